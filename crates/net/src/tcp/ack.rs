@@ -1,6 +1,6 @@
-//! What the acknowledgment in a segment says (RFC 9293 §3.10.7.4 fifth): window, `snd_una`, SACK
-//! and DSACK (RFC 2018, RFC 2883), round-trip samples, and what follows for the window. The order
-//! of things is that of Linux's tcp_ack.
+//! Processing of acknowledgments (RFC 9293 §3.10.7.4, fifth check): window, `snd_una`, SACK and
+//! D-SACK (RFC 2018, RFC 2883), round-trip samples, and the congestion window. The order of the
+//! steps is Linux's.
 
 use super::chrono::Limit;
 use super::congestion::{CaState, Sample};
@@ -14,14 +14,14 @@ use super::state::{Events, State};
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::Flags;
 
-/// What one acknowledgment told (the flags of Linux's tcp_ack).
+/// What one acknowledgment reports.
 #[derive(Debug, Default)]
 pub(super) struct News {
-    /// `snd_una` before.
+    /// `snd_una` before this ACK.
     pub(super) prior_una: Seq,
-    /// Number after the highest that SACK had reported before.
+    /// End of the highest range that SACK had reported before this ACK.
     prior_sacked_end: Option<Seq>,
-    /// Segments that SACK had reported before.
+    /// Segments that SACK had reported before this ACK.
     prior_sacked: u32,
     prior_delivered: u32,
     prior_lost: u32,
@@ -29,44 +29,44 @@ pub(super) struct News {
     echo: Option<u32>,
     /// The segment carries data or a FIN.
     data: bool,
-    /// The window changed, or could have.
+    /// The window was taken from this segment.
     window: bool,
     /// `snd_una` advanced.
     pub(super) advanced: bool,
-    /// Segments that `snd_una` passed.
+    /// Segments that `snd_una` passed with this ACK.
     acked: u32,
-    /// What `snd_una` passed had been sent again.
+    /// `snd_una` passed data that had been retransmitted.
     resent_acked: bool,
-    /// SACK reported something new.
+    /// SACK reported new data.
     pub(super) sacked: bool,
-    /// Data from before the recovery that was sent only once has arrived.
+    /// Data that was sent before the recovery began, and only once, has arrived.
     pub(super) original_acked: bool,
-    /// A duplicate was reported.
+    /// D-SACK reported a duplicate.
     dsack: bool,
-    /// The duplicate is that of a loss probe.
+    /// The reported duplicate is a loss probe.
     dsack_of_probe: bool,
     /// Congestion was echoed (RFC 3168 §6.1.3).
     pub(super) ece: bool,
-    /// What is first now had been reported by SACK.
+    /// SACK had reported the range that is now first (RFC 2018 §8).
     pub(super) reneging: bool,
-    /// A retransmission is lost too.
+    /// A retransmission was lost too.
     pub(super) lost_again: bool,
-    /// Duplicate ACKs, without SACK.
+    /// Number of duplicate ACKs, without SACK.
     pub(super) duplicates: u32,
-    /// The timer is to be set anew.
+    /// The retransmission timer must be rearmed.
     pub(super) set_timer: bool,
-    /// When the first and the last of what was acknowledged, sent only once, were sent.
+    /// When the first and the last acknowledged record that was sent only once were sent.
     acked_sent: Option<(Instant, Instant)>,
-    /// The same of what SACK reported.
+    /// When the first and the last SACKed record that was sent only once were sent.
     sacked_sent: Option<(Instant, Instant)>,
-    /// Lowest number that arrived out of order without having been sent again.
+    /// Lowest number that arrived out of order without having been retransmitted.
     reordered: Option<Seq>,
-    /// The newest of all that was delivered.
+    /// The delivered record that was sent last.
     newest: Option<Newest>,
 }
 
 impl News {
-    /// The echoed timestamp is older than `value`.
+    /// True if the echoed timestamp is older than `value`.
     pub(super) fn echo_is_before(&self, value: u32) -> bool {
         self.echo.is_some_and(|echo| Seq(echo).before(Seq(value)))
     }
@@ -81,19 +81,19 @@ impl News {
         self.reordered = Some(self.reordered.map_or(at, |low| low.min(at)));
     }
 
-    /// Something that loss recovery must look at (Linux's tcp_ack_is_dubious).
+    /// True if loss recovery must examine this ACK.
     fn is_dubious(&self) -> bool {
         !(self.data || self.window || self.acked > 0) || self.sacked || self.ece || self.dsack
     }
 
-    /// A duplicate ACK and nothing else.
+    /// True if the ACK neither acknowledges data, carries data nor updates the window.
     fn is_quiet(&self) -> bool {
         !(self.advanced || self.data || self.window || self.acked > 0)
     }
 }
 
 impl Connection {
-    /// Takes the acknowledgment of a segment that is acceptable.
+    /// Processes the acknowledgment of an acceptable segment.
     pub(super) fn input_ack(&mut self, segment: &Segment, now: Instant) -> Verdict {
         let ack = segment.ack();
         if self.state == State::SynReceived {
@@ -103,7 +103,7 @@ impl Connection {
             self.send.nxt = self.send.nxt.max(self.send.iss + 1);
             self.open(segment, now);
         }
-        // RFC 5961 §5.2. What was never acknowledged can be no old ACK, however large the window.
+        // RFC 5961 §5.2. An old ACK lies no further back than what was ever acknowledged.
         let known = u32::try_from(self.counters.bytes_acked).unwrap_or(u32::MAX);
         let oldest = Seq(self.send.una.0.wrapping_sub(self.send.wnd_max.min(known)));
         if ack.after(self.send.nxt) || ack.before(oldest) {
@@ -153,7 +153,7 @@ impl Connection {
         }
     }
 
-    /// An ACK that others have overtaken may still carry SACK blocks.
+    /// Processes an ACK older than `snd_una`: it may still carry SACK blocks.
     fn input_old_ack(&mut self, segment: &Segment, news: &mut News, now: Instant) {
         if segment.options.sack_count > 0 {
             self.input_sack(segment, news, now);
@@ -161,7 +161,7 @@ impl Connection {
         }
     }
 
-    /// Nothing was outstanding.
+    /// Processes an ACK that arrives while nothing is outstanding.
     fn after_idle_ack(&mut self, ack: Seq, news: &mut News, now: Instant) {
         if news.dsack {
             self.alert(news, now);
@@ -188,7 +188,7 @@ impl Connection {
         let totals = (self.recovery.delivered, delivered > 0);
         self.recovery.rate.sample(news.newest, totals, self.rtt.min(), now);
         let lost = self.send.board.lost().wrapping_sub(news.prior_lost);
-        // Where order is often disturbed, what SACK reports counts as progress too.
+        // On a path that reorders, SACKed segments count as progress too.
         let usual = self.recovery.reordering <= self.settings.reordering;
         if self.recovery.is_reducing() {
             self.reduce_window(delivered, lost, news.advanced);
@@ -197,8 +197,9 @@ impl Connection {
         }
     }
 
-    /// RFC 9293 §3.10.7.4: the window of the latest segment counts; one that shrinks counts only
-    /// with new data. True if this ACK is no mere duplicate for its window.
+    /// Takes the window from the latest segment (RFC 9293 §3.10.7.4). With an equal sequence number
+    /// and no new acknowledgment, only a larger window or a zero window counts. Returns true if it
+    /// was taken.
     fn update_window(&mut self, segment: &Segment) -> bool {
         let wnd = u32::from(segment.header.window) << self.send.window_scale;
         let newer = segment.ack().after(self.send.una)
@@ -244,7 +245,7 @@ impl Connection {
         }
     }
 
-    /// One SACK block that may be.
+    /// Processes one valid SACK block.
     fn take_block(&mut self, start: Seq, end: Seq, news: &mut News, now: Instant) {
         let min_rtt = self.rtt.min();
         let recovery = &mut self.recovery;
@@ -267,7 +268,8 @@ impl Connection {
         self.count_delivered(delivered);
     }
 
-    /// RFC 2883: whether the first block reports a duplicate, and what follows.
+    /// Processes the first block if it reports a duplicate (RFC 2883). Returns true if it does, and
+    /// is credible.
     fn input_dsack(&mut self, blocks: &[(u32, u32)], ack: Seq, news: &mut News) -> bool {
         let Some(&(start, end)) = blocks.first() else { return false };
         let (start, end) = (Seq(start), Seq(end));
@@ -284,7 +286,7 @@ impl Connection {
         let of_probe = count == 1 && recovery.rack.probe_high() == Some(end);
         news.dsack_of_probe |= of_probe;
         recovery.dsack_dups = recovery.dsack_dups.saturating_add(count);
-        // A peer cannot have got more twice than was sent twice.
+        // A peer cannot have received more duplicates than were retransmitted.
         if recovery.dsack_dups > recovery.total_retrans {
             return false;
         }
@@ -301,7 +303,7 @@ impl Connection {
         true
     }
 
-    /// Takes what `snd_una` passed off the scoreboard (Linux's tcp_clean_rtx_queue).
+    /// Removes what `snd_una` passed from the scoreboard.
     fn acknowledge(&mut self, ack: Seq, news: &mut News, now: Instant) {
         let (sack, min_rtt) = (self.sack, self.rtt.min());
         let timestamps = self.timestamps;
@@ -348,17 +350,19 @@ impl Connection {
                 }
             } else {
                 self.eat_duplicates(news.acked);
-                // Without SACK nobody can tell which of both arrived.
+                // Without SACK it is unknown whether the original or the retransmission arrived.
                 news.original_acked &= !news.resent_acked;
             }
         } else if let (Some((sent, _)), Some(head), true) = (news.sacked_sent, head_sent, rtt) {
-            // The timer is put off only by what was sent after the head was.
+            // SACKed data rearms the timer only if it was sent before the head was last sent.
+            // Otherwise the timeout could be put off again and again during recovery.
             news.set_timer |= sent < head;
         }
     }
 
-    /// Takes a round-trip sample if the ACK gives one (RFC 6298 §3, RFC 7323 §4). `lone` if it
-    /// acknowledges a single short segment, which may have been delayed.
+    /// Takes a round-trip sample if the ACK gives one (RFC 6298 §3, RFC 7323 §4). `lone` means that
+    /// it acknowledges a single short segment, whose ACK may have been delayed. Returns true if
+    /// there was a sample.
     fn sample_rtt(&mut self, news: &News, lone: bool, now: Instant) -> bool {
         let mut acked = news.acked_sent.filter(|_| !news.resent_acked);
         let delayed = lone
@@ -375,7 +379,7 @@ impl Connection {
             && news.acked > 0
             && let Some(echo) = news.echo
         {
-            // The echo tells which transmission arrived.
+            // The echo identifies the transmission that arrived.
             let elapsed = self.timestamps.value(now).wrapping_sub(echo);
             if elapsed < u32::MAX / 2 {
                 rtt = Some(Duration::from_millis(u64::from(elapsed).max(1)));
@@ -398,7 +402,7 @@ impl Connection {
         true
     }
 
-    /// The answer to our SYN acknowledges data that went with it.
+    /// Advances `snd_una` when the peer answers our SYN; it may acknowledge data sent with the SYN.
     pub(super) fn advance_una(&mut self, ack: Seq, now: Instant) {
         let mut delivered = 0;
         self.counters.bytes_acked += u64::from(ack - self.send.una);
@@ -409,7 +413,7 @@ impl Connection {
         self.rearm_rto(now);
     }
 
-    /// Drops what the peer has from the queue, and sees to an acknowledged FIN.
+    /// Drops acknowledged bytes from the queue, and handles an acknowledged FIN.
     fn release_acknowledged(&mut self, now: Instant) {
         let ack = self.send.una;
         let data = if ack.after(self.send.base) { ack - self.send.base } else { 0 };

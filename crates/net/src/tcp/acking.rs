@@ -1,13 +1,13 @@
-//! When what was received is acknowledged (RFC 9293 §3.8.6.3), as Linux decides it.
+//! When received data is acknowledged (RFC 9293 §3.8.6.3), by Linux's rules.
 //!
-//! At the start, after a pause and when something is wrong, ACKs go at once (*quick* ACKs, so many
-//! as half the window has segments). A connection that answers data with data waits for the answer
-//! to carry the ACK (*ping-pong*). Otherwise every second full segment is acknowledged, and less
-//! after a delay that follows the time between arrivals.
+//! At the start, after a pause and when something is wrong, ACKs are sent at once: *quick* ACKs,
+//! half as many as the window has segments. A connection that answers data with data waits for the
+//! answer to carry the ACK (*ping-pong*). Otherwise every second full segment is acknowledged, and
+//! less data after a delay that follows the time between arrivals.
 //!
-//! What Linux does not have: an owner that answers within a moment may say so
-//! ([`Connection::expect_answers`]). Then the first request and the peer's FIN, too, wait that
-//! moment for the answer to carry their ACKs, the request until its owner gives up
+//! One rule is not Linux's: an owner that answers quickly may announce it
+//! ([`Connection::expect_answers`]). Then the ACKs of the first request and of the peer's FIN also
+//! wait for the answer to carry them; that of the request at most until the owner gives up
 //! ([`Connection::answer_is_late`]).
 
 use super::connection::Connection;
@@ -16,11 +16,11 @@ use super::sides::{AckOwed, PingPong, Receiver};
 use super::state::State;
 use crate::time::{Duration, Instant};
 
-/// Most quick ACKs in a row (Linux's TCP_MAX_QUICKACKS).
+/// Largest number of quick ACKs in a row; Linux's value.
 pub(super) const QUICK_ACKS: u8 = 16;
-/// Quick ACKs after a mark of congestion.
+/// Quick ACKs after a congestion mark.
 pub(super) const QUICK_ACKS_MARKED: u8 = 2;
-/// Longest delay (Linux's TCP_DELACK_MAX).
+/// Longest delay of an ACK; Linux's value.
 const DELAY_MAX: Duration = Duration::from_millis(200);
 
 impl Receiver {
@@ -33,40 +33,41 @@ impl Receiver {
 }
 
 impl Connection {
-    /// Quick ACKs, and no waiting for an answer.
+    /// Starts quick ACKs, and stops waiting for an answer.
     pub(super) fn enter_quick_acks(&mut self, max: u8) {
         self.receive.add_quick_acks(max);
         self.receive.ping_pong = PingPong::No;
         self.receive.delay = self.settings.delayed_ack;
     }
 
-    /// Data will be answered, and a FIN with a FIN, `within` so short a time that it is worth
-    /// waiting for: the ACK of less than a full segment, and that of the FIN, go with the answer,
-    /// or alone when the time is over. Data that was not answered in time is acknowledged at once
-    /// from then on, until some is.
+    /// Announces that data is answered with data, and a FIN with a FIN, `within` a short time. The
+    /// ACK of less than a full segment, and of the FIN, then goes with the answer, or alone when
+    /// the time is over. After data that was not answered in time, data is acknowledged at once
+    /// until some is answered.
     ///
-    /// RFC 9293 §3.8.6.3 allows it: an ACK may be delayed for less than half a second if every
+    /// RFC 9293 §3.8.6.3 allows this: an ACK may be delayed for less than half a second if every
     /// second full segment is acknowledged.
     pub fn expect_answers(&mut self, within: Duration) {
         self.receive.answer_wait = within.min(DELAY_MAX);
         self.receive.ping_pong = PingPong::Expected;
     }
 
-    /// True while the ACK of data waits for an expected answer. Its sender may wait for it to send
-    /// more, unless he has sent his FIN.
+    /// True while the ACK of data waits for an expected answer. The peer may need the ACK to send
+    /// more, unless it has sent its FIN.
     pub fn awaits_answer(&self) -> bool {
         let Receiver { ping_pong, ack_owed, fin, .. } = &self.receive;
         *ping_pong == PingPong::Expected && *ack_owed == AckOwed::Delayed && !fin
     }
 
-    /// The owner has looked and has no answer yet: an ACK that waits for it goes alone, now.
+    /// Notes that the owner has looked and has no answer yet: an ACK that waits for it goes alone,
+    /// now.
     pub fn answer_is_late(&mut self) {
         if self.awaits_answer() {
             self.ack_delay_over();
         }
     }
 
-    /// Data arrived: follows the time between arrivals.
+    /// Adapts the ACK delay to the time between arrivals of data.
     pub(super) fn measure_arrival(&mut self, now: Instant) {
         let least = self.settings.delayed_ack;
         let since = now.since(self.receive.data_at);
@@ -85,17 +86,18 @@ impl Connection {
         }
     }
 
-    /// Data in order arrived: more than a full segment is acknowledged at once if the window goes
-    /// on with it, or the reader waits for more (Linux's __tcp_ack_snd_check). Else reading will.
+    /// Decides when in-order data is acknowledged. More than a full segment is acknowledged at once
+    /// if the window advances with it or the reader waits for more. Otherwise the ACK is delayed;
+    /// reading the data may send it earlier.
     pub(super) fn owe_ack(&mut self, now: Instant) {
         let receive = &mut self.receive;
         if receive.acks_taken_only {
-            // Taking it will.
+            // Consuming the data sends the ACK.
             return;
         }
         let small = receive.nxt - receive.acked < self.send.mss;
         if receive.ping_pong == PingPong::Expected && !small {
-            // A large request, or none: its sender may wait for the ACK to go on.
+            // A large request, or no request: the peer may need the ACK to send more.
             receive.ping_pong = PingPong::No;
         }
         let waits = receive.ping_pong != PingPong::No;
@@ -110,8 +112,8 @@ impl Connection {
         }
     }
 
-    /// True if the owner's own FIN is expected to follow the peer's in a moment, as in Linux's
-    /// tcp_fin, which waits longer for it. It is waited for from now on.
+    /// True if the owner's FIN is expected soon after the peer's; the ACK waits for it from now on.
+    /// Linux does the same and waits longer.
     pub(super) fn expects_fin(&mut self) -> bool {
         let expects = self.receive.answer_wait > Duration::ZERO && !self.settings.quickack;
         if expects {
@@ -149,8 +151,8 @@ impl Connection {
         delay
     }
 
-    /// Longest delay: a peer with as short a timeout as ours is not to send again (Linux's
-    /// tcp_delack_max).
+    /// Longest delay of an ACK: shorter than the least retransmission timeout, so that a peer with
+    /// the same timeout does not retransmit.
     fn delay_max(&self) -> Duration {
         let least = self.rtt.least();
         if least >= DELAY_MAX {
@@ -160,7 +162,7 @@ impl Connection {
         }
     }
 
-    /// The delay is over: the next may be longer, unless the answer did not come.
+    /// Ends the delay of an ACK. The next delay is longer, unless an expected answer did not come.
     pub(super) fn ack_delay_over(&mut self) {
         if self.receive.ack_owed == AckOwed::No {
             return;
@@ -175,14 +177,14 @@ impl Connection {
         self.receive.ack_owed = AckOwed::Now;
     }
 
-    /// The third segment waits for data that is to come.
+    /// Delays the third segment of the handshake, which waits for data.
     pub(super) fn delay_third_segment(&mut self, now: Instant) {
         self.enter_quick_acks(QUICK_ACKS);
         self.receive.ack_owed = AckOwed::Delayed;
         self.timers.delayed_ack = Some(now + DELAY_MAX);
     }
 
-    /// A segment with an ACK went out, with data or without.
+    /// Accounts for an ACK that was sent, with data or without.
     pub(super) fn ack_sent(&mut self, data: bool, now: Instant) {
         let receive = &mut self.receive;
         receive.ack_owed = AckOwed::No;
@@ -201,7 +203,7 @@ impl Connection {
         self.timers.delayed_ack = None;
     }
 
-    /// The reader took data: an ACK that waited for its answer may go.
+    /// Notes that the reader took data: a delayed ACK may now be due.
     pub(super) fn read_some(&mut self) {
         let receive = &mut self.receive;
         if receive.ack_owed != AckOwed::Delayed {
@@ -213,7 +215,8 @@ impl Connection {
         }
     }
 
-    /// Acknowledges at once from now on, or delays (TCP_QUICKACK). An ACK that waits goes now.
+    /// Switches to immediate ACKs or to delayed ones (`TCP_QUICKACK`). The switch to immediate ACKs
+    /// sends an ACK that waits.
     pub fn set_quickack(&mut self, quick: bool) {
         self.receive.ping_pong = if quick { PingPong::No } else { PingPong::Yes };
         let open = matches!(self.state, State::Established | State::CloseWait);
@@ -222,30 +225,31 @@ impl Connection {
         }
     }
 
-    /// True unless ACKs wait for an answer to carry them (TCP_QUICKACK).
+    /// True unless ACKs wait for an answer to carry them (`TCP_QUICKACK`).
     pub fn quickack(&self) -> bool {
         self.receive.ping_pong == PingPong::No
     }
 
-    /// Something came twice: its sender may have missed an ACK. Reports it if the peer understands
-    /// (RFC 2883).
+    /// Acknowledges a duplicate at once, as the peer may have missed an ACK. Reports the range if
+    /// SACK is in use (RFC 2883).
     pub(super) fn came_twice(&mut self, start: Seq, end: Seq) {
         self.enter_quick_acks(QUICK_ACKS);
         self.receive.ack_owed = AckOwed::Now;
         self.set_duplicate(start, end);
     }
 
-    /// The next ACK reports that this came twice, and nothing else (Linux's tcp_dsack_set).
+    /// Makes the next ACK report `start..end` as received twice, and no other range.
     pub(super) fn set_duplicate(&mut self, start: Seq, end: Seq) {
-        // What waits unacknowledged would be taken for a SACK (RFC 2883 §4), and may be given back.
+        // A range beyond the ACK would be taken for a SACK block (RFC 2883 §4), and may be given
+        // back.
         let waits = self.receive.acks_taken_only && end.after(self.receive.ack_point());
         if self.sack && self.settings.dsack && start.before(end) && !waits {
             self.receive.duplicate = Some((start, end));
         }
     }
 
-    /// This came twice too: one range is reported, so it counts only if it touches what is to be
-    /// reported already (Linux's tcp_dsack_extend).
+    /// Adds a duplicate range. An ACK reports only one range, so a range that does not touch the
+    /// one to be reported is ignored.
     pub(super) fn extend_duplicate(&mut self, start: Seq, end: Seq) {
         match self.receive.duplicate {
             None => self.set_duplicate(start, end),
@@ -256,9 +260,8 @@ impl Connection {
         }
     }
 
-    /// `start..end` came, and some of it may wait already: what is at its beginning is reported in
-    /// any case, what comes later only if it touches that (Linux's tcp_data_queue_ofo and
-    /// tcp_ofo_queue).
+    /// Reports which parts of the new range `start..end` were already held out of order. A part at
+    /// its beginning is always reported, a later part only if it touches the range to be reported.
     pub(super) fn find_duplicates(&mut self, start: Seq, end: Seq) {
         let waiting = core::mem::take(&mut self.receive.waiting);
         for (from, to) in waiting.overlaps(start, end) {

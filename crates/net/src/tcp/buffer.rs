@@ -1,7 +1,8 @@
-//! The send buffer: what the owner may add, and when he hears that he may add more.
+//! The send buffer: what the owner may add, and when it is notified of room.
 //!
-//! As in Linux the buffer bounds memory, not bytes: each buffer of the queue and each outstanding
-//! packet counts with an overhead. A write that begins below the bound may fill one more buffer.
+//! As in Linux, the buffer bounds memory and not bytes: each buffer of the queue and each
+//! outstanding packet counts with an overhead. A write that begins below the bound may fill one
+//! more buffer.
 
 use super::chrono::Limit;
 use super::congestion::INITIAL_SEGMENTS;
@@ -14,8 +15,8 @@ use crate::time::Instant;
 use towpath_packet::Piece;
 
 impl Connection {
-    /// Sets the size of the send buffer, in bytes with overhead; it is not tuned any more
-    /// (`SO_SNDBUF`, after the doubling).
+    /// Sets the size of the send buffer, in bytes with overhead, and ends its tuning (`SO_SNDBUF`,
+    /// after the doubling).
     pub fn set_send_buffer(&mut self, bytes: u32) {
         self.send.buffer = bytes.max(SEND_BUFFER_MIN);
         self.send.buffer_fixed = true;
@@ -26,20 +27,21 @@ impl Connection {
         self.send.buffer
     }
 
-    /// Unsent bytes from which on there is no room and nobody is told of any
+    /// Sets how many unsent bytes leave no more room and no [`Events::WRITABLE`]
     /// (`TCP_NOTSENT_LOWAT`); zero for the default of the settings.
     pub fn set_notsent_lowat(&mut self, bytes: u32) {
         self.send.notsent_lowat = bytes;
         self.send.space_check_due = true;
     }
 
-    /// Bytes that the send queue takes now: the rest of a buffer begun, or a whole one. Ask again
-    /// after adding them. Zero means that [`Events::WRITABLE`] will tell.
+    /// Bytes that the send queue takes now: the rest of a partly filled buffer, or a whole one. Ask
+    /// again after adding them. After zero, [`Events::WRITABLE`] reports room.
     pub fn send_room(&mut self) -> usize {
         self.room_for(None)
     }
 
-    /// The same for bytes that are lent: `group` as in [`Connection::append_lent`].
+    /// Bytes that the send queue takes now of lent memory; `group` as in
+    /// [`Connection::append_lent`]. After zero, [`Events::WRITABLE`] reports room.
     pub fn send_room_lent(&mut self, group: u32) -> usize {
         self.room_for(Some(group))
     }
@@ -52,7 +54,7 @@ impl Connection {
         let end = self.send.queue_end();
         let held = self.send.queue.held() / HELD_DIVISOR;
         let mut room = 0;
-        // A buffer begun is filled whatever memory it takes, within reason.
+        // A partly filled buffer is filled whatever memory it takes, within reason.
         if held < self.send.buffer as usize + goal as usize {
             let next = self.unsent_start(end, goal, group);
             room = self.send.writes.tail_room(end, next, goal, group);
@@ -64,48 +66,48 @@ impl Connection {
         room as usize
     }
 
-    /// True if an owner who waits for room should try again: a third of the buffer is free
-    /// (Linux's sk_stream_is_writeable).
+    /// True if an owner that waits for room should try again: a third of the buffer is free, as on
+    /// Linux.
     pub fn is_writable(&self) -> bool {
         let (used, buffer) = (self.send_memory(), self.send.buffer as usize);
         buffer.saturating_sub(used) >= used / 2 && self.has_space(1)
     }
 
-    /// Lends `piece` to be sent, as a write of its own. The owner keeps to
-    /// [`Connection::send_room`]; what it gives beyond is taken all the same, as a read from a
-    /// socket cannot be undone. After [`Connection::close_send`] or the end of the connection the
-    /// piece is dropped.
+    /// Lends `piece` to be sent, as a write of its own. The owner respects
+    /// [`Connection::send_room`]; excess data is taken too, as a read from a socket cannot be
+    /// undone. The piece is dropped after [`Connection::close_send`] or the end of the connection.
     pub fn send(&mut self, piece: Piece) {
         self.append(piece, true);
         self.end_write(false, false);
     }
 
-    /// Lends a part of a write; `begins` for its first. [`Connection::end_write`] follows the last.
+    /// Lends part of a write; `begins` marks its first part. [`Connection::end_write`] follows the
+    /// last.
     pub fn append(&mut self, piece: Piece, begins: bool) {
         self.append_some(piece, begins, None);
     }
 
-    /// Lends a part of a write that belongs to a group of lent memory, which one notice will tell
-    /// about: buffers, and so most segments, hold bytes of one group. `piece` is one range of
-    /// memory, of which it keeps all pages.
+    /// Lends part of a write from a group of lent memory, whose end one notice reports. A buffer,
+    /// and so nearly every segment, holds bytes of one group only. `piece` is one range of memory;
+    /// it keeps all pages of that range.
     pub fn append_lent(&mut self, piece: Piece, begins: bool, group: u32) {
         let kept = piece.len().next_multiple_of(LENT_PAGE) - piece.len();
         self.append_some(piece, begins, Some(Lent { group, kept: kept as u32 }));
     }
 
-    /// The group of lent memory that the next bytes would share a packet with.
+    /// Group of lent memory that the next bytes would share a packet with.
     pub fn lent_tail(&self) -> Option<u32> {
         self.send.writes.tail_group(self.send.nxt.max(self.send.base))
     }
 
-    /// True if bytes of a group of lent memory wait to be sent or acknowledged.
+    /// True if bytes of `group` wait to be sent or acknowledged.
     pub fn needs_lent(&self, group: u32) -> bool {
         self.send.writes.has_group(group)
     }
 
-    /// Lets `write` put a part of a write into the frame of the last bytes, behind them, as far as
-    /// it has room and nobody else holds it; `write` and this return how many bytes. The owner
-    /// keeps to [`Connection::send_room`].
+    /// Lets `write` append part of a write to the frame of the last bytes, if the frame has room
+    /// and no other holder. `write` and this call return the number of bytes. The owner respects
+    /// [`Connection::send_room`].
     pub fn fill_tail(&mut self, begins: bool, write: impl FnOnce(&mut [u8]) -> usize) -> usize {
         if self.send.queue.is_empty() || !self.takes_bytes() {
             return 0;
@@ -136,7 +138,7 @@ impl Connection {
         !self.send.fin_queued && (self.state.can_send() || self.state.is_opening())
     }
 
-    /// Bytes are about to be added at the end, which is returned.
+    /// Prepares to add bytes at the end of the queue. Returns that end.
     fn begin_append(&mut self, begins: bool) -> Seq {
         if begins {
             self.note_gap();
@@ -145,12 +147,12 @@ impl Connection {
         self.send.queue_end()
     }
 
-    /// So many bytes were added at what was the end.
+    /// Accounts for `len` bytes that were added at `end`.
     fn account_appended(&mut self, (end, len): (Seq, u32), begins: bool, lent: Option<Lent>) {
         let (goal, group) = (self.size_goal(), lent.map(|lent| lent.group));
         let next = self.unsent_start(end, goal, group);
         if len > self.send.writes.tail_room(end, next, goal, group) {
-            // What was to go out at once is complete.
+            // The data to be sent at once is complete.
             self.send.push_now = false;
         }
         if self.send.writes.append((end, len), next, goal, begins, lent) {
@@ -161,9 +163,9 @@ impl Connection {
         }
     }
 
-    /// The first byte that is still unsent when the next ones are added at `end`. Linux sends as
-    /// much of a buffer as the windows allow as soon as it is full, and then fills the rest of it.
-    /// Here sending comes later; for a full buffer it counts as done.
+    /// The first byte that still counts as unsent when bytes are added at `end`. Linux sends what
+    /// the windows allow of a buffer as soon as the buffer is full, and then fills the rest of it.
+    /// Here sending happens later, but a full buffer counts as sent that far.
     fn unsent_start(&self, end: Seq, goal: u32, group: Option<u32>) -> Seq {
         let next = self.send.nxt.max(self.send.base);
         let unsent = end - next;
@@ -175,9 +177,9 @@ impl Connection {
         next + (at_once - at_once % self.send.mss)
     }
 
-    /// A write ends with what was appended. `more`: the owner will go on, and a segment that is
-    /// not full waits for that, or for an ACK (`MSG_MORE`). `record`: no later byte shares a
-    /// segment with one before (`MSG_EOR`).
+    /// Ends a write. `more` announces that more follows: a segment that is not full waits for it,
+    /// or for an ACK (`MSG_MORE`). `record` keeps later bytes out of segments with earlier ones
+    /// (`MSG_EOR`).
     pub fn end_write(&mut self, more: bool, record: bool) {
         self.send.more_follows = more;
         if !more {
@@ -188,7 +190,7 @@ impl Connection {
         }
     }
 
-    /// Bytes given to [`Connection::send`] and not yet acknowledged.
+    /// Bytes given to [`Connection::send`] and not acknowledged yet.
     pub fn unacknowledged(&self) -> usize {
         self.send.queue.len()
     }
@@ -198,8 +200,8 @@ impl Connection {
         self.send.unsent() as usize
     }
 
-    /// What was acknowledged or sent may have made room: grows the buffer with the window, and
-    /// tells an owner who waits (Linux's tcp_check_space).
+    /// Checks for room after data was sent or acknowledged, as Linux does: enlarges the buffer with
+    /// the window, and notifies an owner that waits.
     pub(super) fn check_space(&mut self, now: Instant) {
         if !core::mem::take(&mut self.send.space_check_due) || !self.send.no_space {
             return;
@@ -216,8 +218,8 @@ impl Connection {
         }
     }
 
-    /// Makes room for two windows, the second for what replaces the first (Linux's
-    /// tcp_sndbuf_expand).
+    /// Enlarges the buffer to two congestion windows; the second is for data that replaces the
+    /// first.
     pub(super) fn expand_send_buffer(&mut self) {
         if self.send.buffer_fixed {
             return;
@@ -230,15 +232,15 @@ impl Connection {
         }
     }
 
-    /// Bytes of payload that are put into one buffer: the largest super-packet, but never more than
-    /// half of the peer's largest window, which would keep it waiting. At least a segment.
+    /// Bytes of payload that are put into one buffer: the largest super-packet, but at most half of
+    /// the peer's largest window, as more would leave the peer waiting. At least one segment.
     pub fn size_goal(&self) -> u32 {
         let bytes = self.bound_to_half_window(SUPER_BYTES - PACKET_HEADROOM);
         (bytes - bytes % self.send.mss).max(self.send.mss)
     }
 
-    /// RFC 9293 §3.8.6.2.1: at most half of the peer's largest window at once, for windows of more
-    /// than a small segment.
+    /// Limits `bytes` to half of the peer's largest window (RFC 9293 §3.8.6.2.1), or to all of a
+    /// window that is no larger than a small segment.
     pub(super) fn bound_to_half_window(&self, bytes: u32) -> u32 {
         let window = self.send.wnd_max;
         let most = if window > MSS_DEFAULT_V4 { window / 2 } else { window };
@@ -250,8 +252,8 @@ impl Connection {
         self.send.pushed = self.send.queue_end();
     }
 
-    /// Memory that the queue counts with: bytes and the overhead of each buffer and packet, or a
-    /// part of what lenders are kept from if that is much more.
+    /// Memory charged to the send buffer: bytes and the overhead of each buffer and packet, or a
+    /// fraction of the memory held from lenders if that is more.
     fn send_memory(&self) -> usize {
         let sender = &self.send;
         let buffers = sender.board.len() + sender.writes.unsent(sender.nxt);
@@ -259,7 +261,7 @@ impl Connection {
         bytes.max(sender.queue.held() / HELD_DIVISOR)
     }
 
-    /// There is room for another buffer; `wake` 1 if only half of the unsent bytes are allowed.
+    /// True if there is room for another buffer. `wake` 1 allows only half of the unsent bytes.
     fn has_space(&self, wake: u32) -> bool {
         let lowat = match self.send.notsent_lowat {
             0 => self.settings.notsent_lowat,
@@ -273,14 +275,14 @@ impl Connection {
     }
 }
 
-/// Bytes from which on the queue takes no more, however large the send buffer: half of what
-/// sequence numbers can tell apart. The other half is left for what an owner gives beyond the room.
+/// Bytes at which the queue takes no more, however large the send buffer is: half of the range in
+/// which sequence numbers are ordered. The other half is for excess data of the owner.
 const QUEUE_BYTES_MAX: usize = 1 << 30;
-/// Memory that small pieces may keep from their lenders, as a multiple of the send buffer.
+/// Memory that small pieces may hold from their lenders, as a multiple of the send buffer.
 const HELD_DIVISOR: usize = 4;
-/// What lent memory is kept in: pages.
+/// Lent memory is held in pages of this size.
 const LENT_PAGE: usize = 4096;
-/// Memory that each buffer counts with beside its bytes.
+/// Overhead that is charged for each buffer.
 const BUFFER_OVERHEAD: usize = 1280;
 /// Room for headers and state in front of a packet's bytes, for sizing the buffer.
 const PACKET_HEADROOM: u32 = 320;
@@ -288,5 +290,5 @@ const PACKET_HEADROOM: u32 = 320;
 const PACKET_STATE: u32 = 256;
 /// Least send buffer.
 const SEND_BUFFER_MIN: u32 = 4608;
-/// Least segment that a small window leaves.
+/// Least segment size that a small window leads to.
 const MSS_BOUND: u32 = 48;

@@ -1,8 +1,9 @@
-//! What a sender's time goes by: tcp_info's `busy_time`, `rwnd_limited` and `sndbuf_limited`.
+//! Time that a sender spends under each limit: `busy_time`, `rwnd_limited` and `sndbuf_limited` of
+//! `TCP_INFO`.
 
 use crate::time::{Duration, Instant};
 
-/// Why a sender with work to do does not do more; later ones take precedence.
+/// What keeps a sender from sending more; later ones take precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) enum Limit {
     /// Nothing to send and nothing outstanding.
@@ -16,7 +17,7 @@ pub(super) enum Limit {
     SendBuffer,
 }
 
-/// A stopwatch for each limit, of which one runs.
+/// A stopwatch for each limit; one of them runs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Chrono {
     current: Limit,
@@ -25,14 +26,14 @@ pub(super) struct Chrono {
 }
 
 impl Chrono {
-    /// `limit` applies from now on, unless one that takes precedence does.
+    /// Starts `limit`, unless a limit that takes precedence is running.
     pub(super) fn start(&mut self, limit: Limit, now: Instant) {
         if limit > self.current {
             self.set(limit, now);
         }
     }
 
-    /// `limit` applies no longer. `empty` if nothing is queued or outstanding.
+    /// Stops `limit`. `empty` means that nothing is queued or outstanding.
     pub(super) fn stop(&mut self, limit: Limit, empty: bool, now: Instant) {
         if empty {
             self.set(Limit::Idle, now);
@@ -41,7 +42,7 @@ impl Chrono {
         }
     }
 
-    /// Time spent: busy in all, limited by the peer's window, limited by the send buffer.
+    /// Times spent: busy in total, limited by the peer's window, limited by the send buffer.
     pub(super) fn times(&self, now: Instant) -> (Duration, Duration, Duration) {
         let mut copy = *self;
         copy.set(Limit::Idle, now);

@@ -19,21 +19,22 @@ use alloc::sync::Arc;
 use core::net::SocketAddr;
 use towpath_packet::{Packet, Piece, Reader};
 
-/// Segment size assumed when the peer names none (RFC 9293 §3.7.1), IPv4.
+/// IPv4 segment size assumed if the peer sends no MSS option (RFC 9293 §3.7.1).
 pub(super) const MSS_DEFAULT_V4: u32 = 536;
-/// The same for IPv6: 1280 less 40 and 20.
+/// IPv6 segment size assumed if the peer sends no MSS option: 1280 bytes less 40 (IPv6 header) and
+/// 20 (TCP header).
 pub(super) const MSS_DEFAULT_V6: u32 = 1220;
-/// Least segment size that a peer can make us use, as Linux's tcp_min_snd_mss.
+/// Smallest segment size that a peer can impose: Linux's default of `net.ipv4.tcp_min_snd_mss`.
 pub(super) const MSS_MIN: u32 = 48;
 /// Bytes of the timestamps option with its padding.
 pub(super) const TIMESTAMPS_LEN: u32 = 12;
 
-/// A parsed segment; its payload comes as the pieces of a packet.
+/// A parsed segment. Its payload is passed separately, as the pieces of a packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
     /// The header.
     pub header: Header,
-    /// Its options.
+    /// Options of the header.
     pub options: Options,
     /// Bytes of payload.
     pub len: u32,
@@ -54,19 +55,19 @@ impl Segment {
         self.header.flags.intersects(flags)
     }
 
-    /// The segment as if its sender had had no data and no FIN to send.
+    /// Returns the segment without its data and FIN.
     pub(crate) fn without_data(mut self) -> Self {
         self.len = 0;
         self.header.flags.remove(Flags::FIN | Flags::PSH);
         self
     }
 
-    /// Sequence numbers that the segment takes.
+    /// Sequence numbers that the segment occupies.
     pub(super) fn seq_len(&self) -> u32 {
         self.len + u32::from(self.has(Flags::SYN)) + u32::from(self.has(Flags::FIN))
     }
 
-    /// Number after the last.
+    /// Sequence number after the last one of the segment.
     pub(super) fn end(&self) -> Seq {
         self.seq() + self.seq_len()
     }
@@ -77,28 +78,29 @@ pub struct Connection {
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
     pub(super) state: State,
-    /// A SYN came and the owner has not said yet what to answer.
+    /// A SYN arrived, and the owner has not decided yet how to answer it.
     pub(super) answer_held: bool,
     pub(super) passive: bool,
-    /// A listener's answer to a SYN: its owner learns of it when the peer has acknowledged.
+    /// The stack answered a SYN for a listener. The owner learns of the connection when the peer
+    /// acknowledges the answer.
     pub(super) request: bool,
     pub(super) deferral: Deferral,
     pub(super) fast_open: FastOpen,
     pub(super) ecn: Ecn,
     /// ECN codepoint of the packet built last.
     pub(super) codepoint: u8,
-    /// All but those two bits of the IP header's octet (RFC 2474).
+    /// Upper six bits of the TOS or traffic-class octet: the DSCP (RFC 2474).
     pub(super) traffic_class: u8,
     pub(super) ttl: Option<u8>,
     pub(super) path: Path,
-    /// When it began.
+    /// When the connection was created.
     pub(super) opened_at: Instant,
-    /// Largest segment that the peer's SYN named; 0 if none.
+    /// MSS option of the peer's SYN; 0 if it had none.
     pub(super) peer_mss: u16,
     /// The owner will write once the connection is open.
     pub(super) write_pending: bool,
     pub(super) owned: bool,
-    /// Nobody has accepted it yet: it waits in a listener's queue.
+    /// The connection waits in a listener's queue and is not accepted yet.
     pub(crate) is_queued: bool,
     pub(super) reset_due: bool,
     pub(super) error: Option<ConnectionError>,
@@ -117,16 +119,16 @@ pub struct Connection {
     pub(super) settings: Settings,
     pub(super) counters: Counters,
     pub(super) retransmitted: u64,
-    /// Of them loss probes.
+    /// Tail loss probes; `retransmitted` counts them too.
     pub(super) tail_probes: u64,
 }
 
-/// How a connection begins.
+/// Parameters of a new connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening {
     /// Our address and port.
     pub local: SocketAddr,
-    /// The peer's.
+    /// The peer's address and port.
     pub remote: SocketAddr,
     /// Initial send sequence number (RFC 6528).
     pub iss: u32,
@@ -137,7 +139,7 @@ pub struct Opening {
 }
 
 impl Connection {
-    /// Begins to connect.
+    /// Creates a connection that sends a SYN.
     pub fn connect(opening: Opening, settings: &Settings, now: Instant) -> Self {
         let mut connection = Self::new(opening, settings, now);
         connection.state = State::SynSent;
@@ -146,7 +148,7 @@ impl Connection {
         connection
     }
 
-    /// Takes a SYN. Nothing is answered before [`Connection::accept`].
+    /// Takes a SYN and holds the answer until [`Connection::accept`].
     pub fn incoming(opening: Opening, syn: &Segment, settings: &Settings, now: Instant) -> Self {
         let mut connection = Self::new(opening, settings, now);
         connection.state = State::SynReceived;
@@ -158,8 +160,8 @@ impl Connection {
         connection
     }
 
-    /// Takes and answers a SYN for a listener. The owner is told with [`Events::INCOMING`] when the
-    /// peer acknowledges the answer, not before.
+    /// Takes a SYN for a listener and answers it. The owner gets [`Events::INCOMING`] only when the
+    /// peer acknowledges the answer.
     pub fn requested(opening: Opening, syn: &Segment, settings: &Settings, now: Instant) -> Self {
         let mut connection = Self::new(opening, settings, now);
         connection.state = State::SynReceived;
@@ -171,8 +173,8 @@ impl Connection {
         connection
     }
 
-    /// As [`Connection::requested`], for a SYN with a valid Fast Open cookie: its data is taken,
-    /// and the owner is told at once.
+    /// Takes a SYN with a valid Fast Open cookie for a listener and answers it (RFC 7413). The data
+    /// of the SYN is taken, and the owner gets [`Events::INCOMING`] at once.
     pub fn fast_opened(
         opening: Opening,
         syn: &Segment,
@@ -186,20 +188,20 @@ impl Connection {
         connection.note(Events::INCOMING | Events::WRITABLE);
         connection.open_buffer(now);
         connection.take_syn_data(syn, payload);
-        // The window that the SYN offers counts from what follows ours, as on Linux.
+        // As on Linux, the window in the peer's SYN counts from the number after our SYN.
         connection.send.una = connection.send.iss + 1;
         connection.send.nxt = connection.send.una;
         connection.begin_sending(now);
         connection
     }
 
-    /// Answers a SYN with this Fast Open cookie.
+    /// Adds this Fast Open cookie to the answer to the SYN.
     pub fn give_cookie(&mut self, cookie: FastOpenCookie) {
         self.fast_open.given = Some(cookie);
     }
 
-    /// True while the peer of a listener has not acknowledged the answer to its SYN, and nobody has
-    /// been told of the connection.
+    /// True while the peer has not acknowledged a listener's answer to its SYN. The owner does not
+    /// know of the connection yet.
     pub fn is_request(&self) -> bool {
         self.request
     }
@@ -251,12 +253,12 @@ impl Connection {
         }
     }
 
-    /// Segment size while the peer has named none.
+    /// Segment size to assume while the peer has sent no MSS option.
     pub(super) fn mss_default(&self) -> u32 {
         mss_default(self.remote)
     }
 
-    /// Answers the peer's SYN with ours.
+    /// Releases the held answer: a SYN-ACK is sent.
     pub fn accept(&mut self) {
         if self.answer_held {
             self.answer_held = false;
@@ -264,7 +266,7 @@ impl Connection {
         }
     }
 
-    /// State.
+    /// State of the connection.
     pub fn state(&self) -> State {
         self.state
     }
@@ -279,7 +281,7 @@ impl Connection {
         self.remote
     }
 
-    /// Why the connection ended, if not by both sides closing it.
+    /// Error that ended the connection; `None` if both sides closed it.
     pub fn error(&self) -> Option<ConnectionError> {
         self.error
     }
@@ -289,17 +291,17 @@ impl Connection {
         self.receive.irs.0
     }
 
-    /// Segments sent again.
+    /// Packets retransmitted; a super-packet counts as one.
     pub fn retransmitted(&self) -> u64 {
         self.retransmitted
     }
 
-    /// Of them loss probes: nothing was heard of the tail (RFC 8985 §7.3).
+    /// Retransmitted packets that were tail loss probes (RFC 8985 §7.3).
     pub fn tail_probes(&self) -> u64 {
         self.tail_probes
     }
 
-    /// Takes the events since the last call.
+    /// Returns the events since the last call and clears them.
     pub fn take_events(&mut self) -> Events {
         core::mem::take(&mut self.events)
     }
@@ -313,22 +315,23 @@ impl Connection {
         self.events |= events;
     }
 
-    /// Small segments are sent without waiting for ACKs (Nagle's algorithm off).
+    /// Switches Nagle's algorithm off or on (`TCP_NODELAY`). Without it small segments do not wait
+    /// for ACKs.
     pub fn set_nodelay(&mut self, nodelay: bool) {
         self.send.nodelay = nodelay;
         self.send.more_follows = false;
-        // What waits for an ACK or a cork waits no longer.
+        // Data that waits for an ACK or a cork goes out now.
         self.send.push_now |= nodelay;
     }
 
-    /// Holds segments that are not full (`TCP_CORK`), or lets them go.
+    /// Holds back segments that are not full (`TCP_CORK`), or releases them.
     pub fn set_cork(&mut self, cork: bool) {
         self.send.cork = cork;
         self.send.more_follows = false;
         self.send.push_now |= !cork && self.send.nodelay;
     }
 
-    /// Goes on with another congestion control (`TCP_CONGESTION`).
+    /// Switches to another congestion control (`TCP_CONGESTION`).
     pub fn set_congestion(&mut self, kind: congestion::Kind, now: Instant) {
         self.congestion.set_kind(kind, self.send.nxt, now);
     }
@@ -338,7 +341,7 @@ impl Connection {
         self.congestion.kind()
     }
 
-    /// Ends our direction: a FIN follows what was given.
+    /// Closes the sending direction: a FIN follows the queued data.
     pub fn close_send(&mut self) {
         if self.send.fin_queued {
             return;
@@ -365,12 +368,12 @@ impl Connection {
         self.receive.queue.len()
     }
 
-    /// True if the peer has closed its direction and everything before that is in `received`.
+    /// True if the peer has sent its FIN and all data before it has arrived.
     pub fn peer_closed(&self) -> bool {
         self.receive.fin
     }
 
-    /// The first `count` received bytes have been used: their pieces are dropped.
+    /// Drops the first `count` received bytes, which the owner has used.
     pub fn consume(&mut self, count: usize) {
         self.receive.tuning.charge.consume(count, self.receive.queue.len());
         self.receive.queue.advance(count);
@@ -383,8 +386,8 @@ impl Connection {
         self.offer_window();
     }
 
-    /// Pieces of what is received are handed to `reader`: as long as he keeps them they take room
-    /// of the receive buffer.
+    /// Sets the reader that received pieces are handed to. Pieces that it keeps occupy the receive
+    /// buffer.
     pub fn set_reader(&mut self, reader: &Arc<Reader>) {
         let known = self.receive.reader.as_ref().is_some_and(|known| Arc::ptr_eq(known, reader));
         if !known {
@@ -392,23 +395,24 @@ impl Connection {
         }
     }
 
-    /// Memory that received data may keep from its lenders, read or not.
+    /// Most memory that received data may keep from its lenders, read or not.
     pub fn receive_memory_max(&self) -> usize {
         self.receive.memory_max()
     }
 
-    /// The reader gave something back: tell the peer if that changes its window much.
+    /// Notes that the reader gave memory back. Sends a window update if the window grows enough.
     pub fn reader_gave_back(&mut self) {
         self.offer_window();
     }
 
-    /// Ends the connection at once with a reset.
+    /// Aborts the connection with a reset.
     pub fn abort(&mut self) {
         if self.state == State::Closed || self.state == State::TimeWait {
             return;
         }
         let answered = !(self.answer_held || self.state == State::SynSent);
-        // Without the third segment a listener's side would never hear of the connection.
+        // Send the handshake's last ACK before the reset: without it a listening peer never learns
+        // of the connection.
         let third_due = self.receive.ack_owed == AckOwed::Now
             && !self.passive
             && self.receive.nxt == self.receive.irs + 1;
@@ -419,13 +423,13 @@ impl Connection {
         }
     }
 
-    /// Ends a half-open connection to make room for another: without a word, as its peer may
-    /// never have asked for it.
+    /// Ends a half-open connection to make room for another. It sends no reset, as the SYN may be
+    /// spoofed.
     pub fn give_up(&mut self) {
         self.finish(Some(ConnectionError::TimedOut));
     }
 
-    /// True if nothing is left to do and nobody owns the connection.
+    /// True if nothing is left to send and the connection has no owner.
     pub fn is_over(&self) -> bool {
         !self.owned
             && !self.reset_due
@@ -436,7 +440,7 @@ impl Connection {
             }
     }
 
-    /// Enters CLOSED and drops what was queued for the peer; received data stays readable.
+    /// Enters CLOSED and drops the data queued for the peer. Received data stays readable.
     pub(super) fn finish(&mut self, error: Option<ConnectionError>) {
         self.fast_open_ends();
         self.state = State::Closed;
@@ -450,7 +454,7 @@ impl Connection {
         self.receive.waiting.clear();
         self.receive.ack_owed = AckOwed::No;
         self.receive.update_due = false;
-        // How often it was probed in vain stays to be seen.
+        // The number of unanswered probes stays visible in `TCP_INFO`.
         self.timers = Timers { probes: self.timers.probes, ..Timers::default() };
         self.note(Events::CLOSED);
     }

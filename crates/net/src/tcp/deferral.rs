@@ -1,34 +1,34 @@
-//! Handshakes that a listener puts off until there is data (`TCP_DEFER_ACCEPT`), as Linux does.
+//! Handshakes that a listener defers until data arrives (`TCP_DEFER_ACCEPT`), as Linux does.
 //!
-//! While so many timeouts of the answer to the SYN are not over, an ACK without data completes
-//! nothing. The peer takes the connection for open, so the answer is not sent again before the
-//! last of these timeouts: then once more, and what the peer says to that completes the handshake.
-//! If it says nothing the request goes on like any other.
+//! Until a set number of SYN-ACK timeouts is over, an ACK without data does not complete the
+//! handshake. The peer considers the connection open, so the SYN-ACK is not retransmitted before
+//! the last of these timeouts. Then it is sent once more, and the peer's reply completes the
+//! handshake. Without a reply the request continues like any other.
 
 use super::connection::{Connection, Segment};
 use super::state::State;
 use crate::wire::tcp::Flags;
 
-/// What a connection knows of it.
+/// State of a deferred handshake.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Deferral {
-    /// Timeouts of the answer for which an ACK without data does not count.
+    /// SYN-ACK timeouts during which an ACK without data does not count.
     timeouts: u8,
-    /// Such an ACK came.
+    /// An ACK without data arrived during them.
     acked: bool,
-    /// Timeouts after which the answer was not sent again.
+    /// Timeouts after which the SYN-ACK was not retransmitted.
     pub(super) silent: u8,
 }
 
 impl Connection {
-    /// Puts a request off for so many timeouts of its answer; a connection of ours puts off the
-    /// third segment of its handshake, if there are any.
+    /// Defers a request for `timeouts` timeouts of its SYN-ACK. On an active open, a value above
+    /// zero delays the third segment of the handshake.
     pub fn defer_accept(&mut self, timeouts: u8) {
         self.deferral.timeouts = timeouts;
     }
 
-    /// True if the segment would complete the handshake, but has no data and came too early
-    /// (Linux's tcp_check_req).
+    /// True if the segment would complete the handshake, but has no data and arrives before the
+    /// deferral is over.
     pub(crate) fn defers(&self, segment: &Segment) -> bool {
         self.timers.unanswered < self.deferral.timeouts
             && self.request
@@ -39,18 +39,18 @@ impl Connection {
             && segment.end() == self.receive.irs + 1
     }
 
-    /// The peer has acknowledged our answer to its SYN, and it does not count yet.
+    /// Notes that the peer acknowledged the SYN-ACK during the deferral.
     pub(crate) fn note_deferred(&mut self) {
         self.deferral.acked = true;
     }
 
-    /// A third segment with data may be near.
+    /// True if the third segment of the handshake waits for data.
     pub(super) fn defers_third_segment(&self) -> bool {
         self.deferral.timeouts > 0
     }
 
-    /// A timeout of the answer to a SYN, after `most` of which it is not sent again: whether the
-    /// request is over, and whether the answer is sent again (Linux's syn_ack_recalc).
+    /// Handles a timeout of the SYN-ACK, which is retransmitted at most `most` times. Returns
+    /// whether the request is over, and whether the SYN-ACK is sent again.
     pub(super) fn answer_timed_out(&mut self, most: u8) -> (bool, bool) {
         let Deferral { timeouts, acked, .. } = self.deferral;
         let count = self.timers.unanswered;
@@ -63,7 +63,7 @@ impl Connection {
         (over, again)
     }
 
-    /// Our SYN or the answer to one was sent more than once.
+    /// True if our SYN or SYN-ACK was retransmitted.
     pub(super) fn syn_sent_again(&self) -> bool {
         self.timers.unanswered > self.deferral.silent
     }

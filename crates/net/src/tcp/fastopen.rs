@@ -1,7 +1,7 @@
-//! Fast Open (RFC 7413): what is allowed, and the cookies that a server gives.
+//! Fast Open (RFC 7413): settings, the cookies of a server, and the state of a connection.
 //!
-//! A cookie is SipHash-2-4 of both addresses under a key of the server's, as Linux makes it, so
-//! that servers behind one address that share a key take each other's cookies.
+//! A cookie is SipHash-2-4 of both addresses under a key of the server, as on Linux. So servers
+//! behind one address that share a key accept each other's cookies.
 
 use super::connection::{Connection, Segment};
 use super::state::{Events, State};
@@ -11,37 +11,38 @@ use core::net::IpAddr;
 use siphasher::sip::SipHasher24;
 use towpath_packet::Packet;
 
-/// Bit of `Settings::fastopen`: connections may use it.
+/// Bit of `Settings::fastopen`: connections may use Fast Open.
 pub const CLIENT: u32 = 0x1;
-/// Bit of `Settings::fastopen`: listeners may use it.
+/// Bit of `Settings::fastopen`: listeners may use Fast Open.
 pub const SERVER: u32 = 0x2;
 /// Bit of `Settings::fastopen`: connections send data with their SYN without a cookie.
 pub const CLIENT_NO_COOKIE: u32 = 0x4;
-/// Bit of `Settings::fastopen`: listeners take data with a SYN without a cookie.
+/// Bit of `Settings::fastopen`: listeners accept data in a SYN without a cookie.
 pub const SERVER_NO_COOKIE: u32 = 0x200;
-/// Bit of `Settings::fastopen`: every listener uses it, with its backlog for a queue.
+/// Bit of `Settings::fastopen`: every listener uses Fast Open, with its backlog as the queue
+/// length.
 pub const SERVER_ALL: u32 = 0x400;
 
 /// Bytes of a key.
 pub const KEY_LEN: usize = 16;
 
-/// The key of a server's cookies, and the one before it, whose cookies are still taken.
+/// The current key of a server's cookies, and the previous one, whose cookies are still accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FastOpenKeys {
-    /// Makes and checks cookies.
+    /// Creates and checks cookies.
     pub primary: [u8; KEY_LEN],
-    /// Checks cookies too.
+    /// Only checks cookies.
     pub backup: Option<[u8; KEY_LEN]>,
 }
 
-/// What a server thinks of a cookie.
+/// Result of checking a cookie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CookieCheck {
     /// Made with the primary key.
     Good,
-    /// Made with the backup key: taken, and answered with a new one.
+    /// Made with the backup key: accepted, and answered with a new cookie.
     Old,
-    /// Somebody else's.
+    /// Made with neither key.
     Bad,
 }
 
@@ -51,7 +52,7 @@ impl FastOpenKeys {
         cookie(&self.primary, client, server)
     }
 
-    /// Checks a cookie that came from `client`.
+    /// Checks a cookie from `client`.
     pub fn check(&self, given: &FastOpenCookie, client: IpAddr, server: IpAddr) -> CookieCheck {
         if given.as_bytes() == self.cookie(client, server).as_bytes() {
             return CookieCheck::Good;
@@ -70,61 +71,62 @@ impl FastOpenKeys {
 pub(super) struct ClientSyn {
     /// Cookie, or the request for one.
     pub(super) option: Option<FastOpenCookie>,
-    /// Bytes of data that may go with it.
+    /// Bytes of data that the SYN may carry.
     pub(super) room: u32,
 }
 
-/// What an answer to a SYN with Fast Open taught about the peer: for the cache of such things.
+/// What the answer to a SYN with Fast Open revealed about the peer, for the cache of peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FastOpenNews {
-    /// The largest segment that it takes; 0 if it named none.
+    /// MSS option of the peer; 0 if it had none.
     pub mss: u16,
-    /// The cookie that it gave.
+    /// Cookie from the peer.
     pub cookie: Option<FastOpenCookie>,
-    /// It seems that the SYN was lost for its data.
+    /// The SYN was apparently lost because of its data.
     pub syn_lost: bool,
-    /// It gave no cookie to a request in the option of today (1) or the experimental one (2).
+    /// The peer gave no cookie in reply to the standard option (1) or the experimental one (2);
+    /// else 0.
     pub no_cookie: u8,
 }
 
-/// What a connection found out about its path and Fast Open.
+/// What a connection learned about Fast Open on its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FastOpenPath {
-    /// Something on the path seems to break such connections.
+    /// Something on the path seems to break connections with Fast Open.
     Broken,
-    /// It does no longer: data arrived on a connection that was to find out.
+    /// Fast Open works again: data arrived on a connection that tested it.
     Mended,
 }
 
-/// What a connection knows of its own Fast Open.
+/// Fast Open state of a connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FastOpen {
-    /// We are the server, and the peer's SYN opened the connection for us.
+    /// We are the server, and the peer's SYN opened the connection.
     pub(super) accepted: bool,
-    /// The cookie that goes out with our answer to the SYN.
+    /// Cookie that our SYN-ACK carries.
     pub(super) given: Option<FastOpenCookie>,
-    /// We are the client, and our first SYN has yet to go.
+    /// We are the client, and our first SYN is not sent yet.
     pub(super) client: Option<ClientSyn>,
     /// Our SYN had the option.
     pub(super) asked: bool,
-    /// It was the experimental one.
+    /// It was the experimental option.
     pub(super) experimental: bool,
-    /// Bytes that went with our SYN.
+    /// Bytes of data that went with our SYN.
     pub(super) sent: u32,
-    /// Data came with the peer's SYN, or the peer took all of what went with ours.
+    /// The peer's SYN carried data that was accepted, or the peer accepted all data in ours.
     pub(super) syn_data: bool,
-    /// What became of it for the client, by Linux's numbers (`tcp_fastopen_client_fail`).
+    /// Why Fast Open failed for the client, as Linux's number (`tcpi_fastopen_client_fail`).
     pub(super) fail: u8,
-    /// What the answer taught.
+    /// What the answer to our SYN revealed.
     pub(super) news: Option<FastOpenNews>,
-    /// The path was broken before, and this connection is to find out whether it still is.
+    /// The path was broken before, and this connection tests whether it still is.
     pub(super) retried: bool,
-    /// What it found out about its path.
+    /// What the connection learned about its path.
     pub(super) path: Option<FastOpenPath>,
 }
 
 impl Connection {
-    /// Takes the data, and the FIN, of the peer's SYN.
+    /// Takes the data of the peer's SYN, up to the window that was offered.
     pub(super) fn take_syn_data(&mut self, syn: &Segment, payload: &mut Packet) {
         let room = self.receive.initial_window;
         payload.truncate(room.min(syn.len) as usize);
@@ -143,8 +145,8 @@ impl Connection {
         self.fast_open.syn_data |= self.passive && taken > 0;
     }
 
-    /// Lets the first SYN ask for a cookie or carry one, and `room` bytes of what the owner gives
-    /// before it goes.
+    /// Makes the first SYN ask for a cookie or carry one, and carry up to `room` bytes of the data
+    /// that the owner queues before it is sent.
     pub fn set_fast_open(&mut self, option: Option<FastOpenCookie>, room: u32) {
         let asks = option.is_some_and(|cookie| cookie.len == 0);
         self.fast_open.fail = if asks { FAIL_NO_COOKIE } else { 0 };
@@ -152,20 +154,20 @@ impl Connection {
         self.fast_open.experimental = option.is_some_and(|cookie| cookie.experimental);
     }
 
-    /// Bytes of data that the first SYN takes along.
+    /// Bytes of data that the first SYN may carry.
     pub fn syn_room(&self) -> usize {
         self.fast_open.client.as_ref().map_or(0, |client| client.room as usize)
     }
 
-    /// Learns from the answer to a SYN with Fast Open. True if data that went with it has to go
-    /// again.
+    /// Processes the answer to a SYN with Fast Open. Returns true if the SYN's data must be
+    /// retransmitted.
     pub(super) fn fast_open_answered(&mut self, answer: &Segment, sent_again: bool) -> bool {
         let fast = &mut self.fast_open;
         if !fast.asked && fast.sent == 0 {
             return false;
         }
         let unacknowledged = !self.send.board.is_empty();
-        // A cookie that nobody asked for is not kept.
+        // A cookie that was not requested is not kept.
         let cookie = answer.options.fast_open.filter(|cookie| fast.asked && cookie.len > 0);
         let given = answer.options.fast_open.is_some() && fast.asked;
         let mut news = FastOpenNews { mss: self.peer_mss, cookie, ..FastOpenNews::default() };
@@ -177,19 +179,19 @@ impl Connection {
         fast.news = Some(news);
         fast.syn_data = fast.sent > 0 && !unacknowledged;
         if fast.syn_data {
-            // The SYN and its data count as one segment, as in Linux.
+            // As on Linux, the SYN and its data count as one segment.
             self.recovery.delivered = self.recovery.delivered.wrapping_sub(1);
         }
         unacknowledged
     }
 
-    /// Such connections were not tried for a while: this one tells if they work again.
+    /// Makes this connection a test of whether Fast Open works again after a pause.
     pub(crate) fn retry_fast_open(&mut self) {
         self.fast_open.retried = true;
     }
 
-    /// RFC 7413 §7.3.1: the third timeout in a row, during the handshake or after it, or the last
-    /// one (Linux's tcp_fastopen_active_detect_blackhole).
+    /// Suspects the path after the third consecutive timeout, or the last one, during the handshake
+    /// or after it (RFC 7413 §7.3.1).
     pub(super) fn fast_open_timed_out(&mut self, expired: bool) {
         let fast = &self.fast_open;
         let used = fast.asked || fast.sent > 0 || fast.syn_data;
@@ -199,7 +201,8 @@ impl Connection {
         }
     }
 
-    /// A reset with a wrong number before any data arrived may be somebody's on the way.
+    /// Suspects the path if a reset with a wrong number arrives before any data: a middlebox may
+    /// send it.
     pub(super) fn fast_open_reset_ahead(&mut self) {
         let quiet = self.counters.data_segs_in == 0 && self.state == State::Established;
         if self.fast_open.asked && quiet {
@@ -207,8 +210,8 @@ impl Connection {
         }
     }
 
-    /// The connection is about to end: a FIN ahead of its turn and no data at all tell that the
-    /// path took it (Linux's tcp_fastopen_active_disable_ofo_check).
+    /// Called before the connection ends. A FIN out of order, and no data at all, suggest that the
+    /// path dropped the data.
     pub(super) fn fast_open_ends(&mut self) {
         if !self.fast_open.asked || self.state == State::Closed {
             return;
@@ -229,32 +232,32 @@ impl Connection {
         }
     }
 
-    /// What the answer to our SYN taught, once.
+    /// Returns what the answer to our SYN revealed, once.
     pub(crate) fn take_fast_open_news(&mut self) -> Option<FastOpenNews> {
         self.fast_open.news.take()
     }
 
-    /// What was found out about the path, once.
+    /// Returns what was learned about the path, once.
     pub(crate) fn take_fast_open_path(&mut self) -> Option<FastOpenPath> {
         self.fast_open.path.take()
     }
 
-    /// Data, or all of it on the client's side, went with the SYN and was taken.
+    /// True if data in the SYN was accepted; for the client, all of it.
     pub fn had_syn_data(&self) -> bool {
         self.fast_open.syn_data
     }
 
-    /// Data may be sent: the handshake is over, or Fast Open lets it go before.
+    /// True if data may be sent: the handshake is over, or Fast Open need not wait for it.
     pub(super) fn may_send(&self) -> bool {
         self.state.can_send() || (self.state == State::SynReceived && self.fast_open.accepted)
     }
 }
 
-/// There was no cookie yet (Linux's TFO_COOKIE_UNAVAILABLE).
+/// There was no cookie yet (`TFO_COOKIE_UNAVAILABLE`).
 const FAIL_NO_COOKIE: u8 = 1;
-/// The peer did not take the data (Linux's TFO_DATA_NOT_ACKED).
+/// The peer did not accept the data (`TFO_DATA_NOT_ACKED`).
 pub(super) const FAIL_NOT_TAKEN: u8 = 2;
-/// The SYN was lost (Linux's TFO_SYN_RETRANSMITTED).
+/// The SYN was lost (`TFO_SYN_RETRANSMITTED`).
 pub(super) const FAIL_SYN_LOST: u8 = 3;
 
 fn cookie(key: &[u8; KEY_LEN], client: IpAddr, server: IpAddr) -> FastOpenCookie {
@@ -287,7 +290,7 @@ mod tests {
         cookie.as_bytes().iter().fold(0, |value, &byte| value << 8 | u64::from(byte))
     }
 
-    /// Values that Linux gives for these keys and addresses.
+    /// Cookies that Linux creates for these keys and addresses.
     #[test]
     fn cookies_are_those_of_linux() {
         let at = |text: &str| text.parse::<IpAddr>().expect("an address");

@@ -1,51 +1,51 @@
-//! What can be known about a connection: Linux's `struct tcp_info`, field by field.
+//! State of a connection as in Linux's `struct tcp_info`, field by field.
 //!
-//! Names are those of Linux without `tcpi_`; times are in microseconds or milliseconds as there.
-//! Everything is calculated when it is asked for; what must be counted is in `Counters`.
+//! The names are Linux's without `tcpi_`, and times are in microseconds or milliseconds as there.
+//! Everything is calculated on request, except for what `Counters` counts.
 
 use super::connection::Connection;
 use super::state::State;
 use crate::time::Instant;
 
-/// State of a connection (`TCP_INFO`). What is not here is zero: `last_ack_sent` and `fackets`,
-/// which Linux leaves so too, `rehash`, as nothing here chooses paths, and what belongs to Accurate
-/// ECN.
+/// State of a connection (`TCP_INFO`). Linux's fields that are missing here are zero:
+/// `last_ack_sent` and `fackets`, which Linux leaves zero too; `rehash`, as nothing here chooses
+/// paths; and the fields of Accurate ECN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Info {
-    /// State, by Linux's numbers: 1 is ESTABLISHED.
+    /// State, with Linux's numbers: 1 is ESTABLISHED.
     pub state: u8,
-    /// What is done about loss, see [`CaState`](super::congestion::CaState).
+    /// State of loss recovery, see [`CaState`](super::congestion::CaState).
     pub ca_state: u8,
-    /// Retransmission timeouts in a row.
+    /// Consecutive retransmission timeouts.
     pub retransmits: u8,
-    /// Window or keepalive probes without an answer.
+    /// Unanswered window or keepalive probes.
     pub probes: u8,
     /// Doublings of the retransmission timeout.
     pub backoff: u8,
-    /// What both sides agreed on: 1 timestamps, 2 SACK, 4 window scaling, 8 ECN; 16 marks can be
-    /// seen, 32 data went with the SYN, 128 the SYN opened the connection (Fast Open).
+    /// Options in use: 1 timestamps, 2 SACK, 4 window scaling, 8 ECN; 16 an ECN-capable packet has
+    /// arrived, 32 data in the SYN was accepted, 128 Fast Open accepted the connection.
     pub options: u8,
-    /// Scale of the peer's window.
+    /// Window scale of the peer.
     pub snd_wscale: u8,
-    /// Scale of ours.
+    /// Window scale of ours.
     pub rcv_wscale: u8,
-    /// The rate of delivery was measured while there was nothing more to send.
+    /// The delivery rate was measured while the owner had no more data to send.
     pub delivery_rate_app_limited: bool,
-    /// What became of Fast Open: 1 no cookie, 2 data not acknowledged, 3 the SYN was sent again.
+    /// Why Fast Open failed: 1 no cookie, 2 data not acknowledged, 3 SYN retransmitted.
     pub fastopen_client_fail: u8,
     /// Retransmission timeout, in microseconds.
     pub rto: u32,
-    /// How long an ACK waits now, in microseconds; zero before any data.
+    /// Current delay of delayed ACKs, in microseconds; zero before any data.
     pub ato: u32,
-    /// Bytes of a segment sent.
+    /// Payload of a full segment that is sent, in bytes.
     pub snd_mss: u32,
-    /// Bytes of a segment received, as far as seen.
+    /// Payload of a full segment that is received, in bytes, as far as seen.
     pub rcv_mss: u32,
     /// Segments outstanding.
     pub unacked: u32,
-    /// Of them, reported by SACK.
+    /// Outstanding segments that SACK reported.
     pub sacked: u32,
-    /// Of them, thought lost.
+    /// Outstanding segments that are thought lost.
     pub lost: u32,
     /// Retransmissions outstanding.
     pub retrans: u32,
@@ -55,45 +55,45 @@ pub struct Info {
     pub last_data_recv: u32,
     /// Milliseconds since an ACK was received.
     pub last_ack_recv: u32,
-    /// Bytes of a packet on the path.
+    /// Path MTU, in bytes.
     pub pmtu: u32,
-    /// Most that our window offers now, in bytes.
+    /// Largest window that is offered now, in bytes.
     pub rcv_ssthresh: u32,
     /// Smoothed round trip, in microseconds.
     pub rtt: u32,
-    /// Its variation, in microseconds.
+    /// Variation of the round trip, in microseconds.
     pub rttvar: u32,
     /// Slow-start threshold, in segments.
     pub snd_ssthresh: u32,
     /// Congestion window, in segments.
     pub snd_cwnd: u32,
-    /// Bytes of the largest segment that we take.
+    /// Largest segment that we accept, in bytes.
     pub advmss: u32,
     /// Round trip of the sender as the receiver sees it, in microseconds; zero before the first.
     pub rcv_rtt: u32,
     /// Bytes that the reader took in one round trip.
     pub rcv_space: u32,
-    /// Segments sent again.
+    /// Segments retransmitted.
     pub total_retrans: u32,
-    /// Segments by which order may be disturbed before loss is assumed.
+    /// Degree of reordering, in segments, that is tolerated before loss is assumed.
     pub reordering: u32,
     /// Segments delivered; wraps.
     pub delivered: u32,
-    /// Of them, by ACKs that echo congestion.
+    /// Segments delivered by ACKs that echo congestion.
     pub delivered_ce: u32,
-    /// Segments that the peer reported twice.
+    /// Segments that the peer reported as duplicates.
     pub dsack_dups: u32,
-    /// How often order was seen to be disturbed.
+    /// How often reordering was seen.
     pub reord_seen: u32,
-    /// What the window amounts to, in bytes per second.
+    /// Pacing rate, in bytes per second.
     pub pacing_rate: u64,
-    /// The owner's limit of it.
+    /// The owner's limit of the pacing rate, in bytes per second.
     pub max_pacing_rate: u64,
-    /// Numbers acknowledged.
+    /// Sequence numbers acknowledged.
     pub bytes_acked: u64,
-    /// Numbers received in order.
+    /// Sequence numbers received in order.
     pub bytes_received: u64,
-    /// Segments sent, and received.
+    /// Segments sent.
     pub segs_out: u32,
     /// Segments received.
     pub segs_in: u32,
@@ -105,33 +105,33 @@ pub struct Info {
     pub data_segs_in: u32,
     /// Segments with data sent.
     pub data_segs_out: u32,
-    /// Rate of delivery, in bytes per second.
+    /// Delivery rate, in bytes per second.
     pub delivery_rate: u64,
-    /// Microseconds with something to send.
+    /// Microseconds with data to send.
     pub busy_time: u64,
-    /// Of them, kept back by the peer's window.
+    /// Microseconds in which the peer's window held back data.
     pub rwnd_limited: u64,
-    /// Of them, kept back by the send buffer.
+    /// Microseconds in which the send buffer held back data.
     pub sndbuf_limited: u64,
-    /// Bytes of data sent, for the first time or again.
+    /// Bytes of data sent, retransmissions included.
     pub bytes_sent: u64,
-    /// Bytes of data sent again.
+    /// Bytes of data retransmitted.
     pub bytes_retrans: u64,
     /// Segments that arrived out of order.
     pub rcv_ooopack: u32,
     /// The peer's window, in bytes.
     pub snd_wnd: u32,
-    /// Ours, in bytes.
+    /// Our window, in bytes.
     pub rcv_wnd: u32,
-    /// Retransmission timeouts, those of the handshake included; wraps.
+    /// Retransmission timeouts, the handshake included; wraps.
     pub total_rto: u16,
-    /// How often they began anew; wraps.
+    /// How often a series of timeouts began; wraps.
     pub total_rto_recoveries: u16,
-    /// Milliseconds from there until what was lost had arrived.
+    /// Milliseconds that all series lasted, each until the lost data had arrived.
     pub total_rto_time: u32,
 }
 
-/// Retransmission timeouts of a connection (Linux's tcp_update_rto_stats).
+/// Statistics of retransmission timeouts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Timeouts {
     total: u16,
@@ -141,8 +141,7 @@ pub(super) struct Timeouts {
 }
 
 impl Timeouts {
-    /// The timer fired; `first` if it had not before without an answer. The time counts from
-    /// `since`.
+    /// Counts a timeout; `first` if it begins a series. The time of the series counts from `since`.
     pub(super) fn add(&mut self, first: bool, since: Instant) {
         if first {
             self.recoveries = self.recoveries.wrapping_add(1);
@@ -151,7 +150,7 @@ impl Timeouts {
         self.total = self.total.wrapping_add(1);
     }
 
-    /// What was lost has arrived.
+    /// Ends a series: the lost data has arrived.
     pub(super) fn end(&mut self, now: Instant) {
         self.time_ms = self.time(now);
         self.since = None;
@@ -163,7 +162,7 @@ impl Timeouts {
     }
 }
 
-/// What is counted segment by segment.
+/// Counters that are updated with each segment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counters {
     pub(super) bytes_sent: u64,
@@ -182,7 +181,7 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// Nothing counted yet.
+    /// Counters at zero.
     pub(super) fn new(now: Instant) -> Self {
         Self {
             bytes_sent: 0,
@@ -201,14 +200,15 @@ impl Counters {
         }
     }
 
-    /// A segment or super-packet arrived with `len` bytes in segments of `size`.
+    /// Counts a received segment or super-packet of `len` bytes in segments of `size`.
     pub(super) fn received(&mut self, len: u32, size: u32) {
         let segments = len.div_ceil(size.max(1));
         self.segs_in = self.segs_in.wrapping_add(segments.max(1));
         self.data_segs_in = self.data_segs_in.wrapping_add(segments);
     }
 
-    /// A segment or super-packet was sent with `len` bytes in segments of `size`.
+    /// Counts a sent segment or super-packet of `len` bytes in segments of `size`; `again` for a
+    /// retransmission.
     pub(super) fn sent(&mut self, len: u32, size: u32, again: bool) {
         let segments = len.div_ceil(size);
         self.segs_out = self.segs_out.wrapping_add(segments.max(1));
@@ -221,7 +221,7 @@ impl Counters {
 }
 
 impl Connection {
-    /// What can be known about the connection at `now` (`TCP_INFO`).
+    /// State of the connection at `now` (`TCP_INFO`).
     pub fn info(&self, now: Instant) -> Info {
         let (totals, window) = (self.send.board.totals(), self.congestion.window());
         let (busy, peer_window, buffer) = self.send.chrono.times(now);
@@ -289,7 +289,7 @@ impl Connection {
         }
     }
 
-    /// What both sides agreed on, in Linux's bits.
+    /// Options in use, as Linux's bits.
     fn agreed(&self) -> u8 {
         u8::from(self.timestamps.enabled)
             | u8::from(self.sack) << 1

@@ -1,5 +1,5 @@
-//! Segment arrival (RFC 9293 §3.10.7), with PAWS (RFC 7323 §5) and blind-attack defence
-//! (RFC 5961). What the acknowledgment in it says is the matter of `ack`.
+//! Segment arrival (RFC 9293 §3.10.7), with PAWS (RFC 7323 §5) and protection against blind attacks
+//! (RFC 5961). Module `ack` processes the acknowledgment of a segment.
 
 use super::acking::{QUICK_ACKS, QUICK_ACKS_MARKED};
 use super::connection::{Connection, Segment};
@@ -10,29 +10,29 @@ use crate::time::{Duration, Instant};
 use crate::wire::tcp::Flags;
 use towpath_packet::Packet;
 
-/// Timestamps older than this prove nothing (RFC 7323 §5.5).
+/// Age at which a remembered timestamp no longer rejects segments (RFC 7323 §5.5).
 pub(crate) const PAWS_VALID: Duration = Duration::from_secs(24 * 24 * 3600);
 
-/// What became of a segment.
+/// Result of processing a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Used, or answered by what [`Connection::output`] builds.
+    /// Processed; [`Connection::output`] builds the answer, if there is one.
     Done,
     /// Not acceptable; possibly answered with an ACK.
     Unacceptable,
-    /// The same, and perhaps forged: to be answered by [`Connection::challenge`] as far as the
+    /// Not acceptable, and possibly forged: [`Connection::challenge`] answers it as far as the
     /// stack's budget allows (RFC 5961 §7).
     Challenge,
-    /// Not acceptable and to be answered with a reset made from the segment.
+    /// Not acceptable; answered with a reset made from the segment.
     Reset,
-    /// It acknowledges the answer to a SYN, which does not count before there is data.
+    /// It acknowledges a SYN-ACK, which does not count before data arrives (`TCP_DEFER_ACCEPT`).
     Deferred,
     /// Its data was dropped: no memory or no room for more out-of-order data.
     NoRoom,
 }
 
 impl Connection {
-    /// Takes a segment. `payload`'s pieces hold its data; what is used is moved out of it.
+    /// Processes a segment. `payload` holds its data; pieces that are used are moved out of it.
     pub fn input(&mut self, segment: &Segment, payload: &mut Packet, now: Instant) -> Verdict {
         let size = self.arriving_size(segment.len, payload);
         self.counters.received(segment.len, size);
@@ -44,7 +44,7 @@ impl Connection {
         }
     }
 
-    /// RFC 9293 §3.10.7.4.
+    /// Processes a segment in a state other than CLOSED and SYN-SENT (RFC 9293 §3.10.7.4).
     fn input_synchronized(
         &mut self,
         segment: &Segment,
@@ -62,12 +62,12 @@ impl Connection {
             && segment.seq() == self.receive.irs
         {
             if segment.has(Flags::ACK) && segment.ack() == self.send.nxt {
-                // Simultaneous open: both sides answered the other's SYN, which comes twice.
+                // Simultaneous open: the peer's SYN-ACK repeats the SYN that it sent before.
                 self.open(segment, now);
                 self.advance_una(segment.ack(), now);
                 self.came_twice(segment.seq(), self.receive.nxt);
             } else {
-                // The peer missed our answer.
+                // The peer did not receive our SYN-ACK.
                 self.send.syn_due |= self.may_answer(now);
             }
             return Verdict::Done;
@@ -85,7 +85,7 @@ impl Connection {
             return self.input_reset(segment, now);
         }
         if segment.has(Flags::SYN) {
-            // RFC 5961 §4.2.
+            // RFC 5961 §4.2: a SYN is challenged.
             return self.suspect(now);
         }
         if !segment.has(Flags::ACK) {
@@ -112,7 +112,7 @@ impl Connection {
         verdict
     }
 
-    /// The owner has not answered yet: only the end of the attempt matters.
+    /// Processes a segment while the answer to the SYN is held: only a reset matters.
     fn input_while_held(&mut self, segment: &Segment) -> Verdict {
         if segment.has(Flags::RST) && segment.seq() == self.receive.nxt {
             self.finish(Some(ConnectionError::Reset));
@@ -127,7 +127,7 @@ impl Connection {
             && now.since(self.timestamps.recent_at) < PAWS_VALID
     }
 
-    /// RFC 9293 §3.4 table 6 as in Linux's tcp_sequence.
+    /// True if the segment is acceptable (RFC 9293 §3.10.7.4), by Linux's tests.
     fn is_in_window(&self, segment: &Segment) -> bool {
         let left = self.receive.acked.min(self.receive.nxt);
         let edge = self.receive.advertised.max(self.receive.nxt);
@@ -135,27 +135,28 @@ impl Connection {
             return false;
         }
         let fin = u32::from(segment.has(Flags::FIN));
-        // What begins in the window may end behind it if nothing waits for the reader (Linux since
-        // 6.17); a FIN may be beyond it in any case.
+        // A segment that begins in the window may end beyond it if no data is unread (as on Linux
+        // since 6.17). A FIN may always follow the last byte of the window.
         segment.end().at_or_before(edge + fin)
             || (segment.seq().at_or_before(edge) && self.receive.queue.is_empty())
     }
 
-    /// Linux's tcp_reset_check: the peer's FIN may not count for the number of its reset.
+    /// True for a reset whose number does not count the peer's FIN. Linux accepts it too.
     fn resets_after_fin(&self, segment: &Segment) -> bool {
         let over = matches!(self.state, State::CloseWait | State::LastAck | State::Closing);
         over && segment.has(Flags::RST) && segment.seq() + 1 == self.receive.nxt
     }
 
-    /// True if a reset has a number that its sender would give it: the next one (RFC 5961 §3.2),
-    /// or, as on Linux, the one after all that SACK has told him of.
+    /// True if a reset has an exact number: the next expected one (RFC 5961 §3.2) or, as on Linux,
+    /// the one after all data that SACK has reported.
     fn is_exact_reset(&self, segment: &Segment) -> bool {
         segment.seq() == self.receive.nxt
             || self.resets_after_fin(segment)
             || (self.sack && self.receive.waiting.end() == Some(segment.seq()))
     }
 
-    /// RFC 5961 §3.2: only an exact match resets; others in the window are asked back.
+    /// Processes a reset in the window. One with an exact number ends the connection; any other is
+    /// challenged (RFC 5961 §3.2).
     fn input_reset(&mut self, segment: &Segment, now: Instant) -> Verdict {
         if !self.is_exact_reset(segment) {
             self.fast_open_reset_ahead();
@@ -171,7 +172,7 @@ impl Connection {
     }
 
     fn keep_timestamp(&mut self, segment: &Segment, now: Instant) {
-        // RFC 7323 §4.3: only a segment that spans the last ACK sent.
+        // RFC 7323 §4.3: only a segment that begins at or before the last ACK sent.
         if let Some((value, _)) = segment.options.timestamps
             && self.timestamps.enabled
             && segment.seq().at_or_before(self.receive.acked)
@@ -187,7 +188,7 @@ impl Connection {
         let (mut start, nxt) = (segment.seq(), self.receive.nxt);
         let fin = segment.has(Flags::FIN);
         if start.before(nxt) && segment.end().at_or_before(nxt) {
-            // Wholly old: the peer missed an ACK.
+            // A complete duplicate: the peer missed an ACK.
             self.came_twice(start, segment.end());
             return Verdict::Done;
         }
@@ -209,13 +210,13 @@ impl Connection {
             return Verdict::Done;
         }
         if start.at_or_after(self.receive.advertised) {
-            // Beyond the window, or it is shut: a probe.
+            // Beyond the window, or a probe of a zero window.
             self.enter_quick_acks(QUICK_ACKS);
             self.receive.ack_owed = AckOwed::Now;
             return Verdict::Done;
         }
         if !self.owned {
-            // RFC 2525 §2.17: nobody will read this.
+            // RFC 2525 §2.17: the owner is gone and does not read this.
             self.finish(Some(ConnectionError::Aborted));
             return Verdict::Reset;
         }
@@ -236,8 +237,9 @@ impl Connection {
         Verdict::Done
     }
 
-    /// Bounds the memory that a peer can make us hold with small segments. What is next in order
-    /// displaces what came ahead of its turn, or nothing would ever move.
+    /// True if there is memory for data at `start`. Small segments hold whole frames, so the memory
+    /// that a peer can occupy is bounded. In-order data displaces out-of-order data, or the
+    /// connection would stall.
     fn has_memory_for(&mut self, start: Seq) -> bool {
         if self.receive.held_off {
             self.receive.refused = true;
@@ -257,7 +259,7 @@ impl Connection {
         false
     }
 
-    /// Drops what came ahead of its turn, as RFC 2018 §8 allows: its sender has kept it.
+    /// Drops out-of-order data, as RFC 2018 §8 allows: the sender has kept it.
     pub(crate) fn drop_ahead(&mut self) {
         self.receive.waiting.clear();
         self.receive.tuning.charge.forget_ahead();
@@ -287,7 +289,7 @@ impl Connection {
             if filled > 0 || last {
                 self.receive.tuning.charge.release(filled, last);
             }
-            // RFC 5681 §4.2: filling a hole is acknowledged at once.
+            // RFC 5681 §4.2: a segment that fills a hole is acknowledged at once.
             self.receive.ack_owed = AckOwed::Now;
         }
         self.counters.bytes_received += u64::from(self.receive.nxt - before);
@@ -295,7 +297,7 @@ impl Connection {
         self.note(Events::READABLE);
     }
 
-    /// What is ahead of its turn waits, a FIN too: it is reported like data.
+    /// Keeps out-of-order data. A FIN is kept too, and SACK reports it like data.
     fn hold_text(&mut self, start: Seq, payload: &mut Packet, fin: bool) -> Verdict {
         self.receive.ack_owed = AckOwed::Now;
         let segments = (payload.payload_len() as u32).div_ceil(self.receive.mss.max(1)).max(1);
@@ -316,7 +318,7 @@ impl Connection {
         let complete = self.receive.waiting.insert(start, payload.take_pieces(), fin);
         self.note_urgent_ahead(start, end);
         if self.sack {
-            // Without SACK duplicates of the ACK have to tell of the loss, so the window stays.
+            // Without SACK, duplicate ACKs must signal the loss, so the window must not change.
             self.grow_window(len, false);
         }
         if self.owned && !self.is_queued {
@@ -325,8 +327,8 @@ impl Connection {
         if complete { Verdict::Done } else { Verdict::NoRoom }
     }
 
-    /// RFC 9293 §3.10.7.4 eighth. A FIN ahead of its turn is remembered, so that it needs not be
-    /// sent again once the hole before it is filled.
+    /// Processes a FIN (RFC 9293 §3.10.7.4, eighth check). A FIN out of order is remembered: it
+    /// need not be retransmitted once the hole before it is filled.
     pub(super) fn input_fin(&mut self, segment: &Segment, now: Instant) {
         let owed = self.receive.ack_owed;
         if segment.has(Flags::FIN) {
@@ -343,14 +345,14 @@ impl Connection {
         self.receive.fin = true;
         self.receive.nxt += 1;
         self.counters.bytes_received += 1;
-        // Nothing comes after it, and it was reported as if it were data.
+        // Nothing follows a FIN, and the range that SACK reported for it is obsolete.
         self.receive.waiting.clear();
         self.receive.ack_owed = AckOwed::Now;
         self.note(Events::PEER_CLOSED | Events::READABLE);
         match self.state {
             State::Established => {
                 self.state = State::CloseWait;
-                // RFC 5681 §4.2: what fills a hole is acknowledged at once.
+                // An ACK that was due at once stays so: the FIN may fill a hole (RFC 5681 §4.2).
                 if segment.has(Flags::FIN) && self.expects_fin() {
                     self.receive.ack_owed = owed;
                     self.delay_ack(now);
@@ -369,8 +371,8 @@ impl Connection {
         self.note(Events::CLOSED);
     }
 
-    /// Answers an unacceptable segment with an ACK; those without data are rate-limited. A SYN is
-    /// one that may be forged, whatever its number (RFC 5961 §4.2).
+    /// Answers an unacceptable segment with an ACK. Answers to segments without data are
+    /// rate-limited. A SYN may be forged, whatever its number (RFC 5961 §4.2).
     fn answer_unacceptable(&mut self, segment: &Segment, now: Instant) -> Verdict {
         if segment.has(Flags::SYN) {
             return self.suspect(now);
@@ -384,19 +386,19 @@ impl Connection {
         Verdict::Unacceptable
     }
 
-    /// A segment that may be forged: a challenge, unless there was an answer a moment ago.
+    /// Verdict on a segment that may be forged: a challenge, unless the last answer was too recent.
     pub(super) fn suspect(&mut self, now: Instant) -> Verdict {
         if self.may_answer(now) { Verdict::Challenge } else { Verdict::Unacceptable }
     }
 
-    /// Answers a segment that may be forged with an ACK, to which an honest peer has something to
-    /// say (RFC 5961 §3.2).
+    /// Answers a segment that may be forged with a challenge ACK, to which an honest peer replies
+    /// (RFC 5961 §3.2).
     pub fn challenge(&mut self) {
         self.receive.ack_owed = AckOwed::Now;
     }
 
-    /// True, and counts as an answer, if the last answer to what is not acceptable was long enough
-    /// ago (Linux's tcp_oow_rate_limited).
+    /// True if the last answer to an unacceptable segment was long enough ago
+    /// (`invalid_ratelimit`). The caller's answer then counts as the last one.
     fn may_answer(&mut self, now: Instant) -> bool {
         let interval = self.settings.invalid_ratelimit;
         let allowed = self.receive.challenge_at.is_none_or(|at| now.since(at) >= interval);

@@ -5,26 +5,30 @@
 //! A [`Connection`] is driven by four kinds of calls and never does anything on its own:
 //!
 //! - [`Connection::input`] takes one parsed segment and its payload pieces;
-//! - [`Connection::output`] builds the next packet to send, until it returns `None`;
-//! - [`Connection::on_deadline`] acts on timers when [`Connection::deadline`] has passed;
+//! - [`Connection::output`] builds the next packet to send, or returns `None`;
+//! - [`Connection::on_deadline`] runs the timers when [`Connection::deadline`] has passed;
 //! - the owner's calls: `send`, `received`/`consume`, `close_send`, `abort`.
 //!
-//! What the owner should know is collected in [`Events`]. Send and receive queues are queues of
-//! pieces: payload is lent from the sender's buffers to the last retransmission, and from the
-//! received packet to the reader, without being copied.
+//! [`Events`] collects everything that the owner should learn. Send and receive queues hold pieces:
+//! payload is lent from the sender's buffers until the last retransmission, and from the received
+//! packet to the reader. It is never copied.
 //!
-//! One concern per file: `seq` numbers, `queue` pieces in order, `reassembly` pieces ahead of
-//! their turn, `rtt` timeouts, `scoreboard` what is outstanding, `congestion` how much may be,
-//! `state` its words, `sides` its fields, `settings` what all share, `connection` the owner's
-//! calls, `input` segments that arrive, `ack` what they acknowledge, `output`, `transmit` how much
-//! goes out, `writes` where the owner's writes end, `buffer` room for more, `back_pressure` waiting
-//! for a slower side, `tuning` the buffer for
-//! what is received, `window` how much of it is offered, `pacing` at what rate,
-//! `chrono` what limited it, `rate` how fast it arrives, `stamps` when, `timers`, `path` how large
-//! segments may be, `probing` the search for that.
+//! Each file has one concern:
 //!
-//! Super-packets: what is sent is as large as windows, the device and the queue allow; what is
-//! received may be as large. ACKs are built when output is asked for, once per burst of input.
+//! - `connection` the owner's calls, `sides` fields of sender and receiver, `state` state and
+//!   events, `settings` values that all connections share, `seq` sequence numbers;
+//! - `input` segment arrival, `ack` acknowledgments, `reassembly` out-of-order pieces, `window` the
+//!   advertised window, `tuning` the receive buffer, `back_pressure` a slower side behind the
+//!   owner;
+//! - `output` packets to build, `transmit` how much to send, `writes` where the owner's writes end,
+//!   `buffer` room in the send buffer, `queue` pieces in order, `pacing` the sending rate;
+//! - `scoreboard` data outstanding, `congestion` the congestion window, `rtt` timeouts, `rate` the
+//!   delivery rate, `timers` deadlines, `chrono` what limited the sender, `stamps` transmit
+//!   timestamps;
+//! - `path` segment sizes, `probing` the search for the path MTU.
+//!
+//! Super-packets: a sent packet is as large as the windows, the device and the queue allow, and a
+//! received one may be as large. ACKs are built when output is requested, once per burst of input.
 
 mod ack;
 mod acking;

@@ -1,4 +1,4 @@
-//! What a connection sends next, and building it.
+//! Choosing and building the next packet of a connection.
 
 use super::connection::{Connection, MSS_MIN, Segment};
 use super::seq::Seq;
@@ -10,14 +10,14 @@ use towpath_packet::{Gso, GsoKind, Memory, Offload, Packet};
 
 const _: () = assert!(MSS_MIN > 28, "a segment has room for SACK blocks and data");
 
-/// How short the stack's memory is: bounds what windows offer.
+/// How short the stack's memory is; limits the offered windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Pressure {
     /// More than three eighths are free: buffers may grow.
     #[default]
     None,
-    /// Less than three eighths are free: windows open by at most 64 KiB, and data ahead of its turn
-    /// is not kept.
+    /// Less than three eighths are free: windows open by at most 64 KiB, and out-of-order data is
+    /// not kept.
     Some,
     /// Less than an eighth is free: windows open by two segments, and data beyond
     /// [`DATA_UNDER_PRESSURE`] unread bytes is dropped.
@@ -26,20 +26,20 @@ pub enum Pressure {
     Critical,
 }
 
-/// Window offered when memory is short.
+/// Largest window offered when memory is short.
 pub(super) const WINDOW_UNDER_PRESSURE: u32 = 64 << 10;
 
-/// Unread data of one connection that may grow when memory is nearly gone.
+/// Unread bytes of one connection that are accepted while memory is nearly exhausted.
 pub const DATA_UNDER_PRESSURE: usize = 64 << 10;
 
-/// What the way out allows.
+/// What the egress path allows.
 #[derive(Clone, Copy, Debug)]
 pub struct Egress {
     /// Bytes of IP header in front of the TCP header.
     pub ip_header_len: u32,
     /// State of the stack's memory.
     pub pressure: Pressure,
-    /// The queue of the device is full: what is handed to it is dropped.
+    /// The device's queue is full: it drops what it is given.
     pub stopped: bool,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Plan {
     pub(super) seq: Seq,
     /// Bytes of payload.
     pub(super) len: u32,
-    /// A FIN follows them.
+    /// A FIN follows the payload.
     pub(super) fin: bool,
     pub(super) flags: Flags,
     pub(super) kind: Kind,
@@ -67,13 +67,13 @@ impl Plan {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Syn,
-    /// Data or FIN for the first time.
+    /// Data or FIN, sent for the first time.
     New,
-    /// The same, in one segment larger than others: a probe of the path.
+    /// New data in one segment that is larger than others: a probe of the path MTU.
     MtuProbe,
-    /// Data or FIN again.
+    /// Data or FIN, retransmitted.
     Again,
-    /// The last of them again, as a loss probe.
+    /// The last segment, retransmitted as a tail loss probe.
     Tail,
     Ack,
     Probe,
@@ -81,7 +81,7 @@ pub(super) enum Kind {
 }
 
 impl Connection {
-    /// True if [`Connection::output`] has something to build, as far as can be told cheaply.
+    /// True if [`Connection::output`] may have something to build; a cheap estimate.
     pub fn wants_output(&self) -> bool {
         self.reset_due
             || self.send.syn_due
@@ -94,9 +94,9 @@ impl Connection {
             || self.send.awaits_peer && self.timers.persist.is_none()
     }
 
-    /// Builds the next packet: TCP header and payload, its checksum field still zero, with the
-    /// segment size set if it is a super-packet. `None` when there is nothing to send, or
-    /// `memory` has no packet.
+    /// Builds the next packet: TCP header and payload. The checksum field is still zero; a
+    /// super-packet has its segment size set. Returns `None` if there is nothing to send, or if
+    /// `memory` has no free packet.
     pub fn output(&mut self, egress: &Egress, memory: &mut Memory, now: Instant) -> Option<Packet> {
         let Some(mut plan) = self.plan(egress, now) else {
             self.check_space(now);
@@ -130,7 +130,7 @@ impl Connection {
             return Some(plan);
         }
         if self.send.probe_due {
-            // An old number makes the peer answer with its window.
+            // A segment with an old number makes the peer answer with its window.
             let before = u32::from(!self.send.urgent_probe_due);
             let seq = Seq(self.send.una.0.wrapping_sub(before));
             return Some(Plan::bare(seq, Flags::ACK, Kind::Probe));
@@ -143,7 +143,8 @@ impl Connection {
             .then(|| Plan::bare(self.send.nxt, Flags::ACK, Kind::Ack))
     }
 
-    /// What is lost goes before what is new, except where recovery asks for new data first.
+    /// Plans data to send: lost data before new data, except where recovery asks for new data
+    /// first.
     fn plan_data(&mut self, egress: &Egress, now: Instant) -> Option<Plan> {
         if let Some(plan) = self.plan_tail().or_else(|| self.plan_again(egress)) {
             return Some(plan);
@@ -157,7 +158,7 @@ impl Connection {
         plan
     }
 
-    /// Payload of a full segment sent now: SACK blocks take from it (RFC 6691 §2).
+    /// Payload of a full segment sent now. SACK blocks reduce it (RFC 6691 §2).
     pub(super) fn segment_size(&self) -> u32 {
         let blocks = self.receive.sack_blocks(self.timestamps.enabled);
         let blocks = if self.sack { blocks as u32 } else { 0 };
@@ -165,10 +166,10 @@ impl Connection {
         self.send.mss - options
     }
 
-    /// Adds the payload; a packet that can take no more pieces ends the segment early.
+    /// Adds the payload. A packet that can take no more pieces ends the segment early.
     fn attach(&mut self, plan: &mut Plan, packet: &mut Packet) {
         if plan.len > 0 {
-            // A SYN's data begins after the SYN.
+            // The data of a SYN follows the SYN's number.
             let offset = (plan.seq.max(self.send.base) - self.send.base) as usize;
             let len = self.send.queue.cut(offset, plan.len as usize, packet) as u32;
             if len < plan.len {
@@ -220,7 +221,7 @@ impl Connection {
         if plan.kind != Kind::Syn {
             packet.set_offload(self.offload(plan, flags.contains(Flags::CWR)));
         }
-        // A probe's number is old, so its receiver answers and does not look at the rest.
+        // The peer treats a probe as old and ignores its acknowledgment: no ACK was sent.
         if plan.kind != Kind::Probe && flags.contains(Flags::ACK) {
             self.ack_sent(plan.len > 0, now);
         }
@@ -254,7 +255,7 @@ impl Connection {
     }
 
     fn account(&mut self, plan: &Plan, now: Instant) {
-        // As Linux counts: the answer to a SYN is sent by the listener.
+        // As on Linux, a SYN-ACK counts for the listener and not for the connection.
         if !(plan.kind == Kind::Syn && self.passive) {
             let again = matches!(plan.kind, Kind::Again | Kind::Tail);
             let probe = plan.kind == Kind::MtuProbe;
@@ -293,7 +294,7 @@ impl Connection {
             }
         }
         if plan.len > 0 {
-            // The data of a SYN comes after it.
+            // The data of a SYN follows the SYN's number.
             self.stamp_sent(plan.seq.max(self.send.base), plan.len, now);
             self.pace(plan.len, now);
         }
@@ -305,26 +306,26 @@ impl Connection {
         self.traffic_class | self.codepoint
     }
 
-    /// Sets the octet of the IP header that stands for the type of service (`IP_TOS`) or the
-    /// traffic class (`IPV6_TCLASS`), but for its two bits for ECN (RFC 3168 §5).
+    /// Sets the type of service (`IP_TOS`) or traffic class (`IPV6_TCLASS`) of the IP header,
+    /// except the two ECN bits (RFC 3168 §5).
     pub fn set_traffic_class(&mut self, class: u8) {
         self.traffic_class = class & !super::ecn::codepoint::MASK;
     }
 
-    /// Hop limit of the packets of the connection, if it is not the usual one.
+    /// Hop limit of the connection's packets; `None` for the default.
     pub fn ttl(&self) -> Option<u8> {
         self.ttl
     }
 
-    /// Sets the hop limit (`IP_TTL`, `IPV6_UNICAST_HOPS`); `None` for the usual one.
+    /// Sets the hop limit (`IP_TTL`, `IPV6_UNICAST_HOPS`); `None` for the default.
     pub fn set_ttl(&mut self, ttl: Option<u8>) {
         self.ttl = ttl;
     }
 }
 
 impl Segment {
-    /// The reset that answers this segment when there is no connection for it (RFC 9293
-    /// §3.10.7.1): header only. `None` for a reset.
+    /// Header of the reset that answers this segment if no connection matches it (RFC 9293
+    /// §3.10.7.1). `None` if the segment is a reset itself.
     pub fn reset(&self) -> Option<Header> {
         if self.has(Flags::RST) {
             return None;

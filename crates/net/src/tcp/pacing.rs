@@ -1,9 +1,9 @@
-//! The rate that the window amounts to, sizes of super-packets that follow from it, and pacing.
+//! The pacing rate, the size of super-packets that follows from it, and pacing.
 //!
-//! The rate is always calculated, as Linux does: it says how large super-packets should be, so
-//! that a slow path gets a steady stream and not bursts. Segments are held back to keep to it only
-//! where the owner limits the rate or asks for pacing; Linux too paces only with the `fq` queueing
-//! discipline or such a limit.
+//! The rate is always calculated, as on Linux. It determines the size of super-packets, so that a
+//! slow path gets a steady stream and no bursts. Segments are held back to keep to the rate only if
+//! the owner limits it or asks for pacing. Linux, too, paces only with the `fq` queueing discipline
+//! or such a limit.
 
 use super::connection::{Connection, TIMESTAMPS_LEN};
 use super::output::Egress;
@@ -14,11 +14,11 @@ use crate::wire::tcp::HEADER_LEN;
 /// Rate of a connection, in bytes per second.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pacing {
-    /// What the window amounts to, at most `max`.
+    /// Rate that follows from the congestion window, at most `max`.
     pub(super) rate: u64,
-    /// The owner's limit (`SO_MAX_PACING_RATE`); [`RATE_UNLIMITED`] without.
+    /// The owner's limit (`SO_MAX_PACING_RATE`); [`RATE_UNLIMITED`] if there is none.
     pub(super) max: u64,
-    /// Nothing new is sent before this.
+    /// No new data is sent before this time.
     next_at: Instant,
 }
 
@@ -30,15 +30,16 @@ impl Default for Pacing {
 
 impl Connection {
     /// Limits the rate at which this connection sends to `rate` bytes per second
-    /// (`SO_MAX_PACING_RATE`); `None` ends the limit.
+    /// (`SO_MAX_PACING_RATE`); `None` removes the limit.
     pub fn set_max_pacing_rate(&mut self, rate: Option<u64>) {
         let pacing = &mut self.send.pacing;
         pacing.max = rate.unwrap_or(RATE_UNLIMITED);
         pacing.rate = pacing.rate.min(pacing.max);
     }
 
-    /// Calculates the rate anew, after an ACK: twice what the window amounts to in the first half
-    /// of slow start, a little more than it later, so that pacing itself does not slow it down.
+    /// Recalculates the rate after an ACK. In the first half of slow start it is about twice the
+    /// window per round trip, later a little more than the window, so that pacing does not slow the
+    /// sender down.
     pub(super) fn update_pacing_rate(&mut self) {
         let window = self.congestion.window();
         let ratio = if window.cwnd() < window.ssthresh() / 2 {
@@ -53,32 +54,32 @@ impl Connection {
         pacing.rate = bytes.saturating_mul(1_000_000).div_euclid(srtt_us).min(pacing.max);
     }
 
-    /// True if segments are spread over time.
+    /// True if segments are paced.
     pub(super) fn is_paced(&self) -> bool {
         self.settings.pacing || self.send.pacing.max != RATE_UNLIMITED
     }
 
-    /// When the pacing timer lets the next segment go, if that is still to come.
+    /// When pacing lets the next segment go; `None` if it may go now.
     pub(super) fn paced_until(&self, now: Instant) -> Option<Instant> {
         let at = self.send.pacing.next_at;
         (self.is_paced() && at > now).then_some(at)
     }
 
-    /// `bytes` with headers were sent.
+    /// Accounts for `bytes` of payload that were sent.
     pub(super) fn pace(&mut self, bytes: u32, now: Instant) {
         if !self.is_paced() || self.counters.data_segs_out < UNPACED_SEGMENTS {
             return;
         }
         let pacing = &mut self.send.pacing;
         let micros = u64::from(bytes) * 1_000_000 / pacing.rate.max(1);
-        // What was late is made up for by half, as a timer that fires late would slow it down.
+        // Give credit for lateness, at most half the wait: a late timer must not lower the rate.
         let credit = now.since(pacing.next_at).min(Duration::from_micros(micros / 2));
         let wait = Duration::from_micros(micros).saturating_sub(credit);
         pacing.next_at = now.max(pacing.next_at) + wait;
     }
 
-    /// Segments of `size` bytes in a super-packet: about a millisecond's worth of the rate, more
-    /// on a path that is so short that bursts do no harm (Linux's tcp_tso_autosize).
+    /// Segments of `size` bytes in a super-packet: about a millisecond of the rate, and more on a
+    /// path that is so short that bursts do no harm.
     pub(super) fn super_segments(&self, egress: &Egress, size: u32) -> u32 {
         let mut bytes = self.send.pacing.rate >> PACING_SHIFT;
         let min_us = self.rtt.min().map_or(u32::MAX, |min| min.as_micros() as u32);
@@ -88,22 +89,22 @@ impl Connection {
         segments.min(self.super_segments_max(egress, size))
     }
 
-    /// Segments of `size` bytes in the largest packet there is.
+    /// Segments of `size` bytes in the largest possible packet.
     pub(super) fn super_segments_max(&self, egress: &Egress, size: u32) -> u32 {
         let headers = egress.ip_header_len + HEADER_LEN as u32 + TIMESTAMPS_LEN + SACK_LEN;
         ((SUPER_BYTES - headers) / size).clamp(1, TCP_SEGMENTS_MAX as u32)
     }
 }
 
-/// No limit.
+/// Pacing rate without a limit.
 pub const RATE_UNLIMITED: u64 = u64::MAX;
 /// Largest packet: the length field of IP has 16 bits.
 pub(super) const SUPER_BYTES: u32 = 65_535;
-/// Bytes of three SACK blocks beside timestamps.
+/// Bytes of the option for three SACK blocks, the most that fit beside timestamps.
 const SACK_LEN: u32 = 28;
-/// A super-packet holds 1/2^10 s of the rate (Linux's sk_pacing_shift).
+/// A super-packet holds 1/2^10 s of the rate; Linux's default.
 const PACING_SHIFT: u32 = 10;
-/// Each 2^9 us of round trip halve the additional size (Linux's tcp_tso_rtt_log).
+/// Each 2^9 us of round trip halve the additional size (`tcp_tso_rtt_log`).
 const TSO_RTT_LOG: u32 = 9;
-/// The first segments of a connection are not paced (as with Linux's internal pacing).
+/// The first segments of a connection are not paced, as on Linux without `fq`.
 const UNPACED_SEGMENTS: u32 = 10;

@@ -1,18 +1,18 @@
-//! Path-MTU discovery by trying (RFC 4821), as Linux does it: no router has to tell.
+//! Search for the path MTU by probes (RFC 4821), as on Linux: no router has to report anything.
 //!
 //! # Theory of operation
 //!
-//! `Settings::mtu_probing` says when the path is searched: never (0), from the first sign of a
-//! black hole on (1), or always (2). What the path takes lies between `low`, which is proved or
-//! assumed, and `high`. While a search goes on, segments are no larger than `low`. Now and then
-//! one is sent that is: a *probe*, of real data, half-way between the two, and only when so much
-//! follows it that its loss is noticed without a timeout. If it arrives, `low` rises to it; if it
-//! alone is lost, `high` falls below it, and the loss is none of congestion. If something else is
-//! sent again before, nothing is known. When the two are close, the search rests, and begins again
-//! after `Settings::probe_interval`, as paths change.
+//! `Settings::mtu_probing` says when to search: never (0), after a suspected black hole (1), or
+//! always (2). What the path takes lies between `low`, which is proven or assumed, and `high`.
+//! During a search segments are no larger than `low`. Now and then a larger one is sent: a *probe*
+//! of real data, half-way between the two, and only if enough data follows that its loss is noticed
+//! without a timeout. If the probe arrives, `low` rises to its size. If it alone is lost, `high`
+//! falls below its size, and the loss does not count as congestion. A retransmission before that
+//! makes the probe void. When the two are close, the search stops. It begins again after
+//! `Settings::probe_interval`, as paths change.
 //!
-//! Timeouts in a row are the sign of a black hole: the first switches a search on, each further
-//! one halves `low`.
+//! Consecutive timeouts suggest a black hole: the first one starts a search, each further one
+//! halves `low`.
 
 use super::congestion::CaState;
 use super::connection::{Connection, MSS_MIN};
@@ -20,22 +20,22 @@ use super::output::{Kind, Plan};
 use super::seq::Seq;
 use crate::time::Instant;
 
-/// Segments that the congestion window must have, so that a probe is not too much of it.
+/// Least congestion window for a probe, in segments, so that the probe is a small part of it.
 const WINDOW_MIN: u32 = 11;
 
-/// What is known of the path; sizes as in `path`.
+/// State of the search; sizes as in `path`.
 pub(super) struct Search {
     pub(super) enabled: bool,
-    /// The path takes this, or so it is assumed.
+    /// Size that the path takes, proven or assumed.
     pub(super) low: u32,
-    /// It takes no more.
+    /// Size beyond which the path takes nothing.
     pub(super) high: u32,
     probe: Option<Probe>,
     /// When the search began.
     since: Instant,
 }
 
-/// A probe on its way.
+/// A probe in flight.
 #[derive(Clone, Copy)]
 struct Probe {
     size: u32,
@@ -45,34 +45,34 @@ struct Probe {
 
 /// What to do about a probe now.
 pub(super) enum Attempt {
-    /// Nothing.
+    /// No probe.
     No,
-    /// Wait until the window has room for it.
+    /// Wait until the window has room for the probe.
     Wait,
-    /// Send it.
+    /// Send the probe.
     Send(Plan),
 }
 
 impl Search {
-    /// None yet.
+    /// State before any search.
     pub(super) fn new(now: Instant) -> Self {
         Self { enabled: false, low: 0, high: u32::MAX, probe: None, since: now }
     }
 
-    /// A probe is on its way.
+    /// True if a probe is in flight.
     pub(super) fn is_probing(&self) -> bool {
         self.probe.is_some()
     }
 
-    /// Something was sent again: what becomes of the probe tells nothing any more.
+    /// Makes the probe void: after a retransmission its outcome proves nothing.
     pub(super) fn forget_probe(&mut self) {
         self.probe = None;
     }
 }
 
 impl Connection {
-    /// The handshake is over (Linux's tcp_mtup_init). A side that began it keeps to what is
-    /// assumed at once; the other from the first change of its path on.
+    /// Prepares the search after the handshake, as on Linux. The side that opened the connection
+    /// uses the assumed size at once, the other side from the first change of its path on.
     pub(super) fn begin_path(&mut self, now: Instant) {
         if !self.passive {
             self.begin_search(now);
@@ -91,12 +91,12 @@ impl Connection {
         };
     }
 
-    /// Whether a probe is to be sent before all else (Linux's tcp_mtu_probe).
+    /// Decides whether to send a probe before other data, by Linux's rules.
     pub(super) fn attempt_probe(&mut self, now: Instant) -> Attempt {
         let search = &self.path.search;
         let window = self.congestion.cwnd();
         let calm = self.recovery.state == CaState::Open && self.send.loss_probe.is_none();
-        // SACK blocks would make other segments smaller than they are meant to be.
+        // SACK blocks would make other segments smaller than planned.
         let blocks = self.receive.sack_blocks(self.timestamps.enabled);
         if search.is_probing() || !calm || window < WINDOW_MIN || blocks > 0 {
             return Attempt::No;
@@ -108,7 +108,7 @@ impl Connection {
             return Attempt::No;
         }
         let (next, edge) = (self.send.nxt, self.send.una + self.send.wnd);
-        // As many segments behind it as show that it is lost.
+        // Enough segments behind the probe to reveal its loss.
         let needed = size + (self.recovery.reordering + 1) * self.send.mss;
         if self.send.unsent() < needed || self.send.wnd < needed {
             return Attempt::No;
@@ -128,7 +128,7 @@ impl Connection {
         Attempt::Send(Plan { seq: next, len: size, fin: false, flags, kind: Kind::MtuProbe })
     }
 
-    /// The search was over: after a while it begins anew, from what is in use.
+    /// Restarts a search that is over, after `probe_interval`, from the size in use.
     fn search_again(&mut self, now: Instant) {
         if now.since(self.path.search.since) >= self.settings.probe_interval {
             self.begin_search(now);
@@ -137,7 +137,7 @@ impl Connection {
         }
     }
 
-    /// A probe goes out. It counts as two segments.
+    /// Accounts for a probe that was sent. It counts as two segments.
     pub(super) fn mtu_probe_sent(&mut self, plan: &Plan) {
         let size = plan.len + self.options_len();
         self.path.search.probe = Some(Probe { size, start: plan.seq, end: plan.end() });
@@ -145,8 +145,7 @@ impl Connection {
         window.set_cwnd(window.cwnd() - 1);
     }
 
-    /// Something was acknowledged: with the probe, the path is known to take it. The window keeps
-    /// its size in bytes (Linux's tcp_mtup_probe_success).
+    /// Raises the size if the probe is acknowledged. The congestion window keeps its size in bytes.
     pub(super) fn judge_mtu_probe(&mut self, now: Instant) {
         let una = self.send.una;
         let Some(probe) = self.path.search.probe.take_if(|probe| una.at_or_after(probe.end)) else {
@@ -166,8 +165,8 @@ impl Connection {
         self.sync_mss(self.path.sizes.path);
     }
 
-    /// Recovery is about to begin. True if the first segment outstanding is the probe: the path
-    /// does not take it, which is no sign of congestion (RFC 4821 §7.7).
+    /// Called before recovery begins. Returns true if the first outstanding segment is the probe:
+    /// the path does not take it, which is no sign of congestion (RFC 4821 §7.6.2).
     pub(super) fn loses_mtu_probe(&mut self, now: Instant) -> bool {
         let una = self.send.una;
         let calm = self.recovery.state < CaState::Cwr;
@@ -180,8 +179,7 @@ impl Connection {
         true
     }
 
-    /// Timeouts in a row: a router may drop what is too large without a word (RFC 4821 §7.6.2;
-    /// Linux's tcp_mtu_probing).
+    /// Reacts to consecutive timeouts: a router may drop large packets silently (RFC 4821 §7.7).
     pub(super) fn suspect_black_hole(&mut self, now: Instant) {
         if self.settings.mtu_probing == 0 {
             return;

@@ -1,4 +1,4 @@
-//! A queue of pieces: what a connection has to send, and what it has received in order.
+//! A queue of pieces: data to send, or data received in order.
 
 use alloc::collections::VecDeque;
 use towpath_packet::pool::{Frame, SMALL_FRAME_BYTES};
@@ -10,9 +10,10 @@ pub struct PieceQueue {
     pieces: VecDeque<Piece>,
     bytes: usize,
     held: usize,
-    /// Of it, in small frames.
+    /// Part of `held` that is in small frames.
     held_small: usize,
-    /// Where the last cut ended: index of a piece and the offset of its first byte.
+    /// Where the last cut ended: index of a piece, and the offset of the piece's first byte in the
+    /// queue.
     cursor: (usize, usize),
 }
 
@@ -42,7 +43,7 @@ impl PieceQueue {
         (self.held_small, self.held - self.held_small)
     }
 
-    /// Adds a piece at the end; joins it to the last if it continues it.
+    /// Adds a piece at the end. Joins it to the last piece if it continues that one.
     pub fn push(&mut self, piece: Piece) {
         if piece.is_empty() {
             return;
@@ -53,7 +54,7 @@ impl PieceQueue {
                 let len = last.len();
                 match last.join(piece) {
                     Ok(()) => {
-                        // A cut that ended with the last piece ended within it now.
+                        // A cut that ended at the end of the last piece now ends within it.
                         if self.cursor.0 == self.pieces.len() {
                             self.cursor = (self.cursor.0 - 1, self.cursor.1 - len);
                         }
@@ -93,8 +94,8 @@ impl PieceQueue {
         self.cursor = (0, 0);
     }
 
-    /// Lets `write` put bytes behind the last ones into the same frame, if nobody else holds it;
-    /// `write` and this return how many.
+    /// Lets `write` append bytes to the frame of the last piece, if that frame has no other holder.
+    /// `write` and this call return the number of bytes.
     pub fn fill_tail(&mut self, write: impl FnOnce(&mut [u8]) -> usize) -> usize {
         let Some(last) = self.pieces.pop_back() else { return 0 };
         let (mut frame, used) = match Frame::reopen(last) {
@@ -110,7 +111,7 @@ impl PieceQueue {
         self.pieces.push_back(piece);
         self.bytes += count;
         if count > 0 && self.cursor.0 == self.pieces.len() {
-            // A cut that ended with the last piece ended within it now.
+            // A cut that ended at the end of the last piece now ends within it.
             self.cursor = (self.cursor.0 - 1, self.cursor.1 - used.len());
         }
         count
@@ -154,8 +155,8 @@ impl PieceQueue {
         *self = Self::default();
     }
 
-    /// Adds the bytes from `offset` on to `packet`: at most `len`, fewer if the queue ends or the
-    /// packet can take no more pieces. Returns how many.
+    /// Adds up to `len` bytes from `offset` on to `packet`; fewer if the queue ends or the packet
+    /// can take no more pieces. Returns the number of bytes added.
     pub fn cut(&mut self, offset: usize, len: usize, packet: &mut Packet) -> usize {
         let (mut index, mut start) = if offset >= self.cursor.1 { self.cursor } else { (0, 0) };
         while let Some(piece) = self.pieces.get(index)
@@ -184,7 +185,7 @@ impl PieceQueue {
     }
 }
 
-/// What a piece holds of a small frame, if it holds `held` bytes: none if that is more.
+/// Part of `held` bytes of one piece that is in a small frame: all of it or nothing.
 fn small(held: usize) -> usize {
     if held <= SMALL_FRAME_BYTES { held } else { 0 }
 }

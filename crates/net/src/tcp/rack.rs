@@ -1,5 +1,6 @@
-//! RACK-TLP (RFC 8985), as Linux has it: what was sent longer before something delivered than the
-//! reordering window is lost; and when nothing more is heard, a probe of the tail asks.
+//! RACK-TLP (RFC 8985), as Linux implements it. A segment counts as lost once one that was sent
+//! later, by more than the reordering window, is delivered. If no ACKs arrive, a probe of the tail
+//! provokes one.
 
 use super::congestion::CaState;
 use super::connection::Connection;
@@ -9,41 +10,42 @@ use super::scoreboard::{Newest, Record};
 use super::seq::Seq;
 use crate::time::{Duration, Instant};
 
-/// Recoveries for which a widened reordering window stays (RFC 8985 §6.2 step 4).
+/// Number of recoveries for which a widened reordering window stays (RFC 8985 §6.2 step 4).
 const REO_WND_PERSIST: u8 = 16;
-/// Least time that a timer is given beyond what is computed (Linux's TCP_TIMEOUT_MIN).
+/// Margin that is added to a computed timeout; Linux's value.
 const TIMEOUT_MIN: Duration = Duration::from_millis(2);
 
 /// `recovery` setting: the reordering window does not adapt.
 const STATIC_REO_WND: u8 = 2;
-/// `recovery` setting: no reordering window is waited for only because order is not disturbed.
+/// `recovery` setting: without reordering so far, even many duplicates do not close the reordering
+/// window.
 const NO_DUPTHRESH: u8 = 4;
 
 /// A loss probe that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LossProbe {
-    /// A segment of new data, whatever the congestion window says.
+    /// A segment of new data, whatever the congestion window allows.
     New,
-    /// The last segment again.
+    /// The last segment, retransmitted.
     Tail,
 }
 
-/// What RACK and the loss probe remember.
+/// State of RACK and of the loss probe.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rack {
     newest: Option<Newest>,
     /// Round trip of the last delivered segment.
     rtt: Duration,
-    /// Something was delivered since losses were last looked for.
+    /// Something was delivered since the last search for losses.
     advanced: bool,
-    /// Widening of the reordering window, in quarters of the least round trip.
+    /// Width of the reordering window, in quarters of the least round trip.
     steps: u8,
     persist: u8,
-    /// A duplicate was reported that is not yet answered with a wider window.
+    /// A duplicate was reported that has not widened the window yet.
     dsack_seen: bool,
     /// Segments delivered when the window was last widened.
     widened_at: u32,
-    /// `snd_nxt` when a loss probe was sent, until it is known what became of it.
+    /// `snd_nxt` when a loss probe was sent, until its outcome is known.
     probe_high: Option<Seq>,
     /// The probe was a retransmission.
     probe_resent: bool,
@@ -66,11 +68,11 @@ impl Default for Rack {
 }
 
 impl Rack {
-    /// `record` was delivered (RFC 8985 §6.2 steps 1 and 2).
+    /// Notes that `record` was delivered (RFC 8985 §6.2 steps 1 and 2).
     pub(super) fn deliver(&mut self, record: &Record, min_rtt: Option<Duration>, now: Instant) {
         let rtt = now.since(record.sent_at);
         if record.ever_resent && min_rtt.is_none_or(|min| rtt < min) {
-            // Too soon: it was the original that arrived.
+            // Too early for the retransmission: the original arrived.
             return;
         }
         self.advanced = true;
@@ -86,14 +88,14 @@ impl Rack {
         self.rtt
     }
 
-    /// A duplicate was reported that no loss probe explains.
+    /// Notes a reported duplicate that no loss probe explains.
     pub(super) fn note_duplicate(&mut self) {
         self.dsack_seen = true;
     }
 
-    /// RFC 8985 §6.2 step 4: widens the reordering window by a step for each round trip with a
-    /// duplicate. `sent_after` is what had been delivered when the newest segment that this ACK
-    /// acknowledges was sent.
+    /// Widens the reordering window by one step for each round trip with a duplicate (RFC 8985 §6.2
+    /// step 4). `sent_after` is the number of segments that had been delivered when the newest
+    /// segment that this ACK acknowledges was sent.
     fn adapt(&mut self, sent_after: u32, delivered: u32) {
         if (sent_after.wrapping_sub(self.widened_at) as i32) < 0 {
             self.dsack_seen = false;
@@ -108,17 +110,17 @@ impl Rack {
         }
     }
 
-    /// A recovery without reason: the wide window stays longer.
+    /// Keeps a widened window longer, after a recovery without reason.
     pub(super) fn persist_more(&mut self) {
         self.persist = (self.persist + 1).min(REO_WND_PERSIST);
     }
 
-    /// One more recovery with the wide window.
+    /// Counts one more recovery with the widened window.
     pub(super) fn recovery_over(&mut self) {
         self.persist = self.persist.saturating_sub(1);
     }
 
-    /// Losses are looked for again although nothing was delivered.
+    /// Repeats the search for losses although nothing was delivered.
     pub(super) fn look_again(&mut self) {
         self.advanced = true;
     }
@@ -127,19 +129,19 @@ impl Rack {
         self.probe_high = None;
     }
 
-    /// A loss probe that was a retransmission is on the way.
+    /// True if the loss probe in flight is a retransmission.
     pub(super) fn probe_resent(&self) -> bool {
         self.probe_high.is_some() && self.probe_resent
     }
 
-    /// `snd_nxt` when the loss probe on the way was sent.
+    /// `snd_nxt` when the loss probe in flight was sent.
     pub(super) fn probe_high(&self) -> Option<Seq> {
         self.probe_high
     }
 }
 
 impl Connection {
-    /// RFC 8985 §6.2 step 4: how long order may be disturbed.
+    /// How far delivery may be out of order, as a time (RFC 8985 §6.2 step 4).
     fn reordering_window(&self) -> Duration {
         let recovery = &self.recovery;
         let no_dupthresh = self.settings.recovery & NO_DUPTHRESH != 0;
@@ -168,7 +170,8 @@ impl Connection {
         self.send.board.find_late(newest, patience, now)
     }
 
-    /// RFC 8985 §6.2 step 5. True if the reordering timer now runs.
+    /// Marks late records as lost (RFC 8985 §6.2 step 5). Returns true if the reordering timer now
+    /// runs.
     pub(super) fn mark_late(&mut self, now: Instant) -> bool {
         if !core::mem::take(&mut self.recovery.rack.advanced) {
             return false;
@@ -180,7 +183,7 @@ impl Connection {
         wait.is_some()
     }
 
-    /// The reordering timer fired (RFC 8985 §6.3).
+    /// Handles the reordering timer (RFC 8985 §6.3).
     pub(super) fn on_reorder(&mut self, now: Instant) {
         let (in_flight, lost) = (self.send.board.in_flight(), self.send.board.lost());
         self.find_late(now);
@@ -195,8 +198,9 @@ impl Connection {
         self.rearm_rto_from_head(now);
     }
 
-    /// RFC 8985 §7.2. `advancing` if the retransmission timer is to be set anew. True if a probe
-    /// is scheduled; it takes the place of the timer.
+    /// Schedules a loss probe (RFC 8985 §7.2). `advancing` means that the retransmission timer is
+    /// due to be rearmed. Returns true if a probe is scheduled; its timer replaces the
+    /// retransmission timer.
     pub(super) fn schedule_loss_probe(&mut self, advancing: bool, now: Instant) -> bool {
         let outstanding = self.send.board.totals().packets_out;
         let calm = matches!(self.recovery.state, CaState::Open | CaState::Cwr);
@@ -205,7 +209,7 @@ impl Connection {
             return false;
         }
         let mut timeout = match self.rtt.srtt() {
-            // A lone segment may be acknowledged late.
+            // The ACK of a lone segment may be delayed.
             Some(srtt) => 2 * srtt + if outstanding == 1 { self.rtt.least() } else { TIMEOUT_MIN },
             None => RTO_INITIAL,
         };
@@ -217,7 +221,7 @@ impl Connection {
         true
     }
 
-    /// The probe timer fired (RFC 8985 §7.3).
+    /// Handles the timer of the loss probe (RFC 8985 §7.3).
     pub(super) fn on_loss_probe(&mut self, now: Instant) {
         self.rearm_rto_from_head(now);
         if self.recovery.rack.probe_high.is_some() || self.send.board.is_empty() {
@@ -229,7 +233,8 @@ impl Connection {
         self.send.loss_probe = Some(if fits { LossProbe::New } else { LossProbe::Tail });
     }
 
-    /// The probe that was due was sent; the retransmission timer begins anew. False if none was.
+    /// Accounts for a loss probe that was sent, and restarts the retransmission timer. Returns
+    /// false if no probe was due.
     pub(super) fn loss_probe_sent(&mut self, resent: bool, now: Instant) -> bool {
         let sent = self.send.loss_probe.take().is_some();
         if sent {
@@ -240,8 +245,8 @@ impl Connection {
         sent
     }
 
-    /// RFC 8985 §7.4: what became of the probe. `dsack` if it was reported as a duplicate,
-    /// `quiet` if the ACK says nothing else.
+    /// Decides what became of the loss probe (RFC 8985 §7.4). `dsack` means that it was reported as
+    /// a duplicate, `quiet` that the ACK reports nothing else.
     pub(super) fn judge_loss_probe(&mut self, ack: Seq, dsack: bool, quiet: bool, now: Instant) {
         let Some(high) = self.recovery.rack.probe_high else { return };
         if ack.before(high) {
@@ -250,7 +255,7 @@ impl Connection {
         if !self.recovery.rack.probe_resent || dsack {
             self.recovery.rack.forget_probe();
         } else if ack.after(high) {
-            // The probe repaired a loss: the window goes down as if recovery had.
+            // The probe repaired a loss: reduce the window as recovery would.
             self.begin_reduction();
             self.set_state(CaState::Cwr, now);
             self.end_reduction(now);

@@ -1,11 +1,11 @@
-//! How fast the path delivers (draft-cheng-iccrg-delivery-rate-estimation; Linux's tcp_rate.c).
+//! Delivery rate of the path (draft-cheng-iccrg-delivery-rate-estimation), as Linux estimates it.
 //!
-//! A *sample* is what was delivered between the sending of a segment and its acknowledgment, over
-//! that time: the time in which it was sent, or the time in which it was acknowledged, whichever is
-//! longer, so that ACKs that come in a bunch do not exaggerate. Samples from times when the owner
-//! had nothing more to send say less than the path can do, and are marked.
+//! A *sample* is the data delivered between the sending of a segment and its acknowledgment, over
+//! the time in which the data was sent or that in which it was acknowledged. The longer time
+//! counts, so that a bunch of ACKs does not exaggerate the rate. Samples from times when the owner
+//! had no more data to send show less than the path can do, and are marked.
 //!
-//! Each record keeps what was known when it was last sent ([`Sent`]), as differences to its time.
+//! Each record keeps what was known when it was last sent ([`Sent`]), as offsets from that time.
 
 use super::connection::Connection;
 use super::scoreboard::Record;
@@ -14,16 +14,16 @@ use crate::time::{Duration, Instant};
 /// What was known when a record was last sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sent {
-    /// How long before the segments began to be sent of which the latest sample counts the
-    /// delivery, in microseconds.
+    /// Time from the sending of the newest segment in the latest sample to that of this record, in
+    /// microseconds.
     first_before_us: u32,
-    /// How long before something was delivered the last time, in microseconds.
+    /// Time from the last delivery to the sending of this record, in microseconds.
     delivered_before_us: u32,
-    /// The owner had nothing more to send.
+    /// The owner had no more data to send.
     limited: bool,
 }
 
-/// The segment that was sent last of those that an ACK tells of.
+/// The segment sent last of those that an ACK reports as delivered.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Newest {
     pub(super) sent_at: Instant,
@@ -43,11 +43,12 @@ impl Newest {
 pub(super) struct Rate {
     /// When the newest segment of the latest sample was sent.
     first_at: Instant,
-    /// When something was delivered the last time.
+    /// When something was last delivered.
     delivered_at: Instant,
-    /// The owner had nothing more to send until so much is delivered.
+    /// The owner had no more data to send, until this many segments are delivered.
     limited_until: Option<u32>,
-    /// The sample that counts: segments, in microseconds, while the owner had nothing more to send.
+    /// The sample that counts: segments, their time in microseconds, and whether the owner had no
+    /// more data to send.
     segments: u32,
     interval_us: u32,
     limited: bool,
@@ -67,13 +68,13 @@ impl Default for Rate {
 }
 
 impl Rate {
-    /// Nothing is outstanding: what is sent now begins anew.
+    /// Starts anew, as nothing is outstanding.
     pub(super) fn restart(&mut self, now: Instant) {
         self.first_at = now;
         self.delivered_at = now;
     }
 
-    /// What a record sent now is to remember.
+    /// State to keep in a record that is sent now.
     pub(super) fn sent(&self, now: Instant) -> Sent {
         Sent {
             first_before_us: micros(now.since(self.first_at)),
@@ -82,8 +83,9 @@ impl Rate {
         }
     }
 
-    /// An ACK told of `newest` and others. `delivered` segments in all were delivered by now, some
-    /// of them `news`.
+    /// Takes a sample from an ACK; `newest` is the segment sent last that it reports as delivered.
+    /// `delivered` is the number of segments delivered so far; `news` means that this ACK reported
+    /// some.
     pub(super) fn sample(
         &mut self,
         newest: Option<Newest>,
@@ -106,7 +108,7 @@ impl Rate {
             micros(now.since(newest.sent_at)).saturating_add(sent.delivered_before_us);
         let interval_us = sent.first_before_us.max(acknowledged_in);
         if interval_us < micros(min_rtt) {
-            // A retransmission, most likely, whose original was acknowledged.
+            // Most likely a retransmission whose original was acknowledged.
             return;
         }
         let segments = delivered.wrapping_sub(newest.delivered);
@@ -120,20 +122,20 @@ impl Rate {
         }
     }
 
-    /// Bytes per second, if segments have `mss` bytes.
+    /// Rate in bytes per second, for segments of `mss` bytes.
     pub(super) fn bytes_per_second(&self, mss: u32) -> u64 {
         let bytes = u64::from(self.segments) * u64::from(mss);
         bytes.saturating_mul(1_000_000).checked_div(self.interval_us.into()).unwrap_or(0)
     }
 
-    /// The owner had nothing more to send: the path may be faster.
+    /// True if the owner had no more data to send during the sample: the path may be faster.
     pub(super) fn is_limited(&self) -> bool {
         self.limited
     }
 }
 
 impl Connection {
-    /// The owner is about to send: notes if there was nothing left to send before.
+    /// Notes, before the owner adds data, whether nothing was left to send.
     pub(super) fn note_gap(&mut self) {
         let board = &self.send.board;
         let in_flight = board.in_flight();
@@ -165,7 +167,7 @@ mod tests {
         Some(Newest { sent_at, delivered, sent: rate.sent(sent_at) })
     }
 
-    /// The longer of both times counts.
+    /// The longer of the two times counts.
     #[test]
     fn the_slower_way_counts() {
         let mut rate = Rate::default();
@@ -185,7 +187,7 @@ mod tests {
         assert_eq!(rate.bytes_per_second(1000), 10_000 * 1000 / 31);
     }
 
-    /// A sample from a time without data counts only if it is no slower.
+    /// A sample from a time without data to send counts only if it is no slower.
     #[test]
     fn limited_samples_only_raise() {
         let mut rate = Rate::default();
@@ -205,7 +207,7 @@ mod tests {
         let sent = newest(&rate, 11, at(40));
         rate.sample(sent, (12, true), MIN_RTT, at(50));
         assert_eq!((rate.bytes_per_second(1000), rate.is_limited()), (100_000, false));
-        // Faster than the path ever was: not believed.
+        // Shorter than the least round trip: not believed.
         let sent = newest(&rate, 12, at(60));
         rate.delivered_at = at(60);
         rate.first_at = at(60);

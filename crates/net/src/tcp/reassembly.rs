@@ -1,34 +1,36 @@
-//! Segments that arrived ahead of their turn (RFC 9293 §3.10.7.4), and the SACK blocks they make.
+//! Data received out of order (RFC 9293 §3.10.7.4), and the SACK blocks that report it.
 //!
-//! Pieces are kept sorted and never overlap: what is there already wins, new bytes fill holes.
-//! Bounds: [`PIECES_MAX`] pieces, and the memory that the caller allows to be held. At a bound
-//! the segment is dropped and counted; its sender sends it again.
+//! Pieces are sorted and never overlap: data that is already held wins, and new bytes fill holes.
+//! Bounds: [`PIECES_MAX`] pieces, and the memory that the caller allows. At a bound the segment is
+//! dropped and counted; its sender retransmits it.
 
 use super::seq::Seq;
 use alloc::vec::Vec;
 use towpath_packet::Piece;
 
-/// Most pieces out of order in one connection. 24 bytes each: 48 KiB of bookkeeping.
+/// Largest number of out-of-order pieces of one connection. 24 bytes each: 48 KiB of bookkeeping.
 pub const PIECES_MAX: usize = 2048;
 
-/// Most SACK blocks reported (RFC 2018 §3); one less beside timestamps.
+/// Largest number of SACK blocks in a segment (RFC 2018 §3); one less beside timestamps.
 pub const SACK_BLOCKS_MAX: usize = 4;
 
-/// Ranges remembered for reports: one more, so that one that is reported again later is known.
+/// Ranges remembered for SACK blocks: one more than can be reported, for a range that is reported
+/// again later.
 const RECENT_MAX: usize = SACK_BLOCKS_MAX + 1;
 
-/// Pieces ahead of `rcv_nxt`.
+/// Pieces beyond `rcv_nxt`.
 #[derive(Default)]
 pub struct Reassembly {
     pieces: Vec<(Seq, Piece)>,
     held: usize,
-    /// Ranges to report, the one that grew last first (RFC 2018 §4); `recent_count` of them.
+    /// Ranges to report, the one that grew last first (RFC 2018 §4); `recent_count` of them are
+    /// valid.
     recent: [(Seq, Seq); RECENT_MAX],
     recent_count: usize,
 }
 
 impl Reassembly {
-    /// True if nothing is waiting.
+    /// True if nothing is held.
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
@@ -38,8 +40,8 @@ impl Reassembly {
         self.held
     }
 
-    /// Adds bytes that begin at `start`; the number after them is reported too if they end in a
-    /// FIN. False if there was no room for all of them.
+    /// Adds bytes that begin at `start`. `fin` means that a FIN follows them; its number is
+    /// reported too. Returns false if there was no room for all bytes.
     pub fn insert(&mut self, start: Seq, pieces: impl Iterator<Item = Piece>, fin: bool) -> bool {
         let mut at = start;
         for piece in pieces {
@@ -54,7 +56,7 @@ impl Reassembly {
         true
     }
 
-    /// Puts a range at the front of those to report, joined with what it touches.
+    /// Moves a range to the front of those to report, merged with the ranges that it touches.
     fn report(&mut self, start: Seq, end: Seq) {
         if start == end {
             return;
@@ -112,7 +114,7 @@ impl Reassembly {
         true
     }
 
-    /// Hands out what continues at `next`, in order; returns the number after it.
+    /// Hands out the pieces that continue at `next`, in order. Returns the number after them.
     pub fn take_in_order(&mut self, next: Seq, mut give: impl FnMut(Piece)) -> Seq {
         let mut next = next;
         let mut taken = 0;
@@ -142,8 +144,8 @@ impl Reassembly {
         next
     }
 
-    /// The ranges waiting, as SACK blocks: the one that grew last first. Ranges that have not grown
-    /// for long may be missing, or reported in part.
+    /// Writes the held ranges as SACK blocks, the one that grew last first, and returns their
+    /// number. Ranges that have not grown for long may be missing or incomplete.
     pub fn blocks(&self, blocks: &mut [(u32, u32); 4]) -> u8 {
         let count = self.recent_count.min(SACK_BLOCKS_MAX);
         for (block, (start, end)) in blocks.iter_mut().zip(&self.recent[..count]) {
@@ -152,12 +154,12 @@ impl Reassembly {
         count as u8
     }
 
-    /// Blocks that [`Reassembly::blocks`] reports.
+    /// Number of blocks that [`Reassembly::blocks`] writes.
     pub fn block_count(&self) -> usize {
         self.recent_count.min(SACK_BLOCKS_MAX)
     }
 
-    /// Parts of a range that are there, in order. Parts that touch may come as one or as several.
+    /// Parts of a range that are held, in order. Parts that touch may come as one or as several.
     pub fn overlaps(&self, start: Seq, end: Seq) -> impl Iterator<Item = (Seq, Seq)> {
         let after = |(at, piece): &(Seq, Piece)| *at + piece.len() as u32;
         let first = self.pieces.partition_point(|entry| after(entry).at_or_before(start));
@@ -165,7 +167,7 @@ impl Reassembly {
         entries.map(move |entry| (entry.0.max(start), after(entry).min(end)))
     }
 
-    /// The byte with this number, if it is there.
+    /// The byte with this sequence number, if it is held.
     pub fn byte(&self, at: Seq) -> Option<Piece> {
         let index = self.pieces.partition_point(|(start, _)| start.at_or_before(at));
         let (start, piece) = self.pieces.get(index.checked_sub(1)?)?;
@@ -173,7 +175,7 @@ impl Reassembly {
         (offset < piece.len()).then(|| piece.slice(offset, 1))
     }
 
-    /// Number after the last that is waiting.
+    /// Sequence number after the last held byte.
     pub fn end(&self) -> Option<Seq> {
         self.pieces.last().map(|(at, piece)| *at + piece.len() as u32)
     }

@@ -1,18 +1,17 @@
-//! Loss recovery: the states of Linux's tcp_fastretrans_alert, proportional rate reduction
-//! (RFC 6937, with its slow-start bound), NewReno without SACK (RFC 6582), F-RTO
-//! (RFC 5682), and undoing a reduction that was a mistake (RFC 3522, RFC 3708, RFC 4015).
+//! Loss recovery: Linux's recovery states, proportional rate reduction (RFC 6937, with its
+//! slow-start bound), NewReno without SACK (RFC 6582), F-RTO (RFC 5682), and undoing a reduction
+//! that was a mistake (RFC 3522, RFC 3708, RFC 4015).
 //!
 //! # Theory of operation
 //!
-//! `Open` becomes `Disorder` with the first sign of disorder and `Recovery` when something is
-//! known to be lost; the timer makes it `Loss`; congestion without loss makes it `Cwr`. The last
-//! three end when everything before `high`, the next number at their beginning, is acknowledged.
-//! In `Cwr` and `Recovery` each ACK sets the window to what is in flight and as much more as
-//! proportional rate reduction allows; in `Loss` it grows from one segment.
+//! The first sign of disorder turns `Open` into `Disorder`. A known loss leads to `Recovery`, a
+//! timeout to `Loss`, and congestion without loss to `Cwr`. These three end when everything before
+//! `high`, the next number at their beginning, is acknowledged. In `Cwr` and `Recovery` each ACK
+//! sets the window to the segments in flight plus what proportional rate reduction allows. In
+//! `Loss` the window grows from one segment.
 //!
-//! What is sent again follows from the records that are marked lost, and `Resend` says whether the
-//! last ACK allows it. The marks come from `rack` where there is SACK, and from counting duplicate
-//! ACKs where there is none.
+//! Records that are marked lost are retransmitted; `Resend` says whether the last ACK allows it.
+//! With SACK, `rack` sets the marks. Without SACK, the count of duplicate ACKs does.
 
 use super::ack::News;
 use super::congestion::{CaState, Event};
@@ -22,58 +21,58 @@ use super::rate::Rate;
 use super::seq::Seq;
 use crate::time::{Duration, Instant};
 
-/// Largest degree of reordering that is believed (Linux's tcp_max_reordering).
+/// Largest degree of reordering that is assumed (`tcp_max_reordering`).
 pub(super) const REORDERING_MAX: u32 = 300;
-/// Least time that a receiver that dropped what it had reported is given to say more (Linux's
-/// tcp_check_sack_reneging).
+/// Least time to wait for more ACKs of a receiver that seems to have dropped SACKed data; Linux's
+/// value.
 const RENEGING_WAIT_MIN: Duration = Duration::from_millis(10);
 
-/// What the last ACK allows to be sent again.
+/// What the last ACK allows to be retransmitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) enum Resend {
     /// Nothing.
     #[default]
     Nothing,
-    /// New data first; what is lost only if there is none (RFC 5682 §3.1 step 2b).
+    /// New data first; lost data only if there is no new data (RFC 5682 §3.1 step 2b).
     NewFirst,
-    /// What is lost.
+    /// Lost data.
     Lost,
 }
 
 /// State of loss recovery.
 pub(super) struct Recovery {
     pub(super) state: CaState,
-    /// The state ends when this is acknowledged (Linux's high_seq).
+    /// The state ends when everything before this is acknowledged.
     pub(super) high: Seq,
-    /// `snd_una` at the beginning of a reduction that may yet be undone.
+    /// `snd_una` at the beginning of a reduction that may still be undone.
     pub(super) undo_marker: Option<Seq>,
-    /// Segments sent again since then whose duplicates have not been reported; `None` before any.
+    /// Segments retransmitted since then and not reported as duplicates; `None` before any.
     pub(super) undo_retrans: Option<u32>,
-    /// Threshold to return to.
+    /// Slow-start threshold to restore when the reduction is undone.
     pub(super) prior_ssthresh: Option<u32>,
-    /// First retransmission of this episode.
+    /// When the first retransmission of this episode was sent.
     pub(super) resent_at: Option<Instant>,
     prr_delivered: u32,
     prr_out: u32,
-    /// The timeout may prove spurious.
+    /// F-RTO checks whether the timeout was spurious.
     frto: bool,
     pub(super) resend: Resend,
-    /// Segments by which order may be disturbed before loss is assumed.
+    /// Degree of reordering, in segments, that is tolerated before loss is assumed.
     pub(super) reordering: u32,
     /// How often reordering was seen on this connection.
     pub(super) reord_seen: u32,
-    /// Segments delivered, as far as is known; wraps.
+    /// Segments delivered, as far as known; wraps.
     pub(super) delivered: u32,
-    /// Segments that were reported twice.
+    /// Segments that were reported as duplicates.
     pub(super) dsack_dups: u32,
-    /// Segments sent again.
+    /// Segments retransmitted.
     pub(super) total_retrans: u32,
     pub(super) rack: Rack,
     pub(super) rate: Rate,
 }
 
 impl Recovery {
-    /// Nothing sent yet.
+    /// State of a connection that has sent nothing.
     pub(super) fn new(iss: Seq, reordering: u32) -> Self {
         Self {
             state: CaState::Open,
@@ -96,22 +95,22 @@ impl Recovery {
         }
     }
 
-    /// The window is being taken down.
+    /// True while the window is being reduced.
     pub(super) fn is_reducing(&self) -> bool {
         matches!(self.state, CaState::Cwr | CaState::Recovery)
     }
 
-    /// `segments` were sent while the window is being taken down.
+    /// Counts `segments` sent while the window is being reduced.
     pub(super) fn note_reduced_send(&mut self, segments: u32) {
         self.prr_out += segments;
     }
 
-    /// `segments` were sent again as a loss probe.
+    /// Counts `segments` retransmitted as a loss probe.
     pub(super) fn note_probe(&mut self, segments: u32) {
         self.total_retrans = self.total_retrans.wrapping_add(segments);
     }
 
-    /// `segments` that were lost were sent again.
+    /// Counts `segments` that were lost and retransmitted.
     pub(super) fn note_resent(&mut self, segments: u32, now: Instant) {
         self.note_probe(segments);
         self.resent_at.get_or_insert(now);
@@ -121,7 +120,7 @@ impl Recovery {
         }
     }
 
-    /// `count` segments sent again turn out to have arrived twice.
+    /// Counts `count` retransmitted segments that were reported as duplicates.
     pub(super) fn forgive(&mut self, count: u32) {
         if self.undo_marker.is_some() {
             self.undo_retrans = self.undo_retrans.map(|left| left.saturating_sub(count));
@@ -130,12 +129,11 @@ impl Recovery {
 }
 
 impl Connection {
-    /// An ACK with something unusual about it, or in an unusual state (Linux's
-    /// tcp_fastretrans_alert).
+    /// Processes an ACK that is unusual, or that arrives in an unusual state.
     pub(super) fn alert(&mut self, news: &mut News, now: Instant) {
         self.recovery.resend = Resend::Nothing;
         if news.ece {
-            // RFC 3168 §6.1.2: this reduction is not a mistake.
+            // RFC 3168 §6.1.2: this reduction must not be undone.
             self.recovery.prior_ssthresh = None;
         }
         if self.wait_for_reneging(news, now) || self.leave_state(news, now) {
@@ -166,7 +164,7 @@ impl Connection {
                 }
                 self.find_losses(news, now);
                 if self.recovery.state == CaState::Open || news.lost_again {
-                    // The timeout was a mistake, or what it sent is lost too.
+                    // The timeout was spurious, or what it sent was lost too.
                     if !self.judge_disorder(news, now) {
                         return;
                     }
@@ -183,7 +181,7 @@ impl Connection {
         self.recovery.resend = Resend::Lost;
     }
 
-    /// Outside of recovery: true if it begins.
+    /// Decides outside of recovery whether recovery begins; true if it does.
     fn judge_disorder(&mut self, news: &mut News, now: Instant) -> bool {
         if !self.sack {
             if news.advanced {
@@ -206,8 +204,8 @@ impl Connection {
         true
     }
 
-    /// The first of what SACK reported is now missing (RFC 2018 §8). ACKs may be out of order: a
-    /// moment later the timer decides.
+    /// Handles a receiver that seems to have dropped SACKed data (RFC 2018 §8). ACKs may be out of
+    /// order, so the timer decides a moment later.
     fn wait_for_reneging(&mut self, news: &mut News, now: Instant) -> bool {
         if !(news.reneging && news.advanced) {
             return false;
@@ -218,14 +216,15 @@ impl Connection {
         true
     }
 
-    /// Ends a state when all of its data is acknowledged. True if nothing more is to be done.
+    /// Ends a state whose data is all acknowledged. Returns true if the ACK needs no more
+    /// processing.
     fn leave_state(&mut self, news: &News, now: Instant) -> bool {
         let una = self.send.una;
         if self.recovery.state == CaState::Open {
             self.recovery.resent_at = None;
         } else if una.at_or_after(self.recovery.high) {
             match self.recovery.state {
-                // The peer must see CWR, which goes with what follows.
+                // Stay until something above `high` is acknowledged: it carries CWR to the peer.
                 CaState::Cwr if una != self.recovery.high => {
                     self.end_reduction(now);
                     self.set_state(CaState::Open, now);
@@ -250,7 +249,7 @@ impl Connection {
         self.congestion.on_state(state, self.send.nxt, now);
     }
 
-    /// Marks what is lost.
+    /// Marks lost records.
     fn find_losses(&mut self, news: &mut News, now: Instant) {
         let totals = self.send.board.totals();
         if totals.packets_out == 0 {
@@ -276,7 +275,7 @@ impl Connection {
             || self.send.board.first().is_some_and(|first| first.ever_resent)
     }
 
-    /// Back to `Open`, or `Disorder` if something is still odd.
+    /// Returns to `Open`, or to `Disorder` if something is still unusual.
     fn try_to_open(&mut self, news: &News, now: Instant) {
         if !self.any_resent() {
             self.recovery.resent_at = None;
@@ -299,7 +298,7 @@ impl Connection {
         }
     }
 
-    /// Fast recovery begins.
+    /// Begins fast recovery.
     pub(super) fn enter_recovery(&mut self, ece: bool, now: Instant) {
         self.recovery.resent_at.get_or_insert(now);
         self.recovery.prior_ssthresh = None;
@@ -313,8 +312,8 @@ impl Connection {
         self.set_state(CaState::Recovery, now);
     }
 
-    /// The network or the peer told of congestion without loss (RFC 3168 §6.1.2): the window goes
-    /// down over a round trip.
+    /// Reduces the window over a round trip: the network or the peer reported congestion without
+    /// loss (RFC 3168 §6.1.2).
     pub(super) fn enter_cwr(&mut self, now: Instant) {
         self.recovery.prior_ssthresh = None;
         if self.recovery.state < CaState::Cwr {
@@ -332,7 +331,7 @@ impl Connection {
     fn prepare_undo(&mut self) {
         let recovery = &mut self.recovery;
         recovery.undo_marker = Some(self.send.una);
-        // What is on the way may be reported twice later, too.
+        // Retransmissions in flight may be reported as duplicates later.
         let probe = u32::from(recovery.rack.probe_resent());
         let out = self.send.board.totals().retrans_out + probe;
         recovery.undo_retrans = (out > 0).then_some(out);
@@ -348,11 +347,11 @@ impl Connection {
         window.clear_credit();
         window.set_prior_cwnd(window.cwnd());
         window.set_ssthresh(ssthresh);
-        // RFC 3168 §6.1.2: the peer is told.
+        // RFC 3168 §6.1.2: CWR informs the peer.
         self.ecn.reduced = true;
     }
 
-    /// Proportional rate reduction (RFC 6937 §3; Linux's tcp_cwnd_reduction).
+    /// Sets the window by proportional rate reduction (RFC 6937 §3).
     pub(super) fn reduce_window(&mut self, delivered: u32, lost: u32, advanced: bool) {
         if delivered == 0 {
             return;
@@ -369,11 +368,11 @@ impl Connection {
             }
             Some(room) => {
                 let owed = recovery.prr_delivered.saturating_sub(recovery.prr_out).max(delivered);
-                // Slow start while retransmissions arrive and nothing more is lost.
+                // Slow start while retransmissions are acknowledged and nothing more is lost.
                 (owed + u32::from(advanced && lost == 0)).min(room)
             }
         };
-        // The first hole goes out when recovery begins.
+        // The first retransmission goes out when recovery begins.
         let send = send.max(u32::from(recovery.prr_out == 0));
         window.set_cwnd(in_flight.saturating_add(send));
     }
@@ -388,7 +387,7 @@ impl Connection {
         self.congestion.on_event(Event::CwrComplete);
     }
 
-    /// The retransmission timer fired (RFC 5681 §3.1, RFC 5682; Linux's tcp_enter_loss).
+    /// Enters `Loss` after the retransmission timer fired (RFC 5681 §3.1, RFC 5682).
     pub(super) fn enter_loss(&mut self, now: Instant) {
         let state = self.recovery.state;
         let duplicates = self.send.board.totals().sacked_out;
@@ -410,7 +409,7 @@ impl Connection {
         window.restamp(now);
         let usual = self.settings.reordering;
         if state <= CaState::Disorder && duplicates >= usual {
-            // So many duplicates and still a timeout: reordering was overestimated.
+            // A timeout despite these duplicates: reordering was overestimated.
             self.recovery.reordering = self.recovery.reordering.min(usual);
         }
         self.set_state(CaState::Loss, now);
@@ -422,14 +421,14 @@ impl Connection {
         self.recovery.resend = Resend::Lost;
     }
 
-    /// An ACK after a timeout (Linux's tcp_process_loss).
+    /// Processes an ACK after a timeout.
     fn process_loss(&mut self, news: &News, now: Instant) {
         let recovered = self.send.una.at_or_after(self.recovery.high);
         if news.advanced && self.undo_loss(false, news, now) {
             return;
         }
         if self.recovery.frto {
-            // RFC 5682 §3.1 step 3b: what was never sent again arrives.
+            // RFC 5682 §3.1 step 3b: data that was never retransmitted has arrived.
             if news.original_acked && self.undo_loss(true, news, now) {
                 return;
             }
@@ -439,7 +438,7 @@ impl Connection {
                 }
             } else if news.advanced && !recovered {
                 self.recovery.high = self.send.nxt;
-                // Step 2b: new data tells more than retransmissions.
+                // Step 2b: the ACK of new data shows more than that of a retransmission.
                 let edge = self.send.una + self.send.wnd;
                 if self.send.has_unsent_numbers() && edge.after(self.send.nxt) {
                     self.recovery.resend = Resend::NewFirst;
@@ -462,7 +461,7 @@ impl Connection {
         self.recovery.resend = Resend::Lost;
     }
 
-    /// Nothing new could be sent where F-RTO asked for it: what is lost goes out.
+    /// Ends F-RTO if no new data could be sent for it: lost data is retransmitted instead.
     pub(super) fn give_up_frto(&mut self) {
         if self.recovery.resend == Resend::NewFirst
             && self.send.nxt.at_or_before(self.recovery.high)
@@ -472,7 +471,7 @@ impl Connection {
         }
     }
 
-    /// What was sent at `low`, once, arrived after later data.
+    /// Notes reordering: data at `low`, which was sent once, arrived after later data.
     pub(super) fn note_reordering(&mut self, low: Seq) {
         let highest = self.send.board.sacked_end().unwrap_or(self.send.una);
         if low.before(highest) {
@@ -482,7 +481,7 @@ impl Connection {
         }
     }
 
-    /// Without SACK each duplicate ACK stands for a segment that left the network.
+    /// Counts duplicate ACKs if there is no SACK: each stands for a segment that left the network.
     fn add_duplicates(&mut self, count: u32) {
         if self.sack || count == 0 {
             return;
@@ -494,7 +493,8 @@ impl Connection {
         self.count_delivered(after.saturating_sub(before));
     }
 
-    /// One of `acked` segments filled the hole, the others were duplicate ACKs before.
+    /// Removes the duplicate ACKs of `acked` segments: one of these filled the hole, each other one
+    /// had caused a duplicate ACK.
     pub(super) fn eat_duplicates(&mut self, acked: u32) {
         let duplicates = self.send.board.totals().sacked_out;
         if acked > 0 {
@@ -504,7 +504,8 @@ impl Connection {
         self.limit_duplicates(acked);
     }
 
-    /// More duplicates than segments can have caused: the network reorders or duplicates.
+    /// Limits the duplicates to what the outstanding segments can cause. More of them mean that the
+    /// network reorders or duplicates.
     fn limit_duplicates(&mut self, acked: u32) {
         let totals = self.send.board.totals();
         let holes = totals.lost_out.max(1).min(totals.packets_out);
@@ -519,14 +520,15 @@ impl Connection {
         self.recovery.delivered = self.recovery.delivered.wrapping_add(segments);
     }
 
-    /// The path takes smaller segments only: what is larger goes again at once, and the window
-    /// does not suffer (Linux's tcp_simple_retransmit).
+    /// Retransmits segments that are too large for the path at once, without a reduction of the
+    /// window.
     pub(super) fn resend_larger(&mut self, now: Instant) {
         self.send.board.lose_larger(self.send.mss);
         self.resend_without_congestion(now);
     }
 
-    /// Nothing of what is outstanding was taken, and not for congestion: all goes again at once.
+    /// Retransmits everything outstanding at once: the peer did not take it, but not for
+    /// congestion.
     pub(super) fn resend_all(&mut self, now: Instant) {
         self.send.board.lose_all(Duration::ZERO, now);
         self.resend_without_congestion(now);

@@ -1,5 +1,4 @@
-//! What is sent again, and when it is given up: the plan of a retransmission, what its sending
-//! means for recovery and for the timers.
+//! Retransmissions: planning them, and their effect on recovery and timers.
 
 use super::connection::Connection;
 use super::output::{Egress, Kind, Plan};
@@ -10,13 +9,13 @@ use super::seq::Seq;
 use crate::time::Instant;
 
 impl Connection {
-    /// True if something may have to be sent again now.
+    /// True if something may have to be retransmitted now.
     pub(super) fn wants_to_resend(&self) -> bool {
         self.send.loss_probe.is_some()
             || (self.recovery.resend != Resend::Nothing && self.send.board.has_due())
     }
 
-    /// The next range that is lost and that the windows let go.
+    /// Plans the next lost range that the windows allow.
     pub(super) fn plan_again(&mut self, egress: &Egress) -> Option<Plan> {
         if self.recovery.resend != Resend::Lost || !self.send.board.has_due() {
             return None;
@@ -28,7 +27,7 @@ impl Connection {
         self.resend_within_window(seq, count, Kind::Again)
     }
 
-    /// A loss probe of what was sent last (RFC 8985 §7.3).
+    /// Plans a loss probe of the last segment (RFC 8985 §7.3).
     pub(super) fn plan_tail(&mut self) -> Option<Plan> {
         if self.send.loss_probe != Some(LossProbe::Tail) {
             return None;
@@ -41,8 +40,8 @@ impl Connection {
         plan
     }
 
-    /// A peer may take back what it offered: then only the first segment is sent again, as a
-    /// probe of the window.
+    /// Limits a retransmission to the peer's window. If the peer has shrunk the window, only the
+    /// first segment is retransmitted, as a probe of the window.
     fn resend_within_window(&self, seq: Seq, count: u32, kind: Kind) -> Option<Plan> {
         let size = self.segment_size();
         let edge = self.send.una + self.send.wnd;
@@ -63,14 +62,14 @@ impl Connection {
         Some(Plan { seq, len, fin, flags, kind })
     }
 
-    /// How what is sent now is remembered.
+    /// What the scoreboard keeps of a segment sent now.
     pub(super) fn sending(&self, fin: bool, now: Instant) -> Sending {
         let delivered = self.recovery.delivered;
         let sent = self.recovery.rate.sent(now);
         Sending { size: self.segment_size(), fin, record_end: false, now, delivered, sent }
     }
 
-    /// Something was sent for the first time; `first` if nothing was outstanding.
+    /// Accounts for new data that was sent; `first` if nothing was outstanding before.
     pub(super) fn after_sending(&mut self, segments: u32, first: bool, now: Instant) {
         if self.recovery.is_reducing() {
             self.recovery.note_reduced_send(segments);
@@ -86,7 +85,7 @@ impl Connection {
         self.schedule_loss_probe(false, now);
     }
 
-    /// A lost range was sent again.
+    /// Accounts for the retransmission of a lost range.
     pub(super) fn after_resending(&mut self, plan: &Plan, now: Instant) {
         self.path.search.forget_probe();
         let sending = self.sending(plan.fin, now);
@@ -97,7 +96,7 @@ impl Connection {
         }
     }
 
-    /// A loss probe of the tail was sent.
+    /// Accounts for a loss probe of the tail.
     pub(super) fn after_tail(&mut self, plan: &Plan, now: Instant) {
         self.path.search.forget_probe();
         let sending = self.sending(plan.fin, now);

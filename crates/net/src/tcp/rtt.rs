@@ -1,27 +1,27 @@
-//! Round-trip time and retransmission timeout (RFC 6298), as Linux estimates them.
+//! Round-trip time and retransmission timeout (RFC 6298), with Linux's estimator.
 //!
-//! The variance is the largest deviation of the last flight rather than a mean of all, and never
-//! less than `RTO_MIN`, so that a steady path still gets that much on top of its round trip; it
-//! rises at once and falls once per flight. The least round trip is that of the last five minutes.
+//! The variance is the largest deviation in the last flight rather than a mean, and never less than
+//! `RTO_MIN`, so that even a steady path has that margin over its round trip. It rises at once and
+//! falls once per flight. The least round trip is that of the last five minutes.
 
 use super::seq::Seq;
 use crate::time::{Duration, Instant};
 
 /// Timeout before the first sample (RFC 6298 §2.1).
 pub const RTO_INITIAL: Duration = Duration::from_secs(1);
-/// Timeout when the handshake gave no sample because its SYN was sent again (RFC 6298 §5.7).
+/// Timeout after a handshake without a sample, because the SYN was retransmitted (RFC 6298 §5.7).
 pub const RTO_FALLBACK: Duration = Duration::from_secs(3);
-/// Least timeout; Linux's, well below the RFC's second.
+/// Least timeout; Linux's value, well below the one second of RFC 6298.
 pub const RTO_MIN: Duration = Duration::from_millis(200);
 /// Greatest timeout, backed off or not.
 pub const RTO_MAX: Duration = Duration::from_secs(120);
-/// How long the least round trip is remembered (Linux's tcp_min_rtt_wlen).
+/// How long the least round trip is remembered (`tcp_min_rtt_wlen`).
 pub const MIN_RTT_WINDOW: Duration = Duration::from_secs(300);
 
-/// Greatest sample, in microseconds; keeps eight times it far from overflow.
+/// Largest sample, in microseconds; eight times it is far from overflow.
 const SAMPLE_MAX_US: u32 = u32::MAX / 32;
 
-/// Smoothed round-trip time.
+/// Estimator of the round-trip time and the retransmission timeout.
 #[derive(Clone, Copy, Debug)]
 pub struct RttEstimator {
     /// Least variance.
@@ -35,7 +35,7 @@ pub struct RttEstimator {
     rttvar_us: u32,
     flight_end: Seq,
     rto: Duration,
-    /// Doublings of it.
+    /// Doublings of `rto`.
     backoff: u8,
     min: WindowedMin,
 }
@@ -47,7 +47,8 @@ impl Default for RttEstimator {
 }
 
 impl RttEstimator {
-    /// No sample yet; timeouts will be at least `least` above the round trip.
+    /// Creates an estimator without samples; timeouts will be at least `least` above the round
+    /// trip.
     pub fn new(least: Duration) -> Self {
         Self {
             least_us: micros(least),
@@ -62,13 +63,13 @@ impl RttEstimator {
         }
     }
 
-    /// Least timeout beyond the round trip.
+    /// Least margin of the timeout over the round trip.
     pub fn least(&self) -> Duration {
         Duration::from_micros(self.least_us.into())
     }
 
-    /// Takes a sample of a segment that was sent once (Karn's rule is the caller's). `una` and
-    /// `nxt` tell flights apart. Ends the back-off.
+    /// Takes a sample of a segment that was sent once (the caller applies Karn's rule). `una` and
+    /// `nxt` separate flights. Ends the back-off.
     pub fn sample(&mut self, rtt: Duration, una: Seq, nxt: Seq) {
         let rtt_us = micros(rtt);
         if self.srtt8_us == 0 {
@@ -97,7 +98,7 @@ impl RttEstimator {
         let mut grown = i64::from(error) - i64::from(mdev_us);
         if rtt_us < srtt_us {
             self.srtt8_us -= error;
-            // A round trip that falls must not look like variance (Eifel).
+            // A falling round trip must not look like variance (Eifel).
             grown = if grown > 0 { grown / 8 } else { grown };
         } else {
             self.srtt8_us += error;
@@ -110,8 +111,8 @@ impl RttEstimator {
         }
     }
 
-    /// Takes a round trip into the windowed minimum. One that `may_be_delayed` by the receiver
-    /// does not raise it.
+    /// Takes a round trip into the windowed minimum. A sample that `may_be_delayed` by the receiver
+    /// does not raise the minimum.
     pub fn sample_min(&mut self, rtt: Duration, may_be_delayed: bool, now: Instant) {
         let rtt_us = micros(rtt);
         if !(may_be_delayed && self.min.value().is_some_and(|min| rtt_us > min)) {
@@ -119,7 +120,7 @@ impl RttEstimator {
         }
     }
 
-    /// The handshake was over without a sample (RFC 6298 §5.7).
+    /// Sets the timeout after a handshake without a sample (RFC 6298 §5.7).
     pub fn fall_back(&mut self) {
         if self.srtt8_us == 0 {
             self.rttvar_us = RTO_FALLBACK.as_micros() as u32;
@@ -135,7 +136,7 @@ impl RttEstimator {
         (self.srtt8_us > 0).then(|| Duration::from_micros((self.srtt8_us / 8).into()))
     }
 
-    /// Least round-trip time seen lately.
+    /// Least round-trip time of the last five minutes.
     pub fn min(&self) -> Option<Duration> {
         self.min.value().map(|us| Duration::from_micros(us.into()))
     }
@@ -145,7 +146,7 @@ impl RttEstimator {
         Duration::from_micros((self.mdev4_us / 4).into())
     }
 
-    /// How often the timeout was doubled.
+    /// How often the timeout has been doubled.
     pub fn backoff(&self) -> u8 {
         self.backoff
     }
@@ -175,8 +176,8 @@ fn micros(rtt: Duration) -> u32 {
     u32::try_from(rtt.as_micros()).unwrap_or(SAMPLE_MAX_US).clamp(1, SAMPLE_MAX_US)
 }
 
-/// Least value within a window of time, kept as the best three samples of thirds of the window
-/// (Kathleen Nichols' filter, as Linux's win_minmax).
+/// Least value within a window of time. It keeps the best three samples of thirds of the window
+/// (Kathleen Nichols' filter, which Linux uses too).
 #[derive(Clone, Copy, Debug, Default)]
 struct WindowedMin {
     best: [(Instant, u32); 3],
@@ -202,13 +203,13 @@ impl WindowedMin {
         }
         let age = now.since(self.best[0].0);
         if age > MIN_RTT_WINDOW {
-            // The best has passed out of the window: the second becomes the best.
+            // The best sample has left the window: the second becomes the best.
             self.best = [self.best[1], self.best[2], sample];
             if now.since(self.best[0].0) > MIN_RTT_WINDOW {
                 self.best = [self.best[1], self.best[2], sample];
             }
         } else if self.best[1].0 == self.best[0].0 && age > MIN_RTT_WINDOW / 4 {
-            // A quarter without a better one: take the second from here on.
+            // A quarter of the window without a better sample: take the second from here on.
             self.best[1] = sample;
             self.best[2] = sample;
         } else if self.best[2].0 == self.best[1].0 && age > MIN_RTT_WINDOW / 2 {
@@ -253,7 +254,7 @@ mod tests {
     fn a_steady_path_keeps_the_least_variance() {
         let rtt = sampled(&[1; 100]);
         assert_eq!((rtt.rto(), rtt.srtt()), (201 * MS, Some(MS)));
-        // One flight of deviation lifts the timeout at once, and a quarter goes per flight.
+        // One flight of deviation raises the timeout at once; a quarter of it goes per flight.
         let lifted = sampled(&[100, 100, 100, 100, 1000]);
         assert!(lifted.rto() > 900 * MS, "{:?}", lifted.rto());
     }

@@ -1,16 +1,16 @@
-//! What has been sent and not yet acknowledged: one record per transmitted range.
+//! Data sent and not yet acknowledged: one record per transmitted range.
 //!
-//! Records are contiguous from `snd_una` to `snd_nxt`. A super-packet is one record; SACK blocks
-//! and retransmissions cut records where they must, and only between segments. Each record knows
-//! how many segments it holds, and everything that loss recovery counts is counted in segments, as
-//! Linux does: a peer that acknowledges in small pieces gains nothing by it.
+//! Records are contiguous from `snd_una` to `snd_nxt`. A super-packet is one record. SACK blocks
+//! and retransmissions split records where they must, and only between segments. Each record knows
+//! how many segments it holds, and loss recovery counts only segments, as on Linux: a peer that
+//! acknowledges in small parts gains nothing by it.
 //!
-//! A record has two times three states, which are flags as in Linux's tcp_input.c: whether SACK
-//! reported it, whether it is thought lost, and whether a retransmission of it is on the way.
+//! A record has three independent flags, as on Linux: SACK reported it, it is thought lost, and a
+//! retransmission of it is in flight.
 //!
-//! Bounded by `RECORDS_MAX`. Neighbours that SACK reported become one record, so that what a SACK
-//! block says again costs no walk, and the searches for what is to be sent again and for what is
-//! late go on where they stopped: the work is bounded by the segments that were sent.
+//! The number of records is bounded by `RECORDS_MAX`. SACKed neighbours are merged into one record,
+//! so that a repeated SACK block costs no walk. The searches for records to retransmit and for late
+//! records continue where they stopped. So the work is bounded by the segments that were sent.
 
 mod late;
 
@@ -20,18 +20,18 @@ use crate::time::{Duration, Instant};
 use alloc::collections::VecDeque;
 pub use late::Newest;
 
-/// Most records of one connection. At the bound nothing new is sent, and SACK blocks that would cut
-/// a record are ignored, which costs time and retransmissions and nothing else. 48 bytes each:
+/// Largest number of records of one connection. At the bound no new data is sent, and SACK blocks
+/// that would split a record are ignored, which costs only time and retransmissions. 48 bytes each:
 /// 192 KiB for a hostile peer.
 pub const RECORDS_MAX: usize = 4096;
-const _: () = assert!(size_of::<Record>() <= 48, "see above");
+const _: () = assert!(size_of::<Record>() <= 48, "RECORDS_MAX counts on 48 bytes a record");
 
 /// One transmitted range.
 #[derive(Clone, Copy, Debug)]
 pub struct Record {
     /// First sequence number.
     pub start: Seq,
-    /// Number after the last.
+    /// Sequence number after the last one.
     pub end: Seq,
     /// When it was last sent.
     pub sent_at: Instant,
@@ -39,21 +39,21 @@ pub struct Record {
     pub segments: u32,
     /// Segments that had been delivered when it was last sent.
     pub delivered: u32,
-    /// What else was known then.
+    /// State of the delivery rate when it was last sent.
     pub(super) sent: Sent,
-    /// Payload of a full segment of it, in bytes.
+    /// Payload of a full segment, in bytes.
     size: u32,
-    /// The last number is a FIN.
+    /// The last sequence number is a FIN.
     fin: bool,
-    /// A record of the owner's ends here: nothing is joined to it (`MSG_EOR`).
+    /// One of the owner's records ends here: no later data is merged into it (`MSG_EOR`).
     record_end: bool,
     /// SACK reported it.
     pub sacked: bool,
-    /// It is thought lost; it stays so while its retransmission is on the way.
+    /// It is thought lost, also while its retransmission is in flight.
     pub lost: bool,
-    /// A retransmission is on the way.
+    /// A retransmission is in flight.
     pub resent: bool,
-    /// It was ever sent again (Karn's rule).
+    /// It was ever retransmitted (Karn's rule).
     pub ever_resent: bool,
 }
 
@@ -63,12 +63,12 @@ impl Record {
         self.end - self.start - u32::from(self.fin)
     }
 
-    /// Lost, and not yet sent again.
+    /// True if it is lost and not retransmitted yet.
     fn is_due(&self) -> bool {
         self.lost && !self.resent && !self.sacked
     }
 
-    /// It was sent again at that time, and nothing is known of it since.
+    /// True if it was retransmitted at `at` and nothing is known of it since.
     fn was_resent_at(&self, at: Instant) -> bool {
         self.ever_resent && self.sent_at == at && !self.sacked && (self.resent || !self.lost)
     }
@@ -78,61 +78,61 @@ impl Record {
     }
 }
 
-/// How something is sent.
+/// Properties of data that is sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Sending {
     /// Payload of a full segment, in bytes.
     pub size: u32,
-    /// The last number is a FIN.
+    /// The last sequence number is a FIN.
     pub fin: bool,
-    /// A record of the owner's ends with it: nothing later may share a segment with it.
+    /// One of the owner's records ends with it: no later data shares a segment with it.
     pub record_end: bool,
-    /// When.
+    /// Time of sending.
     pub now: Instant,
     /// Segments delivered so far.
     pub delivered: u32,
-    /// What else is known.
+    /// State of the delivery rate.
     pub(super) sent: Sent,
 }
 
-/// Segments by state (Linux's `packets_out`, `sacked_out`, `lost_out` and `retrans_out`).
+/// Number of segments by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Outstanding.
+    /// Outstanding segments.
     pub packets_out: u32,
-    /// Of them, reported by SACK.
+    /// Outstanding segments that SACK or duplicate ACKs reported.
     pub sacked_out: u32,
-    /// Of them, thought lost.
+    /// Outstanding segments that are thought lost.
     pub lost_out: u32,
-    /// Retransmissions on the way.
+    /// Retransmissions in flight.
     pub retrans_out: u32,
 }
 
-/// The records of a connection.
+/// Records of all outstanding data of a connection.
 #[derive(Default)]
 pub struct Scoreboard {
     records: VecDeque<Record>,
     totals: Totals,
-    /// Segments that duplicate ACKs stand for, where there is no SACK.
+    /// Segments that duplicate ACKs stand for, without SACK.
     duplicates: u32,
     /// Segments ever marked lost, retransmissions included; wraps.
     lost: u32,
-    /// Number after the highest that SACK reported; meaningful while `sacked_out` is not zero.
+    /// End of the highest range that SACK reported; valid while `sacked_out` is not zero.
     sacked_end: Seq,
-    /// No record before this is to be sent again; meaningful while something is lost.
+    /// No record before this must be retransmitted; valid while something is lost.
     due_from: Seq,
-    /// No record before this is on the way for the first time and not yet found late.
+    /// No record before this waits, after its first transmission, to be found late.
     waiting_from: Seq,
-    /// What was sent again, in the order of sending: when, and which numbers. Entries may be
-    /// overtaken by events.
+    /// Log of retransmissions in the order of sending: when, and which range. Entries may be
+    /// obsolete.
     resent: VecDeque<(Instant, Seq, Seq)>,
-    /// Records looked at.
+    /// Records examined.
     #[cfg(test)]
     visits: usize,
 }
 
 impl Scoreboard {
-    /// Adds what was just sent for the first time.
+    /// Adds data that was just sent for the first time.
     pub fn sent(&mut self, start: Seq, end: Seq, sending: &Sending) {
         debug_assert!(self.records.back().is_none_or(|last| last.end == start));
         if self.records.is_empty() {
@@ -158,23 +158,23 @@ impl Scoreboard {
         self.records.push_back(record);
     }
 
-    /// True if nothing new may be sent before some of it is acknowledged.
+    /// True if no new data may be sent before some is acknowledged.
     pub fn is_full(&self) -> bool {
         self.records.len() >= RECORDS_MAX
     }
 
-    /// Segments by state.
+    /// Number of segments by state.
     pub fn totals(&self) -> Totals {
         Totals { sacked_out: self.totals.sacked_out + self.duplicates, ..self.totals }
     }
 
-    /// Segments on the way (Linux's tcp_packets_in_flight).
+    /// Segments in flight: outstanding ones that are neither SACKed nor lost, and retransmissions.
     pub fn in_flight(&self) -> u32 {
         let totals = self.totals();
         totals.packets_out.saturating_sub(totals.sacked_out + totals.lost_out) + totals.retrans_out
     }
 
-    /// Segments ever marked lost, those lost again included; wraps.
+    /// Segments ever marked lost, repeated losses included; wraps.
     pub fn lost(&self) -> u32 {
         self.lost
     }
@@ -184,12 +184,12 @@ impl Scoreboard {
         self.duplicates = duplicates;
     }
 
-    /// Number after the highest that SACK reported, if any.
+    /// End of the highest range that SACK reported, if any.
     pub fn sacked_end(&self) -> Option<Seq> {
         (self.totals.sacked_out > 0).then_some(self.sacked_end)
     }
 
-    /// True if some range is to be sent again.
+    /// True if some range must be retransmitted.
     pub fn has_due(&self) -> bool {
         self.totals.lost_out > self.totals.retrans_out
     }
@@ -209,9 +209,9 @@ impl Scoreboard {
         self.records.front()
     }
 
-    /// Everything before `una` has arrived in order. A segment of which only a part is before
-    /// `una` does not count. `each` is told the record as it was, how many segments of it count,
-    /// and whether it is over.
+    /// Removes everything before `una`, which is acknowledged. A segment that is only partly before
+    /// `una` does not count. `each` gets the record as it was, the number of its segments that
+    /// count, and whether all of it is acknowledged.
     pub fn acknowledge(&mut self, una: Seq, mut each: impl FnMut(&Record, u32, bool)) {
         while let Some(&first) = self.records.front()
             && first.start.before(una)
@@ -237,13 +237,14 @@ impl Scoreboard {
             self.resent.clear();
             self.duplicates = 0;
         }
-        // The searches never begin so far back that the numbers wrap.
+        // The searches never start so far back that sequence numbers wrap.
         self.waiting_from = self.waiting_from.max(una);
         self.due_from = self.due_from.max(una);
     }
 
-    /// The receiver holds `start..end` (a SACK block within the window). Only whole segments
-    /// count. `each` is told each record that is news, as it was.
+    /// Processes a SACK block within the window: the receiver holds `start..end`. Only whole
+    /// segments count. `each` gets every newly reported record, as it was, and the end of the
+    /// highest range so far.
     pub fn sack(&mut self, start: Seq, end: Seq, mut each: impl FnMut(&Record, Option<Seq>)) {
         let mut index = self.position(start);
         while let Some(&record) = self.records.get(index)
@@ -256,7 +257,7 @@ impl Scoreboard {
             }
             let record = self.records[index];
             if record.start.before(start) {
-                // Cut in two: the second part is looked at next.
+                // The record was split: the second part is next.
                 index += 1;
                 continue;
             }
@@ -265,7 +266,7 @@ impl Scoreboard {
                 self.sacked_end = record.end;
             }
             self.change(index, |record| {
-                // A retransmission of what is not lost stays on the way.
+                // A retransmission of a record that is not lost stays in flight.
                 record.resent &= !record.lost;
                 record.lost = false;
                 record.sacked = true;
@@ -275,7 +276,8 @@ impl Scoreboard {
         self.join_sacked(start, end);
     }
 
-    /// `start..end` has arrived twice: how many segments of it were ever sent again.
+    /// Processes the report that `start..end` was received twice. Returns how many of its segments
+    /// were ever retransmitted.
     pub fn duplicated(&mut self, start: Seq, end: Seq) -> u32 {
         let mut count = 0;
         let mut index = self.position(start);
@@ -307,9 +309,9 @@ impl Scoreboard {
         self.mark_lost(0);
     }
 
-    /// The timer fired: the first segment is lost, and of the others those sent longer than
-    /// `patience` ago. What SACK reported is forgotten if the receiver seems to have dropped it
-    /// (RFC 2018 §8); then everything is lost. Returns true in that case.
+    /// Handles a timeout: the first segment is lost, and of the others those sent longer than
+    /// `patience` ago. If the receiver seems to have dropped SACKed data (RFC 2018 §8), all SACK
+    /// reports are forgotten and everything is lost; returns true in that case.
     pub fn lose_all(&mut self, patience: Duration, now: Instant) -> bool {
         let reneged = self.records.front().is_some_and(|first| first.sacked);
         self.duplicates = 0;
@@ -327,8 +329,8 @@ impl Scoreboard {
         reneged
     }
 
-    /// Loss was assumed without reason: nothing counts as lost. After a timeout the order of
-    /// sending decides again about all.
+    /// Clears all loss marks: loss was assumed without reason. After a timeout, all records are
+    /// judged again in the order of sending.
     pub fn find_all(&mut self, after_timeout: bool) {
         for index in 0..self.records.len() {
             self.change(index, |record| record.lost = false);
@@ -338,7 +340,7 @@ impl Scoreboard {
         }
     }
 
-    /// Everything that SACK did not report is to be sent again, in smaller segments.
+    /// Marks records with segments larger than `size` as lost, unless SACK reported them.
     pub fn lose_larger(&mut self, size: u32) {
         for index in 0..self.records.len() {
             let record = self.records[index];
@@ -348,7 +350,7 @@ impl Scoreboard {
         }
     }
 
-    /// The first range to send again, of one record: at most `max` segments of `size` bytes.
+    /// The first range to retransmit, from one record: at most `max` segments of `size` bytes.
     pub fn next_due(&mut self, max: u32, size: u32) -> Option<(Seq, u32)> {
         if !self.has_due() || max == 0 {
             return None;
@@ -360,12 +362,12 @@ impl Scoreboard {
         Some(self.range(index, max, size))
     }
 
-    /// The first segment of all.
+    /// Range of the first outstanding segment.
     pub fn head(&mut self, size: u32) -> Option<(Seq, u32)> {
         (!self.is_empty()).then(|| self.range(0, 1, size))
     }
 
-    /// The last segment of all (RFC 8985 §7.3).
+    /// Range of the last outstanding segment (RFC 8985 §7.3).
     pub fn tail(&self) -> Option<(Seq, u32)> {
         let last = self.records.back()?;
         let before = last.len().saturating_sub(1) / last.size * last.size;
@@ -373,7 +375,8 @@ impl Scoreboard {
         Some((last.start + before, last.end - last.start - before))
     }
 
-    /// Beginning of a record, joined by small ones after it: where, and how many numbers.
+    /// Merges small records into the one at `index`. Returns its beginning: where, and how many
+    /// numbers.
     fn range(&mut self, index: usize, max: u32, size: u32) -> (Seq, u32) {
         self.collapse(index, size);
         let due = &self.records[index];
@@ -382,8 +385,8 @@ impl Scoreboard {
         (due.start, count)
     }
 
-    /// Joins small records after this one to it as long as they fit a segment of `size` bytes
-    /// (Linux's tcp_retrans_try_collapse).
+    /// Merges the small records after this one into it as long as they fit a segment of `size`
+    /// bytes, as Linux does.
     fn collapse(&mut self, index: usize, size: u32) {
         while let Some(&next) = self.records.get(index + 1) {
             let into = self.records[index];
@@ -403,9 +406,9 @@ impl Scoreboard {
         }
     }
 
-    /// `start..end`, within one record, was sent again. A `probe` does not count as a
-    /// retransmission on the way: it repairs nothing that is known to be lost. Returns the
-    /// segments sent.
+    /// Accounts for the retransmission of `start..end`, within one record. A `probe` does not count
+    /// as a retransmission in flight: it repairs no known loss. Returns the number of segments
+    /// sent.
     pub fn sent_again(&mut self, start: Seq, end: Seq, probe: bool, sending: &Sending) -> u32 {
         let mut index = self.position(start);
         if self.records[index].start.before(start)
@@ -414,7 +417,7 @@ impl Scoreboard {
             index += 1;
         }
         if self.records[index].end.after(end) {
-            // Without room for another record the rest counts as sent again too; the timer finds
+            // Without room for another record the rest counts as retransmitted too; the timer finds
             // out that it was not.
             self.split(index, end - self.records[index].start);
         }
@@ -435,7 +438,7 @@ impl Scoreboard {
         record.segments
     }
 
-    /// Writes the log of what was sent again; entries without meaning go when they are many.
+    /// Adds to the log of retransmissions. Obsolete entries are dropped when there are many.
     fn log_resent(&mut self, record: &Record) {
         self.resent.push_back((record.sent_at, record.start, record.end));
         if self.resent.len() > 2 * self.records.len() + RESENT_SLACK {
@@ -450,7 +453,7 @@ impl Scoreboard {
         }
     }
 
-    /// Counts records looked at, for tests of what a peer can make this cost.
+    /// Counts examined records, to test how much work a peer can cause.
     #[cfg(test)]
     fn visit(&mut self, records: usize) {
         self.visits += records;
@@ -474,13 +477,12 @@ impl Scoreboard {
         self.records.partition_point(|record| record.end.at_or_before(seq))
     }
 
-    /// Cuts the record so that `start..end` covers what is left of it, or what is cut off, in
-    /// whole segments (Linux's tcp_match_skb_to_sack). False if the range covers no segment, or
-    /// there is no room for another record.
+    /// Splits the record so that a part of it lies in `start..end`, in whole segments. Returns
+    /// false if the range covers no whole segment, or there is no room for another record.
     fn isolate(&mut self, index: usize, start: Seq, end: Seq) -> bool {
         let record = self.records[index];
         if record.start.before(start) {
-            // The segment that `start` is in is not covered.
+            // The segment that `start` is in is not covered as a whole.
             let before = (start - record.start).next_multiple_of(record.size);
             return before < record.len() && self.split(index, before);
         }
@@ -491,7 +493,7 @@ impl Scoreboard {
         true
     }
 
-    /// Makes one record of neighbours around `start..end` that SACK reported.
+    /// Merges neighbours around `start..end` that SACK reported into one record.
     fn join_sacked(&mut self, start: Seq, end: Seq) {
         let first = self.position(start).saturating_sub(1);
         let joins = |a: &Record, b: &Record| {
@@ -521,7 +523,7 @@ impl Scoreboard {
         }
     }
 
-    /// Cuts a record after `at` bytes. False without room for another record.
+    /// Splits a record after `at` bytes. Returns false if there is no room for another record.
     fn split(&mut self, index: usize, at: u32) -> bool {
         if self.records.len() >= RECORDS_MAX {
             return false;
@@ -543,7 +545,7 @@ impl Scoreboard {
         true
     }
 
-    /// Linux's tcp_mark_skb_lost: what was sent again is lost again.
+    /// Marks a record as lost; one that was retransmitted is lost again.
     fn mark_lost(&mut self, index: usize) {
         let record = self.records[index];
         if record.sacked || (record.lost && !record.resent) {
@@ -584,7 +586,7 @@ impl Scoreboard {
     }
 }
 
-/// Entries of the log of retransmissions beyond twice the records.
+/// Entries that the log of retransmissions may have beyond twice the number of records.
 const RESENT_SLACK: usize = 64;
 
 #[cfg(test)]
@@ -620,7 +622,7 @@ mod tests {
         count
     }
 
-    /// A part of a segment does not count, the last part of it counts as the whole.
+    /// Part of a segment does not count; its last part counts as the whole segment.
     #[test]
     fn whole_segments_count() {
         let mut board = sent(5);
@@ -668,7 +670,8 @@ mod tests {
         assert_eq!(board.in_flight(), 3);
     }
 
-    /// RFC 8985 §6.2 step 5: late by the order of sending, for the first time and again.
+    /// RFC 8985 §6.2 step 5: records are late by the order of sending, first transmissions and
+    /// retransmissions.
     #[test]
     fn what_was_sent_before_the_newest_is_late() {
         let mut board = sent(2);
@@ -678,12 +681,13 @@ mod tests {
         let newest = |ms, end| Newest { sent_at: at(ms), delivered: 0, end: Seq(end) };
         let first = newest(10, 300);
         let ms = Duration::from_millis(1);
-        // Sent at once, so both still have 2 ms; what was sent after the newest does not count.
+        // Both were sent together, so both still have 2 ms; records sent after the newest do not
+        // count.
         assert_eq!(board.find_late(first, 30 * ms, at(28)), Some(Duration::from_micros(2005)));
         assert_eq!(board.lost(), 0);
         assert_eq!(board.find_late(first, 20 * ms, at(28)), None);
         assert_eq!((board.lost(), board.totals().lost_out), (2, 2));
-        // Sent again, and overtaken again by what was sent later.
+        // Retransmitted, and overtaken again by data sent later.
         board.sent_again(Seq(0), Seq(200), false, &sending(100, false, at(30)));
         assert_eq!(board.find_late(first, 20 * ms, at(90)), None);
         assert_eq!((board.lost(), board.totals().retrans_out), (2, 2));
@@ -693,8 +697,8 @@ mod tests {
         assert_eq!((board.lost(), board.totals().retrans_out), (5, 0), "300 to 400 as well");
     }
 
-    /// RFC 8985 §6.2 step 5, for a clock that stands still: what an ACK asked for again was sent
-    /// after all that had been sent before this ACK, and before what was sent behind it.
+    /// RFC 8985 §6.2 step 5 with a clock that stands still: a retransmission that an ACK triggered
+    /// was sent after all data sent before that ACK, and before the data sent after it.
     #[test]
     fn what_was_delivered_orders_what_was_sent_at_once() {
         let mut board = sent(1);
@@ -709,15 +713,15 @@ mod tests {
         let newest = |end, delivered| Newest { sent_at: at(10), delivered, end: Seq(end) };
         let ms = Duration::from_millis(1);
         board.find_late(newest(400, 0), ms, at(12));
-        assert_eq!(board.totals().retrans_out, 1, "asked for after 300 to 400 was sent");
+        assert_eq!(board.totals().retrans_out, 1, "retransmitted after 300 to 400 was sent");
         board.find_late(newest(500, 1), ms, at(12));
         assert_eq!(board.totals().retrans_out, 0, "sent before 400 to 500");
     }
 
     proptest! {
-        /// Goal: whatever happens, records stay contiguous, the totals agree with them, and what
-        /// the searches go on with misses nothing. Method: random sends, SACKs, ACKs, losses,
-        /// probes and retransmissions around the wrap, against a search from the beginning.
+        /// Goal: records always stay contiguous, the totals agree with them, and the stored search
+        /// positions miss nothing. Method: random sends, SACKs, ACKs, losses, probes and
+        /// retransmissions around the wrap, compared with a search from the beginning.
         #[test]
         fn totals_agree_with_records(
             ops in proptest::collection::vec((0..9u8, 0..60_000u32, 0..9000u32), 1..80),
@@ -762,7 +766,7 @@ mod tests {
                     }
                     6 if a % 4 == 1 => board.lose_larger(a % 1448),
                     6 if a % 4 == 2 => {
-                        // What was sent again and is found again is left to the timer.
+                        // Retransmissions whose loss marks are cleared are left to the timer.
                         found_all = true;
                         board.find_all(true);
                     }

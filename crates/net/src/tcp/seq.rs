@@ -1,4 +1,4 @@
-//! Sequence numbers: arithmetic modulo 2^32 (RFC 9293 §3.4). The only place that does it.
+//! Sequence numbers and their arithmetic modulo 2^32 (RFC 9293 §3.4). No other module does it.
 
 use core::fmt;
 use core::ops::{Add, AddAssign, Sub};
@@ -18,12 +18,12 @@ impl Seq {
         other.before(self)
     }
 
-    /// True if `self` comes before `other` or is it.
+    /// True if `self` is at or before `other`.
     pub fn at_or_before(self, other: Seq) -> bool {
         !self.after(other)
     }
 
-    /// True if `self` comes after `other` or is it.
+    /// True if `self` is at or after `other`.
     pub fn at_or_after(self, other: Seq) -> bool {
         !self.before(other)
     }

@@ -1,4 +1,4 @@
-//! What one stack's connections have in common: Linux's sysctls, with its defaults.
+//! Settings that all connections of a stack share: Linux's sysctls, with Linux's defaults.
 
 use super::congestion;
 use super::fastopen::FastOpenKeys;
@@ -7,128 +7,131 @@ use crate::path_mtu::PathMtu;
 use crate::time::Duration;
 use core::net::SocketAddr;
 
-/// Value of [`Settings::challenge_ack_limit`] that stands for no limit, Linux's default since
-/// version 6.7.
+/// Value of [`Settings::challenge_ack_limit`] that means no limit: Linux's default since version
+/// 6.7.
 pub const CHALLENGES_UNLIMITED: u32 = i32::MAX as u32;
 
-/// What one stack's connections have in common.
+/// Settings that all connections of a stack share.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Receive buffer of a new connection, in bytes with overhead (Linux's tcp_rmem).
+    /// Receive buffer of a new connection, in bytes with overhead (`tcp_rmem`).
     pub receive_buffer: u32,
-    /// Most that auto-tuning makes of it.
+    /// Largest receive buffer that auto-tuning sets.
     pub receive_buffer_max: u32,
     /// The owner chose the buffer (`SO_RCVBUF`): it is not tuned.
     pub receive_buffer_fixed: bool,
-    /// Most that the windows of a new connection offer, in bytes (`TCP_WINDOW_CLAMP`).
+    /// Largest window that a new connection offers, in bytes (`TCP_WINDOW_CLAMP`).
     pub window_clamp: Option<u32>,
-    /// Send buffer of a new connection.
+    /// Send buffer of a new connection, in bytes with overhead (`tcp_wmem`).
     pub send_buffer: u32,
-    /// Most that auto-tuning makes of it.
+    /// Largest send buffer that auto-tuning sets.
     pub send_buffer_max: u32,
-    /// Longest an ACK may wait (RFC 9293 §3.8.6.3; Linux's value).
+    /// Initial and least delay of a delayed ACK (RFC 9293 §3.8.6.3); Linux's value. The delay
+    /// adapts, up to 200 ms.
     pub delayed_ack: Duration,
-    /// How often a SYN is sent again.
+    /// How often a SYN is retransmitted (`tcp_syn_retries`), as the time that this many doublings
+    /// take.
     pub syn_retries: u8,
-    /// How long data is sent again before the path is in doubt, in the same way (Linux's
-    /// tcp_retries1).
+    /// How long data is retransmitted before the path is in doubt (`tcp_retries1`): the time that
+    /// this many retries take at the least timeout.
     pub retries1: u8,
-    /// How long data is sent again before the connection fails: as long as so many retries take on
-    /// the fastest path (Linux's tcp_retries2).
+    /// How long data is retransmitted before the connection fails (`tcp_retries2`): the time that
+    /// this many retries take at the least timeout.
     pub retries2: u8,
-    /// Longest that data may stay unacknowledged (RFC 5482), instead of the retries.
+    /// Longest time that data may stay unacknowledged (RFC 5482); replaces the retries.
     pub user_timeout: Option<Duration>,
-    /// Segments by which order may be disturbed before loss is assumed (Linux's tcp_reordering).
+    /// Initial degree of reordering, in segments, that is tolerated before loss is assumed
+    /// (`tcp_reordering`).
     pub reordering: u32,
-    /// A timeout may prove to be spurious (RFC 5682): 0 never, 1 or 2 it is looked for.
+    /// Detection of spurious timeouts (F-RTO, RFC 5682): 0 off, 1 or 2 on.
     pub frto: u8,
-    /// Loss probes (RFC 8985 §7): 3 or 4 for yes (Linux's tcp_early_retrans).
+    /// Tail loss probes (RFC 8985 §7; `tcp_early_retrans`): 3 or 4 on, other values off.
     pub early_retrans: u8,
-    /// Bits of Linux's tcp_recovery: 2 for a reordering window that does not adapt, 4 to wait for
-    /// it even after many duplicates.
+    /// Bits of `tcp_recovery`: 2 for a reordering window that does not adapt, 4 for one that
+    /// applies even after many duplicates.
     pub recovery: u8,
-    /// How long a closed connection nobody owns may wait for the peer's FIN.
+    /// How long a connection without an owner waits in FIN-WAIT-2 for the peer's FIN.
     pub fin_wait: FinWait,
     /// Idle time before the first keepalive probe.
     pub keepalive_idle: Duration,
     /// Time between keepalive probes.
     pub keepalive_interval: Duration,
-    /// Probes without an answer before the connection fails.
+    /// Unanswered keepalive probes after which the connection fails.
     pub keepalive_probes: u8,
-    /// Offer and take window scaling (RFC 7323 §2).
+    /// Offer and accept window scaling (RFC 7323 §2).
     pub window_scaling: bool,
-    /// Offer and take timestamps (RFC 7323 §3).
+    /// Offer and accept timestamps (RFC 7323 §3).
     pub timestamps: bool,
-    /// Offer and take selective acknowledgments (RFC 2018).
+    /// Offer and accept selective acknowledgments (RFC 2018).
     pub sack: bool,
     /// Congestion control of a new connection.
     pub congestion: congestion::Kind,
-    /// Segments that a connection sends at its start (RFC 6928).
+    /// Initial congestion window in segments (RFC 6928).
     pub initial_window: u32,
-    /// Least retransmission timeout beyond the round trip (tcp_rto_min_us).
+    /// Least margin of the retransmission timeout over the round-trip time (`tcp_rto_min_us`).
     pub rto_min: Duration,
-    /// What is done about the MTU of paths over IPv4.
+    /// Path MTU discovery over IPv4.
     pub path_mtu: PathMtu,
-    /// The same over IPv6.
+    /// Path MTU discovery over IPv6.
     pub path_mtu_v6: PathMtu,
-    /// Every ACK goes at once.
+    /// Send every ACK at once.
     pub quickack: bool,
-    /// Take the congestion window down after a pause (RFC 5681 §4.1).
+    /// Reduce the congestion window after an idle period (RFC 5681 §4.1).
     pub slow_start_after_idle: bool,
-    /// Report what came twice (RFC 2883).
+    /// Report duplicate segments (RFC 2883).
     pub dsack: bool,
-    /// How often the answer to a SYN is sent again.
+    /// How often a SYN-ACK is retransmitted (`tcp_synack_retries`).
     pub synack_retries: u8,
-    /// How often either is, if the socket says so (`TCP_SYNCNT`).
+    /// How often a SYN or SYN-ACK is retransmitted if the socket sets it (`TCP_SYNCNT`).
     pub syn_count: Option<u8>,
-    /// How many SYNs are sent again without backing off, beyond `syn_retries`.
+    /// How many SYN timeouts pass before exponential back-off begins (`tcp_syn_linear_timeouts`).
     pub syn_linear_timeouts: u8,
-    /// Answer SYNs without keeping state (RFC 4987 §3.6): 0 never, 1 when a listener's requests
-    /// are too many, 2 always.
+    /// SYN cookies (RFC 4987 §3.6; `tcp_syncookies`): 0 never, 1 when a listener has too many
+    /// requests, 2 always.
     pub syncookies: u8,
-    /// Reset instead of dropping an ACK for which a listener's queue has no room.
+    /// Reset the connection, instead of dropping the ACK, if the listener's queue is full
+    /// (`tcp_abort_on_overflow`).
     pub abort_on_overflow: bool,
-    /// Explicit congestion notification (RFC 3168): 0 none, 1 asked for and answered, 2 answered.
-    /// Larger numbers, which stand for AccECN (RFC 9768) on Linux, count as 2.
+    /// Explicit congestion notification (RFC 3168; `tcp_ecn`): 0 off, 1 requested and accepted, 2
+    /// only accepted. Larger values, which select AccECN (RFC 9768) on Linux, count as 2.
     pub ecn: u8,
-    /// Ask without ECN when a SYN that asked for it was lost (RFC 3168 §6.1.1.1).
+    /// Retransmit a lost SYN without the request for ECN (RFC 3168 §6.1.1.1).
     pub ecn_fallback: bool,
-    /// Fast Open (RFC 7413), the bits of [`super::fastopen`].
+    /// Fast Open (RFC 7413): bits of [`super::fastopen`].
     pub fastopen: u32,
-    /// Keys of the cookies that listeners give; a listener may have its own.
+    /// Keys of the Fast Open cookies of listeners. A listener may have its own.
     pub fastopen_key: FastOpenKeys,
-    /// How long Fast Open is not tried after a path swallowed it, in seconds; doubles each time.
-    /// 0 switches that off.
+    /// Seconds without Fast Open after a path broke it; doubles each time. 0 disables the pause.
     pub fastopen_blackhole_timeout_sec: u32,
-    /// Least time between answers to unacceptable segments without data, on one connection
-    /// (tcp_invalid_ratelimit).
+    /// Least time between answers to unacceptable segments without data, per connection
+    /// (`tcp_invalid_ratelimit`).
     pub invalid_ratelimit: Duration,
-    /// Challenge ACKs (RFC 5961 §7) of all connections in a second, about
-    /// (tcp_challenge_ack_limit); [`CHALLENGES_UNLIMITED`] for any number.
+    /// Challenge ACKs of all connections per second, approximately (RFC 5961 §7;
+    /// `tcp_challenge_ack_limit`); [`CHALLENGES_UNLIMITED`] for no limit.
     pub challenge_ack_limit: u32,
-    /// Search for the path's MTU (RFC 4821): 0 never, 1 where it seems to be a black hole, 2
-    /// always (tcp_mtu_probing).
+    /// Search for the path MTU (RFC 4821; `tcp_mtu_probing`): 0 never, 1 after a suspected black
+    /// hole, 2 always.
     pub mtu_probing: u8,
-    /// Segment size at which the search begins (tcp_base_mss).
+    /// Segment size at which the search begins (`tcp_base_mss`).
     pub base_mss: u32,
-    /// Segment size below which no black hole makes it go (tcp_mtu_probe_floor).
+    /// Smallest segment size that a suspected black hole can cause (`tcp_mtu_probe_floor`).
     pub mtu_probe_floor: u32,
-    /// Range in bytes in which the search rests (tcp_probe_threshold).
+    /// Size of the remaining range, in bytes, at which the search stops (`tcp_probe_threshold`).
     pub probe_threshold: u32,
-    /// Time after which it begins again (tcp_probe_interval).
+    /// Time after which a finished search begins again (`tcp_probe_interval`).
     pub probe_interval: Duration,
-    /// Segments that a super-packet may have on however slow a path (tcp_min_tso_segs).
+    /// Segments that a super-packet may have even on the slowest path (`tcp_min_tso_segs`).
     pub min_tso_segs: u32,
-    /// Part of the window, as a divisor, that is worth sending at once; zero for three segments
-    /// (tcp_tso_win_divisor).
+    /// Fraction of the window, as a divisor, that is sent at once rather than deferred; zero for
+    /// three segments (`tcp_tso_win_divisor`).
     pub tso_win_divisor: u32,
-    /// Unsent bytes that leave no room to send more (tcp_notsent_lowat).
+    /// Unsent bytes at which there is no more room to send (`tcp_notsent_lowat`).
     pub notsent_lowat: u32,
-    /// Pacing rate in the first half of slow start, in percent of window per round trip.
+    /// Pacing rate in the first half of slow start, in percent of the window per round-trip time.
     pub pacing_ss_ratio: u32,
-    /// The same later.
+    /// Pacing rate after that, in percent of the window per round-trip time.
     pub pacing_ca_ratio: u32,
-    /// Spread segments over time on every connection, as Linux does with the `fq` discipline.
+    /// Pace the segments of every connection, as Linux does with the `fq` queueing discipline.
     pub pacing: bool,
 }
 
@@ -193,7 +196,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What is done about the MTU of the path to `remote`.
+    /// Path MTU discovery for the path to `remote`.
     pub(super) fn path_mtu_of(&self, remote: SocketAddr) -> PathMtu {
         if remote.is_ipv4() { self.path_mtu } else { self.path_mtu_v6 }
     }

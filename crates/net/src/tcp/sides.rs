@@ -1,4 +1,4 @@
-//! The two sides of a connection: what sending and receiving keep.
+//! The two sides of a connection: state of the sender and of the receiver.
 
 use super::chrono::Chrono;
 use super::connection::Connection;
@@ -18,7 +18,7 @@ use crate::time::{Duration, Instant};
 use alloc::sync::Arc;
 use towpath_packet::{Packet, Reader};
 
-/// Why and how urgently an ACK is owed.
+/// How urgently an ACK is owed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum AckOwed {
     No,
@@ -26,13 +26,13 @@ pub(super) enum AckOwed {
     Now,
 }
 
-/// Whether what comes is answered, so that the answer carries the ACK.
+/// Whether the owner answers received data with data that can carry the ACK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PingPong {
     No,
-    /// The owner said so, and nothing has shown the contrary.
+    /// The owner announced answers, and nothing has contradicted it.
     Expected,
-    /// It was, the last time.
+    /// The last received data was answered.
     Yes,
 }
 
@@ -55,49 +55,51 @@ pub(super) struct Sender {
     pub(super) fin_queued: bool,
     pub(super) fin_sent: bool,
     pub(super) probe_due: bool,
-    /// Before it another one, that tells of urgent data.
+    /// Another probe, which carries the urgent pointer, is due first.
     pub(super) urgent_probe_due: bool,
-    /// Number after the last urgent byte, until that is acknowledged.
+    /// Sequence number after the last urgent byte; `None` once it is acknowledged.
     pub(super) urgent: Option<Seq>,
-    /// A loss probe is due.
+    /// The loss probe that is due.
     pub(super) loss_probe: Option<LossProbe>,
-    /// The persist timer fired: less than a segment may be sent.
+    /// The persist timer fired: a segment that is not full may be sent.
     pub(super) partial_allowed: bool,
     pub(super) nodelay: bool,
     /// Small segments wait until this ends (`TCP_CORK`).
     pub(super) cork: bool,
-    /// The last write said that more follows (`MSG_MORE`), and nothing happened since.
+    /// The last write announced more data (`MSG_MORE`). An ACK or a change of `TCP_NODELAY` or
+    /// `TCP_CORK` clears this.
     pub(super) more_follows: bool,
-    /// What is queued goes out although it is small.
+    /// Queued data is sent even as a small segment.
     pub(super) push_now: bool,
     pub(super) writes: Writes,
     pub(super) stamps: Stamps,
-    /// End of the last small segment sent (Minshall's snd_sml).
+    /// Sequence number after the last small segment sent (Minshall's variant of Nagle's algorithm).
     pub(super) small_end: Seq,
-    /// Last byte that was marked to be pushed.
+    /// Sequence number up to which data is marked with PSH.
     pub(super) pushed: Seq,
     /// When data was last sent, for the first time or again.
     pub(super) data_sent_at: Instant,
     /// When anything was last sent.
     pub(super) transmitted_at: Instant,
-    /// Size of the send buffer, overhead included.
+    /// Size of the send buffer in bytes, overhead included.
     pub(super) buffer: u32,
     /// The owner chose the size of the buffer.
     pub(super) buffer_fixed: bool,
-    /// Unsent bytes that leave no room (`TCP_NOTSENT_LOWAT`), zero for the settings'.
+    /// Unsent bytes at which there is no more room (`TCP_NOTSENT_LOWAT`); zero for the default of
+    /// the settings.
     pub(super) notsent_lowat: u32,
-    /// The owner was told that there is no room, and waits.
+    /// The owner found no room and waits for `Events::WRITABLE`.
     pub(super) no_space: bool,
-    /// Room may have come since.
+    /// Room may have become free since.
     pub(super) space_check_due: bool,
-    /// The owner has more, and waits for an ACK that leaves room in the peer's window.
+    /// The owner has more data and waits for an ACK that leaves room in the peer's window.
     pub(super) awaits_peer: bool,
     pub(super) pacing: Pacing,
     pub(super) chrono: Chrono,
 }
 
 impl Sender {
-    /// Nothing sent yet.
+    /// Creates a sender that has sent nothing.
     pub(super) fn new(settings: &Settings, iss: Seq, mss: u32, now: Instant) -> Self {
         Self {
             iss,
@@ -141,32 +143,32 @@ impl Sender {
         }
     }
 
-    /// Small segments wait, whatever is outstanding.
+    /// True if small segments wait even if nothing is outstanding.
     pub(super) fn is_corked(&self) -> bool {
         self.cork || self.more_follows
     }
 
-    /// Number after the last byte that the owner gave.
+    /// Sequence number after the last queued byte.
     pub(super) fn queue_end(&self) -> Seq {
         self.base + self.queue.len() as u32
     }
 
-    /// Bytes given and never sent.
+    /// Queued bytes that were never sent.
     pub(super) fn unsent(&self) -> u32 {
         if self.fin_sent { 0 } else { self.queue_end() - self.nxt.max(self.base) }
     }
 
-    /// A FIN was never sent and should be.
+    /// True if a FIN is queued and was never sent.
     pub(super) fn fin_waits(&self) -> bool {
         self.fin_queued && !self.fin_sent
     }
 
-    /// Sequence numbers never sent: those of bytes and of a FIN.
+    /// Sequence numbers never sent, of bytes and of a FIN.
     pub(super) fn unsent_numbers(&self) -> u32 {
         self.unsent() + u32::from(self.fin_waits())
     }
 
-    /// True if there are any.
+    /// True if queued bytes or a FIN were never sent.
     pub(super) fn has_unsent_numbers(&self) -> bool {
         !self.fin_sent && (self.fin_queued || self.queue_end() != self.nxt.max(self.base))
     }
@@ -186,57 +188,58 @@ pub(super) struct Receiver {
     /// Window in the last ACK sent.
     pub(super) offered: u32,
     pub(super) window_scale: u8,
-    /// Largest segment seen lately: what delayed ACKs and window updates are measured in.
+    /// Recent size of a full segment: the unit of delayed ACKs and window updates.
     pub(super) mss: u32,
     pub(super) tuning: Tuning,
-    /// Window of our SYN, and what was offered until the first ACK.
+    /// Window of our SYN, also offered until the first ACK.
     pub(super) initial_window: u32,
     pub(super) density: Density,
-    /// How short the stack's memory was when something was last sent.
+    /// Memory pressure of the stack when a segment was last sent.
     pub(super) pressure: Pressure,
     pub(super) queue: PieceQueue,
-    /// Who keeps what was received, if not the queue.
+    /// Reader that received pieces are handed out to.
     pub(super) reader: Option<Arc<Reader>>,
     pub(super) waiting: Reassembly,
     pub(super) ack_owed: AckOwed,
-    /// The window may have opened enough to say so.
+    /// The window may have opened enough for a window update.
     pub(super) update_due: bool,
-    /// `nxt` in the last ACK sent.
+    /// Acknowledgment number of the last ACK sent.
     pub(super) acked: Seq,
-    /// ACKs still to be sent at once, at the start and after a pause.
+    /// Quick ACKs left to send, at the start and after a pause.
     pub(super) quick_acks: u8,
     pub(super) ping_pong: PingPong,
-    /// How long the ACK of little data, or of the FIN, waits for an expected answer; zero if none
-    /// is.
+    /// How long the ACK of a small segment, or of the FIN, waits for an expected answer; zero if no
+    /// answer is expected.
     pub(super) answer_wait: Duration,
-    /// Segments since the last ACK that may have ended a write of the sender's: none, one, more.
+    /// Segments since the last ACK that may have ended a write of the sender: 0, 1, or 2 for more.
     pub(super) pushed: u8,
-    /// How long an ACK waits; zero before any data.
+    /// Current delay of delayed ACKs; zero before any data.
     pub(super) delay: Duration,
-    /// When data arrived last.
+    /// When data last arrived.
     pub(super) data_at: Instant,
-    /// What came twice and has not been reported (RFC 2883).
+    /// Range received twice and not reported yet (RFC 2883).
     pub(super) duplicate: Option<(Seq, Seq)>,
     pub(super) last_at: Instant,
     pub(super) fin: bool,
-    /// Number of a FIN that came ahead of its turn.
+    /// Sequence number of a FIN that arrived out of order.
     pub(super) fin_ahead: Option<Seq>,
     pub(super) challenge_at: Option<Instant>,
-    /// The byte that the peer marked as urgent last.
+    /// Byte that the peer last marked as urgent.
     pub(super) urgent: Option<Urgent>,
-    /// It is read in line.
+    /// Urgent bytes are read in line (`SO_OOBINLINE`).
     pub(super) urgent_inline: bool,
-    /// Data in order had to be refused for want of memory: the window is told to be shut.
+    /// In-order data was refused for lack of memory: a zero window is advertised.
     pub(super) refused: bool,
-    /// The owner takes no more for now.
+    /// The owner takes no more data for now.
     pub(super) held_off: bool,
-    /// What the owner has not taken is not acknowledged.
+    /// Only data that the owner has consumed is acknowledged.
     pub(super) acks_taken_only: bool,
-    /// Most that the owner wants windows to offer.
+    /// Largest window that the owner allows.
     pub(super) window_limit: u32,
 }
 
-/// How many bytes of data come in how much memory, lately: small segments use a whole frame each.
+/// Recent ratio of received bytes to the memory that holds them. Each small segment uses a whole
+/// frame.
 #[derive(Clone, Copy)]
 pub(super) struct Density {
     bytes: u64,
@@ -245,13 +248,13 @@ pub(super) struct Density {
 
 impl Default for Density {
     fn default() -> Self {
-        // As Linux assumes before the first segment.
+        // Linux's assumption before the first segment: half of the memory is data.
         Self { bytes: DENSITY_MEMORY / 8, held: DENSITY_MEMORY / 4 }
     }
 }
 
 impl Density {
-    /// Takes received data into account.
+    /// Adds received data to the ratio.
     pub(super) fn sample(&mut self, payload: &Packet) {
         self.bytes += payload.payload_len() as u64;
         self.held += payload.pieces().map(|piece| piece.held() as u64).sum::<u64>();
@@ -261,14 +264,14 @@ impl Density {
         }
     }
 
-    /// Bytes of data that will fit `memory`.
+    /// Bytes of data expected to fit into `memory` bytes.
     pub(super) fn fit(&self, memory: u64) -> u32 {
         u32::try_from(memory * self.bytes / self.held).unwrap_or(u32::MAX)
     }
 }
 
 impl Receiver {
-    /// Nothing received yet.
+    /// Creates a receiver that has received nothing.
     pub(super) fn new(settings: &Settings, mss: u32, now: Instant) -> Self {
         Self {
             irs: Seq(0),
@@ -307,7 +310,7 @@ impl Receiver {
         }
     }
 
-    /// The number that the next segment acknowledges.
+    /// Acknowledgment number of the next segment.
     pub(super) fn ack_point(&self) -> Seq {
         if !self.acks_taken_only {
             return self.nxt;
@@ -316,13 +319,14 @@ impl Receiver {
         self.acked.max(Seq(self.nxt.0.wrapping_sub(untaken)))
     }
 
-    /// SACK blocks of the next segment.
+    /// Number of SACK blocks in the next segment.
     pub(super) fn sack_blocks(&self, timestamps: bool) -> usize {
         let max = if timestamps { SACK_BLOCKS_MAX - 1 } else { SACK_BLOCKS_MAX };
         (usize::from(self.duplicate.is_some()) + self.waiting.block_count()).min(max)
     }
 
-    /// Writes them, what came twice first (RFC 2883 §4). Returns how many.
+    /// Writes the SACK blocks of the next segment, a duplicate range first (RFC 2883 §4). Returns
+    /// their number.
     pub(super) fn write_sack(&self, blocks: &mut [(u32, u32); SACK_BLOCKS_MAX]) -> u8 {
         let mut count = self.waiting.blocks(blocks);
         if let Some((start, end)) = self.duplicate {
@@ -333,7 +337,7 @@ impl Receiver {
         count
     }
 
-    /// What is left of the window last advertised.
+    /// Bytes left of the window last advertised.
     pub(super) fn window(&self) -> u32 {
         self.advertised.max(self.nxt) - self.nxt
     }
@@ -348,19 +352,19 @@ impl Receiver {
         self.queue.held() + self.handed_out()
     }
 
-    /// The part of it that was handed out and not given back.
+    /// Memory handed out to the reader and not given back.
     pub(super) fn handed_out(&self) -> usize {
         self.reader.as_ref().map_or(0, |reader| reader.held() as usize)
     }
 
-    /// Memory that received data may hold: the buffer and a third more, as frames are not cut to
-    /// measure.
+    /// Most memory that received data may hold: the buffer and a third more, as frames have fixed
+    /// sizes.
     pub(super) fn memory_max(&self) -> usize {
         let buffer = self.tuning.buffer as usize;
         (buffer + buffer / 3).max(HELD_MIN)
     }
 
-    /// Bytes from the next number to the end of what came ahead of its turn.
+    /// Bytes from the next expected number to the end of the data received out of order.
     pub(super) fn ahead(&self) -> u32 {
         self.waiting.end().map_or(0, |end| end.max(self.nxt) - self.nxt)
     }
@@ -376,24 +380,24 @@ pub(crate) struct Timestamps {
 }
 
 impl Timestamps {
-    /// Our clock: milliseconds, from an offset of the connection's own.
+    /// Timestamp value at `now`: milliseconds plus the connection's own offset.
     pub(crate) fn value(&self, now: Instant) -> u32 {
         (now.millis() as u32).wrapping_add(self.offset)
     }
 }
 
-/// What is left of a connection in TIME-WAIT.
+/// State kept of a connection in TIME-WAIT.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Remains {
     pub(crate) snd_nxt: Seq,
     pub(crate) rcv_nxt: Seq,
-    /// The window as it stands in a header.
+    /// Window field of the header, scaled.
     pub(crate) window: u16,
     pub(crate) timestamps: Timestamps,
 }
 
 impl Connection {
-    /// What is remembered in TIME-WAIT.
+    /// Returns the state to keep in TIME-WAIT.
     pub(crate) fn remains(&self) -> Remains {
         let field = self.receive.window() >> self.receive.window_scale;
         Remains {
@@ -405,8 +409,8 @@ impl Connection {
     }
 }
 
-/// Memory that received data may hold in any case: 64 small frames.
+/// Memory that received data may always hold: 64 small frames.
 const HELD_MIN: usize = 64 * 2048;
 
-/// Memory over which density is measured.
+/// Bytes of memory over which density is averaged.
 const DENSITY_MEMORY: u64 = 64 << 10;

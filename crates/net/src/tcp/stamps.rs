@@ -1,11 +1,11 @@
-//! Times at which what was written was sent and acknowledged (Linux's `SO_TIMESTAMPING`).
+//! Timestamps of when written data was sent and acknowledged (`SO_TIMESTAMPING`).
 //!
-//! A mark stands for the last byte of a write. As in Linux a buffer has room for one mark: a later
-//! write that joins an unsent buffer takes the place of the mark there. The mark stays until the
-//! byte is acknowledged, so that each time it is sent again is told too.
+//! A mark stands for the last byte of a write. As on Linux a buffer has room for one mark: a later
+//! write that joins an unsent buffer replaces the mark there. The mark stays until the byte is
+//! acknowledged, so that each retransmission is reported too.
 //!
-//! Bounded by [`MARKS_MAX`] marks and [`STAMPS_MAX`] times that nobody took; without room there is
-//! no mark, or no time, and the data goes as it would.
+//! Bounded by [`MARKS_MAX`] marks and [`STAMPS_MAX`] timestamps that were not taken. Without room
+//! there is no mark or no timestamp; the data is sent as usual.
 
 use super::connection::Connection;
 use super::seq::Seq;
@@ -13,19 +13,19 @@ use super::state::Events;
 use crate::time::Instant;
 use alloc::collections::VecDeque;
 
-/// Most writes of one connection that wait to be sent and acknowledged with a mark.
+/// Largest number of marks of one connection, for writes that are not acknowledged yet.
 pub const MARKS_MAX: usize = 1024;
-/// Most times of one connection that its owner has not taken.
+/// Largest number of timestamps of one connection that its owner has not taken.
 pub const STAMPS_MAX: usize = 1024;
 
-/// Which times are told of what is written.
+/// Which timestamps are reported for written data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamping {
-    /// When it was handed to the device's queue (`SOF_TIMESTAMPING_TX_SCHED`).
+    /// When the data was handed to the device's queue (`SOF_TIMESTAMPING_TX_SCHED`).
     pub scheduled: bool,
-    /// When it was handed to the device (`SOF_TIMESTAMPING_TX_SOFTWARE`); the same time here.
+    /// When the data was handed to the device (`SOF_TIMESTAMPING_TX_SOFTWARE`); the same time here.
     pub sent: bool,
-    /// When the peer had acknowledged all of it (`SOF_TIMESTAMPING_TX_ACK`).
+    /// When the peer had acknowledged all of the data (`SOF_TIMESTAMPING_TX_ACK`).
     pub acknowledged: bool,
 }
 
@@ -35,7 +35,7 @@ impl Stamping {
     }
 }
 
-/// What happened at a time that is told.
+/// The event that a timestamp stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stamped {
     /// The data was handed to the device's queue.
@@ -46,24 +46,24 @@ pub enum Stamped {
     Acknowledged,
 }
 
-/// When something happened to the last byte of a write.
+/// Timestamp of an event of the last byte of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// What.
+    /// The event.
     pub what: Stamped,
-    /// When.
+    /// Time of the event.
     pub at: Instant,
-    /// The byte, as a distance from where [`Connection::number_stamps`] began to count; wraps.
+    /// The byte, as an offset from where [`Connection::number_stamps`] began to count; wraps.
     pub key: u32,
 }
 
 struct Mark {
-    /// Number of the byte.
+    /// Sequence number of the byte.
     at: Seq,
     stamping: Stamping,
 }
 
-/// Marks and times of one connection.
+/// Marks and timestamps of one connection.
 #[derive(Default)]
 pub(super) struct Stamps {
     stamping: Stamping,
@@ -74,8 +74,7 @@ pub(super) struct Stamps {
 }
 
 impl Stamps {
-    /// Marks the byte at `at`. Bytes from `unsent` on share their buffer with it and were never
-    /// sent.
+    /// Marks the byte at `at`. Bytes from `unsent` on are in the same buffer and were never sent.
     fn mark(&mut self, at: Seq, unsent: Seq) {
         if self.stamping.is_none() {
             return;
@@ -94,7 +93,7 @@ impl Stamps {
         }
     }
 
-    /// `start..end` was sent.
+    /// Records timestamps for `start..end`, which was sent.
     fn sent(&mut self, start: Seq, end: Seq, now: Instant) {
         let mut index = self.marks.partition_point(|mark| mark.at.before(start));
         while let Some(mark) = self.marks.get(index)
@@ -111,7 +110,7 @@ impl Stamps {
         }
     }
 
-    /// Everything before `una` is acknowledged.
+    /// Records timestamps for everything before `una`, which is acknowledged.
     fn acknowledge(&mut self, una: Seq, now: Instant) {
         while let Some(&Mark { at, stamping }) = self.marks.front()
             && at.before(una)
@@ -123,30 +122,30 @@ impl Stamps {
         }
     }
 
-    /// What is not acknowledged never will be.
+    /// Drops the marks of data that will never be acknowledged.
     pub(super) fn clear_marks(&mut self) {
         self.marks = VecDeque::new();
     }
 }
 
 impl Connection {
-    /// Which times are told of what is written from now on, with [`Events::STAMPED`].
+    /// Sets which timestamps are reported of data written from now on, with [`Events::STAMPED`].
     pub fn set_stamping(&mut self, stamping: Stamping) {
         self.send.stamps.stamping = stamping;
     }
 
-    /// Counts the bytes of times from here on: from the first that is not yet acknowledged, or,
-    /// if `written`, from the next that will be written.
+    /// Starts counting bytes for timestamps here: at the first unacknowledged byte or, if
+    /// `written`, at the next byte to be written.
     pub fn number_stamps(&mut self, written: bool) {
         self.send.stamps.base = if written { self.send.queue_end() } else { self.send.una };
     }
 
-    /// The next time that was not taken yet.
+    /// Takes the next timestamp.
     pub fn take_stamp(&mut self) -> Option<Stamp> {
         self.send.stamps.stamps.pop_front()
     }
 
-    /// The call that wrote has ended: its last byte is the one whose times are told.
+    /// Ends a call that wrote: timestamps are reported for its last byte.
     pub fn mark_written(&mut self) {
         let end = self.send.queue_end();
         if end == self.send.base {
@@ -158,7 +157,8 @@ impl Connection {
         self.send.stamps.mark(last, unsent);
     }
 
-    /// `len` bytes of payload from `start` on were sent, for the first time or again.
+    /// Accounts for `len` bytes of payload from `start` on that were sent, for the first time or
+    /// again.
     pub(super) fn stamp_sent(&mut self, start: Seq, len: u32, now: Instant) {
         if !self.send.stamps.marks.is_empty() {
             self.send.stamps.sent(start, start + len, now);
@@ -166,7 +166,7 @@ impl Connection {
         }
     }
 
-    /// What is before `snd_una` was acknowledged.
+    /// Accounts for what is before `snd_una`, which is acknowledged.
     pub(super) fn stamp_acknowledged(&mut self, now: Instant) {
         if !self.send.stamps.marks.is_empty() {
             self.send.stamps.acknowledge(self.send.una, now);
@@ -217,7 +217,8 @@ mod tests {
         assert_eq!(taken(&mut stamps), [(Stamped::Acknowledged, 29)]);
     }
 
-    /// Linux: a buffer holds one key, that of the last write that joined it while it was unsent.
+    /// As on Linux, a buffer has one key: that of the last write that joined it while it was
+    /// unsent.
     #[test]
     fn a_write_that_joins_an_unsent_buffer_takes_over_its_mark() {
         let mut stamps = all();

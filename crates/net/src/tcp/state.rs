@@ -1,9 +1,9 @@
-//! Words about a connection: its state, how it may fail, what happens to it.
+//! State, errors and events of a connection.
 
 use core::fmt;
 use core::ops::{BitOr, BitOrAssign};
 
-/// States of RFC 9293 §3.3.2. LISTEN is not one of a connection.
+/// Connection states (RFC 9293 §3.3.2). LISTEN is missing: a listener is not a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum State {
@@ -20,17 +20,17 @@ pub enum State {
 }
 
 impl State {
-    /// The handshake is not over.
+    /// True until the handshake is over.
     pub fn is_opening(self) -> bool {
         matches!(self, State::SynSent | State::SynReceived)
     }
 
-    /// Data may still arrive.
+    /// True if data may still arrive.
     pub(super) fn can_receive(self) -> bool {
         matches!(self, State::Established | State::FinWait1 | State::FinWait2)
     }
 
-    /// Data or a FIN may still have to be sent.
+    /// True if data or a FIN may still have to be sent.
     pub(super) fn can_send(self) -> bool {
         matches!(
             self,
@@ -52,9 +52,9 @@ pub enum ConnectionError {
     Reset,
     /// The peer stopped answering.
     TimedOut,
-    /// An ICMP error told that the peer cannot be reached.
+    /// An ICMP error reported that the peer is unreachable.
     Unreachable,
-    /// Our own side aborted it.
+    /// Our side aborted the connection.
     Aborted,
 }
 
@@ -72,12 +72,12 @@ impl fmt::Display for ConnectionError {
 
 impl core::error::Error for ConnectionError {}
 
-/// What happened to a connection since its owner last looked.
+/// Events of a connection since its owner last took them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Events(u8);
 
 impl Events {
-    /// A peer asks to connect and waits for an answer.
+    /// A peer connects; if the answer is held, it waits for it.
     pub const INCOMING: Events = Events(1);
     /// The handshake is over.
     pub const ESTABLISHED: Events = Events(2);
@@ -87,12 +87,12 @@ impl Events {
     pub const WRITABLE: Events = Events(8);
     /// The peer will send no more.
     pub const PEER_CLOSED: Events = Events(16);
-    /// All that was sent, and the FIN, has been acknowledged.
+    /// All data and the FIN are acknowledged.
     pub const SENT_ALL: Events = Events(32);
     /// The connection is over, with or without an error.
     pub const CLOSED: Events = Events(64);
 
-    /// There are times of what was sent to take, with [`super::Connection::take_stamp`].
+    /// Transmit timestamps are ready to be taken with [`super::Connection::take_stamp`].
     pub const STAMPED: Events = Events(128);
 
     /// True if nothing happened.

@@ -1,5 +1,5 @@
-//! The handshake (RFC 9293 §3.5): SYNs out and in, what they agree on, and when they are sent
-//! again. With Fast Open (RFC 7413) data goes with them.
+//! The handshake (RFC 9293 §3.5): SYNs sent and received, negotiated options, retransmissions, and
+//! the data that Fast Open (RFC 7413) sends with a SYN.
 
 use super::connection::{Connection, Segment};
 use super::fastopen::{ClientSyn, FAIL_NOT_TAKEN, FAIL_SYN_LOST};
@@ -15,14 +15,14 @@ use towpath_packet::Packet;
 
 /// Largest window without scaling.
 const UNSCALED_MAX: u32 = 65_535;
-/// Doublings of the first timeout beyond which nobody waits.
+/// Largest number of doublings of the first timeout that a SYN waits for.
 const SYN_DOUBLINGS_MAX: u8 = 16;
 
-/// When a SYN is sent again after an answer to another one (Linux's TCP_TIMEOUT_MIN).
+/// Delay before the SYN is sent again after an ACK that does not match it, as on Linux.
 const SYN_AGAIN: Duration = Duration::from_millis(2);
 
 impl Connection {
-    /// RFC 9293 §3.10.7.3.
+    /// Processes a segment in SYN-SENT (RFC 9293 §3.10.7.3).
     pub(super) fn input_syn_sent(
         &mut self,
         segment: &Segment,
@@ -32,7 +32,7 @@ impl Connection {
         let ack = segment.ack();
         let acks_syn = ack.after(self.send.iss) && ack.at_or_before(self.send.nxt);
         if segment.has(Flags::ACK) && !(acks_syn && self.echoes_our_time(segment, now)) {
-            // Linux too sends its SYN again soon: the peer may have ended an older connection now.
+            // As on Linux, the SYN is sent again soon: our reset may have ended an old connection.
             if !acks_syn && self.timers.unanswered == 0 {
                 self.timers.retransmit = Some(now + SYN_AGAIN);
             }
@@ -61,8 +61,8 @@ impl Connection {
         Verdict::Done
     }
 
-    /// RFC 7323 §5.3: an echo that we cannot have sent since our first SYN is not of this
-    /// connection.
+    /// True unless the echoed timestamp cannot have been sent since our first SYN. Such an echo
+    /// belongs to another connection (RFC 7323 §5.3).
     fn echoes_our_time(&self, segment: &Segment, now: Instant) -> bool {
         match segment.options.timestamps {
             Some((_, echo)) if self.settings.timestamps && echo != 0 => {
@@ -74,7 +74,7 @@ impl Connection {
         }
     }
 
-    /// The peer's answer to our SYN.
+    /// Processes the peer's answer to our SYN.
     fn input_answer(&mut self, segment: &Segment, payload: &mut Packet, now: Instant) {
         self.ecn.take_answer(segment);
         let sent_again = self.syn_sent_again();
@@ -87,11 +87,12 @@ impl Connection {
         }
         if lost {
             self.fast_open.fail = if sent_again { FAIL_SYN_LOST } else { FAIL_NOT_TAKEN };
-            // The data that went with the SYN goes again at once, and the ACK with it.
+            // Retransmit the SYN's data at once; the ACK goes with it.
             self.resend_all(now);
             return;
         }
-        // As Linux: who has seen the end of the stream is expected to answer it.
+        // As on Linux, the ACK waits for data that is expected to follow, also after a FIN of the
+        // peer.
         let waits = core::mem::take(&mut self.write_pending) || self.defers_third_segment();
         if waits || self.receive.fin {
             self.delay_third_segment(now);
@@ -100,7 +101,7 @@ impl Connection {
         }
     }
 
-    /// Learns from the peer's SYN.
+    /// Takes sequence number, window and options from the peer's SYN.
     pub(super) fn take_syn(&mut self, syn: &Segment, now: Instant) {
         self.receive.irs = syn.seq();
         self.receive.nxt = syn.seq() + 1;
@@ -158,7 +159,7 @@ impl Connection {
         self.rearm_rto(now);
         self.timers.unanswered = 0;
         self.receive.data_at = now;
-        // As Linux counts: our SYN, or its answer, was delivered.
+        // As on Linux, our SYN or SYN-ACK counts as delivered.
         self.count_delivered(1);
         self.recovery.rate.restart(now);
         self.counters.bytes_acked += u64::from(!self.passive);
@@ -173,7 +174,7 @@ impl Connection {
         self.note(Events::ESTABLISHED | Events::WRITABLE);
     }
 
-    /// Flags of our SYN, and how much data goes with it: only with the first.
+    /// Flags of our SYN, and how many bytes of data it carries. Only the first SYN carries data.
     pub(super) fn syn_to_send(&self) -> (Flags, u32) {
         if self.state == State::SynReceived {
             let ecn = if self.ecn.enabled { Flags::ECE } else { Flags::NONE };
@@ -184,7 +185,8 @@ impl Connection {
         (Flags::SYN | ecn, room.min(self.send.queue.len() as u32))
     }
 
-    /// Options of our SYN. One that opens offers all, one that answers only what was offered.
+    /// Options of our SYN. A SYN that opens offers all options, a SYN-ACK only those that were
+    /// offered.
     pub(super) fn syn_options(&mut self, now: Instant) -> Options {
         let offer = self.state == State::SynSent;
         let settings = &self.settings;
@@ -210,10 +212,10 @@ impl Connection {
         options
     }
 
-    /// Our SYN went out with `len` bytes of data.
+    /// Accounts for our SYN, sent with `len` bytes of data.
     pub(super) fn syn_sent(&mut self, len: u32, now: Instant) {
         self.send.syn_due = false;
-        // As Linux counts: an answer that takes the place of our SYN is none sent again.
+        // As on Linux, the SYN-ACK of a simultaneous open does not count as a retransmission.
         if self.send.nxt.after(self.send.iss) && (self.passive || self.state == State::SynSent) {
             self.recovery.note_probe(1);
         }
@@ -229,11 +231,11 @@ impl Connection {
         }
     }
 
-    /// Nobody answered our SYN in time.
+    /// Handles a timeout of our SYN or SYN-ACK.
     pub(super) fn on_syn_timeout(&mut self, now: Instant) {
         let active = self.state == State::SynSent;
         let (expired, again) = if active {
-            // As long as so many doublings would take, however many SYNs that are.
+            // The limit is the time that these doublings take, however many SYNs are sent in it.
             let retries = self.settings.syn_count.unwrap_or(self.settings.syn_retries);
             let doublings = retries.min(SYN_DOUBLINGS_MAX);
             let limit = RTO_INITIAL.saturating_mul((2 << doublings) - 1);
@@ -261,17 +263,18 @@ impl Connection {
             self.ecn.asked = false;
         }
         self.send.syn_due = again;
-        // Armed again here too, in case no packet can be had to send now.
+        // Rearm here too, in case no packet is free to send now.
         self.timers.retransmit = Some(now + self.rtt.rto());
     }
 
-    /// How often our SYN, in doublings of the first second, or the answer to one is sent again
-    /// (`TCP_SYNCNT`).
+    /// Sets how often a SYN-ACK is retransmitted. A SYN is retransmitted for the time that as many
+    /// doublings of the first timeout take (`TCP_SYNCNT`).
     pub fn set_syn_count(&mut self, retries: u8) {
         self.settings.syn_count = Some(retries);
     }
 
-    /// Somebody waits to write: the third segment waits a little for his data.
+    /// Notes that the owner waits to write: the third segment of the handshake waits briefly for
+    /// its data.
     pub fn set_write_pending(&mut self, pending: bool) {
         self.write_pending = pending;
     }

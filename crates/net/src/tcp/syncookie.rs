@@ -1,10 +1,10 @@
-//! SYN cookies (RFC 4987 §3.6): what a request would keep travels in the numbers of the answer.
+//! SYN cookies (RFC 4987 §3.6): the state of a request travels in the numbers of the SYN-ACK.
 //!
 //! The initial sequence number carries a minute counter and the peer's segment size, under a keyed
-//! hash of the endpoints and the peer's number. Where both sides use timestamps, the lowest bits of
-//! ours carry window scale, SACK and ECN; without them the connection goes without these. Layout,
-//! table and lifetime are Linux's. Nothing is kept, so nothing can be used up; what is lost is the
-//! exact segment size, and the answer is not sent again.
+//! hash of the endpoints and the peer's number. If both sides use timestamps, the lowest bits of
+//! ours carry window scale, SACK and ECN; without timestamps the connection does without these.
+//! Layout, table and lifetime are Linux's. No state is kept, so none can be exhausted. In return
+//! the exact segment size is lost, and the SYN-ACK is not retransmitted.
 
 use super::connection::{Connection, Opening, Segment};
 use super::ecn::codepoint;
@@ -16,7 +16,7 @@ use core::hash::{Hash, Hasher};
 use core::net::SocketAddr;
 use siphasher::sip::SipHasher24;
 
-/// How long after a cookie the listener that gave it looks for cookies at all.
+/// How long after its last cookie a listener still checks ACKs for cookies.
 pub const LIFETIME: Duration = Duration::from_secs(60 * MINUTES_MAX as u64);
 
 /// Keys of one stack's cookies.
@@ -25,25 +25,25 @@ pub struct SynCookies {
     keys: [u64; 2],
 }
 
-/// The ends of a connection and its peer's initial number: what a cookie is bound to.
+/// What a cookie is bound to: both endpoints and the peer's initial sequence number.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
     /// Our address and port.
     pub local: SocketAddr,
-    /// The peer's.
+    /// The peer's address and port.
     pub remote: SocketAddr,
     /// The peer's initial sequence number.
     pub irs: u32,
 }
 
 impl SynCookies {
-    /// Cookies under these keys.
+    /// Creates cookies under these keys.
     pub fn new(keys: [u64; 2]) -> Self {
         Self { keys }
     }
 
-    /// Initial sequence number of an answer at `now` to a peer that takes segments of `mss` bytes,
-    /// or named no size.
+    /// Initial sequence number of a SYN-ACK at `now`. `mss` is the MSS option of the peer, if it
+    /// sent one.
     pub fn number(&self, bound: &Bound, mss: Option<u16>, now: Instant) -> u32 {
         let table = sizes(bound.remote);
         let mss = mss.unwrap_or(table[0]);
@@ -53,7 +53,7 @@ impl SynCookies {
         self.base(bound).wrapping_add(minute << DATA_BITS).wrapping_add(data)
     }
 
-    /// The peer's segment size if `number` is a cookie of the last two minutes.
+    /// Returns the peer's segment size if `number` is a cookie of the last two minutes.
     pub fn check(&self, bound: &Bound, number: u32, now: Instant) -> Option<u16> {
         let rest = number.wrapping_sub(self.base(bound));
         let age = minute(now).wrapping_sub(rest >> DATA_BITS) & (u32::MAX >> DATA_BITS);
@@ -65,21 +65,22 @@ impl SynCookies {
         sizes(bound.remote).get(index as usize).copied()
     }
 
-    /// What every number between these ends begins at.
+    /// Value that all cookies between these endpoints add to.
     fn base(&self, bound: &Bound) -> u32 {
         self.hash(bound, None).wrapping_add(bound.irs)
     }
 
     fn hash(&self, bound: &Bound, given: Option<u32>) -> u32 {
         let mut hasher = SipHasher24::new_with_keys(self.keys[0], self.keys[1]);
-        // The peer's number too, which Linux only adds: a neighbouring one would be as good there.
+        // The peer's number is hashed too. Linux only adds it, so that a neighbouring number is
+        // valid there.
         (bound.local, bound.remote, given.map(|minute| (minute, bound.irs))).hash(&mut hasher);
         hasher.finish() as u32
     }
 }
 
-/// The answer that carries a cookie, as a connection that is dropped once it has been sent. Its
-/// timestamp carries what else was agreed on.
+/// The SYN-ACK that carries a cookie, as a connection that is dropped once it is sent. Its
+/// timestamp carries the other options.
 pub(crate) fn answering(
     opening: Opening,
     syn: &Segment,
@@ -96,7 +97,7 @@ pub(crate) fn answering(
     let scale = syn.options.window_scale.filter(|_| answer.scaled).map_or(NO_SCALE, u32::from);
     let sack = if answer.sack { BIT_SACK } else { 0 };
     let ecn = if answer.ecn.enabled { BIT_ECN } else { 0 };
-    // Never later than now: an echo from the future would be refused.
+    // Never later than now: the peer's echo from the future would be rejected.
     let mut stamp = clock & !BITS | scale | sack | ecn;
     if Seq(stamp).after(Seq(clock)) {
         stamp = stamp.wrapping_sub(BITS + 1);
@@ -105,7 +106,7 @@ pub(crate) fn answering(
     answer
 }
 
-/// The request that would have been kept, from the ACK of its answer: not yet told of that ACK.
+/// Rebuilds the request from the ACK of its SYN-ACK. That ACK is not processed yet.
 pub(crate) fn remembered(
     opening: Opening,
     ack: &Segment,
@@ -132,7 +133,7 @@ pub(crate) fn remembered(
     connection.send.syn_due = false;
     connection.send.nxt = connection.send.iss + 1;
     connection.promise(connection.receive.initial_window);
-    // When the answer went is not known: no round trip is measured.
+    // It is unknown when the SYN-ACK was sent: no round trip is measured.
     connection.timers.unanswered = 1;
     connection
 }
@@ -145,24 +146,24 @@ fn sizes(remote: SocketAddr) -> &'static [u16; 4] {
     if remote.is_ipv4() { &SIZES_V4 } else { &SIZES_V6 }
 }
 
-/// Segment sizes that a cookie can carry, for IPv4: the usual ones.
+/// Segment sizes that a cookie can carry over IPv4: the usual ones.
 const SIZES_V4: [u16; 4] = [536, 1300, 1440, 1460];
-/// The same for IPv6.
+/// Segment sizes that a cookie can carry over IPv6: the usual ones.
 const SIZES_V6: [u16; 4] = [1220, 1420, 1440, 8940];
 
-/// Minutes, the current one included, for which a cookie is good.
+/// Minutes for which a cookie is valid, the current one included.
 const MINUTES_MAX: u32 = 2;
 /// Bits of a cookie below the counter.
 const DATA_BITS: u32 = 24;
 const DATA_MASK: u32 = (1 << DATA_BITS) - 1;
 
-/// Bits of a timestamp that carry what was agreed on.
+/// Bits of a timestamp that carry options.
 const BITS: u32 = 0x3f;
 /// Both sides understand SACK.
 const BIT_SACK: u32 = 0x10;
 /// Both sides understand ECN.
 const BIT_ECN: u32 = 0x20;
-/// Instead of a scale: windows are not scaled. Also the mask of the scale.
+/// Value in place of a scale: windows are not scaled. Also the mask of the scale.
 const NO_SCALE: u32 = 0xf;
 
 #[cfg(test)]
@@ -179,8 +180,9 @@ mod tests {
         Instant::START + Duration::from_secs(seconds)
     }
 
-    /// RFC 4987 §3.6: a cookie gives back the largest size of the table that is not too large, for
-    /// its own endpoints and number, and no longer than until the end of the next minute.
+    /// RFC 4987 §3.6: a cookie returns the largest size of the table that is not above the peer's.
+    /// It is valid only for its own endpoints and number, and at most until the end of the next
+    /// minute.
     #[test]
     fn a_cookie_is_good_for_whom_it_was_given_to() {
         let cookies = SynCookies::new([1, 2]);
@@ -198,7 +200,7 @@ mod tests {
         }
     }
 
-    /// Forged numbers pass no more often than chance lets them: 8 of 2^32 are good at a time.
+    /// Forged numbers pass no more often than by chance: 8 of 2^32 are valid at any time.
     #[test]
     fn forged_cookies_fail() {
         let cookies = SynCookies::new([1, 2]);

@@ -1,7 +1,8 @@
-//! Scripts: a segment in, a segment expected, time passed, nothing expected.
+//! Scripts: a segment arrives, a segment is expected, time passes, nothing is expected.
 //!
-//! Each test plays the peer of one connection and names the clause that it is about. The language
-//! is that of [`script::Script`]; numbers are relative to each side's initial sequence number.
+//! Each test plays the peer of one connection and names the clause that it checks.
+//! [`script::Script`] describes the language. Numbers are relative to each side's initial sequence
+//! number.
 
 mod acks;
 mod back_pressure;

@@ -1,18 +1,18 @@
-//! Timers of a connection: when something is due, and what happens then.
+//! Timers of a connection: deadlines, and what happens when they pass.
 
 use super::connection::Connection;
 use super::rtt::{RTO_MAX, RTO_MIN};
 use super::state::{ConnectionError, State};
 use crate::time::{Duration, Instant, earliest};
 
-/// Retries of a connection that nobody owns, as long as its timeout has not reached its bound
-/// (Linux's tcp_orphan_retries).
+/// Retries of a connection without an owner, while its timeout is below the maximum
+/// (`tcp_orphan_retries`).
 const ORPHAN_RETRIES: u8 = 8;
-/// Longest that a peer which takes back its window may be silent.
+/// Longest silence of a peer that has shrunk its window to zero.
 const SHUT_WINDOW_SILENCE: Duration = Duration::from_secs(240);
 
-/// Deadlines; `None` when a timer is off. Of the first four at most one is on: each of them keeps
-/// the connection alive.
+/// Deadlines; `None` if a timer is off. At most one of the first four is on: each of them keeps the
+/// connection going.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Timers {
     /// Retransmission (RFC 6298), of data or of a SYN.
@@ -27,24 +27,24 @@ pub(super) struct Timers {
     pub(super) delayed_ack: Option<Instant>,
     /// Next keepalive probe.
     pub(super) keepalive: Option<Instant>,
-    /// The next segment may go.
+    /// When pacing lets the next segment go.
     pub(super) pacing: Option<Instant>,
     /// End of FIN-WAIT-2 without an owner.
     pub(super) fin_wait: Option<Instant>,
-    /// Retransmissions in a row without an answer.
+    /// Consecutive retransmissions without an answer.
     pub(super) unanswered: u8,
-    /// Zero-window probes in a row without an answer.
+    /// Consecutive zero-window probes without an answer.
     pub(super) probes: u8,
-    /// Doublings of the time between zero-window probes.
+    /// Doublings of the interval between zero-window probes.
     pub(super) probe_backoff: u8,
     /// When the first zero-window probe was sent.
     pub(super) probing_since: Option<Instant>,
-    /// Keepalive probes in a row without an answer.
+    /// Consecutive keepalive probes without an answer.
     pub(super) keepalive_unanswered: u8,
 }
 
 impl Timers {
-    /// Turns off the timers that keep the connection alive.
+    /// Turns off the four timers that keep the connection going.
     pub(super) fn disarm(&mut self) {
         self.retransmit = None;
         self.persist = None;
@@ -74,7 +74,7 @@ impl Timers {
 }
 
 impl Connection {
-    /// When [`Connection::on_deadline`] wants to be called next.
+    /// When [`Connection::on_deadline`] must be called next.
     pub fn deadline(&self) -> Option<Instant> {
         let timers = &self.timers;
         earliest([
@@ -89,19 +89,19 @@ impl Connection {
         ])
     }
 
-    /// Longest that data may stay unacknowledged before the connection fails (`TCP_USER_TIMEOUT`,
-    /// RFC 5482); `None` for what the retries allow.
+    /// Sets the longest time that data may stay unacknowledged before the connection fails
+    /// (`TCP_USER_TIMEOUT`, RFC 5482); `None` for the time that the retries allow.
     pub fn set_user_timeout(&mut self, limit: Option<Duration>) {
         self.settings.user_timeout = limit;
     }
 
-    /// Probes an idle peer.
+    /// Switches keepalive probes of an idle peer on or off (`SO_KEEPALIVE`).
     pub fn set_keepalive(&mut self, on: bool, now: Instant) {
         self.timers.keepalive = on.then(|| now + self.settings.keepalive_idle);
     }
 
-    /// Idle time before the first keepalive probe (`TCP_KEEPIDLE`). Counts for an idle time that
-    /// has begun too.
+    /// Sets the idle time before the first keepalive probe (`TCP_KEEPIDLE`). It also applies to an
+    /// idle period that has begun.
     pub fn set_keepalive_idle(&mut self, idle: Duration, now: Instant) {
         self.settings.keepalive_idle = idle;
         if self.timers.keepalive.is_some() {
@@ -109,17 +109,17 @@ impl Connection {
         }
     }
 
-    /// Time between keepalive probes (`TCP_KEEPINTVL`), from the next probe on.
+    /// Sets the time between keepalive probes (`TCP_KEEPINTVL`), from the next probe on.
     pub fn set_keepalive_interval(&mut self, interval: Duration) {
         self.settings.keepalive_interval = interval;
     }
 
-    /// Keepalive probes without an answer before the connection fails (`TCP_KEEPCNT`).
+    /// Sets how many unanswered keepalive probes end the connection (`TCP_KEEPCNT`).
     pub fn set_keepalive_probes(&mut self, count: u8) {
         self.settings.keepalive_probes = count;
     }
 
-    /// Acts on every timer that is due.
+    /// Runs every timer that is due.
     pub fn on_deadline(&mut self, now: Instant) {
         let due = |timer: &mut Option<Instant>| timer.take_if(|at| *at <= now).is_some();
         if due(&mut self.timers.delayed_ack) {
@@ -152,7 +152,7 @@ impl Connection {
             return;
         }
         let Some(first) = self.send.board.first() else { return };
-        // A window that was taken back: what is sent again probes it.
+        // The peer shrank its window to zero: retransmissions probe it.
         let shut = self.send.wnd == 0 && self.owned;
         let since = self.recovery.resent_at.unwrap_or(first.sent_at);
         let over = if shut {
@@ -190,8 +190,8 @@ impl Connection {
         now.since(self.receive.last_at) > silence_max && resending > silence_max
     }
 
-    /// How long retransmissions may stay unanswered: RFC 9293 §3.8.3 R2 as a time, the one in which
-    /// the timer would fire so often on the fastest path (Linux's tcp_model_timeout).
+    /// How long retransmissions may stay unanswered: R2 of RFC 9293 §3.8.3, as a time. As on Linux
+    /// it is the time that the number of retries takes at the least timeout.
     fn retry_time(&self) -> Duration {
         if let Some(limit) = self.settings.user_timeout {
             return limit;
@@ -206,13 +206,14 @@ impl Connection {
         time_of_retries(retries)
     }
 
-    /// How long they may stay unanswered before the path is in doubt (RFC 9293 §3.8.3 R1).
+    /// How long retransmissions may stay unanswered before the path is in doubt (R1 of RFC 9293
+    /// §3.8.3).
     fn retries1_time(&self) -> Duration {
         time_of_retries(self.settings.retries1)
     }
 
-    /// Sets the retransmission timer from now on, turns it off when nothing is outstanding. It
-    /// does not run beyond the user's timeout.
+    /// Rearms the retransmission timer from `now`, or turns it off if nothing is outstanding. The
+    /// timer does not run beyond the user timeout.
     pub(super) fn rearm_rto(&mut self, now: Instant) {
         if self.send.board.is_empty() {
             self.timers.disarm();
@@ -222,12 +223,12 @@ impl Connection {
         self.timers.arm_retransmit(now + rto);
     }
 
-    /// When the retransmission timer of the first segment outstanding ends.
+    /// When the retransmission timeout of the first outstanding segment is over.
     pub(super) fn rto_from_head(&self) -> Instant {
         self.send.board.first().map_or(Instant::START, |first| first.sent_at + self.rtt.rto())
     }
 
-    /// Sets the retransmission timer to where it would be without the timers that took its place.
+    /// Sets the retransmission timer to the time it would have without the timers that replaced it.
     pub(super) fn rearm_rto_from_head(&mut self, now: Instant) {
         if self.send.board.is_empty() {
             self.timers.disarm();
@@ -245,7 +246,7 @@ impl Connection {
         self.within_user_timeout(interval, self.timers.probing_since, now)
     }
 
-    /// `wait`, but no longer than until the user's timeout, counted from `since`, is over.
+    /// Limits `wait` to what is left of the user timeout, which began at `since`.
     pub(super) fn within_user_timeout(
         &self,
         wait: Duration,
@@ -261,14 +262,15 @@ impl Connection {
         }
     }
 
-    /// Nothing is outstanding and the peer's window keeps data or a FIN back: it is probed.
+    /// Arms the persist timer if nothing is outstanding: the peer's window holds back data or a
+    /// FIN.
     pub(super) fn arm_probe(&mut self, now: Instant) {
         if self.send.board.is_empty() && self.timers.persist.is_none() {
             self.timers.arm_persist(now + self.probe_interval(now));
         }
     }
 
-    /// An answer to a probe (Linux's tcp_ack_probe).
+    /// Processes the answer to a zero-window probe.
     pub(super) fn acknowledge_probe(&mut self, now: Instant) {
         let kept_back = self.kept_back();
         if kept_back == 0 {
@@ -284,7 +286,7 @@ impl Connection {
     }
 
     fn on_persist(&mut self, now: Instant) {
-        // RFC 9293 §3.8.6.1: what is kept back may be a FIN alone.
+        // RFC 9293 §3.8.6.1: a FIN alone may be held back too.
         if !self.send.board.is_empty() || self.kept_back() == 0 {
             self.timers.probes = 0;
             self.timers.probing_since = None;
@@ -307,7 +309,7 @@ impl Connection {
             self.timers.probe_backoff += 1;
         }
         if self.send.wnd > 0 {
-            // Not the window kept the data back, or not all of it: it goes, however small.
+            // The window is not zero: send what fits, however little.
             self.send.partial_allowed = true;
         } else {
             self.send.probe_due = true;
@@ -325,7 +327,7 @@ impl Connection {
             return;
         }
         if self.send.flight() > 0 || self.send.has_unsent_numbers() {
-            // Data or a FIN is on its way: the other timers watch the peer.
+            // Data or a FIN is outstanding or queued: other timers watch the peer.
             self.timers.keepalive = Some(now + self.settings.keepalive_idle);
             return;
         }
@@ -337,7 +339,7 @@ impl Connection {
         }
         let unanswered = self.timers.keepalive_unanswered;
         let over = match self.settings.user_timeout {
-            // As Linux: the user's timeout takes the place of the number of probes.
+            // As on Linux, the user timeout replaces the number of probes.
             Some(limit) => unanswered > 0 && now.since(self.receive.last_at) >= limit,
             None => unanswered >= self.settings.keepalive_probes,
         };
@@ -352,7 +354,7 @@ impl Connection {
     }
 }
 
-/// The time in which a timer that begins with the least timeout has fired so often and once more.
+/// Time in which a timer that starts at the least timeout and doubles fires `retries` + 1 times.
 fn time_of_retries(retries: u8) -> Duration {
     let (mut sum, mut step) = (RTO_MIN, RTO_MIN);
     for _ in 0..retries {

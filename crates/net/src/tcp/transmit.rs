@@ -1,6 +1,6 @@
-//! How much of what is queued goes out next: windows, Nagle's algorithm with Minshall's change,
-//! super-packets and when it pays to wait for a larger one. The decisions are those of Linux's
-//! tcp_write_xmit, taken packet by packet.
+//! How much queued data goes out next: windows, Nagle's algorithm in Minshall's variant,
+//! super-packets, and when to wait for a larger one. The decisions are Linux's, taken packet by
+//! packet.
 
 use super::chrono::Limit;
 use super::congestion::{CaState, Event};
@@ -14,39 +14,39 @@ use super::writes::End;
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::Flags;
 
-/// Why nothing new is sent now although there is something.
+/// Why no new data is sent now although some is queued.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Hold {
     /// The congestion window.
     Congestion,
     /// The peer's window.
     PeerWindow,
-    /// It is small, or may soon become larger.
+    /// The segment is small, or may soon become larger.
     Small,
 }
 
-/// Numbers that one decision is made from.
+/// Inputs of one decision.
 struct Offer {
     /// Bytes of a full segment.
     size: u32,
     /// Segments that the congestion window and the size of super-packets allow.
     quota: u32,
-    /// Segments of the largest super-packet.
+    /// Segments of the largest super-packet that suits the rate.
     most: u32,
     /// Bytes that the peer's window allows.
     window: u32,
-    /// The buffer that is to be sent.
+    /// End of the buffer to be sent.
     end: End,
-    /// Bytes up to its end.
+    /// Unsent bytes up to that end.
     len: u32,
-    /// Nothing follows it.
+    /// Nothing is queued behind that end.
     last: bool,
-    /// A FIN belongs to it.
+    /// A FIN follows that end.
     fin: bool,
 }
 
 impl Connection {
-    /// What is to be sent for the first time next.
+    /// Plans the next packet of new data.
     pub(super) fn plan_new(&mut self, egress: &Egress, now: Instant) -> Option<Plan> {
         if !self.send.has_unsent_numbers() || self.send.board.is_full() {
             if self.send.awaits_peer {
@@ -84,7 +84,7 @@ impl Connection {
         }
     }
 
-    /// Bytes to send now, and whether the FIN goes with them.
+    /// Chooses how many bytes to send now, and whether the FIN goes with them.
     fn choose(&self, egress: &Egress, now: Instant) -> Result<(u32, bool), Hold> {
         let offer = self.offer(egress)?;
         let first = offer.len.min(offer.size) + u32::from(offer.fin && offer.len <= offer.size);
@@ -106,21 +106,21 @@ impl Connection {
         Ok((len, offer.fin && len == offer.len && len < offer.window))
     }
 
-    /// The next buffer and what the windows say about it.
+    /// Returns the next buffer to send and what the windows allow of it.
     fn offer(&self, egress: &Egress) -> Result<Offer, Hold> {
-        // As in Linux 6.18 (tcp_cwnd_test), the window keeps back a FIN alone too.
+        // As on Linux 6.18, the congestion window holds back a FIN alone too.
         let (next, room) = (self.send.nxt, self.window_room());
         if room == 0 {
             return Err(Hold::Congestion);
         }
         let size = self.segment_size();
         let most = self.super_segments(egress, size);
-        // Two super-packets in flight at least, so that ACKs come steadily.
+        // Keep at least two super-packets in flight, so that ACKs come steadily.
         let quota = room.min((self.congestion.cwnd() / 2).max(1)).min(most);
         let queue_end = self.send.queue_end();
         let whole = End::of_all(queue_end);
         let mut end = self.send.writes.end_of(next.max(self.send.base)).unwrap_or(whole);
-        // Buffers share a packet only if that makes one of the largest size there is.
+        // Buffers share a packet only if that makes one of the largest size.
         let full = quota * size;
         if quota == self.super_segments_max(egress, size)
             && !end.record
@@ -144,8 +144,8 @@ impl Connection {
         })
     }
 
-    /// Nagle's algorithm (RFC 9293 §3.7.4) with Minshall's change: only a small segment that is
-    /// itself outstanding holds another one back. A corked connection holds it in any case.
+    /// Nagle's algorithm (RFC 9293 §3.7.4) in Minshall's variant: only an outstanding small segment
+    /// holds back another one. A corked connection holds a small segment in any case.
     fn is_held_by_nagle(&self, small: bool) -> bool {
         let sender = &self.send;
         let small_outstanding = || {
@@ -156,8 +156,8 @@ impl Connection {
         small && (sender.is_corked() || (!sender.nodelay && small_outstanding()))
     }
 
-    /// Bytes of the next packet: as many as the windows allow, in whole segments, and the last
-    /// small one if it may go (Linux's tcp_mss_split_point).
+    /// Bytes of the next packet: as many whole segments as the windows allow, and the last small
+    /// segment if it may go.
     fn split_point(&self, offer: &Offer) -> u32 {
         let most = offer.quota * offer.size;
         if most <= offer.window && !offer.last {
@@ -171,8 +171,8 @@ impl Connection {
         if self.is_held_by_nagle(partial != 0) { needed - partial } else { needed }
     }
 
-    /// Whether to wait for the next ACK, which is near and will allow a larger packet (Linux's
-    /// tcp_tso_should_defer).
+    /// Decides whether to wait for the next ACK, which is near and will allow a larger packet. The
+    /// rules are Linux's.
     fn defer(&self, offer: &Offer, now: Instant) -> Result<(), Hold> {
         if self.recovery.state >= CaState::Recovery
             || now.since(self.send.transmitted_at) > DEFER_AFTER
@@ -204,12 +204,12 @@ impl Connection {
         } else if offer.window <= offer.len {
             return Err(Hold::PeerWindow);
         }
-        // Nothing will be added to this packet: no reason to wait.
+        // Nothing will be added to this packet: do not wait.
         if offer.fin || offer.end.record { Ok(()) } else { Err(Hold::Small) }
     }
 
-    /// The timer of the shut window fired: what fits the peer's window goes, however little it is
-    /// (Linux's tcp_write_wakeup).
+    /// Plans a packet after the persist timer fired: whatever fits the peer's window, however
+    /// little.
     fn plan_partial(&mut self) -> Option<Plan> {
         let next = self.send.nxt;
         let edge = self.send.una + self.send.wnd;
@@ -226,7 +226,7 @@ impl Connection {
         (len > 0).then_some(Plan { seq: next, len, fin: false, flags, kind: Kind::New })
     }
 
-    /// Sees to what follows from not sending.
+    /// Handles the decision not to send.
     fn hold_back(&mut self, hold: Hold, now: Instant) {
         if hold == Hold::PeerWindow {
             self.send.chrono.start(Limit::PeerWindow, now);
@@ -239,7 +239,8 @@ impl Connection {
         self.arm_probe(now);
     }
 
-    /// The handshake is over: what is known now of the peer's window and the path.
+    /// Starts the sending side after the handshake, with what is known of the peer's window and the
+    /// path.
     pub(super) fn begin_sending(&mut self, now: Instant) {
         self.begin_path(now);
         self.send.data_sent_at = now;
@@ -251,24 +252,25 @@ impl Connection {
         }
     }
 
-    /// Segments that the congestion window lets go.
+    /// Segments that the congestion window allows.
     pub(super) fn window_room(&self) -> u32 {
         let probe = u32::from(self.send.loss_probe == Some(LossProbe::New));
         self.congestion.cwnd().saturating_sub(self.send.board.in_flight()).max(probe)
     }
 
-    /// RFC 9293 §3.8.4: PSH at the end of a write, and on every super-packet, as its receiver
-    /// gains nothing by waiting for more; none without data.
+    /// Flags of a segment or super-packet. PSH marks the end of a write, and every super-packet, as
+    /// its receiver gains nothing by waiting for more (RFC 9293 §3.9.1.2). A packet without data
+    /// has no PSH.
     pub(super) fn push_flag(&self, end: Seq, segments: u32) -> Flags {
         let push = segments > 1 || (segments == 1 && self.send.writes.is_pushed(end));
         if push { Flags::ACK | Flags::PSH } else { Flags::ACK }
     }
 
-    /// RFC 5681 §4.1: after a pause the window that was proved is no longer known to be right.
+    /// RFC 5681 §4.1: after an idle period the path may no longer carry the old window.
     fn restart_after_idle(&mut self, now: Instant) {
         let idle = now.since(self.send.data_sent_at);
         let rto = self.rtt.rto();
-        // While the peer's window is shut nothing is sent, and its opening begins anew.
+        // A zero window of the peer also stops the sender; that is no idle period.
         let shut = (self.send.una + self.send.wnd).at_or_before(self.send.nxt);
         let quiet = self.send.board.is_empty() && idle > rto;
         if self.settings.slow_start_after_idle && quiet && !shut {
@@ -278,7 +280,7 @@ impl Connection {
         }
     }
 
-    /// New data was sent.
+    /// Accounts for new data that was sent.
     pub(super) fn account_new(&mut self, plan: &Plan, now: Instant) {
         let probe = plan.kind == Kind::MtuProbe;
         let size = if probe { plan.len } else { self.segment_size() };
@@ -304,7 +306,7 @@ impl Connection {
         self.note_window_use(false, now);
     }
 
-    /// Data is about to be sent, for the first time or again: before it is accounted for.
+    /// Notes that data is about to be sent, new or again; called before it is accounted for.
     pub(super) fn note_transmission(&mut self, now: Instant) {
         if self.send.board.in_flight() == 0 {
             let idle = now.since(self.send.data_sent_at);
@@ -313,7 +315,7 @@ impl Connection {
         self.send.data_sent_at = now;
     }
 
-    /// Data was sent, or the congestion window kept it back (Linux's tcp_cwnd_validate).
+    /// Notes that data was sent, or that the congestion window held it back, as Linux does.
     fn note_window_use(&mut self, limited: bool, now: Instant) {
         let full = self.window_room() == 0;
         let outstanding = self.send.board.totals().packets_out;
@@ -338,7 +340,7 @@ impl Connection {
     }
 }
 
-/// Packets are put off only shortly after another one: a burst comes from somewhere.
+/// A packet is deferred only if the last one was sent at most this long ago.
 const DEFER_AFTER: Duration = Duration::from_millis(1);
-/// Without a divisor of the window: more segments than this are not put off.
+/// Without a divisor of the window: packets of more segments than this are not deferred.
 const DEFER_SEGMENTS: u32 = 3;

@@ -1,13 +1,13 @@
-//! How large the receive buffer is and may become, and how much of it windows offer.
+//! Size of the receive buffer, and how much of it windows offer.
 //!
-//! As in Linux everything follows from memory with its overhead: the *buffer* bounds it, the
-//! *ratio* says which part of it is data, learned from segments, and the *threshold* (Linux's
-//! rcv_ssthresh) grows towards what fits as long as segments are dense. The buffer follows the
-//! reader (dynamic right-sizing): as much as twice what he took in one round trip, which is the
-//! time in which a window fills, or less if timestamps say so.
+//! As in Linux everything follows from memory with its overhead. The *buffer* bounds the memory.
+//! The *ratio* is the part of it that is data, learned from segments. The *threshold*
+//! (`rcv_ssthresh` of `TCP_INFO`) grows towards what fits while segments are dense. The buffer
+//! follows the reader (dynamic right-sizing): it has room for twice what the reader took in one
+//! round trip. A round trip is the time in which a window fills, or less if timestamps say so.
 //!
-//! The overhead is Linux's, not ours, so that windows are the same; what really is held is bounded
-//! beside it, see `window`.
+//! The overhead is Linux's and not the real one, so that the windows are the same. The memory
+//! really held is bounded separately, see `window`.
 
 use super::seq::Seq;
 use super::settings::Settings;
@@ -15,17 +15,17 @@ use crate::time::{Duration, Instant};
 
 /// State of the receive buffer.
 pub(super) struct Tuning {
-    /// Memory that received data may take, with overhead (Linux's sk_rcvbuf).
+    /// Memory that received data may take, with overhead.
     pub(super) buffer: u32,
-    /// Most that tuning makes of it.
+    /// Largest buffer that tuning sets.
     buffer_max: u32,
-    /// The owner chose it.
+    /// The owner chose the size of the buffer.
     pub(super) fixed: bool,
     /// How many of 256 bytes of memory are data.
     ratio: u32,
-    /// Most that windows offer (Linux's window_clamp).
+    /// Largest window that may be offered (`TCP_WINDOW_CLAMP`).
     pub(super) clamp: u32,
-    /// Most that they offer now (Linux's rcv_ssthresh).
+    /// Largest window that is offered now (`rcv_ssthresh` of `TCP_INFO`).
     pub(super) threshold: u32,
     /// Size of the last segment that was smaller than the largest.
     pub(super) last_size: u32,
@@ -34,11 +34,12 @@ pub(super) struct Tuning {
     pub(super) charge: Charge,
     /// Round trip of the sender in eighths of a microsecond; zero before the first.
     rtt_eighths: u64,
-    /// A window is over when this number is received, and when it began.
+    /// The number that ends the current window, and when that window began.
     window_end: Option<(Seq, Instant)>,
-    /// Echo of the last timestamp that was measured.
+    /// Last timestamp echo that was measured.
     echo: u32,
-    /// Data that the reader took in one round trip, and since when and where it is counted.
+    /// Data that the reader took in one round trip. The other two say from where and since when the
+    /// current count runs.
     pub(super) space: u32,
     counted_from: Seq,
     counted_since: Instant,
@@ -47,7 +48,7 @@ pub(super) struct Tuning {
 }
 
 impl Tuning {
-    /// A buffer as settings say.
+    /// Creates a buffer as the settings say.
     pub(super) fn new(settings: &Settings, now: Instant) -> Self {
         let buffer = settings.receive_buffer.max(BUFFER_MIN);
         Self {
@@ -70,12 +71,12 @@ impl Tuning {
         }
     }
 
-    /// Data that fits so much memory.
+    /// Data that fits into `memory`.
     fn data_in(&self, memory: u32) -> u32 {
         ((u64::from(memory) * u64::from(self.ratio)) >> RATIO_BITS) as u32
     }
 
-    /// Memory that so much data takes.
+    /// Memory that `data` bytes of data take.
     fn memory_for(&self, data: u64) -> u32 {
         u32::try_from((data << RATIO_BITS) / u64::from(self.ratio)).unwrap_or(u32::MAX)
     }
@@ -85,13 +86,13 @@ impl Tuning {
         self.data_in(self.buffer)
     }
 
-    /// Data that fits what is free of it.
+    /// Data that fits into the free part of the buffer.
     pub(super) fn free(&self) -> u32 {
         self.data_in(self.buffer.saturating_sub(self.charge.total()))
     }
 
-    /// Window of the first segment and the scale that lets the largest buffer be offered, in
-    /// segments of `mss` (Linux's tcp_select_initial_window).
+    /// Returns the window of the first segment, and the scale with which the largest buffer can be
+    /// offered. Segments have `mss` bytes.
     pub(super) fn begin(&mut self, mss: u32, scaling: bool) -> (u32, u8) {
         if self.fixed {
             self.clamp = self.clamp.min(self.full());
@@ -110,11 +111,11 @@ impl Tuning {
         (window, scale)
     }
 
-    /// The connection is open: `window` was offered so far (Linux's tcp_init_buffer_space).
+    /// Starts tuning an open connection, which has offered `window` so far.
     pub(super) fn open(&mut self, window: u32, mss: u32, read: Seq, now: Instant) {
         let full = self.full();
         self.clamp = self.clamp.min(full);
-        // Room for one segment is kept back.
+        // Keep back room for one segment.
         if self.clamp > 2 * mss && self.clamp + mss > full {
             self.clamp = full.saturating_sub(mss).max(2 * mss);
         }
@@ -123,8 +124,7 @@ impl Tuning {
         (self.counted_from, self.counted_since) = (read, now);
     }
 
-    /// Sets the most that windows offer; `offered` is what the last one did (Linux's
-    /// tcp_set_window_clamp).
+    /// Sets the largest window; `offered` is the last window.
     pub(super) fn set_clamp(&mut self, clamp: u32, offered: u32) {
         let clamp = clamp.max(CLAMP_MIN);
         if clamp < self.clamp {
@@ -135,7 +135,7 @@ impl Tuning {
         self.clamp = clamp;
     }
 
-    /// Segments of another size came: `len` bytes of data in so much memory.
+    /// Learns the ratio from segments of a new size: `len` bytes of data in `memory`.
     pub(super) fn learn_ratio(&mut self, len: u32, memory: u32, offered: u32) {
         let ratio =
             ((u64::from(len) << RATIO_BITS) / u64::from(memory.max(1))).clamp(1, 255) as u32;
@@ -146,8 +146,8 @@ impl Tuning {
         }
     }
 
-    /// Data came as `len` bytes in so much memory: more may come at once if it is dense, or if
-    /// there is room for the like of it (Linux's tcp_grow_window). True if the threshold grew.
+    /// Raises the threshold after `len` bytes of data arrived in `memory`, if the data is dense or
+    /// there is room for more as sparse as it. Returns true if the threshold grew.
     pub(super) fn grow_threshold(
         &mut self,
         len: u32,
@@ -167,7 +167,7 @@ impl Tuning {
         more > 0
     }
 
-    /// The sparser data is, the less of the largest window may be in use for more.
+    /// Growth for sparse data: the sparser it is, the smaller the window must be that still grows.
     fn growth_if_sparse(&self, len: u32, memory: u32, mss: u32) -> u32 {
         let mut memory = self.data_in(memory) >> 1;
         let mut window = self.data_in(self.buffer_max) >> 1;
@@ -181,8 +181,8 @@ impl Tuning {
         0
     }
 
-    /// Received up to `nxt`, with `offered` in the last window: a window's time is about a round
-    /// trip, never less.
+    /// Measures the round trip by data received up to `nxt`, with `offered` in the last window. A
+    /// window takes about one round trip to fill, never less.
     pub(super) fn measure_window(&mut self, nxt: Seq, offered: u32, now: Instant) {
         if let Some((end, since)) = self.window_end {
             if nxt.before(end) {
@@ -193,8 +193,8 @@ impl Tuning {
         self.window_end = Some((nxt + offered, now));
     }
 
-    /// A full segment echoed our timestamp, which was sent so long ago. `all_read` if nothing
-    /// waited for the reader, so that the time is the network's.
+    /// Measures the round trip by the echo of a timestamp sent `age` ago, in a full segment.
+    /// `all_read` means that no data waited for the reader, so that the time is the network's.
     pub(super) fn measure_echo(&mut self, echo: u32, age: Duration, full: bool, all_read: bool) {
         if echo == self.echo {
             return;
@@ -205,7 +205,8 @@ impl Tuning {
         }
     }
 
-    /// Less than known counts at once, more in part, and only if timestamps say it.
+    /// Takes a sample: a smaller one counts at once, a larger one in part and only if it comes from
+    /// an echo.
     fn take_rtt(&mut self, sample: Duration, by_echo: Option<bool>) {
         let sample = sample.as_micros() as u64;
         if self.rtt_eighths == 0 || sample << 3 < self.rtt_eighths {
@@ -215,13 +216,13 @@ impl Tuning {
         }
     }
 
-    /// Round trip of the sender; zero if unknown.
+    /// Round-trip time of the sender; zero if unknown.
     pub(super) fn rtt(&self) -> Duration {
         Duration::from_micros(self.rtt_eighths >> 3)
     }
 
-    /// The reader has taken everything before `read` and left `unread` bytes: once in a round
-    /// trip the buffer follows what he took (Linux's tcp_rcv_space_adjust).
+    /// Adapts the buffer once in a round trip. The reader has taken everything before `read` and
+    /// has left `unread` bytes.
     pub(super) fn follow_reader(&mut self, read: Seq, unread: u32, ahead: u32, tight: bool) {
         let since = self.arrived_at.since(self.counted_since);
         if self.rtt_eighths == 0 || since < self.rtt() {
@@ -234,14 +235,14 @@ impl Tuning {
         (self.counted_from, self.counted_since) = (read, self.arrived_at);
     }
 
-    /// Makes room for a reader who takes `taken` bytes in a round trip, and for `ahead` more that
-    /// came out of order (Linux's tcp_rcvbuf_grow). Not if memory is `tight`.
+    /// Makes room for a reader that takes `taken` bytes in a round trip, and for `ahead` bytes out
+    /// of order. Does nothing if memory is `tight`.
     pub(super) fn grow_buffer(&mut self, taken: u32, ahead: u32, tight: bool) {
         let before = core::mem::replace(&mut self.space, taken);
         if self.fixed || tight {
             return;
         }
-        // What is seen is a round trip old, and its sender may double his rate in each.
+        // The count is one round trip old, and the sender may double its rate in each.
         let mut window = 2 * u64::from(taken);
         let grown = u64::from(taken.saturating_sub(before));
         window += 2 * (window * grown / u64::from(before.max(1)));
@@ -253,13 +254,13 @@ impl Tuning {
         }
     }
 
-    /// Sets the size for good (`SO_RCVBUF`).
+    /// Sets the size and ends the tuning (`SO_RCVBUF`).
     pub(super) fn set_buffer(&mut self, bytes: u32) {
         self.buffer = bytes.max(BUFFER_MIN);
         self.fixed = true;
     }
 
-    /// The reader waits for so many bytes, which must fit (Linux's tcp_set_rcvlowat).
+    /// Sets how many bytes the reader waits for; they must fit into the buffer.
     pub(super) fn set_low_water(&mut self, bytes: u32, offered: u32) {
         self.low_water = bytes.max(1);
         if self.fixed {
@@ -273,25 +274,25 @@ impl Tuning {
     }
 }
 
-/// What received data counts with: the memory that Linux would take for it.
+/// Charge for received data: the memory that Linux would take for it.
 #[derive(Default)]
 pub(super) struct Charge {
-    /// For what is in order.
+    /// Memory charged for in-order data.
     queued: u64,
-    /// Bytes that fit behind the last segment in order.
+    /// Bytes that still fit behind the last in-order segment.
     tail_room: u32,
-    /// For what is ahead of its turn, and how many bytes that is.
+    /// Memory charged for out-of-order data, and the bytes of that data.
     ahead: u64,
     ahead_len: u64,
 }
 
 impl Charge {
-    /// Memory for everything.
+    /// Memory charged in total.
     pub(super) fn total(&self) -> u32 {
         u32::try_from(self.queued + self.ahead).unwrap_or(u32::MAX)
     }
 
-    /// `len` bytes of data came in order, with so many bytes of headers.
+    /// Charges `len` bytes that arrived in order, with `headers` bytes of headers.
     pub(super) fn queue(&mut self, len: u32, headers: u32) {
         if len <= self.tail_room {
             self.tail_room -= len;
@@ -302,13 +303,14 @@ impl Charge {
         }
     }
 
-    /// The same ahead of its turn.
+    /// Charges `len` bytes that arrived out of order, with `headers` bytes of headers.
     pub(super) fn hold(&mut self, len: u32, headers: u32) {
         self.ahead += u64::from(memory_of(len + headers).0);
         self.ahead_len += u64::from(len);
     }
 
-    /// Of what was ahead `len` bytes are in order now; `last` if that is all.
+    /// Moves the charge of `len` bytes that are in order now; `last` if no out-of-order data is
+    /// left.
     pub(super) fn release(&mut self, len: u32, last: bool) {
         let len = u64::from(len);
         let moved = if last || len >= self.ahead_len {
@@ -322,12 +324,12 @@ impl Charge {
         self.tail_room = 0;
     }
 
-    /// What was ahead is dropped.
+    /// Drops the charge of out-of-order data.
     pub(super) fn forget_ahead(&mut self) {
         (self.ahead, self.ahead_len) = (0, 0);
     }
 
-    /// The reader takes `count` of `len` bytes in order.
+    /// Releases the charge of `count` of `len` in-order bytes, which the reader takes.
     pub(super) fn consume(&mut self, count: usize, len: usize) {
         if count >= len {
             (self.queued, self.tail_room) = (0, 0);
@@ -337,8 +339,8 @@ impl Charge {
     }
 }
 
-/// Memory of a segment of so many bytes with its headers, and how much more would fit: blocks of
-/// powers of two, or pages.
+/// Memory that Linux takes for a segment of `bytes` with headers, and how many bytes more would
+/// fit: blocks of powers of two, or pages.
 pub(super) fn memory_of(bytes: u32) -> (u32, u32) {
     if bytes >= PAGE {
         return (bytes.next_multiple_of(PAGE) + STATE, 0);
@@ -348,26 +350,26 @@ pub(super) fn memory_of(bytes: u32) -> (u32, u32) {
     (block + STATE, block - BLOCK_TAIL - bytes)
 }
 
-/// Least buffer (Linux's SOCK_MIN_RCVBUF).
+/// Least receive buffer; Linux's value.
 const BUFFER_MIN: u32 = 2304;
-/// Least clamp.
+/// Least window clamp.
 pub(super) const CLAMP_MIN: u32 = BUFFER_MIN / 2;
 /// Ratios are parts of a power of two.
 const RATIO_BITS: u32 = 8;
-/// Before the first segment: half is data.
+/// Ratio before the first segment: half is data.
 const RATIO_DEFAULT: u32 = 1 << (RATIO_BITS - 1);
-/// Most a window's field can say.
+/// Largest value of the window field.
 const FIELD_MAX: u32 = 65_535;
 /// Largest window scale (RFC 7323 §2.3).
 const SCALE_MAX: u32 = 14;
-/// Segments in which the first round trip is reckoned.
+/// Segments that the reader is assumed to take in the first round trip.
 const INITIAL_SEGMENTS: u32 = 10;
-/// From this size on memory is whole pages.
+/// From this size on memory comes in whole pages.
 const PAGE: u32 = 4096;
-/// State of a segment.
+/// Bytes of state per segment.
 const STATE: u32 = 256;
-/// What a block ends with, and the least one.
+/// Bytes at the end of each block, and the smallest block.
 const BLOCK_TAIL: u32 = 320;
 const BLOCK_MIN: u32 = 640;
-/// Blocks are filled in these.
+/// Data in a block is rounded up to this.
 const CACHE_LINE: u32 = 64;

@@ -1,6 +1,6 @@
-//! Taking back a reduction of the window that was a mistake: by echoed timestamps (RFC 3522), by
-//! reported duplicates (RFC 3708), by F-RTO (RFC 5682). The answer is that of RFC 4015, as Linux
-//! has it.
+//! Undoing a reduction of the window that was a mistake. Echoed timestamps (RFC 3522), reported
+//! duplicates (RFC 3708) or F-RTO (RFC 5682) reveal it. The response is that of RFC 4015, as on
+//! Linux.
 
 use super::ack::News;
 use super::congestion::CaState;
@@ -8,8 +8,8 @@ use super::connection::Connection;
 use crate::time::Instant;
 
 impl Connection {
-    /// The original arrived rather than its retransmission: the echoed timestamp is older
-    /// (RFC 3522), or nothing was sent again at all.
+    /// True if the original arrived rather than its retransmission: the echoed timestamp is older
+    /// (RFC 3522), or nothing was retransmitted.
     fn was_delayed(&self, news: &News) -> bool {
         match self.recovery.resent_at {
             Some(at) => news.echo_is_before(self.timestamps.value(at)),
@@ -40,8 +40,8 @@ impl Connection {
         self.recovery.rack.look_again();
     }
 
-    /// RFC 6582 §4.1: without SACK, duplicates of what is acknowledged just now must not start
-    /// another recovery. The state is left when something above is acknowledged.
+    /// True if the state must last until something above `high` is acknowledged: without SACK,
+    /// duplicates of data acknowledged just now must not start another recovery (RFC 6582 §4.1).
     pub(super) fn must_wait_above(&mut self) -> bool {
         if self.sack || self.send.una != self.recovery.high {
             return false;
@@ -52,7 +52,8 @@ impl Connection {
         true
     }
 
-    /// Everything is acknowledged. True if the state stays as it is.
+    /// Ends a state whose data is all acknowledged, and undoes its reduction if that was a mistake.
+    /// Returns true if the state must last.
     pub(super) fn undo_at_end(&mut self, news: &News, now: Instant) -> bool {
         if self.may_undo(news) {
             self.undo(false, now);
@@ -66,7 +67,8 @@ impl Connection {
         false
     }
 
-    /// RFC 3708: every retransmission was reported as a duplicate.
+    /// Undoes the reduction if every retransmission was reported as a duplicate (RFC 3708). Returns
+    /// true if it did.
     pub(super) fn undo_by_dsack(&mut self, now: Instant) -> bool {
         let all = self.recovery.undo_marker.is_some() && self.recovery.undo_retrans == Some(0);
         if all {
@@ -88,8 +90,9 @@ impl Connection {
         true
     }
 
-    /// A part is acknowledged, and by the original. True if nothing more is to be done: what was
-    /// sent again is still on the way, and new data keeps the clock.
+    /// Undoes the reduction if the original of a part was acknowledged. Returns true if the ACK
+    /// needs no more processing: retransmissions are in flight, and new data keeps the ACK clock
+    /// running.
     pub(super) fn undo_partly(&mut self, news: &News, now: Instant) -> bool {
         if self.recovery.undo_marker.is_some() && self.was_delayed(news) {
             self.note_reordering(news.prior_una);

@@ -1,14 +1,14 @@
-//! Urgent data (RFC 9293 §3.8.5, RFC 6093), as Linux has it.
+//! Urgent data (RFC 9293 §3.8.5, RFC 6093), as Linux implements it.
 //!
-//! What arrives: one byte of the stream is marked, the one before that of the pointer (RFC 6093
-//! §3.1). Reads stop at the mark; the byte behind it is read apart, or left out, or read in line
-//! (`SO_OOBINLINE`). A newer mark takes the place of one before. The byte stays in the queue like
-//! any other: an owner who knows nothing of marks, as a gateway, gets it in line.
+//! Receiving: one byte of the stream is marked, the one before the urgent pointer's (RFC 6093
+//! §3.1). Reads stop at the mark. The marked byte is then read separately, left out, or read in
+//! line (`SO_OOBINLINE`). A newer mark replaces an older one. The byte stays in the queue like any
+//! other: an owner that ignores marks, such as a gateway, gets it in line.
 //!
-//! What is sent: the last byte of a write can be marked. Until the peer has acknowledged it, every
-//! segment that begins before its end tells where that is. Meanwhile a small segment waits for
-//! nothing, and no super-packet is built: its segments would all get the same pointer. Segments
-//! are not cut at the mark.
+//! Sending: the last byte of a write can be marked. Until the peer acknowledges that byte, every
+//! segment that begins before its end carries the urgent pointer. Meanwhile small segments do not
+//! wait, and no super-packet is built: all its segments would get the same pointer. Segments do not
+//! end at the mark.
 
 use super::connection::{Connection, Segment};
 use super::seq::Seq;
@@ -18,18 +18,18 @@ use core::cmp::Ordering;
 use core::ops::Range;
 use towpath_packet::Piece;
 
-/// The mark.
+/// The urgent mark.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Urgent {
-    /// Number of the byte.
+    /// Sequence number of the marked byte.
     at: Seq,
-    /// The owner has read it apart.
+    /// The owner has read it separately.
     read: bool,
 }
 
-/// What arrives.
+/// Receiving urgent data.
 impl Connection {
-    /// Takes the mark of a segment that is acceptable, before its data (Linux's tcp_check_urg).
+    /// Takes the urgent mark of an acceptable segment, before its data.
     pub(super) fn input_urgent(&mut self, segment: &Segment) {
         if !segment.has(Flags::URG) || !self.state.can_receive() {
             return;
@@ -40,13 +40,14 @@ impl Connection {
             return;
         }
         if self.urgent_mark() == Some(0) && !self.receive.urgent_inline && self.received_len() > 0 {
-            // The reader stands at the mark before, whose byte nothing would leave out any more.
+            // The reader is at the older mark. Once the mark moves, nothing else leaves out its
+            // byte.
             self.receive.queue.advance(1);
         }
         self.receive.urgent = Some(Urgent { at, read: false });
     }
 
-    /// Tells the owner of a marked byte that came ahead of its turn.
+    /// Notifies the owner of a marked byte that arrived out of order.
     pub(super) fn note_urgent_ahead(&mut self, start: Seq, end: Seq) {
         if let Some(urgent) = self.receive.urgent
             && urgent.at.at_or_after(start)
@@ -56,37 +57,37 @@ impl Connection {
         }
     }
 
-    /// Marked bytes are read in line (`SO_OOBINLINE`), as they are until the owner says otherwise:
-    /// then a new mark may take a byte out of what was received.
+    /// Chooses whether marked bytes are read in line (`SO_OOBINLINE`); by default they are. If not,
+    /// a new mark may remove a byte from the received data.
     pub fn set_urgent_inline(&mut self, inline: bool) {
         self.receive.urgent_inline = inline;
     }
 
-    /// Received bytes in front of the marked byte, if one is marked and not passed; it may not have
-    /// arrived yet.
+    /// Number of received bytes before the marked byte; `None` if no byte is marked or reads have
+    /// passed it. The marked byte may not have arrived yet.
     pub fn urgent_mark(&self) -> Option<usize> {
         let urgent = self.receive.urgent?;
         let first = self.first_unread();
         urgent.at.at_or_after(first).then(|| (urgent.at - first) as usize)
     }
 
-    /// A read does not get the next byte, because it is the marked one.
+    /// True if the next byte is the marked one, and reads leave it out.
     pub fn is_urgent_left_out(&self) -> bool {
         self.urgent_mark() == Some(0) && !self.receive.urgent_inline
     }
 
-    /// A byte is marked that can be read apart: not yet read so, nor to be read in line.
+    /// True if a marked byte can still be read separately: it was not, and is not read in line.
     pub fn is_urgent_unread(&self) -> bool {
         let unread = self.receive.urgent.is_some_and(|urgent| !urgent.read);
         unread && !self.receive.urgent_inline && self.urgent_mark().is_some()
     }
 
-    /// There is urgent data to tell of (`POLLPRI`).
+    /// True if an unread urgent byte has arrived (`POLLPRI`).
     pub fn has_urgent(&self) -> bool {
         self.receive.urgent.is_some_and(|urgent| !urgent.read) && self.urgent_byte().is_some()
     }
 
-    /// The marked byte, if it has arrived, in its turn or ahead of it, and was not passed.
+    /// The marked byte, if it has arrived, in order or not, and reads have not passed it.
     pub fn urgent_byte(&self) -> Option<Piece> {
         let mut before = self.urgent_mark()?;
         if before >= self.received_len() {
@@ -101,14 +102,14 @@ impl Connection {
         None
     }
 
-    /// The marked byte has been read apart.
+    /// Notes that the marked byte was read separately.
     pub fn urgent_was_read(&mut self) {
         if let Some(urgent) = &mut self.receive.urgent {
             urgent.read = true;
         }
     }
 
-    /// The owner took data: a mark that it passed is no more.
+    /// Forgets the mark if the owner's reads have passed it.
     pub(super) fn forget_urgent(&mut self) {
         if let Some(urgent) = self.receive.urgent
             && urgent.at.before(self.first_unread())
@@ -117,13 +118,13 @@ impl Connection {
         }
     }
 
-    /// Number of the first byte in the queue.
+    /// Sequence number of the first byte in the queue.
     fn first_unread(&self) -> Seq {
         let unread = self.receive.queue.len() as u32 + u32::from(self.receive.fin);
         Seq(self.receive.nxt.0.wrapping_sub(unread))
     }
 
-    /// Received bytes up to the mark (Linux's tcp_inq).
+    /// Received bytes up to the mark (`SIOCINQ`).
     pub fn readable_len(&self) -> usize {
         let len = self.received_len();
         if self.receive.urgent_inline {
@@ -132,9 +133,9 @@ impl Connection {
         self.urgent_mark().map_or(len, |mark| mark.min(len))
     }
 
-    /// Which of the received bytes a read gets that looks from `at` on (Linux's
-    /// tcp_recvmsg_locked). `begun` if it has got others before: then it ends at the mark. What
-    /// lies between `at` and the beginning is left out.
+    /// Range of received bytes that a read gets that continues at `at`, by Linux's rules. `begun`
+    /// means that it has already got some: it then ends at the mark. Bytes between `at` and the
+    /// start of the range are left out.
     pub fn next_read(&self, at: usize, begun: bool) -> Range<usize> {
         let len = self.received_len();
         let at = at.min(len);
@@ -148,23 +149,23 @@ impl Connection {
     }
 }
 
-/// What is sent.
+/// Sending urgent data.
 impl Connection {
-    /// The last byte given is urgent (`MSG_OOB`, Linux's tcp_mark_urg): as there, only while
-    /// something was never sent.
+    /// Marks the last queued byte as urgent (`MSG_OOB`). As on Linux, this has an effect only while
+    /// some data was never sent.
     pub fn mark_urgent(&mut self) {
         if self.send.unsent() > 0 {
             self.send.urgent = Some(self.send.queue_end());
         }
     }
 
-    /// Urgent data was sent, or is to be, and is not acknowledged.
+    /// True if urgent data is queued or sent, and not acknowledged.
     pub(super) fn is_sending_urgent(&self) -> bool {
         self.send.urgent.is_some()
     }
 
-    /// The urgent pointer of a segment that begins at `seq` (RFC 9293 §3.8.5). One that cannot
-    /// reach the end says so with the largest value, unless later segments tell more.
+    /// The urgent pointer of a segment that begins at `seq` (RFC 9293 §3.8.5). If the mark is out
+    /// of reach, the pointer has its largest value, or is left to later segments that can say more.
     pub(super) fn urgent_pointer(&self, seq: Seq) -> Option<u16> {
         let end = self.send.urgent?;
         if !seq.before(end) {
@@ -176,14 +177,15 @@ impl Connection {
         }
     }
 
-    /// A probe of a shut window first tells of urgent data, with the number of the first byte that
-    /// the window keeps back, so that the peer looks at it (Linux's tcp_write_wakeup).
+    /// True if the urgent mark is in reach of a zero-window probe. As on Linux, an extra probe then
+    /// carries the urgent pointer; it has the number of the first byte that the window holds back,
+    /// so that the peer looks at it.
     pub(super) fn is_urgent_in_reach(&self) -> bool {
         let near = |end: Seq| end - self.send.una <= u32::from(u16::MAX);
         self.send.urgent.is_some_and(near)
     }
 
-    /// What was acknowledged is no longer urgent.
+    /// Forgets urgent data that is acknowledged.
     pub(super) fn acknowledge_urgent(&mut self) {
         self.send.urgent.take_if(|end| end.at_or_before(self.send.una));
     }

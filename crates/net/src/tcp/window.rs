@@ -1,9 +1,9 @@
-//! The window that we offer (RFC 9293 §3.8.6.2), as Linux chooses it.
+//! The window that is offered to the peer (RFC 9293 §3.8.6.2), by Linux's rules.
 //!
-//! It is what is free of the buffer (see `tuning`), at most the threshold, never less than was
-//! promised, and nothing at all when too little is free. Beside Linux's rules there are bounds of
-//! ours: what is promised must fit the memory that it will come in if segments go on to keep as
-//! much as lately, and less is promised when the stack's memory is short.
+//! It is the free part of the buffer (see `tuning`), at most the threshold, never less than was
+//! offered before, and zero if too little is free. Two bounds come on top of Linux's rules. The
+//! offered data must fit into memory if segments keep holding as much as lately. And less is
+//! offered when the stack's memory is short.
 
 use super::connection::{Connection, Segment, TIMESTAMPS_LEN};
 use super::output::{Egress, Pressure, WINDOW_UNDER_PRESSURE};
@@ -17,33 +17,34 @@ use towpath_packet::Packet;
 
 /// Largest value of the window field.
 const WINDOW_FIELD_MAX: u32 = 65_535;
-/// Segments of at least so many bytes let the window grow.
+/// Segments of at least this many bytes let the window grow.
 const GROWTH_MIN: u32 = 128;
-/// A segment without a push that is larger than this is a full one; with it, than the other.
+/// A segment without PSH that is larger than this counts as full; one with PSH, if it is larger
+/// than `SIZE_MIN_PUSHED`.
 const SIZE_MIN: u32 = 88;
 const SIZE_MIN_PUSHED: u32 = 536;
 
 impl Receiver {
-    /// The window that Linux would choose now (its __tcp_select_window).
+    /// Window to offer now: Linux's choice, limited by the two bounds on memory.
     fn choose_window(&mut self, pressure: Pressure) -> u32 {
         let full = self.tuning.clamp.min(self.tuning.full());
         let mss = self.mss.min(full);
         if mss == 0 {
             return 0;
         }
-        // What was read and is kept takes room as if it were not read.
+        // Data that was read but is still held takes room as if it were unread.
         let handed_out = self.density.fit(self.handed_out() as u64);
         let mut free = self.tuning.free().saturating_sub(handed_out);
         let unit = 1u32 << self.window_scale;
         if free < full / 2 {
             self.quick_acks = 0;
             free -= free % unit;
-            // RFC 9293 §3.8.6.2.2: rather none than a silly one.
+            // RFC 9293 §3.8.6.2.2: offer no window rather than a silly one.
             if free < self.tuning.full() / 16 || free < mss {
                 return 0;
             }
         }
-        // What is promised must fit the memory that it will come in; two segments always may come.
+        // The offered data must fit into memory; room for two segments is always offered.
         let unheld = self.memory_max().saturating_sub(self.held());
         let fitting = self.density.fit(unheld as u64).max(2 * self.mss);
         free =
@@ -56,7 +57,7 @@ impl Receiver {
         if self.window_scale > 0 {
             return free.next_multiple_of(unit);
         }
-        // Whole segments; steps of less than one are not worth a change.
+        // Offer whole segments; a step of less than a segment changes nothing.
         let offered = self.offered;
         if offered + mss <= free || offered > free {
             free - free % mss
@@ -69,45 +70,46 @@ impl Receiver {
 }
 
 impl Connection {
-    /// The window field; remembers what was promised.
+    /// Returns the window field of the next segment, and remembers what it offers.
     pub(super) fn window_field(&mut self, syn: bool, egress: &Egress) -> u16 {
         self.receive.pressure = egress.pressure;
         if syn {
-            // The field of a SYN is not scaled (RFC 7323 §2.2) and has no room for all that is
-            // meant: the next ACK says the rest, and nobody needs an update before.
+            // The field of a SYN is not scaled (RFC 7323 §2.2) and may be too small for the window.
+            // The next ACK offers the rest; no update is needed before.
             let window = self.first_window();
             if self.state != State::SynSent {
                 self.promise(window);
             }
             return window.min(WINDOW_FIELD_MAX) as u16;
         }
-        // What was refused for want of memory would come again and again, and its sender give up
-        // in the end: told that the window is shut, it waits. Linux takes the window back too.
+        // The peer would retransmit refused data again and again, and give up in the end. A zero
+        // window makes it wait. Linux shrinks the window too.
         self.receive.refused &= self.receive.held_off || self.receive.is_full();
         let scale = self.receive.window_scale;
         let window = if self.receive.refused { 0 } else { self.window_to_offer(egress.pressure) };
         let window = window.min(WINDOW_FIELD_MAX << scale);
         self.promise(window);
-        // The field counts from what is acknowledged.
+        // The window field counts from the acknowledgment number.
         let untaken = self.receive.nxt - self.receive.ack_point();
         let field = if window == 0 { 0 } else { (window + untaken) >> scale };
         field.min(WINDOW_FIELD_MAX) as u16
     }
 
-    /// What is offered before any data has come.
+    /// Window offered before any data has arrived.
     pub(super) fn first_window(&self) -> u32 {
         let limit = self.receive.window_limit.max(2 * self.path.sizes.advertised);
         self.receive.initial_window.min(limit)
     }
 
-    /// The window up to here was, or is being, offered.
+    /// Records that `window` bytes are being offered.
     pub(super) fn promise(&mut self, window: u32) {
         let receive = &mut self.receive;
         receive.advertised = receive.advertised.max(receive.nxt + window);
         receive.offered = receive.advertised - receive.nxt;
     }
 
-    /// What an ACK would offer now: never less than is promised, in units of the scale.
+    /// Window that an ACK would offer now: never less than was offered before, in units of the
+    /// scale.
     pub(super) fn window_to_offer(&mut self, pressure: Pressure) -> u32 {
         let promised = self.receive.window();
         let unit = 1u32 << self.receive.window_scale;
@@ -115,14 +117,14 @@ impl Connection {
         if chosen < promised { promised.next_multiple_of(unit) } else { chosen }
     }
 
-    /// True if an ACK now would not offer less than the last did.
+    /// True if an ACK sent now would offer no less than the last one.
     pub(super) fn window_advances(&mut self) -> bool {
         let pressure = self.receive.pressure;
         self.receive.choose_window(pressure) >= self.receive.offered
     }
 
-    /// The reader took data: tell the peer if that at least doubles its window (Linux's
-    /// __tcp_cleanup_rbuf).
+    /// Sends a window update if the reader took data and the window at least doubles, as Linux
+    /// does.
     pub(super) fn offer_window(&mut self) {
         if !self.state.can_receive() {
             return;
@@ -143,7 +145,7 @@ impl Connection {
         }
     }
 
-    /// Begins with a buffer as settings say: first window, scale and segment size.
+    /// Starts with the buffer of the settings: first window, scale and segment size.
     pub(super) fn begin_receiving(&mut self) {
         let options = if self.timestamps.enabled { TIMESTAMPS_LEN } else { 0 };
         let mss = self.path.sizes.advertised.saturating_sub(options).max(1);
@@ -154,15 +156,15 @@ impl Connection {
         self.guess_segment_size();
     }
 
-    /// Rather too small than too large: what comes will correct it (Linux's
-    /// tcp_initialize_rcv_mss).
+    /// Guesses the peer's segment size, rather too small than too large: arriving segments correct
+    /// it.
     pub(super) fn guess_segment_size(&mut self) {
         let size =
             self.send.mss.min(self.path.sizes.advertised).min(self.receive.initial_window / 2);
         self.receive.mss = size.clamp(SIZE_MIN, SIZE_MIN_PUSHED);
     }
 
-    /// The connection is open: the buffer is tuned from here on.
+    /// Starts tuning the buffer: the connection is open.
     pub(super) fn open_buffer(&mut self, now: Instant) {
         let less = if self.timestamps.enabled && !self.passive { TIMESTAMPS_LEN } else { 0 };
         let receive = &mut self.receive;
@@ -171,8 +173,8 @@ impl Connection {
         receive.tuning.open(window, mss, receive.irs + 1, now);
     }
 
-    /// Bytes of each segment of what arrived: of a super-packet as it says; without saying, as
-    /// large as ours may be.
+    /// Segment size of arriving data. A super-packet names it. Other large data is assumed to
+    /// consist of segments as large as ours may be.
     pub(super) fn arriving_size(&self, len: u32, payload: &Packet) -> u32 {
         match payload.offload().gso {
             Some(gso) => len.min(u32::from(gso.size.get())),
@@ -181,14 +183,14 @@ impl Connection {
         }
     }
 
-    /// Bytes of headers in front of what arrived.
+    /// Bytes of headers in front of arriving data.
     pub(super) fn arriving_headers(&self) -> u32 {
         let ip = if self.remote.is_ipv4() { 20 } else { 40 };
         ip + HEADER_LEN as u32 + if self.timestamps.enabled { TIMESTAMPS_LEN } else { 0 }
     }
 
-    /// Data arrived as `len` bytes in segments of `size`: learns how large segments are and what
-    /// memory they take, and which end a write (Linux's tcp_measure_rcv_mss).
+    /// Learns from `len` bytes of data in segments of `size`: how large full segments are, what
+    /// memory they take, and which of them end a write.
     pub(super) fn measure_size(&mut self, segment: &Segment, len: u32, size: u32) {
         let (headers, mss_local) = (self.arriving_headers(), self.path.sizes.advertised);
         let fixed = headers - if self.remote.is_ipv4() { 20 } else { 40 };
@@ -204,7 +206,7 @@ impl Connection {
             }
             return;
         }
-        // SACK blocks make segments vary: with all options they are as large as ever.
+        // SACK blocks make the payload vary: compare sizes with all options included.
         let whole = size + segment.header.header_len as u32;
         let ends = segment.has(Flags::PSH | Flags::FIN | Flags::URG | Flags::SYN);
         let least = if ends { SIZE_MIN_PUSHED } else { SIZE_MIN } + HEADER_LEN as u32;
@@ -219,7 +221,7 @@ impl Connection {
         receive.pushed = (receive.pushed + 1).min(2);
     }
 
-    /// Data arrived: the window may grow if it came densely (Linux's tcp_grow_window).
+    /// Lets the window grow if data arrived densely, by Linux's rules.
     pub(super) fn grow_window(&mut self, len: u32, in_order: bool) {
         if (in_order && len < GROWTH_MIN) || self.receive.pressure != Pressure::None {
             return;
@@ -231,8 +233,7 @@ impl Connection {
         }
     }
 
-    /// A segment came: the echo of our timestamp tells the sender's round trip (Linux's
-    /// tcp_rcv_rtt_measure_ts).
+    /// Measures the sender's round-trip time from the echo of our timestamp.
     pub(super) fn measure_echo(&mut self, segment: &Segment, now: Instant) {
         let Some((_, echo)) = segment.options.timestamps else { return };
         if !self.timestamps.enabled || echo == 0 {
@@ -246,14 +247,14 @@ impl Connection {
         self.receive.tuning.measure_echo(echo, Duration::from_millis(age), full, all_read);
     }
 
-    /// Data ahead of its turn may need a larger buffer.
+    /// Enlarges the buffer if out-of-order data needs it.
     pub(super) fn make_room_ahead(&mut self) {
         let tight = self.receive.pressure != Pressure::None;
         let (space, ahead) = (self.receive.tuning.space, self.receive.ahead());
         self.receive.tuning.grow_buffer(space, ahead, tight);
     }
 
-    /// The reader took data: the buffer follows him.
+    /// Adapts the buffer to the reader, which took data.
     pub(super) fn follow_reader(&mut self) {
         let receive = &mut self.receive;
         let unread = receive.queue.len() as u32;
@@ -263,19 +264,19 @@ impl Connection {
         receive.tuning.follow_reader(read, unread, ahead, tight);
     }
 
-    /// Most that windows offer from now on (`TCP_WINDOW_CLAMP`), in bytes, until the buffer grows;
-    /// what was offered stays.
+    /// Sets the largest window to offer (`TCP_WINDOW_CLAMP`), in bytes, until the buffer grows.
+    /// What was offered stays offered.
     pub fn set_window_clamp(&mut self, clamp: u32) {
         let offered = self.receive.offered;
         self.receive.tuning.set_clamp(clamp.max(CLAMP_MIN), offered);
     }
 
-    /// Most that windows offer (`TCP_WINDOW_CLAMP`).
+    /// Largest window that is offered (`TCP_WINDOW_CLAMP`).
     pub fn window_clamp(&self) -> u32 {
         self.receive.tuning.clamp
     }
 
-    /// Sets the size of the receive buffer, in bytes with overhead; it is not tuned any more
+    /// Sets the size of the receive buffer, in bytes with overhead, and ends its tuning
     /// (`SO_RCVBUF`, after the doubling).
     pub fn set_receive_buffer(&mut self, bytes: u32) {
         self.receive.tuning.set_buffer(bytes);
@@ -286,8 +287,8 @@ impl Connection {
         self.receive.tuning.buffer
     }
 
-    /// The reader is woken by so many bytes (`SO_RCVLOWAT`): fewer are acknowledged as if he kept
-    /// up.
+    /// Sets how many bytes wake the reader (`SO_RCVLOWAT`). Fewer unread bytes are acknowledged as
+    /// if the reader kept up.
     pub fn set_low_water(&mut self, bytes: u32) {
         let offered = self.receive.offered;
         self.receive.tuning.set_low_water(bytes, offered);

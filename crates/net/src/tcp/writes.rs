@@ -1,14 +1,14 @@
-//! Where the owner's writes end in the stream that is to be sent.
+//! Where the owner's writes end in the stream to be sent.
 //!
-//! Linux keeps the bytes to be sent in buffers of a goal size, and much that can be seen on the
-//! wire follows from where these end: which segments carry PSH, which bytes may share a segment
-//! (`MSG_EOR`), what a small window leaves for later. Here the bytes are one queue of pieces; the
-//! ends of the buffers that Linux would have are kept beside it, from `snd_una` to the end. So is
-//! which group of lent memory a buffer has bytes of: one buffer never has bytes of two groups, and
-//! only so many ranges of lent memory (`MAX_SKB_FRAGS`).
+//! Linux keeps bytes to be sent in buffers of a goal size. Their ends are visible on the wire: they
+//! decide which segments carry PSH, which bytes may share a segment (`MSG_EOR`), and what a small
+//! window leaves for later. Here the bytes are one queue of pieces. The ends that Linux's buffers
+//! would have are kept beside it, from `snd_una` to the end. Each end also records the group of
+//! lent memory in its buffer: a buffer never has bytes of two groups, and at most `RANGES_MAX`
+//! ranges of lent memory, as on Linux.
 //!
-//! Bounded by the send buffer: each entry stands for a write or a buffer of the goal size, and
-//! [`Writes::unsent`] of them are charged to the send buffer with Linux's overhead each.
+//! Bounded by the send buffer: each entry stands for a write or a buffer of the goal size, and each
+//! of the [`Writes::unsent`] entries is charged to the send buffer with Linux's overhead.
 
 use super::seq::Seq;
 use alloc::collections::VecDeque;
@@ -16,54 +16,55 @@ use alloc::collections::VecDeque;
 /// The end of one buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct End {
-    /// Number after its last byte.
+    /// Sequence number after its last byte.
     pub(super) at: Seq,
     /// The segment that ends here carries PSH.
     pub(super) push: bool,
-    /// No later byte shares a segment with one before (`MSG_EOR`).
+    /// No segment has bytes from both sides of this end (`MSG_EOR`).
     pub(super) record: bool,
-    /// The group of lent memory that bytes of it belong to.
+    /// Group of lent memory that the buffer has bytes of.
     group: Option<u32>,
-    /// Ranges of lent memory in it.
+    /// Ranges of lent memory in the buffer.
     ranges: u8,
-    /// Memory beyond its bytes that the ranges keep.
+    /// Memory that the ranges keep beyond their bytes.
     kept: u32,
 }
 
-/// Bytes that are lent, and not copied.
+/// Bytes that are lent and not copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lent {
-    /// The group whose notice tells when they are no longer needed.
+    /// Group whose notice reports that the bytes are no longer needed.
     pub(super) group: u32,
-    /// Memory beyond the bytes that lending them keeps: they are counted in whole pages.
+    /// Memory that the loan keeps beyond the bytes: lent memory counts in whole pages.
     pub(super) kept: u32,
 }
 
 impl End {
-    /// The end of all bytes, for data that no buffer is known of.
+    /// The end of all bytes, for data in no known buffer.
     pub(super) fn of_all(at: Seq) -> Self {
         Self { at, push: true, record: false, group: None, ranges: 0, kept: 0 }
     }
 
-    /// May take bytes of `group`, or bytes that are not lent.
+    /// True if the buffer may take bytes of `group`, or bytes that are not lent if that is `None`.
     fn takes(&self, group: Option<u32>) -> bool {
         let Some(group) = group else { return !self.record };
         !self.record && self.group.is_none_or(|own| own == group) && self.ranges < RANGES_MAX
     }
 }
 
-/// The ends of all buffers that are not acknowledged.
+/// The ends of all buffers that are not fully acknowledged.
 #[derive(Default)]
 pub(super) struct Writes {
     ends: VecDeque<End>,
-    /// Sum of what the ranges of all of them keep beyond their bytes.
+    /// Memory that the ranges of all buffers keep beyond their bytes.
     kept: usize,
 }
 
 impl Writes {
-    /// Adds `len` bytes that begin at `start`; the bytes from `next` on are unsent. Buffers are
-    /// filled up to `goal` bytes. `begins` for the first bytes of a write, `lent` for those of one
-    /// range of lent memory. True if these could not share the last buffer, which is pushed for it.
+    /// Adds `len` bytes from `start` on; bytes from `next` on are unsent. Buffers are filled up to
+    /// `goal` bytes. `begins` marks the first bytes of a write, `lent` the bytes of one range of
+    /// lent memory. Returns true if lent bytes could not join the last buffer, which is pushed for
+    /// that reason.
     pub(super) fn append(
         &mut self,
         (start, len): (Seq, u32),
@@ -106,7 +107,7 @@ impl Writes {
         closed
     }
 
-    /// The group that the last buffer has bytes of, if any of it is unsent: more calls may join it.
+    /// Group of the last buffer, if part of that buffer is unsent: more calls may join it.
     pub(super) fn tail_group(&self, next: Seq) -> Option<u32> {
         self.ends.back().filter(|tail| tail.at.after(next))?.group
     }
@@ -116,13 +117,13 @@ impl Writes {
         self.ends.iter().any(|end| end.group == Some(group))
     }
 
-    /// Memory beyond the bytes that lent ranges keep.
+    /// Memory that lent ranges keep beyond their bytes.
     pub(super) fn kept(&self) -> usize {
         self.kept
     }
 
-    /// Bytes that still fit the last buffer, if any of it is unsent. `end` is that of all bytes;
-    /// `group` for bytes of lent memory.
+    /// Bytes that still fit into the last buffer, if part of it is unsent. `end` is the end of all
+    /// bytes; `group` is set for bytes of lent memory.
     pub(super) fn tail_room(&self, end: Seq, next: Seq, goal: u32, group: Option<u32>) -> u32 {
         match self.ends.back() {
             Some(tail) if tail.at.after(next) && tail.takes(group) => {
@@ -134,27 +135,27 @@ impl Writes {
         }
     }
 
-    /// Where the last buffer begins; `base` if there is only one.
+    /// Start of the last buffer; `base` if there is only one.
     pub(super) fn start_of_last(&self, base: Seq) -> Seq {
         let before = self.ends.len().checked_sub(2).map(|index| self.ends[index].at);
         before.map_or(base, |before| before.max(base))
     }
 
-    /// The last byte so far carries PSH.
+    /// Marks the last byte so far with PSH.
     pub(super) fn push(&mut self) {
         if let Some(tail) = self.ends.back_mut() {
             tail.push = true;
         }
     }
 
-    /// A record ends with the last byte so far.
+    /// Ends a record with the last byte so far.
     pub(super) fn end_record(&mut self) {
         if let Some(tail) = self.ends.back_mut() {
             tail.record = true;
         }
     }
 
-    /// Everything before `una` is acknowledged.
+    /// Forgets the buffers before `una`, which are acknowledged.
     pub(super) fn acknowledge(&mut self, una: Seq) {
         while let Some(end) = self.ends.front().filter(|end| end.at.at_or_before(una)) {
             self.kept -= end.kept as usize;
@@ -162,19 +163,19 @@ impl Writes {
         }
     }
 
-    /// The end of the buffer that the byte at `seq` is in.
+    /// The end of the buffer that holds the byte at `seq`.
     pub(super) fn end_of(&self, seq: Seq) -> Option<End> {
         self.ends.get(self.position(seq)).copied()
     }
 
-    /// The first end at or beyond `seq + len`, or before it where a record ends; for segments that
-    /// may hold bytes of several buffers.
+    /// The first end at or beyond `seq + len`, or an earlier one that ends a record. For segments
+    /// that may hold bytes of several buffers.
     pub(super) fn end_beyond(&self, seq: Seq, len: u32) -> Option<End> {
         let mut from = self.ends.range(self.position(seq)..).copied();
         from.find(|end| end.record || end.at.at_or_after(seq + len)).or(self.ends.back().copied())
     }
 
-    /// True if a segment that ends at `end` carries PSH because a write does.
+    /// True if a segment that ends at `end` carries PSH because a pushed buffer ends there.
     pub(super) fn is_pushed(&self, end: Seq) -> bool {
         let index = self.ends.partition_point(|known| known.at.before(end));
         self.ends.get(index).is_some_and(|known| known.at == end && known.push)
@@ -186,7 +187,7 @@ impl Writes {
         self.ends.get(index).is_some_and(|known| known.at == end && known.record)
     }
 
-    /// Buffers with unsent bytes, where `next` is the first of them.
+    /// Number of buffers with unsent bytes; `next` is the first unsent byte.
     pub(super) fn unsent(&self, next: Seq) -> usize {
         self.ends.len() - self.position(next)
     }
@@ -196,18 +197,18 @@ impl Writes {
         *self = Self::default();
     }
 
-    /// Index of the buffer that the byte at `seq` is in.
+    /// Index of the buffer that holds the byte at `seq`.
     fn position(&self, seq: Seq) -> usize {
         match self.ends.back() {
-            // Most questions are about the last one.
+            // Most lookups are for the last buffer.
             Some(last) if last.at.at_or_before(seq) => self.ends.len(),
             _ => self.ends.partition_point(|end| end.at.at_or_before(seq)),
         }
     }
 }
 
-/// Most ranges of lent memory in one buffer (Linux's `MAX_SKB_FRAGS`); a packet has room for them
-/// and for what is left of one before.
+/// Largest number of lent ranges in one buffer; Linux's value. A packet has room for them and for
+/// the rest of one before.
 pub(super) const RANGES_MAX: u8 = 17;
 
 const _: () = assert!((RANGES_MAX as usize) < towpath_packet::packet::PIECES_MAX);
@@ -228,13 +229,13 @@ mod tests {
         append(&mut writes, BASE, 2500, BASE, None);
         writes.push();
         assert_eq!(writes.unsent(BASE), 3);
-        // The last half-full buffer takes more, and the mark moves to its new end.
+        // The last half-full buffer takes more, and PSH moves to its new end.
         assert_eq!(writes.tail_room(BASE + 2500, BASE, 1000, None), 500);
         append(&mut writes, BASE + 2500, 100, BASE, None);
         assert!(!writes.is_pushed(BASE + 2500) && !writes.is_pushed(BASE + 2600));
         writes.push();
         assert!(writes.is_pushed(BASE + 2600));
-        // What is left of a buffer after a part was sent counts anew.
+        // After part of a buffer was sent, only the unsent part counts.
         assert_eq!(writes.tail_room(BASE + 2600, BASE + 2200, 1000, None), 600);
         assert_eq!(writes.tail_room(BASE + 2600, BASE + 2600, 1000, None), 0, "all of it was sent");
         writes.acknowledge(BASE + 2000);
@@ -264,7 +265,7 @@ mod tests {
         assert_eq!((writes.unsent(BASE), writes.tail_group(BASE)), (1, Some(7)));
         assert_eq!(writes.tail_room(BASE + 300, BASE, 1000, Some(8)), 0);
         assert!(append(&mut writes, BASE + 300, 100, BASE, lent(8)));
-        assert!(writes.is_pushed(BASE + 300), "what cannot take more is complete");
+        assert!(writes.is_pushed(BASE + 300), "a buffer that takes no more is pushed");
         assert_eq!((writes.unsent(BASE), writes.tail_group(BASE)), (2, Some(8)));
         assert_eq!(writes.tail_group(BASE + 400), None, "all of it was sent");
         assert_eq!(writes.kept(), 8000);

@@ -1,9 +1,9 @@
-//! CUBIC (RFC 9438) in fixed-point numbers, with HyStart's end of slow start, as Linux has them.
+//! CUBIC (RFC 9438) in fixed-point arithmetic, with HyStart, as on Linux.
 //!
-//! Between two reductions the window follows `W(t) = C (t - K)^3 + W_max`: fast towards the
-//! window of the last loss, slowly around it, fast again beyond. Time `t` is measured in 1/1024 s,
-//! the window in segments. Where NewReno with the same loss rate would be faster, the window
-//! follows NewReno (RFC 9438 §4.3).
+//! Between two reductions the window follows `W(t) = C (t - K)^3 + W_max`: fast towards the window
+//! of the last loss, slowly around it, fast again beyond. Time `t` is in units of 1/1024 s, the
+//! window in segments. If NewReno would be faster at the same loss rate, the window follows NewReno
+//! (RFC 9438 §4.3).
 //!
 //! Limits: the curve is clipped at [`OFFSET_MAX`] from its origin, far beyond any window.
 
@@ -14,9 +14,9 @@ use crate::time::{Duration, Instant};
 /// State of CUBIC between events.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cubic {
-    /// Segments to acknowledge for one segment more of window.
+    /// Acknowledged segments that grow the window by one segment.
     per_segment: u32,
-    /// Window at the last loss, or less by fast convergence (RFC 9438 §4.7).
+    /// Window at the last loss, or less after fast convergence (RFC 9438 §4.7).
     w_max: u32,
     /// Window and time of the last calculation.
     last: Option<(u32, Instant)>,
@@ -26,7 +26,7 @@ pub(super) struct Cubic {
     hystart: HyStart,
 }
 
-/// The time since the last reduction.
+/// The period since the last reduction.
 #[derive(Clone, Copy, Debug)]
 struct Epoch {
     start: Instant,
@@ -41,12 +41,12 @@ struct Epoch {
 }
 
 impl Cubic {
-    /// A connection that begins; `next` is the first sequence number to be sent.
+    /// State of a new connection; `next` is the first sequence number to be sent.
     pub(super) fn new(next: crate::tcp::Seq, now: Instant) -> Self {
         Self { hystart: HyStart::new(next, now), ..Self::default() }
     }
 
-    /// Calculates how much the next segments of window cost.
+    /// Calculates how many acknowledged segments grow the window by one.
     fn update(&mut self, cwnd: u32, acked: u32, now: Instant) {
         let (last, epoch) = (self.last, &mut self.epoch);
         if let Some(epoch) = epoch {
@@ -91,7 +91,7 @@ impl Epoch {
         }
     }
 
-    /// RFC 9438 §4.2 equation (1).
+    /// Window on the curve at time `t` (RFC 9438 §4.2 equation (1)).
     fn target(&self, t: u64) -> u32 {
         let offset = t.abs_diff(self.k).min(OFFSET_MAX);
         let delta = ((C_1024 * offset * offset * offset) >> (10 + 3 * TIME_SHIFT)) as u32;
@@ -102,8 +102,8 @@ impl Epoch {
         }
     }
 
-    /// RFC 9438 §4.3: at least as fast as NewReno. Never faster than half a segment of window per
-    /// segment acknowledged.
+    /// Makes growth at least as fast as NewReno's (RFC 9438 §4.3), and at most half a segment of
+    /// window per segment acknowledged.
     fn at_least_reno(&mut self, cwnd: u32, per_segment: u32) -> u32 {
         let per_reno_segment = ((cwnd * RENO_SCALE) >> 3).max(1);
         let grown = self.acked.saturating_sub(1) / per_reno_segment;
@@ -121,7 +121,7 @@ impl Algorithm for Cubic {
     fn ssthresh(&mut self, window: &Window) -> u32 {
         self.epoch = None;
         let cwnd = window.cwnd();
-        // RFC 9438 §4.7: a flow that lost below its last maximum leaves room for newcomers.
+        // RFC 9438 §4.7: a flow with a loss below its last maximum leaves room for new flows.
         let converge = cwnd < self.w_max;
         self.w_max = if converge { cwnd * (BETA_SCALE + BETA) / (2 * BETA_SCALE) } else { cwnd };
         (cwnd * BETA / BETA_SCALE).max(2)
@@ -152,7 +152,7 @@ impl Algorithm for Cubic {
     }
 
     fn on_event(&mut self, _: &Window, event: Event) {
-        // RFC 9438 §5.8: a pause of the application is no time in which the path was probed.
+        // RFC 9438 §5.8: an idle period of the application does not probe the path.
         if let (Event::TransmitStart { idle, now }, Some(epoch)) = (event, &mut self.epoch) {
             epoch.start = (epoch.start + idle).min(now);
         }
@@ -183,30 +183,31 @@ fn cube_root(a: u64) -> u64 {
 
 /// Time is measured in 1/2^10 s.
 const TIME_SHIFT: u32 = 10;
-/// RFC 9438's C, 0.4, in 1/1024.
+/// C of RFC 9438, 0.4, in units of 1/1024.
 const C_1024: u64 = 410;
 /// `K^3 = (W_max - cwnd) / C`, in the unit of time.
 const K_FACTOR: u64 = (1 << (10 + 3 * TIME_SHIFT)) / C_1024;
-/// What a loss leaves of the window (RFC 9438's beta), in 1/1024.
+/// Part of the window that remains after a loss (beta of RFC 9438), in units of 1/1024.
 const BETA: u32 = 717;
 /// The unit of [`BETA`].
 const BETA_SCALE: u32 = 1024;
-/// Eighths of a window that NewReno with CUBIC's beta needs for one segment: 8/3 (1+b)/(1-b).
+/// Eighths of a window to acknowledge per segment of growth for NewReno with CUBIC's beta: 8/3
+/// (1+b)/(1-b).
 const RENO_SCALE: u32 = 8 * (BETA_SCALE + BETA) / 3 / (BETA_SCALE - BETA);
-/// Windows per segment where the curve says not to grow.
+/// Windows to acknowledge per segment of growth where the curve says not to grow.
 const FLAT: u32 = 100;
-/// Segments per segment at most before the first loss: 5% per round trip.
+/// Most segments to acknowledge per segment of growth before the first loss: 5% per round trip.
 const UNKNOWN_PATH: u32 = 20;
-/// Segments per segment at least: 1.5 times per round trip.
+/// Fewest segments to acknowledge per segment of growth: 1.5 times per round trip.
 const FASTEST: u32 = 2;
-/// Farthest from the origin, 128 s: the greatest product below 2^63.
+/// Largest distance from the origin, 128 s: the largest product below 2^63.
 const OFFSET_MAX: u64 = 1 << 17;
 const _: () = assert!(C_1024 * OFFSET_MAX * OFFSET_MAX < (1 << 63) / OFFSET_MAX);
-/// Microseconds of a tick. Linux looks at the curve at most once in a tick of its clock, 250 of
-/// them a second as distributions build it: on a path shorter than that the window grows by what
-/// a segment cost before, which is less than the curve would ask for.
+/// Microseconds of a tick. As on Linux with the usual 250 ticks per second, the curve is evaluated
+/// at most once in a tick. With a shorter round trip the window grows at the last cost of a
+/// segment, which is less than the curve asks for.
 const TICK_US: u64 = 4000;
-/// With an unchanged window the curve is looked at again after more ticks than this (HZ / 32).
+/// With an unchanged window the curve is evaluated again after more ticks than this (1/32 s).
 const UPDATE_TICKS: u64 = 7;
-/// Round trips measured so soon after a loss say nothing about the empty path.
+/// Round trips measured this soon after a loss do not show the delay of an empty path.
 const SAMPLE_AFTER_LOSS: Duration = Duration::from_secs(1);

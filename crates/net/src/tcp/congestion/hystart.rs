@@ -1,5 +1,5 @@
-//! HyStart: leaves slow start before it overruns the path, by the length of a train of ACKs or by
-//! growing delay (Ha and Rhee, "Taming the elephants", 2011; thresholds and details are Linux's).
+//! HyStart: ends slow start before it overruns the path, when a train of ACKs is long or the delay
+//! grows (Ha and Rhee, "Taming the elephants", 2011; thresholds and details are Linux's).
 
 use super::Sample;
 use crate::tcp::seq::Seq;
@@ -26,7 +26,7 @@ impl Default for HyStart {
 }
 
 impl HyStart {
-    /// A round that begins at `now` with `next` as the next sequence number to be sent.
+    /// Starts a round at `now`; `next` is the next sequence number to be sent.
     pub(super) fn new(next: Seq, now: Instant) -> Self {
         Self {
             round_start: now,
@@ -38,7 +38,7 @@ impl HyStart {
         }
     }
 
-    /// Takes a sample in slow start; true if slow start should end at this window.
+    /// Takes a sample in slow start. Returns true if slow start should end at this window.
     pub(super) fn ends_slow_start(
         &mut self,
         cwnd: u32,
@@ -61,7 +61,8 @@ impl HyStart {
         self.found
     }
 
-    /// ACKs in close succession for half the round trip: what is in flight fills the path.
+    /// True if ACKs arrived in close succession for half the round trip: the data in flight fills
+    /// the path.
     fn train_is_long(&mut self, delay_min_us: u32, sample: &Sample) -> bool {
         if sample.now.since(self.last_ack) > ACK_DELTA {
             return false;
@@ -77,7 +78,8 @@ impl HyStart {
         sample.now.since(self.round_start) > Duration::from_micros(threshold_us)
     }
 
-    /// The least of more than [`SAMPLES_MIN`] round trips is an eighth longer than the path.
+    /// True if the least of more than [`SAMPLES_MIN`] round trips exceeds that of the path by an
+    /// eighth.
     fn delay_grew(&mut self, delay_min_us: u32, delay_us: u32) -> bool {
         self.rtt_us = self.rtt_us.min(delay_us);
         if self.samples < SAMPLES_MIN {
@@ -89,14 +91,14 @@ impl HyStart {
     }
 }
 
-/// Smaller windows are left alone.
+/// Smaller windows stay in slow start.
 const LOW_WINDOW: u32 = 16;
-/// ACKs farther apart are no train.
+/// ACKs farther apart do not form a train.
 const ACK_DELTA: Duration = Duration::from_millis(2);
-/// Most that the burst of a device adds to the threshold of a train.
+/// Most that device bursts add to the threshold of a train, in microseconds.
 const BURST_US_MAX: u64 = 1000;
-/// Round trips measured before their least counts.
+/// Round trips to measure before the least of them counts.
 const SAMPLES_MIN: u8 = 8;
-/// Bounds of the margin for delay.
+/// Bounds of the margin for delay, in microseconds.
 const MARGIN_US_MIN: u32 = 4000;
 const MARGIN_US_MAX: u32 = 16_000;

@@ -1,17 +1,17 @@
-//! Congestion control: how much of what is to be sent may be on the way.
+//! Congestion control: how much data may be in flight.
 //!
-//! The connection tells what was acknowledged, that loss was found or that the timer fired; the
-//! algorithm answers with a window and a threshold in segments. Which segments are lost, and how
-//! the window is taken down during recovery, is not decided here.
+//! The connection reports acknowledgments, losses and timeouts; the algorithm answers with a window
+//! and a threshold in segments. Other modules decide which segments are lost, and how the window is
+//! reduced during recovery.
 //!
 //! # Theory of operation
 //!
 //! [`Congestion`] is a [`Window`] and one of the algorithms. The hooks of [`Algorithm`] are called
-//! at the moments at which Linux calls those of its congestion-control modules, so that what is
-//! known about their behaviour there holds here: [`Congestion::on_sample`] for each ACK with a
-//! round-trip sample, then [`Congestion::on_ack`] if the window may grow,
-//! [`Congestion::loss_ssthresh`] when loss recovery or a congestion reduction begins,
-//! [`Congestion::undo_cwnd`] when it proves wrong, and [`Congestion::on_state`] at each change.
+//! when Linux calls those of its congestion control modules, so that an algorithm behaves as it
+//! does there: [`Congestion::on_sample`] for each ACK with a round-trip sample, then
+//! [`Congestion::on_ack`] if the window may grow, [`Congestion::loss_ssthresh`] when loss recovery
+//! or a congestion reduction begins, [`Congestion::undo_cwnd`] when that was a mistake, and
+//! [`Congestion::on_state`] at each change.
 
 mod cubic;
 mod hystart;
@@ -26,13 +26,13 @@ use cubic::Cubic;
 use reno::Reno;
 pub use window::{CWND_MAX, INITIAL_SEGMENTS, SSTHRESH_INFINITE, Window};
 
-/// What a connection is doing about loss, with the values of tcp_info's `tcpi_ca_state`.
+/// State of loss recovery, with the values of `tcpi_ca_state` in `TCP_INFO`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum CaState {
     /// Nothing unusual.
     #[default]
     Open = 0,
-    /// Duplicate ACKs or SACKs, too few to tell.
+    /// Duplicate ACKs or SACKs, too few to mean a loss.
     Disorder = 1,
     /// The window is being reduced without loss, for ECN or local congestion.
     Cwr = 2,
@@ -42,7 +42,7 @@ pub enum CaState {
     Loss = 4,
 }
 
-/// An algorithm, by name.
+/// A congestion control algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Kind {
     /// NewReno (RFC 5681, RFC 6582).
@@ -62,7 +62,7 @@ impl Kind {
         }
     }
 
-    /// Linux's name.
+    /// Linux's name of the algorithm.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Reno => "reno",
@@ -74,13 +74,13 @@ impl Kind {
 /// Segments newly acknowledged while the window may grow.
 #[derive(Clone, Copy, Debug)]
 pub struct Ack {
-    /// How many.
+    /// Number of segments.
     pub acked: u32,
-    /// When.
+    /// Time of the ACK.
     pub now: Instant,
 }
 
-/// A round-trip sample and what it is judged by.
+/// A round-trip sample, and what is needed to judge it.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     /// Round trip of the last segment that the ACK acknowledged.
@@ -89,9 +89,9 @@ pub struct Sample {
     pub una: Seq,
     /// Next sequence number to be sent.
     pub nxt: Seq,
-    /// Bytes per second that the window amounts to; zero if unknown.
+    /// Pacing rate in bytes per second; zero if unknown.
     pub pacing_rate: u64,
-    /// True if segments are spread over the round trip.
+    /// True if segments are paced.
     pub paced: bool,
     /// Bytes of the largest super-packet.
     pub burst_max: u32,
@@ -99,42 +99,42 @@ pub struct Sample {
     pub now: Instant,
 }
 
-/// What happened to the window.
+/// An event of the window or of the data flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The first segment is sent while nothing is outstanding; `idle` since the last one.
+    /// The first segment is sent while nothing is outstanding.
     TransmitStart {
         /// Time since data was last sent.
         idle: Duration,
         /// The moment of sending.
         now: Instant,
     },
-    /// The window was taken down after a pause.
+    /// The window was reduced after an idle period.
     WindowRestart,
-    /// A reduction without loss is complete.
+    /// A reduction of the window is complete.
     CwrComplete,
     /// A retransmission timeout.
     Loss,
 }
 
-/// Hooks of an algorithm. Those with a body may be left out.
+/// Hooks of an algorithm. Those with a body are optional.
 pub trait Algorithm {
-    /// Loss, or a sign of congestion: the threshold from now on.
+    /// Returns the threshold after a loss or another sign of congestion.
     fn ssthresh(&mut self, window: &Window) -> u32;
 
-    /// Segments were acknowledged, and the window may grow.
+    /// Takes newly acknowledged segments; the window may grow.
     fn on_ack(&mut self, window: &mut Window, ack: &Ack);
 
-    /// A round trip was measured.
+    /// Takes a round-trip sample.
     fn on_sample(&mut self, _: &mut Window, _: &Sample) {}
 
-    /// See [`Event`].
+    /// Handles an [`Event`].
     fn on_event(&mut self, _: &Window, _: Event) {}
 
-    /// The connection enters `state`; `next` is the next sequence number to be sent.
+    /// Notes that the connection enters `state`; `next` is the next sequence number to be sent.
     fn on_state(&mut self, _state: CaState, _next: Seq, _now: Instant) {}
 
-    /// The last reduction was a mistake: the window to return to.
+    /// Returns the window to restore after a reduction that was a mistake.
     fn undo_cwnd(&self, window: &Window) -> u32 {
         window.cwnd().max(window.prior_cwnd())
     }
@@ -162,7 +162,7 @@ impl AnyAlgorithm {
     }
 }
 
-/// Calls one hook of whichever algorithm it is.
+/// Calls one hook of the current algorithm.
 macro_rules! dispatch {
     ($algorithm:expr, $name:ident => $call:expr) => {
         match $algorithm {
@@ -179,8 +179,8 @@ impl Congestion {
         Self { window, algorithm: AnyAlgorithm::new(kind, next, now) }
     }
 
-    /// Goes on with another algorithm at the same window. The same one begins anew only if it is
-    /// another (as Linux, where setting the current one does nothing).
+    /// Switches to another algorithm at the same window. As on Linux, setting the current one does
+    /// nothing.
     pub fn set_kind(&mut self, kind: Kind, next: Seq, now: Instant) {
         if self.kind() != kind {
             self.algorithm = AnyAlgorithm::new(kind, next, now);
@@ -215,12 +215,12 @@ impl Congestion {
         self.window.ssthresh()
     }
 
-    /// The threshold that follows from loss now. The window itself is left to the caller.
+    /// Returns the threshold that follows from a loss now. The caller sets the window.
     pub fn loss_ssthresh(&mut self) -> u32 {
         dispatch!(&mut self.algorithm, a => a.ssthresh(&self.window))
     }
 
-    /// `acked` segments were newly acknowledged, outside of any reduction. The window grows only
+    /// Reports `acked` newly acknowledged segments, outside of any reduction. The window grows only
     /// if it has been in use.
     pub fn on_ack(&mut self, acked: u32, now: Instant) {
         if acked > 0 && self.window.is_limited() {
@@ -229,22 +229,22 @@ impl Congestion {
         }
     }
 
-    /// A round trip was measured.
+    /// Reports a round-trip sample.
     pub fn on_sample(&mut self, sample: &Sample) {
         dispatch!(&mut self.algorithm, a => a.on_sample(&mut self.window, sample));
     }
 
-    /// Something happened to the window or to the flow of data.
+    /// Reports an event of the window or of the data flow.
     pub fn on_event(&mut self, event: Event) {
         dispatch!(&mut self.algorithm, a => a.on_event(&self.window, event));
     }
 
-    /// The connection enters `state`.
+    /// Reports that the connection enters `state`.
     pub fn on_state(&mut self, state: CaState, next: Seq, now: Instant) {
         dispatch!(&mut self.algorithm, a => a.on_state(state, next, now));
     }
 
-    /// The window to return to after a reduction that was a mistake.
+    /// Returns the window to restore after a reduction that was a mistake.
     pub fn undo_cwnd(&self) -> u32 {
         dispatch!(&self.algorithm, a => a.undo_cwnd(&self.window))
     }

@@ -1,14 +1,14 @@
-//! NewReno's window (RFC 5681, RFC 6582), as Linux's `reno`.
+//! NewReno (RFC 5681, RFC 6582), as Linux's `reno`.
 
 use super::{Ack, Algorithm, Window};
 
-/// NewReno keeps nothing beyond the window.
+/// NewReno keeps no state beyond the window.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reno;
 
 impl Algorithm for Reno {
     fn ssthresh(&mut self, window: &Window) -> u32 {
-        // RFC 5681 §3.1 equation (4); the window stands for the flight, which cannot be larger.
+        // RFC 5681 §3.1 equation (4); the window replaces the flight, which cannot be larger.
         (window.cwnd() / 2).max(2)
     }
 

@@ -1,4 +1,4 @@
-//! The algorithms against the equations of their standards, calculated here in floating point.
+//! The algorithms against the equations of their RFCs, calculated here in floating point.
 
 use super::*;
 extern crate std;
@@ -16,7 +16,7 @@ fn congestion(kind: Kind, cwnd: u32) -> Congestion {
     congestion
 }
 
-/// Everything that the window allows is on the way.
+/// Marks all of the window as in use.
 fn limit(congestion: &mut Congestion) {
     let cwnd = congestion.cwnd();
     let clock = (START, Duration::from_secs(1));
@@ -74,8 +74,8 @@ fn slow_start_ends_at_the_threshold() {
     assert_eq!(reno.cwnd(), 15);
 }
 
-/// RFC 7661: what is not used does not grow. In slow start half of the window is use enough, so
-/// that 5 of 10 segments leave it alone and 6 let it grow to 12.
+/// RFC 7661: an unused window does not grow. In slow start it must be more than half used: 5 of 10
+/// segments leave it unchanged, 6 let it grow to 12.
 #[test]
 fn an_unused_window_does_not_grow() {
     for (outstanding, then) in [(5, 10), (6, 12), (9, 12)] {
@@ -91,16 +91,16 @@ fn an_unused_window_does_not_grow() {
     for _ in 0..3 {
         reno.on_ack(2, at(0));
     }
-    assert_eq!(reno.cwnd(), 12, "twice what was used is the end");
+    assert_eq!(reno.cwnd(), 12, "grows to twice what was used");
     let window = reno.window_mut();
     window.set_ssthresh(5);
     window.note_use(false, (Seq(6000), Seq(18_000)), 11, clock);
     reno.on_ack(12, at(0));
-    assert_eq!(reno.cwnd(), 12, "congestion avoidance wants the whole window used");
+    assert_eq!(reno.cwnd(), 12, "congestion avoidance needs the whole window used");
 }
 
-/// RFC 2861 §3.1 as Linux has it: a pause halves the window for each timeout in it, down to the
-/// initial one, and the threshold keeps three quarters of it.
+/// RFC 2861 §3.1, by Linux's rules: a pause halves the window for each timeout in it, down to the
+/// initial window, and the threshold keeps three quarters of it.
 #[test]
 fn a_pause_takes_the_window_down() {
     let rto = Duration::from_millis(200);
@@ -120,8 +120,8 @@ fn a_pause_takes_the_window_down() {
     assert_eq!((window.cwnd(), window.ssthresh()), (30, 30), "midway to 21, the most used");
 }
 
-/// RFC 9438 §4.6, §4.7: 0.7 of the window after loss; a second loss below the first one's window
-/// remembers 0.85 of it.
+/// RFC 9438 §4.6, §4.7: 0.7 of the window stays after a loss. A second loss below the window of the
+/// first one remembers 0.85 of it.
 #[test]
 fn cubic_reduces_by_its_beta() {
     let mut cubic = congestion(Kind::Cubic, 100);
@@ -142,7 +142,7 @@ fn plateau(cubic: &mut Congestion, rtt_ms: u64) -> u32 {
     steps.min().expect("many round trips").1
 }
 
-/// Sends a window each round trip; the window after each.
+/// Sends a window in each round trip. Returns the window after each.
 fn run(cubic: &mut Congestion, rtt_ms: u64, millis: u64) -> Vec<u32> {
     let mut windows = Vec::new();
     let mut now = 0;
@@ -158,8 +158,8 @@ fn run(cubic: &mut Congestion, rtt_ms: u64, millis: u64) -> Vec<u32> {
     windows
 }
 
-/// Goal: on a long path the window follows `W(t) = C (t - K)^3 + W_max` (RFC 9438 §4.2).
-/// Method: one second per round trip, where NewReno is far slower; three windows.
+/// Goal: on a long path the window follows `W(t) = C (t - K)^3 + W_max` (RFC 9438 §4.2). Method: a
+/// round trip of 500 ms, at which NewReno is far slower; three windows.
 #[test]
 fn cubic_follows_the_cubic_function() {
     for w_max in [200u32, 1000, 8000] {
@@ -177,14 +177,14 @@ fn cubic_follows_the_cubic_function() {
             let slack = 3.0 + 0.02 * f64::from(w_max);
             assert!(
                 off > curve - slack && off < curve.max(next) + slack,
-                "W_max {w_max}, {t} s: {window} and not {curve:.1}"
+                "W_max {w_max}, {t} s: window {window}, curve {curve:.1}"
             );
         }
     }
 }
 
-/// RFC 9438 §4.3: on a short path the window follows NewReno with the same average, which grows by
-/// `3 (1 - b) / (1 + b)` segments per round trip, 0.53.
+/// RFC 9438 §4.3: on a short path the window follows a NewReno with the same average rate, which
+/// grows by `3 (1 - b) / (1 + b)` segments per round trip, 0.53.
 #[test]
 fn cubic_is_as_fast_as_reno_on_short_paths() {
     let rtt_ms = 10;
@@ -198,8 +198,8 @@ fn cubic_is_as_fast_as_reno_on_short_paths() {
     }
 }
 
-/// The window never grows faster than by half of itself per round trip, however far the curve is
-/// ahead; before the first loss by 5% at least.
+/// The window grows by at most half of itself per round trip, however far ahead the curve is;
+/// before the first loss by at least 5%.
 #[test]
 fn cubic_keeps_between_its_speed_limits() {
     let mut cubic = congestion(Kind::Cubic, 100);
@@ -218,8 +218,8 @@ fn cubic_keeps_between_its_speed_limits() {
     assert_eq!(unknown.cwnd(), 101);
 }
 
-/// Linux looks at the curve once in a tick of 4 ms. Until the next the price of a segment stays,
-/// also for a window that is far above the curve by then.
+/// As on Linux, the curve is evaluated once in a tick of 4 ms. Until the next tick the cost of a
+/// segment stays, even for a window that is far above the curve by then.
 #[test]
 fn cubic_looks_at_the_curve_once_in_a_tick() {
     let mut cubic = congestion(Kind::Cubic, 100);
@@ -235,7 +235,7 @@ fn cubic_looks_at_the_curve_once_in_a_tick() {
     assert_eq!(cubic.cwnd(), 500_002);
 }
 
-/// RFC 9438 §5.8: time in which the application sent nothing does not let the window jump.
+/// RFC 9438 §5.8: time in which the application sends nothing does not make the window jump.
 #[test]
 fn cubic_does_not_grow_by_pauses() {
     let grown = |pause: bool| {
@@ -251,10 +251,10 @@ fn cubic_does_not_grow_by_pauses() {
         cubic.on_ack(10, at(21_001));
         cubic.cwnd()
     };
-    assert!(grown(true) + 5 < grown(false), "{} and {}", grown(true), grown(false));
+    assert!(grown(true) + 5 < grown(false), "paused {}, else {}", grown(true), grown(false));
 }
 
-/// A timeout forgets what CUBIC knew of the path.
+/// A timeout resets what CUBIC knows of the path.
 #[test]
 fn a_timeout_resets_cubic() {
     let mut cubic = congestion(Kind::Cubic, 100);
@@ -263,11 +263,11 @@ fn a_timeout_resets_cubic() {
     cubic.window_mut().set_cwnd(50);
     cubic.window_mut().set_ssthresh(50);
     cubic.on_ack(20, at(20));
-    assert_eq!(cubic.cwnd(), 51, "5% as on an unknown path");
+    assert_eq!(cubic.cwnd(), 51, "5%, as on an unknown path");
 }
 
-/// HyStart by delay: nine round trips of 225 ms or more where the least is 200 ms end slow start;
-/// a ninth one that is the least of all does not.
+/// HyStart by delay: nine round trips of at least 225 ms, where the least is 200 ms, end slow
+/// start. They do not if the ninth is the least of all.
 #[test]
 fn hystart_ends_slow_start_when_the_delay_grows() {
     for (last_ms, ends) in [(240, true), (29, false)] {
@@ -278,7 +278,7 @@ fn hystart_ends_slow_start_when_the_delay_grows() {
         for index in 0..9u32 {
             assert_eq!(cubic.ssthresh(), SSTHRESH_INFINITE, "sample {index}");
             let rtt_ms = if index == 8 { last_ms } else { 240 + u64::from(index) };
-            // Too far apart for a train.
+            // Too far apart to form a train.
             let now = at(640 + 10 * u64::from(index));
             cubic.on_sample(&sample(now, rtt_ms * 1000, (12_001 + 2000 * index, 30_001)));
         }
@@ -286,8 +286,8 @@ fn hystart_ends_slow_start_when_the_delay_grows() {
     }
 }
 
-/// HyStart by train: ACKs at most 2 ms apart for more than half of the least round trip, counted
-/// from the first.
+/// HyStart by ACK train: ACKs at most 2 ms apart, for more than half of the least round trip,
+/// counted from the first ACK.
 #[test]
 fn hystart_ends_slow_start_after_a_long_train() {
     for (cwnd, gap_ms, end_ms) in [(20, 2, Some(54)), (20, 3, None), (15, 2, None)] {
@@ -305,7 +305,7 @@ fn hystart_ends_slow_start_after_a_long_train() {
     }
 }
 
-/// The names are Linux's.
+/// Algorithms have Linux's names.
 #[test]
 fn algorithms_have_names() {
     for kind in [Kind::Reno, Kind::Cubic] {
@@ -317,7 +317,7 @@ fn algorithms_have_names() {
     assert_eq!((congestion.kind(), congestion.cwnd()), (Kind::Reno, 30));
 }
 
-/// An undone reduction gives back the window from before.
+/// Undoing a reduction restores the window before it.
 #[test]
 fn a_reduction_can_be_undone() {
     let mut cubic = congestion(Kind::Cubic, 100);

@@ -1,15 +1,15 @@
-//! The congestion window, its threshold, and how much of the window is in use; all in segments.
+//! The congestion window, its threshold, and how much of the window is used; all in segments.
 
 use crate::tcp::seq::Seq;
 use crate::time::{Duration, Instant};
 
-/// Segments that a connection may send at its start (RFC 6928).
+/// Initial congestion window (RFC 6928).
 pub const INITIAL_SEGMENTS: u32 = 10;
 
-/// Threshold of a connection that has not seen loss (Linux's TCP_INFINITE_SSTHRESH).
+/// Threshold of a connection that has not seen loss; Linux's value.
 pub const SSTHRESH_INFINITE: u32 = 0x7fff_ffff;
 
-/// Greatest window; keeps sums far from overflow and memory bounded.
+/// Largest window; keeps sums far from overflow and memory bounded.
 pub const CWND_MAX: u32 = 1 << 20;
 
 /// Window and threshold of one connection.
@@ -17,27 +17,27 @@ pub const CWND_MAX: u32 = 1 << 20;
 pub struct Window {
     cwnd: u32,
     ssthresh: u32,
-    /// Segments acknowledged in congestion avoidance and not yet turned into window.
+    /// Segments acknowledged in congestion avoidance that have not grown the window yet.
     credit: u32,
-    /// Window before the last reduction, for undoing it.
+    /// Window before the last reduction, to undo it.
     prior_cwnd: u32,
-    /// Segments that the path's route or the default lets a connection begin with.
+    /// Initial window: that of the route, or the default.
     initial: u32,
     usage: Usage,
 }
 
-/// How far the window was used: a window that is not needed must not grow (RFC 7661; the way of
-/// keeping book is Linux's).
+/// How far the window is used. A window that is not needed must not grow (RFC 7661); the accounting
+/// is Linux's.
 #[derive(Clone, Copy, Debug)]
 struct Usage {
-    /// The window kept data back in the flight that ends at `until`.
+    /// The window held back data in the flight that ends at `until`.
     limited: bool,
     /// Most segments outstanding in that flight.
     packets_max: u32,
     until: Seq,
     /// Most segments outstanding since the window was last in full use.
     used: u32,
-    /// When it was last in full use, or last taken down for not being so.
+    /// When the window was last in full use, or last reduced for lack of use.
     stamp: Instant,
 }
 
@@ -70,14 +70,14 @@ impl Window {
         self.credit = 0;
     }
 
-    /// Remembers the window before a reduction.
+    /// Sets the window before a reduction.
     pub fn set_prior_cwnd(&mut self, cwnd: u32) {
         self.prior_cwnd = cwnd;
     }
 
-    /// Slow start for `acked` segments up to the threshold (RFC 5681 §3.1, with RFC 3465's L
-    /// unbounded as in Linux: stretched ACKs must not slow the start). Returns those that are left
-    /// for congestion avoidance.
+    /// Grows the window in slow start by `acked` segments, up to the threshold (RFC 5681 §3.1). As
+    /// on Linux, L of RFC 3465 is unbounded: stretched ACKs must not slow it down. Returns the
+    /// segments that are left for congestion avoidance.
     pub fn slow_start(&mut self, acked: u32) -> u32 {
         let cwnd = self.cwnd.saturating_add(acked).min(self.ssthresh);
         let left = acked - (cwnd - self.cwnd);
@@ -90,7 +90,7 @@ impl Window {
     pub fn avoid(&mut self, per_segment: u32, acked: u32) {
         let per_segment = per_segment.max(1);
         if self.credit >= per_segment {
-            // Gathered while a segment cost more: worth one, not many.
+            // Gathered while growth cost more: worth one segment, not many.
             self.credit = 0;
             self.set_cwnd(self.cwnd + 1);
         }
@@ -100,9 +100,9 @@ impl Window {
         self.set_cwnd(self.cwnd.saturating_add(grown));
     }
 
-    /// Segments were sent or the window kept them back. `una` and `nxt` are those of the
-    /// connection, `outstanding` its unacknowledged segments. Returns true if the window was not
-    /// in full use, and has not been for `idle_after` or longer.
+    /// Notes that segments were sent, or that the window held them back. `una` and `nxt` are the
+    /// connection's, `outstanding` is its number of unacknowledged segments. Returns true if the
+    /// window has not been in full use for `idle_after` or longer.
     pub fn note_use(
         &mut self,
         limited: bool,
@@ -128,8 +128,8 @@ impl Window {
         now.since(self.usage.stamp) >= idle_after
     }
 
-    /// The window was long larger than what was used of it: takes half of the difference away
-    /// (RFC 2861 §3.1). `current_ssthresh` as [`Window::current_ssthresh`].
+    /// Reduces a window that was long larger than its use, by half of the difference (RFC 2861
+    /// §3.1). Keeps the threshold of [`Window::current_ssthresh`].
     pub fn shrink_unused(&mut self, now: Instant) {
         let used = self.usage.used.max(self.initial);
         if used < self.cwnd {
@@ -140,8 +140,8 @@ impl Window {
         self.usage.stamp = now;
     }
 
-    /// Nothing was sent for `idle`: halves the window for each `rto` of it, not below the initial
-    /// one (RFC 2861 §3.1, RFC 5681 §4.1).
+    /// Reduces the window after an idle time: halves it for each `rto` of that time, but not below
+    /// the initial window (RFC 2861 §3.1, RFC 5681 §4.1).
     pub fn restart(&mut self, idle: Duration, rto: Duration, now: Instant) {
         self.ssthresh = self.current_ssthresh();
         let floor = self.initial.min(self.cwnd);
@@ -154,18 +154,18 @@ impl Window {
         self.restamp(now);
     }
 
-    /// The window counts as in use at `now`.
+    /// Counts the window as in use at `now`.
     pub fn restamp_use(&mut self, now: Instant) {
         self.usage.stamp = now;
     }
 
-    /// The window is as it should be at `now`, whatever was used of it before.
+    /// Restarts the accounting of use at `now`.
     pub fn restamp(&mut self, now: Instant) {
         self.usage.stamp = now;
         self.usage.used = 0;
     }
 
-    /// Window.
+    /// Congestion window.
     pub fn cwnd(&self) -> u32 {
         self.cwnd
     }
@@ -180,29 +180,29 @@ impl Window {
         self.prior_cwnd
     }
 
-    /// Window that a connection on this path begins with, and begins again with after a pause.
+    /// Window that a connection on this path starts with, and restarts with after an idle period.
     pub fn initial(&self) -> u32 {
         self.initial
     }
 
-    /// Loss was seen: there is a threshold.
+    /// True if a loss has set a threshold.
     pub fn has_threshold(&self) -> bool {
         self.ssthresh < SSTHRESH_INFINITE
     }
 
-    /// The window is below its threshold.
+    /// True if the window is below its threshold.
     pub fn in_slow_start(&self) -> bool {
         self.cwnd < self.ssthresh
     }
 
-    /// The window may grow: it kept data back, or in slow start half of it was in use, so that it
-    /// can become twice what the path has proved to carry.
+    /// True if the window may grow: it held back data, or in slow start more than half of it was in
+    /// use. So it can reach twice what the path has carried.
     pub fn is_limited(&self) -> bool {
         self.usage.limited
             || (self.in_slow_start() && self.cwnd < self.usage.packets_max.saturating_mul(2))
     }
 
-    /// Threshold that remembers most of a window that is given up without loss.
+    /// Threshold that keeps three quarters of a window that is given up without loss.
     pub fn current_ssthresh(&self) -> u32 {
         self.ssthresh.max(self.cwnd / 2 + self.cwnd / 4)
     }

@@ -1,5 +1,5 @@
-//! What is late: sent before something that was delivered, and longer ago than the order of
-//! delivery may be disturbed (RFC 8985 §6.2 step 5).
+//! Finding late records: sent before one that was delivered, and longer ago than reordering
+//! explains (RFC 8985 §6.2 step 5).
 
 use core::cmp::Ordering;
 
@@ -7,29 +7,29 @@ use super::{Record, Scoreboard};
 use crate::tcp::seq::Seq;
 use crate::time::{Duration, Instant};
 
-/// Records whose wait is looked at one by one when a timer is set for the last of them; beyond, the
-/// time is an upper bound.
+/// Waiting records that are examined one by one to set a timer for the last of them. If there are
+/// more, the time is an upper bound.
 const WAITING_MAX: u32 = 128;
 
-/// The segment whose delivery is the latest news of what was sent (RFC 8985 §5.2).
+/// The segment sent last of those known to be delivered (RFC 8985 §5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Newest {
     /// When it was sent.
     pub sent_at: Instant,
-    /// Segments that had been delivered then.
+    /// Number of segments that had been delivered by then.
     pub delivered: u32,
-    /// The number after it.
+    /// Sequence number after the segment.
     pub end: Seq,
 }
 
 impl Newest {
-    /// What is known of `record`.
+    /// Takes the values of `record`.
     pub fn of(record: &Record) -> Self {
         Self { sent_at: record.sent_at, delivered: record.delivered, end: record.end }
     }
 
-    /// True if `other` was sent before. The clock may stand still between what is sent and what an
-    /// ACK of it asks for again, but then something was delivered.
+    /// True if `other` was sent before. The clock may stand still between a segment and the
+    /// retransmission that its ACK triggers; then the number of delivered segments differs.
     pub fn is_after(&self, other: &Self) -> bool {
         let ahead = self.delivered.wrapping_sub(other.delivered) as i32;
         match self.sent_at.cmp(&other.sent_at).then(ahead.cmp(&0)) {
@@ -41,7 +41,7 @@ impl Newest {
 
 impl Scoreboard {
     /// Marks as lost what was sent before `newest` and longer than `patience` ago (RFC 8985 §6.2
-    /// step 5). Returns how long the latest of what was sent before `newest` still has.
+    /// step 5). Returns how long the last of the others sent before `newest` still has.
     pub fn find_late(
         &mut self,
         newest: Newest,
@@ -54,7 +54,7 @@ impl Scoreboard {
         late.wait
     }
 
-    /// What was sent once is in the order of sending.
+    /// Searches the records that were sent once; they are in the order of sending.
     fn find_late_first(&mut self, late: &mut Late) {
         let mut index = self.position(self.waiting_from);
         while let Some(&record) = self.records.get(index) {
@@ -76,7 +76,7 @@ impl Scoreboard {
         }
     }
 
-    /// What was sent again is in the order of the log.
+    /// Searches the retransmitted records, in the order of the log.
     fn find_late_resent(&mut self, late: &mut Late) {
         let mut next = 0;
         while let Some(&(at, start, end)) = self.resent.get(next) {
@@ -111,12 +111,12 @@ impl Scoreboard {
     }
 }
 
-/// A search for what is late.
+/// A search for late records.
 struct Late {
     newest: Newest,
     patience: Duration,
     now: Instant,
-    /// How long the latest that waits still has.
+    /// Longest remaining time of a record that waits.
     wait: Option<Duration>,
     waiting: u32,
 }
@@ -126,7 +126,7 @@ impl Late {
         sent_at + self.patience <= self.now
     }
 
-    /// Notes that something waits. True if enough were looked at.
+    /// Notes a record that waits. Returns true if enough records were examined.
     fn waits(&mut self, sent_at: Instant) -> bool {
         self.waiting += 1;
         let enough = self.waiting >= WAITING_MAX;

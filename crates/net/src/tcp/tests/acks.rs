@@ -1,5 +1,5 @@
-//! Acknowledging and reassembly (RFC 9293 §3.8.6.3, RFC 5681 §4.2, RFC 2018 §4), and Nagle's
-//! algorithm on the other side (RFC 9293 §3.7.4).
+//! Acknowledgments and reassembly (RFC 9293 §3.8.6.3, RFC 5681 §4.2, RFC 2018 §4), and Nagle's
+//! algorithm at the sender (RFC 9293 §3.7.4).
 
 use super::script::{Script, plain, settings};
 use crate::tcp::{Events, Settings, State, Verdict};
@@ -7,7 +7,7 @@ use crate::time::Duration;
 
 extern crate std;
 
-/// RFC 9293 §3.8.6.3: an ACK at least for every second full segment, others after at most 40 ms.
+/// RFC 9293 §3.8.6.3: an ACK for at least every second full segment; others after at most 40 ms.
 #[test]
 fn delayed_and_every_second() {
     let mut t = Script::plain();
@@ -17,14 +17,14 @@ fn delayed_and_every_second() {
     t.wait(1000).quiet().read(1, 2100).quiet();
 }
 
-/// A super-packet counts as the segments that it was.
+/// A super-packet counts as its segments.
 #[test]
 fn a_super_packet_is_acknowledged_at_once() {
     let mut t = Script::plain();
     t.recv(". 1:5001 ack 1").expect(". 1 ack 5001").quiet();
 }
 
-/// The ACK rides on data if there is some in time.
+/// Data sent in time carries the ACK.
 #[test]
 fn data_carries_the_ack() {
     let mut t = Script::plain();
@@ -32,8 +32,8 @@ fn data_carries_the_ack() {
     t.wait(99).quiet().wait(2).expect("P. 1:51").recv(". 101 ack 51");
 }
 
-/// The first ACKs of a connection, and those after a pause, are not delayed, so that the sender's
-/// window opens quickly (as on Linux).
+/// As on Linux, the first ACKs of a connection, and those after a pause, are not delayed, so that
+/// the sender's window opens quickly.
 #[test]
 fn quick_acks_at_the_start() {
     let mut t = Script::incoming(plain(), "S 0 mss 1000");
@@ -44,7 +44,7 @@ fn quick_acks_at_the_start() {
     t.wait(1000).recv(". 101:201 ack 1").expect(". 1 ack 201");
 }
 
-/// A connection whose owner says that it answers within a millisecond; segments of 1000 bytes.
+/// A connection whose owner announces answers within a millisecond; segments of 1000 bytes.
 fn answered() -> Script {
     let mut t = Script::incoming(plain(), "S 0 mss 1000");
     t.c.expect_answers(Duration::from_millis(1));
@@ -52,8 +52,8 @@ fn answered() -> Script {
     t
 }
 
-/// The first request, too, is acknowledged by the answer to it, and the peer's FIN by ours: three
-/// packets instead of five.
+/// The answer to the first request carries its ACK too, and our FIN the ACK of the peer's FIN:
+/// three packets instead of five.
 #[test]
 fn expected_answers_carry_acks() {
     let mut t = answered();
@@ -65,8 +65,8 @@ fn expected_answers_carry_acks() {
     t.write_and_close(50).expect("FP. 1:51 ack 102").recv(". 102 ack 52").ended(None).quiet();
 }
 
-/// What is not answered in time is acknowledged alone, and then all is at once until some is
-/// answered; so is a FIN.
+/// Data that is not answered in time is acknowledged alone. From then on all data is acknowledged
+/// at once, until some is answered; so is a FIN.
 #[test]
 fn late_answers_are_not_waited_for() {
     let mut t = answered();
@@ -80,8 +80,9 @@ fn late_answers_are_not_waited_for() {
     t.close().expect("F. 151 ack 302").recv(". 302 ack 152").ended(None);
 }
 
-/// Goal: a request in two parts whose sender waits for the ACK of the first (RFC 896) is not held
-/// up: its owner tells when it has looked for an answer in vain. What comes later goes on as usual.
+/// Goal: a request in two parts whose sender waits for the ACK of the first (RFC 896) is not
+/// delayed: the owner reports that it has looked for an answer in vain. Later data is treated as
+/// usual.
 #[test]
 fn an_owner_tells_that_its_answer_is_late() {
     fn late(t: &mut Script) -> &mut Script {
@@ -95,12 +96,12 @@ fn an_owner_tells_that_its_answer_is_late() {
     assert!(!t.c.awaits_answer());
     t.recv("P. 11:21 ack 1").read(11, 10).expect(". 1 ack 21").wait(100).quiet();
     t.write(50).expect("P. 1:51 ack 21").recv("F. 21 ack 51").quiet();
-    assert!(!t.c.awaits_answer(), "nobody waits for the ACK of a FIN");
+    assert!(!t.c.awaits_answer(), "no sender waits for the ACK of a FIN");
     late(&mut t).quiet().close().expect("F. 51 ack 22").recv(". 22 ack 52").ended(None);
 }
 
-/// Expecting an answer delays nothing that tells the sender to go on: a full segment at the start,
-/// the second small write, a hole and what fills it, what came twice.
+/// Expecting an answer does not delay ACKs that let the sender continue: for a full segment at the
+/// start, a second small write, a hole and the segment that fills it, and a duplicate.
 #[test]
 fn expected_answers_delay_no_more_than_requests() {
     answered().recv(". 1:1001 ack 1").expect(". 1 ack 1001").quiet();
@@ -118,7 +119,7 @@ fn expected_answers_delay_no_more_than_requests() {
     t.recv("FP. 1:101 ack 1").state(State::CloseWait).expect(". 1 ack 102").quiet();
 }
 
-/// An owner cannot have an ACK wait longer than Linux would.
+/// An owner cannot delay an ACK for longer than Linux does.
 #[test]
 fn expected_answers_have_a_bound() {
     let mut t = answered();
@@ -126,7 +127,8 @@ fn expected_answers_have_a_bound() {
     t.recv("P. 1:101 ack 1").wait(198).quiet().wait(2).expect(". 1 ack 101");
 }
 
-/// RFC 5681 §4.2: out-of-order data is acknowledged at once, and so is what fills the hole.
+/// RFC 5681 §4.2: out-of-order data is acknowledged at once, and so is the segment that fills the
+/// hole.
 #[test]
 fn holes_are_reported_at_once() {
     let mut t = Script::plain();
@@ -136,7 +138,7 @@ fn holes_are_reported_at_once() {
     t.recv(". 501:1001 ack 1").expect(". 1 ack 2101").quiet().read(1, 2100);
 }
 
-/// RFC 2018 §4: the block that grew last comes first; then others, most four, or three beside
+/// RFC 2018 §4: the block that grew last comes first, then others: at most four, or three beside
 /// timestamps.
 #[test]
 fn sack_blocks_in_order_of_news() {
@@ -147,12 +149,12 @@ fn sack_blocks_in_order_of_news() {
     t.recv(". 7001:8001 ack 1").expect(". 1 ack 1 sack 7001-8001,3001-4001,5001-6001,1001-2001");
     t.recv(". 2001:3001 ack 1").expect(". 1 ack 1 sack 1001-4001,7001-8001,5001-6001");
     t.recv(". 1:1001 ack 1").expect(". 1 ack 4001 sack 7001-8001,5001-6001");
-    // What came in order was there in part.
+    // Part of the in-order data was already there.
     t.recv(". 4001:7001 ack 1").expect(". 1 ack 8001 sack 5001-6001").read(1, 8000);
 }
 
-/// RFC 2883 §4: what of a segment was there already is reported, one range at most. Partly old data
-/// in order is no reason to hurry.
+/// RFC 2883 §4: the part of a segment that was already there is reported, at most one range. Partly
+/// old data in order is not acknowledged at once.
 #[test]
 fn parts_that_came_twice_are_reported() {
     let mut t = Script::sack();
@@ -170,7 +172,7 @@ fn parts_that_came_twice_are_reported() {
     t.recv(". 501:1501 ack 1").expect(". 1 ack 1 sack 501-2001");
 }
 
-/// RFC 2018 §4: blocks stay in every ACK until the hole is filled, also in those with data.
+/// RFC 2018 §4: blocks stay in every segment until the hole is filled, also in those with data.
 #[test]
 fn sack_blocks_ride_on_data() {
     let mut t = Script::sack();
@@ -179,7 +181,7 @@ fn sack_blocks_ride_on_data() {
     t.expect(". 101 ack 2001 nosack");
 }
 
-/// RFC 9293 §3.10.7.4: overlaps are trimmed; what is there already wins; old data is answered.
+/// RFC 9293 §3.10.7.4: overlaps are trimmed, data already held wins, and old data is answered.
 #[test]
 fn overlaps_are_trimmed() {
     let mut t = Script::plain();
@@ -192,20 +194,20 @@ fn overlaps_are_trimmed() {
     t.events(Events::READABLE);
 }
 
-/// RFC 9293 §3.10.7.4: a FIN ahead of its turn counts once the hole before it is filled.
+/// RFC 9293 §3.10.7.4: a FIN out of order counts once the hole before it is filled.
 #[test]
 fn a_fin_ahead_of_its_turn() {
     let mut t = Script::sack();
     t.recv("F. 1001:2001 ack 1").expect(". 1 ack 1 sack 1001-2002").state(State::Established);
     t.recv(". 1:1001 ack 1").expect(". 1 ack 2002 nosack").state(State::CloseWait);
     t.events(Events::READABLE | Events::PEER_CLOSED).read(1, 2000);
-    // Alone, too.
+    // A FIN alone, too.
     let mut t = Script::plain();
     t.recv("F. 1001 ack 1").expect(". 1 ack 1").recv(". 1:1001 ack 1").expect(". 1 ack 1002");
     t.state(State::CloseWait);
 }
 
-/// RFC 9293 §3.7.4 (Nagle): a short segment waits while anything is unacknowledged.
+/// RFC 9293 §3.7.4 (Nagle): a short segment waits while data is unacknowledged.
 #[test]
 fn nagle_holds_short_segments() {
     let mut t = Script::plain();
@@ -215,14 +217,14 @@ fn nagle_holds_short_segments() {
     t.write(10).quiet().act(|c, _| c.set_nodelay(true)).expect("P. 1151:1161");
 }
 
-/// A FIN pushes the rest out.
+/// A FIN pushes out the rest.
 #[test]
 fn nagle_lets_the_end_go() {
     let mut t = Script::plain();
     t.write(100).expect("P. 1:101").write(100).quiet().close().expect("FP. 101:201");
 }
 
-/// With Nagle off each write goes out at once.
+/// With Nagle's algorithm off each write goes out at once.
 #[test]
 fn nodelay_sends_each_write() {
     let mut t = Script::plain();
@@ -230,8 +232,8 @@ fn nodelay_sends_each_write() {
     t.write(100).expect("P. 1:101").write(100).expect("P. 101:201").write(1).expect("P. 201:202");
 }
 
-/// Large writes become super-packets in whole segments, the rest last. As in Linux a packet takes
-/// at most half of the congestion window, so that two are on the way, and each carries PSH.
+/// Large writes become super-packets of whole segments; the rest follows. As on Linux a packet
+/// takes at most half of the congestion window, so that two are in flight, and each carries PSH.
 #[test]
 fn super_packets_are_whole_segments() {
     let mut t = Script::plain();
@@ -241,29 +243,29 @@ fn super_packets_are_whole_segments() {
     t.recv(". 1 ack 30001").expect("P. 30001:30501 nogso");
 }
 
-/// RFC 7323 §3.2, §4.3: timestamps are echoed, from the segment that the ACK was for.
+/// RFC 7323 §3.2, §4.3: the echoed timestamp is that of the segment that caused the ACK.
 #[test]
 fn timestamps_are_echoed() {
     let mut t = Script::open(settings(), "S 0 mss 1000 sackOK ts 5 0");
     t.wait(7).recv(". 1:101 ack 1 ts 30 1000").quiet();
     t.wait(7).recv(". 101:1989 ack 1 ts 31 1000").expect(". 1 ack 1989 ts 1014 30");
-    // Ahead of its turn: not echoed.
+    // Out of order: not echoed.
     t.recv(". 2989:3989 ack 1 ts 40 1000").expect(". 1 ack 1989 ts 1014 30");
     t.recv(". 1989:2989 ack 1 ts 41 1000").expect(". 1 ack 3989 ts 1014 41");
 }
 
-/// RFC 7323 §5.2: PAWS drops what is older than what was seen, and answers it.
+/// RFC 7323 §5.2: PAWS drops and answers segments with an older timestamp than the last one.
 #[test]
 fn paws_drops_old_segments() {
     let mut t = Script::open(settings(), "S 0 mss 1000 ts 100 0");
     t.recv("P. 1:101 ack 1 ts 200 1000").wait(40).expect(". 1 ack 101 ts 1040 200");
     t.recv("P. 101:201 ack 1 ts 199 1000").verdict(Verdict::Unacceptable);
     t.expect(". 1 ack 101 ts 1040 200");
-    // RFC 7323 §5.2: a reset is not subject to it.
+    // RFC 7323 §5.2: PAWS does not apply to a reset.
     t.recv("R 101 ts 1 0").state(State::Closed);
 }
 
-/// RFC 7323 §5.5: after 24 days a timestamp proves nothing and the next one is taken.
+/// RFC 7323 §5.5: after 24 days a timestamp rejects nothing, and the next one is accepted.
 #[test]
 fn paws_forgets_after_24_days() {
     let mut t = Script::open(settings(), "S 0 mss 1000 ts 100 0");
@@ -273,18 +275,20 @@ fn paws_forgets_after_24_days() {
     assert_eq!(t.c.timestamps.recent, 51);
 }
 
-/// Memory that small segments keep is bounded: what exceeds it is dropped and sent again later.
+/// Memory that small segments hold is bounded: data beyond the bound is dropped, and retransmitted
+/// later.
 #[test]
 fn memory_held_is_bounded() {
     let settings = Settings { receive_buffer: 10_000, receive_buffer_max: 10_000, ..plain() };
     let mut t = Script::open(settings, "S 0 mss 1000");
-    // Each piece keeps a frame of 2 KiB; the window foresees it, but what was promised stays.
+    // Each piece holds a frame of 2 KiB. The window accounts for that, but what was offered stays
+    // offered.
     for index in 0..65 {
         let (from, to) = (1 + index * 10, 11 + index * 10);
         t.recv(&std::format!(". {from}:{to} ack 1")).verdict(Verdict::Done).wait(40);
         t.expect(&std::format!(". 1 ack {to} win {}", 4380 - to + 1));
     }
-    // Linux since 6.8 as well: what is refused shuts the window, and reading opens it.
+    // As on Linux since 6.8: refused data makes the window zero, and reading opens it.
     t.recv(". 651:661 ack 1").verdict(Verdict::NoRoom).expect(". 1 ack 651 win 0");
     t.recv(". 651:661 ack 1").verdict(Verdict::NoRoom).expect(". 1 ack 651 win 0");
     t.read(1, 650)
@@ -295,7 +299,7 @@ fn memory_held_is_bounded() {
         .expect(". 1 ack 661");
 }
 
-/// Data in order displaces what is held ahead of its turn: else nothing would ever move.
+/// In-order data displaces out-of-order data; otherwise the connection would stall.
 #[test]
 fn data_in_order_always_has_room() {
     let settings = Settings { receive_buffer: 10_000, receive_buffer_max: 10_000, ..plain() };
@@ -308,7 +312,7 @@ fn data_in_order_always_has_room() {
     t.recv(". 1:101 ack 1").verdict(Verdict::Done).wait(40).expect(". 1 ack 101").read(1, 100);
 }
 
-/// RFC 6691 §2: SACK blocks on data make its segments smaller, never the packet larger.
+/// RFC 6691 §2: SACK blocks beside data make the segments smaller, never the packet larger.
 #[test]
 fn sack_blocks_take_from_the_segment() {
     let mut t = Script::sack();
@@ -316,7 +320,7 @@ fn sack_blocks_take_from_the_segment() {
     t.write(3000).expect("P. 1:3001 ack 1 sack 1001-2001 gso 988").recv(". 1 ack 3001");
 }
 
-/// The window is what memory allows if segments go on to be as small as they are.
+/// The window is what fits into memory if segments stay as small as they are.
 #[test]
 fn the_window_foresees_memory() {
     let mut t = Script::open(plain(), "S 0 mss 1000");
@@ -324,7 +328,7 @@ fn the_window_foresees_memory() {
         let (from, to) = (1 + index * 100, 101 + index * 100);
         t.recv(&std::format!(". {from}:{to} ack 1")).read(from, 100).forget_sent();
     }
-    // 100 bytes in 2 KiB: of the 64 KiB that could be offered not much more than a tenth fits.
+    // 100 bytes in 2 KiB: little more than a tenth of the possible 64 KiB fits.
     t.c.receive.advertised = t.c.receive.nxt;
     t.recv(". 20001:20101 ack 1").wait(40).forget_sent();
     assert!((8000..9500).contains(&t.c.receive.offered), "{} offered", t.c.receive.offered);

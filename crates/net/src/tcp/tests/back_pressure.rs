@@ -1,11 +1,11 @@
-//! An owner that passes bytes on: what it holds off, and what it leaves for the peer's window.
+//! An owner that passes bytes on: holding off, and leaving data for the peer's window.
 
 use super::script::{Script, plain};
 use crate::tcp::{Connection, Events, Settings, State, Verdict};
 use alloc::format;
 
-/// What was received and not acknowledged goes back; what was acknowledged stays. The window is
-/// shut until the owner resumes, and what comes meanwhile is refused.
+/// Data that is not acknowledged is dropped; acknowledged data stays. The window is zero until the
+/// owner resumes, and data that arrives meanwhile is refused.
 #[test]
 fn what_is_held_off_is_sent_again() {
     let mut t = Script::plain();
@@ -16,12 +16,12 @@ fn what_is_held_off_is_sent_again() {
     assert_eq!((t.c.received_len(), t.c.received_held()), (2000, held));
     t.recv(". 2001:3001 ack 1").verdict(Verdict::NoRoom).expect(". 1 ack 2001 win 0");
     t.read(1, 2000).quiet();
-    assert_eq!(t.c.received_held(), (0, 0), "the owner is not ready, whatever it has read");
+    assert_eq!(t.c.received_held(), (0, 0), "all that was kept is read");
     t.act(|c, _| c.resume()).expect(". 1 ack 2001");
     t.recv(". 2001:7001 ack 1 gso 1000").read(2001, 5000).expect(". 1 ack 7001");
 }
 
-/// What the owner has used is acknowledged, the rest goes back.
+/// Consumed data is acknowledged; the rest is dropped.
 #[test]
 fn what_was_used_is_acknowledged() {
     let mut t = Script::plain();
@@ -35,8 +35,8 @@ fn what_was_used_is_acknowledged() {
     assert!(t.c.receive.offered > 10_000, "{} bytes of window", t.c.receive.offered);
 }
 
-/// What the owner kept of what it gave back is acknowledged when it has been passed on, so that a
-/// sender that waits to try again goes on.
+/// Data that the owner kept of what was dropped is acknowledged once it is passed on. So a sender
+/// that waits to retry continues.
 #[test]
 fn what_was_kept_is_acknowledged() {
     let mut t = Script::plain();
@@ -56,8 +56,8 @@ fn what_was_kept_is_acknowledged() {
     assert!(t.c.peer_closed());
 }
 
-/// A limit holds from the first window on, whoever opens the connection, and is never less than two
-/// segments.
+/// A limit applies from the first window on, whichever side opens the connection, and is at least
+/// two segments.
 #[test]
 fn a_limit_holds_from_the_first_window() {
     for (limit, window) in [(16_384, 16_384), (1, 2920), (u32::MAX, 64_240)] {
@@ -73,8 +73,8 @@ fn a_limit_holds_from_the_first_window() {
     }
 }
 
-/// A FIN that was not acknowledged goes back with the data before it, in each state; one that was
-/// stays.
+/// A FIN that is not acknowledged is dropped with the data before it, in each state; an
+/// acknowledged one stays.
 #[test]
 fn a_fin_goes_back_with_its_data() {
     for closed in [false, true] {
@@ -95,7 +95,7 @@ fn a_fin_goes_back_with_its_data() {
     }
 }
 
-/// What came ahead of its turn goes too.
+/// Out-of-order data is dropped too.
 #[test]
 fn data_ahead_of_its_turn_is_not_kept() {
     let mut t = Script::sack();
@@ -105,8 +105,8 @@ fn data_ahead_of_its_turn_is_not_kept() {
     t.recv(". 1:1001 ack 1").wait(40).expect(". 1 ack 1001 nosack");
 }
 
-/// RFC 9293 §3.8.6.1: a shut window is probed for bytes that the owner has not handed over. The
-/// answer tells the owner as soon as there is room.
+/// RFC 9293 §3.8.6.1: a zero window is probed for bytes that the owner has not handed over. The
+/// answer notifies the owner as soon as there is room.
 #[test]
 fn a_shut_window_is_probed_for_bytes_to_come() {
     let mut t = Script::open(plain(), "S 0 win 65535 mss 1000");
@@ -125,7 +125,7 @@ fn a_shut_window_is_probed_for_bytes_to_come() {
     t.wait(600_000).quiet();
 }
 
-/// What is in flight has its own timer; its acknowledgment tells the owner, or begins the probes.
+/// Data in flight has its own timer. Its acknowledgment notifies the owner, or starts the probes.
 #[test]
 fn an_owner_that_waits_is_told_by_the_next_ack() {
     let mut t = Script::plain();
@@ -138,7 +138,7 @@ fn an_owner_that_waits_is_told_by_the_next_ack() {
     assert!(t.c.take_events().contains(Events::WRITABLE));
 }
 
-/// A peer that is gone ends the wait: the connection fails after the usual number of probes.
+/// A silent peer ends the wait: the connection fails after the usual number of probes.
 #[test]
 fn a_silent_peer_with_a_shut_window_is_given_up() {
     let settings = Settings { retries2: 3, ..plain() };
@@ -149,8 +149,9 @@ fn a_silent_peer_with_a_shut_window_is_given_up() {
     assert_eq!(t.c.state(), State::Closed);
 }
 
-/// What the owner has not consumed is not acknowledged while it says so, and can be given back
-/// later; what came is told when it ends. The window counts from what is acknowledged.
+/// Data that the owner has not consumed is not acknowledged while it says so, and can be dropped
+/// later. It is acknowledged when that ends. The window field counts from the acknowledgment
+/// number.
 #[test]
 fn what_waits_is_not_acknowledged() {
     let mut t = Script::plain();
@@ -169,8 +170,8 @@ fn what_waits_is_not_acknowledged() {
     t.act(|c, _| c.ack_only_consumed(false)).forget_sent();
 }
 
-/// A copy of what waits is no news, and is not reported: a block beyond the acknowledged number
-/// would be taken for a SACK.
+/// A duplicate of unacknowledged data is not reported: a block beyond the acknowledgment number
+/// would be taken for a SACK block.
 #[test]
 fn a_copy_of_what_waits_is_not_reported() {
     let mut t = Script::sack();
@@ -179,7 +180,7 @@ fn a_copy_of_what_waits_is_not_reported() {
     t.act(|c, _| c.ack_only_consumed(false)).expect(". 1 ack 1001 nosack");
 }
 
-/// Windows offer no more than the owner says, and two segments in any case.
+/// Windows offer at most the owner's limit, but never less than two segments.
 #[test]
 fn an_owner_limits_windows() {
     let mut t = Script::plain();

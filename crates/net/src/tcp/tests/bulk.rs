@@ -1,4 +1,4 @@
-//! Bulk transfer over a clean path: what is sent stays large, and the owner keeps it flowing.
+//! Bulk transfer over a clean path: packets stay large, and the owner keeps data flowing.
 
 use super::script::{Script, plain};
 use crate::tcp::Settings;
@@ -10,8 +10,8 @@ use std::format;
 /// Packets that are acknowledged, one after the other.
 const PACKETS: u32 = 4000;
 
-/// Sends with a reader that acknowledges each packet as it comes; returns bytes sent once the
-/// window was open, and those of them in packets of 32 KiB or more.
+/// Sends to a peer that acknowledges each packet as it arrives. Returns the bytes sent once the
+/// window was open, and how many of them were in packets of 32 KiB or more.
 fn transfer(settings: Settings) -> (u32, u32) {
     let mut t = Script::open(settings, "S 0 win 65535 mss 1460 sackOK ws 10");
     let (mut all, mut large) = (0, 0);
@@ -33,8 +33,8 @@ fn transfer(settings: Settings) -> (u32, u32) {
     (all, large)
 }
 
-/// The gateway's speed comes from super-packets: with the window open nine tenths of the bytes are
-/// in packets of at least 32 KiB, however the ACKs come.
+/// The gateway gets its speed from super-packets: with the window open, nine tenths of the bytes
+/// are in packets of at least 32 KiB, whatever the pattern of ACKs.
 #[test]
 fn packets_of_a_bulk_transfer_are_large() {
     let settings =

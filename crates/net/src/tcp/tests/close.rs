@@ -1,4 +1,4 @@
-//! Closing (RFC 9293 §3.6, §3.10.4, §3.10.7.4 eighth), resets of our own, TIME-WAIT, keepalive.
+//! Closing (RFC 9293 §3.6, §3.10.4, §3.10.7.4, eighth check), our resets, TIME-WAIT, keepalive.
 
 use super::script::{Script, plain};
 use crate::tcp::{ConnectionError, Events, FinWait, Settings, State, Verdict};
@@ -22,7 +22,7 @@ fn active_close_in_one_answer() {
     t.close().expect("F. 1 ack 1").recv("F. 1 ack 2").state(State::TimeWait).expect(". 2 ack 2");
 }
 
-/// RFC 9293 §3.6: the peer closes first, we send on, then close.
+/// RFC 9293 §3.6: the peer closes first; we keep sending, then close.
 #[test]
 fn passive_close() {
     let mut t = Script::plain();
@@ -31,7 +31,7 @@ fn passive_close() {
     t.expect("F. 101 ack 2").recv(". 2 ack 102").state(State::Closed).ended(None);
 }
 
-/// RFC 9293 §3.6 figure 13: both close at once.
+/// RFC 9293 §3.6 figure 13: both sides close at once.
 #[test]
 fn simultaneous_close() {
     let mut t = Script::plain();
@@ -39,7 +39,7 @@ fn simultaneous_close() {
     t.recv(". 2 ack 2").state(State::TimeWait).ended(None).quiet();
 }
 
-/// RFC 1122 §4.2.2.13: half-closed, data still comes in.
+/// RFC 1122 §4.2.2.13: a half-closed connection still receives data.
 #[test]
 fn half_close() {
     let mut t = Script::plain();
@@ -49,7 +49,7 @@ fn half_close() {
     t.recv("F. 2001 ack 12").state(State::TimeWait).expect(". 12 ack 2002");
 }
 
-/// RFC 6298: a FIN is sent again like data, alone or with it.
+/// RFC 6298: a FIN is retransmitted like data, alone or with data.
 #[test]
 fn a_fin_is_sent_again() {
     let mut t = Script::plain();
@@ -58,12 +58,12 @@ fn a_fin_is_sent_again() {
     t.write_and_close(100).expect("FP. 1:101").wait(210).expect("FP. 1:101");
     t.recv(". 1 ack 101").state(State::FinWait1).next_timer().expect("F. 101 ack 1");
     t.recv(". 1 ack 102").state(State::FinWait2);
-    // What was sent in two goes again in one.
+    // Two segments are retransmitted as one.
     let mut t = Script::plain();
     t.write(100).expect("P. 1:101").close().expect("F. 101").wait(210).expect("FP. 1:101");
 }
 
-/// RFC 9293 §3.10.7.4 eighth: the peer's FIN again is acknowledged again, in every state after it.
+/// RFC 9293 §3.10.7.4, eighth check: a repeated FIN is acknowledged again, in every later state.
 #[test]
 fn a_repeated_fin_is_answered() {
     let mut t = Script::plain();
@@ -83,7 +83,7 @@ fn data_after_a_fin() {
     assert_eq!(t.c.received_len(), 0);
 }
 
-/// RFC 9293 §3.10.5: abort resets and says so; nothing follows.
+/// RFC 9293 §3.10.5: an abort sends a reset and reports the end; nothing follows.
 #[test]
 fn abort_resets() {
     let mut t = Script::plain();
@@ -98,7 +98,8 @@ fn abort_resets() {
     t.expect("S. 0 ack 1").act(|c, _| c.abort()).expect("R. 1 ack 1");
 }
 
-/// RFC 2525 §2.17: an owner who leaves with unread data resets; else the rest is sent first.
+/// RFC 2525 §2.17: an owner that leaves unread data causes a reset; otherwise queued data is sent
+/// first.
 #[test]
 fn disown_closes_or_resets() {
     let mut t = Script::plain();
@@ -110,17 +111,18 @@ fn disown_closes_or_resets() {
     assert!(t.c.is_over());
 }
 
-/// RFC 1122 §4.2.2.13: data for a closed owner is answered with a reset; the ACK of a FIN is not.
+/// RFC 1122 §4.2.2.13: data after the owner has closed is answered with a reset; the ACK of a FIN
+/// is not.
 #[test]
 fn data_for_nobody_resets() {
     let mut t = Script::plain();
     t.act(|c, now| c.disown(now)).expect("F. 1 ack 1").recv(". 1 ack 2").quiet();
     t.recv("FP. 1:101 ack 2").verdict(Verdict::Reset).quiet().state(State::Closed);
     assert_eq!(t.c.error(), Some(ConnectionError::Aborted));
-    assert!(!t.c.events.contains(Events::PEER_CLOSED), "no news after the end");
+    assert!(!t.c.events.contains(Events::PEER_CLOSED), "no event after the end");
 }
 
-/// FIN-WAIT-2 without an owner ends after a minute, counted from then (Linux's tcp_fin_timeout).
+/// FIN-WAIT-2 without an owner ends after a minute, counted from its start (`tcp_fin_timeout`).
 #[test]
 fn fin_wait_without_owner_ends() {
     let mut t = Script::plain();
@@ -132,8 +134,8 @@ fn fin_wait_without_owner_ends() {
     t.act(|c, now| c.disown(now)).wait(59_999).state(State::FinWait2).wait(2).state(State::Closed);
 }
 
-/// Linux's tcp_rcv_state_process and tcp_close: who does not wait in FIN-WAIT-2 resets the peer,
-/// with the number of its ACK when that comes, with his own when he goes later.
+/// As on Linux, a connection that does not wait in FIN-WAIT-2 resets the peer: with the number of
+/// the peer's ACK when that arrives, with its own number if the owner leaves later.
 #[test]
 fn fin_wait_may_be_left_out() {
     let mut t = Script::plain();
@@ -151,7 +153,7 @@ fn fin_wait_may_be_left_out() {
     t.recv(". 2 ack 2").verdict(Verdict::Done).state(State::Closed);
 }
 
-/// Linux's tcp_fin_time: not less than three and a half timeouts.
+/// As on Linux, FIN-WAIT-2 lasts at least three and a half retransmission timeouts.
 #[test]
 fn fin_wait_lasts_some_timeouts() {
     let mut t = Script::plain();
@@ -161,7 +163,8 @@ fn fin_wait_lasts_some_timeouts() {
     t.wait(least - 1).state(State::FinWait2).wait(2).state(State::Closed).quiet();
 }
 
-/// RFC 9293 §3.10.7.4 second: resets in the closing states end the connection without error.
+/// RFC 9293 §3.10.7.4, second check: a reset in the closing states ends the connection without an
+/// error.
 #[test]
 fn resets_while_closing() {
     let mut t = Script::plain();
@@ -187,7 +190,7 @@ fn watched() -> Script {
     t
 }
 
-/// RFC 9293 §3.8.4: an idle peer is probed with an old number; any answer is life.
+/// RFC 9293 §3.8.4: an idle peer is probed with an old number; any answer proves that it is alive.
 #[test]
 fn keepalive_probes_the_idle() {
     let mut t = watched();
@@ -197,7 +200,7 @@ fn keepalive_probes_the_idle() {
     t.wait(99_999).quiet().wait(1).expect(". 0 ack 11");
 }
 
-/// Probes without an answer end the connection.
+/// Unanswered probes end the connection.
 #[test]
 fn keepalive_gives_up() {
     let mut t = watched();
@@ -215,7 +218,7 @@ fn keepalive_counts_anew() {
     t.wait(10_000).expect(". 0 ack 1").recv(". 1 ack 1").state(State::Established);
 }
 
-/// A connection that ended stays ended: nothing a peer sends makes news.
+/// A connection that has ended reports no further events, whatever the peer sends.
 #[test]
 fn nothing_follows_the_end() {
     let mut t = Script::plain();
@@ -224,7 +227,7 @@ fn nothing_follows_the_end() {
     t.events(Events::default());
 }
 
-/// As Linux: with a user timeout its time ends a silent connection, not the number of probes.
+/// As on Linux, the user timeout ends a silent connection, not the number of probes.
 #[test]
 fn the_user_timeout_bounds_keepalive() {
     let mut t = Script::plain();
@@ -239,13 +242,13 @@ fn the_user_timeout_bounds_keepalive() {
     t.wait(1_999).quiet();
     for _ in 0..3 {
         t.wait(1_000).forget_sent();
-        assert_eq!(t.c.error(), None, "one probe too many for TCP_KEEPCNT");
+        assert_eq!(t.c.error(), None, "the user timeout replaces TCP_KEEPCNT");
     }
     t.wait(1_000).forget_sent();
     assert_eq!(t.c.error(), Some(ConnectionError::TimedOut));
 }
 
-/// A FIN alone waits for the congestion window like data, as in Linux 6.18.
+/// A FIN alone waits for the congestion window like data, as on Linux 6.18.
 #[test]
 fn a_fin_alone_waits_for_the_congestion_window() {
     let mut t = Script::plain();

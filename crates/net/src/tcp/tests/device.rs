@@ -1,11 +1,11 @@
-//! A device whose queue is full drops what it is handed, and tells.
+//! A device whose queue is full drops packets and reports it.
 
 use super::script::*;
 use crate::tcp::ConnectionError;
 use crate::time::Duration;
 
-/// As Linux: what a queueing discipline drops stays unsent and is tried again every half second,
-/// however often; the user's timeout counts from the first attempt on.
+/// As on Linux, data that the queueing discipline drops stays unsent and is retried every half
+/// second. The user timeout counts from the first attempt.
 #[test]
 fn a_full_queue_is_tried_again_until_the_user_timeout() {
     let mut t = Script::plain();
@@ -21,7 +21,7 @@ fn a_full_queue_is_tried_again_until_the_user_timeout() {
     assert_eq!((probes, t.c.error()), (6, None));
     t.wait(500);
     assert_eq!(t.c.error(), Some(ConnectionError::TimedOut));
-    assert_eq!(t.c.info(t.now).probes, 6, "it can still be seen");
+    assert_eq!(t.c.info(t.now).probes, 6, "the count stays visible");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Explicit congestion notification as its sender (RFC 3168).
+//! Explicit congestion notification, at the sender (RFC 3168).
 
 use super::script::{Script, plain};
 use crate::tcp::Settings;
@@ -12,8 +12,8 @@ fn marked() -> Script {
     t
 }
 
-/// RFC 3168 §6.1.2: an echo takes the window down as a loss would, once in a round trip; the next
-/// new data says so, once, and nothing is sent again.
+/// RFC 3168 §6.1.2: an echo reduces the window as a loss would, once per round trip. The next new
+/// data carries CWR, once, and nothing is retransmitted.
 #[test]
 fn an_echo_reduces_the_window_once_and_is_answered() {
     let mut t = marked();
@@ -25,7 +25,7 @@ fn an_echo_reduces_the_window_once_and_is_answered() {
         assert!(t.c.congestion.ssthresh() == 5, "one reduction for one round trip");
     }
     assert_eq!((t.c.recovery.state, t.c.congestion.cwnd()), (CaState::Cwr, 5));
-    // Proportional rate reduction: half a segment for each that arrived. The first one tells.
+    // Proportional rate reduction: half a segment for each that arrived. The first one carries CWR.
     t.expect("W. 10001:11001").expect(". 11001:15001").quiet();
     t.recv(". 1 ack 11001");
     assert_eq!(t.c.recovery.state, CaState::Open);
@@ -48,7 +48,7 @@ fn an_echo_of_the_next_round_trip_counts() {
     assert!(t.c.congestion.ssthresh() < threshold);
 }
 
-/// Without ECN agreed in the handshake the flag says nothing (RFC 3168 §6.1.1).
+/// If the handshake did not agree on ECN, the flag is ignored (RFC 3168 §6.1.1).
 #[test]
 fn an_echo_without_agreement_is_ignored() {
     let mut t = Script::sack();

@@ -1,4 +1,4 @@
-//! Data with a SYN, seen by who sends it (RFC 7413 §4.1.3, §4.2.1), and what Linux makes of the
+//! Data in a SYN, as its sender sees it (RFC 7413 §4.1.3, §4.2.1), and how Linux reacts to the
 //! answers.
 
 use super::script::{Script, plain};
@@ -6,14 +6,14 @@ use crate::tcp::fastopen::FastOpenPath;
 use crate::tcp::{ConnectionError, Events, Settings, State, Verdict};
 use crate::wire::tcp::FastOpenCookie;
 
-/// Bit of the options of TCP_INFO: the peer took all data that went with the SYN.
+/// Bit of `options` in `TCP_INFO`: the peer took all data of the SYN.
 const SYN_DATA: u8 = 1 << 5;
 
 fn cookie() -> FastOpenCookie {
-    FastOpenCookie::new(&[1, 2, 3, 4]).expect("a length of cookies")
+    FastOpenCookie::new(&[1, 2, 3, 4]).expect("a valid cookie length")
 }
 
-/// A connection that has begun with `bytes` of data in its SYN; room is for 1000.
+/// A connection that has begun with `bytes` of data in its SYN, with room for 1000.
 fn begun(settings: Settings, bytes: u32) -> Script {
     let mut t = Script::connect(settings);
     t.c.set_fast_open(Some(cookie()), 1000);
@@ -25,14 +25,14 @@ fn with_sack() -> Settings {
     Settings { sack: true, ..plain() }
 }
 
-/// What is known of the SYN's data, and how many segments were delivered.
+/// Whether the SYN's data was taken, and how many segments were delivered.
 fn counts(t: &Script) -> (bool, u32) {
     let info = t.c.info(t.now);
     (info.options & SYN_DATA != 0, info.delivered)
 }
 
-/// RFC 7413 §4.2.1: what fits goes with the SYN, the rest after the answer. Linux counts SYN and
-/// data as one segment.
+/// RFC 7413 §4.2.1: data that fits goes with the SYN, the rest after the answer. Linux counts the
+/// SYN and its data as one segment.
 #[test]
 fn data_goes_with_the_syn() {
     let mut t = begun(with_sack(), 1500);
@@ -45,12 +45,12 @@ fn data_goes_with_the_syn() {
     t.expect("P. 1001:1501 ack 1");
     t.recv(". 1 ack 1501");
     assert_eq!(counts(&t), (true, 2));
-    let news = t.c.take_fast_open_news().expect("an answer teaches");
+    let news = t.c.take_fast_open_news().expect("learned from the answer");
     assert_eq!((news.mss, news.cookie, news.syn_lost, news.no_cookie), (1000, None, false, 0));
 }
 
-/// RFC 7413 §4.2.1: what the answer does not acknowledge is sent again at once, and carries the
-/// ACK; the window does not suffer.
+/// RFC 7413 §4.2.1: data that the answer does not acknowledge is retransmitted at once and carries
+/// the ACK. The window is not reduced.
 #[test]
 fn what_was_not_taken_is_sent_again_at_once() {
     let mut t = begun(with_sack(), 1000);
@@ -68,8 +68,8 @@ fn what_was_not_taken_is_sent_again_at_once() {
     t.recv(". 1 ack 1001");
 }
 
-/// RFC 7413 §4.2.1: a SYN that is sent again has neither data nor cookie. Linux takes the second
-/// time without an answer for a path that swallows such SYNs.
+/// RFC 7413 §4.2.1: a retransmitted SYN has neither data nor cookie. After the second timeout Linux
+/// suspects that the path drops such SYNs.
 #[test]
 fn a_second_syn_is_plain() {
     let mut t = begun(Settings { fastopen_blackhole_timeout_sec: 3600, ..plain() }, 1000);
@@ -77,14 +77,14 @@ fn a_second_syn_is_plain() {
     assert_eq!(t.c.take_fast_open_path(), None, "one may be lost");
     t.wait(2000).expect("S 0").expect("S 0");
     assert_eq!(t.c.take_fast_open_path(), Some(FastOpenPath::Broken));
-    assert_eq!(t.c.take_fast_open_path(), None, "told once");
+    assert_eq!(t.c.take_fast_open_path(), None, "reported once");
     t.wait(20).recv("S. 0 ack 1 mss 1460").expect("P. 1:1001 ack 1");
-    assert!(t.c.take_fast_open_news().expect("an answer teaches").syn_lost);
+    assert!(t.c.take_fast_open_news().expect("learned from the answer").syn_lost);
     t.recv(". 1 ack 1001");
 }
 
-/// An answer with data and a FIN, which is behind the data and not in it. Linux waits for what its
-/// owner says to that.
+/// An answer with data and a FIN; the FIN follows the data. As on Linux, the ACK waits for the
+/// owner's answer.
 #[test]
 fn an_answer_may_bring_data_and_a_fin() {
     let mut t = begun(plain(), 1000);
@@ -93,8 +93,8 @@ fn an_answer_may_bring_data_and_a_fin() {
     t.events(events).quiet().read(1, 100).wait(199).quiet().wait(1).expect(". 1001 ack 102");
 }
 
-/// RFC 9293 §3.5 figure 8 with data: that of the peer's SYN is not taken, and an answer that takes
-/// ours opens. Linux reports the SYN as come twice.
+/// RFC 9293 §3.5 figure 8 with data: the data of the peer's SYN is not taken, and an answer that
+/// acknowledges ours opens the connection. Linux reports the SYN as a duplicate.
 #[test]
 fn crossing_syns_with_data_open() {
     let mut t = begun(with_sack(), 1000);
@@ -104,17 +104,18 @@ fn crossing_syns_with_data_open() {
     t.recv("P. 1:501 ack 1001").expect(". 1001 ack 501").read(1, 500);
 }
 
-/// RFC 9293 §3.10.7.3: an answer to more than was sent is of another connection.
+/// RFC 9293 §3.10.7.3: an answer that acknowledges more than was sent belongs to another
+/// connection.
 #[test]
 fn an_answer_to_more_than_was_sent_is_reset() {
     let mut t = begun(plain(), 100);
     t.expect("S 0:100").recv("S. 0 ack 102 mss 1460").verdict(Verdict::Reset);
-    assert_eq!(t.c.take_fast_open_news(), None, "and teaches nothing");
+    assert_eq!(t.c.take_fast_open_news(), None, "nothing is learned");
     t.recv("R. 0 ack 101").ended(Some(ConnectionError::Refused));
 }
 
-/// RFC 1191 §3: the path takes no SYN that large: one without data goes at once, and asks for
-/// segments that fit.
+/// RFC 1191 §3: the path takes no SYN of that size. A SYN without data is sent at once, and it asks
+/// for segments that fit.
 #[test]
 fn a_syn_that_is_too_big_goes_again_without_data() {
     let mut t = begun(plain(), 1000);
@@ -123,8 +124,8 @@ fn a_syn_that_is_too_big_goes_again_without_data() {
     assert!(!counts(&t).0);
 }
 
-/// Linux's sk_write_pending: the third segment waits for the data of who waits to write it, and
-/// then data is answered with data. Without any it waits no longer than an ACK may.
+/// As on Linux, the third segment waits for the data of an owner that waits to write. Data is then
+/// answered with data. Without data the segment waits no longer than an ACK may.
 #[test]
 fn the_third_segment_waits_for_data() {
     let mut t = begun(plain(), 1000);
@@ -140,7 +141,7 @@ fn the_third_segment_waits_for_data() {
     t.expect(". 1001 ack 1");
 }
 
-/// Without a cookie the SYN asks for one and takes no data; the answer brings it.
+/// Without a cookie the SYN requests one and carries no data.
 #[test]
 fn a_cookie_is_asked_for() {
     let mut t = Script::connect(plain());
@@ -148,11 +149,11 @@ fn a_cookie_is_asked_for() {
     t.write(100).expect("S 0 mss 1460");
     assert_eq!(t.c.info(t.now).fastopen_client_fail, 1);
     t.recv("S. 0 ack 1 mss 1460").expect("P. 1:101 ack 1").recv(". 1 ack 101");
-    let news = t.c.take_fast_open_news().expect("an answer teaches");
+    let news = t.c.take_fast_open_news().expect("learned from the answer");
     assert_eq!((news.cookie, news.no_cookie), (None, 1), "the peer knows no such option");
 }
 
-/// With a pause set, an open connection whose SYN had data.
+/// An open connection whose SYN had data, with a pause of Fast Open configured.
 fn watched() -> Script {
     let settings = Settings { fastopen_blackhole_timeout_sec: 3600, ..with_sack() };
     let mut t = begun(settings, 1000);
@@ -161,22 +162,22 @@ fn watched() -> Script {
     t
 }
 
-/// Linux's tcp_fastopen_active_detect_blackhole: three timeouts after the handshake count too.
+/// RFC 7413 §7.3.1: three timeouts after the handshake count too, as on Linux.
 #[test]
 fn a_path_that_breaks_after_the_handshake() {
     let mut t = watched();
     t.write(1000);
     for _ in 0..2 {
         t.next_timer();
-        assert_eq!(t.c.take_fast_open_path(), None, "two may be lost");
+        assert_eq!(t.c.take_fast_open_path(), None, "two losses are possible");
     }
     t.next_timer();
     assert_eq!(t.c.take_fast_open_path(), Some(FastOpenPath::Broken));
     t.next_timer().forget_sent();
-    assert_eq!(t.c.take_fast_open_path(), None, "told once");
+    assert_eq!(t.c.take_fast_open_path(), None, "reported once");
 }
 
-/// Without Fast Open timeouts tell nothing about it; without a pause nobody asks.
+/// Timeouts without Fast Open reveal nothing about it. Without a pause nothing is recorded.
 #[test]
 fn timeouts_of_other_connections_tell_nothing() {
     let settings = Settings { fastopen_blackhole_timeout_sec: 3600, ..with_sack() };
@@ -192,8 +193,8 @@ fn timeouts_of_other_connections_tell_nothing() {
     }
 }
 
-/// A reset in the window with a wrong number before any data arrived: somebody else's, who does
-/// not like Fast Open. Linux looks at it in ESTABLISHED only.
+/// A reset in the window with a wrong number, before any data, may come from a middlebox that
+/// rejects Fast Open. Linux considers it in ESTABLISHED only.
 #[test]
 fn a_reset_ahead_of_all_data() {
     let mut t = watched();
@@ -208,7 +209,7 @@ fn a_reset_ahead_of_all_data() {
     assert_eq!(t.c.take_fast_open_path(), None, "out of the window");
 }
 
-/// A FIN ahead of its turn and no data at all: the path took the data.
+/// A FIN out of order and no data at all: the path dropped the data.
 #[test]
 fn a_fin_ahead_of_data_that_never_comes() {
     let mut t = watched();
@@ -225,7 +226,7 @@ fn a_fin_ahead_of_data_that_never_comes() {
     assert_eq!(t.c.take_fast_open_path(), None, "with data");
 }
 
-/// A connection that is to find out tells at its end that data came.
+/// A connection that tests the path reports at its end that data arrived.
 #[test]
 fn data_tells_that_the_path_is_mended() {
     for retried in [true, false] {
@@ -241,5 +242,5 @@ fn data_tells_that_the_path_is_mended() {
     let mut t = watched();
     t.c.retry_fast_open();
     t.recv("R 1").ended(Some(ConnectionError::Reset));
-    assert_eq!(t.c.take_fast_open_path(), None, "no data, no news");
+    assert_eq!(t.c.take_fast_open_path(), None, "no data arrived");
 }

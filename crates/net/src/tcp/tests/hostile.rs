@@ -7,7 +7,8 @@ use crate::tcp::{ConnectionError, Settings, State, Verdict};
 use crate::time::Duration;
 extern crate std;
 
-/// RFC 5961 §3.2: a reset counts only at exactly the next number; one in the window is asked back.
+/// RFC 5961 §3.2: a reset counts only with exactly the next number; one in the window is
+/// challenged.
 #[test]
 fn resets_must_match() {
     let mut t = Script::plain();
@@ -17,8 +18,8 @@ fn resets_must_match() {
     t.recv("R. 1 ack 1").verdict(Verdict::Done).ended(Some(ConnectionError::Reset));
 }
 
-/// Linux: a reset counts too right after the highest data that SACK told of, and with the number
-/// of a FIN that has been taken.
+/// As on Linux, a reset also counts right after the highest data that SACK has reported, and with
+/// the number of a FIN that has been taken.
 #[test]
 fn resets_of_who_sent_more() {
     let mut t = Script::sack();
@@ -45,7 +46,7 @@ fn syns_are_challenged() {
     t.recv("S. 0 ack 1").expect(". 1 ack 1").state(State::Established);
 }
 
-/// RFC 5961 §7: challenges are limited; Linux: one in 500 ms for each connection.
+/// RFC 5961 §7: challenges are limited; as on Linux to one in 500 ms per connection.
 #[test]
 fn challenges_are_limited() {
     let mut t = Script::plain();
@@ -56,7 +57,7 @@ fn challenges_are_limited() {
     t.wait(499).recv("R 2").quiet().wait(1).recv("R 2").expect(". 1 ack 1");
 }
 
-/// The interval is a setting; zero means no limit, as Linux's tcp_invalid_ratelimit.
+/// The interval is a setting (`tcp_invalid_ratelimit`); zero means no limit.
 #[test]
 fn the_interval_of_challenges_may_be_none() {
     let settings = Settings { invalid_ratelimit: Duration::ZERO, ..plain() };
@@ -67,8 +68,7 @@ fn the_interval_of_challenges_may_be_none() {
     }
 }
 
-/// A SYN again is answered again, but not at the rate at which somebody sends forged ones (Linux's
-/// tcp_check_req).
+/// A repeated SYN is answered again, but not at the rate of forged SYNs.
 #[test]
 fn syns_of_a_flood_are_not_all_answered() {
     let mut t = Script::incoming(plain(), "S 0 mss 1000");
@@ -80,8 +80,8 @@ fn syns_of_a_flood_are_not_all_answered() {
     t.state(State::Established);
 }
 
-/// RFC 5961 §5.2 lets ACKs pass that are older by the peer's window. Where less was acknowledged
-/// there can be none (Linux's tcp_ack): data with such a number is a blind guess.
+/// RFC 5961 §5.2 accepts ACKs that are older by up to the peer's window. If less than that was ever
+/// acknowledged, such an ACK cannot exist: data with it is a blind guess. Linux rejects it too.
 #[test]
 fn old_acks_of_what_never_was() {
     let mut t = Script::plain();
@@ -92,19 +92,19 @@ fn old_acks_of_what_never_was() {
     t.recv("P. 1:11 ack 1").verdict(Verdict::Done).read(1, 10).forget_sent();
 }
 
-/// RFC 5961 §5.2: ACKs of what was never sent, or of what is long past, are not believed.
+/// RFC 5961 §5.2: ACKs of unsent data, and ACKs that are too old, are rejected.
 #[test]
 fn impossible_acks() {
     let mut t = Script::plain();
     t.write(100).expect("P. 1:101");
     t.recv("P. 1:11 ack 102").verdict(Verdict::Unacceptable).expect(". 101 ack 1");
-    assert_eq!(t.c.received_len(), 0, "nor is their data");
+    assert_eq!(t.c.received_len(), 0, "their data is dropped too");
     t.wait(100);
     t.recv("P. 1:11 ack 4294900000").verdict(Verdict::Unacceptable).quiet();
     t.recv("P. 1:11 ack 101").verdict(Verdict::Done).read(1, 10).wait(40).expect(". 101 ack 11");
 }
 
-/// RFC 9293 §3.10.7.4 first: outside the window nothing is taken; data is answered at once.
+/// RFC 9293 §3.10.7.4, first check: data outside the window is not taken, and is answered at once.
 #[test]
 fn outside_the_window() {
     let mut t = Script::plain();
@@ -117,7 +117,7 @@ fn outside_the_window() {
     t.state(State::Established);
 }
 
-/// SACK blocks that cannot be are ignored: unsent, acknowledged, empty, reversed, everything.
+/// Impossible SACK blocks are ignored: unsent, acknowledged, empty, reversed, or everything.
 #[test]
 fn impossible_sack_blocks() {
     let mut t = Script::sack();
@@ -131,7 +131,8 @@ fn impossible_sack_blocks() {
     t.recv(". 1 ack 5001");
 }
 
-/// SACK blocks that cut what was sent to bits meet a bound, and the connection still works.
+/// SACK blocks that split the sent data into tiny records reach a bound; the connection still
+/// works.
 #[test]
 fn sack_blocks_cannot_fill_memory() {
     let mut t = Script::sack();
@@ -148,9 +149,9 @@ fn sack_blocks_cannot_fill_memory() {
     assert_eq!(t.c.send.board.in_flight(), 1);
 }
 
-/// A peer that acknowledges during recovery what it cannot have (optimistic ACKs): what was never
-/// sent is refused (RFC 5961 §5.2); what was sent never lets the window grow beyond the threshold
-/// (RFC 6937 §3).
+/// A peer that acknowledges during recovery what it cannot have received (optimistic ACKs). ACKs of
+/// unsent data are rejected (RFC 5961 §5.2). ACKs of sent data never let the window grow beyond the
+/// threshold (RFC 6937 §3).
 #[test]
 fn optimistic_acks_during_recovery() {
     let mut t = Script::distant(Settings { sack: true, ..plain() });
@@ -174,9 +175,10 @@ fn optimistic_acks_during_recovery() {
     t.recv(&std::format!(". 1 ack {}", 10_001 + rest)).forget_sent();
 }
 
-/// A storm of SACK blocks (as in CVE-2019-11477 and its kind): 600 segments of which every second
-/// is reported, thousands of blocks, in order, against it and again. The work is counted in
-/// records looked at: a few for each block, and what waits for its time once more for each ACK.
+/// A storm of SACK blocks (as in CVE-2019-11477 and similar attacks): 600 segments, of which every
+/// second is reported, in thousands of blocks, in ascending and descending order and repeatedly.
+/// The work is counted in examined records: a few for each block, and the waiting records once for
+/// each ACK.
 #[test]
 fn sack_storms_cost_little() {
     let settings = Settings { sack: true, ..plain() };
@@ -211,8 +213,8 @@ fn old_acks() {
     assert_eq!(t.c.send.flight(), 0);
 }
 
-/// Any segment at any time is survived, and memory comes back. Method: random segments around
-/// the window against random calls of the owner, from a fixed seed.
+/// Goal: the connection survives any segment at any time, and all memory comes back. Method: random
+/// segments around the window and random calls of the owner, from a fixed seed.
 #[test]
 fn random_segments() {
     let mut state = 1u64;

@@ -1,10 +1,10 @@
-//! What TCP_INFO says: Linux's tcp_get_info, field by field where it counts something.
+//! `TCP_INFO`: the values of Linux's fields that count something.
 
 use super::script::{Script, settings};
 use crate::tcp::Settings;
 
-/// Who listens counts the SYN and the ACK after it, but not the answer, and numbers without SYN;
-/// a FIN is a number in both directions.
+/// As on Linux, the passive side counts the SYN and the ACK after it, but not the SYN-ACK, and
+/// numbers without the SYN. A FIN counts as a number in both directions.
 #[test]
 fn numbers_and_segments_of_a_passive_side() {
     let mut t = Script::incoming(settings(), "S 0 mss 1000 sackOK");
@@ -21,7 +21,7 @@ fn numbers_and_segments_of_a_passive_side() {
     assert_eq!(info.delivery_rate, 0, "no time passed");
 }
 
-/// Timestamps take from the announced size; an ICMP error changes the path and not that size.
+/// Timestamps reduce the announced size. An ICMP error changes the path but not that size.
 #[test]
 fn sizes() {
     let mut t = Script::open(settings(), "S 0 mss 1460 sackOK ts 5 0");
@@ -33,7 +33,7 @@ fn sizes() {
     assert_eq!((info.advmss, info.pmtu, info.snd_mss), (1448, 1000, 948));
 }
 
-/// A FIN that waits is a byte that was not sent.
+/// A FIN that waits counts as an unsent byte.
 #[test]
 fn what_waits() {
     let mut t = Script::distant(settings());
@@ -42,7 +42,8 @@ fn what_waits() {
     assert_eq!((info.unacked, info.notsent_bytes), (10, 10_001));
 }
 
-/// The loss probe and each timeout send again; a recovery lasts from its first timeout to the ACK.
+/// The loss probe and each timeout retransmit. A series of timeouts lasts from the first one to the
+/// ACK.
 #[test]
 fn timeouts_are_counted() {
     let mut t = Script::distant(settings());
@@ -68,7 +69,7 @@ fn timeouts_are_counted() {
     assert_eq!(t.c.info(t.now).total_rto_recoveries, 2);
 }
 
-/// A SYN sent again is a segment sent again; our SYN is acknowledged like a byte.
+/// A repeated SYN counts as a retransmission. Our SYN is acknowledged like a byte.
 #[test]
 fn handshakes_of_who_connects() {
     let mut t = Script::connect(settings());
@@ -79,7 +80,7 @@ fn handshakes_of_who_connects() {
     assert_eq!((info.total_rto_time, info.bytes_acked, info.segs_out), (100, 1, 3));
 }
 
-/// What ACKs with an echo of congestion tell of.
+/// Segments delivered by ACKs that echo congestion.
 #[test]
 fn marked_deliveries() {
     let settings = Settings { ecn: 1, ..settings() };
@@ -90,7 +91,7 @@ fn marked_deliveries() {
     assert_eq!((info.delivered, info.delivered_ce), (5, 3));
 }
 
-/// A hundred milliseconds for a segment, then for ten; what the owner left free is told.
+/// A hundred milliseconds for one segment, then for ten; the limit by the owner is reported.
 #[test]
 fn delivery_rate() {
     let mut t = Script::distant(settings());
@@ -101,7 +102,7 @@ fn delivery_rate() {
     t.write(9000).forget_sent().wait(100).recv(". 1 ack 10001");
     let info = t.c.info(t.now);
     assert_eq!((info.delivery_rate, info.delivery_rate_app_limited), (90_000, true));
-    // More than the window holds: not the owner is the limit.
+    // More data than the window holds: the owner is not the limit.
     t.write(60_000).forget_sent().wait(100).recv(". 1 ack 20001").forget_sent();
     t.wait(100).recv(". 1 ack 30001").forget_sent();
     let info = t.c.info(t.now);

@@ -1,10 +1,10 @@
-//! Handshakes (RFC 9293 §3.5, §3.10.7.2 to §3.10.7.4) and the options they agree on.
+//! Handshakes (RFC 9293 §3.5, §3.10.7.2 to §3.10.7.4) and the options that they negotiate.
 
 use super::script::{ISS, Script, plain, settings};
 use crate::tcp::{ConnectionError, Events, Settings, State, Verdict};
 use crate::time::Duration;
 
-/// RFC 9293 §3.5 figure 6, with all options offered and taken.
+/// RFC 9293 §3.5 figure 6, with all options offered and accepted.
 #[test]
 fn active_open_with_options() {
     let mut t = Script::connect(Settings {
@@ -18,14 +18,15 @@ fn active_open_with_options() {
     t.expect(". 1 ack 1 ts 1020 77 nomss nows nosackOK");
     // RFC 7323 §2.2: the window of a SYN is not scaled.
     assert_eq!(t.c.send.wnd, 1000);
-    // 1200 less the timestamps (RFC 6691), and not more than half of the window at once
-    // (RFC 9293 §3.8.6.2.1; a bound that Linux sets once).
+    // 1200 less the timestamps (RFC 6691), and at most half of the window at once (RFC 9293
+    // §3.8.6.2.1; a bound that Linux sets once).
     t.write(1000).expect(". 1:501 nogso").expect("P. 501:1001 nogso");
     t.recv(". 1 ack 1001 win 1000 ts 80 1020");
     assert_eq!(t.c.send.wnd, 8000);
 }
 
-/// RFC 9293 §3.5: a passive open, options only as offered (RFC 7323 §2.2, §3.2, RFC 2018 §2).
+/// RFC 9293 §3.5: a passive open answers only the options offered (RFC 7323 §2.2, §3.2, RFC 2018
+/// §2).
 #[test]
 fn passive_open_offers_what_was_offered() {
     let mut t = Script::incoming(settings(), "S 0 win 500 mss 1300 ws 2 sackOK ts 5 0");
@@ -39,7 +40,7 @@ fn passive_open_offers_what_was_offered() {
     assert_eq!((t.c.send.wnd, t.c.send.mss), (500, 500), "the whole of a very small window");
 }
 
-/// What is switched off is neither offered nor taken.
+/// Disabled options are neither offered nor accepted.
 #[test]
 fn switched_off_options_stay_off() {
     let mut t = Script::connect(plain());
@@ -51,7 +52,8 @@ fn switched_off_options_stay_off() {
     t.expect("S. 0 ack 1 mss 1460 nows nosackOK nots");
 }
 
-/// RFC 9293 §3.7.1: without the option the default holds; the least is Linux's tcp_min_snd_mss.
+/// RFC 9293 §3.7.1: without the option the default applies; the minimum is Linux's
+/// `tcp_min_snd_mss`.
 #[test]
 fn segment_size_is_bounded() {
     let mut t = Script::incoming(plain(), "S 0");
@@ -65,7 +67,7 @@ fn segment_size_is_bounded() {
     assert_eq!(t.c.send.mss, 1460, "ours is less");
 }
 
-/// RFC 7323 §2.3: the scale stays within what was agreed when only one side offers it.
+/// RFC 7323 §2.3: windows are not scaled if only one side offers it.
 #[test]
 fn no_scaling_unless_both_offer() {
     let mut t = Script::connect(Settings {
@@ -78,8 +80,9 @@ fn no_scaling_unless_both_offer() {
     t.expect(". 1 ack 1 win 65535 nots");
 }
 
-/// RFC 6298 §5.5, RFC 9293 §3.8.3 R2 for SYN: sent again each second at first, then at doubling
-/// times (Linux's tcp_syn_linear_timeouts), and given up when so many doublings would have passed.
+/// RFC 6298 §5.5, RFC 9293 §3.8.3 R2 for SYN: a SYN is retransmitted each second at first, then at
+/// doubling times (`tcp_syn_linear_timeouts`). It is given up after the time of the configured
+/// doublings.
 #[test]
 fn a_syn_is_sent_again_and_given_up() {
     let mut t = Script::connect(Settings { syn_retries: 2, ..plain() });
@@ -96,7 +99,7 @@ fn a_syn_is_sent_again_and_given_up() {
     t.wait(3999).quiet().wait(1).quiet().ended(Some(ConnectionError::TimedOut));
 }
 
-/// The answer to a SYN is sent again too, by time and when the SYN comes again.
+/// A SYN-ACK is retransmitted too, after a timeout and when the SYN arrives again.
 #[test]
 fn a_syn_ack_is_sent_again() {
     let mut t = Script::incoming(Settings { synack_retries: 1, ..plain() }, "S 0 mss 1000");
@@ -116,7 +119,7 @@ fn no_sample_from_a_repeated_syn() {
     assert_eq!((t.c.rtt.srtt(), t.c.rtt.rto()), (None, Duration::from_secs(3)));
 }
 
-/// RFC 9293 §3.10.7.3: what is no answer to our SYN.
+/// RFC 9293 §3.10.7.3: segments that do not answer our SYN.
 #[test]
 fn wrong_answers_to_a_syn() {
     let mut t = Script::connect(plain());
@@ -147,7 +150,7 @@ fn simultaneous_open() {
     assert_eq!(t.c.send.wnd, 4000);
 }
 
-/// The same, when the peer's SYN-ACK is lost and its plain ACK comes.
+/// A simultaneous open in which the peer's SYN-ACK is lost and its plain ACK arrives.
 #[test]
 fn simultaneous_open_ends_with_an_ack() {
     let mut t = Script::connect(plain());
@@ -156,7 +159,7 @@ fn simultaneous_open_ends_with_an_ack() {
     t.recv("P. 1:101 ack 1").read(1, 100).expect(". 1 ack 101");
 }
 
-/// RFC 9293 §3.10.7.4 fifth: an ACK that is not for our SYN is answered with a reset.
+/// RFC 9293 §3.10.7.4, fifth check: an ACK that does not match our SYN is answered with a reset.
 #[test]
 fn wrong_ack_of_a_syn_ack() {
     let mut t = Script::incoming(plain(), "S 0 mss 1000");
@@ -166,7 +169,7 @@ fn wrong_ack_of_a_syn_ack() {
     t.recv(". 1 ack 1").state(State::Established);
 }
 
-/// RFC 9293 §3.10.7.4 second: a reset ends an incoming connection.
+/// RFC 9293 §3.10.7.4, second check: a reset ends an incoming connection.
 #[test]
 fn reset_of_a_half_open_connection() {
     let mut t = Script::incoming(plain(), "S 0 mss 1000");
@@ -176,7 +179,8 @@ fn reset_of_a_half_open_connection() {
     t.recv("R 1").ended(Some(ConnectionError::Refused));
 }
 
-/// Nothing is answered before the owner says so; the SYN again changes nothing, a reset ends it.
+/// A held SYN is not answered before the owner says so. The SYN again changes nothing; a reset ends
+/// it.
 #[test]
 fn an_unanswered_connection_waits() {
     let mut t = Script::incoming_held(plain(), "S 0 mss 1000");
@@ -188,7 +192,7 @@ fn an_unanswered_connection_waits() {
     t.act(|c, _| c.abort()).ended(Some(ConnectionError::Aborted)).quiet();
 }
 
-/// RFC 9293 §3.10.7.4: data and FIN with the ACK of our SYN-ACK are taken.
+/// RFC 9293 §3.10.7.4: data and FIN with the ACK of our SYN-ACK are accepted.
 #[test]
 fn data_and_fin_complete_the_handshake() {
     let mut t = Script::incoming(plain(), "S 0 mss 1000");
@@ -196,7 +200,7 @@ fn data_and_fin_complete_the_handshake() {
     t.read(1, 100).expect(". 1 ack 102");
 }
 
-/// What is written before the connection is open goes out with it; so does a FIN.
+/// Data written before the connection is open is sent once it opens; so is a FIN.
 #[test]
 fn early_writes_wait_for_the_handshake() {
     let mut t = Script::incoming(plain(), "S 0 mss 1000");
@@ -204,7 +208,7 @@ fn early_writes_wait_for_the_handshake() {
     t.recv(". 1 ack 1 win 5000").state(State::FinWait1).expect("FP. 1:101");
 }
 
-/// RFC 9293 §3.10.4: closing before the peer answered just ends it.
+/// RFC 9293 §3.10.4: closing before the peer has answered just ends the connection.
 #[test]
 fn close_before_the_answer() {
     let mut t = Script::connect(plain());
@@ -225,7 +229,7 @@ fn unreachable_ends_only_an_opening_connection() {
 }
 
 impl Script {
-    /// The SYN of a connection just made.
+    /// Expects the SYN of a new connection.
     #[track_caller]
     pub(super) fn expect_first_syn(&mut self, text: &str) -> &mut Self {
         self.act(|_, _| ()).expect(text).quiet()

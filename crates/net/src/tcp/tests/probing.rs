@@ -1,4 +1,4 @@
-//! The search for the path's MTU (RFC 4821), in the numbers of Linux's tcp_mtu_probe.
+//! The search for the path MTU (RFC 4821), with Linux's numbers.
 
 use super::script::{Script, plain};
 use crate::tcp::congestion::CaState;
@@ -22,15 +22,15 @@ fn opened(settings: Settings) -> Script {
     t
 }
 
-/// Whether what was sent begins with a probe.
+/// Whether the sent data begins with a probe.
 fn probes(t: &mut Script) -> bool {
     t.take_sent().expect("something was sent");
     t.forget_sent();
     t.c.path.search.is_probing()
 }
 
-/// Who connects keeps to the assumed size; each probe that arrives proves half of what is left,
-/// until the range is small.
+/// The side that connects uses the assumed size. Each probe that arrives halves the remaining
+/// range, until the range is small.
 #[test]
 fn probes_that_arrive_raise_the_size() {
     let mut t = opened(searching(2));
@@ -46,15 +46,15 @@ fn probes_that_arrive_raise_the_size() {
         t.recv(&std::format!(". 1 ack {at}")).quiet();
         assert_eq!(t.c.info(t.now).snd_mss, probe);
         let kept = (39 * (size + 40) / (probe + 40), 39 + 40);
-        assert!((kept.0..kept.1).contains(&t.c.congestion.cwnd()), "the same in bytes");
+        assert!((kept.0..kept.1).contains(&t.c.congestion.cwnd()), "the window in bytes stays");
         size = probe;
     }
     assert!(!probes(t.write(9000)), "the search rests");
     assert_eq!(t.c.recovery.state, CaState::Open);
 }
 
-/// Who was connected to goes on with what the path is said to take until a probe arrived, which may
-/// be less than that: as on Linux.
+/// The passive side uses the size that the path is said to take until a probe arrives. As on Linux,
+/// the size of the probe may be smaller.
 #[test]
 fn the_passive_side_begins_with_its_first_probe() {
     let mut t = Script::open(searching(2), "S 0 win 65535 mss 1460 sackOK");
@@ -65,8 +65,8 @@ fn the_passive_side_begins_with_its_first_probe() {
     assert_eq!(t.c.send.mss, 986);
 }
 
-/// A probe that alone is lost says something about the path and nothing about congestion: its data
-/// goes again in segments of the proved size.
+/// The loss of the probe alone limits the path and is no congestion: its data is retransmitted in
+/// segments of the proven size.
 #[test]
 fn a_lost_probe_is_no_congestion() {
     let mut t = opened(searching(2));
@@ -81,7 +81,7 @@ fn a_lost_probe_is_no_congestion() {
     t.write(6000).expect(&std::format!(". 6101:{} nogso", 6101 + (512 + 985) / 2)).forget_sent();
 }
 
-/// What was sent again before anything is known of the probe leaves it unknown.
+/// A retransmission before the outcome of the probe is known makes the probe void.
 #[test]
 fn a_timeout_leaves_the_probe_unknown() {
     let mut t = opened(Settings { early_retrans: 0, ..searching(2) });
@@ -91,7 +91,8 @@ fn a_timeout_leaves_the_probe_unknown() {
     assert!(!t.c.path.search.is_probing());
 }
 
-/// Probes need data, and windows, beyond them; a record of the owner's does not share a segment.
+/// A probe needs data and windows beyond it. It does not cross the end of one of the owner's
+/// records.
 #[test]
 fn when_there_is_no_probe() {
     // 986 and four segments of 512.
@@ -118,7 +119,7 @@ fn when_there_is_no_probe() {
     }
 }
 
-/// A search that is over begins again after a while, up to what the peer takes.
+/// A finished search begins again after a while, up to what the peer takes.
 #[test]
 fn the_search_begins_again() {
     let settings = Settings { slow_start_after_idle: false, ..searching(2) };
@@ -128,12 +129,12 @@ fn the_search_begins_again() {
     t.recv(". 1 ack 6001").wait(599_000);
     assert!(!probes(t.write(6000)));
     t.recv(". 1 ack 12001").wait(1000);
-    assert!(!probes(t.write(6000)), "it begins with the next chance");
+    assert!(!probes(t.write(6000)), "it begins at the next opportunity");
     t.recv(". 1 ack 18001");
     t.write(6000).expect(". 18001:18987 nogso").forget_sent();
 }
 
-/// RFC 4821 §7.6.2: timeouts in a row make segments smaller, first to the assumed size, then by
+/// RFC 4821 §7.7: consecutive timeouts make segments smaller, first to the assumed size, then by
 /// half each time, down to a floor.
 #[test]
 fn a_black_hole_makes_segments_smaller() {
@@ -149,7 +150,7 @@ fn a_black_hole_makes_segments_smaller() {
         t.recv(". 1 ack 1461");
         sizes
     };
-    // The timer fires after 0.3, 0.9, 2.1 and 4.5 s; from the first to the fourth time it is more
+    // The timer fires after 0.3, 0.9, 2.1 and 4.5 s. From the first to the fourth time it is more
     // than the three seconds that three retries take.
     let on = Settings { base_mss: 1024, ..searching(1) };
     assert_eq!(sizes(on, 10), [1460, 1460, 1460, 1024, 512, 256, 128, 64, 48, 48]);
@@ -160,8 +161,8 @@ fn a_black_hole_makes_segments_smaller() {
     assert_eq!(always, [1000, 1000, 1000, 500, 250, 125]);
 }
 
-/// A path whose route takes more is used from the write after the next packet on; one that takes
-/// less at once, and what an error taught stays as long as the route says the same.
+/// A route with a larger size is used from the write after the next packet on, one with a smaller
+/// size at once. What an ICMP error reported stays valid as long as the route does not change.
 #[test]
 fn routes_change() {
     let of = SegmentSizes::of_link;
@@ -180,7 +181,7 @@ fn routes_change() {
     assert_eq!(t.c.path_mtu(), 940);
 }
 
-/// Settings that make no sense do no harm.
+/// Senseless settings do no harm.
 #[test]
 fn senseless_settings() {
     for (base_mss, floor, threshold) in [(0, 0, 0), (u32::MAX, u32::MAX, u32::MAX), (9000, 0, 0)] {

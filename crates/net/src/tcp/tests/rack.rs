@@ -1,4 +1,4 @@
-//! RACK-TLP, F-RTO, and taking back what was a mistake (RFC 8985, RFC 5682, RFC 3708, RFC 3522).
+//! RACK-TLP, F-RTO, and undoing mistaken reductions (RFC 8985, RFC 5682, RFC 3708, RFC 3522).
 
 use super::script::{Script, plain};
 use crate::tcp::Settings;
@@ -15,7 +15,7 @@ fn stamped() -> Script {
     Script::distant_from(settings, "S 0 win 65535 mss 1000 sackOK ts 5 0")
 }
 
-/// RFC 8985 §6.2, §6.3: one SACK is no proof; after a quarter of the round trip it is.
+/// RFC 8985 §6.2, §6.3: one SACK does not prove a loss; a quarter of a round trip later it does.
 #[test]
 fn the_reordering_timer_finds_the_hole() {
     let mut t = distant();
@@ -26,8 +26,8 @@ fn the_reordering_timer_finds_the_hole() {
     t.recv(". 1 ack 10001");
 }
 
-/// RFC 8985 §7.2, §7.3: the tail is probed after two round trips; §7.4: a duplicate reported for
-/// the probe means that nothing was lost.
+/// RFC 8985 §7.2, §7.3: the tail is probed after two round trips. §7.4: if the probe is reported as
+/// a duplicate, nothing was lost.
 #[test]
 fn a_loss_probe_of_the_tail() {
     let mut t = distant();
@@ -37,7 +37,7 @@ fn a_loss_probe_of_the_tail() {
     assert_eq!(t.c.congestion.cwnd(), 10, "not reduced, and not grown unused");
 }
 
-/// RFC 8985 §7.4.2: the probe repaired a loss, so the window goes down.
+/// RFC 8985 §7.4.2: the probe repaired a loss, so the window is reduced.
 #[test]
 fn a_loss_probe_that_repairs_a_loss() {
     let mut t = distant();
@@ -46,7 +46,7 @@ fn a_loss_probe_that_repairs_a_loss() {
     assert!(t.c.congestion.ssthresh() < 10, "{}", t.c.congestion.ssthresh());
 }
 
-/// RFC 3708: every retransmission arrived twice, so nothing was lost.
+/// RFC 3708: every retransmission was a duplicate, so nothing was lost.
 #[test]
 fn reported_duplicates_undo_the_reduction() {
     let mut t = distant();
@@ -58,8 +58,8 @@ fn reported_duplicates_undo_the_reduction() {
     assert_eq!(t.c.recovery.state, CaState::Open);
 }
 
-/// RFC 5682 §3.1: after a timeout new data goes out first, and the SACK of what was sent only once
-/// proves that the timeout was a mistake.
+/// RFC 5682 §3.1: after a timeout new data goes out first. The SACK of data that was sent only once
+/// proves that the timeout was spurious.
 #[test]
 fn a_spurious_timeout_is_undone() {
     let mut t = Script::distant(Settings { early_retrans: 0, sack: true, ..plain() });
@@ -72,8 +72,8 @@ fn a_spurious_timeout_is_undone() {
     t.recv(". 1 ack 12001").forget_sent();
 }
 
-/// Eifel (RFC 3522): the echoed timestamp is older than the retransmission, so the original arrived
-/// and the reduction is taken back at once.
+/// Eifel (RFC 3522): the echoed timestamp is older than the retransmission. So the original
+/// arrived, and the reduction is undone at once.
 #[test]
 fn an_older_echo_undoes_the_reduction() {
     let mut t = stamped();
@@ -87,7 +87,7 @@ fn an_older_echo_undoes_the_reduction() {
     t.recv(". 1 ack 9881").forget_sent();
 }
 
-/// RFC 3522 §3.2: an echo of the retransmission itself says that the original is lost.
+/// RFC 3522 §3.2: an echo of the retransmission means that the original was lost.
 #[test]
 fn an_echo_of_the_retransmission_undoes_nothing() {
     let mut t = stamped();
@@ -101,8 +101,8 @@ fn an_echo_of_the_retransmission_undoes_nothing() {
     assert!(t.c.congestion.cwnd() < 10);
 }
 
-/// Eifel after a timeout (RFC 3522, RFC 4015): the first ACK echoes the original, and everything is
-/// as it was before.
+/// Eifel after a timeout (RFC 3522, RFC 4015): the first ACK echoes the original, and the state
+/// before the timeout is restored.
 #[test]
 fn an_older_echo_undoes_a_timeout() {
     let mut t = stamped();
@@ -117,7 +117,7 @@ fn an_older_echo_undoes_a_timeout() {
     t.recv(". 1 ack 9881").forget_sent();
 }
 
-/// ACK division (RFC 3465 §2.1): pieces of a segment do not open the window.
+/// ACK division (RFC 3465 §2.1): ACKs of parts of a segment do not open the window.
 #[test]
 fn divided_acks_gain_nothing() {
     let mut t = distant();
@@ -131,7 +131,7 @@ fn divided_acks_gain_nothing() {
     t.recv(". 1 ack 40001").forget_sent();
 }
 
-/// A peer that reports more duplicates than were ever sent is not believed.
+/// A peer that reports more duplicates than were ever retransmitted is not believed.
 #[test]
 fn invented_duplicates_change_nothing() {
     let mut t = distant();

@@ -10,7 +10,7 @@ fn ten_segments(t: &mut Script) {
     t.write(10_000).expect(". 1:10001").quiet();
 }
 
-/// RFC 5681 §3.2: the third duplicate ACK sends the first segment again, once.
+/// RFC 5681 §3.2: the third duplicate ACK retransmits the first segment, once.
 #[test]
 fn third_duplicate_ack() {
     let mut t = Script::plain();
@@ -20,13 +20,13 @@ fn third_duplicate_ack() {
     assert_eq!(t.c.congestion.ssthresh(), 5, "RFC 5681 equation (4)");
     t.recv(". 1 ack 1").recv(". 1 ack 1").quiet();
     t.recv(". 1 ack 10001").quiet();
-    // RFC 6582 §4.1: only what acknowledges more ends the state.
+    // RFC 6582 §4.1: only an ACK of more data ends the state.
     assert_eq!(t.c.recovery.state, CaState::Recovery);
     t.write(100).expect("P. 10001:10101").recv(". 1 ack 10101");
     assert_eq!(t.c.recovery.state, CaState::Open);
 }
 
-/// RFC 5681 §2: what is no duplicate ACK does not count: data, another window, nothing in flight.
+/// RFC 5681 §2: ACKs with data, with another window, or with nothing in flight are no duplicates.
 #[test]
 fn what_is_no_duplicate() {
     let mut t = Script::plain();
@@ -38,7 +38,7 @@ fn what_is_no_duplicate() {
     t.expect(". 10001 ack 31").quiet();
 }
 
-/// RFC 6582 §3.2 step 3: each partial ACK sends the next hole again, without a timeout.
+/// RFC 6582 §3.2 step 3: each partial ACK retransmits the next hole, without a timeout.
 #[test]
 fn newreno_partial_acks() {
     let mut t = Script::plain();
@@ -52,8 +52,8 @@ fn newreno_partial_acks() {
     assert_eq!(t.c.recovery.state, CaState::Open);
 }
 
-/// RFC 3042 limited transmit: the first two duplicates each let a new segment out; RFC 6937: those
-/// in recovery one for every segment that is beyond half of the flight.
+/// RFC 3042, limited transmit: the first two duplicate ACKs release one new segment each. RFC 6937:
+/// during recovery, one for every segment beyond half of the flight.
 #[test]
 fn duplicates_let_data_out() {
     let mut t = Script::plain();
@@ -64,7 +64,7 @@ fn duplicates_let_data_out() {
     t.recv(". 1 ack 1").quiet().recv(". 1 ack 1").expect(". 13001:14001").quiet();
 }
 
-/// RFC 8985 §6.2: three segments above a hole. No more is sent again than what is lost.
+/// RFC 8985 §6.2: three segments above a hole. Only lost data is retransmitted.
 #[test]
 fn sack_finds_the_hole() {
     let mut t = Script::distant(Settings { sack: true, ..plain() });
@@ -77,7 +77,7 @@ fn sack_finds_the_hole() {
     assert_eq!(t.c.recovery.state, CaState::Open);
 }
 
-/// With two holes both are sent again in one recovery, as proportional rate reduction allows.
+/// Two holes are both filled in one recovery, as proportional rate reduction allows.
 #[test]
 fn sack_fills_two_holes() {
     let mut t = Script::distant(Settings { sack: true, ..plain() });
@@ -89,23 +89,24 @@ fn sack_fills_two_holes() {
     t.wait(100).recv(". 1 ack 10001").quiet();
 }
 
-/// RFC 6298 §5.4 to 5.6: the timer sends the first segment again and doubles.
+/// RFC 6298 §5.4 to 5.6: the timer retransmits the first segment and doubles.
 #[test]
 fn timeout_and_back_off() {
     let mut t = Script::plain();
     t.write(500).expect("P. 1:501");
-    // The handshake took no time: the least timeout holds.
+    // The handshake took no time: the least timeout applies.
     t.wait(199).quiet().wait(2).expect("P. 1:501");
     t.wait(398).quiet().wait(4).expect("P. 1:501");
     t.wait(796).quiet().wait(8).expect("P. 1:501");
     t.recv(". 1 ack 501").quiet().wait(100_000).quiet();
-    // RFC 6298 §5.7, Karn: no sample from it; Linux, too, forgets the back-off with the next one.
+    // RFC 6298 §5.7, Karn: no sample from it. As on Linux, the next sample ends the back-off.
     t.write(500).expect("P. 501:1001").wait(10).recv(". 1 ack 1001");
     assert!(t.c.rtt.rto() < Duration::from_millis(250));
 }
 
-/// RFC 5681 §3.1: after a timeout one segment, then slow start to half of what was in flight;
-/// RFC 5681 §3.2 applies to holes, not to what the timer has marked: nothing is sent twice.
+/// RFC 5681 §3.1: after a timeout one segment, then slow start to half of the data that was in
+/// flight. RFC 5681 §3.2 applies to holes, not to what the timer has marked: nothing is
+/// retransmitted twice.
 #[test]
 fn slow_start_after_a_timeout() {
     for sack in [false, true] {
@@ -131,7 +132,7 @@ fn spurious_timeout() {
     t.write(100).expect("P. 10001:10101");
 }
 
-/// RFC 2018 §8, RFC 6675 §5.1: after a timeout what SACK reported is not sent again.
+/// RFC 2018 §8, RFC 6675 §5.1: after a timeout SACKed data is not retransmitted.
 #[test]
 fn timeout_respects_sack() {
     let mut t = Script::distant(Settings { early_retrans: 0, sack: true, ..plain() });
@@ -141,19 +142,19 @@ fn timeout_respects_sack() {
     t.wait(450).forget_sent().recv(". 1 ack 2001").expect("P. 2001:3001").quiet();
 }
 
-/// RFC 2018 §8: a receiver may drop what it reported; then everything is sent again. Before that
-/// it gets a moment, as its ACKs may have changed places (Linux's tcp_check_sack_reneging).
+/// RFC 2018 §8: a receiver may drop SACKed data; then everything is retransmitted. As on Linux it
+/// first gets a moment, as its ACKs may be out of order.
 #[test]
 fn reneging() {
     let mut t = Script::distant(Settings { sack: true, ..plain() });
     t.write(4000).expect("P. 1:4001").wait(100).recv(". 1 ack 1001 sack 2001-4001").quiet();
-    // The hole is acknowledged, what was reported above it is not any more.
+    // The hole is acknowledged, but the data reported above it no longer is.
     t.recv(". 1 ack 2001").quiet().wait(49).quiet();
     t.wait(1).expect(". 2001:3001").quiet().recv(". 1 ack 3001").expect("P. 3001:4001");
 }
 
-/// RFC 2018 §8: when the timer finds that what is first had been reported, no report counts any
-/// longer, and everything is sent again.
+/// RFC 2018 §8: if the timer finds that SACK had reported the first segment, no report counts any
+/// longer, and everything is retransmitted.
 #[test]
 fn reneging_forgets_all_reports() {
     let mut t = Script::distant(Settings { sack: true, ..plain() });
@@ -169,8 +170,8 @@ fn reneging_forgets_all_reports() {
     assert_eq!(t.c.recovery.state, CaState::Open);
 }
 
-/// A receiver that says what it holds before the moment is over has not reneged: its ACKs had only
-/// changed places.
+/// A receiver that acknowledges the data before that moment is over has dropped nothing: its ACKs
+/// were out of order.
 #[test]
 fn acks_in_another_order_are_no_reneging() {
     let mut t = Script::distant(Settings { sack: true, ..plain() });
@@ -180,7 +181,7 @@ fn acks_in_another_order_are_no_reneging() {
     assert_ne!(t.c.recovery.state, CaState::Loss);
 }
 
-/// RFC 9293 §3.8.3 R2: given up after the time that so many retries take at the least timeout.
+/// RFC 9293 §3.8.3 R2: given up after the time that the retries take at the least timeout.
 #[test]
 fn data_is_given_up() {
     let mut t = Script::open(Settings { retries2: 3, ..plain() }, "S 0 mss 1000");
@@ -192,7 +193,7 @@ fn data_is_given_up() {
     t.quiet().wait(3500).quiet().ended(Some(ConnectionError::TimedOut)).state(State::Closed);
 }
 
-/// Linux's tcp_retries2 of 15 means 924.6 seconds, whatever the path.
+/// `tcp_retries2` of 15 means 924.6 seconds, whatever the path.
 #[test]
 fn retries_are_a_time() {
     let mut t = Script::plain();
@@ -226,7 +227,7 @@ fn acks_restart_the_timer() {
     t.wait(199).quiet().wait(300).expect("P. 1001:2001");
 }
 
-/// RFC 7323 §4.1: with timestamps a sample can be had from what was sent again.
+/// RFC 7323 §4.1: with timestamps a retransmission can give a sample.
 #[test]
 fn samples_from_timestamps() {
     let mut t = Script::open(settings(), "S 0 mss 1000 sackOK ts 5 0");
@@ -235,7 +236,7 @@ fn samples_from_timestamps() {
     assert!(t.c.rtt.rto() < Duration::from_millis(300), "the back-off ended");
 }
 
-/// RFC 3465 §2.3 as Linux: the window grows by what was acknowledged.
+/// RFC 3465 §2.3, as on Linux: the window grows by what was acknowledged.
 #[test]
 fn slow_start_doubles() {
     let mut t = Script::plain();
@@ -244,7 +245,7 @@ fn slow_start_doubles() {
     t.recv(". 1 ack 20001").expect(". 30001:45001").quiet();
 }
 
-/// RFC 7661 §4: a window that was not used does not grow.
+/// RFC 7661 §4: an unused window does not grow.
 #[test]
 fn an_unused_window_does_not_grow() {
     let mut t = Script::plain();
@@ -255,8 +256,8 @@ fn an_unused_window_does_not_grow() {
     assert_eq!(t.c.congestion.cwnd(), 10);
 }
 
-/// RFC 1191, RFC 8201: too big a packet is sent again in smaller ones, at once and without the
-/// window suffering.
+/// RFC 1191, RFC 8201: a packet that is too big is retransmitted at once in smaller segments,
+/// without a reduction of the window.
 #[test]
 fn smaller_path_mtu() {
     let mut t = Script::plain();
@@ -264,7 +265,7 @@ fn smaller_path_mtu() {
     t.act(|c, now| c.too_big(600, now)).expect("P. 1:3001 gso 600");
     assert_eq!(t.c.congestion.cwnd(), 10);
     t.recv(". 1 ack 3001").write(1200).expect("P. 3001:4201 gso 600");
-    // RFC 5927 §4.1: not for what was never sent, nor for what has arrived.
+    // RFC 5927 §4.1: not for data that was never sent, nor for data that has arrived.
     let sent = [3000, 3001, 4200, 4201].map(|at| t.c.was_sent(Seq(ISS.wrapping_add(at))));
     assert_eq!(sent, [false, true, true, false]);
     // It never makes segments larger.

@@ -1,11 +1,11 @@
-//! The language of the scripts.
+//! The language of the test scripts.
 //!
-//! A segment is written as words: flags (`S F R P U E W` and `.` for ACK, or `-` for none), the
-//! range of sequence numbers of its data as `start:end` or just `start`, then in any order `ack
-//! N`, `win N`, `mss N`, `ws N`, `sackOK`, `ts VALUE ECHO`, `sack A-B,C-D`, `gso N`, `urg N` and,
-//! to say that an option must be absent, `nomss`, `nows`, `nosackOK`, `nots`, `nosack`, `nogso`. An
-//! expected segment is compared in what it mentions, flags and range always. Windows are as on
-//! the wire, unscaled.
+//! A segment is written as words: flags (`S F R P U E W`, `.` for ACK, or `-` for none), the range
+//! of sequence numbers of its data as `start:end` or just `start`, then in any order `ack N`, `win
+//! N`, `mss N`, `ws N`, `sackOK`, `ts VALUE ECHO`, `sack A-B,C-D`, `gso N` and `urg N`. The words
+//! `nomss`, `nows`, `nosackOK`, `nots`, `nosack` and `nogso` say that an option must be absent. Of
+//! an expected segment only the words that it has are compared, and always flags and range. Windows
+//! are those on the wire, unscaled.
 
 use crate::tcp::rtt::RttEstimator;
 use crate::tcp::{
@@ -27,7 +27,7 @@ use towpath_packet::{Frame, Gso, GsoKind, Memory, MemoryConfig, Offload, Packet}
 pub(super) const ISS: u32 = u32::MAX - 99;
 pub(super) const IRS: u32 = u32::MAX - 49;
 
-/// Data of up to this length is in small frames, as that of real small segments is.
+/// Data of up to this length is in small frames, like that of real small segments.
 const SMALL_MAX: u32 = 20_000;
 
 /// Our window when a connection is open.
@@ -39,7 +39,7 @@ pub(super) struct Script {
     pub(super) memory: Memory,
     pub(super) now: Instant,
     pub(super) pressure: Pressure,
-    /// The device takes nothing.
+    /// The device accepts no packets.
     pub(super) stopped: bool,
     sent: VecDeque<(Segment, Packet)>,
     queued: u32,
@@ -57,7 +57,7 @@ pub(super) fn settings() -> Settings {
     }
 }
 
-/// Without options: plain numbers on the wire.
+/// Settings without options: plain numbers on the wire.
 pub(super) fn plain() -> Settings {
     Settings { sack: false, timestamps: false, window_scaling: false, ..settings() }
 }
@@ -82,13 +82,13 @@ impl Script {
         Memory::new(MemoryConfig { packets: 512, small_frames: 512, large_frames: 64 })
     }
 
-    /// A connection that has begun to connect; its SYN is to be expected.
+    /// A connection that has begun to connect; the script must expect its SYN.
     pub(super) fn connect(settings: Settings) -> Self {
         let now = Instant::from_micros(1_000_000);
         Self::with(Connection::connect(opening(), &settings, now), Self::memory(), now)
     }
 
-    /// A connection made by this SYN, and accepted.
+    /// A connection created by this SYN, and accepted.
     pub(super) fn incoming(settings: Settings, syn: &str) -> Self {
         let mut script = Self::incoming_held(settings, syn);
         script.c.accept();
@@ -96,15 +96,15 @@ impl Script {
         script
     }
 
-    /// A connection made by this SYN, not yet answered.
+    /// A connection created by this SYN; its answer is held.
     pub(super) fn incoming_held(settings: Settings, syn: &str) -> Self {
         let now = Instant::from_micros(1_000_000);
         let syn = parse(syn).segment();
         Self::with(Connection::incoming(opening(), &syn, &settings, now), Self::memory(), now)
     }
 
-    /// An open connection: both sides at 1, the peer with `syn` as its SYN and window 65,535, its
-    /// initial quick ACKs used up.
+    /// An open connection: both sides are at 1, and the peer has sent `syn` and a window of 65,535.
+    /// The initial quick ACKs are used up.
     pub(super) fn open(settings: Settings, syn: &str) -> Self {
         let ts = parse(syn).timestamps.flatten().map(|(value, _)| value);
         let mut script = Self::incoming(settings, syn);
@@ -117,7 +117,7 @@ impl Script {
         script.c.take_events();
         script.c.receive.quick_acks = 0;
         script.c.receive.delay = Duration::from_millis(40);
-        // A window that goes on with data, however much memory its first segments take.
+        // A window that advances with the data, however much memory the first segments take.
         let window = script.c.receive.offered.min(OPEN_WINDOW);
         script.c.receive.advertised = script.c.receive.nxt + window;
         script.c.receive.offered = window;
@@ -135,12 +135,13 @@ impl Script {
         Self::open(Settings { sack: true, ..plain() }, "S 0 win 65535 mss 1000 sackOK")
     }
 
-    /// The same with a round trip of 100 ms, which the script waits for itself.
+    /// An open connection with segments of 1000 bytes and a round trip of 100 ms, which the script
+    /// must wait for itself. `settings` apply.
     pub(super) fn distant(settings: Settings) -> Self {
         Self::distant_from(settings, "S 0 win 65535 mss 1000 sackOK")
     }
 
-    /// The same with a SYN of its own.
+    /// An open connection with a round trip of 100 ms and its own `syn`.
     pub(super) fn distant_from(settings: Settings, syn: &str) -> Self {
         let mut script = Self::open(settings, syn);
         let rtt = Duration::from_millis(100);
@@ -151,7 +152,7 @@ impl Script {
         script
     }
 
-    /// A segment arrives.
+    /// Takes a segment.
     #[track_caller]
     pub(super) fn recv(&mut self, text: &str) -> &mut Self {
         self.arrive(text);
@@ -159,7 +160,7 @@ impl Script {
         self
     }
 
-    /// A segment arrives, and the owner acts before anything is sent.
+    /// Takes a segment; the owner acts before anything is sent.
     #[track_caller]
     pub(super) fn recv_and(&mut self, text: &str, act: impl FnOnce(&mut Connection)) -> &mut Self {
         self.arrive(text);
@@ -173,7 +174,7 @@ impl Script {
         let wanted = parse(text);
         let segment = wanted.segment();
         let mut packet = self.memory.packet().expect("enough packets");
-        // Data that goes with a SYN begins behind it.
+        // Data of a SYN follows its number.
         let syn = u32::from(segment.header.flags.contains(Flags::SYN));
         let mut at = wanted.start + syn;
         let len = wanted.end - wanted.start;
@@ -192,20 +193,20 @@ impl Script {
         }
         self.last = self.c.input(&segment, &mut packet, self.now);
         if self.last == Verdict::Challenge {
-            // As a stack with a budget without end.
+            // Answer challenges like a stack with an unlimited budget.
             self.c.challenge();
             self.last = Verdict::Unacceptable;
         }
     }
 
-    /// The verdict on the last segment.
+    /// Checks the verdict on the last segment.
     #[track_caller]
     pub(super) fn verdict(&mut self, verdict: Verdict) -> &mut Self {
         assert_eq!(self.last, verdict);
         self
     }
 
-    /// The next segment sent.
+    /// Checks the next segment sent.
     #[track_caller]
     pub(super) fn expect(&mut self, text: &str) -> &mut Self {
         let wanted = parse(text);
@@ -213,7 +214,7 @@ impl Script {
             panic!("expected {text:?}, nothing was sent; state {:?}", self.c.state());
         };
         let mut packets = Vec::from([packet]);
-        // What is sent at once may be any number of packets, as long as sizes are not asked for.
+        // Data sent at once may be any number of packets, unless sizes are compared.
         while wanted.gso.is_none()
             && segment.len < wanted.end.wrapping_sub(wanted.start)
             && let Some((next, _)) = self.sent.front()
@@ -240,7 +241,7 @@ impl Script {
         self
     }
 
-    /// No segment was sent that has not been expected.
+    /// Checks that all segments sent were expected.
     #[track_caller]
     pub(super) fn quiet(&mut self) -> &mut Self {
         if let Some((segment, packet)) = self.sent.front() {
@@ -249,13 +250,13 @@ impl Script {
         self
     }
 
-    /// Whatever was sent does not matter.
+    /// Ignores all segments sent so far.
     pub(super) fn forget_sent(&mut self) -> &mut Self {
         self.sent.clear();
         self
     }
 
-    /// Time passes; timers run when they are due.
+    /// Lets time pass; timers run when they are due.
     pub(super) fn wait(&mut self, millis: u64) -> &mut Self {
         let end = self.now + Duration::from_millis(millis);
         while let Some(deadline) = self.c.deadline()
@@ -271,7 +272,7 @@ impl Script {
         self
     }
 
-    /// Time passes until the next timer has run.
+    /// Lets time pass until the next timer has run.
     #[track_caller]
     pub(super) fn next_timer(&mut self) -> &mut Self {
         let deadline = self.c.deadline().expect("a timer runs");
@@ -283,7 +284,7 @@ impl Script {
         self.write_and(bytes, false, false)
     }
 
-    /// The owner writes, and the last byte is urgent.
+    /// The owner writes; the last byte is urgent.
     pub(super) fn urgent(&mut self, bytes: u32) -> &mut Self {
         self.append(bytes);
         self.c.end_write(false, false);
@@ -292,8 +293,8 @@ impl Script {
         self
     }
 
-    /// The owner lends what there is room for, in pieces of up to 16 KiB, as the gateway does;
-    /// returns how many bytes.
+    /// The owner lends as much as there is room for, in pieces of up to 16 KiB, as the gateway
+    /// does. Returns the number of bytes.
     pub(super) fn supply(&mut self) -> u32 {
         let mut given = 0;
         loop {
@@ -314,13 +315,13 @@ impl Script {
         given
     }
 
-    /// Takes the oldest segment that was sent: the number after its last byte, and its bytes.
+    /// Takes the oldest segment sent. Returns the number after its last byte, and its length.
     pub(super) fn take_sent(&mut self) -> Option<(u32, u32)> {
         let (segment, _) = self.sent.pop_front()?;
         Some((segment.end().0.wrapping_sub(ISS), segment.len))
     }
 
-    /// The owner writes and says that more follows.
+    /// The owner writes and announces that more follows.
     pub(super) fn more(&mut self, bytes: u32) -> &mut Self {
         self.write_and(bytes, true, false)
     }
@@ -351,7 +352,7 @@ impl Script {
         }
     }
 
-    /// A frame of the size that suits.
+    /// A frame of the suitable size.
     fn frame(&mut self, len: u32) -> Frame {
         let pool = &mut self.memory;
         let pool = if len <= SMALL_MAX { &mut pool.small } else { &mut pool.large };
@@ -367,7 +368,7 @@ impl Script {
         self.close()
     }
 
-    /// The owner reads, and the bytes are right.
+    /// The owner reads, and the bytes are compared.
     #[track_caller]
     pub(super) fn read(&mut self, from: u32, bytes: u32) -> &mut Self {
         let mut at = from;
@@ -382,14 +383,14 @@ impl Script {
         self
     }
 
-    /// The owner closes his direction.
+    /// The owner closes its direction.
     pub(super) fn close(&mut self) -> &mut Self {
         self.c.close_send();
         self.pump();
         self
     }
 
-    /// The owner does something else.
+    /// The owner acts.
     pub(super) fn act<R>(&mut self, act: impl FnOnce(&mut Connection, Instant) -> R) -> &mut Self {
         act(&mut self.c, self.now);
         self.pump();
@@ -402,7 +403,7 @@ impl Script {
         self
     }
 
-    /// These events, and no others, happened.
+    /// Checks that exactly these events happened.
     #[track_caller]
     pub(super) fn events(&mut self, events: Events) -> &mut Self {
         assert_eq!(self.c.take_events(), events);
@@ -411,12 +412,12 @@ impl Script {
 
     #[track_caller]
     pub(super) fn ended(&mut self, error: Option<ConnectionError>) -> &mut Self {
-        assert!(self.c.take_events().contains(Events::CLOSED), "the end was told");
+        assert!(self.c.take_events().contains(Events::CLOSED), "the end was reported");
         assert_eq!(self.c.error(), error);
         self
     }
 
-    /// Takes all segments, as the driver does after each burst.
+    /// Takes all segments to be sent, as the driver does after each burst.
     fn pump(&mut self) {
         let egress = Egress { ip_header_len: 20, pressure: self.pressure, stopped: self.stopped };
         while let Some(packet) = self.c.output(&egress, &mut self.memory, self.now) {
@@ -523,7 +524,7 @@ fn parse(text: &str) -> Text {
 }
 
 impl Text {
-    /// As a segment of the peer.
+    /// The text as a segment of the peer.
     fn segment(&self) -> Segment {
         let mut options = Options {
             mss: self.mss.flatten(),
@@ -550,13 +551,13 @@ impl Text {
         Segment { header, options, len: self.end - self.start, ecn: 0 }
     }
 
-    /// How a segment of ours is not what was written.
+    /// How a segment of ours differs from the text.
     fn differs(&self, segment: &Segment, packet: &Packet) -> Option<&'static str> {
         let (header, options) = (&segment.header, &segment.options);
         let start = header.sequence.wrapping_sub(ISS);
         let mut blocks = options.sack_blocks().iter();
         let wanted = |(from, to): &(u32, u32)| (from.wrapping_add(IRS), to.wrapping_add(IRS));
-        // PSH is a hint: compared only if asked for.
+        // PSH is a hint: it is compared only if the text has it.
         let flags = header.flags.0 & !(Flags::PSH.0 & !self.flags);
         let differences = [
             ("flags", flags == self.flags),

@@ -1,17 +1,18 @@
-//! Urgent data (RFC 6093): where the mark of the peer's is and when it goes, and how ours is told.
+//! Urgent data (RFC 6093): the position and end of the peer's mark, and how ours is signaled.
 
 use super::script::{Script, plain};
 use crate::tcp::Settings;
 use alloc::format;
 
-/// An open connection whose owner reads marked bytes apart.
+/// An open connection whose owner reads marked bytes separately.
 fn apart() -> Script {
     let mut t = Script::plain();
     t.c.set_urgent_inline(false);
     t
 }
 
-/// RFC 6093 §3.1: the pointer names the byte after the urgent one; reads stop in front of it.
+/// RFC 6093 §3.1: the pointer names the byte after the urgent one; reads stop before the urgent
+/// byte.
 #[test]
 fn the_mark_stops_reads() {
     let mut t = apart();
@@ -32,7 +33,7 @@ fn the_mark_stops_reads() {
     t.wait(40).expect(". 1 ack 101");
 }
 
-/// In line the byte is one like any other, but a read still stops in front of it.
+/// In line the byte is like any other, but a read still stops before it.
 #[test]
 fn in_line_a_read_begins_at_the_mark() {
     let mut t = Script::plain();
@@ -45,8 +46,7 @@ fn in_line_a_read_begins_at_the_mark() {
     assert!(!t.c.has_urgent());
 }
 
-/// The mark may come before its byte, and a newer one takes its place;
-/// an older one says nothing.
+/// The mark may arrive before its byte. A newer mark replaces it, an older one is ignored.
 #[test]
 fn the_newest_mark_counts() {
     let mut t = apart();
@@ -58,13 +58,13 @@ fn the_newest_mark_counts() {
     t.recv("PU. 21:31 ack 1 urg 10");
     assert!(t.c.urgent_mark() == Some(29) && t.c.has_urgent());
     t.read(1, 30).expect(". 1 ack 31");
-    assert_eq!(t.c.urgent_mark(), None, "passed by a reader who knows nothing of it");
+    assert_eq!(t.c.urgent_mark(), None, "passed by a reader that ignores it");
     t.recv("FPU. 31:41 ack 1 urg 10");
     assert_eq!((t.c.urgent_mark(), t.c.readable_len()), (Some(9), 9));
     t.expect(". 1 ack 42").read(31, 10);
 }
 
-/// Linux's tcp_check_urg: a reader at the mark gets neither that byte nor the next marked one.
+/// As on Linux, a reader at the mark gets neither that byte nor the next marked one.
 #[test]
 fn a_new_mark_takes_the_byte_of_the_old_one_away() {
     let mut t = apart();
@@ -76,7 +76,7 @@ fn a_new_mark_takes_the_byte_of_the_old_one_away() {
     t.read(2, 11).forget_sent();
 }
 
-/// An owner who knows nothing of marks gets every byte, however many are marked.
+/// An owner that ignores marks gets every byte, however many are marked.
 #[test]
 fn in_line_no_byte_is_lost() {
     let mut t = Script::plain();
@@ -84,12 +84,12 @@ fn in_line_no_byte_is_lost() {
     t.read(1, 12).forget_sent();
 }
 
-/// The byte can be read although something before it is missing.
+/// The byte can be read although data before it is missing.
 #[test]
 fn urgent_data_ahead_of_its_turn() {
     let mut t = apart();
     t.recv("PU. 11:21 ack 1 urg 10").expect(". 1 ack 1");
-    assert!(t.c.has_events(), "told of it");
+    assert!(t.c.has_events(), "it is reported");
     assert!(t.c.has_urgent() && t.c.urgent_byte().is_some_and(|piece| piece.len() == 1));
     t.c.urgent_was_read();
     t.recv("P. 1:11 ack 1").expect(". 1 ack 21");
@@ -97,7 +97,7 @@ fn urgent_data_ahead_of_its_turn() {
     t.read(1, 20);
 }
 
-/// Linux's tcp_check_urg: no mark that names what was received, however often it is told.
+/// As on Linux, a mark at data that was already received is ignored, however often it arrives.
 #[test]
 fn a_mark_in_the_past_says_nothing() {
     let mut t = Script::plain();
@@ -108,8 +108,8 @@ fn a_mark_in_the_past_says_nothing() {
     t.read(1, 10);
 }
 
-/// RFC 9293 §3.8.5: every segment that begins before the end of urgent data tells where it ends,
-/// until that is acknowledged; segments are not cut there.
+/// RFC 9293 §3.8.5: every segment that begins before the end of urgent data points to that end,
+/// until it is acknowledged. Segments do not end there.
 #[test]
 fn the_pointer_is_sent() {
     let mut t = Script::plain();
@@ -120,7 +120,7 @@ fn the_pointer_is_sent() {
     t.recv(". 1 ack 22");
 }
 
-/// Linux's tcp_nagle_test: small segments wait for nothing while data is urgent.
+/// As on Linux, small segments do not wait while data is urgent.
 #[test]
 fn urgent_data_waits_for_nothing() {
     let mut t = Script::plain();
@@ -130,7 +130,7 @@ fn urgent_data_waits_for_nothing() {
     t.write(10).quiet().urgent(1).expect("PU. 23:34 urg 11").recv(". 1 ack 34");
 }
 
-/// No super-packet: its segments would all get the same pointer.
+/// No super-packet is built: all its segments would get the same pointer.
 #[test]
 fn urgent_data_goes_in_single_segments() {
     let mut t = Script::plain();
@@ -139,8 +139,8 @@ fn urgent_data_goes_in_single_segments() {
     t.recv(". 1 ack 3001").wait(250).expect("PU. 3001:3501 urg 500").recv(". 1 ack 3501");
 }
 
-/// ACKs without data tell of urgent data that the window keeps back; so does the first of two
-/// probes, with a number that the peer looks at (Linux's tcp_write_wakeup).
+/// Pure ACKs point to urgent data that the window holds back. So does the first of two probes, with
+/// a number that the peer looks at, as on Linux.
 #[test]
 fn a_shut_window_does_not_keep_the_pointer_back() {
     let mut t = Script::plain();
@@ -151,7 +151,7 @@ fn a_shut_window_does_not_keep_the_pointer_back() {
     t.read(1, 10);
 }
 
-/// A pointer that does not reach the end is as large as can be, and only in the newest data.
+/// A pointer that does not reach the end has its largest value, and only in the newest data.
 #[test]
 fn a_pointer_that_does_not_reach() {
     let wide = "S 0 win 65535 mss 1000 ws 4";

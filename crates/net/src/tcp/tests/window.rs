@@ -1,11 +1,11 @@
-//! Windows: the peer's (RFC 9293 §3.8.6.1, §3.8.6.2.1, §3.10.7.4), ours (§3.8.6.2.2), scaling
-//! (RFC 7323 §2), auto-tuning and memory.
+//! Windows: the peer's (RFC 9293 §3.8.6.1, §3.8.6.2.1, §3.10.7.4), ours (§3.8.6.2.2), scaling (RFC
+//! 7323 §2), auto-tuning and memory.
 
 use super::script::{Script, plain, settings};
 use crate::tcp::{ConnectionError, Events, Pressure, Settings, State, Verdict};
 extern crate std;
 
-/// RFC 9293 §3.8.6.1: a shut window is probed, again and again, doubling, and opens.
+/// RFC 9293 §3.8.6.1: a zero window is probed at doubling intervals until it opens.
 #[test]
 fn a_shut_window_is_probed() {
     let mut t = Script::plain();
@@ -19,7 +19,8 @@ fn a_shut_window_is_probed() {
     t.recv(". 1 ack 4001").quiet().wait(100_000).quiet();
 }
 
-/// RFC 9293 §3.8.6.1: the connection stays open as long as probes are answered, however long.
+/// RFC 9293 §3.8.6.1: the connection stays open as long as probes are answered, however long that
+/// is.
 #[test]
 fn answered_probes_never_give_up() {
     let mut t = Script::open(Settings { retries2: 3, ..plain() }, "S 0 mss 1000");
@@ -28,15 +29,15 @@ fn answered_probes_never_give_up() {
         t.next_timer().expect(". 1000 ack 1").recv(". 1 ack 1001 win 0");
     }
     t.state(State::Established);
-    // RFC 9293 §3.8.3: without answers it ends.
+    // RFC 9293 §3.8.3: without answers the connection ends.
     for _ in 0..3 {
         t.next_timer().expect(". 1000 ack 1");
     }
     t.next_timer().quiet().ended(Some(ConnectionError::TimedOut));
 }
 
-/// What arrives while the window is shut puts the next probe off (Linux's tcp_ack_probe), and is
-/// acknowledged in its own time.
+/// As on Linux, a segment that arrives while the window is zero postpones the next probe. Its data
+/// is acknowledged as usual.
 #[test]
 fn a_probe_does_not_replace_an_ack() {
     let mut t = Script::plain();
@@ -45,7 +46,7 @@ fn a_probe_does_not_replace_an_ack() {
     t.wait(1).expect(". 1001 ack 11").quiet().wait(159).quiet().wait(2).expect(". 1000 ack 11");
 }
 
-/// A window update that is lost is found out by the probe's answer; a FIN waits for the data.
+/// The answer to a probe reveals a lost window update; a FIN waits for the data.
 #[test]
 fn a_fin_waits_behind_a_shut_window() {
     let mut t = Script::plain();
@@ -54,7 +55,7 @@ fn a_fin_waits_behind_a_shut_window() {
     t.state(State::FinWait1);
 }
 
-/// RFC 9293 §3.8.6.1: a FIN alone is probed for as data is, and goes when the window opens.
+/// RFC 9293 §3.8.6.1: a zero window is probed for a FIN alone too; the FIN is sent when it opens.
 #[test]
 fn a_fin_alone_behind_a_shut_window_is_probed() {
     let mut t = Script::plain();
@@ -65,7 +66,7 @@ fn a_fin_alone_behind_a_shut_window_is_probed() {
     t.recv(". 1 ack 2 win 1").state(State::FinWait2);
 }
 
-/// RFC 9293 §3.8.3: a peer that is silent behind its shut window is given up, FIN alone or not.
+/// RFC 9293 §3.8.3: a silent peer with a zero window is given up, also for a FIN alone.
 #[test]
 fn a_fin_alone_behind_a_shut_window_gives_up() {
     let mut t = Script::open(Settings { retries2: 3, ..plain() }, "S 0 mss 1000");
@@ -76,7 +77,7 @@ fn a_fin_alone_behind_a_shut_window_gives_up() {
     t.next_timer().quiet().ended(Some(ConnectionError::TimedOut));
 }
 
-/// A connection that nobody owns is given up sooner, but not before some probes.
+/// A connection without an owner is given up sooner, but only after some probes.
 #[test]
 fn an_orphan_behind_a_shut_window_gives_up() {
     let mut t = Script::plain();
@@ -87,8 +88,8 @@ fn an_orphan_behind_a_shut_window_gives_up() {
     t.next_timer().quiet().ended(Some(ConnectionError::TimedOut));
 }
 
-/// RFC 9293 §3.8.6.2.1: less than a segment waits for the timer; where the peer's largest window
-/// is small a segment is half of it, as in Linux.
+/// RFC 9293 §3.8.6.2.1: less than a segment waits for the timer. If the peer's largest window is
+/// small, a segment is at most half of it, as on Linux.
 #[test]
 fn silly_windows_are_not_used() {
     let mut t = Script::open(plain(), "S 0 win 4000 mss 1000");
@@ -119,7 +120,7 @@ fn old_segments_do_not_change_the_window() {
     assert_eq!(t.c.send.wnd, 2000);
 }
 
-/// A peer that takes back what it promised: nothing new is sent, what is outstanding is kept.
+/// A peer that shrinks its window: no new data is sent, and outstanding data is kept.
 #[test]
 fn a_window_may_shrink() {
     let mut t = Script::plain();
@@ -127,15 +128,15 @@ fn a_window_may_shrink() {
     t.recv(". 1 ack 5001 win 2000").expect("P. 5001:6001");
 }
 
-/// Data of the peer, or reading it.
+/// A step of a test: the peer sends data, or the owner reads.
 enum Step {
-    /// Bytes in a super-packet of segments of `1` bytes.
+    /// Bytes in a super-packet, and the size of its segments.
     Data(u32, u16),
     Read(u32),
 }
 use Step::{Data, Read};
 
-/// Opens a connection with a buffer of so many bytes as on a machine without timestamps.
+/// Opens a connection with a buffer of `buffer` bytes, without timestamps.
 fn receiver(buffer: u32, fixed: bool, options: &str) -> Script {
     let settings = Settings {
         receive_buffer: buffer,
@@ -150,7 +151,7 @@ fn receiver(buffer: u32, fixed: bool, options: &str) -> Script {
     t
 }
 
-/// Plays steps, a moment for each, with the threshold and the window after it.
+/// Plays the steps, with a pause after each; compares the threshold and the window after it.
 fn play(t: &mut Script, steps: &[(Step, u32, u32)]) {
     let (mut received, mut read) = (1, 1);
     for (index, (step, threshold, window)) in steps.iter().enumerate() {
@@ -171,8 +172,8 @@ fn play(t: &mut Script, steps: &[(Step, u32, u32)]) {
     }
 }
 
-/// Small buffer, no scale: windows as a machine with Linux 6.18 has them, in whole segments of what
-/// comes. RFC 9293 §3.8.6.2.2: opened in large steps, never taken back.
+/// Small buffer, no scale: the windows of Linux 6.18, in whole segments of the received size. RFC
+/// 9293 §3.8.6.2.2: they open in large steps and never shrink.
 #[test]
 fn windows_of_a_small_buffer() {
     let mut t = receiver(20_000, true, "mss 1000 sackOK ws 7");
@@ -192,7 +193,7 @@ fn windows_of_a_small_buffer() {
     t.read(at, t.c.received_len() as u32);
 }
 
-/// The same with segments of other sizes, and super-packets.
+/// The windows of Linux 6.18 with segments of other sizes, and super-packets.
 #[test]
 fn windows_follow_what_segments_weigh() {
     let mut t = receiver(40_000, true, "mss 1000 sackOK ws 7");
@@ -213,8 +214,8 @@ fn windows_follow_what_segments_weigh() {
     t.read(8001, 12_000);
 }
 
-/// A buffer that is tuned begins with half of it for data and a segment kept back; dense segments
-/// let the window grow to what fits.
+/// A tuned buffer begins with half of it for data and one segment kept back. Dense segments let the
+/// window grow to what fits.
 #[test]
 fn windows_grow_with_dense_segments() {
     let mut t = receiver(128 << 10, false, "mss 1460 sackOK ws 7");
@@ -231,8 +232,8 @@ fn windows_grow_with_dense_segments() {
     play(&mut t, &steps);
 }
 
-/// The buffer follows the reader: as much as he takes in a round trip, and twice more for what that
-/// may become; a reader who takes little leaves it.
+/// The buffer follows the reader: it has room for what the reader takes in a round trip, and twice
+/// as much again for growth. A reader that takes little leaves the buffer unchanged.
 #[test]
 fn the_buffer_follows_the_reader() {
     let mut t = receiver(128 << 10, false, "mss 1000 sackOK ws 7");
@@ -263,7 +264,7 @@ fn the_buffer_follows_the_reader() {
     assert_eq!(slow.c.receive_buffer(), 128 << 10);
 }
 
-/// SO_RCVBUF: the buffer stays as it is, whatever the reader takes.
+/// SO_RCVBUF: the buffer keeps its size, whatever the reader takes.
 #[test]
 fn a_chosen_buffer_is_not_tuned() {
     let mut t = receiver(256 << 10, true, "mss 1000 sackOK ws 7");
@@ -278,11 +279,11 @@ fn a_chosen_buffer_is_not_tuned() {
     t.c.set_receive_buffer(5000);
     assert_eq!(t.c.receive_buffer(), 5000);
     t.recv(". 1200001:1260001 ack 1 gso 1000").wait(200).read(1_200_001, 60_000).forget_sent();
-    assert_eq!(t.c.receive.advertised, before, "promised is promised, and nothing more");
+    assert_eq!(t.c.receive.advertised, before, "the old offer stays, and nothing is added");
 }
 
-/// TCP_WINDOW_CLAMP, at the start and later. As on Linux the buffer takes its place when segments
-/// turn out to weigh other than expected.
+/// TCP_WINDOW_CLAMP, at the start and later. As on Linux, the buffer size replaces the clamp when
+/// segments take an unexpected amount of memory.
 #[test]
 fn clamps_bound_windows() {
     let settings = Settings { window_clamp: Some(5000), ..plain() };
@@ -306,14 +307,14 @@ fn probes_are_answered() {
     t.recv(". 1:1001 ack 1").wait(40).forget_sent();
     assert_eq!(t.c.info(t.now).rcv_wnd, 152);
     t.recv(". 1001:1153 ack 1").wait(40).expect(". 1 ack 1153 win 0");
-    // As Linux probes, and as BSD does: with a byte beyond the window.
+    // Probes as Linux sends them, and as BSD does: with a byte beyond the window.
     t.recv(". 1152 ack 1").expect(". 1 ack 1153 win 0");
     t.wait(1000).recv(". 1153:1154 ack 1").expect(". 1 ack 1153 win 0").read(1, 1152);
     t.expect(". 1 ack 1153 win 999");
 }
 
-/// Linux since 6.17: data that ends behind the window is taken, whole, if nothing waits for the
-/// reader, and not at all if something does; a shut window takes a FIN but no byte.
+/// Linux since 6.17: data that ends beyond the window is taken completely if no data is unread, and
+/// not at all otherwise. A zero window takes a FIN but no byte.
 #[test]
 fn data_beyond_the_window_needs_an_empty_queue() {
     let mut t = receiver(20_000, true, "mss 1000 ws 7");
@@ -328,8 +329,8 @@ fn data_beyond_the_window_needs_an_empty_queue() {
     t.read(4001, 50_000).forget_sent();
 }
 
-/// More than a full segment is acknowledged at once only if the window goes on with it; else
-/// when it is read (Linux's __tcp_ack_snd_check), or the reader waits for more (`SO_RCVLOWAT`).
+/// As on Linux, more than a full segment is acknowledged at once only if the window advances with
+/// it or the reader waits for more (`SO_RCVLOWAT`). Otherwise reading sends the ACK.
 #[test]
 fn acks_wait_for_the_reader_when_the_window_does_not_advance() {
     let mut t = Script::open(plain(), "S 0 mss 1000");
@@ -343,8 +344,8 @@ fn acks_wait_for_the_reader_when_the_window_does_not_advance() {
     t.read(4001, 2000);
 }
 
-/// How large the peer's segments are is guessed low and learned: the largest, or another one that
-/// comes twice.
+/// The peer's segment size is guessed low and then learned: the largest one, or another one that
+/// arrives twice.
 #[test]
 fn segment_sizes_are_learned() {
     let mut t = receiver(128 << 10, false, "mss 1300 ws 7");
@@ -363,14 +364,15 @@ fn segment_sizes_are_learned() {
         assert_eq!(t.c.info(t.now).rcv_mss, known, "after {bytes} bytes");
         at = end;
     }
-    // Ahead of its turn, too.
+    // Out of order, too.
     let mut t = receiver(128 << 10, false, "mss 1000 sackOK ws 7");
     t.recv(". 2001:11001 ack 1 gso 1000").expect(". 1 ack 1 win 81 sack 2001-11001");
     assert_eq!(t.c.info(t.now).rcv_mss, 1000);
     t.recv(". 11001:21001 ack 1 gso 1000").expect(". 1 ack 1 win 81 sack 2001-21001");
 }
 
-/// RFC 7323: with timestamps each echo tells the sender's round trip, the least at once.
+/// RFC 7323: with timestamps each echo gives a sample of the sender's round trip; a smaller one
+/// counts at once.
 #[test]
 fn echoes_tell_the_round_trip() {
     let mut t = Script::open(settings(), "S 0 mss 1000 ts 5 0");
@@ -378,14 +380,14 @@ fn echoes_tell_the_round_trip() {
     assert_eq!(t.c.info(t.now).rcv_rtt, 29_000);
     t.wait(30).recv(". 1001:2001 ack 1 ts 40 1050").read(1001, 1000);
     assert_eq!(t.c.info(t.now).rcv_rtt, 10_000);
-    // Slower ones count in part, and not while data waits for the reader.
+    // Larger samples count in part, and not while data waits for the reader.
     t.wait(30).recv(". 2001:3001 ack 1 ts 50 1040");
     assert_eq!(t.c.info(t.now).rcv_rtt, 15_000);
     t.wait(30).recv(". 3001:4001 ack 1 ts 60 1041").read(2001, 2000).forget_sent();
     assert_eq!(t.c.info(t.now).rcv_rtt, 15_000);
 }
 
-/// RFC 7323 §2.3: windows beyond 65,535 are scaled and rounded so that promises are kept.
+/// RFC 7323 §2.3: windows beyond 65,535 are scaled, and rounded so that the offer never shrinks.
 #[test]
 fn scaled_windows_keep_promises() {
     let mut t = receiver(1 << 20, false, "mss 1000 ws 7");
@@ -400,7 +402,7 @@ fn scaled_windows_keep_promises() {
     }
 }
 
-/// Under pressure windows stay small, but what was promised stays promised; nothing grows.
+/// Under memory pressure windows stay small, what was offered stays offered, and nothing grows.
 #[test]
 fn pressure_keeps_windows_small() {
     let mut t = Script::open(plain(), "S 0 win 65535 mss 1000");
@@ -408,7 +410,7 @@ fn pressure_keeps_windows_small() {
     t.pressure = Pressure::High;
     t.recv(". 2001:54001 ack 1 gso 1000").read(2001, 52_000).expect(". 1 ack 54001 win 5000");
     let threshold = t.c.info(t.now).rcv_ssthresh;
-    // No ACK that only says the same again: the peer would take it for a sign of loss.
+    // No ACK that repeats the last one: the peer would take it for a sign of loss.
     t.quiet().recv(". 54001:57001 ack 1 gso 1000").wait(40).expect(". 1 ack 57001 win 2000");
     assert_eq!(t.c.info(t.now).rcv_ssthresh, threshold);
     t.read(54_001, 3000);
@@ -417,7 +419,7 @@ fn pressure_keeps_windows_small() {
     t.read(57_001, 2000);
 }
 
-/// No update when the window field cannot say more: the peer would take it for a sign of loss.
+/// No update if the window field cannot grow: the peer would take it for a sign of loss.
 #[test]
 fn no_updates_beyond_the_field() {
     let settings = Settings { receive_buffer: 1 << 20, receive_buffer_max: 1 << 20, ..plain() };
@@ -428,15 +430,16 @@ fn no_updates_beyond_the_field() {
     }
 }
 
-/// Room to send, as in Linux: a buffer begun may be filled, another one begun while memory is below
-/// the bound. `WRITABLE` comes only after there was no room, and when a third is free.
+/// Room to send, as on Linux: a partly filled buffer may be filled, and another one begun while
+/// memory is below the bound. `WRITABLE` follows only after there was no room, once a third is
+/// free.
 #[test]
 fn writable_after_the_queue_was_full() {
     let settings = Settings { send_buffer: 10_000, send_buffer_max: 20_000, ..plain() };
     let mut t = Script::open(settings, "S 0 win 65535 mss 1000");
     assert_eq!(t.c.send_room(), 32_000, "half of the peer's window, in whole segments");
     t.write(32_000).expect(". 1:10001");
-    assert_eq!(t.c.send_room(), 10_000, "what was sent makes room in the buffer begun");
+    assert_eq!(t.c.send_room(), 10_000, "sent data makes room in the last buffer");
     t.write(10_000);
     assert_eq!(t.c.send_room(), 0);
     t.recv(". 1 ack 10001").expect(". 10001:30001").events(Events::default());
@@ -444,13 +447,13 @@ fn writable_after_the_queue_was_full() {
     t.recv(". 1 ack 42001").events(Events::default());
 }
 
-/// TCP_NOTSENT_LOWAT: unsent bytes beyond it leave no room, and room is told when they are half.
+/// TCP_NOTSENT_LOWAT: more unsent bytes leave no room; room is reported when half of them are left.
 #[test]
 fn unsent_bytes_are_bounded() {
     let mut t = Script::open(plain(), "S 0 win 65535 mss 1000");
     t.c.set_notsent_lowat(4000);
     t.write(20_000).expect(". 1:10001");
-    assert_eq!(t.c.send_room(), 22_000, "the buffer begun is filled");
+    assert_eq!(t.c.send_room(), 22_000, "the last buffer is filled");
     t.write(22_000);
     assert_eq!(t.c.send_room(), 0);
     t.recv(". 1 ack 10001").expect(". 10001:30001").events(Events::default());
@@ -459,8 +462,8 @@ fn unsent_bytes_are_bounded() {
     t.recv(". 1 ack 42001").events(Events::default());
 }
 
-/// MSG_MORE and TCP_CORK hold what is not a full segment; an ACK or the end of the cork lets go,
-/// and so does the timer in the end. PSH only where a write ended for good.
+/// MSG_MORE and TCP_CORK hold back a segment that is not full. An ACK, the end of the cork, or
+/// finally the timer releases it. PSH is set only where a write ended for good.
 #[test]
 fn corks_hold_small_segments() {
     let mut t = Script::plain();
@@ -474,7 +477,8 @@ fn corks_hold_small_segments() {
     t.act(|c, _| c.set_nodelay(true)).expect("P. 3536:3576").write(7).quiet();
 }
 
-/// Minshall's change to Nagle's algorithm: only a small segment that is outstanding holds the next.
+/// Minshall's variant of Nagle's algorithm: only an outstanding small segment holds back the next
+/// one.
 #[test]
 fn small_segments_hold_small_segments() {
     let mut t = Script::plain();
@@ -491,7 +495,7 @@ fn records_do_not_share_segments() {
     t.expect("P. 10301:12301 gso 1000").recv(". 1 ack 12301");
 }
 
-/// tcp_info: time limited by the peer's window and by the send buffer, and what was counted.
+/// `TCP_INFO`: time limited by the peer's window and by the send buffer, and the counters.
 #[test]
 fn info_tells_what_limited() {
     let settings = Settings { send_buffer: 5000, send_buffer_max: 5000, ..plain() };
@@ -503,7 +507,7 @@ fn info_tells_what_limited() {
     assert_eq!((info.unacked, info.snd_cwnd, info.bytes_acked), (3, 10, 1000));
     assert_eq!((info.data_segs_out, info.bytes_sent, info.notsent_bytes), (4, 4000, 0));
     assert_eq!((info.last_data_sent, info.rtt > 0, info.snd_mss), (0, true, 1000));
-    // The buffer is full and the window is not.
+    // The buffer is full; the window is not.
     t.write(1000).expect("P. 4001:5001");
     assert_eq!(t.c.send_room(), 0);
     t.write(1000).expect("P. 5001:6001").wait(30).recv(". 1 ack 6001").events(Events::WRITABLE);
@@ -513,8 +517,8 @@ fn info_tells_what_limited() {
     assert_eq!(info.busy_time, 140_000);
 }
 
-/// Packets end where buffers end, as in Linux, unless more makes one of the largest size: a small
-/// window is then left for a larger packet, and a large one is used in the fewest packets.
+/// As on Linux, packets end where buffers end, unless more makes a packet of the largest size. So a
+/// small window is left for a larger packet, and a large window is used in the fewest packets.
 #[test]
 fn packets_hold_several_buffers_only_at_full_size() {
     let mut t = Script::plain();
@@ -529,7 +533,7 @@ fn packets_hold_several_buffers_only_at_full_size() {
     t.expect("P. 96001:100001 gso 1000");
 }
 
-/// MSG_EOR: small records that are sent again stay apart too (Linux's tcp_skb_can_collapse).
+/// MSG_EOR: as on Linux, small records stay separate when they are retransmitted.
 #[test]
 fn records_do_not_share_segments_when_sent_again() {
     let mut t = Script::sack();
@@ -539,8 +543,8 @@ fn records_do_not_share_segments_when_sent_again() {
     t.expect("P. 1:401 nogso").forget_sent().recv(". 1 ack 1101");
 }
 
-/// A shut window leaves the congestion window alone; when it opens after a pause, data starts
-/// slowly again (RFC 5681 §4.1).
+/// A zero window does not shrink the congestion window. After a pause slow start begins again when
+/// it opens (RFC 5681 §4.1).
 #[test]
 fn a_shut_window_does_not_shrink_the_congestion_window() {
     let mut t = Script::plain();
@@ -553,8 +557,8 @@ fn a_shut_window_does_not_shrink_the_congestion_window() {
     assert_eq!(t.c.congestion.cwnd(), 10);
 }
 
-/// RFC 9293 §3.8.6.1: a window that is shut in front of what was sent is no reason to give up, as
-/// long as the peer answers.
+/// RFC 9293 §3.8.6.1: a window that shrinks to zero before data already sent does not end the
+/// connection, as long as the peer answers.
 #[test]
 fn a_window_shut_in_front_of_data() {
     let mut t = Script::open(Settings { retries2: 3, ..plain() }, "S 0 mss 1000");
@@ -565,8 +569,8 @@ fn a_window_shut_in_front_of_data() {
     t.state(State::Established).recv(". 1 ack 1001 win 5000").write(10).expect("P. 1001:1011");
 }
 
-/// What Linux 6.18 takes in one call that does not wait, as packetdrill tells: each buffer that is
-/// full leaves at once, as far as the windows let it, and is filled again.
+/// Bytes that Linux 6.18 takes in one non-blocking call, as packetdrill shows: each full buffer
+/// leaves at once, as far as the windows allow, and is filled again.
 #[test]
 fn calls_fill_what_leaves_at_once() {
     for (buffer, taken) in [(60_000, 75_088), (120_000, 140_296)] {
@@ -579,8 +583,8 @@ fn calls_fill_what_leaves_at_once() {
     }
 }
 
-/// Linux's tcp_data_queue_ofo: data ahead of its turn makes the buffer grow, but not that of a
-/// connection which nobody has accepted yet.
+/// As on Linux, out-of-order data makes the buffer grow, except on a connection that is not
+/// accepted yet.
 #[test]
 fn who_waits_to_be_accepted_has_no_larger_buffer() {
     let settings = Settings { receive_buffer: 65_536, ..settings() };

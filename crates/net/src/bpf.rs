@@ -1,23 +1,22 @@
-//! Packet filters: programs of the classic Berkeley packet filter, and the expressions they are
-//! compiled from.
+//! Packet filters: programs for the classic Berkeley packet filter, and a compiler for expressions.
 //!
-//! [`Program::new`] takes instructions from anywhere and refuses what could do harm; what it has
-//! taken always ends, reads nothing but the bytes it is given and never panics. [`compile`] makes
+//! [`Program::new`] accepts instructions from any source and rejects harmful ones. An accepted
+//! program always terminates, reads only the bytes it is given and never panics. [`compile`] makes
 //! a program from an expression such as `tcp port 80 and host 10.0.2.16`.
 //!
 //! # The machine
 //!
-//! An accumulator A, an index X and [`SCRATCH_WORDS`] words of scratch memory, all zero at the
-//! start. Jumps lead forward only, so a program takes at most as many steps as it has
-//! instructions. A load that is not wholly within the packet, and a division by zero, end the
-//! program: it returns 0. Arithmetic wraps; a shift by 32 bits or more yields 0. The result is the
-//! number of bytes of the packet that are wanted: 0 is none.
+//! An accumulator A, an index X and [`SCRATCH_WORDS`] words of scratch memory, initially zero.
+//! Jumps go forward only, so a program executes each instruction at most once. A load that is not
+//! completely within the packet, or a division by zero, ends the program with result 0. Arithmetic
+//! wraps; a shift by 32 bits or more yields 0. The result is the number of bytes of the packet to
+//! accept; 0 means none.
 //!
-//! Limits: [`INSTRUCTIONS_MAX`]; those of expressions. Nothing here keeps state; any thread may
-//! call it. Only compiling and checking allocate.
+//! Limits: [`INSTRUCTIONS_MAX`]; expressions have their own. This module keeps no state; any thread
+//! may call it. Only compiling and checking allocate.
 //!
-//! Follows McCanne and Jacobson, "The BSD Packet Filter" (1993), with the checks of Linux's
-//! `bpf_check_classic`. Linux's own loads at negative offsets are refused.
+//! Follows McCanne and Jacobson, "The BSD Packet Filter" (1993), with the checks of Linux. Linux's
+//! extension of loads at negative offsets is rejected.
 
 mod compile;
 mod expression;
@@ -31,36 +30,36 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
 
-/// Most instructions of a program: as many as Linux takes (`BPF_MAXINSNS`).
+/// Maximum number of instructions of a program, as in Linux (`BPF_MAXINSNS`).
 pub const INSTRUCTIONS_MAX: usize = 4096;
 /// Words of scratch memory (`BPF_MEMWORDS`).
 pub const SCRATCH_WORDS: usize = 16;
 
-/// An instruction as it is exchanged: the layout of Linux's `sock_filter`.
+/// An instruction in its external form: the layout of Linux's `sock_filter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Instruction {
-    /// What is done: class, size, mode, operation and source.
+    /// Operation code: class, size, mode, operation and source.
     pub code: u16,
-    /// Instructions skipped if a condition holds.
+    /// Instructions to skip if the condition holds.
     pub jt: u8,
-    /// Instructions skipped if it does not.
+    /// Instructions to skip if the condition does not hold.
     pub jf: u8,
     /// The operand.
     pub k: u32,
 }
 
-/// Why instructions are no program.
+/// Error of [`Program::new`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Invalid {
-    /// There are none, or more than [`INSTRUCTIONS_MAX`].
+    /// No instructions, or more than [`INSTRUCTIONS_MAX`].
     Length,
-    /// The instruction at this place is unknown.
+    /// The instruction at this index is unknown.
     Unknown(usize),
-    /// It jumps behind the end.
+    /// The instruction at this index jumps beyond the end.
     Jump(usize),
-    /// Its operand is none: a division by zero, a shift by 32 or more, scratch memory that is not
-    /// there, or a load at a negative offset.
+    /// The instruction at this index has an invalid operand: a division by zero, a shift by 32 or
+    /// more, a scratch word out of range, or a load at a negative offset.
     Operand(usize),
     /// The last instruction does not return.
     NoReturn,
@@ -80,14 +79,14 @@ impl fmt::Display for Invalid {
 
 impl core::error::Error for Invalid {}
 
-/// A program that was checked.
+/// A program that has been checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
     instructions: Box<[Instruction]>,
     operations: Box<[Operation]>,
 }
 
-/// Bytes of a load.
+/// Width of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Size {
     Word,
@@ -125,7 +124,7 @@ enum Comparison {
     Set,
 }
 
-/// An instruction, decoded.
+/// A decoded instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
     /// A ← packet at k.
@@ -136,7 +135,7 @@ enum Operation {
     LoadLength,
     LoadImmediate(u32),
     LoadScratch(usize),
-    /// X ← 4 × the low half of the packet's byte at k: the length of an IPv4 header.
+    /// X ← 4 × the low four bits of the packet's byte at k: the length of an IPv4 header.
     IndexHeaderLength(u32),
     IndexLength,
     IndexImmediate(u32),
@@ -164,7 +163,7 @@ impl Program {
     /// Checks instructions.
     ///
     /// # Errors
-    /// [`Invalid`]: the first that is wrong.
+    /// [`Invalid`]: the first error.
     pub fn new(instructions: Vec<Instruction>) -> Result<Self, Invalid> {
         let count = instructions.len();
         if count == 0 || count > INSTRUCTIONS_MAX {
@@ -181,12 +180,12 @@ impl Program {
         }
     }
 
-    /// Runs over the first bytes of a packet that has `len` bytes. What is not in `bytes` counts as
-    /// not there.
+    /// Runs the program on the first bytes of a packet of `len` bytes. Bytes beyond `bytes` count
+    /// as absent.
     pub fn run(&self, bytes: &[u8], len: u32) -> u32 {
         let mut machine = Machine { a: 0, x: 0, scratch: [0; SCRATCH_WORDS], bytes, len };
         let mut at = 0;
-        // Jumps lead forward, so `at` only grows.
+        // Jumps go forward only, so `at` always grows.
         while let Some(&operation) = self.operations.get(at) {
             match machine.step(operation) {
                 Some(Step::Skip(count)) => at += 1 + count as usize,
@@ -197,20 +196,20 @@ impl Program {
         0
     }
 
-    /// True if the packet is wanted.
+    /// True if the program accepts the packet.
     pub fn accepts(&self, bytes: &[u8], len: u32) -> bool {
         self.run(bytes, len) != 0
     }
 
-    /// The instructions, as a kernel takes them.
+    /// The instructions in the form that a kernel takes.
     pub fn instructions(&self) -> &[Instruction] {
         &self.instructions
     }
 }
 
-/// Where a program goes on.
+/// Result of one instruction.
 enum Step {
-    /// Behind so many instructions after the next one.
+    /// Continue after skipping this many instructions.
     Skip(u32),
     Return(u32),
 }
@@ -224,7 +223,7 @@ struct Machine<'a> {
 }
 
 impl Machine<'_> {
-    /// Does one instruction; `None` ends the program.
+    /// Executes one instruction; `None` ends the program.
     fn step(&mut self, operation: Operation) -> Option<Step> {
         match operation {
             Operation::LoadAbsolute(size, k) => self.a = self.load(size, k)?,
@@ -303,7 +302,7 @@ impl Comparison {
 }
 
 impl Instruction {
-    /// What the instruction at `at` of `count` does.
+    /// Decodes the instruction at index `at` of `count`.
     fn decode(&self, at: usize, count: usize) -> Result<Operation, Invalid> {
         let Self { code, jt, jf, k } = *self;
         let class = code & CLASS;
@@ -356,7 +355,7 @@ impl Instruction {
             _ => return None,
         };
         let k = self.k;
-        // A number that is not there is refused later.
+        // A number out of range is rejected later.
         let word = usize::try_from(k).unwrap_or(usize::MAX);
         Some(match (self.code & MODE, size, is_index) {
             (ABS, size, false) => Operation::LoadAbsolute(size, k),
@@ -415,10 +414,10 @@ fn scratch(k: u32) -> Option<usize> {
     usize::try_from(k).ok().filter(|&word| word < SCRATCH_WORDS)
 }
 
-/// Offsets from here on are negative: Linux gives them meanings of its own.
+/// First negative offset: Linux has its own meanings for those.
 const NEGATIVE: u32 = 1 << 31;
 
-// Parts of an instruction's code.
+// Fields of an instruction's code.
 const CLASS: u16 = 0x07;
 const SIZE: u16 = 0x18;
 const MODE: u16 = 0xe0;
@@ -464,7 +463,7 @@ const JSET: u16 = 0x40;
 
 const K: u16 = 0x00;
 const X: u16 = 0x08;
-/// Source of a return.
+/// Source operand of a return.
 const A: u16 = 0x10;
 
 const TAX: u16 = 0x00;

@@ -1,15 +1,15 @@
 //! The Internet checksum (RFC 1071), its pseudo-headers (RFC 9293 §3.1, RFC 8200 §8.1) and its
 //! incremental update (RFC 1624).
 //!
-//! [`Sum`] is a running one's complement sum. The payload of a packet lies in several pieces of any
-//! length, so a `Sum` remembers whether an odd number of bytes went in and places the next piece
-//! accordingly; callers never think about alignment.
+//! [`Sum`] is a running one's complement sum. The payload of a packet is in several pieces of any
+//! length. So a `Sum` records whether an odd number of bytes has been added, and aligns the next
+//! piece accordingly; callers need not care about alignment.
 //!
-//! Two properties of the sum carry the implementation (RFC 1071 §2):
+//! The implementation uses two properties of the sum (RFC 1071 §2):
 //!
-//! - it does not depend on byte order, so words are added as the machine reads them and the 16-bit
-//!   result is turned round once, at the end;
-//! - it is arithmetic modulo 65,535, and 65,535 divides 2^64 - 1, so words of 64 bits can be added
+//! - It does not depend on byte order, so words are added in native order and the 16-bit result is
+//!   swapped once, at the end.
+//! - It is arithmetic modulo 65,535, and 65,535 divides 2^64 - 1, so words of 64 bits can be added
 //!   with end-around carry and folded to 16 bits at the end.
 //!
 //! Pure functions of their arguments; any thread may call them.
@@ -21,14 +21,14 @@ use crate::wire::Protocol;
 /// A running one's complement sum over pieces of any length (RFC 1071).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum {
-    /// Sum of the words in the machine's own byte order, modulo 2^64 - 1.
+    /// Sum of the words in native byte order, modulo 2^64 - 1.
     words: u64,
     /// An odd number of bytes has been added: the next byte is the low half of a word.
     odd: bool,
 }
 
 impl Sum {
-    /// The sum over nothing.
+    /// The sum of no bytes.
     pub const fn new() -> Self {
         Self { words: 0, odd: false }
     }
@@ -52,16 +52,16 @@ impl Sum {
         self.add_words(u64::from(value.to_be()));
     }
 
-    /// Adds the bytes behind `other`, as if they followed those added so far: sums over pieces
-    /// that were taken earlier need not be taken again.
+    /// Adds the bytes that `other` has summed, as if they followed those added so far. This allows
+    /// sums of pieces to be reused.
     #[inline]
     pub fn add_sum(&mut self, other: Sum) {
         self.add_words(other.words);
         self.odd ^= other.odd;
     }
 
-    /// The sum in 16 bits, not complemented: what a field holds whose checksum a device completes
-    /// (checksum *partial*). Over bytes that include a correct checksum it is `0xffff`.
+    /// The sum in 16 bits, not complemented: the value of a partial checksum field. Over bytes that
+    /// include a correct checksum it is `0xffff`.
     #[inline]
     pub fn fold(self) -> u16 {
         u16::from_be(fold_words(self.words))
@@ -77,17 +77,17 @@ impl Sum {
     /// Adds a sum of words that begins at the next byte.
     #[inline]
     fn add_words(&mut self, words: u64) {
-        // RFC 1071 §2(B): at an odd offset every byte lands in the other half of its word.
+        // RFC 1071 §2(B): at an odd offset every byte is in the other half of its word.
         let words = if self.odd { u64::from(fold_words(words).swap_bytes()) } else { words };
         self.words = add_carry(self.words, words);
     }
 }
 
-/// The sum over the pseudo-header that TCP, UDP and ICMPv6 put before their own bytes
-/// (RFC 9293 §3.1, RFC 768, RFC 8200 §8.1). `length` counts the transport header and its payload.
+/// The sum over the pseudo-header of TCP, UDP and ICMPv6 (RFC 9293 §3.1, RFC 768, RFC 8200 §8.1).
+/// `length` counts the transport header and its payload.
 ///
-/// The two layouts differ, their sums do not: IPv4's 16-bit length and IPv6's 32-bit length add up
-/// to the same.
+/// The two layouts differ, but their sums do not: IPv4's 16-bit length and IPv6's 32-bit length
+/// contribute the same.
 pub fn pseudo_header(source: IpAddr, destination: IpAddr, protocol: Protocol, length: u32) -> Sum {
     debug_assert_eq!(source.is_ipv4(), destination.is_ipv4(), "addresses of one family");
     let mut sum = Sum::new();
@@ -112,20 +112,20 @@ pub fn update(old_checksum: u16, old: u16, new: u16) -> u16 {
     !(sum as u16)
 }
 
-/// The checksum as a UDP header carries it: a computed zero is sent as all ones, because zero says
-/// that there is no checksum (RFC 768).
+/// The checksum in a UDP header: a computed zero is sent as all ones, because zero means no
+/// checksum (RFC 768).
 #[inline]
 pub const fn udp_nonzero(checksum: u16) -> u16 {
     if checksum == 0 { 0xffff } else { checksum }
 }
 
-/// Sum of the words of `bytes` in the machine's byte order, modulo 2^64 - 1, as if a zero byte
-/// completed the last word.
+/// Sum of the words of `bytes` in native byte order, modulo 2^64 - 1. A last partial word is padded
+/// with zeros.
 ///
 /// The loop keeps two totals per lane, of the words and of their high halves, because both are
-/// plain wrapping additions: the compiler turns it into three vector operations per 16 bytes on
-/// any x86-64. The total of the low halves follows by subtraction; it is exact while it fits 64
-/// bits, that is for [`WORDS_MAX`] words.
+/// plain wrapping additions: the compiler turns it into three vector operations per 16 bytes on any
+/// x86-64. The total of the low halves follows by subtraction. It is exact while it fits 64 bits,
+/// that is for [`WORDS_MAX`] words.
 #[inline]
 fn sum_words(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
@@ -160,7 +160,7 @@ fn sum_rest(bytes: &[u8]) -> u64 {
     sum
 }
 
-/// `left + right` with end-around carry, that is modulo 2^64 - 1.
+/// `left + right` with end-around carry, which is addition modulo 2^64 - 1.
 #[inline]
 const fn add_carry(left: u64, right: u64) -> u64 {
     let (sum, carry) = left.overflowing_add(right);
@@ -177,8 +177,8 @@ const fn fold_words(words: u64) -> u16 {
     sum as u16
 }
 
-/// Most 64-bit words in one call: 2^31, that is 16 GiB, half of what the totals of 32-bit halves
-/// hold in 64 bits.
+/// Maximum number of 64-bit words in one call: 2^31 (16 GiB), half of what the totals of 32-bit
+/// halves can hold in 64 bits.
 const WORDS_MAX: usize = 1 << 31;
 
 const _: () = assert!((WORDS_MAX as u128) * (u32::MAX as u128) <= u64::MAX as u128);

@@ -1,6 +1,6 @@
-//! What passed and what was dropped. Every drop has a reason; the enum is its documentation.
+//! Counters of traffic and of drops. Every drop has a reason, which its variant documents.
 
-/// Declares the reasons once: variant, name in reports, meaning.
+/// Declares drop reasons: variant, name in reports, meaning.
 macro_rules! drop_reasons {
     (
         $(#[$about:meta])+ $reasons:ident;
@@ -28,162 +28,161 @@ macro_rules! drop_reasons {
 }
 
 drop_reasons! {
-    /// Why the stack dropped a packet, or part of one.
+    /// Reason why the stack dropped a packet, or part of one.
     DropReason;
-    /// Not a whole Ethernet header.
+    /// The Ethernet header is incomplete.
     EthernetMalformed = "ethernet_malformed",
-    /// For another station.
+    /// The frame is for another station.
     NotForUs = "not_for_us",
-    /// Neither ARP nor IP.
+    /// The EtherType is neither ARP nor IP.
     EtherTypeUnknown = "ethertype_unknown",
-    /// ARP that is malformed or contradicts itself.
+    /// The ARP packet is malformed or inconsistent.
     ArpMalformed = "arp_malformed",
-    /// IPv4 or IPv6 header truncated, lying about a length or with a bad option.
+    /// The IPv4 or IPv6 header is truncated, or has a wrong length or an invalid option.
     IpMalformed = "ip_malformed",
-    /// IPv4 header checksum wrong.
+    /// The IPv4 header checksum is wrong.
     IpChecksum = "ip_checksum",
-    /// Source routing is not followed.
+    /// The packet has a source route, which is not followed.
     SourceRoute = "source_route",
-    /// Source address that nobody can have, or that is ours.
+    /// The source address is martian or local.
     SourceMartian = "source_martian",
-    /// Destination that is neither ours nor served.
+    /// The destination is neither local nor served.
     DestinationNotServed = "destination_not_served",
-    /// Protocol that is not handled.
+    /// The IP protocol is not supported.
     ProtocolUnknown = "protocol_unknown",
-    /// Time to live ran out.
+    /// The time to live ran out.
     TtlExceeded = "ttl_exceeded",
-    /// A fragment that overlaps, lies or finds its bounds exceeded.
+    /// The fragment overlaps, is invalid or exceeds a limit.
     Fragment = "fragment",
-    /// Offload fields that contradict the packet.
+    /// The offload fields contradict the packet.
     OffloadMalformed = "offload_malformed",
-    /// TCP header malformed.
+    /// The TCP header is malformed.
     TcpMalformed = "tcp_malformed",
-    /// TCP checksum wrong.
+    /// The TCP checksum is wrong.
     TcpChecksum = "tcp_checksum",
-    /// TCP segment with a signature, for which there is no key.
+    /// The TCP segment has a signature, for which there is no key.
     TcpSignature = "tcp_signature",
-    /// TCP segment that its connection did not accept.
+    /// The TCP segment was not acceptable to its connection.
     TcpUnacceptable = "tcp_unacceptable",
-    /// TCP segment of no connection; answered with a reset.
+    /// The TCP segment belongs to no connection; answered with a reset.
     TcpNoConnection = "tcp_no_connection",
-    /// TCP data for which the connection had no room.
+    /// The connection had no room for the TCP data.
     TcpNoRoom = "tcp_no_room",
-    /// A SYN beyond the limit of connections.
+    /// A SYN exceeded the limit of connections.
     TcpConnectionLimit = "tcp_connection_limit",
-    /// A half-open connection given up for a newer one.
+    /// A half-open connection was evicted by a newer one.
     TcpHalfOpenEvicted = "tcp_half_open_evicted",
-    /// An ACK without data, for a listener that waits for data before there is a child.
+    /// The listener defers accepting, and the ACK has no data.
     TcpDeferred = "tcp_deferred",
-    /// A segment that would have made a child for which its listener's queue had no room.
+    /// The segment would have made a child, but the listener's queue was full.
     TcpAcceptQueueFull = "tcp_accept_queue_full",
-    /// A SYN for a listener with too many requests.
+    /// The listener has too many requests for another SYN.
     TcpRequestLimit = "tcp_request_limit",
-    /// UDP header malformed.
+    /// The UDP header is malformed.
     UdpMalformed = "udp_malformed",
-    /// UDP checksum wrong, or absent over IPv6.
+    /// The UDP checksum is wrong, or missing over IPv6.
     UdpChecksum = "udp_checksum",
-    /// Nobody took received datagrams fast enough.
+    /// The queue of received datagrams was full.
     UdpQueueFull = "udp_queue_full",
-    /// Nobody took received echo requests fast enough.
+    /// The queue of received echo requests was full.
     EchoQueueFull = "echo_queue_full",
-    /// Nobody took received packets for raw sockets fast enough.
+    /// The queue of received packets for raw sockets was full.
     RawQueueFull = "raw_queue_full",
-    /// A datagram for a port that no socket has; answered with an ICMP error.
+    /// No socket has the datagram's port; answered with an ICMP error.
     UdpNoSocket = "udp_no_socket",
-    /// A datagram, or an error about one, for which its socket's receive buffer had no room.
+    /// The socket's receive buffer had no room for a datagram, or for an error about one.
     UdpNoRoom = "udp_no_room",
-    /// A packet with a wrong checksum that a raw socket looks at.
+    /// A packet for a raw socket that verifies checksums has a wrong one.
     RawChecksum = "raw_checksum",
-    /// Nobody took the frames for packet sockets fast enough.
+    /// The queue of frames for packet sockets was full.
     LinkQueueFull = "link_queue_full",
-    /// ICMP message malformed or with a wrong checksum.
+    /// The ICMP message is malformed or has a wrong checksum.
     IcmpMalformed = "icmp_malformed",
-    /// ICMP message of a kind that is not acted on.
+    /// The ICMP message is of a kind that is ignored.
     IcmpIgnored = "icmp_ignored",
-    /// An ICMP error about a segment of a connection that is not on its way.
+    /// The ICMP error quotes a segment that is not in flight.
     IcmpOutOfWindow = "icmp_out_of_window",
-    /// An ICMP error not sent because of the rate limit.
+    /// The ICMP error was not sent because of the rate limit.
     IcmpRateLimited = "icmp_rate_limited",
-    /// Neighbour discovery message malformed or from off the link.
+    /// The neighbour discovery message is malformed or from off the link.
     NeighborMalformed = "neighbor_malformed",
-    /// Too many packets wait for a neighbour's address.
+    /// Too many packets wait for the neighbour's link-layer address.
     NeighborQueueFull = "neighbor_queue_full",
-    /// A neighbour did not answer.
+    /// The neighbour did not answer.
     NeighborUnreachable = "neighbor_unreachable",
     /// No packet handle or frame was free.
     NoMemory = "no_memory",
-    /// The queue of the device was full.
+    /// The device's queue was full.
     DeviceFull = "device_full",
     /// The device, or the other end of the link, is gone.
     LinkGone = "link_gone",
-    /// A packet larger than the device takes and not to be cut.
+    /// The packet exceeds the MTU or the maximum length, and cannot be fragmented.
     TooLarge = "too_large",
 }
 
 drop_reasons! {
-    /// Why a port of the switch dropped a packet: on its way in, or on its way out.
+    /// Reason why a switch port dropped a packet: on ingress or on egress.
     PortDrop;
-    /// In: not a whole Ethernet header, or not a whole tag.
+    /// In: the Ethernet header or the tag is incomplete.
     EthernetMalformed = "ethernet_malformed",
-    /// In: longer than an Ethernet frame with a tag and the largest IP packet.
+    /// In: the frame is longer than a tag and the largest IP packet allow.
     TooLong = "too_long",
-    /// In: the source is a group of stations, or none.
+    /// In: the source address is multicast or zero.
     SourceInvalid = "source_invalid",
-    /// In: for a group address that no switch forwards (IEEE 802.1Q table 8-1).
+    /// In: the destination is a group address that switches do not forward (IEEE 802.1Q table 8-1).
     GroupReserved = "group_reserved",
-    /// In: of a VLAN that the port is not in.
+    /// In: the port is not in the frame's VLAN.
     VlanRefused = "vlan_refused",
-    /// In: from a link-layer address, or claiming one, that the port's station may not have.
+    /// In: the link-layer source, or a claimed link-layer address, is not allowed for the port.
     MacSpoofed = "mac_spoofed",
-    /// In: from a link-layer address that was given to another port.
+    /// In: the link-layer source belongs to another port.
     MacLocked = "mac_locked",
-    /// In: from an IP address, or answering for one, that the port's station may not have.
+    /// In: the IP source, or a claimed IP address, is not allowed for the port.
     AddressSpoofed = "address_spoofed",
-    /// In: announces a router, redirects or answers DHCP, or cannot be read so far, from a port
-    /// whose station is no router.
+    /// In: a router advertisement, a redirect, a packet to a DHCP client, or a packet that cannot
+    /// be parsed that far, from a port without a router.
     RouterRefused = "router_refused",
-    /// In: offload fields that contradict the packet.
+    /// In: the offload fields contradict the packet.
     OffloadMalformed = "offload_malformed",
-    /// In: more broadcasts than the port may send.
+    /// In: the broadcast rate limit of the port was exceeded.
     StormBroadcast = "storm_broadcast",
-    /// In: more for groups than the port may send.
+    /// In: the multicast rate limit of the port was exceeded.
     StormMulticast = "storm_multicast",
-    /// In: more for unknown stations than the port may send.
+    /// In: the rate limit of the port for unknown destinations was exceeded.
     StormUnknown = "storm_unknown",
-    /// In: its destination is behind the port that it came by.
+    /// In: the destination is behind the ingress port.
     SamePort = "same_port",
-    /// In: its destination is behind a port that this one may not talk to, or that has left the
-    /// VLAN.
+    /// In: the destination is behind a port that the ingress port may not send to, or that has left
+    /// the VLAN.
     Isolated = "isolated",
-    /// In: nobody else is in the VLAN.
+    /// In: no other port is in the VLAN.
     NobodyElse = "nobody_else",
     /// In or out: no packet handle or frame was free.
     NoMemory = "no_memory",
-    /// Out: larger than the port takes, and not to be cut.
+    /// Out: the packet exceeds the port's MTU and cannot be segmented.
     TooLarge = "too_large",
-    /// Out: would leave without its tag and show another, which is the way into a VLAN of one's
-    /// choice.
+    /// Out: removing the tag would expose an inner tag, which would let the sender choose a VLAN.
     DoubleTag = "double_tag",
-    /// Out: its checksum cannot be completed for a port that takes no partial ones.
+    /// Out: the checksum cannot be completed for a port that takes no partial ones.
     ChecksumMisplaced = "checksum_misplaced",
     /// Out: the port's queue was full.
     QueueFull = "queue_full",
 }
 
-/// Counters of one stack. Plain numbers: one thread writes, reports copy.
+/// Counters of one stack. Plain numbers: one thread writes them, and reports copy them.
 #[derive(Clone, Debug)]
 pub struct Counters {
-    /// Packets taken in.
+    /// Packets received.
     pub packets_in: u64,
-    /// Bytes taken in, Ethernet headers included.
+    /// Bytes received, Ethernet headers included.
     pub bytes_in: u64,
-    /// Of them super-packets.
+    /// Super-packets received.
     pub super_packets_in: u64,
-    /// Packets handed out.
+    /// Packets sent.
     pub packets_out: u64,
-    /// Bytes handed out.
+    /// Bytes sent.
     pub bytes_out: u64,
-    /// Of them super-packets.
+    /// Super-packets sent.
     pub super_packets_out: u64,
     /// TCP connections opened, by either side.
     pub connections: u64,
@@ -191,15 +190,16 @@ pub struct Counters {
     pub syn_cookies_sent: u64,
     /// ACKs with a valid SYN cookie.
     pub syn_cookies_received: u64,
-    /// ACKs with an invalid one, while there were some to come.
+    /// ACKs with an invalid SYN cookie, while cookies were outstanding.
     pub syn_cookies_failed: u64,
-    /// Connections that nobody owned reset because there were too many.
+    /// Connections without an owner that were reset because there were too many.
     pub orphans_reset: u64,
-    /// TCP segments or super-packets sent again.
+    /// TCP segments or super-packets retransmitted.
     pub retransmitted: u64,
-    /// Of them loss probes: nothing had been heard of the last segments for two round trips.
+    /// Tail loss probes among the retransmissions: no ACK for the last segments for two round
+    /// trips.
     pub tail_probes: u64,
-    /// Fragments put together.
+    /// Datagrams reassembled from fragments.
     pub reassembled: u64,
     drops: [u64; DropReason::ALL.len()],
 }
@@ -232,12 +232,12 @@ impl Counters {
         self.drops[reason as usize] += 1;
     }
 
-    /// Drops for `reason`.
+    /// Number of drops for `reason`.
     pub fn dropped(&self, reason: DropReason) -> u64 {
         self.drops[reason as usize]
     }
 
-    /// Adds those of another stack.
+    /// Adds the counters of another stack.
     pub fn add(&mut self, other: &Self) {
         self.packets_in += other.packets_in;
         self.bytes_in += other.bytes_in;
@@ -258,7 +258,7 @@ impl Counters {
         }
     }
 
-    /// Reasons that occurred, with their counts.
+    /// Drop reasons that occurred, with their counts.
     pub fn drops(&self) -> impl Iterator<Item = (DropReason, u64)> + '_ {
         DropReason::ALL
             .iter()

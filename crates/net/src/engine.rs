@@ -1,20 +1,20 @@
-//! Protocols and their device, driven together.
+//! Drives a stack and its device together.
 //!
 //! # Theory of operation
 //!
-//! An [`Engine`] owns a stack, one queue of a device and the memory of both. Whoever drives it
-//! sleeps until the device's file is readable or [`Engine::next_deadline`] has come, and then does
-//! a turn: [`Engine::turn`], [`Engine::receive`], [`Engine::run_timers`], what the owner itself has
-//! to do, [`Engine::send`]. Acknowledgements and windows so leave once for a burst, after the owner
-//! took the data.
+//! An [`Engine`] owns a stack, one queue of a device and the memory of both. Its driver sleeps
+//! until the device's file is readable or [`Engine::next_deadline`] has passed. Then it runs a
+//! turn: [`Engine::turn`], [`Engine::receive`], [`Engine::run_timers`], the owner's own work,
+//! [`Engine::send`]. So ACKs and window updates are sent once per burst, after the owner took the
+//! data.
 //!
-//! Three kinds of owners drive one: the worker of a gateway, alone; a host and its C counterpart,
+//! There are three kinds of drivers: the worker of a gateway, alone; a host and its C counterpart,
 //! behind a lock, so that calls use the stack between two turns ([`Engine::with`]).
 //!
-//! When memory is short, the device is left alone for [`MEMORY_PAUSE`], and what it holds waits
-//! there. What the device does not take waits in the engine, and the stack builds nothing more
+//! When memory is short, the device is not read for [`MEMORY_PAUSE`], and its packets wait there.
+//! Packets that the device does not take wait in the engine, and the stack builds no others
 //! meanwhile. After an error of the device the engine is *gone*: it receives nothing, and drops and
-//! counts what is sent, as with the cable out.
+//! counts sent packets, as if the cable were unplugged.
 //!
 //! No call blocks, reads a clock or allocates. One thread at a time.
 
@@ -24,18 +24,18 @@ use crate::time::{Duration, Instant, earliest};
 use alloc::sync::Arc;
 use towpath_packet::{Burst, Context, Device, Input, Ledger, Memory};
 
-/// How long a device is left alone when memory is short, and when it took a part only.
+/// Pause of a device when memory is short, or when it took only part of a burst.
 pub const MEMORY_PAUSE: Duration = Duration::from_millis(1);
 
-/// What an engine drives: a stack, or sockets over one.
+/// What an engine drives: a stack, or sockets above one.
 pub trait Protocols {
     /// The stack.
     fn stack(&self) -> &Stack;
 
-    /// The stack, to be changed.
+    /// The stack, to change its settings.
     fn stack_mut(&mut self) -> &mut Stack;
 
-    /// Takes received packets.
+    /// Processes received packets.
     fn input(&mut self, burst: &mut Burst, cx: &mut Context<'_>);
 
     /// Fills `burst` with packets to send; empty if there are none.
@@ -44,42 +44,42 @@ pub trait Protocols {
     /// Runs the timers that are due.
     fn on_deadline(&mut self, cx: &mut Context<'_>);
 
-    /// When [`Protocols::on_deadline`] wants to be called next.
+    /// When [`Protocols::on_deadline`] must be called next.
     fn next_deadline(&self) -> Option<Instant>;
 }
 
-/// A stack, its device and the memory of both. See the module text.
+/// A stack, its device and the memory of both. See the module documentation.
 pub struct Engine<P, D> {
-    /// The stack, or sockets over it.
+    /// The stack, or sockets above it.
     pub protocols: P,
     /// One queue of a device.
     pub device: D,
     /// Packets and frames.
     pub memory: Memory,
-    /// Where copies of payload are counted.
+    /// Counts copies of payload.
     pub ledger: Arc<Ledger>,
     received: Burst,
     to_send: Burst,
-    /// Receiving waits until then for memory.
+    /// Time until which receiving pauses because memory is short.
     paused_until: Option<Instant>,
-    /// Sending is tried again then: the device took a part only, or there was no memory.
+    /// Time of the next attempt to send: the device took only part of a burst, or memory was short.
     retry_at: Option<Instant>,
     is_gone: bool,
 }
 
-/// What one call of [`Engine::receive`] brought.
+/// Result of [`Engine::receive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Packets for the stack.
+    /// Number of packets passed to the stack.
     pub packets: usize,
-    /// There may be more: as many came as were asked for.
+    /// The limit was reached: there may be more packets.
     pub is_full: bool,
-    /// Why the device stopped.
+    /// Why the device stopped receiving.
     pub input: Input,
 }
 
 impl<P: Protocols, D: Device> Engine<P, D> {
-    /// An engine, which has the stack use what the device can do.
+    /// Creates an engine; the stack is set to the device's capabilities.
     pub fn new(mut protocols: P, device: D, memory: Memory, ledger: Arc<Ledger>) -> Self {
         protocols.stack_mut().set_caps(device.caps());
         Self {
@@ -95,19 +95,19 @@ impl<P: Protocols, D: Device> Engine<P, D> {
         }
     }
 
-    /// The stack, and what its calls work with.
+    /// The stack, and the context for its calls.
     pub fn parts(&mut self, now: Instant) -> (&mut P, Context<'_>) {
         let Self { protocols, memory, ledger, .. } = self;
         (protocols, Context { memory, ledger, now })
     }
 
-    /// Lets `act` use the stack with its memory.
+    /// Runs `act` on the stack with its context.
     pub fn with<R>(&mut self, now: Instant, act: impl FnOnce(&mut P, &mut Context<'_>) -> R) -> R {
         let Self { protocols, memory, ledger, .. } = self;
         act(protocols, &mut Context { memory, ledger, now })
     }
 
-    /// Lets `act` use the device with its memory.
+    /// Runs `act` on the device with its context.
     pub fn with_device<R>(
         &mut self,
         now: Instant,
@@ -117,11 +117,11 @@ impl<P: Protocols, D: Device> Engine<P, D> {
         act(device, &mut Context { memory, ledger, now })
     }
 
-    /// Lets the device do what is due beside packets. Its file is or may be readable, or its
-    /// deadline has come.
+    /// Runs the device's work other than packets, when its file may be readable or its deadline has
+    /// passed.
     ///
     /// # Errors
-    /// The device is of no further use.
+    /// The device has failed permanently.
     pub fn turn(&mut self, is_readable: bool, now: Instant) -> Result<(), D::Error> {
         if self.is_gone {
             return Ok(());
@@ -132,10 +132,10 @@ impl<P: Protocols, D: Device> Engine<P, D> {
         turned
     }
 
-    /// Receives at most `limit` packets, shows them to `see`, and gives them to the stack.
+    /// Receives at most `limit` packets, shows them to `see`, and passes them to the stack.
     ///
     /// # Errors
-    /// The device is of no further use.
+    /// The device has failed permanently.
     pub fn receive(
         &mut self,
         limit: usize,
@@ -170,11 +170,11 @@ impl<P: Protocols, D: Device> Engine<P, D> {
         }
     }
 
-    /// Sends what the stack has, `bursts` bursts at most, each of which is shown to `see` before.
-    /// True if the device would take more.
+    /// Sends the stack's packets, at most `bursts` bursts, each of which is first shown to `see`.
+    /// True if the device can take more.
     ///
     /// # Errors
-    /// The device is of no further use. What it did not take is dropped by the next call.
+    /// The device has failed permanently. The next call drops what it did not take.
     pub fn send(
         &mut self,
         bursts: usize,
@@ -188,7 +188,7 @@ impl<P: Protocols, D: Device> Engine<P, D> {
             if to_send.is_empty() {
                 protocols.output(to_send, cx);
                 if to_send.is_empty() {
-                    // What is left then waits for memory.
+                    // If the stack still has output, it waits for memory.
                     *retry_at = protocols.stack().has_output().then(|| now + MEMORY_PAUSE);
                     return Ok(false);
                 }
@@ -216,36 +216,36 @@ impl<P: Protocols, D: Device> Engine<P, D> {
         Ok(true)
     }
 
-    /// True if the device is to have a [turn](Engine::turn), whether its file is readable or not:
-    /// its deadline has come, or it was left alone for long enough.
+    /// True if the device needs a [turn](Engine::turn) even if its file is not readable: its
+    /// deadline has passed, or its pause is over.
     pub fn is_due(&self, now: Instant) -> bool {
         let due = earliest([self.device_deadline(), self.paused_until]);
         due.is_some_and(|at| at <= now)
     }
 
-    /// True while the device's file is to be watched: receiving waits for no memory, and the device
-    /// is there.
+    /// True while the device's file must be watched: receiving is not paused and the device is not
+    /// gone.
     pub fn is_watched(&self) -> bool {
         !self.is_gone && self.paused_until.is_none()
     }
 
-    /// True after an error of the device: nothing moves any more.
+    /// True after an error of the device: no packets move any more.
     pub fn is_gone(&self) -> bool {
         self.is_gone
     }
 
-    /// True if something has left the stack, or is about to, and the device has not taken it.
+    /// True if packets have left the stack, or are about to, that the device has not taken.
     pub fn has_unsent(&self) -> bool {
         !self.to_send.is_empty() || self.protocols.stack().has_output()
     }
 
-    /// To be called before a sleep. True if the device has work already; if not, its file becomes
-    /// readable when there is some, until the next turn.
+    /// Must be called before a sleep. True if the device already has work; otherwise its file
+    /// becomes readable when it has, until the next turn.
     pub fn arm(&mut self) -> bool {
         self.is_watched() && self.device.arm()
     }
 
-    /// When there is something to do without news of the device or of the owner.
+    /// When the engine has work without an event of the device or the owner.
     pub fn next_deadline(&self) -> Option<Instant> {
         let protocols = self.protocols.next_deadline();
         earliest([protocols, self.device_deadline(), self.paused_until, self.retry_at])
@@ -255,8 +255,8 @@ impl<P: Protocols, D: Device> Engine<P, D> {
         if self.is_gone { None } else { self.device.next_deadline() }
     }
 
-    /// Gives back frames that the device keeps ready, and memory that a busier time has left
-    /// behind: `unused` may give the bytes it is shown back to the system.
+    /// Releases frames that the device keeps ready, and memory that is unused after a busier time:
+    /// `unused` may return the bytes that it is shown to the system.
     pub fn rest(&mut self, unused: impl FnMut(&mut [u8])) {
         self.device.rest();
         self.memory.unused(unused);

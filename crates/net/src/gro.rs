@@ -1,37 +1,37 @@
-//! Coalescing: received segments of one flow become a super-packet.
+//! Coalescing: merges received segments of one flow into a super-packet.
 //!
 //! # Theory of operation
 //!
-//! A [`Coalescer`] holds the packets of a burst that may yet grow. A TCP or UDP packet that is
-//! exactly what [segmentation](crate::gso) would make of a held super-packet as its next segment is
-//! merged: its pieces move, its headers and its handle go. So cutting what was coalesced gives back
-//! the same bytes, and the conditions of Linux's GRO need no list of their own: a packet whose
-//! addresses, TTL, TOS, DF, flow label, extension headers, TCP options, acknowledgment, window,
-//! flags or sequence number is not the expected one differs from the segment that would be cut.
+//! A [`Coalescer`] holds packets of a burst that can still grow. A TCP or UDP packet is merged into
+//! a held super-packet if it is exactly the segment that [segmentation](crate::gso) of the
+//! super-packet would produce next. Its pieces move; its headers and handle are released. So
+//! segmentation of the result restores the same bytes, and Linux's GRO conditions need no list of
+//! their own: a packet with another address, TTL, TOS, DF, flow label, extension header, TCP
+//! option, acknowledgment, window, flag or sequence number differs from the expected segment.
 //!
-//! Around this stand the rules about when, as Linux has them:
+//! In addition, these rules of Linux apply:
 //!
-//! - A packet that does not merge sends the held one of its flow up before it is held or sent up
-//!   itself: order within a flow, which is addresses, protocol and ports, never changes.
-//! - A payload shorter than the first, PSH or FIN merge as the last segment; the super-packet goes
-//!   up at once.
+//! - A packet that does not merge first delivers the held packet of its flow, and is then held or
+//!   delivered itself. So the order within a flow (addresses, protocol and ports) never changes.
+//! - A payload shorter than the first, PSH or FIN merge as the last segment, and the super-packet
+//!   is delivered at once.
 //! - Pure ACKs, SYN, RST, URG, IPv4 options, fragments, super-packets and padded packets are never
-//!   held. A packet that begins with PSH or FIN has no successor and is not held either.
-//! - Checksums are verified before a packet is held, here if the device did not; one that fails
-//!   goes up as it came, for the stack to count.
+//!   held. Nor is a first packet with PSH or FIN, as it has no successor.
+//! - Checksums are verified before a packet is held, here if the device did not. A packet with a
+//!   wrong checksum is delivered unchanged, for the stack to count.
 //!
-//! Two differences from Linux. IPv4 identifications must count on by one: a constant one would be
-//! lost, because a super-packet has no mark for it. UDP packets that cannot be coalesced send up
-//! what is held of their flow, where Linux lets them overtake it.
+//! There are two differences from Linux. IPv4 identifications must be consecutive: a constant one
+//! would be lost, because a super-packet cannot represent it. UDP packets that cannot be coalesced
+//! deliver what is held of their flow, where Linux lets them overtake it.
 //!
-//! A super-packet that goes up carries a partial checksum, one that stayed alone its own bytes.
+//! A merged super-packet has a partial checksum; a packet that stayed alone is delivered unchanged.
 //!
 //! # Limits
 //!
-//! [`BUCKETS`] of [`HELD_PER_BUCKET`] packets: one more sends the oldest of its bucket up. A
-//! super-packet has at most [`PIECES_MAX`](towpath_packet::packet::PIECES_MAX) pieces and
-//! [`IP_BYTES_MAX`] bytes of IP packet, one of UDP [`UDP_COALESCED_MAX`] datagrams: the packet that
-//! would exceed this begins the next one.
+//! [`BUCKETS`] buckets of [`HELD_PER_BUCKET`] packets; a further packet delivers the oldest of its
+//! bucket. A super-packet has at most [`PIECES_MAX`](towpath_packet::packet::PIECES_MAX) pieces and
+//! [`IP_BYTES_MAX`] bytes of IP packet, and a UDP super-packet [`UDP_COALESCED_MAX`] datagrams. The
+//! packet that would exceed a limit begins the next super-packet.
 //!
 //! RFC 9293, RFC 768, RFC 3168 §6.1.2 (CWR begins a super-packet).
 
@@ -50,7 +50,7 @@ use crate::wire::tcp::Flags;
 use crate::wire::{ipv4, udp};
 use held::{Bucket, Held};
 
-/// Holds the packets that may yet be merged. One thread.
+/// Holds packets that can still be merged. One thread.
 pub struct Coalescer {
     buckets: [Bucket; BUCKETS],
     hash: FixedState,
@@ -68,11 +68,11 @@ impl Coalescer {
         Self { buckets: [const { Bucket::EMPTY }; BUCKETS], hash: FixedState::default() }
     }
 
-    /// Takes a received, parsed packet: merges it, holds it, or sends it up through `out`, after
-    /// what must go before it.
+    /// Processes a received, parsed packet: merges it, holds it, or delivers it to `out`, after the
+    /// held packets that precede it.
     ///
-    /// Only flows that want it come here: a receiver of UDP that does not know super-packets must
-    /// not see one, and whoever routes packets past the coalescer does so for the whole flow.
+    /// Only flows whose receiver supports super-packets may be passed here. A caller that bypasses
+    /// the coalescer must do so for the whole flow.
     pub fn receive(
         &mut self,
         mut packet: Packet,
@@ -115,7 +115,7 @@ impl Coalescer {
         }
     }
 
-    /// Sends up everything held: at the end of each burst, unless a delay was chosen.
+    /// Delivers all held packets: at the end of each burst, unless a delay was chosen.
     pub fn flush(&mut self, out: &mut impl FnMut(Packet)) {
         for bucket in &mut self.buckets {
             while bucket.count() > 0 {
@@ -124,7 +124,7 @@ impl Coalescer {
         }
     }
 
-    /// Sends up what has been held since `limit` or longer.
+    /// Delivers packets that have been held since `limit` or longer.
     pub fn flush_older(&mut self, limit: Instant, out: &mut impl FnMut(Packet)) {
         for bucket in &mut self.buckets {
             while bucket.oldest().is_some_and(|since| since <= limit) {
@@ -133,12 +133,12 @@ impl Coalescer {
         }
     }
 
-    /// Since when the packet held longest has been held.
+    /// When the oldest held packet was received.
     pub fn oldest(&self) -> Option<Instant> {
         self.buckets.iter().filter_map(Bucket::oldest).min()
     }
 
-    /// Packets held, each counted once however many were merged into it.
+    /// Number of held packets; each counts once however many were merged into it.
     pub fn held_count(&self) -> usize {
         self.buckets.iter().map(Bucket::count).sum()
     }
@@ -152,14 +152,14 @@ impl Coalescer {
     }
 }
 
-/// Whether a packet could be part of a super-packet, by its own headers.
+/// True if a packet may be part of a super-packet, by its own headers.
 fn may_merge(packet: &Packet, shape: &Shape) -> bool {
     let headers = packet.headers();
     let payload = packet.payload_len();
     if packet.offload().gso.is_some() || payload == 0 || shape.ip_len(payload) > IP_BYTES_MAX {
         return false;
     }
-    // Padding, or a length that lies.
+    // The packet has padding, or its length field is wrong.
     if shape.stated_ip_length(headers) != shape.ip_length_field(payload) {
         return false;
     }
@@ -178,7 +178,7 @@ fn may_merge(packet: &Packet, shape: &Shape) -> bool {
     }
 }
 
-/// No options, and a valid checksum that segmentation would write in the same way.
+/// True for a header without options and with the checksum that segmentation would write.
 fn ipv4_may_merge(header: &[u8]) -> bool {
     let is_canonical = read_u16(header, at::IPV4_CHECKSUM) != NEGATIVE_ZERO;
     header.len() == ipv4::HEADER_LEN
@@ -186,11 +186,11 @@ fn ipv4_may_merge(header: &[u8]) -> bool {
         && ipv4::Header::parse(header, usize::MAX).is_ok()
 }
 
-/// Whether the transport checksum is known to be right, and the one that segmentation would write.
-/// Remembers in the packet what was found out.
+/// True if the transport checksum is correct and is the one that segmentation would write. Records
+/// a verified checksum in the packet.
 fn verify(packet: &mut Packet, shape: &Shape, ledger: &Ledger) -> bool {
     let field = read_u16(packet.headers(), shape.checksum_at());
-    // Complete, only UDP writes this for zero; no other sum of non-zero bytes is zero.
+    // Only UDP writes this value for a sum of zero; no other sum of non-zero bytes is zero.
     let is_canonical = field != NEGATIVE_ZERO || shape.transport == Transport::Udp;
     let mut offload = *packet.offload();
     match offload.checksum {
@@ -211,22 +211,23 @@ fn verify(packet: &mut Packet, shape: &Shape, ledger: &Ledger) -> bool {
     }
 }
 
-/// Whether the sender has nothing that would follow this packet at once.
+/// True if the sender has no data that follows this packet at once.
 fn ends_burst(headers: &[u8], shape: &Shape) -> bool {
     shape.transport == Transport::Tcp
         && Flags(headers[shape.transport_at + at::TCP_FLAGS]).intersects(Flags::PSH | Flags::FIN)
 }
 
-/// The other zero of one's complement.
+/// The second zero of one's complement.
 const NEGATIVE_ZERO: u16 = 0xffff;
 
-/// Buckets of held packets, as on Linux.
+/// Number of buckets of held packets, as on Linux.
 pub const BUCKETS: usize = 8;
 
-/// Packets held per bucket, as on Linux: 64 in all, as many as a burst has.
+/// Packets held per bucket, as on Linux: 64 in total, as many as in a burst.
 pub const HELD_PER_BUCKET: usize = 8;
 
-/// Most datagrams in a super-packet of UDP, as on Linux. Less than may be cut from one.
+/// Maximum number of datagrams coalesced into a UDP super-packet, as on Linux. Segmentation allows
+/// more.
 pub const UDP_COALESCED_MAX: usize = 64;
 
 const _: () = assert!(BUCKETS.is_power_of_two());

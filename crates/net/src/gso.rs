@@ -1,23 +1,24 @@
-//! Segmentation in software, and checksums for devices that make none.
+//! Segmentation in software, and checksums for devices without checksum offload.
 //!
 //! # Theory of operation
 //!
-//! [`segment`] cuts a super-packet into the packets that a device with TSO or USO would have sent.
-//! Each gets a private copy of the headers, with lengths, sequence number, identification and flags
-//! of its own, and pieces of the same loans: no payload byte is copied, and each lender is told
-//! once, after the last segment that holds a piece of his is gone.
+//! [`segment`] splits a super-packet into the packets that a device with TSO or USO would send.
+//! Each segment gets a private copy of the headers, with its own lengths, sequence number,
+//! identification and flags, and pieces of the same loans. No payload byte is copied, and each
+//! lender is notified once, after the last segment that holds one of its pieces is dropped.
 //!
-//! The fields of a stranger's super-packet are checked first ([`check_offload`]) and then written
-//! anew, not adjusted: lengths and pseudo-headers come from the bytes that are there.
+//! The offload fields of an untrusted super-packet are first checked ([`check_offload`]). The
+//! fields of the segments are then written anew, not adjusted: lengths and pseudo-headers are
+//! computed from the actual bytes.
 //!
-//! What is cut may be the packet in a UDP tunnel (`Gso::tunnel`). Then each segment gets the outer
-//! headers as well, with lengths, identification and checksums of its own.
+//! The super-packet may be in a UDP tunnel (`Gso::tunnel`). Each segment then also gets the outer
+//! headers, with their own lengths, identification and checksums.
 //!
 //! # Limits
 //!
-//! [`IP_BYTES_MAX`] bytes of IP packet, [`TCP_SEGMENTS_MAX`] or [`UDP_SEGMENTS_MAX`] segments; what
-//! exceeds them is refused and handed back. Handles are reserved before the first segment leaves:
-//! either all segments come out, or none and the packet is handed back.
+//! [`IP_BYTES_MAX`] bytes of IP packet, [`TCP_SEGMENTS_MAX`] or [`UDP_SEGMENTS_MAX`] segments;
+//! packets beyond these are rejected and returned. Handles are reserved before the first segment is
+//! passed on: either all segments are made, or none, and the packet is returned.
 //!
 //! RFC 9293 §3.1 (TCP), RFC 768 (UDP), RFC 791, RFC 8200, RFC 3168 §6.1.2 (CWR), RFC 6864
 //! (identification); the behaviour of Linux's GSO.
@@ -47,23 +48,23 @@ pub(crate) use sum::sum_is_right;
 pub use sum::{ChecksumError, complete_checksum, transport_sum, verify_checksum};
 pub(crate) use tunnel::headers_end;
 
-/// What becomes of the transport checksum of each segment.
+/// How to handle the transport checksum of each segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksums {
-    /// Made here, over the pieces.
+    /// Computed here over the pieces.
     Complete,
     /// Left to a device: the field holds the pseudo-header's sum.
     LeavePartial,
 }
 
-/// Why a packet was not segmented.
+/// Error of [`segment`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentError {
-    /// Its offload fields are wrong.
+    /// The offload fields are invalid.
     Offload(OffloadError),
-    /// It is plain, and its checksum cannot be completed.
+    /// The packet is no super-packet, and its checksum cannot be completed.
     Checksum(ChecksumError),
-    /// There are not enough packet handles for all segments.
+    /// Too few packet handles are free for all segments.
     NoPackets,
 }
 
@@ -87,11 +88,12 @@ impl core::error::Error for SegmentError {
     }
 }
 
-/// Cuts a super-packet into segments, handed to `out` in order; returns how many. A packet that is
-/// no super-packet goes to `out` as it is, with its partial checksum completed if that was asked.
+/// Splits a super-packet into segments and passes them to `out` in order; returns how many. A
+/// packet that is no super-packet is passed on as it is, with its partial checksum completed if
+/// requested.
 ///
-/// On error the packet comes back and `out` has seen nothing. Its offload fields may have lost a
-/// segmentation that one packet had no need of.
+/// On error the packet is returned and `out` has not been called. Segmentation fields that the
+/// packet did not need may have been cleared.
 pub fn segment(
     mut packet: Packet,
     memory: &mut Memory,
@@ -137,10 +139,11 @@ pub fn segment(
     Ok(count)
 }
 
-/// Leaves it to a device to cut a super-packet as [`segment`] does, with partial checksums. False
-/// for one in a tunnel, which is to be segmented; a packet that is no super-packet stays as it is.
+/// Prepares a super-packet for segmentation by a device, with the result of [`segment`] with
+/// partial checksums. False for a packet in a tunnel, which must be segmented in software. A packet
+/// that is no super-packet is not changed.
 ///
-/// On error the packet is as [`segment`] hands it back.
+/// On error the packet is as [`segment`] returns it.
 pub fn leave_to_device(packet: &mut Packet, layout: Layout) -> Result<bool, OffloadError> {
     let Some(Whole { shape, outer, gso }) = claims::check(packet, layout)? else {
         return Ok(true);
@@ -155,7 +158,7 @@ pub fn leave_to_device(packet: &mut Packet, layout: Layout) -> Result<bool, Offl
     Ok(true)
 }
 
-/// [`segment`] for a packet that is one segment.
+/// [`segment`] for a packet that is no super-packet.
 fn pass(
     mut packet: Packet,
     ledger: &Ledger,
@@ -171,7 +174,7 @@ fn pass(
     Ok(1)
 }
 
-/// A partial checksum in its own place. Both numbers are offsets into [`HEADER_BYTES`].
+/// A partial checksum in its regular field. Both numbers are offsets below [`HEADER_BYTES`].
 pub(crate) fn partial(shape: &Shape) -> Checksum {
     Checksum::Partial { start: shape.transport_at as u16, offset: shape.checksum_offset() as u16 }
 }

@@ -1,8 +1,8 @@
 //! Protocols of towpath: wire formats, checksums, offload, IP, ICMP, UDP, TCP and the stack.
 //!
-//! Nothing here does I/O or reads a clock: state, `now` and a burst of packets go in; a burst,
-//! events and the next deadline come out. `no_std` and `forbid(unsafe_code)` make the compiler
-//! the witness.
+//! This crate does no I/O and reads no clock: state, `now` and a burst of packets go in; a burst,
+//! events and the next deadline come out. The compiler enforces this by `no_std` and
+//! `forbid(unsafe_code)`.
 //!
 //! Modules form a line; each may use only those to its left (checked by `cargo xtask tidy`):
 //! `counters → wire → bpf → checksum → gso → {gro, fragment} → switch → neighbor →

@@ -1,24 +1,23 @@
-//! Link-layer addresses of neighbours (RFC 826, RFC 4861 §7), and packets waiting for them.
+//! Neighbour cache: link-layer addresses of neighbours (RFC 826, RFC 4861 §7), and packets that
+//! wait for them.
 //!
-//! Entries are learnt from ARP and neighbour discovery, or set for good by the driver; what was
-//! set for good is never overwritten, so that a program that lies cannot redirect traffic of
-//! another. Only addresses we asked for, or that asked us, make an entry: unsolicited
-//! announcements update but never create. An address known for longer than [`LIFETIME`] is asked
-//! for again when it is used, and used meanwhile.
+//! Entries are learned from ARP and neighbour discovery, or set permanently by the driver. A
+//! permanent entry is never overwritten, so that a malicious program cannot redirect the traffic of
+//! another. Only addresses that were solicited, or that solicited us, make an entry: unsolicited
+//! announcements update entries but create none. An address known for longer than [`LIFETIME`] is
+//! solicited again when it is used, and used meanwhile.
 //!
-//! Bounds: [`ENTRIES_MAX`] entries; packets of
-//! [`WAITING_BYTES_MAX`] wait for one address and of [`ALL_WAITING_BYTES_MAX`] for all, the oldest
-//! for the same address make room, and one packet always waits (RFC 4861 §7.2.2); [`ASK_COUNT`]
-//! questions a second apart.
+//! Bounds: [`ENTRIES_MAX`] entries. Packets of [`WAITING_BYTES_MAX`] wait for one address, and of
+//! [`ALL_WAITING_BYTES_MAX`] for all; the oldest for the same address are dropped for new ones, and
+//! one packet may always wait (RFC 4861 §7.2.2). [`ASK_COUNT`] requests are sent, one second apart.
 //!
-//! A full table parts with a learnt entry that nothing was sent to, the oldest first; else with one
-//! that has not answered, else with one behind the port of a switch that has more than half of all,
-//! else with any other, of each kind the one that was used longest ago. So packets for addresses
-//! that nobody has do not displace neighbours that answer, nor does a guest that answers for
-//! hundreds of addresses displace other guests. What strangers
-//! say is no reason to part with a next hop, or with an entry that packets wait for: a flood of
-//! their questions is answered, but not learnt. What we send ourselves parts with these too: what
-//! waited is handed back to be counted.
+//! A full table evicts a learned entry. It prefers, in this order: an entry to which nothing was
+//! sent; one that has not answered; one behind a switch port with more than half of all entries;
+//! any other. Within each group the least recently used entry is evicted. So packets for addresses
+//! without a station do not evict neighbours that answer, and a guest that answers for hundreds of
+//! addresses does not evict other guests. Next hops, and entries with waiting packets, are not
+//! evicted because of received messages: a flood of requests is answered, but not learned. They may
+//! be evicted for packets that are sent; the waiting packets are then returned to be counted.
 
 use crate::time::{Duration, Instant};
 use crate::wire::MacAddr;
@@ -27,36 +26,37 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use towpath_packet::Packet;
 
-/// Most entries.
+/// Maximum number of entries.
 pub const ENTRIES_MAX: usize = 256;
-/// Most bytes of packets that wait for one address, each with [`WAITING_OVERHEAD`]: Linux's
-/// unres_qlen_bytes. A burst of datagrams to somebody new gets through.
+/// Maximum bytes of packets that wait for one address, each with [`WAITING_OVERHEAD`] (Linux's
+/// `unres_qlen_bytes`). It allows a burst of datagrams to a new neighbour.
 pub const WAITING_BYTES_MAX: usize = 212_992;
-/// The same for all addresses together: what five are sent in bursts.
+/// Maximum bytes of packets that wait for all addresses: about five full queues.
 pub const ALL_WAITING_BYTES_MAX: usize = 1 << 20;
-/// What a packet counts beside its bytes: what Linux takes for one with next to nothing in it.
+/// Bytes charged for a waiting packet in addition to its length: the size of an empty packet in
+/// Linux.
 pub const WAITING_OVERHEAD: usize = 768;
-/// Questions before an address counts as unreachable (RFC 4861 MAX_MULTICAST_SOLICIT).
+/// Requests sent before an address counts as unreachable (RFC 4861 MAX_MULTICAST_SOLICIT).
 pub const ASK_COUNT: u8 = 3;
-/// Time between questions (RFC 4861 RETRANS_TIMER).
+/// Time between requests (RFC 4861 RETRANS_TIMER).
 pub const ASK_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a learnt address is used without being asked for again.
+/// Time for which a learned address is used without another request.
 pub const LIFETIME: Duration = Duration::from_secs(60);
 
 enum Known {
     Permanent(MacAddr),
     Until(MacAddr, Instant),
-    /// Not known, or known too long ago; asked for.
+    /// Unknown, or known for too long; a request was sent.
     Asked(Question),
 }
 
 struct Question {
     count: u8,
     next: Instant,
-    /// The address that is used until the answer comes.
+    /// Address to use until the answer arrives.
     stale: Option<MacAddr>,
     pending: VecDeque<Outgoing>,
-    /// What they count.
+    /// Bytes charged for the waiting packets.
     bytes: usize,
 }
 
@@ -65,8 +65,8 @@ impl Question {
         Self { count: 1, next: now + ASK_INTERVAL, stale, pending: VecDeque::new(), bytes: 0 }
     }
 
-    /// Lets a packet wait with others of `most` bytes, if there are others; returns how many made
-    /// room for it.
+    /// Queues a packet, and drops the oldest while the others exceed `most` bytes; returns how many
+    /// were dropped. One packet is always queued.
     fn wait(&mut self, packet: Outgoing, most: usize) -> usize {
         let before = self.pending.len();
         self.bytes += packet.waiting_bytes();
@@ -84,9 +84,9 @@ impl Question {
 struct Entry {
     address: IpAddr,
     known: Known,
-    /// The port of a switch by which its address was told.
+    /// Switch port at which its address was last announced.
     port: Option<u16>,
-    /// When a packet was last sent there, or wanted to be.
+    /// When a packet was last sent, or to be sent, to this address.
     used: Option<Instant>,
 }
 
@@ -99,22 +99,22 @@ impl Entry {
         matches!(self.known, Known::Permanent(_))
     }
 
-    /// True if a link-layer address has been told.
+    /// True if a link-layer address has been received.
     fn has_answered(&self) -> bool {
         !matches!(self.known, Known::Asked(Question { stale: None, .. }))
     }
 
-    /// What packets that wait for this address count.
+    /// Bytes charged for packets that wait for this address.
     fn waiting_bytes(&self) -> usize {
         if let Known::Asked(question) = &self.known { question.bytes } else { 0 }
     }
 }
 
-/// A packet on its way to the device.
+/// A packet to be sent to the device.
 pub struct Outgoing {
     /// The packet, from its IP header on.
     pub packet: Packet,
-    /// What is larger goes out in fragments of so many bytes at most.
+    /// Larger packets are sent in fragments of at most this size.
     pub mtu: u16,
 }
 
@@ -124,70 +124,70 @@ impl Outgoing {
     }
 }
 
-/// What to do with a packet for a neighbour.
+/// Result of resolving a neighbour's address.
 pub enum Resolution {
-    /// Send it there; ask for the address too if `ask`: it may have changed.
+    /// The address is known: send the packet.
     Known {
-        /// The neighbour's address.
+        /// Link-layer address of the neighbour.
         mac: MacAddr,
         /// The packet.
         packet: Outgoing,
-        /// A question is due.
+        /// A request must be sent, as the address may have changed.
         ask: bool,
     },
-    /// It waits for the address.
+    /// The packet waits for the address.
     Waiting {
-        /// A question is due.
+        /// A request must be sent.
         ask: bool,
-        /// Older packets dropped to make room.
+        /// Number of older packets dropped to make room.
         dropped: usize,
     },
 }
 
-/// Where a neighbour is.
+/// Location of a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Station {
-    /// Its link-layer address.
+    /// Link-layer address.
     pub mac: MacAddr,
-    /// The port of a switch by which it spoke, if it came by one.
+    /// Switch port at which its message was received, if any.
     pub port: Option<u16>,
 }
 
-/// How a neighbour's address became known.
+/// How a neighbour announced its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// It asked for us, so we shall answer it.
+    /// By a request for a local address, which will be answered.
     ByAsking,
-    /// It said so.
+    /// By a reply or an advertisement with the override flag.
     ByItself,
-    /// It said so without a claim that what is known otherwise is wrong: an advertisement with
-    /// the override flag clear, as those of proxies and anycast addresses (RFC 4861 §7.2.5).
+    /// By an advertisement without the override flag, which does not replace another address, such
+    /// as those of proxies and anycast addresses (RFC 4861 §7.2.5).
     Perhaps,
 }
 
-/// The table.
+/// The neighbour cache.
 #[derive(Default)]
 pub struct Neighbors {
     entries: Vec<Entry>,
-    /// Where the last one looked for was.
+    /// Index of the last entry that was looked up.
     latest: usize,
-    /// Routers, which are not parted with for the sake of others.
+    /// Routers, whose entries are not evicted because of received messages.
     next_hops: Vec<IpAddr>,
 }
 
 impl Neighbors {
-    /// An empty table of a host with these routers.
+    /// An empty cache of a host with these routers.
     pub fn new(next_hops: &[IpAddr]) -> Self {
         Self { next_hops: next_hops.to_vec(), ..Self::default() }
     }
 
-    /// Sets an address for good.
+    /// Sets a permanent address.
     pub fn set(&mut self, address: IpAddr, mac: MacAddr) {
         self.entries.retain(|entry| entry.address != address);
         self.entries.push(Entry::new(address, Known::Permanent(mac), None));
     }
 
-    /// The link-layer address for `packet`, or a place to wait for it.
+    /// Resolves the address for `packet`, or queues the packet until it is known.
     pub fn resolve(&mut self, address: IpAddr, packet: Outgoing, now: Instant) -> Resolution {
         let Some(index) = self.position(address) else {
             let lost = self.make_room_to_send();
@@ -201,7 +201,7 @@ impl Neighbors {
             Known::Permanent(mac) => (*mac, false),
             Known::Until(mac, until) if now < *until => (*mac, false),
             Known::Until(mac, _) => {
-                // Used while it is asked for again: traffic does not stop for it.
+                // The address is used while it is being confirmed, so traffic does not stop.
                 let mac = *mac;
                 self.entries[index].known = Known::Asked(Question::first(now, Some(mac)));
                 (mac, true)
@@ -214,7 +214,7 @@ impl Neighbors {
         Resolution::Known { mac, packet, ask }
     }
 
-    /// Lets a packet wait for an address that was asked for; returns how many made room for it.
+    /// Queues a packet for an address that was requested; returns how many were dropped for it.
     fn wait(&mut self, index: usize, packet: Outgoing) -> usize {
         let all: usize = self.entries.iter().map(Entry::waiting_bytes).sum();
         let Known::Asked(question) = &mut self.entries[index].known else {
@@ -224,7 +224,7 @@ impl Neighbors {
         question.wait(packet, left.min(WAITING_BYTES_MAX))
     }
 
-    /// Where `address` is; first looks where the last one was.
+    /// Index of the entry of `address`; tries the last one first.
     fn position(&mut self, address: IpAddr) -> Option<usize> {
         let is_it = |entry: &Entry| entry.address == address;
         if !self.entries.get(self.latest).is_some_and(is_it) {
@@ -233,7 +233,8 @@ impl Neighbors {
         Some(self.latest)
     }
 
-    /// A neighbour told its address. Packets that waited for it are handed to `send`.
+    /// Processes a neighbour's announcement of its address. Packets that waited for it are passed
+    /// to `send`.
     pub fn learn(
         &mut self,
         address: IpAddr,
@@ -258,7 +259,7 @@ impl Neighbors {
         match known {
             Known::Permanent(_) => return,
             Known::Until(other, until) if told == Told::Perhaps && *other != mac => {
-                // It stays in use, but is asked for again at once.
+                // The address stays in use, but is requested again at once.
                 *until = (*until).min(now);
                 return;
             }
@@ -278,7 +279,7 @@ impl Neighbors {
         entry.port = port;
     }
 
-    /// When [`Neighbors::on_deadline`] wants to be called next.
+    /// When [`Neighbors::on_deadline`] must be called next.
     pub fn deadline(&self) -> Option<Instant> {
         self.entries
             .iter()
@@ -289,7 +290,7 @@ impl Neighbors {
             .min()
     }
 
-    /// Asks again, or gives up. `ask` sends a question; `lost` counts packets given up.
+    /// Sends further requests or gives up. `ask` sends a request; `lost` counts dropped packets.
     pub fn on_deadline(
         &mut self,
         now: Instant,
@@ -314,8 +315,8 @@ impl Neighbors {
         });
     }
 
-    /// Room for an entry that a neighbour's own question makes. False if that would cost a next
-    /// hop, unless the new one is, or an entry that packets wait for.
+    /// Makes room for an entry learned from a request. False if that would evict a next hop for
+    /// another neighbour, or an entry with waiting packets.
     fn make_room_to_learn(&mut self, address: IpAddr) -> bool {
         if self.entries.len() < ENTRIES_MAX {
             return true;
@@ -328,8 +329,8 @@ impl Neighbors {
         is_taken
     }
 
-    /// Room for an entry that a packet of ours needs; returns how many packets waited for the one
-    /// that is gone.
+    /// Makes room for an entry that a packet to be sent needs; returns how many waiting packets of
+    /// the evicted entry were dropped.
     fn make_room_to_send(&mut self) -> usize {
         if self.entries.len() < ENTRIES_MAX {
             return 0;
@@ -340,7 +341,8 @@ impl Neighbors {
         lost
     }
 
-    /// The learnt entry that is missed least, and whether it is to be kept from strangers.
+    /// The learned entry to evict first, and whether it must not be evicted because of received
+    /// messages.
     fn least_wanted(&self) -> Option<(usize, bool)> {
         let learnt = self.entries.iter().enumerate().filter(|(_, entry)| !entry.is_permanent());
         let crowded = self.crowded_port();
@@ -353,8 +355,8 @@ impl Neighbors {
         Some((index, is_next_hop || self.waiting_at(index) > 0))
     }
 
-    /// The port behind which more than half of all are, if there is one: what is left over when
-    /// each of another port takes one of it away, and then counted.
+    /// Port with more than half of all entries, if there is one: the majority vote algorithm finds
+    /// a candidate, which is then counted.
     fn crowded_port(&self) -> Option<u16> {
         let ports = || self.entries.iter().map(|entry| entry.port);
         let (left, _) = ports().fold((None, 0), |(left, count), port| match count {
@@ -369,7 +371,7 @@ impl Neighbors {
         self.next_hops.contains(&address)
     }
 
-    /// Packets that wait for an entry's address.
+    /// Number of packets that wait for an entry's address.
     fn waiting_at(&self, index: usize) -> usize {
         match &self.entries[index].known {
             Known::Asked(question) => question.pending.len(),

@@ -1,11 +1,12 @@
-//! Numbers that nobody outside can guess: a keyed hash of a count.
+//! Unpredictable numbers: a keyed hash of a counter.
 //!
-//! The key comes from a secret of the owner, so that a simulation with a fixed secret repeats.
+//! The key is derived from a secret of the owner, so that a simulation with a fixed secret is
+//! repeatable.
 
 use core::hash::Hasher;
 use siphasher::sip::SipHasher13;
 
-/// A sequence of numbers.
+/// A sequence of unpredictable numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct Random {
     key: [u64; 2],
@@ -13,12 +14,13 @@ pub(crate) struct Random {
 }
 
 impl Random {
-    /// The sequence of this key.
+    /// The sequence with this key.
     pub(crate) fn new(key: [u64; 2]) -> Self {
         Self { key, count: 0 }
     }
 
-    /// The next number, below `bound`, which is not zero. Its bias is less than `bound` in 2^32.
+    /// The next number below `bound`, which must not be zero. Its bias is less than `bound` in
+    /// 2^32.
     pub(crate) fn below(&mut self, bound: u32) -> u32 {
         self.count = self.count.wrapping_add(1);
         let mut hasher = SipHasher13::new_with_keys(self.key[0], self.key[1]);

@@ -1,28 +1,28 @@
-//! A switch: learning, VLANs, isolation, and the translation of what devices can do.
+//! A switch: learning, VLANs, isolation, and adaptation to the offloads of each port.
 //!
 //! # Theory of operation
 //!
-//! [`Switch::forward`] takes a burst that came by one port. First each packet of it is judged:
-//! addresses, VLAN, what its sender may claim, what it left to others; the sender is learned, and
-//! the table says whom the packet is for. Then the packets go to the bursts of their ports, in the
-//! order in which they came, and last each port's burst is handed out. A packet for several ports
-//! gets a handle and private headers for each of them; its payload is shared by one more holder of
-//! each loan, and so is that of a super-packet that a port wants cut.
+//! [`Switch::forward`] takes a burst that was received on one port. First each packet is judged:
+//! addresses, VLAN, what its sender may claim, and its offload fields. The sender is learned, and
+//! the address table yields the packet's destination. Then the packets go to the bursts of their
+//! ports, in the order in which they came. Finally each port's burst is handed out. A packet for
+//! several ports gets a handle and private headers for each port. Its payload is shared: each copy
+//! is one more holder of the loans, also if a super-packet is segmented for a port.
 //!
-//! What a port takes is in its [`Caps`]. A super-packet passes whole where
-//! it can be taken, and is cut otherwise; checksums are completed for a port that takes no partial
-//! ones. No other work is done for a packet than that of the ports that it leaves by.
+//! A port's [`Caps`] say what it takes. A super-packet passes whole if the port takes it, and is
+//! segmented otherwise; checksums are completed for a port that takes no partial ones. Work is done
+//! only for ports that the packet leaves by.
 //!
-//! Loops are not looked for. Their effect is bounded: by the rates of what is flooded, and of
-//! stations that move. No spanning tree is spoken.
+//! Loops are not detected, and there is no spanning tree. The effect of a loop is bounded by the
+//! rate limits on flooding and on station moves.
 //!
-//! One thread. Nothing is allocated but by [`Switch::new`] and [`Switch::add_port`].
+//! One thread. Only [`Switch::new`] and [`Switch::add_port`] allocate.
 //!
 //! # Limits
 //!
-//! [`PORTS_MAX`] ports; the address table has the entries that [`Config`] says, and each port a
-//! share of its own, so that no port can use up another's; [`guard::GUARD_ENTRIES_MAX`] addresses
-//! in a list; [`FRAME_BYTES_MAX`] bytes of a frame.
+//! [`PORTS_MAX`] ports. The address table has [`Config::addresses_max`] entries, and each port has
+//! its own share of them, so that no port can use up another's. A guard list has
+//! [`guard::GUARD_ENTRIES_MAX`] entries, a frame [`FRAME_BYTES_MAX`] bytes.
 //!
 //! IEEE 802.1Q-2018 §8 (forwarding), §9.6 (tags); virtio 1.2 §5.1.6 (offload fields).
 
@@ -56,16 +56,16 @@ pub use port::{
 };
 pub use vlan::{PortVlans, VlanSet};
 
-/// How a switch behaves.
+/// Configuration of a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Entries of the address table, all ports together.
+    /// Entries of the address table, for all ports together.
     pub addresses_max: u32,
-    /// How long a station is known after its last packet.
+    /// How long a learned station is kept after its last packet.
     pub age: Duration,
-    /// Makes places in the table unpredictable; chance.
+    /// Seed of the table's hash; must be unpredictable.
     pub seed: u64,
-    /// Payload that was lent is copied into frames first: what sharing is measured against.
+    /// Copies lent payload into frames before forwarding; a baseline to measure sharing against.
     pub copies_payload: bool,
 }
 
@@ -77,30 +77,30 @@ impl Default for Config {
 
 pub use towpath_packet::Context;
 
-/// A station that is known.
+/// A known station.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Station {
-    /// Its address.
+    /// Link-layer address.
     pub mac: MacAddr,
-    /// Its VLAN.
+    /// VLAN.
     pub vid: Vid,
-    /// The port that it is behind.
+    /// Port that it is behind.
     pub port: PortId,
-    /// It was told, not learned.
+    /// Configured, not learned.
     pub is_static: bool,
 }
 
-/// A switch.
+/// A learning switch.
 pub struct Switch {
     config: Config,
-    /// By number; numbers of removed ports are empty.
+    /// Indexed by port number; `None` for removed ports.
     ports: Vec<Option<Port>>,
     fdb: Fdb,
-    /// For each port those it may talk to.
+    /// For each port the ports that it may send to.
     reach: Vec<PortSet>,
-    /// Ports with packets that were not handed out yet. Empty between calls.
+    /// Ports with packets that are not handed out yet. Empty between calls.
     touched: PortSet,
-    /// Those of the burst at hand: room for one of each packet. Empty between calls.
+    /// Verdicts of the current burst. Empty between calls; has room for one per packet.
     verdicts: Vec<Result<Verdict, PortDrop>>,
 }
 
@@ -133,7 +133,7 @@ impl Switch {
         Ok(PortId(free as u8))
     }
 
-    /// Removes a port and all that is known of its stations; returns its last counts.
+    /// Removes a port and its stations; returns its final counters.
     pub fn remove_port(&mut self, id: PortId) -> Result<PortCounters, PortError> {
         let place = self.ports.get_mut(id.index()).ok_or(PortError::Unknown)?;
         let port = place.take().ok_or(PortError::Unknown)?;
@@ -142,8 +142,8 @@ impl Switch {
         Ok(port.counters)
     }
 
-    /// Changes a port while packets flow. Its counts go on; what it has learned is forgotten if its
-    /// VLANs or its guard change, or if it was more than is kept for the port now.
+    /// Changes a port while packets flow. Its counters continue. Its learned stations are forgotten
+    /// if its VLANs or guard change, or if there are more than it may have now.
     pub fn set_port(&mut self, id: PortId, config: PortConfig) -> Result<(), PortError> {
         let before = self.config_of(id).ok_or(PortError::Unknown)?;
         let forgets = config.vlans != before.vlans || config.guard != before.guard;
@@ -159,15 +159,15 @@ impl Switch {
         Ok(())
     }
 
-    /// Changes what a port's device takes, such as when it was renegotiated.
+    /// Changes the capabilities of a port's device, such as after renegotiation.
     pub fn set_caps(&mut self, id: PortId, caps: Caps) -> Result<(), PortError> {
         let port = self.ports.get_mut(id.index()).and_then(Option::as_mut);
         port.ok_or(PortError::Unknown)?.config.caps = caps;
         Ok(())
     }
 
-    /// Says for good that a station is behind a port: nobody else can be it, and packets for it are
-    /// never flooded. Takes the place of what was learned or said before.
+    /// Configures permanently that a station is behind a port: no other port can use its address,
+    /// and packets for it are never flooded. Replaces a learned or configured entry.
     pub fn add_station(
         &mut self,
         mac: MacAddr,
@@ -185,15 +185,15 @@ impl Switch {
         Ok(())
     }
 
-    /// Forgets a station, learned or not; true if it was known.
+    /// Removes a station, learned or configured; true if it was known.
     pub fn remove_station(&mut self, mac: MacAddr, vid: Vid) -> bool {
         self.fdb.remove(Key::new(mac, vid))
     }
 
-    /// Takes all packets of a burst that came by port `from`, and hands out what becomes of them,
-    /// port by port, before it returns. Without such a port they are dropped.
+    /// Forwards all packets of a burst that was received on port `from`, and hands them out port by
+    /// port before it returns. If there is no such port, they are dropped.
     ///
-    /// Packets are as devices deliver them, inline or neither peeked nor checked, or have private
+    /// Packets are as devices deliver them (inline, or neither peeked nor checked), or have private
     /// headers up to the end of their transport header, as a stack hands them out.
     pub fn forward(
         &mut self,
@@ -224,12 +224,12 @@ impl Switch {
         }
     }
 
-    /// Forgets stations that were not heard of for too long.
+    /// Removes stations whose ageing time is over.
     pub fn expire(&mut self, now: Instant) {
         self.fdb.expire(now);
     }
 
-    /// When [`Switch::expire`] is wanted next.
+    /// When [`Switch::expire`] must be called next.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.fdb.next_deadline()
     }
@@ -239,8 +239,7 @@ impl Switch {
         Some(&self.ports.get(id.index())?.as_ref()?.config)
     }
 
-    /// Counts a packet that came by a port and that the owner of the switch has dropped for this
-    /// reason.
+    /// Counts a received packet that the owner of the switch dropped for this reason.
     pub fn count_drop(&mut self, id: PortId, reason: PortDrop) {
         if let Some(port) = self.ports.get_mut(id.index()).and_then(Option::as_mut) {
             port.counters.drop(reason);
@@ -252,13 +251,13 @@ impl Switch {
         Some(&self.ports.get(id.index())?.as_ref()?.counters)
     }
 
-    /// All ports.
+    /// Numbers of all ports.
     pub fn ports(&self) -> impl Iterator<Item = PortId> + '_ {
         let numbers = (0..=u8::MAX).zip(&self.ports);
         numbers.filter_map(|(number, port)| port.as_ref().map(|_| PortId(number)))
     }
 
-    /// All stations that are known, in no order. Walks the table: for reports.
+    /// All known stations, in no order. Walks the table; for reports.
     pub fn stations(&self, now: Instant) -> impl Iterator<Item = Station> + '_ {
         self.fdb.iter(now).map(|(mac, vid, entry)| Station {
             mac,
@@ -268,7 +267,7 @@ impl Switch {
         })
     }
 
-    /// Counts a packet and notes in it by which port it came.
+    /// Counts a received packet and records its ingress port in it.
     fn count_in(&mut self, from: PortId, packet: &mut Packet) {
         packet.set_ingress(Some(from.0.into()));
         let counters = &mut self.port_mut(from).counters;
@@ -291,7 +290,7 @@ impl Switch {
         }
     }
 
-    /// A copy for each port but the last, which gets the packet itself.
+    /// Sends a copy to each port but the last, which gets the packet itself.
     fn flood(
         &mut self,
         from: PortId,
@@ -327,7 +326,8 @@ impl Switch {
         }
     }
 
-    /// Whether a port may have this configuration; `own` is the one that has another now.
+    /// Checks that a port may have this configuration; `own` is the port whose configuration it
+    /// replaces.
     fn check_config(&self, config: &PortConfig, own: Option<PortId>) -> Result<(), PortError> {
         if !config.guard.is_bounded() {
             return Err(PortError::GuardTooLong);
@@ -340,7 +340,7 @@ impl Switch {
         Ok(())
     }
 
-    /// Works out anew who may talk to whom.
+    /// Recomputes which ports may send to which.
     fn connect(&mut self) {
         for from in 0..self.ports.len() {
             let mut reach = PortSet::EMPTY;
@@ -375,7 +375,7 @@ impl PortSet {
         self.0[id.index() / 64] |= 1 << (id.index() % 64);
     }
 
-    /// Those in it, in order of their numbers.
+    /// Ports of the set in numerical order.
     fn iter(self) -> impl Iterator<Item = PortId> {
         self.0.into_iter().enumerate().flat_map(|(index, mut word)| {
             core::iter::from_fn(move || {
@@ -387,15 +387,14 @@ impl PortSet {
     }
 }
 
-/// Most ports: a number has a byte.
+/// Maximum number of ports: a port number is one byte.
 pub const PORTS_MAX: usize = 256;
 
-/// Entries of the address table unless told otherwise: 64 ports with 128 each, and as many again
-/// for uplinks.
+/// Default size of the address table: 64 ports with 128 entries each, and as many again for
+/// uplinks.
 pub const ADDRESSES_MAX: u32 = 16_384;
 
-/// How long a station is known after its last packet, unless told otherwise (IEEE 802.1Q table
-/// 8-6).
+/// Default ageing time (IEEE 802.1Q table 8-6).
 pub const AGE: Duration = Duration::from_secs(300);
 
 #[cfg(test)]

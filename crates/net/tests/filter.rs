@@ -1,7 +1,7 @@
-//! Filter expressions against tcpdump's: the same verdicts on the same frames.
+//! Filter expressions compared with tcpdump: the same verdicts on the same frames.
 //!
-//! Frames differ in all that expressions look at, and are long enough for every load, so that the
-//! order in which tests are made cannot matter. Without tcpdump the test says that it was skipped.
+//! Frames vary in all fields that expressions check, and are long enough for every load, so that
+//! the order of tests does not matter. Without tcpdump the test reports that it was skipped.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use towpath_net::bpf::{Instruction, Program, compile};
 
-/// Bytes of each frame: headers with all options, and what follows.
+/// Bytes of each frame: headers with all options, and payload.
 const FRAME_BYTES: usize = 120;
 const FRAMES: usize = 4000;
 
@@ -63,7 +63,7 @@ const EXPRESSIONS: &[&str] = &[
     "(src host 10.0.0.1 and src port 80) or (dst host 10.0.0.1 and dst port 80)",
 ];
 
-/// A sequence of numbers that is the same each time.
+/// A repeatable sequence of numbers.
 struct Numbers(u64);
 
 impl Numbers {
@@ -129,12 +129,12 @@ fn frame(numbers: &mut Numbers) -> Vec<u8> {
     frame
 }
 
-/// Lengths on the wire that are told of the frames.
+/// Lengths on the wire that the capture file states.
 fn len(index: usize) -> u32 {
     FRAME_BYTES as u32 + (index % 3) as u32 * 40 - 30 * u32::from(index.is_multiple_of(5))
 }
 
-/// A capture file of the frames; the time of each is its number.
+/// A capture file of the frames; the timestamp of each is its number.
 fn file(frames: &[Vec<u8>]) -> Vec<u8> {
     let mut file = Vec::new();
     let words = [0xa1b2_c3d4_u32, 2 | 4 << 16, 0, 0, 65_535, 1];
@@ -147,7 +147,7 @@ fn file(frames: &[Vec<u8>]) -> Vec<u8> {
     file
 }
 
-/// The numbers of the frames in a capture file.
+/// Numbers of the frames in a capture file.
 fn numbers_in(file: &[u8]) -> Vec<usize> {
     let word = |at: usize| u32::from_ne_bytes(file[at..at + 4].try_into().unwrap());
     let mut numbers = Vec::new();
@@ -159,13 +159,13 @@ fn numbers_in(file: &[u8]) -> Vec<usize> {
     numbers
 }
 
-/// What tcpdump writes; `None` if it is not there.
+/// Output of tcpdump; `None` if it is not installed.
 fn tcpdump(arguments: &[&str], input: &[u8]) -> Option<Vec<u8>> {
     let mut command = Command::new("tcpdump");
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().ok()?;
     let (mut stdin, input) = (child.stdin.take().unwrap(), input.to_vec());
-    // Who may end before he has read all.
+    // tcpdump may exit before it has read all input.
     let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
     let mut written = Vec::new();
     child.stdout.take().unwrap().read_to_end(&mut written).unwrap();
@@ -176,8 +176,8 @@ fn tcpdump(arguments: &[&str], input: &[u8]) -> Option<Vec<u8>> {
     Some(written)
 }
 
-/// Goal: an expression that is taken means what it means to tcpdump. Method: all frames through
-/// both; then tcpdump's own program, as its compiler has improved it, through our machine.
+/// Goal: an accepted expression means the same as in tcpdump. Method: all frames through both, then
+/// tcpdump's own optimised program through our machine.
 #[test]
 fn expressions_mean_what_they_mean_to_tcpdump() {
     if Command::new("tcpdump").arg("--version").output().is_err() {
@@ -197,12 +197,12 @@ fn expressions_mean_what_they_mean_to_tcpdump() {
         let ours = passed(&compile(expression).unwrap());
         assert!(ours == wanted, "'{expression}': {} frames, not {}", ours.len(), wanted.len());
         let is_some = expression.is_empty() || !wanted.is_empty() && wanted.len() < FRAMES;
-        assert!(is_some, "'{expression}' tells frames apart");
+        assert!(is_some, "'{expression}' accepts all frames or none");
 
         let code = tcpdump(&["-ddd", "-y", "EN10MB", expression], &[]).unwrap();
         let code = String::from_utf8(code).unwrap();
         let theirs = Program::new(code.lines().skip(1).map(instruction).collect()).unwrap();
-        assert!(passed(&theirs) == wanted, "their program for '{expression}'");
+        assert!(passed(&theirs) == wanted, "tcpdump's program for '{expression}'");
     }
 }
 

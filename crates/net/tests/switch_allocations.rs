@@ -1,4 +1,4 @@
-//! The switch does not allocate for packets, whatever becomes of them.
+//! The switch does not allocate for packets, whatever happens to them.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -19,16 +19,18 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: passes everything on to the system's allocator.
+// SAFETY: every call is forwarded unchanged to the system's allocator, which meets the contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller guarantees a valid layout of non-zero size, which is passed on
+        // unchanged.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller guarantees that `memory` came from this allocator, hence from
+        // `System`, with this layout.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -36,7 +38,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Takes every second packet of the first burst that a call hands out, and counts.
+/// Takes every second packet of the first burst of a call, and counts.
 #[derive(Default)]
 struct Sink {
     packets: u64,
@@ -89,8 +91,8 @@ fn packet(memory: &mut Memory, to: MacAddr, from: MacAddr) -> Packet {
     packet
 }
 
-/// Goal: nothing is allocated for packets that are learned from, flooded, cut, completed, dropped
-/// and refused by a full queue, nor for stations that come, move and are forgotten.
+/// Goal: no allocation for packets that are learned from, flooded, segmented, checksummed, dropped
+/// or rejected by a full queue, nor for stations that appear, move and age out.
 #[test]
 fn the_data_path_does_not_allocate() {
     let mut memory = Memory::new(MemoryConfig { packets: 512, small_frames: 4, large_frames: 64 });

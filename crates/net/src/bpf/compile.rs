@@ -1,9 +1,9 @@
-//! From an expression's tests to instructions.
+//! Code generation: from the tests of an expression to instructions.
 //!
-//! Instructions are made from the last to the first, so that where a jump leads is known when it
-//! is made: a [`Label`] is the number of instructions from its target to the end. A conditional
-//! jump reaches 255 instructions; what is farther is reached by a plain jump put in between.
-//! Nothing is optimised: each test loads what it looks at.
+//! Instructions are generated from the last to the first, so that the target of a jump is known
+//! when the jump is generated: a [`Label`] is the number of instructions from its target to the
+//! end. A conditional jump reaches 255 instructions; farther targets are reached through an
+//! unconditional jump in between. There is no optimisation: each test loads its operand.
 
 use alloc::vec::Vec;
 
@@ -13,15 +13,15 @@ use super::{
     LEN, MSH, Program, RET, W,
 };
 
-/// What a program returns for a packet that is wanted: all of it.
+/// Result of a program for an accepted packet: all of it.
 const ALL: u32 = u32::MAX;
-/// Farthest target of a conditional jump, less what may come in between for its other target.
+/// Maximum distance of a conditional jump, less the jump that its other target may need.
 const NEAR: usize = u8::MAX as usize - 2;
 
 /// Compiles an expression: see [the language](super::FilterError).
 ///
 /// # Errors
-/// [`FilterError`]: what is wrong, and where.
+/// [`FilterError`]: the problem and its position.
 pub fn compile(text: &str) -> Result<Program, FilterError> {
     let node = expression::parse(text)?;
     let too_large = FilterError { at: 0, problem: Problem::TooLarge };
@@ -35,7 +35,7 @@ pub fn compile(text: &str) -> Result<Program, FilterError> {
     Program::new(code.reversed).map_err(|_| too_large)
 }
 
-/// A place in the program, counted from the end.
+/// A position in the program, counted from the end.
 #[derive(Clone, Copy)]
 struct Label(usize);
 
@@ -49,7 +49,8 @@ impl Code {
         Label(self.reversed.len())
     }
 
-    /// Code that goes on at `yes` if the node holds, else at `no`. `None` if there is too much.
+    /// Generates code that continues at `yes` if the node holds, else at `no`. `None` if it is too
+    /// long.
     fn node(&mut self, node: &Node, yes: Label, no: Label) -> Option<Label> {
         if self.reversed.len() > INSTRUCTIONS_MAX {
             return None;
@@ -100,7 +101,7 @@ impl Code {
         }
     }
 
-    /// A place from which `label` is reached, and that a conditional jump reaches.
+    /// Returns a label within the reach of a conditional jump that leads to `label`.
     fn near(&mut self, label: Label) -> Label {
         let distance = self.reversed.len() - label.0;
         if distance < NEAR { label } else { self.push(JMP | JA, distance as u32) }

@@ -1,4 +1,4 @@
-//! Expressions: a part of the language of pcap-filter(7), with the same meaning.
+//! Expressions: a subset of the language of pcap-filter(7), with the same meaning.
 //!
 //! ```text
 //! expression = term { ("and" | "or") term }           from left to right, both bind alike
@@ -11,13 +11,13 @@
 //!            | "vlan" [NUMBER] | "less" NUMBER | "greater" NUMBER
 //! ```
 //!
-//! `&&`, `||` and `!` may be written too; `host` must be if neither `src` nor `dst` is. An empty
-//! expression is wanted of every packet. After `vlan` all that follows looks behind the tag.
-//! Ports are those of TCP, UDP and SCTP, of first fragments only, and over IPv6 right behind the
-//! first header. Names of hosts and services are not known.
+//! `&&`, `||` and `!` are accepted too; `host` may be omitted only after `src` or `dst`. An empty
+//! expression accepts every packet. After `vlan` all following primitives apply behind the tag.
+//! Ports are those of TCP, UDP and SCTP, in first fragments only, and over IPv6 only directly
+//! behind the IPv6 header. Names of hosts and services are not supported.
 //!
-//! Parsing ends in a tree of [`Test`]s. Limits: [`EXPRESSION_BYTES_MAX`], [`TERMS_MAX`],
-//! [`DEPTH_MAX`], [`VLAN_TAGS_MAX`]; at each the expression is refused.
+//! Parsing yields a tree of [`Test`]s. Limits: [`EXPRESSION_BYTES_MAX`], [`TERMS_MAX`],
+//! [`DEPTH_MAX`], [`VLAN_TAGS_MAX`]; an expression beyond a limit is rejected.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -28,41 +28,41 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use crate::wire::ethernet::{self, EtherType};
 use crate::wire::{MacAddr, Protocol, ipv4, ipv6};
 
-/// Longest expression: more than a person writes.
+/// Maximum length of an expression; far above that of handwritten ones.
 pub const EXPRESSION_BYTES_MAX: usize = 4096;
-/// Most primitives: with 31 instructions each, as `port` has, they about fill a program.
+/// Maximum number of primitives: with up to 31 instructions each (`port`), they about fill a
+/// program.
 pub const TERMS_MAX: usize = 128;
-/// Most parentheses and `not`s within each other.
+/// Maximum nesting of parentheses and `not`.
 pub const DEPTH_MAX: usize = 32;
-/// Most `vlan`s: frames have a tag of a provider and one of a customer.
+/// Maximum number of `vlan`s: frames have a service tag and a customer tag.
 pub const VLAN_TAGS_MAX: u32 = 2;
 
-/// What is wrong with an expression, and where. The language is that of pcap-filter(7), as far as
-/// it has `and`, `or`, `not`, parentheses, `ip`, `ip6`, `arp`, `rarp`, `tcp`, `udp`, `icmp`,
-/// `icmp6`, `vlan`, `less`, `greater`, and `host`, `net` and `port` with `src`, `dst` and a
-/// protocol.
+/// Error in an expression, with its position. The language is the subset of pcap-filter(7) with
+/// `and`, `or`, `not`, parentheses, `ip`, `ip6`, `arp`, `rarp`, `tcp`, `udp`, `icmp`, `icmp6`,
+/// `vlan`, `less`, `greater`, and `host`, `net` and `port` with `src`, `dst` and a protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FilterError {
-    /// The byte of the expression at which it was noticed.
+    /// Byte offset in the expression at which the error was found.
     pub at: usize,
-    /// What is wrong.
+    /// Kind of error.
     pub problem: Problem,
 }
 
-/// What can be wrong with an expression.
+/// Kinds of errors in an expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Problem {
-    /// A bound was reached.
+    /// A limit was exceeded.
     TooLarge,
-    /// A word that has no meaning here.
+    /// The word has no meaning at this position.
     Unknown,
-    /// Something is missing here.
+    /// A token is missing.
     Missing(&'static str),
-    /// There is something behind the end.
+    /// There is more text after the end of the expression.
     Surplus,
-    /// Two words that do not go together.
+    /// The words cannot be combined.
     Combination,
-    /// Bits of the address are set that are not part of the network.
+    /// The network address has bits set beyond the prefix length.
     HostBits,
 }
 
@@ -82,7 +82,7 @@ impl fmt::Display for FilterError {
 
 impl core::error::Error for FilterError {}
 
-/// What a test looks at.
+/// Value that a test loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Load {
     /// The length of the packet.
@@ -90,7 +90,7 @@ pub(super) enum Load {
     Byte(u32),
     Half(u32),
     Word(u32),
-    /// Two bytes at `at` behind the IPv4 header that begins at `network`.
+    /// Two bytes at offset `at` behind the IPv4 header that begins at `network`.
     BehindIpv4 {
         network: u32,
         at: u32,
@@ -115,7 +115,7 @@ impl Test {
     }
 }
 
-/// What is wanted of a packet.
+/// A condition on a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Node {
     Test(Test),
@@ -124,7 +124,7 @@ pub(super) enum Node {
     Any(Vec<Node>),
 }
 
-/// Parses an expression; `None` for an empty one.
+/// Parses an expression; `None` if it is empty.
 pub(super) fn parse(text: &str) -> Result<Option<Node>, FilterError> {
     if text.len() > EXPRESSION_BYTES_MAX {
         return Err(FilterError { at: EXPRESSION_BYTES_MAX, problem: Problem::TooLarge });
@@ -149,16 +149,16 @@ enum Direction {
 
 struct Parser<'a> {
     text: &'a str,
-    /// Where the next word is, or the blank before it.
+    /// Position of the next word, or of whitespace before it.
     at: usize,
     terms: usize,
     depth: usize,
-    /// VLAN tags in front of all that is looked at now.
+    /// VLAN tags before the headers that the next primitives check.
     tags: u32,
 }
 
 impl<'a> Parser<'a> {
-    /// The next word or sign, which stays.
+    /// The next word or sign, without consuming it.
     fn peek(&mut self) -> Option<&'a str> {
         let rest = &self.text[self.at..];
         let trimmed = rest.trim_start();
@@ -167,13 +167,13 @@ impl<'a> Parser<'a> {
         let is_end = |c: char| c.is_whitespace() || "()!&|".contains(c);
         let len = match sign {
             Some(sign) => sign.len(),
-            // One of these alone is a word, and unknown.
+            // A single `&` or `|` is a word, and unknown.
             None => trimmed.find(is_end).map_or(trimmed.len(), |len| len.max(1)),
         };
         (!trimmed.is_empty()).then(|| &trimmed[..len])
     }
 
-    /// Takes the next word if it is one of these.
+    /// Consumes the next word if it is one of these.
     fn take(&mut self, words: &[&str]) -> Option<&'a str> {
         let word = self.peek().filter(|word| words.contains(word))?;
         self.at += word.len();
@@ -184,7 +184,7 @@ impl<'a> Parser<'a> {
         FilterError { at: self.at, problem }
     }
 
-    /// The next word as a value, which `what` describes.
+    /// Consumes the next word as a value, which `what` describes.
     fn value<T>(
         &mut self,
         what: &'static str,
@@ -248,7 +248,7 @@ impl<'a> Parser<'a> {
             return Ok(match (word, number.checked_sub(1)) {
                 ("less", _) => Node::Not(Box::new(longer(number))),
                 (_, Some(than)) => longer(than),
-                // Every packet is.
+                // Every packet has at least zero bytes.
                 (_, None) => Node::All(Vec::new()),
             });
         }
@@ -298,7 +298,7 @@ impl<'a> Parser<'a> {
         Ok(Node::All(nodes))
     }
 
-    /// A protocol by itself.
+    /// A protocol without a further condition.
     fn protocol(&self, name: &str) -> Node {
         match name {
             "ip" => self.ethertype(EtherType::IPV4),
@@ -317,7 +317,7 @@ impl<'a> Parser<'a> {
         Node::All(vec![self.ethertype(EtherType::IPV4), is_it])
     }
 
-    /// Right behind the first header, or behind that of a fragment.
+    /// The protocol is directly behind the IPv6 header, or behind a fragment header.
     fn over_ipv6(&self, protocol: Protocol) -> Node {
         let next = Load::Byte(self.network() + 6);
         let behind = Load::Byte(self.network() + ipv6::HEADER_LEN as u32);
@@ -411,7 +411,7 @@ impl<'a> Parser<'a> {
         equal(Load::Half(self.network() - 2), u32::MAX, ethertype.0.into())
     }
 
-    /// Where the network header is: behind the tags.
+    /// Offset of the network header, behind the tags.
     fn network(&self) -> u32 {
         ethernet::HEADER_LEN as u32 + TAG_BYTES * self.tags
     }
@@ -443,7 +443,7 @@ fn begins_v6(at: u32, address: Ipv6Addr, len: u32) -> Node {
     Node::All(words.collect())
 }
 
-/// The first `len` bits of a word.
+/// Mask of the first `len` bits of a word.
 fn mask(len: u32) -> u32 {
     u32::MAX.checked_shl(32 - len).unwrap_or(0)
 }
@@ -468,7 +468,7 @@ const PROTOCOLS: [&str; 9] = ["ether", "ip", "ip6", "arp", "rarp", "tcp", "udp",
 const RARP: EtherType = EtherType(0x8035);
 /// SCTP (RFC 9260).
 const SCTP: Protocol = Protocol(132);
-/// Those of 802.1Q, of 802.1ad, and of providers before it.
+/// Tags of 802.1Q, of 802.1ad, and of earlier provider bridges.
 const TAG_TYPES: [EtherType; 3] = [EtherType::VLAN, EtherType(0x88a8), EtherType(0x9100)];
 const TAG_BYTES: u32 = 4;
 const VID_MASK: u32 = 0x0fff;

@@ -1,4 +1,4 @@
-//! Programs that are refused, what instructions do, and expressions that are none.
+//! Rejected programs, effects of instructions, and invalid expressions.
 
 use super::*;
 use alloc::string::{String, ToString};
@@ -17,7 +17,7 @@ fn run(code: &[(u16, u8, u8, u32)], bytes: &[u8]) -> u32 {
 #[test]
 fn what_could_do_harm_is_refused() {
     let end = instruction(RET | K, 1);
-    let refused = |first: Instruction| Program::new(vec![first, end]).expect_err("it is wrong");
+    let refused = |first: Instruction| Program::new(vec![first, end]).expect_err("an invalid one");
     assert_eq!(Program::new(vec![]), Err(Invalid::Length));
     assert_eq!(Program::new(vec![end; INSTRUCTIONS_MAX + 1]), Err(Invalid::Length));
     assert!(Program::new(vec![end; INSTRUCTIONS_MAX]).is_ok());
@@ -65,7 +65,7 @@ fn what_could_do_harm_is_refused() {
     }
 }
 
-/// Goal: each instruction does what the paper says, at the edges too.
+/// Goal: each instruction does what the paper specifies, also at its limits.
 #[test]
 fn instructions_do_what_they_should() {
     let bytes = [0x45, 0x02, 0x03, 0x04, 0x05];
@@ -73,7 +73,7 @@ fn instructions_do_what_they_should() {
     let load = |code, k| run(&[(code, 0, 0, k), ret_a], &bytes);
     assert_eq!(load(LD | W | ABS, 0), 0x4502_0304);
     assert_eq!(load(LD | W | ABS, 1), 0x0203_0405);
-    assert_eq!(load(LD | W | ABS, 2), 0, "not wholly there");
+    assert_eq!(load(LD | W | ABS, 2), 0, "not completely within");
     assert_eq!((load(LD | H | ABS, 3), load(LD | H | ABS, 4)), (0x0405, 0));
     assert_eq!((load(LD | B | ABS, 4), load(LD | B | ABS, 5)), (0x05, 0));
     assert_eq!((load(LD | LEN, 0), load(LD | IMM, 7)), (1000, 7));
@@ -175,7 +175,7 @@ fn expressions_are_bounded() {
     assert!(too_large(&" ".repeat(EXPRESSION_BYTES_MAX + 1)));
 }
 
-/// Goal: a target farther away than a conditional jump reaches is reached, from both sides.
+/// Goal: targets beyond the reach of a conditional jump are reached, from both sides.
 #[test]
 fn jumps_reach_far() {
     let frame = {
@@ -201,7 +201,7 @@ fn nothing_asked_for_is_everything() {
 }
 
 proptest! {
-    /// Goal: whatever is taken as a program ends, within the packet.
+    /// Goal: every accepted program terminates and stays within the packet.
     #[test]
     fn any_program_that_is_taken_ends(
         code in proptest::collection::vec((any::<u16>(), 0..8_u8, 0..8_u8, 0..80_u32), 1..40),
@@ -217,7 +217,7 @@ proptest! {
         program.run(&bytes, bytes.len() as u32);
     }
 
-    /// Goal: any text is an expression or an error that points into it.
+    /// Goal: any text is an expression, or an error with a position within it.
     #[test]
     fn any_text_is_taken_or_refused(
         words in proptest::collection::vec(proptest::sample::select(vec![

@@ -1,5 +1,5 @@
-//! Tests of the Internet checksum: a slow sum written from the definition is the judge, packets
-//! from Linux and the examples of the RFCs are the witnesses.
+//! Tests of the Internet checksum against a slow sum written from its definition, packets from
+//! Linux and examples of the RFCs.
 
 extern crate std;
 
@@ -42,7 +42,7 @@ fn rfc_1624_example() {
     assert_eq!(update(0xdd2f, 0x5555, 0x3285), 0x0000);
 }
 
-/// Nothing and zeros sum to zero; they are no valid checksum.
+/// No bytes and zero bytes sum to zero, which is not a valid checksum.
 #[test]
 fn zeros_sum_to_zero() {
     assert_eq!(Sum::new().fold(), 0);
@@ -50,7 +50,7 @@ fn zeros_sum_to_zero() {
     assert_eq!(sum_of(&[0; 100]).finish(), 0xffff);
 }
 
-/// Bytes of all ones are the extreme of every carry; every length up to two blocks, and 1 MiB.
+/// Bytes of all ones produce the maximum of every carry; every length up to two blocks, and 1 MiB.
 #[test]
 fn ones_carry_at_every_length() {
     let ones = vec![0xff; 1 << 20];
@@ -59,7 +59,7 @@ fn ones_carry_at_every_length() {
     }
 }
 
-/// RFC 768: a computed zero is sent as all ones; other values stay.
+/// RFC 768: a computed zero is sent as all ones; other values are unchanged.
 #[test]
 fn udp_never_sends_zero() {
     assert_eq!(udp_nonzero(0), 0xffff);
@@ -67,8 +67,8 @@ fn udp_never_sends_zero() {
     assert_eq!(udp_nonzero(0xffff), 0xffff);
 }
 
-/// What Linux sent verifies: the transport checksum of every captured packet, over the
-/// pseudo-header of its family where there is one.
+/// The transport checksum of every packet captured from Linux is correct, with the pseudo-header of
+/// its family where there is one.
 #[test]
 fn packets_from_linux_verify() {
     let mut verified = 0;
@@ -107,7 +107,7 @@ fn packets_from_linux_verify() {
 }
 
 proptest! {
-    /// Any bytes, cut into pieces anywhere (so at odd places too), sum to what the definition says.
+    /// Any bytes in any pieces (also of odd length) have the sum of the definition.
     #[test]
     fn pieces_sum_like_the_whole(
         bytes in prop::collection::vec(any::<u8>(), 0..3000),
@@ -127,7 +127,7 @@ proptest! {
         prop_assert_eq!(sum.finish(), !slow_sum(&bytes));
     }
 
-    /// Fields are added like their bytes, behind an even or an odd number of others.
+    /// Fields are added like their bytes, after an even or an odd number of other bytes.
     #[test]
     fn fields_sum_like_their_bytes(
         before in prop::collection::vec(any::<u8>(), 0..3),
@@ -143,7 +143,7 @@ proptest! {
         prop_assert_eq!(sum.fold(), slow_sum(&bytes));
     }
 
-    /// RFC 1624: after any change of a field the updated checksum verifies, as a new sum would.
+    /// RFC 1624: after any change of a field the updated checksum is correct, like a new sum.
     #[test]
     fn update_equals_a_new_sum(
         mut bytes in prop::collection::vec(any::<u8>(), 4..64),
@@ -158,7 +158,7 @@ proptest! {
         prop_assert_eq!(update(old_checksum, old, new), sum_of(&bytes).finish());
     }
 
-    /// RFC 9293 §3.1, RFC 8200 §8.1: the pseudo-headers, written out byte by byte.
+    /// RFC 9293 §3.1, RFC 8200 §8.1: the pseudo-headers byte by byte.
     #[test]
     fn pseudo_headers_sum_like_their_bytes(
         (source4, destination4) in any::<([u8; 4], [u8; 4])>(),

@@ -1,7 +1,7 @@
-//! Cutting an outgoing datagram into fragments.
+//! Fragmentation of an outgoing datagram.
 //!
 //! Fragments share the pieces of the datagram; the first also has its transport header. Either all
-//! come out or none. At most [`PARTS_MAX`] fragments: a datagram that needs more is refused.
+//! fragments are made or none. A datagram that needs more than [`PARTS_MAX`] fragments is rejected.
 
 use core::fmt;
 
@@ -14,20 +14,21 @@ use crate::gso::{
 };
 use crate::wire::{Protocol, ipv4, ipv6};
 
-/// Why a packet was not fragmented.
+/// Error of [`fragment_ipv4`] and [`fragment_ipv6`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FragmentError {
-    /// The headers are not those of the layout, or their length is not that of the packet.
+    /// The headers do not match the layout, or their length field does not match the packet.
     Headers,
-    /// The packet says not to.
+    /// The packet has DF set.
     DontFragment,
-    /// The MTU is less than any link's, or does not leave room for the transport header.
+    /// The MTU is below the minimum, or leaves no room for the transport header.
     MtuTooSmall,
     /// More than [`PARTS_MAX`] fragments.
     TooManyFragments,
-    /// A super-packet is segmented first; another partial checksum could not be completed.
+    /// The packet is a super-packet, which must be segmented first, or its checksum cannot be
+    /// completed.
     Checksum(ChecksumError),
-    /// There are not enough packet handles for all fragments.
+    /// Too few packet handles are free for all fragments.
     NoPackets,
 }
 
@@ -50,11 +51,11 @@ impl core::error::Error for FragmentError {
     }
 }
 
-/// Cuts an IPv4 packet into fragments whose IP packets have at most `mtu` bytes, handed to `out` in
-/// order; returns how many. One that fits goes out whole. A packet that is a fragment itself is cut
-/// into smaller ones.
+/// Splits an IPv4 packet into fragments of at most `mtu` bytes and passes them to `out` in order;
+/// returns how many. A packet that fits is passed on whole. A fragment is split into smaller ones.
 ///
-/// On error the packet comes back and `out` has seen nothing. Its checksum may have been completed.
+/// On error the packet is returned and `out` has not been called. Its checksum may have been
+/// completed.
 pub fn fragment_ipv4(
     packet: Packet,
     mtu: usize,
@@ -69,8 +70,8 @@ pub fn fragment_ipv4(
     }
 }
 
-/// Cuts an IPv6 packet of this host into fragments, as [`fragment_ipv4`] does; routers may not.
-/// `ident` must not have been used with these addresses for as long as fragments live.
+/// Splits an IPv6 packet of this host into fragments like [`fragment_ipv4`]; routers must not
+/// fragment. `ident` must not have been used with these addresses during the lifetime of fragments.
 pub fn fragment_ipv6(
     packet: Packet,
     mtu: usize,
@@ -86,27 +87,27 @@ pub fn fragment_ipv6(
     }
 }
 
-/// How a packet is cut.
+/// How a packet is split.
 struct Plan {
     ip_at: usize,
-    /// End of the headers that every fragment has, from the start of the frame.
+    /// End of the headers that every fragment repeats, from the start of the frame.
     repeated: usize,
-    /// Bytes of a fragment header that comes behind those.
+    /// Bytes of the fragment header behind those.
     added: usize,
     version: VersionPlan,
 }
 
 enum VersionPlan {
     V4 {
-        /// The packet's own place in a datagram, if it is a fragment.
+        /// The packet's own offset in a datagram, if it is a fragment.
         offset: usize,
         more: bool,
     },
     V6 {
         ident: u32,
-        /// What the fragment header announces.
+        /// Next header in the fragment header.
         next_header: Protocol,
-        /// Place of the Next Header field that announces the fragment header.
+        /// Offset of the Next Header field that precedes the fragment header.
         next_header_at: usize,
     },
 }
@@ -154,14 +155,14 @@ fn plan_ipv6(
     Ok(Plan { ip_at, repeated: ip_at + end, added: ipv6::FRAGMENT_HEADER_LEN, version })
 }
 
-/// Finds the per-fragment headers of RFC 8200 §4.5 in an IPv6 header and its extension headers:
+/// Finds the per-fragment headers (RFC 8200 §4.5) among an IPv6 header and its extension headers:
 /// everything up to the routing header, else the hop-by-hop options. Returns their end and the
-/// place of their last Next Header field. `None` if the chain is broken or has a fragment header.
+/// offset of their last Next Header field. `None` if the chain is invalid or has a fragment header.
 fn find_repeated(ip: &[u8]) -> Option<(usize, usize)> {
     let mut found = (ipv6::HEADER_LEN, at::IPV6_NEXT_HEADER);
     let mut next_header_at = at::IPV6_NEXT_HEADER;
     let mut place = ipv6::HEADER_LEN;
-    // Each turn goes 8 bytes on, at least.
+    // Each iteration advances at least 8 bytes.
     loop {
         let protocol = Protocol(ip[next_header_at]);
         match protocol {
@@ -204,7 +205,7 @@ fn emit(
     let mut cutter = Cutter::new(packet.take_pieces(), capacity);
     for offset in (0..count).map(|index| index * capacity) {
         let len = capacity.min(total - offset);
-        // The first has what is left of the headers, too.
+        // The first fragment also has the rest of the headers.
         let own = if offset == 0 { &headers[plan.repeated..] } else { &[] };
         let mut fragment = memory.packet().expect("handles were reserved");
         cutter.cut(len - own.len(), &mut fragment);
@@ -218,8 +219,8 @@ fn emit(
     Ok(count)
 }
 
-/// Completes the checksum and reserves handles. Returns how many bytes go into each fragment but
-/// the last, and how many fragments there are.
+/// Completes the checksum and checks that enough handles are free. Returns the bytes in each
+/// fragment but the last, and the number of fragments.
 fn prepare(
     packet: &mut Packet,
     mtu: usize,
@@ -250,8 +251,8 @@ fn prepare(
 }
 
 impl Plan {
-    /// Turns the IP header in `headers`, which is the packet's, into that of the fragment with
-    /// `len` bytes at `offset`; `more` of the packet follow.
+    /// Turns the packet's IP header in `headers` into that of the fragment with `len` bytes at
+    /// `offset`; `more` says whether further fragments follow.
     fn write(&self, headers: &mut [u8], offset: usize, len: usize, more: bool) {
         match self.version {
             VersionPlan::V4 { offset: base, more: more_behind } => {
@@ -277,8 +278,8 @@ impl Plan {
     }
 }
 
-/// Options without the copied flag belong to the first fragment only (RFC 791 §3.1): no-operations
-/// take their place, so that the header keeps its length.
+/// Options without the copied flag belong to the first fragment only (RFC 791 §3.1). They are
+/// replaced by NOPs, so that the header keeps its length.
 fn blank_first_only_options(options: &mut [u8]) {
     let mut place = 0;
     while let Some(&kind) = options.get(place) {
@@ -296,10 +297,10 @@ fn blank_first_only_options(options: &mut [u8]) {
     }
 }
 
-/// Smallest MTU of an IPv4 link (RFC 791 §3.2).
+/// Minimum MTU of IPv4 (RFC 791 §3.2).
 pub const IPV4_MTU_MIN: usize = 68;
 
-/// Smallest MTU of an IPv6 link (RFC 8200 §5).
+/// Minimum MTU of IPv6 (RFC 8200 §5).
 pub const IPV6_MTU_MIN: usize = 1280;
 
 const IPV4_MORE_FRAGMENTS: u16 = 0x2000;
@@ -309,5 +310,5 @@ const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_COPIED: u8 = 0x80;
 
-// Lengths and offsets of a fragment fit their fields, because those of the packet do.
+// Lengths and offsets of fragments fit their fields, because those of the packet do.
 const _: () = assert!(IP_BYTES_MAX <= u16::MAX as usize);

@@ -1,7 +1,7 @@
-//! One datagram in the making: which bytes are there, and how they become a packet.
+//! One datagram in reassembly: its received fragments, and how they become a packet.
 //!
-//! Invariant: fragments are sorted by offset and do not overlap; none reaches beyond the end, once
-//! that is known. A datagram that broke a rule is *dead*: it holds nothing and takes nothing.
+//! Invariant: fragments are sorted by offset and do not overlap; none extends beyond the end, once
+//! that is known. A datagram that violated a rule is *dead*: it holds nothing and accepts nothing.
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr};
@@ -14,30 +14,31 @@ use super::drop_reason::DropReason;
 use crate::gso::{IP_BYTES_MAX, at, read_u16, write_ipv4_checksum, write_u16};
 use crate::wire::{Protocol, icmpv6, ipv6, tcp, udp};
 
-/// What the fragments of one datagram have in common. The identification comes first, because it
-/// differs most.
+/// Common properties of the fragments of one datagram. The identification is first, as it differs
+/// most often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     pub(super) ident: u32,
     pub(super) source: IpAddr,
     pub(super) destination: IpAddr,
-    /// IPv4 only (RFC 791 §3.2); in IPv6 the first fragment decides (RFC 8200 §4.5).
+    /// IPv4 only (RFC 791 §3.2); in IPv6 the first fragment determines it (RFC 8200 §4.5).
     pub(super) protocol: Option<Protocol>,
-    /// The port of a switch by which it came: guests cannot spoil each other's datagrams.
+    /// Switch port at which it was received, so that guests cannot interfere with each other's
+    /// datagrams.
     pub(super) ingress: Option<u16>,
 }
 
-/// A received fragment, checked by itself.
+/// A received fragment that is valid by itself.
 pub(super) struct Fragment {
     pub(super) key: Key,
-    /// Headers up to the end of the IP header or the fragment header; as many payload bytes as the
-    /// IP header says.
+    /// Its headers end with the IP header or the fragment header; the payload has the length that
+    /// the IP header states.
     pub(super) packet: Packet,
-    /// Where its payload belongs, a multiple of 8.
+    /// Offset of its payload in the datagram, a multiple of 8.
     pub(super) offset: usize,
     /// More fragments follow.
     pub(super) more: bool,
-    /// What the datagram carries.
+    /// Protocol of the datagram.
     pub(super) protocol: Protocol,
     pub(super) header: Header,
     /// ECN field of the IP header.
@@ -46,17 +47,17 @@ pub(super) struct Fragment {
 
 impl Fragment {
     /// Bytes of memory that holding this fragment keeps from others. At least a small frame, so
-    /// that a bound on bytes is one on packet handles.
+    /// that a limit on bytes also limits packet handles.
     pub(super) fn cost(&self) -> usize {
         cost(&self.packet)
     }
 
-    /// Whether this is all of its datagram.
+    /// True if the fragment is the whole datagram.
     pub(super) fn is_all(&self) -> bool {
         self.offset == 0 && !self.more
     }
 
-    /// The datagram that this is all of.
+    /// The datagram of a fragment that is the whole datagram.
     pub(super) fn into_whole(self) -> Result<Packet, DropReason> {
         assert!(self.is_all());
         if self.is_tiny() {
@@ -79,7 +80,7 @@ impl Fragment {
         self.offset + self.len()
     }
 
-    /// Whether this is a first fragment without a whole transport header (RFC 1858 §3).
+    /// True if this is a first fragment without a complete transport header (RFC 1858 §3).
     fn is_tiny(&self) -> bool {
         let header_len_min = match self.protocol {
             Protocol::TCP => tcp::HEADER_LEN,
@@ -91,15 +92,15 @@ impl Fragment {
     }
 }
 
-/// Where the fields lie that reassembly changes, from the start of the frame.
+/// Offsets of the fields that reassembly changes, from the start of the frame.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {
     pub(super) ip_at: usize,
-    /// IPv6: place of the Next Header field that announces the fragment header.
+    /// IPv6: offset of the Next Header field that precedes the fragment header.
     pub(super) next_header_at: usize,
 }
 
-/// A fragment that is held.
+/// A held fragment.
 pub(super) struct Part {
     offset: usize,
     packet: Packet,
@@ -111,19 +112,19 @@ impl Part {
     }
 }
 
-/// A datagram in the making, or memory for one.
+/// A datagram in reassembly, or an unused entry.
 pub(super) struct Datagram {
     pub(super) key: Key,
-    /// What [`cost`] says of all parts.
+    /// Sum of the [`cost`] of all parts.
     pub(super) held: usize,
     parts: Vec<Part>,
-    /// Of the first fragment.
+    /// Offsets in the first fragment.
     header: Header,
-    /// Payload bytes of the datagram, once the last fragment is there.
+    /// Payload bytes of the datagram; known once the last fragment was received.
     total: Option<usize>,
-    /// Payload bytes that are there.
+    /// Payload bytes received.
     received: usize,
-    /// One bit for each ECN codepoint seen.
+    /// Bit set of the ECN codepoints received.
     ecn_seen: u8,
     /// ECN field of the first fragment.
     first_ecn: u8,
@@ -131,7 +132,7 @@ pub(super) struct Datagram {
 }
 
 impl Datagram {
-    /// Memory for a datagram of [`FRAGMENTS_MAX`] fragments, of which nothing is there.
+    /// An unused entry with memory for [`FRAGMENTS_MAX`] fragments.
     pub(super) fn unused() -> Self {
         Self {
             key: Key {
@@ -152,21 +153,20 @@ impl Datagram {
         }
     }
 
-    /// An unused one becomes that of `key`.
+    /// Assigns an unused entry to `key`.
     pub(super) fn begin(&mut self, key: Key) {
         debug_assert!(self.parts.is_empty() && self.held == 0);
         self.key = key;
         (self.total, self.received, self.ecn_seen, self.dead) = (None, 0, 0, false);
     }
 
-    /// Drops what is held; it is unused from now on.
+    /// Drops all held fragments; the entry is then unused.
     pub(super) fn end(&mut self) {
         self.parts.clear();
         self.held = 0;
     }
 
-    /// Takes a fragment in; whoever is told a reason other than a duplicate finds the datagram
-    /// dead.
+    /// Adds a fragment. After an error other than a duplicate the datagram is dead.
     pub(super) fn insert(&mut self, fragment: Fragment) -> Result<(), DropReason> {
         if self.dead {
             return Err(DropReason::Dead);
@@ -195,24 +195,24 @@ impl Datagram {
         }
     }
 
-    /// Whether all bytes are there.
+    /// True if all bytes were received.
     pub(super) fn is_whole(&self) -> bool {
         self.total == Some(self.received)
     }
 
-    /// Drops what is held and takes nothing more.
+    /// Drops all held fragments and makes the datagram dead.
     pub(super) fn kill(&mut self) {
         self.end();
         self.dead = true;
     }
 
-    /// The first fragment, if it is there.
+    /// Takes the first fragment, if it was received.
     pub(super) fn take_first(&mut self) -> Option<Packet> {
         let is_there = self.parts.first().is_some_and(|part| part.offset == 0);
         is_there.then(|| self.parts.remove(0).packet)
     }
 
-    /// The whole datagram as one packet.
+    /// Builds the whole datagram as one packet.
     pub(super) fn assemble(
         &self,
         memory: &mut Memory,
@@ -233,7 +233,7 @@ impl Datagram {
         Ok(packet)
     }
 
-    /// Where a fragment goes among the parts, or why it does not.
+    /// Index of a fragment among the parts, or the reason to drop it.
     fn place_of(&self, fragment: &Fragment) -> Result<usize, DropReason> {
         if fragment.is_tiny() {
             return Err(DropReason::Tiny);
@@ -269,7 +269,8 @@ impl Datagram {
         self.parts.iter().flat_map(|part| part.packet.pieces())
     }
 
-    /// How many pieces stay references: all, or as many as leave room for frames with the rest.
+    /// Number of pieces to keep as references: all, or as many as leave room for frames with the
+    /// rest.
     fn count_kept(&self) -> usize {
         let (mut kept_bytes, mut best) = (0, 0);
         for (index, piece) in self.pieces().enumerate() {
@@ -285,7 +286,7 @@ impl Datagram {
         self.pieces().count()
     }
 
-    /// Copies all pieces but the first `kept` into frames, which go to the end of `packet`.
+    /// Copies all pieces but the first `kept` into frames and appends these to `packet`.
     fn squeeze(
         &self,
         kept: usize,
@@ -316,8 +317,8 @@ impl Datagram {
         Some(())
     }
 
-    /// ECN field of the whole (RFC 3168 §5.3): congestion on one fragment is congestion on all,
-    /// unless another says that its sender does not know ECN.
+    /// ECN field of the whole datagram (RFC 3168 §5.3): CE on one fragment applies to all, unless
+    /// another fragment is not ECN-capable.
     fn ecn(&self) -> Result<u8, DropReason> {
         if self.ecn_seen & 1 << ECN_CE == 0 {
             return Ok(self.first_ecn);
@@ -326,8 +327,8 @@ impl Datagram {
     }
 }
 
-/// Puts the headers of a first fragment before the payload of the whole, without what made them
-/// those of a fragment.
+/// Writes the first fragment's headers in front of the payload of the whole datagram, without
+/// fragmentation fields.
 fn write_headers(
     packet: &mut Packet,
     first: &[u8],
@@ -360,26 +361,26 @@ fn write_headers(
     Ok(())
 }
 
-/// See [`Fragment::cost`].
+/// Cost of holding a packet: see [`Fragment::cost`].
 fn cost(packet: &Packet) -> usize {
     packet.pieces().map(Piece::held).sum::<usize>().max(SMALL_FRAME_BYTES)
 }
 
-/// A frame for `bytes`, or for as much as a large one holds.
+/// Takes a frame for `bytes`, or a large frame if they do not fit.
 fn take_frame(memory: &mut Memory, bytes: usize) -> Option<Frame> {
     let small = if bytes <= SMALL_FRAME_BYTES { memory.small.take() } else { None };
     small.or_else(|| memory.large.take())
 }
 
-/// Most fragments of a datagram. The largest datagram over the smallest link that is still met, 576
-/// bytes, has 65,515 / 552 = 119.
+/// Maximum number of fragments of a datagram. The largest datagram over the smallest MTU in
+/// practice, 576 bytes, has 65,515 / 552 = 119.
 pub const FRAGMENTS_MAX: usize = 128;
 
-/// Most pieces of a datagram put together: one less than a packet may have, so that its headers can
-/// become one, too.
+/// Maximum number of pieces of a reassembled datagram: one less than a packet may have, so that its
+/// headers can become a piece too.
 pub const REASSEMBLED_PIECES_MAX: usize = PIECES_MAX - 1;
 
-// Squeezing always succeeds: all of a datagram fits frames alone.
+// Squeezing always succeeds: a whole datagram fits these frames.
 const _: () = assert!(IP_BYTES_MAX.div_ceil(LARGE_FRAME_BYTES) <= REASSEMBLED_PIECES_MAX);
 
 /// The reserved flag and Don't Fragment.

@@ -1,35 +1,35 @@
-//! Why fragments and datagrams are dropped.
+//! Reasons to drop fragments and datagrams.
 
 use core::fmt;
 
-/// Why a fragment was dropped.
+/// Reason to drop a fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DropReason {
-    /// No valid IP header, or it does not end where the packet's headers do.
+    /// The IP header is invalid, or does not end where the packet's headers do.
     BadHeader,
-    /// Less payload than the IP header says, or none.
+    /// The payload is empty, or shorter than the IP header states.
     BadLength,
-    /// More fragments follow one whose length is not a multiple of 8.
+    /// The length is not a multiple of 8, and more fragments follow.
     NotMultipleOf8,
-    /// It reaches beyond the longest IP packet, or the whole would.
+    /// The fragment or its datagram would exceed the longest IP packet.
     TooLong,
-    /// The first fragment does not hold a whole transport header.
+    /// The first fragment does not contain the whole transport header.
     Tiny,
-    /// It is there already.
+    /// The fragment is an exact duplicate.
     Duplicate,
-    /// It overlaps another without being the same.
+    /// The fragment overlaps another without being a duplicate.
     Overlap,
-    /// It ends where the datagram does not, or beyond its end.
+    /// The fragment's end conflicts with the end of the datagram.
     EndConflict,
     /// More than [`FRAGMENTS_MAX`](super::FRAGMENTS_MAX) fragments.
     TooManyFragments,
-    /// Congestion was marked on a datagram whose sender, by another fragment, does not know ECN.
+    /// Congestion is marked, but another fragment is not ECN-capable.
     Ecn,
-    /// Its datagram was dropped before.
+    /// The datagram was dropped before.
     Dead,
-    /// It does not fit the table beside what is held for its source.
+    /// At the limits of the table, and the fragment's source uses most.
     NoRoom,
-    /// Frames or packet handles ran out when the datagram was whole.
+    /// No frames or packet handles were free when the datagram was complete.
     NoMemory,
 }
 

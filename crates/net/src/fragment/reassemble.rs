@@ -1,7 +1,7 @@
-//! The table of datagrams in the making.
+//! Table of datagrams in reassembly.
 //!
-//! Small and linear: [`DATAGRAMS_MAX`] entries, oldest first. A fragment looks at each entry a few
-//! times at most, whatever strangers send. All memory is taken when the table is made.
+//! Small and linear: [`DATAGRAMS_MAX`] entries, oldest first. A fragment visits each entry at most
+//! a few times, whatever is received. All memory is allocated when the table is made.
 
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -14,26 +14,28 @@ use crate::gso::{IP_BYTES_MAX, at};
 use crate::time::{Duration, Instant};
 use crate::wire::{Protocol, ipv4, ipv6};
 
-/// What became of a fragment.
+/// Result of processing a fragment.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It waits for the others.
+    /// The fragment is held until the others arrive.
     Held,
-    /// The datagram is whole. Headers are those of the first fragment up to the end of the IP
-    /// header and its options or per-fragment extension headers, without a trace of fragmentation;
-    /// the pieces begin behind them, with what may be a transport header. Its checksum is that of
-    /// the whole and still to be verified. [`into_received`] makes it a packet to be parsed anew.
+    /// The datagram is complete. Its headers are those of the first fragment, up to the end of the
+    /// IP header and its options or per-fragment extension headers, without fragmentation fields.
+    /// The pieces begin behind them, usually with a transport header, whose checksum covers the
+    /// whole and is not yet verified. [`into_received`] converts the packet so that it can be
+    /// parsed again.
     Reassembled(Packet),
-    /// It was dropped, and unless it was a duplicate or malformed by itself so was its datagram.
+    /// The fragment was dropped. Unless it was a duplicate or invalid by itself, so was its
+    /// datagram.
     Dropped(DropReason),
 }
 
 /// Bounds of a [`Reassembler`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of memory that held fragments may keep from their lenders.
+    /// Bytes that held fragments may keep from their lenders.
     pub held_bytes: usize,
-    /// Datagrams in the making.
+    /// Number of datagrams in reassembly.
     pub datagrams: usize,
 }
 
@@ -43,32 +45,32 @@ impl Default for Limits {
     }
 }
 
-/// Puts fragments together. One thread.
+/// Reassembles fragments. One thread.
 pub struct Reassembler {
     limits: Limits,
-    /// Datagrams in the making, oldest first.
+    /// Datagrams in reassembly, oldest first.
     entries: Vec<Entry>,
-    /// The same and unused ones; each keeps memory for its parts.
+    /// Used and unused entries; each keeps memory for its parts.
     datagrams: Vec<Datagram>,
-    /// Unused places among the datagrams.
+    /// Indices of unused entries of `datagrams`.
     free: Vec<usize>,
-    /// Sources of those datagrams; an unused one has none.
+    /// Sources of the used entries; an unused source has no datagrams.
     sources: Vec<Source>,
-    /// What all datagrams hold.
+    /// Bytes that all datagrams hold.
     held: usize,
     evicted: u64,
 }
 
-/// One datagram, as far as every fragment has to look at it.
+/// The part of a datagram that is searched for every fragment.
 struct Entry {
     ident: u32,
     deadline: Instant,
-    /// Places of the datagram and of its source.
+    /// Indices of the datagram and of its source.
     datagram: usize,
     source: usize,
 }
 
-/// What a source has in the table.
+/// Usage of the table by a source.
 #[derive(Clone, Copy, Debug, Default)]
 struct Source {
     name: SourceName,
@@ -76,11 +78,11 @@ struct Source {
     held: usize,
 }
 
-/// What there is too little of.
+/// The limited resource that is exhausted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scarce {
     Datagrams,
-    /// And so many are needed.
+    /// Bytes, of which this many are needed.
     Bytes(usize),
 }
 
@@ -102,8 +104,8 @@ impl Reassembler {
         Self { limits, entries, datagrams, free, sources, held: 0, evicted: 0 }
     }
 
-    /// Takes an IPv4 fragment whose headers end with the IP header, which begins at `ip_at`.
-    /// Padding behind the packet is ignored. A packet that is no fragment comes back as it is.
+    /// Processes an IPv4 fragment whose headers end with the IP header, which begins at `ip_at`.
+    /// Padding behind the packet is ignored. A packet that is no fragment is returned as it is.
     pub fn receive_ipv4(
         &mut self,
         packet: Packet,
@@ -119,9 +121,9 @@ impl Reassembler {
         }
     }
 
-    /// Takes an IPv6 fragment whose headers end with the fragment header; the IPv6 header begins at
-    /// `ip_at` and `header` is the fragment header. Padding behind the packet is ignored. An atomic
-    /// fragment is whole by itself, whatever else is held (RFC 6946 §4).
+    /// Processes an IPv6 fragment whose headers end with the fragment header; the IPv6 header
+    /// begins at `ip_at`, and `header` is the parsed fragment header. Padding behind the packet is
+    /// ignored. An atomic fragment is complete by itself, whatever else is held (RFC 6946 §4).
     pub fn receive_ipv6(
         &mut self,
         packet: Packet,
@@ -144,9 +146,9 @@ impl Reassembler {
         self.receive(fragment, now + IPV6_LIFETIME, memory, ledger)
     }
 
-    /// Drops datagrams whose time is up; returns how many. Of each that has its first fragment,
-    /// `out` gets it as it was received: the offending packet of an ICMP Time Exceeded
-    /// (RFC 792, RFC 8200 §4.5).
+    /// Drops datagrams whose time is over; returns how many. For each whose first fragment was
+    /// received, passes that fragment to `out`, unchanged, to be quoted in an ICMP Time Exceeded
+    /// message (RFC 792, RFC 8200 §4.5).
     pub fn expire(&mut self, now: Instant, out: &mut impl FnMut(Packet)) -> usize {
         let mut expired = 0;
         let mut place = 0;
@@ -164,22 +166,22 @@ impl Reassembler {
         expired
     }
 
-    /// When [`expire`](Self::expire) has something to do.
+    /// When [`expire`](Self::expire) must be called next.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.entries.iter().map(|entry| entry.deadline).min()
     }
 
-    /// Datagrams in the making, dead ones included.
+    /// Number of datagrams in reassembly, including dead ones.
     pub fn datagram_count(&self) -> usize {
         self.entries.len()
     }
 
-    /// Bytes of memory that held fragments keep from their lenders.
+    /// Bytes that held fragments keep from their lenders.
     pub fn held_bytes(&self) -> usize {
         self.held
     }
 
-    /// Datagrams dropped so far to make room for others.
+    /// Number of datagrams evicted so far.
     pub fn evicted_count(&self) -> u64 {
         self.evicted
     }
@@ -238,7 +240,7 @@ impl Reassembler {
         debug_assert_eq!(self.free.len() + self.entries.len(), self.limits.datagrams);
     }
 
-    /// Changes what a datagram holds.
+    /// Changes a datagram and updates the sums of held bytes.
     fn change<R>(&mut self, place: usize, change: impl FnOnce(&mut Datagram) -> R) -> R {
         let entry = &self.entries[place];
         let datagram = &mut self.datagrams[entry.datagram];
@@ -250,7 +252,7 @@ impl Reassembler {
         result
     }
 
-    /// Evicts until `fragment` fits; false if it cannot, and then its datagram is dead.
+    /// Evicts until `fragment` fits. If that is impossible, kills its datagram and returns false.
     fn make_room(&mut self, fragment: &Fragment) -> bool {
         let cost = fragment.cost();
         loop {
@@ -274,9 +276,9 @@ impl Reassembler {
         }
     }
 
-    /// The datagram that gives way to one more fragment of `key`: the oldest of the source that has
-    /// most, where the newcomer counts for its own. Among equals it gives way itself, if it has
-    /// something to give, else the oldest. Never the fragment's own datagram.
+    /// Datagram to evict for another fragment of `key`: the oldest of the source that uses most,
+    /// where the fragment counts for its own source. Among equals its own source is chosen, if it
+    /// has a datagram to evict, else the oldest. Never the fragment's own datagram.
     fn victim(&self, key: &Key, scarce: Scarce) -> Option<usize> {
         let newcomer = self.source(source_of(key));
         let (mut most, mut giver) = (if let Scarce::Bytes(cost) = scarce { cost } else { 1 }, None);
@@ -294,7 +296,7 @@ impl Reassembler {
         giver
     }
 
-    /// The oldest datagram of a source that has something to give, other than that of `key`.
+    /// The oldest datagram of a source whose eviction frees something, other than that of `key`.
     fn oldest_of(&self, source: usize, key: &Key, scarce: Scarce) -> Option<usize> {
         self.entries.iter().position(|entry| {
             let datagram = &self.datagrams[entry.datagram];
@@ -304,16 +306,16 @@ impl Reassembler {
         })
     }
 
-    /// Where a source is that has something in the table.
+    /// Index of a source that has datagrams in the table.
     fn source(&self, name: SourceName) -> Option<usize> {
         self.sources.iter().position(|source| source.datagrams > 0 && source.name == name)
     }
 }
 
-/// Turns a reassembled packet into one as a device delivers it: no headers, pieces that cover the
-/// whole frame, to be peeked and parsed; its ingress port stays known. Its headers move into a
-/// frame of their own; they are no payload. Hands the packet back if memory is short or it has no
-/// room for one more piece.
+/// Converts a reassembled packet into the form in which a device delivers packets: no headers, and
+/// pieces that cover the whole frame, to be peeked and parsed. Its ingress port is kept. Its
+/// headers are copied into a frame of their own, which does not count as a copy of payload. Returns
+/// the packet if memory is short or it has no room for another piece.
 pub fn into_received(mut packet: Packet, memory: &mut Memory) -> Result<Packet, Packet> {
     if packet.piece_count() == towpath_packet::packet::PIECES_MAX {
         return Err(packet);
@@ -336,7 +338,7 @@ pub fn into_received(mut packet: Packet, memory: &mut Memory) -> Result<Packet, 
 fn read_ipv4(mut packet: Packet, ip_at: usize) -> Result<Fragment, DropReason> {
     let ip = packet.headers().get(ip_at..).ok_or(DropReason::BadHeader)?;
     let parsed = ipv4::Header::parse(ip, packet.len() - ip_at);
-    // Parsing has seen to it that the payload is there and ends within the longest packet.
+    // Parsing has checked that the payload is complete and ends within the longest packet.
     let header = parsed.map_err(|_| DropReason::BadHeader)?;
     if usize::from(header.header_len) != ip.len() {
         return Err(DropReason::BadHeader);
@@ -417,9 +419,9 @@ fn check_len(len: usize, more: bool) -> Result<(), DropReason> {
     }
 }
 
-/// Who is to blame for a datagram: the port of a switch by which it came, else an IPv4 address or
-/// an IPv6 network of 64 bits. The one cannot be mistaken for the other: no network is below 2^32
-/// whose hosts can send here.
+/// Source that a datagram is charged to: the switch port at which it was received, else an IPv4
+/// address or an IPv6 /64 network. Addresses and networks do not collide: no valid source is in a
+/// network whose number is below 2^32.
 type SourceName = (Option<u16>, u64);
 
 fn source_of(key: &Key) -> SourceName {
@@ -431,17 +433,17 @@ fn source_of(key: &Key) -> SourceName {
     (key.ingress, source)
 }
 
-/// How long an IPv4 datagram may take to arrive: as on Linux. RFC 1122 §3.3.2 recommends 60 to 120
-/// seconds, in which a fast sender uses each identification many times (RFC 4963).
+/// Maximum time for an IPv4 datagram to arrive: as on Linux. RFC 1122 §3.3.2 recommends 60 to 120
+/// seconds, in which a fast sender reuses each identification many times (RFC 4963).
 pub const IPV4_LIFETIME: Duration = Duration::from_secs(30);
 
-/// How long an IPv6 datagram may take to arrive (RFC 8200 §4.5).
+/// Maximum time for an IPv6 datagram to arrive (RFC 8200 §4.5).
 pub const IPV6_LIFETIME: Duration = Duration::from_secs(60);
 
-/// Datagrams in the making, unless configured otherwise: one for each place of a burst. Looking
-/// for one compares at most this many keys.
+/// Default maximum number of datagrams in reassembly: the length of a burst. A lookup compares at
+/// most this many keys.
 pub const DATAGRAMS_MAX: usize = 64;
 
-/// Bytes that fragments may keep from their lenders, unless configured otherwise: 64 datagrams of
-/// 16 fragments, each in a small frame of 2 KiB. Half of what Linux allows.
+/// Default maximum bytes that fragments keep from their lenders: 64 datagrams of 16 fragments, each
+/// in a small frame of 2 KiB. Half of what Linux allows.
 pub const HELD_BYTES_MAX: usize = DATAGRAMS_MAX * 16 * 2048;

@@ -1,4 +1,4 @@
-//! Fragmentation and reassembly: known answers, lies, bounds, and the way there and back.
+//! Fragmentation and reassembly: known answers, malicious fragments, bounds, and round trips.
 
 use super::*;
 use crate::gso::testing::*;
@@ -23,7 +23,7 @@ impl Bench {
         Self { memory: memory(), ledger: Ledger::new(), reassembler, now: Instant::START }
     }
 
-    /// Cuts a frame into fragments; returns their frames.
+    /// Splits a frame into fragments; returns their frames.
     fn fragment(&mut self, spec: &Spec, mtu: usize) -> Vec<Vec<u8>> {
         let mut packet =
             parsed(&mut self.memory, &spec.partial_frame(), spec.headers_len(), &[3000]);
@@ -39,12 +39,12 @@ impl Bench {
         frames
     }
 
-    /// Delivers the frame of a fragment, parsed as the stack does it.
+    /// Receives the frame of a fragment, parsed as in the stack.
     fn receive(&mut self, frame: &[u8]) -> Outcome {
         self.receive_by(None, frame)
     }
 
-    /// The same of a fragment that came by a port of a switch.
+    /// Receives the frame of a fragment that entered a switch at a port.
     fn receive_by(&mut self, port: Option<u16>, frame: &[u8]) -> Outcome {
         let mut packet = received(&mut self.memory, frame, &[]);
         packet.set_ingress(port);
@@ -71,8 +71,8 @@ impl Bench {
         }
     }
 
-    /// The same for an IPv6 fragment at `offset_bytes` that parsing refuses by the same rule before
-    /// it gets here.
+    /// The reason for which an IPv6 fragment at `offset_bytes` is dropped that the parser would
+    /// normally reject by the same rule.
     fn refusal_unparsed(&mut self, frame: &[u8], offset_bytes: u16) -> DropReason {
         let packet = parsed(&mut self.memory, frame, 62, &[]);
         let header = ipv6::Fragment {
@@ -101,7 +101,7 @@ impl Bench {
         }
     }
 
-    /// Lets time pass until nothing is held, and checks that all memory is back.
+    /// Advances the clock until nothing is held, and checks that all memory was returned.
     fn assert_all_back(mut self) {
         self.reassembler.expire(self.now + Duration::from_secs(61), &mut drop);
         assert_eq!(self.reassembler.datagram_count(), 0);
@@ -110,7 +110,7 @@ impl Bench {
     }
 }
 
-/// Numbers of a hand-made fragment. Its payload is what belongs at its place in the datagram.
+/// Parameters of a handmade fragment. Its payload is the part of the datagram at its offset.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     source: u8,
@@ -123,7 +123,7 @@ struct Cut {
 
 const CUT: Cut = Cut { source: 1, ident: 1, offset: 0, len: 80, more: true, ecn: 0 };
 
-/// The byte at `place` of datagram `ident`.
+/// Byte at offset `place` of datagram `ident`.
 fn byte(ident: u16, place: usize) -> u8 {
     (place * 7 + place / 256 + usize::from(ident) * 13) as u8
 }
@@ -138,7 +138,7 @@ fn frame(v6: bool, cut: Cut) -> Vec<u8> {
         frame.extend([0x86, 0xdd, 0x60, cut.ecn << 4, 0, 0]);
         frame.extend((8 + cut.len as u16).to_be_bytes());
         frame.extend([44, 64]);
-        // One network of 64 bits per source.
+        // One /64 network per source.
         for last in [cut.source, 99] {
             frame.extend(Ipv6Addr::new(0x2001, 0xdb8, 0, last.into(), 0, 0, 0, 1).octets());
         }
@@ -161,9 +161,9 @@ fn frame(v6: bool, cut: Cut) -> Vec<u8> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// Goal: fragments fit the MTU and are valid; in any order and with duplicates they become the
-    /// datagram again, byte for byte, with its checksum complete. Copies happen only above the
-    /// limit of pieces.
+    /// Goal: fragments fit the MTU and are valid. In any order and with duplicates they are
+    /// reassembled to the datagram, byte for byte, with a complete checksum. Copies occur only
+    /// above the limit on pieces.
     #[test]
     fn reassembly_undoes_fragmentation(
         mut spec in any_spec(100..20_000),
@@ -177,7 +177,7 @@ proptest! {
         let mut frames = bench.fragment(&spec, mtu);
         prop_assert!(frames.iter().all(|frame| frame.len() - 14 <= mtu));
         if frames.len() == 1 {
-            // Not cut: the checksum is still a device's business.
+            // Not split: the checksum is still left to a device.
             prop_assert_eq!(&frames[0], &spec.partial_frame());
             return Ok(());
         }
@@ -202,8 +202,8 @@ proptest! {
         bench.assert_all_back();
     }
 
-    /// Goal: whatever fragments say, a datagram that comes out has every byte at its place, and
-    /// the bounds hold throughout.
+    /// Goal: with any fragments, a reassembled datagram has every byte in its place, and the bounds
+    /// hold throughout.
     #[test]
     fn lying_fragments_never_make_wrong_bytes(
         v6: bool,
@@ -215,7 +215,7 @@ proptest! {
         for (source, ident, offset, len, more, odd, ecn) in cuts {
             let len = len * 8 - if odd == 8 { 3 } else { 0 };
             let cut = Cut { source, ident, offset: offset * 8, len, more, ecn };
-            // What a host refuses while it parses never gets here.
+            // The parser of a host already rejects these.
             if v6 && more && odd == 8 {
                 continue;
             }
@@ -232,7 +232,7 @@ proptest! {
     }
 }
 
-/// A permutation that `seed` decides.
+/// A permutation determined by `seed`.
 fn shuffle<T>(items: &mut [T], seed: u64) {
     let mut state = seed | 1;
     for end in (1..items.len()).rev() {
@@ -241,7 +241,7 @@ fn shuffle<T>(items: &mut [T], seed: u64) {
     }
 }
 
-/// RFC 5722 §3, RFC 8200 §4.5: overlaps end the datagram, also for what comes later; exact
+/// RFC 5722 §3, RFC 8200 §4.5: an overlap kills the datagram, also for later fragments; exact
 /// duplicates are ignored.
 #[test]
 fn overlaps_end_the_datagram() {
@@ -254,14 +254,14 @@ fn overlaps_end_the_datagram() {
             assert_eq!(bench.refusal(&overlap), DropReason::Overlap);
             assert_eq!(bench.reassembler.held_bytes(), 0);
             assert_eq!(bench.refusal(&at(80, 8, false)), DropReason::Dead);
-            // Another datagram is not touched.
+            // Another datagram is not affected.
             bench.hold(&frame(v6, Cut { ident: 2, ..CUT }));
             bench.assert_all_back();
         }
     }
 }
 
-/// A datagram has one end.
+/// Conflicting ends kill the datagram.
 #[test]
 fn ends_that_disagree_end_the_datagram() {
     for v6 in [false, true] {
@@ -284,7 +284,7 @@ fn ends_that_disagree_end_the_datagram() {
     }
 }
 
-/// Each lie of one fragment has its reason and takes no memory.
+/// Each kind of invalid fragment has its reason and takes no memory.
 #[test]
 fn single_lies_are_refused() {
     let mut bench = Bench::new(Limits::default());
@@ -303,7 +303,7 @@ fn single_lies_are_refused() {
     short.truncate(60);
     refused(&mut bench, &short, DropReason::BadHeader);
     assert_eq!(bench.refusal_unparsed(&frame(true, CUT), 65_456), DropReason::TooLong);
-    // RFC 1858: a first fragment without a whole TCP header hides the flags.
+    // RFC 1858: a first fragment without a complete TCP header hides the flags.
     for (v6, protocol_at) in [(false, 23), (true, 54)] {
         let mut tiny = frame(v6, Cut { len: 16, ident: 9, ..CUT });
         tiny[protocol_at] = 6;
@@ -319,7 +319,8 @@ fn single_lies_are_refused() {
     bench.assert_all_back();
 }
 
-/// Options of the first fragment count for the length of the whole: at the limit it is refused.
+/// Options of the first fragment count for the total length: above the limit the datagram is
+/// dropped.
 #[test]
 fn a_whole_longer_than_ip_allows_is_refused() {
     let mut bench = Bench::new(Limits::default());
@@ -349,7 +350,7 @@ fn a_whole_longer_than_ip_allows_is_refused() {
     bench.assert_all_back();
 }
 
-/// Ethernet pads short frames; padding is no payload.
+/// Ethernet pads short frames; padding is not payload.
 #[test]
 fn padding_is_cut_off() {
     for v6 in [false, true] {
@@ -367,7 +368,7 @@ fn padding_is_cut_off() {
     }
 }
 
-/// RFC 3168 §5.3: congestion marked on one fragment is kept, a contradiction is not.
+/// RFC 3168 §5.3: congestion marked on one fragment is kept, a contradiction kills the datagram.
 #[test]
 fn ecn_of_the_fragments_is_joined() {
     for v6 in [false, true] {
@@ -390,7 +391,7 @@ fn ecn_of_the_fragments_is_joined() {
     }
 }
 
-/// RFC 6946: an atomic fragment is whole whatever else has its identification.
+/// RFC 6946: an atomic fragment is complete, whatever else has its identification.
 #[test]
 fn atomic_fragments_stand_alone() {
     let mut bench = Bench::new(Limits { held_bytes: 4096, datagrams: 1 });
@@ -406,8 +407,8 @@ fn atomic_fragments_stand_alone() {
     bench.assert_all_back();
 }
 
-/// Goal: a datagram of many pieces comes out whole; the first stay references, the rest is copied
-/// once and counted. Without frames it is dropped and nothing is kept.
+/// Goal: a datagram of many pieces is reassembled. The first pieces stay references, the rest is
+/// copied once and counted. Without frames it is dropped and no memory is held.
 #[test]
 fn many_pieces_are_squeezed() {
     for memory_short in [false, true] {
@@ -437,7 +438,7 @@ fn many_pieces_are_squeezed() {
     }
 }
 
-/// More fragments than any honest datagram has end it.
+/// More fragments than any legitimate datagram has kill it.
 #[test]
 fn fragments_of_a_datagram_are_bounded() {
     let mut bench = Bench::new(Limits::default());
@@ -450,8 +451,8 @@ fn fragments_of_a_datagram_are_bounded() {
     bench.assert_all_back();
 }
 
-/// Goal: a flood from one source displaces itself: what others began is finished, in datagrams as
-/// in bytes. For IPv6 the flood comes from many addresses of one network.
+/// Goal: a flood from one source evicts only itself, at the limit on datagrams and on bytes:
+/// datagrams of others complete. For IPv6 the flood comes from many addresses of one network.
 #[test]
 fn a_flood_displaces_itself() {
     for v6 in [false, true] {
@@ -482,8 +483,8 @@ fn a_flood_displaces_itself() {
     }
 }
 
-/// Goal: fragments by one port cannot spoil a datagram by another, though all their fields are the
-/// same, and a flood from forged sources counts for its port. The whole says by which it came.
+/// Goal: fragments at one port cannot affect a datagram at another, even with identical fields, and
+/// a flood from spoofed sources counts for its port. The reassembled packet has its ingress port.
 #[test]
 fn fragments_by_different_ports_do_not_meet() {
     for v6 in [false, true] {
@@ -497,7 +498,7 @@ fn fragments_by_different_ports_do_not_meet() {
         }
         let last = frame(v6, Cut { offset: 80, more: false, ..CUT });
         let Outcome::Reassembled(whole) = bench.receive_by(Some(1), &last) else {
-            panic!("it is whole");
+            panic!("not reassembled");
         };
         assert_eq!(whole.ingress(), Some(1));
         let received = into_received(whole, &mut bench.memory).expect("memory");
@@ -506,7 +507,7 @@ fn fragments_by_different_ports_do_not_meet() {
     }
 }
 
-/// A flood from ever new sources cannot shut newcomers out: the oldest gives way.
+/// A flood from many sources cannot lock out new ones: the oldest datagram is evicted.
 #[test]
 fn a_flood_of_sources_displaces_the_oldest() {
     let mut bench = Bench::new(Limits { held_bytes: 1 << 20, datagrams: 8 });
@@ -518,7 +519,7 @@ fn a_flood_of_sources_displaces_the_oldest() {
     bench.assert_all_back();
 }
 
-/// A dead datagram holds nothing, so that ending it would make no room: it stays dead.
+/// A dead datagram holds nothing, so evicting it would free nothing: it stays dead.
 #[test]
 fn the_dead_make_no_room() {
     let mut bench = Bench::new(Limits { held_bytes: 4 * 2048, datagrams: 8 });
@@ -532,7 +533,7 @@ fn the_dead_make_no_room() {
     bench.assert_all_back();
 }
 
-/// One datagram cannot hold more than the table may; at the bound it dies.
+/// One datagram cannot hold more than the table may; at the limit it is killed.
 #[test]
 fn one_datagram_stays_within_the_bytes() {
     let mut bench = Bench::new(Limits { held_bytes: 4 * 2048, datagrams: 8 });
@@ -544,8 +545,8 @@ fn one_datagram_stays_within_the_bytes() {
     bench.assert_all_back();
 }
 
-/// Goal: time runs out 30 or 60 seconds after the first arrival, and the first fragment, if there,
-/// comes back as it was received.
+/// Goal: the time ends 30 or 60 seconds after the first arrival, and the first fragment, if
+/// received, is returned unchanged.
 #[test]
 fn time_runs_out() {
     for (v6, lifetime) in [(false, IPV4_LIFETIME), (true, IPV6_LIFETIME)] {
@@ -569,7 +570,7 @@ fn time_runs_out() {
     }
 }
 
-/// What must not or cannot be cut comes back whole.
+/// Packets that must not or cannot be fragmented are returned whole.
 #[test]
 fn what_cannot_be_cut_comes_back() {
     let (mut memory, ledger) = (memory(), Ledger::new());
@@ -620,7 +621,7 @@ fn what_cannot_be_cut_comes_back() {
 }
 
 /// RFC 791 §3.1: only options with the copied flag are in later fragments; RFC 791 §3.2: a fragment
-/// cut again keeps its place in the datagram.
+/// that is split again keeps its offset in the datagram.
 #[test]
 fn options_and_fragments_of_fragments() {
     let mut bench = Bench::new(Limits::default());

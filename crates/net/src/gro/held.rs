@@ -1,7 +1,7 @@
-//! A packet that is held and grows, and the bucket it waits in.
+//! A held packet that can grow, and its bucket.
 //!
-//! A [`Held`] keeps the headers of its first packet as they came until it is finished: they are the
-//! template of what may follow.
+//! A [`Held`] keeps the headers of its first packet unchanged until it is delivered: they are the
+//! template of the next segment.
 
 use core::num::NonZeroU16;
 
@@ -15,14 +15,14 @@ use crate::gso::{
 use crate::time::Instant;
 use crate::wire::tcp::Flags;
 
-/// One packet or several merged ones.
+/// One packet, or several merged ones.
 pub(super) struct Held {
     packet: Packet,
     shape: Shape,
     hash: u32,
     /// Payload bytes of the first packet.
     size: NonZeroU16,
-    /// Packets merged, the first included.
+    /// Number of merged packets, including the first.
     count: usize,
     since: Instant,
 }
@@ -35,8 +35,8 @@ impl Held {
         Self { packet, shape, hash, size, count: 1, since }
     }
 
-    /// Adds the next packet of the flow, whose checksum is verified. `Ok(true)` if none may follow
-    /// it. Hands it back if it is not the next segment or does not fit.
+    /// Merges the next packet of the flow, whose checksum has been verified. `Ok(true)` if no
+    /// packet may follow it. Returns the packet if it is not the next segment or does not fit.
     pub(super) fn merge(&mut self, mut next: Packet) -> Result<bool, Packet> {
         if !self.fits(&next) || !self.is_next(&next) {
             return Err(next);
@@ -50,7 +50,7 @@ impl Held {
         Ok(self.take_flags(next.headers()) || ends || self.count == self.count_max())
     }
 
-    /// The packet as it goes up.
+    /// Returns the packet in the form to be delivered.
     pub(super) fn finish(mut self) -> Packet {
         if self.count == 1 {
             return self.packet;
@@ -71,8 +71,8 @@ impl Held {
         self.packet
     }
 
-    /// Whether `next` stays within the limits of a super-packet; that of segments is kept by
-    /// sending it up. Only the last packet may be shorter than the first; after it nothing is held.
+    /// True if `next` stays within the limits of a super-packet; a full one is delivered at once.
+    /// Only the last packet may be shorter than the first, and ends the super-packet.
     fn fits(&self, next: &Packet) -> bool {
         let payload = self.packet.payload_len() + next.payload_len();
         next.payload_len() <= usize::from(self.size.get())
@@ -80,8 +80,8 @@ impl Held {
             && self.shape.ip_len(payload) <= IP_BYTES_MAX
     }
 
-    /// Whether `next` is the segment that would be cut behind what is held: equal headers, with
-    /// the exception of FIN and PSH, which the last segment adds.
+    /// True if `next` is the segment that segmentation would produce next: equal headers except for
+    /// FIN and PSH, which the last segment may add.
     fn is_next(&self, next: &Packet) -> bool {
         let headers = next.headers();
         if headers.len() != self.shape.end {
@@ -98,14 +98,14 @@ impl Held {
             expected[at] |= headers[at] & (Flags::FIN | Flags::PSH).0;
         }
         if next.offload().checksum == Checksum::Unnecessary {
-            // Verified, so it is what would be computed.
+            // The checksum was verified, so it is the one that would be computed.
             let at = self.shape.checksum_at();
             expected[at..at + 2].copy_from_slice(&headers[at..at + 2]);
         }
         expected == headers
     }
 
-    /// Takes FIN and PSH over from the packet just merged; true if there were any.
+    /// Merges FIN and PSH of the packet just merged; true if either is set.
     fn take_flags(&mut self, headers: &[u8]) -> bool {
         if self.shape.transport == Transport::Udp {
             return false;
@@ -128,9 +128,9 @@ impl Held {
     }
 }
 
-/// Held packets of flows whose hashes are alike, oldest first.
+/// Held packets of flows with similar hashes, oldest first.
 pub(super) struct Bucket {
-    /// Those below `count` are there.
+    /// The first `count` entries are in use.
     held: [Option<Held>; HELD_PER_BUCKET],
     count: usize,
 }
@@ -142,12 +142,12 @@ impl Bucket {
         self.count
     }
 
-    /// Since when the oldest is held.
+    /// When the oldest was received.
     pub(super) fn oldest(&self) -> Option<Instant> {
         self.held[0].as_ref().map(|held| held.since)
     }
 
-    /// The place of the held packet of a flow; there is at most one.
+    /// Index of the held packet of a flow; there is at most one.
     pub(super) fn find(&self, hash: u32, headers: &[u8], shape: &Shape) -> Option<usize> {
         self.held[..self.count].iter().flatten().position(|held| {
             held.hash == hash
@@ -168,7 +168,7 @@ impl Bucket {
         removed
     }
 
-    /// Adds a packet; a full bucket hands out its oldest.
+    /// Adds a packet; returns the oldest if the bucket is full.
     pub(super) fn push(&mut self, held: Held) -> Option<Held> {
         let oldest = (self.count == HELD_PER_BUCKET).then(|| self.remove(0));
         self.held[self.count] = Some(held);

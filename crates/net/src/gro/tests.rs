@@ -1,4 +1,4 @@
-//! Coalescing: what merges, what does not, and that segmentation undoes it.
+//! Coalescing: packets that merge, packets that do not, and segmentation as the inverse.
 
 use super::*;
 use crate::gso::testing::*;
@@ -8,13 +8,13 @@ use alloc::vec::Vec;
 use proptest::prelude::*;
 use towpath_packet::{Gso, GsoKind, Loans, Memory, Offload};
 
-/// What one frame of a test is like besides its [`Spec`].
+/// Modification of a test frame, besides its [`Spec`].
 #[derive(Clone, Debug)]
 enum Twist {
     None,
-    /// This byte of the frame is turned over, after checksums were made.
+    /// Inverts this byte of the frame after the checksums were computed.
     Corrupt(usize),
-    /// Ethernet padding, on a packet that the device has verified.
+    /// Adds Ethernet padding to a packet that the device has verified.
     Pad(usize),
     /// Delivered with a partial checksum.
     Partial,
@@ -33,7 +33,7 @@ impl Bench {
         Self { memory: memory(), ledger: Ledger::new(), coalescer, out: Vec::new() }
     }
 
-    /// Delivers one frame; returns the frame as it would leave again.
+    /// Delivers one frame; returns the frame as it must leave.
     fn receive(&mut self, spec: &Spec, twist: &Twist, cuts: &[usize]) -> Vec<u8> {
         let mut frame = spec.frame();
         match *twist {
@@ -65,8 +65,8 @@ impl Bench {
         frame
     }
 
-    /// Delivers a frame with headers as those of `spec`, verified by the device, and checks that it
-    /// comes up at once and unchanged.
+    /// Delivers a frame with headers of `spec`, verified by the device, and checks that it is
+    /// delivered at once and unchanged.
     fn passes_alone(&mut self, spec: &Spec, frame: &[u8]) {
         let mut packet = parsed(&mut self.memory, frame, spec.headers_len(), &[]);
         packet.set_offload(Offload { checksum: Checksum::Unnecessary, gso: None });
@@ -75,7 +75,7 @@ impl Bench {
             out.push((packet, layout));
         });
         assert_eq!(self.coalescer.held_count(), 0);
-        let (last, _) = self.out.last().expect("it came up");
+        let (last, _) = self.out.last().expect("it was delivered");
         assert_eq!(bytes_of(last), frame);
     }
 
@@ -84,11 +84,11 @@ impl Bench {
         self.coalescer.flush(&mut |packet| out.push((packet, layout)));
     }
 
-    /// Cuts what came up; returns frames.
+    /// Segments the delivered packets; returns frames.
     fn cut(&mut self) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         for (packet, _) in self.out.drain(..) {
-            // Layouts differ between flows; IP headers say where they end.
+            // Layouts differ between flows; the IP headers determine them.
             let headers = packet.headers();
             let ip = match headers[14] >> 4 {
                 4 => usize::from(headers[14] & 15) * 4,
@@ -113,7 +113,7 @@ impl Bench {
     }
 }
 
-/// A packet that may or may not continue the one before it in its flow.
+/// Parameters of a packet that may or may not continue its flow.
 fn any_next() -> impl Strategy<Value = (u8, u8, usize, Twist, Vec<usize>)> {
     let twist = prop_oneof![
         12 => Just(Twist::None),
@@ -125,7 +125,7 @@ fn any_next() -> impl Strategy<Value = (u8, u8, usize, Twist, Vec<usize>)> {
     (0..4u8, 0..40u8, len, twist, prop::collection::vec(0..1500usize, 0..3))
 }
 
-/// Turns the state of a flow into its next packet; `change` breaks one rule or none.
+/// Turns the last packet of a flow into its next packet; `change` breaks one rule or none.
 fn advance(spec: &mut Spec, change: u8, len: usize) {
     spec.sequence = spec.sequence.wrapping_add(spec.payload.len() as u32);
     spec.ident = spec.ident.wrapping_add(1);
@@ -153,8 +153,8 @@ fn advance(spec: &mut Spec, change: u8, len: usize) {
 }
 
 proptest! {
-    /// Goal: whatever arrives, cutting what comes up gives back every packet, byte for byte and in
-    /// the order of its flow; only partial checksums come back complete. No payload is copied.
+    /// Goal: for any input, segmentation of the delivered packets restores every packet, byte for
+    /// byte and in the order of its flow; partial checksums are completed. No payload is copied.
     #[test]
     fn cutting_undoes_coalescing(arrivals in prop::collection::vec(any_next(), 1..120)) {
         let mut bench = Bench::new();
@@ -169,7 +169,7 @@ proptest! {
         for (flow, change, len, twist, cuts) in arrivals {
             let spec = &mut flows[usize::from(flow)];
             advance(spec, change, len);
-            // Corrupt headers belong to whatever flow; only the payload is touched here.
+            // Corrupt headers may belong to any flow; only the payload is changed here.
             let twist = match twist {
                 Twist::Corrupt(_) if len == 0 => Twist::None,
                 Twist::Corrupt(at) => Twist::Corrupt(spec.headers_len() + at % len),
@@ -190,8 +190,8 @@ proptest! {
         bench.assert_all_back();
     }
 
-    /// Goal: segmenting and coalescing are inverse: a super-packet's segments become that
-    /// super-packet again, as far as its pieces and its limits allow.
+    /// Goal: segmentation and coalescing are inverse: the segments of a super-packet become that
+    /// super-packet again, as far as its pieces and limits allow.
     #[test]
     fn coalescing_undoes_cutting(
         mut spec in any_spec(2000..16_000),
@@ -227,7 +227,7 @@ proptest! {
         bench.assert_all_back();
     }
 
-    /// Goal: any bytes at any layout are passed through or held without a panic.
+    /// Goal: any bytes with any layout are delivered or held without a panic.
     #[test]
     fn strangers_may_send_anything(
         frames in prop::collection::vec(
@@ -251,7 +251,7 @@ proptest! {
     }
 }
 
-/// Receives packets of equal payload and flags as given; returns payload lengths that came up
+/// Receives packets with the given payload lengths and flags; returns the payload lengths delivered
 /// before the flush, and all of them.
 fn lengths(v6: bool, tcp: bool, packets: &[(usize, u8)]) -> (Vec<usize>, Vec<usize>) {
     let mut bench = Bench::new();
@@ -272,7 +272,7 @@ fn lengths(v6: bool, tcp: bool, packets: &[(usize, u8)]) -> (Vec<usize>, Vec<usi
     (before, all)
 }
 
-/// When a super-packet goes up: PSH, FIN, a short payload, a longer one, the limits.
+/// When a super-packet is delivered: PSH, FIN, a shorter payload, a longer one, the limits.
 #[test]
 fn super_packets_go_up_as_linux_sends_them_up() {
     for v6 in [false, true] {
@@ -297,7 +297,7 @@ fn super_packets_go_up_as_linux_sends_them_up() {
     }
 }
 
-/// The result says what it is: first payload length, kind, partial checksum, CWR as ECN.
+/// Offload fields of the result: first payload length, kind, partial checksum, CWR as ECN.
 #[test]
 fn a_super_packet_is_marked() {
     let mut bench = Bench::new();
@@ -315,8 +315,8 @@ fn a_super_packet_is_marked() {
     bench.assert_all_back();
 }
 
-/// Goal: at most 64 datagrams of UDP and 65,535 bytes of IP packet, also when pieces join and do
-/// not limit. Method: all payloads are ranges of one loan.
+/// Goal: at most 64 UDP datagrams and 65,535 bytes of IP packet, also when pieces join and impose
+/// no limit. Method: all payloads are ranges of one loan.
 #[test]
 fn joined_pieces_stop_at_the_other_limits() {
     for (tcp, len, count, first) in [(false, 16, 70, 64 * 16), (true, 8000, 12, 8 * 8000)] {
@@ -347,8 +347,8 @@ fn joined_pieces_stop_at_the_other_limits() {
     }
 }
 
-/// One's complement has two zeros. A sender that writes the wrong one is right by arithmetic, and
-/// its packet passes unchanged: segmentation would write the other.
+/// One's complement has two zeros. A sender that writes the other one is arithmetically correct.
+/// Its packet is delivered unchanged, as segmentation would write the usual one.
 #[test]
 fn the_other_zero_passes_alone() {
     let mut bench = Bench::new();
@@ -366,7 +366,7 @@ fn the_other_zero_passes_alone() {
     assert_eq!(bench.out.len(), 2, "after the one that was held");
     bench.out.clear();
 
-    // The same in the checksum of an IPv4 header: the identification makes up what is missing.
+    // The same value in an IPv4 header checksum; the identification makes up the difference.
     let mut spec = Spec::plain(false, true, pattern(100));
     spec.ident = 0;
     let frame = spec.frame();
@@ -379,8 +379,8 @@ fn the_other_zero_passes_alone() {
     bench.assert_all_back();
 }
 
-/// UDP without a checksum, and UDP shorter than its IP packet, are not what segmentation makes:
-/// they pass unchanged even if a device has verified them.
+/// UDP without a checksum, and UDP shorter than its IP packet, are not what segmentation produces:
+/// they are delivered unchanged even if a device has verified them.
 #[test]
 fn unusual_udp_passes_alone() {
     let mut bench = Bench::new();
@@ -395,7 +395,7 @@ fn unusual_udp_passes_alone() {
     bench.assert_all_back();
 }
 
-/// The table is bounded: of more flows than it holds, the oldest of a bucket goes up.
+/// The table is bounded: with more flows than it holds, the oldest of a bucket is delivered.
 #[test]
 fn many_flows_send_up_the_oldest() {
     let mut bench = Bench::new();
@@ -412,7 +412,7 @@ fn many_flows_send_up_the_oldest() {
     bench.assert_all_back();
 }
 
-/// With a delay chosen, only what has waited that long goes up.
+/// With a delay, only packets that have waited that long are delivered.
 #[test]
 fn a_delay_is_kept() {
     let mut bench = Bench::new();
@@ -422,7 +422,7 @@ fn a_delay_is_kept() {
         let headers = spec.headers_len();
         let packet = parsed(&mut bench.memory, &spec.frame(), headers, &[]);
         let now = Instant::START + Duration::from_micros(10 * u64::from(port));
-        let never = &mut |_| panic!("nothing goes up yet");
+        let never = &mut |_| panic!("nothing is delivered yet");
         bench.coalescer.receive(packet, spec.layout(), now, &bench.ledger, never);
     }
     assert_eq!(bench.coalescer.oldest(), Some(Instant::START));

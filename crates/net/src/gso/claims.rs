@@ -1,6 +1,7 @@
-//! The offload fields of a packet are claims of whoever sent it; here they meet the real headers.
+//! The offload fields of a packet are claims of its sender; here they are checked against its
+//! headers.
 //!
-//! Rules of virtio 1.2 §5.1.6.2 and of Linux, which refuses the same (`virtio_net_hdr_to_skb`).
+//! The rules are those of virtio 1.2 §5.1.6.2 and of Linux, which rejects the same packets.
 
 use core::fmt;
 
@@ -10,20 +11,20 @@ use super::cut::PARTS_MAX;
 use super::shape::{IP_BYTES_MAX, Layout, Shape, Transport, Version};
 use super::tunnel::Outer;
 
-/// Why the offload fields of a packet cannot be true.
+/// Reason why the offload fields of a packet are invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadError {
-    /// A super-packet whose headers are not those of a whole TCP or UDP packet.
+    /// The headers of a super-packet are not complete TCP or UDP headers.
     Headers,
-    /// The kind of super-packet is not the protocol of its headers.
+    /// The kind of super-packet does not match the protocol of its headers.
     Kind,
-    /// The checksum would be stored where this protocol has none, or beyond the packet.
+    /// The checksum field is in the wrong place for the protocol, or beyond the packet.
     ChecksumPlace,
-    /// A UDP super-packet, or one in a tunnel, without a partial checksum.
+    /// A UDP super-packet, or one in a tunnel, has no partial checksum.
     ChecksumMissing,
-    /// The outer headers are not those of the UDP tunnel that is claimed.
+    /// The outer headers are not those of the claimed UDP tunnel.
     Tunnel,
-    /// ECN is asked of UDP.
+    /// ECN is set on a UDP super-packet.
     Ecn,
     /// More segments than [`UDP_SEGMENTS_MAX`] or [`TCP_SEGMENTS_MAX`].
     TooManySegments,
@@ -51,27 +52,27 @@ impl fmt::Display for OffloadError {
 impl core::error::Error for OffloadError {}
 
 /// Checks the offload fields of a parsed packet against its headers. A super-packet whose payload
-/// fits one segment is a plain packet: its segmentation fields are cleared, as Linux does.
+/// fits one segment is a plain packet: as in Linux, its segmentation fields are cleared.
 ///
-/// A packet that is no super-packet may have any protocol. A partial checksum may then also lie
-/// behind a UDP header, where the packet in a tunnel is.
+/// A packet that is no super-packet may have any protocol. Its partial checksum may also be behind
+/// a UDP header, in the inner packet of a tunnel.
 ///
 /// The headers of a super-packet in a tunnel end with the inner transport header; `layout` is that
-/// of the outer ones.
+/// of the outer headers.
 pub fn check_offload(packet: &mut Packet, layout: Layout) -> Result<(), OffloadError> {
     check(packet, layout).map(|_| ())
 }
 
-/// A super-packet whose claims are true.
+/// A super-packet with valid claims.
 pub(super) struct Whole {
-    /// The headers of what is cut.
+    /// Headers of the packet to segment.
     pub(super) shape: Shape,
-    /// Those in front of them, if it is in a tunnel.
+    /// Outer headers, if it is in a tunnel.
     pub(super) outer: Option<Outer>,
     pub(super) gso: Gso,
 }
 
-/// [`check_offload`]; what is left to be segmented and how.
+/// Does the work of [`check_offload`]; returns the super-packet if segmentation is needed.
 pub(super) fn check(packet: &mut Packet, layout: Layout) -> Result<Option<Whole>, OffloadError> {
     let mut offload = *packet.offload();
     let Some(gso) = offload.gso else {
@@ -144,7 +145,7 @@ fn check_super(
     Ok((shape, outer))
 }
 
-/// The headers of what is cut, and of the tunnel that it is in.
+/// Reads the headers of the packet to segment, and those of its tunnel.
 fn read_headers(
     packet: &Packet,
     layout: Layout,
@@ -163,10 +164,10 @@ fn read_headers(
     Ok((shape, Some(outer)))
 }
 
-/// Most segments of a TCP super-packet.
+/// Maximum number of segments of a TCP super-packet.
 pub const TCP_SEGMENTS_MAX: usize = PARTS_MAX;
 
-/// Most datagrams of a UDP super-packet, as on Linux.
+/// Maximum number of datagrams of a UDP super-packet, as on Linux.
 pub const UDP_SEGMENTS_MAX: usize = 128;
 
 const _: () = assert!(UDP_SEGMENTS_MAX <= PARTS_MAX);

@@ -1,31 +1,31 @@
-//! Cutting a run of pieces into packets.
+//! Splits a run of pieces into packets.
 
 use towpath_packet::{Holders, Packet, Piece};
 
-/// Hands out a run of pieces in stretches of any length. Nothing is copied: a piece that lies
-/// across a border gets one more holder for each border, all of them counted at once if stretches
-/// are as long as was expected.
+/// Splits a run of pieces into stretches of any length. Nothing is copied. A piece that extends
+/// across boundaries gets one more holder per boundary; if stretches have the expected length, all
+/// holders are counted at once.
 pub(crate) struct Cutter<I> {
     pieces: I,
-    /// Bytes of a stretch, as far as is known.
+    /// Expected bytes per stretch.
     stretch: usize,
-    /// What the last cut left of its piece.
+    /// Rest of the last piece.
     rest: Option<Piece>,
-    /// For what will be cut from it.
+    /// Reserved holders for `rest`.
     holders: Option<Holders>,
 }
 
 impl<I: Iterator<Item = Piece>> Cutter<I> {
-    /// Stretches will have `stretch` bytes, most of them.
+    /// Creates a cutter that expects stretches of `stretch` bytes.
     ///
     /// # Panics
-    /// If that is none.
+    /// If `stretch` is zero.
     pub(crate) fn new(pieces: I, stretch: usize) -> Self {
         assert!(stretch > 0, "a stretch has bytes");
         Self { pieces, stretch, rest: None, holders: None }
     }
 
-    /// Moves the next `len` bytes to the end of `packet`, which has no pieces yet.
+    /// Moves the next `len` bytes into `packet`, which must have no pieces yet.
     ///
     /// # Panics
     /// If fewer bytes are left.
@@ -46,7 +46,7 @@ impl<I: Iterator<Item = Piece>> Cutter<I> {
         }
     }
 
-    /// The next piece, of which the stretch at hand wants `wanted` bytes at most.
+    /// Takes the next piece, of which the current stretch needs at most `wanted` bytes.
     fn next_piece(&mut self, wanted: usize) -> Piece {
         let piece = self.pieces.next().expect("the caller cuts no more than there is");
         let borders = piece.len().saturating_sub(wanted).div_ceil(self.stretch);
@@ -55,7 +55,7 @@ impl<I: Iterator<Item = Piece>> Cutter<I> {
     }
 }
 
-/// Most packets that one is cut into. 64 KiB by 64 bytes: the smallest MSS that a peer can make
-/// anyone use in earnest is 536 (RFC 9293 §3.7.1), and a stranger who asks for more work than this
-/// is refused. Fragments of 48 bytes (a link of 68, RFC 791 §3.2) reach 48 KiB.
+/// Maximum number of packets that a packet is split into: 64 KiB by 64 bytes. The smallest MSS in
+/// practice is 536 (RFC 9293 §3.7.1), and a peer that demands more work than this is rejected.
+/// Fragments of 48 bytes (a link MTU of 68, RFC 791 §3.2) cover 48 KiB.
 pub const PARTS_MAX: usize = 65_536 / 64;

@@ -1,8 +1,8 @@
-//! Payload of others, put into frames of our own.
+//! Copies foreign payload into pool frames.
 //!
-//! Were memory that others may write read once for a checksum and once more by the device, a
-//! lender that writes to it too early would make the checksum wrong. So it is read once, here, and
-//! what was summed is what is sent. What is sent again is copied again.
+//! If foreign memory were read once for a checksum and once more by the device, a lender that
+//! changes it in between would make the checksum wrong. So it is read once, here, and the summed
+//! bytes are sent. Each retransmission copies again.
 
 use towpath_packet::packet::PIECES_MAX;
 use towpath_packet::pool::{LARGE_FRAME_BYTES, SMALL_FRAME_BYTES};
@@ -10,11 +10,11 @@ use towpath_packet::{Ledger, Memory, Packet, Piece, Site};
 
 use super::shape::IP_BYTES_MAX;
 
-// Full large frames and one more have room in a packet.
+// A packet has room for the maximum payload in large frames, and one more.
 const _: () = assert!(IP_BYTES_MAX.div_ceil(LARGE_FRAME_BYTES) <= PIECES_MAX);
 
-/// Copies the payload of a packet into frames if any of it is foreign memory, and notes that of its
-/// loans. False, and nothing done, without frames.
+/// Copies the payload of a packet into frames if any of it is foreign memory, and marks its loans
+/// as copied. False if no frames are free; nothing has changed then.
 ///
 /// # Panics
 /// If the payload is longer than [`IP_BYTES_MAX`].
@@ -22,7 +22,8 @@ pub(crate) fn own_payload(packet: &mut Packet, memory: &mut Memory, ledger: &Led
     replace_payload(packet, memory, ledger, Site::Checksum, Piece::is_foreign)
 }
 
-/// The same if any of it is other than a frame of a pool, at the site of switches.
+/// Copies the payload of a packet into frames if any of it is not in a pool frame, counted at the
+/// switch's site. False if no frames are free; nothing has changed then.
 ///
 /// # Panics
 /// If the payload has more bytes than a packet of full frames.

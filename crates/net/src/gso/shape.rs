@@ -1,8 +1,9 @@
-//! The shape of a packet's private headers, and the fields that cutting and joining rewrite.
+//! The shape of a packet's private headers, and the fields that segmentation and coalescing
+//! rewrite.
 //!
-//! [`Shape::read`] is the one check between bytes from a stranger and the offsets used to patch
-//! them: it holds on to no field, only to where headers begin and end and which they are. Length
-//! fields are not believed; they are written anew from the bytes that are there.
+//! [`Shape::read`] is the only check between bytes from an untrusted sender and the offsets used to
+//! patch them. It stores no field, only the kinds and offsets of the headers. Length fields are not
+//! trusted; they are written anew from the actual bytes.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -11,14 +12,14 @@ use towpath_packet::cut::{self, Template};
 use crate::checksum::{self, Sum};
 use crate::wire::{Protocol, ipv4, ipv6, tcp, udp};
 
-/// Where the headers of a packet begin, from the start of the frame.
+/// Offsets of a packet's headers from the start of the frame.
 ///
 /// `Packet::headers` ends with the transport header; the pieces are its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// The IP header.
+    /// Offset of the IP header.
     pub ip_at: usize,
-    /// What follows the IP header and its options or extension headers.
+    /// Offset behind the IP header and its options or extension headers.
     pub transport_at: usize,
 }
 
@@ -36,8 +37,8 @@ pub(crate) enum Transport {
     Udp,
 }
 
-/// The headers of an unfragmented TCP or UDP packet: what they are and where they lie. Valid for
-/// the headers that it was read from and for copies of them.
+/// Kinds and offsets of the headers of an unfragmented TCP or UDP packet. Valid for the headers
+/// that it was read from, and for copies of them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) version: Version,
@@ -46,7 +47,7 @@ pub(crate) struct Shape {
     pub(crate) ip_at: usize,
     /// Start of the transport header.
     pub(crate) transport_at: usize,
-    /// End of the transport header, which is the end of the headers.
+    /// End of the transport header, and of all headers.
     pub(crate) end: usize,
 }
 
@@ -72,7 +73,7 @@ impl Shape {
         (header.len() == len).then_some(shape)
     }
 
-    /// Where the transport checksum is stored, from the start of the transport header.
+    /// Offset of the transport checksum from the start of the transport header.
     pub(crate) fn checksum_offset(&self) -> usize {
         match self.transport {
             Transport::Tcp => tcp::CHECKSUM_OFFSET,
@@ -80,22 +81,22 @@ impl Shape {
         }
     }
 
-    /// Where the transport checksum is stored, from the start of the frame.
+    /// Offset of the transport checksum from the start of the frame.
     pub(crate) fn checksum_at(&self) -> usize {
         self.transport_at + self.checksum_offset()
     }
 
-    /// Bytes of transport header and `payload` bytes behind it.
+    /// Length of the transport header and `payload` bytes behind it.
     pub(crate) fn transport_len(&self, payload: usize) -> usize {
         self.end - self.transport_at + payload
     }
 
-    /// Bytes of the IP packet with `payload` bytes behind the transport header.
+    /// Length of the IP packet with `payload` bytes behind the transport header.
     pub(crate) fn ip_len(&self, payload: usize) -> usize {
         self.end - self.ip_at + payload
     }
 
-    /// Value of the length field in the IP header of a packet with this payload.
+    /// Value of the IP header's length field for this payload.
     pub(crate) fn ip_length_field(&self, payload: usize) -> usize {
         match self.version {
             Version::V4 => self.ip_len(payload),
@@ -103,12 +104,12 @@ impl Shape {
         }
     }
 
-    /// The length field of the IP header.
+    /// Current value of the IP header's length field.
     pub(crate) fn stated_ip_length(&self, headers: &[u8]) -> usize {
         usize::from(read_u16(headers, self.ip_length_at()))
     }
 
-    /// Writes the lengths of a packet with `payload` bytes: IP's and, if there is one, UDP's.
+    /// Writes the length fields for `payload` bytes: of IP and, if present, of UDP.
     pub(crate) fn write_lengths(&self, headers: &mut [u8], payload: usize) {
         write_u16(headers, self.ip_length_at(), length(self.ip_length_field(payload)));
         if self.transport == Transport::Udp {
@@ -124,8 +125,8 @@ impl Shape {
         }
     }
 
-    /// The sum over an IPv4 header without its length, identification and checksum; nothing of
-    /// IPv6, which has no checksum.
+    /// Sum over an IPv4 header without its length, identification and checksum; zero for IPv6,
+    /// which has no header checksum.
     pub(crate) fn ipv4_sum(&self, headers: &[u8]) -> Sum {
         let mut sum = Sum::new();
         if self.version == Version::V4 {
@@ -137,7 +138,7 @@ impl Shape {
         sum
     }
 
-    /// What writes the headers of parts after these, those of the whole.
+    /// Template for the headers of parts of the packet with these headers.
     pub(crate) fn template(&self, headers: &[u8]) -> Template {
         Template::new(cut::Layout {
             is_ipv4: self.version == Version::V4,
@@ -150,8 +151,7 @@ impl Shape {
         })
     }
 
-    /// The sum over the pseudo-header of a packet whose transport header and payload have `len`
-    /// bytes.
+    /// Sum over the pseudo-header of a packet whose transport header and payload have `len` bytes.
     pub(crate) fn pseudo_header(&self, headers: &[u8], len: usize) -> Sum {
         let (source, destination) = self.addresses(headers);
         let protocol = match self.transport {
@@ -161,7 +161,7 @@ impl Shape {
         checksum::pseudo_header(source, destination, protocol, len as u32)
     }
 
-    /// Addresses and ports as bytes: what tells flows of one protocol apart.
+    /// Addresses and ports as bytes, which identify a flow of a protocol.
     pub(crate) fn flow<'a>(&self, headers: &'a [u8]) -> (&'a [u8], &'a [u8]) {
         let addresses = match self.version {
             Version::V4 => self.ip_at + at::IPV4_SOURCE..self.ip_at + ipv4::HEADER_LEN,
@@ -199,7 +199,7 @@ pub(crate) fn write_ipv4_checksum(header: &mut [u8]) {
     write_u16(header, at::IPV4_CHECKSUM, sum.finish());
 }
 
-/// Protocol of the whole datagram whose IPv4 header, options included, is all of `ip`.
+/// Protocol of an unfragmented datagram whose IPv4 header, including options, is exactly `ip`.
 fn ipv4_protocol(ip: &[u8]) -> Option<Protocol> {
     if ipv4::header_len(ip)? != ip.len() {
         return None;
@@ -208,7 +208,7 @@ fn ipv4_protocol(ip: &[u8]) -> Option<Protocol> {
     (!is_fragment).then_some(Protocol(ip[at::IPV4_PROTOCOL]))
 }
 
-/// Protocol behind the IPv6 header and the extension headers that are all of `ip`.
+/// Protocol behind the IPv6 header and extension headers, which are exactly `ip`.
 fn ipv6_protocol(ip: &[u8]) -> Option<Protocol> {
     let chain = ip.get(ipv6::HEADER_LEN..)?;
     let first = Protocol(ip[at::IPV6_NEXT_HEADER]);
@@ -235,8 +235,8 @@ pub(crate) fn write_u16(bytes: &mut [u8], at: usize, value: u16) {
     bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }
 
-/// Longest IP packet: what IPv4's Total Length can say. IPv6 could say 40 more; jumbograms are not
-/// supported.
+/// Longest IP packet: the maximum of IPv4's Total Length. IPv6 allows 40 bytes more; jumbograms are
+/// not supported.
 pub const IP_BYTES_MAX: usize = u16::MAX as usize;
 
 /// Offsets of fields in their headers.

@@ -1,8 +1,9 @@
 //! Transport checksums in software, over private headers and pieces.
 //!
 //! Bytes of foreign memory are summed from a private copy of [`CHUNK_BYTES`] at a time, counted at
-//! [`Site::Linearise`]. Whoever can write that memory can make the sum wrong afterwards; so before
-//! a packet is sent with a checksum made here, such bytes become our own (`own_payload`).
+//! [`Site::Linearise`]. The owner of that memory can change it afterwards, which makes the sum
+//! wrong. So before a packet is sent with a checksum computed here, its foreign bytes are copied
+//! (`own_payload`).
 
 use core::fmt;
 
@@ -12,15 +13,15 @@ use super::shape::{Layout, Shape, Transport, Version, read_u16, write_u16};
 use crate::checksum::{self, Sum};
 use crate::wire::udp;
 
-/// Why a partial checksum cannot be completed.
+/// Error of [`complete_checksum`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChecksumError {
-    /// The packet is a super-packet: each segment has a checksum of its own.
+    /// The packet is a super-packet; only its segments have checksums.
     SuperPacket,
-    /// The field lies outside the packet.
+    /// The checksum field is outside the packet.
     BeyondPacket,
-    /// The field lies so far in the payload, which is somebody else's and is not written, that the
-    /// private headers have no room up to there.
+    /// The checksum field is in the payload, which is not writable, and too far for it to be pulled
+    /// into the private headers.
     InPayload,
 }
 
@@ -36,12 +37,12 @@ impl fmt::Display for ChecksumError {
 
 impl core::error::Error for ChecksumError {}
 
-/// Turns a partial checksum into a finished one, which is [`Checksum::Unnecessary`] to verify. A
-/// packet whose checksum is not partial stays as it is.
+/// Completes a partial checksum and marks it as [`Checksum::Unnecessary`]. A packet without a
+/// partial checksum is not changed.
 ///
-/// Works by the packet's own offsets, whatever its protocols are, after checking them against the
-/// packet. A field in the payload, such as that of a packet in a tunnel, is pulled into the headers
-/// with all that is before it. On error nothing has changed.
+/// This uses the packet's offsets, whatever its protocols are, after checking them against its
+/// length. A field in the payload, such as that of a packet in a tunnel, is pulled into the headers
+/// with all bytes before it. On error nothing has changed.
 pub fn complete_checksum(packet: &mut Packet, ledger: &Ledger) -> Result<(), ChecksumError> {
     let mut offload = *packet.offload();
     let Checksum::Partial { start, offset } = offload.checksum else { return Ok(()) };
@@ -57,9 +58,9 @@ pub fn complete_checksum(packet: &mut Packet, ledger: &Ledger) -> Result<(), Che
     if missing > 0 && !packet.pull_more(missing) {
         return Err(ChecksumError::InPayload);
     }
-    // The field holds the pseudo-header's sum and is summed with the rest.
+    // The field holds the pseudo-header's sum and is included in the sum.
     let sum = transport_sum(packet, start, ledger).finish();
-    // Only UDP has that offset; RFC 768: a computed zero is sent as all ones.
+    // Only UDP has that offset. RFC 768: a computed zero is sent as all ones.
     let is_udp = offset == udp::CHECKSUM_OFFSET;
     let sum = if is_udp { checksum::udp_nonzero(sum) } else { sum };
     write_u16(packet.headers_mut(), field, sum);
@@ -68,11 +69,11 @@ pub fn complete_checksum(packet: &mut Packet, ledger: &Ledger) -> Result<(), Che
     Ok(())
 }
 
-/// Whether the TCP or UDP checksum of a received packet is right. The packet ends where its IP
-/// header says: padding has been cut off.
+/// Verifies the TCP or UDP checksum of a received packet. The packet must end where its IP header
+/// says, without padding.
 ///
-/// A packet over IPv4 whose UDP sender made no checksum passes (RFC 768); over IPv6 it does not
-/// (RFC 8200 §8.1). What [`Checksum`] says is not asked. Fragments and other protocols fail.
+/// An IPv4 packet whose UDP sender computed no checksum passes (RFC 768), an IPv6 packet does not
+/// (RFC 8200 §8.1). The packet's [`Checksum`] is ignored. Fragments and other protocols fail.
 pub fn verify_checksum(packet: &Packet, layout: Layout, ledger: &Ledger) -> bool {
     let Some(shape) = Shape::read(packet.headers(), layout) else { return false };
     if shape.transport == Transport::Udp && read_u16(packet.headers(), shape.checksum_at()) == 0 {
@@ -81,8 +82,8 @@ pub fn verify_checksum(packet: &Packet, layout: Layout, ledger: &Ledger) -> bool
     sum_is_right(packet, &shape, ledger)
 }
 
-/// The sum over everything from `start`, which is not beyond the headers, to the end of the
-/// packet. With the sum of a pseudo-header it verifies any protocol's checksum.
+/// Sum over all bytes from `start`, which must be within the headers, to the end of the packet.
+/// Together with a pseudo-header's sum it verifies the checksum of any protocol.
 pub fn transport_sum(packet: &Packet, start: usize, ledger: &Ledger) -> Sum {
     let headers = packet.headers();
     assert_eq!(packet.len(), headers.len() + packet.payload_len(), "the headers were pulled");
@@ -94,7 +95,7 @@ pub fn transport_sum(packet: &Packet, start: usize, ledger: &Ledger) -> Sum {
     sum
 }
 
-/// Whether headers and payload add up to a right checksum, without exceptions.
+/// True if headers and payload have a correct checksum; no exceptions for UDP.
 pub(crate) fn sum_is_right(packet: &Packet, shape: &Shape, ledger: &Ledger) -> bool {
     let len = shape.transport_len(packet.payload_len());
     let mut sum = shape.pseudo_header(packet.headers(), len);
@@ -116,7 +117,7 @@ fn add_piece(sum: &mut Sum, piece: &Piece, ledger: &Ledger) {
     }
 }
 
-/// Bytes of foreign memory that are copied at a time: stays in the first-level cache.
+/// Bytes of foreign memory copied at a time; they stay in the first-level cache.
 const CHUNK_BYTES: usize = 512;
 
 /// Bytes of a checksum field.

@@ -1,4 +1,4 @@
-//! Packets for tests, made and judged byte by byte without the code under test.
+//! Packets for tests, built and checked byte by byte without the code under test.
 
 use alloc::vec::Vec;
 
@@ -23,7 +23,7 @@ pub(crate) fn memory() -> Memory {
     Memory::new(MemoryConfig { packets: 2048, small_frames: 512, large_frames: 64 })
 }
 
-/// Goal of nearly every test: nothing is kept, nothing was copied.
+/// Goal of nearly every test: no memory is held, and nothing was copied.
 pub(crate) fn assert_all_back(memory: &Memory, ledger: &Ledger) {
     assert_eq!(memory.packets.out_count(), 0, "packets");
     assert_eq!(memory.small.out_count(), 0, "small frames");
@@ -31,14 +31,14 @@ pub(crate) fn assert_all_back(memory: &Memory, ledger: &Ledger) {
     assert_eq!(ledger.copied(), 0, "payload bytes copied");
 }
 
-/// What a frame is made from.
+/// Parameters of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Spec {
     pub(crate) v6: bool,
     pub(crate) tcp: bool,
-    /// IPv4 options or IPv6 hop-by-hop options, padding only, in units of 8 bytes.
+    /// IPv4 options or IPv6 hop-by-hop options (padding only), in units of 8 bytes.
     pub(crate) ip_options: usize,
-    /// TCP options, in bytes; a multiple of 4.
+    /// TCP options in bytes; the length is a multiple of 4.
     pub(crate) options: Vec<u8>,
     pub(crate) ident: u16,
     pub(crate) tos: u8,
@@ -101,7 +101,7 @@ impl Spec {
         frame
     }
 
-    /// The frame with the checksum left to be completed.
+    /// The frame with a partial checksum.
     pub(crate) fn partial_frame(&self) -> Vec<u8> {
         let mut frame = self.frame();
         let transport_at = self.layout().transport_at;
@@ -127,7 +127,7 @@ impl Spec {
         Offload { checksum: self.partial(), gso: Some(gso) }
     }
 
-    /// The packets that a sender without offloads would have sent, by the rules of Linux.
+    /// The packets of a sender without offloads, by the rules of Linux.
     pub(crate) fn segments(&self, size: usize) -> Vec<Spec> {
         let count = self.payload.len().div_ceil(size);
         let cut = |(index, payload): (usize, &[u8])| {
@@ -210,7 +210,7 @@ impl Spec {
     }
 }
 
-/// One's complement sum as RFC 1071 §4.1 writes it, from `start` on.
+/// One's complement sum in the form of RFC 1071 §4.1, beginning with `start`.
 pub(crate) fn naive_sum(bytes: &[u8], start: u32) -> u32 {
     let mut sum = start;
     for pair in bytes.chunks(2) {
@@ -220,7 +220,7 @@ pub(crate) fn naive_sum(bytes: &[u8], start: u32) -> u32 {
     sum
 }
 
-/// A packet as a device delivers it: `frame` in pieces of private frames, cut at `cuts`.
+/// A packet as a device delivers it: `frame` in pieces of private frames, split at `cuts`.
 pub(crate) fn received(memory: &mut Memory, frame: &[u8], cuts: &[usize]) -> Packet {
     let mut packet = memory.packet().expect("free");
     let mut borders: Vec<usize> = cuts.iter().map(|cut| cut % (frame.len() + 1)).collect();
@@ -239,7 +239,7 @@ pub(crate) fn received(memory: &mut Memory, frame: &[u8], cuts: &[usize]) -> Pac
     packet
 }
 
-/// The same with the first `headers` bytes pulled.
+/// A packet as a device delivers it, with the first `headers` bytes pulled.
 pub(crate) fn parsed(memory: &mut Memory, frame: &[u8], headers: usize, cuts: &[usize]) -> Packet {
     let mut packet = received(memory, frame, cuts);
     packet.peek_headers();
@@ -247,7 +247,7 @@ pub(crate) fn parsed(memory: &mut Memory, frame: &[u8], headers: usize, cuts: &[
     packet
 }
 
-/// Headers and payload in one stretch.
+/// Concatenated headers and payload.
 pub(crate) fn bytes_of(packet: &Packet) -> Vec<u8> {
     let mut bytes = packet.headers().to_vec();
     for piece in packet.pieces() {
@@ -256,12 +256,12 @@ pub(crate) fn bytes_of(packet: &Packet) -> Vec<u8> {
     bytes
 }
 
-/// `len` bytes that differ from place to place.
+/// `len` bytes that differ by position.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|place| (place * 31 + place / 251) as u8).collect()
 }
 
-/// Any frame whose payload has a length of `payload`.
+/// Any frame with a payload length in `payload`.
 pub(crate) fn any_spec(payload: core::ops::Range<usize>) -> impl Strategy<Value = Spec> {
     let kind = (any::<bool>(), any::<bool>(), 0..3usize, 0..=10usize, any::<bool>());
     let numbers = any::<(u16, u8, u8, u32, u32, u16)>();
@@ -287,7 +287,7 @@ pub(crate) fn any_spec(payload: core::ops::Range<usize>) -> impl Strategy<Value 
     })
 }
 
-/// Places to cut a frame into pieces.
+/// Positions at which to split a frame into pieces.
 pub(crate) fn any_cuts() -> impl Strategy<Value = Vec<usize>> {
     prop::collection::vec(0..70_000usize, 0..8)
 }

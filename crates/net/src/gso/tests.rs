@@ -1,4 +1,4 @@
-//! Segmentation, checksums and the check of claims, against packets built by hand.
+//! Segmentation, checksums and claims, against packets built by hand.
 
 use super::testing::*;
 use super::*;
@@ -9,7 +9,7 @@ use towpath_packet::{Gso, GsoKind, Loans, MemoryConfig, Piece, Returns, Tunnel};
 
 mod tunnel;
 
-/// Cuts `packet` and returns the segments.
+/// Segments `packet` and returns the segments.
 fn cut(
     packet: Packet,
     memory: &mut Memory,
@@ -25,7 +25,7 @@ fn cut(
     segments
 }
 
-/// A super-packet to be cut, which comes in pieces that end at `cuts`.
+/// A super-packet in pieces that end at `cuts`.
 struct SuperPacket {
     frame: Vec<u8>,
     offload: Offload,
@@ -33,9 +33,9 @@ struct SuperPacket {
 }
 
 impl SuperPacket {
-    /// Cuts it, with complete checksums and with partial ones. The segments are to be `expected`:
-    /// each the frame that is complete, the same with a partial checksum, and where that is.
-    /// Complete ones are besides to be what `is_right` says.
+    /// Segments it with complete and with partial checksums. The segments must be `expected`: for
+    /// each the complete frame, the frame with a partial checksum, and the place of that. Complete
+    /// segments must also pass `is_right`.
     fn compare(
         &self,
         layout: Layout,
@@ -65,9 +65,9 @@ impl SuperPacket {
 }
 
 proptest! {
-    /// Goal: each segment is, byte for byte, the packet that a sender without offloads would have
-    /// sent, checksums included, and shares the payload. Method: the expected packets are made
-    /// byte by byte by `testing`, with a sum of their own.
+    /// Goal: each segment equals, byte for byte and with its checksums, the packet of a sender
+    /// without offloads, and shares the payload. Method: `testing` builds the expected packets byte
+    /// by byte with its own checksum code.
     #[test]
     fn segments_are_the_packets_of_a_plain_sender(
         spec in any_spec(1..60_000),
@@ -85,8 +85,8 @@ proptest! {
         })?;
     }
 
-    /// Goal: no claim and no headers make checking, cutting or summing panic, and a refused packet
-    /// comes back whole.
+    /// Goal: no claims and headers make checking, segmentation or checksums panic, and a rejected
+    /// packet is returned whole.
     #[test]
     fn strangers_may_claim_anything(
         headers in prop::collection::vec(any::<u8>(), 0..120),
@@ -125,7 +125,7 @@ proptest! {
     }
 }
 
-/// Every claim that contradicts the headers is refused by its own reason.
+/// Every claim that contradicts the headers is rejected with its own error.
 #[test]
 fn false_claims_are_told_apart() {
     let (mut memory, ledger) = (memory(), Ledger::new());
@@ -151,7 +151,7 @@ fn false_claims_are_told_apart() {
         (&udp, Checksum::None, gso(GsoKind::Udp, 999, false), Some(OffloadError::ChecksumMissing)),
         (&udp, partial(54, 16), gso(GsoKind::Udp, 999, false), Some(OffloadError::ChecksumPlace)),
         (&udp, partial(54, 6), None, None),
-        // A tunnel's inner checksum.
+        // Checksum of the inner packet of a tunnel.
         (&udp, partial(96, 16), None, None),
         (&udp, partial(4060, 16), None, Some(OffloadError::ChecksumPlace)),
     ];
@@ -173,7 +173,7 @@ fn false_claims_are_told_apart() {
     assert_all_back(&memory, &ledger);
 }
 
-/// Fragments are no super-packets: whoever cut them made their transport header that of the whole.
+/// Fragments are not segmented, as their transport header is that of the whole datagram.
 #[test]
 fn fragments_are_not_segmented() {
     let (mut memory, ledger) = (memory(), Ledger::new());
@@ -185,7 +185,7 @@ fn fragments_are_not_segmented() {
     let v4 = spec.clone();
     spec.v6 = true;
     spec.ip_options = 1;
-    // The options' header becomes a fragment header.
+    // Turns the options header into a fragment header.
     let mut v6 = spec.partial_frame();
     v6[20] = 44;
     for (spec, frame) in [(&v4, more_fragments), (&v4, with_offset), (&spec, v6)] {
@@ -216,8 +216,8 @@ fn a_short_super_packet_is_plain() {
     assert_all_back(&memory, &ledger);
 }
 
-/// Goal: all segments or none. Method: every number of free handles, down to none, and handles that
-/// came back while the pool's quick count does not know of them yet.
+/// Goal: all segments or none. Method: every number of free handles down to zero, and returned
+/// handles that the pool's cached count does not include yet.
 #[test]
 fn without_handles_the_packet_comes_back() {
     let config = MemoryConfig { packets: 8, small_frames: 4, large_frames: 4 };
@@ -245,12 +245,12 @@ fn without_handles_the_packet_comes_back() {
     assert_all_back(&memory, &ledger);
 }
 
-/// RFC 768: a computed zero goes out as all ones, and only for UDP.
+/// RFC 768: a computed zero is sent as all ones, for UDP only.
 #[test]
 fn a_computed_zero_is_sent_as_all_ones() {
     let (mut memory, ledger) = (memory(), Ledger::new());
     for tcp in [false, true] {
-        // The last two bytes are what makes the sum of all others 0xffff.
+        // The last two bytes make the sum of all bytes 0xffff.
         let mut spec = Spec::plain(true, tcp, alloc::vec![0; 100]);
         let frame = spec.frame();
         let at = spec.layout().transport_at + if tcp { 16 } else { 6 };
@@ -265,7 +265,7 @@ fn a_computed_zero_is_sent_as_all_ones() {
     assert_all_back(&memory, &ledger);
 }
 
-/// A checksum is completed by its offsets alone, and only where private headers reach.
+/// A checksum is completed by its offsets alone, and only within the reach of private headers.
 #[test]
 fn partial_checksums_are_completed_within_the_headers() {
     let (mut memory, ledger) = (memory(), Ledger::new());
@@ -291,8 +291,8 @@ fn partial_checksums_are_completed_within_the_headers() {
     assert_all_back(&memory, &ledger);
 }
 
-/// A tunnel over a device without checksums: the inner checksum is completed although the outer
-/// headers end before it, and no lent byte is written or copied for it.
+/// A tunnel over a device without checksum offload: the inner checksum is completed although the
+/// outer headers end before it, and no lent byte is written or copied for it.
 #[test]
 fn a_partial_checksum_in_a_tunnel_is_completed() {
     let (mut memory, ledger) = (memory(), Ledger::new());
@@ -312,7 +312,7 @@ fn a_partial_checksum_in_a_tunnel_is_completed() {
     assert_all_back(&memory, &ledger);
 }
 
-/// Every single wrong bit is found, and the rules about UDP's zero are kept.
+/// Every single wrong bit is detected, and the rules for UDP checksums of zero hold.
 #[test]
 fn wrong_checksums_are_found() {
     let (mut memory, ledger) = (memory(), Ledger::new());
@@ -324,7 +324,7 @@ fn wrong_checksums_are_found() {
             let mut frame = right.clone();
             frame[bit / 8] ^= 1 << (bit % 8);
             let packet = parsed(&mut memory, &frame, spec.headers_len(), &[bit]);
-            // Data offset aside, which makes other headers.
+            // Except in the data offset, which changes the headers.
             assert!(!verify_checksum(&packet, spec.layout(), &ledger), "bit {bit}");
         }
         if !tcp {
@@ -337,7 +337,7 @@ fn wrong_checksums_are_found() {
     assert_all_back(&memory, &ledger);
 }
 
-/// A packet longer than IP allows is refused, whatever a guest's descriptors add up to.
+/// A packet longer than IP allows is rejected, whatever the sum of a guest's descriptors.
 #[test]
 fn longer_than_an_ip_packet_is_refused() {
     let (mut memory, ledger) = (memory(), Ledger::new());
@@ -357,8 +357,9 @@ fn longer_than_an_ip_packet_is_refused() {
     assert_all_back(&memory, &ledger);
 }
 
-/// Gotchas 20 to 22 of docs/theory/lending.md. Goal: a lent super-packet is cut without a copy, and
-/// its lender is told once, after the last segment, whichever that is, of a copy if any was made.
+/// Gotchas 20 to 22 of docs/theory/lending.md. Goal: a lent super-packet is segmented without a
+/// copy. Its lender is notified once, after the last segment in any order, as copied if any segment
+/// was copied.
 #[test]
 fn gotchas_20_21_22_segments_share_the_loan() {
     let spec = Spec::plain(false, true, pattern(5000));

@@ -1,14 +1,14 @@
-//! The outer headers of a super-packet in a UDP tunnel: each segment gets them, too.
+//! The outer headers of a super-packet in a UDP tunnel; each segment gets a copy.
 //!
-//! Nothing is known of the tunnel but that it is UDP: what lies between the outer UDP header and
-//! the inner IP header (VXLAN's or Geneve's header, an Ethernet header, tags) is copied as it is.
+//! The only requirement on the tunnel is that it is UDP. The bytes between the outer UDP header and
+//! the inner IP header (VXLAN or Geneve header, Ethernet header, tags) are copied unchanged.
 //!
-//! The outer checksum needs no payload. An inner packet whose own checksum is right adds up to the
-//! complement of its pseudo-header's sum, and that sum is what a partial checksum field holds. So
-//! it does not matter who completes the inner checksum, or when.
+//! The outer checksum can be computed without the payload. An inner packet with a correct checksum
+//! sums up to the complement of its pseudo-header's sum, and a partial checksum field holds that
+//! sum. So it does not matter who completes the inner checksum, or when.
 //!
-//! virtio 1.4 §5.1.6.2; RFC 768 (a checksum of zero says that there is none, which tunnels over
-//! IPv6 may say as well: RFC 6935); RFC 7348 (VXLAN), RFC 8926 (Geneve).
+//! virtio 1.4 §5.1.6.2; RFC 768 (a checksum of zero means none, which tunnels over IPv6 may use
+//! too: RFC 6935); RFC 7348 (VXLAN), RFC 8926 (Geneve).
 
 use towpath_packet::{Checksum, GsoKind, Offload, Tunnel};
 
@@ -17,19 +17,19 @@ use super::{Part, Template};
 use crate::checksum::{self, Sum};
 use crate::wire::{tcp, udp};
 
-/// The outer headers, and where the inner ones lie.
+/// The outer headers, and the offsets of the inner headers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outer {
-    /// Ends with the UDP header.
+    /// Ends with the outer UDP header.
     pub(super) shape: Shape,
     inner: Shape,
-    /// The checksum is to be completed; otherwise it stays as it is.
+    /// The outer checksum must be computed; otherwise it is not changed.
     completes: bool,
 }
 
 impl Outer {
-    /// Checks what is claimed of a tunnel against `headers`, whose outer ones lie as `layout` says.
-    /// `inner` are the headers of the packet in it.
+    /// Checks the tunnel claims against `headers`, whose outer headers have offsets `layout`.
+    /// `inner` is the shape of the inner headers.
     pub(super) fn read(
         headers: &[u8],
         layout: Layout,
@@ -45,12 +45,12 @@ impl Outer {
         is_as_claimed.then_some(Self { shape, inner, completes: tunnel.checksum })
     }
 
-    /// Bytes behind the outer UDP header, if there are `payload` behind all headers.
+    /// Bytes behind the outer UDP header, given the `payload` bytes behind all headers.
     pub(super) fn payload_len(&self, payload: usize) -> usize {
         self.inner.end - self.shape.end + payload
     }
 
-    /// Makes the outer headers of `to` those of `part`, whose inner headers it has already, with a
+    /// Updates the outer headers in `to` for `part`. Its inner headers must be complete, with a
     /// partial checksum. `template` is that of the outer headers.
     pub(super) fn patch(&self, template: &Template, part: &Part, to: &mut [u8]) {
         let checksum_at = self.shape.checksum_at();
@@ -63,7 +63,7 @@ impl Outer {
         }
     }
 
-    /// Makes the outer checksum, if that was asked for, of a packet that is not cut.
+    /// Computes the outer checksum, if requested, of a packet that is not segmented.
     pub(super) fn settle(&self, headers: &mut [u8], payload: usize) {
         if self.completes {
             let len = self.shape.transport_len(self.payload_len(payload));
@@ -73,7 +73,7 @@ impl Outer {
         }
     }
 
-    /// Both checksum fields hold their pseudo-header's sum.
+    /// Computes the outer checksum; both checksum fields must hold their pseudo-header's sum.
     fn complete_checksum(&self, headers: &mut [u8]) {
         let mut sum = Sum::new();
         sum.add(&headers[self.shape.transport_at..self.inner.transport_at]);
@@ -83,8 +83,8 @@ impl Outer {
     }
 }
 
-/// Where the headers of a super-packet in a tunnel end if its claims are true. `None` if they are
-/// not all in `bytes`, the first of the frame.
+/// End of the headers of a super-packet in a tunnel, by its claims. `None` if the headers do not
+/// end within `bytes`, the beginning of the frame.
 pub(crate) fn headers_end(bytes: &[u8], offload: &Offload) -> Option<usize> {
     let Checksum::Partial { start, .. } = offload.checksum else { return None };
     let start = usize::from(start);

@@ -1,4 +1,4 @@
-//! How connections begin and end: `connect`, `shutdown`, `close`, and the stack's news.
+//! How connections begin and end: `connect`, `shutdown`, `close`, and the stack's events.
 
 use super::options::{Linger, Options};
 use super::ports::{Space, Use, unspecified};
@@ -9,8 +9,9 @@ use crate::time::Instant;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 impl Sockets {
-    /// Begins to connect, or tells how it went: [`Error::InProgress`] when it has begun,
-    /// [`Error::Already`] while it goes on, then once `Ok` or why it failed.
+    /// Starts to connect, or reports the outcome: [`Error::InProgress`] when the handshake has
+    /// begun, [`Error::Already`] while it is in progress, then once `Ok` or the reason why it
+    /// failed.
     pub fn connect(&mut self, id: SocketId, remote: SocketAddr, now: Instant) -> Result<(), Error> {
         let socket = self.socket(id)?;
         match (&socket.phase, socket.progress) {
@@ -31,14 +32,14 @@ impl Sockets {
         }
     }
 
-    /// True while a handshake that this side began goes on.
+    /// True while a handshake that this socket began is in progress.
     pub fn is_connecting(&self, id: SocketId) -> bool {
         let begun = self.socket(id).is_ok_and(|socket| socket.progress == Progress::Connecting);
         begun && self.tcp(id).is_some_and(|connection| connection.state().is_opening())
     }
 
-    /// How the handshake went that was begun: [`Error::Already`] while it goes on, then once why it
-    /// failed.
+    /// Returns the outcome of the handshake: [`Error::Already`] while it is in progress, then once
+    /// the reason if it failed.
     pub fn outcome(&mut self, id: SocketId, now: Instant) -> Result<(), Error> {
         if self.is_connecting(id) {
             return Err(Error::Already);
@@ -55,7 +56,8 @@ impl Sockets {
         Err(error)
     }
 
-    /// How to connect to `remote`: our address is chosen, our port if it was not bound.
+    /// Prepares a connection to `remote`: chooses the source address, and the port if none is
+    /// bound.
     pub(super) fn prepare(
         &mut self,
         id: SocketId,
@@ -89,7 +91,7 @@ impl Sockets {
         Ok(connect)
     }
 
-    /// Begins to connect.
+    /// Sends the SYN and makes the connection the socket's own.
     pub(super) fn begin(
         &mut self,
         id: SocketId,
@@ -122,8 +124,8 @@ impl Sockets {
         Ok(handle)
     }
 
-    /// A port that no connection to `remote` has, be it one that its socket has left to close by
-    /// itself.
+    /// Chooses a port that has no connection to `remote`, including connections that closed sockets
+    /// left behind.
     fn choose_port(
         &mut self,
         id: SocketId,
@@ -142,7 +144,7 @@ impl Sockets {
         Ok(port)
     }
 
-    /// Parts from a connection that is over, so that the socket can connect again.
+    /// Releases a connection that is over, so that the socket can connect again.
     fn detach(&mut self, id: SocketId, now: Instant) {
         if let Ok(handle) = self.handle(id) {
             self.stack.tcp_release(handle, now);
@@ -156,7 +158,7 @@ impl Sockets {
         self.give_back_port(id);
     }
 
-    /// Gives back a port that was chosen for the caller; one that was asked for stays.
+    /// Releases a port that was chosen automatically; a port that the caller chose stays.
     fn give_back_port(&mut self, id: SocketId) {
         let Ok(socket) = self.socket_mut(id) else { return };
         if socket.port_chosen {
@@ -172,7 +174,7 @@ impl Sockets {
         }
     }
 
-    /// Ends the connection at once, or ends listening; the socket is as new (`connect` to
+    /// Aborts the connection, or stops listening; the socket is then as new (`connect` to
     /// `AF_UNSPEC`).
     pub fn disconnect(&mut self, id: SocketId, now: Instant) -> Result<(), Error> {
         if self.is_datagram(id) {
@@ -181,7 +183,7 @@ impl Sockets {
         self.stop_listening(id, now);
         let opening = self.is_connecting(id) || self.is_deferred(id);
         let socket = self.socket_mut(id)?;
-        // As Linux's tcp_disconnect.
+        // As in Linux.
         socket.error = opening.then_some(Error::ConnectionReset).or(socket.error);
         self.with_connection(id, now, |connection| connection.abort());
         self.detach(id, now);
@@ -224,8 +226,8 @@ impl Sockets {
         Ok(())
     }
 
-    /// Closes a socket: its name finds nothing any more. What was sent goes on its way, unless the
-    /// socket lingers for no time or received data is left unread: then the connection is reset.
+    /// Closes a socket: its name becomes invalid. Queued data is still sent, unless the socket
+    /// lingers for zero time or received data is unread: then the connection is reset.
     pub fn close(&mut self, id: SocketId, now: Instant) -> Result<(), Error> {
         let socket = self.socket(id)?;
         let reset = socket.options.linger == Linger::Reset;
@@ -238,14 +240,14 @@ impl Sockets {
         Ok(())
     }
 
-    /// True while `close` of a lingering socket would have to wait: something was not acknowledged.
+    /// True while `close` of a lingering socket has to wait: sent data is not yet acknowledged.
     pub fn is_sending(&self, id: SocketId) -> bool {
         self.tcp(id).is_some_and(|connection| {
             connection.state() != State::SynSent && connection.is_sending()
         })
     }
 
-    /// Forgets a socket; its connection closes by itself.
+    /// Removes a socket; its connection closes by itself.
     pub(super) fn dispose(&mut self, id: SocketId, now: Instant) {
         if let Ok(handle) = self.handle(id) {
             self.stack.tcp_release(handle, now);
@@ -253,7 +255,7 @@ impl Sockets {
         self.remove(id);
     }
 
-    /// Takes up the stack's news.
+    /// Processes the stack's events.
     pub(super) fn drain(&mut self) {
         while let Some((handle, events)) = self.stack.next_event() {
             if let Some(id) = self.owner(handle) {
@@ -270,7 +272,7 @@ impl Sockets {
             news |= Readiness::WRITABLE;
         }
         if events.contains(Events::READABLE) {
-            // As Linux's sock_def_readable.
+            // As in Linux, received data wakes waiters for urgent data too.
             news |= Readiness::READABLE | Readiness::PRI;
         }
         if events.contains(Events::WRITABLE) {
@@ -297,7 +299,7 @@ impl Sockets {
     fn on_closed(&mut self, id: SocketId, error: Option<ConnectionError>) {
         let Ok(socket) = self.socket_mut(id) else { return };
         if socket.error.is_none() {
-            // As Linux's tcp_reset: who has read the end is told that writing is over.
+            // As in Linux, a reset after the peer's FIN is reported as `EPIPE`.
             let reset = error == Some(ConnectionError::Reset);
             let error = error.filter(|error| *error != ConnectionError::Aborted);
             socket.error = match error {

@@ -1,25 +1,25 @@
-//! Datagram sockets: UDP as Linux has it (`net/ipv4/udp.c`, `net/ipv6/udp.c`).
+//! Datagram sockets: UDP with the semantics of Linux.
 //!
 //! # Theory of operation
 //!
-//! A socket of this kind is [`Phase::Datagram`]: a queue of received packets, what its errors
-//! quote, and a place in the [`Table`] from the moment it has a port. A packet goes to the socket
-//! that is connected to its flow, else to the one that is bound most closely; of several that share
-//! a port by `SO_REUSEPORT` the hash of the flow chooses one.
+//! A datagram socket is [`Phase::Datagram`]: a queue of received packets, the packets that its
+//! errors quote, and an entry in the [`Table`] once it has a port. A packet goes to the socket that
+//! is connected to its flow, else to the most specific bound socket. Among several sockets that
+//! share a port by `SO_REUSEPORT`, the hash of the flow chooses one.
 //!
-//! Received packets wait as they came, super-packets too: who did not ask for them (`UDP_GRO`)
-//! reads them one datagram at a time. What is sent goes to the stack at once; a socket is full
+//! Received packets are queued as they came, super-packets included. A socket without `UDP_GRO`
+//! reads them one datagram at a time. Sent datagrams go to the stack at once. A socket is full
 //! while more than its send buffer waits for the device.
 //!
-//! One concern per file: this one opening, naming and ending, `table` who gets what, `send`,
-//! `cork` of several calls, `lending` without copying, `receive`, `errors` ICMP, `raw` packets of
-//! IP, `link` frames.
+//! One concern per file: this one opens, binds, connects and closes; `table` (which socket gets a
+//! packet), `send`, `cork` (datagrams of several calls), `lending` (sends without a copy),
+//! `receive`, `errors` (ICMP), `raw` (IP packets), `link` (frames).
 //!
 //! # Limits
 //!
-//! Of one socket: its receive buffer, counted in the frames that its datagrams hold, and
-//! [`DATAGRAMS_MAX`]. Of all: [`QUEUED_MAX`], and a quarter of the frames, so that sockets that
-//! nobody reads leave memory to the others. What comes beyond is dropped and counted.
+//! Each socket has its receive buffer, charged with the frames that its datagrams hold, and
+//! [`DATAGRAMS_MAX`]. All sockets together have [`QUEUED_MAX`] and a quarter of the frames, so that
+//! sockets without a reader leave memory to others. Packets beyond a limit are dropped and counted.
 
 mod cork;
 mod errors;
@@ -54,42 +54,42 @@ use link::PacketSocket;
 use ports::{Space, unspecified};
 use receive::Queued;
 
-/// Most datagrams or super-packets that wait at one socket: as many as the default receive buffer
-/// holds of small frames, and as many again.
+/// Maximum number of datagrams or super-packets queued at one socket: more than twice what the
+/// default receive buffer holds of small frames.
 pub const DATAGRAMS_MAX: usize = 256;
-/// Most that wait at all sockets: a quarter of the packet handles of a worker.
+/// Maximum number queued at all sockets: a quarter of a worker's packet handles.
 pub const QUEUED_MAX: usize = 1024;
-/// Receive buffer in bytes unless set (Linux's `net.core.rmem_default`).
+/// Default receive buffer in bytes (Linux's `net.core.rmem_default`).
 pub const RECEIVE_BUFFER_DEFAULT: u32 = 212_992;
-/// Send buffer in bytes unless set (Linux's `net.core.wmem_default`).
+/// Default send buffer in bytes (Linux's `net.core.wmem_default`).
 pub const SEND_BUFFER_DEFAULT: u32 = 212_992;
 
-/// What a datagram socket has beside what every socket has.
+/// State that only datagram sockets have.
 #[derive(Default)]
 pub(super) struct Datagrams {
     queue: VecDeque<Queued>,
-    /// It takes packets of IP, not of UDP.
+    /// Set for a raw socket, which receives IP packets.
     raw: Option<Box<RawOptions>>,
-    /// It takes frames.
+    /// Set for a packet socket, which receives frames.
     link: Option<Box<PacketSocket>>,
-    /// What the errors in the error queue quote, in their order.
+    /// Packets that the errors in the error queue quote, in the same order.
     errors: VecDeque<Quote>,
-    /// A datagram that waits for more.
+    /// Datagram that waits for more data.
     pending: Option<Box<Pending>>,
-    /// Bytes that both queues hold.
+    /// Bytes that `queue` and `errors` hold.
     held: usize,
-    /// Datagrams for which there was no room.
+    /// Datagrams dropped for lack of room.
     dropped: u32,
-    /// Bytes sent since the device last took all.
+    /// Bytes sent since the device last took everything.
     sent: usize,
-    /// When that was, by [`crate::stack::Stack::emptied_count`].
+    /// When that was: a value of [`crate::stack::Stack::emptied_count`].
     sent_at: u64,
-    /// Somebody found it full, and is to be told when it is not.
+    /// The socket was full and must be woken when it is not.
     full: bool,
 }
 
 impl Socket {
-    /// The protocol whose ports it uses.
+    /// The port space of the socket.
     pub(super) fn space(&self) -> Space {
         if matches!(self.phase, Phase::Datagram(_)) { Space::Udp } else { Space::Tcp }
     }
@@ -110,20 +110,20 @@ impl Socket {
 }
 
 impl Sockets {
-    /// A UDP socket.
+    /// Creates a UDP socket.
     pub fn datagram(&mut self, family: Family) -> Result<SocketId, Error> {
         let id = self.insert(family, self.defaults)?;
         self.socket_mut(id)?.phase = Phase::Datagram(Box::default());
         Ok(id)
     }
 
-    /// True if the socket is one of datagrams.
+    /// True if the socket is a datagram socket (UDP, raw or packet).
     pub fn is_datagram(&self, id: SocketId) -> bool {
         self.socket(id).is_ok_and(|socket| matches!(socket.phase, Phase::Datagram(_)))
     }
 
-    /// Payload bytes of each datagram of a call; zero if what it sends is not cut, as packets of
-    /// raw and packet sockets never are.
+    /// Payload bytes of each datagram of a call; zero if the payload is not segmented, which is
+    /// always so for raw and packet sockets.
     pub fn segment_size(&self, id: SocketId, send: &SendTo) -> Result<u16, Error> {
         let socket = self.socket(id)?;
         let datagrams = socket.datagrams()?;
@@ -132,13 +132,12 @@ impl Sockets {
         Ok(if is_udp { size } else { 0 })
     }
 
-    /// Datagrams that came and found no room.
+    /// Number of received datagrams dropped for lack of room.
     pub fn dropped_datagrams(&self, id: SocketId) -> Result<u32, Error> {
         Ok(self.socket(id)?.datagrams()?.dropped)
     }
 
-    /// Chooses a port if there is none yet (Linux's inet_autobind), as sending and connecting do
-    /// before all else.
+    /// Chooses an ephemeral port if the socket has none, as sending and connecting do first.
     pub fn bind_by_itself(&mut self, id: SocketId) -> Result<(), Error> {
         let socket = self.socket(id)?;
         if socket.used.is_some() || self.is_raw(id) || self.packet_options(id).is_some() {
@@ -148,7 +147,7 @@ impl Sockets {
         self.bind(id, address).map_err(|_| Error::WouldBlock)
     }
 
-    /// Names the one peer (Linux's ip4_datagram_connect and ip6_datagram_connect).
+    /// Sets the socket's peer, by the rules of Linux.
     pub(super) fn connect_datagram(&mut self, id: SocketId, to: SocketAddr) -> Result<(), Error> {
         self.refuse_packet(id)?;
         self.bind_by_itself(id)?;
@@ -171,7 +170,7 @@ impl Sockets {
         Ok(())
     }
 
-    /// Whether datagrams may go to an address: not to several hosts, which there is no way to.
+    /// Checks that datagrams may go to an address; broadcast and multicast have no route.
     fn check_remote(&self, socket: &Socket, remote: IpAddr) -> Result<(), Error> {
         if remote == IpAddr::V4(Ipv4Addr::BROADCAST) && !socket.options.datagram.broadcast {
             return Err(Error::AccessDenied);
@@ -180,7 +179,7 @@ impl Sockets {
         if several || remote.is_unspecified() { Err(Error::NetworkUnreachable) } else { Ok(()) }
     }
 
-    /// Forgets the peer, and what was chosen because of it (Linux's __udp_disconnect).
+    /// Removes the peer, and the address and port that were chosen automatically.
     pub(super) fn disconnect_datagram(&mut self, id: SocketId) -> Result<(), Error> {
         self.refuse_packet(id)?;
         self.leave_table(id);
@@ -206,7 +205,7 @@ impl Sockets {
         Ok(())
     }
 
-    /// Ends directions. As in Linux they end even if the answer is that there is no peer.
+    /// Ends directions. As in Linux they end even if the result is [`Error::NotConnected`].
     pub(super) fn shutdown_datagram(&mut self, id: SocketId, how: Shutdown) -> Result<(), Error> {
         self.refuse_packet(id)?;
         let socket = self.socket_mut(id)?;
@@ -217,12 +216,12 @@ impl Sockets {
         if connected { Ok(()) } else { Err(Error::NotConnected) }
     }
 
-    /// Forgets what waits at a socket that ends.
+    /// Drops what is queued at a socket that is closed.
     pub(super) fn close_datagram(&mut self, id: SocketId) {
         self.leave_table(id);
         self.close_raw(id);
         self.close_packet(id);
-        // Only datagram sockets have one.
+        // This fails only for other kinds of sockets, which have no pending datagram.
         let _ = self.take_pending(id);
         let Ok(datagrams) = self.socket(id).and_then(Socket::datagrams) else { return };
         let count = datagrams.queue.len() + datagrams.errors.len();
@@ -230,7 +229,7 @@ impl Sockets {
         self.datagrams.release(count, held);
     }
 
-    /// What holds for a socket now (Linux's datagram_poll).
+    /// Returns the readiness of a datagram socket, by the rules of Linux.
     pub(super) fn datagram_readiness(
         &self,
         id: SocketId,
@@ -250,12 +249,12 @@ impl Sockets {
     }
 }
 
-/// The size of a socket's send buffer.
+/// Size of the socket's send buffer.
 fn send_buffer(socket: &Socket) -> usize {
     socket.options.send_buffer.unwrap_or(SEND_BUFFER_DEFAULT) as usize
 }
 
-/// The size of a socket's receive buffer.
+/// Size of the socket's receive buffer.
 pub(super) fn receive_buffer(socket: &Socket) -> usize {
     socket.options.receive_buffer.unwrap_or(RECEIVE_BUFFER_DEFAULT) as usize
 }

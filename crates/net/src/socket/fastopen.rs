@@ -9,7 +9,7 @@ use crate::time::Instant;
 use core::net::SocketAddr;
 
 impl Sockets {
-    /// `connect` is done for the caller; the SYN goes with the first data.
+    /// Ends `connect` with success; the SYN goes with the first data.
     pub(super) fn defer(&mut self, id: SocketId, remote: SocketAddr) -> Result<(), Error> {
         let socket = self.socket_mut(id)?;
         socket.deferred = true;
@@ -18,25 +18,25 @@ impl Sockets {
         Ok(())
     }
 
-    /// State of the socket's connection. One that waits for data to go with its SYN has sent it, as
-    /// Linux sees it.
+    /// State of the socket's connection. As in Linux, a socket whose SYN waits for data is in
+    /// SYN-SENT.
     pub fn state(&self, id: SocketId) -> State {
         let none = if self.is_deferred(id) { State::SynSent } else { State::Closed };
         self.tcp(id).map_or(none, |connection| connection.state())
     }
 
-    /// True if `connect` waits for data to go with the SYN.
+    /// True if `connect` was called and the SYN waits for data.
     pub fn is_deferred(&self, id: SocketId) -> bool {
         self.socket(id).is_ok_and(|socket| socket.deferred)
     }
 
-    /// Connects and sends of `bytes` what may go with the SYN; returns how many, or `None` if the
-    /// connection is open, so that all is to be sent as usual. `remote` may be left out if the
-    /// socket was told by [`Sockets::connect`].
+    /// Connects and sends as many of `bytes` as fit the SYN; returns how many. Returns `None` if
+    /// the connection is established: the caller then sends all bytes as usual. `remote` may be
+    /// omitted if [`Sockets::connect`] was called before.
     ///
     /// # Errors
-    /// [`Error::Already`] while a handshake goes on, then once why it failed; and those of
-    /// [`Sockets::connect`].
+    /// [`Error::Already`] while the handshake is in progress, then once the reason if it failed;
+    /// and the errors of [`Sockets::connect`].
     pub fn send_with_syn(
         &mut self,
         id: SocketId,
@@ -59,8 +59,8 @@ impl Sockets {
         Ok(sent)
     }
 
-    /// Connects with what `append` gives to the new connection; returns what that returned, or
-    /// `None` if the connection is open.
+    /// Connects with the data that `append` puts into the new connection; returns what `append`
+    /// returned, or `None` if the connection is established.
     pub(super) fn open_with(
         &mut self,
         id: SocketId,
@@ -87,8 +87,8 @@ impl Sockets {
         Ok(Some(self.stack.with_tcp(handle, now, append).unwrap_or(0)))
     }
 
-    /// Somebody waits until he can write more (`pending`), or does not any longer: the third
-    /// segment of a handshake that goes on waits a little for his data.
+    /// Says whether a caller waits to write more (`pending`). If so, the handshake's third segment
+    /// waits briefly for that data.
     pub fn set_write_pending(&mut self, id: SocketId, pending: bool, now: Instant) {
         self.with_connection(id, now, |connection| connection.set_write_pending(pending));
     }

@@ -1,22 +1,22 @@
-//! Memory for what programs send by copy: how much a socket may have, and who waits for it.
+//! Memory for sends that copy: how much a socket may take, and which sockets wait for it.
 //!
 //! # Theory of operation
 //!
-//! The pools serve what is received, what answers it and what programs send. Were sends to take
-//! the last frame, no ACK would find one, and nothing would ever give a frame back. So a part of
-//! each pool, and of the packet handles, is not for sends ([`RESERVE_DIVISOR`]): input, ACKs,
-//! questions to neighbours and errors have it.
+//! The pools serve received packets, the answers to them, and the data that programs send. If sends
+//! could take the last frame, no ACK could be received, and no frame would ever be released. So a
+//! part of each pool, and of the packet handles, is reserved ([`RESERVE_DIVISOR`]) for input, ACKs,
+//! neighbour solicitations and errors.
 //!
-//! What sends may have is shared by a threshold that moves: a socket gets another frame only while
-//! it holds less than is free. So one socket gets half of it, and each of *n* greedy ones one part
-//! of *n* + 1; the last part stays free for the next, and shares grow back as others end. A socket
-//! that holds less than [`SHARE_MIN`] gets a frame in any case, as long as there is one: a
-//! super-packet of it keeps moving, however many there are.
+//! Sockets share the rest by a moving threshold: a socket gets another frame only while it holds
+//! less than is free. So one socket gets half of the rest, and each of *n* greedy sockets gets one
+//! part of *n* + 1. The last part stays free for the next socket, and shares grow again as others
+//! end. A socket that holds less than [`SHARE_MIN`] gets a frame in any case, as long as one is
+//! free, so that one super-packet of each socket keeps moving however many sockets there are.
 //!
-//! A socket that found no frame *waits*: it is not writable, and is told when there is one for it.
-//! So is one that was asked for its readiness meanwhile. Each burst in or out looks, and so does a
-//! timer, as frames come back on other threads too. Who has waited longest is told first, and as
-//! many are told as there are frames.
+//! A socket that found no frame *waits*: it is not writable, and is woken when a frame is
+//! available. A socket that was polled for readiness meanwhile waits too. Each burst in or out
+//! checks for free frames. So does a timer, as other threads may release frames too. Sockets are
+//! woken in the order in which they began to wait, as many as there are frames.
 
 use super::{Phase, Readiness, Socket, SocketId, Sockets};
 use crate::stack::Context;
@@ -26,50 +26,51 @@ use core::cell::RefCell;
 use towpath_packet::pool::{Frame, LARGE_FRAME_BYTES, Pool, SMALL_FRAME_BYTES};
 use towpath_packet::{Memory, Packet};
 
-/// One part in so many of each pool and of the packet handles is not for sends.
+/// The reserve is one part in this number of each pool and of the packet handles.
 const RESERVE_DIVISOR: usize = 4;
-/// Bytes of frames that a socket may hold however many others there are: a super-packet.
+/// Bytes of frames that a socket may hold in any case: a super-packet.
 const SHARE_MIN: usize = 64 << 10;
-/// Sockets that wait that are looked at together: so many are few beside a burst of packets.
+/// Waiting sockets examined per check; cheap beside a burst of packets.
 const LOOK_MAX: usize = 64;
-/// Time from one look to the next where nothing else happens, at first.
+/// First pause between two checks where nothing else happens.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
-/// The same after many that found nothing.
+/// Longest pause between two checks, after many that found nothing.
 const PAUSE_MAX: Duration = Duration::from_millis(128);
 
-/// Who waits for memory to send.
+/// Sockets that wait for memory to send.
 #[derive(Default)]
 pub(super) struct Frames {
-    /// There was none for sends at the last look.
+    /// The last check found no memory for sends.
     gone: bool,
-    /// Those that wait, the longest first: each whose `waits_for_frame` is set once, and some that
-    /// are gone, never more than all sockets. To be asked for readiness is reason enough to wait.
+    /// Sockets that wait, longest first. Each socket whose `waits_for_frame` is set is in it once,
+    /// and closed sockets are purged when it is full. A `RefCell`, as asking for readiness begins a
+    /// wait.
     waiting: RefCell<VecDeque<SocketId>>,
-    /// The next look.
+    /// Time of the next check.
     look_at: Option<Instant>,
-    /// Time to the one after it.
+    /// Pause before the check after that.
     pause: Duration,
 }
 
 impl Frames {
-    /// True if there was no memory at the last look, or somebody waits for some.
+    /// True if the last check found no memory, or a socket waits for some.
     #[inline]
     pub(super) fn are_awaited(&mut self) -> bool {
         self.gone || !self.waiting.get_mut().is_empty()
     }
 
-    /// When somebody who waits is to be looked at.
+    /// When waiting sockets are checked next.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.look_at
     }
 
-    /// Entries of the list.
+    /// Number of entries in the list of waiting sockets.
     #[cfg(test)]
     pub(super) fn waiting_count(&self) -> usize {
         self.waiting.borrow().len()
     }
 
-    /// Sets the next look unless there is one to come.
+    /// Schedules the next check unless one is scheduled.
     fn arm(&mut self, now: Instant) {
         if self.look_at.is_none_or(|at| at <= now) {
             let pause = self.pause.max(PAUSE_MIN);
@@ -80,14 +81,14 @@ impl Frames {
 }
 
 impl Sockets {
-    /// A call found no frame: the socket is told when there is one for it.
+    /// Records that a call found no frame: the socket is woken when there is one for it.
     pub(super) fn wait_for_frame(&mut self, id: SocketId, now: Instant) {
         let Ok(socket) = self.socket(id) else { return };
         self.begin_wait(id, socket);
         self.frames.arm(now);
     }
 
-    /// True if a socket that has room cannot send for want of memory. It waits from now on.
+    /// True if a socket that has room cannot send because memory is short. It waits from now on.
     pub(super) fn lacks_frame(&self, id: SocketId, socket: &Socket) -> bool {
         if self.frames.gone {
             self.begin_wait(id, socket);
@@ -101,13 +102,14 @@ impl Sockets {
         }
         let mut waiting = self.frames.waiting.borrow_mut();
         if waiting.len() >= 2 * self.count().max(LOOK_MAX) {
-            // More than half of them are gone: each socket that is there is in it once.
+            // At least half of the entries are of closed sockets: each open socket is in it once at
+            // most.
             waiting.retain(|id| self.socket(*id).is_ok());
         }
         waiting.push_back(id);
     }
 
-    /// Looks for memory, and tells those who may have some now.
+    /// Checks for free memory, and wakes sockets that may take some now.
     #[inline]
     pub(super) fn tell_frames(&mut self, cx: &mut Context<'_>) {
         if self.frames.are_awaited() || !is_plenty(cx.memory) {
@@ -152,7 +154,7 @@ impl Sockets {
         self.wake(id, Readiness::WRITABLE | band);
     }
 
-    /// Bytes that a socket holds of what it sends; `None` if it is gone.
+    /// Bytes of frames that a socket's unsent data holds; `None` if the socket is closed.
     fn held_to_send(&self, id: SocketId) -> Option<usize> {
         let socket = self.socket(id).ok()?;
         Some(match &socket.phase {
@@ -162,23 +164,23 @@ impl Sockets {
     }
 }
 
-/// True if no datagram could be sent, however small.
+/// True if no datagram can be sent, however small.
 pub(super) fn lacks_memory(memory: &mut Memory) -> bool {
     !has_frame(0, memory) || spare_packets(memory) == 0
 }
 
-/// Whether a socket that holds `held` bytes of what it sends may take a frame.
+/// True if a socket that holds `held` bytes of send memory may take a frame.
 fn has_frame(held: usize, memory: &mut Memory) -> bool {
     let bytes = |pool: &mut Pool| spare(pool) * pool.frame_bytes();
     let free = bytes(&mut memory.small) + bytes(&mut memory.large);
     free > 0 && held < free.max(SHARE_MIN)
 }
 
-/// A frame for `len` bytes of a socket that holds `held`, or the next best.
+/// Takes a frame for `len` bytes of a socket that holds `held` bytes, of the other size if needed.
 pub(super) fn frame_to_send(len: usize, held: usize, memory: &mut Memory) -> Option<Frame> {
     let is_small = len <= SMALL_FRAME_BYTES;
     let first = if is_small { &mut memory.small } else { &mut memory.large };
-    // Most times there are enough of these, without a look at others and those given back.
+    // Fast path: enough frames are free, without a look at the other pool or at returned frames.
     if beyond_reserve(first, first.free_at_least()) * first.frame_bytes() > held {
         return first.take();
     }
@@ -191,7 +193,7 @@ pub(super) fn frame_to_send(len: usize, held: usize, memory: &mut Memory) -> Opt
     take(first).or_else(|| take(second))
 }
 
-/// Bytes of the frame that a copy of `len` bytes takes, which one holds.
+/// Bytes of frames that a copy of `len` bytes occupies, if it fits one frame.
 pub(super) fn frame_bytes(len: usize) -> usize {
     match len {
         0 => 0,
@@ -200,7 +202,7 @@ pub(super) fn frame_bytes(len: usize) -> usize {
     }
 }
 
-/// A packet for what a program sends.
+/// Takes a packet handle for a send.
 pub(super) fn packet_to_send(memory: &mut Memory) -> Option<Packet> {
     let has_spare = packets_are_plenty(memory) || spare_packets(memory) > 0;
     if has_spare { memory.packet() } else { None }
@@ -222,7 +224,7 @@ fn spare(pool: &mut Pool) -> usize {
     beyond_reserve(pool, free)
 }
 
-/// The same if so many are free.
+/// Frames that sends may still take if `free` frames are free.
 fn beyond_reserve(pool: &Pool, free: usize) -> usize {
     free.saturating_sub(pool.capacity() / RESERVE_DIVISOR)
 }

@@ -1,20 +1,20 @@
-//! Receiving without a copy: a reader is handed what was received as it lies in memory.
+//! Receives without a copy: a reader is handed received pieces as they are in memory.
 //!
 //! # Theory of operation
 //!
-//! What is handed out is [`Held`]: it counts with its reader until he drops it, on any thread. As
-//! long as he keeps it, it takes room of the socket's receive buffer: the window of TCP stays shut
-//! for it, and datagrams find less room. When a reader who keeps much gives a quarter of it back,
-//! the peer hears of the window, and whoever waits for the socket of what is there to read.
+//! Pieces are handed out as [`Held`]. They count against their reader until it drops them, on any
+//! thread. While it keeps them, they take room of the socket's receive buffer: the TCP window stays
+//! smaller, and fewer datagrams fit. When a reader that keeps much returns a quarter of it, the
+//! peer gets a window update, and a socket with unread data is woken.
 //!
-//! A piece keeps all of its loan, so little data in large frames is copied into a small one if
-//! that keeps less ([`Site::Pack`]). Memory that others may write is handed out like any other,
-//! as it is no reference; a caller who needs bytes that stay asks for private pieces and gets
-//! copies of it.
+//! A piece keeps its whole loan, so short pieces of large frames are packed into a small frame if
+//! that keeps less memory ([`Site::Pack`]). Memory that others may write is handed out like any
+//! other, as a piece is not a reference to it. A caller that needs stable bytes asks for private
+//! pieces and gets copies.
 //!
-//! Bounds: [`READERS_MAX`] sockets that read so; of one socket what it may receive; of all as much
-//! as leaves half of the frames of either size. Beyond them a call fails with [`Error::NoBuffers`]
-//! and nothing is lost: what is there can be read with a copy, or handed out later.
+//! Bounds: [`READERS_MAX`] sockets that read without a copy. Each may keep what it may receive. All
+//! together may keep half of the frames of either size. Beyond that a call fails with
+//! [`Error::NoBuffers`] and nothing is lost: the data can be read with a copy, or handed out later.
 
 use super::datagram::receive_buffer;
 use super::stream::ReceiveFlags;
@@ -27,32 +27,33 @@ use core::task::Waker;
 use towpath_packet::pool::{LARGE_FRAME_BYTES, SMALL_FRAME_BYTES};
 use towpath_packet::{Held, Ledger, Memory, Piece, Reader, Readers, Site};
 
-/// Sockets of one stack that may be read without a copy: 16 bytes each once there is one.
+/// Maximum number of sockets of one stack that read without a copy; 16 bytes each, allocated with
+/// the first.
 pub const READERS_MAX: usize = 16_384;
 /// Longest piece that is packed with others.
 const PACKED_MAX: usize = 512;
 
-/// How much a call hands out at most, and what.
+/// Limits of a receive without a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadMost {
-    /// Bytes of a stream.
+    /// Maximum bytes of a stream.
     pub bytes: usize,
-    /// Pieces.
+    /// Maximum number of pieces.
     pub pieces: usize,
-    /// Nobody can write them: what others could is copied.
+    /// Pieces must be private: foreign memory is copied.
     pub private: bool,
 }
 
 /// The readers of a stack.
 #[derive(Default)]
 pub(super) struct Reading {
-    /// Made with the first.
+    /// Made with the first reader.
     readers: Option<Readers>,
-    /// The socket of each, by his number.
+    /// Socket of each reader, by the reader's number.
     sockets: Vec<SocketId>,
-    /// Woken when a reader gave enough back.
+    /// Woken when a reader has returned enough.
     waker: Option<Waker>,
-    /// Readers who did, while they are looked at.
+    /// Readers that have returned enough, while they are processed.
     told: Vec<u32>,
 }
 
@@ -74,14 +75,14 @@ impl Reading {
         Ok(reader)
     }
 
-    /// The reader's socket is gone.
+    /// Closes a reader whose socket is closed.
     pub(super) fn close(&mut self, reader: &Reader) {
         if let Some(readers) = &mut self.readers {
             readers.close(reader);
         }
     }
 
-    /// Hears of a reader when a quarter of what he keeps is back.
+    /// Requests a wake-up when the reader has returned a quarter of what it keeps.
     fn wait(&mut self, reader: &Reader) {
         let held = reader.held();
         if let Some(readers) = &mut self.readers {
@@ -91,29 +92,29 @@ impl Reading {
 }
 
 impl Socket {
-    /// Bytes that its reader keeps.
+    /// Bytes that the socket's reader keeps.
     pub(super) fn handed_out(&self) -> usize {
         self.reader.as_ref().map_or(0, |reader| reader.held() as usize)
     }
 }
 
 impl Sockets {
-    /// Has `waker` woken when a reader who is waited for gave memory back: then
-    /// [`Sockets::output`] has something to do. To be called before the first is handed any.
+    /// Sets the waker for returns: it is woken when a reader has returned enough memory that
+    /// [`Sockets::output`] has work. Must be called before the first receive without a copy.
     pub fn set_return_waker(&mut self, waker: Waker) {
         self.reading.waker = Some(waker);
     }
 
-    /// Bytes that all readers were handed and keep.
+    /// Bytes that were handed to readers and that they still keep.
     pub fn handed_out(&self) -> u64 {
         self.reading.held()
     }
 
-    /// Hands out received bytes as they lie in memory, appended to `out`; returns how many. Zero
-    /// means that no more will come.
+    /// Hands out received bytes without a copy, appended to `out`; returns how many. Zero means the
+    /// end of the stream.
     ///
     /// # Errors
-    /// Those of [`Sockets::receive`]; [`Error::NoBuffers`] if too much is held already.
+    /// The errors of [`Sockets::receive`]; [`Error::NoBuffers`] if readers keep too much already.
     pub fn receive_lent(
         &mut self,
         id: SocketId,
@@ -155,13 +156,14 @@ impl Sockets {
         handed
     }
 
-    /// Hands out a datagram as it lies in memory, appended to `out`. It is handed out whole.
+    /// Hands out a whole datagram without a copy, appended to `out`.
     ///
     /// # Errors
-    /// Those of [`Sockets::receive_datagram`]; [`Error::MessageSize`] if it is in more pieces, and
-    /// [`Error::NoBuffers`] if too much is held already: it stays then. [`Error::NotSupported`] for
-    /// raw sockets of IPv4, and for frames with headers of packet sockets: those that are read
-    /// whole, and those that left ([`Sockets::receive_frame_lent`]).
+    /// The errors of [`Sockets::receive_datagram`]. [`Error::MessageSize`] if it has more pieces
+    /// than allowed, and [`Error::NoBuffers`] if readers keep too much already: the datagram then
+    /// stays queued. [`Error::NotSupported`] if it has headers that are in no piece
+    /// ([`Sockets::receive_frame_lent`] takes these): on raw sockets of IPv4, and on packet sockets
+    /// for frames read whole and for sent frames.
     pub fn receive_datagram_lent(
         &mut self,
         id: SocketId,
@@ -176,11 +178,11 @@ impl Sockets {
         self.hand_out(id, most, out, cx)
     }
 
-    /// The same for what begins with headers, which are in no piece: they are appended to
-    /// `headers`, and are at most [`HEADER_BYTES`](towpath_packet::packet::HEADER_BYTES).
+    /// Hands out a whole datagram or frame. Headers that are not in a piece are appended to
+    /// `headers`; they are at most [`HEADER_BYTES`](towpath_packet::packet::HEADER_BYTES).
     ///
     /// # Errors
-    /// Those of [`Sockets::receive_datagram_lent`], but no [`Error::NotSupported`].
+    /// The errors of [`Sockets::receive_datagram_lent`] except [`Error::NotSupported`].
     pub fn receive_frame_lent(
         &mut self,
         id: SocketId,
@@ -210,7 +212,7 @@ impl Sockets {
         let (headers, packet, told) = self.next_datagram(id)?;
         let len = told.len - headers.len();
         let own_max = match reader.held() {
-            // One is handed out whatever the buffer is, as one is taken in.
+            // An idle reader may take one datagram of any size, as the receive buffer does.
             0 => usize::MAX,
             _ => receive_buffer(self.socket(id)?),
         };
@@ -235,7 +237,7 @@ impl Sockets {
         Ok(told)
     }
 
-    /// Who is handed what a socket received.
+    /// Returns the socket's reader, and makes it if needed.
     fn reader(&mut self, id: SocketId) -> Result<Arc<Reader>, Error> {
         if let Some(reader) = &self.socket(id)?.reader {
             return Ok(reader.clone());
@@ -245,7 +247,7 @@ impl Sockets {
         Ok(reader)
     }
 
-    /// Looks at the readers who gave enough back.
+    /// Processes the readers that have returned enough.
     pub(super) fn drain_readers(&mut self, now: Instant) {
         let Reading { readers, told, .. } = &mut self.reading;
         let Some(readers) = readers.as_mut().filter(|readers| readers.has_told()) else { return };
@@ -271,16 +273,16 @@ impl Sockets {
     }
 }
 
-/// A call that hands out.
+/// State of one receive without a copy.
 struct Handing<'a> {
     memory: &'a mut Memory,
     ledger: &'a Ledger,
     reader: &'a Arc<Reader>,
     reading: &'a Reading,
     most: ReadMost,
-    /// Bytes that the reader may hold.
+    /// Bytes that this reader may keep.
     own_max: usize,
-    /// Bytes that all readers may hold.
+    /// Bytes that all readers may keep.
     all_max: usize,
     out: &'a mut Vec<Held>,
 }
@@ -300,7 +302,7 @@ impl<'a> Handing<'a> {
         Self { memory, ledger, reader, reading, most, own_max, all_max, out }
     }
 
-    /// Hands out a part of what follows the first `skip` bytes of `pieces`, at most `left` bytes;
+    /// Hands out some of what follows the first `skip` bytes of `pieces`, at most `left` bytes;
     /// returns how many.
     fn next<'p>(
         &mut self,
@@ -342,15 +344,15 @@ impl<'a> Handing<'a> {
         Ok(len)
     }
 
-    /// True if the reader may hold so much more. What is larger than all that he may hold he may
-    /// hold alone.
+    /// True if the reader may keep `more` bytes. A reader that keeps nothing may exceed its own
+    /// limit.
     fn has_room(&self, more: usize) -> bool {
         let own = self.reader.held() as usize;
         let all = self.reading.held() as usize;
         (own == 0 || own + more <= self.own_max) && all + more <= self.all_max
     }
 
-    /// Copies up to `len` bytes into a frame; `None` without one.
+    /// Copies up to `len` bytes into a frame; `None` if no frame is free.
     fn copy<'p>(
         &mut self,
         pieces: impl Iterator<Item = (&'p Piece, usize)>,
@@ -373,13 +375,13 @@ impl<'a> Handing<'a> {
     }
 }
 
-/// Bytes of the frame that `len` bytes are copied into, or the first of them.
+/// Bytes of the frame that a copy of `len` bytes begins in.
 fn frame_bytes(len: usize) -> usize {
     if len > SMALL_FRAME_BYTES { LARGE_FRAME_BYTES } else { SMALL_FRAME_BYTES }
 }
 
-/// How many of the next bytes, at most `left`, are better copied into a small frame: small pieces
-/// that keep more memory than that.
+/// Returns how many of the next bytes, at most `left`, to pack into a small frame: short pieces
+/// that together keep more memory than that.
 fn packed_len<'p>(pieces: impl Iterator<Item = (&'p Piece, usize)>, left: usize) -> usize {
     let (mut len, mut kept) = (0, 0);
     for (piece, from) in pieces {
@@ -393,7 +395,7 @@ fn packed_len<'p>(pieces: impl Iterator<Item = (&'p Piece, usize)>, left: usize)
     if kept > SMALL_FRAME_BYTES { len } else { 0 }
 }
 
-/// What follows the first `skip` bytes: each piece, and from where on.
+/// Pieces behind the first `skip` bytes, each with the offset at which it begins.
 fn behind<'p>(
     pieces: impl Iterator<Item = &'p Piece> + Clone,
     mut skip: usize,

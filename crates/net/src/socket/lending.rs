@@ -1,22 +1,22 @@
-//! Sends that borrow (`MSG_ZEROCOPY`): which notice a call shares, and when it is told.
+//! Sends without a copy (`MSG_ZEROCOPY`): which calls share a notice, and when it is reported.
 //!
 //! # Theory of operation
 //!
-//! Each call that lends takes the next number of its socket. What it lends is counted by a *group*:
-//! one call, or several of which the later ones found the earlier ones' bytes still unsent at the
-//! end of the queue, so that they share a buffer with them. When the last loan of a group is
-//! returned, which is when the peer has acknowledged all of it or the connection has ended, the
-//! numbers of its calls become a [`Notice::Lent`] in the socket's error queue, or make the one at
-//! its end longer. Memory for the notice is taken when the group begins: telling it cannot fail.
+//! Each call that lends takes the next number of its socket. A *group* counts what the call lends.
+//! A group has one call, or several if the later calls found the earlier calls' bytes still unsent
+//! at the end of the queue and share a buffer with them. The group ends when its last loan is
+//! returned, which is when the peer has acknowledged all of it or the connection has ended. Then
+//! the numbers of its calls become a [`Notice::Lent`] in the socket's error queue, or extend the
+//! last notice there. Memory for the notice is allocated when the group begins, so adding the
+//! notice cannot fail.
 //!
-//! A call gets its number when its first byte is taken, so that calls that fail leave no hole.
+//! A call gets its number when its first byte is queued, so that failed calls leave no gap.
 //!
-//! Bounds: [`GROUPS_MAX`] groups of one stack, [`LentLimits`] of a socket and of the user, and for
-//! each group [`CALLS_MAX`] calls and [`GROUP_BYTES_MAX`] bytes; at the last two a new group
-//! begins, at the others a call fails with [`Error::NoBuffers`].
+//! Bounds: [`GROUPS_MAX`] groups of one stack, [`LentLimits`] per socket and for all sockets, and
+//! for each group [`CALLS_MAX`] calls and [`GROUP_BYTES_MAX`] bytes. At the last two a new group
+//! begins; at the others a call fails with [`Error::NoBuffers`].
 //!
-//! Follows Linux's `msg_zerocopy_realloc` and `__msg_zerocopy_callback`
-//! (Documentation/networking/msg_zerocopy.rst).
+//! Follows Linux's `MSG_ZEROCOPY` (Documentation/networking/msg_zerocopy.rst).
 
 use super::stream::end_part;
 use super::terms::{Outstanding, Terms};
@@ -30,25 +30,25 @@ use core::cmp::Reverse;
 use core::net::SocketAddr;
 use towpath_packet::{Lender, Piece, Returns};
 
-/// Groups that one stack has at a time.
+/// Maximum number of groups of one stack.
 pub const GROUPS_MAX: usize = 16_384;
-/// Calls that share a notice.
+/// Maximum number of calls that share a notice.
 pub const CALLS_MAX: u32 = 65_534;
-/// Bytes of calls that share a notice; one call may have more.
+/// Maximum bytes of calls that share a notice; a single call may have more.
 pub const GROUP_BYTES_MAX: usize = 512 << 10;
-/// What a notice counts with from the moment its group begins until it is read (Linux counts an
-/// empty packet).
+/// Bytes that a notice is charged from the beginning of its group until it is read (Linux charges
+/// an empty packet).
 pub const NOTICE_CHARGE: usize = 768;
-/// Room that there must be for one.
+/// Room that a new notice needs.
 const NOTICE_ROOM: usize = 576;
 
-/// What the owner of the sockets lets them lend.
+/// Limits of what sockets may lend, set by the owner of the sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LentLimits {
-    /// Bytes of a socket's notices, told and to come (`net.core.optmem_max`).
+    /// Bytes charged for one socket's notices, queued and outstanding (`net.core.optmem_max`).
     pub notices: usize,
-    /// Pages that all sockets keep from their lenders (`RLIMIT_MEMLOCK`); a call counts with its
-    /// bytes in whole pages, and two more. `None` for no limit.
+    /// Pages that all sockets keep from their lenders (`RLIMIT_MEMLOCK`); a call is charged its
+    /// bytes in whole pages, plus two pages. `None` for no limit.
     pub pages: Option<usize>,
 }
 
@@ -58,30 +58,30 @@ impl Default for LentLimits {
     }
 }
 
-/// Calls whose bytes come back together.
+/// Calls whose memory is returned together.
 pub(super) struct Group {
     pub(super) socket: SocketId,
-    /// Of a stream: outlives its socket.
+    /// Connection of a stream; it can outlive its socket.
     pub(super) connection: Option<TcpHandle>,
     /// Number of the first call.
     first: u32,
-    /// How many calls; zero if the only one failed.
+    /// Number of calls; zero if the only call failed.
     pub(super) calls: u32,
     pub(super) bytes: usize,
     pages: usize,
-    /// What can be recalled.
+    /// Loans that can be recalled.
     pub(super) outstanding: Outstanding,
 }
 
 impl Group {
-    /// True if it has any of the calls `first` to `last`.
+    /// True if the group has any of the calls `first` to `last`.
     pub(super) fn has_calls(&self, first: u32, last: u32) -> bool {
         let begins = self.first.wrapping_sub(first) <= last.wrapping_sub(first);
         self.calls > 0 && (begins || first.wrapping_sub(self.first) < self.calls)
     }
 }
 
-/// All groups of a stack, and what they may come to.
+/// All groups of a stack, and their limits.
 pub(super) struct Lendings {
     /// Made with the first group.
     returns: Option<Arc<Returns>>,
@@ -90,7 +90,8 @@ pub(super) struct Lendings {
     pages: usize,
     limits: LentLimits,
     report_copied: bool,
-    /// Groups that ended, while they are told: how many calls ago each began.
+    /// Groups that ended, while they are reported: how many calls ago the group began, its index,
+    /// copied.
     ended: Vec<(Reverse<u32>, u32, bool)>,
     pub(super) terms: Terms,
 }
@@ -142,16 +143,16 @@ impl Lendings {
     }
 }
 
-/// What one socket lends.
+/// Lending state of one socket.
 #[derive(Default)]
 pub(super) struct SocketLending {
     /// Number of the next call.
     next: u32,
-    /// Groups that are not over.
+    /// Groups that have not ended.
     groups: usize,
 }
 
-/// One call that lends. Over when it is dropped.
+/// One call that lends. It ends when it is dropped.
 #[derive(Default)]
 pub struct LentCall {
     pub(super) share: Option<Share>,
@@ -160,38 +161,38 @@ pub struct LentCall {
 }
 
 impl LentCall {
-    /// A call that lends for a term, whatever the socket's option says.
+    /// A call that lends for `term`, whatever the socket's option says.
     pub fn for_term(term: Duration) -> Self {
         Self { term: Some(term), ..Self::default() }
     }
 
-    /// Takes what is lent from now on whether there is room for it or not: for a socket of a stream
-    /// that is closed next, and whose connection is not to wait for its owner.
+    /// Lends from now on without regard to the room of the send queue. For a stream socket that is
+    /// closed next, as its connection then no longer waits for its owner.
     pub fn take_all(&mut self) {
         self.takes_all = true;
     }
 
-    /// Sets the term of what the call lends from now on; `None` for what the socket's option says.
+    /// Sets the term of what the call lends from now on; `None` for the socket's option.
     pub fn set_term(&mut self, term: Option<Duration>) {
         self.term = term;
     }
 }
 
-/// The call's share of its group: the group is not over before the call.
+/// A call's share of its group: the group does not end before the call.
 pub(super) struct Share {
     returns: Arc<Returns>,
     pub(super) group: u32,
 }
 
 impl Share {
-    /// Lends at most `most` bytes; `None` without a descriptor.
+    /// Lends at most `most` bytes; `None` if no descriptor is free.
     pub(super) fn lend(
         &self,
         most: usize,
         lend: &mut impl FnMut(usize, Borrower) -> Option<Piece>,
     ) -> Option<Piece> {
-        // The loan's own share, without which its memory would be given back too early. There is
-        // one, as the call has one, unless the group has as many as can be counted.
+        // The loan needs its own share, or its memory would be returned too early. This fails only
+        // if the group has the maximum number of shares, as the call itself has one.
         if !self.returns.share(self.group) {
             return None;
         }
@@ -213,16 +214,16 @@ impl Drop for Share {
     }
 }
 
-/// Where a call lends to: whoever makes loans needs both.
+/// What `lend` needs to make a loan.
 pub struct Borrower {
-    /// Who is told when a loan is over.
+    /// Notified when the loan is over.
     pub lender: Arc<dyn Lender>,
-    /// Its token.
+    /// Token of the lender.
     pub token: u64,
 }
 
 impl Sockets {
-    /// Sets the limits; what is lent already stays.
+    /// Sets the limits. They do not affect what is already lent.
     pub fn set_lent_limits(&mut self, limits: LentLimits) {
         self.lendings.limits = limits;
     }
@@ -232,7 +233,7 @@ impl Sockets {
         self.socket_mut(id).expect("open").lending.next = next;
     }
 
-    /// As if the group of the bytes at the end of the queue had so many calls.
+    /// Makes the group at the end of the send queue have `calls` calls.
     #[cfg(test)]
     pub(super) fn set_tail_calls(&mut self, id: SocketId, calls: u32) {
         let next = self.socket(id).expect("open").lending.next;
@@ -241,24 +242,25 @@ impl Sockets {
         (group.first, group.calls) = (next.wrapping_sub(calls), calls);
     }
 
-    /// The number of the next call that lends.
+    /// Returns the number that the next call that lends will get.
     pub fn next_lent(&self, id: SocketId) -> Result<u32, Error> {
         Ok(self.socket(id)?.lending.next)
     }
 
-    /// Says in all notices that the bytes were copied, as Linux does for a device of `tun`.
+    /// Marks all notices as copied, as Linux does for a TUN device.
     pub fn report_copied(&mut self, on: bool) {
         self.lendings.report_copied = on;
     }
 
-    /// Sends of a call's `total` bytes what fits the buffer begun, or a new one, without copying;
-    /// returns how many. `lend` makes a loan of at most so many bytes of what comes next, one range
-    /// of memory; `None` when no descriptor is free. The caller lets packets leave, and calls again
-    /// with the same `call` and [`SendFlags::continues`] for the rest.
+    /// Lends part of a call's `total` bytes to the send queue, up to the end of the current buffer
+    /// or of a new one; returns how many. `lend` makes a loan of at most the given number of the
+    /// next bytes, in one range of memory, and returns `None` when no descriptor is free. The
+    /// caller then lets packets leave, and calls again with the same `call` and
+    /// [`SendFlags::continues`] for the rest.
     ///
     /// # Errors
-    /// Those of [`Sockets::send`]; [`Error::NoBuffers`] at a limit: nothing of the call is lent
-    /// then, if nothing was before.
+    /// The errors of [`Sockets::send`]; [`Error::NoBuffers`] at a limit. In that case nothing more
+    /// of the call is lent.
     pub fn send_lent(
         &mut self,
         id: SocketId,
@@ -301,7 +303,7 @@ impl Sockets {
         })
     }
 
-    /// As [`Sockets::send_with_syn`], but what goes with the SYN is lent.
+    /// [`Sockets::send_with_syn`] with lent bytes.
     pub fn send_lent_with_syn(
         &mut self,
         (id, remote): (SocketId, Option<SocketAddr>),
@@ -343,8 +345,8 @@ impl Sockets {
         Ok(if is_open { None } else { Some(sent) })
     }
 
-    /// Lets `act` lend for a call, which joins a group for it; the call has its number when
-    /// something was sent.
+    /// Runs `act`, which lends for a call, with the call's share of a group. The call gets its
+    /// number when bytes were sent.
     fn lend(
         &mut self,
         id: SocketId,
@@ -364,7 +366,7 @@ impl Sockets {
         Ok(sent)
     }
 
-    /// A share of `group`, which a call of `bytes` joins, or of a new one.
+    /// Returns a share of `group` for a call of `bytes`, or of a new group.
     pub(super) fn join(
         &mut self,
         id: SocketId,
@@ -394,7 +396,7 @@ impl Sockets {
         Ok(Share { returns, group })
     }
 
-    /// The group of the bytes at the end of the queue, if a call of `bytes` may share its notice.
+    /// The group at the end of the send queue, if a call of `bytes` may share its notice.
     fn tail_group(&self, id: SocketId, bytes: usize) -> Option<u32> {
         let socket = self.socket(id).ok()?;
         let index = self.connection(socket)?.lent_tail()?;
@@ -404,7 +406,7 @@ impl Sockets {
         (joins && self.lendings.fits(index, bytes)).then_some(index)
     }
 
-    /// A call took its first byte: it has its number.
+    /// Gives a call its number, as its first byte is queued.
     pub(super) fn commit(&mut self, id: SocketId, group: u32, bytes: usize) {
         let connection = self.handle(id).ok();
         let Ok(socket) = self.socket_mut(id) else { return };
@@ -421,7 +423,7 @@ impl Sockets {
         self.lendings.pages += pages;
     }
 
-    /// Tells of the groups that are over.
+    /// Reports the groups that ended.
     pub(super) fn drain_returns(&mut self) {
         let Some(returns) = self.lendings.returns.as_ref().filter(|returns| returns.has_ended())
         else {
@@ -429,7 +431,8 @@ impl Sockets {
         };
         let mut ended = core::mem::take(&mut self.lendings.ended);
         returns.take(|group, copied| ended.push((Reverse(0), group, copied)));
-        // Those of one socket in the order of their calls, so that they join; recalls have another.
+        // Sort each socket's groups by call number so that their notices join; recalls end them out
+        // of order.
         if ended.len() > 1 {
             for (age, index, _) in &mut ended {
                 let group = &self.lendings.groups[*index as usize];
@@ -457,8 +460,8 @@ impl Sockets {
     }
 }
 
-/// Appends at most `most` bytes of what `lend` lends, `all` of these or what there is room for; how
-/// many, and whether it had no descriptor.
+/// Appends at most `most` bytes of loans: as many as there is room for, or regardless of room if
+/// `all`. Returns how many, and whether no descriptor was free.
 fn append_lent(
     connection: &mut Connection,
     share: &Share,
@@ -469,7 +472,7 @@ fn append_lent(
     let group = share.group;
     let mut sent = 0;
     while sent < most {
-        // A buffer that can take no more ranges is followed by another.
+        // If a buffer can take no more ranges, another one follows.
         let room = match all {
             true => most - sent,
             false => connection.send_room_lent(group).min(most - sent),
@@ -485,7 +488,7 @@ fn append_lent(
     (sent, false)
 }
 
-/// What a call counts with: its bytes in whole pages, and two that it may touch beyond.
+/// Pages that a call is charged: its bytes in whole pages, and two partial ones.
 fn pages_of(bytes: usize) -> usize {
     (bytes >> 12) + 2
 }

@@ -1,5 +1,5 @@
-//! Listening sockets. The stack keeps their requests and queues; a socket is made for a connection
-//! when it is accepted.
+//! Listening sockets. The stack keeps their requests and queues; `accept` makes a socket for a
+//! connection.
 
 use super::ports::{Space, Use, unspecified};
 use super::{Error, Family, Options, Phase, Progress, Readiness, SocketId, Sockets, to_family};
@@ -11,17 +11,18 @@ use core::net::SocketAddr;
 /// Most connections that may wait to be accepted at one socket (Linux's `net.core.somaxconn`).
 pub const BACKLOG_MAX: u32 = 4096;
 
-/// Where a socket listens.
+/// The stack's listeners of one socket.
 pub(super) struct Listener {
-    /// Two for a socket of IPv6 that takes IPv4 too; the backlog counts for each.
+    /// Two for an IPv6 socket that accepts IPv4 too; the backlog applies to each.
     handles: Vec<ListenerHandle>,
 }
 
 impl Sockets {
-    /// Takes connections. Beyond `backlog` and one waiting to be accepted new ones are not
-    /// answered; at most [`BACKLOG_MAX`] wait. May be called again to change the backlog.
+    /// Listens for connections. At most `backlog` plus one connections wait to be accepted, and
+    /// `backlog` is at most [`BACKLOG_MAX`]; SYNs beyond are not answered. May be called again to
+    /// change the backlog.
     pub fn listen(&mut self, id: SocketId, backlog: i32, now: Instant) -> Result<(), Error> {
-        // A negative backlog is taken as unsigned, and so is the most.
+        // As in Linux, a negative backlog is taken as unsigned: it means the maximum.
         let backlog = u32::try_from(backlog).unwrap_or(BACKLOG_MAX).min(BACKLOG_MAX);
         match self.socket(id)?.phase {
             Phase::Listening(_) => {
@@ -70,7 +71,7 @@ impl Sockets {
         Ok(())
     }
 
-    /// Changes how a socket listens.
+    /// Applies `change` to all of the socket's listeners.
     pub(super) fn with_listeners(
         &mut self,
         id: SocketId,
@@ -88,7 +89,7 @@ impl Sockets {
         listener.handles.iter().any(|&handle| self.stack.tcp_acceptable(handle) > 0)
     }
 
-    /// The next connection: its socket and the peer's address.
+    /// Accepts the next connection; returns its socket and the peer's address.
     pub fn accept(&mut self, id: SocketId, now: Instant) -> Result<(SocketId, SocketAddr), Error> {
         let socket = self.socket(id)?;
         let listener = match &socket.phase {
@@ -125,7 +126,7 @@ impl Sockets {
         self.stack.tcp_release(handle, now);
     }
 
-    /// Ends listening: what waits to be accepted is reset.
+    /// Stops listening and resets the connections that wait to be accepted.
     pub(super) fn stop_listening(&mut self, id: SocketId, now: Instant) {
         let Ok(socket) = self.socket_mut(id) else { return };
         if !matches!(socket.phase, Phase::Listening(_)) {
@@ -139,7 +140,7 @@ impl Sockets {
         }
     }
 
-    /// Tells of listeners whose queues have grown.
+    /// Wakes listening sockets whose accept queues have grown.
     pub(super) fn drain_listeners(&mut self) {
         while let Some(handle) = self.stack.next_acceptable() {
             if let Some(&id) = self.by_listener.get(&handle) {
@@ -149,8 +150,8 @@ impl Sockets {
     }
 }
 
-/// Where a socket bound to `local` listens: one that is bound to no address of IPv6 takes IPv4
-/// too, unless it was told not to.
+/// Addresses at which a socket bound to `local` listens: a socket bound to the unspecified IPv6
+/// address accepts IPv4 too, unless `v6_only`.
 fn places(local: SocketAddr, v6_only: bool) -> impl Iterator<Item = SocketAddr> {
     let dual = local.is_ipv6() && local.ip().is_unspecified() && !v6_only;
     let v4 = dual.then(|| SocketAddr::new(unspecified(Family::V4), local.port()));

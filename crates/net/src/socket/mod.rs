@@ -1,27 +1,29 @@
-//! Sockets above a stack: what a program calls, without blocking.
+//! Non-blocking sockets above a stack.
 //!
 //! # Theory of operation
 //!
-//! [`Sockets`] owns a [`Stack`] and a table of sockets named by [`SocketId`]. Each call does what
-//! it can now and returns; what it cannot do now is [`Error::WouldBlock`]. Calls, states and
-//! errors are those of Linux (`net/ipv4/af_inet.c`, `tcp.c`), so that a layer with blocking calls,
-//! an event queue or a script runner needs no knowledge of TCP.
+//! [`Sockets`] owns a [`Stack`] and a table of sockets, each named by a [`SocketId`]. A call does
+//! what it can do at once and returns; otherwise it returns [`Error::WouldBlock`]. Calls, states
+//! and errors are those of Linux, so that a layer above (blocking calls, an event queue, a script
+//! runner) needs no knowledge of TCP.
 //!
 //! The driver moves bursts through [`Sockets::input`] and [`Sockets::output`] as it would with the
-//! stack; news of connections is taken up at once and told by [`Sockets::next_wake`]: which
-//! socket, and what about it. What holds at the moment is [`Sockets::readiness`].
+//! stack. These calls also process the stack's events. [`Sockets::next_wake`] reports which sockets
+//! changed and how (edges); [`Sockets::readiness`] reports what a socket is ready for now (levels).
 //!
-//! Bytes are copied between the caller's buffers and pool frames, through the ledger; pieces can
-//! be lent instead with [`Sockets::send_lent`] and [`Sockets::send_lent_datagram`], and a notice
-//! tells when they are the caller's again, or with [`Sockets::send_piece`], and their lender is
-//! told; received pieces are handed out as they are with [`Sockets::receive_lent`].
+//! [`Sockets::send`] and [`Sockets::receive`] copy bytes between the caller's buffers and pool
+//! frames, and the ledger counts the copies. There are two ways to send without a copy.
+//! [`Sockets::send_lent`] and [`Sockets::send_lent_datagram`] lend the caller's memory, and a
+//! notice reports when it is returned. [`Sockets::send_piece`] lends a piece, and the piece's
+//! lender is notified. [`Sockets::receive_lent`] hands out received pieces without a copy.
 //!
-//! One concern per file: `error`, `ports` who has which, `options`, `listen` the accept queue,
-//! `connect` opening and closing, `fastopen` data with a SYN, `frames` memory to send, `stream`
-//! bytes, `lending` bytes that are sent without a copy, `terms` when those come back, `held` bytes
-//! that are received so, `datagram` UDP, `readiness`, `notices` the error queue.
+//! One concern per file: `error`, `ports` (allocation), `options`, `listen` (accept queue),
+//! `connect` (opening and closing), `fastopen` (data with a SYN), `frames` (memory for sends),
+//! `stream` (bytes sent and received), `lending` (sends without a copy), `terms` (return of lent
+//! memory), `held` (receives without a copy), `datagram` (UDP), `readiness`, `notices` (the error
+//! queue).
 //!
-//! Bounds: [`SOCKETS_MAX`] sockets, and those of the stack.
+//! Bounds: [`SOCKETS_MAX`] sockets, and the bounds of the stack.
 
 mod connect;
 mod datagram;
@@ -78,41 +80,41 @@ use notices::ErrorQueue;
 use ports::{Ports, Space, Use, unspecified};
 use towpath_packet::{Burst, Reader};
 
-/// Most sockets of one stack.
+/// Maximum number of sockets of one stack.
 pub const SOCKETS_MAX: usize = 1 << 20;
 
-/// Family of addresses that a socket speaks.
+/// Address family of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// IPv4 only.
     V4,
-    /// IPv6, and IPv4 as mapped addresses unless the socket says otherwise.
+    /// IPv6, and IPv4 as mapped addresses unless [`Options::v6_only`] is set.
     V6,
 }
 
-/// Names a socket. A name of a socket that is gone finds nothing.
+/// Names a socket. The name of a closed socket finds no socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SocketId {
     index: u32,
     generation: u32,
 }
 
-/// Which directions [`Sockets::shutdown`] ends.
+/// Directions that [`Sockets::shutdown`] ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shutdown {
-    /// Nothing more is read.
+    /// The receive direction.
     Read,
-    /// Nothing more is sent.
+    /// The send direction.
     Write,
-    /// Both.
+    /// Both directions.
     Both,
 }
 
-/// What a socket is at the moment.
+/// Kind and state of a socket.
 enum Phase {
     /// Neither connected nor listening.
     Idle,
-    /// Takes connections.
+    /// Listens for connections.
     Listening(Listener),
     /// Has, or had, a connection.
     Connected(TcpHandle),
@@ -120,8 +122,8 @@ enum Phase {
     Datagram(Box<datagram::Datagrams>),
 }
 
-/// What `connect` knows (Linux's `enum socket_state`): apart from the connection's own state, so
-/// that the outcome of a handshake is told once.
+/// Progress of `connect`. It is kept apart from the connection's own state so that the outcome of a
+/// handshake is reported once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Unconnected,
@@ -134,29 +136,29 @@ struct Socket {
     phase: Phase,
     progress: Progress,
     options: Options,
-    /// Bound to, or the address of the connection; unspecified address and port 0 before.
+    /// Bound address, or local address of the connection; unspecified with port 0 before that.
     local: SocketAddr,
-    /// What is registered in the table of ports.
+    /// This socket's entry in the table of ports.
     used: Option<Use>,
-    /// The port was asked for, not chosen: it stays when a connection fails.
+    /// The caller chose the port, so the socket keeps it when a connection fails.
     port_chosen: bool,
     remote: Option<SocketAddr>,
-    /// `connect` was called, and waits for data to go with the SYN.
+    /// `connect` was called; the SYN waits for data.
     deferred: bool,
-    /// To be told once (`SO_ERROR`).
+    /// Pending error, reported once (`SO_ERROR`).
     error: Option<Error>,
     read_shut: bool,
     write_shut: bool,
-    /// The peer has closed its direction, so that a later reset is an end like any other.
+    /// The peer has closed its direction: reads return 0, even after a later reset.
     done: bool,
-    /// What waits to be read with `MSG_ERRQUEUE`.
+    /// Notices to be read with `MSG_ERRQUEUE`.
     notices: ErrorQueue,
     lending: SocketLending,
-    /// Who is handed what is received, once somebody is.
+    /// Accounts for received pieces that are handed out; made by the first receive without a copy.
     reader: Option<Arc<Reader>>,
-    /// It found no frame to send, and is told when there is one.
+    /// A send found no frame; the socket is woken when a frame is available.
     waits_for_frame: Cell<bool>,
-    /// What happened since the last [`Sockets::next_wake`].
+    /// Events since the last [`Sockets::next_wake`].
     wake: Readiness,
 }
 
@@ -171,7 +173,7 @@ pub struct Sockets {
     stack: Stack,
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// Socket of each connection, by the index of its handle.
+    /// Socket of each connection, indexed by its handle.
     by_connection: Vec<Option<SocketId>>,
     /// Socket of each listener.
     by_listener: HashMap<ListenerHandle, SocketId, FixedState>,
@@ -185,8 +187,8 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Sockets above `stack`. `seed` chooses where the search for ephemeral ports begins: random
-    /// in production, fixed in a simulation.
+    /// Creates the socket layer above `stack`. `seed` decides where the search for ephemeral ports
+    /// begins: random in production, fixed in a simulation.
     pub fn new(mut stack: Stack, seed: u64) -> Self {
         stack.tell_udp_errors();
         Self {
@@ -205,28 +207,28 @@ impl Sockets {
         }
     }
 
-    /// The stack.
+    /// Returns the stack.
     pub fn stack(&self) -> &Stack {
         &self.stack
     }
 
-    /// The stack, to be changed: its settings, its neighbours. Its bursts and its events are for
-    /// [`Sockets`] to move.
+    /// Returns the stack, so that its settings and neighbours can be changed. Only [`Sockets`] may
+    /// move its bursts and take its events.
     pub fn stack_mut(&mut self) -> &mut Stack {
         &mut self.stack
     }
 
-    /// A TCP socket.
+    /// Creates a TCP socket.
     pub fn stream(&mut self, family: Family) -> Result<SocketId, Error> {
         self.insert(family, self.defaults)
     }
 
-    /// Sockets.
+    /// Number of open sockets.
     pub fn count(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Gives all received packets of `burst` to the stack, then takes up its news.
+    /// Passes all received packets of `burst` to the stack, then processes the stack's events.
     pub fn input(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
         self.stack.input(burst, cx);
         self.drain();
@@ -241,7 +243,7 @@ impl Sockets {
             self.stack.output(burst, cx);
             self.drain();
             self.drain_datagrams(cx);
-            // What came in for our own addresses may have been answered.
+            // The stack may have answered packets that it sent to its own addresses.
             if !burst.is_empty() || !self.stack.has_ready() {
                 break;
             }
@@ -252,7 +254,7 @@ impl Sockets {
         }
     }
 
-    /// Runs the timers that are due, then takes up the stack's news.
+    /// Runs the timers that are due, then processes the stack's events.
     pub fn on_deadline(&mut self, cx: &mut Context<'_>) {
         self.stack.on_deadline(cx);
         self.run_terms(cx);
@@ -260,8 +262,8 @@ impl Sockets {
         self.tell_frames(cx);
     }
 
-    /// The next socket about which there is news since the last call, and what: for edges. What
-    /// holds now may be more or less; see [`Sockets::readiness`].
+    /// Returns the next socket that changed since the last call, and what happened (edges). What
+    /// holds now may differ; see [`Sockets::readiness`].
     pub fn next_wake(&mut self) -> Option<(SocketId, Readiness)> {
         while let Some(id) = self.wakes.pop_front() {
             if let Ok(socket) = self.socket_mut(id) {
@@ -271,13 +273,13 @@ impl Sockets {
         None
     }
 
-    /// Our address and port, in the socket's family: unspecified before it is bound.
+    /// Local address and port, in the socket's family; unspecified before the socket is bound.
     pub fn local(&self, id: SocketId) -> Result<SocketAddr, Error> {
         let socket = self.socket(id)?;
         Ok(to_family(socket.local, socket.family))
     }
 
-    /// The peer's address and port, in the socket's family.
+    /// Address and port of the peer, in the socket's family.
     pub fn remote(&self, id: SocketId) -> Result<SocketAddr, Error> {
         let socket = self.socket(id)?;
         if self.is_datagram(id) {
@@ -289,7 +291,7 @@ impl Sockets {
         Ok(to_family(remote, socket.family))
     }
 
-    /// True if the socket takes connections.
+    /// True if the socket listens.
     pub fn is_listening(&self, id: SocketId) -> bool {
         self.socket(id).is_ok_and(|socket| matches!(socket.phase, Phase::Listening(_)))
     }
@@ -299,12 +301,12 @@ impl Sockets {
         Ok(self.socket_mut(id)?.error.take())
     }
 
-    /// True if there is a pending error.
+    /// True if an error is pending.
     pub fn has_error(&self, id: SocketId) -> bool {
         self.socket(id).is_ok_and(|socket| socket.error.is_some())
     }
 
-    /// Lets the next call tell of an error that a call found and did not tell.
+    /// Makes `error` the pending error: a call found it and did not report it.
     pub fn keep_error(&mut self, id: SocketId, error: Error) {
         if let Ok(socket) = self.socket_mut(id) {
             socket.error = Some(error);
@@ -312,12 +314,12 @@ impl Sockets {
         }
     }
 
-    /// The connection under a socket, to look at.
+    /// Connection of a socket, to inspect.
     pub fn tcp(&self, id: SocketId) -> Option<&Connection> {
         self.connection(self.socket(id).ok()?)
     }
 
-    /// Binds to an address and a port; port 0 chooses one.
+    /// Binds to an address and a port; port 0 chooses an ephemeral port.
     pub fn bind(&mut self, id: SocketId, address: SocketAddr) -> Result<(), Error> {
         let socket = self.socket(id)?;
         self.refuse_packet(id)?;
@@ -327,7 +329,7 @@ impl Sockets {
         }
         let unnamed = matches!(socket.phase, Phase::Idle | Phase::Datagram(_));
         let taken = socket.used.is_some() || !unnamed;
-        // Linux's __inet6_bind looks at the socket first, inet_bind at the address.
+        // Linux checks the socket's state first for IPv6, and the address first for IPv4.
         if taken && socket.family == Family::V6 {
             return Err(Error::Invalid);
         }
@@ -394,7 +396,7 @@ impl Sockets {
         Ok(SocketId { index, generation: slot.generation })
     }
 
-    /// Forgets a socket and gives back its port. Its connection goes its own way.
+    /// Removes a socket and releases its port. Its connection continues without it.
     fn remove(&mut self, id: SocketId) {
         let Some(slot) = self.slots.get_mut(id.index as usize) else { return };
         let Some(socket) = slot.socket.take_if(|_| slot.generation == id.generation) else {
@@ -437,7 +439,7 @@ impl Sockets {
         }
     }
 
-    /// Lets `act` use the socket's connection, if it has one.
+    /// Runs `act` on the socket's connection, if it has one.
     fn with_connection<R>(
         &mut self,
         id: SocketId,
@@ -461,7 +463,7 @@ impl Sockets {
         matches!(socket.phase, Phase::Connected(owned) if owned == handle).then_some(id)
     }
 
-    /// Notes news about a socket.
+    /// Records an event of a socket.
     fn wake(&mut self, id: SocketId, what: Readiness) {
         let Ok(socket) = self.socket_mut(id) else { return };
         let first = socket.wake.is_empty();
@@ -472,7 +474,7 @@ impl Sockets {
     }
 }
 
-/// An address as a socket of `family` shows it (RFC 4291 §2.5.5.2).
+/// Converts an address to the form that a socket of `family` shows (RFC 4291 §2.5.5.2).
 fn to_family(address: SocketAddr, family: Family) -> SocketAddr {
     match (family, address.ip()) {
         (Family::V6, IpAddr::V4(v4)) if v4.is_unspecified() => {
@@ -483,7 +485,7 @@ fn to_family(address: SocketAddr, family: Family) -> SocketAddr {
     }
 }
 
-/// The address that a socket means by one of its family: a mapped one is an IPv4 address.
+/// Converts an address of the socket's family to the real one: a mapped address becomes IPv4.
 fn from_family(address: SocketAddr, socket: &Socket) -> Result<SocketAddr, Error> {
     match (socket.family, address.ip()) {
         (Family::V4, IpAddr::V4(_)) => Ok(address),

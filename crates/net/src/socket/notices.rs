@@ -1,7 +1,7 @@
-//! The error queue of a socket: what `recvmsg` with `MSG_ERRQUEUE` tells.
+//! Error queue of a socket: what `recvmsg` with `MSG_ERRQUEUE` returns.
 //!
-//! While it is not empty the socket is ready with [`Readiness::ERR`], and each notice taken while
-//! more remain is news again, as in Linux.
+//! While the queue is not empty the socket is ready with [`Readiness::ERR`]. As in Linux, taking a
+//! notice while more remain raises [`Readiness::ERR`] again.
 
 use super::{Error, ErrorNotice, Origin, Readiness, Socket, SocketId, Sockets};
 use crate::stack::TcpHandle;
@@ -9,37 +9,37 @@ use crate::tcp::{Stamp, Stamping};
 use alloc::collections::VecDeque;
 use towpath_packet::Packet;
 
-/// Most notices of one socket; more are lost, as in Linux, where they are charged to the receive
-/// buffer.
+/// Maximum number of notices of one socket. Further timestamps are lost, as in Linux once the
+/// receive buffer is full.
 pub const NOTICES_MAX: usize = 1024;
 
-/// What is told of what was sent (`SO_TIMESTAMPING`): Linux's bits, `SOF_TIMESTAMPING_*`. Bits
-/// that concern what is received, or hardware, are kept and shown and do nothing.
+/// Timestamps to report for sent data (`SO_TIMESTAMPING`): Linux's `SOF_TIMESTAMPING_*` bits. Bits
+/// for received data or hardware can be set and read, and have no effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timestamping(pub u32);
 
 impl Timestamping {
-    /// When it was handed to the device.
+    /// Reports when the data was handed to the device.
     pub const TX_SOFTWARE: Timestamping = Timestamping(1 << 1);
-    /// Times taken in software are told.
+    /// Reports software timestamps.
     pub const SOFTWARE: Timestamping = Timestamping(1 << 4);
-    /// Notices have numbers: the position of the byte in what was sent since this was set.
+    /// Numbers the notices by the position of the byte in the data sent since this bit was set.
     pub const OPT_ID: Timestamping = Timestamping(1 << 7);
-    /// When it was handed to the queue of the device.
+    /// Reports when the data was handed to the device's queue.
     pub const TX_SCHED: Timestamping = Timestamping(1 << 8);
-    /// When all of it was acknowledged.
+    /// Reports when all of the data was acknowledged.
     pub const TX_ACK: Timestamping = Timestamping(1 << 9);
-    /// Notices come without what was sent. They always do here; without this bit they say that it
-    /// was cut off (`MSG_TRUNC`).
+    /// Notices carry no copy of the sent data. They never do here; without this bit they report
+    /// `MSG_TRUNC`.
     pub const OPT_TSONLY: Timestamping = Timestamping(1 << 11);
-    /// Statistics come with notices; not known here.
+    /// Adds statistics to notices; not supported.
     pub const OPT_STATS: Timestamping = Timestamping(1 << 12);
-    /// Numbers begin with the next byte written, not with the first that is unacknowledged.
+    /// Numbers begin with the next byte written, not with the first unacknowledged byte.
     pub const OPT_ID_TCP: Timestamping = Timestamping(1 << 16);
     /// All bits of Linux 6.18.
     pub const ALL: Timestamping = Timestamping((1 << 19) - 1);
 
-    /// True if all of `other` is in it.
+    /// True if all bits of `other` are set.
     pub const fn contains(self, other: Timestamping) -> bool {
         self.0 & other.0 == other.0
     }
@@ -56,28 +56,28 @@ impl Timestamping {
 /// One notice of an error queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// A time of what was sent.
+    /// A timestamp of sent data.
     Stamp {
-        /// What happened, and when. The key is zero without [`Timestamping::OPT_ID`].
+        /// The event and its time. The key is zero without [`Timestamping::OPT_ID`].
         stamp: Stamp,
-        /// The data that belongs to it was cut off.
+        /// The data of the notice was truncated (`MSG_TRUNC`).
         cut: bool,
     },
-    /// What calls lent is theirs again: those with the numbers `first` to `last`.
+    /// Memory lent by the calls with the numbers `first` to `last` was returned.
     Lent {
         /// Number of the first call.
         first: u32,
         /// Number of the last call.
         last: u32,
-        /// Bytes were copied after all. Of calls whose notices were joined it is the first's.
+        /// Bytes were copied after all. For joined notices, this is the value of the first.
         copied: bool,
     },
-    /// What was sent did not arrive, or could not be sent.
+    /// A sent datagram did not arrive, or could not be sent.
     Failed(ErrorNotice),
 }
 
 impl Notice {
-    /// The error that a message of ICMP told.
+    /// The error, if an ICMP message reported it.
     fn told_by_icmp(&self) -> Option<Error> {
         match self {
             Notice::Failed(failed) if failed.origin != Origin::Local => Some(failed.error),
@@ -86,11 +86,11 @@ impl Notice {
     }
 }
 
-/// Notices that wait to be taken, the oldest first.
+/// Notices that wait to be taken, oldest first.
 #[derive(Default)]
 pub(super) struct ErrorQueue {
     notices: VecDeque<Notice>,
-    /// How many of them are [`Notice::Lent`].
+    /// Number of [`Notice::Lent`] notices.
     lent: usize,
 }
 
@@ -99,18 +99,19 @@ impl ErrorQueue {
         self.notices.is_empty()
     }
 
-    /// Notices of lent memory.
+    /// Number of [`Notice::Lent`] notices.
     pub(super) fn lent(&self) -> usize {
         self.lent
     }
 
-    /// Takes memory for `more` notices.
+    /// Allocates room for `more` notices.
     pub(super) fn reserve(&mut self, more: usize) {
         self.notices.reserve(more);
     }
 
-    /// Adds a notice of lent memory, or makes the last one longer by it. As in Linux only the last
-    /// one of all counts, and what it says of copies stays.
+    /// Adds a notice of returned memory, or extends the last notice of the queue if the numbers
+    /// follow it. As in Linux, only the last notice can be extended, and it keeps its `copied`
+    /// flag.
     pub(super) fn push_lent(&mut self, notice: Notice) {
         if let Notice::Lent { first, last, .. } = notice
             && let Some(Notice::Lent { first: from, last: to, .. }) = self.notices.back_mut()
@@ -124,12 +125,12 @@ impl ErrorQueue {
         self.notices.push_back(notice);
     }
 
-    /// Adds an error about a datagram; the caller has counted it.
+    /// Adds a datagram error. The caller has already counted it.
     pub(super) fn push_failed(&mut self, notice: ErrorNotice) {
         self.notices.push_back(Notice::Failed(notice));
     }
 
-    /// Forgets the errors about datagrams.
+    /// Removes all datagram errors.
     pub(super) fn forget_failed(&mut self) {
         self.notices.retain(|notice| !matches!(notice, Notice::Failed(_)));
     }
@@ -164,12 +165,13 @@ impl Sockets {
         Ok(self.pop_notice(id)?.0)
     }
 
-    /// The same, with what an error quotes of the datagram.
+    /// Takes the oldest notice, and the packet that a datagram error quotes.
     pub(super) fn pop_notice(&mut self, id: SocketId) -> Result<(Notice, Option<Packet>), Error> {
         let socket = self.socket_mut(id)?;
         let notice = socket.notices.pop().ok_or(Error::WouldBlock)?;
         let more = !socket.notices.is_empty();
-        // As Linux's sock_dequeue_err_skb: the pending error is that of the next, if that is ICMP.
+        // As in Linux, the pending error becomes that of the next notice, if ICMP reported that
+        // one.
         match socket.notices.notices.front().and_then(Notice::told_by_icmp) {
             Some(next) => socket.error = Some(next),
             None if notice.told_by_icmp().is_some() => socket.error = None,
@@ -185,8 +187,8 @@ impl Sockets {
     /// Sets `SO_TIMESTAMPING`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for bits that are not known or do not go together, and for numbers
-    /// without a connection that could be counted from.
+    /// [`Error::Invalid`] for unknown bits or bits that exclude each other, and for
+    /// [`Timestamping::OPT_ID`] without a connection to count from.
     pub fn set_timestamping(&mut self, id: SocketId, flags: Timestamping) -> Result<(), Error> {
         let known = Timestamping::ALL.contains(flags);
         let counts_from_here = flags.contains(Timestamping::OPT_ID_TCP);
@@ -212,7 +214,8 @@ impl Sockets {
         Ok(())
     }
 
-    /// A call that sent less than it was asked to has ended: what it sent is a write of its own.
+    /// Ends a call that sent less than it was asked to: the bytes that it sent count as a whole
+    /// write.
     pub fn end_send(&mut self, id: SocketId) {
         let connection = self.handle(id).ok().and_then(|handle| self.stack.tcp_mut(handle));
         if let Some(connection) = connection {
@@ -220,7 +223,7 @@ impl Sockets {
         }
     }
 
-    /// Takes over the times that a connection tells.
+    /// Takes the timestamps that a connection reports.
     pub(super) fn take_stamps(&mut self, id: SocketId, handle: TcpHandle) {
         while let Some(stamp) = self.stack.tcp_mut(handle).and_then(|tcp| tcp.take_stamp()) {
             if let Ok(socket) = self.socket_mut(id) {

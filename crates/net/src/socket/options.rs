@@ -1,5 +1,5 @@
-//! Options of sockets: kept here so that they can be set before there is a connection, and
-//! inherited by those that a listener takes.
+//! Options of sockets. They are kept here so that they can be set before a connection exists, and
+//! accepted sockets inherit them.
 
 use super::{DatagramOptions, Error, SocketId, Sockets, Timestamping};
 use crate::path_mtu::PathMtu;
@@ -9,10 +9,10 @@ use crate::tcp::fastopen::FastOpenKeys;
 use crate::tcp::{Connection, FinWait, Settings};
 use crate::time::{Duration, Instant};
 
-/// Longest timeout of an answer to a SYN, in seconds (Linux's TCP_RTO_MAX).
+/// Longest timeout of a SYN-ACK in seconds, as in Linux.
 const SYN_TIMEOUT_MAX: i32 = 120;
 
-/// What `close` does with what was not sent yet (`SO_LINGER`).
+/// What `close` does with unsent data (`SO_LINGER`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Linger {
     /// Sends it in the background.
@@ -20,17 +20,17 @@ pub enum Linger {
     Off,
     /// Resets the connection at once.
     Reset,
-    /// A blocking caller waits so long for it.
+    /// A blocking caller waits for this time until the data is acknowledged.
     Wait(Duration),
 }
 
 /// Options of one socket.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// May share its port with others that say so too (`SO_REUSEADDR`).
+    /// May share its port with others that set this too (`SO_REUSEADDR`).
     pub reuse_address: bool,
-    /// The same for all of one user, and datagrams are shared out (`SO_REUSEPORT`); of streams
-    /// kept and shown.
+    /// Datagram sockets that set this share the port, and received datagrams are distributed among
+    /// them (`SO_REUSEPORT`). Of stream sockets it can be set and read only.
     pub reuse_port: bool,
     /// IPv6 only (`IPV6_V6ONLY`).
     pub v6_only: bool,
@@ -38,78 +38,79 @@ pub struct Options {
     pub linger: Linger,
     /// Urgent data is read in line (`SO_OOBINLINE`).
     pub urgent_inline: bool,
-    /// Bytes that make a socket readable (`SO_RCVLOWAT`).
+    /// Received bytes from which on the socket is readable (`SO_RCVLOWAT`).
     pub receive_low_water: usize,
-    /// Probes an idle peer (`SO_KEEPALIVE`).
+    /// Sends probes to an idle peer (`SO_KEEPALIVE`).
     pub keepalive: bool,
     /// Idle time before the first keepalive probe (`TCP_KEEPIDLE`).
     pub keepalive_idle: Option<Duration>,
     /// Time between keepalive probes (`TCP_KEEPINTVL`).
     pub keepalive_interval: Option<Duration>,
-    /// Keepalive probes without an answer before the connection fails (`TCP_KEEPCNT`).
+    /// Unanswered keepalive probes before the connection fails (`TCP_KEEPCNT`).
     pub keepalive_probes: Option<u8>,
     /// How long data may stay unacknowledged (`TCP_USER_TIMEOUT`).
     pub user_timeout: Option<Duration>,
     /// Longest time in FIN-WAIT-2 after `close` (`TCP_LINGER2`).
     pub fin_wait: Option<FinWait>,
-    /// Largest window to offer in bytes (`TCP_WINDOW_CLAMP`).
+    /// Largest window to advertise in bytes (`TCP_WINDOW_CLAMP`).
     pub window_clamp: Option<u32>,
-    /// Type of service of packets of IPv4, without the ECN bits (`IP_TOS`).
+    /// Type of service of IPv4 packets, without the ECN bits (`IP_TOS`).
     pub tos: u8,
-    /// Traffic class of packets of IPv6, without the ECN bits (`IPV6_TCLASS`).
+    /// Traffic class of IPv6 packets, without the ECN bits (`IPV6_TCLASS`).
     pub traffic_class: u8,
-    /// Hop limit of packets of IPv4 (`IP_TTL`).
+    /// Time to live of IPv4 packets (`IP_TTL`).
     pub ttl: Option<u8>,
-    /// Hop limit of packets of IPv6 (`IPV6_UNICAST_HOPS`).
+    /// Hop limit of IPv6 packets (`IPV6_UNICAST_HOPS`).
     pub hop_limit: Option<u8>,
-    /// What is done about the MTU of paths of IPv4 (`IP_MTU_DISCOVER`).
+    /// Path MTU discovery over IPv4 (`IP_MTU_DISCOVER`).
     pub path_mtu: PathMtu,
-    /// The same of IPv6 (`IPV6_MTU_DISCOVER`).
+    /// Path MTU discovery over IPv6 (`IPV6_MTU_DISCOVER`).
     pub path_mtu_v6: PathMtu,
-    /// Kept and shown (`SO_MARK`): there are no rules here that it could choose.
+    /// Can be set and read (`SO_MARK`); no rules use it.
     pub mark: u32,
-    /// Kept and shown (`SO_PRIORITY`): there is one queue.
+    /// Can be set and read (`SO_PRIORITY`); there is one queue.
     pub priority: i32,
-    /// Small segments do not wait for ACKs (`TCP_NODELAY`).
+    /// Small segments do not wait for ACKs (Nagle is off; `TCP_NODELAY`).
     pub nodelay: bool,
-    /// Holds segments that are not full (`TCP_CORK`).
+    /// Holds back segments that are not full (`TCP_CORK`).
     pub cork: bool,
-    /// Unsent bytes from which on there is no room (`TCP_NOTSENT_LOWAT`); zero for the default.
+    /// Unsent bytes from which on the socket is not writable (`TCP_NOTSENT_LOWAT`); zero for the
+    /// default.
     pub notsent_lowat: u32,
     /// Most bytes per second (`SO_MAX_PACING_RATE`).
     pub max_pacing_rate: Option<u64>,
-    /// Send buffer in bytes with overhead (`SO_SNDBUF`, doubled); tuned by itself without.
+    /// Send buffer in bytes with overhead (`SO_SNDBUF`, doubled); tuned automatically if `None`.
     pub send_buffer: Option<u32>,
-    /// Receive buffer in bytes with overhead (`SO_RCVBUF`, doubled); tuned by itself without.
+    /// Receive buffer in bytes with overhead (`SO_RCVBUF`, doubled); tuned automatically if `None`.
     pub receive_buffer: Option<u32>,
     /// Largest segment (`TCP_MAXSEG`).
     pub max_segment: Option<u16>,
-    /// May bind to an address that is not ours (`IP_FREEBIND`).
+    /// May bind to an address that is not local (`IP_FREEBIND`).
     pub free_bind: bool,
-    /// Fast Open requests of a listener (`TCP_FASTOPEN`).
+    /// Maximum number of pending Fast Open requests of a listener (`TCP_FASTOPEN`).
     pub fastopen_queue: u32,
-    /// Keys of a listener's cookies (`TCP_FASTOPEN_KEY`).
+    /// Keys of a listener's Fast Open cookies (`TCP_FASTOPEN_KEY`).
     pub fastopen_key: Option<FastOpenKeys>,
-    /// Take data with a SYN without a cookie (`TCP_FASTOPEN_NO_COOKIE`).
+    /// Accepts data with a SYN without a cookie (`TCP_FASTOPEN_NO_COOKIE`).
     pub fastopen_no_cookie: bool,
-    /// `connect` waits for data to go with the SYN, if there is a cookie (`TCP_FASTOPEN_CONNECT`).
+    /// `connect` delays the SYN until there is data, if a cookie is known (`TCP_FASTOPEN_CONNECT`).
     pub fastopen_connect: bool,
-    /// Every ACK at once, or not (`TCP_QUICKACK`); not kept for new connections.
+    /// Sends every ACK at once (`TCP_QUICKACK`); not kept for new connections.
     pub quickack: bool,
-    /// Timeouts of the answer to a SYN before a connection without data is accepted
-    /// (`TCP_DEFER_ACCEPT`); see [`Options::set_defer_accept`].
+    /// SYN-ACK timeouts before a connection without data is accepted (`TCP_DEFER_ACCEPT`); see
+    /// [`Options::set_defer_accept`].
     pub defer_accept: u8,
-    /// How often a SYN, or the answer to one, is sent again (`TCP_SYNCNT`).
+    /// Retransmissions of a SYN or SYN-ACK (`TCP_SYNCNT`).
     pub syn_count: Option<u8>,
-    /// Congestion control (`TCP_CONGESTION`).
+    /// Congestion control algorithm (`TCP_CONGESTION`).
     pub congestion: Option<Kind>,
-    /// Those of datagram sockets only.
+    /// Options of datagram sockets only.
     pub datagram: DatagramOptions,
-    /// Times of what is sent; set with [`Sockets::set_timestamping`] (`SO_TIMESTAMPING`).
+    /// Timestamps of sent data; set with [`Sockets::set_timestamping`] (`SO_TIMESTAMPING`).
     pub timestamping: Timestamping,
     /// Calls may lend what they send (`SO_ZEROCOPY`).
     pub zerocopy: bool,
-    /// When what they lend comes back at the latest.
+    /// Time after which memory lent by calls of this socket is returned at the latest.
     pub lent_term: Option<Duration>,
 }
 
@@ -162,8 +163,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Puts connections without data off for so many seconds (`TCP_DEFER_ACCEPT`): what is kept is
-    /// how often an answer to a SYN times out in them (Linux's secs_to_retrans).
+    /// Defers accepting connections without data for `seconds` (`TCP_DEFER_ACCEPT`). As in Linux,
+    /// the value kept is the number of SYN-ACK timeouts that take that long.
     pub fn set_defer_accept(&mut self, seconds: i32) {
         let (mut timeouts, mut time, mut timeout) = (u8::from(seconds > 0), 1, 1);
         while seconds > time && timeouts < u8::MAX {
@@ -174,7 +175,7 @@ impl Options {
         self.defer_accept = timeouts;
     }
 
-    /// The seconds that these timeouts take (Linux's retrans_to_secs).
+    /// Returns the seconds that the SYN-ACK timeouts of [`Options::defer_accept`] take.
     pub fn defer_accept_seconds(&self) -> i32 {
         let (mut time, mut timeout) = (i32::from(self.defer_accept > 0), 1);
         for _ in 1..self.defer_accept {
@@ -184,7 +185,7 @@ impl Options {
         time
     }
 
-    /// Sets a new listener as these say.
+    /// Applies these options to a new listener.
     pub(super) fn apply_listen(&self, listen: &mut Listen) {
         self.change_settings(&mut listen.settings);
         listen.max_segment = self.max_segment;
@@ -194,7 +195,7 @@ impl Options {
         listen.defer_accept = self.defer_accept;
     }
 
-    /// Changes the settings of a connection to be.
+    /// Applies these options to the settings of a connection that is to be made.
     pub(super) fn change_settings(&self, settings: &mut Settings) {
         if let Some(bytes) = self.receive_buffer {
             settings.receive_buffer = bytes;
@@ -217,8 +218,8 @@ impl Options {
         settings.fin_wait = self.fin_wait.unwrap_or(settings.fin_wait);
     }
 
-    /// Changes the buffer and window of a connection that was set as `before` says; a new one
-    /// began with them.
+    /// Applies the receive buffer and window clamp to an existing connection that had the options
+    /// `before`. A new connection begins with them.
     fn apply_window(&self, before: &Options, connection: &mut Connection) {
         if let Some(clamp) = self.window_clamp.filter(|_| self.window_clamp != before.window_clamp)
         {
@@ -231,7 +232,7 @@ impl Options {
         }
     }
 
-    /// Sets a connection that was set as `before` says as these say.
+    /// Applies these options to a connection that had the options `before`.
     pub(super) fn apply(&self, before: &Options, connection: &mut Connection, now: Instant) {
         if self.nodelay != before.nodelay {
             connection.set_nodelay(self.nodelay);
@@ -303,14 +304,14 @@ impl Sockets {
         Ok(&self.socket(id)?.options)
     }
 
-    /// Sets `TCP_NODELAY`. What waits is sent each time it is switched on, even if it was on.
+    /// Sets `TCP_NODELAY`. Switching it on sends unsent data, even if it was on already.
     pub fn set_nodelay(&mut self, id: SocketId, on: bool, now: Instant) -> Result<(), Error> {
         self.socket_mut(id)?.options.nodelay = on;
         self.with_connection(id, now, |connection| connection.set_nodelay(on));
         Ok(())
     }
 
-    /// Changes options, of the socket and of its connection.
+    /// Changes options of the socket and of its connection or listener.
     pub fn set_options(
         &mut self,
         id: SocketId,

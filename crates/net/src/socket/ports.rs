@@ -1,8 +1,8 @@
-//! Which addresses and ports are taken, by the rules of Linux.
+//! Addresses and ports in use, by the rules of Linux.
 //!
 //! Two sockets can share a port if their addresses differ and neither is unspecified, or if both
-//! asked for it (`SO_REUSEADDR`) and none was listening. Connections count like the socket that
-//! they came from. Bound: one entry for each kind of use of a port.
+//! set `SO_REUSEADDR` and the earlier one does not listen. A connection counts like the socket that
+//! it came from. Bound: one entry for each kind of use of a port.
 
 use super::Family;
 use crate::random::Random;
@@ -16,7 +16,7 @@ pub const EPHEMERAL_FIRST: u16 = 32_768;
 /// Last ephemeral port.
 pub const EPHEMERAL_LAST: u16 = 60_999;
 
-/// Protocols whose ports are counted apart.
+/// Protocols, each with its own port space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Space {
     Tcp,
@@ -26,15 +26,15 @@ pub(super) enum Space {
 /// How a socket uses a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Use {
-    /// The address; unspecified for all.
+    /// The address; unspecified for all addresses.
     pub(super) address: IpAddr,
-    /// An unspecified IPv6 address does not stand for IPv4 too.
+    /// An unspecified IPv6 address does not cover IPv4 too.
     pub(super) v6_only: bool,
-    /// May share with others of the same mind.
+    /// Allows sharing with others that allow it too (`SO_REUSEADDR`).
     pub(super) reuse: bool,
-    /// The same, but only with those that ask for this (`SO_REUSEPORT` of datagram sockets).
+    /// Allows sharing with others that set this too (`SO_REUSEPORT` of datagram sockets).
     pub(super) reuse_port: bool,
-    /// Takes connections: nobody comes to share.
+    /// Listens: no later use can share the port by `SO_REUSEADDR`.
     pub(super) listens: bool,
 }
 
@@ -49,8 +49,8 @@ impl Use {
     }
 
     fn conflicts(&self, other: &Use) -> bool {
-        // As Linux's inet_bind_conflict: only the other's listening matters, so who listens may
-        // come back while connections of its past hold the port.
+        // As in Linux, only the other's listening matters: a listener may bind again while
+        // connections of its predecessor hold the port.
         let shared = self.reuse && other.reuse && !other.listens;
         let shared = shared || self.reuse_port && other.reuse_port;
         !shared && self.overlaps(other)
@@ -60,18 +60,18 @@ impl Use {
 /// The ports in use.
 pub(super) struct Ports {
     uses: HashMap<(Space, u16), Vec<(Use, u32)>, FixedState>,
-    /// Where the search for an ephemeral port begins.
+    /// Chooses where the search for an ephemeral port begins.
     random: Random,
 }
 
 impl Ports {
-    /// No port in use; searches begin where `seed` chooses.
+    /// No port in use; `seed` decides where searches begin.
     pub(super) fn new(seed: u64) -> Self {
         let random = Random::new([seed, u64::from(EPHEMERAL_FIRST)]);
         Self { uses: HashMap::with_hasher(FixedState::with_seed(seed)), random }
     }
 
-    /// True if `wanted` can have the port.
+    /// True if the port is free for `wanted`.
     pub(super) fn is_free(&self, space: Space, port: u16, wanted: &Use) -> bool {
         let uses = self.uses.get(&(space, port)).map(Vec::as_slice).unwrap_or_default();
         !uses.iter().any(|(other, _)| wanted.conflicts(other))
@@ -86,7 +86,7 @@ impl Ports {
         }
     }
 
-    /// Counts one use less.
+    /// Removes one use of the port.
     pub(super) fn remove(&mut self, space: Space, port: u16, used: Use) {
         let Some(uses) = self.uses.get_mut(&(space, port)) else { return };
         if let Some(index) = uses.iter().position(|(other, _)| *other == used) {
@@ -100,8 +100,8 @@ impl Ports {
         }
     }
 
-    /// A port that nobody uses and `fits`, or `None` if there is none: the first from a random
-    /// one on (RFC 6056 §3.3.1), so that strangers cannot guess it.
+    /// Returns an unused port that `fits`, or `None`. The search begins at a random port (RFC 6056
+    /// §3.3.1), so that an attacker cannot guess the result.
     pub(super) fn ephemeral(&mut self, space: Space, fits: impl Fn(u16) -> bool) -> Option<u16> {
         let start = self.random.below(COUNT.into());
         for index in 0..u32::from(COUNT) {
@@ -114,7 +114,7 @@ impl Ports {
     }
 }
 
-/// Ephemeral ports.
+/// Number of ephemeral ports.
 const COUNT: u16 = EPHEMERAL_LAST - EPHEMERAL_FIRST + 1;
 
 /// The unspecified address of a family.

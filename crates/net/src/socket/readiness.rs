@@ -1,17 +1,17 @@
-//! What a socket is ready for: the events of `poll`, decided as Linux's `tcp_poll` does.
+//! Readiness of sockets: the events of `poll`, by the rules of Linux.
 
 use super::{Phase, Progress, SocketId, Sockets};
 use crate::tcp::State;
 use core::ops::{BitOr, BitOrAssign};
 
-/// A set of `poll` events, with Linux's numbers.
+/// A set of `poll` events, with Linux's bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Readiness(u32);
 
 impl Readiness {
-    /// Nothing.
+    /// No event.
     pub const NONE: Readiness = Readiness(0);
-    /// Something to read, or to accept (`POLLIN`).
+    /// Data to read, or a connection to accept (`POLLIN`).
     pub const IN: Readiness = Readiness(0x001);
     /// Urgent data (`POLLPRI`).
     pub const PRI: Readiness = Readiness(0x002);
@@ -29,24 +29,24 @@ impl Readiness {
     pub const WRITE_BAND: Readiness = Readiness(0x200);
     /// The peer has ended its direction (`POLLRDHUP`).
     pub const READ_HUP: Readiness = Readiness(0x2000);
-    /// All of the above that stand for reading.
+    /// [`Readiness::IN`] and [`Readiness::READ_NORMAL`].
     pub const READABLE: Readiness = Readiness(0x041);
-    /// All of the above that stand for writing.
+    /// [`Readiness::OUT`] and [`Readiness::WRITE_NORMAL`].
     pub const WRITABLE: Readiness = Readiness(0x104);
-    /// All.
+    /// All events but [`Readiness::WRITE_BAND`].
     pub const ALL: Readiness = Readiness(0x215f);
 
-    /// The numbers of `poll` and `epoll`.
+    /// The bits of `poll` and `epoll`.
     pub const fn bits(self) -> u32 {
         self.0
     }
 
-    /// True if there is nothing.
+    /// True if the set has no event.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// True if all of `other` is in it.
+    /// True if the set has all events of `other`.
     pub const fn contains(self, other: Readiness) -> bool {
         self.0 & other.0 == other.0
     }
@@ -73,7 +73,7 @@ impl BitOrAssign for Readiness {
 }
 
 impl Sockets {
-    /// What holds for a socket now. A socket that is gone is ready for nothing.
+    /// Returns what a socket is ready for now. A closed socket is ready for nothing.
     pub fn readiness(&self, id: SocketId) -> Readiness {
         let Ok(socket) = self.socket(id) else { return Readiness::NONE };
         let mut ready = Readiness::NONE;
@@ -85,7 +85,7 @@ impl Sockets {
             return self.datagram_readiness(id, socket, datagrams);
         }
         if socket.deferred {
-            // As Linux: who has to write in order to connect may write.
+            // As in Linux: a write sends the SYN, so the socket is writable.
             return Readiness::WRITABLE;
         }
         let connection = self.connection(socket);
@@ -93,9 +93,9 @@ impl Sockets {
         let (read_shut, write_shut) = self.ended(id);
         ready.set(Readiness::HUP, read_shut && write_shut || state == State::Closed);
         ready.set(Readiness::READABLE | Readiness::READ_HUP, read_shut);
-        // A child of Fast Open may be used before its handshake is over.
+        // A child of Fast Open is usable before its handshake completes.
         if !state.is_opening() || socket.progress == Progress::Connected {
-            // A read does not get urgent data.
+            // A read skips urgent data.
             let at_mark = connection.is_some_and(|connection| connection.is_urgent_left_out());
             let wanted = socket.options.receive_low_water.max(1) + usize::from(at_mark);
             let held = connection.map_or(0, |connection| connection.received_len());
@@ -109,8 +109,7 @@ impl Sockets {
         ready
     }
 
-    /// Which directions have ended, for whatever reason (Linux's `sk_shutdown`): reading and
-    /// writing.
+    /// Returns which directions have ended, for whatever reason: reading, writing.
     pub(super) fn ended(&self, id: SocketId) -> (bool, bool) {
         let Ok(socket) = self.socket(id) else { return (true, true) };
         let Some(connection) = self.connection(socket) else {

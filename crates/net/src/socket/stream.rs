@@ -1,4 +1,4 @@
-//! Bytes of TCP sockets: `send` and `receive`, by Linux's `tcp_sendmsg` and `tcp_recvmsg`.
+//! Bytes of TCP sockets: `send` and `receive`, by the rules of Linux.
 
 use super::frames::{frame_bytes, frame_to_send};
 use super::{Error, Phase, SocketId, Sockets};
@@ -9,36 +9,37 @@ use core::ops::Range;
 use towpath_packet::pool::LARGE_FRAME_BYTES;
 use towpath_packet::{Ledger, Memory, Piece, Site};
 
-/// How to send (`MSG_*`).
+/// Flags of a send (`MSG_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendFlags {
-    /// More follows: no segment that is not full yet (`MSG_MORE`).
+    /// More data follows: segments that are not full wait (`MSG_MORE`).
     pub more: bool,
     /// A record ends here (`MSG_EOR`).
     pub end_of_record: bool,
-    /// The bytes go on a write of which others were sent before.
+    /// The bytes continue a write of which other bytes were sent before.
     pub continues: bool,
-    /// The last byte is urgent (`MSG_OOB`). The caller lets packets leave only when all was sent,
-    /// or nothing fits any more.
+    /// The last byte is urgent (`MSG_OOB`). The caller must not let packets leave before all bytes
+    /// are queued or no more fit.
     pub urgent: bool,
 }
 
-/// How to receive (`MSG_*`).
+/// Flags of a receive (`MSG_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveFlags {
-    /// The bytes stay (`MSG_PEEK`).
+    /// The bytes stay in the queue (`MSG_PEEK`).
     pub peek: bool,
-    /// Bytes that the same call has received before; with `peek` it looks behind them.
+    /// Bytes that the same call has received before; with `peek`, the read begins behind them.
     pub offset: usize,
 }
 
 impl Sockets {
-    /// Sends of `buffers`, one after the other, as much as fits the buffer begun, or a new one;
-    /// returns how many bytes. They are copied. The caller lets packets leave, as Linux does when
-    /// a buffer is full, and calls again for the rest with [`SendFlags::continues`].
+    /// Copies bytes of `buffers`, one after the other, into the send queue, up to the end of the
+    /// current buffer or of a new one; returns how many. The caller then lets packets leave, as
+    /// Linux does when a buffer is full, and calls again for the rest with
+    /// [`SendFlags::continues`].
     ///
-    /// Where there is room but no memory, the socket is not writable until there is some, and is
-    /// woken then.
+    /// If the queue has room but no frame is free, the socket is not writable. It is woken when
+    /// memory is available.
     pub fn send(
         &mut self,
         id: SocketId,
@@ -75,8 +76,8 @@ impl Sockets {
         if sent == 0 && total > 0 { Err(Error::WouldBlock) } else { Ok(sent) }
     }
 
-    /// Lends a piece to be sent; it is not copied. The caller keeps to the room that
-    /// [`Sockets::send_room`] tells.
+    /// Lends a piece to be sent without a copy. The piece must fit the room that
+    /// [`Sockets::send_room`] returns.
     pub fn send_piece(
         &mut self,
         id: SocketId,
@@ -89,7 +90,7 @@ impl Sockets {
             .ok_or(Error::NotConnected)?;
         cx.ledger.carry(len);
         if !is_frame {
-            // What a pool lends is no program's: it was received, or copied to be sent.
+            // A pool frame is not the program's memory: it was received, or copied to be sent.
             cx.ledger.lend(len);
         }
         Ok(())
@@ -102,7 +103,7 @@ impl Sockets {
             .ok_or(Error::NotConnected)
     }
 
-    /// Whether sending is possible at all, in the order of Linux's checks.
+    /// Checks whether sending is possible at all, in Linux's order.
     pub(super) fn check_send(&mut self, id: SocketId) -> Result<(), Error> {
         let opening = self.is_connecting(id);
         let write_over = self.ended(id).1;
@@ -116,7 +117,7 @@ impl Sockets {
         if opening { Err(Error::WouldBlock) } else { Ok(()) }
     }
 
-    /// Copies received bytes into `into`; returns how many. Zero means that no more will come.
+    /// Copies received bytes into `into`; returns how many. Zero means the end of the stream.
     pub fn receive(
         &mut self,
         id: SocketId,
@@ -139,7 +140,7 @@ impl Sockets {
     }
 
     /// Drops up to `len` received bytes of a stream (`MSG_TRUNC`); returns how many. Other sockets
-    /// give [`Error::NotSupported`] and keep what waits: their flag of that name drops nothing.
+    /// return [`Error::NotSupported`] and drop nothing: for them `MSG_TRUNC` has another meaning.
     pub fn discard(&mut self, id: SocketId, len: usize, now: Instant) -> Result<usize, Error> {
         if self.is_datagram(id) {
             return Err(Error::NotSupported);
@@ -153,8 +154,8 @@ impl Sockets {
         Ok(count)
     }
 
-    /// Which received bytes a call gets that has room for `len`. Urgent data in front of them is
-    /// left out, and is gone then unless the call only peeks.
+    /// Returns the range of received bytes for a call with room for `len`. Urgent data in front of
+    /// it is skipped, and dropped unless the call only peeks.
     pub(super) fn next_read(
         &mut self,
         id: SocketId,
@@ -176,7 +177,8 @@ impl Sockets {
         Ok(0..next.len())
     }
 
-    /// Why a call gets nothing: it ends where urgent data begins, or by Linux's order of checks.
+    /// Result of a call that gets nothing: zero where urgent data begins, else by Linux's order of
+    /// checks.
     pub(super) fn nothing_next(
         &mut self,
         id: SocketId,
@@ -187,20 +189,22 @@ impl Sockets {
         if ends { Ok(0) } else { self.nothing_received(id) }
     }
 
-    /// A call that has received `flags.offset` bytes gets no more: the next byte is urgent.
+    /// True if a call that has received `flags.offset` bytes ends there because the next byte is
+    /// urgent.
     pub fn ends_at_mark(&self, id: SocketId, flags: ReceiveFlags) -> bool {
         let at = if flags.peek { flags.offset } else { 0 };
         let mark = self.tcp(id).and_then(|connection| connection.urgent_mark());
         flags.offset > 0 && mark == Some(at)
     }
 
-    /// Reads the byte that the peer marked as urgent (`MSG_OOB`); `keep` leaves it (`MSG_PEEK`).
+    /// Reads the byte that the peer marked as urgent (`MSG_OOB`); `keep` leaves it in place
+    /// (`MSG_PEEK`).
     ///
-    /// Nothing is given where it can no longer arrive.
+    /// Returns `None` if the byte can no longer arrive.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is none, it has been read or is read in line,
-    /// [`Error::WouldBlock`] if it is yet to arrive.
+    /// [`Error::Invalid`] if there is no urgent byte, or it has been read, or is read in line.
+    /// [`Error::WouldBlock`] if it has not arrived yet.
     pub fn receive_urgent(
         &mut self,
         id: SocketId,
@@ -227,13 +231,13 @@ impl Sockets {
         Ok(Some(byte[0]))
     }
 
-    /// True if the next byte is the one that the peer marked as urgent (`SIOCATMARK`).
+    /// True if the next byte is the marked urgent byte (`SIOCATMARK`).
     pub fn is_at_mark(&self, id: SocketId) -> bool {
         self.tcp(id).is_some_and(|connection| connection.urgent_mark() == Some(0))
     }
 
-    /// Received bytes that can be taken now, up to urgent data, or those of the next datagram
-    /// (`SIOCINQ`).
+    /// Received bytes that can be read now, up to urgent data; for datagram sockets, the bytes of
+    /// the next datagram (`SIOCINQ`).
     pub fn available(&self, id: SocketId) -> Result<usize, Error> {
         let socket = self.socket(id)?;
         if matches!(socket.phase, Phase::Listening(_)) {
@@ -245,7 +249,7 @@ impl Sockets {
         Ok(self.connection(socket).map_or(0, |connection| connection.readable_len()))
     }
 
-    /// Why there is nothing to receive: by Linux's order of checks.
+    /// Result of a receive with an empty queue, by Linux's order of checks.
     fn nothing_received(&mut self, id: SocketId) -> Result<usize, Error> {
         let state = self.state(id);
         let read_over = self.ended(id).0;
@@ -264,13 +268,13 @@ impl Sockets {
     }
 }
 
-/// A part of a write is queued: `sent` of the `total` bytes that were left.
+/// Ends a part of a write: `sent` of the `total` bytes that were left are queued.
 pub(super) fn end_part(connection: &mut Connection, sent: usize, total: usize, flags: SendFlags) {
     if sent == total && total > 0 {
         connection.end_write(flags.more, flags.end_of_record);
         connection.mark_written();
     } else if sent == 0 && flags.continues {
-        // What did not fit follows by itself: nothing waits for it.
+        // The bytes that did not fit follow separately: no segment waits for them.
         connection.end_write(false, false);
     } else {
         return;
@@ -280,8 +284,8 @@ pub(super) fn end_part(connection: &mut Connection, sent: usize, total: usize, f
     }
 }
 
-/// Copies `bytes` to the end of what a connection sends, as far as there is memory: into the frame
-/// of the last bytes first, if others have to hold less then, and into others. Returns how many.
+/// Copies `bytes` to the end of a connection's send queue, as far as there is memory; returns how
+/// many. The tail frame is filled first if that saves a frame.
 pub(super) fn copy_in(
     connection: &mut Connection,
     bytes: &[u8],
@@ -293,7 +297,7 @@ pub(super) fn copy_in(
         return 0;
     }
     let mut done = 0;
-    // What takes several frames would save a part of one.
+    // A copy that takes several frames would save only a part of one.
     if bytes.len() <= LARGE_FRAME_BYTES {
         done = connection.fill_tail(begins, |rest| {
             let count = rest.len().min(bytes.len());
@@ -319,7 +323,7 @@ pub(super) fn copy_in(
     done
 }
 
-/// Copies what follows the first `skip` bytes of `pieces`.
+/// Copies the bytes behind the first `skip` bytes of `pieces` into `into`.
 fn copy_out<'a>(
     pieces: impl Iterator<Item = &'a Piece>,
     skip: usize,

@@ -1,24 +1,24 @@
-//! Terms: when lent memory goes back to its lender although pieces of it are still held.
+//! Terms: when lent memory is returned to its lender although pieces of it are still held.
 //!
 //! # Theory of operation
 //!
-//! A call may lend for a term, or a socket's option says so for all its calls. When the term has
-//! run out, what is still held of the group, in the send queue, by a port or by a reader, is
-//! [recalled](towpath_packet::Watch::recall): copied, and the group comes back like any other, as
-//! *copied*. The first term of a group's calls counts for all of them.
+//! A call may lend for a term, or a socket's option sets a term for all its calls. When the term
+//! ends, what the send queue, a port or a reader still holds of the group is
+//! [recalled](towpath_packet::Watch::recall): it is copied, and the group ends like any other, with
+//! its notice marked *copied*. A group has the earliest term of its calls.
 //!
-//! Without a term of its own a group is looked at now and then: when the stack itself no longer
-//! needs the bytes, as they are acknowledged or were a datagram, the *default term* begins. So a
-//! reader in the same process or a capture may hold lent memory for a while, but not keep it.
+//! A group without a term is checked periodically. When the stack itself no longer needs the bytes
+//! (they are acknowledged, or belong to a datagram), the *default term* begins. So a reader in the
+//! same process or a capture may hold lent memory for a while, but not forever.
 //!
-//! Everything happens in [`Sockets::on_deadline`] and [`Sockets::recall`]. Memory that somebody is
-//! reading at that moment is asked for again after [`RETRY`], then after twice as long each time,
-//! up to [`RETRY_MAX`]: a reader may look at it for as long as he likes. One turn copies about
-//! [`BYTES_PER_TURN`] and leaves the rest to the next. Where the system has no memory for a copy
-//! the loan goes on past its term: nothing is closed or lost, other loans are not held up, and it
-//! is tried again each [`STARVED_RETRY`] and counted ([`LentStats::starved`]). A call that goes on,
-//! and a datagram that waits for more, keep their group from being told; their memory is no longer
-//! used by then.
+//! All of this happens in [`Sockets::on_deadline`] and [`Sockets::recall`]. Memory that is being
+//! read at that moment is recalled again after [`RETRY`], then after twice as long each time, up to
+//! [`RETRY_MAX`]: there is no limit on how long a reader may take. One turn copies about
+//! [`BYTES_PER_TURN`] and leaves the rest to the next. If no memory is available for a copy, the
+//! loan goes on past its term. Nothing is closed or lost, and other loans are not delayed. The
+//! recall is retried every [`STARVED_RETRY`], and counted ([`LentStats::starved`]). A call that is
+//! not complete, or a datagram that waits for more data, delays its group's notice, but the memory
+//! is then no longer used.
 //!
 //! Only foreign memory can be recalled (see [`towpath_packet::Piece::watch`]); other loans end with
 //! their last piece.
@@ -32,27 +32,26 @@ use alloc::vec::Vec;
 use core::cmp::Reverse;
 use towpath_packet::{Ledger, Piece, Recall, Watch};
 
-/// Term of memory that the stack itself does not need, unless set otherwise: so long that a reader
-/// who is at work has read it.
+/// Default of [`Sockets::set_default_term`]: long enough for an active reader to finish.
 pub const DEFAULT_TERM: Duration = Duration::from_millis(100);
-/// When memory that somebody is reading is first asked for again.
+/// First pause before memory that is being read is recalled again.
 const RETRY: Duration = Duration::from_millis(1);
-/// Longest pause before it is asked for again.
+/// Longest pause before memory that is being read is recalled again.
 const RETRY_MAX: Duration = Duration::from_millis(10);
-/// When a copy is tried again for which there was no memory: rarely enough that trying for all
-/// groups costs little.
+/// Pause before a recall is retried that found no memory for the copy; long enough that retries for
+/// all groups cost little.
 const STARVED_RETRY: Duration = Duration::from_millis(10);
-/// Bytes copied in one turn: about a millisecond.
+/// Bytes copied in one turn: about one millisecond.
 const BYTES_PER_TURN: usize = 4 << 20;
 
-/// What is to be done about a group.
+/// Next action for a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Due {
     #[default]
     Nothing,
-    /// See whether the stack still needs the bytes.
+    /// Check whether the stack still needs the bytes.
     Look(Instant),
-    /// Give the memory back.
+    /// Recall the memory.
     Recall(Instant),
 }
 
@@ -64,7 +63,7 @@ impl Due {
         }
     }
 
-    /// Both: the earlier, and a recall before a look.
+    /// Combines two actions: a recall precedes a check, and the earlier of two recalls counts.
     fn and(self, other: Due) -> Due {
         match (self, other) {
             (Due::Recall(one), Due::Recall(another)) => Due::Recall(one.min(another)),
@@ -74,22 +73,22 @@ impl Due {
     }
 }
 
-/// What a group has lent.
+/// Outstanding loans of a group.
 #[derive(Default)]
 pub(super) struct Outstanding {
-    /// The loans that can be recalled; some may be over.
+    /// Loans that can be recalled; some may be over.
     watches: Vec<Watch>,
-    /// When the first loan was made; `None` once the group is told.
+    /// When the first loan was made; `None` once the group has been reported.
     since: Option<Instant>,
     due: Due,
-    /// The last pause while somebody was reading.
+    /// Last pause because the memory was being read.
     pause: Duration,
-    /// The first moment that the queue of terms has for this group, also for one that is over.
+    /// Earliest entry of this group in the queue of terms, also if the group has ended.
     queued: Option<Instant>,
 }
 
 impl Outstanding {
-    /// The group is over. Keeps its memory for the next.
+    /// Ends the group, and keeps the allocation for the next.
     pub(super) fn clear(&mut self) {
         self.watches.clear();
         (self.since, self.due, self.pause) = (None, Due::Nothing, Duration::ZERO);
@@ -102,7 +101,7 @@ impl Outstanding {
         self.watches.push(watch);
     }
 
-    /// How long to wait for somebody who is reading.
+    /// Returns the next pause for memory that is being read.
     fn back_off(&mut self) -> Duration {
         self.pause = (self.pause * 2).clamp(RETRY, RETRY_MAX);
         self.pause
@@ -128,26 +127,26 @@ impl Outstanding {
     }
 }
 
-/// What a recall of a group came to.
+/// Result of recalling a group.
 struct Recalled {
-    /// Loans and their bytes that went back.
+    /// Number of loans returned, and their bytes.
     loans: u64,
     bytes: usize,
-    /// Loans for whose copy there was no memory.
+    /// Loans that could not be copied because memory was short.
     starved: u64,
-    /// What is left to be done.
+    /// What remains to be done.
     left: Recall,
 }
 
 /// The terms of all groups.
 pub(super) struct Terms {
-    /// Moments at which groups are to be looked at, the first on top: at least one not later than
-    /// what is due for each. Others are of no importance any more, and are passed over.
+    /// Times at which groups are checked, earliest on top. Each group with an action has an entry
+    /// that is not later than the action. Stale entries are ignored.
     queue: BinaryHeap<Reverse<(Instant, u32)>>,
-    /// Groups that are due in a turn, between turns empty: kept for its memory.
+    /// Groups due in this turn; empty between turns, kept for its allocation.
     ready: Vec<u32>,
     default: Option<Duration>,
-    /// Loans of the call that is being made, and their groups.
+    /// Loans of the current call, with their groups.
     made: Vec<(u32, Option<Watch>)>,
     fired: u64,
     recalls: u64,
@@ -171,7 +170,7 @@ impl Default for Terms {
 }
 
 impl Lendings {
-    /// Queues a group for what is due for it.
+    /// Queues a group for its next action.
     fn expect(&mut self, index: usize) {
         let outstanding = &mut self.groups[index].outstanding;
         let Some(at) = outstanding.due.at() else { return };
@@ -181,7 +180,7 @@ impl Lendings {
         outstanding.queued = Some(at);
         let queue = &mut self.terms.queue;
         if queue.len() >= 2 * self.groups.len() {
-            // What was passed over is more than half.
+            // At least half of the entries are stale.
             queue.retain(|Reverse((at, index))| {
                 self.groups[*index as usize].outstanding.queued == Some(*at)
             });
@@ -189,7 +188,7 @@ impl Lendings {
         queue.push(Reverse((at, index as u32)));
     }
 
-    /// Takes the groups that are to be looked at by now out of the queue.
+    /// Moves the groups whose time has come from the queue to `ready`.
     fn take_due(&mut self, now: Instant) {
         while let Some(&Reverse((at, index))) = self.terms.queue.peek()
             && at <= now
@@ -204,45 +203,45 @@ impl Lendings {
     }
 }
 
-/// What is lent, and what came of terms.
+/// Statistics of lent memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LentStats {
-    /// Groups of calls that are not told of yet.
+    /// Groups whose notices are not reported yet.
     pub groups: usize,
-    /// Their calls.
+    /// Calls of these groups.
     pub calls: u64,
     /// Bytes of these calls.
     pub bytes: u64,
-    /// How long the oldest of them has been lent.
+    /// Age of the oldest of these groups.
     pub oldest: Option<Duration>,
-    /// Groups whose term ran out while something was still held, and that came back by it.
+    /// Groups that a term ended while something was still held.
     pub terms_fired: u64,
-    /// Loans that went back before their last piece was gone, by a term or because they were asked
-    /// for, and their bytes.
+    /// Loans recalled before their last piece was dropped, by a term or on request.
     pub recalls: u64,
-    /// See above.
+    /// Bytes of the recalled loans.
     pub recalled_bytes: u64,
-    /// How often there was no memory for the copy that a recall needs.
+    /// How often no memory was available for the copy that a recall needs.
     pub starved: u64,
 }
 
 impl Sockets {
-    /// When [`Sockets::on_deadline`] has something to do.
+    /// When [`Sockets::on_deadline`] has work.
     pub fn next_deadline(&self) -> Option<Instant> {
         let frames = self.frames.deadline();
         let term = self.lendings.terms.queue.peek().map(|Reverse((at, _))| *at);
         earliest([self.stack.next_deadline(), term, frames])
     }
 
-    /// Sets the term that begins when the stack itself no longer needs lent bytes; `None` for no
-    /// end. For calls from now on. Memory comes back after one to two of these terms.
+    /// Sets the term that begins when the stack no longer needs lent bytes; `None` for no limit. It
+    /// applies to later calls. Memory is returned one to two such terms after the stack stops
+    /// needing it.
     pub fn set_default_term(&mut self, term: Option<Duration>) {
         self.lendings.terms.default = term;
     }
 
-    /// Gives memory back that the calls `first` to `last` of a socket lent, copying what is still
-    /// held of it. Notices tell of the calls as ever, with `copied`; after [`Recall::Busy`] and
-    /// [`Recall::NoMemory`] it is tried again until it is done. Other calls that share a notice
+    /// Recalls the memory that the calls `first` to `last` of a socket lent, and copies what is
+    /// still held. Notices report these calls as usual, marked `copied`. After [`Recall::Busy`] and
+    /// [`Recall::NoMemory`] the recall is retried until it is done. Other calls that share a notice
     /// with these get their memory back too.
     pub fn recall(
         &mut self,
@@ -262,8 +261,8 @@ impl Sockets {
         Ok(result)
     }
 
-    /// Ends the terms of the calls `first` to `last` of a socket, which may be closed by now:
-    /// [`Sockets::on_deadline`], which is due at once, does what [`Sockets::recall`] would do.
+    /// Ends the terms of the calls `first` to `last` of a socket, which may be closed:
+    /// [`Sockets::on_deadline`], due at once, then recalls the memory as [`Sockets::recall`] does.
     pub fn end_terms(&mut self, id: SocketId, (first, last): (u32, u32), now: Instant) {
         for index in 0..self.lendings.groups.len() {
             let group = &mut self.lendings.groups[index];
@@ -275,7 +274,7 @@ impl Sockets {
         }
     }
 
-    /// What is lent at the moment, and what came back early so far.
+    /// Returns statistics of lent memory.
     pub fn lent_stats(&self, now: Instant) -> LentStats {
         let terms = &self.lendings.terms;
         let mut stats = LentStats {
@@ -295,7 +294,8 @@ impl Sockets {
         stats
     }
 
-    /// Lets `act` lend for a call, for `term` or as the socket says, and watches what it lends.
+    /// Runs `act`, which lends for a call, and sets the term of what it lends: `term` or the
+    /// socket's option.
     pub(super) fn watching<R>(
         &mut self,
         (id, term, now): (SocketId, Option<Duration>, Instant),
@@ -328,7 +328,7 @@ impl Sockets {
         result
     }
 
-    /// Does what is due.
+    /// Runs the actions that are due.
     pub(super) fn run_terms(&mut self, cx: &mut Context<'_>) {
         self.lendings.take_due(cx.now);
         let mut ready = core::mem::take(&mut self.lendings.terms.ready);
@@ -348,7 +348,7 @@ impl Sockets {
         self.lendings.terms.ready = ready;
     }
 
-    /// Begins the default term of a group whose bytes the stack no longer needs.
+    /// Begins the default term of a group if the stack no longer needs its bytes.
     fn look(&mut self, index: usize, now: Instant) {
         let needed = self.needs(index);
         let Some(default) = self.lendings.terms.default else { return };
@@ -365,7 +365,7 @@ impl Sockets {
         connection.is_some_and(|connection| connection.needs_lent(index as u32))
     }
 
-    /// Recalls the loans of a group, and notes if that has to go on; as [`Outstanding::recall`].
+    /// Recalls loans of a group of about `budget` bytes, and schedules a retry if any are left.
     fn recall_group(&mut self, index: usize, budget: usize, cx: &Context<'_>) -> Recalled {
         let outstanding = &mut self.lendings.groups[index].outstanding;
         let recalled = outstanding.recall(budget, cx.ledger);

@@ -1,4 +1,4 @@
-//! Sockets of two stacks on one link: errors in every state, readiness, ports, ends; datagrams.
+//! Sockets of two stacks on one link: errors in every state, readiness, ports, closing; datagrams.
 
 mod bench;
 mod datagram;

@@ -1,30 +1,31 @@
-//! What connections hold, and on whose account, so that no peer, and no port of a switch, keeps the
-//! others from theirs: memory, of which the owner sees to that, and places in the table.
+//! Accounts of what connections hold: memory, and places in the table. They keep one peer, or one
+//! port of a switch, from taking the share of others. The owner of the stack enforces the shares of
+//! memory.
 //!
-//! Transparent stacks alone keep accounts of memory. A connection is on the account of the port by
-//! which its peer's last acceptable packet came (`Packet::ingress`), or of no port. Sums are kept
-//! up after each change of a connection.
+//! Only transparent stacks account for memory. A connection is charged to the port at which its
+//! peer's last acceptable packet was received (`Packet::ingress`), or to no port. Sums are updated
+//! after each change of a connection.
 
 use super::Stack;
 use super::tcp::TcpHandle;
 use crate::tcp::Connection;
 use alloc::vec::Vec;
 
-/// Memory that queues of connections keep from its lenders, in bytes, by the size of frames.
+/// Memory that the queues of connections keep from its lenders, in bytes, by frame size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Frames {
-    /// In frames of the smaller size.
+    /// In small frames.
     pub small: usize,
-    /// In others.
+    /// In large frames and other loans.
     pub large: usize,
 }
 
-/// What connections hold.
+/// Memory held by connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// For peers that have not acknowledged it.
+    /// Sent or unsent data that the peer has not acknowledged.
     pub sending: Frames,
-    /// For owners that have not taken it, what came ahead of its turn included.
+    /// Received data that the owner has not taken, including out-of-order data.
     pub receiving: Frames,
 }
 
@@ -40,7 +41,7 @@ impl Usage {
         [&mut sending.small, &mut sending.large, &mut receiving.small, &mut receiving.large]
     }
 
-    /// Puts `after` in the place of `before`, which is a part of it.
+    /// Replaces `before`, which is part of the sum, by `after`.
     fn change(&mut self, mut before: Self, mut after: Self) {
         for (sum, (before, after)) in
             self.parts().into_iter().zip(before.parts().into_iter().zip(after.parts()))
@@ -50,23 +51,23 @@ impl Usage {
     }
 }
 
-/// A connection's part of its account.
+/// What one connection is charged.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Share {
     usage: Usage,
-    /// Index of the account.
+    /// Index of the account charged.
     account: u16,
     is_half_open: bool,
 }
 
 impl Share {
-    /// The connection came in and is not open yet.
+    /// True for an incoming connection that is not open yet.
     pub(super) fn is_half_open(&self) -> bool {
         self.is_half_open
     }
 }
 
-/// What all connections of a port hold.
+/// Totals of all connections of a port.
 #[derive(Clone, Copy, Default)]
 struct Account {
     usage: Usage,
@@ -74,20 +75,21 @@ struct Account {
     half_open: usize,
 }
 
-/// The sums.
+/// Totals of all ports.
 #[derive(Default)]
 pub(super) struct Accounts {
     total: Usage,
-    /// By [`index_of`].
+    /// Indexed by [`index_of`].
     accounts: Vec<Account>,
 }
 
-/// A port may have so many times as many connections as there are places left. So one that takes
-/// all it gets leaves a ninth, two leave a seventeenth, and who has few finds a place.
+/// A port may have this many times as many connections as places are free. So one greedy port
+/// leaves a ninth of the places, two leave a seventeenth, and a port with few connections finds a
+/// place.
 const PLACES_PER_FREE: usize = 8;
 
 impl Accounts {
-    /// A connection holds something else now.
+    /// Updates the charge of a connection whose memory has changed.
     #[inline]
     pub(super) fn update(&mut self, share: &mut Share, connection: &Connection) {
         let usage = Usage::of(connection);
@@ -96,12 +98,12 @@ impl Accounts {
         }
     }
 
-    /// There is a connection more.
+    /// Adds a connection.
     pub(super) fn insert(&mut self, share: &Share) {
         self.of(share).connections += 1;
     }
 
-    /// A connection is gone.
+    /// Removes a connection.
     pub(super) fn remove(&mut self, share: &mut Share) {
         if share.usage != Usage::default() {
             self.set(share, Usage::default());
@@ -111,7 +113,7 @@ impl Accounts {
         share.account = 0;
     }
 
-    /// A connection that came in is not open yet, or is no longer so.
+    /// Sets whether an incoming connection is half-open.
     pub(super) fn set_half_open(&mut self, share: &mut Share, is_half_open: bool) {
         if share.is_half_open != is_half_open {
             share.is_half_open = is_half_open;
@@ -120,24 +122,24 @@ impl Accounts {
         }
     }
 
-    /// True if a port may have no further connection, with so many places left.
+    /// True if a port may not have another connection while `free` places are free.
     pub(super) fn is_crowded(&self, port: Option<u16>, free: usize) -> bool {
         let account = self.accounts.get(usize::from(index_of(port)));
         let connections = account.map_or(0, |account| account.connections);
         free == 0 || port.is_some() && connections >= PLACES_PER_FREE * free
     }
 
-    /// The most connections of an account that are half-open.
+    /// Highest number of half-open connections of any account.
     pub(super) fn most_half_open(&self) -> usize {
         self.accounts.iter().map(|account| account.half_open).max().unwrap_or(0)
     }
 
-    /// Those of the account that this connection is on.
+    /// Number of half-open connections of this connection's account.
     pub(super) fn half_open_of(&self, share: &Share) -> usize {
         self.accounts.get(usize::from(share.account)).map_or(0, |account| account.half_open)
     }
 
-    /// The connection's peer sent a packet that came by this port.
+    /// Charges the connection to the port at which its peer's packet was received.
     #[inline]
     pub(super) fn assign(&mut self, share: &mut Share, port: Option<u16>) {
         let account = index_of(port);
@@ -166,19 +168,19 @@ impl Accounts {
     }
 }
 
-/// Account 0 is that of no port.
+/// Index of a port's account; 0 for no port.
 fn index_of(port: Option<u16>) -> u16 {
     port.map_or(0, |port| port.saturating_add(1))
 }
 
 impl Stack {
-    /// What all connections hold.
+    /// Memory held by all connections.
     pub fn tcp_usage(&self) -> &Usage {
         &self.tcp.accounts.total
     }
 
-    /// The port by which packets of this connection's peer come, if they come by one, and what all
-    /// connections of that port hold.
+    /// Port at which packets of this connection's peer are received, if any, and the memory held by
+    /// all connections of that port.
     pub fn tcp_account(&self, handle: TcpHandle) -> (Option<u16>, Usage) {
         let slot = self.tcp.slots.get(handle.index());
         let account = slot.map_or(0, |slot| slot.share.account);

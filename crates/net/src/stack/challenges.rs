@@ -1,16 +1,16 @@
-//! Challenge ACKs of all connections together (RFC 5961 §7): at most about so many in a second.
+//! Limit on the challenge ACKs of all connections per second (RFC 5961 §7).
 //!
-//! A budget that all connections share tells those who can use it up how much others used of it,
-//! and so whether a guess about somebody else's connection was right (CVE-2016-5696). As in Linux
-//! there is none by default, and one that is set is another number each second, between half and
-//! one and a half times what was set, which nobody outside can know.
+//! A budget shared by all connections is a side channel: an attacker who uses it up learns how much
+//! others used, and so whether a guess about another connection was right (CVE-2016-5696). As in
+//! Linux there is no limit by default. A configured limit is replaced each second by a random
+//! number between half and one and a half times its value.
 
 use crate::tcp::{CHALLENGES_UNLIMITED, Settings};
 use crate::time::Instant;
 use core::hash::Hasher;
 use siphasher::sip::SipHasher13;
 
-/// What is left for the present second.
+/// Budget of the current second.
 pub(super) struct Challenges {
     secret: u64,
     second: Option<u64>,
@@ -18,12 +18,12 @@ pub(super) struct Challenges {
 }
 
 impl Challenges {
-    /// Nothing used yet; `secret` chooses the numbers.
+    /// Nothing used yet; `secret` determines the random numbers.
     pub(super) fn new(secret: u64) -> Self {
         Self { secret, second: None, left: 0 }
     }
 
-    /// True if one more may be sent now; it counts as sent.
+    /// True if another challenge ACK may be sent now; if so, it is counted.
     pub(super) fn allow(&mut self, settings: &Settings, now: Instant) -> bool {
         let limit = u64::from(settings.challenge_ack_limit);
         if settings.challenge_ack_limit >= CHALLENGES_UNLIMITED {
@@ -65,7 +65,7 @@ mod tests {
                 counts.push(count);
             }
         }
-        assert!(counts[..50] != counts[50..], "another secret, other numbers");
+        assert!(counts[..50] != counts[50..], "numbers depend on the secret");
         counts.sort_unstable();
         counts.dedup();
         assert!(counts.len() > 30, "{counts:?}");

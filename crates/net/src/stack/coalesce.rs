@@ -1,9 +1,9 @@
-//! Received segments that the device did not coalesce are coalesced here, within one burst.
+//! Coalesces received segments that the device did not coalesce, within one burst.
 //!
-//! Connections and the owner of datagrams cost as much per packet as per super-packet. A device
-//! that takes super-packets of UDP passes on what was sent as it was sent; in a transparent stack,
-//! whose owner sends datagrams on, those are coalesced all the same. Nothing waits: what is held
-//! when [`Stack::input`](super::Stack::input) has seen its burst goes up then.
+//! A packet costs connections and the owner of datagrams as much as a super-packet. A device that
+//! takes UDP super-packets delivers datagrams as they were sent. In a transparent stack, whose
+//! owner forwards datagrams, these are coalesced anyway. Nothing waits: at the end of its burst,
+//! [`Stack::input`](super::Stack::input) delivers what is held.
 
 use super::ingress::{FragmentOf, IP_AT, IpInfo};
 use super::{Context, Stack};
@@ -14,11 +14,11 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use towpath_packet::{Caps, Packet};
 
-/// The coalescer, if there is anything for it, and what it has sent up.
+/// The coalescer, if needed, and its output.
 pub(super) struct Coalescing {
     coalescer: Option<Box<Coalescer>>,
     up: VecDeque<Packet>,
-    /// Datagrams are coalesced whatever the device does.
+    /// Datagrams are coalesced regardless of the device.
     datagrams: bool,
 }
 
@@ -27,7 +27,7 @@ impl Coalescing {
         Self { coalescer: None, up: VecDeque::new(), datagrams }
     }
 
-    /// Suits a device. Between bursts: nothing is held.
+    /// Adapts to a device. Called between bursts, when nothing is held.
     pub(super) fn set_caps(&mut self, caps: &Caps) {
         let needed = self.datagrams || !(caps.tso4 && caps.tso6 && caps.uso);
         if needed != self.coalescer.is_some() {
@@ -37,7 +37,7 @@ impl Coalescing {
 }
 
 impl Stack {
-    /// Takes a TCP or UDP packet whose headers have been pulled; hands it back if the device
+    /// Coalesces a TCP or UDP packet whose headers have been pulled. Returns it if the device
     /// coalesces such packets itself.
     pub(super) fn coalesce(
         &mut self,
@@ -58,7 +58,7 @@ impl Stack {
         None
     }
 
-    /// Sends up what is held: the burst is over.
+    /// Delivers what is held at the end of a burst.
     pub(super) fn flush_coalesced(&mut self, cx: &mut Context<'_>) {
         let Coalescing { coalescer, up, .. } = &mut self.coalescing;
         if let Some(coalescer) = coalescer {
@@ -84,7 +84,7 @@ impl Stack {
     }
 }
 
-/// What the headers of a packet say that was parsed before; lengths may have grown since.
+/// Parses the headers of a packet again; its lengths may have grown by coalescing.
 pub(super) fn parsed(packet: &Packet) -> Option<IpInfo> {
     let headers = packet.headers();
     let source_mac = ethernet::Header::parse(headers).ok()?.source;

@@ -1,4 +1,4 @@
-//! Connecting: what a connection to a peer begins with, and the data of its SYN (RFC 7413).
+//! Outgoing connections: their settings, and the data of their SYN (RFC 7413).
 
 use super::Stack;
 use super::tcp::{ConnectError, TcpHandle, continued};
@@ -11,22 +11,22 @@ use core::net::{IpAddr, SocketAddr};
 /// How to connect.
 #[derive(Clone, Copy, Debug)]
 pub struct Connect {
-    /// Our address and port.
+    /// Local address and port.
     pub local: SocketAddr,
-    /// The peer's.
+    /// Address and port of the peer.
     pub remote: SocketAddr,
     /// Settings of the connection.
     pub settings: Settings,
-    /// Largest segment to send and to ask for (TCP_MAXSEG), in bytes of payload and options.
+    /// Largest segment to send and to advertise (`TCP_MAXSEG`), in bytes of payload and options.
     pub max_segment: Option<u16>,
-    /// Ask for a Fast Open cookie, or send data with the SYN if there is one (RFC 7413).
+    /// Requests a Fast Open cookie, or sends data with the SYN if a cookie is known (RFC 7413).
     pub fast_open: bool,
-    /// Send data with the SYN without a cookie (TCP_FASTOPEN_NO_COOKIE).
+    /// Sends data with the SYN without a cookie (`TCP_FASTOPEN_NO_COOKIE`).
     pub fast_open_no_cookie: bool,
 }
 
 impl Connect {
-    /// A plain connection.
+    /// A connection without Fast Open.
     pub fn new(local: SocketAddr, remote: SocketAddr, settings: &Settings) -> Self {
         let settings = *settings;
         let (fast_open, fast_open_no_cookie) = (false, false);
@@ -39,7 +39,7 @@ impl Connect {
 }
 
 impl Stack {
-    /// Begins to connect.
+    /// Starts to connect, with the stack's settings.
     ///
     /// # Errors
     /// If the endpoints are in use, or at the limit of connections.
@@ -53,8 +53,8 @@ impl Stack {
         self.tcp_connect_with(&Connect::new(local, remote, &settings), now)
     }
 
-    /// Begins to connect. With Fast Open, what the owner gives to [`Connection::send`] before the
-    /// next [`Stack::output`] goes with the SYN, up to [`Connection::syn_room`] bytes.
+    /// Starts to connect. With Fast Open, data that the owner passes to [`Connection::send`] before
+    /// the next [`Stack::output`] goes with the SYN, up to [`Connection::syn_room`] bytes.
     ///
     /// # Errors
     /// If the endpoints are in use, or at the limit of connections.
@@ -90,13 +90,13 @@ impl Stack {
         Ok(self.tcp.handle(index))
     }
 
-    /// True if there is a connection with these ends, other than in TIME-WAIT.
+    /// True if there is a connection with these endpoints that is not in TIME-WAIT.
     pub(crate) fn tcp_is_used(&self, local: SocketAddr, remote: SocketAddr) -> bool {
         self.tcp.find(local, remote).is_some()
     }
 
-    /// Bytes of data that the SYN of such a connection takes along; `None` without a cookie, so
-    /// that connecting cannot wait for data (TCP_FASTOPEN_CONNECT).
+    /// Bytes of data that the SYN of this connection can carry. `None` without a cookie: then
+    /// connecting cannot wait for data (`TCP_FASTOPEN_CONNECT`).
     pub fn tcp_syn_room(&self, connect: &Connect, now: Instant) -> Option<u32> {
         let allowed = connect.settings.fastopen & CLIENT != 0;
         let peer = self.tcp.metrics.get(connect.ends());
@@ -105,12 +105,12 @@ impl Stack {
         (allowed && open).then(|| self.syn_extras(connect, now).1)
     }
 
-    /// Forgets what is remembered of peers.
+    /// Removes all cached data about peers.
     pub fn forget_peers(&mut self) {
         self.tcp.metrics.clear();
     }
 
-    /// Settings of later connections that name none of their own.
+    /// Sets the settings of new connections that do not specify their own.
     pub fn set_tcp_settings(&mut self, settings: &Settings) {
         self.tcp.settings = *settings;
     }
@@ -119,13 +119,13 @@ impl Stack {
         self.segment_sizes(connect.remote.ip()).with_owner(connect.max_segment)
     }
 
-    /// Cookie and room for data of a first SYN, in Linux's order of rules.
+    /// Fast Open option and data room of a first SYN, by Linux's rules.
     fn syn_extras(&self, connect: &Connect, now: Instant) -> (Option<FastOpenCookie>, u32) {
         let peer = self.tcp.metrics.get(connect.ends());
         let sizes = self.connect_sizes(connect);
         let mss = sizes.path.min(sizes.owner);
         let mss = if peer.mss == 0 { mss } else { mss.min(peer.mss.into()) };
-        // Room for any options, so that no one on the way who adds some drops the SYN.
+        // Leaves room for any options, so that a middlebox that adds some does not drop the SYN.
         let room = mss.saturating_sub(OPTIONS_LEN_MAX as u32);
         if self.tcp.metrics.is_paused(&connect.settings, now) {
             return (None, 0);

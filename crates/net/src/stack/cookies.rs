@@ -1,7 +1,7 @@
-//! SYN cookies of listeners (RFC 4987 §3.6): when they are given, and what becomes of their ACKs.
+//! SYN cookies of listeners (RFC 4987 §3.6): when they are sent, and how their ACKs are handled.
 //!
-//! A listener with too many requests answers SYNs without keeping anything. For as long as such an
-//! answer may be on its way, an ACK that belongs to no connection is looked at as one of its ACKs.
+//! A listener with too many requests answers SYNs without keeping state. While such an answer may
+//! be in flight, an ACK that belongs to no connection is checked as the ACK of a cookie.
 
 use super::egress::Marks;
 use super::handshake::Ends;
@@ -41,7 +41,7 @@ impl Stack {
         self.send_marked(packet, Protocol::TCP, addresses, marks, cx);
     }
 
-    /// Takes a segment that may acknowledge a cookie. False if it does not.
+    /// Processes a segment that may acknowledge a cookie. Returns false if it does not.
     pub(super) fn receive_cookie(
         &mut self,
         to: ListenerHandle,
@@ -83,7 +83,8 @@ impl Stack {
         let mut child = syncookie::remembered(opening, segment, mss, &settings, cx.now);
         let verdict = child.input(segment, packet, cx.now);
         if child.is_request() {
-            // Its handshake did not end with this segment, and nobody could finish it.
+            // This segment did not complete the handshake, and no state remains to complete it
+            // later.
             self.counters.drop(DropReason::TcpUnacceptable);
             return verdict != Verdict::Reset;
         }
@@ -94,7 +95,7 @@ impl Stack {
         true
     }
 
-    /// How a listener's connection begins.
+    /// Initial state of a listener's connection.
     fn opening_of(&self, config: &Listen, ends: Ends, cx: &Context<'_>) -> Opening {
         let sizes = self.segment_sizes(ends.remote.ip()).with_owner(config.max_segment);
         self.tcp.opening(ends.local, ends.remote, sizes, cx.now)

@@ -1,4 +1,4 @@
-//! The way out: IP and Ethernet headers, the neighbour's address, and what the device cannot do.
+//! Sending: IP and Ethernet headers, neighbour resolution, and what the device does not offload.
 
 use super::ingress::{IP_AT, solicited_node};
 use super::{Context, Stack};
@@ -16,23 +16,23 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use towpath_packet::{Checksum, GsoKind, Offload, Packet};
 
-/// Hop limit of what is sent, unless told otherwise (RFC 1700, as Linux).
+/// Default TTL and hop limit of sent packets (RFC 1700, as in Linux).
 pub const TTL_DEFAULT: u8 = 64;
 
-/// What an IP header says about how the packet is to be treated.
+/// Fields of the IP header, and limits for fragmentation.
 #[derive(Clone, Copy)]
 pub(super) struct Marks {
     pub(super) ttl: u8,
     /// Type of service or traffic class.
     pub(super) tos: u8,
-    /// Routers may not fragment it: what goes out in fragments all the same does not say so.
+    /// Routers may not fragment the packet; ignored for packets that are fragmented here.
     pub(super) dont_fragment: bool,
-    /// What is larger goes out in fragments of so many bytes at most.
+    /// Larger packets are sent in fragments of at most this size.
     pub(super) mtu: u16,
 }
 
 impl Marks {
-    /// Those of the segment that a connection built last.
+    /// Marks of the segment that a connection built last.
     pub(super) fn of_tcp(connection: &Connection) -> Self {
         let (tos, ttl) = (connection.codepoint(), connection.ttl().unwrap_or(TTL_DEFAULT));
         Self { ttl, tos, dont_fragment: connection.forbids_fragments(), mtu: u16::MAX }
@@ -40,7 +40,7 @@ impl Marks {
 }
 
 impl Stack {
-    /// Sends a packet that begins with its TCP header, whose checksum field is still zero.
+    /// Sends a packet that begins with its TCP header, whose checksum field is zero.
     pub(super) fn send_transport(
         &mut self,
         packet: Packet,
@@ -53,7 +53,7 @@ impl Stack {
         self.send_marked(packet, protocol, addresses, marks, cx);
     }
 
-    /// Sends a packet that begins with its TCP or UDP header, whose checksum field is still zero.
+    /// Sends a packet that begins with its TCP or UDP header, whose checksum field is zero.
     pub(super) fn send_marked(
         &mut self,
         mut packet: Packet,
@@ -79,7 +79,7 @@ impl Stack {
         self.send_ip(packet, protocol, (source, destination), marks, cx);
     }
 
-    /// Puts an IP header in front and sends the packet to the next hop.
+    /// Adds an IP header and sends the packet to the next hop.
     pub(super) fn send_ip(
         &mut self,
         mut packet: Packet,
@@ -130,7 +130,7 @@ impl Stack {
         self.send_to_next_hop(Outgoing { packet, mtu: marks.mtu }, destination, cx);
     }
 
-    /// IPv4 identification: one for each segment that a super-packet will become (RFC 6864).
+    /// IPv4 identification: reserves one for each segment of a super-packet (RFC 6864).
     fn next_ident(&mut self, packet: &Packet, pair: (IpAddr, IpAddr)) -> u16 {
         let segments = match packet.offload().gso {
             Some(gso) => packet.payload_len().div_ceil(usize::from(gso.size.get())),
@@ -184,8 +184,8 @@ impl Stack {
         self.config.next_hops.iter().find(same_family).copied().unwrap_or(destination)
     }
 
-    /// Puts an Ethernet header in front of a packet whose headers end with the transport header,
-    /// and queues it in the form that the device takes.
+    /// Adds an Ethernet header to a packet whose headers end with the transport header, and queues
+    /// it in the form that the device takes.
     fn send_frame(
         &mut self,
         packet: Outgoing,
@@ -295,7 +295,7 @@ impl Stack {
         }
     }
 
-    /// Asks who has `address` (RFC 826, RFC 4861 §7.2.2).
+    /// Sends a request for the link-layer address of `address` (RFC 826, RFC 4861 §7.2.2).
     fn ask_neighbor(&mut self, address: IpAddr, cx: &mut Context<'_>) {
         let ours = self.config.addresses.iter().map(|ours| ours.address);
         let Some(source) = ours.into_iter().find(|ours| ours.is_ipv4() == address.is_ipv4()) else {

@@ -1,4 +1,4 @@
-//! Segments that no connection takes: SYNs for listeners, and what is reset.
+//! Segments without a connection: SYNs for listeners, and resets.
 
 use super::listen::{Listener, ListenerHandle};
 use super::tcp::continued;
@@ -11,17 +11,17 @@ use crate::wire::tcp::{FastOpenCookie, Flags};
 use core::net::SocketAddr;
 use towpath_packet::Packet;
 
-/// The ends of a connection that does not exist yet.
+/// Endpoints of a connection that does not exist yet.
 #[derive(Clone, Copy)]
 pub(super) struct Ends {
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
-    /// The last number of ours in a connection between the same endpoints that is over.
+    /// Our last sequence number in an earlier connection between the same endpoints.
     pub(super) past: Option<Seq>,
 }
 
 impl Stack {
-    /// Takes a segment for which there is no connection.
+    /// Processes a segment that belongs to no connection.
     pub(super) fn receive_unknown(
         &mut self,
         ends: Ends,
@@ -38,7 +38,7 @@ impl Stack {
         }
         match self.tcp.listeners.find(local) {
             Some(to) if opens => self.receive_request(to, ends, segment, packet, cx),
-            // RFC 9293 §3.10.7.2: what has no ACK and does not open means nothing to a listener.
+            // RFC 9293 §3.10.7.2: a listener drops segments that have neither SYN nor ACK.
             Some(_) if !flags.contains(Flags::ACK) => {
                 self.counters.drop(DropReason::TcpUnacceptable);
             }
@@ -56,7 +56,7 @@ impl Stack {
         }
     }
 
-    /// A SYN of which the owner decides.
+    /// Processes a SYN about which the owner decides.
     fn receive_syn(
         &mut self,
         ends: Ends,
@@ -74,7 +74,7 @@ impl Stack {
         self.tcp.settle(index, cx.now);
     }
 
-    /// A SYN for a listener: makes a request, in Linux's order of limits.
+    /// Processes a SYN for a listener: makes a request, checking limits in Linux's order.
     fn receive_request(
         &mut self,
         to: ListenerHandle,
@@ -118,7 +118,7 @@ impl Stack {
         self.tcp.settle(index, cx.now);
     }
 
-    /// How a connection begins whose SYN came by a port; `None` if there is no room for one.
+    /// Initial state of a connection whose SYN arrived at a port; `None` at a limit.
     fn opening_for(
         &mut self,
         ends: Ends,
@@ -138,17 +138,17 @@ impl Stack {
     }
 }
 
-/// What Fast Open makes of a SYN for a listener.
+/// Effect of Fast Open on a SYN for a listener.
 #[derive(Default)]
 struct FastOpenSyn {
-    /// It opens the connection.
+    /// The SYN opens the connection.
     open: bool,
-    /// The cookie that the answer carries.
+    /// Cookie that the SYN-ACK carries.
     give: Option<FastOpenCookie>,
 }
 
-/// RFC 7413 §4.2.2, in Linux's order: a full queue makes the SYN a plain one, and the answer then
-/// carries no cookie either.
+/// RFC 7413 §4.2.2, in Linux's order: with a full queue the SYN is handled without Fast Open, and
+/// the SYN-ACK carries no cookie.
 fn fast_open(listener: &mut Listener, ends: Ends, syn: &Segment, now: Instant) -> FastOpenSyn {
     let given = syn.options.fast_open;
     let asks = syn.len > 0 || given.is_some();

@@ -1,8 +1,8 @@
 //! ICMP (RFC 792, RFC 1122 §3.2.2), ICMPv6 (RFC 4443) and neighbour discovery (RFC 4861).
 //!
-//! Echo requests to our addresses are answered here, their payload reflected without a copy; those
-//! to others are handed to the owner. Errors are sent for what cannot be delivered, never about
-//! errors, multicasts or fragments other than the first, and at a limited rate.
+//! Echo requests to local addresses are answered here without a copy of the payload; requests to
+//! other addresses go to the owner. ICMP errors are sent for packets that cannot be delivered, at a
+//! limited rate, but never about errors, multicast packets or fragments other than the first.
 
 mod limit;
 mod mld;
@@ -23,16 +23,16 @@ pub(super) use limit::RateLimit;
 pub(super) use mld::Listener;
 pub(super) use receive::Quoted;
 
-/// Bytes of an IPv4 error message, headers included (RFC 1812 §4.3.2.3).
+/// Maximum size of an IPv4 error message, headers included (RFC 1812 §4.3.2.3).
 const ERROR_BYTES_V4: usize = 576;
-/// Bytes of an IPv6 error message, headers included (RFC 4443 §2.4 c).
+/// Maximum size of an IPv6 error message, headers included (RFC 4443 §2.4 c).
 const ERROR_BYTES_V6: usize = 1280;
 
-/// An echo request for an address that is not ours.
+/// An echo request for an address that is not local.
 pub struct Echo {
-    /// The address that was asked.
+    /// Destination of the request.
     pub local: IpAddr,
-    /// Who asked.
+    /// Source of the request.
     pub remote: IpAddr,
     /// Identifier.
     pub ident: u16,
@@ -40,23 +40,24 @@ pub struct Echo {
     pub sequence: u16,
     /// Time to live or hop limit.
     pub ttl: u8,
-    /// Nobody may fragment it: who sent it said so, or over IPv6 did not do so.
+    /// The request may not be fragmented: DF was set, or over IPv6 it was not fragmented by its
+    /// sender.
     pub dont_fragment: bool,
-    /// Its pieces are the payload.
+    /// Packet whose pieces are the payload.
     pub packet: Packet,
 }
 
 /// The answer to an echo request.
 pub struct EchoReply {
-    /// The address that was asked.
+    /// Destination of the request, and source of the reply.
     pub local: IpAddr,
-    /// Who asked.
+    /// Source of the request, and destination of the reply.
     pub remote: IpAddr,
     /// Identifier.
     pub ident: u16,
     /// Sequence number.
     pub sequence: u16,
-    /// Its pieces are the payload.
+    /// Packet whose pieces are the payload.
     pub packet: Packet,
 }
 
@@ -67,34 +68,34 @@ impl From<Echo> for EchoReply {
     }
 }
 
-/// Why something cannot be reached; what an ICMP error says.
+/// Reason of an ICMP error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreachable {
     /// No route to the network.
     Network,
     /// The host does not answer.
     Host,
-    /// Nobody listens on the port.
+    /// No socket has the port.
     Port,
-    /// A policy forbids it.
+    /// Prohibited by policy.
     Prohibited,
     /// The datagram is larger than this MTU and may not be fragmented.
     TooBig(u16),
-    /// A reason with this code of a destination unreachable of the family.
+    /// Another destination unreachable code of the family.
     Because(u8),
-    /// Its time to live ran out on the way, or fragments of it were missing: the code tells.
+    /// Time exceeded with this code: in transit, or during reassembly.
     Expired(u8),
 }
 
-/// An error that came back for a packet that was passed on.
+/// An ICMP error received for a packet that was forwarded.
 #[derive(Clone, Copy, Debug)]
 pub struct Report<'a> {
-    /// What it says.
+    /// Reason of the error.
     pub why: Unreachable,
-    /// Who says it. `None`, and addresses of the link or of nobody, are we: of a port it is its
-    /// host.
+    /// Sender of the error. If `None`, martian, on the link or the packet's own source, the error
+    /// is sent from a local address, or for [`Unreachable::Port`] from the packet's destination.
     pub from: Option<IpAddr>,
-    /// What it quotes of the packet's payload.
+    /// Quoted part of the packet's payload.
     pub data: &'a [u8],
 }
 
@@ -134,7 +135,7 @@ impl Unreachable {
     }
 }
 
-/// The beginning of a packet that an error is about.
+/// Beginning of the packet that an error is about.
 struct Quote {
     source: IpAddr,
     destination: IpAddr,
@@ -142,12 +143,12 @@ struct Quote {
 }
 
 impl Stack {
-    /// The next echo request for an address that is not ours.
+    /// Takes the next echo request for an address that is not local.
     pub fn next_echo(&mut self) -> Option<Echo> {
         self.echoes.pop_front()
     }
 
-    /// Answers an echo request as the address that was asked.
+    /// Sends an echo reply from the address that was asked.
     pub fn echo_reply(&mut self, echo: EchoReply, cx: &mut Context<'_>) {
         let EchoReply { local, remote, ident, sequence, mut packet } = echo;
         let header = packet.push_header(icmpv4::HEADER_LEN);
@@ -161,7 +162,7 @@ impl Stack {
         self.finish_icmp(packet, protocol, local, remote, TTL_DEFAULT, cx);
     }
 
-    /// Tells who asks `local` for an echo that it cannot be reached.
+    /// Sends an ICMP error about an echo request from `remote` to `local`.
     pub fn echo_unreachable(
         &mut self,
         local: IpAddr,
@@ -173,7 +174,7 @@ impl Stack {
         self.report_echo(local, remote, (ident, sequence), &why.into(), cx);
     }
 
-    /// Tells who asks `local` for an echo what became of its request.
+    /// Forwards an ICMP error about an echo request from `remote` to `local`.
     pub fn report_echo(
         &mut self,
         local: IpAddr,
@@ -194,7 +195,7 @@ impl Stack {
         self.send_unreachable(quote, report, cx);
     }
 
-    /// Tells the sender of datagrams from `remote` to `local` that they do not arrive.
+    /// Sends an ICMP error about datagrams from `remote` to `local`.
     pub fn udp_unreachable(
         &mut self,
         local: SocketAddr,
@@ -205,7 +206,7 @@ impl Stack {
         self.report_udp(local, remote, &why.into(), cx);
     }
 
-    /// Tells the sender of a datagram from `remote` to `local` what became of it.
+    /// Forwards an ICMP error about a datagram from `remote` to `local`.
     pub fn report_udp(
         &mut self,
         local: SocketAddr,
@@ -225,7 +226,7 @@ impl Stack {
         self.send_unreachable(quote, report, cx);
     }
 
-    /// Tells the sender of a datagram that nobody listens on its port, and quotes it.
+    /// Sends a port unreachable error that quotes the datagram.
     pub(crate) fn refuse_datagram(&mut self, datagram: &Datagram, cx: &mut Context<'_>) {
         let (source, destination) = (datagram.remote.ip(), datagram.local.ip());
         if let Some(quote) = self.quote(source, destination, &datagram.packet, cx) {
@@ -233,7 +234,7 @@ impl Stack {
         }
     }
 
-    /// Refuses an incoming connection because its destination cannot be reached.
+    /// Refuses an incoming connection with an ICMP error and releases it.
     pub fn tcp_unreachable(
         &mut self,
         handle: super::TcpHandle,
@@ -264,12 +265,12 @@ impl Stack {
 
     fn send_unreachable(&mut self, quote: Quote, report: &Report<'_>, cx: &mut Context<'_>) {
         let why = report.why;
-        // Whoever forges an error outside must not speak for a station of the link.
+        // A forged error from outside must not appear to come from a station of the link.
         let from = report.from.filter(|from| {
             let family = from.is_ipv4() == quote.source.is_ipv4();
             family && !is_martian(*from) && !self.is_on_link(*from) && *from != quote.source
         });
-        // A port is refused by its host, everything else by a router on the way.
+        // A port unreachable comes from the destination host, other errors from a router.
         let from = match why {
             Unreachable::Port => from.or(Some(quote.destination)),
             _ => from.or_else(|| self.our_address(quote.source)),
@@ -339,8 +340,8 @@ impl Stack {
         self.send_error_v6(&message, quote, from, cx);
     }
 
-    /// Drops what was never completed and says so to those whose first fragment came
-    /// (RFC 792, RFC 8200 §4.5).
+    /// Drops incomplete datagrams whose time is over, and sends an error about those whose first
+    /// fragment was received (RFC 792, RFC 8200 §4.5).
     pub(super) fn expire_fragments(&mut self, cx: &mut Context<'_>) {
         let mut firsts = Vec::new();
         let expired = self.reassembler.expire(cx.now, &mut |packet| firsts.push(packet));
@@ -375,7 +376,7 @@ impl Stack {
         ours.find(|address| address.is_ipv4() == like.is_ipv4())
     }
 
-    /// The beginning of a received packet: its IP header and as much as an error may carry.
+    /// Quotes a received packet: its IP header, and as much as an error may carry.
     fn quote(
         &self,
         source: IpAddr,
@@ -459,7 +460,7 @@ impl Stack {
         self.finish_icmp(packet, Protocol::ICMPV6, from, to, ttl, cx);
     }
 
-    /// Sums header and payload, stores the checksum and sends.
+    /// Computes and stores the checksum of header and payload, and sends the packet.
     fn finish_icmp(
         &mut self,
         mut packet: Packet,
@@ -485,7 +486,7 @@ impl Stack {
     }
 }
 
-/// Whether a packet is an ICMP error, about which none is sent (RFC 1122 §3.2.2, RFC 4443 §2.4 e).
+/// True if a packet is an ICMP error, about which none is sent (RFC 1122 §3.2.2, RFC 4443 §2.4 e).
 fn is_icmp_error(packet: &[u8]) -> bool {
     if packet[0] >> 4 == 4 {
         let kind = packet.get(usize::from(packet[0] & 15) * 4).copied();
@@ -500,7 +501,8 @@ fn is_icmp_error(packet: &[u8]) -> bool {
     })
 }
 
-/// A packet that the owner no longer has, rebuilt as far as its sender needs to recognise it.
+/// Rebuilds a packet that the owner no longer has, as far as its sender needs it to match the
+/// error.
 fn rebuilt(
     (local, remote): (IpAddr, IpAddr),
     protocol: Protocol,
@@ -508,7 +510,7 @@ fn rebuilt(
     report: &Report<'_>,
 ) -> Quote {
     let len = transport.len() + report.data.len();
-    // Who finds that it ran out has counted it down.
+    // The router that reports an expired packet has decremented its TTL.
     let ttl = if matches!(report.why, Unreachable::Expired(_)) { 1 } else { TTL_DEFAULT };
     let mut bytes = alloc::vec![0; ipv6::HEADER_LEN];
     match (remote, local) {
@@ -550,9 +552,10 @@ fn rebuilt(
     Quote { source: remote, destination: local, bytes }
 }
 
-/// Destination unreachable, source quench, redirect, time exceeded, parameter problem.
+/// ICMP types of destination unreachable, source quench, redirect, time exceeded, parameter
+/// problem.
 const ICMPV4_ERRORS: [u8; 5] = [3, 4, 5, 11, 12];
-/// Where the protocol is in an IPv4 header.
+/// Offset of the protocol in an IPv4 header.
 const IPV4_PROTOCOL_AT: usize = 9;
-/// Where the next header is in an IPv6 header.
+/// Offset of the next header in an IPv6 header.
 const IPV6_NEXT_HEADER_AT: u32 = 6;

@@ -1,13 +1,13 @@
-//! Identifications of IP packets: IPv4's of all packets, IPv6's of fragmented ones.
+//! Identification fields: of all IPv4 packets, and of fragmented IPv6 packets.
 //!
 //! # Theory of operation
 //!
-//! Each pair of addresses counts for itself, from a number that a keyed hash of the pair chooses
-//! (RFC 7739 §5.3, RFC 6864 §4): what one destination sees tells it nothing about the traffic with
-//! another, and nobody off the path can guess the next one. The counts stand in a table of
-//! [`COUNTERS`] that the same hash points into; pairs that share one only skip numbers.
+//! Each pair of addresses has its own counter, which starts at a number given by a keyed hash of
+//! the pair (RFC 7739 §5.3, RFC 6864 §4). So one destination learns nothing about traffic with
+//! another, and an attacker off the path cannot guess the next number. The counters are in a table
+//! of [`COUNTERS`], indexed by the same hash; pairs that share a counter only skip numbers.
 //!
-//! A fragment that an ICMP error quotes was ours if its identification is one of the last
+//! A fragment that an ICMP error quotes is accepted if its identification is one of the last
 //! [`RECENT`] of its pair.
 
 use alloc::boxed::Box;
@@ -15,17 +15,17 @@ use core::hash::Hasher;
 use core::net::{IpAddr, Ipv4Addr};
 use siphasher::sip::SipHasher13;
 
-/// Counts of a stack: 4 KiB. Pairs of addresses beyond it share them.
+/// Number of counters: 4 KiB. Pairs of addresses share them by hash.
 const COUNTERS: usize = 1024;
-/// Identifications used last that an ICMP error about a fragment may quote: those of a second at
-/// 4,096 fragmented datagrams a second. Whoever guesses has to hit one of 4,096 in 2^32.
+/// Recent identifications that an ICMP error about a fragment may quote: one second at 4096
+/// fragmented datagrams per second. A guess must hit one of 4096 in 2^32.
 const RECENT: u32 = 4096;
 
-/// All counts.
+/// All counters of a stack.
 pub(super) struct Idents {
     key: [u64; 2],
     counters: Box<[u32; COUNTERS]>,
-    /// The pair of the last packet and its hash: packets come in runs.
+    /// Address pair of the last packet and its hash; consecutive packets often share it.
     last: ((IpAddr, IpAddr), u64),
 }
 
@@ -37,7 +37,7 @@ impl Idents {
         Self { key, counters, last: (pair, hash(key, pair)) }
     }
 
-    /// The first of `count` identifications for packets between these addresses.
+    /// Reserves `count` identifications for packets between these addresses; returns the first.
     pub(super) fn take(&mut self, pair: (IpAddr, IpAddr), count: u32) -> u32 {
         if self.last.0 != pair {
             self.last = (pair, hash(self.key, pair));
@@ -49,12 +49,12 @@ impl Idents {
         first
     }
 
-    /// True if `ident` is one that was taken lately for packets between these addresses.
+    /// True if `ident` was used recently for packets between these addresses.
     pub(super) fn was_taken(&self, pair: (IpAddr, IpAddr), ident: u32) -> bool {
         let (index, offset) = place(hash(self.key, pair));
         let used = self.counters[index];
         let age = offset.wrapping_add(used).wrapping_sub(ident);
-        // What the counter has not counted yet was not sent, wherever it began.
+        // Numbers that the counter has not reached since its start were never sent.
         (1..=RECENT.min(used)).contains(&age)
     }
 }
@@ -70,7 +70,7 @@ fn hash(key: [u64; 2], pair: (IpAddr, IpAddr)) -> u64 {
     hasher.finish()
 }
 
-/// Which count, and where it begins for this pair.
+/// Index of the counter, and the pair's start number.
 fn place(hash: u64) -> (usize, u32) {
     ((hash >> 32) as usize % COUNTERS, hash as u32)
 }
@@ -91,10 +91,10 @@ mod tests {
         let first = idents.take(pair(2), 1);
         let other = idents.take(pair(3), 5);
         assert_ne!(first, 0);
-        assert!(other.abs_diff(first) > 1000, "far from each other");
+        assert!(other.abs_diff(first) > 1000, "far apart");
         assert_eq!(idents.take(pair(2), 1), first.wrapping_add(1));
         assert_eq!(idents.take(pair(3), 1), other.wrapping_add(5));
-        assert_ne!(Idents::new([3, 5]).take(pair(2), 1), first, "another secret, another start");
+        assert_ne!(Idents::new([3, 5]).take(pair(2), 1), first, "start depends on the secret");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The way in: from a frame to a connection, a datagram or an answer.
+//! Receiving: from a frame to a connection, a datagram or an answer.
 
 use super::{Context, Stack};
 use crate::counters::DropReason;
@@ -14,10 +14,10 @@ use crate::wire::{MacAddr, ParseError, Protocol, ipv4, ipv6, tcp};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use towpath_packet::{Checksum, Packet};
 
-/// Where the IP header begins in a frame.
+/// Offset of the IP header in a frame.
 pub(super) const IP_AT: usize = ethernet::HEADER_LEN;
 
-/// What the IP header said, from its private copy.
+/// Fields of the IP header, from its private copy.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IpInfo {
     pub(super) source: IpAddr,
@@ -28,11 +28,11 @@ pub(super) struct IpInfo {
     pub(super) tos: u8,
     pub(super) source_mac: MacAddr,
     pub(super) fragment: FragmentOf,
-    /// Nobody may fragment it: its header says so, or it is of IPv6.
+    /// The packet may not be fragmented: DF is set, or it is IPv6.
     pub(super) dont_fragment: bool,
 }
 
-/// Whether a packet is one of several fragments.
+/// Kind of fragment of a packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum FragmentOf {
     None,
@@ -40,13 +40,13 @@ pub(super) enum FragmentOf {
     V6(ipv6::Fragment),
 }
 
-/// How a frame came here.
+/// How a frame was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     Device,
-    /// We sent it.
+    /// Sent by this stack.
     Looped,
-    /// It was put together from fragments, which came from the device or were looped.
+    /// Reassembled from fragments, which came from the device or were looped.
     Reassembled {
         looped: bool,
     },
@@ -76,7 +76,7 @@ impl Stack {
         self.receive_frame(packet, Way::Device, cx);
     }
 
-    /// Takes a frame that came this way.
+    /// Processes a frame.
     pub(super) fn receive_frame(&mut self, mut packet: Packet, way: Way, cx: &mut Context<'_>) {
         let Ok(frame) = ethernet::Header::parse(packet.peek_headers()) else {
             return self.counters.drop(DropReason::EthernetMalformed);
@@ -91,7 +91,7 @@ impl Stack {
             _ => Err(DropReason::EtherTypeUnknown),
         };
         match parsed {
-            // RFC 1122 §3.3.6: what all stations got is for nobody in particular.
+            // RFC 1122 §3.3.6: a link-layer broadcast with a unicast IP destination is dropped.
             Ok(info) if frame.destination.is_multicast() && !is_multicast(info.destination) => {
                 self.counters.drop(DropReason::NotForUs);
             }
@@ -118,7 +118,7 @@ impl Stack {
             return Err(DropReason::SourceRoute);
         }
         let transport_at = IP_AT + usize::from(ip.header_len);
-        // What follows the packet is padding of the frame.
+        // Bytes behind the packet are padding of the frame.
         packet.truncate(IP_AT + usize::from(ip.total_len));
         packet.pull(transport_at);
         Ok(IpInfo {
@@ -172,7 +172,7 @@ impl Stack {
         };
         info.protocol = extensions.protocol;
         if let Some(header) = extensions.fragment {
-            // What follows the fragment header belongs to the datagram, not to the fragment.
+            // Headers behind the fragment header belong to the datagram, not to the fragment.
             info.transport_at += header.header_at + ipv6::FRAGMENT_HEADER_LEN;
             info.fragment = FragmentOf::V6(header);
         } else {
@@ -257,7 +257,7 @@ impl Stack {
         }
     }
 
-    /// Takes a TCP packet whose headers end with the TCP header.
+    /// Processes a TCP packet whose headers end with the TCP header.
     pub(super) fn deliver_tcp(
         &mut self,
         info: &IpInfo,
@@ -269,7 +269,7 @@ impl Stack {
             tcp::Header::parse(&packet.headers()[at..]).map_err(|_| DropReason::TcpMalformed)?;
         self.check_checksum(&mut packet, info, DropReason::TcpChecksum, cx)?;
         if options.md5 {
-            // RFC 2385 §2.0: silently, as what cannot be verified.
+            // RFC 2385 §2.0: dropped silently, as the signature cannot be verified.
             return Err(DropReason::TcpSignature);
         }
         let len = packet.payload_len() as u32;
@@ -280,8 +280,7 @@ impl Stack {
         Ok(())
     }
 
-    /// Offload claims are checked against the headers; a checksum that nobody vouched for is
-    /// verified.
+    /// Checks offload claims against the headers, and verifies a checksum that nothing vouches for.
     pub(super) fn check_checksum(
         &mut self,
         packet: &mut Packet,
@@ -304,7 +303,7 @@ impl Stack {
         let sender = IpAddr::V4(message.sender_ip);
         let for_us = self.is_local(message.target_ip.into());
         if message.sender_ip.is_unspecified() {
-            // RFC 5227 §2.1.1: somebody asks whether our address is free.
+            // RFC 5227 §2.1.1: a probe asks whether the address is free.
             if for_us && message.operation == arp::Operation::Request {
                 self.send_arp_reply(&message, cx);
             }
@@ -322,14 +321,14 @@ impl Stack {
         }
     }
 
-    /// True if packets for `destination` are taken here.
+    /// True if packets for `destination` are accepted.
     fn serves(&self, destination: IpAddr) -> bool {
         if self.is_local(destination) {
             return true;
         }
         match destination {
             IpAddr::V6(address) if address.is_multicast() => self.serves_multicast(address),
-            // Link-local addresses and the link's own have owners, and it is not us.
+            // Addresses on the link belong to other stations.
             IpAddr::V6(address) if address.is_unicast_link_local() => false,
             _ => {
                 self.config.transparent && !is_martian(destination) && !self.is_on_link(destination)
@@ -337,7 +336,8 @@ impl Stack {
         }
     }
 
-    /// All nodes, all routers, and the solicited-node groups of our addresses (RFC 4291 §2.7.1).
+    /// True for all nodes, all routers, and solicited-node groups of local addresses (RFC 4291
+    /// §2.7.1).
     fn serves_multicast(&self, group: Ipv6Addr) -> bool {
         let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
         let all_routers = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
@@ -356,7 +356,7 @@ pub(super) fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
     Ipv6Addr::from_bits(prefix | (address.to_bits() & 0xff_ffff))
 }
 
-/// Addresses that no packet may come from, nor be forwarded to.
+/// Invalid source addresses, to which packets are not forwarded either.
 pub(super) fn is_martian(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => {
@@ -373,8 +373,8 @@ pub(super) fn is_martian(address: IpAddr) -> bool {
     }
 }
 
-/// True if a packet may be from a station that has no address yet and asks whether somebody has
-/// the one that it wants (RFC 4862 §5.4.2). Whoever reads the message sees whether it does.
+/// True if a packet may be a duplicate address detection probe, which has no source address (RFC
+/// 4862 §5.4.2). The handler of the message checks the rest.
 fn asks_for_an_address(info: &IpInfo) -> bool {
     info.source == IpAddr::V6(Ipv6Addr::UNSPECIFIED)
         && info.protocol == Protocol::ICMPV6
@@ -386,5 +386,5 @@ pub(super) fn is_multicast(address: IpAddr) -> bool {
     address.is_multicast() || address == IpAddr::V4(Ipv4Addr::BROADCAST)
 }
 
-/// 224.0.0.0/4 and all above is not unicast.
+/// 224.0.0.0/4 and above are not unicast.
 const FIRST_MULTICAST_OCTET: u8 = 224;

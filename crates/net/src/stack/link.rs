@@ -1,8 +1,8 @@
-//! Frames for sockets that take them as they are on the link, and frames that they make.
+//! Frames for packet sockets, and frames that packet sockets send.
 //!
-//! While somebody wants frames, a share of each that the device gave or is given waits here: no
-//! byte is copied but those of the headers. Packets for our own addresses do not come by, as they
-//! are on no link. Bound: [`Limits::datagrams`](super::Limits::datagrams).
+//! While frames are wanted, a share of each frame received from or sent to the device is queued
+//! here; only headers are copied. Packets to local addresses are not included, as they are on no
+//! link. Bound: [`Limits::datagrams`](super::Limits::datagrams).
 
 use super::raw::share;
 use super::{Context, Stack};
@@ -11,15 +11,15 @@ use crate::wire::{MacAddr, ethernet};
 use alloc::collections::VecDeque;
 use towpath_packet::{Burst, Packet};
 
-/// A frame that came or left.
+/// A frame that was received or sent.
 pub struct LinkFrame {
-    /// Its headers begin with that of Ethernet.
+    /// Packet whose headers begin with the Ethernet header.
     pub packet: Packet,
-    /// It left.
+    /// The frame was sent.
     pub outgoing: bool,
 }
 
-/// Which frames are wanted, those that wait, and those that sockets made.
+/// Which frames are wanted, frames not yet taken, and frames that sockets send.
 #[derive(Default)]
 pub(super) struct Link {
     received_wanted: bool,
@@ -29,18 +29,18 @@ pub(super) struct Link {
 }
 
 impl Stack {
-    /// Whether somebody wants frames that are received, and frames that are sent.
+    /// Sets whether received frames and sent frames are wanted.
     pub fn want_frames(&mut self, received: bool, sent: bool) {
         (self.link.received_wanted, self.link.sent_wanted) = (received, sent);
     }
 
-    /// The next frame for who wants them.
+    /// Takes the next frame.
     pub fn next_frame(&mut self) -> Option<LinkFrame> {
         self.link.frames.pop_front()
     }
 
-    /// Sends a frame that has its header. It is not among the frames that are wanted: who made it
-    /// shows it to others.
+    /// Sends a frame with its header. It is not queued as a sent frame: the caller passes it to
+    /// other sockets itself.
     pub fn send_made(&mut self, packet: Packet) {
         if self.stopped {
             return self.counters.drop(DropReason::DeviceFull);
@@ -48,19 +48,19 @@ impl Stack {
         self.link.made.push_back(packet);
     }
 
-    /// Our link-layer address.
+    /// Link-layer address of the stack.
     pub fn mac(&self) -> MacAddr {
         self.config.mac
     }
 
-    /// Keeps shares of received frames, if somebody wants them.
+    /// Keeps shares of received frames, if wanted.
     pub(super) fn offer_received(&mut self, burst: &Burst, cx: &mut Context<'_>) {
         if !self.link.received_wanted {
             return;
         }
         for packet in burst.iter() {
             let Some(mut packet) = self.share_frame(packet, cx) else { continue };
-            // What is shorter is counted where it is received.
+            // Shorter frames are dropped and counted on receipt.
             if packet.peek_headers().len() >= ethernet::HEADER_LEN {
                 packet.pull(ethernet::HEADER_LEN);
                 self.link.frames.push_back(LinkFrame { packet, outgoing: false });
@@ -68,7 +68,7 @@ impl Stack {
         }
     }
 
-    /// Keeps shares of the frames behind the first `done`, if somebody wants them.
+    /// Keeps shares of the frames behind the first `done`, if wanted.
     pub(super) fn offer_sent(&mut self, burst: &Burst, done: usize, cx: &mut Context<'_>) {
         if !self.link.sent_wanted {
             return;
@@ -79,7 +79,7 @@ impl Stack {
         }
     }
 
-    /// Moves frames that sockets made to `burst`.
+    /// Moves frames that sockets send to `burst`.
     pub(super) fn output_made(&mut self, burst: &mut Burst) {
         while !burst.is_full()
             && let Some(packet) = self.link.made.pop_front()

@@ -1,11 +1,11 @@
-//! Listeners: requests, the queue of connections to be accepted, and its limits.
+//! Listeners: requests, accept queues and their limits.
 //!
-//! A SYN for a listener makes a *request*: a connection in SYN-RECEIVED that its owner does not
-//! know of. The peer's ACK makes it a *child*, which waits in the listener's queue until
-//! [`Stack::tcp_accept`] takes it; only then do its events reach the owner. A SYN with a valid
-//! Fast Open cookie makes a child at once. Limits are Linux's: a queue holds one child more than
-//! the backlog says, SYNs are dropped while it is full, and a backlog of requests is answered
-//! with SYN cookies, or dropped.
+//! A SYN for a listener makes a *request*: a connection in SYN-RECEIVED that the owner does not
+//! see. The peer's ACK makes it a *child*. The child waits in the listener's queue until
+//! [`Stack::tcp_accept`] takes it; only then are its events reported to the owner. A SYN with a
+//! valid Fast Open cookie makes a child at once. Limits are Linux's: a queue holds one child more
+//! than the backlog, and SYNs are dropped while it is full. With a backlog of requests, SYNs are
+//! answered with SYN cookies, or dropped.
 //!
 //! An owner that takes every connection needs no queue: [`Stack::tcp_listen`].
 
@@ -22,34 +22,34 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
-/// Names a listener of one stack. A handle of a listener that is gone finds nothing.
+/// Names a listener of one stack. The handle of a closed listener finds no listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenerHandle {
     index: u32,
     generation: u32,
 }
 
-/// How to listen. All but `local` may change while listening: [`Stack::with_listener`].
+/// Configuration of a listener. All but `local` may be changed later: [`Stack::with_listener`].
 #[derive(Clone, Copy, Debug)]
 pub struct Listen {
-    /// Address and port. An unspecified address stands for all of ours of its family.
+    /// Address and port. An unspecified address means all local addresses of its family.
     pub local: SocketAddr,
-    /// Requests, and one less than the children, that may wait: `listen(2)`'s. `None` for an owner
-    /// who takes each child from its event with `INCOMING` and wants no queue.
+    /// Backlog of `listen(2)`: the maximum number of requests, and of children less one. `None` for
+    /// an owner that takes each child from its event with `INCOMING` and needs no queue.
     pub backlog: Option<u32>,
     /// Settings of the connections.
     pub settings: Settings,
-    /// Largest segment to send and to ask for (TCP_MAXSEG), in bytes of payload and options.
+    /// Largest segment to send and to advertise (`TCP_MAXSEG`), in bytes of payload and options.
     pub max_segment: Option<u16>,
-    /// Fast Open children whose handshake may be unfinished at a time (TCP_FASTOPEN); 0 for none,
-    /// unless [`fastopen::SERVER_ALL`] is set: then the backlog.
+    /// Maximum number of Fast Open children with an unfinished handshake (`TCP_FASTOPEN`). Zero
+    /// disables them, unless [`fastopen::SERVER_ALL`] is set: then the backlog is the limit.
     pub fastopen_queue: u32,
-    /// Keys of this listener's cookies instead of the settings' (TCP_FASTOPEN_KEY).
+    /// Keys of this listener's cookies instead of those in the settings (`TCP_FASTOPEN_KEY`).
     pub fastopen_key: Option<FastOpenKeys>,
-    /// Take data with a SYN without a cookie (TCP_FASTOPEN_NO_COOKIE).
+    /// Accepts data with a SYN without a cookie (`TCP_FASTOPEN_NO_COOKIE`).
     pub fastopen_no_cookie: bool,
-    /// Timeouts of the answer to a SYN during which an ACK without data makes no child
-    /// (TCP_DEFER_ACCEPT, in Linux's own unit).
+    /// SYN-ACK timeouts during which an ACK without data makes no child (`TCP_DEFER_ACCEPT`, in
+    /// Linux's unit).
     pub defer_accept: u8,
 }
 
@@ -68,7 +68,7 @@ impl Listen {
         }
     }
 
-    /// Fast Open children that may be unfinished.
+    /// Maximum number of Fast Open children with an unfinished handshake.
     fn fastopen_limit(&self) -> u32 {
         let all = fastopen::SERVER | fastopen::SERVER_ALL;
         match self.fastopen_queue {
@@ -77,7 +77,7 @@ impl Listen {
         }
     }
 
-    /// True if data may come with a SYN without a cookie.
+    /// True if data with a SYN is accepted without a cookie.
     pub(super) fn takes_no_cookie(&self) -> bool {
         self.fastopen_no_cookie || self.settings.fastopen & fastopen::SERVER_NO_COOKIE != 0
     }
@@ -88,7 +88,7 @@ impl Listen {
     }
 }
 
-/// Somebody listens there already.
+/// The address already has a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenError;
 
@@ -100,41 +100,42 @@ impl fmt::Display for ListenError {
 
 impl core::error::Error for ListenError {}
 
-/// How many Fast Open children ended by a reset before their handshake are remembered, each for
-/// [`RESET_MEMORY`], so that forged sources cannot use a listener up (RFC 7413 §5.1).
+/// Maximum number of remembered Fast Open children that were reset before their handshake
+/// completed. Each counts for [`RESET_MEMORY`], so that spoofed sources cannot use up a listener
+/// (RFC 7413 §5.1).
 const RESETS_MAX: usize = 1024;
-/// How long one of them counts against the limit.
+/// How long a reset Fast Open child counts against the limit.
 const RESET_MEMORY: Duration = Duration::from_secs(60);
 
 /// One listener.
 pub(super) struct Listener {
     pub(super) config: Listen,
-    /// Children to be accepted, oldest first.
+    /// Children that wait to be accepted, oldest first.
     queue: VecDeque<TcpHandle>,
-    /// Requests without a full handshake.
+    /// Number of requests whose handshake is unfinished.
     pub(super) requests: u32,
-    /// Fast Open children without a full handshake.
+    /// Number of Fast Open children whose handshake is unfinished.
     fastopen_pending: u32,
-    /// When Fast Open children that were reset stop counting, in order.
+    /// When each Fast Open child that was reset stops counting, in order.
     fastopen_resets: VecDeque<Instant>,
-    /// When the last SYN cookie was given.
+    /// When the last SYN cookie was sent.
     pub(super) cookie_at: Option<Instant>,
-    /// In `Listeners::news`.
+    /// The listener is in `Listeners::news`.
     announced: bool,
 }
 
 impl Listener {
-    /// Children may be added: one more than the backlog, as Linux counts.
+    /// True if the queue has room: one child more than the backlog, as in Linux.
     pub(super) fn has_room(&self) -> bool {
         self.config.backlog.is_none_or(|backlog| self.queue.len() <= backlog as usize)
     }
 
-    /// Requests may be added.
+    /// True if there is room for a request.
     pub(super) fn has_request_room(&self) -> bool {
         self.config.backlog.is_none_or(|backlog| self.requests < backlog.max(1))
     }
 
-    /// A Fast Open child may be added at `now`.
+    /// True if there is room for a Fast Open child at `now`.
     pub(super) fn has_fastopen_room(&mut self, now: Instant) -> bool {
         let limit = self.config.fastopen_limit();
         while self.fastopen_resets.front().is_some_and(|until| *until <= now) {
@@ -159,7 +160,7 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    /// None yet; addresses are hashed with `seed`.
+    /// No listeners; addresses are hashed with `seed`.
     pub(super) fn new(seed: u64) -> Self {
         Self {
             places: Vec::new(),
@@ -169,7 +170,7 @@ impl Listeners {
         }
     }
 
-    /// The listener for a SYN to `local`.
+    /// Finds the listener for a SYN to `local`.
     pub(super) fn find(&self, local: SocketAddr) -> Option<ListenerHandle> {
         if self.by_address.is_empty() {
             return None;
@@ -228,7 +229,7 @@ impl Listeners {
         Some(listener)
     }
 
-    /// Puts a child into its listener's queue, or gives `false` if its owner wants none.
+    /// Puts a child into its listener's queue; false if the listener is gone or has no queue.
     pub(super) fn deliver(&mut self, to: ListenerHandle, child: TcpHandle) -> bool {
         let Some(listener) = self.get_mut(to) else { return false };
         if listener.config.backlog.is_none() {
@@ -242,14 +243,14 @@ impl Listeners {
     }
 }
 
-/// What a connection in the table is to a listener.
+/// Relation of a connection in the table to a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// Not a listener's, or accepted.
+    /// Not a listener's, or already accepted.
     Owned,
-    /// SYN answered.
+    /// A request: the SYN has been answered.
     Request(ListenerHandle),
-    /// In the queue.
+    /// A child in the queue.
     Child(ListenerHandle),
 }
 
@@ -275,8 +276,8 @@ impl Table {
         self.begin_half_open(index);
     }
 
-    /// After a connection changed: moves a request that opened into its listener's queue, counts
-    /// one that ended, and sees whether a Fast Open child finished its handshake.
+    /// Updates the role of a connection that changed: queues a request that has opened, counts one
+    /// that ended, and checks whether a Fast Open child has finished its handshake.
     pub(super) fn settle_role(&mut self, index: u32, now: Instant) {
         let handle = self.handle(index);
         let slot = &mut self.slots[index as usize];
@@ -313,9 +314,9 @@ impl Table {
 }
 
 impl Stack {
-    /// Listens at `local` for an owner who takes every connection: each is announced by an event
-    /// with `INCOMING` once the peer has acknowledged our answer. Does nothing if somebody listens
-    /// there already.
+    /// Listens at `local` for an owner that takes every connection. Each is reported by an event
+    /// with `INCOMING` once the peer has acknowledged the SYN-ACK. Does nothing if the address has
+    /// a listener.
     pub fn tcp_listen(&mut self, local: SocketAddr) {
         let config = Listen { backlog: None, ..Listen::new(local, 0, &self.tcp.settings) };
         let _ = self.tcp.listeners.insert(config);
@@ -331,12 +332,12 @@ impl Stack {
     /// Listens with a queue.
     ///
     /// # Errors
-    /// If somebody listens at the very address already.
+    /// If the same address already has a listener.
     pub fn tcp_listen_with(&mut self, config: Listen) -> Result<ListenerHandle, ListenError> {
         self.tcp.listeners.insert(config)
     }
 
-    /// Lets `act` change how a listener listens; its address stays.
+    /// Runs `act` on a listener's configuration; its address cannot be changed.
     pub fn with_listener<R>(
         &mut self,
         listener: ListenerHandle,
@@ -349,8 +350,8 @@ impl Stack {
         Some(result)
     }
 
-    /// Takes the oldest child from a listener's queue. It is the caller's from now on: its events
-    /// since its SYN come next.
+    /// Takes the oldest child from a listener's queue. The caller owns it from now on; its events
+    /// since the SYN are reported next.
     pub fn tcp_accept(&mut self, listener: ListenerHandle, now: Instant) -> Option<TcpHandle> {
         loop {
             let handle = self.tcp.listeners.get_mut(listener)?.queue.pop_front()?;
@@ -362,12 +363,12 @@ impl Stack {
         }
     }
 
-    /// Children in a listener's queue.
+    /// Number of children in a listener's queue.
     pub fn tcp_acceptable(&self, listener: ListenerHandle) -> usize {
         self.tcp.listeners.get(listener).map_or(0, |listener| listener.queue.len())
     }
 
-    /// A listener whose queue has got children since it was named last.
+    /// Takes the next listener whose queue has got children since it was last reported.
     pub fn next_acceptable(&mut self) -> Option<ListenerHandle> {
         loop {
             let index = self.tcp.listeners.news.pop_front()?;
@@ -379,7 +380,7 @@ impl Stack {
         }
     }
 
-    /// Stops listening. Children that nobody accepted are reset, requests forgotten.
+    /// Stops listening. Children not accepted are reset, requests dropped.
     pub fn tcp_close_listener(&mut self, listener: ListenerHandle, now: Instant) {
         let Some(closed) = self.tcp.listeners.remove(listener) else { return };
         for child in closed.queue {
@@ -404,8 +405,8 @@ impl Stack {
         }
     }
 
-    /// True if the segment would finish the handshake of a request whose listener has no room for
-    /// another child: it is dropped, and the peer sends it again.
+    /// True if the segment would complete the handshake of a request whose listener has no room for
+    /// another child. The segment is then dropped, and the peer retransmits.
     pub(super) fn is_crowded_out(&self, index: u32, segment: &Segment) -> bool {
         let slot = &self.tcp.slots[index as usize];
         let Role::Request(to) = slot.role else { return false };
@@ -414,7 +415,7 @@ impl Stack {
         completes && self.tcp.listeners.get(to).is_some_and(|listener| !listener.has_room())
     }
 
-    /// What a listener without room does with the ACK that would make one more child.
+    /// Handles an ACK for which the listener's queue has no room.
     pub(super) fn crowd_out(&mut self, index: u32, cx: &mut Context<'_>) {
         let reset = match self.tcp.slots[index as usize].role {
             Role::Request(to) => self

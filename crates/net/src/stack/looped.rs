@@ -1,7 +1,7 @@
-//! Packets for our own addresses: they never reach the device, and its MTU does not matter to them.
+//! Packets to local addresses: they never reach the device, and its MTU does not apply to them.
 //!
-//! [`Stack::output`](super::Stack::output) takes them in again as they are, without copying payload
-//! and with their checksums still partial, as a kernel hands them to a TAP device.
+//! [`Stack::output`](super::Stack::output) receives them unchanged, without a copy of the payload
+//! and with partial checksums, as a kernel passes packets to a TAP device.
 
 use super::coalesce::parsed;
 use super::ingress::Way;
@@ -14,12 +14,12 @@ use core::net::IpAddr;
 use towpath_packet::Packet;
 
 impl Stack {
-    /// Largest packet that goes to `destination` in one piece, as far as the link is concerned.
+    /// Largest packet to `destination` that the link takes without fragmentation.
     pub(crate) fn link_mtu(&self, destination: IpAddr) -> u16 {
         if self.is_local(destination) { u16::MAX } else { self.caps.mtu }
     }
 
-    /// Keeps a packet of ours for ourselves, from its IP header on.
+    /// Queues a packet to a local address, from its IP header on.
     pub(super) fn keep_looped(&mut self, mut packet: Packet, destination: IpAddr) {
         let ethertype = if destination.is_ipv4() { EtherType::IPV4 } else { EtherType::IPV6 };
         let mac = self.config.mac;
@@ -28,7 +28,7 @@ impl Stack {
         self.looped.push_back(packet);
     }
 
-    /// Takes in what is kept, as far as there is room for datagrams.
+    /// Receives the queued packets, as far as there is room for datagrams.
     pub(super) fn receive_looped(&mut self, cx: &mut Context<'_>) {
         while self.datagrams.len() < self.config.limits.datagrams
             && let Some(packet) = self.looped.pop_front()
@@ -43,7 +43,7 @@ impl Stack {
     fn receive_own(&mut self, packet: Packet, cx: &mut Context<'_>) -> Result<(), DropReason> {
         let info = parsed(&packet).ok_or(DropReason::IpMalformed)?;
         if matches!(info.protocol, Protocol::TCP | Protocol::UDP) {
-            // All others come by it on their way.
+            // Other protocols are offered to raw sockets in `receive_frame`.
             self.offer_raw(&info, &packet, cx);
         }
         match info.protocol {

@@ -1,5 +1,5 @@
-//! What is remembered of peers from one connection to the next, as Linux's tcp_metrics: for Fast
-//! Open (RFC 7413 §4.1.3) the cookie, the segment size and how it went last.
+//! Data cached about peers across connections, as in Linux: for Fast Open (RFC 7413 §4.1.3) the
+//! cookie, the segment size and recent failures.
 
 use crate::tcp::Settings;
 use crate::tcp::fastopen::{FastOpenNews, FastOpenPath};
@@ -10,31 +10,32 @@ use core::net::IpAddr;
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
-/// Peers remembered; the one that has been known longest is forgotten for a new one.
+/// Maximum number of cached peers; a new one evicts the oldest entry.
 pub const PEERS_MAX: usize = 1024;
 
-/// The pause after the blackhole timer started for the n-th time doubles this often at most.
+/// Maximum number of times that the pause after a blackhole doubles.
 const BLACKHOLE_DOUBLINGS_MAX: u32 = 6;
 
-/// What is remembered of one.
+/// Data cached about one peer.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Peer {
     pub(super) mss: u16,
     pub(super) cookie: Option<FastOpenCookie>,
-    /// Answers without a cookie to requests in today's option (1), then in the experimental (2).
+    /// The peer sent no cookie: 1 for requests in the standard option, 2 for the experimental
+    /// option too.
     pub(super) no_cookie: u8,
 }
 
-/// All that is remembered.
+/// All cached data.
 pub(super) struct Metrics {
     peers: HashMap<(IpAddr, IpAddr), Peer, FixedState>,
     order: VecDeque<(IpAddr, IpAddr)>,
-    /// Since when, and for the how many-th time in a row, Fast Open is not tried.
+    /// When Fast Open was last found to be blackholed, and how often in a row.
     blackhole: Option<(Instant, u32)>,
 }
 
 impl Metrics {
-    /// Nothing yet; addresses are hashed with `seed`.
+    /// Empty; addresses are hashed with `seed`.
     pub(super) fn new(seed: u64) -> Self {
         let hasher = FixedState::with_seed(seed);
         Self { peers: HashMap::with_hasher(hasher), order: VecDeque::new(), blackhole: None }
@@ -44,7 +45,7 @@ impl Metrics {
         self.peers.get(&ends).copied().unwrap_or_default()
     }
 
-    /// Takes in what an answer to a SYN taught.
+    /// Records what the answer to a SYN showed.
     pub(super) fn learn(&mut self, ends: (IpAddr, IpAddr), news: &FastOpenNews) {
         if !self.peers.contains_key(&ends) {
             if self.order.len() >= PEERS_MAX
@@ -65,8 +66,8 @@ impl Metrics {
         }
     }
 
-    /// A connection found out something about paths: starts the pause, or a longer one; or ends
-    /// the doubling.
+    /// Records what a connection found out about Fast Open on the path: starts a pause, longer each
+    /// time in a row, or resets it.
     pub(super) fn found(&mut self, path: FastOpenPath, now: Instant) {
         let times = self.blackhole.map_or(0, |(_, times)| times);
         self.blackhole = match path {
@@ -75,7 +76,7 @@ impl Metrics {
         };
     }
 
-    /// A pause is over, and nobody knows yet whether there was a reason to end it.
+    /// True if a pause is over and no connection has shown yet that the path works.
     pub(super) fn is_retried(&self, settings: &Settings, now: Instant) -> bool {
         let on = settings.fastopen_blackhole_timeout_sec > 0;
         on && self.blackhole.is_some() && !self.is_paused(settings, now)

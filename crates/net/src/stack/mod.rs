@@ -3,21 +3,21 @@
 //! # Theory of operation
 //!
 //! The driver moves bursts: [`Stack::input`] takes received packets, [`Stack::output`] fills a
-//! burst with what is to be sent, [`Stack::on_deadline`] runs timers. In between the owner drains
-//! what happened ([`Stack::next_event`], [`Stack::next_datagram`], [`Stack::next_echo`]) and acts.
-//! ICMP errors about datagrams wait for owners who ask for them ([`Stack::tell_udp_errors`]).
+//! burst with packets to send, and [`Stack::on_deadline`] runs timers. In between, the owner drains
+//! events ([`Stack::next_event`], [`Stack::next_datagram`], [`Stack::next_echo`]) and acts on them.
+//! ICMP errors about datagrams are queued if the owner asks for them ([`Stack::tell_udp_errors`]).
 //! No call blocks, reads a clock or makes a system call.
 //!
-//! A stack is a *host*, which answers for its addresses, or *transparent*: it takes TCP, UDP and
-//! echo requests for any address, so that a gateway can act for the whole world. In both cases
-//! the owner decides about each incoming connection.
+//! A stack is a *host*, which answers for its own addresses, or *transparent*: it takes TCP, UDP
+//! and echo requests for any address, so that a gateway can act for the whole Internet. A
+//! transparent stack's owner decides about each SYN; a host's listeners accept connections.
 //!
-//! What is sent to an address of ours comes in again with the next call of [`Stack::output`].
+//! Packets to local addresses are received by the next call of [`Stack::output`].
 //!
-//! What is sent is built as large as possible and adapted to the device last: a super-packet is
-//! cut, or a checksum completed, only if the device cannot do it.
+//! Packets are built as large as possible and adapted to the device last: a super-packet is
+//! segmented, or a checksum completed, only if the device cannot do it.
 //!
-//! Bounds: [`Limits`]. Everything dropped is counted with a reason.
+//! Bounds: [`Limits`]. Every drop is counted with a reason.
 
 mod accounts;
 mod challenges;
@@ -72,28 +72,29 @@ pub use tcp::{ConnectError, TcpHandle};
 pub use towpath_packet::Context;
 pub use udp::{Datagram, UdpError, UdpSend};
 
-/// An address of ours and the length of its link's prefix.
+/// A local address and the prefix length of its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
     /// The address.
     pub address: IpAddr,
-    /// Bits of it that all hosts on the link share.
+    /// Number of leading bits that all hosts on the link share.
     pub prefix_len: u8,
 }
 
 /// Bounds of a stack.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// TCP connections. Beyond it SYNs are dropped and counted; the peer tries again.
+    /// TCP connections. Further SYNs are dropped and counted, and the peer retransmits.
     pub connections: usize,
-    /// Of them not yet open. Beyond it the oldest is given up for the new one.
+    /// Incoming connections not yet open. A further SYN evicts the oldest of the port that has
+    /// most.
     pub half_open: usize,
-    /// Connections whose owner is done and which close by themselves (Linux's tcp_max_orphans).
-    /// Beyond it a connection is reset when its owner is done.
+    /// Connections without an owner that still close (Linux's `tcp_max_orphans`). Beyond this,
+    /// releasing a connection resets it.
     pub orphans: usize,
-    /// Connections in TIME-WAIT. Beyond it the oldest ends early.
+    /// Connections in TIME-WAIT. A further one evicts the oldest.
     pub time_wait: usize,
-    /// Datagrams and echo requests not yet taken by the owner. Beyond it new ones are dropped.
+    /// Datagrams and echo requests not yet taken by the owner. Further ones are dropped.
     pub datagrams: usize,
 }
 
@@ -109,20 +110,19 @@ impl Default for Limits {
     }
 }
 
-/// What a stack is told when it is made.
+/// Configuration of a stack.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Our link-layer address.
+    /// Link-layer address of the stack.
     pub mac: MacAddr,
-    /// Our addresses.
+    /// Local addresses.
     pub addresses: Vec<Address>,
-    /// Next hop for addresses that are not on the link; `None` treats all as on the link.
+    /// Next hop for addresses that are not on the link; without one, all addresses are on the link.
     pub next_hops: Vec<IpAddr>,
-    /// Take packets for any address, on behalf of others: datagrams of one burst come as
-    /// super-packets where they can.
+    /// Takes packets for any address, on behalf of others. Datagrams of one burst are coalesced
+    /// into super-packets where possible.
     pub transparent: bool,
-    /// Secret from which sequence numbers and hash seeds are made; random in production, fixed in
-    /// a simulation.
+    /// Secret for sequence numbers and hash seeds: random in production, fixed in a simulation.
     pub secret: [u64; 2],
     /// TCP settings.
     pub tcp: Settings,
@@ -130,7 +130,7 @@ pub struct Config {
     pub limits: Limits,
 }
 
-/// The stack.
+/// A TCP/IP stack on one link.
 pub struct Stack {
     config: Config,
     caps: Caps,
@@ -146,12 +146,12 @@ pub struct Stack {
     listener: icmp::Listener,
     /// Frames ready to be sent.
     ready: VecDeque<Packet>,
-    /// Frames for ourselves.
+    /// Packets to local addresses.
     looped: VecDeque<Packet>,
     datagrams: VecDeque<Datagram>,
     udp_errors: VecDeque<UdpError>,
     tells_udp_errors: bool,
-    /// How often all that was ready has been handed out.
+    /// How often `ready` has been emptied.
     emptied: u64,
     echoes: VecDeque<Echo>,
     raw: raw::Raw,
@@ -160,7 +160,7 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// A stack for a device with these abilities.
+    /// A stack for a device with these capabilities.
     pub fn new(config: Config, caps: Caps) -> Self {
         let tcp = table::Table::new(&config);
         let key = |labels: [Label; 2]| labels.map(|label| derive(config.secret, label));
@@ -196,8 +196,8 @@ impl Stack {
         }
     }
 
-    /// The device's abilities changed. Connections send no larger segments than it takes now, and
-    /// larger ones soon if it takes them.
+    /// Sets the capabilities of the device. Connections send no larger segments than it takes from
+    /// now on, and soon use larger ones if it takes them.
     pub fn set_caps(&mut self, caps: Caps) {
         if caps == self.caps {
             return;
@@ -207,13 +207,13 @@ impl Stack {
         self.paths.change();
     }
 
-    /// The device's abilities.
+    /// Capabilities of the device.
     pub fn caps(&self) -> &Caps {
         &self.caps
     }
 
-    /// The device drops all that it is handed, or takes packets again. Connections know, and try
-    /// again what was not sent; all else is lost.
+    /// Says whether the device drops all packets. While it does, connections keep their data and
+    /// send it later; all other packets are dropped.
     pub fn set_stopped(&mut self, stopped: bool) {
         self.stopped = stopped;
     }
@@ -223,17 +223,17 @@ impl Stack {
         self.caps.mtu
     }
 
-    /// Settings of connections that begin from now on.
+    /// TCP settings of new connections.
     pub fn tcp_settings(&self) -> &Settings {
         &self.tcp.settings
     }
 
-    /// The same, to be changed.
+    /// TCP settings of new connections, to be changed.
     pub fn tcp_settings_mut(&mut self) -> &mut Settings {
         &mut self.tcp.settings
     }
 
-    /// Sets a neighbour's link-layer address for good.
+    /// Sets the link-layer address of a neighbour permanently.
     pub fn set_neighbor(&mut self, address: IpAddr, mac: MacAddr) {
         self.neighbors.set(address, mac);
     }
@@ -243,7 +243,7 @@ impl Stack {
         &self.counters
     }
 
-    /// Takes all packets of `burst`.
+    /// Receives all packets of `burst`.
     pub fn input(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
         self.offer_received(burst, cx);
         while let Some(packet) = burst.pop() {
@@ -274,7 +274,7 @@ impl Stack {
         }
     }
 
-    /// True if [`Stack::output`] may have something.
+    /// True if [`Stack::output`] may have packets to send.
     pub fn has_output(&self) -> bool {
         self.has_ready() || self.tcp.has_output()
     }
@@ -284,8 +284,7 @@ impl Stack {
         self.counters.drop(reason);
     }
 
-    /// Counts packets that were handed out for a device or a link that is gone, or that were on it
-    /// when it went.
+    /// Counts packets as dropped that were handed out for a device or link that is gone.
     pub fn count_gone(&mut self, packets: usize) {
         for _ in 0..packets {
             self.counters.drop(DropReason::LinkGone);
@@ -297,18 +296,18 @@ impl Stack {
         !(self.ready.is_empty() && self.looped.is_empty() && self.link.made.is_empty())
     }
 
-    /// True if `address` could be reached over this stack's family.
+    /// True if the stack has an address of the same family.
     pub fn has_family(&self, address: IpAddr) -> bool {
         self.config.addresses.iter().any(|ours| ours.address.is_ipv4() == address.is_ipv4())
     }
 
-    /// How often [`Stack::output`] has handed out the last packet that was ready: what was sent
-    /// before has left.
+    /// How often [`Stack::output`] has handed out all ready packets. When this changes, all packets
+    /// that were sent before have left.
     pub fn emptied_count(&self) -> u64 {
         self.emptied
     }
 
-    /// When [`Stack::on_deadline`] wants to be called next.
+    /// When [`Stack::on_deadline`] must be called next.
     pub fn next_deadline(&self) -> Option<Instant> {
         let (fragments, paths) = (self.reassembler.next_deadline(), self.paths.deadline());
         let (tcp, neighbors) = (self.tcp.deadline(), self.neighbors.deadline());
@@ -324,13 +323,13 @@ impl Stack {
         self.report_groups(cx);
     }
 
-    /// True if `address` is ours.
+    /// True if `address` is a local address.
     pub fn is_local(&self, address: IpAddr) -> bool {
         self.config.addresses.iter().any(|ours| ours.address == address)
     }
 
-    /// The address of ours that a connection to `destination` comes from: itself, if it is ours,
-    /// else the first on its link, or the first of its family.
+    /// Source address for `destination`: itself if it is local, else the first address on the same
+    /// link, or the first of its family.
     pub fn source_for(&self, destination: IpAddr) -> Option<IpAddr> {
         if self.is_local(destination) {
             return Some(destination);
@@ -350,7 +349,7 @@ impl Stack {
     }
 }
 
-/// What else is made from the secret. The secret itself never leaves the stack in any form.
+/// Values derived from the secret. The secret itself is never used in a visible value.
 #[derive(Clone, Copy)]
 enum Label {
     Ident,
@@ -366,14 +365,14 @@ enum Label {
     ListenerDelaySecond,
 }
 
-/// A number that tells nothing about `secret`.
+/// Derives a value that reveals nothing about `secret`.
 fn derive(secret: [u64; 2], label: Label) -> u64 {
     let mut hasher = SipHasher13::new_with_keys(secret[0], secret[1]);
     hasher.write_u8(label as u8);
     hasher.finish()
 }
 
-/// How short `memory` is.
+/// How short of memory the pools are.
 fn pressure(memory: &mut Memory) -> Pressure {
     if memory.has_free(ENOUGH) {
         return Pressure::None;
@@ -386,7 +385,7 @@ fn pressure(memory: &mut Memory) -> Pressure {
     }
 }
 
-/// Share of frame memory, in 1/256, that is free as long as memory is not short.
+/// Share of frame memory, in 1/256, that must be free for memory not to be short.
 const ENOUGH: u32 = 96;
 
 fn same_prefix(ours: &Address, address: IpAddr) -> bool {

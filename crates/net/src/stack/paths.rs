@@ -1,11 +1,12 @@
-//! MTUs of paths: what the device takes, what routes say, and what ICMP errors told of, by
-//! destination (Linux's route exceptions). TCP and datagrams share what is known.
+//! Path MTUs by destination: from the device, from routes and from ICMP errors. TCP and datagrams
+//! share them.
 //!
 //! # Theory of operation
 //!
-//! Who takes an error has seen that it quotes something of ours, and tells the MTU here. It counts
-//! for [`LIFETIME`] from then on, or until a still smaller one is told. Connections do not hear it:
-//! each compares [`Paths::version`] before it sends, and looks here again when something changed.
+//! The handler of an ICMP error first checks that it quotes a packet of ours, then records the MTU
+//! here. It is valid for [`LIFETIME`], or until a smaller one is recorded. Connections are not
+//! notified: each compares [`Paths::version`] before it sends, and looks up its path again after a
+//! change.
 //!
 //! Bound: [`PATHS_MAX`].
 
@@ -16,23 +17,23 @@ use core::net::IpAddr;
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
-/// Destinations whose MTU was told; the one that has been known longest is forgotten for a new one.
+/// Maximum number of destinations with a recorded MTU; a new one evicts the oldest entry.
 pub const PATHS_MAX: usize = 1024;
-/// How long an MTU that was told counts (Linux's route/mtu_expires and ip6_rt_mtu_expires).
+/// Lifetime of a recorded MTU (Linux's `route/mtu_expires`).
 const LIFETIME: Duration = Duration::from_secs(600);
-/// Least MTU that is believed over IPv4 (Linux's route/min_pmtu): 68 bytes would cripple a
-/// connection. Below it packets are left to be cut on the way.
+/// Minimum path MTU over IPv4 (Linux's `route/min_pmtu`): 68 bytes would cripple a connection.
+/// Below it, routers must fragment.
 const MTU_MIN_V4: u32 = 552;
-/// What every path of IPv6 takes; who tells of less is not believed (RFC 8201 §4).
+/// Minimum MTU over IPv6; errors that report less are ignored (RFC 8201 §4).
 const MTU_MIN_V6: u32 = 1280;
 
-/// What is known of the way to a destination.
+/// Properties of the path to a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathInfo {
     /// Largest packet.
     pub mtu: u16,
-    /// It is not what the path takes, but the least that we send: larger packets than the path's
-    /// are cut on the way.
+    /// ICMP errors do not lower `mtu` further (a locked route, or the minimum for IPv4): routers
+    /// may have to fragment.
     pub locked: bool,
 }
 
@@ -41,29 +42,29 @@ struct Told {
     until: Instant,
 }
 
-/// All that was told.
+/// All recorded MTUs.
 pub(super) struct Paths {
     told: HashMap<IpAddr, Told, FixedState>,
     order: VecDeque<IpAddr>,
-    /// No later than the first end of a lifetime.
+    /// At or before the end of the first lifetime.
     expires: Option<Instant>,
-    /// Counts changes of what is known about any path, by routes and the device too.
+    /// Counts changes of any path, also by routes and the device.
     version: u32,
 }
 
 impl Paths {
-    /// Nothing yet; addresses are hashed with `seed`.
+    /// Empty; addresses are hashed with `seed`.
     pub(super) fn new(seed: u64) -> Self {
         let told = HashMap::with_hasher(FixedState::with_seed(seed));
         Self { told, order: VecDeque::new(), expires: None, version: 0 }
     }
 
-    /// Something about a path changed.
+    /// Records that a path has changed.
     pub(super) fn change(&mut self) {
         self.version = self.version.wrapping_add(1);
     }
 
-    /// What changes with every change.
+    /// Changes whenever a path changes.
     pub(super) fn version(&self) -> u32 {
         self.version
     }
@@ -89,12 +90,12 @@ impl Paths {
         self.expires = Some(self.expires.map_or(until, |first| first.min(until)));
     }
 
-    /// When [`Paths::on_deadline`] wants to be called next.
+    /// When [`Paths::on_deadline`] must be called next.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.expires
     }
 
-    /// Forgets what is too old.
+    /// Removes expired entries.
     pub(super) fn on_deadline(&mut self, now: Instant) {
         if self.expires.is_none_or(|first| now < first) {
             return;
@@ -107,12 +108,12 @@ impl Paths {
 }
 
 impl Stack {
-    /// What is known of the way to `destination`.
+    /// Properties of the path to `destination`.
     pub fn path(&self, destination: IpAddr) -> PathInfo {
         let device = self.link_mtu(destination);
         let metrics = self.route_metrics(destination);
         let routed = metrics.mtu.map_or(device, |mtu| device.min(mtu.min(u16::MAX.into()) as u16));
-        // As in Linux only routes of IPv4 can be locked: those of IPv6 have no other to cut.
+        // As in Linux, only IPv4 routes can be locked: routers do not fragment IPv6.
         let locked = destination.is_ipv4() && metrics.mtu.is_some() && metrics.mtu_locked;
         match self.paths.get(destination) {
             Some(told) if !locked && told.mtu <= routed => told,
@@ -120,8 +121,7 @@ impl Stack {
         }
     }
 
-    /// An error that quotes something of ours tells of a path's MTU (Linux's ip_rt_update_pmtu and
-    /// ip6_rt_update_pmtu).
+    /// Records a path MTU from an ICMP error that quotes a packet of ours, by Linux's rules.
     pub(crate) fn learn_path_mtu(&mut self, destination: IpAddr, mtu: u32, now: Instant) {
         let known = self.path(destination);
         let least = if destination.is_ipv4() { MTU_MIN_V4 } else { MTU_MIN_V6 };

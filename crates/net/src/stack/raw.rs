@@ -1,7 +1,7 @@
-//! Packets of IP for sockets that take a protocol as it comes, and packets that they make.
+//! IP packets for raw sockets, and packets that raw sockets send.
 //!
-//! Before a whole packet goes to its protocol, a share of it waits here if somebody wants that
-//! protocol: no byte is copied but those of the IP header. Bound: [`Limits`](super::Limits).
+//! Before a whole packet goes to its protocol, a share of it is queued here if a socket wants the
+//! protocol; only the headers are copied. Bound: [`Limits`](super::Limits).
 
 use super::egress::Marks;
 use super::ingress::{IP_AT, IpInfo};
@@ -15,15 +15,15 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr};
 use towpath_packet::Packet;
 
-/// A received packet of a protocol that somebody wants.
+/// A received packet of a wanted protocol.
 pub struct RawPacket {
-    /// Where it was sent to.
+    /// Destination address.
     pub local: IpAddr,
-    /// Where it came from.
+    /// Source address.
     pub remote: IpAddr,
-    /// What it carries.
+    /// Protocol of the payload.
     pub protocol: Protocol,
-    /// Over IPv4 its headers begin with the IP header, over IPv6 with what follows it.
+    /// Its headers begin with the IP header over IPv4, and behind the IP headers over IPv6.
     pub packet: Packet,
     /// Type of service or traffic class.
     pub tos: u8,
@@ -31,16 +31,16 @@ pub struct RawPacket {
     pub ttl: u8,
 }
 
-/// Which protocols are wanted, and what came.
+/// Wanted protocols, and packets not yet taken.
 #[derive(Default)]
 pub(super) struct Raw {
-    /// With how many want it; of IPv4 or of IPv6.
+    /// For IPv4 or not, the protocol, and the number of sockets that want it.
     wanted: Vec<(bool, Protocol, usize)>,
     packets: VecDeque<RawPacket>,
 }
 
 impl Stack {
-    /// One more, or one less, wants packets of a protocol over IPv4 or IPv6.
+    /// Adds or removes one socket that wants packets of a protocol over IPv4 or IPv6.
     pub fn want_protocol(&mut self, v4: bool, protocol: Protocol, more: bool) {
         let wanted = &mut self.raw.wanted;
         let found = wanted.iter().position(|(of_v4, of, _)| (*of_v4, *of) == (v4, protocol));
@@ -53,13 +53,13 @@ impl Stack {
         }
     }
 
-    /// The next packet of a wanted protocol.
+    /// Takes the next packet of a wanted protocol.
     pub fn next_raw(&mut self) -> Option<RawPacket> {
         self.raw.packets.pop_front()
     }
 
-    /// Keeps a share of a packet whose IP header has been pulled, or more, if somebody wants it;
-    /// true if somebody does.
+    /// Keeps a share of a packet whose IP header has been pulled, if its protocol is wanted;
+    /// returns whether it is.
     pub(super) fn offer_raw(
         &mut self,
         info: &IpInfo,
@@ -90,7 +90,7 @@ impl Stack {
         true
     }
 
-    /// Sends a packet that has no headers as one of `protocol`, in fragments if need be.
+    /// Sends a packet without headers as one of `protocol`, fragmented if needed.
     pub fn send_raw(
         &mut self,
         packet: Packet,
@@ -107,9 +107,9 @@ impl Stack {
         self.send_ip(packet, protocol, addresses, marks, cx);
     }
 
-    /// Sends a packet whose pieces begin with a header of IPv4 to `destination`. As Linux's
-    /// `raw_send_hdrinc` it completes the header: its length and checksum always, source and
-    /// identification if they are zero. A header that contradicts itself comes back.
+    /// Sends a packet whose pieces begin with an IPv4 header to `destination`. As in Linux, length
+    /// and checksum of the header are always filled in, source and identification if they are zero.
+    /// Returns an error if the header is inconsistent.
     pub fn send_with_header(
         &mut self,
         mut packet: Packet,
@@ -145,7 +145,7 @@ impl Stack {
     }
 }
 
-/// Another holder of a packet's pieces, with `headers` in front of them; `None` without a handle.
+/// Returns a packet that shares the pieces, with `headers` in front; `None` if no handle is free.
 pub(crate) fn share(packet: &Packet, headers: &[u8], cx: &mut Context<'_>) -> Option<Packet> {
     let mut shared = cx.memory.packet()?;
     for piece in packet.pieces() {
@@ -156,7 +156,7 @@ pub(crate) fn share(packet: &Packet, headers: &[u8], cx: &mut Context<'_>) -> Op
     Some(shared)
 }
 
-/// Offsets of fields of IPv4's header.
+/// Field offsets in the IPv4 header.
 mod at {
     pub(super) const TOTAL_LEN: usize = 2;
     pub(super) const IDENT: usize = 4;

@@ -1,8 +1,7 @@
-//! What routes say about the connections that use them: the metrics of Linux's `ip route`.
+//! Route metrics that apply to connections, as in Linux's `ip route`.
 //!
-//! There is one link, so a route says nothing about the way; of those that fit a destination the
-//! one with the longest prefix counts. A connection takes over all that its route says when it
-//! begins, and follows it later in the size of packets.
+//! There is one link, so routes do not select a path. The longest matching prefix applies. A new
+//! connection takes all metrics of its route, and later follows changes of the packet size only.
 //!
 //! Bound: [`ROUTES_MAX`].
 
@@ -16,57 +15,56 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::net::IpAddr;
 
-/// Most routes; each new connection looks at all of them.
+/// Maximum number of routes; each new connection checks all of them.
 pub const ROUTES_MAX: usize = 64;
 
-/// Least segment that is asked for over IPv4, however small the route's packets (Linux's
-/// ip_rt_min_advmss).
+/// Minimum advertised MSS over IPv4, however small the route's MTU (Linux's `min_adv_mss`).
 const ADVMSS_MIN_V4: u32 = 256;
-/// The same for IPv6: what every path takes.
+/// Minimum advertised MSS over IPv6: what the minimum MTU allows.
 const ADVMSS_MIN_V6: u32 = 1220;
-/// Largest segment that is asked for, as Linux has it.
+/// Maximum advertised MSS, as in Linux.
 const ADVMSS_MAX: u32 = 65_535 - 40;
 
-/// What one route says. Where it says nothing, the connection's own settings count.
+/// Metrics of one route. For those that are unset, the connection's own settings apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct RouteMetrics {
-    /// Largest packet (`mtu`); the device's is never exceeded.
+    /// Largest packet (`mtu`); never above the device's MTU.
     pub mtu: Option<u32>,
-    /// No error changes it (`mtu lock`).
+    /// ICMP errors do not change the MTU (`mtu lock`).
     pub mtu_locked: bool,
-    /// Largest segment that peers are asked to send (`advmss`).
+    /// MSS to advertise (`advmss`).
     pub advmss: Option<u32>,
-    /// Segments that a connection sends at its start (`initcwnd`).
+    /// Initial congestion window in segments (`initcwnd`).
     pub initcwnd: Option<u32>,
-    /// Segments that a peer may send at its start (`initrwnd`).
+    /// Initial receive window in segments (`initrwnd`).
     pub initrwnd: Option<u32>,
-    /// Least retransmission timeout (`rto_min`).
+    /// Minimum retransmission timeout (`rto_min`).
     pub rto_min: Option<Duration>,
-    /// Every ACK at once (`quickack`).
+    /// Sends every ACK at once (`quickack`).
     pub quickack: bool,
     /// Congestion control (`congctl`).
     pub congestion: Option<Kind>,
-    /// Connections ask for ECN (`features ecn`).
+    /// Requests ECN (`features ecn`).
     pub ecn: bool,
 }
 
 /// A route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// An address of the destination.
+    /// An address of the destination network.
     pub destination: IpAddr,
-    /// Bits of it that count.
+    /// Prefix length in bits.
     pub prefix_len: u8,
-    /// What it says.
+    /// Metrics of the route.
     pub metrics: RouteMetrics,
 }
 
-/// Why routes cannot be taken.
+/// Error of [`Stack::set_routes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouteError {
     /// More than [`ROUTES_MAX`].
     TooMany,
-    /// A prefix that is longer than its address.
+    /// A prefix length exceeds the address length.
     Prefix,
 }
 
@@ -97,10 +95,10 @@ impl Routes {
 }
 
 impl Stack {
-    /// Takes these routes in the place of those before.
+    /// Replaces all routes.
     ///
     /// # Errors
-    /// If they are too many, or one is wrong; then those before stay.
+    /// If there are too many routes or one is invalid; the old routes then stay.
     pub fn set_routes(&mut self, routes: &[Route]) -> Result<(), RouteError> {
         if routes.len() > ROUTES_MAX {
             return Err(RouteError::TooMany);
@@ -115,12 +113,12 @@ impl Stack {
         Ok(())
     }
 
-    /// What the route to `destination` says.
+    /// Metrics of the route to `destination`.
     pub fn route_metrics(&self, destination: IpAddr) -> RouteMetrics {
         self.tcp.routes.find(destination)
     }
 
-    /// How large segments to and from `remote` may be.
+    /// Segment sizes for connections with `remote`.
     pub(super) fn segment_sizes(&self, remote: IpAddr) -> SegmentSizes {
         let (headers, least) = match remote {
             IpAddr::V4(_) => (ipv4::HEADER_LEN + HEADER_LEN, ADVMSS_MIN_V4),
@@ -134,7 +132,7 @@ impl Stack {
         SegmentSizes { path, link, locked, ..SegmentSizes::of_link(advertised.min(ADVMSS_MAX)) }
     }
 
-    /// The settings of a connection with `remote`, where `settings` are those without a route.
+    /// Returns `settings` with the metrics of the route to `remote` applied.
     pub(super) fn routed(&self, remote: IpAddr, mut settings: Settings) -> Settings {
         if self.tcp.routes.0.is_empty() {
             return settings;

@@ -1,4 +1,4 @@
-//! The table of connections: finding them, their timers, and who wants to send.
+//! Table of connections: lookup, timers, and the queues for output and events.
 
 use super::accounts::{Accounts, Share};
 use super::challenges::Challenges;
@@ -24,23 +24,23 @@ use siphasher::sip::SipHasher13;
 pub(super) struct Slot {
     pub(super) generation: u32,
     pub(super) connection: Option<Box<Connection>>,
-    /// In `Table::output`.
+    /// The index is in `Table::output`.
     pub(super) output_queued: bool,
-    /// In `Table::events`.
+    /// The index is in `Table::events`.
     pub(super) event_queued: bool,
     /// Earliest live entry in `Table::timers`.
     pub(super) armed: Option<Instant>,
-    /// Found by its endpoints: false once it is in TIME-WAIT or over.
+    /// Found by its endpoints; false once it is in TIME-WAIT or closed.
     pub(super) indexed: bool,
     /// Counted in `Table::orphans`.
     pub(super) orphan: bool,
-    /// Whose connection it is.
+    /// Relation to a listener.
     pub(super) role: Role,
     /// Counted as this listener's Fast Open child without a full handshake.
     pub(super) fastopen: Option<ListenerHandle>,
-    /// [`super::paths::Paths::version`] when its path was last looked at.
+    /// [`super::paths::Paths::version`] at the last lookup of the path.
     pub(super) path_version: u32,
-    /// What it holds, and on whose account.
+    /// What the connection is charged, and to which account.
     pub(super) share: Share,
 }
 
@@ -72,14 +72,14 @@ pub(super) struct Table {
     pub(super) settings: Settings,
     pub(super) connections_max: usize,
     pub(super) half_open_max: usize,
-    /// Incoming connections in the order of their SYN; names some that are open by now.
+    /// Incoming connections in the order of their SYNs; may include some that are open by now.
     pub(super) half_open: VecDeque<TcpHandle>,
-    /// Incoming connections that are not open yet, exactly.
+    /// Exact number of incoming connections that are not open yet.
     pub(super) half_open_count: usize,
-    /// Connections that nobody owns and that are not over, exactly.
+    /// Exact number of connections without an owner that are not closed.
     pub(super) orphans: usize,
     pub(super) orphans_max: usize,
-    /// When data ahead of its turn was last given up for memory.
+    /// When out-of-order data was last dropped to free memory.
     shed_at: Option<Instant>,
     pub(super) time_wait: TimeWait,
     pub(super) timers: BinaryHeap<Reverse<(Instant, TcpHandle)>>,
@@ -159,7 +159,7 @@ impl Table {
         index
     }
 
-    /// Stops finding the connection by its endpoints.
+    /// Removes the connection from the index by endpoints.
     pub(super) fn unindex(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         if !core::mem::take(&mut slot.indexed) {
@@ -186,7 +186,7 @@ impl Table {
         self.free.push(index);
     }
 
-    /// Entries in the heap of timers, those that no longer count included.
+    /// Entries in the heap of timers, including stale ones.
     #[cfg(test)]
     pub(super) fn timer_count(&self) -> usize {
         self.timers.len()
@@ -228,14 +228,14 @@ impl Table {
         }
     }
 
-    /// After a connection changed: queues it for output and events, arms its timer, and parts with
-    /// it when it is over.
+    /// Updates the table after a connection changed: queues it for output and events, arms its
+    /// timer, and removes it when it is over.
     pub(super) fn settle(&mut self, index: u32, now: Instant) {
         self.settle_role(index, now);
         let slot = &mut self.slots[index as usize];
         let Some(connection) = slot.connection.as_deref_mut() else { return };
         if self.transparent {
-            // Hosts bound what their sockets hold.
+            // In a host, sockets limit what connections hold.
             self.accounts.update(&mut slot.share, connection);
         }
         if let Some(news) = connection.take_fast_open_news() {
@@ -310,8 +310,8 @@ impl Table {
         }
     }
 
-    /// Entries that a later call replaced stay in the heap until their time comes, unless they are
-    /// more than those that count.
+    /// Removes stale timer entries. They normally stay until their time comes; here they are more
+    /// than half of the heap.
     pub(super) fn forget_old_timers(&mut self) {
         if self.timers.len() < 2 * self.slots.len() + STALE_SPARE {
             return;
@@ -334,8 +334,8 @@ impl Table {
         }
     }
 
-    /// Gives up a half-open connection if there are too many: the oldest of an account with most of
-    /// them. True if one was.
+    /// At the limit, evicts the oldest half-open connection of an account that has most of them;
+    /// returns true if one was evicted.
     pub(super) fn limit_half_open(&mut self, now: Instant) -> bool {
         if self.half_open_count < self.half_open_max {
             return false;
@@ -358,9 +358,9 @@ impl Table {
         true
     }
 
-    /// Memory is short: gives up what connections hold ahead of its turn, so that neither they nor
-    /// others are kept from what comes first. It is sent again (RFC 2018 §8). Looks at every
-    /// connection, so not more often than [`SHED_INTERVAL`].
+    /// Drops out-of-order data of all connections because memory is short, so that in-order data
+    /// can be received. Peers send it again (RFC 2018 §8). As this checks every connection, it runs
+    /// at most once per [`SHED_INTERVAL`].
     pub(super) fn drop_ahead(&mut self, now: Instant) {
         if self.shed_at.is_some_and(|at| now.since(at) < SHED_INTERVAL) {
             return;
@@ -377,8 +377,8 @@ fn is_half_open(slots: &[Slot], handle: &TcpHandle) -> bool {
     slot.generation == handle.generation && slot.share.is_half_open()
 }
 
-/// Entries of no use that a queue may hold beside those that count.
+/// Additional stale entries that a queue may hold before they are purged.
 const STALE_SPARE: usize = 64;
 
-/// Least time between two rounds of giving up data for memory.
+/// Minimum time between two runs of [`Table::drop_ahead`].
 const SHED_INTERVAL: Duration = Duration::from_millis(10);

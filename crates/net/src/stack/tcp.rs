@@ -1,4 +1,4 @@
-//! TCP of a stack: what its owner calls, what arrives, what goes out.
+//! TCP of a stack: calls of the owner, received segments, output.
 
 use super::egress::Marks;
 use super::handshake::Ends;
@@ -16,7 +16,7 @@ use core::fmt;
 use core::net::SocketAddr;
 use towpath_packet::{Memory, Packet};
 
-/// Names a connection of one stack. A handle of a connection that is gone finds nothing.
+/// Names a connection of one stack. The handle of a removed connection finds no connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TcpHandle {
     pub(super) index: u32,
@@ -24,21 +24,21 @@ pub struct TcpHandle {
 }
 
 impl TcpHandle {
-    /// Place of the connection in the stack's table: small and reused, for tables beside it.
+    /// Index of the connection in the stack's table: small and reused, for parallel tables.
     pub fn index(self) -> usize {
         self.index as usize
     }
 
-    /// Tells connections that used the same place one after the other apart.
+    /// Distinguishes successive connections with the same index.
     pub fn generation(self) -> u32 {
         self.generation
     }
 }
 
-/// Why a connection could not be begun.
+/// Error of [`Stack::tcp_connect`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectError {
-    /// There is a connection between these endpoints.
+    /// The endpoints have a connection already.
     InUse,
     /// The limit of connections is reached.
     Limit,
@@ -55,7 +55,7 @@ impl fmt::Display for ConnectError {
 
 impl core::error::Error for ConnectError {}
 
-/// True if memory is too short for what this connection's reader has left unread.
+/// True if memory is too short for more unread data of this connection.
 fn must_drop_data(connection: &Connection, memory: &mut Memory) -> bool {
     match pressure(memory) {
         Pressure::None | Pressure::Some => false,
@@ -64,8 +64,8 @@ fn must_drop_data(connection: &Connection, memory: &mut Memory) -> bool {
     }
 }
 
-/// Begins after the numbers of the connection between the same endpoints before (RFC 6191 §2), so
-/// that nothing of it can be taken for the new one's; as far after as Linux.
+/// Chooses an initial sequence number beyond the previous connection's numbers between the same
+/// endpoints (RFC 6191 §2), so that its old segments are not accepted. The distance is Linux's.
 pub(super) fn continued(opening: Opening, past: Option<Seq>) -> Opening {
     match past {
         Some(past) if Seq(opening.iss).at_or_before(past + REOPEN_GAP) => {
@@ -75,11 +75,11 @@ pub(super) fn continued(opening: Opening, past: Option<Seq>) -> Opening {
     }
 }
 
-/// An unscaled window and the two numbers of SYN and FIN.
+/// An unscaled window, and the sequence numbers of SYN and FIN.
 const REOPEN_GAP: u32 = 65_535 + 2;
 
 impl Stack {
-    /// What happened next, to which connection.
+    /// Takes the next events, and their connection.
     pub fn next_event(&mut self) -> Option<(TcpHandle, Events)> {
         loop {
             let index = self.tcp.events.pop_front()?;
@@ -97,26 +97,26 @@ impl Stack {
         }
     }
 
-    /// True if [`Stack::next_event`] may have something to tell. Calls that send can cause it too:
-    /// look again before waiting.
+    /// True if [`Stack::next_event`] may have events. Calls that send can raise events too: check
+    /// again before waiting.
     pub fn has_events(&self) -> bool {
         !self.tcp.events.is_empty()
     }
 
-    /// The connection, to look at.
+    /// Connection of a handle, to inspect.
     pub fn tcp(&self, handle: TcpHandle) -> Option<&Connection> {
         let slot = self.tcp.slots.get(handle.index())?;
         (slot.generation == handle.generation).then_some(slot.connection.as_deref()?)
     }
 
-    /// The connection, for changes from which nothing follows: no packet, timer or event.
+    /// Connection of a handle, for changes that cause no packet, timer or event.
     pub(crate) fn tcp_mut(&mut self, handle: TcpHandle) -> Option<&mut Connection> {
         let slot = self.tcp.slots.get_mut(handle.index())?;
         let live = slot.generation == handle.generation;
         slot.connection.as_deref_mut().filter(|_| live)
     }
 
-    /// Lets `act` use the connection, then sees to what follows from it.
+    /// Runs `act` on a connection, then updates queues and timers.
     pub fn with_tcp<R>(
         &mut self,
         handle: TcpHandle,
@@ -128,13 +128,13 @@ impl Stack {
         Some(result)
     }
 
-    /// The owner is done: the connection closes by itself and the handle finds nothing any more.
+    /// Releases a connection: it closes by itself, and the handle is no longer valid for the owner.
     pub fn tcp_release(&mut self, handle: TcpHandle, now: Instant) {
         self.with_tcp(handle, now, |connection| connection.disown(now));
         if self.tcp.orphans <= self.tcp.orphans_max {
             return;
         }
-        // As Linux's tcp_check_oom: what nobody owns must not keep others out.
+        // As in Linux, orphans beyond the limit are reset so that they do not exhaust memory.
         let orphan = self.tcp.get_mut(handle).is_some_and(|connection| connection.is_orphan());
         if orphan {
             self.counters.orphans_reset += 1;
@@ -142,13 +142,13 @@ impl Stack {
         }
     }
 
-    /// Changes [`Limits::orphans`](super::Limits::orphans) for those to come (Linux's
+    /// Changes [`Limits::orphans`](super::Limits::orphans) for later releases (Linux's
     /// `tcp_max_orphans`).
     pub fn set_orphans_max(&mut self, most: usize) {
         self.tcp.orphans_max = most;
     }
 
-    /// Refuses an incoming connection with a reset, as a host without a listener does.
+    /// Refuses an incoming connection with a reset, like a host without a listener.
     pub fn tcp_refuse(&mut self, handle: TcpHandle, cx: &mut Context<'_>) {
         let Some(connection) = self.tcp.get_mut(handle) else { return };
         let (local, remote, irs) = (connection.local(), connection.remote(), connection.irs());
@@ -168,18 +168,18 @@ impl Stack {
         self.send_tcp_header(local, remote, &header, &Options::default(), cx);
     }
 
-    /// All connections but those remembered in TIME-WAIT, their owners' and others: for reports.
+    /// All connections except those in TIME-WAIT, with and without an owner; for reports.
     pub fn tcp_connections(&self) -> impl Iterator<Item = &Connection> {
         self.tcp.slots.iter().filter_map(|slot| slot.connection.as_deref())
     }
 
-    /// Connections, open or not; and how many are remembered in TIME-WAIT.
+    /// Number of connections, open or not, and number of those in TIME-WAIT.
     pub fn tcp_counts(&self) -> (usize, usize) {
         (self.tcp.count(), self.tcp.time_wait.len())
     }
 
-    /// Connections, with and without an owner, whose peer has not acknowledged all that was sent;
-    /// and bytes of that. Looks at all connections: not for the data path.
+    /// Number of connections, with and without an owner, that have unacknowledged data, and the
+    /// bytes of that data. Checks all connections: not for the data path.
     pub fn tcp_sending(&self) -> (usize, usize) {
         let connections = self.tcp.slots.iter().filter_map(|slot| slot.connection.as_deref());
         connections
@@ -206,7 +206,7 @@ impl Stack {
             let connection = slot.connection.as_deref_mut().expect("an index names a connection");
             let mut segment = *segment;
             if segment.len > 0 && must_drop_data(connection, cx.memory) {
-                // The ACK still counts: it is what gives memory back. The data is sent again.
+                // The ACK still counts, as it may free memory. The peer retransmits the data.
                 self.counters.drop(DropReason::TcpNoRoom);
                 packet.truncate(0);
                 segment = segment.without_data();
@@ -254,7 +254,7 @@ impl Stack {
         self.receive_unknown(Ends { local, remote, past }, segment, packet, cx);
     }
 
-    /// An ICMP error quotes a segment of ours. `mtu` if the path needs smaller packets.
+    /// Processes an ICMP error that quotes a sent segment; `mtu` if the path needs smaller packets.
     pub(super) fn tcp_error(
         &mut self,
         local: SocketAddr,
@@ -288,7 +288,7 @@ impl Stack {
         Ok(())
     }
 
-    /// A connection that is about to send looks at its path again if something changed.
+    /// Updates the segment sizes of a connection that is about to send, if any path has changed.
     fn follow_path(&mut self, index: u32) {
         let version = self.paths.version();
         let slot = &mut self.tcp.slots[index as usize];
@@ -332,7 +332,7 @@ impl Stack {
         self.send_transport(packet, Protocol::TCP, (local.ip(), remote.ip()), 0, cx);
     }
 
-    /// Builds packets of one connection. False if no connection wants to send.
+    /// Builds one packet of the next connection. False if no connection can send.
     pub(super) fn output_tcp(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(index) = self.tcp.output.pop_front() else { return false };
         cx.memory.collect();
@@ -358,14 +358,14 @@ impl Stack {
         self.counters.retransmitted += connection.retransmitted() - before.0;
         self.counters.tail_probes += connection.tail_probes() - before.1;
         let marks = Marks::of_tcp(connection);
-        // One packet each, in turn: no connection waits for another's whole window.
+        // One packet per turn: no connection waits for another's whole window.
         self.tcp.settle(index, cx.now);
         self.send_marked(packet, Protocol::TCP, (local.ip(), remote.ip()), marks, cx);
         true
     }
 
-    /// Settles a connection that had nothing to send although it may want to: it waits for an
-    /// ACK, a window or a timer.
+    /// Updates a connection that sent nothing although it may want to: it waits for an ACK, a
+    /// window or a timer.
     fn settle_quiet(&mut self, index: u32, now: Instant) {
         let slot = &mut self.tcp.slots[index as usize];
         slot.output_queued = true;

@@ -1,4 +1,4 @@
-//! The stack as its driver sees it: frames in, frames out, counters and owner's calls.
+//! The stack from its driver's side: frames in, frames out, counters and the owner's calls.
 
 mod bench;
 mod cookies;

@@ -1,5 +1,5 @@
-//! Connections in TIME-WAIT (RFC 9293 §3.6.1): what is needed to answer the peer's last FIN again
-//! and to tell a new connection from an old segment, without a connection's queues.
+//! Connections in TIME-WAIT (RFC 9293 §3.6.1): the state needed to answer a retransmitted FIN and
+//! to distinguish a new connection from an old segment, without a connection's queues.
 
 use crate::tcp::{Connection, PAWS_VALID, Remains, Segment, Seq};
 use crate::time::{Duration, Instant};
@@ -10,35 +10,35 @@ use core::net::SocketAddr;
 use foldhash::fast::FixedState;
 use hashbrown::HashTable;
 
-/// How long a closed connection is remembered: Linux's 60 s, not the RFC's four minutes.
+/// Duration of TIME-WAIT: Linux's 60 s, not the four minutes of the RFC.
 pub(super) const TIME_WAIT: Duration = Duration::from_secs(60);
 
-/// A reset with an old timestamp is believed when the latest is older than this (Linux's
-/// TCP_PAWS_MSL).
+/// A reset with an old timestamp is accepted if the latest timestamp is older than this, as in
+/// Linux.
 const RESET_PAWS_VALID: Duration = Duration::from_secs(60);
 
-/// One remembered connection.
+/// State of one connection in TIME-WAIT.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Remembered {
     local: SocketAddr,
     remote: SocketAddr,
     pub(super) remains: Remains,
-    /// When it is forgotten; begins anew when the peer seems not to have our last ACK.
+    /// End of TIME-WAIT; restarted when the peer seems to have lost our last ACK.
     until: Instant,
-    /// When something without data was answered last.
+    /// When a segment without data was last answered.
     answered_at: Option<Instant>,
 }
 
-/// What a segment means to a remembered connection.
+/// Effect of a segment on a connection in TIME-WAIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
-    /// A new connection may take its place, if somebody listens; else it is answered.
+    /// A new connection may replace it if there is a listener; otherwise send an answer.
     Reopen,
-    /// Answer it.
+    /// Send an answer.
     Answer,
-    /// Forget the connection.
+    /// End TIME-WAIT.
     End,
-    /// Nothing to do.
+    /// Drop the segment.
     Ignore,
 }
 
@@ -49,9 +49,9 @@ impl Remembered {
         Self { local, remote, remains: connection.remains(), until, answered_at: None }
     }
 
-    /// Takes a segment, as Linux's tcp_timewait_state_process does where tcp_rfc1337 is 0. Those
-    /// without data are answered once in `interval`: they may be forged (RFC 5961 §7), and two that
-    /// remember differently would answer each other for ever.
+    /// Processes a segment, as Linux does with `tcp_rfc1337` 0. Segments without data are answered
+    /// once per `interval`: they may be forged (RFC 5961 §7), and two ends with different state
+    /// would answer each other without end.
     pub(super) fn arrival(
         &mut self,
         segment: &Segment,
@@ -99,7 +99,7 @@ impl Remembered {
         Arrival::Answer
     }
 
-    /// The last ACK of the connection.
+    /// Builds the last ACK of the connection.
     pub(super) fn answer(&self, now: Instant) -> (Header, Options) {
         let Remains { snd_nxt, rcv_nxt, window, timestamps } = self.remains;
         let header = Header {
@@ -118,13 +118,13 @@ impl Remembered {
     }
 }
 
-/// All of them, oldest first. A table of fixed-size entries found by hash. One that began anew is
-/// put behind the others when its first time is over, and ends with them: it may stay longer, but
-/// not twice as long.
+/// All connections in TIME-WAIT, oldest first, found by hash. A restarted entry is requeued at the
+/// end when its original time is over. It may stay longer than its time, but less than twice as
+/// long.
 pub(super) struct TimeWait {
     index: HashTable<(SocketAddr, SocketAddr, u64)>,
     queue: VecDeque<(Instant, Option<Remembered>)>,
-    /// Number of the first entry of `queue`, counting from the start of the stack.
+    /// Number of the first entry of `queue`, counted since the start of the stack.
     first: u64,
     hasher: FixedState,
     limit: usize,
@@ -169,7 +169,8 @@ impl TimeWait {
 
     pub(super) fn insert(&mut self, entry: Remembered) {
         self.remove(entry.local, entry.remote);
-        // Entries that were reopened leave a place in the queue until their time: bounded too.
+        // Removed entries keep their place in the queue until their time, so the queue is bounded
+        // too.
         while self.index.len() >= self.limit || self.queue.len() >= 2 * self.limit {
             self.drop_oldest();
         }

@@ -1,4 +1,4 @@
-//! Datagrams: handed to the owner as they come, sent as he gives them.
+//! Datagrams: received for the owner, and sent by the owner.
 
 use super::egress::{Marks, TTL_DEFAULT};
 use super::icmp::Quoted;
@@ -11,13 +11,13 @@ use core::net::{IpAddr, SocketAddr};
 use core::num::NonZeroU16;
 use towpath_packet::{Checksum, Gso, GsoKind, Offload, Packet};
 
-/// A received datagram, or a super-packet of equal ones.
+/// A received datagram, or a super-packet of datagrams of equal size.
 pub struct Datagram {
-    /// Where it was sent to.
+    /// Destination address and port.
     pub local: SocketAddr,
-    /// Where it came from.
+    /// Source address and port.
     pub remote: SocketAddr,
-    /// Its pieces are the payload.
+    /// Packet whose pieces are the payload.
     pub packet: Packet,
     /// Payload bytes of each datagram of a super-packet.
     pub segment_size: Option<NonZeroU16>,
@@ -27,7 +27,7 @@ pub struct Datagram {
     pub ttl: u8,
 }
 
-/// How datagrams are sent.
+/// How to send datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpSend {
     /// Payload bytes of each datagram of a super-packet.
@@ -36,9 +36,9 @@ pub struct UdpSend {
     pub tos: u8,
     /// Time to live or hop limit.
     pub ttl: u8,
-    /// Routers may not fragment it.
+    /// Routers may not fragment the datagram.
     pub dont_fragment: bool,
-    /// Goes out in fragments of so many bytes at most; the device's MTU is never exceeded.
+    /// Largest fragment; the device's MTU applies too.
     pub mtu: u16,
 }
 
@@ -50,41 +50,41 @@ impl Default for UdpSend {
 
 /// An ICMP error about a datagram that was sent.
 pub struct UdpError {
-    /// Where the datagram came from.
+    /// Source of the datagram.
     pub local: SocketAddr,
-    /// Where it was going.
+    /// Destination of the datagram.
     pub remote: SocketAddr,
-    /// Who tells of the error.
+    /// Sender of the ICMP message.
     pub from: IpAddr,
     /// Type of the ICMP message.
     pub kind: u8,
-    /// Its code.
+    /// Code of the ICMP message.
     pub code: u8,
-    /// The MTU that was too small, in errors that tell one.
+    /// The reported MTU, or zero if the message has none.
     pub mtu: u32,
-    /// Its pieces are what the error quotes of the datagram's payload.
+    /// Packet whose pieces are the quoted part of the datagram's payload.
     pub packet: Packet,
 }
 
 impl Stack {
-    /// From now on ICMP errors about datagrams wait to be taken with [`Stack::next_udp_error`].
+    /// Enables queueing of ICMP errors about datagrams for [`Stack::next_udp_error`].
     pub fn tell_udp_errors(&mut self) {
         self.tells_udp_errors = true;
     }
 
-    /// The next ICMP error about a datagram.
+    /// Takes the next ICMP error about a datagram.
     pub fn next_udp_error(&mut self) -> Option<UdpError> {
         self.udp_errors.pop_front()
     }
 
-    /// The next received datagram.
+    /// Takes the next received datagram.
     pub fn next_datagram(&mut self) -> Option<Datagram> {
         self.datagrams.pop_front()
     }
 
     /// Sends the pieces of `packet`, which has no headers, as one datagram, or as datagrams of
-    /// `segment_size` bytes each. Those must fit the device's MTU with their headers: what would
-    /// need fragments is sent one by one, or is dropped here and counted.
+    /// `segment_size` bytes each. Segments must fit the device's MTU with their headers; a
+    /// super-packet with larger ones is dropped and counted.
     pub fn udp_send(
         &mut self,
         packet: Packet,
@@ -97,7 +97,7 @@ impl Stack {
         self.udp_send_with(packet, local, remote, &how, cx);
     }
 
-    /// The same, told more.
+    /// Sends datagrams like [`Stack::udp_send`], with IP header fields and a fragment size.
     pub fn udp_send_with(
         &mut self,
         mut packet: Packet,
@@ -155,7 +155,7 @@ impl Stack {
         }
     }
 
-    /// Takes a UDP packet whose headers end with the UDP header and whose payload with its data.
+    /// Processes a UDP packet whose headers end with the UDP header and whose payload is the data.
     pub(super) fn deliver_udp(
         &mut self,
         info: &IpInfo,
@@ -168,7 +168,7 @@ impl Stack {
         )
         .map_err(|_| DropReason::UdpMalformed)?;
         let absent = header.checksum == 0 && packet.offload().checksum == Checksum::None;
-        // RFC 768 lets IPv4 do without, RFC 8200 §8.1 does not.
+        // RFC 768 allows IPv4 without a checksum, RFC 8200 §8.1 does not allow it for IPv6.
         if absent && info.source.is_ipv6() {
             return Err(DropReason::UdpChecksum);
         }
@@ -190,8 +190,8 @@ impl Stack {
         Ok(())
     }
 
-    /// Keeps an ICMP error about a datagram for the owner. The headers of `packet` go on from
-    /// `quote_at` with the quoted headers, the last of them UDP's.
+    /// Queues an ICMP error about a datagram for the owner. The headers of `packet` continue at
+    /// `quote_at` with the quoted headers, which end with the UDP header.
     pub(super) fn receive_udp_error(
         &mut self,
         info: &IpInfo,
@@ -229,7 +229,7 @@ impl Stack {
     }
 }
 
-/// Type of an ICMP destination unreachable (RFC 792).
+/// ICMP type destination unreachable (RFC 792).
 const ICMPV4_UNREACHABLE: u8 = 3;
-/// Type of an ICMPv6 packet too big (RFC 4443 §3.2).
+/// ICMPv6 type packet too big (RFC 4443 §3.2).
 const ICMPV6_TOO_BIG: u8 = 2;

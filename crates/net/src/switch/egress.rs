@@ -1,4 +1,4 @@
-//! The way out: each port gets a packet in the form that it takes.
+//! Egress: each port gets a packet in the form that it takes.
 
 use towpath_packet::{Caps, Checksum, Gso, GsoKind, Packet};
 
@@ -11,7 +11,7 @@ use crate::gso::{self, Checksums, Layout, SegmentError};
 use crate::wire::ethernet;
 
 impl Switch {
-    /// Makes a packet what port `to` takes, and queues it there or drops it.
+    /// Adapts a packet to port `to`, and queues it there or drops it.
     pub(super) fn emit(
         &mut self,
         packet: Packet,
@@ -101,12 +101,12 @@ impl Port {
     }
 }
 
-/// [`gso::leave_to_device`].
+/// Calls [`gso::leave_to_device`] and converts its error.
 fn leave_to_device(packet: &mut Packet, layout: Layout) -> Result<bool, PortDrop> {
     gso::leave_to_device(packet, layout).map_err(|_| PortDrop::ChecksumMisplaced)
 }
 
-/// Whether a port takes a super-packet as it is.
+/// True if a port takes a super-packet as it is.
 fn takes_whole(caps: &Caps, gso: &Gso, len: usize) -> bool {
     let takes_kind = match gso.kind {
         GsoKind::Tcp4 => caps.tso4,
@@ -118,7 +118,8 @@ fn takes_whole(caps: &Caps, gso: &Gso, len: usize) -> bool {
     takes_kind && takes_tunnel && caps.checksum && is_short
 }
 
-/// Nothing is said about checksums to a device that did not ask (virtio 1.2 §5.1.6.4).
+/// A device that takes no partial checksums must not get verified ones either (virtio 1.2
+/// §5.1.6.4).
 fn forget_checksum(packet: &mut Packet, caps: &Caps) {
     let mut offload = *packet.offload();
     if !caps.checksum && offload.checksum == Checksum::Unnecessary {

@@ -1,12 +1,12 @@
-//! The address table: behind which port a station of a VLAN is (IEEE 802.1Q §8.8).
+//! The address table: the port of each station of a VLAN (IEEE 802.1Q §8.8).
 //!
-//! Entries of 16 bytes in one array, found by linear probing; at most half of the places are taken,
-//! so that a search mostly ends in the cache line where it began. Removing closes the gap, nothing
-//! is marked as deleted: the table is as fast after a million addresses as after ten. The hash has
-//! a seed, so that nobody can choose addresses that fall into one place.
+//! Entries have 16 bytes, in one array with linear probing. At most half of the slots are in use,
+//! so that most searches end in the cache line where they begin. Removal closes the gap instead of
+//! leaving a tombstone, so the table does not slow down with use. The hash is seeded, so that
+//! attackers cannot choose colliding addresses.
 //!
-//! A learned entry that was not refreshed for the ageing time is not found any more, and leaves the
-//! table with the next [`Fdb::expire`]. A static entry stays until it is removed.
+//! A learned entry that was not refreshed within the ageing time is no longer found; the next
+//! [`Fdb::expire`] removes it. A static entry stays until it is removed.
 
 use alloc::boxed::Box;
 use core::hash::BuildHasher;
@@ -18,7 +18,7 @@ use super::vlan::Vid;
 use crate::time::{Duration, Instant};
 use crate::wire::MacAddr;
 
-/// A station in a VLAN: never zero, as no VLAN is.
+/// A station in a VLAN; never zero, as VLAN 0 does not exist.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Key(u64);
 
@@ -30,12 +30,12 @@ impl Key {
     }
 }
 
-/// What is known of a station.
+/// Entry of a station.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Entry {
     pub(super) port: u8,
     pub(super) is_static: bool,
-    /// Milliseconds at which its last frame came.
+    /// Time of its last frame in milliseconds.
     seen_ms: u64,
 }
 
@@ -50,7 +50,7 @@ impl Entry {
     }
 }
 
-/// A place of the table: empty if the key is zero.
+/// A slot of the table: empty if the key is zero.
 #[derive(Clone, Copy)]
 struct Slot {
     key: u64,
@@ -67,7 +67,7 @@ pub(super) struct Fdb {
     age_ms: u64,
     /// Entries of each port, learned and static.
     counts: [u32; PORTS_MAX],
-    /// When the next entry may be too old.
+    /// Earliest time at which an entry may expire.
     expires_ms: Option<u64>,
 }
 
@@ -85,15 +85,15 @@ impl Fdb {
         }
     }
 
-    /// What is known of a station now.
+    /// Finds the current entry of a station.
     pub(super) fn find(&self, key: Key, now: Instant) -> Option<Entry> {
         let slot = self.slots[self.place_of(key.0).ok()?];
         let entry = Entry::unpack(slot.value);
         self.is_current(&entry, now.millis()).then_some(entry)
     }
 
-    /// Notes that a station is behind `port`. The caller has looked whether it may be, and keeps
-    /// the number of all entries within what the table was made for.
+    /// Inserts or replaces the entry of a station. The caller has checked that this is allowed, and
+    /// keeps the number of entries within the size of the table.
     pub(super) fn put(&mut self, key: Key, port: u8, is_static: bool, now: Instant) {
         let seen_ms = now.millis();
         let value = Entry { port, is_static, seen_ms }.pack();
@@ -111,19 +111,19 @@ impl Fdb {
         }
     }
 
-    /// Entries of a port, those included that are too old and still there.
+    /// Number of a port's entries, including expired ones that are not removed yet.
     pub(super) fn count(&self, port: u8) -> u32 {
         self.counts[usize::from(port)]
     }
 
-    /// Of them those that were told. Walks the table.
+    /// Number of a port's static entries. Walks the table.
     pub(super) fn static_count(&self, port: u8) -> u32 {
         let taken = self.slots.iter().filter(|slot| slot.key != 0);
         let entries = taken.map(|slot| Entry::unpack(slot.value));
         entries.filter(|entry| entry.is_static && entry.port == port).count() as u32
     }
 
-    /// The port of an entry that is there, too old or not.
+    /// Port of an entry, even if it has expired.
     pub(super) fn holder(&self, key: Key) -> Option<u8> {
         let place = self.place_of(key.0).ok()?;
         Some(Entry::unpack(self.slots[place].value).port)
@@ -135,12 +135,12 @@ impl Fdb {
         place.map(|place| self.clear(place)).is_ok()
     }
 
-    /// Removes entries of `port`; static ones too if `statics`.
+    /// Removes the entries of `port`; static ones only if `statics`.
     pub(super) fn remove_port(&mut self, port: u8, statics: bool) {
         self.retain(|entry| entry.port != port || (entry.is_static && !statics));
     }
 
-    /// Removes what is too old, if anything can be.
+    /// Removes expired entries, if there can be any.
     pub(super) fn expire(&mut self, now: Instant) {
         let now_ms = now.millis();
         if self.expires_ms.is_none_or(|at| now_ms < at) {
@@ -159,12 +159,12 @@ impl Fdb {
         self.expires_ms = oldest_ms.map(|oldest| oldest.saturating_add(age_ms));
     }
 
-    /// When [`Fdb::expire`] is wanted next.
+    /// When [`Fdb::expire`] must be called next.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.expires_ms.map(|ms| Instant::from_micros(ms.saturating_mul(1000)))
     }
 
-    /// All entries that are current: for reports.
+    /// All current entries; for reports.
     pub(super) fn iter(&self, now: Instant) -> impl Iterator<Item = (MacAddr, Vid, Entry)> + '_ {
         let taken = self.slots.iter().filter(|slot| slot.key != 0);
         taken.filter_map(move |slot| {
@@ -183,7 +183,7 @@ impl Fdb {
         entry.is_static || now_ms.saturating_sub(entry.seen_ms) < self.age_ms
     }
 
-    /// Where a key is, or where it would be put.
+    /// Slot of a key, or the free slot where it would be inserted.
     fn place_of(&self, key: u64) -> Result<usize, usize> {
         let mut place = self.home(key);
         loop {
@@ -201,14 +201,14 @@ impl Fdb {
 
     fn retain(&mut self, mut keep: impl FnMut(&Entry) -> bool) {
         for place in 0..self.slots.len() {
-            // Closing a gap brings another entry here.
+            // Closing a gap may move another entry here.
             while self.slots[place].key != 0 && !keep(&Entry::unpack(self.slots[place].value)) {
                 self.clear(place);
             }
         }
     }
 
-    /// Empties a place and moves up what would not be found across it any more.
+    /// Empties a slot and moves later entries up that could no longer be found across the gap.
     fn clear(&mut self, place: usize) {
         let port = Entry::unpack(self.slots[place].value).port;
         self.counts[usize::from(port)] -= 1;
@@ -229,12 +229,12 @@ impl Fdb {
     }
 }
 
-/// Places of the table for each entry that it may have.
+/// Slots of the table per possible entry.
 const PLACES_PER_ENTRY: usize = 2;
 
-/// Set in the value of a static entry, above the port.
+/// Marks a static entry; the bit above the port.
 const STATIC: u64 = 1 << 8;
-/// Where the time begins in a value: 48 bits of milliseconds are nine thousand years.
+/// Position of the time in a value: 48 bits of milliseconds are 9000 years.
 const SEEN_SHIFT: u32 = 16;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What the switch reads of a frame: addresses and tag, and where IP and transport headers lie.
+//! Frame parsing for the switch: addresses and tag, and the offsets of IP and transport headers.
 
 use crate::gso::Layout;
 use crate::wire::ethernet::{self, EtherType};
@@ -6,23 +6,23 @@ use crate::wire::{MacAddr, Protocol, ipv4, ipv6, tcp, udp};
 
 use super::vlan::TAG_LEN;
 
-/// The link layer of a frame.
+/// Link-layer headers of a frame.
 #[derive(Clone, Copy)]
 pub(super) struct Frame {
     pub(super) destination: MacAddr,
     pub(super) source: MacAddr,
-    /// The tag's priority and VLAN.
+    /// Priority and VLAN of the tag.
     pub(super) tci: Option<u16>,
-    /// What follows, behind the tag.
+    /// Type of the payload behind the tag.
     pub(super) ethertype: EtherType,
-    /// Where it begins.
+    /// Offset of the payload.
     pub(super) network_at: usize,
-    /// There are tags behind that one, or those of services.
+    /// The frame has further tags, or service VLAN tags.
     pub(super) has_more_tags: bool,
 }
 
 impl Frame {
-    /// `None` if header or tag are not all there.
+    /// Reads header and tag; `None` if they are incomplete.
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let header = ethernet::Header::parse(bytes).ok()?;
         let mut frame = Self {
@@ -43,8 +43,7 @@ impl Frame {
         Some(frame)
     }
 
-    /// What a station sees that passes over all tags, as Linux does if they name no VLAN. `None` if
-    /// one of them is not all there.
+    /// Skips all tags, as Linux does with tags for VLAN 0. `None` if a tag is incomplete.
     pub(super) fn innermost(mut self, bytes: &[u8]) -> Option<Self> {
         while matches!(self.ethertype, EtherType::VLAN | EtherType::SERVICE_VLAN) {
             let tag = bytes.get(self.network_at..)?.first_chunk::<TAG_LEN>()?;
@@ -56,20 +55,20 @@ impl Frame {
     }
 }
 
-/// Where the network and transport headers of a packet lie, and what they are.
+/// Offsets and kinds of a packet's network and transport headers.
 #[derive(Clone, Copy)]
 pub(super) struct Located {
     pub(super) layout: Layout,
     pub(super) protocol: Protocol,
     pub(super) is_fragment: bool,
-    /// A fragment without the beginning of the transport header.
+    /// The fragment lacks the beginning of the transport header.
     pub(super) is_later_fragment: bool,
-    /// Where the headers end: behind the transport header of TCP and UDP, else behind those of IP.
+    /// End of the headers: of the TCP or UDP header, else of the IP headers.
     pub(super) end: usize,
 }
 
-/// Looks for them in the first bytes of a frame. `None` if it is not IP, or the headers are not
-/// all in these bytes.
+/// Locates the headers in the first bytes of a frame. `None` if it is not IP, or the headers are
+/// not all in these bytes.
 pub(super) fn locate(bytes: &[u8], frame: &Frame) -> Option<Located> {
     let ip_at = frame.network_at;
     let ip = bytes.get(ip_at..)?;
@@ -94,7 +93,7 @@ pub(super) fn locate(bytes: &[u8], frame: &Frame) -> Option<Located> {
     (end <= bytes.len()).then_some(located)
 }
 
-/// Length of the header, protocol, and the offset of a fragment.
+/// Returns header length, protocol, and the offset if it is a fragment.
 fn locate_ipv4(ip: &[u8]) -> Option<(usize, Protocol, Option<u16>)> {
     let header = ip.first_chunk::<{ ipv4::HEADER_LEN }>()?;
     let len = ipv4::header_len(header)?;

@@ -1,14 +1,16 @@
-//! What a port's station may claim to be: link-layer addresses, and the senders of IPv4, IPv6, ARP
-//! and neighbour discovery.
+//! Anti-spoofing: the addresses that a port's station may use, as link-layer source and as sender
+//! in IPv4, IPv6, ARP and neighbour discovery.
 //!
-//! An address that is nobody's yet may always be used: 0.0.0.0 by who asks DHCP or probes
-//! (RFC 5227 §2.1.1), `::` by who looks for a duplicate (RFC 4862 §5.4.2). A station with a list of
-//! addresses is no router either: its router advertisements and redirects are dropped (RFC 6105).
-//! So is what cannot be read to the end of its headers (RFC 7113 §2.1), and what is tagged twice.
+//! Unspecified addresses are always allowed: 0.0.0.0 for DHCP clients and ARP probes (RFC 5227
+//! §2.1.1), `::` for duplicate address detection (RFC 4862 §5.4.2). A station with a list of
+//! addresses may not be a router: its router advertisements and redirects are dropped (RFC 6105).
+//! Packets whose headers cannot be parsed to the end are dropped (RFC 7113 §2.1), and so are
+//! packets with two tags.
 //!
-//! Without a list, a port may have to respect owners: its station may not claim by ARP or neighbour
-//! discovery what is another's, so that nobody is led to it instead. Where its other packets say
-//! that they come from is not looked at then, nor are IPv4 and plain TCP and UDP.
+//! A port without a list may have to respect owners: its station may not claim another port's
+//! address by ARP or neighbour discovery, which would divert traffic to it. In that case IP source
+//! addresses are not checked, and IPv4 packets and IPv6 packets with plain TCP or UDP are not
+//! parsed.
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -24,12 +26,12 @@ use crate::wire::{MacAddr, Protocol, arp, ipv4, ipv6};
 pub struct Prefix {
     /// An address of the range.
     pub address: IpAddr,
-    /// Bits that all of them share; more than an address has count as all.
+    /// Prefix length in bits; larger values mean the whole address.
     pub len: u8,
 }
 
 impl Prefix {
-    /// One address.
+    /// A single address.
     pub const fn one(address: IpAddr) -> Self {
         Self { address, len: 128 }
     }
@@ -49,12 +51,12 @@ impl Prefix {
     }
 }
 
-/// What a port's station may claim. An empty list allows everything.
+/// Addresses that a port's station may use. An empty list allows all.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Guard {
-    /// Link-layer addresses that frames may come from.
+    /// Allowed link-layer addresses.
     pub macs: Vec<MacAddr>,
-    /// IP addresses that it may send from and answer for.
+    /// Allowed IP addresses, to send from and to answer for.
     pub addresses: Vec<Prefix>,
 }
 
@@ -63,9 +65,9 @@ impl Guard {
         self.macs.len() <= GUARD_ENTRIES_MAX && self.addresses.len() <= GUARD_ENTRIES_MAX
     }
 
-    /// Judges the first bytes of a frame, all of whose tags were passed over; returns how many of
-    /// them it was judged by. `owners` says whether an address may be claimed, where owners are
-    /// respected.
+    /// Checks the first bytes of a frame, whose tags have been skipped; returns how many of them
+    /// the verdict depends on. `owners` says whether an address may be claimed, for ports that
+    /// respect owners.
     pub(super) fn check(
         &self,
         bytes: &[u8],
@@ -125,7 +127,7 @@ impl Guard {
         let source = Ipv6Addr::from(*source.ok_or(PortDrop::AddressSpoofed)?);
         self.check_sender(source.into())?;
         match located.protocol {
-            // RFC 6980 §5: nobody listens to neighbour discovery in fragments.
+            // RFC 6980 §5: receivers ignore fragmented neighbour discovery.
             Protocol::ICMPV6 if !located.is_fragment => {
                 self.check_discovery(bytes, &located, source, owners)
             }
@@ -133,7 +135,7 @@ impl Guard {
         }
     }
 
-    /// Neighbour discovery: who is answered for, and with which address.
+    /// Checks neighbour discovery: the addresses claimed, and the link-layer addresses in options.
     fn check_discovery(
         &self,
         bytes: &[u8],
@@ -144,13 +146,13 @@ impl Guard {
         let message = &bytes[located.end..];
         let kind = *message.first().ok_or(PortDrop::AddressSpoofed)?;
         if !(ROUTER_SOLICITATION..=REDIRECT).contains(&kind) {
-            // It was judged by its kind.
+            // The verdict depends on the message type.
             return Ok(located.end + 1);
         }
         if matches!(kind, ROUTER_ADVERTISEMENT | REDIRECT) && !self.addresses.is_empty() {
             return Err(PortDrop::AddressSpoofed);
         }
-        // With a link-layer address in the options it is a claim, too.
+        // With a link-layer option, the source address is a claim too.
         self.check_claimed(source.into(), owners)?;
         let options_at = match kind {
             NEIGHBOR_ADVERTISEMENT => {
@@ -164,11 +166,11 @@ impl Guard {
             _ => return Ok(bytes.len()),
         };
         self.check_options(message.get(options_at..).ok_or(PortDrop::AddressSpoofed)?)?;
-        // Nothing of a message that was judged stays in memory that others write.
+        // All of a checked message becomes private, so that its sender cannot change it.
         Ok(bytes.len())
     }
 
-    /// Link-layer addresses in the options of neighbour discovery (RFC 4861 §4.6.1).
+    /// Checks link-layer addresses in neighbour discovery options (RFC 4861 §4.6.1).
     fn check_options(&self, options: &[u8]) -> Result<(), PortDrop> {
         let mut rest = options;
         while let [kind, units, body @ ..] = rest {
@@ -181,7 +183,7 @@ impl Guard {
                 return Err(PortDrop::AddressSpoofed);
             }
             let len = usize::from(*units) * 8;
-            // RFC 4861 §4.6: of no length, the receiver drops the message.
+            // RFC 4861 §4.6: receivers drop a message with an option of length zero.
             rest = rest.get(len..).filter(|_| len > 0).ok_or(PortDrop::AddressSpoofed)?;
         }
         Ok(())
@@ -191,7 +193,7 @@ impl Guard {
         self.macs.is_empty() || self.macs.contains(&mac)
     }
 
-    /// Where packets come from: as the list says, if there is one.
+    /// Checks the source address of a packet against the list, if there is one.
     fn check_sender(&self, address: IpAddr) -> Result<(), PortDrop> {
         self.check_claimed(address, None)
     }
@@ -205,24 +207,24 @@ impl Guard {
     }
 }
 
-/// Whether an address may be claimed.
+/// Says whether an address may be claimed.
 pub(super) type Owners<'a> = &'a dyn Fn(IpAddr) -> bool;
 
-/// True if TCP or UDP comes right behind the header of IPv6.
+/// True if TCP or UDP directly follows the IPv6 header.
 fn is_plain(ip: &[u8]) -> bool {
     let header = ip.first_chunk::<{ ipv6::HEADER_LEN }>();
     let next = header.map(|header| Protocol(header[IPV6_NEXT_HEADER]));
     matches!(next, Some(Protocol::TCP | Protocol::UDP))
 }
 
-/// Most entries of each list; all are compared with each packet.
+/// Maximum entries of each list; all are compared with each packet.
 pub const GUARD_ENTRIES_MAX: usize = 32;
 
 const IPV4_SOURCE: usize = 12;
 const IPV6_NEXT_HEADER: usize = 6;
 const IPV6_SOURCE: usize = 8;
-/// Where the target address of a solicitation or advertisement is, and a router solicitation's
-/// options.
+/// Offset of the target address in solicitations and advertisements, and of the options in a router
+/// solicitation.
 const TARGET_AT: usize = 8;
 const ROUTER_SOLICITATION: u8 = 133;
 const NEIGHBOR_SOLICITATION: u8 = 135;

@@ -1,4 +1,4 @@
-//! The way in: each packet of a burst is judged, and it is found out whom it is for.
+//! Ingress: judges each packet of a burst and determines its destination.
 
 use towpath_packet::packet::PIECES_MAX;
 use towpath_packet::pool::LARGE_FRAME_BYTES;
@@ -15,15 +15,15 @@ use crate::gso::{self, IP_BYTES_MAX, Layout};
 use crate::wire::MacAddr;
 use crate::wire::ethernet::{self, EtherType};
 
-/// Whom a packet is for.
+/// Destination of a packet.
 #[derive(Clone, Copy)]
 pub(super) enum Target {
     Port(PortId),
-    /// All ports of its VLAN that its own may talk to.
+    /// All ports of its VLAN that the ingress port may send to.
     Flood,
 }
 
-/// What was found out about a packet.
+/// Result of judging a packet.
 #[derive(Clone, Copy)]
 pub(super) struct Verdict {
     pub(super) target: Target,
@@ -31,17 +31,17 @@ pub(super) struct Verdict {
     /// Priority and drop eligibility, as in a tag.
     pub(super) priority: u16,
     pub(super) has_tag: bool,
-    /// Behind the header and the tag, if there is one, comes another tag.
+    /// Another tag follows the header, or its tag.
     pub(super) has_inner_tag: bool,
-    /// Where headers lie, for packets with work left to a device.
+    /// Offsets of the headers, for packets with offload work left.
     pub(super) layout: Option<Layout>,
 }
 
-/// What the packet before it found in the address table; the next one of a flow finds the same.
+/// Cached table lookups of the previous packet; the next packet of a flow has the same addresses.
 pub(super) struct Recent {
-    /// Known to be behind the port of this burst.
+    /// Source that is known to be behind the ingress port.
     source: Option<Key>,
-    /// Looked for, and what came of it, if it was found.
+    /// Destination that was looked up, and the result.
     destination: Option<(Key, Option<Result<Target, PortDrop>>)>,
 }
 
@@ -50,8 +50,8 @@ impl Recent {
 }
 
 impl Switch {
-    /// Judges a packet that came by port `from`. Its headers are private and pulled afterwards, as
-    /// far as anything was decided by them.
+    /// Judges a packet received on port `from`. Afterwards all headers that the verdict depends on
+    /// are private and pulled.
     pub(super) fn classify(
         &mut self,
         from: PortId,
@@ -106,7 +106,7 @@ impl Switch {
         Ok(verdict)
     }
 
-    /// Notes where the sender is.
+    /// Learns the sender's port.
     fn learn(
         &mut self,
         from: PortId,
@@ -131,7 +131,7 @@ impl Switch {
                 recent.source = Some(key);
                 return Ok(());
             }
-            // Refreshed.
+            // The entry is refreshed.
             Some(entry) if entry.port == from.0 => {}
             _ if is_full && holder != Some(from.0) => {
                 port.counters.learn_refused += 1;
@@ -142,11 +142,11 @@ impl Switch {
                 return Ok(());
             }
             _ => {
-                // A list of stations alone decides, as one of addresses does.
+                // A guard list of link-layer addresses alone decides, like a list of IP addresses.
                 let is_listed = !port.config.guard.macs.is_empty();
                 let home = if is_listed { None } else { out.home(vid, station) };
                 if let Some(home) = home.filter(|home| *home != from) {
-                    // Known there, the next such frame is a move, which are few.
+                    // With an entry there, another such frame is a move, which is rate-limited.
                     if known.is_none() && self.config_of(home).is_some() {
                         self.learn_at_home(home, key, holder, cx);
                     }
@@ -160,12 +160,12 @@ impl Switch {
             }
         }
         self.fdb.put(key, from.0, false, cx.now);
-        // The table changed: what was found in it may be wrong now.
+        // The table changed, so cached lookups may be stale.
         *recent = Recent { source: Some(key), destination: None };
         Ok(())
     }
 
-    /// Notes a station at the port where it belongs, if that has room for it.
+    /// Learns a station at its home port, if that has room.
     fn learn_at_home(&mut self, home: PortId, key: Key, holder: Option<u8>, cx: &Context<'_>) {
         let has_room = self.fdb.count(home.0) < self.port(home).config.addresses_max;
         if has_room || holder == Some(home.0) {
@@ -174,7 +174,8 @@ impl Switch {
         }
     }
 
-    /// Whom a packet for this station is for, or why nobody; `None` if the station is not known.
+    /// Destination of a packet for this station, or the drop reason; `None` if the station is
+    /// unknown.
     fn look_up(
         &self,
         from: PortId,
@@ -205,7 +206,7 @@ impl Switch {
         Ok(Target::Port(PortId(to)))
     }
 
-    /// Whether one more packet that will be flooded is too many.
+    /// Applies storm control to a packet that will be flooded.
     fn check_storm(
         &mut self,
         from: PortId,
@@ -241,8 +242,8 @@ fn check_addresses(frame: &Frame) -> Result<(), PortDrop> {
     Ok(())
 }
 
-/// Pulls the headers, if they were `judged` but not pulled yet, and checks what the sender left to
-/// others. Returns where the headers lie, if anything is.
+/// Pulls the headers if they were `judged` but not pulled yet, and checks the offload fields.
+/// Returns the offsets of the headers if offload work is left.
 fn settle_offload(
     packet: &mut Packet,
     frame: &Frame,
@@ -261,7 +262,7 @@ fn settle_offload(
         }
         return Ok(None);
     }
-    // virtio 1.2 §5.1.6.2.1: whoever asks for segmentation leaves the checksum, too.
+    // virtio 1.2 §5.1.6.2.1: segmentation offload requires a partial checksum.
     if !is_partial {
         return Err(PortDrop::OffloadMalformed);
     }
@@ -280,8 +281,8 @@ fn settle_offload(
     checked.map(|()| Some(located.layout)).map_err(|_| PortDrop::OffloadMalformed)
 }
 
-/// Linux counts the offsets of a tunnel without the tag that it puts into a frame for a device,
-/// and that of the checksum with it (`virtio_net_hdr_tnl_from_skb`, 6.18). Counts it.
+/// Adds the tag to a tunnel's offsets. Linux 6.18 omits the VLAN tag from these offsets, but counts
+/// it for the checksum.
 fn count_tag(tunnel: &mut Tunnel, frame: &Frame, layout: &Layout) {
     let is_short = usize::from(tunnel.transport_at) + TAG_LEN == layout.transport_at;
     if frame.tci.is_some() && is_short {
@@ -290,13 +291,13 @@ fn count_tag(tunnel: &mut Tunnel, frame: &Frame, layout: &Layout) {
     }
 }
 
-/// Groups whose frames stay on their link (IEEE 802.1Q table 8-1): all but the last byte.
+/// Prefix of group addresses that are not forwarded (IEEE 802.1Q table 8-1).
 const RESERVED_GROUPS: [u8; 5] = [0x01, 0x80, 0xc2, 0x00, 0x00];
-/// So many of them.
+/// Number of these group addresses.
 const RESERVED_GROUPS_COUNT: u8 = 16;
 
-/// Longest frame: header, a tag, and the largest IP packet.
+/// Longest frame: header, one tag, and the largest IP packet.
 pub const FRAME_BYTES_MAX: usize = ethernet::HEADER_LEN + TAG_LEN + IP_BYTES_MAX;
 
-// What is copied out has room in the frames of one packet.
+// A copy of the longest frame fits the frames of one packet.
 const _: () = assert!(FRAME_BYTES_MAX.div_ceil(LARGE_FRAME_BYTES) < PIECES_MAX);

@@ -1,4 +1,4 @@
-//! A port: its configuration, its counters, and the burst that is on its way out.
+//! A port: its configuration, its counters, and its pending burst.
 
 use core::fmt;
 use core::net::IpAddr;
@@ -12,18 +12,18 @@ use super::vlan::{PortVlans, Vid};
 use crate::counters::PortDrop;
 use crate::wire::MacAddr;
 
-/// Names a port of one switch. The number of a removed port may be given to a new one.
+/// Names a port of a switch. The number of a removed port may be reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PortId(pub(super) u8);
 
 impl PortId {
-    /// Below [`PORTS_MAX`]: an index for tables of the caller.
+    /// Index below [`PORTS_MAX`], for tables of the caller.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Whom a port may talk to.
+/// Which ports a port may send to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Role {
     /// Stations and uplinks.
@@ -31,7 +31,7 @@ pub enum Role {
     Station,
     /// Uplinks only.
     Isolated,
-    /// Everybody.
+    /// All ports.
     Uplink,
 }
 
@@ -45,23 +45,23 @@ impl Role {
     }
 }
 
-/// Packets a second that a port may send to more than one station; a super-packet counts as the
-/// segments in it. `None` is without bound.
+/// Limits on flooded packets per second, by kind; a super-packet counts as its segments. `None`
+/// means no limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StormRates {
-    /// To all stations.
+    /// Broadcast packets.
     pub broadcast: Option<u32>,
-    /// To groups.
+    /// Multicast packets.
     pub multicast: Option<u32>,
-    /// To stations that nobody knows.
+    /// Packets to unknown stations.
     pub unknown: Option<u32>,
 }
 
 impl StormRates {
-    /// No bounds.
+    /// No limits.
     pub const NONE: Self = Self::all(None);
 
-    /// The same bound for each kind.
+    /// The same limit for each kind.
     pub const fn all(rate: Option<u32>) -> Self {
         Self { broadcast: rate, multicast: rate, unknown: rate }
     }
@@ -77,34 +77,34 @@ impl Default for StormRates {
     }
 }
 
-/// How a port behaves.
+/// Configuration of a port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortConfig {
-    /// What the port's device takes. What it gives is checked packet by packet.
+    /// Capabilities of the port's device. What it sends is checked packet by packet.
     pub caps: Caps,
-    /// Its VLANs.
+    /// VLANs of the port.
     pub vlans: PortVlans,
-    /// Whom it may talk to.
+    /// Which ports it may send to.
     pub role: Role,
-    /// What its station may claim to be.
+    /// Addresses that its station may use.
     pub guard: Guard,
-    /// Its station may not claim what [`Egress::owner`] says belongs to others, unless its guard
-    /// lists addresses, which alone decides then.
+    /// Its station may not claim an address that [`Egress::owner`] assigns to another port. If the
+    /// guard lists addresses, the list alone decides.
     pub respects_owners: bool,
-    /// Its station may be a router and lend addresses: announce itself, redirect, answer DHCP.
+    /// Its station may act as a router and DHCP server: advertise, redirect, assign addresses.
     pub is_router: bool,
-    /// Packets that come in with their checksum already verified are believed. Not for guests.
+    /// Trusts packets whose checksum is marked as verified. Must not be set for guests.
     pub is_trusted: bool,
-    /// Bounds on what is flooded.
+    /// Limits on flooded packets.
     pub storm: StormRates,
-    /// Stations a second that may move to this port.
+    /// Stations per second that may move to this port.
     pub moves_per_second: u32,
-    /// Entries of the address table that are kept free for this port.
+    /// Entries of the address table reserved for this port.
     pub addresses_max: u32,
 }
 
 impl PortConfig {
-    /// An access port of the default VLAN, whose station may be anybody.
+    /// An access port of the default VLAN without restrictions on its station.
     pub fn new(caps: Caps) -> Self {
         Self {
             caps,
@@ -121,16 +121,16 @@ impl PortConfig {
     }
 }
 
-/// Why a port was not added or changed. Nothing was done.
+/// Error of adding or changing a port. Nothing was changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PortError {
-    /// There are [`PORTS_MAX`] already.
+    /// The switch has [`PORTS_MAX`] ports already.
     TooManyPorts,
-    /// There is no such port.
+    /// The port does not exist.
     Unknown,
-    /// The address table has not so many entries left.
+    /// The address table has too few free entries.
     TableFull,
-    /// The guard has more than [`GUARD_ENTRIES_MAX`] entries of a kind.
+    /// A list of the guard has more than [`GUARD_ENTRIES_MAX`] entries.
     GuardTooLong,
 }
 
@@ -149,48 +149,50 @@ impl fmt::Display for PortError {
 
 impl core::error::Error for PortError {}
 
-/// What passed a port and what did not. Plain numbers: one thread writes, reports copy.
+/// Counters of a port. Plain numbers: one thread writes them, and reports copy them.
 ///
-/// Each packet in was dropped with a reason of kind *In*, or handed to one port or more; each of
-/// these counted it out, cut as often as needed, or dropped it with a reason of kind *Out*.
+/// Each received packet is either dropped with a reason of kind *In*, or passed to one or more
+/// ports. Each of these ports counts it as sent, perhaps as several segments, or drops it with a
+/// reason of kind *Out*.
 #[derive(Clone, Debug, Default)]
 pub struct PortCounters {
-    /// Packets that came in.
+    /// Packets received.
     pub packets_in: u64,
-    /// Their bytes, Ethernet headers included.
+    /// Bytes received, Ethernet headers included.
     pub bytes_in: u64,
-    /// Of them super-packets.
+    /// Super-packets received.
     pub super_packets_in: u64,
-    /// Packets that the port's queue took.
+    /// Packets that the port's queue accepted.
     pub packets_out: u64,
-    /// Their bytes.
+    /// Bytes that the port's queue accepted.
     pub bytes_out: u64,
-    /// Of them super-packets.
+    /// Super-packets that the port's queue accepted.
     pub super_packets_out: u64,
-    /// Packets that came in and went to all ports that there are for them.
+    /// Received packets that were flooded.
     pub flooded: u64,
-    /// Super-packets that were cut for this port.
+    /// Super-packets segmented for this port.
     pub cut: u64,
-    /// Packets, or segments of them, whose checksum was completed for this port.
+    /// Packets or segments whose checksum was completed for this port.
     pub checksums: u64,
-    /// Stations that were learned here.
+    /// Stations learned at this port.
     pub learned: u64,
-    /// Stations that were not, because the port has as many as it may.
+    /// Stations not learned because the port's share of the table was full.
     pub learn_refused: u64,
-    /// Stations that moved here.
+    /// Stations that moved to this port.
     pub moves: u64,
-    /// Packets of stations that would have moved here too soon after others. They were forwarded.
+    /// Packets whose station would have moved here above the rate limit. The packets were
+    /// forwarded.
     pub moves_refused: u64,
     drops: [u64; PortDrop::ALL.len()],
 }
 
 impl PortCounters {
-    /// Drops for `reason`.
+    /// Number of drops for `reason`.
     pub fn dropped(&self, reason: PortDrop) -> u64 {
         self.drops[reason as usize]
     }
 
-    /// Reasons that occurred, with their counts.
+    /// Drop reasons that occurred, with their counts.
     pub fn drops(&self) -> impl Iterator<Item = (PortDrop, u64)> + '_ {
         let all = PortDrop::ALL.iter().map(|&reason| (reason, self.dropped(reason)));
         all.filter(|&(_, count)| count > 0)
@@ -205,20 +207,20 @@ impl PortCounters {
     }
 }
 
-/// Where the packets of a port go: its device, or the ring in front of it.
+/// Destination of a port's packets: its device, or the ring before the device.
 pub trait Egress {
-    /// Takes packets from the front of `burst`, for `port`. What it leaves is dropped by the switch
-    /// and counted as [`PortDrop::QueueFull`]. Does not block.
+    /// Takes packets for `port` from the front of `burst`. The switch drops the rest and counts it
+    /// as [`PortDrop::QueueFull`]. Must not block.
     fn transmit(&mut self, port: PortId, burst: &mut Burst);
 
-    /// The port that an IP address of a VLAN belongs to, if that is known. Asked for ARP and
-    /// neighbour discovery only.
+    /// Port that owns an IP address in a VLAN, if known. Called only for ARP and neighbour
+    /// discovery.
     fn owner(&self, _vid: Vid, _address: IpAddr) -> Option<PortId> {
         None
     }
 
-    /// The port that a station of a VLAN belongs to, if that is known: it is learned nowhere else.
-    /// Asked for stations that are new at a port.
+    /// Port that a station of a VLAN belongs to, if known; it is learned at no other port. Called
+    /// for stations that are new at a port.
     fn home(&self, _vid: Vid, _station: MacAddr) -> Option<PortId> {
         None
     }
@@ -230,11 +232,11 @@ pub(super) struct Port {
     pub(super) counters: PortCounters,
     pub(super) storms: Storms,
     pub(super) moves: Bucket,
-    /// Packets for this port that were not handed out yet. Empty between calls.
+    /// Packets that are not handed out yet. Empty between calls.
     pending: Burst,
 }
 
-/// The buckets of [`StormRates`].
+/// Token buckets for [`StormRates`].
 pub(super) struct Storms {
     pub(super) broadcast: Option<Bucket>,
     pub(super) multicast: Option<Bucket>,
@@ -262,7 +264,7 @@ impl Port {
         }
     }
 
-    /// Takes another configuration; buckets whose rate stays are not filled by it.
+    /// Changes the configuration; buckets whose rate is unchanged keep their level.
     pub(super) fn configure(&mut self, config: PortConfig) {
         if config.storm != self.config.storm {
             self.storms = Storms::new(&config.storm);
@@ -273,7 +275,7 @@ impl Port {
         self.config = config;
     }
 
-    /// Queues a packet that has the form that the port takes.
+    /// Queues a packet in the form that the port takes.
     pub(super) fn queue(&mut self, id: PortId, packet: Packet, out: &mut impl Egress) {
         if let Err(packet) = self.pending.push(packet) {
             self.flush(id, out);
@@ -281,7 +283,7 @@ impl Port {
         }
     }
 
-    /// Hands out what is queued.
+    /// Hands out the queued packets.
     pub(super) fn flush(&mut self, id: PortId, out: &mut impl Egress) {
         let counters = &mut self.counters;
         for packet in self.pending.iter() {
@@ -299,20 +301,20 @@ impl Port {
     }
 }
 
-/// Broadcasts a second that a port may send, unless told otherwise: hundreds of stations asking
-/// for each other, and a thousandth of what a loop would make.
+/// Default limit on broadcasts per second: hundreds of stations that resolve each other, and a
+/// thousandth of what a loop would generate.
 pub const BROADCASTS_PER_SECOND: u32 = 10_000;
 
-/// Packets to groups a second that a port may send, unless told otherwise: video of 200 Mbit/s in
-/// packets of 1,316 bytes, far more than discovery needs, and what a loop makes in 20 ms.
+/// Default limit on multicast packets per second: video of 200 Mbit/s in packets of 1316 bytes, far
+/// more than discovery needs, and what a loop generates in 20 ms.
 pub const MULTICASTS_PER_SECOND: u32 = 20_000;
 
-/// Packets to unknown stations a second that a port may send, unless told otherwise: what comes
-/// before a station has answered, or after it was silent for long.
+/// Default limit on packets to unknown stations per second: packets sent before a station has
+/// answered, or after a long silence.
 pub const UNKNOWN_PER_SECOND: u32 = 20_000;
 
-/// Stations a second that may move to a port, unless told otherwise.
+/// Default limit on stations per second that move to a port.
 pub const MOVES_PER_SECOND: u32 = 16;
 
-/// Entries of the address table kept for a port, unless told otherwise: a guest with containers.
+/// Default share of the address table for a port: enough for a guest with containers.
 pub const ADDRESSES_PER_PORT: u32 = 128;

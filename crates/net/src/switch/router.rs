@@ -1,17 +1,17 @@
-//! Which packets only a router or a server of DHCP sends. Stations that are neither may not: those
-//! who hear such a packet send their traffic where it says.
+//! Rejects packets that only a router or a DHCP server may send. A spoofed packet of this kind
+//! would redirect the traffic of stations that receive it.
 //!
-//! These are router advertisements and redirects of IPv6 (RFC 6105), and what goes to the ports of
-//! DHCP's clients (RFC 7610 §4), whatever port it comes from: clients look at the port that it
-//! comes to. What cannot be read so far is dropped as well (RFC 7113 §2.1). Behind the first
-//! fragment nothing is looked at: without that one the others are of no use.
+//! These are IPv6 router advertisements and redirects (RFC 6105), and packets to the ports of DHCP
+//! clients (RFC 7610 §4), whatever their source port, as clients check only the destination port.
+//! Packets that cannot be parsed up to there are dropped too (RFC 7113 §2.1). Fragments other than
+//! the first are not checked: they are useless without the first.
 
 use super::frame::{Frame, locate};
 use crate::counters::PortDrop;
 use crate::wire::ethernet::EtherType;
 use crate::wire::{Protocol, ipv4, ipv6};
 
-/// Judges the first bytes of a frame; returns how many of them it was judged by.
+/// Checks the first bytes of a frame; returns how many of them the verdict depends on.
 pub(super) fn check(bytes: &[u8], frame: &Frame) -> Result<usize, PortDrop> {
     let fixed_len = match frame.ethertype {
         EtherType::IPV4 => ipv4::HEADER_LEN,
@@ -49,9 +49,9 @@ pub(super) fn check(bytes: &[u8], frame: &Frame) -> Result<usize, PortDrop> {
 
 const IPV4_PROTOCOL: usize = 9;
 const IPV6_NEXT_HEADER: usize = 6;
-/// Where clients of DHCP listen (RFC 2131 §4.1, RFC 8415 §7.2).
+/// UDP ports of DHCP clients (RFC 2131 §4.1, RFC 8415 §7.2).
 const DHCPV4_CLIENT: u16 = 68;
 const DHCPV6_CLIENT: u16 = 546;
-/// RFC 4861 §4.2 and §4.5.
+/// ICMPv6 types (RFC 4861 §4.2, §4.5).
 pub(super) const ROUTER_ADVERTISEMENT: u8 = 134;
 pub(super) const REDIRECT: u8 = 137;

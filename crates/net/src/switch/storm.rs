@@ -1,24 +1,24 @@
-//! Rates: storm control, and how often stations may move.
+//! Rate limits: storm control, and station moves.
 
 use crate::time::Instant;
 
-/// A token bucket that holds what comes in [`DEPTH_US`]. What finds some tokens passes, however
-/// much it takes; the debt delays what comes next.
+/// A token bucket with the tokens of [`DEPTH_US`]. A request passes if any tokens are left,
+/// whatever its size; the debt delays later requests.
 #[derive(Clone, Copy)]
 pub(super) struct Bucket {
     per_second: u32,
-    /// Millionths of a token.
+    /// Level in millionths of a token.
     level: i64,
     filled: Instant,
 }
 
 impl Bucket {
-    /// A full one.
+    /// A full bucket.
     pub(super) fn new(per_second: u32) -> Self {
         Self { per_second, level: depth(per_second), filled: Instant::START }
     }
 
-    /// Takes `count`, if any are there.
+    /// Takes `count` tokens, if any are left.
     pub(super) fn take(&mut self, count: usize, now: Instant) -> bool {
         let elapsed = now.since(self.filled).as_micros().min(REFILL_US_MAX) as i64;
         self.filled = now;
@@ -33,15 +33,15 @@ impl Bucket {
 }
 
 fn depth(per_second: u32) -> i64 {
-    // At least one token, unless nothing may pass at all.
+    // At least one token, unless the rate is zero.
     (i64::from(per_second) * DEPTH_US).max(if per_second == 0 { 0 } else { TOKEN })
 }
 
-/// A bucket holds what comes in a tenth of a second.
+/// The depth is the tokens of a tenth of a second.
 const DEPTH_US: i64 = 100_000;
-/// Longer pauses fill no more: an hour pays any debt of one packet.
+/// Longer pauses add no more tokens: an hour pays any debt of one packet.
 const REFILL_US_MAX: u128 = 3_600_000_000;
-/// A token in units of the level.
+/// One token in units of the level.
 const TOKEN: i64 = 1_000_000;
 
 #[cfg(test)]
@@ -49,8 +49,8 @@ mod tests {
     use super::*;
     use crate::time::Duration;
 
-    /// Over any time no more passes than the depth and the rate, and one more whose debt is paid
-    /// later; and no less than the rate, once the depth is used up.
+    /// Over any period, no more passes than depth plus rate, plus one request whose debt is paid
+    /// later, and no less than the rate once the depth is used up.
     #[test]
     fn a_rate_is_kept() {
         for (per_second, size) in [(1, 1), (10, 1), (1000, 1), (1000, 45), (100_000, 128)] {

@@ -1,4 +1,4 @@
-//! The switch against a plain model of it, and one by one what it is told to do.
+//! Tests of the switch against a simple model, and of its single features.
 
 mod forwarding;
 mod guard;

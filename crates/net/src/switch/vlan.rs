@@ -1,4 +1,4 @@
-//! VLANs: which of them a port belongs to, and the tag of a frame (IEEE 802.1Q §9.6).
+//! VLANs: membership of ports, and the tag of a frame (IEEE 802.1Q §9.6).
 
 use alloc::boxed::Box;
 
@@ -11,15 +11,16 @@ use crate::wire::ethernet::{self, EtherType};
 pub struct Vid(u16);
 
 impl Vid {
-    /// The VLAN of ports that nobody put into another.
+    /// VLAN of ports that are not assigned to another.
     pub const DEFAULT: Self = Self(1);
 
-    /// `None` for 0, which names no VLAN, and for what is reserved or does not fit 12 bits.
+    /// `None` for 0, which means no VLAN, for the reserved number, and for numbers of more than 12
+    /// bits.
     pub const fn new(number: u16) -> Option<Self> {
         if number == 0 || number >= RESERVED { None } else { Some(Self(number)) }
     }
 
-    /// Its number.
+    /// Number of the VLAN.
     pub const fn number(self) -> u16 {
         self.0
     }
@@ -35,12 +36,12 @@ impl VlanSet {
     /// Every VLAN.
     pub const ALL: Self = Self([u64::MAX; WORDS]);
 
-    /// Adds one.
+    /// Adds a VLAN.
     pub fn insert(&mut self, vid: Vid) {
         self.0[usize::from(vid.0) / 64] |= 1 << (vid.0 % 64);
     }
 
-    /// Whether one is in it.
+    /// True if the VLAN is in the set.
     pub fn contains(&self, vid: Vid) -> bool {
         self.0[usize::from(vid.0) / 64] & 1 << (vid.0 % 64) != 0
     }
@@ -57,19 +58,18 @@ impl FromIterator<Vid> for VlanSet {
 /// The VLANs of a port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PortVlans {
-    /// One VLAN, whose tag the station does not know. Tagged frames from it are dropped, but those
-    /// that only carry a priority.
+    /// One VLAN, untagged. Tagged frames from the station are dropped, except priority tags.
     Access(Vid),
-    /// Several, with tags.
+    /// Several VLANs, tagged.
     Trunk {
-        /// The VLAN of frames without a tag, in both directions.
+        /// VLAN of untagged frames in both directions.
         native: Option<Vid>,
-        /// The VLANs of frames with one.
+        /// VLANs of tagged frames.
         allowed: Box<VlanSet>,
     },
 }
 
-/// How a frame of some VLAN leaves by a port.
+/// Form in which a frame of a VLAN leaves a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Leaves {
     Tagged,
@@ -77,7 +77,7 @@ pub(super) enum Leaves {
 }
 
 impl PortVlans {
-    /// The VLAN of a frame that came with this tag, or without. `None` if the port is in no such
+    /// VLAN of a received frame with this tag, or without a tag. `None` if the port is not in that
     /// VLAN.
     pub(super) fn classify(&self, tci: Option<u16>) -> Option<Vid> {
         let number = tci.map_or(0, |tci| tci & VID_MASK);
@@ -88,7 +88,7 @@ impl PortVlans {
         }
     }
 
-    /// How a frame of `vid` leaves by this port; `None` if it does not.
+    /// Form in which a frame of `vid` leaves this port; `None` if the port is not in the VLAN.
     pub(super) fn leaves(&self, vid: Vid) -> Option<Leaves> {
         match self {
             Self::Access(own) => (*own == vid).then_some(Leaves::Untagged),
@@ -98,9 +98,9 @@ impl PortVlans {
     }
 }
 
-/// Gives a packet, whose Ethernet header and tag are in its private headers, the tag `wanted`
-/// instead of the one it has; returns by how many bytes what follows it moved. Offsets in the
-/// offload fields move along.
+/// Replaces the tag of a packet by `wanted`; the Ethernet header and tag must be in its private
+/// headers. Returns by how many bytes the following headers moved. Offsets in the offload fields
+/// are adjusted.
 pub(super) fn set_tag(packet: &mut Packet, has_tag: bool, wanted: Option<u16>) -> isize {
     let moved = match (has_tag, wanted.is_some()) {
         (false, true) => {
@@ -122,20 +122,20 @@ pub(super) fn set_tag(packet: &mut Packet, has_tag: bool, wanted: Option<u16>) -
     }
     if moved != 0 {
         let mut offload = *packet.offload();
-        // Offsets were checked to lie behind the Ethernet header and in the packet.
+        // The offsets have been checked to be behind the Ethernet header and within the packet.
         offload.shift(moved as i16);
         packet.set_offload(offload);
     }
     moved
 }
 
-/// Bytes of a tag: its type and the TCI.
+/// Bytes of a tag: type and TCI.
 pub(super) const TAG_LEN: usize = 4;
-/// Bytes in front of a tag: both addresses.
+/// Bytes before a tag: both addresses.
 const ADDRESSES_LEN: usize = ethernet::HEADER_LEN - 2;
 
-/// The bits of a TCI that are the VLAN; the others are priority and drop eligibility.
+/// VLAN bits of a TCI; the others are priority and drop eligibility.
 pub(super) const VID_MASK: u16 = 0x0fff;
-/// A number that no frame may carry.
+/// Reserved VLAN number.
 const RESERVED: u16 = 0x0fff;
 const WORDS: usize = 4096 / 64;

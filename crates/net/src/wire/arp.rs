@@ -8,7 +8,7 @@ use super::{MacAddr, ParseError, header, header_mut, read, read_u16, write, writ
 /// An ARP packet that maps an IPv4 address to a link-layer address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Packet {
-    /// Question or answer.
+    /// Request or reply.
     pub operation: Operation,
     /// Link-layer address of the sender.
     pub sender_mac: MacAddr,
@@ -16,12 +16,12 @@ pub struct Packet {
     pub sender_ip: Ipv4Addr,
     /// Link-layer address of the target; meaningless in a request.
     pub target_mac: MacAddr,
-    /// Protocol address that is asked for, or of the station that asked.
+    /// Protocol address of the target: the address asked for, or of the station that asked.
     pub target_ip: Ipv4Addr,
 }
 
 impl Packet {
-    /// Reads the packet at the start of `bytes`; what follows it is Ethernet padding. Other address
+    /// Reads the packet at the start of `bytes`; Ethernet padding may follow. Other address
     /// families and operations are [`ParseError::Unsupported`].
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         let bytes: &[u8; LEN] = header(bytes)?;
@@ -66,16 +66,16 @@ impl Packet {
     }
 }
 
-/// What an ARP packet wants.
+/// Operation of an ARP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// Who has the target address?
+    /// Asks which station has the target address.
     Request,
-    /// The sender has the sender address.
+    /// Says that the sender has the sender address.
     Reply,
 }
 
-/// Bytes of an ARP packet: the fixed part of 8, then twice an address pair.
+/// Bytes of an ARP packet: a fixed part of 8, and two address pairs.
 pub const LEN: usize = 8 + 2 * (MAC_LEN as usize + IPV4_LEN as usize);
 
 const HARDWARE_ETHERNET: u16 = 1;

@@ -1,5 +1,5 @@
 //! Frames that Linux sent on a TAP device without offloads, as hexadecimal text: known answers for
-//! the tests of this crate.
+//! the tests.
 
 extern crate std;
 
@@ -33,17 +33,17 @@ pub(crate) const COMPLETE: &[&str] = &[
     ROUTER_SOLICITATION,
 ];
 
-/// Who has 192.0.2.2? Tell 192.0.2.1.
+/// Request of 192.0.2.1 for 192.0.2.2.
 pub(crate) const ARP_REQUEST: &str = "\
     ffffffffffff0200000000010806\
     0001080006040001020000000001c0000201000000000000c0000202";
 
-/// 192.0.2.1 is at 02:00:00:00:00:01.
+/// Reply: 192.0.2.1 is at 02:00:00:00:00:01.
 pub(crate) const ARP_REPLY: &str = "\
     0200000000020200000000010806\
     0001080006040002020000000001c0000201020000000002c0000202";
 
-/// `ping -s 16` from 192.0.2.1 to 192.0.2.2, which is also the way of the IPv4 frames below.
+/// `ping -s 16` from 192.0.2.1 to 192.0.2.2. The IPv4 frames below have the same direction.
 pub(crate) const ECHO_REQUEST_V4: &str = "\
     0200000000020200000000010800\
     4500002cbf8340004001f749c0000201c0000202\
@@ -72,13 +72,13 @@ pub(crate) const SYN_V4: &str = "\
     4500003cbf2140004006f796c0000201c0000202\
     b732005041e0182200000000a002faf0506b0000020405b40402080ab391b386000000000103030a";
 
-/// SYN that asks for a Fast Open cookie.
+/// SYN that requests a Fast Open cookie.
 pub(crate) const SYN_FAST_OPEN: &str = "\
     0200000000020200000000010800\
     45000040ef3640004006c77dc0000201c0000202\
     daaa0051885ccc0d00000000b002faf0a5760000020405b40402080a956e2bb6000000000103030a22020101";
 
-/// SYN|ACK of a connection from port 4000 to port 7777, to which the next three belong.
+/// SYN|ACK of a connection from port 4000 to port 7777; the next two frames belong to it.
 pub(crate) const SYN_ACK: &str = "\
     0200000000020200000000010800\
     4500003c000040004006b6b8c0000201c0000202\

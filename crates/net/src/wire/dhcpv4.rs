@@ -1,11 +1,11 @@
 //! DHCP for IPv4 (RFC 2131, RFC 2132): the message and its options.
 //!
-//! Only messages about Ethernet addresses are read. Options are kept as bytes under their codes, in
-//! the order in which they came; parts of one option are joined (RFC 3396 §7), and options in the
-//! fields of server and file name are read when option overload says so (RFC 2132 §9.3). These
-//! fields hold nothing else for towpath.
+//! Only messages with Ethernet addresses are accepted. Options are kept as bytes by code, in the
+//! order in which they came. Parts of one option are joined (RFC 3396 §7). Options in the server
+//! name and file fields are read if option overload says so (RFC 2132 §9.3); any other content of
+//! these fields is ignored.
 //!
-//! Messages are control-plane data: parsing allocates, at most what the message has.
+//! Messages are control-plane data: parsing allocates at most the size of the message.
 
 use alloc::vec::Vec;
 use core::net::Ipv4Addr;
@@ -15,11 +15,11 @@ use super::{MacAddr, ParseError, header, read, read_u16, read_u32, write, write_
 /// A DHCP message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// From a server to a client; otherwise the other way.
+    /// The message goes from a server to a client; otherwise from a client to a server.
     pub is_reply: bool,
-    /// Relays passed.
+    /// Number of relays passed.
     pub hops: u8,
-    /// Chosen by the client; an answer has the same.
+    /// Chosen by the client and copied into the answer.
     pub transaction_id: u32,
     /// Time that the client has been trying.
     pub elapsed_s: u16,
@@ -27,20 +27,21 @@ pub struct Message {
     pub broadcast: bool,
     /// Address that the client uses (`ciaddr`).
     pub client_address: Ipv4Addr,
-    /// Address that the client is to use (`yiaddr`).
+    /// Address assigned to the client (`yiaddr`).
     pub your_address: Ipv4Addr,
-    /// Server of the next step of booting (`siaddr`).
+    /// Server for the next step of booting (`siaddr`).
     pub next_server: Ipv4Addr,
     /// Relay through which the message came (`giaddr`).
     pub relay: Ipv4Addr,
     /// Hardware address of the client (`chaddr`).
     pub client_mac: MacAddr,
-    /// The options.
+    /// Options of the message.
     pub options: Options,
 }
 
 impl Message {
-    /// An empty answer to `request`: what RFC 2131 §4.3.1, table 3, copies from it.
+    /// An answer to `request` without options: the fields that RFC 2131 §4.3.1, table 3, copies
+    /// from it.
     pub fn reply_to(request: &Self) -> Self {
         Self {
             is_reply: true,
@@ -68,13 +69,13 @@ impl Message {
         if fixed[at::HARDWARE_TYPE] != ETHERNET || fixed[at::HARDWARE_LEN] != MAC_LEN {
             return Err(ParseError::Unsupported);
         }
-        // Without the cookie it is BOOTP (RFC 2131 §3), whose clients are never told a lease time.
+        // Without the cookie the message is BOOTP (RFC 2131 §3), which has no lease times.
         if fixed[at::COOKIE..] != COOKIE {
             return Err(ParseError::Unsupported);
         }
         let mut options = Options::default();
         options.parse_field(&bytes[FIXED_LEN..])?;
-        // The fields themselves cannot overload anything: the option is looked at once, here.
+        // Overloaded fields cannot overload further: the option is read once, here.
         let overload = match options.get(option::OVERLOAD) {
             None => 0,
             Some(&[which @ 1..=3]) => which,
@@ -103,8 +104,8 @@ impl Message {
         })
     }
 
-    /// The message in at most `len_max` bytes, at least [`MESSAGE_LEN_MIN`]. An option that does
-    /// not fit is left out, so those that matter come first.
+    /// Builds the message in at most `len_max` bytes, which must be at least [`MESSAGE_LEN_MIN`].
+    /// Options that do not fit are omitted, so important options must come first.
     pub fn emit(&self, len_max: usize) -> Vec<u8> {
         let mut bytes = Vec::from([0; FIXED_LEN]);
         bytes[at::OP] = if self.is_reply { BOOT_REPLY } else { BOOT_REQUEST };
@@ -125,7 +126,7 @@ impl Message {
         write(&mut bytes, at::CLIENT_MAC, &self.client_mac.0);
         write(&mut bytes, at::COOKIE, &COOKIE);
         for (code, value) in self.options.iter() {
-            // RFC 3396 §5: what is longer than the length field can say goes in parts.
+            // RFC 3396 §5: a value longer than the length field allows is split.
             let parts = value.len().div_ceil(OPTION_LEN_MAX).max(1);
             if bytes.len() + value.len() + 2 * parts + 1 > len_max {
                 continue;
@@ -138,13 +139,13 @@ impl Message {
             }
         }
         bytes.push(option::END);
-        // RFC 1542 §2.1: BOOTP messages have at least so many bytes, and some relays insist.
+        // RFC 1542 §2.1: BOOTP messages have this minimum length, and some relays require it.
         bytes.resize(bytes.len().max(MESSAGE_LEN_MIN), option::PAD);
         bytes
     }
 }
 
-/// The options of a message, each code once.
+/// Options of a message; each code occurs once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options(Vec<(u8, Vec<u8>)>);
 
@@ -180,7 +181,7 @@ impl Options {
         addresses.iter().map(|&octets| Ipv4Addr::from(octets))
     }
 
-    /// The options, first to last.
+    /// All options, in order.
     pub fn iter(&self) -> impl Iterator<Item = (u8, &[u8])> {
         self.0.iter().map(|(code, value)| (*code, &value[..]))
     }
@@ -200,8 +201,8 @@ impl Options {
         self.0.retain(|(other, _)| *other != code);
     }
 
-    /// Reads the options of one field. What follows the end is padding; a field without an end ends
-    /// where it ends, as clients and servers have it.
+    /// Reads the options of one field. Bytes behind the end option are padding. A field may end
+    /// without an end option, as other implementations allow.
     fn parse_field(&mut self, mut field: &[u8]) -> Result<(), ParseError> {
         while let Some((&code, rest)) = field.split_first() {
             field = match code {
@@ -227,7 +228,7 @@ impl Options {
     }
 }
 
-/// What a message is for (RFC 2132 §9.6): the value of [`option::MESSAGE_TYPE`].
+/// Type of a message (RFC 2132 §9.6): the value of [`option::MESSAGE_TYPE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[expect(missing_docs, reason = "RFC 2131 §2, table 2, says what they are")]
@@ -261,7 +262,7 @@ impl MessageType {
 
 /// Option codes.
 pub mod option {
-    /// Fills space.
+    /// Padding.
     pub const PAD: u8 = 0;
     /// Netmask of the link (RFC 2132 §3.3).
     pub const SUBNET_MASK: u8 = 1;
@@ -277,37 +278,37 @@ pub mod option {
     pub const MTU: u8 = 26;
     /// Broadcast address of the link (RFC 2132 §5.3).
     pub const BROADCAST_ADDRESS: u8 = 28;
-    /// Address that the client would like (RFC 2132 §9.1).
+    /// Address that the client requests (RFC 2132 §9.1).
     pub const REQUESTED_ADDRESS: u8 = 50;
-    /// Seconds for which an address is lent (RFC 2132 §9.2).
+    /// Lease time in seconds (RFC 2132 §9.2).
     pub const LEASE_TIME: u8 = 51;
-    /// Fields for names hold options (RFC 2132 §9.3).
+    /// The file or server name field contains options (RFC 2132 §9.3).
     pub const OVERLOAD: u8 = 52;
-    /// See [`super::MessageType`].
+    /// Type of the message: [`super::MessageType`].
     pub const MESSAGE_TYPE: u8 = 53;
-    /// Address of the server that is meant, or that answers (RFC 2132 §9.7).
+    /// Address of the selected server, or of the server that answers (RFC 2132 §9.7).
     pub const SERVER_ID: u8 = 54;
-    /// Codes of the options that the client wants (RFC 2132 §9.8).
+    /// Codes of the options that the client requests (RFC 2132 §9.8).
     pub const PARAMETER_LIST: u8 = 55;
-    /// Text that says why (RFC 2132 §9.9).
+    /// Error text (RFC 2132 §9.9).
     pub const ERROR_MESSAGE: u8 = 56;
-    /// Largest message that the client takes (RFC 2132 §9.10).
+    /// Largest message that the client accepts (RFC 2132 §9.10).
     pub const MAX_MESSAGE_LEN: u8 = 57;
-    /// Seconds until the client renews (RFC 2132 §9.11).
+    /// Seconds until the client renews its lease (RFC 2132 §9.11).
     pub const RENEWAL_TIME: u8 = 58;
-    /// Seconds until the client asks any server (RFC 2132 §9.12).
+    /// Seconds until the client rebinds with any server (RFC 2132 §9.12).
     pub const REBINDING_TIME: u8 = 59;
-    /// Names the client better than its hardware address (RFC 2132 §9.14, RFC 6842).
+    /// Client identifier, used instead of the hardware address (RFC 2132 §9.14, RFC 6842).
     pub const CLIENT_ID: u8 = 61;
-    /// Two messages instead of four (RFC 4039).
+    /// Exchange of two messages instead of four (RFC 4039).
     pub const RAPID_COMMIT: u8 = 80;
-    /// Whole name of the client (RFC 4702).
+    /// Fully qualified domain name of the client (RFC 4702).
     pub const FQDN: u8 = 81;
-    /// What a relay adds and wants back (RFC 3046).
+    /// Relay agent information, which the server echoes (RFC 3046).
     pub const RELAY_INFORMATION: u8 = 82;
-    /// Domains to look for names in (RFC 3397).
+    /// Domain search list (RFC 3397).
     pub const SEARCH_LIST: u8 = 119;
-    /// Nothing follows.
+    /// End of the options.
     pub const END: u8 = 255;
 }
 
@@ -315,9 +316,9 @@ pub mod option {
 pub const SERVER_PORT: u16 = 67;
 /// UDP port of clients.
 pub const CLIENT_PORT: u16 = 68;
-/// Fewest bytes of a message that is sent.
+/// Minimum length of a message that is sent.
 pub const MESSAGE_LEN_MIN: usize = 300;
-/// Bytes that every client takes, of an IP packet of 576 (RFC 2131 §2).
+/// Message length that every client accepts, in an IP packet of 576 bytes (RFC 2131 §2).
 pub const MESSAGE_LEN_ANY_CLIENT: usize = 576 - 20 - 8;
 
 const BOOT_REQUEST: u8 = 1;

@@ -1,9 +1,9 @@
-//! DHCP for IPv6 (RFC 8415): messages between clients and servers, and the options they nest.
+//! DHCP for IPv6 (RFC 8415): messages between clients and servers, and their nested options.
 //!
-//! Options are kept as bytes under their codes, in order; a code may occur more than once. Messages
-//! of relays are not read.
+//! Options are kept as bytes with their codes, in order; a code may occur more than once. Relay
+//! messages are not supported.
 //!
-//! Messages are control-plane data: parsing allocates, at most what the message has.
+//! Messages are control-plane data: parsing allocates at most the size of the message.
 
 use alloc::vec::Vec;
 use core::net::Ipv6Addr;
@@ -13,11 +13,11 @@ use super::{MacAddr, ParseError, header, read, read_u16, read_u32};
 /// A message (RFC 8415 §8).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// What it is for.
+    /// Type of the message.
     pub kind: MessageType,
-    /// Chosen by the client, 24 bits; an answer has the same.
+    /// Chosen by the client, 24 bits, and copied into the answer.
     pub transaction_id: u32,
-    /// The options.
+    /// Options of the message.
     pub options: Options,
 }
 
@@ -30,8 +30,8 @@ impl Message {
         Ok(Self { kind, transaction_id, options: Options::parse(&bytes[FIXED_LEN..])? })
     }
 
-    /// The message in at most `len_max` bytes. An option that does not fit is left out, so those
-    /// that matter come first.
+    /// Builds the message in at most `len_max` bytes. Options that do not fit are omitted, so
+    /// important options must come first.
     pub fn emit(&self, len_max: usize) -> Vec<u8> {
         let first = u32::from(self.kind as u8) << 24 | self.transaction_id & TRANSACTION_ID_MASK;
         let mut bytes = Vec::from(first.to_be_bytes());
@@ -44,7 +44,7 @@ impl Message {
     }
 }
 
-/// What a message is for (RFC 8415 §7.3).
+/// Type of a message (RFC 8415 §7.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[expect(missing_docs, reason = "RFC 8415 §7.3 says what they are")]
@@ -100,25 +100,25 @@ impl Options {
         Ok(options)
     }
 
-    /// The options as they fill a message or another option. A value longer than its length field
-    /// can say is left out.
+    /// Builds the options as content of a message or another option. A value longer than its length
+    /// field allows is omitted.
     pub fn emit(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.iter().for_each(|(code, value)| emit_option(&mut bytes, code, value));
         bytes
     }
 
-    /// The first option of this code.
+    /// Value of the first option with this code.
     pub fn get(&self, code: u16) -> Option<&[u8]> {
         self.all(code).next()
     }
 
-    /// All options of this code, first to last.
+    /// Values of all options with this code, in order.
     pub fn all(&self, code: u16) -> impl Iterator<Item = &[u8]> {
         self.iter().filter(move |(other, _)| *other == code).map(|(_, value)| value)
     }
 
-    /// The options, first to last.
+    /// All options, in order.
     pub fn iter(&self) -> impl Iterator<Item = (u16, &[u8])> {
         self.0.iter().map(|(code, value)| (*code, &value[..]))
     }
@@ -128,16 +128,15 @@ impl Options {
         self.0.push((code, value.into()));
     }
 
-    /// Whether the client asks for an option (RFC 8415 §21.7); one that asks for nothing in
-    /// particular takes all.
+    /// True if the client requests an option (RFC 8415 §21.7); a client without a request list gets
+    /// all.
     pub fn wants(&self, code: u16) -> bool {
         self.get(option::ORO).is_none_or(|list| {
             list.as_chunks::<2>().0.iter().any(|&wanted| u16::from_be_bytes(wanted) == code)
         })
     }
 
-    /// The identifier of a client or server under `code`, if its length is possible (RFC 8415
-    /// §11.1).
+    /// Identifier of a client or server under `code`, if its length is valid (RFC 8415 §11.1).
     pub fn duid(&self, code: u16) -> Option<&[u8]> {
         self.get(code).filter(|duid| (DUID_LEN_MIN..=DUID_LEN_MAX).contains(&duid.len()))
     }
@@ -146,15 +145,15 @@ impl Options {
 /// An identity association for addresses (RFC 8415 §21.4).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdentityAssociation {
-    /// Names it among those of the client.
+    /// Identifier of the association, unique for the client.
     pub id: u32,
-    /// Time until the client asks the same server; zero leaves it to the client.
+    /// Seconds until the client renews with the same server; zero leaves it to the client.
     pub renew_s: u32,
-    /// Time until the client asks any server; zero leaves it to the client.
+    /// Seconds until the client rebinds with any server; zero leaves it to the client.
     pub rebind_s: u32,
-    /// Addresses.
+    /// Addresses of the association.
     pub addresses: Vec<AddressLease>,
-    /// What became of the request for it, if that has to be said.
+    /// Status of the request, if it must be reported.
     pub status: Option<Status>,
 }
 
@@ -196,9 +195,9 @@ impl IdentityAssociation {
 pub struct AddressLease {
     /// The address.
     pub address: Ipv6Addr,
-    /// Time for which new flows may use it.
+    /// Seconds for which new flows may use it.
     pub preferred_s: u32,
-    /// Time for which it may be used.
+    /// Seconds for which it is valid.
     pub valid_s: u32,
 }
 
@@ -221,21 +220,21 @@ impl AddressLease {
     }
 }
 
-/// What became of a request (RFC 8415 §21.13); the text beside the code is left empty.
+/// Status of a request (RFC 8415 §21.13); the text behind the code is left empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status(pub u16);
 
 impl Status {
-    /// It was done.
+    /// Success.
     pub const SUCCESS: Self = Self(0);
     /// No address is left.
     pub const NO_ADDRESSES: Self = Self(2);
-    /// The server knows no such lease.
+    /// The server has no such lease.
     pub const NO_BINDING: Self = Self(3);
-    /// An address does not belong to the link.
+    /// An address is not valid on the link.
     pub const NOT_ON_LINK: Self = Self(4);
 
-    /// The status among options; none means success.
+    /// Status in a list of options; `None` means success.
     pub fn of(options: &Options) -> Option<Self> {
         let code = options.get(option::STATUS)?.first_chunk()?;
         Some(Self(u16::from_be_bytes(*code)))
@@ -247,7 +246,7 @@ impl Status {
     }
 }
 
-/// The identifier that a device with this address has for ever (RFC 8415 §11.4).
+/// Permanent identifier of a device with this address (DUID-LL, RFC 8415 §11.4).
 pub fn duid_of(mac: MacAddr) -> [u8; 10] {
     let mut duid = [0, 3, 0, 1, 0, 0, 0, 0, 0, 0];
     duid[4..].copy_from_slice(&mac.0);
@@ -263,33 +262,33 @@ fn emit_option(bytes: &mut Vec<u8>, code: u16, value: &[u8]) {
 
 /// Option codes.
 pub mod option {
-    /// Names the client (RFC 8415 §21.2).
+    /// Identifier of the client (RFC 8415 §21.2).
     pub const CLIENT_ID: u16 = 1;
-    /// Names the server (RFC 8415 §21.3).
+    /// Identifier of the server (RFC 8415 §21.3).
     pub const SERVER_ID: u16 = 2;
-    /// See [`super::IdentityAssociation`].
+    /// Identity association: [`super::IdentityAssociation`].
     pub const IA_NA: u16 = 3;
-    /// See [`super::AddressLease`].
+    /// Address of an association: [`super::AddressLease`].
     pub const IA_ADDRESS: u16 = 5;
-    /// Codes of the options that the client wants (RFC 8415 §21.7).
+    /// Codes of the options that the client requests (RFC 8415 §21.7).
     pub const ORO: u16 = 6;
-    /// How much a client should like this server (RFC 8415 §21.8).
+    /// Preference of the server, for the client's choice (RFC 8415 §21.8).
     pub const PREFERENCE: u16 = 7;
-    /// Hundredths of a second that the client has been trying (RFC 8415 §21.9).
+    /// Time since the client began, in hundredths of a second (RFC 8415 §21.9).
     pub const ELAPSED_TIME: u16 = 8;
-    /// See [`super::Status`].
+    /// Status code: [`super::Status`].
     pub const STATUS: u16 = 13;
-    /// Two messages instead of four (RFC 8415 §21.14).
+    /// Exchange of two messages instead of four (RFC 8415 §21.14).
     pub const RAPID_COMMIT: u16 = 14;
     /// DNS servers, best first (RFC 3646 §3).
     pub const DNS_SERVERS: u16 = 23;
-    /// Domains to look for names in (RFC 3646 §4).
+    /// Domain search list (RFC 3646 §4).
     pub const DOMAIN_LIST: u16 = 24;
-    /// Whole name of the client (RFC 4704).
+    /// Fully qualified domain name of the client (RFC 4704).
     pub const FQDN: u16 = 39;
 }
 
-/// Where clients find servers and relays (RFC 8415 §7.1).
+/// Multicast address of servers and relays (RFC 8415 §7.1).
 pub const ALL_SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
 /// UDP port of servers.
 pub const SERVER_PORT: u16 = 547;

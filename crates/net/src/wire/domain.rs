@@ -1,11 +1,11 @@
-//! Domain names as DHCP and router advertisements carry them: host names (RFC 952, RFC 1123 §2.1)
-//! in the form of RFC 1035 §3.1.
+//! Domain names in DHCP and router advertisements: host names (RFC 952, RFC 1123 §2.1) in the wire
+//! format of RFC 1035 §3.1.
 //!
-//! A [`DomainName`] holds letters, digits and hyphens only, in small letters, so that it may go
-//! into resolv.conf, a zone or a log line as it is. What others send in its place is refused.
+//! A [`DomainName`] has only letters, digits and hyphens, in lower case, so that it can be written
+//! into resolv.conf, a zone or a log line as it is. Other names are rejected.
 //!
-//! Names are control-plane data: unlike the other formats, this one allocates, at most what the
-//! message has that it came from.
+//! Names are control-plane data: unlike most formats, this one allocates, at most the size of the
+//! message.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -17,7 +17,7 @@ use core::str::FromStr;
 pub struct DomainName(String);
 
 impl DomainName {
-    /// The text, in small letters.
+    /// The text, in lower case.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -27,17 +27,17 @@ impl DomainName {
         self.0.split('.')
     }
 
-    /// The leftmost label: a host's own name.
+    /// The leftmost label: the host name without its domain.
     pub fn first_label(&self) -> Self {
         Self(self.labels().next().unwrap_or_default().into())
     }
 
-    /// True if there is one label only.
+    /// True if the name has a single label.
     pub fn is_single_label(&self) -> bool {
         !self.0.contains('.')
     }
 
-    /// This name below `parent`; `None` if that is too long.
+    /// This name as a subdomain of `parent`; `None` if that is too long.
     pub fn below(&self, parent: &Self) -> Option<Self> {
         let mut text = self.0.clone();
         text.push('.');
@@ -45,7 +45,7 @@ impl DomainName {
         (text.len() <= NAME_CHARS_MAX).then_some(Self(text))
     }
 
-    /// Adds the wire form to `bytes`, uncompressed.
+    /// Appends the uncompressed wire form to `bytes`.
     pub fn emit(&self, bytes: &mut Vec<u8>) {
         for label in self.labels() {
             bytes.push(label.len() as u8);
@@ -77,7 +77,7 @@ impl fmt::Debug for DomainName {
     }
 }
 
-/// A text is not a domain name of letters, digits and hyphens.
+/// Error of a text that is not a domain name of letters, digits and hyphens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidDomainName;
 
@@ -89,7 +89,7 @@ impl fmt::Display for InvalidDomainName {
 
 impl core::error::Error for InvalidDomainName {}
 
-/// Letters, digits and hyphens, no hyphen at an end (RFC 1123 §2.1).
+/// True for letters, digits and hyphens without a hyphen at either end (RFC 1123 §2.1).
 fn is_label(label: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     (1..=LABEL_CHARS_MAX).contains(&label.len())
@@ -98,8 +98,7 @@ fn is_label(label: &str) -> bool {
         && !label.ends_with('-')
 }
 
-/// The wire form of a list of names, one after the other, uncompressed (RFC 8415 §10, RFC 8106
-/// §5.2).
+/// Wire form of a list of names, uncompressed (RFC 8415 §10, RFC 8106 §5.2).
 pub fn emit_list(names: &[DomainName]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for name in names {
@@ -108,10 +107,10 @@ pub fn emit_list(names: &[DomainName]) -> Vec<u8> {
     bytes
 }
 
-/// The same with the endings that names share written once (RFC 3397 §2, RFC 1035 §4.1.4).
+/// Wire form of a list of names that compresses shared suffixes (RFC 3397 §2, RFC 1035 §4.1.4).
 pub fn emit_compressed_list(names: &[DomainName]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // Endings written so far, and where.
+    // Suffixes written so far, with their offsets.
     let mut endings: Vec<(&str, u16)> = Vec::new();
     for name in names {
         let mut rest = name.as_str();
@@ -138,8 +137,9 @@ pub fn emit_compressed_list(names: &[DomainName]) -> Vec<u8> {
     bytes
 }
 
-/// Reads a list of names that fills `bytes`, compressed or not. `None` if one of them is cut off,
-/// points forwards, or is no [`DomainName`]; pointers point back only, so that reading ends.
+/// Reads a list of names that fills `bytes`, compressed or not. `None` if a name is truncated,
+/// points forward, or is not a valid [`DomainName`]. Pointers must point backward, so that parsing
+/// terminates.
 pub fn parse_list(bytes: &[u8]) -> Option<Vec<DomainName>> {
     let mut names = Vec::new();
     let mut at = 0;
@@ -151,8 +151,8 @@ pub fn parse_list(bytes: &[u8]) -> Option<Vec<DomainName>> {
     Some(names)
 }
 
-/// Reads the name that fills `bytes`: labels up to an empty one. A name that is only the part
-/// before the domain may end without (RFC 4702 §2.3.1, RFC 4704 §4.2).
+/// Reads the name that fills `bytes`: labels up to an empty one. A partial name, without its
+/// domain, may omit the empty label (RFC 4702 §2.3.1, RFC 4704 §4.2).
 pub fn parse_partial(bytes: &[u8]) -> Option<DomainName> {
     let mut text = String::new();
     let mut rest = bytes;
@@ -164,7 +164,7 @@ pub fn parse_partial(bytes: &[u8]) -> Option<DomainName> {
     matches!(rest, [] | [0]).then(|| text.parse().ok())?
 }
 
-/// The name at `start` and where the next begins.
+/// Reads the name at `start`; also returns the offset of the next name.
 fn parse_at(bytes: &[u8], start: usize) -> Option<(DomainName, usize)> {
     let mut text = String::new();
     let mut at = start;
@@ -178,7 +178,7 @@ fn parse_at(bytes: &[u8], start: usize) -> Option<(DomainName, usize)> {
         if len >= POINTER as u8 {
             let low = *bytes.get(at + 1)?;
             let target = usize::from(u16::from_be_bytes([len, low]) & POINTER_MAX);
-            // Each pointer goes before the last, so there are fewer than bytes.
+            // Each pointer must point before the previous target, so their number is bounded.
             if target >= limit {
                 return None;
             }
@@ -192,7 +192,7 @@ fn parse_at(bytes: &[u8], start: usize) -> Option<(DomainName, usize)> {
     }
 }
 
-/// Adds a label; `None` if it is none or the name grows too long.
+/// Appends a label; `None` if it is invalid or the name becomes too long.
 fn push_label(text: &mut String, label: &[u8]) -> Option<()> {
     let label = core::str::from_utf8(label).ok().filter(|label| is_label(label))?;
     if !text.is_empty() {
@@ -202,16 +202,15 @@ fn push_label(text: &mut String, label: &[u8]) -> Option<()> {
     (text.len() <= NAME_CHARS_MAX).then_some(())
 }
 
-/// Most characters of a label (RFC 1035 §2.3.4).
+/// Maximum length of a label (RFC 1035 §2.3.4).
 const LABEL_CHARS_MAX: usize = 63;
 
-/// Most characters of a name: 255 octets less the first length and the final zero (RFC 1035
-/// §2.3.4).
+/// Maximum length of a name: 255 octets less the first length and the final zero (RFC 1035 §2.3.4).
 const NAME_CHARS_MAX: usize = 253;
 
-/// High byte of a pointer with its offset zero, shifted to its place.
+/// Marks a pointer: its two high bits.
 const POINTER: u16 = 0xc0;
-/// Largest offset that a pointer can hold.
+/// Largest offset of a pointer.
 const POINTER_MAX: u16 = 0x3fff;
 
 #[cfg(test)]
@@ -240,7 +239,7 @@ mod tests {
         assert_eq!(longest.below(&names(&["a"])[0]), None);
     }
 
-    /// RFC 3397 §2: the example of that section, in small letters.
+    /// RFC 3397 §2: the example of that section, in lower case.
     #[test]
     fn the_list_of_rfc_3397() {
         let list = names(&["eng.apple.com", "marketing.apple.com"]);
@@ -251,8 +250,8 @@ mod tests {
         assert_eq!(parse_list(b""), Some(vec![]));
     }
 
-    /// Bad input: cut labels, a missing end, pointers forwards, to themselves, round and round,
-    /// labels of other kinds, empty names, bytes that are no letters.
+    /// Bad input: truncated labels, a missing end, forward pointers, self-pointers, loops, other
+    /// label types, empty names, invalid characters.
     #[test]
     fn bad_lists_are_refused() {
         for bytes in [
@@ -283,7 +282,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Any bytes are read without panic, and what was read is written and read again.
+        /// Any bytes are parsed without a panic, and parsed names survive a round trip.
         #[test]
         fn what_was_read_can_be_written(bytes in proptest::collection::vec(
             proptest::prop_oneof![0u8..5, b'a'..=b'c', 0xc0u8..=0xc0], 0..64)) {

@@ -1,7 +1,7 @@
 //! Ethernet II framing (RFC 894, IEEE 802.3 §3): the 14 bytes before the payload.
 //!
-//! The frame check sequence never reaches towpath. A VLAN tag shows as [`EtherType::VLAN`]; what
-//! follows the header then is the tag.
+//! Frames have no frame check sequence here. A VLAN tag shows as [`EtherType::VLAN`]; the rest of
+//! the tag follows the header.
 
 use core::fmt;
 
@@ -10,16 +10,16 @@ use super::{MacAddr, ParseError, header, header_mut, read, read_u16, write, writ
 /// An Ethernet II header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Header {
-    /// The station or group that the frame is for.
+    /// Destination address, unicast or multicast.
     pub destination: MacAddr,
-    /// The station that sent the frame; not checked to be a unicast address.
+    /// Source address; not checked to be unicast.
     pub source: MacAddr,
-    /// What follows. Values below 1,536 are IEEE 802.3 lengths.
+    /// Type of the payload. Values below 1536 are IEEE 802.3 lengths.
     pub ethertype: EtherType,
 }
 
 impl Header {
-    /// Reads the header at the start of `bytes`. Any [`HEADER_LEN`] bytes are one.
+    /// Reads the header at the start of `bytes`. Any [`HEADER_LEN`] bytes are valid.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         let bytes: &[u8; HEADER_LEN] = header(bytes)?;
@@ -41,7 +41,7 @@ impl Header {
     }
 }
 
-/// What an Ethernet frame carries (IANA "EtherType" registry).
+/// Type of an Ethernet payload (IANA "EtherType" registry).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EtherType(pub u16);
 
@@ -77,7 +77,7 @@ impl fmt::Debug for EtherType {
     }
 }
 
-/// Bytes of the header: two addresses of 6 and the type of 2.
+/// Bytes of the header: two addresses of 6, and the type of 2.
 pub const HEADER_LEN: usize = 6 + 6 + 2;
 
 /// Offsets of the fields.

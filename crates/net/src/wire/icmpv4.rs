@@ -1,50 +1,50 @@
-//! ICMP for IPv4 (RFC 792): the eight bytes that every message begins with.
+//! ICMP for IPv4 (RFC 792): the eight bytes that begin every message.
 //!
-//! The checksum covers header and payload, so its owner is the caller: `parse` does not look at
-//! it, `emit` leaves it zero.
+//! The checksum covers header and payload, so the caller handles it: `parse` does not verify it,
+//! and `emit` leaves it zero.
 
 use core::net::Ipv4Addr;
 
 use super::{ParseError, header, header_mut, read, read_u16, write, write_u16};
 
-/// What an ICMP message says. Errors quote the packet that they are about behind the header.
+/// An ICMP message. Errors quote the offending packet behind the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// Asks for the payload to be sent back. As on Linux, its code is not looked at.
+    /// Echo request. As on Linux, its code is ignored.
     EchoRequest {
-        /// Names the process that asks.
+        /// Identifier of the sending process.
         ident: u16,
-        /// Counts its questions.
+        /// Sequence number.
         sequence: u16,
     },
-    /// Sends the payload back.
+    /// Echo reply.
     EchoReply {
-        /// As in the request.
+        /// Identifier of the request.
         ident: u16,
-        /// As in the request.
+        /// Sequence number of the request.
         sequence: u16,
     },
     /// A packet could not be delivered.
     DestinationUnreachable {
-        /// Why, such as [`PORT_UNREACHABLE`].
+        /// Reason, such as [`PORT_UNREACHABLE`].
         code: u8,
-        /// With [`FRAGMENTATION_NEEDED`]: the MTU that was too small, or zero from a router older
-        /// than RFC 1191 §4.
+        /// With [`FRAGMENTATION_NEEDED`]: the next hop's MTU, or zero from a router that predates
+        /// RFC 1191 §4.
         next_hop_mtu: u16,
     },
-    /// A better way to the destination of a packet.
+    /// A better route to the destination of a packet.
     Redirect {
-        /// What the advice holds for, 0 to 3.
+        /// Scope of the redirect, 0 to 3.
         code: u8,
         /// The router to use.
         gateway: Ipv4Addr,
     },
-    /// A packet lived too long.
+    /// The time to live or the reassembly time of a packet ran out.
     TimeExceeded {
         /// [`TTL_EXCEEDED`] or [`REASSEMBLY_TIME_EXCEEDED`].
         code: u8,
     },
-    /// A header field made no sense.
+    /// A header field is invalid.
     ParameterProblem {
         /// Offset of the offending byte in the quoted packet.
         pointer: u8,
@@ -81,9 +81,9 @@ impl Message {
         })
     }
 
-    /// Writes the [`HEADER_LEN`] bytes of the header at the start of `bytes`, which must be at
-    /// least as long. The checksum is zero; the caller sums header and payload. Of
-    /// [`Message::Other`] the last four bytes are zero.
+    /// Writes the header of [`HEADER_LEN`] bytes at the start of `bytes`, which must be at least as
+    /// long. The checksum is zero; the caller computes it. For [`Message::Other`] the last four
+    /// bytes are zero.
     pub fn emit(&self, bytes: &mut [u8]) -> usize {
         let bytes: &mut [u8; HEADER_LEN] = header_mut(bytes);
         *bytes = [0; HEADER_LEN];
@@ -114,8 +114,8 @@ impl Message {
         HEADER_LEN
     }
 
-    /// Whether this is about another packet, so that it must not be answered with an error
-    /// (RFC 1122 §3.2.2). A type that is not known may be one.
+    /// True if the message is an error, which must not be answered with an error (RFC 1122 §3.2.2).
+    /// Unknown types count as errors.
     pub fn is_error(&self) -> bool {
         match *self {
             Self::EchoRequest { .. } | Self::EchoReply { .. } => false,
@@ -138,15 +138,15 @@ pub const CHECKSUM_OFFSET: usize = at::CHECKSUM;
 pub const NETWORK_UNREACHABLE: u8 = 0;
 /// Code of [`Message::DestinationUnreachable`]: the host does not answer on its link.
 pub const HOST_UNREACHABLE: u8 = 1;
-/// Code of [`Message::DestinationUnreachable`]: the host does not speak the protocol.
+/// Code of [`Message::DestinationUnreachable`]: the host does not support the protocol.
 pub const PROTOCOL_UNREACHABLE: u8 = 2;
-/// Code of [`Message::DestinationUnreachable`]: nobody listens on the port.
+/// Code of [`Message::DestinationUnreachable`]: no socket has the port.
 pub const PORT_UNREACHABLE: u8 = 3;
-/// Code of [`Message::DestinationUnreachable`]: too long for the next link, must not be fragmented.
+/// Code of [`Message::DestinationUnreachable`]: larger than the next hop's MTU, and DF is set.
 pub const FRAGMENTATION_NEEDED: u8 = 4;
 /// Code of [`Message::DestinationUnreachable`]: a source route cannot be followed.
 pub const SOURCE_ROUTE_FAILED: u8 = 5;
-/// Code of [`Message::DestinationUnreachable`]: forbidden by policy (RFC 1812 §5.2.7.1).
+/// Code of [`Message::DestinationUnreachable`]: prohibited by policy (RFC 1812 §5.2.7.1).
 pub const ADMINISTRATIVELY_PROHIBITED: u8 = 13;
 
 /// Code of [`Message::TimeExceeded`]: no hops left.
@@ -161,8 +161,8 @@ const ECHO_REQUEST: u8 = 8;
 const TIME_EXCEEDED: u8 = 11;
 const PARAMETER_PROBLEM: u8 = 12;
 
-/// Types of [`Message::Other`] that are questions and answers: router discovery (RFC 1256),
-/// timestamp, information and address mask (RFC 792, RFC 950), extended echo (RFC 8335).
+/// Query and answer types among [`Message::Other`]: router discovery (RFC 1256), timestamp,
+/// information and address mask (RFC 792, RFC 950), extended echo (RFC 8335).
 const QUERIES: [u8; 10] = [9, 10, 13, 14, 15, 16, 17, 18, 42, 43];
 
 /// Offsets of the fields.

@@ -1,8 +1,8 @@
 //! ICMP for IPv6 (RFC 4443) and neighbour discovery (RFC 4861, RFC 8106).
 //!
-//! The checksum covers a pseudo-header and the whole message, so its owner is the caller: `parse`
-//! does not look at it, `emit` leaves it zero. The caller also checks what stands in the IP header,
-//! above all the hop limit of [`HOP_LIMIT`] that neighbour discovery demands.
+//! The checksum covers a pseudo-header and the whole message, so the caller handles it: `parse`
+//! does not verify it, and `emit` leaves it zero. The caller also checks the IP header, above all
+//! the hop limit of [`HOP_LIMIT`] that neighbour discovery requires.
 
 mod discovery;
 
@@ -16,70 +16,70 @@ use self::discovery::{
 };
 use super::{MacAddr, ParseError, header, read, read_u16, read_u32, write, write_u16, write_u32};
 
-/// What an ICMPv6 message says. Errors quote the packet that they are about behind the header.
+/// An ICMPv6 message. Errors quote the offending packet behind the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Message {
     /// A packet could not be delivered (RFC 4443 §3.1).
     DestinationUnreachable {
-        /// Why, such as [`PORT_UNREACHABLE`].
+        /// Reason, such as [`PORT_UNREACHABLE`].
         code: u8,
     },
-    /// A packet is longer than the next link takes (RFC 4443 §3.2).
+    /// The packet exceeds the next hop's MTU (RFC 4443 §3.2).
     PacketTooBig {
-        /// What the next link takes.
+        /// MTU of the next hop.
         mtu: u32,
     },
-    /// A packet lived too long (RFC 4443 §3.3).
+    /// The hop limit or the reassembly time of a packet ran out (RFC 4443 §3.3).
     TimeExceeded {
         /// [`HOP_LIMIT_EXCEEDED`] or [`REASSEMBLY_TIME_EXCEEDED`].
         code: u8,
     },
-    /// A header field made no sense (RFC 4443 §3.4).
+    /// A header field is invalid (RFC 4443 §3.4).
     ParameterProblem {
-        /// What is wrong, such as [`UNRECOGNIZED_NEXT_HEADER`].
+        /// Reason, such as [`UNRECOGNIZED_NEXT_HEADER`].
         code: u8,
         /// Offset of the offending byte in the quoted packet.
         pointer: u32,
     },
-    /// Asks for the payload to be sent back (RFC 4443 §4.1).
+    /// Echo request (RFC 4443 §4.1).
     EchoRequest {
-        /// Names the process that asks.
+        /// Identifier of the sending process.
         ident: u16,
-        /// Counts its questions.
+        /// Sequence number.
         sequence: u16,
     },
-    /// Sends the payload back (RFC 4443 §4.2).
+    /// Echo reply (RFC 4443 §4.2).
     EchoReply {
-        /// As in the request.
+        /// Identifier of the request.
         ident: u16,
-        /// As in the request.
+        /// Sequence number of the request.
         sequence: u16,
     },
-    /// Is there a router (RFC 4861 §4.1)?
+    /// Requests router advertisements (RFC 4861 §4.1).
     RouterSolicitation {
-        /// Link-layer address of the sender, unless it has no IP address yet.
+        /// Link-layer address of the sender; absent if it has no IP address yet.
         source_link_layer: Option<MacAddr>,
     },
-    /// Here is a router (RFC 4861 §4.2).
+    /// Announces a router (RFC 4861 §4.2).
     RouterAdvertisement(RouterAdvertisement),
-    /// Who has the target address (RFC 4861 §4.3)?
+    /// Requests the link-layer address of the target (RFC 4861 §4.3).
     NeighborSolicitation {
-        /// The address that is asked for.
+        /// Target address.
         target: Ipv6Addr,
-        /// Link-layer address of the sender, unless it has no IP address yet.
+        /// Link-layer address of the sender; absent if it has no IP address yet.
         source_link_layer: Option<MacAddr>,
     },
-    /// The sender has the target address (RFC 4861 §4.4).
+    /// Announces that the sender has the target address (RFC 4861 §4.4).
     NeighborAdvertisement {
-        /// The address that was asked for.
+        /// Target address.
         target: Ipv6Addr,
-        /// Where it is.
+        /// Link-layer address of the target.
         target_link_layer: Option<MacAddr>,
         /// The sender is a router.
         router: bool,
-        /// This answers a solicitation.
+        /// The message answers a solicitation.
         solicited: bool,
-        /// Replaces what was known before. (`override` is a reserved word.)
+        /// Replaces a cached link-layer address. (`override` is a reserved word.)
         override_: bool,
     },
     /// Any other type.
@@ -92,10 +92,10 @@ pub enum Message {
 }
 
 impl Message {
-    /// Reads the message at the start of `bytes`. Of an error or an echo only the first
-    /// [`HEADER_LEN`] bytes need to be there; a neighbour discovery message must be there with all
-    /// its options and must pass the checks of RFC 4861 §6.1 and §7.1 that concern the message
-    /// itself. The checksum is not verified.
+    /// Reads the message at the start of `bytes`. Errors and echoes need only the first
+    /// [`HEADER_LEN`] bytes. A neighbour discovery message must be complete with its options, and
+    /// must pass those checks of RFC 4861 §6.1 and §7.1 that concern the message itself. The
+    /// checksum is not verified.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         let fixed: &[u8; HEADER_LEN] = header(bytes)?;
         let code = fixed[at::CODE];
@@ -121,10 +121,9 @@ impl Message {
         })
     }
 
-    /// Writes the message at the start of `bytes`, which must be at least
-    /// [`Message::emitted_len`] long, and returns that length. The checksum is zero; the caller
-    /// sums pseudo-header, message and payload. Of [`Message::Other`] the last four bytes are
-    /// zero.
+    /// Writes the message at the start of `bytes`, which must be at least [`Message::emitted_len`]
+    /// long, and returns that length. The checksum is zero; the caller computes it. For
+    /// [`Message::Other`] the last four bytes are zero.
     pub fn emit(&self, bytes: &mut [u8]) -> usize {
         let len = self.emitted_len();
         assert!(bytes.len() >= len, "emit: {} bytes of room for a message of {len}", bytes.len());
@@ -185,7 +184,8 @@ impl Message {
         }
     }
 
-    /// Whether this is an error, which must not be answered with an error (RFC 4443 §2.1, §2.4 e).
+    /// True if the message is an error, which must not be answered with an error (RFC 4443 §2.1,
+    /// §2.4 e).
     pub fn is_error(&self) -> bool {
         self.kind_and_code().0 < INFORMATIONAL
     }
@@ -218,7 +218,7 @@ fn parse_discovery(kind: u8, bytes: &[u8]) -> Result<Message, ParseError> {
     }
     let fixed: &[u8; NEIGHBOR_LEN] = header(bytes)?;
     let target = Ipv6Addr::from(read::<16>(fixed, at::TARGET));
-    // RFC 4861 §7.1.1, §7.1.2: only an address that one node may hold.
+    // RFC 4861 §7.1.1, §7.1.2: the target must not be a multicast address.
     if target.is_multicast() {
         return Err(ParseError::BadAddress);
     }
@@ -237,7 +237,7 @@ fn parse_discovery(kind: u8, bytes: &[u8]) -> Result<Message, ParseError> {
     })
 }
 
-/// `mask` if `set`, else nothing.
+/// `mask` if `set`, else zero.
 fn bit(set: bool, mask: u8) -> u8 {
     if set { mask } else { 0 }
 }
@@ -248,18 +248,18 @@ pub const HEADER_LEN: usize = 8;
 /// Offset of the checksum in the header.
 pub const CHECKSUM_OFFSET: usize = at::CHECKSUM;
 
-/// Hop limit of every neighbour discovery packet: it has not been forwarded (RFC 4861 §3.1).
+/// Hop limit of neighbour discovery packets: proves that they were not forwarded (RFC 4861 §3.1).
 pub const HOP_LIMIT: u8 = 255;
 
-/// Code of [`Message::DestinationUnreachable`]: no route.
+/// Code of [`Message::DestinationUnreachable`]: no route to the destination.
 pub const NO_ROUTE: u8 = 0;
-/// Code of [`Message::DestinationUnreachable`]: forbidden by policy.
+/// Code of [`Message::DestinationUnreachable`]: prohibited by policy.
 pub const ADMINISTRATIVELY_PROHIBITED: u8 = 1;
-/// Code of [`Message::DestinationUnreachable`]: the scope of the source address ends before.
+/// Code of [`Message::DestinationUnreachable`]: beyond the scope of the source address.
 pub const BEYOND_SCOPE: u8 = 2;
 /// Code of [`Message::DestinationUnreachable`]: the host does not answer on its link.
 pub const ADDRESS_UNREACHABLE: u8 = 3;
-/// Code of [`Message::DestinationUnreachable`]: nobody listens on the port.
+/// Code of [`Message::DestinationUnreachable`]: no socket has the port.
 pub const PORT_UNREACHABLE: u8 = 4;
 
 /// Code of [`Message::TimeExceeded`]: no hops left.
@@ -267,11 +267,11 @@ pub const HOP_LIMIT_EXCEEDED: u8 = 0;
 /// Code of [`Message::TimeExceeded`]: fragments are missing.
 pub const REASSEMBLY_TIME_EXCEEDED: u8 = 1;
 
-/// Code of [`Message::ParameterProblem`]: a field has a value that makes no sense.
+/// Code of [`Message::ParameterProblem`]: a field has an invalid value.
 pub const ERRONEOUS_HEADER_FIELD: u8 = 0;
-/// Code of [`Message::ParameterProblem`]: a Next Header value is not known.
+/// Code of [`Message::ParameterProblem`]: unrecognized Next Header value.
 pub const UNRECOGNIZED_NEXT_HEADER: u8 = 1;
-/// Code of [`Message::ParameterProblem`]: an option is not known and must be.
+/// Code of [`Message::ParameterProblem`]: unrecognized option that must be processed.
 pub const UNRECOGNIZED_OPTION: u8 = 2;
 /// Code of [`Message::ParameterProblem`]: a first fragment lacks a part of the header chain
 /// (RFC 7112 §5).

@@ -1,7 +1,7 @@
 //! IPv4 header (RFC 791, RFC 1122 §3.2.1).
 //!
-//! Options are walked for validity and for source routes, and then forgotten: towpath acts on none
-//! and sends none.
+//! Options are checked for validity and for source routes, and otherwise ignored. No options are
+//! sent.
 
 use core::net::Ipv4Addr;
 
@@ -12,34 +12,33 @@ use super::{ParseError, Protocol, header, header_mut, read, read_u16, write, wri
 pub struct Header {
     /// Differentiated services code point (high 6 bits) and ECN (low 2 bits), RFC 3168 §5.
     pub tos: u8,
-    /// Identifies the datagram that a fragment belongs to.
+    /// Identification, equal in all fragments of a datagram.
     pub ident: u16,
-    /// Routers must not fragment.
+    /// Routers must not fragment the packet.
     pub dont_fragment: bool,
     /// More fragments of the datagram follow this one.
     pub more_fragments: bool,
-    /// Where the payload belongs in the datagram's, in bytes; a multiple of 8.
+    /// Offset of the payload in the datagram in bytes; a multiple of 8.
     pub fragment_offset: u16,
-    /// Hops left.
+    /// Time to live.
     pub ttl: u8,
-    /// What the payload is.
+    /// Protocol of the payload.
     pub protocol: Protocol,
-    /// Sender.
+    /// Source address.
     pub source: Ipv4Addr,
-    /// Receiver.
+    /// Destination address.
     pub destination: Ipv4Addr,
     /// Bytes of header and payload.
     pub total_len: u16,
-    /// Bytes of header, with options.
+    /// Bytes of the header with options.
     pub header_len: u8,
-    /// The options hold a loose or strict source route, which a host should not follow
-    /// (RFC 7126 §4.3, §4.4).
+    /// The options include a loose or strict source route, which hosts should not follow (RFC 7126
+    /// §4.3, §4.4).
     pub has_source_route: bool,
 }
 
-/// Bytes of the header at the start of `bytes`, with options. `None` if there are not all
-/// [`HEADER_LEN`] bytes without options, the version is another, or the header says that it is
-/// shorter than they are.
+/// Header length with options, from the start of `bytes`. `None` if fewer than [`HEADER_LEN`] bytes
+/// are given, the version is not 4, or the header length field is smaller than [`HEADER_LEN`].
 #[inline]
 pub(crate) fn header_len(bytes: &[u8]) -> Option<usize> {
     let fixed: &[u8; HEADER_LEN] = bytes.first_chunk()?;
@@ -49,17 +48,17 @@ pub(crate) fn header_len(bytes: &[u8]) -> Option<usize> {
 
 impl Header {
     /// Reads the header at the start of `header_bytes`, a private copy of the packet's first bytes,
-    /// and verifies its checksum. `frame_len` is the true length of the IP packet with whatever
-    /// padding follows it.
+    /// and verifies its checksum. `frame_len` is the true length of the IP packet including
+    /// padding.
     ///
-    /// The reserved flag is ignored. A fragment that would reach beyond the longest datagram is
+    /// The reserved flag is ignored. A fragment that reaches beyond the longest datagram is
     /// [`ParseError::BadLength`].
     pub fn parse(header_bytes: &[u8], frame_len: usize) -> Result<Self, ParseError> {
         Self::parse_with(header_bytes, frame_len, true)
     }
 
-    /// Parses the header that an ICMP error quotes. Its checksum is not looked at, as in Linux: the
-    /// routers on the way changed the header, not all of them the sum.
+    /// Reads a header that an ICMP error quotes. As in Linux, its checksum is not verified: routers
+    /// change the header, and not all update the checksum.
     pub fn parse_quoted(header_bytes: &[u8]) -> Result<Self, ParseError> {
         Self::parse_with(header_bytes, usize::from(u16::MAX), false)
     }
@@ -87,7 +86,7 @@ impl Header {
         }
         let fragment = read_u16(fixed, at::FRAGMENT);
         let fragment_offset = (fragment & FRAGMENT_OFFSET_MASK) * FRAGMENT_UNIT;
-        // RFC 791 §3.1: the header and the end of the payload together fit the Total Length field.
+        // RFC 791 §3.1: the reassembled datagram must fit the Total Length field.
         if fragment_offset.checked_add(total_len).is_none() {
             return Err(ParseError::BadLength);
         }
@@ -107,9 +106,9 @@ impl Header {
         })
     }
 
-    /// Writes [`HEADER_LEN`] bytes at the start of `bytes`, which must be at least as long: the
-    /// header without options and with its checksum. `total_len` is written as given; `header_len`
-    /// and `has_source_route` are not looked at.
+    /// Writes the header of [`HEADER_LEN`] bytes, without options and with its checksum, at the
+    /// start of `bytes`, which must be at least as long. `total_len` is written as given;
+    /// `header_len` and `has_source_route` are ignored.
     pub fn emit(&self, bytes: &mut [u8]) -> usize {
         assert!(self.fragment_offset.is_multiple_of(FRAGMENT_UNIT));
         let bytes: &mut [u8; HEADER_LEN] = header_mut(bytes);
@@ -141,7 +140,7 @@ impl Header {
         usize::from(self.total_len).saturating_sub(usize::from(self.header_len))
     }
 
-    /// Whether this is a part of a datagram, first, middle or last.
+    /// True if the packet is a fragment.
     #[inline]
     pub fn is_fragment(&self) -> bool {
         self.more_fragments || self.fragment_offset != 0
@@ -149,7 +148,8 @@ impl Header {
 }
 
 /// One's complement sum of a header, whose length is a multiple of 4 and at most
-/// [`HEADER_LEN_MAX`]. Too short to gain from [`crate::checksum`], which builds on this module.
+/// [`HEADER_LEN_MAX`]. Not done by [`crate::checksum`], which depends on this module and would gain
+/// nothing for short input.
 #[inline]
 fn header_sum(header: &[u8]) -> u16 {
     debug_assert!(header.len().is_multiple_of(4) && header.len() <= HEADER_LEN_MAX);
@@ -162,8 +162,8 @@ fn header_sum(header: &[u8]) -> u16 {
     sum as u16
 }
 
-/// Checks that the options fill their place exactly or end early (RFC 791 §3.1), and tells whether
-/// one of them is a source route.
+/// Checks that the options fill their space exactly or end early (RFC 791 §3.1); returns whether
+/// they include a source route.
 fn find_source_route(mut options: &[u8]) -> Result<bool, ParseError> {
     let mut found = false;
     while let Some(&kind) = options.first() {
@@ -185,15 +185,16 @@ pub const HEADER_LEN: usize = 20;
 /// Bytes of the longest header: 15 words of 4.
 pub const HEADER_LEN_MAX: usize = 15 * 4;
 
-/// Bytes that one step of a fragment offset stands for.
+/// Unit of fragment offsets in bytes.
 pub const FRAGMENT_UNIT: u16 = 8;
 
 const VERSION: u8 = 4;
 const DONT_FRAGMENT: u16 = 0x4000;
 const MORE_FRAGMENTS: u16 = 0x2000;
-/// What a fragment's offset is of its field.
+/// The offset in the field of flags and fragment offset.
 pub(crate) const FRAGMENT_OFFSET_MASK: u16 = 0x1fff;
-/// What is not zero of that field in fragments: the flag of those before the last, and the offset.
+/// Bits of that field that are not all zero in fragments: the flag of more fragments, and the
+/// offset.
 pub(crate) const FRAGMENT_MASK: u16 = MORE_FRAGMENTS | FRAGMENT_OFFSET_MASK;
 const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;

@@ -2,15 +2,14 @@
 //!
 //! # Theory of operation
 //!
-//! [`Header`] is the fixed part. [`Extensions::walk`] then goes through the chain of extension
-//! headers, as the destination of the packet, up to the upper-layer header or to a fragment header
-//! behind which only a part of a packet can be seen. It recognises no options and no routing
-//! types: the option's own number says whether that matters, and a routing header matters unless
-//! it has been used up. What must be answered with an ICMPv6 message comes out as an error that
-//! holds code and pointer.
+//! [`Header`] is the fixed part. [`Extensions::walk`] then follows the chain of extension headers,
+//! as the packet's destination does, up to the upper-layer header, or to the fragment header of a
+//! later fragment. No options and no routing types are recognised. The number of an option says how
+//! to handle a packet with an unrecognised one; a routing header is an error unless no segments are
+//! left. If a packet must be answered with an ICMPv6 message, the error has its code and pointer.
 //!
-//! Work is bounded: at most [`EXTENSION_HEADERS_MAX`] headers within the private copy, each byte
-//! of which is looked at once.
+//! Work is bounded: at most [`EXTENSION_HEADERS_MAX`] headers in the private copy, and each byte is
+//! read once.
 
 use core::net::Ipv6Addr;
 
@@ -28,23 +27,23 @@ use super::{
 pub struct Header {
     /// Differentiated services code point (high 6 bits) and ECN (low 2 bits), RFC 3168 §5.
     pub traffic_class: u8,
-    /// Labels the packets of one flow (RFC 6437); 20 bits.
+    /// Flow label (RFC 6437); 20 bits.
     pub flow_label: u32,
-    /// Bytes that follow this header, extension headers included.
+    /// Bytes behind this header, extension headers included.
     pub payload_len: u16,
-    /// The first extension header or what the payload is.
+    /// First extension header, or protocol of the payload.
     pub next_header: Protocol,
     /// Hops left.
     pub hop_limit: u8,
-    /// Sender.
+    /// Source address.
     pub source: Ipv6Addr,
-    /// Receiver.
+    /// Destination address.
     pub destination: Ipv6Addr,
 }
 
 impl Header {
     /// Reads the header at the start of `header_bytes`, a private copy of the packet's first bytes.
-    /// `frame_len` is the true length of the IP packet with whatever padding follows it.
+    /// `frame_len` is the true length of the IP packet including padding.
     pub fn parse(header_bytes: &[u8], frame_len: usize) -> Result<Self, ParseError> {
         let bytes: &[u8; HEADER_LEN] = header(header_bytes)?;
         let first = read_u32(bytes, at::VERSION_CLASS_LABEL);
@@ -83,13 +82,13 @@ impl Header {
     }
 }
 
-/// What the chain of extension headers amounts to (RFC 8200 §4).
+/// Result of walking the extension headers (RFC 8200 §4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extensions {
-    /// What follows the extension headers. Behind a fragment header with an offset this is the
-    /// first header of the fragmentable part, which is not in this packet.
+    /// Protocol behind the extension headers. In a fragment with a non-zero offset it is the first
+    /// header of the fragmentable part, which is not in this packet.
     pub protocol: Protocol,
-    /// Bytes of all extension headers that were walked.
+    /// Bytes of all walked extension headers.
     pub len: usize,
     /// The fragment header, if there is one.
     pub fragment: Option<Fragment>,
@@ -98,7 +97,7 @@ pub struct Extensions {
 impl Extensions {
     /// Walks the chain of extension headers that begins with `first`.
     ///
-    /// `bytes` is a private copy of what follows the fixed header and may end before the packet
+    /// `bytes` is a private copy of the bytes behind the fixed header and may end before the packet
     /// does; `payload_len` is the Payload Length of the fixed header.
     pub fn walk(first: Protocol, bytes: &[u8], payload_len: usize) -> Result<Self, ExtensionError> {
         let mut walk = Walk {
@@ -119,40 +118,41 @@ impl Extensions {
     }
 }
 
-/// The contents of a fragment header (RFC 8200 §4.5) and its place in the chain. Places count from
-/// the end of the fixed header.
+/// A fragment header (RFC 8200 §4.5) and its position. Positions count from the end of the fixed
+/// header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fragment {
-    /// Where the bytes behind the fragment header belong in the fragmentable part; a multiple of 8.
+    /// Offset of the fragment's data in the fragmentable part in bytes; a multiple of 8.
     pub offset_bytes: u16,
     /// More fragments of the packet follow this one.
     pub more: bool,
-    /// Identifies the packet that the fragment belongs to.
+    /// Identification, equal in all fragments of a packet.
     pub ident: u32,
-    /// Place of the fragment header, which is the length of the per-fragment headers before it.
+    /// Position of the fragment header, which is also the length of the per-fragment headers before
+    /// it.
     pub header_at: usize,
-    /// Place of the Next Header field that announces the fragment header; [`FIXED_HEADER`] if it
-    /// is the fixed header's.
+    /// Position of the Next Header field that precedes the fragment header; [`FIXED_HEADER`] if
+    /// that is the fixed header's field.
     pub previous_next_header_at: usize,
 }
 
-/// Why a packet's extension headers end its way here.
+/// Error of [`Extensions::walk`]: how to handle the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ExtensionError {
-    /// Drop and answer with an ICMPv6 Parameter Problem.
+    /// Drop the packet and answer with an ICMPv6 Parameter Problem.
     ParameterProblem {
         /// Code of the message, such as [`icmpv6::UNRECOGNIZED_OPTION`].
         code: u8,
         /// Offset of the offending byte from the start of the IPv6 header.
         pointer: u32,
-        /// The answer is due even if the packet was sent to a multicast address
-        /// (RFC 8200 §4.2, RFC 4443 §2.4 e).
+        /// Answer even if the packet was sent to a multicast address (RFC 8200 §4.2, RFC 4443 §2.4
+        /// e).
         even_if_multicast: bool,
     },
-    /// Drop: the chain does not fit the private copy, or has more than [`EXTENSION_HEADERS_MAX`]
-    /// headers (RFC 8504 §5.3 allows a host such limits).
+    /// Drop the packet: the chain does not fit the private copy, or has more than
+    /// [`EXTENSION_HEADERS_MAX`] headers (RFC 8504 §5.3 allows such limits).
     TooLong,
-    /// Drop without an answer.
+    /// Drop the packet without an answer.
     Silent,
 }
 
@@ -180,14 +180,14 @@ struct Walk<'a> {
     /// The private copy, which may hold padding behind the payload: see [`Walk::require`].
     bytes: &'a [u8],
     payload_len: usize,
-    /// The result so far; `len` is the place of the next header.
+    /// Result so far; `len` is the position of the next header.
     extensions: Extensions,
-    /// Place of the Next Header field that names the next header.
+    /// Position of the Next Header field that names the next header.
     next_header_at: usize,
 }
 
 impl Walk<'_> {
-    /// Goes over the next header; `false` if it is not an extension header or cannot be seen.
+    /// Processes the next header; false if it is not an extension header or is in another fragment.
     fn step(&mut self) -> Result<bool, ExtensionError> {
         if self.is_later_fragment() {
             return Ok(false);
@@ -211,7 +211,7 @@ impl Walk<'_> {
             }
             Protocol::ROUTING => {
                 let len = self.extension_len(8)?;
-                // RFC 8200 §4.4: without segments left any type is passed over; otherwise an
+                // RFC 8200 §4.4: with no segments left any type is skipped; otherwise an
                 // unrecognised type is an error, as is type 0 (RFC 5095 §3).
                 if self.bytes[start + extension_at::SEGMENTS_LEFT] != 0 {
                     let pointer = pointer(start + extension_at::ROUTING_TYPE);
@@ -230,7 +230,7 @@ impl Walk<'_> {
         Ok(true)
     }
 
-    /// The chain has ended: checks that a first fragment holds all of it.
+    /// Checks, at the end of the chain, that a first fragment has all of it.
     fn finish(self) -> Result<Extensions, ExtensionError> {
         let first_of_many = self
             .extensions
@@ -243,9 +243,9 @@ impl Walk<'_> {
         Ok(self.extensions)
     }
 
-    /// Reads the fragment header that comes next.
+    /// Reads the fragment header at the current position.
     fn fragment(&mut self) -> Result<(), ExtensionError> {
-        // One packet is one fragment of one packet; nothing sends fragments of fragments.
+        // A second fragment header is invalid: fragments are not fragmented again.
         if self.extensions.fragment.is_some() {
             return Err(ExtensionError::Silent);
         }
@@ -298,8 +298,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Length of the extension header that comes next, whose length field counts `unit` bytes
-    /// beyond the first 8; all of it is in the private copy.
+    /// Length of the extension header at the current position, whose length field counts units of
+    /// `unit` bytes beyond the first 8. The whole header is in the private copy.
     fn extension_len(&self, unit: usize) -> Result<usize, ExtensionError> {
         self.require(EXTENSION_HEADER_LEN_MIN)?;
         let len = EXTENSION_HEADER_LEN_MIN
@@ -308,7 +308,7 @@ impl Walk<'_> {
         Ok(len)
     }
 
-    /// Checks that the next `len` bytes belong to the packet and are in the private copy.
+    /// Checks that the next `len` bytes are within the packet and in the private copy.
     fn require(&self, len: usize) -> Result<(), ExtensionError> {
         let end = self.extensions.len + len;
         if end > self.payload_len {
@@ -320,7 +320,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Passes over the `len` bytes of a header.
+    /// Skips the current header of `len` bytes.
     fn advance(&mut self, len: usize) {
         let start = self.extensions.len;
         self.next_header_at = start + extension_at::NEXT_HEADER;
@@ -328,23 +328,23 @@ impl Walk<'_> {
         self.extensions.len = start + len;
     }
 
-    /// The packet ends within the chain.
+    /// Error of a packet that ends within the chain.
     fn cut_short(&self) -> ExtensionError {
         match self.extensions.fragment {
-            // RFC 7112 §5, RFC 8200 §4.5: a first fragment holds the whole chain.
+            // RFC 7112 §5, RFC 8200 §4.5: a first fragment must have the whole chain.
             Some(fragment) if fragment.more => parameter_problem(FIRST_FRAGMENT_INCOMPLETE, 0),
             _ => ExtensionError::Silent,
         }
     }
 
-    /// Whether what follows lies in the middle of the fragmentable part.
+    /// True if the fragment's offset is not zero, so that the next header is in another fragment.
     fn is_later_fragment(&self) -> bool {
         self.extensions.fragment.is_some_and(|fragment| fragment.offset_bytes != 0)
     }
 }
 
-/// What becomes of a packet with an option that is not recognised: the two high bits of its number
-/// say so (RFC 8200 §4.2).
+/// How to handle a packet with an unrecognised option: given by the two high bits of its number
+/// (RFC 8200 §4.2).
 fn unrecognized_option(kind: u8, pointer: u32) -> Result<(), ExtensionError> {
     let answer = |even_if_multicast| ExtensionError::ParameterProblem {
         code: UNRECOGNIZED_OPTION,
@@ -359,22 +359,22 @@ fn unrecognized_option(kind: u8, pointer: u32) -> Result<(), ExtensionError> {
     }
 }
 
-/// A Parameter Problem that is not sent in answer to multicast.
+/// A Parameter Problem that is not sent for packets to multicast addresses.
 fn parameter_problem(code: u8, pointer: u32) -> ExtensionError {
     ExtensionError::ParameterProblem { code, pointer, even_if_multicast: false }
 }
 
-/// A place behind the fixed header, or the fixed header's Next Header field, as a pointer from the
-/// start of the packet.
+/// Converts a position behind the fixed header, or [`FIXED_HEADER`], to a pointer from the start of
+/// the packet.
 fn pointer(place: usize) -> u32 {
     match place {
         FIXED_HEADER => at::NEXT_HEADER as u32,
-        // A place is at most the longest payload.
+        // A position is at most the longest payload.
         _ => (HEADER_LEN + place) as u32,
     }
 }
 
-/// Whether `protocol` is a header that the walk goes over.
+/// True if `protocol` is an extension header that the walk skips.
 fn is_extension(protocol: Protocol) -> bool {
     matches!(
         protocol,
@@ -386,8 +386,8 @@ fn is_extension(protocol: Protocol) -> bool {
     )
 }
 
-/// Bytes of the shortest header of an upper layer, as far as it is known here: the part of the
-/// chain that RFC 7112 §3 wants to see in a first fragment.
+/// Minimum header length of known upper-layer protocols: a first fragment must include that header
+/// (RFC 7112 §3).
 fn upper_header_len_min(protocol: Protocol) -> usize {
     match protocol {
         Protocol::TCP => tcp::HEADER_LEN,
@@ -403,14 +403,14 @@ pub const HEADER_LEN: usize = 40;
 /// Bytes of a fragment header.
 pub const FRAGMENT_HEADER_LEN: usize = 8;
 
-/// Most extension headers in one packet: the six kinds of RFC 8200 §4.1, of which destination
-/// options may come twice, and one to spare.
+/// Maximum number of extension headers in one packet: the six kinds of RFC 8200 §4.1, of which
+/// destination options may occur twice, and one to spare.
 pub const EXTENSION_HEADERS_MAX: usize = 6 + 1 + 1;
 
-/// Stands for the fixed header in [`Fragment::previous_next_header_at`].
+/// The fixed header in [`Fragment::previous_next_header_at`].
 pub const FIXED_HEADER: usize = usize::MAX;
 
-/// Bytes that every extension header has.
+/// Minimum length of an extension header.
 const EXTENSION_HEADER_LEN_MIN: usize = 8;
 
 const VERSION: u32 = 6;

@@ -3,30 +3,30 @@
 use core::fmt;
 use core::str::FromStr;
 
-/// A 48-bit link-layer address, in the order of transmission.
+/// A 48-bit link-layer address, in transmission order.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
-    /// Every station on the link.
+    /// All stations on the link.
     pub const BROADCAST: Self = Self([0xff; 6]);
-    /// All zeros, which names no station: the unknown target of an ARP request.
+    /// All zeros, which no station has: the unknown target of an ARP request.
     pub const UNSPECIFIED: Self = Self([0; 6]);
 
-    /// Whether every station on the link is meant.
+    /// True for the broadcast address.
     #[inline]
     pub fn is_broadcast(self) -> bool {
         self == Self::BROADCAST
     }
 
-    /// Whether a group of stations is meant (the group bit); broadcast is one such group.
+    /// True if the group bit is set: a multicast address or the broadcast address.
     #[inline]
     pub const fn is_multicast(self) -> bool {
         self.0[0] & GROUP_BIT != 0
     }
 
-    /// Whether one station is named: not a group, not all zeros. Only such an address may be a
-    /// source or be learned.
+    /// True for the address of one station: neither multicast nor all zeros. Only such an address
+    /// may be a source or be learned.
     #[inline]
     pub fn is_unicast(self) -> bool {
         !self.is_multicast() && self != Self::UNSPECIFIED
@@ -49,13 +49,13 @@ impl fmt::Debug for MacAddr {
 impl FromStr for MacAddr {
     type Err = InvalidMacAddr;
 
-    /// Reads six pairs of hexadecimal digits with colons between them.
+    /// Parses six pairs of hexadecimal digits separated by colons.
     fn from_str(text: &str) -> Result<Self, InvalidMacAddr> {
         let mut octets = [0; 6];
         let mut pairs = text.split(':');
         for octet in &mut octets {
             let pair = pairs.next().ok_or(InvalidMacAddr)?;
-            // `from_str_radix` alone would take "+1" and "001".
+            // `from_str_radix` alone accepts "+1" and "001".
             if pair.len() != 2 || !pair.bytes().all(|digit| digit.is_ascii_hexdigit()) {
                 return Err(InvalidMacAddr);
             }
@@ -65,7 +65,7 @@ impl FromStr for MacAddr {
     }
 }
 
-/// A text is not a link-layer address of the form `02:00:00:00:00:01`.
+/// Error of a text that is not a link-layer address such as `02:00:00:00:00:01`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidMacAddr;
 

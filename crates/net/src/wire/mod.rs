@@ -1,17 +1,17 @@
-//! Wire formats: what the bytes of a header mean, and back.
+//! Wire formats: parsing and building of protocol headers.
 //!
-//! Each format is a plain struct of the meaning with `parse`, which checks length and validity once
-//! and accepts any input without panicking, and `emit`, which writes the header at the start of a
-//! slice, returns the bytes written and panics if the slice is shorter than that. Structs own what
-//! they hold: bytes that others can write are copied before they come here, and after `parse`
-//! nobody looks at them again.
+//! Each format is a plain struct with `parse` and `emit`. `parse` checks length and validity once,
+//! and accepts any input without panicking. `emit` writes the header at the start of a slice and
+//! returns the bytes written; it panics if the slice is too short. Structs own their data: bytes
+//! that others can write must be copied to private memory before `parse`, and are not read again
+//! afterwards.
 //!
 //! A copy of the headers may end before the packet does. Where a length field must be compared with
-//! the length of the packet, `parse` takes that length beside the bytes.
+//! the length of the packet, `parse` takes that length as a second argument.
 //!
-//! Checksums over payload are the business of [`crate::checksum`]; only the IPv4 header checksum,
-//! which covers nothing but the header, is verified and filled in here. Nothing here keeps state
-//! or, but for DHCP and names, allocates; any thread may call it.
+//! Checksums over payload are computed in [`crate::checksum`]. Only the IPv4 header checksum, which
+//! covers nothing but the header, is verified and computed here. This module keeps no state and,
+//! except for DHCP and names, allocates nothing; any thread may call it.
 
 pub mod arp;
 #[cfg(test)]
@@ -45,9 +45,9 @@ pub enum ParseError {
     BadChecksum,
     /// An option has an impossible length or does not fit its header.
     BadOption,
-    /// An address has no place where it stands, such as a multicast neighbour target.
+    /// An address is not allowed in its field, such as a multicast neighbour target.
     BadAddress,
-    /// A well-formed header of a kind that towpath does not handle.
+    /// A valid header of a kind that towpath does not handle.
     Unsupported,
 }
 
@@ -122,13 +122,13 @@ impl fmt::Debug for Protocol {
 }
 
 /// The first `N` bytes of a header, or [`ParseError::Truncated`]. Offsets into the array are
-/// constants, so the compiler drops the bounds checks behind it.
+/// constants, so the compiler omits further bounds checks.
 #[inline]
 fn header<const N: usize>(bytes: &[u8]) -> Result<&[u8; N], ParseError> {
     bytes.first_chunk().ok_or(ParseError::Truncated)
 }
 
-/// The place where `emit` writes `N` bytes.
+/// The `N` bytes that `emit` writes.
 #[inline]
 #[track_caller]
 fn header_mut<const N: usize>(bytes: &mut [u8]) -> &mut [u8; N] {
@@ -139,7 +139,7 @@ fn header_mut<const N: usize>(bytes: &mut [u8]) -> &mut [u8; N] {
     header
 }
 
-/// The `N` bytes at `offset`; the caller has checked that they are there.
+/// The `N` bytes at `offset`; the caller has checked that they exist.
 #[inline]
 fn read<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
     let mut field = [0; N];

@@ -1,9 +1,9 @@
 //! TCP header and options (RFC 9293 §3.1, §3.2).
 //!
-//! Options are read and written as Linux does it, because other stacks have been tuned to Linux
-//! and test scripts compare bytes: a malformed option ends the reading and keeps what came before,
-//! an option of known kind and wrong length is passed over, and what is written keeps Linux's order
-//! and padding, so that every option is aligned for a receiver's fast path.
+//! Options are parsed and built as in Linux, because other stacks have been tuned to Linux and test
+//! scripts compare bytes. A malformed option ends parsing and keeps the options before it. A known
+//! option with a wrong length is skipped. Built options have Linux's order and padding, so that
+//! every option is aligned for a receiver's fast path.
 
 use core::fmt;
 use core::ops::{BitOr, BitOrAssign};
@@ -15,26 +15,26 @@ use super::{ParseError, header, header_mut, read_u16, read_u32, write, write_u16
 pub struct Header {
     /// Port of the sender.
     pub source_port: u16,
-    /// Port that the segment is for.
+    /// Port of the receiver.
     pub destination_port: u16,
-    /// SEG.SEQ: number of the first byte, or of the SYN.
+    /// SEG.SEQ: sequence number of the first byte, or of the SYN.
     pub sequence: u32,
-    /// SEG.ACK: next number that the sender expects, if [`Flags::ACK`] is set.
+    /// SEG.ACK: next sequence number that the sender expects, if [`Flags::ACK`] is set.
     pub acknowledgment: u32,
     /// Control bits.
     pub flags: Flags,
     /// SEG.WND as on the wire, not scaled.
     pub window: u16,
-    /// As on the wire.
+    /// Checksum as on the wire.
     pub checksum: u16,
-    /// SEG.UP, if [`Flags::URG`] is set.
+    /// SEG.UP: urgent pointer, if [`Flags::URG`] is set.
     pub urgent: u16,
-    /// Bytes of header, with options.
+    /// Bytes of the header with options.
     pub header_len: u8,
 }
 
-/// Bytes of the header at the start of `bytes`, with options: its data offset. `None` if there are
-/// not all [`HEADER_LEN`] bytes without options, or it says that it is shorter than they are.
+/// Header length with options (the data offset), from the start of `bytes`. `None` if fewer than
+/// [`HEADER_LEN`] bytes are given, or the data offset is smaller than [`HEADER_LEN`].
 #[inline]
 pub(crate) fn header_len(bytes: &[u8]) -> Option<usize> {
     let fixed: &[u8; HEADER_LEN] = bytes.first_chunk()?;
@@ -64,9 +64,9 @@ impl Header {
         Ok((parsed, Options::parse(&all[HEADER_LEN..], flags.contains(Flags::SYN))))
     }
 
-    /// Writes header and options at the start of `bytes`, which must be at least
-    /// [`HEADER_LEN`] + [`Options::emitted_len`] long, and returns that length. The data offset
-    /// comes from the options, not from `header_len`; the checksum is written as given.
+    /// Writes header and options at the start of `bytes`, which must be at least [`HEADER_LEN`] +
+    /// [`Options::emitted_len`] long, and returns that length. The data offset is computed from the
+    /// options, not from `header_len`; the checksum is written as given.
     #[inline]
     pub fn emit(&self, options: &Options, bytes: &mut [u8]) -> usize {
         let options_len = options.emit(self.flags.contains(Flags::SYN), &mut bytes[HEADER_LEN..]);
@@ -98,7 +98,7 @@ impl Flags {
     pub const SYN: Self = Self(0x02);
     /// Reset the connection.
     pub const RST: Self = Self(0x04);
-    /// Push: hand the data to the user now.
+    /// Push: deliver the data to the user now.
     pub const PSH: Self = Self(0x08);
     /// The acknowledgment field is valid.
     pub const ACK: Self = Self(0x10);
@@ -109,13 +109,13 @@ impl Flags {
     /// Congestion window reduced (RFC 3168 §6.1).
     pub const CWR: Self = Self(0x80);
 
-    /// Whether all bits of `other` are set.
+    /// True if all bits of `other` are set.
     #[inline]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Whether any bit of `other` is set.
+    /// True if any bit of `other` is set.
     #[inline]
     pub const fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
@@ -151,7 +151,7 @@ impl BitOrAssign for Flags {
 }
 
 impl fmt::Display for Flags {
-    /// Names with bars between them, such as `SYN|ACK`; `-` for none.
+    /// Writes names separated by bars, such as `SYN|ACK`; `-` for none.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut separator = "";
         for (index, name) in FLAG_NAMES.iter().enumerate() {
@@ -173,32 +173,34 @@ impl fmt::Debug for Flags {
 /// The options of a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Options {
-    /// Longest segment that the sender takes (RFC 9293 §3.2); only on SYN, never zero when read.
+    /// Maximum segment size that the sender accepts (RFC 9293 §3.2); only on SYN, never zero when
+    /// parsed.
     pub mss: Option<u16>,
-    /// Shift of the sender's windows (RFC 7323 §2); only on SYN, at most [`WINDOW_SCALE_MAX`].
+    /// Window shift of the sender (RFC 7323 §2); only on SYN, at most [`WINDOW_SCALE_MAX`].
     pub window_scale: Option<u8>,
-    /// The sender understands SACK (RFC 2018 §2); only on SYN.
+    /// The sender supports SACK (RFC 2018 §2); only on SYN.
     pub sack_permitted: bool,
     /// Left and right edges of blocks received out of order (RFC 2018 §3); see
     /// [`Options::sack_blocks`].
     pub sack: [(u32, u32); SACK_BLOCKS_MAX],
-    /// How many of `sack` count.
+    /// Number of valid entries of `sack`.
     pub sack_count: u8,
     /// TSval and TSecr (RFC 7323 §3).
     pub timestamps: Option<(u32, u32)>,
     /// Fast Open cookie or the request for one (RFC 7413 §4.1.1); only on SYN.
     pub fast_open: Option<FastOpenCookie>,
-    /// There was a signature (RFC 2385). None is ever expected here; never written.
+    /// A signature was present (RFC 2385). Signatures are not supported and never written.
     pub md5: bool,
 }
 
 impl Options {
-    /// Reads the options of a segment. `syn` tells whether its SYN bit is set; options that belong
-    /// on a SYN are ignored elsewhere. There is no error: a malformed option ends the reading and
-    /// what was read before it stands, as on Linux.
+    /// Parses the options of a segment. `syn` says whether its SYN bit is set; options for a SYN
+    /// are ignored elsewhere. There is no error: as on Linux, a malformed option ends parsing and
+    /// the options before it are kept.
     #[inline]
     pub fn parse(bytes: &[u8], syn: bool) -> Self {
-        // Nearly every segment of a connection: NOP, NOP, timestamps and nothing else.
+        // Fast path for nearly every segment of a connection: NOP, NOP, timestamps and nothing
+        // else.
         if !syn
             && let Ok(bytes) = <&[u8; TIMESTAMPS_ALIGNED_LEN]>::try_from(bytes)
             && read_u32(bytes, 0) == TIMESTAMPS_ALIGNED
@@ -209,14 +211,14 @@ impl Options {
         Self::parse_any(bytes, syn)
     }
 
-    /// The SACK blocks that were received or are to be sent.
+    /// Received SACK blocks, or SACK blocks to send.
     #[inline]
     pub fn sack_blocks(&self) -> &[(u32, u32)] {
         &self.sack[..usize::from(self.sack_count).min(SACK_BLOCKS_MAX)]
     }
 
-    /// Bytes that the options take in a header, padding included: a multiple of 4, at most
-    /// [`OPTIONS_LEN_MAX`]. `syn` as in [`Options::parse`].
+    /// Length of the options in a header, padding included: a multiple of 4, at most
+    /// [`OPTIONS_LEN_MAX`]. `syn` is as in [`Options::parse`].
     #[inline]
     pub fn emitted_len(&self, syn: bool) -> usize {
         let timestamps = if self.timestamps.is_some() { TIMESTAMPS_ALIGNED_LEN } else { 0 };
@@ -233,7 +235,7 @@ impl Options {
         mss + timestamps + sack_permitted + window_scale + fast_open
     }
 
-    /// The general form of [`Options::parse`].
+    /// General case of [`Options::parse`].
     fn parse_any(mut bytes: &[u8], syn: bool) -> Self {
         let mut options = Self::default();
         while let Some((&kind, rest)) = bytes.split_first() {
@@ -241,7 +243,7 @@ impl Options {
                 KIND_END => break,
                 KIND_NOP => bytes = rest,
                 _ => {
-                    // The length counts kind and length too.
+                    // The length includes the kind and length bytes.
                     let Some(&len) = rest.first() else { break };
                     let Some(value) = bytes.get(2..usize::from(len)) else { break };
                     options.read(kind, value, syn);
@@ -252,17 +254,17 @@ impl Options {
         options
     }
 
-    /// Takes in one option; one of unknown kind or wrong length is ignored.
+    /// Stores one option; an option of unknown kind or wrong length is ignored.
     fn read(&mut self, kind: u8, value: &[u8], syn: bool) {
         match (kind, value) {
             (KIND_MSS, &[high, low]) if syn => {
                 let mss = u16::from_be_bytes([high, low]);
-                // Linux takes an MSS of zero for an absent one.
+                // As in Linux, an MSS of zero counts as absent.
                 if mss != 0 {
                     self.mss = Some(mss);
                 }
             }
-            // RFC 7323 §2.3: a larger shift is taken for the largest.
+            // RFC 7323 §2.3: a larger shift is reduced to the maximum.
             (KIND_WINDOW_SCALE, &[shift]) if syn => {
                 self.window_scale = Some(shift.min(WINDOW_SCALE_MAX));
             }
@@ -289,8 +291,8 @@ impl Options {
         }
     }
 
-    /// Takes in a cookie. One of an impossible length takes the place of one before, an odd one is
-    /// no cookie at all, as on Linux.
+    /// Stores a cookie. As on Linux, an invalid even length clears an earlier cookie, and an odd
+    /// length is ignored.
     fn read_cookie(&mut self, value: &[u8], experimental: bool) {
         if value.len().is_multiple_of(2) {
             self.fast_open =
@@ -322,7 +324,7 @@ impl Options {
         options_len
     }
 
-    /// The part of [`Options::emit`] for a SYN.
+    /// [`Options::emit`] for a SYN.
     fn emit_syn(&self, writer: &mut Writer<'_>) {
         if let Some(mss) = self.mss {
             writer.put(&[KIND_MSS, MSS_LEN]);
@@ -330,7 +332,7 @@ impl Options {
         }
         match (self.timestamps, self.sack_permitted) {
             (Some((value, echo)), true) => {
-                // SACK permitted takes the place of the two NOPs before the timestamps.
+                // SACK permitted replaces the two NOPs before the timestamps.
                 writer.put(&[KIND_SACK_PERMITTED, 2, KIND_TIMESTAMPS, TIMESTAMPS_LEN]);
                 writer.words(&[value, echo]);
             }
@@ -355,7 +357,7 @@ impl Options {
         }
     }
 
-    /// The blocks that fit beside the timestamps.
+    /// SACK blocks that fit beside the timestamps.
     #[inline]
     fn emitted_sack_blocks(&self) -> &[(u32, u32)] {
         let blocks = self.sack_blocks();
@@ -367,20 +369,20 @@ impl Options {
 /// A Fast Open cookie, or a request for one if it is empty (RFC 7413 §4.1.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FastOpenCookie {
-    /// In the option that was used before one was assigned: kind 254 with a magic number.
+    /// Uses the experimental option, kind 254 with a magic number.
     pub experimental: bool,
-    /// Bytes of the cookie: none, or an even number from 4 to 16.
+    /// Length of the cookie: zero, or an even number from 4 to 16.
     pub len: u8,
-    /// The cookie, then zeros.
+    /// The cookie, padded with zeros.
     pub bytes: [u8; FAST_OPEN_COOKIE_LEN_MAX],
 }
 
 impl FastOpenCookie {
-    /// Asks for a cookie.
+    /// Request for a cookie.
     pub const REQUEST: Self =
         Self { experimental: false, len: 0, bytes: [0; FAST_OPEN_COOKIE_LEN_MAX] };
 
-    /// A cookie of these bytes; `None` if no cookie has that length.
+    /// A cookie of these bytes; `None` if the length is invalid.
     pub fn new(cookie: &[u8]) -> Option<Self> {
         let len = cookie.len();
         let valid = len == 0
@@ -394,29 +396,29 @@ impl FastOpenCookie {
         Some(Self { experimental: false, len: len as u8, bytes })
     }
 
-    /// The same in the experimental option, or not.
+    /// Returns the cookie for the experimental or the standard option.
     pub fn in_option(self, experimental: bool) -> Self {
         Self { experimental, ..self }
     }
 
-    /// Bytes of the option in front of the cookie.
+    /// Bytes of the option before the cookie.
     const fn head_len(&self) -> usize {
         if self.experimental { 4 } else { 2 }
     }
 
-    /// The cookie.
+    /// Bytes of the cookie.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len).min(FAST_OPEN_COOKIE_LEN_MAX)]
     }
 }
 
-/// The rest of the room for options.
+/// Remaining space for options.
 struct Writer<'a> {
     bytes: &'a mut [u8],
 }
 
 impl Writer<'_> {
-    /// Writes `field` and moves on.
+    /// Writes `field` and advances.
     #[inline]
     fn put(&mut self, field: &[u8]) {
         let (place, rest) = core::mem::take(&mut self.bytes).split_at_mut(field.len());
@@ -433,7 +435,7 @@ impl Writer<'_> {
     }
 }
 
-/// Bytes that `count` SACK blocks take with their two NOPs.
+/// Bytes of `count` SACK blocks with their two NOPs.
 #[inline]
 const fn sack_len(count: usize) -> usize {
     if count == 0 { 0 } else { 4 + count * SACK_BLOCK_LEN }
@@ -445,17 +447,17 @@ pub const HEADER_LEN: usize = 20;
 /// Bytes of the longest header: 15 words of 4.
 pub const HEADER_LEN_MAX: usize = 15 * 4;
 
-/// Most bytes of options.
+/// Maximum bytes of options.
 pub const OPTIONS_LEN_MAX: usize = HEADER_LEN_MAX - HEADER_LEN;
 
-/// Offset of the checksum in the header: what checksum offload calls `csum_offset`.
+/// Offset of the checksum in the header: `csum_offset` of checksum offload.
 pub const CHECKSUM_OFFSET: usize = at::CHECKSUM;
 
-/// Most SACK blocks in one segment: 4 + 4 * 8 bytes of [`OPTIONS_LEN_MAX`]; one less beside
-/// timestamps.
+/// Maximum number of SACK blocks in one segment: 4 + 4 * 8 bytes of [`OPTIONS_LEN_MAX`]; one less
+/// with timestamps.
 pub const SACK_BLOCKS_MAX: usize = 4;
 
-/// Largest shift of a window (RFC 7323 §2.3).
+/// Maximum window shift (RFC 7323 §2.3).
 pub const WINDOW_SCALE_MAX: u8 = 14;
 
 /// Bytes of the shortest Fast Open cookie (RFC 7413 §4.1.1).
@@ -473,29 +475,28 @@ const KIND_SACK: u8 = 5;
 const KIND_TIMESTAMPS: u8 = 8;
 const KIND_MD5: u8 = 19;
 const KIND_FAST_OPEN: u8 = 34;
-/// Experiments share a kind and begin with a number of theirs (RFC 6994).
+/// Kind shared by experiments, which begin with an identifier (RFC 6994).
 const KIND_EXPERIMENT: u8 = 254;
-/// Fast Open's number.
+/// Experiment identifier of Fast Open.
 const FAST_OPEN_MAGIC: u16 = 0xf989;
 
 const MSS_LEN: u8 = 4;
 const TIMESTAMPS_LEN: u8 = 10;
 const SACK_BLOCK_LEN: usize = 8;
 
-/// NOP, NOP, kind and length: what stands before the two values of aligned timestamps (RFC 7323,
-/// appendix A).
+/// NOP, NOP, kind and length before the two values of aligned timestamps (RFC 7323, appendix A).
 const TIMESTAMPS_ALIGNED: u32 =
     u32::from_be_bytes([KIND_NOP, KIND_NOP, KIND_TIMESTAMPS, TIMESTAMPS_LEN]);
 const TIMESTAMPS_ALIGNED_LEN: usize = 2 + TIMESTAMPS_LEN as usize;
 
-// Linux's layouts at their longest fit a header: on a SYN MSS, timestamps with SACK permitted,
-// window scale and cookie; later timestamps and one SACK block less, or all SACK blocks.
+// Linux's longest layouts fit a header: on a SYN, MSS, timestamps with SACK permitted, window scale
+// and cookie; otherwise timestamps and one SACK block less, or all SACK blocks.
 const _: () =
     assert!(4 + TIMESTAMPS_ALIGNED_LEN + 4 + 4 + FAST_OPEN_COOKIE_LEN_MAX <= OPTIONS_LEN_MAX);
 const _: () = assert!(TIMESTAMPS_ALIGNED_LEN + sack_len(SACK_BLOCKS_MAX - 1) <= OPTIONS_LEN_MAX);
 const _: () = assert!(sack_len(SACK_BLOCKS_MAX) <= OPTIONS_LEN_MAX);
 
-/// Names of the control bits, from the lowest.
+/// Names of the control bits, from the lowest bit.
 const FLAG_NAMES: [&str; 8] = ["FIN", "SYN", "RST", "PSH", "ACK", "URG", "ECE", "CWR"];
 
 /// Offsets of the fields.

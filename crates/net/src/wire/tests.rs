@@ -19,7 +19,7 @@ fn ipv4_payload(frame: &str) -> std::vec::Vec<u8> {
     captured::bytes(frame).split_off(ethernet::HEADER_LEN + ipv4::HEADER_LEN)
 }
 
-/// The kinds of link-layer addresses, of which each address has the right ones.
+/// Unicast, multicast and broadcast addresses are classified correctly.
 #[test]
 fn mac_kinds() {
     let kinds = |mac: MacAddr| (mac.is_unicast(), mac.is_multicast(), mac.is_broadcast());
@@ -29,7 +29,7 @@ fn mac_kinds() {
     assert_eq!(kinds(MacAddr::UNSPECIFIED), (false, false, false));
 }
 
-/// Text that is not exactly six pairs of digits is refused.
+/// Text that is not exactly six pairs of digits is rejected.
 #[test]
 fn mac_text_is_strict() {
     assert_eq!("02:00:00:00:00:01".parse(), Ok(HERE));
@@ -49,7 +49,7 @@ fn mac_text_is_strict() {
     }
 }
 
-/// ARP as Linux sends it, through the Ethernet header, read and written again byte for byte.
+/// Linux's ARP packets with their Ethernet headers, parsed and rebuilt byte for byte.
 #[test]
 fn arp_from_linux() {
     for (frame, operation, target_mac, destination) in [
@@ -74,7 +74,7 @@ fn arp_from_linux() {
     }
 }
 
-/// RFC 826: each field that makes it ARP for IPv4 over Ethernet is looked at.
+/// RFC 826: each field that identifies ARP for IPv4 over Ethernet is checked.
 #[test]
 fn arp_of_other_kinds_is_unsupported() {
     let packet = captured::bytes(captured::ARP_REQUEST).split_off(ethernet::HEADER_LEN);
@@ -85,7 +85,7 @@ fn arp_of_other_kinds_is_unsupported() {
     }
 }
 
-/// UDP as Linux sends it.
+/// A UDP datagram from Linux.
 #[test]
 fn udp_from_linux() {
     let bytes = ipv4_payload(captured::UDP_V4);
@@ -97,8 +97,8 @@ fn udp_from_linux() {
     assert_eq!(udp::CHECKSUM_OFFSET, 6);
 }
 
-/// RFC 768: a length below the header's is wrong, one beyond the packet means a cut packet, and
-/// padding behind the datagram is none of its business.
+/// RFC 768: a length below the header's is invalid, one beyond the packet means truncation, and
+/// padding behind the datagram is ignored.
 #[test]
 fn udp_lengths() {
     let mut bytes = ipv4_payload(captured::UDP_V4);
@@ -109,7 +109,7 @@ fn udp_lengths() {
     assert_eq!(udp::Header::parse(&bytes, 15), Err(ParseError::BadLength));
 }
 
-/// An echo request and an error as Linux sends them, written again but for the checksum.
+/// An echo request and an error from Linux, rebuilt except for the checksum.
 #[test]
 fn icmpv4_from_linux() {
     use icmpv4::Message;
@@ -130,8 +130,8 @@ fn icmpv4_from_linux() {
     }
 }
 
-/// RFC 1122 §3.2.2: which messages must not be answered with an error. Timestamp requests may,
-/// types nobody knows may not.
+/// RFC 1122 §3.2.2: messages that must not be answered with an error. Timestamp requests may be
+/// answered, unknown types not.
 #[test]
 fn icmpv4_errors() {
     use icmpv4::Message;
@@ -142,7 +142,7 @@ fn icmpv4_errors() {
     assert!(!Message::EchoReply { ident: 0, sequence: 0 }.is_error());
 }
 
-/// `emit` refuses a slice that is too short instead of writing a part.
+/// `emit` panics on a slice that is too short.
 #[test]
 #[should_panic(expected = "emit: 13 bytes of room for a header of 14")]
 fn emit_asks_for_room() {
@@ -150,7 +150,7 @@ fn emit_asks_for_room() {
     header.emit(&mut [0; ethernet::HEADER_LEN - 1]);
 }
 
-/// What is shorter than the header is truncated, for every length and format.
+/// Input shorter than the header is truncated, for every length and format.
 #[test]
 fn truncation() {
     let frame = captured::bytes(captured::ARP_REQUEST);
@@ -206,13 +206,13 @@ fn icmpv4_message() -> impl Strategy<Value = icmpv4::Message> {
 }
 
 proptest! {
-    /// Text of an address reads back.
+    /// The text of an address parses to the same address.
     #[test]
     fn mac_text_round_trip(mac in mac()) {
         prop_assert_eq!(mac.to_string().parse(), Ok(mac));
     }
 
-    /// What is written reads back: Ethernet.
+    /// Round trip: Ethernet.
     #[test]
     fn ethernet_round_trip(destination in mac(), source in mac(), ethertype in any::<u16>()) {
         let ethertype = EtherType(ethertype);
@@ -222,7 +222,7 @@ proptest! {
         prop_assert_eq!(ethernet::Header::parse(&bytes), Ok(header));
     }
 
-    /// What is written reads back: ARP.
+    /// Round trip: ARP.
     #[test]
     fn arp_round_trip(packet in arp_packet()) {
         let mut bytes = [0xee; arp::LEN];
@@ -230,7 +230,7 @@ proptest! {
         prop_assert_eq!(arp::Packet::parse(&bytes), Ok(packet));
     }
 
-    /// What is written reads back: UDP.
+    /// Round trip: UDP.
     #[test]
     fn udp_round_trip(
         (source_port, destination_port, checksum) in any::<(u16, u16, u16)>(),
@@ -242,7 +242,7 @@ proptest! {
         prop_assert_eq!(udp::Header::parse(&bytes, usize::from(length)), Ok(header));
     }
 
-    /// What is written reads back: ICMP.
+    /// Round trip: ICMP.
     #[test]
     fn icmpv4_round_trip(message in icmpv4_message()) {
         let mut bytes = [0xee; icmpv4::HEADER_LEN];
@@ -251,7 +251,7 @@ proptest! {
         prop_assert_eq!(icmpv4::Message::parse(&bytes), Ok(message));
     }
 
-    /// No input makes a parser panic; what ARP accepts it writes as it was.
+    /// No input makes a parser panic; accepted ARP packets are rebuilt unchanged.
     #[test]
     fn any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..64), len in any::<usize>()) {
         let _ = ethernet::Header::parse(&bytes);

@@ -5,13 +5,13 @@ use super::{ParseError, header, header_mut, read_u16, write_u16};
 /// A UDP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Header {
-    /// Port of the sender; zero if no answer is wanted.
+    /// Source port; zero if no answer is expected.
     pub source_port: u16,
-    /// Port that the datagram is for.
+    /// Destination port.
     pub destination_port: u16,
     /// Bytes of header and payload.
     pub length: u16,
-    /// As on the wire; zero says that there is none, which only IPv4 allows (RFC 8200 §8.1).
+    /// Checksum as on the wire; zero means none, which only IPv4 allows (RFC 8200 §8.1).
     pub checksum: u16,
 }
 
@@ -58,7 +58,7 @@ impl Header {
 /// Bytes of the header: four fields of 2.
 pub const HEADER_LEN: usize = 4 * 2;
 
-/// Offset of the checksum in the header: what checksum offload calls `csum_offset`.
+/// Offset of the checksum in the header: `csum_offset` of checksum offload.
 pub const CHECKSUM_OFFSET: usize = at::CHECKSUM;
 
 /// Offsets of the fields.

@@ -1,4 +1,4 @@
-//! Packets in UDP tunnels, made byte by byte.
+//! Packets in UDP tunnels, built byte by byte.
 
 use alloc::vec::Vec;
 
@@ -11,26 +11,26 @@ use super::{Layout, Spec, any_spec, naive_sum};
 /// An Ethernet frame in a UDP tunnel.
 #[derive(Clone, Debug)]
 pub(crate) struct Tunnelled {
-    /// The outer headers; UDP, and its payload is not looked at.
+    /// The outer headers; always UDP, and its payload is ignored.
     pub(crate) outer: Spec,
-    /// There is an outer checksum.
+    /// The outer UDP header has a checksum.
     pub(crate) has_checksum: bool,
-    /// The tunnel's own header.
+    /// Header of the tunnel protocol.
     pub(crate) header: Vec<u8>,
-    /// The inner frame has a tag.
+    /// The inner frame has a VLAN tag.
     pub(crate) is_tagged: bool,
     pub(crate) inner: Spec,
 }
 
 impl Tunnelled {
-    /// In VXLAN, without an outer checksum.
+    /// VXLAN without an outer checksum.
     pub(crate) fn vxlan(is_outer_v6: bool, inner: Spec) -> Self {
         let outer = Spec::plain(is_outer_v6, false, Vec::new());
         let header = alloc::vec![8, 0, 0, 0, 0, 0, 42, 0];
         Self { outer, has_checksum: false, header, is_tagged: false, inner }
     }
 
-    /// Where the outer headers lie.
+    /// Offsets of the outer headers.
     pub(crate) fn layout(&self) -> Layout {
         self.outer.layout()
     }
@@ -40,7 +40,7 @@ impl Tunnelled {
         self.inner_at() + self.inner.headers_len()
     }
 
-    /// Where the inner IP header lies.
+    /// Offset of the inner IP header.
     pub(crate) fn network_at(&self) -> usize {
         self.inner_at() + self.inner.layout().ip_at
     }
@@ -50,7 +50,7 @@ impl Tunnelled {
         self.around(self.inner.frame())
     }
 
-    /// The frame with the inner checksum left to be completed: then all others are right.
+    /// The frame with a partial inner checksum and all other checksums correct.
     pub(crate) fn partial_frame(&self) -> Vec<u8> {
         let mut frame = self.frame();
         let inner = self.inner.partial_frame();
@@ -59,7 +59,7 @@ impl Tunnelled {
         frame
     }
 
-    /// The frame with both checksums left to be completed.
+    /// The frame with both checksums partial.
     pub(crate) fn super_frame(&self) -> Vec<u8> {
         let mut frame = self.partial_frame();
         if self.has_checksum {
@@ -92,7 +92,7 @@ impl Tunnelled {
         Offload { checksum: self.partial(), gso }
     }
 
-    /// The packets that a sender without offloads would have sent, by the rules of Linux.
+    /// The packets of a sender without offloads, by the rules of Linux.
     pub(crate) fn segments(&self, size: usize) -> Vec<Self> {
         let tunnelled = |(index, inner): (usize, Spec)| {
             let ident = self.outer.ident.wrapping_add(index as u16);
@@ -101,7 +101,7 @@ impl Tunnelled {
         self.inner.segments(size).into_iter().enumerate().map(tunnelled).collect()
     }
 
-    /// Where the inner Ethernet header would begin if it had no tag.
+    /// Offset of the inner Ethernet header, plus the length of its tag.
     fn inner_at(&self) -> usize {
         let tag = if self.is_tagged { 4 } else { 0 };
         self.outer.headers_len() + self.header.len() + tag
@@ -123,14 +123,14 @@ impl Tunnelled {
     }
 }
 
-/// Any frame in a tunnel, with a payload of these lengths and a tunnel's header of any.
+/// Any frame in a tunnel with a payload length in `payload` and a tunnel header of any length.
 pub(crate) fn any_tunnelled(payload: core::ops::Range<usize>) -> impl Strategy<Value = Tunnelled> {
     let header = prop::collection::vec(any::<u8>(), 0..24);
     let outer = any_spec(0..1).prop_map(|outer| Spec { tcp: false, ..outer });
     let parts = (outer, any::<bool>(), header, any::<bool>(), any_spec(payload));
     parts.prop_map(|(outer, has_checksum, header, is_tagged, inner)| {
         let mut it = Tunnelled { outer, has_checksum, header, is_tagged, inner };
-        // A tag of the outer frame must have room, too.
+        // There must be room for a tag of the outer frame too.
         if it.headers_len() + 4 > PEEK_BYTES {
             it.inner.options.clear();
             (it.outer.ip_options, it.inner.ip_options) = (0, 0);

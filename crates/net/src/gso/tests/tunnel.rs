@@ -3,9 +3,9 @@
 use super::*;
 
 proptest! {
-    /// Goal: each segment is, byte for byte, the packet that a sender without offloads would have
-    /// sent, all checksums included, and shares the payload; an outer checksum that is none stays
-    /// none. Method: as for packets in no tunnel; tunnels' headers have any length, odd ones too.
+    /// Goal: each segment equals, byte for byte and with all checksums, the packet of a sender
+    /// without offloads, and shares the payload; an absent outer checksum stays absent. Method: as
+    /// without a tunnel; tunnel headers have any length, including odd ones.
     #[test]
     fn segments_in_tunnels_are_the_packets_of_a_plain_sender(
         whole in any_tunnelled(1..60_000),
@@ -22,8 +22,8 @@ proptest! {
         whole.compare(layout, headers_len, &expected, |_, _| true)?;
     }
 
-    /// Goal: one that fits a segment is a plain packet, with the outer checksum that was left to
-    /// others and the inner one still to be completed.
+    /// Goal: a packet that fits one segment is a plain packet, with a complete outer checksum and a
+    /// partial inner one.
     #[test]
     fn a_short_super_packet_in_a_tunnel_is_plain(whole in any_tunnelled(0..1400)) {
         let (mut memory, ledger) = (memory(), Ledger::new());
@@ -40,10 +40,10 @@ proptest! {
     }
 }
 
-/// Every claim about a tunnel that contradicts the headers is refused by its own reason. Tried:
-/// offsets that are one off, in each other's place, in front of the frame or behind the headers;
-/// the other version of IP; TCP outside; no partial checksum; a fragment outside and inside; a kind
-/// that is the outer packet's; headers that are not all pulled.
+/// Every claim about a tunnel that contradicts the headers is rejected with its own error. Cases:
+/// offsets that are off by one, swapped, before the frame or behind the headers; another IP
+/// version; an outer TCP header; no partial checksum; an outer and an inner fragment; the outer
+/// packet's kind; headers not fully pulled.
 #[test]
 fn false_claims_about_tunnels_are_told_apart() {
     use OffloadError as E;
@@ -102,7 +102,7 @@ fn false_claims_about_tunnels_are_told_apart() {
     assert_all_back(&memory, &ledger);
 }
 
-/// The length of the outer packet counts.
+/// The length limit applies to the outer packet.
 #[test]
 fn tunnels_longer_than_an_ip_packet_are_refused() {
     let (mut memory, ledger) = (memory(), Ledger::new());
@@ -119,7 +119,7 @@ fn tunnels_longer_than_an_ip_packet_are_refused() {
     assert_all_back(&memory, &ledger);
 }
 
-/// A lent super-packet in a tunnel is cut without a copy, and its lender is told once.
+/// A lent super-packet in a tunnel is segmented without a copy, and its lender is notified once.
 #[test]
 fn segments_in_tunnels_share_the_loan() {
     let (mut memory, ledger) = (memory(), Ledger::new());

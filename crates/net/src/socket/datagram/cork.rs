@@ -1,10 +1,11 @@
-//! Datagrams that are put together of several calls (`MSG_MORE`, `UDP_CORK`).
+//! Datagrams made by several calls (`MSG_MORE`, `UDP_CORK`).
 //!
-//! The first call says where the datagram goes and how; what later calls say of that is passed
-//! over, as in Linux. A call that fails loses all that waits. What the calls lend is in front of
-//! what they copy: `lending` says when.
+//! The first call sets the destination and options; later calls' are ignored, as in Linux. A call
+//! that fails drops the whole pending datagram. Lent bytes precede copied bytes; `lending` explains
+//! when bytes are lent.
 //!
-//! Bound: [`PENDING_MAX`] datagrams of all sockets, each of which is no longer than one can be.
+//! Bound: [`PENDING_MAX`] pending datagrams of all sockets, each of at most the maximum datagram
+//! size.
 
 use super::super::frames::{frame_to_send, packet_to_send};
 use super::super::lending::Share;
@@ -15,28 +16,28 @@ use alloc::boxed::Box;
 use towpath_packet::pool::Frame;
 use towpath_packet::{Ledger, Packet, Piece, Site};
 
-/// Most sockets with a datagram that waits for more: 4 MiB of frames.
+/// Maximum number of sockets with a pending datagram: 4 MiB of frames.
 pub const PENDING_MAX: usize = 64;
-/// Bytes in whole numbers of which lent memory is charged.
+/// Unit in which lent memory is charged.
 const LENT_PAGE: usize = 4096;
 
-/// Bytes that are being put together: lent ones first, then those in frames.
+/// Payload under construction: lent bytes first, then bytes in frames.
 pub(super) struct Filling {
     packet: Packet,
-    /// A frame that has room, and how much of it is used.
+    /// The frame that has room, and its used length.
     open: Option<(Frame, usize)>,
-    /// Bytes were put into frames.
+    /// Some bytes were copied into frames.
     copies: bool,
     len: usize,
-    /// Bytes that the send buffer is charged.
+    /// Bytes charged to the send buffer.
     charge: usize,
 }
 
-/// A datagram that waits for more.
+/// Datagram that waits for more data.
 pub(super) struct Pending {
     way: Way,
     pub(super) filling: Filling,
-    /// Keeps the group of the calls that lent, which are told of together.
+    /// Keeps the group of the calls that lent alive; they are reported together.
     pub(super) share: Option<Share>,
 }
 
@@ -47,7 +48,7 @@ impl Filling {
         Ok(Self { packet, open: None, copies: false, len: 0, charge: 0 })
     }
 
-    /// Copies `buffers`, one after the other; `expected` bytes are to come from now on, or more.
+    /// Copies `buffers`, one after the other. At least `expected` bytes will come in total.
     pub(super) fn gather(
         &mut self,
         buffers: &[&[u8]],
@@ -67,7 +68,7 @@ impl Filling {
         Ok(())
     }
 
-    /// Copies a piece; much may come behind it.
+    /// Copies a piece; many bytes may follow.
     pub(super) fn gather_piece(
         &mut self,
         mut piece: Piece,
@@ -79,8 +80,8 @@ impl Filling {
         })
     }
 
-    /// Adds a piece as it is, if there are less than `most`, and only such before. Hands it back
-    /// otherwise.
+    /// Adds a piece without a copy if fewer than `most` are present and nothing was copied. Returns
+    /// it otherwise.
     pub(super) fn push_lent(&mut self, piece: Piece, most: usize) -> Result<(), Piece> {
         if self.copies || self.packet.piece_count() >= most {
             return Err(piece);
@@ -88,7 +89,7 @@ impl Filling {
         let len = piece.len();
         self.packet.push_piece(piece)?;
         self.len += len;
-        // As in Linux a byte costs the page that it is in.
+        // As in Linux, even one byte is charged a whole page.
         self.charge += len.next_multiple_of(LENT_PAGE);
         Ok(())
     }
@@ -98,26 +99,26 @@ impl Filling {
         self.len
     }
 
-    /// Ranges of lent memory, if nothing was copied.
+    /// Number of lent ranges, if nothing was copied.
     pub(super) fn range_count(&self) -> usize {
         self.packet.piece_count()
     }
 
-    /// Leaves as many whole datagrams of `size` as there are of lent bytes; returns how many bytes.
+    /// Truncates the lent bytes to whole datagrams of `size`; returns how many bytes remain.
     pub(super) fn truncate_to_whole(&mut self, size: usize) -> usize {
         self.len -= self.len.checked_rem(size).unwrap_or(self.len);
         self.packet.truncate(self.len);
         self.len
     }
 
-    /// The packet with all bytes, and what the send buffer is charged for it.
+    /// Returns the packet with all bytes, and the charge to the send buffer.
     pub(super) fn finish(mut self) -> Result<(Packet, usize), Error> {
         self.close()?;
         Ok((self.packet, self.charge))
     }
 
-    /// Puts `len` bytes into frames, which `read` copies there; `expected` bytes are to come from
-    /// now on, or more.
+    /// Puts `len` bytes into frames; `read` copies them. At least `expected` bytes will come in
+    /// total.
     fn fill(
         &mut self,
         len: usize,
@@ -156,25 +157,25 @@ impl Filling {
 }
 
 impl Sockets {
-    /// True if a datagram waits for more.
+    /// True if a datagram waits for more data.
     pub fn has_pending_datagram(&self, id: SocketId) -> bool {
         let socket = self.socket(id);
         socket.and_then(|s| s.datagrams()).is_ok_and(|datagrams| datagrams.pending.is_some())
     }
 
-    /// Sends the datagram that waits for more, if there is one.
+    /// Sends the pending datagram, if there is one.
     pub fn push_datagram(&mut self, id: SocketId, cx: &mut Context<'_>) -> Result<(), Error> {
         let Some(pending) = self.take_pending(id)? else { return Ok(()) };
         let Pending { way, filling, share } = *pending;
         way.check_segments(filling.len)?;
         let sent = self.dispatch(id, filling.finish()?, &way, cx);
-        // The calls that lent may be told from now on.
+        // From now on the calls that lent can be reported.
         drop(share);
         sent
     }
 
-    /// Adds a call's `len` bytes to the datagram that waits, or begins one; sends it if no more
-    /// follows. `add` is told whether the call is the first.
+    /// Adds a call's `len` bytes to the pending datagram, or begins one; sends it if no more data
+    /// follows. The `bool` for `add` is true for the first call.
     pub(super) fn append_datagram(
         &mut self,
         id: SocketId,
@@ -211,7 +212,7 @@ impl Sockets {
         Ok(len)
     }
 
-    /// Takes the datagram that waits away from its socket.
+    /// Takes the pending datagram from its socket.
     pub(super) fn take_pending(&mut self, id: SocketId) -> Result<Option<Box<Pending>>, Error> {
         let pending = self.socket_mut(id)?.datagrams_mut()?.pending.take();
         self.datagrams.pending -= usize::from(pending.is_some());

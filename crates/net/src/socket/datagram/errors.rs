@@ -1,8 +1,7 @@
-//! ICMP errors about datagrams: pending errors, and the error queue of those who asked for it
-//! (`IP_RECVERR`, `IPV6_RECVERR`).
+//! ICMP errors about datagrams: pending errors, and the error queue of sockets with `IP_RECVERR` or
+//! `IPV6_RECVERR`.
 //!
-//! Linux's `__udp4_lib_err` and `__udp6_lib_err`: who did not ask is told only of errors that are
-//! final, and only if it is connected.
+//! As in Linux, a socket without these options gets only fatal errors, and only if it is connected.
 
 use super::super::{Error, Family, Notice, Readiness, SocketId, Sockets, to_family};
 use super::Socket;
@@ -13,7 +12,7 @@ use crate::wire::{icmpv4, icmpv6};
 use core::net::{IpAddr, SocketAddr};
 use towpath_packet::{Ledger, Packet};
 
-/// Who found the error (`SO_EE_ORIGIN_*`).
+/// Origin of an error (`SO_EE_ORIGIN_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// This host.
@@ -24,34 +23,34 @@ pub enum Origin {
     Icmpv6,
 }
 
-/// An error of the error queue: Linux's `struct sock_extended_err`.
+/// An entry of the error queue: Linux's `struct sock_extended_err`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorNotice {
-    /// What it means.
+    /// The error.
     pub error: Error,
-    /// Who found it.
+    /// What reported it.
     pub origin: Origin,
     /// Type of the ICMP message.
     pub kind: u8,
-    /// Its code.
+    /// Code of the ICMP message.
     pub code: u8,
-    /// The MTU, if it is about that.
+    /// The MTU, if the error is about the MTU.
     pub info: u32,
-    /// Who sent the message.
+    /// Sender of the ICMP message.
     pub offender: Option<IpAddr>,
-    /// Where the datagram was going, as the socket shows it.
+    /// Destination of the datagram, in the socket's family.
     pub remote: SocketAddr,
 }
 
-/// What an error that waits quotes.
+/// What a queued error quotes.
 pub(super) struct Quote {
     packet: Option<Packet>,
     held: usize,
 }
 
 impl Sockets {
-    /// Whether errors of a family's ICMP wait in the error queue. Who does not want them any more
-    /// loses those that wait.
+    /// Sets whether ICMP errors of a family are put into the error queue. Switching this off drops
+    /// the queued errors.
     pub fn set_receive_errors(
         &mut self,
         id: SocketId,
@@ -76,8 +75,9 @@ impl Sockets {
         Ok(())
     }
 
-    /// Takes the oldest notice of the error queue; what an error quotes of a datagram goes to
-    /// `into`, as far as there is room. Tells how many bytes were copied and how many there were.
+    /// Takes the oldest notice of the error queue. What an error quotes of a datagram is copied to
+    /// `into`, as far as there is room. Also returns the number of bytes copied and the number
+    /// quoted.
     pub fn take_notice_into(
         &mut self,
         id: SocketId,
@@ -119,7 +119,8 @@ impl Sockets {
         if too_big && discovery.believes_errors() {
             self.stack.learn_path_mtu(remote.ip(), mtu, cx.now);
         }
-        // As in Linux, who lets packets be cut hears nothing of IPv4, who believes nothing of IPv6.
+        // As in Linux, the error is reported over IPv4 unless path MTU discovery is off, and over
+        // IPv6 if ICMP errors are trusted.
         let heard = if from.is_ipv4() { fatal } else { discovery.believes_errors() };
         if too_big && !heard {
             return;
@@ -148,7 +149,7 @@ impl Sockets {
         self.wake(id, Readiness::ERR);
     }
 
-    /// Keeps an error that this host found, if the socket wants to know of them.
+    /// Queues a local error, if the socket has asked for errors.
     pub(super) fn keep_own(&mut self, id: SocketId, remote: SocketAddr, notice: ErrorNotice) {
         let Ok(socket) = self.socket(id) else { return };
         let room = self.datagrams.queued < super::QUEUED_MAX
@@ -156,7 +157,7 @@ impl Sockets {
                 datagrams.errors.len() + datagrams.queue.len() < super::DATAGRAMS_MAX
             });
         if wants_errors(socket, remote) && room {
-            // No packet waits with it: only its place is counted.
+            // No packet is kept with it, so only the entry is counted.
             self.datagrams.queued += 1;
             self.keep(id, notice, Quote { packet: None, held: 0 });
             self.wake(id, Readiness::ERR);
@@ -177,7 +178,7 @@ fn wants_errors(socket: &Socket, remote: SocketAddr) -> bool {
     if remote.is_ipv4() { options.receive_errors_v4 } else { options.receive_errors_v6 }
 }
 
-/// What an ICMP message means, and whether that is final (Linux's icmp_err_convert).
+/// Returns the error of an ICMP message, and whether it is fatal, by Linux's table.
 fn meaning_v4(kind: u8, code: u8) -> (Error, bool) {
     match (kind, code) {
         (PARAMETER_PROBLEM, _) => (Error::Protocol, true),
@@ -195,13 +196,13 @@ fn meaning_v4(kind: u8, code: u8) -> (Error, bool) {
     }
 }
 
-/// The same of ICMPv6 (Linux's icmpv6_err_convert).
+/// Returns the error of an ICMPv6 message, and whether it is fatal, by Linux's table.
 fn meaning_v6(kind: u8, code: u8) -> (Error, bool) {
     match (kind, code) {
         (PARAMETER_PROBLEM_V6, _) => (Error::Protocol, true),
         (UNREACHABLE_V6, icmpv6::NO_ROUTE) => (Error::NetworkUnreachable, false),
         (UNREACHABLE_V6, icmpv6::PORT_UNREACHABLE) => (Error::ConnectionRefused, true),
-        // Forbidden, a source address refused by policy, a route that refuses.
+        // Prohibited, source address failed policy, route rejects.
         (UNREACHABLE_V6, icmpv6::ADMINISTRATIVELY_PROHIBITED | 5 | 6) => {
             (Error::AccessDenied, true)
         }
@@ -209,10 +210,10 @@ fn meaning_v6(kind: u8, code: u8) -> (Error, bool) {
     }
 }
 
-/// Types of ICMP (RFC 792).
+/// ICMP types (RFC 792).
 const UNREACHABLE: u8 = 3;
 const PARAMETER_PROBLEM: u8 = 12;
-/// Types of ICMPv6 (RFC 4443).
+/// ICMPv6 types (RFC 4443).
 const UNREACHABLE_V6: u8 = 1;
 const TOO_BIG_V6: u8 = 2;
 const PARAMETER_PROBLEM_V6: u8 = 4;

@@ -1,24 +1,26 @@
-//! Datagrams that are lent (`MSG_ZEROCOPY`): whose bytes the device reads where they are.
+//! Datagrams sent without a copy (`MSG_ZEROCOPY`): the device reads the bytes in place.
 //!
 //! # Theory of operation
 //!
-//! What [`crate::socket::Sockets::send_lent`] does for streams is simpler here. A call is a
-//! datagram, or a super-packet, whose packet has the loans; when the last packet that was made of
-//! it is gone, the call is told of. A call without bytes has a number too, as in Linux, and is told
-//! of at once. Calls that add to a waiting datagram share a notice; one that adds no bytes has no
-//! number. A call that fails has none either, and what it lent comes back; as in Linux one that
-//! cannot be cut as asked is an exception: it has a number and is told of, as if it had been sent.
+//! Datagrams are simpler than streams ([`crate::socket::Sockets::send_lent`]). A call is a
+//! datagram, or a super-packet, whose packet holds the loans. When the last packet made of it is
+//! dropped, the call is reported. As in Linux, a call without bytes has a number too, and is
+//! reported at once. Calls that add to a pending datagram share a notice; one that adds no bytes
+//! has no number. A failed call has no number, and its loans are returned. As in Linux there is one
+//! exception: a call that fails because its bytes cannot be segmented as asked has a number, and is
+//! reported as if it had been sent.
 //!
-//! A call whose bytes are cut into datagrams may have more than a super-packet takes, where its
-//! caller asks for it ([`crate::socket::Sockets::send_lent_datagrams`]): it goes as several, of
-//! whole datagrams, and is told of once.
+//! A call whose bytes are segmented into datagrams may have more bytes than one super-packet takes,
+//! if its caller uses [`crate::socket::Sockets::send_lent_datagrams`]. It is sent as several
+//! super-packets of whole datagrams, and is reported once.
 //!
-//! A datagram has at most [`LENT_RANGES_MAX`] ranges of memory. One that waits for more takes up to
-//! [`WAITING_RANGES_MAX`], so that all else can be copied into frames behind them: ranges beyond
-//! are copied, as is everything behind the first copied byte, and the notice says so.
+//! A datagram has at most [`LENT_RANGES_MAX`] ranges of memory. A pending datagram takes up to
+//! [`WAITING_RANGES_MAX`], so that all other bytes can be copied into frames behind them. Ranges
+//! beyond that are copied, as is everything behind the first copied byte, and the notice reports
+//! the copy.
 //!
-//! Follows `__ip_append_data` and `msg_zerocopy_realloc` of Linux, which copies what is larger than
-//! the MTU or waits for more.
+//! Numbers and notices follow Linux, which however copies datagrams that are larger than the MTU or
+//! pending.
 
 use super::super::lending::{Borrower, LentCall};
 use super::super::{Error, SocketId, Sockets};
@@ -32,22 +34,23 @@ use towpath_packet::Piece;
 use towpath_packet::packet::PIECES_MAX;
 use towpath_packet::pool::LARGE_FRAME_BYTES;
 
-/// Most ranges of memory that a datagram is lent (Linux's `MAX_SKB_FRAGS`).
+/// Maximum number of lent ranges of a datagram (Linux's `MAX_SKB_FRAGS`).
 pub const LENT_RANGES_MAX: usize = 17;
-/// Most of one that waits for more: large frames for all other bytes fit the packet too.
+/// Maximum number of lent ranges of a pending datagram: the packet still has room for large frames
+/// with all other bytes.
 const WAITING_RANGES_MAX: usize = PIECES_MAX - (u16::MAX as usize).div_ceil(LARGE_FRAME_BYTES);
-/// Most bytes of UDP over IPv4, which takes less than IPv6.
+/// Maximum UDP payload over IPv4, which is less than over IPv6.
 const PAYLOAD_MAX: usize = u16::MAX as usize - ipv4::HEADER_LEN - udp::HEADER_LEN;
 
 impl Sockets {
-    /// As [`Sockets::send_datagram`], of `len` bytes that are not copied. `lend` makes a loan of at
-    /// most so many bytes of what comes next, one range of memory; `None` when no descriptor is
-    /// free. The error queue tells when the bytes are the caller's again.
+    /// [`Sockets::send_datagram`] with `len` lent bytes. `lend` makes a loan of at most the given
+    /// number of the next bytes, in one range of memory, and returns `None` when no descriptor is
+    /// free. The error queue reports when the bytes are returned.
     ///
     /// # Errors
-    /// Those of [`Sockets::send_datagram`]; [`Error::MessageSize`] for more than
+    /// The errors of [`Sockets::send_datagram`]; [`Error::MessageSize`] for more than
     /// [`LENT_RANGES_MAX`] ranges; [`Error::NoBuffers`] at a limit of
-    /// [`LentLimits`](crate::socket::LentLimits). What was lent comes back, and the call has no
+    /// [`LentLimits`](crate::socket::LentLimits). The loans are then returned, and the call has no
     /// number.
     pub fn send_lent_datagram(
         &mut self,
@@ -62,12 +65,12 @@ impl Sockets {
         })
     }
 
-    /// As [`Sockets::send_lent_datagram`], but bytes that are cut into datagrams may be more than a
-    /// super-packet takes, in any number of ranges: they go as several super-packets of whole
-    /// datagrams, which are one call with one number. `lend` is also told which byte comes next.
-    /// Returns how many bytes were sent; after fewer than `total` the caller lets packets leave and
-    /// calls again with the same `call` for the rest. None are sent if such a later call finds an
-    /// error that has come meanwhile, which is left for the next.
+    /// [`Sockets::send_lent_datagram`] without limits on bytes and ranges, if the bytes are
+    /// segmented into datagrams. They are sent as several super-packets of whole datagrams, which
+    /// are one call with one number. `lend` also gets the offset of the next byte. Returns how many
+    /// bytes were sent. If fewer than `total`, the caller lets packets leave and calls again with
+    /// the same `call` for the rest. Such a later call sends nothing if an error is pending, and
+    /// leaves the error for the next call.
     pub fn send_lent_datagrams(
         &mut self,
         id: SocketId,
@@ -88,8 +91,8 @@ impl Sockets {
         })
     }
 
-    /// Most bytes that go as one super-packet, as whole datagrams of a segment size; any number if
-    /// what is sent is not cut, or waits for more.
+    /// Most bytes that one super-packet takes as whole datagrams of the segment size; no limit if
+    /// the payload is not segmented or waits for more data.
     pub fn datagrams_max(&self, id: SocketId, send: &SendTo) -> Result<usize, Error> {
         let size = usize::from(self.segment_size(id, send)?);
         if size == 0 || self.waits_for_more(id, send)? {
@@ -146,8 +149,8 @@ impl Sockets {
         self.lend_packet((id, len, len), &mut LentCall::default(), &way, (&mut lend, false), cx)
     }
 
-    /// Sends a packet of the next `len` bytes of a call of `total`; if `cuts`, of as many datagrams
-    /// as its ranges have room for. Returns how many bytes.
+    /// Sends a packet with the next `len` bytes of a call of `total`; if `cuts`, with as many whole
+    /// datagrams as its ranges have room for. Returns how many bytes.
     fn lend_packet(
         &mut self,
         (id, len, total): (SocketId, usize, usize),
@@ -180,7 +183,7 @@ impl Sockets {
         Ok(len)
     }
 
-    /// Lends a call's bytes to a datagram that waits for more, or copies what has no room.
+    /// Lends a call's bytes to a pending datagram, and copies what cannot be lent.
     fn lend_to_waiting(
         &mut self,
         (id, len, first): (SocketId, usize, bool),
@@ -188,7 +191,7 @@ impl Sockets {
         lend: &mut impl FnMut(usize, Borrower) -> Option<Piece>,
         cx: &mut Context<'_>,
     ) -> Result<(), Error> {
-        // As in Linux, where the header of UDP counts with the first call's bytes.
+        // As in Linux, the first call is charged for the UDP header too.
         let charged = if first { len + udp::HEADER_LEN } else { len };
         if charged == 0 {
             return Ok(());

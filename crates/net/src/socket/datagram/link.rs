@@ -1,9 +1,9 @@
-//! Packet sockets: frames as they are on the link (Linux's `net/packet/af_packet.c`).
+//! Packet sockets: frames as they are on the link, with the semantics of Linux's `AF_PACKET`.
 //!
-//! Each such socket whose protocol fits gets a share of each frame that comes, and one that takes
-//! all protocols of each frame that leaves too, except those that it sent. What they send has a
-//! link-layer header or gets one; all else is as of UDP: queues, buffers, and calls that lend.
-//! Super-packets are seen whole, and checksums that the device completes as they are before.
+//! Each packet socket with a matching protocol gets a share of each received frame. A socket for
+//! all protocols also gets the frames that are sent, except its own. Sent data has a link-layer
+//! header or gets one. Queues, buffers and lending calls are those of UDP sockets. Super-packets
+//! are shown whole, and checksums that the device completes are shown incomplete.
 
 use super::super::{Error, Family, SocketId, Sockets};
 use super::receive::Waiting;
@@ -18,21 +18,21 @@ use core::net::{Ipv4Addr, SocketAddr};
 use towpath_packet::Packet;
 use towpath_packet::packet::PEEK_BYTES;
 
-/// What a packet socket has beside what every datagram socket has.
+/// Options that only packet sockets have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketOptions {
-    /// What it takes: [`PacketOptions::ALL`], [`PacketOptions::NONE`] or one protocol.
+    /// Protocol to receive: [`PacketOptions::ALL`], [`PacketOptions::NONE`] or one protocol.
     pub protocol: EtherType,
-    /// It reads and sends what is behind the link-layer header (`SOCK_DGRAM`).
+    /// Reads and sends without the link-layer header (`SOCK_DGRAM`).
     pub payload_only: bool,
-    /// What leaves is not for it (`PACKET_IGNORE_OUTGOING`).
+    /// Does not receive outgoing frames (`PACKET_IGNORE_OUTGOING`).
     pub ignore_outgoing: bool,
-    /// It is bound to the link, and may send without naming it.
+    /// The socket is bound to the link, and may send without naming it.
     pub bound: bool,
 }
 
 impl PacketOptions {
-    /// Every protocol (Linux's `ETH_P_ALL`).
+    /// All protocols (Linux's `ETH_P_ALL`).
     pub const ALL: EtherType = EtherType(3);
     /// No protocol.
     pub const NONE: EtherType = EtherType(0);
@@ -44,63 +44,63 @@ impl PacketOptions {
     }
 }
 
-/// Where a frame goes that gets its header here.
+/// Destination of a frame that gets its header here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkDestination {
-    /// The station; none is an error for a socket that has no headers of its own.
+    /// Destination address; `None` is an error for a `SOCK_DGRAM` socket.
     pub address: Option<MacAddr>,
-    /// What the frame carries.
+    /// EtherType of the frame.
     pub protocol: EtherType,
 }
 
-/// Who a frame was for (Linux's `PACKET_*`).
+/// Receiver of a frame (Linux's `PACKET_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameKind {
-    /// Us.
+    /// This host.
     Host,
     /// All stations.
     Broadcast,
-    /// A group.
+    /// A multicast group.
     Multicast,
     /// Another station.
     OtherHost,
-    /// It left.
+    /// The frame was sent by this host.
     Outgoing,
 }
 
-/// What is told of a frame.
+/// Source of a received frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameSource {
-    /// Who sent it.
+    /// Sender's address.
     pub address: MacAddr,
-    /// What it carries; [`FrameSource::LENGTH`] where the header has a length.
+    /// EtherType; [`FrameSource::LENGTH`] if the header has a length instead.
     pub protocol: EtherType,
-    /// Who it was for.
+    /// Receiver.
     pub kind: FrameKind,
 }
 
 impl FrameSource {
-    /// What frames of IEEE 802.3 carry (Linux's `ETH_P_802_2`).
+    /// Protocol of IEEE 802.3 frames (Linux's `ETH_P_802_2`).
     pub const LENGTH: EtherType = EtherType(4);
 }
 
-/// A packet socket's own.
+/// State that only packet sockets have.
 pub(super) struct PacketSocket {
     options: PacketOptions,
-    /// What it wants of them.
+    /// Filter of received frames.
     filter: Option<Program>,
-    /// Frames for it since they were last told, and what it had lost then.
+    /// Frames offered since the last statistics call, and the drop count at that time.
     offered: u32,
     dropped_before: u32,
 }
 
-/// Values below are lengths (IEEE 802.3 §3.2.6).
+/// Smaller values are lengths (IEEE 802.3 §3.2.6).
 const ETHERTYPE_FIRST: u16 = 1536;
-/// Bytes of a VLAN tag, which the MTU does not count.
+/// Bytes of a VLAN tag, which do not count for the MTU.
 const VLAN_TAG_LEN: usize = 4;
 
 impl Sockets {
-    /// A socket that takes and sends frames; bound to no link, which is the same here.
+    /// Creates a socket that receives and sends frames. It is not bound to the link.
     pub fn packet_socket(
         &mut self,
         protocol: EtherType,
@@ -121,7 +121,7 @@ impl Sockets {
         Some(&self.socket(id).ok()?.datagrams().ok()?.link.as_ref()?.options)
     }
 
-    /// Changes them.
+    /// Changes the options that only packet sockets have.
     ///
     /// # Errors
     /// [`Error::NotSupported`] for other sockets.
@@ -136,9 +136,9 @@ impl Sockets {
         Ok(())
     }
 
-    /// Sets which frames a packet socket sees from now on, and how much of each: what the program
-    /// returns (`SO_ATTACH_FILTER`). It runs over the first [`PEEK_BYTES`] of what the socket would
-    /// read; what lies behind is not there for it. `None` takes all. Returns the one before.
+    /// Sets which frames a packet socket receives from now on, and how many bytes of each: the
+    /// result of the program (`SO_ATTACH_FILTER`). The program sees the first [`PEEK_BYTES`] of
+    /// what the socket would read. `None` accepts all. Returns the previous filter.
     ///
     /// # Errors
     /// [`Error::NotSupported`] for other sockets.
@@ -151,8 +151,8 @@ impl Sockets {
         Ok(core::mem::replace(&mut own.filter, filter))
     }
 
-    /// Frames for a packet socket, and those of them that it lost, since the last call
-    /// (`PACKET_STATISTICS`).
+    /// Returns the frames offered to a packet socket and those of them that it lost, since the last
+    /// call (`PACKET_STATISTICS`).
     ///
     /// # Errors
     /// [`Error::NotSupported`] for other sockets.
@@ -164,7 +164,7 @@ impl Sockets {
         Ok((core::mem::take(&mut own.offered), dropped.wrapping_sub(before)))
     }
 
-    /// Frames come no more.
+    /// Stops delivering frames to a packet socket that is closed.
     pub(super) fn close_packet(&mut self, id: SocketId) {
         if self.packet_options(id).is_some() {
             self.datagrams.link.retain(|other| *other != id);
@@ -172,12 +172,12 @@ impl Sockets {
         }
     }
 
-    /// Refuses what packet sockets have no way to do.
+    /// Rejects a call that packet sockets do not support.
     pub(in crate::socket) fn refuse_packet(&self, id: SocketId) -> Result<(), Error> {
         if self.packet_options(id).is_some() { Err(Error::NotSupported) } else { Ok(()) }
     }
 
-    /// Tells the stack which frames it is to keep.
+    /// Sets which frames the stack keeps for packet sockets.
     fn want_frames(&mut self) {
         let all = self.datagrams.link.iter().filter_map(|id| self.packet_options(*id));
         let (mut received, mut sent) = (false, false);
@@ -188,7 +188,7 @@ impl Sockets {
         self.stack.want_frames(received, sent);
     }
 
-    /// Whether and how `len` bytes can be sent, in the order of Linux's `packet_snd`.
+    /// Checks whether and how `len` bytes can be sent, in Linux's order.
     pub(super) fn prepare_frame(
         &mut self,
         id: SocketId,
@@ -222,7 +222,7 @@ impl Sockets {
         Ok(Way::of_frame(Carrier::Link(header), nowhere))
     }
 
-    /// Hands a frame to the stack, and shares of it to other packet sockets.
+    /// Passes a frame to the stack, and shares of it to other packet sockets.
     pub(super) fn send_frame(
         &mut self,
         id: SocketId,
@@ -251,7 +251,7 @@ impl Sockets {
         Ok(())
     }
 
-    /// Gives all sockets that want it their share of a frame, except the one that made it.
+    /// Gives a share of a frame to each packet socket that wants it, except to `maker`.
     pub(super) fn show_frame(
         &mut self,
         packet: &Packet,
@@ -291,7 +291,7 @@ impl Sockets {
         }
     }
 
-    /// Bytes of a frame from `begin` on that a socket's filter wants; all are more than there are.
+    /// Bytes from `begin` on that a socket's filter accepts; more than the frame has means all.
     fn wanted_bytes(&self, id: SocketId, packet: &Packet, begin: usize) -> usize {
         let own = self.socket(id).ok().and_then(|socket| socket.datagrams().ok()?.link.as_ref());
         let Some(filter) = own.and_then(|own| own.filter.as_ref()) else { return usize::MAX };
@@ -300,7 +300,7 @@ impl Sockets {
         filter.run(&first[begin..count], (packet.len() - begin) as u32) as usize
     }
 
-    /// Linux's `eth_type_trans`.
+    /// Returns the source of a frame, classified by the rules of Linux.
     fn source_of(&self, header: &ethernet::Header, outgoing: bool) -> FrameSource {
         let to = header.destination;
         let kind = match () {

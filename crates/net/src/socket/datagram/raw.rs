@@ -1,11 +1,10 @@
-//! Sockets that take packets of IP as they come, and make them (Linux's `net/ipv4/raw.c` and
-//! `net/ipv6/raw.c`).
+//! Raw sockets: they receive and send IP packets, with the semantics of Linux.
 //!
-//! Each such socket whose protocol and addresses fit gets a share of the packet, before its
-//! protocol sees it: over IPv4 with the IP header, over IPv6 without. What is sent gets an IP
-//! header; with [`RawOptions::header_included`] it begins with one. All else is as of UDP: queues,
-//! buffers, calls that add to one packet, and calls that lend. ICMP errors about what such sockets
-//! sent are not told: who wants to know takes packets of ICMP.
+//! Each raw socket with a matching protocol and addresses gets a share of a received packet before
+//! the protocol processes it: over IPv4 with the IP header, over IPv6 without. Sent data gets an IP
+//! header, or begins with one if [`RawOptions::header_included`] is set. Queues, buffers,
+//! `MSG_MORE` and lending calls are those of UDP sockets. ICMP errors about packets of raw sockets
+//! are not reported: a program that needs them receives ICMP packets with a raw socket.
 
 use super::super::{Error, Family, Socket, SocketId, Sockets};
 use super::receive::Waiting;
@@ -19,17 +18,17 @@ use alloc::boxed::Box;
 use core::net::{IpAddr, SocketAddr};
 use towpath_packet::{Checksum, Ledger, Packet};
 
-/// What a raw socket has beside what every datagram socket has.
+/// Options that only raw sockets have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawOptions {
-    /// What it takes and sends.
+    /// IP protocol of received and sent packets.
     pub protocol: Protocol,
-    /// What is sent begins with its header of IPv4 (`IP_HDRINCL`).
+    /// Sent data begins with an IPv4 header (`IP_HDRINCL`).
     pub header_included: bool,
-    /// Where the checksum of packets over IPv6 is (`IPV6_CHECKSUM`): made for what is sent,
-    /// verified of what comes. Even.
+    /// Offset of the checksum in packets over IPv6 (`IPV6_CHECKSUM`), even. It is computed for sent
+    /// and verified for received packets.
     pub checksum_at: Option<u16>,
-    /// A bit for each type of ICMP or ICMPv6 that is passed over (`ICMP_FILTER`, `ICMP6_FILTER`).
+    /// Bit set of ICMP or ICMPv6 types to ignore (`ICMP_FILTER`, `ICMP6_FILTER`).
     pub blocked: [u32; 8],
 }
 
@@ -39,14 +38,14 @@ impl RawOptions {
     }
 }
 
-/// Takes no packets: for who only sends, with headers (`IPPROTO_RAW`).
+/// `IPPROTO_RAW`: receives no packets; sends with headers.
 const SENDS_ONLY: Protocol = Protocol(255);
 
 impl Sockets {
-    /// A socket that takes packets of a protocol as they come.
+    /// Creates a socket that receives and sends IP packets of `protocol`.
     ///
     /// # Errors
-    /// [`Error::ProtocolNotSupported`] for protocol zero, which Linux takes for none.
+    /// [`Error::ProtocolNotSupported`] for protocol zero, as in Linux.
     pub fn raw(&mut self, family: Family, protocol: Protocol) -> Result<SocketId, Error> {
         if protocol.0 == 0 {
             return Err(Error::ProtocolNotSupported);
@@ -67,7 +66,7 @@ impl Sockets {
         Ok(id)
     }
 
-    /// True if the socket is one of packets of IP.
+    /// True if the socket is a raw socket.
     pub fn is_raw(&self, id: SocketId) -> bool {
         self.raw_options(id).is_some()
     }
@@ -77,19 +76,18 @@ impl Sockets {
         self.socket(id).ok()?.datagrams().ok()?.raw.as_deref()
     }
 
-    /// The peer of a raw socket, whatever its port: [`Sockets::remote`] knows peers with one alone,
-    /// as Linux's `getpeername` does.
+    /// Peer address of a raw socket, also if its port is zero. [`Sockets::remote`] returns only
+    /// peers with a port, as Linux's `getpeername` does.
     pub fn raw_peer(&self, id: SocketId) -> Result<IpAddr, Error> {
         let socket = self.socket(id)?;
         let remote = socket.remote.filter(|_| self.is_raw(id)).ok_or(Error::NotConnected)?;
         Ok(remote.ip())
     }
 
-    /// Changes them. The protocol stays.
+    /// Changes the options that only raw sockets have. The protocol cannot be changed.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] for other sockets, [`Error::Invalid`] for an odd place of a
-    /// checksum.
+    /// [`Error::NotSupported`] for other sockets, [`Error::Invalid`] for an odd checksum offset.
     pub fn set_raw_options(
         &mut self,
         id: SocketId,
@@ -105,7 +103,7 @@ impl Sockets {
         Ok(())
     }
 
-    /// Names our address: there are no ports.
+    /// Binds a raw socket to a local address; raw sockets have no ports.
     pub(in crate::socket) fn bind_raw(&mut self, id: SocketId, ip: IpAddr) -> Result<(), Error> {
         let socket = self.socket(id)?;
         if socket.remote.is_some() {
@@ -123,7 +121,7 @@ impl Sockets {
         Ok(())
     }
 
-    /// Packets come no more.
+    /// Stops delivering packets to a raw socket that is closed.
     pub(super) fn close_raw(&mut self, id: SocketId) {
         let Some(options) = self.raw_options(id) else { return };
         let protocol = options.protocol;
@@ -134,7 +132,7 @@ impl Sockets {
         }
     }
 
-    /// What carries a socket's bytes to `remote`.
+    /// Returns what carries a socket's bytes to `remote`.
     pub(super) fn carrier(&self, id: SocketId, remote: SocketAddr) -> Result<Carrier, Error> {
         let Some(options) = self.raw_options(id) else { return Ok(Carrier::Udp) };
         let family = self.socket(id)?.family;
@@ -151,7 +149,7 @@ impl Sockets {
         Ok(Carrier::Ip(options.protocol, options.checksum_at.filter(|_| family == Family::V6)))
     }
 
-    /// Hands a packet of IP to the stack.
+    /// Passes an IP packet to the stack.
     pub(super) fn send_raw(
         &mut self,
         mut packet: Packet,
@@ -176,7 +174,7 @@ impl Sockets {
         Ok(())
     }
 
-    /// Gives all sockets that want it their share of a packet.
+    /// Gives a share of a packet to each raw socket that wants it.
     pub(super) fn take_in_raw(&mut self, raw: RawPacket, cx: &mut Context<'_>) {
         for index in 0..self.datagrams.raw.len() {
             let id = self.datagrams.raw[index];
@@ -209,7 +207,7 @@ impl Sockets {
     }
 }
 
-/// Linux's `raw_v4_match` and `raw_v6_match`, and the filters of ICMP, which look at the type.
+/// True if a raw socket receives this packet, by Linux's rules; the ICMP filters check the type.
 fn wants(socket: &Socket, raw: &RawPacket) -> bool {
     let options = socket.datagrams().ok().and_then(|datagrams| datagrams.raw.as_deref());
     let Some(options) = options else { return false };
@@ -235,7 +233,8 @@ fn has_right_checksum(raw: &RawPacket, ledger: &Ledger) -> bool {
     sum.finish() == 0
 }
 
-/// Stores the checksum of a packet without headers at `at`, which becomes part of its headers.
+/// Computes the checksum of a packet without headers and stores it at `at`. The bytes up to the end
+/// of the checksum become headers.
 fn write_checksum(
     packet: &mut Packet,
     at: u16,
@@ -260,6 +259,6 @@ fn write_checksum(
     Ok(())
 }
 
-/// Where the checksum of ICMPv6 is (RFC 4443 §2.1).
+/// Offset of the ICMPv6 checksum (RFC 4443 §2.1).
 const ICMPV6_CHECKSUM_AT: u16 = 2;
 const _: () = assert!((ICMPV6_CHECKSUM_AT as usize) < icmpv6::HEADER_LEN);

@@ -1,4 +1,4 @@
-//! Datagrams that come in: into queues, and out of them.
+//! Received datagrams: queueing and reading.
 
 use super::super::{Error, Phase, Readiness, Socket, SocketId, Sockets, to_family};
 use super::{DATAGRAMS_MAX, FrameSource, QUEUED_MAX, receive_buffer};
@@ -8,26 +8,26 @@ use core::net::SocketAddr;
 use core::num::NonZeroU16;
 use towpath_packet::{Ledger, Packet, Piece, Site};
 
-/// Bytes that a waiting packet is counted for beside its frames: its handle.
+/// Bytes charged for a queued packet in addition to its frames: the packet handle.
 const OVERHEAD: usize = 512;
 
-/// A packet that came, and what is told of it.
+/// A received packet and its metadata.
 pub(super) struct Waiting {
     pub(super) packet: Packet,
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
-    /// Bytes of each datagram of a super-packet.
+    /// Payload bytes of each datagram of a super-packet.
     pub(super) segment_size: Option<NonZeroU16>,
     pub(super) tos: u8,
     pub(super) ttl: u8,
-    /// Its headers are read too, in front of its pieces.
+    /// The headers are read too, before the pieces.
     pub(super) with_headers: bool,
-    /// What is told of a frame.
+    /// Source of a frame, for packet sockets.
     pub(super) link: Option<FrameSource>,
 }
 
 impl Waiting {
-    /// A packet of which only that is known.
+    /// A packet without other metadata.
     pub(super) fn new(packet: Packet, nowhere: SocketAddr) -> Self {
         Self {
             packet,
@@ -45,11 +45,11 @@ impl Waiting {
 /// A packet that waits to be read.
 pub(super) struct Queued {
     waiting: Waiting,
-    /// A super-packet is read as one.
+    /// A super-packet is read in one call.
     whole: bool,
-    /// Bytes that it is counted for.
+    /// Bytes charged for the packet.
     held: usize,
-    /// Datagrams that the socket had lost when it came.
+    /// The socket's drop count when the packet was queued.
     dropped: u32,
 }
 
@@ -62,7 +62,7 @@ impl core::ops::Deref for Queued {
 }
 
 impl Queued {
-    /// Bytes of what the next read gets.
+    /// Bytes of the next read.
     fn next_len(&self) -> usize {
         let len = self.packet.payload_len();
         match self.segment_size {
@@ -71,7 +71,7 @@ impl Queued {
         }
     }
 
-    /// The part of its headers that is read.
+    /// The headers, if they are read.
     fn headers(&self) -> &[u8] {
         if self.with_headers { self.packet.headers() } else { &[] }
     }
@@ -92,32 +92,32 @@ impl Queued {
     }
 }
 
-/// What is told of a datagram that was read.
+/// Metadata of a datagram that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceivedDatagram {
-    /// Bytes that it has.
+    /// Length of the datagram.
     pub len: usize,
-    /// Bytes that there was room for.
+    /// Bytes copied to the caller's buffers.
     pub copied: usize,
-    /// Where it came from.
+    /// Source address and port.
     pub from: SocketAddr,
-    /// Where it was sent to.
+    /// Destination address and port.
     pub to: SocketAddr,
-    /// It stands for datagrams of so many bytes each, the last of which may have fewer
-    /// (`UDP_GRO`).
+    /// Set if several datagrams were coalesced: the length of each but the last, which may be
+    /// shorter (`UDP_GRO`).
     pub segment_size: Option<NonZeroU16>,
     /// Type of service or traffic class.
     pub tos: u8,
     /// Time to live or hop limit.
     pub ttl: u8,
-    /// Datagrams that the socket had lost when this one came (`SO_RXQ_OVFL`).
+    /// The socket's drop count when this datagram was queued (`SO_RXQ_OVFL`).
     pub dropped: u32,
-    /// What is told of a frame of a packet socket.
+    /// Source of a frame, on packet sockets.
     pub link: Option<FrameSource>,
 }
 
 impl Sockets {
-    /// Takes up the stack's datagrams and the errors about them.
+    /// Takes the stack's received datagrams and datagram errors.
     pub(in crate::socket) fn drain_datagrams(&mut self, cx: &mut Context<'_>) {
         while let Some(datagram) = self.stack.next_datagram() {
             self.take_in(datagram, cx);
@@ -144,7 +144,7 @@ impl Sockets {
         self.enqueue(id, waiting, cx);
     }
 
-    /// Puts a packet into a socket's queue, if there is room.
+    /// Queues a packet at a socket, if there is room.
     pub(super) fn enqueue(&mut self, id: SocketId, waiting: Waiting, cx: &mut Context<'_>) {
         let held = held(&waiting.packet);
         if !self.charge(id, held, cx) {
@@ -158,8 +158,8 @@ impl Sockets {
         self.wake(id, Readiness::READABLE);
     }
 
-    /// Counts one more packet that waits at a socket. False, and the drop is counted, without room
-    /// for it.
+    /// Charges a socket for one more queued packet. Returns false and counts a drop if there is no
+    /// room.
     pub(super) fn charge(&mut self, id: SocketId, held: usize, cx: &mut Context<'_>) -> bool {
         let held_max = cx.memory.capacity_bytes() / 4;
         let (all, all_held) = (self.datagrams.queued, self.datagrams.held);
@@ -167,7 +167,7 @@ impl Sockets {
         let own_max = receive_buffer(socket).saturating_sub(socket.handed_out());
         let Phase::Datagram(datagrams) = &mut socket.phase else { return false };
         let count = datagrams.queue.len() + datagrams.errors.len();
-        // As Linux's __udp_enqueue_schedule_skb: the last may go beyond.
+        // As in Linux, the last packet may exceed the buffer.
         let own_room = datagrams.held <= own_max && count < DATAGRAMS_MAX;
         if !own_room || all >= QUEUED_MAX || all_held + held > held_max {
             datagrams.dropped = datagrams.dropped.wrapping_add(1);
@@ -180,7 +180,8 @@ impl Sockets {
         true
     }
 
-    /// Reads a datagram: as much as there is room for, the rest is lost. With `peek` it stays.
+    /// Reads a datagram into the buffers; bytes beyond them are lost. With `peek` the datagram
+    /// stays.
     ///
     /// # Errors
     /// The socket's pending error first, then [`Error::WouldBlock`] if there is none.
@@ -204,11 +205,12 @@ impl Sockets {
         Ok(told)
     }
 
-    /// Takes a datagram as it is: its pieces are the payload, and nothing is copied. Headers that a
-    /// raw socket would read are the packet's.
+    /// Takes a datagram without a copy: its pieces become the payload of the returned packet.
+    /// Headers that a raw socket would read become the packet's headers.
     ///
     /// # Errors
-    /// As [`Sockets::receive_datagram`], and [`Error::NoBuffers`] without a packet for it.
+    /// The errors of [`Sockets::receive_datagram`], and [`Error::NoBuffers`] if no packet handle is
+    /// free.
     pub fn take_datagram(
         &mut self,
         id: SocketId,
@@ -225,7 +227,7 @@ impl Sockets {
         taken.push_header(headers.len()).copy_from_slice(headers);
         for piece in first.packet.pieces() {
             let count = piece.len().min(left);
-            // As many pieces as the packet they come from has.
+            // This cannot fail: there are no more pieces than in the source packet.
             taken.push_piece(piece.slice(0, count)).map_err(|_| Error::NoBuffers)?;
             left -= count;
         }
@@ -234,8 +236,8 @@ impl Sockets {
         Ok((taken, told))
     }
 
-    /// The next datagram: headers that are read and are in no piece, the packet whose pieces begin
-    /// with the rest, and what is told of it.
+    /// Returns the next datagram: the headers to read that are in no piece, the packet whose pieces
+    /// hold the rest, and its metadata.
     pub(in crate::socket) fn next_datagram(
         &self,
         id: SocketId,
@@ -245,7 +247,7 @@ impl Sockets {
         Ok((first.headers(), &first.packet, first.told(socket, first.next_len())))
     }
 
-    /// Bytes of the next datagram; zero if there is none (`FIONREAD`).
+    /// Bytes of the next datagram; zero if the queue is empty (`FIONREAD`).
     pub(in crate::socket) fn datagram_len(&self, socket: &Socket) -> Result<usize, Error> {
         Ok(socket.datagrams()?.queue.front().map_or(0, Queued::next_len))
     }
@@ -257,7 +259,7 @@ impl Sockets {
         socket.error.take().map_or(Ok(()), Err)
     }
 
-    /// The first datagram has been read.
+    /// Removes the datagram that was just read, or its part of a super-packet.
     pub(in crate::socket) fn consume_datagram(&mut self, id: SocketId) -> Result<(), Error> {
         let datagrams = self.socket_mut(id)?.datagrams_mut()?;
         let Some(first) = datagrams.queue.front_mut() else { return Ok(()) };
@@ -273,12 +275,12 @@ impl Sockets {
     }
 }
 
-/// Bytes that a packet keeps from their lenders.
+/// Bytes that a packet keeps from their lenders, and its handle.
 pub(super) fn held(packet: &Packet) -> usize {
     OVERHEAD + packet.pieces().map(Piece::held).sum::<usize>()
 }
 
-/// Copies `headers` and `pieces`, `len` bytes in all, to buffers, one after the other, as far as
+/// Copies `headers` and `pieces`, `len` bytes in all, to buffers one after the other, as far as
 /// there is room; returns how many.
 pub(super) fn scatter<'a>(
     mut headers: &[u8],

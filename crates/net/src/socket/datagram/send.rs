@@ -1,4 +1,4 @@
-//! Datagrams that go out (Linux's `udp_sendmsg` and `udpv6_sendmsg`).
+//! Sent datagrams, by the rules of Linux.
 
 use super::super::frames::{lacks_memory, packet_to_send};
 use super::super::{Error, Socket, SocketId, Sockets, from_family};
@@ -16,15 +16,15 @@ use core::net::{IpAddr, SocketAddr};
 use core::num::NonZeroU16;
 use towpath_packet::{Packet, Piece};
 
-/// Bytes that a packet that was sent is counted for beside its payload.
+/// Bytes charged for a sent packet in addition to its payload.
 const OVERHEAD: usize = 768;
 
-/// How to send: what is left out is as the socket's options say.
+/// How to send a datagram; fields that are `None` default to the socket's options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendTo {
-    /// Where to; the socket's peer otherwise.
+    /// Destination; by default the socket's peer.
     pub to: Option<SocketAddr>,
-    /// The address of ours to send from (`IP_PKTINFO`).
+    /// Local source address (`IP_PKTINFO`).
     pub from: Option<IpAddr>,
     /// Type of service or traffic class.
     pub tos: Option<u8>,
@@ -34,26 +34,26 @@ pub struct SendTo {
     pub segment_size: Option<u16>,
     /// More of the same datagram follows (`MSG_MORE`).
     pub more: bool,
-    /// Where a frame of a packet socket goes.
+    /// Destination of a packet socket's frame.
     pub link: Option<LinkDestination>,
-    /// How long a call that lends does so; the socket's term otherwise.
+    /// Term of a call that lends; by default the socket's term.
     pub term: Option<Duration>,
 }
 
-/// What carries the bytes.
+/// Protocol that carries the bytes.
 #[derive(Clone, Copy)]
 pub(super) enum Carrier {
     /// UDP.
     Udp,
-    /// IP, whose packets are of this protocol and have a checksum there.
+    /// IP with this protocol, and the offset of the checksum to compute.
     Ip(Protocol, Option<u16>),
-    /// The header of IPv4 that they begin with.
+    /// The bytes begin with an IPv4 header.
     Own,
-    /// A frame: with this destination and protocol, or the header that they begin with.
+    /// A frame: with this destination and EtherType, or with the header that the bytes begin with.
     Link(Option<(MacAddr, EtherType)>),
 }
 
-/// How a datagram goes, once that is known.
+/// How a datagram is sent.
 #[derive(Clone, Copy)]
 pub(super) struct Way {
     pub(super) carrier: Carrier,
@@ -61,17 +61,17 @@ pub(super) struct Way {
     pub(super) remote: SocketAddr,
     tos: u8,
     ttl: u8,
-    /// Payload bytes of each datagram of a super-packet; zero for none.
+    /// Payload bytes of each datagram of a super-packet; zero for no segmentation.
     size: u16,
     path_mtu: PathMtu,
-    /// Largest packet; what is larger goes in fragments, or is refused.
+    /// Largest packet; larger ones are fragmented or rejected.
     mtu: u16,
-    /// It is refused (`IPV6_DONTFRAG`).
+    /// Larger packets are rejected (`IPV6_DONTFRAG`).
     whole: bool,
 }
 
 impl Way {
-    /// That of a frame, which is sent whole.
+    /// The way of a frame, which is sent whole.
     pub(super) fn of_frame(carrier: Carrier, nowhere: SocketAddr) -> Self {
         Self {
             carrier,
@@ -96,19 +96,19 @@ impl Way {
         }
     }
 
-    /// Most bytes of payload.
+    /// Maximum payload bytes.
     fn payload_max(&self) -> usize {
-        // The length of IPv6 does not count its header.
+        // The IPv6 length field does not count the IPv6 header.
         let counted = self.headers() - if self.remote.is_ipv4() { 0 } else { ipv6::HEADER_LEN };
         usize::from(u16::MAX) - counted
     }
 
-    /// Payload bytes of each datagram of a super-packet; zero for none.
+    /// Payload bytes of each datagram of a super-packet; zero for no segmentation.
     pub(super) fn segment_size(&self) -> usize {
         self.size.into()
     }
 
-    /// Whether `len` bytes can be cut as asked (Linux's udp_send_skb).
+    /// Checks whether `len` bytes can be segmented as asked, by Linux's rules.
     pub(super) fn check_segments(&self, len: usize) -> Result<(), Error> {
         let (size, mtu) = (usize::from(self.size), usize::from(self.mtu));
         if size > 0 && len.min(size) + self.headers() > mtu {
@@ -119,15 +119,15 @@ impl Way {
 }
 
 impl Sockets {
-    /// Sends `buffers`, one after the other, as one datagram, or as datagrams of the segment size.
-    /// They are copied. Returns how many bytes.
+    /// Copies `buffers`, one after the other, and sends them as one datagram, or as datagrams of
+    /// the segment size. Returns how many bytes.
     ///
-    /// With [`SendTo::more`] or [`DatagramOptions::cork`](super::DatagramOptions::cork) they wait
-    /// for what the next call sends, which goes with them.
+    /// With [`SendTo::more`] or [`DatagramOptions::cork`](super::DatagramOptions::cork) the bytes
+    /// wait and are sent together with those of the next call.
     ///
     /// # Errors
-    /// [`Error::WouldBlock`] without room or memory: the socket is woken when there is some.
-    /// [`Error::NoBuffers`] without memory for all of a large datagram.
+    /// [`Error::WouldBlock`] if there is no room or memory: the socket is woken when there is.
+    /// [`Error::NoBuffers`] if there is not enough memory for all of a large datagram.
     pub fn send_datagram(
         &mut self,
         id: SocketId,
@@ -152,7 +152,7 @@ impl Sockets {
     ) -> Result<usize, Error> {
         let len = buffers.iter().map(|buffer| buffer.len()).sum();
         if self.waits_for_more(id, send)? {
-            // More may come: large frames, so that the pieces are few.
+            // More may come: use large frames to keep the number of pieces small.
             let most = usize::from(u16::MAX);
             return self.append_datagram(
                 id,
@@ -170,11 +170,11 @@ impl Sockets {
         Ok(len)
     }
 
-    /// Sends pieces as one datagram, or as datagrams of the segment size; they are lent, not
-    /// copied. At most [`towpath_packet::packet::PIECES_MAX`].
+    /// Sends pieces as one datagram, or as datagrams of the segment size, without a copy. At most
+    /// [`towpath_packet::packet::PIECES_MAX`] pieces.
     ///
     /// # Errors
-    /// [`Error::Invalid`] while bytes wait for more.
+    /// [`Error::Invalid`] while a datagram waits for more data.
     pub fn send_datagram_pieces(
         &mut self,
         id: SocketId,
@@ -196,7 +196,7 @@ impl Sockets {
         Ok(len)
     }
 
-    /// True if what is sent now waits for more, or something waits for it.
+    /// True if data sent now waits for more, or a pending datagram waits for it.
     pub(super) fn waits_for_more(&self, id: SocketId, send: &SendTo) -> Result<bool, Error> {
         let socket = self.socket(id)?;
         let pending = socket.datagrams()?.pending.is_some();
@@ -206,7 +206,7 @@ impl Sockets {
         Ok(send.more || socket.options.datagram.cork || pending)
     }
 
-    /// Whether and how `len` bytes can be sent, in the order of Linux's checks.
+    /// Checks whether and how `len` bytes can be sent, in Linux's order.
     pub(super) fn prepare_datagram(
         &mut self,
         id: SocketId,
@@ -258,7 +258,7 @@ impl Sockets {
         Ok(way)
     }
 
-    /// Whether so many bytes fit a datagram (Linux's __ip_append_data).
+    /// Checks whether `len` bytes fit a datagram, by Linux's rules.
     pub(super) fn check_len(&mut self, id: SocketId, way: &Way, len: usize) -> Result<(), Error> {
         let own = matches!(way.carrier, Carrier::Own);
         let mtu = match way.size {
@@ -274,7 +274,7 @@ impl Sockets {
         Ok(())
     }
 
-    /// The address of ours that a datagram comes from.
+    /// Chooses the source address of a datagram.
     fn source(
         &self,
         socket: &Socket,
@@ -283,7 +283,8 @@ impl Sockets {
     ) -> Result<IpAddr, Error> {
         let bound = socket.local.ip();
         let source = match asked.filter(|asked| !asked.is_unspecified()) {
-            // IPv4 finds no route from there, IPv6 looks for the address itself.
+            // As in Linux, an address that is not local has no route over IPv4, and is invalid over
+            // IPv6.
             Some(asked) if !self.stack.is_local(asked) && asked.is_ipv4() => {
                 return Err(Error::NetworkUnreachable);
             }
@@ -296,11 +297,11 @@ impl Sockets {
         if same { Ok(source) } else { Err(Error::NetworkUnreachable) }
     }
 
-    /// Linux's sock_alloc_send_pskb: a pending error, the end of sending, a full buffer.
+    /// Checks, in Linux's order: a pending error, the send direction, the send buffer.
     pub(super) fn check_room(&mut self, id: SocketId) -> Result<(), Error> {
         self.datagram_error(id)?;
         let socket = self.socket(id)?;
-        // Linux does not ask raw sockets, whose packets have no transport header.
+        // As in Linux, a raw socket may send after `shutdown`.
         if socket.write_shut && !self.is_raw(id) {
             return Err(Error::BrokenPipe);
         }
@@ -311,14 +312,14 @@ impl Sockets {
         Ok(())
     }
 
-    /// True if a call could send more, and has no error to tell.
+    /// True if the socket has room and no pending error.
     pub(super) fn has_room(&self, id: SocketId) -> bool {
         let Ok(socket) = self.socket(id) else { return false };
         let waiting = socket.datagrams().map(|datagrams| self.sent_waiting(datagrams));
         !self.has_error(id) && waiting.is_ok_and(|waiting| waiting < send_buffer(socket))
     }
 
-    /// An error of ours waits in the error queue, if it is asked for (Linux's ip_local_error).
+    /// Queues a local error about the MTU, if the socket has asked for errors.
     fn keep_local_error(&mut self, id: SocketId, remote: SocketAddr, mtu: u32) {
         let Ok(socket) = self.socket(id) else { return };
         let notice = ErrorNotice {
@@ -333,7 +334,7 @@ impl Sockets {
         self.keep_own(id, remote, notice);
     }
 
-    /// Hands a datagram to the stack; the send buffer is charged so many bytes and a packet.
+    /// Passes a datagram to the stack, and charges the send buffer `charge` bytes and the overhead.
     pub(super) fn dispatch(
         &mut self,
         id: SocketId,
@@ -366,7 +367,7 @@ impl Sockets {
         Ok(())
     }
 
-    /// Counts a packet that the stack was given, and its bytes.
+    /// Charges the send buffer for a packet that was passed to the stack.
     pub(super) fn charge_sent(&mut self, id: SocketId, charge: usize) {
         let len = charge + OVERHEAD;
         let (waits, now) = (self.stack.has_ready(), self.stack.emptied_count());
@@ -376,10 +377,10 @@ impl Sockets {
         if datagrams.sent_at != now {
             (datagrams.sent, datagrams.sent_at) = (0, now);
         }
-        // What waits for a neighbour is bounded there.
+        // Packets that wait for neighbour resolution are limited there.
         datagrams.sent = if waits { datagrams.sent + len } else { 0 };
         if datagrams.sent >= buffer / 2 {
-            // Nothing else can go wrong with a socket that is there.
+            // This cannot fail: the socket exists.
             let _ = self.watch_room(id);
         }
     }
@@ -397,7 +398,7 @@ impl Sockets {
         Ok(())
     }
 
-    /// Tells sockets that were full when the device has taken what was sent.
+    /// Wakes sockets that were full once the device has taken all packets.
     pub(in crate::socket) fn tell_room(&mut self) {
         let emptied = self.stack.emptied_count();
         if self.datagrams.full.is_empty() || self.datagrams.emptied == emptied {
@@ -414,7 +415,7 @@ impl Sockets {
     }
 }
 
-/// Whether packets of so many bytes may be sent at all (Linux's ip_setup_cork, ip6_setup_cork).
+/// Checks that packets of `mtu` bytes are allowed at all, with Linux's errors.
 fn check_mtu(mtu: u16, remote: SocketAddr) -> Result<(), Error> {
     match remote {
         SocketAddr::V4(_) if usize::from(mtu) < IPV4_MTU_MIN => Err(Error::NetworkUnreachable),
@@ -423,7 +424,7 @@ fn check_mtu(mtu: u16, remote: SocketAddr) -> Result<(), Error> {
     }
 }
 
-// Large frames of the longest payload are few enough for a packet.
+// A packet has room for the largest payload in large frames.
 const _: () = assert!(
     (u16::MAX as usize).div_ceil(towpath_packet::pool::LARGE_FRAME_BYTES)
         <= towpath_packet::packet::PIECES_MAX

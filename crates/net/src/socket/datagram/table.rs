@@ -1,8 +1,9 @@
-//! Which datagram socket gets a packet.
+//! Lookup of the datagram socket that receives a packet.
 //!
-//! Linux's `__udp4_lib_lookup` and `compute_score`: a socket connected to the flow first, then one
-//! bound to the address, then one bound to all; IPv4 before IPv6 that takes IPv4 too; of equals the
-//! one that was bound last, or by the hash of the flow if they form a `SO_REUSEPORT` group.
+//! As in Linux: a socket connected to the flow comes first, then one bound to the address, then one
+//! bound to all addresses; IPv4 sockets before IPv6 sockets that receive IPv4 too. Among equals,
+//! the socket that was bound last wins, or the hash of the flow chooses within a `SO_REUSEPORT`
+//! group.
 //!
 //! Bound: one entry for each socket.
 
@@ -13,30 +14,30 @@ use core::net::{IpAddr, SocketAddr};
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
-/// Sockets by port and flow, and what all of them hold.
+/// Sockets by port and flow, and totals over all of them.
 pub(in crate::socket) struct Table {
     /// Sockets with a port and no peer, in the order in which they were bound.
     by_port: HashMap<u16, Vec<SocketId>, FixedState>,
-    /// Sockets with a peer: our end, the peer's.
+    /// Sockets with a peer, by local and remote address.
     by_flow: HashMap<(SocketAddr, SocketAddr), Vec<SocketId>, FixedState>,
     hash: FixedState,
-    /// Sockets that take packets of IP.
+    /// Raw sockets.
     pub(super) raw: Vec<SocketId>,
     /// Packet sockets.
     pub(super) link: Vec<SocketId>,
-    /// Packets and bytes that wait at all sockets.
+    /// Packets and bytes queued at all sockets.
     pub(super) queued: usize,
     pub(super) held: usize,
-    /// Sockets with a datagram that waits for more.
+    /// Number of pending datagrams of all sockets.
     pub(super) pending: usize,
-    /// Sockets that are to be told when the device has taken what was sent.
+    /// Sockets to wake when the device has taken all packets.
     pub(super) full: Vec<SocketId>,
-    /// What [`crate::stack::Stack::emptied_count`] was when they were last told.
+    /// [`crate::stack::Stack::emptied_count`] when sockets were last woken.
     pub(super) emptied: u64,
 }
 
 impl Table {
-    /// No sockets. The seed decides what groups choose.
+    /// No sockets. The seed determines how `SO_REUSEPORT` groups distribute flows.
     pub(in crate::socket) fn new(seed: u64) -> Self {
         let hash = || FixedState::with_seed(seed);
         Self {
@@ -53,7 +54,7 @@ impl Table {
         }
     }
 
-    /// `count` packets of `held` bytes wait no longer.
+    /// Removes `count` queued packets of `held` bytes from the totals.
     pub(super) fn release(&mut self, count: usize, held: usize) {
         self.queued -= count;
         self.held -= held;
@@ -83,7 +84,7 @@ impl Table {
 }
 
 impl Sockets {
-    /// From now on packets come to the socket.
+    /// Adds a socket to the table, so that it receives packets.
     pub(in crate::socket) fn enter_table(&mut self, id: SocketId) {
         let Ok(socket) = self.socket(id) else { return };
         if socket.used.is_some() {
@@ -92,7 +93,7 @@ impl Sockets {
         }
     }
 
-    /// From now on none come.
+    /// Removes a socket from the table.
     pub(super) fn leave_table(&mut self, id: SocketId) {
         let Ok(socket) = self.socket(id) else { return };
         if socket.used.is_some() {
@@ -125,7 +126,7 @@ impl Sockets {
     }
 }
 
-/// How closely a socket without a peer is bound to `address`; `None` if not at all.
+/// How specifically a socket without a peer is bound to `address`; `None` if it does not match.
 fn score(socket: &Socket, address: IpAddr) -> Option<u8> {
     let bound = socket.local.ip();
     let dual = socket.used.is_some_and(|used| !used.v6_only);

@@ -1,4 +1,4 @@
-//! Two hosts, each with sockets, and a link that loses nothing and takes no time.
+//! Two hosts with sockets, and a link without loss or delay.
 
 use crate::socket::{Error, Family, Readiness, ReceiveFlags, SendFlags, SocketId, Sockets};
 use crate::stack::{Address, Config, Context, Limits, Stack};
@@ -28,21 +28,21 @@ pub(super) fn at(port: u16) -> SocketAddr {
     SocketAddr::new(v4(SERVER), port)
 }
 
-/// Where the flags of TCP are in a frame of IPv4.
+/// Offset of the TCP flags in an IPv4 frame.
 const TCP_FLAGS_AT: usize = 14 + 20 + 13;
 
 pub(super) struct Bench {
     pub(super) hosts: [Sockets; 2],
-    /// Of each host.
+    /// Memory of each host.
     pub(super) memory: [Memory; 2],
     ledger: Ledger,
     pub(super) now: Instant,
-    /// Changes frames on their way.
+    /// Changes frames in transit.
     pub(super) damage: Option<fn(&mut Vec<u8>, u64)>,
     carried: u64,
-    /// Segments of TCP with data: who sent them, their bytes, whether they were pushed.
+    /// TCP segments with data: sender, payload bytes, PSH flag.
     pub(super) segments: Vec<(usize, usize, bool)>,
-    /// The link notes that it copied the next packet with payload.
+    /// The link marks the next packet with payload as copied.
     pub(super) marks_copied: bool,
 }
 
@@ -84,7 +84,7 @@ impl Bench {
     /// Moves packets until neither host has any.
     pub(super) fn settle(&mut self) {
         for turn in 0.. {
-            assert!(turn < 1000, "packets go round and round");
+            assert!(turn < 1000, "packets are exchanged without end");
             let moved = self.carry(SERVER) | self.carry(CLIENT);
             if !moved {
                 return;
@@ -117,7 +117,7 @@ impl Bench {
             if let Some(damage) = damage {
                 *carried += 1;
                 damage(&mut bytes, *carried);
-                // Else wrong checksums would hide what is behind them.
+                // Otherwise wrong checksums would hide the damage behind them.
                 offload.checksum = Checksum::Unnecessary;
             }
             let mut frame = memory.small.take().expect("memory");
@@ -131,7 +131,7 @@ impl Bench {
         moved
     }
 
-    /// Lets time pass, and runs the timers that are due then.
+    /// Advances the clock and runs the timers that are due.
     pub(super) fn pass(&mut self, time: Duration) {
         self.now += time;
         for host in [SERVER, CLIENT] {
@@ -140,7 +140,7 @@ impl Bench {
         self.settle();
     }
 
-    /// Lets `act` use a host.
+    /// Runs `act` on a host.
     pub(super) fn with<R>(
         &mut self,
         host: usize,
@@ -150,12 +150,12 @@ impl Bench {
         act(&mut hosts[host], &mut Context { memory: &mut memory[host], ledger, now: *now })
     }
 
-    /// Bytes copied so far at a place.
+    /// Bytes copied so far at a site.
     pub(super) fn copied_at(&self, site: Site) -> u64 {
         self.ledger.copied_at(site)
     }
 
-    /// Payload bytes that both hosts took from or gave to programs.
+    /// Payload bytes that both hosts took from or passed to programs.
     pub(super) fn carried(&self) -> u64 {
         self.ledger.carried()
     }
@@ -174,7 +174,7 @@ impl Bench {
         self.memory.iter().map(out).sum()
     }
 
-    /// What happened to which socket since the last look.
+    /// Sockets with events since the last call, and the events.
     pub(super) fn wakes(&mut self, host: usize) -> Vec<(SocketId, Readiness)> {
         core::iter::from_fn(|| self.hosts[host].next_wake()).collect()
     }
@@ -183,7 +183,7 @@ impl Bench {
         self.hosts[host].stream(Family::V4).expect("room")
     }
 
-    /// A socket of the server that listens.
+    /// A listening socket of the server.
     pub(super) fn listen(&mut self, port: u16, backlog: i32) -> SocketId {
         let id = self.stream(SERVER);
         self.hosts[SERVER].bind(id, at(port)).expect("free");
@@ -191,21 +191,21 @@ impl Bench {
         id
     }
 
-    /// A socket of the client that has begun to connect, and the answer.
+    /// A socket of the client that has started to connect; the handshake is exchanged.
     pub(super) fn connecting(&mut self, port: u16) -> SocketId {
         let id = self.stream(CLIENT);
         assert_eq!(self.hosts[CLIENT].connect(id, at(port), self.now), Err(Error::InProgress));
         id
     }
 
-    /// Two ends of a connection: the server's, the client's.
+    /// Both ends of a connection: server, client.
     pub(super) fn connected(&mut self) -> (SocketId, SocketId) {
         let listener = self.listen(80, 1);
         let client = self.connecting(80);
         self.settle();
         assert_eq!(self.hosts[CLIENT].connect(client, at(80), self.now), Ok(()));
         let (server, _) = self.hosts[SERVER].accept(listener, self.now).expect("a connection");
-        self.hosts[SERVER].close(listener, self.now).expect("it is there");
+        self.hosts[SERVER].close(listener, self.now).expect("open socket");
         (server, client)
     }
 

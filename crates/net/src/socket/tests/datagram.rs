@@ -1,4 +1,4 @@
-//! Datagrams between two hosts: whole, cut and coalesced, to whom they go, and bounds.
+//! Datagrams between two hosts: whole, segmented and coalesced; receiver selection; bounds.
 
 use super::bench::*;
 use crate::counters::DropReason;
@@ -55,7 +55,7 @@ impl Bench {
 
     fn change(&mut self, host: usize, id: SocketId, change: fn(&mut crate::socket::Options)) {
         let now = self.now;
-        self.hosts[host].set_options(id, now, change).expect("it is there");
+        self.hosts[host].set_options(id, now, change).expect("open socket");
     }
 }
 
@@ -96,8 +96,8 @@ fn datagrams_arrive_whole() {
     }
 }
 
-/// Goal: bytes are dropped from streams alone. Bad input: sockets of datagrams and of IP packets,
-/// empty and not, and lengths of nothing, of part of a datagram and of more than there is.
+/// Goal: only streams discard bytes. Bad input: datagram and raw sockets, empty and not, with
+/// lengths of zero, of part of a datagram and of more than a datagram.
 #[test]
 fn nothing_is_discarded_from_datagrams() {
     let mut b = Bench::new();
@@ -142,7 +142,7 @@ fn what_there_is_no_room_for_is_lost_and_a_look_leaves_all() {
     assert_eq!(b.take(SERVER, server).expect("a datagram").0, b"next");
 }
 
-/// Goal: a socket of IPv6 takes IPv4 and shows it as mapped, and sends to mapped addresses.
+/// Goal: an IPv6 socket receives IPv4, shows mapped addresses, and sends to mapped addresses.
 #[test]
 fn mapped_addresses_both_ways() {
     let mut b = Bench::new();
@@ -162,7 +162,7 @@ fn mapped_addresses_both_ways() {
     assert_eq!(b.send_to(CLIENT, client, b"x", mapped), Err(Error::NetworkUnreachable));
 }
 
-/// Goal: Linux's order: connected, bound to the address, to all of IPv4, to all.
+/// Goal: Linux's order of receivers: connected, bound to the address, to all of IPv4, to all.
 #[test]
 fn the_closest_socket_gets_it() {
     let mut b = Bench::new();
@@ -173,8 +173,8 @@ fn the_closest_socket_gets_it() {
         (id, ip)
     });
     b.change(SERVER, all, |options| options.reuse_address = true);
-    // The first was bound without leave to share.
-    b.hosts[SERVER].close(all, b.now).expect("it is there");
+    // The first socket does not allow sharing.
+    b.hosts[SERVER].close(all, b.now).expect("open socket");
     let all = b.datagram(SERVER, Family::V6);
     b.change(SERVER, all, |options| options.reuse_address = true);
     b.hosts[SERVER].bind(all, SocketAddr::new(ANY6, 53)).expect("free");
@@ -199,7 +199,7 @@ fn the_closest_socket_gets_it() {
         }
     }
     assert_eq!(found, [all, four.0, exact.0, connected.0]);
-    // A connected socket hears nobody else.
+    // A connected socket receives from its peer only.
     let other = b.datagram(CLIENT, Family::V4);
     assert_eq!(b.send_to(CLIENT, other, b"x", at(53)), Ok(1));
     b.settle();
@@ -207,7 +207,7 @@ fn the_closest_socket_gets_it() {
     assert!(b.take(SERVER, exact.0).is_ok());
 }
 
-/// Goal: a group shares out flows, each flow to one socket, and only its members share a port.
+/// Goal: a group distributes flows, each flow to one socket, and only its members share a port.
 #[test]
 fn a_group_shares_flows() {
     let mut b = Bench::new();
@@ -242,8 +242,8 @@ fn a_group_shares_flows() {
     assert!(counts.iter().all(|count| *count >= 8), "{counts:?}");
 }
 
-/// Goal: a super-packet is cut on the way; it is read datagram by datagram, or as one by who asked
-/// for that, with the size of its parts.
+/// Goal: a super-packet is segmented in transit. A socket reads it datagram by datagram, or as one
+/// with the segment size if the option is set.
 #[test]
 fn super_packets_are_cut_and_coalesced() {
     for ip in [v4, v6] {
@@ -280,7 +280,7 @@ fn super_packets_are_cut_and_coalesced() {
     }
 }
 
-/// Goal: pieces are lent out and in without a copy.
+/// Goal: pieces are sent and received without a copy.
 #[test]
 fn lent_pieces_are_not_copied() {
     let mut b = Bench::new();
@@ -309,8 +309,8 @@ fn lent_pieces_are_not_copied() {
     assert_eq!(b.in_use(), 0);
 }
 
-/// Goal: a datagram of several calls goes where the first said, and is bounded; who closes loses
-/// it.
+/// Goal: a datagram of several calls goes to the first call's destination and is bounded; closing
+/// drops it.
 #[test]
 fn a_datagram_of_several_calls() {
     let mut b = Bench::new();
@@ -330,13 +330,13 @@ fn a_datagram_of_several_calls() {
     let (bytes, _) = b.take(SERVER, server).expect("a datagram");
     let expected = [data(300).repeat(100), b"end".to_vec()].concat();
     assert_eq!((bytes, b.take(SERVER, other).err()), (expected, Some(Error::WouldBlock)));
-    // Too long: all of it is lost.
+    // Too long: the whole datagram is dropped.
     assert_eq!(send(&mut b, 53, &data(60_000), true), Ok(60_000));
     assert_eq!(send(&mut b, 53, &data(6000), true), Err(Error::MessageSize));
     assert_eq!(send(&mut b, 53, b"new", false), Ok(3));
     b.settle();
     assert_eq!(b.take(SERVER, server).expect("a datagram").0, b"new");
-    // By the option.
+    // With the option instead of the flag.
     b.change(CLIENT, client, |options| options.datagram.cork = true);
     assert_eq!(send(&mut b, 53, b"a", false), Ok(1));
     assert_eq!(send(&mut b, 53, b"b", false), Ok(1));
@@ -344,11 +344,11 @@ fn a_datagram_of_several_calls() {
     b.settle();
     assert_eq!(b.take(SERVER, server).expect("a datagram").0, b"ab");
     assert_eq!(send(&mut b, 53, b"lost", false), Ok(4));
-    b.hosts[CLIENT].close(client, b.now).expect("it is there");
+    b.hosts[CLIENT].close(client, b.now).expect("open socket");
     assert_eq!(b.in_use(), 0);
 }
 
-/// Goal: what waits for more is bounded over all sockets.
+/// Goal: pending datagrams are bounded over all sockets.
 #[test]
 fn few_datagrams_wait_for_more() {
     let mut b = Bench::new();
@@ -360,13 +360,13 @@ fn few_datagrams_wait_for_more() {
         assert_eq!(sent, expected);
     }
     for id in ids {
-        b.hosts[CLIENT].close(id, b.now).expect("it is there");
+        b.hosts[CLIENT].close(id, b.now).expect("open socket");
     }
     assert_eq!(b.in_use(), 0);
 }
 
-/// Goal: a receive buffer is bounded in bytes and in datagrams; what is lost is counted, and memory
-/// comes back when it is read or the socket ends.
+/// Goal: a receive buffer is bounded in bytes and in datagrams. Drops are counted, and memory is
+/// released when datagrams are read or the socket is closed.
 #[test]
 fn receive_buffers_are_bounded() {
     for (buffer, most) in [(2304, 1), (8 << 20, DATAGRAMS_MAX)] {
@@ -375,7 +375,7 @@ fn receive_buffers_are_bounded() {
         let client = b.datagram(CLIENT, Family::V4);
         let now = b.now;
         let set = |options: &mut crate::socket::Options| options.receive_buffer = Some(buffer);
-        b.hosts[SERVER].set_options(server, now, set).expect("it is there");
+        b.hosts[SERVER].set_options(server, now, set).expect("open socket");
         for index in 0..DATAGRAMS_MAX + 10 {
             // Of different lengths, so that they are not coalesced.
             assert_eq!(b.send_to(CLIENT, client, &data(1 + index % 7 * 7), at(53)).err(), None);
@@ -386,12 +386,12 @@ fn receive_buffers_are_bounded() {
         let counters = b.hosts[SERVER].stack().counters();
         assert_eq!(counters.dropped(DropReason::UdpNoRoom), u64::from(lost));
         assert!(b.take(SERVER, server).is_ok());
-        b.hosts[SERVER].close(server, now).expect("it is there");
+        b.hosts[SERVER].close(server, now).expect("open socket");
         assert_eq!(b.in_use(), 0);
     }
 }
 
-/// Goal: a socket is full while its packets wait for the device, and is told when they have left.
+/// Goal: a socket is full while its packets wait for the device, and is woken when they have left.
 #[test]
 fn a_send_buffer_fills_until_the_device_takes_it() {
     let mut b = Bench::new();
@@ -401,7 +401,7 @@ fn a_send_buffer_fills_until_the_device_takes_it() {
     let mut sent = 0;
     while b.send_to(CLIENT, client, &[0; 1000], at(53)).is_ok() {
         sent += 1;
-        assert!(sent < 1000, "without bound");
+        assert!(sent < 1000, "no bound");
     }
     assert_eq!(b.send_to(CLIENT, client, &[0; 1000], at(53)), Err(Error::WouldBlock));
     assert!(!b.hosts[CLIENT].readiness(client).contains(Readiness::OUT));
@@ -429,13 +429,13 @@ fn a_peer_can_be_named_and_forgotten() {
     assert_eq!(send(&mut b), Ok(1));
     b.settle();
     assert!(b.take(SERVER, server).is_ok());
-    // Another peer at once, as in Linux.
+    // As in Linux, another peer can be set directly.
     assert_eq!(b.hosts[CLIENT].connect(client, at(54), b.now), Ok(()));
     assert_eq!(b.hosts[CLIENT].disconnect(client, b.now), Ok(()));
     assert_eq!(send(&mut b), Err(Error::DestinationRequired));
-    // A port that was asked for stays.
+    // A port that the caller chose stays.
     let asked = SocketAddr::new(ANY4, 99);
-    b.hosts[CLIENT].disconnect(client, b.now).expect("it is there");
+    b.hosts[CLIENT].disconnect(client, b.now).expect("open socket");
     assert_eq!(b.hosts[CLIENT].bind(client, asked), Ok(()));
     assert_eq!(b.hosts[CLIENT].connect(client, at(53), b.now), Ok(()));
     assert_eq!(b.hosts[CLIENT].disconnect(client, b.now), Ok(()));
@@ -492,9 +492,9 @@ fn what_is_wrong_is_refused() {
     let cut = |size| SendTo { segment_size: Some(size), ..right };
     assert_eq!(send(cut(1473), 5000), Some(Error::MessageSize));
     assert_eq!(send(cut(1472), 5000), None);
-    assert_eq!(send(cut(10), 1281), Some(Error::Invalid), "129 parts");
+    assert_eq!(send(cut(10), 1281), Some(Error::Invalid), "129 segments");
     assert_eq!(send(cut(10), 1280), None);
-    assert_eq!(send(cut(1400), 100), None, "it is one");
+    assert_eq!(send(cut(1400), 100), None, "a single datagram");
     let host = &mut b.hosts[CLIENT];
     assert_eq!(host.listen(id, 1, b.now), Err(Error::NotSupported));
     assert_eq!(host.accept(id, b.now).err(), Some(Error::NotSupported));
@@ -508,14 +508,13 @@ fn what_is_wrong_is_refused() {
     assert_eq!(b.send_to(CLIENT, six, &data(65_527), at6), Ok(65_527));
 }
 
-/// Goal: who does not want fragments is told that his datagram is too long, also by the queue of
-/// errors.
+/// Goal: a socket without fragmentation gets an error for a long datagram, also in the error queue.
 #[test]
 fn no_fragments_means_no_long_datagrams() {
     let mut b = Bench::new();
     let id = b.datagram(CLIENT, Family::V4);
     b.change(CLIENT, id, |options| options.path_mtu = PathMtu::Do);
-    b.hosts[CLIENT].set_receive_errors(id, Family::V4, true).expect("it is there");
+    b.hosts[CLIENT].set_receive_errors(id, Family::V4, true).expect("open socket");
     assert_eq!(b.send_to(CLIENT, id, &data(1472), at(53)), Ok(1472));
     assert_eq!(b.send_to(CLIENT, id, &data(1473), at(53)), Err(Error::MessageSize));
     assert!(b.hosts[CLIENT].readiness(id).contains(Readiness::ERR));

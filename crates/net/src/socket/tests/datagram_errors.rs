@@ -1,4 +1,4 @@
-//! Datagrams that nobody takes, and how their senders hear of it.
+//! Datagrams that no socket receives, and the errors that their senders get.
 
 use super::bench::*;
 use super::datagram::data;
@@ -7,7 +7,7 @@ use crate::time::Duration;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 
-/// Goal: a connected socket is told once, by whatever call comes next; another is not told.
+/// Goal: a connected socket gets the error once, from whatever call comes next; others get none.
 #[test]
 fn a_closed_port_is_told_to_who_is_connected() {
     for ip in [v4, v6] {
@@ -15,7 +15,7 @@ fn a_closed_port_is_told_to_who_is_connected() {
         let family = if ip(0).is_ipv4() { Family::V4 } else { Family::V6 };
         let there = SocketAddr::new(ip(SERVER), 9);
         let [connected, other] = [b.datagram(CLIENT, family), b.datagram(CLIENT, family)];
-        b.hosts[CLIENT].connect(connected, there, b.now).expect("a way");
+        b.hosts[CLIENT].connect(connected, there, b.now).expect("route");
         for _ in 0..3 {
             for id in [connected, other] {
                 assert_eq!(b.send_to(CLIENT, id, b"x", there), Ok(1));
@@ -38,19 +38,19 @@ fn a_closed_port_is_told_to_who_is_connected() {
     }
 }
 
-/// Goal: who asks for errors is told all about each, connected or not; when all are taken none is
-/// pending.
+/// Goal: a socket with the option gets each error with all details, connected or not. When all are
+/// taken, none is pending.
 #[test]
 fn errors_wait_for_who_wants_them() {
     for ip in [v4, v6] {
         let mut b = Bench::new();
         let family = if ip(0).is_ipv4() { Family::V4 } else { Family::V6 };
         let id = b.datagram(CLIENT, family);
-        b.hosts[CLIENT].set_receive_errors(id, family, true).expect("it is there");
+        b.hosts[CLIENT].set_receive_errors(id, family, true).expect("open socket");
         for port in [9, 10] {
             assert_eq!(b.send_to(CLIENT, id, &data(100), (ip(SERVER), port).into()), Ok(100));
             b.settle();
-            // It is pending too, for the next call.
+            // It is also pending, for the next call.
             assert_eq!(b.hosts[CLIENT].take_error(id), Ok(Some(Error::ConnectionRefused)));
         }
         for port in [9, 10] {
@@ -83,17 +83,17 @@ fn errors_wait_for_who_wants_them() {
 fn who_wants_errors_no_more_loses_those_that_wait() {
     let mut b = Bench::new();
     let id = b.datagram(CLIENT, Family::V4);
-    b.hosts[CLIENT].set_receive_errors(id, Family::V4, true).expect("it is there");
+    b.hosts[CLIENT].set_receive_errors(id, Family::V4, true).expect("open socket");
     assert_eq!(b.send_to(CLIENT, id, b"x", at(9)), Ok(1));
     b.settle();
     assert_eq!(b.hosts[CLIENT].take_error(id), Ok(Some(Error::ConnectionRefused)));
-    b.hosts[CLIENT].set_receive_errors(id, Family::V4, false).expect("it is there");
+    b.hosts[CLIENT].set_receive_errors(id, Family::V4, false).expect("open socket");
     assert!(!b.hosts[CLIENT].readiness(id).contains(Readiness::ERR));
     assert_eq!(b.in_use(), 0);
 }
 
-/// Goal: no damaged datagram and no damaged error about one does harm, and nothing is left of them.
-/// Method: everything on the way has a byte or its length changed behind the IP header.
+/// Goal: damaged datagrams and damaged errors do no harm and leak nothing. Method: every packet has
+/// a byte or its length changed behind the IP header.
 #[test]
 fn damaged_packets_do_no_harm() {
     fn damage<const IP_END: usize>(bytes: &mut Vec<u8>, count: u64) {
@@ -112,14 +112,14 @@ fn damaged_packets_do_no_harm() {
         let open = SocketAddr::new(ip(SERVER), 53);
         let server = b.bound(open);
         let client = b.datagram(CLIENT, family);
-        b.hosts[CLIENT].set_receive_errors(client, family, true).expect("it is there");
+        b.hosts[CLIENT].set_receive_errors(client, family, true).expect("open socket");
         b.damage = Some(if ip(0).is_ipv4() { damage::<34> } else { damage::<54> });
         let (mut arrived, mut errors) = (0, 0);
         for round in 0..4000 {
             let to = SocketAddr::new(ip(SERVER), if round % 2 == 0 { 53 } else { 9 });
-            // So slow that errors are not limited.
+            // Slow enough that ICMP errors are not rate-limited.
             b.now += Duration::from_millis(2);
-            // An error that is pending is told first.
+            // A pending error is reported first.
             let _ = b.send_to(CLIENT, client, &data(round % 200), to);
             b.settle();
             arrived += usize::from(b.take(SERVER, server).is_ok());
@@ -129,8 +129,8 @@ fn damaged_packets_do_no_harm() {
         }
         assert!(arrived > 500 && errors > 50, "{arrived} {errors}");
         while b.take(SERVER, server).is_ok() {}
-        b.hosts[CLIENT].close(client, b.now).expect("it is there");
-        b.hosts[SERVER].close(server, b.now).expect("it is there");
+        b.hosts[CLIENT].close(client, b.now).expect("open socket");
+        b.hosts[SERVER].close(server, b.now).expect("open socket");
         assert_eq!(b.in_use(), 0);
     }
 }

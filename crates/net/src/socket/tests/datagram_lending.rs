@@ -1,5 +1,5 @@
-//! Datagrams that are lent: numbers, shared notices, what is copied, limits. Tests that begin with
-//! `gotcha` are named after the list in Linux's behaviour that they fix.
+//! Lent datagrams: numbers, shared notices, copies, limits. Tests that begin with `gotcha` are
+//! numbered by the list of Linux behaviours that they check.
 
 use super::bench::*;
 use super::datagram::data;
@@ -46,7 +46,7 @@ impl Lent {
         Self::over(v4)
     }
 
-    /// One call for ranges of so many bytes each.
+    /// One call with ranges of the given lengths.
     fn call(&mut self, ranges: &[usize], how: SendTo) -> Result<usize, Error> {
         let total: usize = ranges.iter().sum();
         let memory = Arc::new(data(total));
@@ -64,8 +64,8 @@ impl Lent {
         self.b.with(CLIENT, |host, cx| host.send_lent_datagram(client, total, &how, lend, cx))
     }
 
-    /// What is left from `from` on of a call for many datagrams of `size` bytes, in ranges of
-    /// `range` bytes.
+    /// The rest, from `from` on, of a call for many datagrams of `size` bytes, in ranges of `range`
+    /// bytes.
     fn rest(
         &mut self,
         call: &mut LentCall,
@@ -108,15 +108,15 @@ impl Lent {
     }
 }
 
-/// Goal: datagrams of every size arrive whole over both versions of IP, in fragments if need be,
-/// to an address and to the peer; nothing is copied, and nobody says so.
+/// Goal: datagrams of every size arrive whole over IPv4 and IPv6, in fragments if needed, to an
+/// address and to the peer. Nothing is copied, and no notice reports a copy.
 #[test]
 fn lent_datagrams_arrive_whole_and_come_back() {
     for ip in [v4, v6] {
         let mut l = Lent::over(ip);
         for (number, len) in [0, 1, 1472, 1473, 9000, 65_507].into_iter().enumerate() {
             if number == 3 {
-                l.b.hosts[CLIENT].connect(l.client, l.to, l.b.now).expect("a way");
+                l.b.hosts[CLIENT].connect(l.client, l.to, l.b.now).expect("route");
             }
             assert_eq!(l.send(len), Ok(len));
             l.b.settle();
@@ -131,18 +131,18 @@ fn lent_datagrams_arrive_whole_and_come_back() {
     }
 }
 
-/// Goal: an entry becomes longer whatever it says of copies, but only the last of the queue, and
-/// no error lies between.
+/// Goal: a notice is extended whatever it says of copies, but only the last notice of the queue,
+/// and not across an error.
 #[test]
 fn gotcha_01_and_02_only_the_last_notice_becomes_longer() {
     let mut l = Lent::new();
-    l.b.hosts[CLIENT].set_receive_errors(l.client, Family::V4, true).expect("it is there");
+    l.b.hosts[CLIENT].set_receive_errors(l.client, Family::V4, true).expect("open socket");
     for copies in [false, true] {
         l.b.hosts[CLIENT].report_copied(copies);
         assert_eq!(l.send(10), Ok(10));
         l.b.settle();
     }
-    // Nobody is at that port.
+    // No socket has that port.
     let nowhere = SendTo { to: Some(at(9)), ..SendTo::default() };
     assert_eq!(l.call(&[10], nowhere), Ok(10));
     l.b.settle();
@@ -152,7 +152,7 @@ fn gotcha_01_and_02_only_the_last_notice_becomes_longer() {
     assert_eq!(
         l.notice(),
         lent(0, 2),
-        "the first says no, the datagram left before the error came"
+        "the first is not copied, the datagram left before the error came"
     );
     assert!(l.is_told());
     assert!(matches!(l.notice(), Ok(Notice::Failed(failed)) if failed.remote == at(9)));
@@ -161,21 +161,21 @@ fn gotcha_01_and_02_only_the_last_notice_becomes_longer() {
     assert_eq!(l.b.hosts[CLIENT].take_error(l.client), Ok(None));
 }
 
-/// Goal: who no longer wants errors keeps his notices.
+/// Goal: switching errors off keeps the notices.
 #[test]
 fn errors_are_forgotten_and_notices_stay() {
     let mut l = Lent::new();
-    l.b.hosts[CLIENT].set_receive_errors(l.client, Family::V4, true).expect("it is there");
+    l.b.hosts[CLIENT].set_receive_errors(l.client, Family::V4, true).expect("open socket");
     let nowhere = SendTo { to: Some(at(9)), ..SendTo::default() };
     assert_eq!(l.call(&[10], nowhere), Ok(10));
     l.b.settle();
-    l.b.hosts[CLIENT].set_receive_errors(l.client, Family::V4, false).expect("it is there");
+    l.b.hosts[CLIENT].set_receive_errors(l.client, Family::V4, false).expect("open socket");
     assert_eq!((l.notice(), l.notice()), (lent(0, 0), Err(Error::WouldBlock)));
     assert_eq!(l.b.in_use(), 0);
 }
 
-/// Goal: every way to fail leaves the number to the next call, lends nothing, and says why; an
-/// empty datagram has a number, an empty addition has none.
+/// Goal: every failed call leaves its number to the next call, lends nothing, and returns the
+/// reason; an empty datagram has a number, an empty addition has none.
 #[test]
 fn gotcha_03_calls_that_fail_leave_no_hole() {
     let mut l = Lent::new();
@@ -197,11 +197,11 @@ fn gotcha_03_calls_that_fail_leave_no_hole() {
     l.b.settle();
     assert_eq!(l.notice(), lent(2, 3), "the first begins a datagram, the second adds nothing");
     assert_eq!(l.notice(), Err(Error::WouldBlock));
-    // What waits is lost with a call that fails, and what it lent is told of.
+    // A failed call drops the pending datagram, and its loans are reported.
     assert_eq!((l.more(&[100]), l.send(65_500)), (Ok(100), Err(Error::MessageSize)));
     l.b.settle();
     assert_eq!((l.notice(), l.notice()), (lent(4, 4), Err(Error::WouldBlock)));
-    // Linux looks at the size of segments last, when the call has a number.
+    // Linux checks the segment size last, when the call has its number.
     for size in [10, 1473] {
         let cut = SendTo { segment_size: Some(size), ..SendTo::default() };
         assert!(matches!(l.call(&[2000], cut), Err(Error::Invalid | Error::MessageSize)));
@@ -212,8 +212,8 @@ fn gotcha_03_calls_that_fail_leave_no_hole() {
     assert_eq!((l.loans.out_count(), l.b.in_use()), (0, 0));
 }
 
-/// Goal: a return is news, also one that was joined, and so is what remains after a read; reading
-/// never waits.
+/// Goal: each return raises an event, also if its notice was joined, and so do notices left after a
+/// read; reading never blocks.
 #[test]
 fn gotcha_05_and_06_each_return_is_news() {
     let mut l = Lent::new();
@@ -231,21 +231,21 @@ fn gotcha_05_and_06_each_return_is_news() {
     assert!(!told(&mut l));
 }
 
-/// Goal: a datagram has no peer to forget its numbers with.
+/// Goal: disconnecting a datagram socket keeps its numbers.
 #[test]
 fn gotcha_08_disconnecting_keeps_numbers_and_notices() {
     let mut l = Lent::new();
-    l.b.hosts[CLIENT].connect(l.client, l.to, l.b.now).expect("a way");
+    l.b.hosts[CLIENT].connect(l.client, l.to, l.b.now).expect("route");
     assert_eq!(l.send(10), Ok(10));
     l.b.settle();
-    l.b.hosts[CLIENT].disconnect(l.client, l.b.now).expect("it is there");
+    l.b.hosts[CLIENT].disconnect(l.client, l.b.now).expect("open socket");
     assert_eq!(l.send(10), Ok(10));
     l.b.settle();
     assert_eq!((l.notice(), l.notice()), (lent(0, 1), Err(Error::WouldBlock)));
 }
 
-/// Goal: what a closed socket lent is still sent, and comes back untold; what waited for more is
-/// not sent, and comes back too.
+/// Goal: after `close`, lent datagrams are still sent and their memory is returned without a
+/// notice; a pending datagram is dropped, and its memory is returned too.
 #[test]
 fn gotcha_09_closing_tells_nobody_and_keeps_the_memory() {
     let mut l = Lent::new();
@@ -253,7 +253,7 @@ fn gotcha_09_closing_tells_nobody_and_keeps_the_memory() {
         assert_eq!(l.send(1000), Ok(1000));
     }
     assert_eq!(l.more(&[1000; 3]), Ok(3000));
-    l.b.hosts[CLIENT].close(l.client, l.b.now).expect("it is there");
+    l.b.hosts[CLIENT].close(l.client, l.b.now).expect("open socket");
     assert_eq!(l.loans.out_count(), 10);
     l.b.settle();
     assert_eq!(l.loans.out_count(), 0);
@@ -264,8 +264,8 @@ fn gotcha_09_closing_tells_nobody_and_keeps_the_memory() {
     assert_eq!((l.received(), l.b.in_use()), (Err(Error::WouldBlock), 0));
 }
 
-/// Goal: pages count from the call to the return, two more than its bytes fill; a notice counts
-/// until it is read; both limits are `NoBuffers`.
+/// Goal: pages count from the call to the return, two more than the bytes fill; a notice counts
+/// until it is read; both limits fail with `NoBuffers`.
 #[test]
 fn gotcha_10_and_11_limits() {
     let mut l = Lent::new();
@@ -277,10 +277,10 @@ fn gotcha_10_and_11_limits() {
     assert_eq!(l.send(1), Ok(1));
     l.b.settle();
     assert_eq!(l.notice(), lent(0, 1));
-    // Two that cannot be joined: an error lies between.
+    // Two notices that cannot be joined, as an error is between them.
     let limits = LentLimits { notices: NOTICE_CHARGE + 600, pages: None };
     l.b.hosts[CLIENT].set_lent_limits(limits);
-    l.b.hosts[CLIENT].set_receive_errors(l.client, Family::V4, true).expect("it is there");
+    l.b.hosts[CLIENT].set_receive_errors(l.client, Family::V4, true).expect("open socket");
     let nowhere = SendTo { to: Some(at(9)), ..SendTo::default() };
     assert_eq!(l.call(&[10], nowhere), Ok(10));
     l.b.settle();
@@ -289,15 +289,15 @@ fn gotcha_10_and_11_limits() {
     l.b.settle();
     assert_eq!(l.send(10), Err(Error::NoBuffers), "the error queue was never read");
     assert_eq!(l.notice(), lent(2, 2));
-    // The error that is next in the queue is pending, as in Linux.
+    // As in Linux, the next error of the queue becomes pending.
     assert_eq!(l.send(10), Err(Error::ConnectionRefused));
     assert_eq!(l.send(10), Ok(10));
     assert_eq!(l.loans.out_count(), 1);
 }
 
-/// Goal: where the device takes no checksums the notice still comes when the datagram is gone, not
-/// at the return of the call; the bytes were read, not copied (gotcha 15: the sum is of what the
-/// memory has when the packet is made).
+/// Goal: with a device without checksum offload, the notice still comes when the datagram is gone,
+/// not when the call returns. The bytes were read, not copied (gotcha 15: the checksum covers what
+/// the memory holds when the packet is made).
 #[test]
 fn gotcha_12_and_15_without_offload_the_memory_is_lent_all_the_same() {
     let mut l = Lent::new();
@@ -313,8 +313,8 @@ fn gotcha_12_and_15_without_offload_the_memory_is_lent_all_the_same() {
     assert_eq!(l.copied_to_send(), 0);
 }
 
-/// Goal: calls that add to one datagram share a notice, which comes after the datagram has left;
-/// what is lent is not copied, also not behind the first call.
+/// Goal: calls that add to one datagram share a notice, which comes after the datagram has left.
+/// Lent bytes are not copied, also those of later calls.
 #[test]
 fn gotcha_18_a_datagram_has_one_notice() {
     for ip in [v4, v6] {
@@ -333,8 +333,8 @@ fn gotcha_18_a_datagram_has_one_notice() {
     }
 }
 
-/// Goal: ranges for which a waiting datagram has no room are copied, as is what comes behind
-/// copied bytes; the notice says so for all calls that share it, and only for them (gotchas 13 and
+/// Goal: ranges for which a pending datagram has no room are copied, as is everything behind copied
+/// bytes. The notice reports this for all calls that share it, and only for these (gotchas 13 and
 /// 14).
 #[test]
 fn gotcha_13_and_14_what_is_copied_is_said() {
@@ -347,12 +347,12 @@ fn gotcha_13_and_14_what_is_copied_is_said() {
     assert_eq!(l.send(10), Ok(10));
     l.b.settle();
     assert_eq!(l.received(), Ok([data(140), data(20), data(60_000)].concat()));
-    assert_eq!(l.notice(), copied(0, 3), "the first of a range says it");
+    assert_eq!(l.notice(), copied(0, 3), "the flag of the first notice of a range");
     assert_eq!(l.send(10), Ok(10));
     l.b.settle();
     assert_eq!(l.notice(), lent(4, 4));
 
-    // Calls of both kinds in one datagram, in any order.
+    // Lending and copying calls in one datagram, in either order.
     for first_lent in [true, false] {
         let how = SendTo { to: Some(l.to), more: true, ..SendTo::default() };
         let (client, plain) = (l.client, data(50));
@@ -371,22 +371,21 @@ fn gotcha_13_and_14_what_is_copied_is_said() {
     assert_eq!((l.loans.out_count(), l.b.hosts[CLIENT].has_pending_datagram(l.client)), (0, false));
 }
 
-/// Goal: a lent byte costs a page of the send buffer, so that nobody lends without bound.
+/// Goal: a lent byte costs a page of the send buffer, so that lending is bounded.
 #[test]
 fn gotcha_17_a_lent_byte_costs_a_page_of_the_send_buffer() {
     let mut l = Lent::new();
     let mut calls = 0;
     while l.call(&[1; 16], SendTo::default()).is_ok() {
         calls += 1;
-        assert!(calls < 1000, "the send buffer has an end");
+        assert!(calls < 1000, "the send buffer is bounded");
     }
     assert_eq!(calls, 212_992 / (16 * 4096 + 768) + 1);
     l.b.settle();
     assert_eq!(l.notice(), lent(0, calls - 1));
 }
 
-/// Goal: a super-packet is one call, cut on the way without a copy, or handed to a device that
-/// cuts it.
+/// Goal: a super-packet is one call, segmented without a copy, or handed to a device with USO.
 #[test]
 fn super_packets_are_lent() {
     for uso in [false, true] {
@@ -416,8 +415,8 @@ fn super_packets_are_lent() {
 }
 
 /// Goal: a call for more datagrams than a super-packet takes, or than there is room for at once,
-/// sends all of them whole and in order, whatever ranges they are in; it has one number, and is
-/// told once, when it is over.
+/// sends all of them whole and in order, whatever their ranges. It has one number, and is reported
+/// once, when it ends.
 #[test]
 fn many_datagrams_are_one_call() {
     for (total, range) in [(400_500, 400_500), (65_001, 65_000), (30_000, 300), (999, 999), (0, 1)]
@@ -425,7 +424,7 @@ fn many_datagrams_are_one_call() {
         let mut l = Lent::new();
         let now = l.b.now;
         let room = |options: &mut crate::socket::Options| options.receive_buffer = Some(8 << 20);
-        l.b.hosts[SERVER].set_options(l.server, now, room).expect("it is there");
+        l.b.hosts[SERVER].set_options(l.server, now, room).expect("open socket");
         let (mut call, mut sent, mut received, mut calls) = (LentCall::default(), 0, Vec::new(), 0);
         while calls == 0 || sent < total {
             sent += l.rest(&mut call, (sent, total), (range, 1000)).expect("there is room again");
@@ -435,10 +434,10 @@ fn many_datagrams_are_one_call() {
                 assert!(bytes.len() == 1000 || received.len() + bytes.len() == total);
                 received.extend(bytes);
             }
-            assert_eq!(l.notice(), Err(Error::WouldBlock), "the call goes on");
+            assert_eq!(l.notice(), Err(Error::WouldBlock), "the call is in progress");
         }
         assert_eq!((sent, received == data(total)), (total, true));
-        assert!(calls > 1 || total < 200_000, "there is not room for all at once");
+        assert!(calls > 1 || total < 200_000, "no room for all at once");
         drop(call);
         l.b.settle();
         assert_eq!((l.notice(), l.notice()), (lent(0, 0), Err(Error::WouldBlock)));
@@ -446,9 +445,9 @@ fn many_datagrams_are_one_call() {
     }
 }
 
-/// Goal: of many datagrams those that cannot be sent are not. Tried: one with too many ranges,
-/// first and in the middle; segments larger than the MTU; an error that comes in between, which is
-/// for the next call; bytes that wait for more, which may be no more than a datagram.
+/// Goal: of many datagrams, those that cannot be sent are not sent. Cases: one with too many
+/// ranges, first and in the middle; segments larger than the MTU; an error that arrives in between,
+/// which is for the next call; a pending datagram, which cannot exceed one datagram.
 #[test]
 fn many_datagrams_stop_at_what_cannot_be_sent() {
     let mut l = Lent::new();
@@ -460,9 +459,9 @@ fn many_datagrams_stop_at_what_cannot_be_sent() {
     assert_eq!(l.rest(call, (0, 70_000), (70_000, 1473)), Err(Error::MessageSize));
     l.b.settle();
     assert_eq!((l.loans.out_count(), l.notice()), (0, lent(0, 0)));
-    // Nobody is at this port.
+    // No socket has this port.
     l.to.set_port(9);
-    l.b.hosts[CLIENT].connect(l.client, l.to, l.b.now).expect("a way");
+    l.b.hosts[CLIENT].connect(l.client, l.to, l.b.now).expect("route");
     let call = &mut LentCall::default();
     let sent = l.rest(call, (0, 400_000), (400_000, 1000)).expect("room");
     l.b.settle();
@@ -473,7 +472,7 @@ fn many_datagrams_stop_at_what_cannot_be_sent() {
     assert_eq!(l.rest(call, (0, 70_000), (70_000, 1000)), Err(Error::MessageSize));
 }
 
-/// Goal: numbers go around without a hole.
+/// Goal: numbers wrap around without a gap.
 #[test]
 fn numbers_go_around() {
     let mut l = Lent::new();
@@ -483,13 +482,13 @@ fn numbers_go_around() {
     assert_eq!((l.notice(), l.notice()), (lent(u32::MAX, 1), Err(Error::WouldBlock)));
 }
 
-/// Goal: who does not want fragments is refused what would need them, and keeps it.
+/// Goal: a socket without fragmentation lends nothing for a datagram that is too long.
 #[test]
 fn what_may_not_be_fragmented_is_not_lent() {
     let mut l = Lent::new();
     let now = l.b.now;
     let change = |options: &mut crate::socket::Options| options.path_mtu = PathMtu::Do;
-    l.b.hosts[CLIENT].set_options(l.client, now, change).expect("it is there");
+    l.b.hosts[CLIENT].set_options(l.client, now, change).expect("open socket");
     assert_eq!((l.send(1473), l.loans.out_count()), (Err(Error::MessageSize), 0));
     assert_eq!(l.send(1472), Ok(1472));
     l.b.settle();

@@ -1,4 +1,4 @@
-//! What calls answer in each state, as Linux does.
+//! Results of calls in each state, as in Linux.
 
 use super::bench::*;
 use crate::socket::{Error, Linger, Shutdown};
@@ -67,8 +67,8 @@ fn a_reset_is_told_once_and_then_it_is_the_end() {
     let mut b = Bench::new();
     let (server, client) = b.connected();
     let linger = |options: &mut crate::socket::Options| options.linger = Linger::Reset;
-    b.hosts[SERVER].set_options(server, b.now, linger).expect("it is there");
-    b.hosts[SERVER].close(server, b.now).expect("it is there");
+    b.hosts[SERVER].set_options(server, b.now, linger).expect("open socket");
+    b.hosts[SERVER].close(server, b.now).expect("open socket");
     b.settle();
     assert_eq!(b.receive(CLIENT, client), Err(Error::ConnectionReset));
     assert_eq!(b.receive(CLIENT, client), Ok(Vec::new()));
@@ -82,7 +82,7 @@ fn closing_with_bytes_unread_resets() {
     let (server, client) = b.connected();
     assert_eq!(b.send(CLIENT, client, b"unread"), Ok(6));
     b.settle();
-    b.hosts[SERVER].close(server, b.now).expect("it is there");
+    b.hosts[SERVER].close(server, b.now).expect("open socket");
     b.settle();
     assert_eq!(b.receive(CLIENT, client), Err(Error::ConnectionReset));
 }

@@ -1,4 +1,4 @@
-//! Memory for what is sent: what sends leave to others, who gets how much, who is told of it.
+//! Memory for sends: the reserve, shares of sockets, and wake-ups.
 
 use super::bench::*;
 use crate::socket::{Error, Family, Readiness, ReceiveFlags, SendTo, SocketId};
@@ -8,16 +8,16 @@ use alloc::vec::Vec;
 use towpath_packet::MemoryConfig;
 use towpath_packet::pool::{Frame, LARGE_FRAME_BYTES, SMALL_FRAME_BYTES};
 
-/// Little memory, of which a quarter is more than a burst of ACKs takes.
+/// Little memory, but a quarter of it is more than a burst of ACKs takes.
 const LITTLE: MemoryConfig = MemoryConfig { packets: 512, small_frames: 512, large_frames: 32 };
-/// Bytes of frames that sends get of it.
+/// Bytes of its frames that sends may take.
 const FOR_SENDS: usize = (512 * SMALL_FRAME_BYTES + 32 * LARGE_FRAME_BYTES) / 4 * 3;
 
 fn little() -> Bench {
     Bench::with_memory([MemoryConfig::within(64 << 20), LITTLE])
 }
 
-/// So many connections: the server's ends, the client's.
+/// Makes `count` connections: the server's and the client's ends.
 fn connections(b: &mut Bench, count: usize) -> Vec<(SocketId, SocketId)> {
     let listener = b.listen(80, 1024);
     let clients: Vec<_> = (0..count).map(|_| b.connecting(80)).collect();
@@ -36,12 +36,12 @@ fn connections(b: &mut Bench, count: usize) -> Vec<(SocketId, SocketId)> {
     pairs.iter().map(|&(_, client, local)| (server_of(local), client)).collect()
 }
 
-/// The bytes of a stream from `start` on.
+/// Bytes of a stream from `start` on.
 fn pattern(start: usize, len: usize) -> Vec<u8> {
     (start..start + len).map(|at| (at % 251) as u8).collect()
 }
 
-/// One end that writes and one that reads.
+/// A connection with a writer and a reader.
 struct Flow {
     server: SocketId,
     client: SocketId,
@@ -59,7 +59,7 @@ impl Flow {
                 Err(error) => {
                     assert_eq!(error, Error::WouldBlock);
                     let ready = b.hosts[CLIENT].readiness(self.client);
-                    assert!(!ready.contains(Readiness::OUT), "told that it may send");
+                    assert!(!ready.contains(Readiness::OUT), "ready to send");
                     return;
                 }
             }
@@ -83,8 +83,8 @@ impl Flow {
     }
 }
 
-/// Goal: however much is sent at once, in whatever sizes, on however many connections, ACKs come
-/// in, everything arrives, and a writer needs nothing but what it is told of edges.
+/// Goal: with any amount and size of sends, on any number of connections, ACKs are received and
+/// everything arrives, and a writer needs no more than edge-triggered events.
 #[test]
 fn sends_leave_frames_for_what_acknowledges_them() {
     const GOAL: usize = 150_000;
@@ -108,11 +108,11 @@ fn sends_leave_frames_for_what_acknowledges_them() {
             }
         }
         let stuck = flows.iter().filter(|flow| flow.read < GOAL).count();
-        assert_eq!(stuck, 0, "flows stand still with writes of {size}");
+        assert_eq!(stuck, 0, "flows stall with writes of {size} bytes");
     }
 }
 
-/// All frames of the client.
+/// Takes all frames of the client.
 fn take_frames(b: &mut Bench) -> Vec<Frame> {
     let memory = &mut b.memory[CLIENT];
     let small = core::iter::from_fn(|| memory.small.take());
@@ -121,8 +121,8 @@ fn take_frames(b: &mut Bench) -> Vec<Frame> {
     frames
 }
 
-/// Goal: a socket with room, but without a frame, is not writable; it is told when there is one,
-/// also where nothing but time passes, and whether it tried to send or only asked.
+/// Goal: a socket with room but without a frame is not writable. It is woken when there is a frame,
+/// even if only time passes, and whether it tried to send or was only polled.
 #[test]
 fn who_found_no_frame_is_told() {
     for tries in [true, false] {
@@ -142,9 +142,9 @@ fn who_found_no_frame_is_told() {
         }
         b.settle();
         b.pass(Duration::from_millis(1));
-        assert_eq!(b.wakes(CLIENT), [], "there is none yet");
+        assert_eq!(b.wakes(CLIENT), [], "no frame is free yet");
         drop(frames);
-        let due = b.hosts[CLIENT].next_deadline().expect("somebody waits");
+        let due = b.hosts[CLIENT].next_deadline().expect("a socket waits");
         b.pass(due.since(b.now));
         let wakes = b.wakes(CLIENT);
         for id in [client, datagrams] {
@@ -158,11 +158,11 @@ fn who_found_no_frame_is_told() {
         assert_eq!(sent, Ok(1));
         b.settle();
         b.pass(Duration::from_secs(1));
-        assert_eq!(b.hosts[CLIENT].next_deadline(), None, "nobody waits");
+        assert_eq!(b.hosts[CLIENT].next_deadline(), None, "no socket waits");
     }
 }
 
-/// Small writes go into the frame that is there, while they wait and when they are on their way.
+/// Goal: small writes share the tail frame, while they are unsent and in flight.
 #[test]
 fn small_writes_share_a_frame() {
     let mut b = little();
@@ -183,7 +183,7 @@ fn small_writes_share_a_frame() {
     assert_eq!(b.memory[CLIENT].small.out_count(), before);
 }
 
-/// A greedy sender gets half of what there is, the next half of the rest; shares grow back.
+/// Goal: a greedy sender gets half of the memory, the next half of the rest; shares grow again.
 #[test]
 fn shares_shrink_with_those_who_send() {
     let mut b = little();
@@ -209,7 +209,7 @@ fn shares_shrink_with_those_who_send() {
     assert!(ready.contains(Readiness::OUT), "the other's share is free again");
 }
 
-/// Sockets that are closed while they wait are forgotten, however long there is no memory.
+/// Goal: sockets that are closed while they wait are purged, even if memory stays short.
 #[test]
 fn the_list_of_those_who_wait_is_bounded() {
     let mut b = little();
@@ -220,12 +220,12 @@ fn the_list_of_those_who_wait_is_bounded() {
     for _ in 0..10_000 {
         let id = b.hosts[CLIENT].datagram(Family::V4).expect("room");
         assert!(!b.hosts[CLIENT].readiness(id).contains(Readiness::OUT));
-        b.hosts[CLIENT].close(id, b.now).expect("it is there");
+        b.hosts[CLIENT].close(id, b.now).expect("open socket");
     }
     assert!(b.hosts[CLIENT].frames.waiting_count() <= 200);
     drop(frames);
     b.settle();
     b.pass(Duration::from_secs(1));
     let told = |wake: &(SocketId, Readiness)| wake.0 == client && wake.1.contains(Readiness::OUT);
-    assert!(b.wakes(CLIENT).iter().any(told), "who waited longest");
+    assert!(b.wakes(CLIENT).iter().any(told), "the longest waiter");
 }

@@ -1,5 +1,5 @@
-//! What implementations of lent sends get wrong: the numbered list of docs/theory/lending.md, as
-//! far as other tests there do not show it.
+//! Common mistakes of implementations of lent sends: the numbered list of docs/theory/lending.md,
+//! as far as other tests do not cover it.
 
 use super::bench::*;
 use super::lending::{Lent, lent};
@@ -10,12 +10,12 @@ use alloc::vec;
 
 const CORK: SendFlags =
     SendFlags { more: true, end_of_record: false, continues: false, urgent: false };
-/// A notice for each acknowledgment, so that two notices of loans are not the only entries.
+/// A timestamp for each ACK, so that the queue has other entries than notices of loans.
 const STAMPS: Timestamping =
     Timestamping(Timestamping::TX_ACK.0 | Timestamping::SOFTWARE.0 | Timestamping::OPT_TSONLY.0);
 
-/// Goal: only the last entry of the error queue is joined to, and one of another kind keeps two
-/// that follow each other apart.
+/// Goal: only the last entry of the error queue is extended, and an entry of another kind separates
+/// two consecutive notices.
 #[test]
 fn gotcha_02_only_the_last_entry_counts() {
     let mut l = Lent::new();
@@ -28,10 +28,10 @@ fn gotcha_02_only_the_last_entry_counts() {
     while let Ok(notice) = l.notice() {
         told.push(matches!(notice, Notice::Lent { .. }));
     }
-    assert_eq!(told.iter().filter(|lent| **lent).count(), 2, "a stamp stands between: {told:?}");
+    assert_eq!(told.iter().filter(|lent| **lent).count(), 2, "a stamp is between them: {told:?}");
 }
 
-/// Goal: taking one of several entries is news, as the socket is still ready.
+/// Goal: taking one of several entries raises an event, as the socket is still ready.
 #[test]
 fn gotcha_05_what_is_left_is_news() {
     let mut l = Lent::new();
@@ -45,8 +45,8 @@ fn gotcha_05_what_is_left_is_news() {
     assert_eq!(l.b.wakes(CLIENT), [], "none is left");
 }
 
-/// Goal: the mark stays with all calls that share a notice, and with no other; it is advice: the
-/// next call lends as before.
+/// Goal: `copied` applies to all calls that share a notice, and to no other. It does not change
+/// behaviour: the next call lends as before.
 #[test]
 fn gotchas_13_14_copied_is_of_the_group() {
     let mut l = Lent::new();
@@ -60,8 +60,8 @@ fn gotchas_13_14_copied_is_of_the_group() {
     assert_eq!(l.received(), 300);
 }
 
-/// Goal: no segment has bytes of two groups, however small: what the first lent comes back when
-/// its own bytes are acknowledged.
+/// Goal: no segment has bytes of two groups, however small: the first group ends when its own bytes
+/// are acknowledged.
 #[test]
 fn gotcha_18_two_groups_share_no_segment() {
     let mut l = Lent::new();
@@ -72,7 +72,8 @@ fn gotcha_18_two_groups_share_no_segment() {
     assert_eq!(l.b.segments, vec![(CLIENT, 100, true), (CLIENT, 100, true)]);
 }
 
-/// Goal: bytes of a group may equal the limit; calls may reach theirs, and one more begins another.
+/// Goal: a group may reach its limit of bytes and of calls exactly; the next call begins another
+/// group.
 #[test]
 fn gotcha_19_limits_are_inclusive_each_in_its_own_way() {
     let mut l = Lent::new();

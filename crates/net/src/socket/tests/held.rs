@@ -1,4 +1,4 @@
-//! Receiving without a copy: what is held counts, and comes back.
+//! Receives without a copy: held bytes are accounted for, and returned.
 
 use super::bench::*;
 use crate::counters::DropReason;
@@ -37,7 +37,7 @@ fn bytes(held: &[Held]) -> Vec<u8> {
     held.iter().flat_map(|held| held.bytes().expect("private").to_vec()).collect()
 }
 
-/// The beginning of a stream that tells each byte from its neighbours.
+/// Bytes of a stream in which neighbouring bytes differ.
 fn stream(from: usize, len: usize) -> Vec<u8> {
     (from..from + len).map(|at| (at % 251) as u8).collect()
 }
@@ -76,8 +76,8 @@ impl Wake for Count {
     }
 }
 
-/// Goal: a reader who keeps everything makes his peer stop, with no more memory than the buffer
-/// may take; when he gives it back all goes on without a probe, and who drives the host is woken.
+/// Goal: a reader that keeps everything makes its peer stop, with no more memory than the buffer
+/// allows. When it returns memory, the transfer continues without a probe, and the driver is woken.
 #[test]
 fn what_is_held_keeps_the_window_shut() {
     let mut b = Bench::new();
@@ -106,7 +106,7 @@ fn what_is_held_keeps_the_window_shut() {
         assert!(b.hosts[SERVER].handed_out() <= most + SMALL_FRAME_BYTES as u64);
         idle = if moved { 0 } else { idle + 1 };
         if (1..=2).contains(&idle) {
-            // Long enough for what waits for a delayed ACK, too short for a probe of the window.
+            // Longer than a delayed ACK, shorter than a window probe.
             b.pass(Duration::from_millis(40));
         } else if idle > 2 {
             (stops, idle) = (stops + 1, 0);
@@ -123,9 +123,9 @@ fn what_is_held_keeps_the_window_shut() {
     assert_eq!(b.copied_at(Site::SocketReceive), 0);
 }
 
-/// Goal: a loan many times as large as the buffers is sent and received in parts: neither does a
-/// part shut the window, nor does a reader who keeps the last ones get no more. Method: over the
-/// loopback, where pieces travel as they are.
+/// Goal: a loan much larger than the buffers is sent and received in parts. A part does not close
+/// the window, and a reader that keeps the last parts still gets more. Method: over loopback, where
+/// pieces are passed unchanged.
 #[test]
 fn a_loan_larger_than_the_buffers_is_received_in_parts() {
     const LOAN: usize = 8 << 20;
@@ -151,14 +151,14 @@ fn a_loan_larger_than_the_buffers_is_received_in_parts() {
         }
         b.settle();
         let Ok(more) = receive(&mut b, server, &MOST) else {
-            // Long enough for what waits for a delayed ACK, too short for a probe of the window.
+            // Longer than a delayed ACK, shorter than a window probe.
             b.pass(Duration::from_millis(40));
             continue;
         };
         let got = bytes(&more);
         assert!(got == stream(read, got.len()), "from {read} on");
         read += got.len();
-        // Those of the call before were kept until now.
+        // The pieces of the call before were kept until now.
         kept = more;
         let most = b.hosts[SERVER].tcp(server).expect("open").receive_memory_max() as u64;
         assert!(b.hosts[SERVER].handed_out() <= most);
@@ -169,7 +169,7 @@ fn a_loan_larger_than_the_buffers_is_received_in_parts() {
     assert_eq!((b.hosts[SERVER].handed_out(), loans.out_count()), (0, 1), "ours is the last");
 }
 
-/// Goal: small segments, each in a frame of its own, are put together, so that who keeps them keeps
+/// Goal: small segments, each in its own frame, are packed, so that a reader that keeps them keeps
 /// one frame.
 #[test]
 fn small_pieces_are_packed() {
@@ -191,7 +191,8 @@ fn small_pieces_are_packed() {
     assert_eq!((bytes(&one), b.copied_at(Site::Pack)), (stream(0, 10), 200), "nothing to gain");
 }
 
-/// Goal: at the bound of all readers a call fails, nothing is lost, and a read with a copy goes on.
+/// Goal: at the limit of all readers a call fails, nothing is lost, and a read with a copy
+/// succeeds.
 #[test]
 fn all_readers_together_have_a_bound() {
     let mut b = Bench::new();
@@ -233,8 +234,8 @@ fn all_readers_together_have_a_bound() {
     assert_eq!(bytes(&rest), stream(40_000 - there + 100, there - 100));
 }
 
-/// Goal: a socket may go while what it handed out is held: that stays as it is, and counts until
-/// it is dropped; its number goes to another.
+/// Goal: a socket may be closed while pieces are held: the pieces stay valid and count until they
+/// are dropped. The reader's number is reused.
 #[test]
 fn what_is_held_outlives_its_socket() {
     let mut b = Bench::new();
@@ -267,7 +268,7 @@ fn send_datagram(b: &mut Bench, client: SocketId, port: u16, payload: &[u8]) {
     b.settle();
 }
 
-/// Goal: a datagram is handed out whole, in the pieces that it came in, or stays.
+/// Goal: a datagram is handed out whole, in its received pieces, or stays queued.
 #[test]
 fn datagrams_are_handed_out_whole() {
     let mut b = Bench::new();
@@ -277,7 +278,7 @@ fn datagrams_are_handed_out_whole() {
     send_datagram(&mut b, client, 53, &[]);
     let few = ReadMost { pieces: 2, ..MOST };
     assert_eq!(receive_datagram(&mut b, server, &few).unwrap_err(), Error::MessageSize);
-    let (held, told) = receive_datagram(&mut b, server, &MOST).expect("it stayed");
+    let (held, told) = receive_datagram(&mut b, server, &MOST).expect("it is queued");
     assert_eq!((bytes(&held), told.len, held.len()), (stream(0, 5000), 5000, 4));
     assert_eq!(b.copied_at(Site::SocketReceive), 0);
     let (empty, told) = receive_datagram(&mut b, server, &MOST).expect("there");
@@ -287,8 +288,8 @@ fn datagrams_are_handed_out_whole() {
     assert_eq!((b.hosts[SERVER].handed_out(), b.in_use()), (0, 0));
 }
 
-/// Goal: datagrams that are held leave less room for others, which are dropped and counted; those
-/// that wait can be read with a copy; when enough is back the socket tells.
+/// Goal: held datagrams leave less room for others, which are dropped and counted. Queued datagrams
+/// can be read with a copy. When enough is returned the socket is woken.
 #[test]
 fn datagrams_that_are_held_take_room() {
     let mut b = Bench::new();

@@ -1,4 +1,4 @@
-//! Copies per byte of each way that data takes through sockets, as the ledger counts them.
+//! Copies per byte of each path through the sockets, as the ledger counts them.
 
 use super::bench::*;
 use crate::socket::{Borrower, Family, LentCall, ReadMost, SendFlags, SendTo, SocketId};
@@ -7,10 +7,10 @@ use alloc::vec;
 use alloc::vec::Vec;
 use towpath_packet::{Loans, Piece, Site};
 
-/// Bytes that go each way: they fit the first window.
+/// Bytes sent on each path; they fit the initial window.
 const BYTES: usize = 10_000;
 
-/// Copies at each end, in bytes: sending, receiving, and others; and what both ends carried.
+/// Bytes copied for sends, receives and other reasons, and bytes carried, at both ends together.
 fn counted(b: &Bench) -> (u64, u64, u64, u64) {
     let others = [Site::Squeeze, Site::Pack, Site::Recall, Site::IcmpQuote];
     let others = others.iter().map(|&site| b.copied_at(site)).sum();
@@ -49,11 +49,11 @@ fn receive_stream(b: &mut Bench, id: SocketId, lent: bool) {
             true => b.with(SERVER, |host, cx| host.receive_lent(id, &most, &mut held, cx)),
             false => b.receive(SERVER, id).map(|bytes| bytes.len()),
         }
-        .expect("it is there");
+        .expect("open socket");
     }
 }
 
-/// Goal: a copy for each end that copies, none for one that does not, and nothing else.
+/// Goal: one copy at each end that copies, and no other copies, on streams.
 #[test]
 fn copies_per_byte_of_streams() {
     for (lends, lent) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -67,7 +67,7 @@ fn copies_per_byte_of_streams() {
     }
 }
 
-/// Goal: the same for datagrams.
+/// Goal: one copy at each end that copies, and no other copies, on datagrams.
 #[test]
 fn copies_per_byte_of_datagrams() {
     for (lends, lent) in [(false, false), (false, true), (true, false), (true, true)] {

@@ -1,4 +1,4 @@
-//! Sends that borrow: numbers, shared notices, limits, and ends of connections.
+//! Sends without a copy: numbers, shared notices, limits, and ends of connections.
 
 use super::bench::*;
 use crate::socket::{
@@ -32,7 +32,7 @@ impl Lent {
         Self { b, loans: Loans::new(4096), server, client }
     }
 
-    /// One call for ranges of so many bytes each; it does not go on if only a part is taken.
+    /// One call with ranges of the given lengths; it ends even if only a part is taken.
     pub(super) fn call(&mut self, ranges: &[usize], flags: SendFlags) -> Result<usize, Error> {
         let total: usize = ranges.iter().sum();
         let memory = Arc::new((0..total).map(|at| at as u8).collect::<Vec<u8>>());
@@ -56,7 +56,7 @@ impl Lent {
         })
     }
 
-    /// One call of `len` bytes, taken in as many parts as it needs; nothing leaves meanwhile.
+    /// One call of `len` bytes, taken in as many parts as needed; no packet leaves meanwhile.
     pub(super) fn whole_call(&mut self, len: usize, flags: SendFlags) {
         let memory = Arc::new(vec![1; len]);
         let (mut call, mut sent) = (LentCall::default(), 0);
@@ -90,7 +90,7 @@ impl Lent {
         self.b.hosts[CLIENT].readiness(self.client).contains(Readiness::ERR)
     }
 
-    /// All that the server receives.
+    /// Reads everything that the server received; returns how many bytes.
     pub(super) fn received(&mut self) -> usize {
         let mut count = 0;
         while let Ok(bytes) = self.b.receive(SERVER, self.server) {
@@ -104,13 +104,13 @@ impl Lent {
     }
 }
 
-/// Goal: nothing is copied on the way out, the peer gets every byte, and each call has a number,
-/// told when all of it is acknowledged (gotcha 4).
+/// Goal: sending copies nothing, the peer gets every byte, and each call has a number, reported
+/// when all of the call is acknowledged (gotcha 4).
 #[test]
 fn gotcha_04_06_and_07_calls_are_told_when_acknowledged() {
     let mut l = Lent::new();
     assert_eq!(l.send(4000), Ok(4000));
-    assert!(!l.is_told() && l.notice() == Err(Error::WouldBlock), "gotcha 6: it never waits");
+    assert!(!l.is_told() && l.notice() == Err(Error::WouldBlock), "gotcha 6: it never blocks");
     l.b.settle();
     assert!(l.is_told());
     assert_eq!(l.notice(), lent(0, 0));
@@ -125,8 +125,8 @@ fn gotcha_04_06_and_07_calls_are_told_when_acknowledged() {
     assert_eq!(l.b.hosts[CLIENT].take_error(l.client), Ok(None));
 }
 
-/// Goal: what acknowledges a part of a call tells of nothing, and holds all of its memory (gotcha
-/// 4).
+/// Goal: an ACK for a part of a call reports nothing, and all of the call's memory stays lent
+/// (gotcha 4).
 #[test]
 fn gotcha_04_a_part_that_is_acknowledged_is_not_told_of() {
     let mut l = Lent::new();
@@ -142,7 +142,7 @@ fn gotcha_04_a_part_that_is_acknowledged_is_not_told_of() {
     assert_eq!((l.notice(), l.loans.out_count()), (lent(0, 0), 0));
 }
 
-/// Goal: notices that follow each other are one, and each return is news (gotchas 1, 2 and 5).
+/// Goal: consecutive notices are joined, and each return raises an event (gotchas 1, 2 and 5).
 #[test]
 fn gotcha_01_02_and_05_notices_are_joined() {
     let mut l = Lent::new();
@@ -153,19 +153,19 @@ fn gotcha_01_02_and_05_notices_are_joined() {
             l.b.wakes(CLIENT)
                 .iter()
                 .any(|(id, what)| *id == l.client && what.contains(Readiness::ERR));
-        assert!(woken, "return {round} is news although others wait");
+        assert!(woken, "return {round} raises no event");
     }
     l.b.hosts[CLIENT].report_copied(true);
     assert_eq!(l.send(1000), Ok(1000));
     l.b.settle();
-    assert_eq!(l.notice(), lent(0, 3), "what the first says of copies stays");
+    assert_eq!(l.notice(), lent(0, 3), "the flag of the first notice stays");
     assert_eq!(l.send(1000), Ok(1000));
     l.b.settle();
     assert_eq!(l.notice(), Ok(Notice::Lent { first: 4, last: 4, copied: true }));
     assert_eq!(l.notice(), Err(Error::WouldBlock));
 }
 
-/// Goal: calls whose bytes wait in one buffer share a notice, and none is told before all of them
+/// Goal: calls whose bytes share a buffer share a notice, and none is reported before all of them
 /// are acknowledged.
 #[test]
 fn gotcha_04_calls_that_share_a_buffer_share_a_notice() {
@@ -178,11 +178,11 @@ fn gotcha_04_calls_that_share_a_buffer_share_a_notice() {
     l.b.settle();
     assert_eq!((l.notice(), l.notice()), (lent(0, 3), Err(Error::WouldBlock)));
 
-    // What is unsent at the end of the queue is shared with: nothing leaves meanwhile.
+    // Unsent bytes at the end of the queue share the buffer, as no packet leaves meanwhile.
     let mut sent = Vec::new();
     while let Ok(count) = l.send(32 << 10) {
         sent.push(count);
-        assert!(sent.len() < 1000, "the send buffer has an end");
+        assert!(sent.len() < 1000, "the send buffer is bounded");
     }
     let whole = sent.iter().filter(|count| **count == 32 << 10).count();
     assert!(whole >= 2, "{sent:?}");
@@ -192,7 +192,7 @@ fn gotcha_04_calls_that_share_a_buffer_share_a_notice() {
     while told < sent.len() {
         l.received();
         l.b.settle();
-        let Ok(Notice::Lent { first, last, .. }) = l.notice() else { panic!("{told} were told") };
+        let Ok(Notice::Lent { first, last, .. }) = l.notice() else { panic!("{told} reported") };
         assert_eq!(first, next);
         next = last + 1;
         told += (last - first + 1) as usize;
@@ -202,7 +202,7 @@ fn gotcha_04_calls_that_share_a_buffer_share_a_notice() {
     assert_eq!(l.loans.out_count(), 0);
 }
 
-/// Goal: calls that fail leave no hole in the numbers (gotcha 3), and nothing lent.
+/// Goal: failed calls leave no gap in the numbers (gotcha 3), and nothing lent.
 #[test]
 fn gotcha_03_calls_that_fail_have_no_number() {
     let mut b = Bench::new();
@@ -211,7 +211,7 @@ fn gotcha_03_calls_that_fail_have_no_number() {
     let mut l = Lent { b, loans: Loans::new(4), server, client };
     assert_eq!(l.send(4000), Err(Error::BrokenPipe));
     assert_eq!(l.b.hosts[CLIENT].connect(client, at(80), l.b.now), Err(Error::InProgress));
-    assert_eq!(l.send(4000), Err(Error::WouldBlock), "the handshake goes on");
+    assert_eq!(l.send(4000), Err(Error::WouldBlock), "handshake in progress");
     l.b.settle();
     assert_eq!(l.b.hosts[CLIENT].connect(client, at(80), l.b.now), Ok(()));
     l.loans = Loans::new(0);
@@ -222,8 +222,8 @@ fn gotcha_03_calls_that_fail_have_no_number() {
     assert_eq!((l.notice(), l.notice()), (lent(0, 0), Err(Error::WouldBlock)));
 }
 
-/// Goal: notices count from the call until they are read, pages until the return (gotcha 10); at
-/// a limit a call fails and nothing is lent (gotcha 11).
+/// Goal: notices count from the call until they are read, pages until the return (gotcha 10); at a
+/// limit a call fails and lends nothing (gotcha 11).
 #[test]
 fn gotcha_10_and_11_limits_end_in_no_buffers() {
     let mut l = Lent::new();
@@ -247,8 +247,8 @@ fn gotcha_10_and_11_limits_end_in_no_buffers() {
     assert_eq!(l.loans.out_count(), 0);
 }
 
-/// Goal: an unread error queue ends in no buffers, however idle the link (SEMANTICS of Linux:
-/// the charge is held until the notice is read).
+/// Goal: an unread error queue ends in `NoBuffers`, however idle the link. As in Linux, the charge
+/// is held until the notice is read.
 #[test]
 fn gotcha_10_unread_notices_use_up_the_limit() {
     let mut l = Lent::new();
@@ -260,8 +260,8 @@ fn gotcha_10_unread_notices_use_up_the_limit() {
     assert_eq!(l.send(10), Ok(10));
 }
 
-/// Goal: the limit of pages is one for all sockets of a user: what one has lent is not there for
-/// another, of another kind, until it is back.
+/// Goal: the limit on pages applies to all sockets together: pages that one socket lends are not
+/// available to another, of another kind, until they are returned.
 #[test]
 fn sockets_share_the_limit_of_pages() {
     let mut l = Lent::new();
@@ -276,7 +276,7 @@ fn sockets_share_the_limit_of_pages() {
         };
         b.with(CLIENT, |host, cx| host.send_lent_datagram(other, 4000, &how, lend, cx))
     };
-    // A range that begins anywhere may be in one page more than it has bytes for.
+    // A range at any offset may touch one page more than its length fills.
     assert_eq!((l.send(4000), l.send(4000)), (Ok(4000), Ok(4000)));
     assert_eq!(lend(&mut l), Err(Error::NoBuffers));
     assert_eq!(l.send(1), Err(Error::NoBuffers));
@@ -287,7 +287,7 @@ fn sockets_share_the_limit_of_pages() {
     assert_eq!(l.send(1), Err(Error::NoBuffers));
 }
 
-/// Goal: a reset gives everything back at once, and the notices stay readable.
+/// Goal: a reset returns everything at once, and the notices stay readable.
 #[test]
 fn a_reset_returns_everything() {
     let mut l = Lent::new();
@@ -302,7 +302,7 @@ fn a_reset_returns_everything() {
     assert!(l.b.hosts[CLIENT].readiness(l.client).contains(Readiness::HUP));
 }
 
-/// Goal: `connect` to nowhere returns everything, and numbers and notices go on (gotcha 8).
+/// Goal: `disconnect` returns everything, and numbers and notices continue (gotcha 8).
 #[test]
 fn gotcha_08_disconnecting_keeps_numbers_and_notices() {
     let mut l = Lent::new();
@@ -320,7 +320,7 @@ fn gotcha_08_disconnecting_keeps_numbers_and_notices() {
 }
 
 /// Goal: after `close` the bytes are still sent, from memory that is kept until they are
-/// acknowledged, and nobody is told (gotcha 9).
+/// acknowledged, without a notice (gotcha 9).
 #[test]
 fn gotcha_09_closing_tells_nobody_and_keeps_the_memory() {
     let mut l = Lent::new();
@@ -334,7 +334,8 @@ fn gotcha_09_closing_tells_nobody_and_keeps_the_memory() {
     assert_eq!(l.notice(), Err(Error::BadSocket));
 }
 
-/// Goal: a buffer takes 17 ranges and is pushed; all of them have one number (gotcha 16).
+/// Goal: a buffer takes 17 ranges, then its segment is pushed; all ranges share one number (gotcha
+/// 16).
 #[test]
 fn gotcha_16_many_small_ranges_make_several_segments() {
     let mut l = Lent::new();
@@ -346,21 +347,21 @@ fn gotcha_16_many_small_ranges_make_several_segments() {
     assert_eq!((l.notice(), l.notice()), (lent(0, 0), Err(Error::WouldBlock)));
 }
 
-/// Goal: a range of one byte costs a page of the send buffer, so that nobody lends without bound
-/// (gotcha 17).
+/// Goal: a range of one byte costs a page of the send buffer, so that lending is bounded (gotcha
+/// 17).
 #[test]
 fn gotcha_17_a_lent_byte_costs_a_page_of_the_send_buffer() {
     let mut l = Lent::new();
     let mut lent = 0;
     while let Ok(count) = l.call(&[1; 16], SendFlags::default()) {
         lent += count;
-        assert!(lent < 4096, "the send buffer has an end");
+        assert!(lent < 4096, "the send buffer is bounded");
     }
     let buffer = l.b.hosts[CLIENT].tcp(l.client).expect("connected").send_buffer() as usize;
     assert!(lent <= buffer / 4096 + 32, "{lent} bytes of {buffer}");
 }
 
-/// Goal: numbers go around without a hole, and the notice says so.
+/// Goal: numbers wrap around without a gap, and so does the notice.
 #[test]
 fn numbers_go_around() {
     let mut l = Lent::new();
@@ -374,9 +375,9 @@ fn numbers_go_around() {
     assert_eq!(l.notice(), lent(1, 1));
 }
 
-/// Goal: every byte that goes out without a copy is in the ledger, whatever call it came with:
-/// those beside a SYN, and pieces. Frames of a pool were copied or received: they are carried, but
-/// nobody lent them. What a call refuses counts nowhere.
+/// Goal: the ledger has every byte that is sent without a copy, whatever call sends it, also with a
+/// SYN or as a piece. Pool frames were copied or received: they are carried, but not lent. Bytes
+/// that a call rejects do not count.
 #[test]
 fn all_that_is_lent_is_in_the_ledger() {
     let mut b = Bench::new();
@@ -398,7 +399,7 @@ fn all_that_is_lent_is_in_the_ledger() {
         })
     };
     let with_syn = with_syn.expect("it is not open yet") as u64;
-    assert!((1..3000).contains(&with_syn), "what a segment has room for");
+    assert!((1..3000).contains(&with_syn), "the room of a segment");
     assert_eq!(counted(&mut b), (with_syn, with_syn));
     let other = b.stream(CLIENT);
     let copied = b.with(CLIENT, |host, cx| {
@@ -421,7 +422,7 @@ fn all_that_is_lent_is_in_the_ledger() {
     assert_eq!(counted(&mut b), (with_syn + 115, with_syn + 100));
 }
 
-/// Lends what of `memory` is behind `from`, range by range.
+/// Lends `memory` from offset `from` on, range by range.
 fn ranges<'a>(
     loans: &'a mut Loans,
     memory: &'a Arc<Vec<u8>>,
@@ -434,8 +435,8 @@ fn ranges<'a>(
     }
 }
 
-/// Goal: what was lent along with a SYN (Fast Open) comes back once, by one notice with what the
-/// call lent afterwards; also if the server leaves it, so that it goes again.
+/// Goal: bytes lent with a SYN (Fast Open) are returned once, by one notice with what the call lent
+/// afterwards; also if the server ignores them and they are retransmitted.
 #[test]
 fn what_is_lent_with_a_syn_comes_back_once() {
     for server_takes_it in [true, false] {
@@ -459,7 +460,7 @@ fn what_is_lent_with_a_syn_comes_back_once() {
         b.settle();
         let (server, _) = b.hosts[SERVER].accept(listener, b.now).expect("a connection");
         let news = b.hosts[CLIENT].take_notice(client);
-        assert_eq!(news, Err(Error::WouldBlock), "the call goes on");
+        assert_eq!(news, Err(Error::WouldBlock), "the call is in progress");
         done += b.with(CLIENT, |host, cx| {
             let how = SendFlags { continues: true, ..SendFlags::default() };
             let lend = ranges(&mut loans, &memory, done);
@@ -477,11 +478,11 @@ fn what_is_lent_with_a_syn_comes_back_once() {
     }
 }
 
-/// More than pages in the largest send buffer.
+/// More than the number of pages in the largest send buffer.
 const LOANS_MAX: usize = 1_100_000;
 
 impl Lent {
-    /// With the largest send buffer that can be asked for, and more loans than it has room for.
+    /// With the largest send buffer possible, and more descriptors than it has room for.
     fn with_largest_buffer() -> Self {
         let mut l = Self::new();
         l.loans = Loans::new(LOANS_MAX);
@@ -494,7 +495,7 @@ impl Lent {
         l
     }
 
-    /// Closes the client by a reset, after which nothing is lent.
+    /// Closes the client with a reset, after which nothing is lent.
     fn close_at_once(&mut self) {
         let now = self.b.now;
         self.b.hosts[CLIENT].close(self.client, now).expect("open");
@@ -505,9 +506,9 @@ impl Lent {
     }
 }
 
-/// Goal: a socket that is closed with a million loans out gives each back once, and there are no
-/// more of them than pages in the largest send buffer. Method: calls of single bytes until one is
-/// refused; a descriptor is all the memory that a loan takes here.
+/// Goal: a socket closed with a million outstanding loans returns each once, and there are never
+/// more than pages in the largest send buffer. Method: calls of single bytes until one is rejected;
+/// a loan needs no memory here but its descriptor.
 #[test]
 fn a_million_loans_come_back_from_a_closed_socket() {
     const RANGES: usize = 16;
@@ -523,7 +524,7 @@ fn a_million_loans_come_back_from_a_closed_socket() {
     l.close_at_once();
 }
 
-/// Goal: the largest send buffer does not take more bytes than sequence numbers can tell apart.
+/// Goal: the largest send buffer takes no more bytes than sequence numbers can distinguish.
 #[test]
 fn the_largest_send_buffer_takes_a_gibibyte() {
     const PART: usize = 1 << 16;

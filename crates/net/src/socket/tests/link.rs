@@ -1,4 +1,4 @@
-//! Packet sockets: what they see, what they send, and how much.
+//! Packet sockets: received frames, sent frames, and bounds.
 
 use super::bench::*;
 use super::datagram::data;
@@ -14,14 +14,14 @@ use alloc::vec::Vec;
 use core::net::SocketAddr;
 use towpath_packet::{Loans, Site};
 
-/// A protocol for experiments (IEEE 802 local experimental).
+/// EtherType for experiments (IEEE 802 local experimental).
 const OTHER: EtherType = EtherType(0x88b5);
 
 fn mac(host: usize) -> MacAddr {
     MacAddr([2, 0, 0, 0, 0, host as u8 + 1])
 }
 
-/// A whole frame from the client.
+/// A frame from the client with its header.
 fn frame(to: MacAddr, protocol: EtherType, payload: &[u8]) -> Vec<u8> {
     [&to.0[..], &mac(CLIENT).0, &protocol.0.to_be_bytes(), payload].concat()
 }
@@ -36,7 +36,7 @@ impl Bench {
     }
 }
 
-/// On the link, without a destination.
+/// Sends to the link, without a destination address.
 fn whole() -> SendTo {
     to(None, PacketOptions::NONE)
 }
@@ -45,8 +45,8 @@ fn to(address: Option<MacAddr>, protocol: EtherType) -> SendTo {
     SendTo { link: Some(LinkDestination { address, protocol }), ..SendTo::default() }
 }
 
-/// Goal: whole frames and payloads arrive at each socket whose protocol fits, with what is told of
-/// them; on the way in nothing is copied.
+/// Goal: whole frames and payloads arrive at each socket with a matching protocol, with their
+/// metadata; receiving copies nothing.
 #[test]
 fn frames_go_to_all_who_want_them() {
     let mut b = Bench::new();
@@ -68,11 +68,11 @@ fn frames_go_to_all_who_want_them() {
             assert_eq!(b.send_frame(client, &sent, whole()), Ok(sent.len()));
             b.settle();
             let (bytes, told) = b.take(SERVER, all).expect("a frame");
-            let source = told.link.expect("it is told");
+            let source = told.link.expect("a source");
             assert_eq!((bytes, source.kind, source.protocol), (sent.clone(), kind, OTHER));
             assert_eq!((source.address, told.len), (mac(CLIENT), 14 + len));
             assert_eq!(b.take(SERVER, payload).expect("a payload").0, data(len));
-            // Others see what a socket sends, and it does not.
+            // Other sockets see what a socket sends; the socket itself does not.
             let (bytes, told) = b.take(CLIENT, watcher).expect("it left");
             let kind = told.link.map(|source| source.kind);
             assert_eq!((bytes, kind), (sent, Some(FrameKind::Outgoing)));
@@ -86,8 +86,8 @@ fn frames_go_to_all_who_want_them() {
     assert_eq!(b.in_use(), 0);
 }
 
-/// Goal: what the stack sends is seen by who takes all, unless it ignores that, and by nobody who
-/// takes one protocol; when the last one is closed nothing is kept.
+/// Goal: packets that the stack sends go to sockets for all protocols, unless they ignore outgoing
+/// frames, and not to sockets for one protocol. When the last socket is closed, no frames are kept.
 #[test]
 fn what_leaves_is_seen() {
     let mut b = Bench::new();
@@ -100,7 +100,7 @@ fn what_leaves_is_seen() {
     assert_eq!(b.send_to(CLIENT, client, b"query", at(53)), Ok(5));
     b.settle();
     let (bytes, told) = b.take(CLIENT, all).expect("it left");
-    let source = told.link.expect("it is told");
+    let source = told.link.expect("a source");
     assert_eq!((bytes[0], &bytes[28..], bytes.len()), (0x45, &b"query"[..], 33));
     assert_eq!((source.kind, source.protocol), (FrameKind::Outgoing, EtherType::IPV4));
     assert_eq!(source.address, mac(CLIENT));
@@ -114,7 +114,7 @@ fn what_leaves_is_seen() {
     }
     assert!(b.take(CLIENT, client).is_ok(), "the stack took it too");
     for id in [all, one, ignores] {
-        b.hosts[CLIENT].close(id, b.now).expect("it is there");
+        b.hosts[CLIENT].close(id, b.now).expect("open socket");
     }
     assert_eq!(b.send_to(CLIENT, client, b"query", at(53)), Ok(5));
     b.settle();
@@ -122,8 +122,8 @@ fn what_leaves_is_seen() {
     assert_eq!(b.in_use(), 0);
 }
 
-/// Goal: a header is made of the destination and our address; what is too short, too long or has
-/// no destination is refused and nothing leaves.
+/// Goal: the header is made of the destination and the local address. Data that is too short, too
+/// long or has no destination is rejected and nothing is sent.
 #[test]
 fn frames_are_made_and_checked() {
     let mut b = Bench::new();
@@ -167,8 +167,8 @@ fn frames_are_made_and_checked() {
     assert_eq!((none, b.in_use()), (Err(Error::NotSupported), 0));
 }
 
-/// Goal: what packet sockets lend is not copied, but for the header of a whole frame; the call is
-/// told of, when those who look at it have read it too.
+/// Goal: lent frames are not copied, except the header of a whole frame. The call is reported when
+/// the sockets that watch have read the frame too.
 #[test]
 fn frames_are_lent() {
     for payload_only in [false, true] {
@@ -198,8 +198,8 @@ fn frames_are_lent() {
     }
 }
 
-/// Goal: a socket that nobody reads has an end, what it loses is counted, and the stack loses
-/// nothing by it.
+/// Goal: an unread socket is bounded, its drops are counted, and the stack drops nothing because of
+/// it.
 #[test]
 fn unread_frames_are_bounded() {
     let mut b = Bench::new();
@@ -222,8 +222,8 @@ fn unread_frames_are_bounded() {
     assert_eq!(b.in_use(), 0);
 }
 
-/// Goal: a send buffer fills until the device takes what was made, and frames that are too short
-/// for a header are nobody's.
+/// Goal: the send buffer fills until the device takes the frames, and frames too short for a header
+/// are dropped.
 #[test]
 fn what_is_made_is_bounded_and_runts_are_dropped() {
     let mut b = Bench::new();
@@ -232,12 +232,12 @@ fn what_is_made_is_bounded_and_runts_are_dropped() {
     let mut sent = 0;
     while b.send_frame(client, &bytes, whole()).is_ok() {
         sent += 1;
-        assert!(sent < 1000, "there is no end");
+        assert!(sent < 1000, "no bound");
     }
     assert_eq!(b.send_frame(client, &bytes, whole()), Err(Error::WouldBlock));
     let server = b.packets(SERVER, PacketOptions::ALL, false);
     b.settle();
-    let lost = b.hosts[SERVER].dropped_datagrams(server).expect("it is there");
+    let lost = b.hosts[SERVER].dropped_datagrams(server).expect("open socket");
     let mut got = 0;
     while b.take(SERVER, server).is_ok() {
         got += 1;
@@ -251,16 +251,16 @@ fn what_is_made_is_bounded_and_runts_are_dropped() {
     assert_eq!((dropped, b.in_use()), (1, 0));
 }
 
-/// Goal: a filter sees what the socket would read, and cuts it; what it refuses is neither kept nor
-/// counted. Whole frames are received without a copy, their headers apart. Tried besides: sockets
-/// that are none, and reading nothing.
+/// Goal: a filter sees what the socket would read, and truncates it. Rejected frames are neither
+/// kept nor counted. Whole frames are received without a copy, with separate headers. Also: other
+/// kinds of sockets, and reading from an empty queue.
 #[test]
 fn filters_say_how_much_of_a_frame_is_wanted() {
     let mut b = Bench::new();
     let client = b.packets(CLIENT, OTHER, false);
     let payload = b.packets(SERVER, OTHER, true);
     let whole_frames = b.packets(SERVER, PacketOptions::ALL, false);
-    // The first byte, if it is 1.
+    // Accepts one byte if the first byte is 1.
     let load = |code: u16, jt: u8, jf: u8, k: u32| Instruction { code, jt, jf, k };
     let first = [load(0x30, 0, 0, 0), load(0x15, 0, 1, 1), load(6, 0, 0, 1), load(6, 0, 0, 0)];
     let first = Program::new(first.to_vec()).expect("a program");

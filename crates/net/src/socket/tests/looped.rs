@@ -1,4 +1,4 @@
-//! A host that talks to itself: nothing of it reaches the device.
+//! A host that sends to itself: nothing reaches the device.
 
 use super::bench::*;
 use super::datagram::data;
@@ -8,7 +8,7 @@ use core::net::SocketAddr;
 use towpath_packet::Burst;
 
 impl Bench {
-    /// The server does what it has to; it sends nothing.
+    /// Runs the server; it must send nothing.
     fn turn(&mut self) {
         let mut burst = Burst::new();
         self.with(SERVER, |sockets, cx| sockets.output(&mut burst, cx));
@@ -17,8 +17,8 @@ impl Bench {
     }
 }
 
-/// Goal: datagrams arrive, whatever their length, with the addresses of both ends; a closed port is
-/// told to who is connected to it.
+/// Goal: datagrams of any length arrive with both addresses; a closed port is reported to a
+/// connected sender.
 #[test]
 fn datagrams_to_oneself_arrive() {
     for ip in [v4, v6] {
@@ -38,7 +38,7 @@ fn datagrams_to_oneself_arrive() {
         }
         let closed = SocketAddr::new(ip(SERVER), 9);
         let now = b.now;
-        b.hosts[SERVER].connect(client, closed, now).expect("a way");
+        b.hosts[SERVER].connect(client, closed, now).expect("route");
         assert_eq!(b.send_to(SERVER, client, b"x", closed), Ok(1));
         b.turn();
         assert_eq!(b.take(SERVER, client).err(), Some(Error::ConnectionRefused));
@@ -46,7 +46,7 @@ fn datagrams_to_oneself_arrive() {
     }
 }
 
-/// Goal: a super-packet stays one, and may have larger datagrams than the device takes.
+/// Goal: a super-packet stays whole, and may have larger datagrams than the device takes.
 #[test]
 fn super_packets_to_oneself_stay_whole() {
     let mut b = Bench::new();
@@ -54,9 +54,9 @@ fn super_packets_to_oneself_stay_whole() {
     let client = b.datagram(SERVER, Family::V4);
     let now = b.now;
     let cut = |options: &mut Options| options.datagram.segment_size = 5000;
-    b.hosts[SERVER].set_options(client, now, cut).expect("it is there");
+    b.hosts[SERVER].set_options(client, now, cut).expect("open socket");
     let whole = |options: &mut Options| options.datagram.coalesced = true;
-    b.hosts[SERVER].set_options(server, now, whole).expect("it is there");
+    b.hosts[SERVER].set_options(server, now, whole).expect("open socket");
     assert_eq!(b.send_to(SERVER, client, &data(12_000), at(53)), Ok(12_000));
     b.turn();
     let (bytes, told) = b.take(SERVER, server).expect("it came");
@@ -64,8 +64,8 @@ fn super_packets_to_oneself_stay_whole() {
     assert_eq!(b.in_use(), 0);
 }
 
-/// Goal: many datagrams fill the send buffer until they were taken in, and who waits is told;
-/// none is lost on the way.
+/// Goal: datagrams fill the send buffer until they are received; a waiting sender is woken, and
+/// nothing is lost.
 #[test]
 fn a_send_buffer_fills_until_datagrams_are_taken_in() {
     let mut b = Bench::new();
@@ -81,7 +81,8 @@ fn a_send_buffer_fills_until_datagrams_are_taken_in() {
     assert_eq!(b.send_to(SERVER, client, b"x", at(53)), Ok(1));
 }
 
-/// Goal: a connection to oneself opens, carries bytes both ways and closes; a closed port refuses.
+/// Goal: a connection to the same host opens, carries bytes both ways and closes; a closed port
+/// refuses.
 #[test]
 fn connections_to_oneself() {
     for ip in [v4, v6] {
@@ -116,7 +117,7 @@ fn connections_to_oneself() {
         b.turn();
         while b.receive(SERVER, server).is_ok_and(|bytes| !bytes.is_empty()) {}
         for id in [server, client, listener] {
-            b.hosts[SERVER].close(id, now).expect("it is there");
+            b.hosts[SERVER].close(id, now).expect("open socket");
         }
         b.turn();
         let refused = b.hosts[SERVER].stream(family).expect("room");

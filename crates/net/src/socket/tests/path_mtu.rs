@@ -1,5 +1,5 @@
-//! What `IP_MTU_DISCOVER` means for what is sent, and what errors about packets that are too large
-//! teach all sockets.
+//! What `IP_MTU_DISCOVER` means for sent packets, and what ICMP errors about packet size change for
+//! all sockets.
 
 use super::bench::*;
 use super::datagram::data;
@@ -16,7 +16,7 @@ const ALL: [PathMtu; 6] =
     [PathMtu::Dont, PathMtu::Want, PathMtu::Do, PathMtu::Probe, PathMtu::Interface, PathMtu::Omit];
 
 impl Bench {
-    /// What the client sends, which goes nowhere.
+    /// Packets that the client sends; they are not delivered.
     fn sent(&mut self) -> Vec<Vec<u8>> {
         let mut burst = Burst::new();
         let mut frames = Vec::new();
@@ -34,7 +34,7 @@ impl Bench {
         }
     }
 
-    /// A router of the server's address tells the client that `frame` was too large.
+    /// The client receives an ICMP error from the server's address: `frame` was too large.
     fn too_big(&mut self, frame: &[u8], mtu: u16) {
         let is_v4 = frame[12..14] == [8, 0];
         let quote = &frame[14..frame.len().min(14 + 64)];
@@ -89,7 +89,7 @@ impl Bench {
     fn discover(&mut self, id: SocketId, how: PathMtu) {
         let change = |options: &mut Options| (options.path_mtu, options.path_mtu_v6) = (how, how);
         let now = self.now;
-        self.hosts[CLIENT].set_options(id, now, change).expect("it is there");
+        self.hosts[CLIENT].set_options(id, now, change).expect("open socket");
     }
 
     fn path(&self, to: IpAddr) -> (u16, bool) {
@@ -108,7 +108,7 @@ impl Bench {
     }
 }
 
-/// An address of IPv4 in a frame.
+/// The IPv4 address at an offset of a frame.
 fn v4_of(at: usize, frame: &[u8]) -> IpAddr {
     Ipv4Addr::from(<[u8; 4]>::try_from(&frame[at..at + 4]).expect("four")).into()
 }
@@ -117,13 +117,13 @@ fn family(ip: IpAddr) -> Family {
     if ip.is_ipv4() { Family::V4 } else { Family::V6 }
 }
 
-/// True if routers may not cut a frame of IPv4.
+/// True if routers must not fragment an IPv4 frame.
 fn is_whole(frame: &[u8]) -> bool {
     frame[20] & 0x40 != 0
 }
 
-/// Goal: each kind sends as Linux does: what fits, what is larger than the path's MTU, and what is
-/// larger than the device's. Method: a route of 1400 bytes, with and without a lock.
+/// Goal: for each setting, sends behave as in Linux with packets that fit, packets above the path
+/// MTU, and packets above the device's MTU. Method: a route of 1400 bytes, with and without a lock.
 #[test]
 fn datagrams_are_cut_or_refused_as_each_kind_says() {
     for (ip, headers) in [(v4 as fn(usize) -> IpAddr, 28), (v6, 48)] {
@@ -156,8 +156,8 @@ fn datagrams_are_cut_or_refused_as_each_kind_says() {
     }
 }
 
-/// Goal: segments of TCP may be cut on the way as each kind says, and those of a connection that
-/// a listener with that kind takes.
+/// Goal: TCP segments allow fragmentation as each setting says, also those of connections that a
+/// listener with that setting accepts.
 #[test]
 fn segments_may_be_cut_as_each_kind_says() {
     for (how, locked) in ALL.into_iter().flat_map(|how| [(how, false), (how, true)]) {
@@ -167,7 +167,7 @@ fn segments_may_be_cut_as_each_kind_says() {
         let id = b.stream(CLIENT);
         b.discover(id, how);
         let now = b.now;
-        // Connecting is not over at once.
+        // Connecting does not complete at once.
         let _ = b.hosts[CLIENT].connect(id, at(80), now);
         let frames = b.sent();
         assert_eq!(frames.iter().map(|frame| is_whole(frame)).collect::<Vec<_>>(), [whole]);
@@ -184,8 +184,8 @@ fn segments_may_be_cut_as_each_kind_says() {
     b.settle();
 }
 
-/// Goal: what one socket hears of a path holds for all, for ten minutes: a datagram's error for
-/// connections, open and new, and theirs for datagrams.
+/// Goal: what one socket learns of a path holds for all sockets, for ten minutes: a datagram's
+/// error for connections, open and new, and the reverse.
 #[test]
 fn what_is_learnt_of_a_path_is_shared_and_ages() {
     for ip in [v4, v6] {
@@ -198,16 +198,16 @@ fn what_is_learnt_of_a_path_is_shared_and_ages() {
         b.too_big(&frame, 1300);
         assert_eq!(b.path(there.ip()), (1300, false));
         assert_eq!(b.path(ip(7)), (1500, false), "nothing is known of others");
-        // Larger ones are not believed, nor errors about what was never sent.
+        // Errors with larger sizes, or about packets that were never sent, are ignored.
         b.too_big(&frame, 1400);
         let mut forged = frame.clone();
         forged[14 + headers] ^= 0xff;
         b.too_big(&forged, 1290);
         assert_eq!(b.path(there.ip()), (1300, false));
-        // It is now cut here.
+        // The packet is now fragmented here.
         assert_eq!(b.send_to(CLIENT, id, &data(1400), there), Ok(1400));
         assert!(b.sent().iter().all(|frame| frame.len() <= 14 + 1300));
-        // A new connection asks for what fits, and sends no more.
+        // A new connection advertises an MSS that fits, and sends no more than that.
         let stream = b.hosts[CLIENT].stream(family(there.ip())).expect("room");
         let now = b.now;
         let _ = b.hosts[CLIENT].connect(stream, there, now);
@@ -221,8 +221,8 @@ fn what_is_learnt_of_a_path_is_shared_and_ages() {
     }
 }
 
-/// Goal: a connection that did not get the error itself uses smaller segments from its next one
-/// on, and larger ones again after the time.
+/// Goal: a connection that did not get the error itself uses smaller segments from its next segment
+/// on, and larger ones again after the timeout.
 #[test]
 fn connections_follow_what_others_learnt() {
     let mut b = Bench::new();
@@ -237,7 +237,7 @@ fn connections_follow_what_others_learnt() {
         b.settle();
     };
     let id = b.datagram(CLIENT, Family::V4);
-    b.send_to(CLIENT, id, &data(1400), at(9)).expect("a way");
+    b.send_to(CLIENT, id, &data(1400), at(9)).expect("route");
     let frame = b.sent().remove(0);
     b.too_big(&frame, 1000);
     transfer(&mut b);
@@ -251,8 +251,8 @@ fn connections_follow_what_others_learnt() {
     assert!(mss(&b) > small);
 }
 
-/// Goal: an error about any fragment of ours teaches the path, also one without ports; one about a
-/// fragment that was never sent does not.
+/// Goal: an error about any sent fragment updates the path MTU, also about one without ports; an
+/// error about a fragment that was never sent does not.
 #[test]
 fn errors_about_fragments_teach_the_path() {
     let there = SocketAddr::new(v6(SERVER), 53);
@@ -273,14 +273,14 @@ fn errors_about_fragments_teach_the_path() {
     }
 }
 
-/// Goal: the middle of a datagram of IPv4 has no ports: what stands there names no socket.
+/// Goal: a middle fragment of an IPv4 datagram has no ports: its first bytes identify no socket.
 #[test]
 fn the_middle_of_a_datagram_names_no_socket() {
     let mut b = Bench::new();
     let there = SocketAddr::new(v4(SERVER), 53);
     let id = b.datagram(CLIENT, Family::V4);
     b.discover(id, PathMtu::Want);
-    b.hosts[CLIENT].connect(id, there, b.now).expect("a way");
+    b.hosts[CLIENT].connect(id, there, b.now).expect("route");
     assert_eq!(b.send_to(CLIENT, id, &data(1400), there), Ok(1400));
     let mut frame = b.sent().remove(0);
     frame[14 + 7] = 100;
@@ -288,8 +288,8 @@ fn the_middle_of_a_datagram_names_no_socket() {
     assert_eq!(b.path(there.ip()).0, 1500);
 }
 
-/// Goal: who asks hears of errors as each kind says: who has packets cut does not over IPv4, who
-/// counts the device's MTU only does not over IPv6; and nobody learns from the latter two.
+/// Goal: sockets get errors as each setting says: over IPv4 not with `Dont`, over IPv6 not with
+/// `Interface` and `Omit`; the latter two never update the path MTU.
 #[test]
 fn errors_are_believed_and_told_as_each_kind_says() {
     for ip in [v4, v6] {
@@ -299,7 +299,7 @@ fn errors_are_believed_and_told_as_each_kind_says() {
             let id = b.datagram(CLIENT, family(there.ip()));
             b.hosts[CLIENT].set_receive_errors(id, family(there.ip()), true).expect("there");
             b.discover(id, how);
-            b.send_to(CLIENT, id, &data(1400), there).expect("a way");
+            b.send_to(CLIENT, id, &data(1400), there).expect("route");
             let frame = b.sent().remove(0);
             b.too_big(&frame, 1300);
             let believes = how.believes_errors();
@@ -317,15 +317,16 @@ fn errors_are_believed_and_told_as_each_kind_says() {
     }
 }
 
-/// Goal: absurd sizes: over IPv4 552 bytes are kept to, and routers must cut the rest; over IPv6
-/// they are no news. A locked route of IPv4 is not changed, one of IPv6 is.
+/// Goal: absurd sizes: over IPv4, 552 bytes is the minimum and routers must fragment larger
+/// packets; over IPv6 such errors are ignored. A locked route of IPv4 is not changed, one of IPv6
+/// is.
 #[test]
 fn absurd_sizes_and_locks() {
     for ip in [v4, v6] {
         let mut b = Bench::new();
         let there = SocketAddr::new(ip(SERVER), 53);
         let id = b.datagram(CLIENT, family(there.ip()));
-        b.send_to(CLIENT, id, &data(1400), there).expect("a way");
+        b.send_to(CLIENT, id, &data(1400), there).expect("route");
         let frame = b.sent().remove(0);
         b.route(RouteMetrics { mtu: Some(1450), mtu_locked: true, ..Default::default() });
         b.too_big(&frame, 1300);
@@ -336,15 +337,15 @@ fn absurd_sizes_and_locks() {
             b.too_big(&frame, mtu);
             assert_eq!(b.path(there.ip()), if is_v4 { (552, true) } else { (1300, false) });
         }
-        b.send_to(CLIENT, id, &data(500), there).expect("a way");
+        b.send_to(CLIENT, id, &data(500), there).expect("route");
         assert!(!is_v4 || !is_whole(&b.sent()[0]), "it may be cut");
-        // The route may be smaller than that.
+        // A route may have a smaller MTU than that.
         b.route(RouteMetrics { mtu: Some(500), ..Default::default() });
         assert_eq!(b.path(there.ip()), (500, false));
     }
 }
 
-/// Goal: what is remembered is bounded; the path known longest is forgotten.
+/// Goal: the number of known paths is bounded; the oldest entry is evicted.
 #[test]
 fn few_paths_are_remembered() {
     let mut b = Bench::new();

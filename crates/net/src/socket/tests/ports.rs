@@ -1,4 +1,4 @@
-//! Who may have which address and port.
+//! Allocation of addresses and ports.
 
 use super::bench::*;
 use crate::socket::{EPHEMERAL_FIRST, EPHEMERAL_LAST, Error, Family};
@@ -30,7 +30,7 @@ fn a_port_is_shared_by_those_that_allow_it_until_one_listens() {
     let [first, second] = [b.stream(SERVER), b.stream(SERVER)];
     let host = &mut b.hosts[SERVER];
     for id in [first, second] {
-        host.set_options(id, b.now, |options| options.reuse_address = true).expect("it is there");
+        host.set_options(id, b.now, |options| options.reuse_address = true).expect("open socket");
         assert_eq!(host.bind(id, at(80)), Ok(()));
     }
     assert_eq!(host.listen(first, 1, b.now), Ok(()));
@@ -59,7 +59,7 @@ fn a_socket_of_ipv6_only_leaves_ipv4_alone() {
     let six = b.hosts[SERVER].stream(Family::V6).expect("room");
     let four = b.stream(SERVER);
     let host = &mut b.hosts[SERVER];
-    host.set_options(six, b.now, |options| options.v6_only = true).expect("it is there");
+    host.set_options(six, b.now, |options| options.v6_only = true).expect("open socket");
     assert_eq!(host.bind(six, SocketAddr::new(ANY6, 80)), Ok(()));
     assert_eq!(host.bind(four, SocketAddr::new(ANY4, 80)), Ok(()));
 }
@@ -76,7 +76,7 @@ fn a_backlog_of_one_holds_two() {
     assert_eq!(accepted, 2);
 }
 
-/// RFC 6056: one port says nothing about the next.
+/// RFC 6056: one port does not predict the next.
 #[test]
 fn ports_cannot_be_foretold() {
     let mut b = Bench::new();
@@ -93,9 +93,9 @@ fn ports_cannot_be_foretold() {
     assert!(high - low > (EPHEMERAL_LAST - EPHEMERAL_FIRST) / 2, "{ports:?}");
 }
 
-/// Goal: a port whose last connection to the same peer still closes by itself is passed over.
-/// Method: all ports but one are taken; that one's connection is left in FIN-WAIT-2, then another
-/// port becomes free, the one behind it in the search from anywhere else.
+/// Goal: a port is skipped while its last connection to the same peer still closes. Method: all
+/// ports but one are taken. The connection of that port is left in FIN-WAIT-2. Then another port
+/// becomes free, the next one in the search from anywhere else.
 #[test]
 fn a_port_whose_connection_still_closes_is_passed_over() {
     let mut b = Bench::new();
@@ -115,11 +115,11 @@ fn a_port_whose_connection_still_closes_is_passed_over() {
     };
     let (first, port) = begin(&mut b);
     assert_eq!(port, middle);
-    b.hosts[CLIENT].close(first, b.now).expect("it is there");
+    b.hosts[CLIENT].close(first, b.now).expect("open socket");
     b.settle();
     for other in [middle - 1, middle + 1] {
         let (_, holder) = holders.iter().find(|(port, _)| *port == other).expect("held");
-        b.hosts[CLIENT].close(*holder, b.now).expect("it is there");
+        b.hosts[CLIENT].close(*holder, b.now).expect("open socket");
         assert_eq!(begin(&mut b).1, other);
     }
 }

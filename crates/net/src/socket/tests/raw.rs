@@ -1,4 +1,4 @@
-//! Sockets of packets of IP: what they take, what they send, and how much.
+//! Raw sockets: received packets, sent packets, and bounds.
 
 use super::bench::*;
 use super::datagram::data;
@@ -10,14 +10,14 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use towpath_packet::{Loans, Site};
 
-/// A protocol that no stack knows (RFC 3692).
+/// A protocol that no stack implements (RFC 3692).
 const OTHER: Protocol = Protocol(253);
 
 fn family(ip: fn(usize) -> IpAddr) -> Family {
     if ip(0).is_ipv4() { Family::V4 } else { Family::V6 }
 }
 
-/// Bytes of the IP header that a socket reads.
+/// Bytes of the IP header that a raw socket reads.
 fn header_len(ip: fn(usize) -> IpAddr) -> usize {
     if ip(0).is_ipv4() { 20 } else { 0 }
 }
@@ -28,8 +28,8 @@ impl Bench {
     }
 }
 
-/// Goal: packets of a protocol arrive whole, in fragments if need be, at each socket that wants
-/// them, with the IP header over IPv4; on the way in nothing is copied.
+/// Goal: packets of a protocol arrive whole, in fragments if needed, at each matching socket, with
+/// the IP header over IPv4; receiving copies nothing.
 #[test]
 fn packets_of_any_protocol_go_to_all_who_want_them() {
     for ip in [v4, v6] {
@@ -48,12 +48,12 @@ fn packets_of_any_protocol_go_to_all_who_want_them() {
                 assert_eq!((told.from.port(), told.ttl), (0, 64));
             }
             assert!(b.take(SERVER, elsewhere).is_err());
-            assert!(b.take(CLIENT, client).is_err(), "nobody refused it");
+            assert!(b.take(CLIENT, client).is_err(), "an ICMP error");
         }
         for server in servers {
-            b.hosts[SERVER].close(server, b.now).expect("it is there");
+            b.hosts[SERVER].close(server, b.now).expect("open socket");
         }
-        // Who takes ICMP hears that nobody takes the protocol now.
+        // A raw ICMP socket gets the error that the protocol is now unreachable.
         let icmp = if ip(0).is_ipv4() { Protocol::ICMP } else { Protocol::ICMPV6 };
         let errors = b.raw(CLIENT, family(ip), icmp);
         let to = SocketAddr::new(ip(SERVER), 0);
@@ -66,8 +66,8 @@ fn packets_of_any_protocol_go_to_all_who_want_them() {
     }
 }
 
-/// Goal: a ping by hand: the stack answers, the checksum of ICMPv6 is made by the socket, and
-/// filters keep the request out and let the answer in.
+/// Goal: a ping by raw sockets: the stack answers, the socket computes the ICMPv6 checksum, and
+/// filters block the request and pass the answer.
 #[test]
 fn echo_by_hand_and_filters() {
     for ip in [v4, v6] {
@@ -89,7 +89,7 @@ fn echo_by_hand_and_filters() {
         let to = SocketAddr::new(ip(SERVER), 0);
         assert_eq!(b.send_to(CLIENT, client, &message, to), Ok(1008));
         b.settle();
-        // The filters read the type, which is no payload.
+        // The filters read the type without counting it as payload.
         assert_eq!(b.copied_at(Site::SocketReceive), 0);
         let (bytes, told) = b.take(CLIENT, client).expect("the answer");
         let answer = &bytes[header_len(ip)..];
@@ -102,7 +102,7 @@ fn echo_by_hand_and_filters() {
     }
 }
 
-/// Goal: addresses choose too: bound to one, connected to one.
+/// Goal: the bound and the connected address select packets.
 #[test]
 fn addresses_choose() {
     let mut b = Bench::new();
@@ -111,13 +111,13 @@ fn addresses_choose() {
     b.hosts[SERVER].bind(bound, SocketAddr::new(v4(SERVER), 0)).expect("ours");
     let elsewhere = SocketAddr::new([192, 0, 2, 77].into(), 0);
     assert_eq!(b.hosts[SERVER].bind(foreign, elsewhere), Err(Error::AddressNotAvailable));
-    b.hosts[SERVER].connect(connected, elsewhere, now).expect("a way");
+    b.hosts[SERVER].connect(connected, elsewhere, now).expect("route");
     let client = b.raw(CLIENT, Family::V4, OTHER);
     assert_eq!(b.send_to(CLIENT, client, b"x", at(0)), Ok(1));
     b.settle();
     assert!(b.take(SERVER, bound).is_ok() && b.take(SERVER, foreign).is_ok());
     assert!(b.take(SERVER, connected).is_err());
-    b.hosts[SERVER].disconnect(connected, now).expect("it is there");
+    b.hosts[SERVER].disconnect(connected, now).expect("open socket");
     assert_eq!(b.send_to(CLIENT, client, b"x", at(0)), Ok(1));
     b.settle();
     assert!(b.take(SERVER, connected).is_ok());
@@ -126,8 +126,8 @@ fn addresses_choose() {
     assert_eq!(sent, Err(Error::DestinationRequired));
 }
 
-/// Goal: with a header of its own a packet goes as it is, completed as Linux does; what
-/// contradicts itself or is too long is refused.
+/// Goal: a packet with its own header is sent as it is, completed as in Linux; an inconsistent or
+/// too long one is rejected.
 #[test]
 fn headers_of_their_own() {
     let mut b = Bench::new();
@@ -139,7 +139,7 @@ fn headers_of_their_own() {
     packet[8] = 9;
     packet[9] = OTHER.0;
     packet[16..20].copy_from_slice(&[192, 0, 2, 1]);
-    // An option that means nothing.
+    // A NOP option.
     packet[20..24].copy_from_slice(&[1, 1, 1, 0]);
     packet.extend(data(100));
     assert_eq!(b.send_to(CLIENT, client, &packet, at(0)), Ok(124));
@@ -163,8 +163,8 @@ fn headers_of_their_own() {
     assert_eq!(b.in_use(), 0);
 }
 
-/// Goal: what raw sockets lend is not copied, not even for a checksum, which needs its first bytes
-/// only; the call is told of.
+/// Goal: lent packets of raw sockets are not copied, not even for a checksum, which needs the first
+/// bytes only; the call is reported.
 #[test]
 fn raw_packets_are_lent() {
     for ip in [v4, v6] {
@@ -202,8 +202,8 @@ fn raw_packets_are_lent() {
     }
 }
 
-/// Goal: a wrong checksum is for nobody who looks at it; a place for one beyond the packet is
-/// refused, as is an odd one.
+/// Goal: a socket that verifies checksums does not get packets with a wrong one; a checksum offset
+/// beyond the packet is rejected, as is an odd one.
 #[test]
 fn checksums_over_ipv6() {
     let mut b = Bench::new();
@@ -227,7 +227,7 @@ fn checksums_over_ipv6() {
     assert_eq!(other, Err(Error::NotSupported));
 }
 
-/// Goal: a socket that nobody reads has an end, and what it loses is counted.
+/// Goal: an unread socket is bounded, and its drops are counted.
 #[test]
 fn unread_packets_are_bounded() {
     let mut b = Bench::new();
@@ -241,13 +241,13 @@ fn unread_packets_are_bounded() {
     while b.take(SERVER, server).is_ok() {
         got += 1;
     }
-    let lost = b.hosts[SERVER].dropped_datagrams(server).expect("it is there");
+    let lost = b.hosts[SERVER].dropped_datagrams(server).expect("open socket");
     assert!(got > 50 && got <= DATAGRAMS_MAX, "{got}");
     assert_eq!(got + lost as usize, DATAGRAMS_MAX + 10);
     assert_eq!(b.in_use(), 0);
 }
 
-/// Goal: datagrams that never leave the stack are taken as they come too, with all headers.
+/// Goal: raw sockets also get datagrams that never leave the stack, with all headers.
 #[test]
 fn what_goes_to_the_own_stack_is_taken() {
     for ip in [v4, v6] {
@@ -266,7 +266,7 @@ fn what_goes_to_the_own_stack_is_taken() {
     }
 }
 
-/// Goal: a read takes the headers first, over any places, and looks leave them.
+/// Goal: a read returns the headers first, at any buffer boundary, and a peek leaves them.
 #[test]
 fn headers_are_read_first() {
     let mut b = Bench::new();

@@ -1,4 +1,4 @@
-//! What `poll` says in each state, as Linux's `tcp_poll` does.
+//! Events of `poll` in each state, as in Linux.
 
 use super::bench::*;
 use crate::socket::{Readiness, Shutdown};
@@ -19,7 +19,7 @@ fn from_new_to_closed() {
     b.hosts[SERVER].shutdown(server, Shutdown::Write, b.now).expect("connected");
     b.settle();
     assert_eq!(b.hosts[CLIENT].readiness(client), IN | OUT | Readiness::READ_HUP);
-    b.hosts[CLIENT].close(client, b.now).expect("it is there");
+    b.hosts[CLIENT].close(client, b.now).expect("open socket");
     assert_eq!(b.hosts[CLIENT].readiness(client), Readiness::NONE);
 }
 
@@ -61,7 +61,7 @@ fn low_water_says_how_much_makes_readable() {
     let mut b = Bench::new();
     let (server, client) = b.connected();
     let change = |options: &mut crate::socket::Options| options.receive_low_water = 3;
-    b.hosts[CLIENT].set_options(client, b.now, change).expect("it is there");
+    b.hosts[CLIENT].set_options(client, b.now, change).expect("open socket");
     for expected in [OUT, OUT, IN | OUT] {
         assert_eq!(b.send(SERVER, server, b"x"), Ok(1));
         b.settle();

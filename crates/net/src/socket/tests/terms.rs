@@ -1,4 +1,4 @@
-//! Terms: lent memory comes back on time, whoever still holds it, and its holders keep the bytes.
+//! Terms: lent memory is returned on time although pieces are held, and holders keep the bytes.
 
 use super::bench::*;
 use crate::socket::{
@@ -13,15 +13,14 @@ use towpath_packet::{Burst, Caps, Ledger, Loans, Piece, Recall, Site};
 /// Bytes of each call.
 const LEN: usize = 3000;
 
-/// Two connected hosts; the client lends memory that can be recalled to a device that makes
-/// checksums.
+/// Two connected hosts; the client lends recallable memory to a device with checksum offload.
 struct Bound {
     b: Bench,
     loans: Loans,
     server: SocketId,
     client: SocketId,
     memory: Arc<Vec<u8>>,
-    /// As if others could write it.
+    /// Lends the memory as if others could write it.
     foreign: bool,
 }
 
@@ -30,7 +29,7 @@ impl Bound {
         let mut b = Bench::new();
         let (server, client) = b.connected();
         b.hosts[CLIENT].stack_mut().set_caps(Caps { checksum: true, ..Caps::plain(1500) });
-        // The link says that checksums are right.
+        // The link marks checksums as verified.
         b.damage = Some(|_, _| {});
         let memory = Arc::new((0..LEN).map(|at| at as u8).collect());
         Self { b, loans: Loans::new(64), server, client, memory, foreign: false }
@@ -63,7 +62,7 @@ impl Bound {
         burst
     }
 
-    /// Lets time pass, step by step of what is due, and packets go.
+    /// Lets time pass from deadline to deadline, and moves packets.
     fn wait(&mut self, time: Duration) {
         let until = self.b.now + time;
         loop {
@@ -82,9 +81,9 @@ impl Bound {
         self.b.hosts[CLIENT].take_notice(self.client)
     }
 
-    /// Writes over the memory, which is the client's alone again.
+    /// Overwrites the memory, of which the client is the only owner again.
     fn overwrite(&mut self) {
-        Arc::get_mut(&mut self.memory).expect("nobody else has it").fill(0xff);
+        Arc::get_mut(&mut self.memory).expect("no other owner").fill(0xff);
     }
 
     fn received(&mut self) -> Vec<u8> {
@@ -113,9 +112,9 @@ fn copied(first: u32, last: u32) -> Result<Notice, Error> {
     Ok(Notice::Lent { first, last, copied: true })
 }
 
-/// Goal: a call's memory comes back when its term has run out, not before and not twice, though
-/// a stalled port holds its packets and nothing was acknowledged; what is sent again is the bytes
-/// that were lent.
+/// Goal: a call's memory is returned when its term ends, not before and not twice, though a stalled
+/// port holds its packets and nothing was acknowledged. Retransmissions have the bytes that were
+/// lent.
 #[test]
 fn a_term_ends_what_a_stalled_port_holds() {
     let mut t = Bound::new();
@@ -136,12 +135,12 @@ fn a_term_ends_what_a_stalled_port_holds() {
     assert_eq!(t.loans.out_count(), 0);
 }
 
-/// Goal: a datagram's call may have a term too, which goes before its socket's; packets that a
-/// stalled port holds keep the bytes, and so does one that waits for more, whose notice comes when
-/// it is sent.
+/// Goal: a datagram's call may have a term, which takes precedence over its socket's. Packets that
+/// a stalled port holds keep the bytes. So does a pending datagram, whose notice comes when it is
+/// sent.
 #[test]
 fn a_datagram_has_a_term() {
-    // One packet: the device makes no checksums of what comes in fragments.
+    // One packet: the device computes no checksums for fragments.
     const SHORT: usize = 1000;
     let mut t = Bound::new();
     let udp = t.b.datagram(CLIENT, Family::V4);
@@ -187,8 +186,8 @@ fn a_datagram_has_a_term() {
     assert_eq!(t.loans.out_count(), 0);
 }
 
-/// Goal: the socket's term is for calls without one of their own, and a call that comes back in
-/// time is not copied.
+/// Goal: the socket's term applies to calls without their own, and a call that ends in time is not
+/// copied.
 #[test]
 fn a_socket_has_a_term() {
     let mut t = Bound::new();
@@ -208,8 +207,8 @@ fn a_socket_has_a_term() {
     drop(stalled);
 }
 
-/// Goal: memory that is acknowledged and that a reader holds comes back by the default term; memory
-/// that is not acknowledged stays as long as that takes.
+/// Goal: acknowledged memory that a reader holds is returned by the default term; unacknowledged
+/// memory stays until it is acknowledged.
 #[test]
 fn a_reader_holds_memory_for_the_default_term() {
     let mut t = Bound::new();
@@ -217,11 +216,11 @@ fn a_reader_holds_memory_for_the_default_term() {
     let burst = t.take();
     let held: Vec<Piece> = burst.iter().flat_map(|packet| packet.pieces().cloned()).collect();
     drop(burst);
-    // Lost, so that it is sent again.
+    // The packet is lost, so that it is retransmitted.
     let sent = t.b.now;
     while t.b.hosts[CLIENT].tcp(t.client).expect("open").unacknowledged() > 0 {
         t.wait(ms(10));
-        assert!(t.b.now.since(sent) < Duration::from_secs(3), "sent again");
+        assert!(t.b.now.since(sent) < Duration::from_secs(3), "not retransmitted");
     }
     assert!(t.b.now.since(sent) > DEFAULT_TERM, "the stack needed it for longer");
     assert_eq!(t.notice(), Err(Error::WouldBlock));
@@ -236,7 +235,7 @@ fn a_reader_holds_memory_for_the_default_term() {
     }
     assert_eq!((at, bytes), (LEN, original()));
 
-    // Without a default term it stays.
+    // Without a default term the memory stays lent.
     t.memory = Arc::new(original());
     t.b.hosts[CLIENT].set_default_term(None);
     t.send(LentCall::default());
@@ -251,8 +250,8 @@ fn a_reader_holds_memory_for_the_default_term() {
     assert_eq!(t.notice(), Ok(Notice::Lent { first: 1, last: 1, copied: false }));
 }
 
-/// Goal: who reads the memory at the end of a term delays its return by about twice as long as that
-/// takes at most, and is asked seldom if it takes long: after 1, 2, 4, 8, 10 and 10 ms.
+/// Goal: a reader that pins memory at the end of a term delays its return by at most about twice
+/// the time it reads, and is polled rarely if it takes long: after 1, 2, 4, 8, 10 and 10 ms.
 #[test]
 fn who_reads_at_the_end_of_a_term_ends_reading() {
     for (until, back) in [(5, 6), (9, 12), (19, 20), (29, 30), (30, 40)] {
@@ -271,7 +270,7 @@ fn who_reads_at_the_end_of_a_term_ends_reading() {
     }
 }
 
-/// Goal: a recall asks for the calls that it names, and for what shares a notice with them.
+/// Goal: a recall covers the calls that it names, and those that share a notice with them.
 #[test]
 fn a_recall_is_for_the_calls_that_it_names() {
     let mut t = Bound::new();
@@ -296,7 +295,7 @@ fn a_recall_is_for_the_calls_that_it_names() {
     drop(stalled);
 }
 
-/// Goal: stats tell how long the oldest call has lent.
+/// Goal: statistics report the age of the oldest loan.
 #[test]
 fn the_oldest_loan_has_an_age() {
     let mut t = Bound::new();
@@ -310,8 +309,8 @@ fn the_oldest_loan_has_an_age() {
     drop(stalled);
 }
 
-/// Goal: a device without checksums is given no byte that somebody may still write, as that would
-/// make the sum wrong; what is sent again is copied again. Gotcha 15.
+/// Goal: a device without checksum offload gets no byte that others may still write, as that could
+/// make the checksum wrong; retransmissions are copied again. Gotcha 15.
 #[test]
 fn what_is_summed_here_is_our_own() {
     let mut t = Bound::new();
@@ -329,8 +328,8 @@ fn what_is_summed_here_is_our_own() {
     t.overwrite();
 }
 
-/// Goal: calls whose terms end together are told of in their order, in one notice, whatever places
-/// their groups have.
+/// Goal: calls whose terms end together are reported in order, in one notice, whatever the indices
+/// of their groups.
 #[test]
 fn calls_that_end_together_are_told_together() {
     let mut t = Bound::new();
@@ -347,8 +346,8 @@ fn calls_that_end_together_are_told_together() {
     }
 }
 
-/// Goal: the terms of calls can be ended at once, and the memory comes back at the next turn; of
-/// other calls nothing does; a call of a socket that is closed is found, too.
+/// Goal: the terms of given calls can be ended at once, and their memory is returned in the next
+/// turn; other calls are not affected. Calls of a closed socket are found too.
 #[test]
 fn terms_are_ended_for_a_call_alone() {
     let mut t = Bound::new();
@@ -372,8 +371,8 @@ fn terms_are_ended_for_a_call_alone() {
     drop((first, second));
 }
 
-/// Goal: bytes that nobody has acknowledged stay lent for as long as that takes, after the socket
-/// was closed, too.
+/// Goal: unacknowledged bytes stay lent until they are acknowledged, also after the socket is
+/// closed.
 #[test]
 fn a_closed_socket_keeps_what_is_not_acknowledged() {
     let mut t = Bound::new();

@@ -1,14 +1,14 @@
-//! How many ICMP errors are sent (RFC 1812 §4.3.2.8, RFC 4443 §2.4 f).
+//! Rate limit of ICMP errors (RFC 1812 §4.3.2.8, RFC 4443 §2.4 f).
 //!
 //! # Theory of operation
 //!
-//! One bucket of [`BURST`] errors for all and one of [`PEER_BURST`] for each destination. A shared
-//! bucket alone tells a stranger what happens between others: he sends packets in the name of
-//! somebody else to ports that may be closed, then asks in his own name whether the bucket is
-//! empty. So one destination can never empty it, and what an error takes out of it is a random
-//! amount, one on the average, which leaves nothing to be counted.
+//! There is one bucket of [`BURST`] errors for all destinations, and one of [`PEER_BURST`] for
+//! each. A shared bucket alone is a side channel: an attacker sends packets with a spoofed source
+//! to ports that may be closed, then checks with its own address whether the bucket is empty. So
+//! one destination cannot empty the shared bucket, and each error takes a random amount of it, one
+//! on average, which cannot be counted from outside.
 //!
-//! Bound: [`PEERS`] buckets of destinations; those that share one share its rate.
+//! Bound: [`PEERS`] buckets of destinations; destinations that share a bucket share its rate.
 
 use crate::random::Random;
 use crate::time::{Duration, Instant};
@@ -16,18 +16,18 @@ use core::hash::Hasher;
 use core::net::IpAddr;
 use siphasher::sip::SipHasher13;
 
-/// Errors that may be sent at once (Linux's icmp_msgs_burst).
+/// Errors that may be sent in a burst (Linux's `icmp_msgs_burst`).
 const BURST: u32 = 50;
-/// Errors a second in the long run (Linux's icmp_msgs_per_sec).
+/// Errors per second in the long run (Linux's `icmp_msgs_per_sec`).
 const PER_SECOND: u32 = 1000;
-/// Most that an error takes out of the bucket of all; the least is nothing.
+/// Maximum that an error takes out of the shared bucket; the minimum is zero.
 const COST_MAX: u32 = 2;
-/// Errors that one destination may be sent at once, and a second in the long run: half of all, so
-/// that what one is sent never shows in what another is.
+/// Burst for one destination: half of the shared one, so that errors to one destination never show
+/// in errors to another.
 const PEER_BURST: u32 = BURST / 2;
-/// See above.
+/// Errors per second for one destination.
 const PEER_PER_SECOND: u32 = PER_SECOND / 2;
-/// Buckets of destinations, found by a keyed hash: 4 KiB.
+/// Number of destination buckets, indexed by a keyed hash: 4 KiB.
 const PEERS: usize = 256;
 
 /// A token bucket.
@@ -51,7 +51,7 @@ impl Bucket {
     }
 }
 
-/// The limits of one stack.
+/// Rate limits of one stack.
 pub(in crate::stack) struct RateLimit {
     key: [u64; 2],
     random: Random,
@@ -65,7 +65,7 @@ impl RateLimit {
         Self { key, random: Random::new(key), all: Bucket::full(BURST), peers }
     }
 
-    /// True if an error may be sent to this destination.
+    /// True if an error may be sent to this destination; it is counted.
     pub(super) fn allow(&mut self, to: IpAddr, now: Instant) -> bool {
         let mut hasher = SipHasher13::new_with_keys(self.key[0], self.key[1]);
         match to {
@@ -97,7 +97,7 @@ mod tests {
         Instant::from_micros(1_000_000)
     }
 
-    /// Goal: what one destination is sent at most leaves the others their errors.
+    /// Goal: the maximum that one destination is sent leaves errors for others.
     #[test]
     fn one_destination_leaves_the_others_their_share() {
         for secret in 0..64 {
@@ -108,8 +108,8 @@ mod tests {
         }
     }
 
-    /// Goal: how many go before the common bucket is empty cannot be foretold. Method: the same
-    /// flood to many destinations under several secrets.
+    /// Goal: the number of errors until the shared bucket is empty is unpredictable. Method: the
+    /// same flood to many destinations under several secrets.
     #[test]
     fn how_much_is_left_for_all_is_random() {
         let mut counts: Vec<usize> = (0..32)
@@ -124,7 +124,8 @@ mod tests {
         assert!(counts.len() > 5, "{counts:?}");
     }
 
-    /// Goal: a thousand a second in the long run for all, half of that for one.
+    /// Goal: at most 1000 errors per second in the long run in total, and half of that for one
+    /// destination.
     #[test]
     fn the_long_run_is_bounded() {
         let mut limit = RateLimit::new([1, 2]);

@@ -1,13 +1,14 @@
-//! Multicast listener discovery (RFC 2710, RFC 3810): queries are answered.
+//! Multicast listener discovery (RFC 2710, RFC 3810): answers to queries.
 //!
 //! # Theory of operation
 //!
-//! A switch that snoops forwards what is for a group only to ports that have reported it; without
-//! reports no solicitation for our addresses would get here. Each query is answered once after a
-//! random part of the time that it leaves, in its own version, with the solicited-node groups of
-//! all our addresses. Nothing is sent unasked: where nobody asks nobody snoops (RFC 4541 §3).
+//! A snooping switch forwards multicast packets of a group only to ports that have reported the
+//! group. Without reports, no neighbour solicitation for our addresses would arrive. Each query is
+//! answered once, after a random part of its response time, in its version, with the solicited-node
+//! groups of all local addresses. No report is sent without a query: without a querier, switches do
+//! not snoop (RFC 4541 §3).
 //!
-//! Bound: one answer waits, whatever is asked meanwhile.
+//! Bound: at most one answer is pending, regardless of further queries.
 
 use super::{Context, Stack};
 use crate::checksum;
@@ -21,28 +22,28 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr};
 use towpath_packet::Packet;
 
-/// Type of a query.
+/// ICMPv6 type of a query.
 pub(super) const QUERY: u8 = 130;
-/// Type of a report of the first version, about one group.
+/// ICMPv6 type of a version 1 report, about one group.
 const REPORT: u8 = 131;
-/// Type of a report of the second, about several.
+/// ICMPv6 type of a version 2 report, about several groups.
 const REPORT_V2: u8 = 143;
-/// Record of a group of which all sources are wanted (RFC 3810 §5.2.12).
+/// Record type for a group without source filter (RFC 3810 §5.2.12).
 const MODE_IS_EXCLUDE: u8 = 2;
-/// Bytes of a query of the first version behind the header: the group.
+/// Bytes of a version 1 query behind the ICMPv6 header: the group.
 const GROUP_BYTES: usize = 16;
-/// Bytes of a query of the second version at least (RFC 3810 §8.1).
+/// Minimum length of a version 2 query (RFC 3810 §8.1).
 const QUERY_V2_BYTES: usize = 28;
-/// Longest time that is left for an answer: RFC 3810 §9.3 has it asked for.
+/// Longest response time in milliseconds: the default query response interval (RFC 3810 §9.3).
 const RESPONSE_MAX: u16 = 10_000;
-/// Groups of one report: what fits into the least MTU of IPv6, with all headers.
+/// Groups in one report; they fit the minimum IPv6 MTU with all headers.
 const GROUPS_PER_REPORT: usize = 60;
-/// All routers that take reports of the second version (RFC 3810 §5.2.14).
+/// All MLDv2-capable routers (RFC 3810 §5.2.14).
 const ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
-/// A hop-by-hop header before ICMPv6 with a router alert for MLD (RFC 2711) and padding.
+/// Hop-by-hop header with a router alert for MLD (RFC 2711) and padding, followed by ICMPv6.
 const ROUTER_ALERT: [u8; 8] = [Protocol::ICMPV6.0, 0, 5, 2, 0, 0, 1, 0];
 
-/// The answer that waits.
+/// The pending answer.
 pub(in crate::stack) struct Listener {
     random: Random,
     due: Option<Due>,
@@ -55,19 +56,19 @@ struct Due {
 }
 
 impl Listener {
-    /// Nobody has asked. Delays are random with this key.
+    /// No pending answer. `key` seeds the random delays.
     pub(in crate::stack) fn new(key: [u64; 2]) -> Self {
         Self { random: Random::new(key), due: None }
     }
 
-    /// When [`Stack::report_groups`] wants to be called next.
+    /// When [`Stack::report_groups`] must be called next.
     pub(in crate::stack) fn deadline(&self) -> Option<Instant> {
         self.due.map(|due| due.at)
     }
 }
 
 impl Stack {
-    /// RFC 3810 §6.2: only from a router on the link.
+    /// Processes a query, which must come from a router on the link (RFC 3810 §6.2).
     pub(super) fn receive_listener_query(
         &mut self,
         info: &IpInfo,
@@ -93,7 +94,7 @@ impl Stack {
         Ok(())
     }
 
-    /// Reports our groups, if that is due.
+    /// Reports the groups, if a report is due.
     pub(in crate::stack) fn report_groups(&mut self, cx: &mut Context<'_>) {
         let Some(due) = self.listener.due.filter(|due| due.at <= cx.now) else { return };
         self.listener.due = None;
@@ -116,7 +117,7 @@ impl Stack {
         }
     }
 
-    /// The solicited-node groups of our addresses, each once.
+    /// Solicited-node groups of the local addresses, without duplicates.
     fn groups(&self) -> Vec<Ipv6Addr> {
         let ours = self.config.addresses.iter().filter_map(|ours| match ours.address {
             IpAddr::V6(address) => Some(solicited_node(address)),
@@ -129,7 +130,8 @@ impl Stack {
     }
 
     fn send_report(&mut self, mut message: Vec<u8>, to: Ipv6Addr, cx: &mut Context<'_>) {
-        // RFC 3810 §5.2.13: from a link-local address, or from nowhere if there is none.
+        // RFC 3810 §5.2.13: from a link-local address, or from the unspecified address if there is
+        // none.
         let ours = self.config.addresses.iter().find_map(|ours| match ours.address {
             IpAddr::V6(address) if address.is_unicast_link_local() => Some(address),
             _ => None,

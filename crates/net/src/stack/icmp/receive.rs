@@ -1,4 +1,4 @@
-//! ICMP, ICMPv6 and neighbour discovery on the way in.
+//! Received ICMP, ICMPv6 and neighbour discovery messages.
 
 use super::{Echo, EchoReply, mld};
 use crate::checksum;
@@ -50,7 +50,8 @@ impl Stack {
         let vouched = packet.offload().checksum != Checksum::None;
         let right = || {
             let (len, protocol) = (packet.payload_len() as u32, Protocol::ICMPV6);
-            // The pseudo-header first: what follows an odd number of bytes counts differently.
+            // The pseudo-header comes first: bytes behind an odd length would be summed with the
+            // wrong parity.
             let mut sum = checksum::pseudo_header(info.source, info.destination, protocol, len);
             sum.add_sum(gso::transport_sum(&packet, info.transport_at, cx.ledger));
             sum.finish() == 0
@@ -126,7 +127,7 @@ impl Stack {
         Ok(())
     }
 
-    /// RFC 4861 §7.1: what came from off the link is no discovery.
+    /// Processes neighbour discovery, which must come from the link (RFC 4861 §7.1).
     fn receive_discovery(
         &mut self,
         info: &IpInfo,
@@ -143,7 +144,8 @@ impl Stack {
             icmpv6::Message::NeighborSolicitation { target, source_link_layer } => {
                 let group = IpAddr::V6(solicited_node(target));
                 let probes = is_martian(info.source);
-                // RFC 4861 §7.1.1: who has no address says nothing of its own.
+                // RFC 4861 §7.1.1: a solicitation from the unspecified address has no link-layer
+                // option.
                 if probes && (source_link_layer.is_some() || info.destination != group) {
                     return Err(DropReason::NeighborMalformed);
                 }
@@ -152,7 +154,8 @@ impl Stack {
                 }
                 let mut to = info.source;
                 if probes {
-                    // RFC 4861 §7.2.4, RFC 4862 §5.4.3: the address is taken, which all must hear.
+                    // RFC 4861 §7.2.4, RFC 4862 §5.4.3: the address is in use; all nodes must
+                    // receive the answer.
                     to = IpAddr::V6(ALL_NODES);
                 } else {
                     let mac = source_link_layer.unwrap_or(info.source_mac);
@@ -185,8 +188,8 @@ impl Stack {
         }
     }
 
-    /// An error about a packet of ours: acted on if it quotes a connection that exists, or a
-    /// datagram whose owner wants to know.
+    /// Processes an error about a sent packet, if it quotes an existing connection, or a datagram
+    /// whose owner wants errors.
     fn receive_error(
         &mut self,
         info: &IpInfo,
@@ -199,7 +202,7 @@ impl Stack {
         let quoted = Quoted::pull(&mut packet, ip_len)?;
         let mut learnt = false;
         if let Some(ident) = quoted.fragment {
-            // Ports may be missing, but nobody off the path knows the identification.
+            // Ports may be missing, but the identification cannot be guessed off the path.
             if !self.idents.was_taken((quoted.source, quoted.destination), ident) {
                 return Err(DropReason::IcmpOutOfWindow);
             }
@@ -232,7 +235,7 @@ impl Stack {
         self.tcp_error(local, remote, Seq(sequence), mtu, cx)
     }
 
-    /// An error that matters to datagrams only.
+    /// Processes an error that matters only for datagrams.
     fn receive_datagram_error(
         &mut self,
         info: &IpInfo,
@@ -248,22 +251,22 @@ impl Stack {
     }
 }
 
-/// What an error quotes of a packet's headers.
+/// Headers of a sent packet as an error quotes them.
 pub(in crate::stack) struct Quoted {
     pub(in crate::stack) source: IpAddr,
     pub(in crate::stack) destination: IpAddr,
-    /// What the quote goes on with; `None` if that is the middle of a datagram.
+    /// Protocol of the quoted transport header; `None` for a fragment other than the first.
     protocol: Option<Protocol>,
-    /// Where that is, from the beginning of the IP header: so many of its bytes were quoted as
-    /// every error quotes.
+    /// Offset of the transport header from the quoted IP header. Its first [`QUOTED_TRANSPORT`]
+    /// bytes are present.
     pub(in crate::stack) transport_at: usize,
-    /// Identification of a fragment of IPv6.
+    /// Identification of an IPv6 fragment.
     fragment: Option<u32>,
 }
 
 impl Quoted {
-    /// Pulls the quoted IP header, a fragment header of IPv6 behind it and what every error quotes
-    /// of the next.
+    /// Pulls the quoted IP header, an IPv6 fragment header behind it, and the first bytes of the
+    /// transport header.
     fn pull(packet: &mut Packet, ip_len: usize) -> Result<Self, DropReason> {
         let at = packet.headers().len();
         if !packet.pull_more(ip_len + QUOTED_TRANSPORT) {
@@ -289,8 +292,8 @@ impl Quoted {
             fragment: None,
         };
         if ip.next_header == Protocol::IPV6_FRAGMENT {
-            // RFC 8200 §4.5: next header, reserved, offset and flag, identification. Packets of
-            // ours have no other header before it.
+            // RFC 8200 §4.5: next header, reserved, offset and flag, identification. Sent packets
+            // have no other extension header before it.
             let [next, _, high, low, a, b, c, d] = bytes[ip_len..][..QUOTED_TRANSPORT] else {
                 return Err(DropReason::IcmpMalformed);
             };
@@ -306,11 +309,11 @@ impl Quoted {
     }
 }
 
-/// A neighbour solicitation (RFC 4861 §4.3).
+/// ICMPv6 type of a neighbour solicitation (RFC 4861 §4.3).
 const NEIGHBOR_SOLICITATION: u8 = 135;
 /// All nodes on the link (RFC 4291 §2.7.1).
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
-/// Router and neighbour solicitations and advertisements, and redirects.
+/// ICMPv6 types of router and neighbour solicitations and advertisements, and redirects.
 const NEIGHBOR_KINDS: core::ops::RangeInclusive<u8> = 133..=137;
-/// Bytes of the transport header that every error quotes (RFC 792): ports and sequence number.
+/// Bytes of the transport header in every error (RFC 792): ports and sequence number.
 const QUOTED_TRANSPORT: usize = 8;

@@ -1,4 +1,4 @@
-//! A stack on a bench: frames are put in as bytes, what comes out is bytes again.
+//! A stack under test: frames go in and come out as bytes.
 
 use crate::checksum;
 use crate::counters::DropReason;
@@ -22,10 +22,10 @@ pub(super) const PEER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0,
 pub(super) const FAR4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 pub(super) const FAR6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1));
 
-/// Both families: our address and the peer's.
+/// Local address and peer's address of both families.
 pub(super) const FAMILIES: [(IpAddr, IpAddr); 2] = [(OURS4, PEER4), (OURS6, PEER6)];
 
-/// A frame that came out.
+/// A sent frame.
 #[derive(Clone, Debug)]
 pub(super) struct Out {
     pub(super) bytes: Vec<u8>,
@@ -45,7 +45,7 @@ impl Out {
         Protocol(self.bytes[if self.is_v4() { 23 } else { 20 }])
     }
 
-    /// What follows an IP header without options.
+    /// Bytes behind an IP header without options.
     pub(super) fn transport(&self) -> &[u8] {
         &self.bytes[if self.is_v4() { 34 } else { 54 }..]
     }
@@ -60,7 +60,7 @@ impl Out {
         &self.transport()[usize::from(self.tcp().0.header_len)..]
     }
 
-    /// Whether the transport checksum is right, for a frame with whole headers.
+    /// True if the transport checksum of a frame with whole headers is correct.
     pub(super) fn is_sound(&self) -> bool {
         let (source, destination) = if self.is_v4() {
             assert!(ipv4::Header::parse(&self.bytes[14..], self.bytes.len() - 14).is_ok());
@@ -78,7 +78,7 @@ impl Out {
     }
 }
 
-/// The checksum over a transport header and its data; zero if it holds a right one.
+/// Checksum over a transport header and its data; zero if it contains a correct checksum.
 pub(super) fn transport_sum(from: IpAddr, to: IpAddr, protocol: Protocol, bytes: &[u8]) -> u16 {
     let mut sum = match protocol {
         Protocol::ICMP => checksum::Sum::new(),
@@ -96,7 +96,7 @@ pub(super) fn frame(from: MacAddr, to: MacAddr, ethertype: EtherType, body: &[u8
     bytes
 }
 
-/// An IP packet from the peer's station, with these fields.
+/// An IP packet from the peer's station with these fields.
 pub(super) fn ip(from: IpAddr, to: IpAddr, protocol: Protocol, ttl: u8, body: &[u8]) -> Vec<u8> {
     let (mut bytes, ethertype) = match (from, to) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -193,7 +193,7 @@ pub(super) fn icmp(from: IpAddr, to: IpAddr, ttl: u8, message: &[u8]) -> Vec<u8>
     ip(from, to, protocol, ttl, &bytes)
 }
 
-/// A stack and all that it needs.
+/// A stack with memory, ledger and clock.
 pub(super) struct Bench {
     pub(super) stack: Stack,
     pub(super) memory: Memory,
@@ -201,7 +201,7 @@ pub(super) struct Bench {
     pub(super) now: Instant,
 }
 
-/// A device that does everything.
+/// A device with all capabilities.
 pub(super) fn able() -> Caps {
     Caps {
         mtu: 1500,
@@ -241,7 +241,7 @@ impl Bench {
         }
     }
 
-    /// A host that knows its peer's station.
+    /// A host with the peer's station as permanent neighbour.
     pub(super) fn host(caps: Caps) -> Self {
         let mut bench = Self::with(config(false), caps);
         bench.stack.set_neighbor(PEER4, PEER_MAC);
@@ -249,7 +249,7 @@ impl Bench {
         bench
     }
 
-    /// A transparent stack that knows its peer's station.
+    /// A transparent stack with the peer's station as permanent neighbour.
     pub(super) fn transparent(caps: Caps) -> Self {
         let mut bench = Self::with(config(true), caps);
         bench.stack.set_neighbor(PEER4, PEER_MAC);
@@ -257,7 +257,7 @@ impl Bench {
         bench
     }
 
-    /// Bytes in frames, as a device would put them.
+    /// A packet with these bytes in frames, as a device delivers them.
     pub(super) fn packet(&mut self, bytes: &[u8]) -> Packet {
         let mut packet = self.memory.packet().expect("enough packets");
         let mut rest = bytes;
@@ -285,7 +285,7 @@ impl Bench {
         self.input_packets(&mut burst)
     }
 
-    /// A frame that came into a switch by this port.
+    /// Receives a frame that entered a switch at this port.
     pub(super) fn input_by(&mut self, port: u16, bytes: &[u8]) -> &mut Self {
         let mut packet = self.packet(bytes);
         packet.set_ingress(Some(port));
@@ -294,7 +294,7 @@ impl Bench {
         self.input_packets(&mut burst)
     }
 
-    /// Several frames in one call.
+    /// Receives several frames in one call.
     pub(super) fn input_burst(&mut self, frames: &[&[u8]]) -> &mut Self {
         let mut burst = Burst::new();
         for bytes in frames {
@@ -318,7 +318,7 @@ impl Bench {
         act(&mut self.stack, &mut Context { memory, ledger, now: self.now })
     }
 
-    /// All that the stack has to send.
+    /// All frames that the stack has to send.
     pub(super) fn output(&mut self) -> Vec<Out> {
         let mut frames = Vec::new();
         let mut burst = Burst::new();
@@ -337,7 +337,7 @@ impl Bench {
         }
     }
 
-    /// The one frame that the stack has to send.
+    /// The only frame that the stack has to send.
     #[track_caller]
     pub(super) fn one(&mut self) -> Out {
         let mut frames = self.output();
@@ -352,7 +352,7 @@ impl Bench {
         self
     }
 
-    /// Time passes; timers run when due; what was sent meanwhile.
+    /// Advances the clock and runs timers when due; returns the frames sent meanwhile.
     pub(super) fn wait(&mut self, time: Duration) -> Vec<Out> {
         let end = self.now + time;
         let mut frames = self.output();
@@ -367,14 +367,14 @@ impl Bench {
         frames
     }
 
-    /// Exactly these drops were counted.
+    /// Asserts that exactly these drops were counted.
     #[track_caller]
     pub(super) fn dropped(&self, expected: &[(DropReason, u64)]) {
         let drops: Vec<_> = self.stack.counters().drops().collect();
         assert_eq!(drops, expected);
     }
 
-    /// Nothing is kept, except by what the owner still has; nothing was copied.
+    /// Asserts that no memory is held, except by the owner, and that no payload was copied.
     #[track_caller]
     pub(super) fn assert_clean(&self) {
         self.assert_no_leak();

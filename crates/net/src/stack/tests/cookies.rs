@@ -1,4 +1,4 @@
-//! SYN cookies (RFC 4987 §3.6): floods, honest clients in between, forged ACKs.
+//! SYN cookies (RFC 4987 §3.6): floods, legitimate clients during a flood, forged ACKs.
 
 use super::bench::*;
 use crate::counters::DropReason;
@@ -19,7 +19,7 @@ struct Server {
 }
 
 impl Server {
-    /// A listener that answers so: `Settings::syncookies`.
+    /// A listener with this value of `Settings::syncookies`.
     fn new(syncookies: u8) -> Self {
         let mut b = Bench::host(Caps::plain(1500));
         let at = SocketAddr::new(OURS4, 80);
@@ -59,8 +59,8 @@ fn all_options() -> Options {
     }
 }
 
-/// A flood of SYNs makes no more connections than the backlog has requests, and an honest client
-/// connects in the midst of it.
+/// A flood of SYNs makes no more connections than the backlog allows requests, and a legitimate
+/// client connects during it.
 #[test]
 fn an_honest_client_connects_through_a_flood() {
     let mut s = Server::new(1);
@@ -77,7 +77,7 @@ fn an_honest_client_connects_through_a_flood() {
     let now = s.b.now;
     assert_eq!(s.b.stack.tcp(child).expect("there").state(), State::Established);
     assert_eq!((s.b.stack.tcp_counts(), s.counts()), ((5, 0), (1997, 1, 0)));
-    // Data goes both ways.
+    // Data flows both ways.
     let bytes = segment(SocketAddr::new(PEER4, 4000), s.at, ACK, (101, ack), &reply, b"hello");
     s.b.input(&bytes).output();
     assert_eq!(s.b.stack.tcp(child).expect("there").received_len(), 5);
@@ -91,8 +91,8 @@ fn an_honest_client_connects_through_a_flood() {
     assert_eq!(out.last().expect("sent").data(), b"world");
 }
 
-/// Linux: the timestamp carries what both sides agreed on; without one nothing but the segment
-/// size is agreed on.
+/// As in Linux, the timestamp carries the negotiated options; without a timestamp only the segment
+/// size is kept.
 #[test]
 fn the_timestamp_carries_the_options() {
     for scale in [None, Some(0), Some(14)] {
@@ -124,8 +124,8 @@ fn the_timestamp_carries_the_options() {
     assert_eq!(s.b.stack.tcp(child).expect("there").info(s.b.now).options, 0);
 }
 
-/// Forged and late ACKs are reset as for any segment of no connection, and counted; a listener
-/// that gave no cookie lately does not look.
+/// Forged and late ACKs are reset like any segment without a connection, and counted; a listener
+/// that sent no cookie recently does not check.
 #[test]
 fn forged_cookies_are_reset() {
     let mut s = Server::new(1);
@@ -147,7 +147,7 @@ fn forged_cookies_are_reset() {
     assert_eq!((out[0].tcp().0.flags, s.accept()), (Flags::RST, None));
 }
 
-/// Linux: a queue that is full takes no child of a cookie either, and is asked again.
+/// As in Linux, a full queue takes no child from a cookie either, and the ACK is retransmitted.
 #[test]
 fn a_full_queue_takes_no_cookie() {
     let mut s = Server::new(2);

@@ -1,4 +1,4 @@
-//! What a stack remembers of peers for Fast Open (RFC 7413 §4.1.3), as Linux's tcp_metrics.
+//! Fast Open data that a stack caches about peers (RFC 7413 §4.1.3), as in Linux.
 
 use super::bench::*;
 use crate::stack::{Connect, TcpHandle};
@@ -13,7 +13,7 @@ struct Client {
     b: Bench,
     settings: Settings,
     port: u16,
-    /// The connection opened last, its ends and the number after our SYN.
+    /// Last opened connection: handle, endpoints, and the number after its SYN.
     last: Option<(TcpHandle, SocketAddr, SocketAddr, u32)>,
 }
 
@@ -22,15 +22,15 @@ impl Client {
         Self { b: Bench::host(Caps::plain(1500)), settings, port: 1000, last: None }
     }
 
-    /// How the next connection begins.
+    /// Configuration of the next connection.
     fn connect(&mut self) -> Connect {
         self.port += 1;
         let ends = (SocketAddr::new(OURS4, self.port), SocketAddr::new(PEER4, 80));
         Connect { fast_open: true, ..Connect::new(ends.0, ends.1, &self.settings) }
     }
 
-    /// A connection's SYN: its option, and how much data may go with it. The peer answers with
-    /// these options.
+    /// Opens a connection: returns the option of its SYN and the room for data. The peer answers
+    /// with these options.
     fn open(&mut self, answer: &Options) -> (Option<FastOpenCookie>, usize) {
         let connect = self.connect();
         let now = self.b.now;
@@ -48,7 +48,7 @@ impl Client {
         (options.fast_open, room)
     }
 
-    /// The peer sends data on the last connection, which then ends.
+    /// The peer sends data on the last connection, which is then closed.
     fn use_and_end(&mut self) {
         let (handle, local, remote, ack) = self.last.take().expect("there was one");
         let (flags, none) = (Flags::ACK | Flags::PSH, Options::default());
@@ -60,7 +60,7 @@ impl Client {
         self.b.output();
     }
 
-    /// A SYN that nobody answers is sent three times.
+    /// An unanswered SYN is sent three times.
     fn swallow(&mut self) {
         let connect = self.connect();
         let now = self.b.now;
@@ -69,7 +69,7 @@ impl Client {
         for _ in 0..3 {
             sent += self.b.wait(Duration::from_secs(1)).len();
         }
-        assert!(sent >= 3, "sent again");
+        assert!(sent >= 3, "retransmitted");
         let now = self.b.now;
         self.b.stack.with_tcp(handle, now, |connection| connection.abort());
         self.b.output();
@@ -81,24 +81,24 @@ fn answer(cookie: Option<FastOpenCookie>) -> Options {
 }
 
 fn cookie(byte: u8) -> FastOpenCookie {
-    FastOpenCookie::new(&[byte; 8]).expect("a length of cookies")
+    FastOpenCookie::new(&[byte; 8]).expect("a valid cookie length")
 }
 
-/// RFC 7413 §4.1.3: cookie and segment size are kept, new ones instead of old ones. Linux leaves
-/// room for all options.
+/// RFC 7413 §4.1.3: cookie and segment size are cached, and new values replace old ones. As in
+/// Linux, room is left for all options.
 #[test]
 fn cookie_and_segment_size_are_kept() {
     let mut c = Client::new(Settings::default());
     assert_eq!(c.open(&answer(Some(cookie(1)))), (Some(FastOpenCookie::REQUEST), 0));
     assert_eq!(c.open(&answer(Some(cookie(2)))), (Some(cookie(1)), 960));
     assert_eq!(c.open(&answer(None)), (Some(cookie(2)), 960));
-    assert_eq!(c.open(&answer(None)), (Some(cookie(2)), 960), "no news change nothing");
+    assert_eq!(c.open(&answer(None)), (Some(cookie(2)), 960), "nothing new: unchanged");
     c.b.stack.forget_peers();
     assert_eq!(c.open(&answer(None)), (Some(FastOpenCookie::REQUEST), 0));
 }
 
-/// Linux asks once with the experimental option when a peer gives no cookie, then with today's
-/// again; a cookie comes back in the option in which it came.
+/// As in Linux, the experimental option is tried once when a peer sends no cookie, then the
+/// standard one again; a cookie is returned in the option in which it came.
 #[test]
 fn the_experimental_option_is_tried_once() {
     let old = FastOpenCookie::REQUEST.in_option(true);
@@ -113,7 +113,7 @@ fn the_experimental_option_is_tried_once() {
     assert_eq!(c.open(&answer(None)), (Some(cookie(1).in_option(true)), 960));
 }
 
-/// A cookie that nobody asked for is not kept.
+/// A cookie that was not requested is not cached.
 #[test]
 fn without_cookies_none_is_kept() {
     let settings = Settings { fastopen: CLIENT | CLIENT_NO_COOKIE, ..Settings::default() };
@@ -123,7 +123,7 @@ fn without_cookies_none_is_kept() {
     assert_eq!(c.open(&answer(None)), (Some(FastOpenCookie::REQUEST), 0));
 }
 
-/// RFC 7413 §7.3.1: a path that swallows Fast Open is left alone for a while, then longer.
+/// RFC 7413 §7.3.1: Fast Open is not tried on a blackholed path for a while, then for longer.
 #[test]
 fn a_path_that_swallows_is_left_alone() {
     let settings = Settings { fastopen_blackhole_timeout_sec: 60, ..Settings::default() };
@@ -132,7 +132,7 @@ fn a_path_that_swallows_is_left_alone() {
     c.swallow();
     assert_eq!(c.open(&answer(None)), (None, 0));
     c.b.wait(Duration::from_secs(60));
-    assert_eq!(c.open(&answer(None)).0, Some(cookie(1)), "tried again");
+    assert_eq!(c.open(&answer(None)).0, Some(cookie(1)), "retried");
     c.swallow();
     c.b.wait(Duration::from_secs(100));
     assert_eq!(c.open(&answer(None)).0, None, "the second pause is twice as long");
@@ -140,8 +140,8 @@ fn a_path_that_swallows_is_left_alone() {
     assert_eq!(c.open(&answer(None)).0, Some(cookie(1)));
 }
 
-/// Linux's tcp_fastopen_active_disable_ofo_check: data on a connection after the pause ends the
-/// doubling, one on a connection from before it does not.
+/// As in Linux, data on a connection opened after the pause resets the doubling, data on an earlier
+/// connection does not.
 #[test]
 fn a_path_that_works_again_is_trusted() {
     let settings = Settings { fastopen_blackhole_timeout_sec: 60, ..Settings::default() };
@@ -158,11 +158,11 @@ fn a_path_that_works_again_is_trusted() {
     c.use_and_end();
     c.swallow();
     c.b.wait(Duration::from_secs(60));
-    assert_eq!(c.open(&answer(None)).0, Some(cookie(1)), "a first pause again");
+    assert_eq!(c.open(&answer(None)).0, Some(cookie(1)), "the first pause length again");
 }
 
-/// The longest pause is 64 times the shortest; zero means no pause, and what was counted before
-/// does not matter then.
+/// The longest pause is 64 times the shortest. Zero disables pauses, regardless of earlier
+/// failures.
 #[test]
 fn pauses_have_a_bound() {
     let settings = Settings { fastopen_blackhole_timeout_sec: 10, ..Settings::default() };

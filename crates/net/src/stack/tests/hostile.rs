@@ -1,5 +1,5 @@
-//! Frames from someone who means harm: truncated, lying, damaged, flooding. Nothing panics, all
-//! that is dropped is counted, and no memory stays behind.
+//! Hostile frames: truncated, inconsistent, damaged, floods. Nothing panics, every drop is counted,
+//! and no memory leaks.
 
 use super::bench::{
     Bench, FAMILIES, FAR4, FAR6, OUR_MAC, OURS4, OURS6, PEER_MAC, PEER4, PEER6, able, frame, icmp,
@@ -17,7 +17,7 @@ use core::net::SocketAddr;
 use proptest::prelude::*;
 use towpath_packet::{Burst, Caps, VirtioHeader};
 
-/// One frame of each kind that the stack acts on.
+/// One frame of each kind that the stack processes.
 fn samples() -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     for (ours, peer) in FAMILIES {
@@ -55,7 +55,7 @@ fn drops(b: &Bench) -> u64 {
     b.stack.counters().drops().map(|(_, count)| count).sum()
 }
 
-/// Lets go of all that the owner may have, and checks that this was all.
+/// Takes everything that the owner may take, and checks that no memory is left.
 fn settle(mut b: Bench) {
     while b.stack.next_datagram().is_some() {}
     while b.stack.next_echo().is_some() {}
@@ -67,8 +67,8 @@ fn settle(mut b: Bench) {
     b.assert_no_leak();
 }
 
-/// Goal: a frame cut anywhere, with the device vouching for nothing, is dropped and counted once.
-/// Method: every length of every kind of frame.
+/// Goal: a truncated frame without trusted checksum is dropped and counted once. Method: every
+/// length of every kind of frame.
 #[test]
 fn truncated_frames_are_counted() {
     for sample in samples() {
@@ -81,8 +81,8 @@ fn truncated_frames_are_counted() {
     }
 }
 
-/// Goal: damage in what a checksum covers is noticed; elsewhere it harms nothing.
-/// Method: every byte of every kind of frame behind the Ethernet header is changed.
+/// Goal: damage under a checksum is detected; elsewhere it does no harm. Method: every byte of
+/// every kind of frame behind the Ethernet header is changed.
 #[test]
 fn damaged_frames_do_no_harm() {
     for sample in samples() {
@@ -99,7 +99,7 @@ fn damaged_frames_do_no_harm() {
     }
 }
 
-/// RFC 2385: a signature that cannot be verified ends its segment, without an answer.
+/// RFC 2385: a segment with a signature that cannot be verified is dropped without an answer.
 #[test]
 fn signed_segments_are_dropped() {
     for (ours, peer) in FAMILIES {
@@ -117,7 +117,7 @@ fn signed_segments_are_dropped() {
     }
 }
 
-/// Padding behind a short packet is no part of it.
+/// Padding behind a short packet is ignored.
 #[test]
 fn padding_is_ignored() {
     for sample in samples() {
@@ -135,7 +135,7 @@ fn padding_is_ignored() {
     }
 }
 
-/// RFC 791 §3.1: source routes are not followed; RFC 5927: nor are lying options believed.
+/// RFC 791 §3.1: source routes are not followed; RFC 5927: inconsistent options are rejected.
 #[test]
 fn ip_options() {
     let build = |options: &[u8]| {
@@ -177,7 +177,7 @@ fn fragment4(ident: u16, offset: u16, more: bool, len: usize) -> Vec<u8> {
     frame
 }
 
-/// A flood of fragments that never make a datagram is bounded, and gone after its time.
+/// A flood of fragments that never form a datagram is bounded, and expires.
 #[test]
 fn fragment_floods_are_bounded() {
     let mut b = Bench::host(Caps::plain(1500));
@@ -191,7 +191,7 @@ fn fragment_floods_are_bounded() {
     assert_eq!(b.stack.next_deadline(), None);
 }
 
-/// Fragments that overlap end their datagram (RFC 5722 §3); nothing of it comes through.
+/// Overlapping fragments drop their whole datagram (RFC 5722 §3).
 #[test]
 fn overlapping_fragments_are_dropped() {
     let mut b = Bench::host(Caps::plain(1500));
@@ -203,7 +203,7 @@ fn overlapping_fragments_are_dropped() {
     b.assert_no_leak();
 }
 
-/// RFC 792, RFC 8200 §4.5: when its time is up, the sender of a first fragment hears of it.
+/// RFC 792, RFC 8200 §4.5: the sender of a first fragment gets an error when the datagram expires.
 #[test]
 fn unfinished_datagrams_are_reported() {
     let mut b = Bench::host(Caps::plain(1500));
@@ -215,7 +215,7 @@ fn unfinished_datagrams_are_reported() {
     b.assert_no_leak();
 }
 
-/// Memory runs out: packets are dropped and counted, and all works again afterwards.
+/// Without memory, packets are dropped and counted, and everything works again afterwards.
 #[test]
 fn no_memory_is_survived() {
     let mut b = Bench::host(Caps::plain(1500));
@@ -231,7 +231,7 @@ fn no_memory_is_survived() {
     b.assert_no_leak();
 }
 
-/// Offload fields as some device may claim.
+/// Offload fields that a device may claim.
 fn offload() -> impl Strategy<Value = [u8; VirtioHeader::LEN]> {
     let kind = prop_oneof![Just(0u8), Just(1), Just(4), Just(5), Just(0x81)];
     let start = prop_oneof![Just(34u16), Just(54), 0..200u16];
@@ -251,7 +251,7 @@ fn offload() -> impl Strategy<Value = [u8; VirtioHeader::LEN]> {
     ]
 }
 
-/// A stack with connections, listeners and neighbours, so that frames meet something.
+/// A stack with connections, listeners and neighbours, so that frames match existing state.
 fn busy(transparent: bool, caps: Caps) -> Bench {
     let mut b = if transparent { Bench::transparent(caps) } else { Bench::host(caps) };
     for (ours, peer) in FAMILIES {
@@ -290,7 +290,8 @@ proptest! {
         run(busy(transparent, caps), frames);
     }
 
-    /// The same with valid frames of which some bytes are changed, so that more of them get far.
+    /// Goal: no frame panics or leaks. Method: valid frames with some bytes changed, so that more
+    /// of them pass the first checks.
     #[test]
     fn mutated_frames(
         frames in proptest::collection::vec(
@@ -314,7 +315,7 @@ proptest! {
         run(busy(transparent, caps), frames.collect());
     }
 
-    /// Super-packets with claims of all kinds, which may be relayed or answered but never trusted.
+    /// Super-packets with arbitrary claims, which may be forwarded or answered but never trusted.
     #[test]
     fn lying_super_packets(
         len in 0..5000usize, header in offload(), far: bool, v6: bool, tcp: bool,
@@ -336,7 +337,7 @@ proptest! {
     }
 }
 
-/// A frame of which the last byte that counts is missing, for each field that says so.
+/// A frame whose last byte is missing according to each length field.
 #[test]
 fn lying_lengths() {
     for (ours, peer) in FAMILIES {

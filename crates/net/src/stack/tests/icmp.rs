@@ -1,4 +1,4 @@
-//! ICMP (RFC 792, RFC 1122 §3.2.2) and ICMPv6 (RFC 4443): echo, errors sent and received, limits.
+//! ICMP (RFC 792, RFC 1122 §3.2.2) and ICMPv6 (RFC 4443): echo, sent and received errors, limits.
 
 use super::bench::{
     Bench, FAMILIES, FAR4, FAR6, OURS4, OURS6, Out, PEER4, PEER6, able, icmp, ip, udp,
@@ -25,7 +25,7 @@ fn error(out: &Out) -> (u8, u8, &[u8]) {
     (message[0], message[1], &message[8..])
 }
 
-/// RFC 1122 §3.2.2.6, RFC 4443 §4.2: our addresses answer, with the same data and without a copy.
+/// RFC 1122 §3.2.2.6, RFC 4443 §4.2: local addresses answer with the same data, without a copy.
 #[test]
 fn echo_is_answered_by_reference() {
     for (ours, peer) in FAMILIES {
@@ -45,7 +45,7 @@ fn echo_is_answered_by_reference() {
     }
 }
 
-/// A large echo comes in a packet larger than ours may be, and goes in fragments.
+/// A large echo request arrives in a packet above the MTU, and the reply is fragmented.
 #[test]
 fn large_echoes_are_fragmented() {
     let mut b = Bench::host(Caps::plain(1500));
@@ -55,7 +55,8 @@ fn large_echoes_are_fragmented() {
     b.assert_clean();
 }
 
-/// A transparent stack hands echoes for others to its owner, and answers in their name.
+/// A transparent stack passes echo requests for other addresses to its owner, and answers from
+/// those.
 #[test]
 fn echoes_for_others_go_to_the_owner() {
     for (far, peer) in [(FAR4, PEER4), (FAR6, PEER6)] {
@@ -67,14 +68,14 @@ fn echoes_for_others_go_to_the_owner() {
         let out = b.one();
         assert!(out.is_sound() && out.bytes.ends_with(b"data"));
         b.assert_clean();
-        // As a host it does not take them.
+        // A host does not accept them.
         let mut b = Bench::host(Caps::plain(1500));
         b.input(&super::icmp::echo(peer, far, b"data")).quiet();
         b.dropped(&[(DropReason::DestinationNotServed, 1)]);
     }
 }
 
-/// Echoes that nobody takes are bounded.
+/// Echo requests that the owner does not take are bounded.
 #[test]
 fn echoes_not_taken_are_bounded() {
     let mut b = Bench::transparent(Caps::plain(1500));
@@ -86,7 +87,7 @@ fn echoes_not_taken_are_bounded() {
     b.assert_clean();
 }
 
-/// RFC 1122 §3.2.2.1, RFC 8200 §4: a protocol that nobody takes.
+/// RFC 1122 §3.2.2.1, RFC 8200 §4: a protocol without a handler.
 #[test]
 fn unknown_protocols_are_reported() {
     for (ours, peer) in FAMILIES {
@@ -102,7 +103,7 @@ fn unknown_protocols_are_reported() {
     }
 }
 
-/// RFC 1812 §4.3.2.3, RFC 4443 §2.4 c: quotes are cut.
+/// RFC 1812 §4.3.2.3, RFC 4443 §2.4 c: quotes are truncated.
 #[test]
 fn quotes_are_bounded() {
     for (ours, peer) in FAMILIES {
@@ -113,7 +114,7 @@ fn quotes_are_bounded() {
     }
 }
 
-/// RFC 1812 §5.3.1, RFC 4443 §3.3: a transparent stack is a router to its peers.
+/// RFC 1812 §5.3.1, RFC 4443 §3.3: a transparent stack acts as a router for its peers.
 #[test]
 fn expired_packets_are_reported() {
     for (far, peer, ours) in [(FAR4, PEER4, OURS4), (FAR6, PEER6, OURS6)] {
@@ -126,7 +127,7 @@ fn expired_packets_are_reported() {
     }
 }
 
-/// RFC 1122 §3.2.2, RFC 4443 §2.4 e: never about errors, multicasts, or sources nobody has.
+/// RFC 1122 §3.2.2, RFC 4443 §2.4 e: no errors about errors, multicasts or invalid sources.
 #[test]
 fn no_errors_about_errors() {
     for (far, peer, kind) in [(FAR4, PEER4, 3), (FAR6, PEER6, 1)] {
@@ -134,7 +135,7 @@ fn no_errors_about_errors() {
         let mut message = [0; 48];
         message[0] = kind;
         b.input(&icmp(peer, far, 1, &message)).quiet();
-        // But about an echo.
+        // But an error about an echo request is sent.
         message[0] = if far.is_ipv4() { 8 } else { 128 };
         assert_eq!(b.input(&icmp(peer, far, 1, &message)).output().len(), 1);
         b.assert_no_leak();
@@ -145,8 +146,8 @@ fn no_errors_about_errors() {
     b.assert_no_leak();
 }
 
-/// RFC 1812 §4.3.2.8, RFC 4443 §2.4 f: to one destination half of what goes to all, which leaves
-/// the others theirs.
+/// RFC 1812 §4.3.2.8, RFC 4443 §2.4 f: one destination gets half of the rate, so that others get
+/// theirs.
 #[test]
 fn errors_are_rate_limited() {
     let mut b = Bench::host(Caps::plain(1500));
@@ -162,7 +163,7 @@ fn errors_are_rate_limited() {
     assert_eq!(b.input(&from_other).output().len(), 1);
     b.now += Duration::from_micros(3000);
     assert_eq!(count(&mut b, 10), 1);
-    // The millisecond left over counts.
+    // The remaining millisecond counts.
     b.now += Duration::from_micros(3000);
     assert_eq!(count(&mut b, 10), 2);
     b.now += Duration::from_secs(10);
@@ -170,7 +171,7 @@ fn errors_are_rate_limited() {
     b.assert_no_leak();
 }
 
-/// What the owner of a transparent stack says about a datagram.
+/// Errors that the owner of a transparent stack sends about a datagram.
 #[test]
 fn the_owner_reports_unreachable() {
     let whys = [
@@ -188,7 +189,7 @@ fn the_owner_reports_unreachable() {
             let out = b.one();
             let (kind, code, quote) = error(&out);
             assert_eq!((kind, code), if far.is_ipv4() { expected4 } else { expected6 });
-            // The quote is the datagram's own headers.
+            // The quote has the datagram's own headers.
             let sent = udp(remote, local, b"");
             let ports = if far.is_ipv4() { 20 } else { 40 };
             assert_eq!(quote[ports..ports + 4], sent[14 + ports..14 + ports + 4]);
@@ -203,8 +204,8 @@ fn the_owner_reports_unreachable() {
     }
 }
 
-/// What comes back for a packet that was passed on is told in the name of who found it, about the
-/// packet as it was. Who cannot be told is not named.
+/// An ICMP error about a forwarded packet is forwarded from its sender's address, about the packet
+/// as it was. A sender that must not be spoofed is replaced by a local address.
 #[test]
 fn reports_of_others_are_passed_on() {
     for (far, peer, ours) in [(FAR4, PEER4, OURS4), (FAR6, PEER6, OURS6)] {
@@ -253,7 +254,8 @@ fn reports_of_others_are_passed_on() {
     }
 }
 
-/// An echo request says whether it may be fragmented; over IPv6 what came in fragments may be.
+/// An echo request reports whether it may be fragmented; over IPv6, one that came in fragments may
+/// be.
 #[test]
 fn echoes_tell_of_their_headers() {
     let mut b = Bench::transparent(Caps::plain(1500));
@@ -278,11 +280,11 @@ fn echoes_tell_of_their_headers() {
         body.extend_from_slice(&whole[from..to]);
         b.input(&ip(PEER6, FAR6, Protocol::IPV6_FRAGMENT, 64, &body));
     }
-    assert!(!b.stack.next_echo().expect("put together").dont_fragment);
+    assert!(!b.stack.next_echo().expect("reassembled").dont_fragment);
     b.quiet().assert_no_leak();
 }
 
-/// Sources that nobody has, and destinations that are not ours.
+/// Invalid sources, and destinations that are not local.
 #[test]
 fn martians_are_dropped() {
     let sources4 =

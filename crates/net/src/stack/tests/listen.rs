@@ -1,4 +1,4 @@
-//! Listeners: when a child exists, how many wait, what Fast Open changes (RFC 7413).
+//! Listeners: when a child exists, queue limits, and Fast Open (RFC 7413).
 
 use super::bench::*;
 use crate::counters::DropReason;
@@ -50,7 +50,7 @@ impl Server {
         self.b.input(&bytes).output()
     }
 
-    /// A SYN; the number that acknowledges the answer, if there is one.
+    /// Sends a SYN; returns the acknowledgment number for the SYN-ACK, if there is one.
     fn syn(&mut self, port: u16) -> Option<u32> {
         let out = self.send(port, Flags::SYN, (100, 0), &Options::default(), b"");
         let (header, _) = out.first()?.tcp();
@@ -58,7 +58,7 @@ impl Server {
         Some(header.sequence.wrapping_add(1))
     }
 
-    /// The third segment.
+    /// Sends the third segment of the handshake.
     fn ack(&mut self, port: u16, ack: u32) {
         assert!(self.send(port, ACK, (101, ack), &Options::default(), b"").is_empty());
     }
@@ -75,8 +75,8 @@ impl Server {
     }
 }
 
-/// A child exists when the peer has acknowledged the answer, and its events come once it has been
-/// accepted.
+/// A child exists once the peer has acknowledged the SYN-ACK, and its events are reported once it
+/// has been accepted.
 #[test]
 fn a_child_waits_to_be_accepted() {
     let mut s = Server::new(|_| ());
@@ -95,8 +95,8 @@ fn a_child_waits_to_be_accepted() {
     assert_eq!(s.b.stack.tcp_accept(s.listener, now), None);
 }
 
-/// Linux: one request per unit of backlog, one child more than the backlog; an ACK beyond that is
-/// dropped and counts when it comes again after an accept.
+/// As in Linux: one request per unit of backlog, one child more than the backlog; an ACK beyond
+/// that is dropped and accepted when it is retransmitted after an accept.
 #[test]
 fn queues_are_bounded() {
     let mut s = Server::new(|listen| listen.settings.syncookies = 0);
@@ -110,7 +110,7 @@ fn queues_are_bounded() {
     s.b.dropped(&[(DropReason::TcpAcceptQueueFull, 1), (DropReason::TcpRequestLimit, 1)]);
 }
 
-/// An ACK for which there is no room leaves the request as it was.
+/// An ACK without room leaves the request unchanged.
 #[test]
 fn an_ack_without_room_comes_again() {
     let mut s = Server::new(|listen| listen.backlog = Some(3));
@@ -126,7 +126,7 @@ fn an_ack_without_room_comes_again() {
     assert_eq!(s.b.stack.tcp_acceptable(s.listener), 1);
 }
 
-/// The end of a listener resets children and forgets requests, whose ACK is reset then.
+/// Closing a listener resets children and drops requests, whose ACK is then reset.
 #[test]
 fn a_closed_listener_leaves_nothing() {
     let mut s = Server::new(|listen| listen.backlog = Some(2));
@@ -142,7 +142,7 @@ fn a_closed_listener_leaves_nothing() {
     assert_eq!(s.b.stack.tcp_accept(s.listener, now), None);
 }
 
-/// A request ends with a reset in its window and makes room for another.
+/// A reset in its window ends a request and makes room for another.
 #[test]
 fn a_reset_ends_a_request() {
     let mut s = Server::new(|_| ());
@@ -152,15 +152,15 @@ fn a_reset_ends_a_request() {
     assert!(s.syn(2).is_some());
 }
 
-/// RFC 7413 §4.1.2: who asks gets a cookie, in the option he used, and who brings it is let in
-/// with his data before the handshake is over.
+/// RFC 7413 §4.1.2: a request gets a cookie in the option that it used, and a SYN with a valid
+/// cookie opens the connection with its data before the handshake completes.
 #[test]
 fn fast_open_takes_data_with_a_cookie() {
     let mut s = Server::new(|_| ());
     for experimental in [false, true] {
         let asked = FastOpenCookie::REQUEST.in_option(experimental);
         let (header, options) = s.fast(1, Some(asked), b"x").tcp();
-        assert_eq!(header.acknowledgment, 101, "the data is not taken");
+        assert_eq!(header.acknowledgment, 101, "the data is not acknowledged");
         assert_eq!(options.fast_open, Some(s.cookie().in_option(experimental)));
         s.send(1, Flags::RST, (101, 0), &Options::default(), b"");
     }
@@ -174,7 +174,7 @@ fn fast_open_takes_data_with_a_cookie() {
     assert!(connection.had_syn_data());
     let info = connection.info(now);
     assert_eq!((info.options & 0xa0, info.bytes_received, info.data_segs_in), (0xa0, 5, 1));
-    // Data goes before the handshake is over.
+    // Data is sent before the handshake completes.
     let mut packet = s.b.packet(b"world");
     s.b.stack.with_tcp(child, now, |connection| {
         assert!(connection.send_room() > 0);
@@ -183,7 +183,8 @@ fn fast_open_takes_data_with_a_cookie() {
     assert_eq!(s.b.one().data(), b"world");
 }
 
-/// RFC 7413 §4.1.2: a wrong cookie is answered with the right one, and the data is not taken.
+/// RFC 7413 §4.1.2: a wrong cookie is answered with the right one, and the data is not
+/// acknowledged.
 #[test]
 fn fast_open_refuses_a_wrong_cookie() {
     let mut s = Server::new(|_| ());
@@ -201,7 +202,8 @@ fn fast_open_refuses_a_wrong_cookie() {
     assert_eq!((header.acknowledgment, options.fast_open), (106, None), "no cookie needed");
 }
 
-/// RFC 7413 §5.1: unfinished children are few, and one that was reset counts for a minute more.
+/// RFC 7413 §5.1: unfinished children are limited, and one that was reset counts for another
+/// minute.
 #[test]
 fn fast_open_children_are_bounded() {
     let mut s = Server::new(|listen| listen.backlog = Some(8));
@@ -216,7 +218,7 @@ fn fast_open_children_are_bounded() {
     assert_eq!(s.fast(4, Some(cookie), b"d").tcp().0.acknowledgment, 102);
 }
 
-/// Linux: an ICMP error about the answer to a SYN ends the request, and its ACK is reset then.
+/// As in Linux, an ICMP error about a SYN-ACK ends the request, and its ACK is then reset.
 #[test]
 fn an_icmp_error_ends_a_request() {
     let mut s = Server::new(|_| ());
@@ -230,8 +232,8 @@ fn an_icmp_error_ends_a_request() {
     assert_eq!(out[0].tcp().0.flags, Flags::RST);
 }
 
-/// Linux's tcp_check_req and syn_ack_recalc: while a listener waits for data, an ACK without any
-/// makes no child, and the answer is not sent again but for the last time.
+/// As in Linux, while a listener defers accepting, an ACK without data makes no child, and the
+/// SYN-ACK is not retransmitted except for the last time.
 #[test]
 fn a_child_without_data_is_put_off() {
     let mut s = Server::new(|listen| {
@@ -244,14 +246,14 @@ fn a_child_without_data_is_put_off() {
     }
     s.b.dropped(&[(DropReason::TcpDeferred, 3)]);
     assert_eq!(s.b.stack.tcp_acceptable(s.listener), 0);
-    // Data completes the handshake, and so does the end of the stream.
+    // Data completes the handshake, and so does a FIN.
     assert!(s.send(1, ACK, (101, acks[0]), &Options::default(), b"hello").len() <= 1);
     s.send(2, ACK | Flags::FIN, (101, acks[1]), &Options::default(), b"");
     assert_eq!(s.b.stack.tcp_acceptable(s.listener), 2);
     let now = s.b.now;
     let child = s.b.stack.tcp_accept(s.listener, now).expect("ready");
     assert_eq!(s.b.stack.tcp(child).expect("there").received_len(), 5);
-    // After one second nothing is sent; after three the answer, and then an ACK is enough.
+    // After one second nothing is sent; after three the SYN-ACK, and then an ACK is enough.
     assert!(s.b.wait(Duration::from_millis(2900)).is_empty());
     s.ack(3, acks[2]);
     assert_eq!(s.b.stack.tcp_acceptable(s.listener), 1);
@@ -261,8 +263,8 @@ fn a_child_without_data_is_put_off() {
     assert_eq!(s.b.stack.tcp_acceptable(s.listener), 2);
 }
 
-/// A request whose peer says nothing more goes on until the answers are used up; one whose peer
-/// has not even acknowledged is answered again as always.
+/// A request whose peer sends no data lasts until its SYN-ACKs are used up; one without an ACK gets
+/// retransmissions as usual.
 #[test]
 fn putting_off_ends() {
     let mut s = Server::new(|listen| {
@@ -283,7 +285,7 @@ fn putting_off_ends() {
     assert_eq!(s.b.stack.tcp_counts().0, 0);
 }
 
-/// What is put off waits for no room: a full queue resets nobody (tcp_abort_on_overflow).
+/// A deferred ACK needs no room: a full queue resets no deferred request (`tcp_abort_on_overflow`).
 #[test]
 fn what_is_put_off_is_not_crowded_out() {
     let mut s = Server::new(|listen| {

@@ -1,4 +1,4 @@
-//! ARP (RFC 826, RFC 5227) and neighbour discovery (RFC 4861): answering, asking, bounds, lies.
+//! ARP (RFC 826, RFC 5227) and neighbour discovery (RFC 4861): answers, requests, bounds, spoofing.
 
 use super::bench::{
     Bench, FAMILIES, OUR_MAC, OURS4, OURS6, Out, PEER_MAC, PEER4, PEER6, arp, config, icmp, v4, v6,
@@ -90,14 +90,14 @@ fn requests_for_us_are_answered() {
     assert_eq!((reply.operation, reply.sender_mac), (wire::Operation::Reply, OUR_MAC));
     assert_eq!((reply.sender_ip, reply.target_mac), (v4(OURS4), PEER_MAC));
     assert_eq!(out.bytes[..6], PEER_MAC.0);
-    // Who asks is known from then on.
+    // The sender of a request is known from then on.
     send(&mut b, OURS4, PEER4, b"hello");
     assert_eq!(b.one().bytes[..6], PEER_MAC.0);
     b.input(&arp(&request(v4(PEER4), Ipv4Addr::new(10, 0, 0, 9)), MacAddr::BROADCAST)).quiet();
     b.assert_clean();
 }
 
-/// RFC 5227 §2.1.1: a probe asks whether our address is free; it teaches nothing.
+/// RFC 5227 §2.1.1: a probe asks whether our address is free; nothing is learned from it.
 #[test]
 fn probes_are_answered() {
     let mut b = bench();
@@ -137,8 +137,8 @@ fn solicitations_are_answered() {
     b.assert_clean();
 }
 
-/// RFC 4862 §5.4.3: who asks from nowhere whether our address is free hears that it is not, as all
-/// others on the link. Nothing else may come from nowhere.
+/// RFC 4862 §5.4.3: a probe from the unspecified address for a local address is answered to all
+/// nodes. No other packet may come from the unspecified address.
 #[test]
 fn an_address_of_ours_is_defended() {
     let nowhere = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
@@ -169,10 +169,10 @@ fn an_address_of_ours_is_defended() {
         };
         assert_eq!(message, taken);
         b.dropped(&[]);
-        // Another address of the same group is not ours.
+        // Another address of the same group is not local.
         b.input(&ask(group, "fd00::9:0:1".parse().expect("an address"), None)).quiet();
         b.dropped(&[]);
-        // RFC 4861 §7.1.1: not to an address itself, not with a link-layer address.
+        // RFC 4861 §7.1.1: not to a unicast address, and not with a link-layer address.
         let mut direct = ask(OURS6, OURS6, None);
         direct[..6].copy_from_slice(&OUR_MAC.0);
         b.input(&direct).quiet();
@@ -187,8 +187,7 @@ fn an_address_of_ours_is_defended() {
     }
 }
 
-/// RFC 3810 §6.2: a switch that snoops asks for our groups, and hears of them in time, in the
-/// version that it asked in.
+/// RFC 3810 §6.2: a query gets a report of the local groups in time, in the version of the query.
 #[test]
 fn listener_queries_are_answered() {
     let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 1);
@@ -233,8 +232,8 @@ fn listener_queries_are_answered() {
     b.assert_clean();
 }
 
-/// RFC 4861 §7.2.5: without the override flag an advertisement does not replace another address,
-/// but is enough where none is known, and a reason to ask again.
+/// RFC 4861 §7.2.5: an advertisement without the override flag does not replace another address. It
+/// is accepted if none is known, and otherwise triggers a solicitation.
 #[test]
 fn only_an_override_replaces_an_address() {
     let other = MacAddr([2, 0, 0, 0, 0, 9]);
@@ -251,7 +250,7 @@ fn only_an_override_replaces_an_address() {
     send(&mut b, OURS6, PEER6, b"2");
     let out = b.output();
     assert_eq!(out[0].bytes[..6], PEER_MAC.0);
-    assert!(out.len() == 2 && is_question(&out[1]), "asked again");
+    assert!(out.len() == 2 && is_question(&out[1]), "solicited again");
     b.input(&weak(other));
     send(&mut b, OURS6, PEER6, b"3");
     assert_eq!(b.one().bytes[..6], PEER_MAC.0);
@@ -261,7 +260,7 @@ fn only_an_override_replaces_an_address() {
     b.assert_clean();
 }
 
-/// RFC 4861 §7.1.1: not from off the link, not damaged.
+/// RFC 4861 §7.1.1: messages from off the link or with damage are dropped.
 #[test]
 fn discovery_from_afar_is_dropped() {
     let mut b = bench();
@@ -274,7 +273,7 @@ fn discovery_from_afar_is_dropped() {
     b.assert_clean();
 }
 
-/// RFC 826, RFC 4861 §7.2.2: packets wait, the question is asked thrice, then they are dropped.
+/// RFC 826, RFC 4861 §7.2.2: packets wait, three requests are sent, then the packets are dropped.
 #[test]
 fn unknown_neighbours_are_asked_for() {
     for (ours, peer) in FAMILIES {
@@ -287,7 +286,7 @@ fn unknown_neighbours_are_asked_for() {
         b.dropped(&[(DropReason::NeighborUnreachable, 1)]);
         assert_eq!(b.stack.next_deadline(), None);
         b.assert_clean();
-        // And anew for the next packet, which the answer lets go.
+        // A new packet starts again, and the answer releases it.
         send(&mut b, ours, peer, b"hello");
         assert!(is_question(&b.one()));
         let out = b.input(&answer(peer, PEER_MAC)).one();
@@ -297,13 +296,13 @@ fn unknown_neighbours_are_asked_for() {
     }
 }
 
-/// Bytes that a datagram counts while it waits.
+/// Bytes charged for a datagram that waits.
 fn waiting_bytes(to: IpAddr, text: usize) -> usize {
     let ip = if to.is_ipv4() { 20 } else { 40 };
     ip + 8 + text + WAITING_OVERHEAD
 }
 
-/// As many packets wait as Linux lets wait, the oldest make room, order is kept.
+/// As many packets wait as in Linux, the oldest are dropped, and order is kept.
 #[test]
 fn a_burst_waits_for_its_neighbor() {
     for (ours, peer) in FAMILIES {
@@ -326,13 +325,13 @@ fn a_burst_waits_for_its_neighbor() {
     }
 }
 
-/// What waits for all neighbours is bounded too; one packet for each waits in any case.
+/// Packets waiting for all neighbours are bounded too; one packet per neighbour waits in any case.
 #[test]
 fn bursts_to_many_neighbors_share_their_room() {
     const TEXT: usize = 60_000;
     let mut b = Bench::with(config(false), Caps::plain(65_520));
     let most = ALL_WAITING_BYTES_MAX / waiting_bytes(OURS4, TEXT);
-    // Two each for as many as there is room for, then two for each of a few more.
+    // Two for each neighbour while there is room, then two for each of a few more.
     let (full, more) = (most / 2, 5);
     for number in 0..(full + more) as u8 {
         for _ in 0..2 {
@@ -348,7 +347,7 @@ fn bursts_to_many_neighbors_share_their_room() {
     b.assert_clean();
 }
 
-/// An old address is used while it is asked for again: traffic does not stop. Only silence ends it.
+/// An old address is used while it is being confirmed: traffic does not stop. Only silence ends it.
 #[test]
 fn old_addresses_are_confirmed_without_a_pause() {
     for (ours, peer) in FAMILIES {
@@ -377,7 +376,7 @@ fn old_addresses_are_confirmed_without_a_pause() {
     }
 }
 
-/// What was set for good is not overwritten; nobody is learnt unasked.
+/// A permanent entry is not overwritten, and unsolicited answers add no entry.
 #[test]
 fn lies_change_nothing() {
     let liar = MacAddr([2, 0, 0, 0, 0, 66]);
@@ -390,7 +389,7 @@ fn lies_change_nothing() {
         b.input(&answer(peer, liar));
         send(&mut b, ours, peer, b"hello");
         assert!(is_question(&b.one()));
-        // Not a station's address.
+        // Link-layer addresses that no station can have.
         b.input(&answer(peer, MacAddr::BROADCAST)).quiet();
         b.input(&answer(peer, MacAddr::UNSPECIFIED)).quiet();
         b.wait(Duration::from_secs(5));
@@ -398,7 +397,7 @@ fn lies_change_nothing() {
     }
 }
 
-/// A flood of stations does not grow the table without bound, and drops what waited.
+/// A flood of stations does not grow the table without bound; waiting packets are dropped.
 #[test]
 fn the_table_is_bounded() {
     let mut b = bench();
@@ -414,9 +413,9 @@ fn the_table_is_bounded() {
     b.assert_clean();
 }
 
-/// Questions of strangers are answered, but push out neither the router, nor who is sent to, nor
-/// what waits for an address. Packets of ours for addresses that nobody has push out packets that
-/// wait, but no neighbour that has answered.
+/// Requests of unknown stations are answered, but evict neither the router, nor neighbours in use,
+/// nor packets that wait. Packets for addresses without a station evict waiting packets, but no
+/// neighbour that has answered.
 #[test]
 fn strangers_push_out_strangers() {
     let router = Ipv4Addr::new(10, 0, 0, 254);
@@ -445,7 +444,7 @@ fn strangers_push_out_strangers() {
         assert!(b.one().bytes.ends_with(b"known"), "{to} is known");
     }
     assert_eq!(b.stack.counters().drops().count(), 0);
-    // Packets of ours need entries, too: those go that have not answered.
+    // Sent packets need entries too: those without an answer are evicted.
     for number in 0..300u16 {
         let [high, low] = number.to_be_bytes();
         let stranger = Ipv4Addr::new(10, 17, high, low);
@@ -464,8 +463,8 @@ fn strangers_push_out_strangers() {
     b.assert_clean();
 }
 
-/// Goal: a guest that answers for more addresses than the table has keeps places of its own alone.
-/// Method: neighbours behind other ports are used once, then those of one port, more often.
+/// Goal: a guest that answers for more addresses than the table holds evicts only its own entries.
+/// Method: neighbours at other ports are used once, then those of one port more often.
 #[test]
 fn a_port_with_most_neighbours_displaces_its_own() {
     const GREEDY: u16 = 7;

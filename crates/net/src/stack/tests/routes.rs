@@ -1,4 +1,4 @@
-//! What routes say has its effect on connections, of listeners and of our own.
+//! Route metrics apply to connections, incoming and outgoing.
 
 use super::bench::*;
 use crate::stack::{Connect, ROUTES_MAX, Route, RouteError, RouteMetrics, TcpHandle};
@@ -23,7 +23,7 @@ fn with(metrics: RouteMetrics) -> Bench {
     b
 }
 
-/// We connect; the answer names a segment size of 1460. What our SYN says.
+/// Connects; the answer has an MSS of 1460. Returns the connection and the SYN's fields.
 fn connect(
     b: &mut Bench,
     ours: IpAddr,
@@ -43,7 +43,7 @@ fn connect(
     (handle, options, header)
 }
 
-/// The peer connects: what our answer says, and the connection.
+/// The peer connects; returns the connection and the SYN-ACK's fields.
 fn accept(
     b: &mut Bench,
     ours: IpAddr,
@@ -62,7 +62,7 @@ fn accept(
 }
 
 fn info(b: &Bench, handle: TcpHandle) -> crate::tcp::Info {
-    b.stack.tcp(handle).expect("it lives").info(b.now)
+    b.stack.tcp(handle).expect("it is open").info(b.now)
 }
 
 #[test]
@@ -77,10 +77,10 @@ fn sizes_of_segments() {
         assert_eq!((known.snd_mss, known.pmtu, known.advmss), (1300 - headers, 1300, 600));
         let (handle, answer, _) = accept(&mut b, ours, peer, 1001);
         assert_eq!((answer.mss, info(&b, handle).snd_mss), (Some(600), 1300 - headers));
-        // Without a word about segments they follow the packets; never more than the device's.
+        // Without `advmss`, the MSS follows the MTU, but never exceeds the device's.
         let mut b = with(RouteMetrics { mtu: Some(9000), ..RouteMetrics::default() });
         let (handle, syn, _) = connect(&mut b, ours, peer, 1000);
-        assert_eq!(u32::from(syn.mss.expect("named")), 1500 - headers);
+        assert_eq!(u32::from(syn.mss.expect("an MSS")), 1500 - headers);
         assert_eq!(info(&b, handle).pmtu, 1500);
         let mut b = with(RouteMetrics { mtu: Some(100), ..RouteMetrics::default() });
         let least = if ours.is_ipv4() { 256 } else { 1220 };
@@ -96,7 +96,7 @@ fn open_connections_follow_the_size_of_packets() {
     let (far, ..) = connect(&mut b, other.0, other.1, 1000);
     let metrics = RouteMetrics { mtu: Some(1000), ..RouteMetrics::default() };
     b.stack.set_routes(&[route(PEER4, 24, metrics)]).expect("one is few");
-    // They look when they send.
+    // Connections look up their path when they send.
     let send = |b: &mut Bench| {
         for handle in [handle, far] {
             super::tcp::write(b, handle, b"x");
@@ -133,7 +133,7 @@ fn windows_timeouts_and_the_rest() {
             assert_eq!(known.rto < 100_000, !plain, "{}", known.rto);
             let kind = b.stack.tcp(handle).map(|connection| connection.congestion());
             assert_eq!(kind == Some(Kind::Reno), !plain);
-            // Long after the first ACKs, which are quick anyway.
+            // Long after the first ACKs, which are quick in any case.
             let local = SocketAddr::new(OURS4, header.source_port);
             let remote = SocketAddr::new(PEER4, header.destination_port);
             let ack = header.sequence.wrapping_add(1);
@@ -151,7 +151,7 @@ fn windows_timeouts_and_the_rest() {
     }
 }
 
-/// The longest prefix counts; wrong routes change nothing.
+/// The longest prefix applies; invalid routes change nothing.
 #[test]
 fn the_longest_prefix_counts() {
     let mut b = Bench::host(Caps::plain(1500));
@@ -173,7 +173,7 @@ fn the_longest_prefix_counts() {
     assert_eq!(b.stack.set_routes(&wrong), Err(RouteError::Prefix));
     let many = [all[0]; ROUTES_MAX + 1];
     assert_eq!(b.stack.set_routes(&many), Err(RouteError::TooMany));
-    assert_eq!(found(&b, PEER4), Some(800), "those before stay");
+    assert_eq!(found(&b, PEER4), Some(800), "the old routes stay");
     b.stack.set_routes(&[]).expect("none");
     assert_eq!(found(&b, PEER4), None);
 }

@@ -1,5 +1,5 @@
-//! TCP through the stack: listeners, resets, devices with and without offload, coalescing, bounds,
-//! TIME-WAIT, ICMP errors about connections, the owner's calls.
+//! TCP through the stack: listeners, resets, offloads, coalescing, bounds, TIME-WAIT, ICMP errors
+//! about connections, calls of the owner.
 
 use super::bench::{
     Bench, FAMILIES, FAR4, FAR6, OURS4, Out, PEER4, PEER6, able, config, icmp, ip, segment,
@@ -32,7 +32,7 @@ struct Open {
     local: SocketAddr,
     remote: SocketAddr,
     handle: TcpHandle,
-    /// Next number of the peer, and ours.
+    /// Next sequence number of the peer, and ours.
     seq: u32,
     ack: u32,
 }
@@ -57,7 +57,7 @@ fn open(b: &mut Bench, local: SocketAddr, remote: SocketAddr) -> Open {
     b.stack.tcp_listen(local);
     let (answer, _) = b.input(&syn(remote, local, 100)).one().tcp();
     assert_eq!(answer.flags, Flags::SYN | ACK);
-    assert_eq!(b.stack.next_event(), None, "a request is nobody's business");
+    assert_eq!(b.stack.next_event(), None, "a request is not reported");
     let ack = answer.sequence.wrapping_add(1);
     b.input(&segment(remote, local, ACK, (101, ack), &NONE, b"")).quiet();
     let (handle, events) = b.stack.next_event().expect("a connection");
@@ -96,7 +96,7 @@ fn nobody_listens() {
     }
 }
 
-/// What goes to a device that can do nothing is cut and summed; to another it goes as it is.
+/// Data for a device without offloads is segmented and checksummed; for others it is left as it is.
 #[test]
 fn devices_get_what_they_take() {
     for (ours, peer) in FAMILIES {
@@ -106,7 +106,7 @@ fn devices_get_what_they_take() {
             let open = open(&mut b, local, remote);
             write(&mut b, open.handle, &data(9500));
             let out = b.output();
-            // Half of the window of ten segments at a time.
+            // Half of the window of ten segments per packet.
             assert_eq!(out.len(), if caps.tso4 { 2 } else { 10 });
             let whole: Vec<u8> = out.iter().flat_map(|out| out.data().to_vec()).collect();
             assert_eq!(whole, data(9500));
@@ -119,7 +119,7 @@ fn devices_get_what_they_take() {
     }
 }
 
-/// A burst of segments is one super-packet for the connection: one ACK, the same bytes.
+/// A burst of segments becomes one super-packet for the connection: one ACK, the same bytes.
 #[test]
 fn bursts_are_coalesced() {
     for (ours, peer) in FAMILIES {
@@ -154,7 +154,7 @@ fn bursts_are_coalesced() {
     }
 }
 
-/// A connection from us: SYN out, answer in; the endpoints are taken until it is gone.
+/// An outgoing connection: SYN, answer; the endpoints are in use until it is released.
 #[test]
 fn connecting() {
     for (ours, peer) in FAMILIES {
@@ -169,7 +169,7 @@ fn connecting() {
         b.input(&segment(remote, local, Flags::RST | ACK, (0, ack), &NONE, b"")).quiet();
         let (_, events) = b.stack.next_event().expect("the end");
         assert!(events.contains(Events::CLOSED));
-        let error = b.stack.tcp(handle).expect("kept for its owner").error();
+        let error = b.stack.tcp(handle).expect("not yet released").error();
         assert_eq!(error, Some(ConnectionError::Refused));
         b.stack.tcp_release(handle, b.now);
         assert!(b.stack.tcp(handle).is_none());
@@ -184,7 +184,7 @@ fn limited(limits: Limits) -> Bench {
     b
 }
 
-/// A flood of SYNs displaces the oldest half-open connections and nothing else.
+/// A flood of SYNs evicts the oldest half-open connections and nothing else.
 #[test]
 fn syn_floods_are_bounded() {
     let mut b = limited(Limits { half_open: 16, ..Limits::default() });
@@ -201,7 +201,7 @@ fn syn_floods_are_bounded() {
         assert!(b.stack.tcp_counts().0 <= 17);
     }
     b.dropped(&[(DropReason::TcpHalfOpenEvicted, 5000 - 16)]);
-    // One of the last can still be completed; the first still works.
+    // One of the last can still complete; the first connection still works.
     let late = SocketAddr::new(PEER4, 5999);
     let (answer, _) = b.input(&syn(late, local, 1)).one().tcp();
     b.input(&segment(late, local, ACK, (2, answer.sequence.wrapping_add(1)), &NONE, b""));
@@ -212,8 +212,7 @@ fn syn_floods_are_bounded() {
     assert_eq!(b.one().data(), b"hello");
 }
 
-/// Goal: a port of a switch that floods with SYNs displaces its own half-open connections, not
-/// those of others.
+/// Goal: a switch port that floods SYNs evicts its own half-open connections only.
 #[test]
 fn syn_floods_of_a_port_displace_its_own() {
     let limits = Limits { half_open: 16, ..Limits::default() };
@@ -221,7 +220,7 @@ fn syn_floods_of_a_port_displace_its_own() {
     let far = SocketAddr::new("198.51.100.1".parse().expect("an address"), 80);
     let quiet = SocketAddr::new(PEER4, 999);
     b.input_by(2, &syn(quiet, far, 1));
-    let (waiting, events) = b.stack.next_event().expect("it asks its owner");
+    let (waiting, events) = b.stack.next_event().expect("an event for the owner");
     assert!(events.contains(Events::INCOMING));
     for port in 1000..2000 {
         b.input_by(1, &syn(SocketAddr::new(PEER4, port), far, 1));
@@ -232,12 +231,12 @@ fn syn_floods_of_a_port_displace_its_own() {
         }
     }
     assert_eq!(b.stack.tcp_counts().0, 16);
-    let connection = b.stack.tcp(waiting).expect("not displaced");
+    let connection = b.stack.tcp(waiting).expect("not evicted");
     assert_eq!((connection.remote(), connection.state()), (quiet, State::SynReceived));
     b.dropped(&[(DropReason::TcpHalfOpenEvicted, 1000 - 15)]);
 }
 
-/// Goal: a port that takes all connections it gets leaves places for those of others.
+/// Goal: a port that opens as many connections as it can leaves places for other ports.
 #[test]
 fn a_port_leaves_places_to_others() {
     const PLACES: usize = 90;
@@ -256,7 +255,7 @@ fn a_port_leaves_places_to_others() {
     assert!(b.stack.tcp_counts().0 <= PLACES);
 }
 
-/// At the limit of connections a SYN is dropped without an answer: its sender tries again.
+/// At the limit of connections a SYN is dropped without an answer, and its sender retransmits.
 #[test]
 fn connections_are_bounded() {
     let mut b = limited(Limits { connections: 3, ..Limits::default() });
@@ -271,7 +270,7 @@ fn connections_are_bounded() {
     assert_eq!(b.stack.tcp_connect(local, far, b.now), Err(ConnectError::Limit));
 }
 
-/// Closes an open connection from our side; it is in TIME-WAIT then.
+/// Closes an open connection from our side; it is then in TIME-WAIT.
 fn close_first(b: &mut Bench, open: &mut Open) {
     let now = b.now;
     b.stack.with_tcp(open.handle, now, |connection| connection.close_send());
@@ -284,31 +283,31 @@ fn close_first(b: &mut Bench, open: &mut Open) {
     assert_eq!(b.stack.tcp_counts(), (0, 1));
 }
 
-/// RFC 9293 §3.6.1, RFC 6191: the last FIN again is answered, a new SYN opens anew, a minute ends
-/// it.
+/// RFC 9293 §3.6.1, RFC 6191: a retransmitted FIN is answered, a new SYN reopens, and a minute ends
+/// TIME-WAIT.
 #[test]
 fn time_wait() {
     let mut b = Bench::host(Caps::plain(1500));
     let (local, remote) = endpoints(OURS4, PEER4);
     let mut first = open(&mut b, local, remote);
     close_first(&mut b, &mut first);
-    // The FIN again.
+    // The FIN is retransmitted.
     first.seq -= 1;
     let (header, _) = b.input(&first.segment(Flags::FIN | ACK, b"")).one().tcp();
     assert_eq!((header.acknowledgment, header.sequence), (first.seq + 1, first.ack));
     first.seq += 1;
-    // Bare ACKs make no noise; with other numbers, no more than two in a second.
+    // A bare ACK is not answered; with wrong numbers, at most two per second are.
     b.input(&first.segment(ACK, b"")).quiet();
     first.seq += 1000;
     b.input(&first.segment(ACK, b"")).one();
     b.input(&first.segment(ACK, b"")).input(&first.segment(Flags::RST, b"")).quiet();
     b.wait(Duration::from_millis(500));
-    // An old SYN is answered with an ACK, a new one opens.
+    // An old SYN is answered with an ACK, a new one reopens.
     assert_eq!(b.input(&syn(remote, local, 90)).one().tcp().0.flags, ACK);
     assert_eq!(b.stack.tcp_counts(), (0, 1));
     let (answer, _) = b.input(&syn(remote, local, 5000)).one().tcp();
     assert_eq!((answer.flags, answer.acknowledgment), (Flags::SYN | ACK, 5001));
-    assert!(answer.sequence.wrapping_sub(first.ack) < 1 << 31, "numbers go on, RFC 6191");
+    assert!(answer.sequence.wrapping_sub(first.ack) < 1 << 31, "numbers continue, RFC 6191");
     assert_eq!(b.stack.tcp_counts(), (1, 0));
 
     let mut b = Bench::host(Caps::plain(1500));
@@ -316,7 +315,7 @@ fn time_wait() {
     close_first(&mut b, &mut second);
     b.wait(Duration::from_secs(59));
     assert_eq!(b.stack.tcp_counts(), (0, 1));
-    // The FIN again: the minute begins anew.
+    // The FIN is retransmitted: the minute restarts.
     second.seq -= 1;
     b.input(&second.segment(Flags::FIN | ACK, b"")).one();
     b.wait(Duration::from_secs(59));
@@ -327,7 +326,7 @@ fn time_wait() {
     b.assert_clean();
 }
 
-/// A flood of segments for a connection that is over is not answered one by one.
+/// Answers to a flood of segments for a closed connection are rate-limited.
 #[test]
 fn time_wait_answers_at_a_limited_rate() {
     let mut b = Bench::host(Caps::plain(1500));
@@ -338,7 +337,7 @@ fn time_wait_answers_at_a_limited_rate() {
     for _ in 0..10 {
         b.input(&syn(remote, local, 90)).quiet();
     }
-    // The peer's own FIN is no guess.
+    // The peer's own FIN is not limited.
     first.seq -= 1;
     for _ in 0..3 {
         assert_eq!(b.input(&first.segment(Flags::FIN | ACK, b"")).output().len(), 1);
@@ -347,8 +346,8 @@ fn time_wait_answers_at_a_limited_rate() {
     assert_eq!(b.input(&syn(remote, local, 90)).output().len(), 1);
 }
 
-/// RFC 5961 §7: all connections of a stack share one budget of challenges where one is set, which
-/// is another number in each second; without one each connection keeps to its own.
+/// RFC 5961 §7: with a limit, all connections of a stack share one budget of challenge ACKs, a
+/// different number each second; without one, each connection has its own limit.
 #[test]
 fn challenges_share_a_budget() {
     for limit in [8, CHALLENGES_UNLIMITED] {
@@ -362,7 +361,7 @@ fn challenges_share_a_budget() {
         for _ in 0..8 {
             let mut count = 0;
             for open in &all {
-                // A blind attacker's reset, somewhere in the window.
+                // A blind attacker's reset somewhere in the window.
                 let guess = segment(open.remote, local, Flags::RST, (open.seq + 77, 0), &NONE, b"");
                 let out = b.input(&guess).output();
                 assert!(out.iter().all(|out| out.tcp().0.flags == ACK));
@@ -377,7 +376,7 @@ fn challenges_share_a_budget() {
             assert!(counts.iter().all(|count| (4..12).contains(count)), "{counts:?}");
             assert!(counts.iter().any(|count| *count != counts[0]), "{counts:?}");
         }
-        // Answers to data that came before are none of it.
+        // Answers to retransmitted data are not challenges.
         let old = segment(all[0].remote, local, ACK, (all[0].seq - 1, all[0].ack), &NONE, b"x");
         for _ in 0..20 {
             assert_eq!(b.input(&old).output().len(), 1);
@@ -385,8 +384,8 @@ fn challenges_share_a_budget() {
     }
 }
 
-/// RFC 1337: a reset with the next number ends TIME-WAIT at once, as on Linux; what follows is for
-/// nobody.
+/// RFC 1337: as on Linux, a reset with the expected number ends TIME-WAIT at once; later segments
+/// belong to no connection.
 #[test]
 fn a_reset_ends_time_wait() {
     let mut b = Bench::host(Caps::plain(1500));
@@ -403,7 +402,7 @@ fn a_reset_ends_time_wait() {
     b.assert_clean();
 }
 
-/// Connections that nobody owns are bounded: beyond that, letting one go resets it.
+/// Connections without an owner are bounded: beyond the limit, releasing one resets it.
 #[test]
 fn orphans_are_bounded() {
     let mut b = limited(Limits { orphans: 2, ..Limits::default() });
@@ -421,14 +420,14 @@ fn orphans_are_bounded() {
     assert_eq!(open_one(2).1, Flags::FIN | ACK);
     let third = open_one(3);
     assert_eq!((third.1, third.2), (Flags::RST | ACK, 1));
-    // One that is over makes room.
+    // A closed connection makes room.
     b.input(&first.0.segment(Flags::FIN | ACK, b"")).one();
     let (local, remote) = (SocketAddr::new(OURS4, 80), SocketAddr::new(PEER4, 4));
     let fourth = open(&mut b, local, remote);
     let now = b.now;
     b.stack.tcp_release(fourth.handle, now);
     assert_eq!(b.one().tcp().0.flags, Flags::FIN | ACK);
-    // A lower bound resets nobody by itself; the next to be let go is one too many.
+    // Lowering the limit resets no connection; the next one released is reset.
     b.stack.set_orphans_max(0);
     let (local, remote) = (SocketAddr::new(OURS4, 80), SocketAddr::new(PEER4, 5));
     let fifth = open(&mut b, local, remote);
@@ -436,7 +435,7 @@ fn orphans_are_bounded() {
     assert_eq!(b.one().tcp().0.flags, Flags::RST | ACK);
 }
 
-/// TIME-WAIT is bounded: the oldest ends early.
+/// TIME-WAIT is bounded: the oldest connection is evicted.
 #[test]
 fn time_wait_is_bounded() {
     let mut b = limited(Limits { time_wait: 4, ..Limits::default() });
@@ -454,8 +453,8 @@ fn time_wait_is_bounded() {
     b.assert_clean();
 }
 
-/// RFC 1191 §3, RFC 8201 §4: Packet Too Big about a segment of ours makes the next smaller; one
-/// that names an absurd size or quotes no segment of ours does not.
+/// RFC 1191 §3, RFC 8201 §4: packet too big about a sent segment makes the next segments smaller;
+/// an absurd size, or a quote of no sent segment, does not.
 #[test]
 fn too_big_makes_segments_smaller() {
     for (ours, peer) in FAMILIES {
@@ -485,7 +484,7 @@ fn too_big_makes_segments_smaller() {
         b.input(&too_big(1300, &forged)).quiet();
         let mut sent = sent;
         if ours.is_ipv4() {
-            // Linux does not look at the sum of the quoted header.
+            // As in Linux, the checksum of the quoted header is not verified.
             sent[0].bytes[24] ^= 1;
         }
         let again = b.input(&too_big(1300, &sent[0])).output();
@@ -494,7 +493,7 @@ fn too_big_makes_segments_smaller() {
         assert_eq!(again[0].data().len(), 1300 - headers);
         let whole: Vec<u8> = again.iter().flat_map(|out| out.data().to_vec()).collect();
         assert_eq!(whole, data(2800));
-        // Linux's min_pmtu for IPv4, and routers must cut the rest; RFC 8201 §4 for IPv6.
+        // IPv4: Linux's minimum path MTU, and routers must fragment; IPv6: RFC 8201 §4.
         let again = b.input(&too_big(68, &sent[0])).output();
         if ours.is_ipv4() {
             assert_eq!(again[0].data().len(), 552 - headers);
@@ -505,7 +504,7 @@ fn too_big_makes_segments_smaller() {
     }
 }
 
-/// The device's MTU shrinks: what is sent and sent again fits at once.
+/// The device's MTU shrinks: later packets and retransmissions fit at once.
 #[test]
 fn a_smaller_mtu_is_kept() {
     for (ours, peer) in FAMILIES {
@@ -523,7 +522,7 @@ fn a_smaller_mtu_is_kept() {
     }
 }
 
-/// RFC 1122 §4.2.3.9: unreachable ends an attempt to connect.
+/// RFC 1122 §4.2.3.9: an unreachable error ends a connection attempt.
 #[test]
 fn unreachable_ends_connecting() {
     for (ours, peer) in FAMILIES {
@@ -534,12 +533,12 @@ fn unreachable_ends_connecting() {
         let mut message = Vec::from([if ours.is_ipv4() { 3 } else { 1 }, 1, 0, 0, 0, 0, 0, 0]);
         message.extend_from_slice(&out.bytes[14..]);
         b.input(&icmp(peer, ours, 64, &message)).quiet();
-        let error = b.stack.tcp(handle).expect("kept for its owner").error();
+        let error = b.stack.tcp(handle).expect("not yet released").error();
         assert_eq!(error, Some(ConnectionError::Unreachable));
     }
 }
 
-/// A transparent stack asks its owner, who accepts, refuses or says why it cannot be.
+/// The owner of a transparent stack accepts a connection, refuses it or reports an error.
 #[test]
 fn the_owner_decides() {
     for (far, peer) in [(FAR4, PEER4), (FAR6, PEER6)] {
@@ -572,7 +571,7 @@ fn the_owner_decides() {
     }
 }
 
-/// RFC 1122 §4.2.3.10, §3.3.6: nothing for what all stations got.
+/// RFC 1122 §4.2.3.10, §3.3.6: link-layer broadcasts are ignored.
 #[test]
 fn broadcast_segments_are_ignored() {
     let mut b = Bench::host(Caps::plain(1500));
@@ -587,7 +586,7 @@ fn broadcast_segments_are_ignored() {
     b.assert_clean();
 }
 
-/// Timers of a connection that is used all the time do not pile up.
+/// Stale timers of a busy connection do not accumulate.
 #[test]
 fn old_timers_are_forgotten() {
     let mut b = Bench::host(able());
@@ -605,7 +604,7 @@ fn old_timers_are_forgotten() {
     assert!(b.stack.tcp.timer_count() < 100, "{} timers", b.stack.tcp.timer_count());
 }
 
-/// A segment whose header claims to be longer than it is, or shorter than can be.
+/// A segment whose header claims to be longer than the segment, or shorter than the minimum.
 #[test]
 fn lying_header_lengths() {
     let mut b = Bench::host(Caps::plain(1500));

@@ -1,4 +1,4 @@
-//! UDP (RFC 768): in and out, checksums, super-packets with and without the device's help.
+//! UDP (RFC 768): receiving and sending, checksums, super-packets with and without USO.
 
 use super::bench::{Bench, FAMILIES, able, config, udp};
 use crate::counters::DropReason;
@@ -42,7 +42,7 @@ fn datagrams_come_and_go() {
     }
 }
 
-/// RFC 768, RFC 8200 §8.1: without a checksum over IPv4 only; a wrong one never.
+/// RFC 768, RFC 8200 §8.1: a missing checksum is accepted over IPv4 only; a wrong one never is.
 #[test]
 fn checksums_are_verified() {
     for (ours, peer) in FAMILIES {
@@ -56,7 +56,7 @@ fn checksums_are_verified() {
         absent[at..at + 2].fill(0);
         b.input(&absent);
         assert_eq!(b.stack.next_datagram().is_some(), ours.is_ipv4());
-        // The device vouches for it.
+        // The device vouches for the checksum.
         let offload = Offload { checksum: Checksum::Unnecessary, gso: None };
         b.input_offload(&wrong, offload);
         assert!(b.stack.next_datagram().is_some());
@@ -64,7 +64,7 @@ fn checksums_are_verified() {
     }
 }
 
-/// A datagram larger than the device takes leaves in fragments and comes in from them.
+/// A datagram larger than the MTU is sent in fragments, and reassembled on receipt.
 #[test]
 fn large_datagrams_are_fragmented() {
     for (ours, peer) in FAMILIES {
@@ -75,7 +75,7 @@ fn large_datagrams_are_fragmented() {
         let mut fragments = b.output();
         assert_eq!(fragments.len(), 7);
         b.assert_clean();
-        // Back to another host whose address is the destination, last first.
+        // To another host whose address is the destination, last fragment first.
         let mut config = super::bench::config(false);
         config.addresses.iter_mut().for_each(|ours| {
             ours.address = if ours.address.is_ipv4() { FAMILIES[0].1 } else { FAMILIES[1].1 };
@@ -94,7 +94,7 @@ fn large_datagrams_are_fragmented() {
     }
 }
 
-/// Super-packets go out as they are if the device cuts them, else as datagrams.
+/// Super-packets are sent as they are if the device segments them, else as datagrams.
 #[test]
 fn super_packets_out() {
     for (ours, peer) in FAMILIES {
@@ -124,7 +124,7 @@ fn super_packets_out() {
     }
 }
 
-/// Super-packets that come in from the device stay whole.
+/// Super-packets that the device delivers stay whole.
 #[test]
 fn super_packets_in() {
     for (ours, peer) in FAMILIES {
@@ -144,7 +144,7 @@ fn super_packets_in() {
     }
 }
 
-/// Regression: segments larger than the MTU left as frames that no device takes.
+/// Regression: segments larger than the MTU were sent as frames that no device accepts.
 #[test]
 fn segments_larger_than_the_mtu_are_refused() {
     for (ours, peer) in FAMILIES {
@@ -168,7 +168,8 @@ fn segments_larger_than_the_mtu_are_refused() {
     }
 }
 
-/// What the device did not coalesce is coalesced within a burst; nothing waits for the next.
+/// Datagrams that the device did not coalesce are coalesced within a burst; none waits for the
+/// next.
 #[test]
 fn bursts_are_coalesced() {
     for (ours, peer) in FAMILIES {
@@ -188,7 +189,7 @@ fn bursts_are_coalesced() {
         drop(datagram);
         b.dropped(&[]);
         b.assert_clean();
-        // Not by a stack whose device does it, unless it passes datagrams on.
+        // Not by a stack whose device coalesces, unless the stack forwards datagrams.
         let mut b = Bench::host(able());
         b.input_burst(&burst);
         assert_eq!(core::iter::from_fn(|| b.stack.next_datagram()).count(), 5);
@@ -200,7 +201,7 @@ fn bursts_are_coalesced() {
     }
 }
 
-/// Gives IPv4 packets identifications that count on, as senders of super-packets do.
+/// Gives IPv4 packets consecutive identifications, as senders of super-packets do.
 pub(super) fn count_idents(frames: &mut [Vec<u8>]) {
     for (index, frame) in frames.iter_mut().enumerate() {
         frame[18..20].copy_from_slice(&(index as u16).to_be_bytes());
@@ -211,8 +212,8 @@ pub(super) fn count_idents(frames: &mut [Vec<u8>]) {
     }
 }
 
-/// RFC 6864, RFC 7739: what one destination sees tells nothing about the traffic with another.
-/// Fragments of IPv6 alike.
+/// RFC 6864, RFC 7739: one destination learns nothing about traffic with another, also with IPv6
+/// fragments.
 #[test]
 fn destinations_have_identifications_of_their_own() {
     for (ours, peer) in FAMILIES {
@@ -242,12 +243,12 @@ fn destinations_have_identifications_of_their_own() {
     }
 }
 
-/// Bits of an identification.
+/// Mask of an identification's bits.
 fn mask(family: IpAddr) -> u32 {
     if family.is_ipv4() { 0xffff } else { u32::MAX }
 }
 
-/// Datagrams that nobody takes are bounded.
+/// Datagrams that the owner does not take are bounded.
 #[test]
 fn datagrams_not_taken_are_bounded() {
     let mut b = Bench::host(able());
@@ -260,7 +261,7 @@ fn datagrams_not_taken_are_bounded() {
     b.quiet().assert_clean();
 }
 
-/// More than a packet can hold is refused.
+/// Datagrams longer than a packet are dropped.
 #[test]
 fn too_large_is_refused() {
     for (ours, peer) in FAMILIES {

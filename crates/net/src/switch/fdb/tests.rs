@@ -1,4 +1,4 @@
-//! The table against a map, and the gap that removing leaves.
+//! The table against a map, and closing gaps on removal.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -34,8 +34,8 @@ fn key(station: u8) -> Key {
 }
 
 proptest! {
-    /// Goal: whatever is put, removed and left to age, the table finds what a map finds. Few places
-    /// and one seed in four thousand make runs of entries that wrap around the end.
+    /// Goal: after any sequence of insertions, removals and ageing, the table finds what a map
+    /// finds. Few slots and one of 4096 seeds produce runs that wrap around the end.
     #[test]
     fn the_table_is_a_map(
         seed in 0..4096u64,
@@ -87,7 +87,7 @@ proptest! {
     }
 }
 
-/// A table as full as it may be: each entry is found, and a search for what is not there ends.
+/// A full table: each entry is found, and the search for a missing entry ends.
 #[test]
 fn a_full_table_finds_all() {
     let mut fdb = Fdb::new(4096, AGE, 7);

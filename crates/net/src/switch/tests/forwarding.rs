@@ -1,4 +1,4 @@
-//! Learning, flooding, roles, bounds and changes while it runs.
+//! Learning, flooding, roles, bounds and changes at run time.
 
 use alloc::vec::Vec;
 
@@ -18,7 +18,7 @@ fn plain(to: u8, from: u8) -> Vec<u8> {
 #[test]
 fn a_station_is_learned_ages_and_is_forgotten() {
     let mut t = Harness::new([port(), port(), port()]);
-    assert_eq!(t.leaves_by(0, &plain(2, 1)), [1, 2], "nobody knows 2");
+    assert_eq!(t.leaves_by(0, &plain(2, 1)), [1, 2], "2 is unknown");
     assert_eq!(t.leaves_by(1, &plain(1, 2)), [0]);
     assert_eq!(t.leaves_by(0, &plain(2, 1)), [1]);
     t.expect_drop(0, &plain(1, 3), PortDrop::SamePort);
@@ -26,7 +26,7 @@ fn a_station_is_learned_ages_and_is_forgotten() {
     assert_eq!((t.counters(0).learned, t.counters(0).flooded), (2, 1));
     assert!(t.switch.next_deadline().is_some());
     t.now += AGE;
-    assert_eq!(t.leaves_by(0, &plain(2, 1)), [1, 2], "too old, though nothing has expired yet");
+    assert_eq!(t.leaves_by(0, &plain(2, 1)), [1, 2], "aged out, though not yet removed");
     let known = |t: &Harness| t.switch.stations(t.now).map(|s| s.mac).collect::<Vec<_>>();
     assert_eq!(known(&t), [mac(1)]);
     t.switch.expire(t.now);
@@ -36,7 +36,7 @@ fn a_station_is_learned_ages_and_is_forgotten() {
     t.end();
 }
 
-/// In a VLAN without others, and after its only other port has gone.
+/// In a VLAN without other ports, and after its only other port was removed.
 #[test]
 fn a_packet_for_nobody_is_counted() {
     let mut t = Harness::new([port(), in_vlans(access(7)), port()]);
@@ -47,8 +47,8 @@ fn a_packet_for_nobody_is_counted() {
     t.end();
 }
 
-/// Bad input at the link layer. Tried: every length up to a whole header and tag, sources that are
-/// groups or nobody, groups that stay on their link, a frame longer than any.
+/// Bad input at the link layer: every length up to a whole header and tag, sources that are
+/// multicast or zero, groups that are not forwarded, a frame longer than the maximum.
 #[test]
 fn what_is_no_frame_is_dropped() {
     let mut t = Harness::new([in_vlans(trunk(Some(1), &[1, 5])), port()]);
@@ -94,8 +94,8 @@ fn isolated_ports_reach_uplinks_only() {
     t.end();
 }
 
-/// MAC flooding: one port sends from many addresses. Goal: others stay known, and so does who was
-/// known behind the port that floods.
+/// MAC flooding: one port sends from many addresses. Goal: other stations stay known, and so does
+/// the station known behind the flooding port.
 #[test]
 fn a_flood_of_addresses_uses_up_its_own_share_only() {
     let mut t = Harness::new([port(), port(), port()]);
@@ -115,7 +115,7 @@ fn a_flood_of_addresses_uses_up_its_own_share_only() {
     t.end();
 }
 
-/// Shares are kept free for their ports: a table cannot be promised twice.
+/// Shares are reserved for their ports: the table cannot be overcommitted.
 #[test]
 fn ports_beyond_the_bounds_are_refused() {
     let config = Config { addresses_max: 300, ..Config::default() };
@@ -142,8 +142,8 @@ fn ports_beyond_the_bounds_are_refused() {
     t.end();
 }
 
-/// Two stations with one address, or a loop: the address goes back and forth no more often than
-/// the rate says, and what is sent is forwarded all the same.
+/// Two stations with one address, or a loop: the address moves no more often than the rate allows,
+/// and packets are forwarded regardless.
 #[test]
 fn moves_are_counted_and_bounded() {
     let mut t = Harness::new([port(), port(), port()]);
@@ -185,7 +185,7 @@ fn storms_are_bounded_by_kind() {
     t.end();
 }
 
-/// A station that was told is nobody else's, is not flooded to, and does not age.
+/// A static station is accepted at no other port, is not flooded to, and does not age.
 #[test]
 fn a_station_that_was_told_stays() {
     let mut t = Harness::new([port(), PortConfig { addresses_max: 1, ..port() }, port()]);
@@ -195,18 +195,18 @@ fn a_station_that_was_told_stays() {
     assert_eq!(full, Err(PortError::TableFull));
     t.now += AGE + AGE;
     t.switch.expire(t.now);
-    assert_eq!(t.leaves_by(0, &plain(2, 1)), [1], "learned elsewhere before, told since");
+    assert_eq!(t.leaves_by(0, &plain(2, 1)), [1], "learned elsewhere before, static now");
     t.expect_drop(0, &plain(99, 2), PortDrop::MacLocked);
     assert_eq!(t.leaves_by(1, &plain(1, 2)), [0]);
     let none = PortConfig { addresses_max: 0, ..port() };
     assert_eq!(t.switch.set_port(t.ports[1], none), Err(PortError::TableFull));
     assert!(t.switch.remove_station(mac(2), vid(1)) && !t.switch.remove_station(mac(2), vid(1)));
-    assert_eq!(t.leaves_by(0, &plain(99, 2)), [1, 2], "anybody's again");
+    assert_eq!(t.leaves_by(0, &plain(99, 2)), [1, 2], "unknown again");
     t.end();
 }
 
-/// The number of a port that was removed is given to another, which inherits nothing; and packets
-/// for a port that is no more are dropped.
+/// The number of a removed port is reused by a port that inherits nothing; packets for a removed
+/// port are dropped.
 #[test]
 fn ports_come_and_go() {
     let mut t = Harness::new([port(), port(), port()]);
@@ -223,7 +223,7 @@ fn ports_come_and_go() {
     t.end();
 }
 
-/// Forgetting follows what a change means: other VLANs forget, other capabilities do not.
+/// A change of VLANs removes learned stations, a change of capabilities does not.
 #[test]
 fn a_change_keeps_what_it_can() {
     let mut t = Harness::new([port(), port(), port()]);
@@ -234,11 +234,11 @@ fn a_change_keeps_what_it_can() {
     assert_eq!(t.leaves_by(0, &plain(2, 1)), [2]);
     t.switch.set_port(t.ports[1], PortConfig { addresses_max: 0, ..port() }).expect("may be");
     assert_eq!(t.leaves_by(0, &plain(2, 1)), [1, 2]);
-    assert_eq!(t.counters(1).packets_in, 1, "counts go on");
+    assert_eq!(t.counters(1).packets_in, 1, "counters continue");
     t.end();
 }
 
-/// Queues that are full, and bursts longer than what ports are handed at once: order and counts.
+/// Full queues, and bursts longer than what ports are handed at once: order and counters.
 #[test]
 fn what_a_port_does_not_take_is_counted() {
     let mut t = Harness::new([port(), port(), port()]);

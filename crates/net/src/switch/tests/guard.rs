@@ -1,4 +1,4 @@
-//! Stations that claim to be others.
+//! Stations that use addresses of others.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -20,7 +20,7 @@ fn own_v6() -> Ipv6Addr {
     octets.into()
 }
 
-/// A port whose station is 1, and one whose station is anybody.
+/// A port restricted to station 1, and an unrestricted one.
 fn guarded() -> Harness {
     let link_local = Prefix { address: "fe80::".parse().expect("an address"), len: 10 };
     let addresses =
@@ -58,7 +58,7 @@ fn ipv6(source: Ipv6Addr, next: u8, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A message of neighbour discovery with one option.
+/// A neighbour discovery message with one option.
 fn discovery(kind: u8, target: Ipv6Addr, option: u8, link_layer: MacAddr) -> Vec<u8> {
     let mut body = alloc::vec![kind, 0, 0, 0, 0, 0, 0, 0];
     body.extend(target.octets());
@@ -87,9 +87,9 @@ fn a_station_is_itself() {
     t.end();
 }
 
-/// Tried: other senders in the header and in the bodies of ARP and neighbour discovery; a second
-/// option after a right one; options of no length; messages, options and extension headers that
-/// end too early; router advertisements and redirects; a tag around it all.
+/// Cases: other senders in the header and in ARP and neighbour discovery; a second option after a
+/// valid one; options of length zero; truncated messages, options and extension headers; router
+/// advertisements and redirects; everything behind a tag.
 #[test]
 fn a_station_is_nobody_else() {
     let mut t = guarded();
@@ -150,8 +150,8 @@ fn a_router_is_a_station_without_addresses() {
     t.end();
 }
 
-/// Memory that its station writes to after the judgement changes nothing of what was judged.
-/// Method: all that was read is in private headers afterwards, and nothing of it in the pieces.
+/// Memory that the station changes after the check does not affect the checked headers. Method:
+/// afterwards everything that was read is in private headers, and none of it in the pieces.
 #[test]
 fn what_was_judged_is_private() {
     let mut loans = Loans::new(1);
@@ -180,15 +180,15 @@ fn what_was_judged_is_private() {
     respecting.end();
 }
 
-/// Goal: a station that belongs to a port is heard at no other, be it there already, new or
-/// forgotten, unless the other's guard lists it; each packet says by which port it came.
+/// Goal: a station with a home port is accepted at no other port, whether it is known there, new or
+/// forgotten, unless the other port's guard lists it; each packet records its ingress port.
 #[test]
 fn a_station_is_learned_at_home_alone() {
     let vlan = |number| PortVlans::Access(vlan::Vid::new(number).expect("a number"));
     let guard = Guard { macs: alloc::vec![mac(1)], ..Guard::default() };
     let listed = PortConfig { guard, ..port() };
     let other = PortConfig { vlans: vlan(10), ..port() };
-    // Beyond that rate a frame would pass, and nothing be learned.
+    // Above that rate a frame is forwarded without learning.
     let quick = PortConfig { moves_per_second: 1000, ..port() };
     let mut t = Harness::new([port(), quick, listed, other]);
     t.out.homes = alloc::vec![(mac(1), t.ports[0])];
@@ -213,8 +213,8 @@ fn a_station_is_learned_at_home_alone() {
     t.end();
 }
 
-/// Goal: a port that respects owners claims its own addresses and those of nobody, by ARP and by
-/// neighbour discovery, behind extension headers too; what else it says is as before. A list of
+/// Goal: a port that respects owners may claim its own and unowned addresses, by ARP and by
+/// neighbour discovery, also behind extension headers; other packets are not affected. A list of
 /// addresses decides alone.
 #[test]
 fn what_is_another_ports_is_not_claimed() {
@@ -256,7 +256,7 @@ fn what_is_another_ports_is_not_claimed() {
     ] {
         t.expect_drop(0, &bytes, AddressSpoofed);
     }
-    assert_eq!(t.leaves_by(2, &arp(mac(1), [10, 10, 10, 8])), [0, 1], "it is on the list");
+    assert_eq!(t.leaves_by(2, &arp(mac(1), [10, 10, 10, 8])), [0, 1], "on the list");
     t.expect_drop(2, &arp(mac(1), OWN), AddressSpoofed);
     t.end();
 }

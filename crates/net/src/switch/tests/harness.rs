@@ -1,4 +1,4 @@
-//! A switch whose ports are lists, and frames to send through it.
+//! A switch whose ports collect packets in lists, and frames to send through it.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -13,7 +13,7 @@ use crate::switch::*;
 use crate::time::Instant;
 use crate::wire::MacAddr;
 
-/// All that a device can take.
+/// A device with all capabilities.
 pub(super) const ABLE: Caps = Caps {
     mtu: 1500,
     checksum: true,
@@ -25,21 +25,21 @@ pub(super) const ABLE: Caps = Caps {
     cuts: false,
 };
 
-/// What ports were handed.
+/// Packets handed to the ports.
 #[derive(Default)]
 pub(super) struct Lists {
     pub(super) packets: BTreeMap<usize, Vec<Packet>>,
-    /// Ports that take so many packets and no more.
+    /// Maximum number of packets for ports with a limit.
     pub(super) room: BTreeMap<usize, usize>,
-    /// In the default VLAN.
+    /// Owners of addresses in the default VLAN.
     pub(super) owners: BTreeMap<IpAddr, PortId>,
-    /// The same of stations.
+    /// Home ports of stations in the default VLAN.
     pub(super) homes: Vec<(MacAddr, PortId)>,
 }
 
 impl Egress for Lists {
     fn transmit(&mut self, port: PortId, burst: &mut Burst) {
-        assert!(!burst.is_empty(), "nobody is called for nothing");
+        assert!(!burst.is_empty(), "called with an empty burst");
         let list = self.packets.entry(port.index()).or_default();
         let room = self.room.get(&port.index()).copied().unwrap_or(usize::MAX);
         while list.len() < room
@@ -66,7 +66,7 @@ pub(super) struct Harness {
     pub(super) now: Instant,
     pub(super) out: Lists,
     pub(super) ports: Vec<PortId>,
-    /// Every other frame that may be inline is.
+    /// Every other frame that may be inline is inline.
     is_inline: bool,
 }
 
@@ -83,7 +83,7 @@ impl Harness {
         Self { switch, memory, ledger, now, out, ports, is_inline: false }
     }
 
-    /// Sends a packet in by a port.
+    /// Sends a packet into the switch by a port.
     pub(super) fn send_packet(&mut self, from: usize, packet: Packet) {
         let mut burst = Burst::new();
         burst.push(packet).expect("room");
@@ -97,7 +97,7 @@ impl Harness {
         assert!(switch.touched == PortSet::EMPTY);
     }
 
-    /// Sends a frame in by a port; returns which ports it left by and how.
+    /// Sends a frame by a port; returns the ports that it left by, and its form there.
     pub(super) fn send(&mut self, from: usize, frame: &[u8]) -> BTreeMap<usize, Vec<Vec<u8>>> {
         self.send_with(from, frame, Offload::default())
     }
@@ -114,7 +114,7 @@ impl Harness {
         self.frames()
     }
 
-    /// A packet as a device delivers it: in pieces and inline, in turn, if it may be inline.
+    /// A packet as a device delivers it: alternately in pieces and inline, if it may be inline.
     pub(super) fn packet(&mut self, frame: &[u8], may_inline: bool) -> Packet {
         if !may_inline || frame.len() > PEEK_BYTES {
             return received(&mut self.memory, frame, &[33]);
@@ -128,7 +128,7 @@ impl Harness {
         packet
     }
 
-    /// Takes what ports were handed, as bytes.
+    /// Takes the packets handed to the ports, as bytes.
     pub(super) fn frames(&mut self) -> BTreeMap<usize, Vec<Vec<u8>>> {
         let packets = core::mem::take(&mut self.out.packets);
         let bytes = |list: Vec<Packet>| list.iter().map(bytes_of).collect();
@@ -140,7 +140,7 @@ impl Harness {
         self.send(from, frame).into_keys().collect()
     }
 
-    /// Expects that a frame is dropped on its way in, for a reason.
+    /// Asserts that a received frame is dropped for a reason.
     pub(super) fn expect_drop(&mut self, from: usize, frame: &[u8], reason: PortDrop) {
         self.expect_drop_with(from, frame, Offload::default(), reason);
     }
@@ -166,7 +166,8 @@ impl Harness {
         self.switch.counters_of(self.ports[port]).expect("a port")
     }
 
-    /// Nothing was kept, nothing copied but inline frames for several ports.
+    /// Asserts that no memory is held, and that nothing was copied but inline frames for several
+    /// ports.
     pub(super) fn end(self) {
         drop(self.out);
         assert_all_back(&self.memory, &Ledger::new());
@@ -184,7 +185,7 @@ pub(super) fn vid(number: u16) -> vlan::Vid {
     vlan::Vid::new(number).expect("a number of a VLAN")
 }
 
-/// A port that may be in several VLANs.
+/// VLANs of a port that may be in several.
 pub(super) fn trunk(native: Option<u16>, allowed: &[u16]) -> PortVlans {
     let allowed = allowed.iter().map(|&number| vid(number)).collect();
     PortVlans::Trunk { native: native.map(vid), allowed: alloc::boxed::Box::new(allowed) }
@@ -202,7 +203,7 @@ pub(super) fn in_vlans(vlans: PortVlans) -> PortConfig {
     PortConfig { vlans, ..port() }
 }
 
-/// A frame of a protocol that nobody knows, with tags.
+/// A frame of an unknown protocol, with tags.
 pub(super) fn frame(to: MacAddr, from: MacAddr, tags: &[u16], payload: &[u8]) -> Vec<u8> {
     let mut frame = [to.0, from.0].concat();
     for tag in tags {
@@ -214,7 +215,7 @@ pub(super) fn frame(to: MacAddr, from: MacAddr, tags: &[u16], payload: &[u8]) ->
     frame
 }
 
-/// A frame with other addresses, and perhaps a tag.
+/// The frame with other addresses, and optionally a tag.
 pub(super) fn readdressed(bytes: &[u8], to: MacAddr, from: MacAddr, tag: Option<u16>) -> Vec<u8> {
     let mut frame = [to.0, from.0].concat();
     if let Some(tag) = tag {

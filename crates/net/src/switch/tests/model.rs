@@ -1,5 +1,5 @@
-//! A plain model of a learning switch with VLANs, written from IEEE 802.1Q §8 and sharing no code
-//! with the switch; and both of them told the same.
+//! A simple model of a learning switch with VLANs, written from IEEE 802.1Q §8 without code of the
+//! switch. Both get the same input.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -11,7 +11,7 @@ use super::harness::*;
 use crate::switch::*;
 use crate::time::{Duration, Instant};
 
-/// VLANs of a port of the model: of frames without a tag, and of those with one.
+/// VLANs of a model port: of untagged frames, and of tagged frames.
 #[derive(Clone, Debug)]
 struct Membership {
     untagged: Option<u16>,
@@ -47,7 +47,7 @@ struct ModelPort {
 
 struct Model {
     ports: Vec<Option<ModelPort>>,
-    /// Where stations are, by address and VLAN.
+    /// Ports of stations, by address and VLAN.
     learned: BTreeMap<(u8, u16), (usize, Instant)>,
     age: Duration,
 }
@@ -68,11 +68,11 @@ impl ModelFrame {
     }
 }
 
-/// Stands for all stations.
+/// Address of all stations.
 const GROUP: u8 = 0;
 
 impl Model {
-    /// Which ports a frame leaves by, and with which bytes.
+    /// Returns the ports that a frame leaves by, and its bytes there.
     fn forward(&mut self, from: usize, frame: &ModelFrame, now: Instant) -> Vec<(usize, Vec<u8>)> {
         let Some(port) = self.ports[from].clone() else { return Vec::new() };
         let Some(vlan) = port.membership.ingress(frame.tags.first().copied()) else {
@@ -205,7 +205,8 @@ impl Both {
             Step::Set(number, port) => {
                 model.learned.retain(|_, entry| entry.0 != number);
                 if model.ports[number].is_some() {
-                    // By way of a VLAN that no other port is in, so that all is forgotten.
+                    // Moves the port to a VLAN without other ports first, so that its stations are
+                    // forgotten.
                     let id = real.ports[number];
                     let away = PortConfig { vlans: access(4000), ..config(&port) };
                     real.switch.set_port(id, away).expect("room");
@@ -237,8 +238,8 @@ impl Both {
         assert_eq!(real.frames(), expected);
         let (after, drops_after) = self.sums();
         if self.model.ports[from].is_some() {
-            // Nothing is lost without a reason: what came in, and each copy beyond the first, left
-            // or was dropped.
+            // No packet is lost without a reason: each received packet, and each copy beyond the
+            // first, left or was dropped.
             let out: usize = expected.values().map(Vec::len).sum();
             assert_eq!(after[0] - before[0], frames.len() as u64);
             assert_eq!(after[1] - before[1], out as u64);
@@ -247,7 +248,7 @@ impl Both {
         }
     }
 
-    /// Packets in and out, and drops of all ports.
+    /// Packets in and out, and drops, of all ports.
     fn sums(&self) -> ([u64; 2], u64) {
         let switch = &self.real.switch;
         let all = switch.ports().filter_map(|id| switch.counters_of(id));
@@ -259,8 +260,9 @@ impl Both {
 }
 
 proptest! {
-    /// Goal: every frame leaves by every right port once, as the right bytes and in order, or is
-    /// counted as dropped; whatever came before, and while ports come, go and change.
+    /// Goal: every frame leaves by every right port once, with the right bytes and in order, or is
+    /// counted as dropped; after any earlier traffic, and while ports are added, removed and
+    /// changed.
     #[test]
     fn the_switch_is_the_model(
         ports in prop::collection::vec(any_port(), PORTS),
@@ -274,8 +276,8 @@ proptest! {
     }
 }
 
-/// Every kind of port beside every other, every tag, to who is known, unknown and everybody: all
-/// cases, one by one.
+/// Every combination of two kinds of ports, every tag, to known and unknown stations and to all:
+/// all cases.
 #[test]
 fn all_small_cases() {
     let access_port =

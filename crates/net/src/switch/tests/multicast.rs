@@ -1,4 +1,4 @@
-//! Groups: everybody hears them, and what keeps a link together is not lost beside a storm.
+//! Multicast: groups reach all ports, and control traffic is not lost during a storm.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -16,8 +16,7 @@ const HOP_BY_HOP: u8 = 0;
 const IGMP: u8 = 2;
 const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
-/// The option that has routers look at what is not for them, for IPv4 (RFC 2113) and in a header
-/// of hop-by-hop options (RFC 2711).
+/// Router alert for IPv4 (RFC 2113), and in a hop-by-hop options header (RFC 2711).
 const ALERT_V4: [u8; 4] = [0x94, 4, 0, 0];
 const ALERT_V6: [u8; 8] = [ICMPV6, 0, 5, 2, 0, 0, 1, 0];
 const ROUTER_SOLICITATION: u8 = 133;
@@ -58,7 +57,7 @@ fn group_v6(last: u16) -> Ipv6Addr {
     Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, last)
 }
 
-/// A message of neighbour discovery, with a target if it has one, and without options.
+/// A neighbour discovery message, with a target if its kind has one, without options.
 fn discovery(kind: u8, group: Ipv6Addr) -> Vec<u8> {
     let mut body = alloc::vec![kind, 0, 0, 0, 0, 0, 0, 0];
     if kind == NEIGHBOR_SOLICITATION {
@@ -70,8 +69,8 @@ fn discovery(kind: u8, group: Ipv6Addr) -> Vec<u8> {
     ipv6(LINK_LOCAL, group, ICMPV6, &body)
 }
 
-/// Who is in which group: a report of IGMPv3 (RFC 3376 §4.2) and of MLDv2 (RFC 3810 §5.2), with the
-/// router alert that they have, from an address and from none.
+/// Membership reports of IGMPv3 (RFC 3376 §4.2) and MLDv2 (RFC 3810 §5.2), with router alert, from
+/// an address and from the unspecified address.
 fn reports() -> Vec<Vec<u8>> {
     const MLD_REPORT: u8 = 143;
     let record = [4, 0, 0, 0, 224, 0, 0, 251];
@@ -88,8 +87,8 @@ fn reports() -> Vec<Vec<u8>> {
     reports
 }
 
-/// Who is in any group: queries of IGMPv2 and IGMPv3 (RFC 2236 §2, RFC 3376 §4.1), of MLDv1 and
-/// MLDv2 (RFC 2710 §3, RFC 3810 §5.1).
+/// General queries of IGMPv2 and IGMPv3 (RFC 2236 §2, RFC 3376 §4.1), of MLDv1 and MLDv2 (RFC 2710
+/// §3, RFC 3810 §5.1).
 fn queries() -> Vec<Vec<u8>> {
     const MLD_QUERY: u8 = 130;
     let igmp = [0x11, 100, 0xee, 0x9b, 0, 0, 0, 0, 2, 125, 0, 0];
@@ -104,7 +103,7 @@ fn queries() -> Vec<Vec<u8>> {
     ]
 }
 
-/// What stations say to groups of the link.
+/// Frames that stations send to link-local groups.
 fn frames() -> Vec<Vec<u8>> {
     let solicited = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 1);
     let datagram = [0x14, 0xe9, 0x14, 0xe9, 0, 12, 0, 0, 1, 2, 3, 4];
@@ -120,8 +119,8 @@ fn frames() -> Vec<Vec<u8>> {
     frames
 }
 
-/// Goal: reports, queries and what is sent to groups of the link reach every port of the VLAN as
-/// they were sent, from a port that is bound to its addresses too; nobody has to join.
+/// Goal: reports, queries and packets to link-local groups reach every port of the VLAN unchanged,
+/// also from a guarded port; no port has to join.
 #[test]
 fn groups_reach_everybody() {
     let link_local = Prefix { address: "fe80::".parse().expect("an address"), len: 10 };
@@ -140,7 +139,7 @@ fn groups_reach_everybody() {
     t.end();
 }
 
-/// Goal: isolated ports hear the groups of uplinks, and are heard by those alone.
+/// Goal: isolated ports receive multicast from uplinks only, and only uplinks receive theirs.
 #[test]
 fn groups_stop_at_isolated_ports() {
     let isolated = || PortConfig { role: Role::Isolated, ..port() };
@@ -154,8 +153,8 @@ fn groups_stop_at_isolated_ports() {
     t.end();
 }
 
-/// Goal: a station that floods groups loses what is beyond its rate. Solicitations and
-/// advertisements of all others pass, to it as well, and its own do when it has stopped.
+/// Goal: a station that floods multicast loses packets above its rate. Solicitations and
+/// advertisements of all others pass, also to that station, and its own pass once it has stopped.
 #[test]
 fn a_storm_is_its_senders_own() {
     let storm = StormRates { broadcast: Some(50), multicast: Some(50), unknown: Some(50) };
@@ -182,8 +181,8 @@ fn a_storm_is_its_senders_own() {
     t.end();
 }
 
-/// Goal: unless somebody asks for another rate, a stream to a group, or to a station that does not
-/// answer, of 15,000 packets a second is no storm, and what a loop makes is bounded and counted.
+/// Goal: with default rates, a stream of 15,000 packets per second to a group or to a silent
+/// station is not limited, and the packets of a loop are limited and counted.
 #[test]
 fn a_stream_is_no_storm_and_a_loop_is() {
     let mut t = Harness::new([port(), port()]);

@@ -1,4 +1,5 @@
-//! Each port gets what it takes: whole, cut, completed; with and without tags; shared payload.
+//! Each port gets what it takes: whole, segmented, checksummed; with and without tags; shared
+//! payload.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -32,7 +33,7 @@ pub(super) fn with_caps(caps: Caps) -> PortConfig {
     PortConfig { caps, ..port() }
 }
 
-/// What a port with these capabilities is to get of a packet.
+/// Frames that a port with these capabilities must get of a packet.
 fn expected(spec: &Spec, size: Option<usize>, caps: &Caps, tag: Option<u16>) -> Vec<Vec<u8>> {
     let takes = match (spec.tcp, spec.v6) {
         (false, _) => caps.uso,
@@ -74,9 +75,9 @@ fn shifted(mut offload: Offload, by: i16) -> Offload {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
-    /// Goal: one flood to ports of all kinds. Each gets what it can take, every byte right by an
-    /// independent judge; payload is shared, and its lender is told once, when the last piece of
-    /// the last port is gone.
+    /// Goal: one packet is flooded to ports of all kinds. Each gets what it can take, and an
+    /// independent implementation checks every byte. The payload is shared, and its lender is
+    /// notified once, when the last piece of the last port is dropped.
     #[test]
     fn each_port_gets_what_it_takes(
         spec in any_spec(1..9000),
@@ -106,7 +107,7 @@ proptest! {
         packet.set_offload(shifted(offload, if has_tag { 4 } else { 0 }));
         t.send_packet(0, packet);
         let copied = t.ledger.copied();
-        prop_assert_eq!(copied, t.ledger.copied_at(Site::Linearise), "but to sum it up");
+        prop_assert_eq!(copied, t.ledger.copied_at(Site::Linearise), "except for checksums");
         let out = core::mem::take(&mut t.out.packets);
         prop_assert_eq!(out.len(), 10);
         let parts: Vec<Packet> = out.into_iter().flat_map(|(port, packets)| {
@@ -130,8 +131,8 @@ proptest! {
         prop_assert_eq!(t.memory.packets.out_count(), 0);
     }
 
-    /// Goal: the same for a short frame that is inline: tags come and go, its checksum is completed
-    /// where it must be and left elsewhere, and each copy but the last is counted.
+    /// Goal: one short inline frame is flooded. Tags are added and removed, its checksum is
+    /// completed where needed and left elsewhere, and each copy but the last is counted.
     #[test]
     fn each_port_gets_an_inline_frame(
         spec in any_spec(0..150).prop_filter("short", |spec| spec.frame().len() <= 188),
@@ -167,10 +168,10 @@ proptest! {
         t.end();
     }
 
-    /// Goal: what a port is cut for, coalescing makes whole again, byte for byte.
+    /// Goal: coalescing restores what was segmented for a port, byte for byte.
     #[test]
     fn cut_and_joined_is_the_same(spec in any_spec(2..9000), size in 100..1300usize) {
-        // What is coalesced looks as Linux's GRO wants it: no options of IPv4, no lone flags.
+        // Coalescing needs packets that Linux's GRO accepts: no IPv4 options, no special flags.
         let flags = spec.flags & !0x26;
         let ip_options = if spec.v6 { spec.ip_options } else { 0 };
         let spec = Spec { flags: if flags & 0x10 != 0 { flags } else { 0x10 }, ip_options, ..spec };
@@ -195,7 +196,7 @@ proptest! {
     }
 }
 
-/// What is said about a packet to the device of its port.
+/// Checks the offload fields of a packet for the device of its port.
 fn check_offload_of(packet: &Packet, spec: &Spec, caps: &Caps, has_tag: bool) {
     if !caps.checksum {
         return assert_eq!(*packet.offload(), Offload::default());
@@ -210,7 +211,7 @@ fn check_offload_of(packet: &Packet, spec: &Spec, caps: &Caps, has_tag: bool) {
     assert!(packet.offload().gso.is_none_or(is_kind));
 }
 
-/// Cuts what was left to the device to cut, which was counted as what it is cut into.
+/// Segments a packet that was left to the device, and was counted as its segments.
 fn cut_by_device(port: usize, packets: Vec<Packet>, t: &mut Harness) -> Vec<Packet> {
     assert_eq!(packets.len(), 1, "no more handles than packets");
     let mut parts = Vec::new();
@@ -234,8 +235,8 @@ fn cut_by_device(port: usize, packets: Vec<Packet>, t: &mut Harness) -> Vec<Pack
     parts
 }
 
-/// 64 KiB between two guests: whole to one that takes it, in 45 segments to one that does not;
-/// nothing is copied, and with `copies_payload` everything is, once, before it is forwarded.
+/// 64 KiB between two guests: whole if the receiver takes it, else in 45 segments. Nothing is
+/// copied; with `copies_payload` everything is copied once before forwarding.
 #[test]
 fn sixty_four_kilobytes() {
     let spec = Spec::plain(false, true, pattern(64_000));
@@ -266,8 +267,8 @@ fn sixty_four_kilobytes() {
     }
 }
 
-/// A device may say that it takes super-packets up to some length only, and one that says so
-/// without checksums contradicts itself.
+/// A device may limit the length of super-packets. Super-packet capabilities without checksum
+/// offload are contradictory and ignored.
 #[test]
 fn caps_are_read_to_the_end() {
     let spec = Spec::plain(false, true, pattern(5000));
@@ -285,7 +286,7 @@ fn caps_are_read_to_the_end() {
     }
 }
 
-/// A super-packet whose segments are too large for a port is too large, whole or cut.
+/// A super-packet whose segments exceed a port's MTU is dropped, whole or segmented.
 #[test]
 fn too_large_is_dropped_on_the_way_out() {
     let narrow = |caps: Caps| Caps { mtu: 1000, ..caps };
@@ -302,9 +303,9 @@ fn too_large_is_dropped_on_the_way_out() {
     t.end();
 }
 
-/// Lies about offload. Tried: checksums beyond the packet, in another header, of another protocol,
-/// in what is not IP; super-packets without a checksum, of another kind, of fragments, of headers
-/// that are not all there, of too many segments; a header length is not even asked.
+/// Invalid offload claims: checksums beyond the packet, in another header, of another protocol, in
+/// non-IP packets; super-packets without a checksum, of another kind, of fragments, with incomplete
+/// headers, with too many segments. A header length is ignored.
 #[test]
 fn lies_are_dropped() {
     let mut t = Harness::new([port(), port()]);
@@ -340,8 +341,8 @@ fn lies_are_dropped() {
     t.end();
 }
 
-/// Short super-packets are plain packets, no errors; and nobody outside is believed who says that
-/// a checksum is right.
+/// Short super-packets are plain packets, not errors; verified checksums are trusted only from
+/// trusted ports.
 #[test]
 fn what_senders_say_is_settled() {
     let trusted = PortConfig { is_trusted: true, ..port() };
@@ -366,7 +367,7 @@ fn what_senders_say_is_settled() {
     t.end();
 }
 
-/// What a stack hands out has private headers already.
+/// Packets from a stack already have private headers.
 #[test]
 fn packets_of_a_stack_are_forwarded() {
     let mut t =
@@ -382,7 +383,7 @@ fn packets_of_a_stack_are_forwarded() {
     t.end();
 }
 
-/// A checksum behind the headers of a tunnel: completed for a port that wants it, left otherwise.
+/// The checksum of a tunnelled packet: completed for a port that needs it, left otherwise.
 #[test]
 fn a_tunnel_keeps_its_inner_checksum() {
     let inner = Spec::plain(false, true, pattern(700));
@@ -401,8 +402,8 @@ fn a_tunnel_keeps_its_inner_checksum() {
     t.end();
 }
 
-/// Without handles nothing is half done: a super-packet is not cut, a copy not made; each is
-/// counted where it is missing, and everything is back afterwards.
+/// Without free handles no packet is half processed: a super-packet is not segmented, a copy not
+/// made. Each failure is counted at its port, and all memory is returned afterwards.
 #[test]
 fn without_handles_packets_are_counted() {
     let mut t = Harness::new([port(), with_caps(ALONE), port(), port()]);
@@ -414,7 +415,7 @@ fn without_handles_packets_are_counted() {
     kept.truncate(kept.len() - 2);
     t.send_packet(0, packet);
     let drops: Vec<u64> = (1..4).map(|port| t.counters(port).dropped(PortDrop::NoMemory)).collect();
-    assert_eq!(drops, [1, 0, 0], "cut is the first port's copy; its handle serves the second");
+    assert_eq!(drops, [1, 0, 0], "the first port's copy fails and frees its handle");
     assert_eq!(t.frames().into_keys().collect::<Vec<_>>(), [2, 3]);
     drop(kept);
     t.end();

@@ -1,4 +1,4 @@
-//! Stations that would be routers, or servers of DHCP, and may not.
+//! Stations that send router or DHCP server packets without permission.
 
 use alloc::vec::Vec;
 
@@ -9,12 +9,12 @@ use crate::counters::PortDrop::RouterRefused;
 use crate::gso::testing::pattern;
 use crate::switch::*;
 
-/// Ports of a station that is no router, and of one that may be.
+/// A port whose station is no router, and an unrestricted one.
 fn guarded() -> Harness {
     Harness::new([PortConfig { is_router: false, ..port() }, port()])
 }
 
-/// A frame from 1 to 2 with such tags, each a type and a VLAN.
+/// A frame from 1 to 2 with these tags, each an EtherType and a TCI.
 fn tagged(tags: &[[u16; 2]], ethertype: u16, body: &[u8]) -> Vec<u8> {
     let mut bytes = [mac(2).0, mac(1).0].concat();
     tags.as_flattened().iter().for_each(|word| bytes.extend(word.to_be_bytes()));
@@ -55,14 +55,14 @@ fn extension(next: u8, rest: [u8; 6]) -> Vec<u8> {
 }
 
 const OPTIONS: [u8; 6] = [1, 4, 0, 0, 0, 0];
-/// Of a whole packet, of the first of several fragments, and of the second.
+/// Fragment header of a whole packet, of the first fragment, and of the second.
 const ATOMIC: [u8; 6] = [0, 0, 0, 0, 0, 7];
 const FIRST: [u8; 6] = [0, 1, 0, 0, 0, 7];
 const LATER: [u8; 6] = [0, 16, 0, 0, 0, 7];
 const V4: u16 = 0x0800;
 const V6: u16 = 0x86dd;
 
-/// Each kind of message that is refused, as bytes of IP.
+/// Each kind of rejected message, as an IP packet.
 fn refused() -> Vec<(u16, Vec<u8>)> {
     let advertisement = [&[134, 0][..], &pattern(14)].concat();
     let redirect = [&[137, 0][..], &pattern(38)].concat();
@@ -85,8 +85,9 @@ fn refused() -> Vec<(u16, Vec<u8>)> {
         (V6, behind(44, &[extension(60, FIRST), extension(58, OPTIONS)], &advertisement)),
         (V6, behind(44, &[extension(17, FIRST)], &udp(547, 546))),
     ];
-    // What cannot be read so far: cut headers, fragments that end before the ports, the chain in
-    // the second fragment, headers beyond what is looked at, of another version, nested fragments.
+    // Packets that cannot be parsed far enough: truncated headers, fragments that end before the
+    // ports, the chain in the second fragment, headers beyond the peeked bytes, of another version,
+    // nested fragments.
     let head = [58, (PEEK_BYTES / 8) as u8, 1, PEEK_BYTES as u8];
     let long = [&head[..], &pattern(PEEK_BYTES + 4)].concat();
     all.extend([
@@ -104,9 +105,9 @@ fn refused() -> Vec<(u16, Vec<u8>)> {
     all
 }
 
-/// Goal: neither router advertisements and redirects nor what is for clients of DHCP comes from a
-/// station that is no router; other ports send them. Tried: other source ports, IP options,
-/// extension headers, fragments, and what ends too early or is too long to be read.
+/// Goal: a station that is no router can send neither router advertisements, redirects nor packets
+/// to DHCP clients; other ports can. Cases: other source ports, IP options, extension headers,
+/// fragments, truncated packets, headers that are too long to parse.
 #[test]
 fn only_routers_announce_themselves() {
     let mut t = guarded();
@@ -118,8 +119,8 @@ fn only_routers_announce_themselves() {
     t.end();
 }
 
-/// Goal: tags hide nothing, of whatever kind they are and however many. Linux passes over tags that
-/// name no VLAN, also those of services, and a station with VLANs takes off its own first.
+/// Goal: no number or kind of tags hides such packets. Linux skips tags for VLAN 0, also service
+/// tags, and a station with VLANs removes its own tag first.
 #[test]
 fn tags_do_not_hide_routers() {
     let mut t = guarded();
@@ -143,7 +144,7 @@ fn tags_do_not_hide_routers() {
     t.end();
 }
 
-/// What stations send that are no routers: also to servers, and later fragments of anything.
+/// Packets that other stations may send, also to servers, and later fragments of any packet.
 #[test]
 fn others_ask_and_answer() {
     let mut t = guarded();
@@ -172,7 +173,7 @@ fn others_ask_and_answer() {
     t.end();
 }
 
-/// Fragments of full length, of which only the beginning is looked at, pass.
+/// Fragments of full length, of which only the beginning is checked, pass.
 #[test]
 fn long_fragments_pass() {
     for respects_owners in [false, true] {
@@ -186,7 +187,7 @@ fn long_fragments_pass() {
     }
 }
 
-/// What a packet was judged by is private afterwards, and its station cannot change it.
+/// The bytes that a verdict depends on are private afterwards, and the station cannot change them.
 #[test]
 fn what_was_looked_at_is_private() {
     let mut t = guarded();

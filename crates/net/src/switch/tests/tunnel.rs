@@ -1,4 +1,4 @@
-//! Super-packets in UDP tunnels: each port gets what it takes of them.
+//! Super-packets in UDP tunnels: each port gets what it takes.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -13,7 +13,7 @@ use crate::counters::PortDrop;
 use crate::gso::testing::{Spec, Tunnelled, any_tunnelled, pattern, received};
 use crate::switch::*;
 
-/// What a port with these capabilities is to get of a packet, and with which claims.
+/// Frames and offload fields that a port with these capabilities must get of a packet.
 fn expected(
     whole: &Tunnelled,
     size: usize,
@@ -41,15 +41,15 @@ fn expected(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
-    /// Goal: one flood to ports of all kinds, with and without tags. Each gets what it can take,
-    /// every byte and every claim right by an independent judge; payload is shared, or copied once
-    /// with `copies_payload`, and its lender is told once.
+    /// Goal: one packet is flooded to ports of all kinds, with and without tags. Each gets what it
+    /// can take, and an independent implementation checks every byte and claim. The payload is
+    /// shared, or copied once with `copies_payload`, and its lender is notified once.
     #[test]
     fn each_port_gets_what_it_takes_of_a_tunnel(
         whole in any_tunnelled(1..9000),
         size in 100..1300usize,
         has_tag: bool,
-        // As Linux counts: only that of the checksum.
+        // Linux counts the tag only in the checksum's offset.
         offsets_count_tag: bool,
         copies_payload: bool,
     ) {
@@ -75,7 +75,7 @@ proptest! {
         let expected_copies = if copies_payload { whole.inner.payload.len() as u64 } else { 0 };
         prop_assert_eq!(t.ledger.copied_at(Site::Orphan), expected_copies);
         let summed = t.ledger.copied_at(Site::Linearise);
-        prop_assert_eq!(t.ledger.copied(), expected_copies + summed, "but to sum it up");
+        prop_assert_eq!(t.ledger.copied(), expected_copies + summed, "except for checksums");
         let out = core::mem::take(&mut t.out.packets);
         prop_assert_eq!(out.len(), 8);
         for (port, packets) in out {
@@ -91,8 +91,8 @@ proptest! {
     }
 }
 
-/// Goal: an outer checksum is made without a look at the payload: nothing is summed for a port
-/// that completes the inner ones itself, also when the tunnel has a checksum.
+/// Goal: the outer checksum is computed without reading the payload: nothing is summed for a port
+/// that completes the inner checksums itself, also if the tunnel has a checksum.
 #[test]
 fn an_outer_checksum_needs_no_payload() {
     let inner = Spec::plain(false, true, pattern(50_000));
@@ -108,9 +108,9 @@ fn an_outer_checksum_needs_no_payload() {
     t.end();
 }
 
-/// Lies about tunnels. Tried: headers that are not all there, or reach farther than is peeked; a
-/// TCP header that is too short; offsets into the Ethernet header, in the payload, of other
-/// headers; a tunnel in TCP, in a fragment, in what is not IP; no partial checksum.
+/// Invalid tunnel claims: headers that are incomplete or extend beyond the peeked bytes; a TCP
+/// header that is too short; offsets into the Ethernet header, into the payload, of other headers;
+/// a tunnel in TCP, in a fragment, in a non-IP packet; no partial checksum.
 #[test]
 fn lies_about_tunnels_are_dropped() {
     let mut t = Harness::new([port(), port()]);
@@ -156,6 +156,6 @@ fn lies_about_tunnels_are_dropped() {
     let mut packet = received(&mut t.memory, &frame, &[]);
     packet.set_offload(right);
     t.send_packet(0, packet);
-    assert_eq!(t.frames()[&1], [frame], "what is true passes");
+    assert_eq!(t.frames()[&1], [frame], "a valid claim passes");
     t.end();
 }

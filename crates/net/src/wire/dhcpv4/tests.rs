@@ -1,4 +1,4 @@
-//! Tests of DHCP for IPv4 against a parser that shares no code with ours.
+//! Tests of DHCP for IPv4 against an independent parser.
 
 extern crate std;
 
@@ -33,7 +33,7 @@ fn message(kind: MessageType) -> Message {
     message
 }
 
-/// Goal: an acknowledgement with every option that a server sends means the same to others.
+/// Goal: an independent parser reads an acknowledgement with every option that a server sends.
 #[test]
 fn others_read_what_we_write() {
     use oracle::{DhcpOption as O, OptionCode as C};
@@ -82,7 +82,7 @@ fn others_read_what_we_write() {
     assert_eq!(Message::parse(&bytes), Ok(ack));
 }
 
-/// Goal: we read what others write.
+/// Goal: messages of an independent implementation are parsed.
 #[test]
 fn we_read_what_others_write() {
     use oracle::{DhcpOption as O, OptionCode as C};
@@ -111,8 +111,8 @@ fn we_read_what_others_write() {
     assert_eq!(options.get(option::HOST_NAME), Some(&b"vm1"[..]));
 }
 
-/// Bad input: cut anywhere, another operation, hardware, address length, cookie; lengths beyond the
-/// end; overload with an impossible value.
+/// Bad input: truncated anywhere, another operation, hardware, address length, cookie; lengths
+/// beyond the end; an invalid overload value.
 #[test]
 fn what_contradicts_itself_is_refused() {
     let good = message(MessageType::Discover).emit(MESSAGE_LEN_ANY_CLIENT);
@@ -142,7 +142,7 @@ fn what_contradicts_itself_is_refused() {
         &[52, 1, 4, 255],
         &[52, 2, 1, 1, 255],
         &[52, 0, 255],
-        // In two parts, which joined are no byte.
+        // In two parts, which together are not one byte.
         &[52, 1, 1, 52, 1, 1, 255],
     ] {
         let bad = [&good[..FIXED_LEN], options].concat();
@@ -160,10 +160,10 @@ fn parts_are_joined_in_the_order_of_fields() {
     write(&mut bytes, at::SERVER_NAME, &[61, 1, 5, 255]);
     let parsed = Message::parse(&bytes).unwrap();
     assert_eq!(parsed.options.get(option::CLIENT_ID), Some(&[1, 2, 3, 4, 5][..]));
-    assert_eq!(parsed.options.get(option::OVERLOAD), None, "done with");
+    assert_eq!(parsed.options.get(option::OVERLOAD), None, "removed");
 }
 
-/// RFC 2132 §9.3: an overload inside an overloaded field is no reason to read anything again.
+/// RFC 2132 §9.3: an overload option inside an overloaded field is ignored.
 #[test]
 fn overload_does_not_go_round() {
     let mut bytes = message(MessageType::Discover).emit(MESSAGE_LEN_ANY_CLIENT);
@@ -175,7 +175,7 @@ fn overload_does_not_go_round() {
     assert_eq!(parsed.options.iter().collect::<Vec<_>>(), [(53, &[1][..])]);
 }
 
-/// A message type of two bytes, or two of them, is none.
+/// A message type of two bytes, or two of them, is invalid.
 #[test]
 fn two_message_types_are_none() {
     let mut bytes = message(MessageType::Discover).emit(MESSAGE_LEN_ANY_CLIENT);
@@ -184,7 +184,7 @@ fn two_message_types_are_none() {
     assert_eq!(MessageType::of(&Message::parse(&bytes).unwrap().options), None);
 }
 
-/// What does not fit is left out, and what comes after it and fits is not.
+/// An option that does not fit is omitted, and later options that fit are kept.
 #[test]
 fn options_that_do_not_fit_are_left_out() {
     let mut long = message(MessageType::Inform);
@@ -195,15 +195,15 @@ fn options_that_do_not_fit_are_left_out() {
     assert_eq!(read.options.get(option::SEARCH_LIST), None);
     assert_eq!(read.options.u16(option::MTU), Some(1280));
     assert_eq!(bytes.len(), MESSAGE_LEN_MIN);
-    // RFC 3396 §5: with room it goes in two parts.
+    // RFC 3396 §5: with enough room it is split in two parts.
     let bytes = long.emit(1000);
     assert_eq!(bytes[FIXED_LEN + 3..FIXED_LEN + 5], [119, 255]);
     assert_eq!(Message::parse(&bytes), Ok(long));
 }
 
 proptest! {
-    /// What we write, we read, and so do others. Codes are those for private use (RFC 3942), so
-    /// that others take any value.
+    /// Built messages are parsed here and by an independent parser. Codes are for private use (RFC
+    /// 3942), so that the other parser accepts any value.
     #[test]
     fn round_trip(
         fields in any::<(bool, u8, u32, u16, bool)>(),
@@ -229,7 +229,7 @@ proptest! {
             [client, your, server, relay]);
     }
 
-    /// Any bytes behind a good beginning are read without panic; what was read is written again.
+    /// Any bytes behind a valid beginning are parsed without a panic; parsed messages are rebuilt.
     #[test]
     fn any_options(tail in proptest::collection::vec(any::<u8>(), 0..80), cut in 0usize..400) {
         let mut bytes = message(MessageType::Request).emit(MESSAGE_LEN_ANY_CLIENT);

@@ -1,4 +1,4 @@
-//! Tests of DHCP for IPv6 against a parser that shares no code with ours.
+//! Tests of DHCP for IPv6 against an independent parser.
 
 extern crate std;
 
@@ -24,7 +24,7 @@ fn ia(id: u32, last: u16) -> IdentityAssociation {
     }
 }
 
-/// Goal: a reply with every option that a server sends means the same to others.
+/// Goal: an independent parser reads a reply with every option that a server sends.
 #[test]
 fn others_read_what_we_write() {
     use oracle::{DhcpOption as O, OptionCode as C};
@@ -67,7 +67,7 @@ fn others_read_what_we_write() {
     assert_eq!(read.next(), Some(Ok(refused)));
 }
 
-/// Goal: we read what others write.
+/// Goal: messages of an independent implementation are parsed.
 #[test]
 fn we_read_what_others_write() {
     use oracle::{DhcpOption as O, OptionCode as C};
@@ -89,8 +89,8 @@ fn we_read_what_others_write() {
     assert!(Options::default().wants(option::FQDN), "no list asks for all");
 }
 
-/// Bad input: cut anywhere, kinds of relays and unknown ones, lengths beyond the end, outside and
-/// nested; identifiers too short and too long.
+/// Bad input: truncated anywhere, relay messages and unknown types, lengths beyond the end, outside
+/// and nested; identifiers too short and too long.
 #[test]
 fn what_contradicts_itself_is_refused() {
     let mut options = Options::default();
@@ -120,7 +120,8 @@ fn what_contradicts_itself_is_refused() {
 }
 
 proptest! {
-    /// What we write, we read, and so do others; codes are such that they take any value.
+    /// Built messages are parsed here and by an independent parser; with these codes, it accepts
+    /// any value.
     #[test]
     fn round_trip(
         id in 0u32..1 << 24,
@@ -136,7 +137,7 @@ proptest! {
         prop_assert_eq!((theirs.xid_num(), theirs.opts().iter().count()), (id, options.len()));
     }
 
-    /// Any bytes are read without panic; what was read is written again byte for byte.
+    /// Any bytes are parsed without a panic; parsed messages are rebuilt byte for byte.
     #[test]
     fn any_bytes(kind in 1u8..12, tail in proptest::collection::vec(0u8..8, 0..80)) {
         let bytes = [&[kind][..], &tail].concat();

@@ -1,8 +1,8 @@
-//! Options of neighbour discovery (RFC 4861 §4.6, RFC 8106 §5.1) and the router advertisement, the
-//! one message that is little else.
+//! Options of neighbour discovery (RFC 4861 §4.6, RFC 8106 §5.1), and the router advertisement,
+//! which consists mostly of options.
 //!
-//! What an advertisement may hold without limit is read up to [`PREFIXES_MAX`] and
-//! [`DNS_SERVERS_MAX`]; the rest is passed over.
+//! At most [`PREFIXES_MAX`] prefixes and [`DNS_SERVERS_MAX`] DNS servers are parsed; further ones
+//! are ignored.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -14,20 +14,20 @@ use crate::wire::{
     MacAddr, ParseError, header, read, read_u16, read_u32, write, write_u16, write_u32,
 };
 
-/// What a router tells the hosts on its link (RFC 4861 §4.2, §4.6; RFC 8106 §5.1).
+/// A router advertisement (RFC 4861 §4.2, §4.6; RFC 8106 §5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RouterAdvertisement {
-    /// Hop limit that hosts should send with; zero for no advice.
+    /// Hop limit for hosts to use; zero if unspecified.
     pub hop_limit: u8,
     /// Addresses come from DHCPv6 (the M flag).
     pub managed: bool,
     /// Other configuration comes from DHCPv6 (the O flag).
     pub other: bool,
-    /// How long the sender is a default router; zero if it is none.
+    /// Seconds for which the sender is a default router; zero if it is none.
     pub router_lifetime_s: u16,
-    /// How long a neighbour counts as reachable after it was heard of; zero for no advice.
+    /// Milliseconds for which a neighbour counts as reachable once confirmed; zero if unspecified.
     pub reachable_time_ms: u32,
-    /// Time between neighbour solicitations; zero for no advice.
+    /// Milliseconds between neighbour solicitations; zero if unspecified.
     pub retransmit_timer_ms: u32,
     /// Link-layer address of the router.
     pub source_link_layer: Option<MacAddr>,
@@ -35,28 +35,28 @@ pub struct RouterAdvertisement {
     pub mtu: Option<u32>,
     /// Prefixes of the link; see [`RouterAdvertisement::prefixes`].
     pub prefix: [PrefixInformation; PREFIXES_MAX],
-    /// How many of `prefix` count.
+    /// Number of valid entries of `prefix`.
     pub prefix_count: u8,
     /// Recursive DNS servers; see [`RouterAdvertisement::dns_servers`].
     pub dns_server: [Ipv6Addr; DNS_SERVERS_MAX],
-    /// How many of `dns_server` count.
+    /// Number of valid entries of `dns_server`.
     pub dns_server_count: u8,
-    /// How long the DNS servers may be used.
+    /// Seconds for which the DNS servers may be used.
     pub dns_lifetime_s: u32,
 }
 
 impl RouterAdvertisement {
-    /// The prefixes that were received or are to be sent.
+    /// Received prefixes, or prefixes to send.
     pub fn prefixes(&self) -> &[PrefixInformation] {
         &self.prefix[..usize::from(self.prefix_count).min(PREFIXES_MAX)]
     }
 
-    /// The DNS servers that were received or are to be sent.
+    /// Received DNS servers, or DNS servers to send.
     pub fn dns_servers(&self) -> &[Ipv6Addr] {
         &self.dns_server[..usize::from(self.dns_server_count).min(DNS_SERVERS_MAX)]
     }
 
-    /// Reads a whole message.
+    /// Parses a whole message.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         let fixed: &[u8; ADVERTISEMENT_LEN] = header(bytes)?;
         let flags = fixed[at::FLAGS];
@@ -73,8 +73,8 @@ impl RouterAdvertisement {
         })
     }
 
-    /// Writes the message after type, code and checksum into `bytes`, which are zero and as long as
-    /// the message.
+    /// Writes the message behind type, code and checksum into `bytes`, which must be zero and as
+    /// long as the message.
     pub(super) fn emit(&self, bytes: &mut [u8]) {
         bytes[at::HOP_LIMIT] = self.hop_limit;
         bytes[at::FLAGS] = bit(self.managed, MANAGED) | bit(self.other, OTHER);
@@ -111,7 +111,7 @@ impl RouterAdvertisement {
 }
 
 impl Default for RouterAdvertisement {
-    /// Advises nothing.
+    /// An advertisement without parameters.
     fn default() -> Self {
         Self {
             hop_limit: 0,
@@ -131,8 +131,8 @@ impl Default for RouterAdvertisement {
     }
 }
 
-/// The option that names domains to look for names in (RFC 8106 §5.2), to be put behind an
-/// advertisement. Without names there is no option, and names that do not fit are left out.
+/// DNS search list option (RFC 8106 §5.2), to be appended to an advertisement. Without names the
+/// result is empty; names that do not fit are omitted.
 pub fn search_list_option(names: &[DomainName], lifetime_s: u32) -> Vec<u8> {
     let mut list = Vec::new();
     for name in names {
@@ -159,20 +159,20 @@ pub fn search_list_option(names: &[DomainName], lifetime_s: u32) -> Vec<u8> {
 pub struct PrefixInformation {
     /// The prefix.
     pub prefix: Ipv6Addr,
-    /// How many bits of it count, at most 128.
+    /// Prefix length in bits, at most 128.
     pub prefix_len: u8,
-    /// Addresses of the prefix are neighbours (the L flag).
+    /// Addresses of the prefix are on the link (the L flag).
     pub on_link: bool,
-    /// Hosts may form addresses of the prefix (the A flag, RFC 4862 §5.5.3).
+    /// Hosts may form addresses from the prefix (the A flag, RFC 4862 §5.5.3).
     pub autonomous: bool,
-    /// How long the prefix is on the link; all ones for ever.
+    /// Seconds for which the prefix is on the link; all ones for infinity.
     pub valid_lifetime_s: u32,
-    /// How long addresses of the prefix are preferred; all ones for ever.
+    /// Seconds for which addresses of the prefix are preferred; all ones for infinity.
     pub preferred_lifetime_s: u32,
 }
 
 impl PrefixInformation {
-    /// Reads the whole option; `None` if it has another length or an impossible prefix length.
+    /// Parses the whole option; `None` if its length or the prefix length is invalid.
     fn parse(option: &[u8]) -> Option<Self> {
         let option: &[u8; PREFIX_LEN] = option.try_into().ok()?;
         let flags = option[option_at::PREFIX_FLAGS];
@@ -187,7 +187,7 @@ impl PrefixInformation {
         (u32::from(parsed.prefix_len) <= Ipv6Addr::BITS).then_some(parsed)
     }
 
-    /// Writes the option at the start of `bytes`, which are zero.
+    /// Writes the option at the start of `bytes`, which must be zero.
     fn emit(&self, bytes: &mut [u8]) {
         emit_option_header(bytes, PREFIX, PREFIX_LEN);
         bytes[option_at::PREFIX_BITS] = self.prefix_len;
@@ -200,7 +200,7 @@ impl PrefixInformation {
 }
 
 impl Default for PrefixInformation {
-    /// The prefix of no bits and no life.
+    /// A prefix of zero bits and zero lifetimes.
     fn default() -> Self {
         Self {
             prefix: Ipv6Addr::UNSPECIFIED,
@@ -213,23 +213,23 @@ impl Default for PrefixInformation {
     }
 }
 
-/// What the options of a message say.
+/// Parsed options of a message.
 #[derive(Default)]
 pub(super) struct DiscoveryOptions {
     pub(super) source_link_layer: Option<MacAddr>,
     pub(super) target_link_layer: Option<MacAddr>,
-    /// The options that belong to a router advertisement, in their place.
+    /// Options of a router advertisement, in their fields.
     advertised: RouterAdvertisement,
 }
 
 impl DiscoveryOptions {
-    /// Reads the options that fill `bytes`. Of an option that may stand there once, the first
-    /// counts; an unknown one is passed over.
+    /// Parses the options that fill `bytes`. The first of an option that may occur once is used;
+    /// unknown options are skipped.
     pub(super) fn parse(mut bytes: &[u8]) -> Result<Self, ParseError> {
         let mut options = Self::default();
         while let Some(&kind) = bytes.first() {
             let units = *bytes.get(1).ok_or(ParseError::BadOption)?;
-            // RFC 4861 §4.6: a length of zero condemns the whole message.
+            // RFC 4861 §4.6: a length of zero invalidates the whole message.
             if units == 0 {
                 return Err(ParseError::BadOption);
             }
@@ -275,7 +275,7 @@ impl DiscoveryOptions {
     }
 }
 
-/// Writes a link-layer address option, if there is an address, and returns its length.
+/// Writes a link-layer address option if there is an address; returns its length.
 pub(super) fn emit_link_layer(bytes: &mut [u8], kind: u8, address: Option<MacAddr>) -> usize {
     let Some(address) = address else { return 0 };
     emit_option_header(bytes, kind, LINK_LAYER_LEN);
@@ -285,14 +285,14 @@ pub(super) fn emit_link_layer(bytes: &mut [u8], kind: u8, address: Option<MacAdd
 
 /// The address in a link-layer address option (RFC 4861 §4.6.1, RFC 2464 §6).
 fn link_layer(option: &[u8]) -> Result<MacAddr, ParseError> {
-    // As on Linux, an address of another length is not passed over: the message is about it.
+    // As on Linux, an address of another length invalidates the message.
     if option.len() != LINK_LAYER_LEN {
         return Err(ParseError::BadOption);
     }
     Ok(MacAddr(read(option, option_at::LINK_LAYER)))
 }
 
-/// Keeps the first value.
+/// Stores the value unless there is one.
 fn read_once<T>(place: &mut Option<T>, value: T) {
     if place.is_none() {
         *place = Some(value);
@@ -305,24 +305,24 @@ fn emit_option_header(bytes: &mut [u8], kind: u8, len: usize) {
     bytes[1] = (len / UNIT) as u8;
 }
 
-/// Bytes of the option that names `count` DNS servers; without servers there is no option.
+/// Bytes of the option with `count` DNS servers; without servers there is no option.
 const fn dns_servers_len(count: usize) -> usize {
     if count == 0 { 0 } else { option_at::DNS_SERVERS + count * ADDRESS_LEN }
 }
 
-/// Most prefixes of one advertisement: a global, a unique local and one that is going out of use.
+/// Maximum prefixes of one advertisement: a global, a unique local and a deprecated one.
 pub const PREFIXES_MAX: usize = 3;
 
-/// Most DNS servers of one advertisement: what a Linux resolver uses.
+/// Maximum DNS servers of one advertisement: as many as a Linux resolver uses.
 pub const DNS_SERVERS_MAX: usize = 3;
 
-/// Bytes of a link-layer address option: two of header and an Ethernet address.
+/// Bytes of a link-layer address option: two of header, and an Ethernet address.
 pub(super) const LINK_LAYER_LEN: usize = 2 + 6;
 
 /// Bytes of a router advertisement before its options.
 const ADVERTISEMENT_LEN: usize = HEADER_LEN + 8;
 
-/// What the length field of an option counts.
+/// Unit of the length field of an option.
 const UNIT: usize = 8;
 const ADDRESS_LEN: usize = 16;
 const MTU_LEN: usize = 8;

@@ -17,7 +17,7 @@ fn message(frame: &str) -> Vec<u8> {
     captured::bytes(frame).split_off(ethernet::HEADER_LEN + ipv6::HEADER_LEN)
 }
 
-/// Reads a captured message and checks that writing it gives the same bytes but for the checksum.
+/// Parses a captured message and checks that it is rebuilt unchanged except for the checksum.
 fn read_and_write(mut bytes: Vec<u8>) -> Message {
     let parsed = Message::parse(&bytes).unwrap();
     bytes[CHECKSUM_OFFSET..][..2].fill(0);
@@ -27,7 +27,7 @@ fn read_and_write(mut bytes: Vec<u8>) -> Message {
     parsed
 }
 
-/// Echo, an error and the solicitations as Linux sends them.
+/// Echo, an error and solicitations from Linux.
 #[test]
 fn messages_from_linux() {
     let source_link_layer = Some(HERE);
@@ -45,7 +45,7 @@ fn messages_from_linux() {
     }
 }
 
-/// RFC 4861 §4.6: an option that is not known, here a nonce (RFC 3971 §5.3.2), is passed over.
+/// RFC 4861 §4.6: an unknown option, here a nonce (RFC 3971 §5.3.2), is skipped.
 #[test]
 fn unknown_options_are_passed_over() {
     assert_eq!(
@@ -57,7 +57,7 @@ fn unknown_options_are_passed_over() {
     );
 }
 
-/// Another type comes out as it is.
+/// Another type is returned as it is.
 #[test]
 fn other_types() {
     let bytes = captured::bytes(captured::MULTICAST_REPORT)
@@ -76,10 +76,10 @@ fn bad_solicitations() {
     };
     assert_eq!(with(at::CODE, 1), Err(ParseError::Unsupported));
     assert_eq!(with(at::TARGET, 0xff), Err(ParseError::BadAddress), "multicast target");
-    assert_eq!(with(NEIGHBOR_LEN + 1, 0), Err(ParseError::BadOption), "option of no length");
+    assert_eq!(with(NEIGHBOR_LEN + 1, 0), Err(ParseError::BadOption), "option of length zero");
     assert_eq!(with(NEIGHBOR_LEN + 1, 2), Err(ParseError::BadOption), "option beyond the end");
     let long = [&good[..], &[0; 8]].concat();
-    assert_eq!(Message::parse(&long), Err(ParseError::BadOption), "option of no length at the end");
+    assert_eq!(Message::parse(&long), Err(ParseError::BadOption), "length zero at the end");
     for len in 0..NEIGHBOR_LEN {
         assert_eq!(Message::parse(&good[..len]), Err(ParseError::Truncated), "{len} bytes");
     }
@@ -88,7 +88,7 @@ fn bad_solicitations() {
     }
 }
 
-/// A link-layer address that is not Ethernet's, in an option of 16 bytes, spoils the message.
+/// A link-layer address of another length, in an option of 16 bytes, invalidates the message.
 #[test]
 fn link_layer_address_of_another_length() {
     let mut bytes = message(captured::ROUTER_SOLICITATION);
@@ -97,7 +97,7 @@ fn link_layer_address_of_another_length() {
     assert_eq!(Message::parse(&bytes), Err(ParseError::BadOption));
 }
 
-/// Errors are told from the rest by the first bit of their type (RFC 4443 §2.1).
+/// Errors are identified by the first bit of their type (RFC 4443 §2.1).
 #[test]
 fn errors() {
     assert!(Message::PacketTooBig { mtu: 1280 }.is_error());
@@ -106,7 +106,7 @@ fn errors() {
     assert!(!Message::EchoRequest { ident: 0, sequence: 0 }.is_error());
 }
 
-/// An advertisement written out by hand from RFC 4861 §4.2, §4.6 and RFC 8106 §5.1: every byte.
+/// An advertisement written by hand from RFC 4861 §4.2, §4.6 and RFC 8106 §5.1: every byte.
 #[test]
 fn router_advertisement_bytes() {
     let mut advertisement = RouterAdvertisement {
@@ -151,8 +151,8 @@ fn router_advertisement_bytes() {
     assert_eq!(read_and_write(expected), Message::RouterAdvertisement(advertisement));
 }
 
-/// More than there is room for is passed over, of what may stand once the first counts, and
-/// options of wrong size are no options.
+/// Excess entries are ignored, of options that may occur once the first is used, and options of
+/// wrong size are ignored.
 #[test]
 fn router_advertisement_with_too_much() {
     let mut bytes = vec![0; 16];
@@ -168,7 +168,7 @@ fn router_advertisement_with_too_much() {
     bytes.extend([25, 9, 0, 0, 0, 0, 0, 7]);
     bytes.extend([7; 64]);
     let Ok(Message::RouterAdvertisement(advertisement)) = Message::parse(&bytes) else {
-        panic!("the advertisement is good");
+        panic!("the advertisement is valid");
     };
     let lengths: Vec<u8> =
         advertisement.prefixes().iter().map(|prefix| prefix.prefix_len).collect();
@@ -251,7 +251,7 @@ fn any_message() -> impl Strategy<Value = Message> {
 }
 
 proptest! {
-    /// What is written reads back, every kind of message; whatever follows is left alone.
+    /// Round trip of every kind of message; bytes behind it are not changed.
     #[test]
     fn round_trip(message in any_message()) {
         let mut bytes = [0xee; 256];
@@ -261,7 +261,7 @@ proptest! {
         prop_assert_eq!(Message::parse(&bytes[..len]), Ok(message));
     }
 
-    /// A good message that is cut anywhere makes nothing panic.
+    /// A valid message truncated anywhere causes no panic.
     #[test]
     fn cut_messages(message in any_message(), cut in any::<prop::sample::Index>()) {
         let mut bytes = [0; 256];
@@ -269,7 +269,7 @@ proptest! {
         let _ = Message::parse(&bytes[..cut.index(len)]);
     }
 
-    /// No input makes `parse` panic; options come in likely kinds and lengths.
+    /// No input makes `parse` panic; options have likely kinds and lengths.
     #[test]
     fn any_bytes(
         kind in 120..=140u8,
@@ -287,8 +287,9 @@ proptest! {
     }
 }
 
-/// RFC 8106 §5.2: names in full, zeros up to a multiple of eight bytes; an advertisement with the
-/// option behind it is read as before. What does not fit into the largest option is left out.
+/// RFC 8106 §5.2: uncompressed names, padded to a multiple of eight bytes; an advertisement
+/// followed by the option is parsed as before. Names that do not fit the largest option are
+/// omitted.
 #[test]
 fn search_list_behind_an_advertisement() {
     let names = ["lan.example".parse().unwrap(), "example".parse().unwrap()];

@@ -14,7 +14,7 @@ fn packet(frame: &str) -> Vec<u8> {
     captured::bytes(frame).split_off(ethernet::HEADER_LEN)
 }
 
-/// A header with `options`, which fill whole words, and a good checksum.
+/// A header with `options`, which fill whole words, and a valid checksum.
 fn with_options(options: &[u8]) -> Vec<u8> {
     let mut bytes = packet(captured::UDP_V4);
     bytes.truncate(HEADER_LEN);
@@ -32,7 +32,7 @@ fn fix_checksum(bytes: &mut [u8]) {
     write_u16(bytes, at::CHECKSUM, checksum);
 }
 
-/// A header as Linux sends it, every field, written again byte for byte.
+/// A header from Linux: every field, rebuilt byte for byte.
 #[test]
 fn header_from_linux() {
     let bytes = packet(captured::UDP_V4);
@@ -58,7 +58,7 @@ fn header_from_linux() {
     assert_eq!(again[..], bytes[..HEADER_LEN]);
 }
 
-/// The last fragment of a long packet, of which only the header is at hand.
+/// The last fragment of a long packet, of which only the header is given.
 #[test]
 fn fragment_from_linux() {
     let header = Header::parse(&packet(captured::FRAGMENT_V4), 148).unwrap();
@@ -85,7 +85,7 @@ fn lengths() {
     assert_eq!(Header::parse(&short, 35), Err(ParseError::BadLength));
 }
 
-/// Another version is told from a broken header.
+/// Another version is distinguished from an invalid header.
 #[test]
 fn version() {
     let mut bytes = packet(captured::UDP_V4);
@@ -93,7 +93,7 @@ fn version() {
     assert_eq!(Header::parse(&bytes, 35), Err(ParseError::BadVersion));
 }
 
-/// RFC 791 §3.1: a fragment may end with the longest datagram, not behind it.
+/// RFC 791 §3.1: a fragment may end with the longest datagram, but not beyond it.
 #[test]
 fn fragment_beyond_the_longest_datagram() {
     let mut bytes = packet(captured::UDP_V4);
@@ -117,7 +117,7 @@ fn reserved_flag() {
     assert!(Header::parse(&bytes, 35).is_ok_and(|header| !header.is_fragment()));
 }
 
-/// RFC 791 §3.1: good and bad chains of options, and the source routes among them.
+/// RFC 791 §3.1: valid and invalid option lists, and source routes in them.
 #[test]
 fn options() {
     let source_route = |options: &[u8]| {
@@ -164,7 +164,7 @@ fn any_header() -> impl Strategy<Value = Header> {
 }
 
 proptest! {
-    /// What is written reads back, and a single wrong bit is always found.
+    /// Round trip, and a single wrong bit is always detected.
     #[test]
     fn round_trip(header in any_header(), bit in 0..HEADER_LEN * 8) {
         let mut bytes = [0xee; HEADER_LEN];
@@ -174,8 +174,8 @@ proptest! {
         prop_assert!(Header::parse(&bytes, usize::from(u16::MAX)).is_err());
     }
 
-    /// No input makes `parse` panic, and what it accepts is consistent. Half of the inputs get a
-    /// good version and checksum, so that the walk of the options is reached.
+    /// No input makes `parse` panic, and accepted headers are consistent. Half of the inputs get a
+    /// valid version and checksum, so that the options are reached.
     #[test]
     fn any_bytes(
         mut bytes in prop::collection::vec(any::<u8>(), 0..80),

@@ -27,7 +27,7 @@ fn fragment(next: Protocol, offset: u16, more: bool) -> Vec<u8> {
     bytes
 }
 
-/// Walks a packet that is all in the private copy.
+/// Walks a packet that is completely in the private copy.
 fn walk(first: Protocol, pieces: &[Vec<u8>]) -> Result<Extensions, ExtensionError> {
     let bytes = pieces.concat();
     Extensions::walk(first, &bytes, bytes.len())
@@ -36,15 +36,15 @@ fn walk(first: Protocol, pieces: &[Vec<u8>]) -> Result<Extensions, ExtensionErro
 /// The options of an options header: padding only.
 const PADDING: [u8; 6] = [OPTION_PADN, 4, 0, 0, 0, 0];
 
-/// A routing header that has been used up.
+/// A routing header with no segments left.
 const ROUTED: [u8; 6] = [4, 0, 0, 0, 0, 0];
 
-/// The result of a packet whose header chain ends well.
+/// Result of a valid header chain.
 fn good(protocol: Protocol, len: usize) -> Result<Extensions, ExtensionError> {
     Ok(Extensions { protocol, len, fragment: None })
 }
 
-/// A header as Linux sends it, every field, written again byte for byte.
+/// A header from Linux: every field, rebuilt byte for byte.
 #[test]
 fn header_from_linux() {
     let bytes = packet(captured::SYN_V6);
@@ -81,7 +81,7 @@ fn version_and_lengths() {
     assert_eq!(Header::parse(&bytes, 80), Err(ParseError::BadVersion));
 }
 
-/// Hop-by-hop options as Linux sends them: a router alert, which is passed over.
+/// Hop-by-hop options from Linux: a router alert, which is skipped.
 #[test]
 fn hop_by_hop_from_linux() {
     let bytes = packet(captured::MULTICAST_REPORT);
@@ -90,7 +90,7 @@ fn hop_by_hop_from_linux() {
     assert_eq!(Extensions::walk(header.next_header, rest, rest.len()), good(Protocol::ICMPV6, 8));
 }
 
-/// The last fragment as Linux sends it: the walk stops behind the fragment header.
+/// The last fragment from Linux: the walk stops behind the fragment header.
 #[test]
 fn fragment_from_linux() {
     let bytes = packet(captured::FRAGMENT_V6);
@@ -107,7 +107,7 @@ fn fragment_from_linux() {
     assert_eq!(fragment(Protocol::ICMPV6, 1448, false)[..4], bytes[HEADER_LEN..][..4]);
 }
 
-/// RFC 8200 §4.1: a chain with every kind in its place, and where its fragment header is found.
+/// RFC 8200 §4.1: a chain with every kind in its place, and the position of its fragment header.
 #[test]
 fn long_chain() {
     let pieces = [
@@ -128,7 +128,7 @@ fn long_chain() {
     assert!(!fragment.more && fragment.offset_bytes == 0);
 }
 
-/// What ends the chain: no next header, ESP and whatever is not known.
+/// Ends of the chain: no next header, ESP and unknown protocols.
 #[test]
 fn ends_of_the_chain() {
     for last in [Protocol::NO_NEXT_HEADER, Protocol::ESP, Protocol(135), Protocol(253)] {
@@ -137,7 +137,8 @@ fn ends_of_the_chain() {
     }
 }
 
-/// RFC 8200 §4: hop-by-hop options anywhere but first, with a pointer to the field that says so.
+/// RFC 8200 §4: hop-by-hop options in any but the first place, with a pointer to the Next Header
+/// field.
 #[test]
 fn hop_by_hop_comes_first() {
     let pieces = [
@@ -166,7 +167,7 @@ fn routing_with_segments_left() {
     }
 }
 
-/// RFC 8200 §4.2: the two high bits of an unknown option decide, in either options header.
+/// RFC 8200 §4.2: the two high bits of an unknown option decide, in both kinds of options headers.
 #[test]
 fn unknown_options() {
     for first in [Protocol::HOP_BY_HOP, Protocol::DESTINATION_OPTIONS] {
@@ -197,8 +198,8 @@ fn malformed_options() {
     }
 }
 
-/// A chain that ends behind the private copy is too long for us; one that ends behind the packet
-/// is broken. Padding behind the packet is not looked at.
+/// A chain that ends behind the private copy is too long; one that ends behind the packet is
+/// invalid. Padding behind the packet is ignored.
 #[test]
 fn cut_chains() {
     let bytes = [short(Protocol::UDP, PADDING), vec![0; 8]].concat();
@@ -210,7 +211,7 @@ fn cut_chains() {
     assert_eq!(Extensions::walk(first, &bytes[..8], 16), good(Protocol::UDP, 8));
 }
 
-/// As many headers as are allowed, and one more.
+/// The maximum number of headers, and one more.
 #[test]
 fn number_of_headers() {
     let chain = |count: usize| {
@@ -223,8 +224,8 @@ fn number_of_headers() {
     assert_eq!(chain(EXTENSION_HEADERS_MAX + 1), Err(ExtensionError::TooLong));
 }
 
-/// RFC 7112 §5, RFC 8200 §4.5: a first fragment holds the chain to the end of the upper-layer
-/// header; what is a fragment of its own may end where it likes.
+/// RFC 7112 §5, RFC 8200 §4.5: a first fragment has the chain up to the end of the upper-layer
+/// header; an atomic fragment may end anywhere.
 #[test]
 fn first_fragment_holds_the_chain() {
     let incomplete = Err(parameter_problem(FIRST_FRAGMENT_INCOMPLETE, 0));
@@ -241,7 +242,7 @@ fn first_fragment_holds_the_chain() {
     assert!(with(Protocol::TCP, false, vec![0; 16]).is_ok());
 }
 
-/// RFC 8200 §4.5: lengths of fragments, and the end of the longest packet.
+/// RFC 8200 §4.5: lengths of fragments, and the maximum packet length.
 #[test]
 fn fragment_extents() {
     let with = |offset, more, len| {
@@ -297,7 +298,7 @@ fn likely_chain() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    /// What is written reads back.
+    /// Round trip of the fixed header.
     #[test]
     fn round_trip(header in any_header()) {
         let mut bytes = [0xee; HEADER_LEN];
@@ -306,7 +307,7 @@ proptest! {
         prop_assert_eq!(Header::parse(&bytes, frame_len), Ok(header));
     }
 
-    /// What is written reads back: the fragment header.
+    /// Round trip of the fragment header.
     #[test]
     fn fragment_round_trip(units in 0..8190u16, more in any::<bool>(), ident in any::<u32>()) {
         let mut bytes = [0xee; FRAGMENT_HEADER_LEN + 8];
@@ -326,7 +327,7 @@ proptest! {
         let _ = Header::parse(&bytes, len);
     }
 
-    /// No chain makes the walk panic; what it accepts lies within the private copy and the packet,
+    /// No chain makes the walk panic; accepted headers are within the private copy and the packet,
     /// and every pointer points into the packet.
     #[test]
     fn any_chain(

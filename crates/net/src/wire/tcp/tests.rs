@@ -15,7 +15,7 @@ fn segment(frame: &str) -> Vec<u8> {
     captured::bytes(frame).split_off(ethernet::HEADER_LEN + ipv4::HEADER_LEN)
 }
 
-/// Reads a captured segment and checks that writing it gives the same bytes.
+/// Parses a captured segment and checks that it is rebuilt unchanged.
 fn read_and_write(bytes: &[u8]) -> (Header, Options) {
     let (header, options) = Header::parse(bytes).unwrap();
     let mut again = [0xee; HEADER_LEN_MAX];
@@ -25,7 +25,7 @@ fn read_and_write(bytes: &[u8]) -> (Header, Options) {
     (header, options)
 }
 
-/// SYN as Linux sends it: MSS, SACK permitted, timestamps and window scale, every field.
+/// A SYN from Linux: MSS, SACK permitted, timestamps and window scale, every field.
 #[test]
 fn syn_from_linux() {
     let (header, options) = read_and_write(&segment(captured::SYN_V4));
@@ -53,7 +53,7 @@ fn syn_from_linux() {
     assert_eq!(read_and_write(&v6).1.mss, Some(1440));
 }
 
-/// SYN|ACK as Linux sends it.
+/// A SYN|ACK from Linux.
 #[test]
 fn syn_ack_from_linux() {
     let (header, options) = read_and_write(&segment(captured::SYN_ACK));
@@ -61,7 +61,7 @@ fn syn_ack_from_linux() {
     assert_eq!(options.timestamps, Some((0x41ef_013c, 100)));
 }
 
-/// The request for a Fast Open cookie as Linux sends it, with its two NOPs behind it.
+/// Linux's request for a Fast Open cookie, followed by two NOPs.
 #[test]
 fn fast_open_from_linux() {
     let (header, options) = read_and_write(&segment(captured::SYN_FAST_OPEN));
@@ -69,7 +69,7 @@ fn fast_open_from_linux() {
     assert_eq!(header.header_len, 44);
 }
 
-/// Timestamps and SACK blocks as Linux sends them, without and with payload.
+/// Linux's timestamps and SACK blocks, without and with payload.
 #[test]
 fn sack_from_linux() {
     for (frame, flags, payload) in [
@@ -85,7 +85,7 @@ fn sack_from_linux() {
     }
 }
 
-/// RFC 9293 §3.1: the data offset against the fixed header and against the bytes at hand.
+/// RFC 9293 §3.1: the data offset is checked against the fixed header and the given bytes.
 #[test]
 fn lengths() {
     let mut bytes = segment(captured::SYN_V4);
@@ -96,7 +96,7 @@ fn lengths() {
     assert_eq!(Header::parse(&bytes), Err(ParseError::BadLength));
 }
 
-/// What belongs on a SYN is ignored elsewhere, as on Linux; timestamps count everywhere.
+/// As on Linux, options for a SYN are ignored elsewhere; timestamps are not.
 #[test]
 fn syn_options_elsewhere_are_ignored() {
     let bytes = segment(captured::SYN_FAST_OPEN);
@@ -105,7 +105,7 @@ fn syn_options_elsewhere_are_ignored() {
     assert_eq!(options, Options { timestamps, ..Options::default() });
 }
 
-/// A malformed option ends the reading; what was read stands.
+/// A malformed option ends parsing; earlier options are kept.
 #[test]
 fn malformed_option_ends_the_reading() {
     let mss = Options { mss: Some(1460), ..Options::default() };
@@ -115,7 +115,7 @@ fn malformed_option_ends_the_reading() {
     }
 }
 
-/// A known option of wrong length and an unknown one are passed over, the next is read.
+/// A known option of wrong length and an unknown option are skipped, and the next is parsed.
 #[test]
 fn odd_options_are_passed_over() {
     let scale = Options { window_scale: Some(7), ..Options::default() };
@@ -135,7 +135,7 @@ fn odd_options_are_passed_over() {
     }
 }
 
-/// RFC 7323 §2.3: a shift above 14 is taken for 14.
+/// RFC 7323 §2.3: a shift above 14 is reduced to 14.
 #[test]
 fn window_scale_is_clamped() {
     assert_eq!(Options::parse(&[3, 3, 14], true).window_scale, Some(14));
@@ -143,8 +143,8 @@ fn window_scale_is_clamped() {
     assert_eq!(Options::parse(&[3, 3, 255], true).window_scale, Some(14));
 }
 
-/// The fast path for aligned timestamps agrees with the general form, and does not swallow a
-/// timestamps option with something else before it.
+/// The fast path for aligned timestamps agrees with the general case, and does not match a
+/// timestamps option with another prefix.
 #[test]
 fn aligned_timestamps() {
     let mut bytes = [1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2];
@@ -154,7 +154,7 @@ fn aligned_timestamps() {
     assert_eq!(Options::parse(&bytes, false), Options::default());
 }
 
-/// What cannot fit is left out, not cut: the fourth SACK block beside timestamps.
+/// Options that do not fit are omitted, not truncated: the fourth SACK block beside timestamps.
 #[test]
 fn fourth_sack_block_yields_to_timestamps() {
     let sack = [(1, 2), (3, 4), (5, 6), (7, 8)];
@@ -167,7 +167,7 @@ fn fourth_sack_block_yields_to_timestamps() {
     assert_eq!(Options::parse(&bytes, false).sack_blocks(), &sack[..3]);
 }
 
-/// The fullest SYN fills the longest header exactly.
+/// The largest SYN options fill the longest header exactly.
 #[test]
 fn fullest_syn_fits() {
     let options = Options {
@@ -181,7 +181,7 @@ fn fullest_syn_fits() {
     assert_eq!(options.emitted_len(true), OPTIONS_LEN_MAX);
 }
 
-/// Names of flags, alone and together, and the set operations.
+/// Flag names, alone and combined, and the set operations.
 #[test]
 fn flags() {
     let mut flags = Flags::SYN | Flags::ACK;
@@ -204,7 +204,7 @@ fn any_cookie() -> impl Strategy<Value = FastOpenCookie> {
 }
 
 prop_compose! {
-    /// Options that may stand on a SYN.
+    /// Options that may occur on a SYN.
     fn syn_options()(
         mss in prop::option::of(1..=u16::MAX),
         window_scale in prop::option::of(0..=WINDOW_SCALE_MAX),
@@ -226,7 +226,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// Options of an established connection, of which all fit.
+    /// Options of an established connection that all fit.
     fn established_options()(
         mut sack in any::<[(u32, u32); SACK_BLOCKS_MAX]>(),
         count in 0..=SACK_BLOCKS_MAX,
@@ -239,7 +239,7 @@ prop_compose! {
 }
 
 proptest! {
-    /// What is written reads back, with and without SYN; whatever follows is left alone.
+    /// Round trip, with and without SYN; bytes behind are not changed.
     #[test]
     fn round_trip(
         (source_port, destination_port, window) in any::<(u16, u16, u16)>(),
@@ -262,7 +262,7 @@ proptest! {
         prop_assert_eq!(Header::parse(&bytes), Ok((header, options)));
     }
 
-    /// No input makes a parser panic, and what is read can be written and read again.
+    /// No input makes a parser panic, and parsed headers survive a round trip.
     #[test]
     fn any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
         if let Ok((header, options)) = Header::parse(&bytes) {
@@ -272,7 +272,7 @@ proptest! {
         }
     }
 
-    /// Options of likely kinds and lengths: no panic, and both forms of reading agree.
+    /// Options of likely kinds and lengths: no panic, and the fast path and the general case agree.
     #[test]
     fn any_options(
         options in prop::collection::vec((0..36u8, 0..12u8, any::<[u8; 10]>()), 0..8),

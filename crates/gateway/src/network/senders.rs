@@ -1,4 +1,5 @@
-//! Checks who may send to the gateway from an address: only the port of the guest that leases it.
+//! Source address check of packets to the gateway: only the port of the guest that leases an
+//! address may send from it.
 //!
 //! Without this check a guest could send in another guest's flows, and open ways to it from
 //! outside, as the gateway tells flows apart by the addresses inside. For a port with a list of

@@ -91,7 +91,7 @@ impl Server<'_> {
         }
     }
 
-    /// Returns who asks: the guest of a static lease, or the client that the message identifies
+    /// Returns the client: the guest of a static lease, or the client that the message identifies
     /// (RFC 2131 §4.2).
     fn asker(&self, message: &Message, from: &Origin) -> Asker {
         let id = message.options.get(option::CLIENT_ID).filter(|id| id.len() >= CLIENT_ID_LEN_MIN);

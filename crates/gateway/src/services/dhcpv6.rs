@@ -107,7 +107,7 @@ impl Server<'_> {
         read.ok()
     }
 
-    /// Returns who asks: for the first association the guest of a static lease, if there is one;
+    /// Returns the client: for the first association the guest of a static lease, if there is one;
     /// else an association of the client that the message identifies.
     fn asker(&self, message: &Message, from: &Origin, ia: u32, is_first: bool) -> Asker {
         let duid = message.options.duid(option::CLIENT_ID).unwrap_or_default();

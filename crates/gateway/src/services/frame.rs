@@ -66,7 +66,7 @@ pub(super) struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Parses a copied frame. `offload` tells whether its checksum is still to be completed.
+    /// Parses a copied frame. `offload` says whether its checksum is still to be completed.
     /// Returns `None` if the frame is malformed or a fragment.
     pub(super) fn parse(frame: &'a [u8], offload: Checksum) -> Option<Self> {
         let ethernet = ethernet::Header::parse(frame).ok()?;

@@ -315,7 +315,7 @@ impl Instance {
         else {
             return Ok((victim, brokers));
         };
-        // The pidfd ensures that the number has not been reused.
+        // The mark shows that the number was not reused before the pidfd was opened.
         if matches!(victim, Victim::Guest(_)) || left::is_marked(pid, &self.mark) {
             let _ = pidfd_send_signal(pidfd, Signal::KILL);
         }

@@ -282,7 +282,10 @@ impl<S: Side> Worker<S> {
     fn serve(&mut self) -> io::Result<usize> {
         let mut events = Events::new();
         loop {
-            debug_assert!(!self.engine.protocols.has_events(), "the thread sleeps on news");
+            debug_assert!(
+                !self.engine.protocols.has_events(),
+                "the thread sleeps with events pending"
+            );
             self.watch_side();
             let timeout = self.timeout();
             self.wait(timeout, &mut events)?;

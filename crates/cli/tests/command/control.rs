@@ -219,7 +219,7 @@ fn figures_can_be_watched() {
     send_frame(&mut a);
     let told =
         (0..PATIENCE.as_secs()).map(|_| next()).find(|rates| rates["all"]["bytes_in"] != 0.0);
-    let rates = told.expect("the frame is told");
+    let rates = told.expect("the frame is reported");
     let seconds = rates["seconds"].as_f64().unwrap();
     let bytes = rates["ports"]["a"]["bytes_in"].as_f64().unwrap() * seconds;
     assert!((bytes - 60.0).abs() < 6.0, "{rates}");

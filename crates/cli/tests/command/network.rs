@@ -498,7 +498,7 @@ fn what_is_lent_is_claimed_by_its_guest_alone() {
     // The address is free once its port is gone.
     network.done(&["port", "del", "b"]);
     a.send(&arp_frame(c.mac, a.mac, &arp(2, a.mac, at_b, c.mac, at_c)));
-    c.expect("who took it", |frame| is_arp(frame) && frame[28..32] == at_b.octets());
+    c.expect("the new owner", |frame| is_arp(frame) && frame[28..32] == at_b.octets());
     assert_eq!(network.dropped("a", "address_spoofed"), 6);
 }
 

@@ -127,7 +127,7 @@ fn range(host: &mut Host, family: Family) {
     towpath.wait_for_text(&format!("from {}", family.outside()));
     ask(family.loopback(), 2002).expect("an answer");
     towpath.wait_for_text(&format!("from {}", family.gateway()));
-    for (port, why) in [(2003, "nobody listens inside"), (2001, "excluded"), (2004, "not in it")] {
+    for (port, why) in [(2003, "no listener inside"), (2001, "excluded"), (2004, "not in it")] {
         assert!(host.outside().run(|| ask(family.host(), port)).is_err(), "{why}");
     }
 }

@@ -99,7 +99,7 @@ fn namespaces(host: &mut Host) {
     }
     // The device ends with its namespace.
     drop(red);
-    retry("the port to be told as gone", || {
+    retry("the port to be reported as gone", || {
         let mut ls = Command::new(TOWPATH);
         ls.arg("ls").env("XDG_RUNTIME_DIR", &sockets);
         let ports = Process::start(ls).finish().success();

@@ -66,6 +66,9 @@ fn receive(mut stream: &TcpStream) -> io::Result<()> {
     let expected = [[b'a'; AROUND], [b'b'; AROUND]].concat();
     match (byte, others == expected) {
         ([MARKED], true) => Ok(()),
-        _ => Err(io::Error::other(format!("{byte:?} was marked, beside {} bytes", others.len()))),
+        _ => Err(io::Error::other(format!(
+            "{byte:?} was marked, among {} other bytes",
+            others.len()
+        ))),
     }
 }

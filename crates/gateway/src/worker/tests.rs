@@ -211,7 +211,7 @@ fn packets_are_large_on_a_path_that_seemed_slow() {
     let (local, remote) = ((net.address, 40_000).into(), ([192, 0, 2, 1], 80).into());
     rig.program.tcp_connect(local, remote, rig.now).unwrap();
     rig.pass(true);
-    let (handle, _) = rig.gateway.next_event().expect("the SYN is told");
+    let (handle, _) = rig.gateway.next_event().expect("the SYN is reported");
     rig.gateway.with_tcp(handle, rig.now, |connection| connection.accept());
     rig.pass(false);
     rig.pass(true);

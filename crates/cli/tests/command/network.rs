@@ -491,10 +491,10 @@ fn what_is_lent_is_claimed_by_its_guest_alone() {
     let free = address(250);
     for target in [at_a, free] {
         a.send(&arp_frame(c.mac, a.mac, &arp(2, a.mac, target, c.mac, at_c)));
-        c.expect("the truth", |frame| is_arp(frame) && frame[28..32] == target.octets());
+        c.expect("the owner's answer", |frame| is_arp(frame) && frame[28..32] == target.octets());
     }
     b.advertise(at_b6, to_c);
-    c.expect("the truth", |frame| is_advertisement(frame, at_b6));
+    c.expect("the owner's answer", |frame| is_advertisement(frame, at_b6));
     // The address is free once its port is gone.
     network.done(&["port", "del", "b"]);
     a.send(&arp_frame(c.mac, a.mac, &arp(2, a.mac, at_b, c.mac, at_c)));

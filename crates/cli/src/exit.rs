@@ -1,4 +1,4 @@
-//! How towpath ends: exit codes, and errors that carry one.
+//! Exit codes of towpath, and errors that carry one.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -12,7 +12,7 @@ pub(crate) const NOT_FOUND: u8 = 127;
 /// Added to the number of the signal that killed CMD.
 const KILLED_BASE: u8 = 128;
 
-/// The part of the help text and of the manual page about exit codes.
+/// The section of the help text and of the manual page about exit codes.
 pub(crate) const HELP: &str = "\
 Exit status:
   that of CMD, if it ran; 128+N if signal N killed it
@@ -23,7 +23,7 @@ Exit status:
   0    `attach`: the namespace has gone, or SIGINT or SIGTERM asked to end
   0    `up`: SIGINT or SIGTERM asked to end";
 
-/// How a command that worked ends.
+/// How a successful command ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// With this code.
@@ -36,17 +36,17 @@ pub(crate) enum Ending {
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
-    /// `None` if somebody has told the user already.
+    /// `None` if the user has seen the error already.
     pub(crate) error: Option<anyhow::Error>,
 }
 
 impl Ending {
-    /// From a status of wait(2).
+    /// Converts a wait(2) status.
     pub(crate) fn from_raw(status: i32) -> Self {
         ExitStatus::from_raw(status).into()
     }
 
-    /// The exit code that says the same.
+    /// Returns the equivalent exit code.
     pub(crate) fn code(self) -> u8 {
         match self {
             Ending::Code(code) => code,
@@ -66,7 +66,7 @@ impl From<ExitStatus> for Ending {
 }
 
 impl Failure {
-    /// An error that the user has been told already.
+    /// Returns a failure whose error the user has seen already.
     pub(crate) fn told(code: u8) -> Self {
         Self { code, error: None }
     }

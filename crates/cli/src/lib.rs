@@ -1,12 +1,12 @@
 //! The `towpath` command.
 //!
-//! `run` starts a program in namespaces of its own, `attach` serves a namespace that exists; both
-//! leave a TAP device with the worker, which moves the packets. `up` serves a network of virtual
-//! machines, which `ls`, `port`, `lease` and `publish` look at and change and `capture` records.
-//! Everything here runs in one thread until the worker starts, because it forks.
+//! `run` starts a program in namespaces of its own, and `attach` serves an existing namespace; both
+//! pass a TAP device to the worker, which moves the packets. `up` serves a network of virtual
+//! machines; `ls`, `port`, `lease` and `publish` show and change it, and `capture` records it. All
+//! code here runs in one thread until the worker starts, because it forks.
 //!
-//! Modules form a line, and each uses only those before it:
-//! `exit → {man, messages} → config → control → show → process`.
+//! Each module uses only the modules before it: `exit → {man, messages} → config → control → show →
+//! process`.
 #![deny(unsafe_code)]
 
 use std::io::Write;
@@ -30,9 +30,9 @@ mod show;
 /// The name of the command.
 pub const NAME: &str = "towpath";
 
-/// Does what the command line of this process asks for.
+/// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    // Wrong usage ends here, with code 2.
+    // A usage error ends the process here, with code 2.
     let arguments = Arguments::parse();
     let done = match arguments.action {
         Action::Run(arguments) => process::run::run(&arguments),
@@ -52,7 +52,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Ends a forked child, which must never return into what its parent does.
+/// Ends a forked child, which must never return into its parent's code.
 fn end_child(done: Result<Ending, Failure>) -> ! {
     let code = match done {
         Ok(ending) => ending.code(),
@@ -61,7 +61,7 @@ fn end_child(done: Result<Ending, Failure>) -> ! {
     std::process::exit(code.into())
 }
 
-/// Tells the user about a failure; returns the code to end with.
+/// Reports a failure to the user; returns the exit code.
 fn tell(failure: Failure) -> u8 {
     if let Some(error) = failure.error {
         Messages::Quiet.error(format_args!("{error:#}"));
@@ -69,7 +69,7 @@ fn tell(failure: Failure) -> u8 {
     failure.code
 }
 
-/// Interrupted programs end by the signal itself: only then do shells stop a script or a loop.
+/// Ends an interrupted program by the signal itself: only then do shells stop a script or a loop.
 fn end(ending: Ending) -> ExitCode {
     if ending == Ending::Signal(signals::INTERRUPT_NUMBER) {
         signals::end_by_interrupt();

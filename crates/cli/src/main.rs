@@ -1,4 +1,4 @@
-//! The `towpath` command; all of it is in the library, which `towpath-bench` runs too.
+//! The `towpath` command; all of its code is in the library, which `towpath-bench` runs too.
 
 use std::process::ExitCode;
 

@@ -8,7 +8,7 @@ use clap_mangen::roff::{Roff, bold, roman};
 
 use crate::exit;
 
-/// The page in roff: the command, then each subcommand with its options.
+/// Returns the page in roff: the command, then each subcommand with its options.
 pub(crate) fn page(command: Command) -> io::Result<Vec<u8>> {
     let mut command = command.disable_help_subcommand(true);
     command.build();

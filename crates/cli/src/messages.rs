@@ -1,33 +1,33 @@
-//! towpath's own words to the user: lines on standard error that begin with its name.
+//! Messages of towpath to the user: lines on standard error that begin with its name.
 
 use std::fmt::Display;
 use std::io::Write;
 
-/// How much towpath says.
+/// Which messages towpath prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Messages {
     /// Errors only.
     Quiet,
-    /// Also what differs from what was asked for.
+    /// Also deviations from what was asked for.
     Normal,
-    /// Also what is done.
+    /// Also the actions taken.
     Verbose,
 }
 
 impl Messages {
-    /// Something failed.
+    /// Prints an error.
     pub(crate) fn error(self, text: impl Display) {
         say(&text);
     }
 
-    /// Something is not as the user might expect.
+    /// Prints a notice about something that the user may not expect.
     pub(crate) fn notice(self, text: impl Display) {
         if self >= Messages::Normal {
             say(&text);
         }
     }
 
-    /// Something worth knowing when looking for a cause.
+    /// Prints a detail that helps to find a cause.
     pub(crate) fn detail(self, text: impl Display) {
         if self >= Messages::Verbose {
             say(&text);
@@ -37,6 +37,6 @@ impl Messages {
 
 fn say(text: &dyn Display) {
     let line = format!("towpath: {text}\n");
-    // There is nobody left to tell that standard error is gone.
+    // Standard error is gone; the failure cannot be reported.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }

@@ -1,21 +1,22 @@
-//! Captures: packets that pass are shared with another thread, which writes them or looks at them.
+//! Captures: share passing packets with another thread, which writes or inspects them.
 //!
 //! # Theory of operation
 //!
-//! A place where packets pass, a port of a network or a worker's inside, has a `Mirror` for each of
-//! its captures, usually none, which is one branch for a burst.
-//! A mirror looks at the first bytes of a packet with its filter and shares the packet
-//! ([`Packet::share`]): another handle, private headers copied, one more holder for each loan. What
-//! it has made goes into a ring; at the other end is a [`Sniffer`], on whatever thread. A
-//! [`Recorder`] is one that writes a capture file, a [`Recording`] has a thread for it.
+//! A place where packets pass (a port of a network, or a worker's inside) has one `Mirror` for each
+//! of its captures. Usually there is none, which costs one branch per burst. A mirror runs its
+//! filter on the first bytes of a packet and shares the packet ([`Packet::share`]): it takes
+//! another handle, copies the private headers, and becomes one more holder of each loan. It puts
+//! the shared packet into a ring. At the other end of the ring is a [`Sniffer`], on any thread. A
+//! [`Recorder`] is a sniffer that writes a capture file; a [`Recording`] runs a recorder on a
+//! thread of its own.
 //!
-//! Traffic never waits for it. Handles are of the mirror's own pool. What a capture may keep of
-//! others' memory is bounded ([`HELD_BYTES_MAX`], [`HELD_SHARE`]): beyond it, or with a full ring,
-//! packets are missing from the capture and counted there. A guest's memory goes back when its term
-//! ends, whoever holds it, and the sniffer sees a copy from then on without noticing.
+//! Traffic never waits for a capture. Handles come from the mirror's own pool. The memory that a
+//! capture may keep is bounded ([`HELD_BYTES_MAX`], [`HELD_SHARE`]): beyond the bound, or with a
+//! full ring, the capture drops packets and counts them. A guest's memory returns at the end of its
+//! term even if the capture holds it; from then on the sniffer sees a copy without noticing.
 //!
-//! Either end ends a capture: a sniffer that is dropped, and a port that is removed. Each wakes the
-//! other side. What a mirror sees after its sniffer has gone counts as dropped.
+//! Either end ends a capture: dropping the sniffer, or removing the port. Each wakes the other
+//! side. Packets that a mirror sees after its sniffer is gone count as dropped.
 //!
 //! Limits: [`CAPTURES_MAX`], [`RING_LEN`], [`HELD_BYTES_MAX`], [`HELD_SHARE`].
 
@@ -38,21 +39,23 @@ use towpath_packet::ring::{self, Consumer, Doorbell, Producer};
 use towpath_packet::sync::{AtomicBool, AtomicU64, Ordering};
 use towpath_packet::{Packet, PacketPool, Piece};
 
-/// Captures of a network at once.
+/// Concurrent captures of a network.
 pub const CAPTURES_MAX: usize = 4;
-/// Packets on the way to who captures: what he may be behind, as long as that is little memory.
+/// Packets on the way to the reader: how far it may fall behind, as long as they hold little
+/// memory.
 pub const RING_LEN: usize = 4096;
-/// Bytes of others' memory that a capture may keep.
+/// Bytes of memory that a capture may keep from their lenders.
 pub const HELD_BYTES_MAX: u64 = 16 << 20;
-/// One capture may keep this part of a network's frames at most: all together leave a half.
+/// A capture may keep one part in this many of a network's frames. All captures together leave
+/// half.
 pub const HELD_SHARE: usize = 2 * CAPTURES_MAX;
 
-/// What is captured of a port.
+/// Which packets of a port are captured, and how much of each.
 #[derive(Clone, Debug)]
 pub struct CaptureSettings {
-    /// Which packets, by their first [`PEEK_BYTES`]; all if there is none.
+    /// Filter on the first [`PEEK_BYTES`] of a packet; `None` captures every packet.
     pub filter: Option<Program>,
-    /// Bytes of each packet that are kept, from the first on.
+    /// Bytes of each packet that are kept, from its first byte.
     pub snap_bytes: usize,
 }
 
@@ -62,17 +65,17 @@ impl Default for CaptureSettings {
     }
 }
 
-/// What both sides count.
+/// Counters that both sides share.
 #[derive(Default)]
 struct Shared {
     seen: AtomicU64,
     accepted: AtomicU64,
     dropped: AtomicU64,
-    /// Packets in a file.
+    /// Packets written to a file.
     written: AtomicU64,
-    /// Bytes of others' memory that are in the ring or with the reader.
+    /// Bytes of lent memory that the ring and the reader keep.
     held: AtomicU64,
-    /// The reader wants no more.
+    /// The reader wants no more packets.
     is_over: AtomicBool,
 }
 
@@ -89,7 +92,7 @@ struct Item {
     bytes: u32,
     direction: Direction,
     nanoseconds: u64,
-    /// Counted in [`Shared::held`].
+    /// This packet's part of [`Shared::held`].
     held: u64,
 }
 
@@ -97,7 +100,7 @@ struct Item {
 #[derive(Default)]
 pub(crate) struct Mirrors(Vec<Mirror>);
 
-/// The end of a capture where packets pass.
+/// The sending end of a capture, where packets pass.
 struct Mirror {
     producer: Producer<Item>,
     packets: PacketPool,
@@ -107,11 +110,10 @@ struct Mirror {
 }
 
 impl Mirrors {
-    /// Begins a capture of packets whose frames have `frame_bytes` together. `ended` rings when its
-    /// reader has gone.
+    /// Begins a capture of packets that come from frames of `frame_bytes` in total. `ended` rings
+    /// when the reader of the capture is gone.
     ///
-    /// # Errors
-    /// What the system says.
+    /// # Errors The error of the system call that failed.
     pub(crate) fn add(
         &mut self,
         settings: CaptureSettings,
@@ -132,27 +134,27 @@ impl Mirrors {
         Ok(Sniffer { consumer, bell, shared, _ended: Ended(ended) })
     }
 
-    /// Packets that the first capture has written to its file, and those that are not in it, or
-    /// not yet.
+    /// Returns the packets that the first capture has written to its file, and those that it has
+    /// accepted and not, or not yet, written.
     pub(crate) fn written(&self) -> Option<(u64, u64)> {
         let shared = &self.0.first()?.shared;
         // Relaxed: statistics.
         let written = shared.written.load(Ordering::Relaxed);
-        // Relaxed: as above.
+        // Relaxed: a statistic.
         Some((written, shared.accepted.load(Ordering::Relaxed).saturating_sub(written)))
     }
 
-    /// Captures that go on.
+    /// Number of running captures.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Forgets captures whose readers have gone.
+    /// Removes captures whose readers are gone.
     pub(crate) fn reap(&mut self) {
         self.0.retain(|mirror| !mirror.producer.is_closed());
     }
 
-    /// Packets pass the port.
+    /// Shows passing packets to all captures.
     #[inline]
     pub(crate) fn see<'a>(
         &mut self,
@@ -173,7 +175,7 @@ impl Mirrors {
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let nanoseconds = since_epoch.map_or(0, |elapsed| elapsed.as_nanos() as u64);
         for mirror in &mut self.0 {
-            // Relaxed: a few packets more or less.
+            // Relaxed: a few packets more or less do not matter.
             if !mirror.shared.is_over.load(Ordering::Relaxed) {
                 mirror.share(direction, nanoseconds, packets.clone());
             }
@@ -200,7 +202,7 @@ impl Mirror {
                 Some((kept, held)) => {
                     let bytes = packet.len() as u32;
                     let item = Item { packet: kept, bytes, direction, nanoseconds, held };
-                    // The one before may have passed on what it counts for.
+                    // The packet before may have passed its share of held memory on to this one.
                     if let Some(before) = last.replace(item) {
                         self.publish(before);
                     }
@@ -221,21 +223,21 @@ impl Mirror {
         filter.accepts(&first[..count], packet.len() as u32)
     }
 
-    /// What is kept of a packet, and how much memory of others it counts for; `None` if there is no
-    /// room for it. Of a loan that it shares with the one `before` it only the later one counts:
-    /// readers take packets in their order, so that it is the last to go.
+    /// Returns what is kept of a packet, and the bytes of lent memory that count for it; `None` if
+    /// there is no room. If a packet shares a loan with the one `before` it, only the later packet
+    /// counts the loan: readers take packets in order, so the later one is the last to return it.
     fn keep(&mut self, packet: &Packet, before: Option<&mut Item>) -> Option<(Packet, u64)> {
         let mut kept = packet.share(&mut self.packets)?;
         kept.join_parts();
         let snap_bytes = self.settings.snap_bytes;
         if snap_bytes <= PEEK_BYTES && kept.headers().is_empty() {
-            // So little is copied, and nothing is held.
+            // This little is copied, so nothing is held.
             let count = kept.peek_headers().len().min(snap_bytes);
             kept.pull(count);
         }
         kept.truncate(snap_bytes.saturating_sub(kept.headers().len()));
         let (more, of_before) = held_bytes(&kept, before.as_ref().map(|item| &item.packet));
-        // Relaxed: others only take away from it.
+        // Relaxed: other threads only subtract from it.
         if self.shared.held.load(Ordering::Relaxed) + more > self.held_max {
             return None;
         }
@@ -250,16 +252,16 @@ impl Mirror {
     fn publish(&mut self, item: Item) {
         let held = item.held;
         if self.producer.publish(&mut [Some(item)]) != Ok(1) {
-            // Relaxed: as above.
+            // Relaxed: a count; nothing is ordered by it.
             self.shared.held.fetch_sub(held, Ordering::Relaxed);
             Shared::count(&self.shared.dropped);
         }
     }
 }
 
-/// Bytes that the pieces of a packet keep from their lenders: of loans of its own, and of the loan
-/// with which the packet `before` it ends. Segments of a super-packet follow each other and share
-/// its loans.
+/// Returns the bytes that the pieces of a packet keep from their lenders: first of the packet's own
+/// loans, then of the loan in which the packet `before` it ends. Consecutive segments of a
+/// super-packet share its loans.
 fn held_bytes(packet: &Packet, before: Option<&Packet>) -> (u64, u64) {
     let shared = before.and_then(|packet| packet.pieces().last());
     let (mut own, mut of_before) = (0, 0);
@@ -276,7 +278,7 @@ fn held_bytes(packet: &Packet, before: Option<&Packet>) -> (u64, u64) {
     (own, of_before)
 }
 
-/// Rings when it is dropped, if there is a bell.
+/// Rings its bell, if it has one, when it is dropped.
 struct Ended(Option<EventDoorbell>);
 
 impl Drop for Ended {
@@ -287,39 +289,39 @@ impl Drop for Ended {
     }
 }
 
-/// The reader's end of a capture: live packets, lent. One thread at a time; dropping it ends the
-/// capture.
+/// The reader's end of a capture. It returns live packets, lent. One thread uses it at a time;
+/// dropping it ends the capture.
 ///
-/// To wait for packets in an event loop, watch its file ([`AsFd`]) for reading, and whenever
-/// [`Sniffer::next`] has none, sleep only if [`Sniffer::may_sleep`] says so. When the file is
-/// readable, call [`Sniffer::clear`] before the next look.
+/// To wait for packets in an event loop, watch its file ([`AsFd`]) for reading. Whenever
+/// [`Sniffer::next`] returns `None`, sleep only if [`Sniffer::may_sleep`] returns true. When the
+/// file is readable, call [`Sniffer::clear`] before the next [`Sniffer::next`].
 pub struct Sniffer {
     consumer: Consumer<Item>,
     bell: EventDoorbell,
     shared: Arc<Shared>,
-    /// Dropped after the consumer, so that who hears it finds the ring closed.
+    /// Dropped after the consumer, so that the woken side finds the ring closed.
     _ended: Ended,
 }
 
-/// A packet that was captured. As long as it lives, it keeps memory from its lenders and counts
-/// towards what its capture may keep. Of several that share memory the last counts for it, so that
-/// none of them is to be kept longer.
+/// A captured packet. While it lives, it keeps memory from its lenders and counts towards the bound
+/// of its capture. Of several packets that share memory the last one counts it, so keep none of
+/// them longer than that one.
 pub struct Sniffed {
-    /// The packet, or as much of it as is kept. Its memory may be foreign, and may go back to its
-    /// lender, who gets it after a term; the pieces show a copy then.
+    /// The packet, or the part of it that is kept. Its memory may be foreign, and returns to its
+    /// lender after a term; the pieces show a copy from then on.
     pub packet: Packet,
-    /// Bytes that it had.
+    /// Length of the whole packet in bytes.
     pub bytes: usize,
-    /// Which way it went, seen from the network.
+    /// Direction, seen from the network.
     pub direction: Direction,
-    /// When: nanoseconds since the beginning of 1970.
+    /// Time stamp in nanoseconds since the beginning of 1970.
     pub nanoseconds: u64,
     held: u64,
     shared: Arc<Shared>,
 }
 
 impl Sniffed {
-    /// As a capture file takes it.
+    /// Returns the packet in the form that a capture file takes.
     pub fn as_seen(&self) -> Seen<'_> {
         let Self { packet, bytes, direction, nanoseconds, .. } = self;
         Seen { packet, bytes: *bytes, direction: *direction, nanoseconds: *nanoseconds }
@@ -334,7 +336,7 @@ impl Drop for Sniffed {
 }
 
 impl Sniffer {
-    /// The next packet, if one is there.
+    /// Returns the next packet, if one is waiting.
     #[expect(clippy::should_implement_trait, reason = "none now does not mean none later")]
     pub fn next(&mut self) -> Option<Sniffed> {
         let Item { packet, bytes, direction, nanoseconds, held } = self.consumer.pop()?;
@@ -342,7 +344,7 @@ impl Sniffer {
         Some(Sniffed { packet, bytes, direction, nanoseconds, held, shared })
     }
 
-    /// The next packet, waited for; `None` when the port has gone.
+    /// Waits for the next packet; `None` when the port is gone.
     pub fn wait(&mut self) -> Option<Sniffed> {
         loop {
             if let Some(sniffed) = self.next() {
@@ -357,40 +359,40 @@ impl Sniffer {
         }
     }
 
-    /// True if nothing is there, and the file will be readable when there is.
+    /// Returns true if no packet is waiting and the file will become readable when one arrives.
     pub fn may_sleep(&mut self) -> bool {
         self.consumer.needs_wakeup()
     }
 
-    /// Makes the file unreadable.
+    /// Makes the file unreadable again.
     pub fn clear(&self) {
         self.bell.clear();
     }
 
-    /// True if nothing is there and nothing will come.
+    /// Returns true if no packet is waiting and none will arrive.
     pub fn is_closed(&mut self) -> bool {
         self.consumer.is_closed()
     }
 
-    /// Asks for no more packets; those on the way still come.
+    /// Asks for no more packets. Packets on the way still arrive.
     pub fn stop(&self) {
-        // Relaxed: a few packets more or less.
+        // Relaxed: a few packets more or less do not matter.
         self.shared.is_over.store(true, Ordering::Relaxed);
     }
 
-    /// Drops all that is on the way, so that its memory goes back, and counts it as dropped.
+    /// Drops all packets on the way, so that their memory returns, and counts them as dropped.
     pub fn discard(&mut self) {
         while self.next().is_some() {
             Shared::count(&self.shared.dropped);
         }
     }
 
-    /// A packet is in a file.
+    /// Counts a packet written to a file.
     fn count_written(&self) {
         Shared::count(&self.shared.written);
     }
 
-    /// What was counted so far.
+    /// Returns the counters so far.
     pub fn statistics(&self) -> Statistics {
         // Relaxed: statistics.
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -398,7 +400,7 @@ impl Sniffer {
         Statistics { seen: count(seen), accepted: count(accepted), dropped: count(dropped) }
     }
 
-    /// Bytes of others' memory that the capture keeps, with all [`Sniffed`].
+    /// Bytes of lent memory that the capture keeps, including all live [`Sniffed`].
     pub fn held_bytes(&self) -> u64 {
         // Relaxed: a statistic.
         self.shared.held.load(Ordering::Relaxed)

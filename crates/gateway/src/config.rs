@@ -1,4 +1,4 @@
-//! What a towpath serves and with which limits, in plain values that have been checked once.
+//! The configuration: what towpath serves and with which limits, in plain validated values.
 //!
 //! Start from [`Config::default`], change fields, and call [`Config::check`] before use. Nothing
 //! here does I/O.
@@ -19,7 +19,7 @@ pub use subnet::{Subnet4, Subnet6, SubnetError};
 mod size;
 mod subnet;
 
-/// Smallest MTU: what every IPv4 host must take (RFC 791 §3.1).
+/// Smallest MTU: the size that every IPv4 host must accept (RFC 791 §3.1).
 pub const MTU_MIN: u16 = 576;
 /// Largest MTU: the largest multiple of 8 with room for 14 bytes of Ethernet header in 65,535.
 pub const MTU_MAX: u16 = 65_520;
@@ -27,87 +27,88 @@ pub const MTU_MAX: u16 = 65_520;
 pub const MTU_IPV6_MIN: u16 = 1280;
 /// Default memory ceiling.
 pub const MEMORY_BYTES_DEFAULT: usize = 256 << 20;
-/// Least memory: one full TCP window each way (2 × 4 MiB) and as much again for everything else.
+/// Least memory: one full TCP window each way (2 × 4 MiB), and the same again for everything else.
 pub const MEMORY_BYTES_MIN: usize = 16 << 20;
-/// Default for flows at once: half of the host sockets that a common file limit of 32,768 allows.
+/// Default for concurrent flows: half of the host sockets that a common file limit of 32,768
+/// allows.
 pub const FLOWS_DEFAULT: usize = 16_384;
-/// Most flows that may be asked for: the ports of 16 addresses.
+/// Upper bound of [`Config::flows_max`]: the ports of 16 addresses.
 pub const FLOWS_MAX: usize = 16 * 65_536;
-/// Most resolvers that may be named.
+/// Most resolvers that a configuration may list.
 pub const RESOLVERS_MAX: usize = 8;
-/// Most addresses that may mean the host's loopback.
+/// Most addresses that may stand for the host's loopback.
 pub const HOST_LOOPBACK_MAX: usize = 8;
 
-/// Most workers: as many queues as are handed over at once.
+/// Most workers: as many as queues that can be handed over at once.
 pub const WORKERS_MAX: usize = QUEUES_MAX;
 
-/// Everything that can be chosen.
+/// Everything that can be configured.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Name of the program's network interface.
     pub interface: String,
-    /// Largest IP packet that the program sees, in bytes.
+    /// Largest IP packet of the program's interface, in bytes.
     pub mtu: u16,
-    /// The IPv4 network; `None` switches IPv4 off.
+    /// The IPv4 network; `None` disables IPv4.
     pub ipv4: Option<Ipv4Config>,
-    /// The IPv6 network; `None` switches IPv6 off.
+    /// The IPv6 network; `None` disables IPv6.
     pub ipv6: Option<Ipv6Config>,
     /// Ethernet address of the program's interface.
     pub program_mac: [u8; 6],
     /// Ethernet address of the gateway.
     pub gateway_mac: [u8; 6],
-    /// Addresses inside that mean the host's loopback.
+    /// Addresses inside that stand for the host's loopback.
     pub host_loopback: Vec<IpAddr>,
-    /// Resolvers that DNS is relayed to; `None`: those of the host's /etc/resolv.conf.
+    /// Resolvers that DNS is relayed to; `None`: the resolvers in the host's /etc/resolv.conf.
     pub resolvers: Option<Vec<IpAddr>>,
     /// Ports of the host that lead to the program.
     pub publish: Vec<Publish>,
     /// Ports of the program's loopback that lead to the host's.
     pub joined: Vec<JoinedPort>,
-    /// Connections of the host's loopback to published TCP ports go past the stack.
+    /// Connections from the host's loopback to published TCP ports bypass the stack.
     pub join_published: bool,
     /// Where captured traffic is written.
     pub capture: Option<CaptureFile>,
-    /// Most memory that packets may take, in bytes.
+    /// Most bytes of memory for packets.
     pub memory_bytes: usize,
-    /// Most flows at once.
+    /// Most concurrent flows.
     pub flows_max: usize,
     /// Threads that serve a program; see [`Workers`](crate::workers::Workers).
     pub workers: usize,
 }
 
-/// A file for a capture, empty and open.
+/// A capture file, empty and open for writing.
 #[derive(Clone, Debug)]
 pub struct CaptureFile {
-    /// The file, on a disk, or a pipe or terminal.
+    /// A regular file, pipe or terminal.
     pub file: Arc<File>,
-    /// What it is called when something is wrong with it.
+    /// The path that error messages show.
     pub path: PathBuf,
 }
 
 /// Addresses of the IPv4 network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ipv4Config {
-    /// The program's.
+    /// Address of the program.
     pub address: Ipv4Addr,
     /// Bits of the network's prefix.
     pub prefix_len: u8,
-    /// The gateway's.
+    /// Address of the gateway.
     pub gateway: Ipv4Addr,
-    /// Where the program finds DNS.
+    /// Address of the DNS server that the program uses.
     pub dns: Ipv4Addr,
 }
 
 /// Addresses of the IPv6 network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ipv6Config {
-    /// The program's.
+    /// Address of the program.
     pub address: Ipv6Addr,
     /// Bits of the network's prefix.
     pub prefix_len: u8,
-    /// The gateway's.
+    /// Address of the gateway.
     pub gateway: Ipv6Addr,
-    /// Where the program finds DNS.
+    /// Address of the DNS server that the program uses.
     pub dns: Ipv6Addr,
 }
 
@@ -120,52 +121,52 @@ pub enum ConfigError {
     /// The MTU is too small for IPv6, and there is no IPv4.
     #[error("IPv6 needs an MTU of at least {MTU_IPV6_MIN}, not {0}")]
     MtuIpv6(u16),
-    /// Neither IPv4 nor IPv6.
+    /// IPv4 and IPv6 are both disabled.
     #[error("IPv4 and IPv6 are both switched off; leave one on")]
     NoFamily,
-    /// An impossible interface name.
+    /// The interface name is not valid.
     #[error(
         "'{0}' is not a name for a network interface; it has 1 to 15 bytes without '/', ':' \
              and spaces"
     )]
     Interface(String),
-    /// An address that neither the gateway nor DNS can have.
+    /// The address cannot be used for the gateway or DNS.
     #[error("{0} cannot be the gateway's address or that of DNS: {1}")]
     Gateway(IpAddr, &'static str),
-    /// An address that cannot mean the host's loopback.
+    /// The address cannot stand for the host's loopback.
     #[error("{0} cannot stand for the host's loopback: {1}")]
     HostLoopback(IpAddr, &'static str),
-    /// An address that no resolver can have.
+    /// The address cannot be a resolver's.
     #[error("{0} cannot be a resolver's address")]
     Resolver(IpAddr),
-    /// A list that is too long.
+    /// A list is too long.
     #[error("too many {what}: {count}, at most {max} are possible")]
     TooMany {
-        /// Of what.
+        /// What the list contains.
         what: &'static str,
-        /// How many there are.
+        /// Its length.
         count: usize,
-        /// How many there may be.
+        /// Its greatest length.
         max: usize,
     },
-    /// Too little memory to work with.
+    /// The memory limit is too small.
     #[error(
         "{0} bytes of memory are too few; at least {min} MiB are needed for each worker",
         min = MEMORY_BYTES_MIN >> 20
     )]
     Memory(usize),
-    /// No flow, or too many.
+    /// The flow limit is zero or too large.
     #[error("{0} flows at once are out of range; it may be 1 to {FLOWS_MAX}")]
     Flows(usize),
-    /// No worker, or too many.
+    /// The number of workers is zero or too large.
     #[error("{0} workers are out of range; it may be 1 to {WORKERS_MAX}")]
     Workers(usize),
 }
 
-/// Something that was changed to make a configuration work.
+/// A change that [`Config::check`] made so that a configuration works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Notice {
-    /// IPv6 needs a larger MTU.
+    /// IPv6 was disabled: it needs a larger MTU.
     #[error("IPv6 is off: it needs an MTU of at least {MTU_IPV6_MIN}, not {0}")]
     Ipv6Off(u16),
 }
@@ -205,10 +206,9 @@ impl Default for Ipv6Config {
 }
 
 impl Config {
-    /// Checks every field, and switches IPv6 off if the MTU is too small for it and IPv4 is there.
+    /// Checks every field. Disables IPv6 if the MTU is too small for it and IPv4 is enabled.
     ///
-    /// # Errors
-    /// [`ConfigError`] for the first field that cannot work.
+    /// # Errors [`ConfigError`] for the first field that is not valid.
     pub fn check(&mut self) -> Result<Option<Notice>, ConfigError> {
         if !(MTU_MIN..=MTU_MAX).contains(&self.mtu) {
             return Err(ConfigError::Mtu(self.mtu));
@@ -242,8 +242,8 @@ impl Config {
         Ok(notice)
     }
 
-    /// What each of the workers has of this: an even share of the limits. Ports are published by
-    /// one of them, which also begins the capture.
+    /// Returns the configuration of one worker: an even share of the limits. Published ports and
+    /// the capture are left out; the first worker has them.
     pub(crate) fn share(&self) -> Self {
         Self {
             publish: Vec::new(),
@@ -275,7 +275,7 @@ impl Config {
         }
     }
 
-    /// The address at which the program finds DNS: IPv4 if there is any.
+    /// Returns the address at which the program reaches DNS: the IPv4 one if IPv4 is enabled.
     pub fn dns(&self) -> Option<IpAddr> {
         let ipv4 = self.ipv4.map(|ipv4| IpAddr::V4(ipv4.dns));
         ipv4.or(self.ipv6.map(|ipv6| IpAddr::V6(ipv6.dns)))
@@ -355,16 +355,16 @@ impl Config {
     }
 }
 
-/// Packets that the program's interface must be able to queue, so that full windows of several
-/// TCP flows fit even when nothing is segmented late: a queue of the kernel's usual 1,000 packets
-/// drops them at MTU 1500, and every drop costs a round of recovery.
+/// Packets that the program's interface must be able to queue so that full windows of several TCP
+/// flows fit even without late segmentation. The kernel's usual queue of 1,000 packets would drop
+/// them at MTU 1500, and every drop costs a round of recovery.
 pub fn tx_queue_len(mtu: u16) -> u32 {
     const FLOWS: u32 = 8;
-    /// `net.ipv4.tcp_wmem`'s usual maximum.
+    /// The usual maximum of `net.ipv4.tcp_wmem`.
     const WINDOW_BYTES: u32 = 4 << 20;
-    /// The kernel's own default; small packets need it at any MTU.
+    /// The kernel's default; small packets need it at any MTU.
     const PACKETS_MIN: u32 = 1000;
-    /// Reached at [`MTU_MIN`]; the kernel allocates one pointer for each.
+    /// Reached at [`MTU_MIN`]; the kernel allocates one pointer for each packet.
     const PACKETS_MAX: u32 = 65_536;
     const _: () = assert!(FLOWS * WINDOW_BYTES / (MTU_MIN as u32) < PACKETS_MAX);
     (FLOWS * WINDOW_BYTES / u32::from(mtu.max(1))).clamp(PACKETS_MIN, PACKETS_MAX)

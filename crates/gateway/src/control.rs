@@ -1,7 +1,6 @@
-//! What a control socket and a network's file say: requests, objects and the operations in them.
+//! Input of the control socket and of network files: requests, objects and the operations in them.
 //!
-//! All of it is text that somebody sends. It is read without side effects and refused with a
-//! reason.
+//! All of it is untrusted text. It is parsed without side effects, and rejected with a reason.
 
 pub mod fields;
 pub mod http;

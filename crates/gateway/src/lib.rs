@@ -1,14 +1,15 @@
-//! The gateway of towpath: networks of programs and virtual machines, on sockets of the host.
+//! The gateway of towpath: connects networks of programs and virtual machines to sockets of the
+//! host.
 //!
-//! This package binds the protocols of `towpath-net` to the operating system of `towpath-io`:
-//! [`worker::Worker`] is the thread that moves packets, [`workers`] are several, [`flows`] maps
-//! the flows of a program's own network onto host sockets, [`config`] says what is served and with
-//! which limits.
-//! [`services`] are what a network of several guests tells them: addresses, routers, names.
-//! `control`, a feature, reads what a control socket and a network's file say.
+//! This package joins the protocols of `towpath-net` with the operating-system layer of
+//! `towpath-io`. [`worker::Worker`] is the thread that moves packets; [`workers`] runs several of
+//! them. [`flows`] maps the flows of a program's own network onto host sockets. [`config`] holds
+//! what is served and the limits. [`services`] gives the guests of a network their configuration:
+//! addresses, routers and names. `control`, a feature, parses requests on a control socket and
+//! network files.
 //!
-//! Modules form a line, and each uses only those before it: `{capture, publish, resolv} → {config,
-//! owners, services} → flows → report → worker → {network, workers} → control`.
+//! Each module uses only the modules before it: `{capture, publish, resolv} → {config, owners,
+//! services} → flows → report → worker → {network, workers} → control`.
 #![forbid(unsafe_code)]
 
 pub mod capture;

@@ -1,7 +1,7 @@
-//! Whose packets and connections are, where several workers serve one program.
+//! Decides which worker owns a packet or connection, where several workers serve one program.
 //!
-//! Their headers alone tell, so the answer is the same for all packets of a connection and for
-//! every worker: see [`Workers`](crate::workers::Workers).
+//! The decision depends on the headers alone, so it is the same for all packets of a connection and
+//! in every worker: see [`Workers`](crate::workers::Workers).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,9 +9,9 @@ use towpath_net::wire::Protocol;
 
 use crate::publish::{self, Publish};
 
-/// Whose packets and connections are.
+/// Maps packets and connections to workers.
 pub(crate) struct Owners {
-    /// The program's TCP ports that are published: a bit for each port.
+    /// The published TCP ports of the program, one bit for each port.
     published: Box<[u64; PORT_WORDS]>,
     workers: usize,
 }
@@ -31,7 +31,8 @@ impl Owners {
         self.published[port / 64] & 1 << (port % 64) != 0
     }
 
-    /// Who has the connection of a peer, as the program sees him, to a published port.
+    /// Returns the worker that owns the connection of `peer` to a published port. `peer` is the
+    /// address that the program sees.
     pub(crate) fn of_connection(&self, peer: SocketAddr, program_port: u16) -> usize {
         let ports = [peer.port().to_be_bytes(), program_port.to_be_bytes()];
         match peer.ip() {
@@ -47,13 +48,14 @@ impl Owners {
             let word = u32::from_be_bytes([word[0], word[1], word[2], word[3]]);
             (hash.rotate_left(5) ^ u64::from(word)).wrapping_mul(SPREADING)
         });
-        // The upper bits depend on all others.
+        // The upper bits depend on all input bits.
         (hash >> 32) as usize % self.workers
     }
 
-    /// Who has the frame of the program that begins with `headers`; `None` if it is whoever got it:
-    /// for whole TCP over IPv4, or over IPv6 without extension headers, from a port that is not
-    /// published. What is malformed is the first worker's.
+    /// Returns the worker that owns the program's frame that begins with `headers`. `None`: the
+    /// worker that received it owns it. That holds for unfragmented TCP over IPv4, or over IPv6
+    /// without extension headers, from a port that is not published. Malformed frames belong to the
+    /// first worker.
     pub(crate) fn of_packet(&self, headers: &[u8]) -> Option<usize> {
         match self.tcp_of(headers) {
             None => Some(0),
@@ -62,7 +64,7 @@ impl Owners {
         }
     }
 
-    /// Of a whole TCP segment the peer's address and port, and the program's port.
+    /// Returns the peer's address and port and the program's port of an unfragmented TCP segment.
     fn tcp_of<'a>(&self, headers: &'a [u8]) -> Option<(&'a [u8], [u8; 2], [u8; 2])> {
         let (ethernet, ip) = headers.split_at_checked(ETHERNET_BYTES)?;
         let (protocol, address, at) = match ([ethernet[12], ethernet[13]], ip.first()? >> 4) {
@@ -81,29 +83,29 @@ impl Owners {
     }
 }
 
-/// Words of a bit for each port.
+/// Words of a bitmap with one bit for each port.
 const PORT_WORDS: usize = (u16::MAX as usize + 1) / 64;
-/// Of a multiplicative hash: odd, with its bits spread.
+/// Multiplier of the hash: odd, with its bits spread.
 const SPREADING: u64 = 0x9e37_79b9_7f4a_7c15;
 const ETHERNET_BYTES: usize = 14;
 const IPV6_BYTES: usize = 40;
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
 const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
-/// More fragments, and the offset of this one.
+/// The more-fragments flag and the fragment offset.
 const FRAGMENT_BITS: u16 = 0x3fff;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The start of a frame from port 0x1234, and of one with options where there can be some.
+    /// Returns the start of a frame from port 0x1234; with options if `ip_bytes` has room for them.
     fn frame(ethertype: [u8; 2], protocol: u8, ip_bytes: usize) -> Vec<u8> {
         let mut frame = vec![0; ETHERNET_BYTES + ip_bytes];
         frame[12..14].copy_from_slice(&ethertype);
         if ethertype == ETHERTYPE_IPV4 {
             frame[14] = 0x40 | (ip_bytes / 4) as u8;
             frame[14 + 9] = protocol;
-            // Not to be fragmented: no fragment.
+            // "Don't fragment" is set: this is no fragment.
             frame[14 + 6] = 0x40;
         } else {
             frame[14] = 0x60;
@@ -131,8 +133,8 @@ mod tests {
         assert_eq!(none.of_packet(&frame(ETHERTYPE_IPV6, 6, 40)), None);
     }
 
-    /// Goal: who begins a connection gets its packets, and connections are spread.
-    /// Method: packets of one whose peers differ by a port, beside what their addresses tell.
+    /// Goal: the worker that begins a connection gets its packets, and connections are spread.
+    /// Method: packets of connections whose peers differ in one port only.
     #[test]
     fn packets_of_published_ports_find_who_began() {
         let one = published(&[0x1234]);
@@ -160,8 +162,8 @@ mod tests {
         }
     }
 
-    /// Bad input: every length from nothing on, fragments, other protocols, an IPv4 header length
-    /// that leads beyond the end, versions that the frame's type contradicts.
+    /// Bad input: every length from zero on, fragments, other protocols, an IPv4 header length
+    /// beyond the end, versions that contradict the EtherType.
     #[test]
     fn everything_else_is_the_first_workers() {
         let none = published(&[1]);

@@ -1,11 +1,11 @@
-//! Ports that lead elsewhere: published ones, from the host to the program, and joined ones, from
-//! the program's loopback to the host's.
+//! Forwarded ports: published ports lead from the host to the program, joined ports from the
+//! program's loopback to the host's.
 //!
-//! The text form is that of pasta's `-t` and `-u`: a comma-separated list of
-//! `PORT[-PORT][:PORT[-PORT]]`, all of it optionally prefixed by `ADDR/`, `ADDR%IF/` or `%IF/`,
-//! with exclusions `~PORT[-PORT]`; or one of the words `none` and `all`. A list of exclusions
-//! alone means all ports but those. The text form of joined ports is that of pasta's `-T`: the same
-//! list, the program's port first, without prefix, and not of all ports.
+//! The text form of published ports is that of pasta's `-t` and `-u`: a comma-separated list of
+//! `PORT[-PORT][:PORT[-PORT]]`, optionally prefixed as a whole by `ADDR/`, `ADDR%IF/` or `%IF/`,
+//! with exclusions `~PORT[-PORT]`; or one of the words `none` and `all`. A list of exclusions alone
+//! means all ports except those. The text form of joined ports is that of pasta's `-T`: a list of
+//! the same form, the program's port first, without a prefix and without a form for all ports.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -14,10 +14,10 @@ use std::ops::RangeInclusive;
 
 /// Most published ports: every port of both protocols once.
 pub const PUBLISH_MAX: usize = 2 * u16::MAX as usize;
-/// Most joined ports: with a socket for each loopback address, half of a usual limit of 1,024
-/// descriptors.
+/// Most joined ports: with one socket for each loopback address, they take half of a usual limit of
+/// 1,024 descriptors.
 pub const JOINED_PORTS_MAX: usize = 256;
-/// Longest name of a network interface in bytes (`IFNAMSIZ` less the final zero).
+/// Longest name of a network interface in bytes (`IFNAMSIZ` less the final NUL).
 pub const INTERFACE_NAME_BYTES_MAX: usize = 15;
 
 /// A transport protocol with ports.
@@ -34,21 +34,21 @@ pub enum Protocol {
 pub struct Publish {
     /// Protocol on both sides.
     pub protocol: Protocol,
-    /// Address of the host; `None`: all of them, IPv4 and IPv6.
+    /// Address of the host; `None`: all IPv4 and IPv6 addresses.
     pub host: Option<IpAddr>,
-    /// Network interface of the host; `None`: all of them.
+    /// Network interface of the host; `None`: all interfaces.
     pub interface: Option<String>,
     /// Port on the host.
     pub host_port: u16,
     /// Port of the program, or of the guest.
     pub program_port: u16,
-    /// Whose port that is.
+    /// Which program or guest that port belongs to.
     pub target: Target,
-    /// Not an error if the host's port cannot be had: it is one of "all".
+    /// The port is one of "all": it is not an error if it cannot be bound on the host.
     pub optional: bool,
 }
 
-/// A TCP port of the program's loopback that leads to a port of the host's.
+/// A TCP port of the program's loopback that leads to a port of the host's loopback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct JoinedPort {
     /// Port of the program's loopback.
@@ -60,29 +60,29 @@ pub struct JoinedPort {
 /// Where a published port leads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// To the program.
+    /// The program.
     Program,
-    /// To this address of a network of guests.
+    /// The guest with this address.
     Address(IpAddr),
-    /// To the guest at the port with this name, else to the one that calls itself so.
+    /// The guest at the port with this name, else the guest with this host name.
     Guest(String),
 }
 
-/// What a published port takes of the host: nobody else can have it.
+/// The port of the host that a published port occupies.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HostPort {
-    /// TCP or UDP.
+    /// The protocol.
     pub protocol: Protocol,
-    /// Address; `None`: all of them.
+    /// The address; `None`: all addresses.
     pub address: Option<IpAddr>,
-    /// Network interface; `None`: all of them.
+    /// The network interface; `None`: all interfaces.
     pub interface: Option<String>,
-    /// Port.
+    /// The port number.
     pub port: u16,
 }
 
 impl Publish {
-    /// What it takes of the host.
+    /// Returns the port of the host that it occupies.
     pub fn host_port(&self) -> HostPort {
         HostPort {
             protocol: self.protocol,
@@ -94,7 +94,7 @@ impl Publish {
 }
 
 impl Target {
-    /// The guest that a text names: its address or its name.
+    /// Parses a guest: its address or its name.
     pub fn guest(text: &str) -> Self {
         text.parse().map_or_else(|_| Self::Guest(text.to_owned()), Self::Address)
     }
@@ -110,7 +110,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// As in a specification, with the protocol before it.
+/// The form of a specification, after the protocol.
 impl fmt::Display for HostPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.protocol {
@@ -127,11 +127,11 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// A specification that makes no sense.
+/// A specification that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("port specification '{spec}': {problem}")]
 pub struct PublishError {
-    /// The text given.
+    /// The text of the specification.
     pub spec: String,
     /// What is wrong with it.
     pub problem: Problem,
@@ -143,7 +143,7 @@ pub enum Problem {
     /// pasta's `auto`.
     #[error("'auto' is not supported yet; name the ports")]
     Auto,
-    /// Nothing between two commas, or nothing at all.
+    /// An empty item, or an empty specification.
     #[error("a port is missing; write for example 8080:80")]
     Empty,
     /// Not a number from 1 to 65535.
@@ -161,22 +161,23 @@ pub enum Problem {
     /// Not an IP address.
     #[error("'{0}' before '/' is not an IP address")]
     Address(String),
-    /// An address with a colon behind it, as others have it; what is meant.
+    /// An address that is followed by a colon, as other tools write it. Contains the form that was
+    /// meant.
     #[error("an address goes before '/': {0}")]
     AddressByColon(String),
     /// Not the name of a network interface.
     #[error("'{0}' after '%' is not a name of a network interface")]
     Interface(String),
-    /// A port that is to lead to two others.
+    /// A port that would lead to two others.
     #[error("port {0} is given twice")]
     Twice(u16),
-    /// `none` or `all` with anything else.
+    /// `none` or `all` together with other specifications.
     #[error("'{0}' goes with no other specification of the same protocol")]
     Alone(&'static str),
     /// A joined port with an address or an interface.
     #[error("'{0}' names an address; these ports are those of the loopback")]
     LoopbackOnly(String),
-    /// All ports, where each has to be named.
+    /// All ports, where every port has to be listed.
     #[error("'{0}' means all ports; name those that are to lead to the host's loopback")]
     AllJoined(String),
     /// No port remains.
@@ -184,7 +185,7 @@ pub enum Problem {
     NothingLeft,
 }
 
-/// The ports that the host hands out by itself; the kernel's default if it does not say.
+/// Returns the host's ephemeral ports; the kernel's default range if the host's cannot be read.
 pub fn ephemeral_ports() -> RangeInclusive<u16> {
     const DEFAULT: RangeInclusive<u16> = 32_768..=60_999;
     let Ok(text) = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range") else {
@@ -197,11 +198,10 @@ pub fn ephemeral_ports() -> RangeInclusive<u16> {
     }
 }
 
-/// Reads all specifications of one protocol. Ports in `ephemeral`, which the host hands out by
-/// itself, are left out where all ports are meant.
+/// Parses all specifications of one protocol. A specification that means all ports leaves out
+/// `ephemeral`, the ports that the host assigns by itself.
 ///
-/// # Errors
-/// [`PublishError`] for the first specification that makes no sense.
+/// # Errors [`PublishError`] for the first specification that cannot be parsed.
 pub fn parse(
     protocol: Protocol,
     specs: &[String],
@@ -227,10 +227,9 @@ pub fn parse(
     Ok(published)
 }
 
-/// Reads all specifications of joined ports.
+/// Parses all specifications of joined ports.
 ///
-/// # Errors
-/// [`PublishError`] for the first specification that makes no sense.
+/// # Errors [`PublishError`] for the first specification that cannot be parsed.
 pub fn parse_joined(specs: &[String]) -> Result<Vec<JoinedPort>, PublishError> {
     let mut joined: Vec<JoinedPort> = Vec::new();
     let mut taken = HashSet::new();
@@ -324,7 +323,7 @@ fn parse_prefix(prefix: Option<&str>) -> Result<(Option<IpAddr>, Option<String>)
     Ok((host, interface))
 }
 
-/// What `ADDR:PORT:PORT` means here.
+/// Translates `ADDR:PORT:PORT` into the form that is understood here.
 fn address_by_colon(list: &str) -> Option<String> {
     let (rest, program) = list.rsplit_once(':')?;
     let (address, host) = rest.rsplit_once(':')?;
@@ -338,7 +337,7 @@ fn parse_interface(name: &str) -> Result<String, Problem> {
     if is_interface_name(name) { Ok(name.into()) } else { Err(Problem::Interface(name.into())) }
 }
 
-/// True if the kernel would accept `name` for a network interface.
+/// Returns true if the kernel accepts `name` for a network interface.
 pub fn is_interface_name(name: &str) -> bool {
     let bytes = name.as_bytes();
     let fits = (1..=INTERFACE_NAME_BYTES_MAX).contains(&bytes.len());
@@ -346,7 +345,8 @@ pub fn is_interface_name(name: &str) -> bool {
     fits && name != "." && name != ".." && bytes.iter().all(allowed)
 }
 
-/// The ports of a list: (before the colon, after it), and what is excluded. Nothing wanted: all.
+/// The ports of a list: those before and after the colon, and the excluded ones. No wanted port
+/// means all.
 struct Mapping {
     wanted: Vec<(u16, u16)>,
     excluded: Vec<RangeInclusive<u16>>,

@@ -1,4 +1,4 @@
-//! What a worker has done, for people and for tests.
+//! Counters of a worker, for people and for tests.
 
 use crate::flows::{Gateway, GatewayCounters, LentNow};
 use std::fmt;
@@ -18,51 +18,51 @@ pub struct Report {
     pub tap: TapCounters,
     /// Offloads in use, if the inside is a TAP device.
     pub features: Option<Features>,
-    /// Flows now: TCP, UDP, echo.
+    /// Open flows: TCP, UDP, echo.
     pub flows: (usize, usize, usize),
-    /// Joined flows now, which the stack knows nothing of.
+    /// Open joined flows, which bypass the stack.
     pub joined: usize,
-    /// Packets taken from memory now.
+    /// Packet handles in use.
     pub packets_taken: usize,
-    /// Frames taken from memory now, small and large: held by flows, or ready for the next read.
+    /// Frames in use, small and large: held by flows, or ready for the next read.
     pub frames_taken: (usize, usize),
-    /// What flows have lent now: payload in frames that is on its way.
+    /// Memory that flows have lent: payload in frames on its way.
     pub lent: LentNow,
-    /// Packets of guests that went on as copies, be it for their term or for their ring. Frames of
-    /// the pool have no terms.
+    /// Packets of guests that continued as copies, at the end of their term or because their ring
+    /// ran short. Frames of the pool have no terms.
     pub recalled: u64,
     /// Payload bytes carried between the two sides.
     pub carried: u64,
     /// Payload bytes copied in user memory, by site.
     pub copied: [(&'static str, u64); Site::ALL.len()],
-    /// Packets in the capture file, and those that passed and are not in it, or not yet.
+    /// Packets in the capture file, and packets that passed and are not, or not yet, in it.
     pub captured: Option<(u64, u64)>,
-    /// Why the capture file ends early.
+    /// Why the capture file ended early.
     pub capture_error: Option<String>,
-    /// The host allows no ping sockets.
+    /// The host does not allow ping sockets.
     pub ping_forbidden: bool,
-    /// Packets handed over to the first worker.
+    /// Packets handed over to other workers.
     pub handed_over: u64,
-    /// Packets dropped because the first worker did not take them fast enough.
+    /// Packets dropped because the owning worker's ring was full.
     pub hand_over_full: u64,
-    /// What each of several workers did; empty if there is one.
+    /// Counters of each worker if there are several; empty if there is one.
     pub workers: Vec<WorkerShare>,
 }
 
-/// What one of several workers did.
+/// Counters of one of several workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerShare {
-    /// Flows now: TCP, UDP, echo.
+    /// Open flows: TCP, UDP, echo.
     pub flows: (usize, usize, usize),
-    /// Packets that its stack took from the program.
+    /// Packets that its stack received from the program.
     pub packets_in: u64,
-    /// Packets that its stack made for the program.
+    /// Packets that its stack sent to the program.
     pub packets_out: u64,
     /// Payload bytes from the program to the host.
     pub bytes_out: u64,
     /// Payload bytes from the host to the program.
     pub bytes_in: u64,
-    /// Packets handed over to the first worker.
+    /// Packets handed over to other workers.
     pub handed_over: u64,
 }
 
@@ -90,12 +90,13 @@ impl Report {
         }
     }
 
-    /// Loans that are out: frames in use, those that wait for the next read included.
+    /// Returns the number of outstanding loans: frames in use, including those that wait for the
+    /// next read.
     pub fn loans(&self) -> usize {
         self.frames_taken.0 + self.frames_taken.1
     }
 
-    /// The sum of what several workers did, the first first.
+    /// Returns the sum of the reports of several workers; `first` is the first worker's.
     pub(crate) fn of_several(mut first: Self, others: &[Self]) -> Self {
         first.workers = [&first].into_iter().chain(others).map(Self::share).collect();
         for other in others {
@@ -119,7 +120,7 @@ impl Report {
         self.stack.add(&other.stack);
         self.gateway.add(&other.gateway);
         self.tap = self.tap.plus(&other.tap);
-        // One that a queue has taken back is not in use everywhere.
+        // An offload that one queue has switched off is not in use everywhere.
         self.features = self.features.zip(other.features).map(|(all, its)| all.and(its));
         let ((tcp, udp, echo), its) = (self.flows, other.flows);
         self.flows = (tcp + its.0, udp + its.1, echo + its.2);
@@ -143,13 +144,13 @@ impl Report {
         self.copied.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Payload bytes copied in user memory for each byte carried.
+    /// Payload bytes copied in user memory per byte carried.
     pub fn copies_per_byte(&self) -> f64 {
         if self.carried == 0 { 0.0 } else { self.copied_bytes() as f64 / self.carried as f64 }
     }
 
-    /// The part of the bytes carried that was passed on in the frames in which it came: all of it
-    /// is lent by the pool. One before the first byte; a lower bound, as bytes may be copied twice.
+    /// Fraction of the carried bytes that were passed on in the frames that received them. It is 1
+    /// before the first byte, and a lower bound, as bytes may be copied twice.
     pub fn hit_rate(&self) -> f64 {
         1.0 - self.copies_per_byte().min(1.0)
     }
@@ -228,7 +229,7 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// What went from loopback to loopback; nothing if there was none.
+    /// Writes the line of joined flows, if there were any.
     fn fmt_joined(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gateway = &self.gateway;
         if gateway.joined == 0 {
@@ -243,7 +244,7 @@ impl Report {
         )
     }
 
-    /// A line for each of several workers.
+    /// Writes one line for each of several workers.
     fn fmt_workers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, share) in self.workers.iter().enumerate() {
             let WorkerShare { flows: (tcp, udp, echo), .. } = *share;
@@ -257,7 +258,7 @@ impl Report {
         Ok(())
     }
 
-    /// Everything that did not get through, by reason; nothing if there is nothing to tell.
+    /// Writes everything that was lost, by reason; writes nothing without losses.
     fn fmt_losses(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (site, bytes) in self.copied.iter().filter(|(_, bytes)| *bytes > 0) {
             writeln!(f, "copied            {site} {bytes} bytes")?;
@@ -268,7 +269,7 @@ impl Report {
         Ok(())
     }
 
-    /// What did not get through, by reason; those that never happened are left out.
+    /// Returns what was lost, by reason, without the reasons whose count is zero.
     pub fn losses(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let gateway = &self.gateway;
         let others = [

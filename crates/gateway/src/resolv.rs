@@ -1,7 +1,6 @@
-//! The text of resolv.conf(5): read on the host, written for the program.
+//! The text of resolv.conf(5): parsed from the host's file, generated for the program.
 //!
-//! Text from outside: whatever it is, it is read to its end, and what cannot be used is passed
-//! over.
+//! The host's file is untrusted input: parsing never fails, and skips what it does not understand.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -9,11 +8,11 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 pub const DNS_PORT: u16 = 53;
 /// Most resolvers taken from a file (resolv.conf(5) MAXNS).
 pub const FILE_RESOLVERS_MAX: usize = 3;
-/// Most bytes of the host's file that are looked at; resolvers read far less.
+/// Most bytes of the host's file that are parsed; resolvers themselves read far less.
 pub const HOST_FILE_BYTES_MAX: u64 = 64 << 10;
 
-/// The `nameserver` lines of a file. An address may have a zone, `fe80::1%2` or `fe80::1%eth0`;
-/// `interface_index` tells the number of an interface of that name.
+/// Returns the addresses of the `nameserver` lines. An address may have a zone, `fe80::1%2` or
+/// `fe80::1%eth0`; `interface_index` maps an interface name to its index.
 pub fn name_servers(text: &str, interface_index: impl Fn(&str) -> Option<u32>) -> Vec<SocketAddr> {
     let servers = text.lines().filter_map(|line| {
         let mut words = line.split_ascii_whitespace();
@@ -32,7 +31,8 @@ fn parse_address(text: &str, interface_index: impl Fn(&str) -> Option<u32>) -> O
     Some(SocketAddr::V6(SocketAddrV6::new(address, DNS_PORT, 0, scope)))
 }
 
-/// The host's file with its name servers replaced by towpath's; search domains and options stay.
+/// Returns the host's file with its name servers replaced by `dns`; keeps search domains and
+/// options.
 pub fn generate(host_file: &str, dns: IpAddr) -> String {
     let mut text = format!("# written by towpath for this network\nnameserver {dns}\n");
     for line in host_file.lines() {

@@ -1,18 +1,19 @@
-//! One thread that owns an inside, a stack, the gateway and their memory, and moves packets.
+//! The thread that owns an inside, a stack, the gateway and their memory, and moves packets.
 //!
 //! # Theory of operation
 //!
 //! The inside is a TAP device, or a switch with ports ([`Side`]).
 //!
-//! A turn of the loop waits for events, reads the inside in bursts and gives them to the stack,
-//! lets the gateway act on what the stack and the host sockets have, and sends what the stack has
-//! made of it. ACKs and windows thus go out once per burst, after the host sockets took the data.
+//! A turn of the loop waits for events, reads the inside in bursts and passes them to the stack,
+//! lets the gateway act on events of the stack and the host sockets, and sends the packets that the
+//! stack has made. So ACKs and windows go out once per burst, after the host sockets took the data.
 //!
-//! An idle worker sleeps until its next timer, or for ever. Before a sleep it looks for news for a
-//! while where that pays (`busy_poll`): at the inside, if that can be done without a system call,
-//! and at all files while a connection has just begun, whose next packets are near.
-//! When frames run out, the inside is left unread for a millisecond; the queues before it are the
-//! buffer then.
+//! An idle worker sleeps until its next timer, or indefinitely. Before it sleeps, it busy-polls for
+//! a while where that pays (`busy_poll`): the inside, if that needs no system call, and all files
+//! while a connection has just begun, whose next packets are near.
+//!
+//! When frames run out, the worker leaves the inside unread for a millisecond; meanwhile its queues
+//! are the buffer.
 
 mod busy_poll;
 mod read_limit;
@@ -49,28 +50,28 @@ use towpath_net::time::{Instant, earliest};
 use towpath_net::wire::MacAddr;
 use towpath_packet::{Burst, Caps, Context, Input, Ledger, Memory, MemoryConfig, Packet};
 
-/// Bytes read from the inside before host sockets get their turn: as many as are read from those,
-/// so that each direction has half of the thread if it can use it.
+/// Bytes to read from the inside before the host sockets get their turn: as many as are read from
+/// the host sockets, so that each direction gets half of the thread if it can use it.
 const READ_BYTES_PER_TURN: usize = BYTES_PER_TURN;
-/// The same in packets.
+/// Packets to read from the inside before the host sockets get their turn.
 const READ_PACKETS_PER_TURN: usize = 128;
-/// The same in small packets, as floods are: so a flood takes little time from flows that move
-/// bytes.
+/// Small packets to read from the inside before the host sockets get their turn. Floods consist of
+/// small packets, so a flood takes little time from flows that move bytes.
 const READ_SMALL_PER_TURN: usize = 16;
-/// How often the end is looked for while finishing.
+/// Interval of the checks for the end while finishing.
 const FINISH_INTERVAL: Duration = Duration::from_millis(5);
 
-/// What reading the inside has left there for the next turn, as far as is known.
+/// Why a turn stopped reading the inside: what may be left there for the next turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
     Nothing,
-    /// It ended at the turn's number of bytes.
+    /// The turn reached its limit of bytes.
     Bytes,
-    /// It ended at the turn's number of packets.
+    /// The turn reached its limit of packets.
     Packets,
 }
 
-/// What packets are captured by, of all workers of a program.
+/// The capture that all workers of a program share.
 pub(crate) type Capture = Arc<Mutex<Mirrors>>;
 
 /// The worker.
@@ -79,17 +80,17 @@ pub struct Worker<S: Side = Tap> {
     gateway: Gateway,
     buffer: ReceiveBuffer,
     reactor: Reactor,
-    /// The file of the side is watched.
+    /// The file of the side is watched for reading.
     is_watching: bool,
     capture: Option<Capture>,
-    /// Who writes what is captured, if this worker has begun it.
+    /// The recording of the capture, if this worker began it.
     recording: Option<Recording>,
     read_limit: ReadLimit,
     clock: Clock,
     rest: Rest,
     busy_poll: BusyPoll,
     young_poll: BusyPoll,
-    /// Set while only the rest is passed on.
+    /// Set while the worker only passes on what remains.
     finish_by: Option<Instant>,
 }
 
@@ -115,29 +116,29 @@ impl<S: Side> Worker<S> {
         Ok(worker)
     }
 
-    /// What this one captures to.
+    /// Returns the capture of this worker.
     pub(crate) fn capture_file(&self) -> Option<Capture> {
         self.capture.clone()
     }
 
-    /// Has this one capture to what another does.
+    /// Makes this worker capture to the capture of another worker.
     pub(crate) fn capture_with(&mut self, capture: Option<Capture>) {
         self.capture = capture;
     }
 
-    /// Who writes the capture of [`Config::capture`].
+    /// Returns the recording of [`Config::capture`], if this worker began it.
     pub fn recording(&mut self) -> Option<&mut Recording> {
         self.recording.as_mut()
     }
 
-    /// Has connections search for what their path takes when full packets vanish (RFC 4821): ICMP
-    /// errors of the program's network do not reach this worker.
+    /// Enables path MTU probing (RFC 4821) when full packets are lost: ICMP errors from the
+    /// program's network do not reach this worker.
     pub(crate) fn search_paths(&mut self) {
         self.engine.protocols.tcp_settings_mut().mtu_probing = 1;
     }
 
-    /// Binds the published ports and takes over an inside whose stations are found by asking for
-    /// them. Copies are counted in `ledger`.
+    /// Binds the published ports and takes over an inside whose stations are found by neighbour
+    /// discovery. Copies are counted in `ledger`.
     ///
     /// # Errors
     /// [`StartError`].
@@ -147,8 +148,8 @@ impl<S: Side> Worker<S> {
         Self::with(config, side, ledger, Vec::new(), own)
     }
 
-    /// With stations that everything leads to that is on no network of ours, and another address of
-    /// ours.
+    /// Binds the published ports and takes over an inside. Destinations outside of the worker's own
+    /// networks lead to `next_hops`; `address` is one more address of the worker.
     fn with(
         config: &Config,
         side: S,
@@ -193,20 +194,18 @@ impl<S: Side> Worker<S> {
         })
     }
 
-    /// Joins connections of the program to these sockets, which listen on its loopback, with the
-    /// host's loopback.
+    /// Joins the program's connections to these sockets, which listen on its loopback, with
+    /// connections to the host's loopback.
     ///
-    /// # Errors
-    /// A socket does not listen, or cannot be watched.
+    /// # Errors A socket does not listen, or cannot be watched.
     pub fn join(&mut self, listeners: Vec<JoinedListener>) -> io::Result<()> {
         self.gateway.join(listeners, &self.reactor)
     }
 
-    /// Joins connections of the host's loopback to published ports by sockets that `source` opens
-    /// inside.
+    /// Joins connections from the host's loopback to published ports, over sockets that `source`
+    /// opens inside.
     ///
-    /// # Errors
-    /// It cannot be watched.
+    /// # Errors The source cannot be watched.
     pub fn join_published(&mut self, source: SocketSource) -> io::Result<()> {
         self.gateway.join_published(source, &self.reactor)
     }
@@ -223,8 +222,8 @@ impl<S: Side> Worker<S> {
         result
     }
 
-    /// Serves on after the program's end until what it sent has been passed on, at most for
-    /// `limit`, or until one of `fds` is readable.
+    /// Continues after the program's end until everything that the program sent has been passed on,
+    /// for `limit` at most, or until one of `fds` is readable.
     pub fn finish(&mut self, fds: &[BorrowedFd<'_>], limit: Duration) -> io::Result<()> {
         let until = self.clock.now() + limit;
         self.finish_by = Some(until);
@@ -233,7 +232,7 @@ impl<S: Side> Worker<S> {
         Ok(())
     }
 
-    /// What passed so far.
+    /// Returns the counters so far.
     pub fn report(&self) -> Report {
         let Engine { protocols: stack, device: side, memory, ledger, .. } = &self.engine;
         let mut report = Report::new(stack, &self.gateway, ledger);
@@ -249,33 +248,33 @@ impl<S: Side> Worker<S> {
         report
     }
 
-    /// The inside.
+    /// Returns the inside.
     pub fn side(&self) -> &S {
         &self.engine.device
     }
 
-    /// Now, on the clock of everything here.
+    /// Returns the current time of the worker's clock.
     pub fn now(&self) -> Instant {
         self.clock.now()
     }
 
-    /// Has something done with the inside, between calls of [`Worker::run_until`].
+    /// Calls `act` with the inside, between calls of [`Worker::run_until`].
     pub fn with_side<R>(&mut self, act: impl FnOnce(&mut S, &mut Context<'_>) -> R) -> R {
         let now = self.clock.now();
         self.engine.with_device(now, act)
     }
 
-    /// The inside, to be changed between calls of [`Worker::run_until`].
+    /// Returns the inside, to change it between calls of [`Worker::run_until`].
     pub fn side_mut(&mut self) -> &mut S {
         &mut self.engine.device
     }
 
-    /// The gateway, and what its sockets hang in.
+    /// Returns the gateway and the reactor that its sockets are registered with.
     pub(crate) fn gateway(&mut self) -> (&mut Gateway, &Reactor) {
         (&mut self.gateway, &self.reactor)
     }
 
-    /// Ports of the host that are published.
+    /// Returns the published ports of the host.
     pub fn published(&self) -> impl Iterator<Item = &Publish> {
         self.gateway.published()
     }
@@ -283,7 +282,10 @@ impl<S: Side> Worker<S> {
     fn serve(&mut self) -> io::Result<usize> {
         let mut events = Events::new();
         loop {
-            debug_assert!(!self.engine.protocols.has_events(), "the thread sleeps on news");
+            debug_assert!(
+                !self.engine.protocols.has_events(),
+                "the thread sleeps with events pending"
+            );
             self.watch_side();
             let timeout = self.timeout();
             self.wait(timeout, &mut events)?;
@@ -300,7 +302,7 @@ impl<S: Side> Worker<S> {
         }
     }
 
-    /// One turn; the index of a watched file that became readable.
+    /// Runs one turn; returns the index of a watched file that became readable.
     fn turn(&mut self, events: &Events, now: Instant) -> Result<Option<u32>, S::Error> {
         let mut watched = None;
         let mut side_readable = false;
@@ -326,7 +328,8 @@ impl<S: Side> Worker<S> {
             gateway.continue_flows(io);
         });
         self.send_and_hear(now)?;
-        // New flows come last: those that are open have had their turn, and it has been sent.
+        // New flows come last: the open flows have had their turn, and their packets have been
+        // sent.
         let is_idle = events.iter().all(|event| is_of_listener(event.token));
         let load = match is_idle {
             true => Load::Idle,
@@ -339,8 +342,9 @@ impl<S: Side> Worker<S> {
         Ok(watched)
     }
 
-    /// Sends what the stack has. Sending makes room, which flows are told at once: nothing else
-    /// would wake the thread for it. That ends as room is only made for what was acknowledged.
+    /// Sends the packets of the stack. Sending makes room, which is reported to flows at once:
+    /// nothing else would wake the thread for it. The loop ends, as room is only made for
+    /// acknowledged data.
     fn send_and_hear(&mut self, now: Instant) -> Result<(), S::Error> {
         loop {
             self.send(now)?;
@@ -369,7 +373,7 @@ impl<S: Side> Worker<S> {
             }
             let full = limit > 1 && received.is_full || of_others > 0;
             self.read_limit.came(received.packets, own);
-            // Reading is half of the work for a packet; the other half is its owner's.
+            // Reading a packet is half of the work for it; its owner does the other half.
             let of_burst = own + of_others / 2;
             bytes += of_burst;
             left -= limit;
@@ -377,7 +381,7 @@ impl<S: Side> Worker<S> {
                 small_left = small_left.saturating_sub(received.packets);
             }
             self.with_gateway(now, |gateway, io| gateway.drain(io));
-            // As many more like these as the turn has bytes for.
+            // As many packets of this size as the turn still has bytes for.
             room = READ_BYTES_PER_TURN.saturating_sub(bytes) * limit / of_burst.max(1);
             if !full {
                 return Ok(Left::Nothing);
@@ -391,7 +395,7 @@ impl<S: Side> Worker<S> {
         }
     }
 
-    /// Sends what the stack has, until it has no more or the device is full.
+    /// Sends the packets of the stack until there are none or the device is full.
     fn send(&mut self, now: Instant) -> Result<(), S::Error> {
         let Self { engine, capture, .. } = self;
         let see_all = |burst: &Burst| see(capture.as_ref(), Direction::Outbound, burst);
@@ -405,7 +409,7 @@ impl<S: Side> Worker<S> {
         }
     }
 
-    /// True if nothing is left that the program has sent.
+    /// Returns true if everything that the program sent has been passed on.
     fn all_passed_on(&self) -> bool {
         self.gateway.all_passed_on(&self.engine.protocols) && !self.engine.has_unsent()
     }
@@ -424,19 +428,19 @@ impl<S: Side> Worker<S> {
         deadline.map(|at| at.since(now))
     }
 
-    /// Nothing happened for a while: gives back what was kept ready, and memory that a busier time
-    /// has left behind.
+    /// Releases what was kept ready, and memory left from a busier time. Called after a quiet
+    /// period.
     fn give_back(&mut self) {
         self.buffer.clear();
         self.engine.rest(release_unused);
     }
 
-    /// Watches the file of the side, or leaves it alone while its packets wait for memory.
+    /// Watches the file of the side, except while its packets wait for memory.
     fn watch_side(&mut self) {
         let watches = self.engine.is_watched();
         if let (Some(file), true) = (self.engine.device.file(), watches != self.is_watching) {
             let interest = if watches { Interest::READ } else { Interest::NONE };
-            // It was added when the worker was made; changing it cannot fail.
+            // The file was added when the worker was made; changing its interest cannot fail.
             let _ = self.reactor.modify(file, Token::Side.encode(), interest, false);
             self.is_watching = watches;
         }
@@ -461,16 +465,16 @@ impl<S: Side> Worker<S> {
     }
 }
 
-/// Shows packets to those who capture them.
+/// Shows packets to the captures.
 fn see(capture: Option<&Capture>, direction: Direction, burst: &Burst) {
-    // The time is taken with the lock: the file is in its order. A worker that panicked with it
-    // ends all.
+    // The lock is held while the time is taken, so the file is in order of time. A poisoned lock is
+    // ignored: a worker that panics ends all workers.
     if let Some(Ok(mut mirrors)) = capture.map(|capture| capture.lock()) {
         mirrors.see(direction, burst.iter());
     }
 }
 
-/// True if a listener says that connections wait.
+/// Returns true if the event is from a listener with waiting connections.
 fn is_of_listener(token: u64) -> bool {
     matches!(Token::decode(token), Some(Token::TcpListener(_)))
 }
@@ -504,7 +508,8 @@ fn new_stack(
         next_hops,
         transparent: true,
         secret: secret()?,
-        // The path to the inside is a copy within this machine: large packets delay nobody on it.
+        // The path to the inside is a copy within this machine: large packets delay no others on
+        // it.
         tcp: Settings { min_tso_segs: u32::MAX, ..Settings::default() },
         limits: Limits {
             connections: config.flows_max,
@@ -515,7 +520,7 @@ fn new_stack(
     Ok(Stack::new(stack_config, caps))
 }
 
-/// The only reader of the clock.
+/// The only reader of the system clock.
 struct Clock {
     start: std::time::Instant,
 }

@@ -1,22 +1,22 @@
-//! Several workers that serve one program, each with a queue of its TAP device.
+//! Several workers that serve one program, each with its own queue of the TAP device.
 //!
 //! # Theory of operation
 //!
 //! Each worker has a thread, a stack, a gateway and memory of its own: an even share of the limits.
-//! The first one runs on the caller's thread, serves everything and has the listeners of published
-//! ports; the others take TCP connections that the program begins, those that the kernel puts into
-//! their queues, and a share of those to published ports, whose host sockets they get from the
-//! first. `queue` tells why, and what is handed over.
+//! The first worker runs on the caller's thread, serves every protocol and owns the listeners of
+//! published ports. The others serve TCP connections that the program begins and that the kernel
+//! steers to their queues, and a share of the connections to published ports, whose host sockets
+//! they get from the first worker. `queue` explains why, and what is handed over.
 //!
-//! The others hear by a bell that something is wanted of them: a report, or to finish. One that
-//! ends by itself ends all with its error. Dropped, the threads end.
+//! A doorbell wakes the other workers for a command: to report, or to finish. If one of them ends
+//! by itself, all end with its error. Dropping [`Workers`] ends their threads.
 //!
-//! A capture is one file, to which all write: a burst at a time, with a lock that nobody takes
-//! otherwise, so that its packets are in the order of time.
+//! A capture is one file. All workers write to it, one burst at a time, under a lock that serves
+//! nothing else, so its packets are in order of time.
 //!
-//! Reports are asked for between turns. All together are given [`REPORT_PATIENCE`]; one that has
-//! not answered by then counts with what it said last, and is not waited for again until it has
-//! answered.
+//! Reports are requested between turns. All workers together get [`REPORT_PATIENCE`] to answer. For
+//! a worker that has not answered by then, its last report counts, and it is not waited for again
+//! until it answers.
 
 mod queue;
 
@@ -44,43 +44,39 @@ use crate::report::Report;
 use crate::worker::Worker;
 use queue::Queue;
 
-/// How long reports of other workers are waited for, all together: packets of the first wait, too.
+/// How long to wait for the reports of all other workers; packets of the first worker wait as well.
 pub const REPORT_PATIENCE: Duration = Duration::from_millis(100);
 
 /// All workers of a program.
 pub struct Workers {
     first: Worker<Queue>,
     others: Vec<Running>,
-    /// Why those that have ended did.
+    /// Results of the workers that have ended.
     ends: Receiver<io::Result<()>>,
     /// Rings when one of the others has ended.
     ended: EventDoorbell,
-    /// Once rung, nobody finishes what is left.
+    /// Once rung, the other workers stop finishing.
     stop: EventDoorbell,
 }
 
 impl Workers {
-    /// As [`Workers::prepare`], and begins.
+    /// Prepares the workers as [`Workers::prepare`] does, and starts serving.
     ///
-    /// # Errors
-    /// [`StartError`].
+    /// # Errors [`StartError`].
     ///
-    /// # Panics
-    /// If there is no queue.
+    /// # Panics If there is no queue.
     pub fn start(config: &Config, queues: Vec<Tap>) -> Result<Self, StartError> {
         let workers = Self::prepare(config, queues)?;
         workers.begin();
         Ok(workers)
     }
 
-    /// Binds the published ports, takes over the queues of a device, a worker for each, and starts
-    /// their threads, which wait for [`Workers::begin`].
+    /// Binds the published ports, takes over the queues of a device, one worker for each, and
+    /// starts their threads, which wait for [`Workers::begin`].
     ///
-    /// # Errors
-    /// [`StartError`].
+    /// # Errors [`StartError`].
     ///
-    /// # Panics
-    /// If there is no queue.
+    /// # Panics If there is no queue.
     pub fn prepare(config: &Config, queues: Vec<Tap>) -> Result<Self, StartError> {
         let share = Config { workers: queues.len(), ..config.clone() }.share();
         let mut queues = queues;
@@ -112,30 +108,28 @@ impl Workers {
         Ok(Self { first, others, ends, ended, stop })
     }
 
-    /// Lets the other threads begin: whoever confines this process has done so.
+    /// Lets the other threads begin. Call it once this process is confined.
     pub fn begin(&self) {
         for other in &self.others {
             other.tell(Command::Begin);
         }
     }
 
-    /// As [`Worker::join`], by the first worker.
+    /// Joins connections by the first worker; see [`Worker::join`].
     ///
-    /// # Errors
-    /// As there.
+    /// # Errors A socket does not listen, or cannot be watched.
     pub fn join(&mut self, listeners: Vec<JoinedListener>) -> io::Result<()> {
         self.first.join(listeners)
     }
 
-    /// As [`Worker::join_published`], by the first worker.
+    /// Joins connections to published ports by the first worker; see [`Worker::join_published`].
     ///
-    /// # Errors
-    /// As there.
+    /// # Errors The source cannot be watched.
     pub fn join_published(&mut self, source: SocketSource) -> io::Result<()> {
         self.first.join_published(source)
     }
 
-    /// As [`Worker::recording`].
+    /// Returns the recording of [`Config::capture`]; the first worker has it.
     pub fn recording(&mut self) -> Option<&mut Recording> {
         self.first.recording()
     }
@@ -154,11 +148,10 @@ impl Workers {
         Err(end.err().unwrap_or_else(|| io::Error::other("a worker ended")))
     }
 
-    /// Serves on after the program's end until what it sent has been passed on, at most for
-    /// `limit`, or until one of `fds` is readable; then the other threads end.
+    /// Continues after the program's end until everything that the program sent has been passed on,
+    /// for `limit` at most, or until one of `fds` is readable. Then ends the other threads.
     ///
-    /// # Errors
-    /// A worker has failed.
+    /// # Errors A worker has failed.
     pub fn finish(&mut self, fds: &[BorrowedFd<'_>], limit: Duration) -> io::Result<()> {
         for other in &self.others {
             other.tell(Command::Finish(limit));
@@ -171,7 +164,7 @@ impl Workers {
         result
     }
 
-    /// What passed so far, of all together and of each.
+    /// Returns the counters so far, of all workers together and of each.
     pub fn report(&self) -> Report {
         self.others.iter().for_each(Running::ask);
         let until = self.first.now() + REPORT_PATIENCE;
@@ -181,7 +174,7 @@ impl Workers {
         Report::of_several(self.first.report(), &others)
     }
 
-    /// Waits until all others have ended, who do that by themselves, or stops them.
+    /// Waits until all other workers have ended, or stops them when one of `fds` is readable.
     fn wait_for_others(&self, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut result = Ok(());
         let mut fds = fds;
@@ -203,7 +196,7 @@ impl Workers {
     }
 }
 
-/// What is wanted of another worker.
+/// A command to another worker.
 enum Command {
     Begin,
     Report,
@@ -212,13 +205,13 @@ enum Command {
 
 /// A worker on a thread of its own.
 struct Running {
-    /// `None` once it has to end.
+    /// `None` once the worker has to end.
     commands: Option<Sender<Command>>,
-    /// Rings when there is a command, or none will come.
+    /// Rings when there is a command, or when no more will come.
     bell: EventDoorbell,
     reports: Receiver<Report>,
     last: RefCell<Report>,
-    /// It was asked for a report and has not answered.
+    /// A requested report has not arrived yet.
     is_late: Cell<bool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -245,20 +238,20 @@ impl Running {
 
     fn tell(&self, command: Command) {
         if let Some(commands) = &self.commands {
-            // One that has ended has left its report.
+            // A failure means that the worker has ended; it has left its last report.
             let _ = commands.send(command);
             self.bell.ring();
         }
     }
 
-    /// Asks for a report, unless it still has to answer another time.
+    /// Requests a report, unless an earlier request is still open.
     fn ask(&self) {
         if !self.is_late.get() {
             self.tell(Command::Report);
         }
     }
 
-    /// What it answers within `limit`, or said last.
+    /// Returns the report that arrives within `limit`, or the last one.
     fn report(&self, limit: Duration) -> Report {
         let newest = match self.commands {
             Some(_) if !self.is_late.get() => self.reports.recv_timeout(limit).ok(),
@@ -273,12 +266,12 @@ impl Running {
         last.clone()
     }
 
-    /// Has the thread end, and waits for that.
+    /// Ends the thread and waits for it.
     fn end(&mut self) {
         self.commands = None;
         self.bell.ring();
         if let Some(thread) = self.thread.take() {
-            // Its end, also by a panic, has been told.
+            // `End` has reported the result already, even of a panic.
             let _ = thread.join();
         }
     }
@@ -290,11 +283,11 @@ impl Drop for Running {
     }
 }
 
-/// What a thread has.
+/// The state of another worker's thread.
 struct Other {
     worker: Worker<Queue>,
     wanted: Receiver<Command>,
-    /// Connections to published ports that are this one's.
+    /// Connections to published ports that belong to this worker.
     accepted: Receiver<Accepted>,
     bell: EventDoorbell,
     stop: EventDoorbell,
@@ -308,7 +301,7 @@ impl Other {
     }
 
     fn serve(&mut self) -> io::Result<()> {
-        // Nothing else comes first; without it, nobody begins.
+        // The first command is to begin; a closed channel means that it never comes.
         if self.wanted.recv().is_err() {
             return Ok(());
         }
@@ -331,12 +324,12 @@ impl Other {
     }
 
     fn say(&self) {
-        // Nobody is there who wants it, if this fails.
+        // A failure means that the receiver is gone.
         let _ = self.tell.send(self.worker.report());
     }
 }
 
-/// Tells how a thread ended, when it is dropped.
+/// Reports the result of a thread when it is dropped.
 struct End {
     /// `None` after a panic.
     result: Option<io::Result<()>>,
@@ -348,7 +341,7 @@ impl Drop for End {
     fn drop(&mut self) {
         let result = self.result.take();
         let result = result.unwrap_or_else(|| Err(io::Error::other("a worker panicked")));
-        // Nobody is there who wants it, if this fails.
+        // A failure means that the receiver is gone.
         let _ = self.ends.send(result);
         self.bell.ring();
     }

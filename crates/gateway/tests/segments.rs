@@ -1,9 +1,9 @@
-//! Super-packets that a guest's device cuts while it copies them, against those that are cut into
-//! packets first: what a driver finds in its buffers is the same.
+//! Super-packets that a guest's device segments while it copies them, compared with super-packets
+//! that are segmented into packets first: the driver finds the same in its buffers.
 //!
-//! Both go through real queues to a scripted driver. Random, from seeds: protocols, options, tags,
-//! flags, sizes, how payload lies in pieces, layout and features of the ring, its size, buffers,
-//! and how many of them are there at a time.
+//! Both go through real queues to a scripted driver. These are random, from seeds: protocols,
+//! options, tags, flags, sizes, the layout of payload in pieces, layout and features of the ring,
+//! its size, buffers, and how many of them are available at a time.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU16;
@@ -17,12 +17,12 @@ use towpath_packet::{
 
 const SEEDS: u64 = 200;
 const RAM: u64 = 1 << 20;
-/// Buffers begin here, each in as many bytes.
+/// Address of the first buffer.
 const BUFFERS: u64 = 64 << 10;
 const BUFFER_STRIDE: u64 = 16 << 10;
 const BUFFER_COUNT: u64 = 48;
 
-/// Numbers from a seed: splitmix64.
+/// A random number generator with a seed: splitmix64.
 struct Random(u64);
 
 impl Random {
@@ -34,7 +34,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// From `low` to below `high`.
+    /// Returns a number from `low` to below `high`.
     fn within(&mut self, low: usize, high: usize) -> usize {
         low + (self.next() % (high - low) as u64) as usize
     }
@@ -44,13 +44,13 @@ impl Random {
     }
 }
 
-/// A super-packet, or one whose payload fits a segment.
+/// A super-packet, or a packet whose payload fits one segment.
 struct Whole {
     headers: Vec<u8>,
     layout: Layout,
     kind: GsoKind,
     payload: Vec<u8>,
-    /// Where pieces end.
+    /// The ends of its pieces.
     ends: Vec<usize>,
     size: u16,
 }
@@ -160,7 +160,7 @@ impl Bench {
         Self { ram, driver, device, free, buffer, ledger: Ledger::new() }
     }
 
-    /// Offers some buffers, of one stretch or two.
+    /// Offers some buffers, each of one descriptor or two.
     fn offer(&mut self, random: &mut Random) {
         for _ in 0..random.within(1, 20) {
             let Some(token) = self.free.pop_front() else { break };
@@ -181,7 +181,7 @@ impl Bench {
         self.driver.publish();
     }
 
-    /// Frames with their virtio-net headers that the driver finds for these packets.
+    /// Returns the frames, with virtio-net headers, that the driver finds for these packets.
     fn pass(&mut self, mut packets: VecDeque<Packet>, random: &mut Random) -> Vec<Vec<u8>> {
         let (mut frames, mut left, mut burst) = (Vec::new(), 0, Burst::new());
         // Each turn passes a frame or offers buffers.
@@ -217,7 +217,7 @@ fn memory() -> Memory {
     Memory::new(MemoryConfig { packets: 1024, small_frames: 16, large_frames: 64 })
 }
 
-/// Cut into packets, as for a port whose device does not cut.
+/// Segments a super-packet into packets, as for a port whose device does not segment.
 fn cut(packet: Packet, layout: Layout, memory: &mut Memory) -> VecDeque<Packet> {
     let mut parts = VecDeque::new();
     let out = &mut |part| parts.push_back(part);
@@ -271,11 +271,11 @@ fn a_device_cuts_as_segmentation_does() {
         parts += found.len();
         assert_eq!(memory.large.out_count(), 0, "seed {seed}");
     }
-    assert!(parts > 10 * SEEDS as usize, "few were cut");
+    assert!(parts > 10 * SEEDS as usize, "too few super-packets were segmented");
 }
 
-/// Goal: what is left of a super-packet when a device stops in its midst, or when somebody looks at
-/// it on its way, is a super-packet of the parts that are left.
+/// Goal: the rest of a super-packet is a super-packet of the remaining parts, when a device stops
+/// in the middle of it or when a capture sees it on its way.
 #[test]
 fn what_is_left_of_a_cut_packet_is_a_super_packet() {
     for seed in 0..SEEDS {
@@ -289,7 +289,7 @@ fn what_is_left_of_a_cut_packet_is_a_super_packet() {
         let mut packet = whole.packet(&mut memory);
         assert!(gso::leave_to_device(&mut packet, whole.layout).expect("proper"));
         assert_eq!(packet.frames(), expected.len());
-        // In two steps if there are so many.
+        // In two steps, if enough parts are gone.
         let gone = random.within(0, expected.len());
         for count in [gone / 2, gone - gone / 2] {
             if count > 0 {
@@ -314,7 +314,7 @@ fn what_is_left_of_a_cut_packet_is_a_super_packet() {
     }
 }
 
-/// Bad input: a super-packet whose claims are wrong stays what it was, and is not cut.
+/// Bad input: a super-packet with wrong claims remains unchanged, and is not segmented.
 #[test]
 fn lies_about_super_packets_are_found_before_a_device_cuts() {
     let mut random = Random(1);

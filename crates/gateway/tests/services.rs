@@ -1,6 +1,6 @@
-//! The services against clients of others, on a TAP device in a network namespace of the test's:
-//! the kernel's own configuration by router advertisements, busybox's and ISC's DHCP clients. What
-//! a machine does not have is said to be skipped.
+//! The services against independent clients, on a TAP device in the test's own network namespace:
+//! the kernel's autoconfiguration by router advertisements, and the DHCP clients of busybox and
+//! ISC. A test whose program is not installed reports that it is skipped.
 #![allow(clippy::disallowed_methods, reason = "tests bound how long they wait")]
 
 use nix::sched::{CloneFlags, unshare};
@@ -19,7 +19,7 @@ use towpath_net::wire::MacAddr;
 use towpath_packet::pool::MemoryConfig;
 use towpath_packet::{Burst, Device, Ledger, Memory};
 
-/// More than any step takes, so that a test that hangs ends.
+/// Longer than any step takes, so that a hanging test ends.
 const PATIENCE: Duration = Duration::from_secs(120);
 const GATEWAY_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const PREFIX: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 7, 0, 0, 0, 0);
@@ -51,7 +51,7 @@ fn config() -> Config {
     }
 }
 
-/// A directory of the test's own, gone with it.
+/// A directory of the test's own, removed with it.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -61,7 +61,8 @@ impl Directory {
         Self(path)
     }
 
-    /// A program that a DHCP client calls with what it has learned, which goes into `learned`.
+    /// Writes a script that a DHCP client calls with its parameters, which appends them to
+    /// `learned`.
     fn script(&self) -> PathBuf {
         use std::os::unix::fs::PermissionsExt;
         let (path, learned) = (self.0.join("script"), self.learned());
@@ -143,7 +144,7 @@ impl Bench {
         Some(Self { tap, services, reactor, memory, ledger: Ledger::new(), start: Instant::now() })
     }
 
-    /// Serves until `done`, which must come.
+    /// Serves until `done` returns true, which must happen in time.
     fn serve_until(&mut self, what: &str, mut done: impl FnMut() -> bool) {
         let (mut received, mut replies) = (Burst::new(), Burst::new());
         let mut events = Events::new();
@@ -164,7 +165,7 @@ impl Bench {
     }
 }
 
-/// Runs `test` on a thread with a network of its own.
+/// Runs `test` on a thread with its own network namespace.
 fn in_a_network(test: impl FnOnce() + Send + 'static) {
     let thread = thread::spawn(move || match unshare(CloneFlags::CLONE_NEWNET) {
         Ok(()) => test(),
@@ -175,8 +176,8 @@ fn in_a_network(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Goal: the kernel configures itself by the advertisement: address, default route, MTU; and at the
-/// end it gives the route up.
+/// Goal: the kernel configures itself by the advertisement: address, default route, MTU. After the
+/// last advertisement it removes the route.
 #[test]
 fn the_kernel_follows_advertisements() {
     in_a_network(|| {
@@ -202,13 +203,13 @@ fn the_kernel_follows_advertisements() {
     });
 }
 
-/// MTU that IPv6 uses on the interface.
+/// Returns the MTU that IPv6 uses on the interface.
 fn mtu_of_tap0() -> String {
     let path = "/proc/sys/net/ipv6/conf/tap0/mtu";
     std::fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-/// Goal: busybox's client gets a lease with all that it asks for, and gives it back.
+/// Goal: busybox's client gets a lease with everything that it asks for, and releases it.
 #[test]
 fn busybox_gets_a_lease() {
     in_a_network(|| {
@@ -236,7 +237,8 @@ fn busybox_gets_a_lease() {
             assert!(directory.has_learned(line), "{line}: {}", read(&directory.learned()));
         }
         let id = rustix::process::Pid::from_child(&client.0);
-        rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("told to end");
+        rustix::process::kill_process(id, rustix::process::Signal::TERM)
+            .expect("it gets the signal");
         bench.serve_until("deconfigured", || directory.has_learned("argument=deconfig"));
         assert_eq!(bench.services.counters().acks, 1);
     });

@@ -1,5 +1,5 @@
-//! The HTTP client, which runs inside. It tells how it gets on in lines on standard output:
-//! `at BYTES`, `time MICROSECONDS`, `sha256 HASH`.
+//! The HTTP client, which runs inside. It reports on standard output, in lines `at BYTES`, `time
+//! MICROSECONDS` and `sha256 HASH`.
 
 use std::io::{BufReader, Read, Write};
 use std::net::TcpStream;
@@ -9,7 +9,7 @@ use crate::Result;
 use crate::data::{self, BLOCK, Source};
 use crate::server::read_head;
 
-/// How often it tells.
+/// Interval of progress reports.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 pub(crate) fn run(method: &str, server: &str, bytes: &str) -> Result<()> {
@@ -66,7 +66,7 @@ fn put(mut stream: TcpStream, bytes: usize) -> Result<()> {
     say(&format!("sha256 {}", Source::new(bytes).sha256()?))
 }
 
-/// When it began and when it last told.
+/// When the transfer began, and when progress was last reported.
 struct Clock {
     start: Instant,
     told: Instant,

@@ -1,4 +1,4 @@
-//! The bytes that are moved: random, different in every block, the same on each run.
+//! The bytes to transfer: random, different in every block, the same on each run.
 
 use std::io::{self, Write};
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use crate::Result;
 /// Bytes written at once.
 pub(crate) const BLOCK: usize = 1 << 20;
 
-/// One block after the other.
+/// Returns one block after another.
 pub(crate) struct Source {
     block: Vec<u8>,
     index: u64,
@@ -16,7 +16,7 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// `bytes` in all.
+    /// Makes a source of `bytes` in total.
     pub(crate) fn new(bytes: usize) -> Self {
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         let words = std::iter::repeat_with(|| {
@@ -30,7 +30,7 @@ impl Source {
         Self { block, index: 0, left: bytes }
     }
 
-    /// The next bytes; empty at the end.
+    /// Returns the next bytes; empty at the end.
     pub(crate) fn next(&mut self) -> &[u8] {
         self.block[..8].copy_from_slice(&self.index.to_le_bytes());
         self.index += 1;
@@ -39,7 +39,7 @@ impl Source {
         &self.block[..count]
     }
 
-    /// Hashes what is left.
+    /// Hashes the remaining bytes.
     pub(crate) fn sha256(mut self) -> Result<String> {
         sha256(|to| {
             loop {
@@ -52,12 +52,13 @@ impl Source {
     }
 }
 
-/// Memory for `bytes`, touched, so that its first use costs nothing later.
+/// Returns memory for `bytes` that has been touched, so that its first use causes no page faults.
 pub(crate) fn room(bytes: usize) -> Vec<u8> {
     vec![0xff; bytes]
 }
 
-/// SHA-256 of what `feed` writes, by coreutils: a demonstration needs no library for it.
+/// Returns the SHA-256 of what `feed` writes, computed by coreutils: a demonstration needs no
+/// library for it.
 pub(crate) fn sha256(feed: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<String> {
     let mut command = Command::new("sha256sum");
     command.stdin(Stdio::piped()).stdout(Stdio::piped());

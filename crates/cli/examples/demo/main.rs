@@ -1,8 +1,8 @@
-//! What towpath does, in one minute: `demo [MIB]`.
+//! A demonstration of towpath in one minute: `demo [MIB]`.
 //!
-//! A small HTTP server listens on the host's loopback; a client, which is this program again, runs
-//! inside `towpath run` and fetches and uploads MIB mebibytes of it, 1024 unless told otherwise.
-//! Both sides keep what they receive and compute its SHA-256 once the clock has stopped.
+//! A small HTTP server listens on the host's loopback. A client, which is this program again, runs
+//! inside `towpath run`, and fetches and uploads MIB mebibytes, by default 1024. Both sides keep
+//! what they receive, and compute its SHA-256 after the time measurement.
 #![forbid(unsafe_code)]
 
 mod client;
@@ -23,13 +23,13 @@ use server::Server;
 
 /// The program's MTU.
 const MTU: &str = "1500";
-/// Where the host's loopback is, inside.
+/// Address inside that leads to the host's loopback.
 const HOST: &str = "10.0.2.2";
 const MIB_DEFAULT: usize = 1024;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Which way payload goes.
+/// Direction of the payload.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Direction {
     ToProgram,
@@ -37,7 +37,7 @@ enum Direction {
 }
 
 impl Direction {
-    /// The client's word for it.
+    /// The argument that selects it in the client.
     fn method(self) -> &'static str {
         match self {
             Direction::ToProgram => "GET",
@@ -53,7 +53,7 @@ impl Direction {
     }
 }
 
-/// What the client tells.
+/// The client's reports.
 #[derive(Default)]
 struct Told {
     time: Duration,
@@ -139,7 +139,7 @@ fn run_client(direction: Direction, server: SocketAddr, bytes: usize) -> Result<
     Ok((told, Stats::read(&text, direction)?))
 }
 
-/// The command is built beside this example.
+/// Returns the path of the command, which is built next to this example.
 fn towpath() -> Result<PathBuf> {
     let example = std::env::current_exe()?;
     let folder = example.parent().and_then(|examples| examples.parent());

@@ -1,4 +1,4 @@
-//! What people see: progress on standard error, results on standard output.
+//! Output for people: progress on standard error, results on standard output.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::{Direction, Result};
 
 /// Characters of the bar.
 const WIDTH: usize = 40;
-/// Without a terminal, a line after each of so many parts.
+/// Without a terminal, progress is printed as this many lines.
 const PARTS: usize = 4;
 
 /// A bar on a terminal, lines elsewhere.
@@ -38,7 +38,7 @@ impl Progress {
         }
     }
 
-    /// Makes room for the result.
+    /// Ends the progress line.
     pub(crate) fn end(&self) {
         if self.terminal {
             eprint!("\r\x1b[K");
@@ -49,12 +49,12 @@ impl Progress {
         let full = done * WIDTH / self.bytes;
         let bar = format!("{}{}", "#".repeat(full), ".".repeat(WIDTH - full));
         eprint!("\r{} [{bar}] {} of {} MiB", self.name, done >> 20, self.bytes >> 20);
-        // Nobody is hurt if it comes later.
+        // A late flush does no harm.
         let _ = stderr().flush();
     }
 }
 
-/// What `towpath run --stats` printed, as far as it is shown.
+/// The figures of `towpath run --stats` that are shown.
 pub(crate) struct Stats {
     packets: u64,
     super_packets: u64,
@@ -78,20 +78,20 @@ impl Stats {
     }
 }
 
-/// What follows `name` at the beginning of a line.
+/// Returns the rest of the line that begins with `name`.
 fn line<'a>(text: &'a str, name: &str) -> Result<&'a str> {
     let mut lines = text.lines().map(|line| line.strip_prefix("towpath: ").unwrap_or(line));
     let found = lines.find_map(|line| line.strip_prefix(name));
     Ok(found.ok_or_else(|| format!("towpath run told nothing about '{name}':\n{text}"))?.trim())
 }
 
-/// The number before `unit` in a list.
+/// Returns the number before `unit` in a list.
 fn number<T: std::str::FromStr>(list: &str, unit: &str) -> Result<T> {
     let part = list.split(", ").find_map(|part| part.strip_suffix(unit)?.trim().parse().ok());
     Ok(part.ok_or_else(|| format!("no number of {unit} in '{list}'"))?)
 }
 
-/// The result of one direction.
+/// Prints the result of one direction.
 pub(crate) fn print(
     direction: Direction,
     bytes: usize,

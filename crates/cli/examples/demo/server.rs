@@ -1,4 +1,4 @@
-//! The HTTP server on the host's loopback: it answers one request, GET or PUT, and ends.
+//! The HTTP server on the host's loopback: it answers one GET or PUT request, and ends.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -13,16 +13,16 @@ pub(crate) struct Server {
     thread: JoinHandle<io::Result<Served>>,
 }
 
-/// What remains of a request.
+/// The result of a request.
 enum Served {
-    /// So many bytes were sent.
+    /// The number of bytes sent.
     Sent(usize),
-    /// These were received.
+    /// The bytes received.
     Received(Vec<u8>),
 }
 
 impl Server {
-    /// Listens on a port that is free.
+    /// Listens on a free port.
     pub(crate) fn start(direction: Direction, bytes: usize) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
@@ -34,12 +34,12 @@ impl Server {
         Ok(Self { address, thread })
     }
 
-    /// Where it listens.
+    /// Returns the address on which it listens.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// SHA-256 of what was sent or received. The client has had its answer.
+    /// Returns the SHA-256 of what was sent or received, after the client has got its answer.
     pub(crate) fn finish(self) -> Result<String> {
         match self.thread.join().map_err(|_| "the server failed")?? {
             Served::Sent(bytes) => Source::new(bytes).sha256(),
@@ -77,7 +77,7 @@ fn send(to: &mut TcpStream, bytes: usize) -> io::Result<()> {
     }
 }
 
-/// First line and `Content-Length` of a request or an answer.
+/// Parses the first line and `Content-Length` of a request or an answer.
 pub(crate) fn read_head(from: &mut impl BufRead) -> io::Result<(String, Option<usize>)> {
     let mut lines = from.lines();
     let mut next = || lines.next().unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()));

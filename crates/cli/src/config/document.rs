@@ -1,5 +1,5 @@
-//! TOML as the objects that [`fields`](towpath_gateway::control::fields) reads, and where in the
-//! text each of them is.
+//! Converts TOML to the objects that [`fields`](towpath_gateway::control::fields) parses, and
+//! records where in the text each of them is.
 
 use std::collections::HashMap;
 
@@ -7,18 +7,17 @@ use serde_json::{Map, Value};
 use toml::de::{DeTable, DeValue, Error};
 use towpath_gateway::control::fields::{Fields, Wrong};
 
-/// A file that was read.
+/// A parsed file.
 pub(crate) struct Document<'a> {
     text: &'a str,
-    /// Where keys, and members of lists, begin.
+    /// Offsets of keys and of list members in the text, by path.
     places: HashMap<String, usize>,
 }
 
 impl<'a> Document<'a> {
-    /// Reads a text.
+    /// Parses a text.
     ///
-    /// # Errors
-    /// What is wrong with it, with line and column.
+    /// # Errors A message with line and column.
     pub(crate) fn read(text: &'a str) -> Result<(Self, Fields), String> {
         let mut document = Self { text, places: HashMap::new() };
         let table = DeTable::parse(text).map_err(|error| document.syntax(&error))?;
@@ -27,12 +26,12 @@ impl<'a> Document<'a> {
         Ok((document, fields))
     }
 
-    /// What is wrong, with line and column.
+    /// Returns a message for `wrong`, with line and column.
     pub(crate) fn explain(&self, wrong: &Wrong) -> String {
         format!("{}: {}", self.place(&wrong.path), wrong.message)
     }
 
-    /// Line and column of what is at `path`, or of what it is in.
+    /// Returns line and column of the value at `path`, or of what contains it.
     pub(crate) fn place(&self, mut path: &str) -> String {
         while !self.places.contains_key(path) {
             let Some((outer, _)) = path.rsplit_once('.') else { return "1:1".to_owned() };
@@ -80,7 +79,7 @@ impl<'a> Document<'a> {
                 }
                 all.into()
             }
-            // Nothing here wants one.
+            // No setting has these types.
             DeValue::Float(_) | DeValue::Datetime(_) => Value::Null,
         }
     }

@@ -1,4 +1,4 @@
-//! What the command is told: arguments, files of networks, and what comes of both.
+//! The configuration of the command: arguments, network files, and the result of both.
 
 pub(crate) mod args;
 pub(crate) mod document;

@@ -1,5 +1,5 @@
-//! The file of a network: what `towpath up` serves, as tables. Options on the command line go
-//! before the file where there can be one value, and are added to it where there can be several.
+//! The network file: what `towpath up` serves, as TOML tables. A single value on the command line
+//! overrides the file; where several values are possible, those of the command line are added.
 //!
 //! Limit: [`FILE_BYTES_MAX`].
 
@@ -22,10 +22,10 @@ use towpath_net::wire::domain::DomainName;
 
 use crate::config::document::Document;
 
-/// Longest file: a thousand ports with all that can be said of them.
+/// Longest file in bytes: enough for a thousand ports with all settings.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What a file says; `None` and nothing where it says nothing.
+/// Contents of a network file; `None` and empty lists for absent settings.
 #[derive(Debug, Default)]
 pub(crate) struct NetFile {
     pub(crate) mtu: Option<u16>,
@@ -38,15 +38,15 @@ pub(crate) struct NetFile {
     pub(crate) map_host_loopback: Vec<IpAddr>,
     pub(crate) ipv4: Family<Subnet4, Ipv4Addr>,
     pub(crate) ipv6: Family<Subnet6, Ipv6Addr>,
-    /// Guests are told that they may form addresses of IPv6 by themselves.
+    /// Guests may form IPv6 addresses by themselves, according to the advertisements.
     pub(crate) autonomous: Option<bool>,
     pub(crate) dhcp: Dhcp,
     pub(crate) ports: PortDefaults,
-    /// With the place in the file.
+    /// Operations, each with its place in the file.
     pub(crate) operations: Vec<(String, Operation)>,
 }
 
-/// What ports are like that say nothing else.
+/// Default settings for ports.
 #[derive(Debug, Default)]
 pub(crate) struct PortDefaults {
     pub(crate) queue_len: Option<usize>,
@@ -54,7 +54,7 @@ pub(crate) struct PortDefaults {
     pub(crate) isolate: Option<bool>,
 }
 
-/// What a file says about IPv4 or IPv6.
+/// Settings for IPv4 or IPv6.
 #[derive(Debug)]
 pub(crate) struct Family<S, A> {
     pub(crate) is_off: bool,
@@ -64,7 +64,7 @@ pub(crate) struct Family<S, A> {
     pub(crate) pool: Option<Pool<A>>,
 }
 
-/// What a file says about leases.
+/// Settings for leases.
 #[derive(Debug, Default)]
 pub(crate) struct Dhcp {
     pub(crate) is_off: bool,
@@ -72,11 +72,11 @@ pub(crate) struct Dhcp {
     pub(crate) lease_file: Option<PathBuf>,
     pub(crate) leases_per_port: Option<usize>,
     pub(crate) search: Vec<DomainName>,
-    /// What guests are told instead of the network's own.
+    /// DNS servers that guests get instead of the network's own.
     pub(crate) dns: Vec<IpAddr>,
 }
 
-/// Addresses to be lent: `FIRST-LAST`.
+/// A range of addresses to lease: `FIRST-LAST`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pool<A> {
     pub(crate) first: A,
@@ -101,8 +101,7 @@ impl<A: FromStr> FromStr for Pool<A> {
 }
 
 impl NetFile {
-    /// Reads the file at `path`. Ports that do not say otherwise are as `given`, else as the file
-    /// says.
+    /// Parses the file at `path`. Defaults of ports come from `given`, else from the file.
     pub(crate) fn open(path: &Path, given: &PortDefaults) -> anyhow::Result<Self> {
         let mut text = String::new();
         File::open(path)
@@ -120,7 +119,7 @@ impl NetFile {
         Ok(file)
     }
 
-    /// What the tables say, and operations with their paths.
+    /// Parses the tables, and the operations with their paths.
     fn read(
         mut fields: Fields,
         given: &PortDefaults,
@@ -180,7 +179,7 @@ impl NetFile {
 }
 
 impl PortDefaults {
-    /// What ports are like if `given` goes before this.
+    /// Returns the settings of ports where `given` overrides these defaults.
     pub(crate) fn after(&self, given: &Self) -> PortSettings {
         let defaults = PortSettings::default();
         let is_isolated = given.isolate.or(self.isolate).unwrap_or(false);
@@ -214,7 +213,7 @@ impl Dhcp {
     }
 }
 
-/// What a file says about a family; `table` is what else is in its table.
+/// Parses the settings of a family; `table` parses the rest of its table.
 fn family<S, A>(
     fields: &mut Fields,
     name: &'static str,
@@ -239,7 +238,7 @@ where
     Ok(family)
 }
 
-/// Reads a time: a number of seconds, or with `s`, `m`, `h` or `d` behind it.
+/// Parses a time: a number of seconds, or a number with the suffix `s`, `m`, `h` or `d`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let (digits, seconds) = match text.char_indices().last() {
         Some((at, 's')) => (&text[..at], 1),
@@ -270,7 +269,7 @@ mod tests {
         let (file, operations) = read(text).unwrap();
         assert!(operations.len() >= 5);
         assert_eq!(file.dhcp.lease_time, Some(Duration::from_secs(12 * 3600)));
-        // What it says and is switched off there is right as well.
+        // The settings in comments are valid as well.
         let all: Vec<_> = text
             .lines()
             .map(|line| line.strip_prefix("#: ").unwrap_or(line))

@@ -1,4 +1,4 @@
-//! What `towpath up` is to serve: its file and its options, made into one and checked.
+//! What `towpath up` serves: its file and its options, merged and checked.
 
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -26,20 +26,20 @@ use crate::config::args::UpArguments;
 use crate::config::netfile::{NetFile, Pool, PortDefaults};
 use crate::config::settings;
 
-/// Domain of the guests, unless told otherwise.
+/// Default domain of the guests.
 const DOMAIN: &str = "towpath.internal";
 
-/// A network that can be made.
+/// A checked network configuration.
 pub(crate) struct Plan {
     pub(crate) config: Config,
     pub(crate) network: NetworkConfig,
     pub(crate) services: Option<services::Config>,
     pub(crate) lease_file: Option<PathBuf>,
-    /// Ports and static leases, each with where it was asked for.
+    /// Ports and static leases, each with the place of its setting.
     pub(crate) operations: Vec<(String, Operation)>,
 }
 
-/// What file and options ask for together. Ends the process with code 2 if that cannot work.
+/// Merges file and options. Ends the process with code 2 if they are not valid.
 pub(crate) fn plan(arguments: &mut UpArguments) -> Plan {
     match read(arguments) {
         Ok(plan) => plan,
@@ -96,7 +96,7 @@ fn read(arguments: &mut UpArguments) -> anyhow::Result<Plan> {
     Ok(plan)
 }
 
-/// The ports that options ask for.
+/// Returns the ports that options ask for.
 fn ports(
     arguments: &UpArguments,
     file: &NetFile,
@@ -148,7 +148,7 @@ fn config(arguments: &mut UpArguments, file: &NetFile) -> Config {
     config
 }
 
-/// What guests are told.
+/// Returns the configuration of the services.
 fn services(
     arguments: &UpArguments,
     file: &NetFile,
@@ -204,7 +204,7 @@ fn replace_if_any<T>(old: &mut Vec<T>, new: Vec<T>) {
 }
 
 impl Plan {
-    /// Whether all of it can be made, as far as that can be told without making it.
+    /// Checks everything that can be checked before the network is made.
     fn check(&self) -> anyhow::Result<()> {
         let mut services = None;
         if let Some(config) = &self.services {

@@ -1,4 +1,4 @@
-//! From the command line to a checked configuration.
+//! Translates the command line into a checked configuration.
 
 use std::env;
 use std::fs::{self, File, OpenOptions};
@@ -16,7 +16,7 @@ use towpath_gateway::resolv;
 use crate::config::args::{Arguments, GatewayArguments, NetworkArguments};
 use crate::messages::Messages;
 
-/// How much to say.
+/// Returns which messages to print.
 pub(crate) fn messages(arguments: &GatewayArguments) -> Messages {
     match (arguments.quiet, arguments.verbose) {
         (true, _) => Messages::Quiet,
@@ -25,8 +25,8 @@ pub(crate) fn messages(arguments: &GatewayArguments) -> Messages {
     }
 }
 
-/// The configuration that the arguments describe. Ends the process with code 2 if they cannot
-/// work; a capture file that cannot be made is an error.
+/// Returns the configuration that the arguments describe. Ends the process with code 2 if they are
+/// not valid; returns an error if the capture file cannot be made.
 pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
     let mut config = Config {
         interface: arguments.ifname.clone(),
@@ -45,7 +45,7 @@ pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-/// Ends the process with code 2 if the configuration cannot work.
+/// Checks the configuration. Ends the process with code 2 if it is not valid.
 pub(crate) fn check(config: &mut Config, arguments: &GatewayArguments) {
     match config.check() {
         Ok(Some(notice)) => messages(arguments).notice(notice),
@@ -54,14 +54,14 @@ pub(crate) fn check(config: &mut Config, arguments: &GatewayArguments) {
     }
 }
 
-/// Tells the user if nothing will answer the questions for names that programs ask.
+/// Warns the user if no resolver is configured, so that names cannot be resolved.
 pub(crate) fn look_for_resolvers(config: &Config, messages: Messages) {
     const FILE: &str = "/etc/resolv.conf";
     if config.resolvers.is_some() {
         return;
     }
     let text = fs::read_to_string(FILE).unwrap_or_default();
-    // Whether an interface is there is seen when it is asked for.
+    // The index does not matter: whether an interface exists is checked when it is used.
     if resolv::name_servers(&text, |_| Some(1)).is_empty() {
         messages.notice(format_args!(
             "{FILE} names no resolver, so no name will be found; name one there or with --dns"
@@ -84,7 +84,7 @@ fn joined(arguments: &NetworkArguments) -> anyhow::Result<Vec<JoinedPort>> {
     publish::parse_joined(&arguments.host_tcp_ports).context("option --host-tcp-ports")
 }
 
-/// The configuration of a gateway alone, unchecked.
+/// Returns the configuration of a gateway alone, unchecked.
 pub(crate) fn describe(arguments: &GatewayArguments) -> Config {
     let defaults = Config::default();
     let ipv4 = arguments.subnet.unwrap_or(Subnet4::DEFAULT).config();
@@ -101,27 +101,28 @@ pub(crate) fn describe(arguments: &GatewayArguments) -> Config {
     }
 }
 
-/// An empty file for a capture.
+/// Creates an empty capture file.
 pub(crate) fn create_capture(path: &Path) -> anyhow::Result<File> {
     open_capture(path, OpenOptions::new().create(true).truncate(true))
 }
 
-/// The file for a capture that may be refused yet, with what is in it, and whether it is new.
+/// Opens a capture file without truncating it, as the capture may still be refused; returns whether
+/// the file is new.
 pub(crate) fn find_capture(path: &Path) -> anyhow::Result<(File, bool)> {
     match open_capture(path, OpenOptions::new().create_new(true)) {
         Ok(file) => Ok((file, true)),
-        // There is one, or whatever was wrong is wrong again.
+        // The file exists, or this call fails for the same reason.
         Err(_) => Ok((open_capture(path, &mut OpenOptions::new())?, false)),
     }
 }
 
-/// Captured traffic is nobody else's business.
+/// Opens a capture file; a new one is readable only by its user.
 fn open_capture(path: &Path, options: &mut OpenOptions) -> anyhow::Result<File> {
     let opened = options.write(true).mode(0o600).open(path);
     opened.with_context(|| format!("cannot write to {}", path.display()))
 }
 
-/// Ends the process with code 2, and the usage of the command that was given.
+/// Ends the process with code 2, after the usage of the command that was given.
 pub(crate) fn usage_error(error: &anyhow::Error) -> ! {
     let mut all = Arguments::command();
     all.build();

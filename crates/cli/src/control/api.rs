@@ -1,8 +1,8 @@
-//! What can be asked on a control socket, and the JSON of it.
+//! Requests on a control socket, and the JSON of the answers.
 //!
-//! An instance that serves one program answers `GET` of [`STATS`] and [`METRICS`], a network more.
-//! Requests: `GET` of [`PORTS`], [`LEASES`], [`PUBLISHED`], [`STATS`] and [`METRICS`]; `POST` of
-//! [`TRANSACTION`] with `{"operations": [...]}`, see [`operations`].
+//! An instance that serves one program answers `GET` of [`STATS`] and [`METRICS`]. A network
+//! answers `GET` of [`PORTS`], [`LEASES`], [`PUBLISHED`], [`STATS`] and [`METRICS`], and `POST` of
+//! [`TRANSACTION`] with `{"operations": [...]}`; see [`operations`].
 
 use serde_json::{Value, json};
 use towpath_gateway::control::http::{Request, Response};
@@ -25,7 +25,7 @@ pub(crate) const STATS: &str = "/v1/stats";
 pub(crate) const TRANSACTION: &str = "/v1/transaction";
 pub(crate) const METRICS: &str = "/metrics";
 
-/// Answers a request, changing the network if it says so.
+/// Answers a request; a transaction changes the network.
 pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Response {
     match (request.method, request.path) {
         ("GET", PORTS) => {
@@ -48,7 +48,7 @@ pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Res
     }
 }
 
-/// Answers a request to an instance that serves one program: figures alone.
+/// Answers a request to an instance that serves one program: counters only.
 pub(crate) fn answer_gateway(report: impl Fn() -> Report, request: &Request<'_>) -> Response {
     match (request.method, request.path) {
         ("GET", STATS) => Response::json(200, &figures::object(&report())),
@@ -97,14 +97,14 @@ fn vlan_list(set: &VlanSet) -> String {
     ranges.iter().map(range).collect::<Vec<_>>().join(",")
 }
 
-/// Packets a second of each kind, if all have the same bound; 0 without one.
+/// Returns the packets per second if all kinds have the same limit; 0 without a limit.
 fn flood_rate(storm: &StormRates) -> Value {
     let rates = [storm.broadcast, storm.multicast, storm.unknown].map(Option::unwrap_or_default);
     let [rate, ..] = rates;
     if rates == [rate; 3] { rate.into() } else { json!(rates) }
 }
 
-/// A port, without its counters.
+/// Returns a port as JSON, without its counters.
 fn port(report: &PortReport) -> Value {
     let (kind, at) = match &report.attachment {
         Attachment::VhostUser(path) => ("vhost-user", path.to_string_lossy()),
@@ -144,7 +144,7 @@ fn allowed(prefix: &Prefix) -> String {
     }
 }
 
-/// Addresses that are lent, and static leases, asked for or not.
+/// Returns the current leases, and the static leases whether requested or not.
 fn leases(worker: &Worker<Network>) -> Value {
     let services = worker.side().services();
     let lent = services.map(|services| services.lent(worker.now())).unwrap_or_default();
@@ -175,7 +175,7 @@ fn leases(worker: &Worker<Network>) -> Value {
     json!({ "leases": lent.collect::<Vec<_>>(), "static": fixed.collect::<Vec<_>>() })
 }
 
-/// Ports of the host that lead to guests.
+/// Returns the ports of the host that lead to guests.
 fn published(worker: &Worker<Network>) -> Value {
     let one = |publish: &Publish| {
         json!({
@@ -193,7 +193,7 @@ fn published(worker: &Worker<Network>) -> Value {
     json!({ "published": worker.published().map(one).collect::<Vec<_>>() })
 }
 
-/// The figures of an instance, and of its switch and ports.
+/// Returns the counters of an instance, and of its switch and ports.
 fn figures(worker: &Worker<Network>) -> Value {
     let network = worker.side().report(worker.now());
     let mut object = figures::object(&worker.report());

@@ -1,4 +1,4 @@
-//! Asking a control socket: one request, one answer.
+//! The client of a control socket: one request, one answer.
 //!
 //! Limit: [`RESPONSE_BYTES_MAX`].
 
@@ -12,11 +12,11 @@ use towpath_gateway::control::http;
 
 use crate::control::instances::PATIENCE;
 
-/// Longest answer that is read: the figures of all ports of a full switch, many times.
+/// Longest answer that is read, in bytes: many times the counters of all ports of a full switch.
 const RESPONSE_BYTES_MAX: u64 = 4 << 20;
 
-/// Asks a control socket. An answer that is an error becomes one, but for `None`: there is no such
-/// path, as at an instance of another kind.
+/// Sends a request to a control socket. An error response becomes an error, except that a missing
+/// path returns `None`, as at an instance of another kind.
 pub(crate) fn ask_if_any(
     path: &Path,
     method: &str,
@@ -42,7 +42,7 @@ pub(crate) fn ask_if_any(
     match status {
         200 => Ok(Some(value)),
         404 => Ok(None),
-        // A terminal would act on control characters.
+        // A terminal would interpret control characters.
         _ => bail!(
             "{}",
             value["error"].as_str().unwrap_or("it refused").replace(char::is_control, "?")
@@ -50,7 +50,7 @@ pub(crate) fn ask_if_any(
     }
 }
 
-/// Asks for what the control socket must have.
+/// Sends a request for a path that the control socket must have.
 pub(crate) fn ask(
     path: &Path,
     method: &str,
@@ -61,7 +61,7 @@ pub(crate) fn ask(
         .with_context(|| format!("the towpath at {} is of another kind", path.display()))
 }
 
-/// A value without what a terminal would act on.
+/// Returns a value without characters that a terminal would interpret.
 pub(crate) fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), |text| text.escape_debug().to_string())
 }

@@ -1,9 +1,11 @@
-//! `towpath capture`: a port's packets into a capture file, on both sides of the control socket.
+//! `towpath capture`: writes a port's packets to a capture file. This module has both sides of the
+//! control socket.
 //!
-//! The command opens the file, with its user's rights, and hands the descriptor to the network with
-//! its request. The network writes to it from the memory in which packets lie. The connection
-//! stays for as long as the capture: first it carries an interim answer (102), at the end one with
-//! what was counted. To shut down the sending side, or to go, ends the capture.
+//! The command opens the file, with its user's rights, and passes the descriptor to the network
+//! with its request. The network writes to it from the memory where the packets are. The connection
+//! stays open during the capture: it carries an interim response (102) first, and a response with
+//! the counters at the end. Shutting down the sending side or closing the connection ends the
+//! capture.
 
 use std::fs;
 use std::io::{self, IoSlice, IsTerminal, Read, Write};
@@ -38,14 +40,14 @@ use crate::control::socket::Asked;
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
 
-/// Where captures are asked for.
+/// Path of capture requests.
 pub(crate) const CAPTURE: &str = "/v1/capture";
-/// How long the last answer may take: a network may have to wait for a disk, or for who reads.
+/// Longest wait for the last response: the network may have to wait for a disk or a reader.
 const END_PATIENCE: Duration = Duration::from_secs(10);
-/// The answer that says that the capture has begun.
+/// The response that reports that the capture has begun.
 const BEGUN: &[u8] = b"HTTP/1.1 102 Processing\r\n\r\n";
 
-/// Captures until something ends it.
+/// Captures until an event ends the capture.
 pub(crate) fn capture(arguments: &CaptureArguments) -> Result<Ending, Failure> {
     let expression = arguments.expression();
     if let Err(error) = bpf::compile(&arguments.filter).and_then(|_| bpf::compile(&expression)) {
@@ -68,7 +70,7 @@ pub(crate) fn capture(arguments: &CaptureArguments) -> Result<Ending, Failure> {
         .with_context(|| format!("cannot ask the network at {}", path.display()));
     let answered = sent.and_then(|()| answer(&wait(stream, &signals, &arguments.port)?));
     if is_new && answered.is_err() && is_empty(&arguments.write) {
-        // Nothing was captured. If it cannot be removed, that is not what went wrong.
+        // Nothing was captured. A failure to remove the file is not the error to report.
         let _ = fs::remove_file(&arguments.write);
     }
     let value = answered?;
@@ -90,7 +92,7 @@ fn is_empty(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| metadata.len() == 0)
 }
 
-/// What the network says at the end.
+/// Parses the last response of the network.
 fn answer(bytes: &[u8]) -> anyhow::Result<Value> {
     let (status, value) = http::read(bytes).context("the network has gone")?;
     if status != 200 {
@@ -100,8 +102,8 @@ fn answer(bytes: &[u8]) -> anyhow::Result<Value> {
     Ok(value)
 }
 
-/// What is captured into, and whether it is a file that was not there before. The network's own
-/// descriptor is another one.
+/// Opens the destination; returns whether it is a new file. The network gets a descriptor of its
+/// own.
 fn open(path: &Path) -> anyhow::Result<(OwnedFd, bool)> {
     if path.as_os_str() != "-" {
         let (file, is_new) = find_capture(path)?;
@@ -130,7 +132,7 @@ fn send(mut stream: &UnixStream, body: &str, file: OwnedFd) -> io::Result<()> {
     stream.write_all(&request.as_bytes()[sent..])
 }
 
-/// Waits for the last answer; a signal asks for it.
+/// Waits for the last response; a signal requests the end.
 fn wait(mut stream: UnixStream, signals: &Signals, port: &str) -> anyhow::Result<Vec<u8>> {
     let mut answer = Vec::new();
     let mut is_asked = false;
@@ -167,15 +169,15 @@ fn wait(mut stream: UnixStream, signals: &Signals, port: &str) -> anyhow::Result
     }
 }
 
-/// The captures of a network that runs: each has a thread, which has its file and its connection.
-/// Dropping this waits for them; they end with the network.
+/// The captures of a running network. Each has a thread, which owns its file and its connection.
+/// Dropping this waits for the threads; they end with the network.
 #[derive(Default)]
 pub(crate) struct Captures {
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Captures {
-    /// Begins a capture; tells what is wrong instead if it cannot.
+    /// Begins a capture; returns an error response if it cannot begin.
     pub(crate) fn begin(
         &mut self,
         worker: &mut Worker<Network>,
@@ -220,18 +222,18 @@ impl Captures {
 impl Drop for Captures {
     fn drop(&mut self) {
         for thread in self.threads.drain(..) {
-            // One that panicked has told so.
+            // A thread that panicked has reported it.
             let _ = thread.join();
         }
     }
 }
 
-/// What a capture is to be.
+/// The parameters of a capture.
 struct Wanted {
     port: String,
     settings: CaptureSettings,
     count: Option<u64>,
-    /// A file is emptied when the capture begins.
+    /// A regular file is truncated when the capture begins.
     truncates: bool,
 }
 
@@ -276,7 +278,8 @@ fn read_wanted(body: &[u8]) -> Result<Wanted, String> {
     Ok(Wanted { port, settings, count, truncates })
 }
 
-/// The thread of a capture. Who asked may have gone at any time, and is told nothing then.
+/// Runs on the thread of a capture. The client may close the connection at any time; sending to it
+/// may fail.
 fn record(recorder: Recorder, mut stream: UnixStream) {
     let _ = stream.set_nonblocking(false);
     let _ = stream.set_write_timeout(Some(PATIENCE));

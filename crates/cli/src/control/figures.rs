@@ -1,13 +1,13 @@
-//! The counters of an instance as JSON; the manual page says what the names mean.
+//! The counters of an instance as JSON; the manual page describes the names.
 
 use serde_json::{Map, Value, json};
 use towpath_gateway::report::{Report, WorkerShare};
 use towpath_io::confine;
 
-/// Characters of a command line that are told.
+/// Longest command line that is reported, in characters.
 const COMMAND_CHARS_MAX: usize = 1024;
 
-/// The counters as an object.
+/// Returns the counters as an object.
 pub(crate) fn object(report: &Report) -> Value {
     let command: Vec<_> =
         std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
@@ -61,7 +61,7 @@ pub(crate) fn object(report: &Report) -> Value {
     object
 }
 
-/// What each of several workers did, by its number.
+/// Returns the counters of each of several workers, by its number.
 fn workers(shares: &[WorkerShare]) -> Value {
     let one = |(index, share): (usize, &WorkerShare)| {
         let (tcp, udp, echo) = share.flows;

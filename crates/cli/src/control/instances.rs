@@ -1,13 +1,13 @@
-//! Running instances: each has a control socket in a folder of its user's.
+//! Running instances: each has a control socket in a folder of its user.
 //!
 //! The socket's name is the process number with [`CONTROL_SUFFIX`]. Processes of other PID
-//! namespaces may have the same number: where the name is taken, chance is added to it. Only the
-//! user can reach the folder.
+//! namespaces may have the same number; where the name is taken, random characters are added to it.
+//! Only the user can access the folder.
 //!
-//! A socket that refuses connections was left by a process that was killed. It is removed by who
-//! finds it, and when another instance starts; so a socket gets its name when it is already served.
-//! Names are given and removed with a lock on the folder, so that nobody removes one that has just
-//! been given again; who cannot have the lock removes nothing.
+//! A socket that refuses connections was left by a killed process. It is removed by the command
+//! that finds it, or when another instance starts. So a socket gets its name only when it is
+//! already served. Names are given and removed under a lock on the folder, so that a name that has
+//! just been given again is not removed; a process that cannot take the lock removes nothing.
 
 use std::fs::{self, DirBuilder};
 use std::hash::{BuildHasher, RandomState};
@@ -25,33 +25,33 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use rustix::process::geteuid;
 use towpath_io::outside;
 
-/// An instance that runs answers in far less.
+/// Longest wait for an answer; a running instance needs far less.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
-/// Ends the name of a control socket.
+/// Suffix of the name of a control socket.
 const CONTROL_SUFFIX: &str = ".control";
-/// Bits of a folder's mode that let others in.
+/// Bits of a folder's mode that give others access.
 const OTHERS: u32 = 0o077;
 
-/// How long the lock of the folder is waited for: it is held for milliseconds.
+/// Attempts to lock the folder, [`LOCK_STEP`] apart; the lock is held for milliseconds.
 const LOCK_STEPS: u32 = 100;
 const LOCK_STEP: Duration = Duration::from_millis(5);
 
-/// This process, as others find it.
+/// The listening socket by which others find this process.
 pub(crate) struct Announced {
     listener: UnixListener,
     /// Its name before [`announce`](Self::announce).
     before: PathBuf,
-    /// Its names after it: the first that nobody has.
+    /// Its names afterwards: it gets the first one that is free.
     names: [PathBuf; 2],
-    /// The file that has the name as long as it is this one's.
+    /// Inode of the socket's file, which shows whether a name still belongs to it.
     inode: u64,
-    /// Gives way to one who asks when flows have all other descriptors.
+    /// A reserve descriptor, closed to accept a connection when flows use all others.
     spare: Option<OwnedFd>,
 }
 
 impl Announced {
-    /// Makes the socket, which nobody finds before [`announce`](Self::announce), and removes those
-    /// of killed instances. Fails where the user has no folder for such things.
+    /// Makes the socket, which others do not find before [`announce`](Self::announce), and removes
+    /// those of killed instances. Fails if the user has no runtime folder.
     pub(crate) fn new() -> anyhow::Result<Self> {
         let path = folder()?;
         match DirBuilder::new().mode(0o700).create(&path) {
@@ -81,7 +81,7 @@ impl Announced {
         Ok(Self { listener, before, names, inode, spare })
     }
 
-    /// Gives it a name by which it is found.
+    /// Gives the socket its final name.
     pub(crate) fn announce(&self) -> anyhow::Result<()> {
         let given = self.give_name();
         given.with_context(|| format!("cannot make {}", self.names[0].display()))
@@ -96,7 +96,7 @@ impl Announced {
         if is_taken(&given)
             && let Some(lock) = first.parent().and_then(Lock::take)
         {
-            // Of a process with the same number that was killed.
+            // Left by a killed process with the same number.
             lock.remove_left_over(|name| first.file_name() == Some(name.as_ref()));
             given = fs::hard_link(&self.before, first);
         }
@@ -107,13 +107,13 @@ impl Announced {
         fs::remove_file(&self.before)
     }
 
-    /// The names that the socket's file may have, and its inode.
+    /// Returns the names that the socket's file may have, and its inode.
     pub(crate) fn files(&self) -> (Vec<PathBuf>, u64) {
         let [first, other] = self.names.clone();
         (vec![self.before.clone(), first, other], self.inode)
     }
 
-    /// Takes a descriptor for the next one who asks, if there is none.
+    /// Opens the reserve descriptor for the next connection, if it was used.
     pub(crate) fn keep_spare(&mut self) -> io::Result<()> {
         if self.spare.is_none() {
             self.spare = Some(self.listener.try_clone()?.into());
@@ -121,7 +121,7 @@ impl Announced {
         Ok(())
     }
 
-    /// One who asks, if he is still there.
+    /// Accepts a connection, if one waits.
     pub(crate) fn accept(&mut self) -> io::Result<Option<UnixStream>> {
         let full = Some(Errno::MFILE.raw_os_error());
         let mut accepted = self.listener.accept();
@@ -147,7 +147,7 @@ impl AsFd for Announced {
 
 impl Drop for Announced {
     fn drop(&mut self) {
-        // A confined process has its broker do it.
+        // A confined process leaves this to its broker.
         if outside::withdraw() {
             return;
         }
@@ -160,10 +160,10 @@ impl Drop for Announced {
     }
 }
 
-/// The folder, while nobody else gives or removes names.
+/// A lock on the folder, which others need to give or remove names.
 struct Lock {
     path: PathBuf,
-    /// Closing it ends the lock.
+    /// Closing it releases the lock.
     _folder: OwnedFd,
 }
 
@@ -181,7 +181,7 @@ impl Lock {
         None
     }
 
-    /// Removes sockets with such names at which nobody answers.
+    /// Removes sockets with such names that refuse connections.
     fn remove_left_over(&self, is_meant: impl Fn(&str) -> bool) {
         for name in names(&self.path).unwrap_or_default() {
             let path = self.path.join(&name);
@@ -192,8 +192,8 @@ impl Lock {
     }
 }
 
-/// The control sockets of this user's instances that answer, with their process numbers, least
-/// first. Others are removed.
+/// Returns the control sockets of this user's running instances, with their process numbers, lowest
+/// first. Removes left-over sockets.
 pub(crate) fn running() -> anyhow::Result<Vec<(i32, PathBuf)>> {
     let folder = folder()?;
     let names = match names(&folder) {
@@ -215,7 +215,7 @@ pub(crate) fn running() -> anyhow::Result<Vec<(i32, PathBuf)>> {
     Ok(running)
 }
 
-/// The control socket of the instance with this process number.
+/// Returns the control socket of the instance with this process number.
 pub(crate) fn of_process(number: i32) -> anyhow::Result<PathBuf> {
     let mut found = running()?;
     found.retain(|(other, _)| *other == number);
@@ -230,7 +230,7 @@ pub(crate) fn of_process(number: i32) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// True if somebody is there.
+/// Returns true if an instance listens at `path`.
 pub(crate) fn answers(path: &Path) -> anyhow::Result<bool> {
     match try_to_connect(path) {
         Ok(()) => Ok(true),
@@ -248,25 +248,25 @@ pub(crate) fn answers(path: &Path) -> anyhow::Result<bool> {
     }
 }
 
-/// Looks whether somebody listens at `path`, without waiting until one who does has time.
+/// Checks whether a process listens at `path`, without waiting for it to accept.
 fn try_to_connect(path: &Path) -> Result<(), Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     match connect(&socket, &SocketAddrUnix::new(path)?) {
-        // As many wait already as may.
+        // The backlog is full, so a process listens.
         Err(Errno::AGAIN) => Ok(()),
         result => result,
     }
 }
 
-/// The names of sockets in the folder.
+/// Returns the names of sockets in the folder.
 fn names(folder: &Path) -> io::Result<Vec<String>> {
     let name = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().into_string().ok();
     let all = fs::read_dir(folder)?.filter_map(name);
     Ok(all.filter(|name| number_of(name).is_some()).collect())
 }
 
-/// The process number in the name of a socket, be it given already or not yet.
+/// Returns the process number in the name of a socket, before or after it is announced.
 fn number_of(name: &str) -> Option<i32> {
     let name = match name.strip_prefix('.') {
         Some(before) => before,
@@ -275,7 +275,7 @@ fn number_of(name: &str) -> Option<i32> {
     name.split('.').next()?.parse().ok()
 }
 
-/// True if the process of this number is certainly not gone: then its socket need not be tried,
+/// Returns true if a process with this number runs and is a towpath: its socket need not be tried,
 /// which would wake it. In another PID namespace the number means nothing here.
 fn is_towpath(number: i32) -> bool {
     let name = fs::read_to_string(format!("/proc/{number}/comm")).unwrap_or_default();
@@ -286,7 +286,7 @@ fn chance() -> u32 {
     RandomState::new().hash_one(0) as u32
 }
 
-/// Where the sockets are.
+/// Returns the folder of the sockets.
 fn folder() -> anyhow::Result<PathBuf> {
     let user = geteuid();
     let told = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
@@ -300,7 +300,7 @@ fn folder() -> anyhow::Result<PathBuf> {
     Ok(found.join("towpath"))
 }
 
-/// Refuses a folder that others could have put things into.
+/// Rejects a folder that others could have written to.
 fn check(folder: &Path) -> anyhow::Result<()> {
     let found = fs::symlink_metadata(folder)
         .with_context(|| format!("cannot look at {}", folder.display()))?;

@@ -1,6 +1,6 @@
 //! Counters in the text format of OpenMetrics 1.0.
 //!
-//! Labels are names of ports, of reasons and of sites, which have no characters to be escaped.
+//! Labels are names of ports, reasons and sites; these have no characters that need escapes.
 
 use std::fmt::{Display, Write as _};
 
@@ -9,14 +9,14 @@ use towpath_gateway::report::{Report, WorkerShare};
 use towpath_io::confine;
 use towpath_net::switch::PortCounters;
 
-/// A family of figures with one name.
+/// A metric family: samples with one name.
 struct Family<'a> {
     out: &'a mut String,
     name: &'static str,
     suffix: &'static str,
 }
 
-/// All figures of an instance, which has a switch with ports or has none.
+/// Returns all metrics of an instance; `network` is its switch with ports, if it has one.
 pub(crate) fn text(report: &Report, network: Option<&NetworkReport>) -> String {
     let mut out = String::new();
     if let Some(network) = network {

@@ -1,4 +1,4 @@
-//! Talking with instances that run: their sockets, and what is asked and answered there.
+//! Communication with running instances: their sockets, requests and answers.
 
 pub(crate) mod api;
 pub(crate) mod ask;

@@ -1,4 +1,4 @@
-//! `towpath ls`, `port`, `lease` and `publish`: looking at running networks, and changing them.
+//! `towpath ls`, `port`, `lease` and `publish`: showing and changing running networks.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -21,7 +21,7 @@ use crate::control::instances;
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
 
-/// Lists the ports of one network, or of all, or what they have lent.
+/// Lists the ports, leases or published ports of one network, or of all.
 pub(crate) fn list(arguments: &LsArguments) -> Result<Ending, Failure> {
     let which = &arguments.which;
     let networks = match (which.pid, &which.socket) {
@@ -80,7 +80,7 @@ pub(crate) fn lease(arguments: &LeaseArguments) -> Result<Ending, Failure> {
     perform(&arguments.which, operation.map(|operation| vec![operation]))
 }
 
-/// Publishes ports, or no more.
+/// Publishes or unpublishes ports.
 pub(crate) fn publish(arguments: &PublishArguments) -> Result<Ending, Failure> {
     let verb = match arguments.action {
         AddOrDel::Add => "publish",
@@ -95,14 +95,14 @@ pub(crate) fn publish(arguments: &PublishArguments) -> Result<Ending, Failure> {
     perform(&arguments.which, understood(operation).map(|operation| vec![operation]))
 }
 
-/// Has a network make operations, all or none, unless they are none.
+/// Sends operations to a network, which makes all or none; does nothing without operations.
 fn perform(
     which: &WhichNetwork,
     operations: Result<Vec<Value>, String>,
 ) -> Result<Ending, Failure> {
     let operations = match operations {
         Ok(operations) => operations,
-        // Ends with code 2.
+        // Ends the process with code 2.
         Err(message) => Arguments::command().error(ErrorKind::ValueValidation, message).exit(),
     };
     let body = json!({ "operations": operations });
@@ -110,7 +110,7 @@ fn perform(
     Ok(Ending::Code(0))
 }
 
-/// The operation, if it is one that networks understand.
+/// Returns the operation if networks understand it.
 fn understood(operation: Value) -> Result<Value, String> {
     match Fields::of(operation.clone(), "").and_then(operations::operation) {
         Ok(_) => Ok(operation),
@@ -118,7 +118,7 @@ fn understood(operation: Value) -> Result<Value, String> {
     }
 }
 
-/// The control socket of the network that is meant.
+/// Returns the control socket of the selected network.
 pub(crate) fn one(which: &WhichNetwork) -> anyhow::Result<PathBuf> {
     match (which.pid, &which.socket) {
         (_, Some(path)) => Ok(path.clone()),
@@ -131,7 +131,7 @@ pub(crate) fn one(which: &WhichNetwork) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// The networks that run: process number, control socket and ports of each.
+/// Returns the running networks: process number, control socket and ports of each.
 fn networks() -> anyhow::Result<Vec<(i32, PathBuf, Value)>> {
     let mut networks = Vec::new();
     for (pid, path) in instances::running()? {
@@ -142,7 +142,7 @@ fn networks() -> anyhow::Result<Vec<(i32, PathBuf, Value)>> {
     Ok(networks)
 }
 
-/// The operation on one port, which is one that the network understands.
+/// Returns the operation on one port, checked as the network would.
 fn operation(name: &str, arguments: &PortArguments) -> Result<Value, String> {
     let PortArguments { action, settings, vhost_user, vhost_user_client, stream, tap, .. } =
         arguments;
@@ -180,7 +180,7 @@ fn operation(name: &str, arguments: &PortArguments) -> Result<Value, String> {
     understood(operation)
 }
 
-/// The path as the network sees it, whose folder may be another.
+/// Returns an absolute path, as the network's working directory may differ.
 fn absolute(path: &Path) -> anyhow::Result<String> {
     let absolute = std::path::absolute(path)?;
     Ok(absolute.to_str().context("the path is no UTF-8")?.to_owned())
@@ -204,7 +204,7 @@ fn port_line(pid: i32, port: &Value) -> String {
     )
 }
 
-/// Addresses and names of static leases that nobody has taken, as leases of no time.
+/// Returns the addresses and names of static leases that no guest has, as leases without a time.
 fn not_taken(answer: &Value) -> Vec<Value> {
     let all = |list: &str| answer[list].as_array().into_iter().flatten();
     let is_lent = |key, value: &Value| all("leases").any(|lease| lease[key] == *value);
@@ -244,7 +244,7 @@ fn lease_line(pid: i32, lease: &Value) -> String {
     format!("{pid:>8} {address:<39} {seconds:>8} {mac:<17} {port:<15} {name}{kind}")
 }
 
-/// As an option says it: an address and an interface only where there is one.
+/// Formats a published port like an option: address and interface only if it has them.
 fn published_line(pid: i32, published: &Value) -> String {
     let [protocol, port, to] =
         ["protocol", "host-port", "guest-port"].map(|key| plain(&published[key]));
@@ -261,8 +261,8 @@ fn published_line(pid: i32, published: &Value) -> String {
 mod tests {
     use super::*;
 
-    /// Of a guest with two addresses one is lent; of those without an address but a name, one has
-    /// taken it.
+    /// Goal: of a guest with two addresses, the one that is not leased is listed; of guests with
+    /// only a name, the one whose name is not taken.
     #[test]
     fn static_leases_that_nobody_took() {
         let answer = json!({

@@ -2,16 +2,16 @@
 //!
 //! # Theory of operation
 //!
-//! The thread that moves the packets serves it between two turns and never waits: everything that
-//! is waited for hangs in a reactor, which the worker watches as one file. A connection carries one
-//! request. It reads until the request is complete, then writes the answer as the peer takes it,
-//! then ends. Who takes a connection over ([`Asked`]) answers by himself, whenever he likes.
-//! One descriptor may come with a request.
+//! The thread that moves packets serves the socket between two turns and never waits: all files are
+//! registered in a reactor, which the worker watches as one file. A connection carries one request.
+//! The instance reads until the request is complete, writes the answer as fast as the peer takes
+//! it, and closes the connection. A handler that takes a connection over ([`Asked`]) answers by
+//! itself, at any time. One descriptor may come with a request.
 //!
-//! Limits: [`CONNECTIONS_MAX`]; with so many the oldest whose request is not complete gives way to
-//! who comes, else the oldest. A connection that is not done after [`TICKS_MAX`] of the timer ends.
-//! The timer runs while there are connections, and after descriptors ran out, when nobody is let in
-//! until it ticks.
+//! Limits: [`CONNECTIONS_MAX`]; at the limit a new connection displaces the oldest one whose
+//! request is not complete, else the oldest. A connection that is not done after [`TICKS_MAX`]
+//! ticks of the timer is closed. The timer runs while there are connections. It also runs after
+//! descriptors ran out; then no connection is accepted until it ticks.
 
 use std::io::{self, ErrorKind, IoSliceMut, Write};
 use std::mem::MaybeUninit;
@@ -30,11 +30,11 @@ use towpath_io::reactor::{Events, Interest, Reactor};
 
 use crate::control::instances::Announced;
 
-/// Connections at once: commands, and one who collects figures.
+/// Most concurrent connections: commands, and a metrics collector.
 const CONNECTIONS_MAX: usize = 16;
-/// Seconds that a request with its answer may take. The sender is on this machine.
+/// Seconds that a request with its answer may take. The client is on this machine.
 const TICKS_MAX: u32 = 5;
-/// Tokens of the reactor behind those of the connections.
+/// Reactor tokens after those of the connections.
 const LISTENER: u64 = CONNECTIONS_MAX as u64;
 const TIMER: u64 = LISTENER + 1;
 
@@ -45,7 +45,7 @@ pub(crate) struct Control {
     events: Box<Events>,
     timer: OwnedFd,
     connections: [Option<Connection>; CONNECTIONS_MAX],
-    /// Connections so far.
+    /// Number of connections so far.
     accepted: u64,
     is_listening: bool,
     is_ticking: bool,
@@ -54,13 +54,13 @@ pub(crate) struct Control {
 /// A request, and what came with it.
 pub(crate) struct Asked<'a> {
     pub(crate) request: Request<'a>,
-    /// The descriptor that came along.
+    /// The descriptor that came with it.
     pub(crate) file: &'a mut Option<OwnedFd>,
-    /// Where it came from, which does not block.
+    /// Its connection, which is non-blocking.
     pub(crate) stream: &'a UnixStream,
 }
 
-/// Somebody who asks.
+/// A connection of a client.
 struct Connection {
     stream: UnixStream,
     file: Option<OwnedFd>,
@@ -69,12 +69,12 @@ struct Connection {
     output: Option<Vec<u8>>,
     written: usize,
     ticks: u32,
-    /// Which of all connections it is.
+    /// Its number among all connections so far.
     number: u64,
 }
 
 impl Control {
-    /// Makes the socket. Fails where the user has no folder for such things.
+    /// Makes the socket. Fails if the user has no runtime folder.
     pub(crate) fn new() -> anyhow::Result<Self> {
         let announced = Announced::new()?;
         let reactor = Reactor::new()?;
@@ -94,21 +94,20 @@ impl Control {
         })
     }
 
-    /// The names that the socket's file may have, and its inode.
+    /// Returns the names that the socket's file may have, and its inode.
     pub(crate) fn files(&self) -> (Vec<PathBuf>, u64) {
         self.announced.files()
     }
 
-    /// Lets it be found.
+    /// Gives the socket the name by which others find it.
     pub(crate) fn announce(&self) -> anyhow::Result<()> {
         self.announced.announce()
     }
 
-    /// Does what can be done without waiting. Requests are answered by `answer`; for one that has
-    /// taken the connection over there is no answer here.
+    /// Does all work that needs no waiting. `answer` handles requests, and returns `None` if it has
+    /// taken the connection over.
     ///
-    /// # Errors
-    /// The system refuses what it allowed before; the socket is of no use any more.
+    /// # Errors A system call that worked before failed; the socket is unusable from now on.
     pub(crate) fn serve(
         &mut self,
         mut answer: impl FnMut(Asked<'_>) -> Option<Response>,
@@ -117,7 +116,7 @@ impl Control {
         self.reactor.wait(Some(Duration::ZERO), &mut events)?;
         for event in events.iter() {
             match event.token {
-                // When the others have been served: there may be room for him then.
+                // Accepted after the others have been served: there may be room then.
                 LISTENER => {}
                 TIMER => self.tick()?,
                 token => self.step(token as usize, &mut answer)?,
@@ -125,14 +124,15 @@ impl Control {
         }
         self.events = events;
         let is_short = !self.accept(&mut answer)?;
-        // Fails while descriptors are short; it is tried again when the timer ticks.
+        // This fails while descriptors are short, and is repeated when the timer ticks.
         let _ = self.announced.keep_spare();
         self.listen(!is_short)?;
         self.run_timer(is_short || self.connections.iter().any(Option::is_some))
     }
 
-    /// Lets in who waits, as many as there are places, and hears each at once: a request that came
-    /// with its connection is never displaced. False if there are no descriptors for that.
+    /// Accepts the waiting connections, as many as there are places, and reads each at once: a
+    /// request that arrived with its connection is never displaced. Returns false if no descriptor
+    /// is left.
     fn accept(
         &mut self,
         answer: &mut impl FnMut(Asked<'_>) -> Option<Response>,
@@ -161,7 +161,7 @@ impl Control {
         Ok(true)
     }
 
-    /// A place for a connection.
+    /// Returns the index of a free place, displacing a connection if necessary.
     fn make_room(&mut self) -> io::Result<usize> {
         if let Some(free) = self.connections.iter().position(Option::is_none) {
             return Ok(free);
@@ -194,9 +194,9 @@ impl Control {
         Ok(())
     }
 
-    /// A second has passed.
+    /// Counts a tick of the timer, which is one second.
     fn tick(&mut self) -> io::Result<()> {
-        // How many times it ticked does not matter, and it may have been stopped since.
+        // The number of ticks does not matter, and the timer may have been stopped since.
         let _ = rustix::io::read(&self.timer, &mut [0; 8]);
         for index in 0..CONNECTIONS_MAX {
             let Some(connection) = &mut self.connections[index] else { continue };
@@ -208,7 +208,7 @@ impl Control {
         Ok(())
     }
 
-    /// Goes on with a connection.
+    /// Continues a connection.
     fn step(
         &mut self,
         index: usize,
@@ -237,7 +237,7 @@ impl Control {
 }
 
 impl Connection {
-    /// Reads, answers and writes what can be. False if it is at its end.
+    /// Reads, answers and writes as far as possible. Returns false if the connection is at its end.
     fn step(&mut self, answer: &mut impl FnMut(Asked<'_>) -> Option<Response>) -> bool {
         if self.output.is_none() {
             if !self.read() {
@@ -258,7 +258,7 @@ impl Connection {
         self.write()
     }
 
-    /// Reads one buffer full. False if the peer has gone.
+    /// Reads up to one buffer. Returns false if the peer has closed the connection.
     fn read(&mut self) -> bool {
         let room = HEAD_BYTES_MAX + BODY_BYTES_MAX - self.input.len();
         let mut buffer = [0; HEAD_BYTES_MAX];
@@ -266,7 +266,7 @@ impl Connection {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let slices = &mut [IoSliceMut::new(buffer)];
-        // Descriptors for which there is no room are closed by the kernel.
+        // The kernel closes descriptors for which there is no room.
         let received = match recvmsg(&self.stream, slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
             Ok(received) => received,
             Err(errno) => return is_passing(&errno.into()),
@@ -280,7 +280,8 @@ impl Connection {
         received.bytes > 0
     }
 
-    /// Writes what the peer takes. False at the end of the answer, or if he has gone.
+    /// Writes what the peer takes. Returns false at the end of the answer, or if the peer has
+    /// closed the connection.
     fn write(&mut self) -> bool {
         let output = self.output.as_deref().unwrap_or_default();
         match self.stream.write(&output[self.written..]) {
@@ -299,7 +300,7 @@ impl AsFd for Control {
     }
 }
 
-/// True if it may go better next time.
+/// Returns true if the call may succeed later.
 fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }

@@ -1,4 +1,4 @@
-//! `towpath attach`: serving a network namespace that exists.
+//! `towpath attach`: serves an existing network namespace.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use crate::process::confine::{self, Confinement};
 use crate::process::parent::{give_up, receive_inside, start, take_ready, wait};
 use crate::process::serve::{self, Gateway};
 
-/// What tells that a namespace needs no service any more.
+/// What shows that a namespace needs no service any more.
 enum Life {
     /// The end of a process.
     Process(OwnedFd),
@@ -30,7 +30,7 @@ enum Life {
     Path(RemovalWatch, PathBuf),
 }
 
-/// Serves until the namespace goes or a signal asks to end.
+/// Serves until the namespace goes or a signal requests the end.
 pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     let network = &arguments.network;
     let messages = settings::messages(&network.gateway);
@@ -50,7 +50,7 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
         }
         Forked::Parent(child) => Kept::new(child),
     };
-    // Its file may be unmounted from now on; the TAP device keeps the namespace alive.
+    // The namespace's file may be unmounted from now on; the TAP device keeps the namespace alive.
     let identity = namespace.identity()?;
     drop((theirs, namespace));
     let control = serve::control(messages);
@@ -62,7 +62,7 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     };
     let confinement = Confinement::begin(&network.gateway, messages, duties, Some(child.as_fd()))?;
     let Some(inside) = receive_inside(&ours)? else { return Err(give_up(child)) };
-    // It stays as who opens sockets inside, if somebody has to.
+    // The child stays if it has to open sockets inside.
     let _opener = match inside.opener {
         Some(_) => Some(child),
         None => wait(child).map(|_| None)?,

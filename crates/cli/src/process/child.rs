@@ -1,7 +1,7 @@
 //! The child's side: everything that happens inside of the program's namespaces.
 //!
-//! The child tells the user itself what went wrong, and ends with the code to end with; the
-//! parent passes that on.
+//! The child reports errors to the user itself, and exits with the final exit code; the parent
+//! passes that on.
 
 use std::env;
 use std::ffi::OsString;
@@ -30,7 +30,7 @@ use crate::messages::Messages;
 use crate::process::serve::features_to_bits;
 use towpath_gateway::resolv;
 
-/// What the child needs to know.
+/// The parameters of the child.
 pub(crate) struct Child<'a> {
     pub(crate) config: &'a Config,
     pub(crate) messages: Messages,
@@ -38,7 +38,7 @@ pub(crate) struct Child<'a> {
 }
 
 impl Child<'_> {
-    /// Process 1 of new namespaces: sets them up and runs the program to its end.
+    /// Runs as process 1 of new namespaces: sets them up and runs the program to its end.
     pub(crate) fn run(
         self,
         isolation: &Isolation,
@@ -68,17 +68,18 @@ impl Child<'_> {
         }
     }
 
-    /// Goes into a namespace that exists, makes the interface there and ends.
+    /// Enters an existing namespace, makes the interface there and ends.
     pub(crate) fn attach(self, namespace: &NetworkNamespace) -> Result<Ending, Failure> {
         die_with_parent()?;
         namespace.enter()?;
-        // Entering a user namespace changes credentials, which clears it.
+        // Entering a user namespace changes credentials, which clears the parent-death signal.
         die_with_parent()?;
         let tap = self.interface()?;
         self.listen()?;
         let opener = self.opener()?;
         self.channel.send(&tap)?;
-        // Else towpath would not learn of the end of this process, and the device would outlive it.
+        // Otherwise towpath would not notice the end of this process, and the device would outlive
+        // it.
         drop((tap, self.channel));
         if let Some(opener) = opener {
             sockets::open_for(&opener)?;
@@ -86,8 +87,8 @@ impl Child<'_> {
         Ok(Ending::Code(0))
     }
 
-    /// If connections to published ports are joined: hands over the channel to who opens sockets
-    /// inside; what comes back is its own end.
+    /// If connections to published ports are joined, sends the channel of the socket opener to the
+    /// parent; returns the opener's own end.
     fn opener(&self) -> anyhow::Result<Option<Channel>> {
         if !self.config.join_published {
             return Ok(None);
@@ -97,7 +98,7 @@ impl Child<'_> {
         Ok(Some(ours))
     }
 
-    /// The same by a process of its own, which ends with its namespaces.
+    /// Starts the socket opener as a process of its own, which ends with its namespaces.
     fn begin_opener(&self) -> anyhow::Result<()> {
         let Some(opener) = self.opener()? else { return Ok(()) };
         if let Forked::Child = namespace::fork().context("cannot start who opens sockets")? {
@@ -107,7 +108,7 @@ impl Child<'_> {
         Ok(())
     }
 
-    /// Makes the program's interface; what comes back is the message that hands it over.
+    /// Makes the program's interface; returns the message that passes it to the parent.
     fn interface(&self) -> anyhow::Result<Message> {
         let name = &self.config.interface;
         let workers = self.config.workers;
@@ -122,7 +123,7 @@ impl Child<'_> {
             self.messages.notice(format_args!("this kernel does no IPv6 here ({errno})"));
         }
         let report = tap::self_test(&mut tap, &self.self_test());
-        // A family that is switched off could not be tried; only what failed is news.
+        // A disabled family could not be tried; only failures are worth a notice.
         let failed = report.off.iter().any(|(_, reason)| *reason != Reason::NoAddress);
         if failed {
             self.messages.notice(&report);
@@ -132,15 +133,15 @@ impl Child<'_> {
         let others: Result<Vec<Tap>, _> = (1..workers).map(|_| tap.add_queue()).collect();
         let others = others.with_context(|| format!("cannot add queues to {name}"))?;
         if workers > 1 {
-            // What was begun before there were others is for no queue in particular. It is sent
-            // again.
+            // Packets that were sent before the other queues existed are in an arbitrary queue.
+            // They will be retransmitted.
             tap.discard_waiting()?;
         }
         let queues = [tap].into_iter().chain(others).map(Tap::into_fd).collect();
         Ok(Message::Ready(features_to_bits(report.features), queues))
     }
 
-    /// Listens on the program's loopback, and hands the sockets over.
+    /// Listens on the program's loopback, and passes the sockets to the parent.
     fn listen(&self) -> anyhow::Result<()> {
         let Config { ipv4, ipv6, .. } = self.config;
         let v4 = ipv4.is_some().then_some(IpAddr::V4(Ipv4Addr::LOCALHOST));
@@ -152,7 +153,7 @@ impl Child<'_> {
                     Ok(socket) => {
                         self.channel.send(&Message::Listener(port.host, socket.into()))?
                     }
-                    // That there is no IPv6 was told when the interface was configured.
+                    // Missing IPv6 was reported when the interface was configured.
                     Err(error) if v4.is_some() && address.is_ipv6() && is_missing(&error) => {}
                     Err(error) => return Err(not_listening(at, error)),
                 }
@@ -174,7 +175,8 @@ impl Child<'_> {
         }
     }
 
-    /// Replaces resolv.conf and /proc. A program can do without; the user is told.
+    /// Replaces resolv.conf and /proc. A failure is reported to the user; the program can run
+    /// without.
     fn mount(&self) {
         if let Err(error) = mount::make_private() {
             let error = anyhow::Error::from(error);
@@ -227,7 +229,7 @@ fn not_listening(at: SocketAddr, error: io::Error) -> anyhow::Error {
     anyhow::anyhow!("option --host-tcp-ports: TCP port {at}: {why}")
 }
 
-/// The program, or the user's shell.
+/// Prepares the program, or the user's shell.
 fn prepare(command: &[OsString]) -> Command {
     match command {
         [program, arguments @ ..] => {

@@ -1,7 +1,7 @@
-//! Confining the process that serves, step by step, and saying what could not be.
+//! Confinement of the serving process, step by step, and reports of what failed.
 //!
-//! The order matters: [`Confinement::begin`] while everything is allowed yet, [`isolate`] while
-//! there is one thread, [`seal`] before the first packet of a stranger is looked at.
+//! The order matters: [`Confinement::begin`] while everything is still allowed, [`isolate`] while
+//! there is one thread, [`seal`] before the first packet of a stranger is parsed.
 //!
 //! [`isolate`]: Confinement::isolate
 //! [`seal`]: Confinement::seal
@@ -17,17 +17,16 @@ use towpath_io::namespace::init;
 use crate::config::args::GatewayArguments;
 use crate::messages::Messages;
 
-/// What is done about confinement, and what is not.
+/// The state of confinement.
 pub(crate) struct Confinement {
     is_wanted: bool,
     messages: Messages,
-    /// What standard input and output become, opened while there are files.
+    /// What standard input and output become; opened while files can be opened.
     null: OwnedFd,
 }
 
 impl Confinement {
-    /// Forks the broker, unless the user wants no confinement. `child` is the process that may have
-    /// to be killed.
+    /// Forks the broker, unless the user wants no confinement. The broker may have to kill `child`.
     pub(crate) fn begin(
         arguments: &GatewayArguments,
         messages: Messages,
@@ -46,7 +45,7 @@ impl Confinement {
         Ok(Self { is_wanted, messages, null: init::null_device()? })
     }
 
-    /// Gives up privileges and files.
+    /// Gives up privileges and access to files.
     pub(crate) fn isolate(&self) -> anyhow::Result<()> {
         if !self.is_wanted {
             return Ok(());
@@ -66,12 +65,12 @@ impl Confinement {
         Ok(())
     }
 
-    /// Lets go of standard input and output.
+    /// Replaces standard input and output by /dev/null.
     pub(crate) fn release_input_and_output(&self) -> anyhow::Result<()> {
         Ok(init::release_input_and_output(&self.null)?)
     }
 
-    /// From here on a system call that is not needed ends the process.
+    /// Installs the filter: from now on an unneeded system call ends the process.
     pub(crate) fn seal(self, mode: Mode) {
         if !self.is_wanted {
             return;
@@ -84,7 +83,7 @@ impl Confinement {
         self.attempt();
     }
 
-    /// Does what somebody would who has taken this process over: for tests, in debug builds alone.
+    /// Does what an attacker in this process would do: for tests, in debug builds only.
     #[cfg(debug_assertions)]
     fn attempt(&self) {
         let Ok(name) = std::env::var("TOWPATH_ATTEMPT") else { return };
@@ -95,7 +94,7 @@ impl Confinement {
     }
 }
 
-/// The ports that are published, as far as only the broker may bind them.
+/// Returns the published ports, as far as only the broker may bind them.
 pub(crate) fn ports(publish: &[Publish]) -> Ports {
     let of = |protocol| {
         let published = publish.iter().filter(|publish| publish.protocol == protocol);

@@ -1,4 +1,4 @@
-//! Running: programs and networks, in processes that are confined.
+//! Running programs and networks, in confined processes.
 
 pub(crate) mod attach;
 pub(crate) mod child;

@@ -16,7 +16,7 @@ use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
 use crate::process::serve::{Gateway, Inside, features_from_bits};
 
-/// Waits for a child that has closed its channel; it has told the user why.
+/// Waits for a child that has closed its channel; the child has reported the reason to the user.
 pub(crate) fn give_up(child: Kept) -> Failure {
     match wait(child).map(Ending::from) {
         Ok(Ending::Code(code)) => Failure::told(code),
@@ -46,7 +46,7 @@ pub(crate) fn take_ready(
     number.map(take).transpose()
 }
 
-/// Waits for what the child makes; `None` if the child gave up.
+/// Waits for what the child makes; returns `None` if the child gave up.
 pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<Inside>> {
     let mut listeners = Vec::new();
     let mut opener = None;
@@ -67,7 +67,7 @@ pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<Inside>
     }
 }
 
-/// Starts to serve what the child has made, and tells whoever waits for that.
+/// Starts to serve what the child has made, and reports readiness.
 pub(crate) fn start(
     config: &Config,
     inside: Inside,
@@ -80,7 +80,7 @@ pub(crate) fn start(
     Ok(gateway)
 }
 
-/// Tells whoever waits for it that the network is served.
+/// Reports by `--ready-fd` that the network is served.
 pub(crate) fn tell_ready(ready: Option<File>) -> anyhow::Result<()> {
     match ready {
         Some(mut ready) => {

@@ -1,8 +1,8 @@
-//! `towpath run`: a program in namespaces of its own.
+//! `towpath run`: runs a program in namespaces of its own.
 //!
-//! Three processes: this one serves; its child is process 1 of the program's namespaces; the
-//! child's child is the program. All three are in one process group, so that to a shell they are
-//! one job. The channel between the first two tells each of the other's end.
+//! There are three processes: this one serves; its child is process 1 of the program's namespaces;
+//! the child's child is the program. All three are in one process group, so a shell sees one job.
+//! The channel between the first two shows each of them the other's end.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -29,7 +29,8 @@ use crate::process::serve::{self, Gateway};
 pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     let network = &arguments.network;
     let messages = settings::messages(&network.gateway);
-    // CMD gets what is left of them, as with any wrapper; this process and process 1 do without.
+    // CMD inherits the remaining descriptors, as with any wrapper; this process and process 1 do
+    // not.
     let mut inherited = Inherited::take().context("cannot look at the inherited descriptors")?;
     let ready = take_ready(&mut inherited, network.gateway.ready_fd)?;
     let config = settings::config(network)?;
@@ -85,7 +86,8 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     Ok(told.unwrap_or_else(|| ended.into()))
 }
 
-/// Serves until the program ends; `None` if process 1 ended without telling how the program did.
+/// Serves until the program ends; returns `None` if process 1 ended without reporting the program's
+/// status.
 fn serve(
     gateway: &mut Gateway,
     signals: &Signals,

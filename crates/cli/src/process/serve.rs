@@ -1,4 +1,4 @@
-//! The one place where the command meets the data path.
+//! Connects the command with the data path.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,9 +21,9 @@ use crate::control::api;
 use crate::control::socket::Control;
 use crate::messages::Messages;
 
-/// How long the flows of a program that has ended may take to deliver what it wrote.
+/// How long the flows of an ended program may take to deliver what it wrote.
 const LINGER: Duration = Duration::from_secs(5);
-/// How long a capture may take to end: what it takes by itself, and what a call may hang.
+/// How long a capture may take to end: its own limit, and time for a call that hangs.
 const CAPTURE_LINGER: Duration = FINISH_PATIENCE.saturating_add(Duration::from_secs(1));
 
 /// What the child has made inside.
@@ -33,35 +33,35 @@ pub(crate) struct Inside {
     pub(crate) features: Features,
     /// Sockets that listen on the program's loopback.
     pub(crate) listeners: Vec<JoinedListener>,
-    /// Leads to who opens sockets inside, if somebody does.
+    /// Channel to the process that opens sockets inside, if there is one.
     pub(crate) opener: Option<Channel>,
 }
 
 /// Serves one TAP device.
 pub(crate) struct Gateway {
     workers: Threads,
-    /// Where others ask for the counters, unless there is no place for it.
+    /// Serves the counters, unless there is no folder for the socket.
     control: Option<Control>,
-    /// What is captured to, until its end is told.
+    /// The capture, until its end is reported.
     capture: Option<Capture>,
     messages: Messages,
 }
 
-/// A capture that goes on.
+/// A running capture.
 struct Capture {
     /// Readable when it has ended.
     ended: EventDoorbell,
     path: PathBuf,
 }
 
-/// This thread alone, or others beside it.
+/// One worker on this thread, or several.
 enum Threads {
     One(Box<Worker>),
     Several(Box<Workers>),
 }
 
 impl Gateway {
-    /// Takes over what was made inside and binds the published ports. Nothing is looked at before
+    /// Takes over what was made inside and binds the published ports. Nothing is read before
     /// [`begin`](Self::begin).
     pub(crate) fn start(
         config: &Config,
@@ -99,7 +99,7 @@ impl Gateway {
         }
     }
 
-    /// Serves until one of `descriptors` is readable; returns its index. Answers who asks for the
+    /// Serves until one of `descriptors` is readable; returns its index. Answers requests for
     /// counters meanwhile.
     pub(crate) fn run_until(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
         loop {
@@ -119,7 +119,7 @@ impl Gateway {
         }
     }
 
-    /// Answers who asks for the counters.
+    /// Answers requests for counters.
     fn answer(&mut self) {
         let Some(control) = &mut self.control else { return };
         let report = || self.workers.report();
@@ -130,7 +130,7 @@ impl Gateway {
         }
     }
 
-    /// Tells how the capture has ended, once.
+    /// Reports how the capture has ended, once.
     fn tell_capture(&mut self) {
         let Some(Capture { path, .. }) = self.capture.take() else { return };
         let Some(recording) = self.workers.recording() else { return };
@@ -152,7 +152,7 @@ impl Gateway {
         }
     }
 
-    /// Has what was captured written, within a bounded time or until one of `descriptors` is
+    /// Finishes writing the capture, within a bounded time or until one of `descriptors` is
     /// readable.
     pub(crate) fn finish_capture(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         if let Some(recording) = self.workers.recording() {
@@ -162,8 +162,8 @@ impl Gateway {
         Ok(())
     }
 
-    /// Serves on after the program's end until what it wrote has been delivered, at most for
-    /// [`LINGER`] or until one of `descriptors` is readable. Nobody finds it any more.
+    /// Continues after the program's end until its data has been delivered, for at most [`LINGER`]
+    /// or until one of `descriptors` is readable. The control socket is closed.
     pub(crate) fn finish(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.control = None;
         match &mut self.workers {
@@ -173,7 +173,7 @@ impl Gateway {
         self.finish_capture(descriptors)
     }
 
-    /// What happened, for people.
+    /// Returns the counters so far.
     pub(crate) fn report(&self) -> Report {
         self.workers.report()
     }
@@ -216,7 +216,7 @@ impl Threads {
     }
 }
 
-/// The control socket, where there is a place for it; nobody finds it yet.
+/// Makes the control socket, if there is a folder for it; others do not find it yet.
 pub(crate) fn control(messages: Messages) -> Option<Control> {
     let untold = |error: &anyhow::Error| {
         messages.detail(format_args!("no control socket and not in `towpath stats`: {error:#}"));
@@ -224,7 +224,7 @@ pub(crate) fn control(messages: Messages) -> Option<Control> {
     Control::new().inspect_err(untold).ok()
 }
 
-/// The control socket as others find it.
+/// Gives the control socket the name by which others find it.
 pub(crate) fn announce(control: Option<Control>, messages: Messages) -> Option<Control> {
     let announced = control?;
     let untold = |error: &anyhow::Error| {
@@ -233,13 +233,13 @@ pub(crate) fn announce(control: Option<Control>, messages: Messages) -> Option<C
     announced.announce().inspect_err(untold).ok().map(|()| announced)
 }
 
-/// `features` as a number, to cross from one process to another.
+/// Encodes `features` as a number, to send them between processes.
 pub(crate) fn features_to_bits(features: Features) -> u32 {
     let bit = |at: u32, on: bool| u32::from(on) << at;
     bit(0, features.checksum) | bit(1, features.tso4) | bit(2, features.tso6) | bit(3, features.uso)
 }
 
-/// The other way.
+/// Decodes the number of [`features_to_bits`].
 pub(crate) fn features_from_bits(bits: u32) -> Features {
     let on = |at: u32| bits & (1 << at) != 0;
     Features { checksum: on(0), tso4: on(1), tso6: on(2), uso: on(3), ..Features::NONE }

@@ -1,4 +1,4 @@
-//! `towpath up`: serving a network of virtual machines.
+//! `towpath up`: serves a network of virtual machines.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -28,7 +28,7 @@ use crate::process::confine::Confinement;
 use crate::process::parent::{take_ready, tell_ready};
 use crate::process::serve;
 
-/// Serves until a signal asks to end.
+/// Serves until a signal requests the end.
 pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     let messages = settings::messages(&arguments.gateway);
     let mut inherited = Inherited::take().context("cannot look at the inherited descriptors")?;
@@ -44,7 +44,7 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     let control = serve::control(messages);
     let duties = duties(&plan, control.as_ref().map(Control::files));
     let confinement = Confinement::begin(&arguments.gateway, messages, duties, None)?;
-    // Dropped after the network, with which captures end.
+    // Dropped after the network, whose end ends the captures.
     let mut captures = Captures::default();
     let mut worker = make(plan, messages)?;
     match worker.side().port_count() {
@@ -57,7 +57,7 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
         messages.notice(format_args!("ports of vhost-user have no sessions: {error}"));
     }
     confinement.release_input_and_output()?;
-    // Who waits for this may use the control socket next.
+    // A process that waits for this may use the control socket next.
     tell_ready(ready)?;
     confinement.seal(Mode::Network);
     serve(&mut worker, &mut captures, &signals, control, &messages)?;
@@ -68,7 +68,7 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     Ok(Ending::Code(0))
 }
 
-/// What the broker has to do for it.
+/// Returns the duties of the broker.
 fn duties(plan: &Plan, control: Option<(Vec<PathBuf>, u64)>) -> Duties {
     let mut connect = Vec::new();
     for (_, operation) in &plan.operations {
@@ -92,7 +92,7 @@ fn duties(plan: &Plan, control: Option<(Vec<PathBuf>, u64)>) -> Duties {
     }
 }
 
-/// Makes what was planned.
+/// Makes the planned network.
 fn make(plan: Plan, messages: Messages) -> anyhow::Result<Worker<Network>> {
     let made = Network::new(plan.network);
     let mut network = made.context("cannot make a network")?;
@@ -111,8 +111,8 @@ fn make(plan: Plan, messages: Messages) -> anyhow::Result<Worker<Network>> {
     Ok(worker)
 }
 
-/// Takes over the leases of an earlier run. What is wrong with the file is told and is no reason
-/// not to serve, but that another network has it: both would lend what the other has lent.
+/// Restores the leases of an earlier run. Problems with the file are reported, and do not stop the
+/// network, unless another network uses the file: both would lease the same addresses.
 fn keep_leases(
     worker: &mut Worker<Network>,
     path: &Path,
@@ -150,7 +150,7 @@ fn keep_leases(
     Ok(())
 }
 
-/// Serves, and answers who asks meanwhile.
+/// Serves the network, and answers requests meanwhile.
 fn serve(
     worker: &mut Worker<Network>,
     captures: &mut Captures,
@@ -167,7 +167,7 @@ fn serve(
                 return Ok(());
             }
         }
-        // It waits for nobody, so that it does not matter whether it was meant.
+        // Serving the control socket never blocks, so it need not be ready.
         if let Some(open) = &mut control
             && let Err(error) = open.serve(|asked| match asked.request.path {
                 CAPTURE => captures.begin(worker, asked),

@@ -1,4 +1,4 @@
-//! Figures of instances that run, for people.
+//! Counters of running instances, for people.
 
 pub(crate) mod stats;
 pub(crate) mod watch;

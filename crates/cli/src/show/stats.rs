@@ -16,7 +16,7 @@ use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
 use crate::show::watch;
 
-/// Tells the counters of one instance, or lists all.
+/// Shows the counters of one instance, or lists all.
 pub(crate) fn stats(arguments: &StatsArguments) -> Result<Ending, Failure> {
     let path = match (arguments.pid, &arguments.socket) {
         (Some(pid), _) => Some(instances::of_process(pid)?),
@@ -50,7 +50,7 @@ pub(crate) fn stats(arguments: &StatsArguments) -> Result<Ending, Failure> {
     }
 }
 
-/// The control socket of the one instance that runs.
+/// Returns the control socket of the only running instance.
 fn only() -> anyhow::Result<PathBuf> {
     match instances::running()?.as_slice() {
         [(_, path)] => Ok(path.clone()),
@@ -59,7 +59,7 @@ fn only() -> anyhow::Result<PathBuf> {
     }
 }
 
-/// A line for each figure.
+/// Returns one line for each counter.
 fn table(counters: &Value) -> String {
     let mut text = String::new();
     for (name, value) in counters.as_object().into_iter().flatten() {
@@ -68,7 +68,7 @@ fn table(counters: &Value) -> String {
     text
 }
 
-/// A line for a value, or for each value of an object.
+/// Adds a line for a value, or for each value of an object.
 fn lines(text: &mut String, name: &str, value: &Value) {
     match value.as_object() {
         Some(parts) => {
@@ -85,7 +85,7 @@ fn line(text: &mut String, name: &str, value: &Value) {
     let _ = writeln!(text, "{name:<28} {}", plain(value));
 }
 
-/// A line for each instance.
+/// Returns one line for each instance.
 fn list(all: &[Value]) -> String {
     if all.is_empty() {
         Messages::Normal.notice("none is running");

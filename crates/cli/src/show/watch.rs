@@ -1,4 +1,4 @@
-//! `towpath stats --watch`: what passes in each interval.
+//! `towpath stats --watch`: shows the rates of each interval.
 
 #![allow(clippy::disallowed_methods, reason = "nothing of the data path is here")]
 
@@ -18,12 +18,13 @@ use crate::control::instances;
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
 
-/// What the rates of a port are made of, in the order of the columns.
+/// The rates of a port, in the order of the columns.
 const PORT_RATES: [&str; 5] = ["packets_in", "bytes_in", "packets_out", "bytes_out", "dropped"];
-/// Back to the first line of a terminal, and away with all from there on (ECMA-48, CUP and ED).
+/// Moves to the first line of a terminal, and erases everything from there on (ECMA-48, CUP and
+/// ED).
 const REDRAW: &str = "\x1b[H\x1b[J";
 
-/// Tells what passes until a signal asks to end, the instance has gone or nobody reads any more.
+/// Shows rates until a signal requests the end, the instance is gone, or the output is closed.
 pub(crate) fn watch(path: &Path, interval: Duration, json: bool) -> Result<Ending, Failure> {
     let signals = Signals::block()?;
     let mut stdout = io::stdout();
@@ -44,7 +45,7 @@ pub(crate) fn watch(path: &Path, interval: Duration, json: bool) -> Result<Endin
         let text = if json { format!("{rates}\n") } else { table(&rates) };
         let written = stdout.write_all(format!("{redraw}{text}").as_bytes());
         match written.and_then(|()| stdout.flush()) {
-            // Who read has heard enough.
+            // The reader has closed the output.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => break,
             result => result?,
         }
@@ -53,7 +54,7 @@ pub(crate) fn watch(path: &Path, interval: Duration, json: bool) -> Result<Endin
     Ok(Ending::Code(0))
 }
 
-/// Waits until then; true if a signal asks to end before.
+/// Waits until then; returns true if a signal requests the end before.
 fn ends(signals: &Signals, until: Instant) -> io::Result<bool> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -72,11 +73,12 @@ fn ends(signals: &Signals, until: Instant) -> io::Result<bool> {
     }
 }
 
-/// What passed between two answers, a second: of the gateway, and of each port if there are ports.
+/// Returns the rates per second between two answers: of the gateway, and of each port if there are
+/// ports.
 fn rates(before: &Value, after: &Value, elapsed: Duration) -> Value {
     let rate = |before: &Value, after: &Value| {
         let (before, after) = (total(before), total(after));
-        // Less than before: it is another port with the same name, which began at nothing.
+        // It is lower than before: another port with the same name, whose counters began at zero.
         let passed = after.checked_sub(before).unwrap_or(after);
         round(passed as f64 / elapsed.as_secs_f64())
     };
@@ -113,7 +115,7 @@ fn rates(before: &Value, after: &Value, elapsed: Duration) -> Value {
     rates
 }
 
-/// A counter, or the sum of several.
+/// Returns a counter, or the sum of several.
 fn total(value: &Value) -> u64 {
     match value {
         Value::Object(parts) => parts.values().map(total).sum(),
@@ -121,12 +123,12 @@ fn total(value: &Value) -> u64 {
     }
 }
 
-/// With a digit behind the point: more than that is noise.
+/// Rounds to one decimal place: more is noise.
 fn round(rate: f64) -> Value {
     ((rate * 10.0).round() / 10.0).into()
 }
 
-/// For people: a line for the gateway's flows, or for each port.
+/// Returns a table for people: a line for the gateway's flows, or for each port.
 fn table(rates: &Value) -> String {
     let mut text = String::new();
     let command = plain(&rates["command"]);

@@ -1,4 +1,4 @@
-//! `towpath attach`: the interface comes and goes, and towpath ends with its namespace.
+//! `towpath attach`: it makes and removes the interface, and ends with its namespace.
 
 use std::fs;
 use std::io::Read;
@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 use super::support::*;
 
-/// A process that waits in a new network namespace.
+/// Starts a process that waits in a new network namespace; returns it and the namespace's name.
 fn new_namespace() -> (Guard, String) {
     let mut command = Command::new("unshare");
     command.args(["--net", "sleep", "1000"]).stdin(Stdio::null());
@@ -65,12 +65,12 @@ fn the_interface_goes_with_towpath() {
     }
 }
 
-/// Goal: the network of towpath itself is not to be served: its sockets would lead into its own
-/// device. Nothing is said of how to make room for that.
+/// Goal: towpath refuses to serve its own network namespace: its sockets would lead into its own
+/// device. It gives no advice how to make room for that.
 #[test]
 fn its_own_namespace_is_refused() {
     skip_if!(no_root());
-    // One of the test's own.
+    // In a namespace of the test's own.
     let script = "ip link add d0 type veth peer name d1; ip link set d0 up; ip link set d1 up; \
                   ip address add 192.0.2.1/24 dev d0; \
                   ip route add default via 192.0.2.2 || exit 9; \
@@ -86,7 +86,7 @@ fn its_own_namespace_is_refused() {
     assert!(!told.contains("tap0"), "{told}");
 }
 
-/// A namespace that a file keeps alive, as `ip netns add` does it.
+/// A namespace that a file keeps alive, as `ip netns add` makes it.
 struct NamedNamespace(String);
 
 impl NamedNamespace {
@@ -108,7 +108,7 @@ impl NamedNamespace {
 
 impl Drop for NamedNamespace {
     fn drop(&mut self) {
-        // Both fail if the test has done it already.
+        // Both fail if the test has unmounted and removed it already.
         let _ = Command::new("umount").args(["--quiet", &self.file()]).status();
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -124,7 +124,10 @@ fn serves_a_path_until_it_is_removed() {
     assert!(addresses(&file).contains("10.0.2.15/24"));
     fs::remove_file(&other).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(50));
-    assert!(towpath.0.try_wait().unwrap().is_none(), "another file is no reason to end");
+    assert!(
+        towpath.0.try_wait().unwrap().is_none(),
+        "the removal of another file is no reason to end"
+    );
     assert!(output(Command::new("umount").arg(&file)).status.success());
     fs::remove_file(&file).unwrap();
     assert_eq!(finish(towpath).status.code(), Some(0));
@@ -147,7 +150,7 @@ fn a_user_may_attach_to_an_own_namespace_and_to_no_other() {
     );
     let output = output(&mut as_user(&script));
     let told = errors(&output);
-    // timeout(1) ends with 124 after it had to interrupt.
+    // timeout(1) exits with 124 after it had to interrupt.
     assert_eq!(text(&output), "124\n125\n", "{told}");
     let refused = format!("towpath: not permitted to enter the network namespace /proc/{foreign}/");
     assert!(told.starts_with(&refused), "{told}");

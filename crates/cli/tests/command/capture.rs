@@ -1,5 +1,5 @@
-//! `towpath capture` of a network of stream sockets: what is in the file, and that neither who
-//! reads it nor who asked for it can slow or hold anything.
+//! `towpath capture` of a network of stream sockets: the contents of the file, and that neither the
+//! reader of the capture nor the client that requested it can slow or hold anything.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -12,10 +12,10 @@ use super::control::{Network, assert_done, send_frame, status};
 use super::stats::{Folder, assert_fails};
 use super::support::*;
 
-/// Bytes of a frame of [`send_frame`].
+/// Length of a frame that [`send_frame`] sends.
 const FRAME_BYTES: usize = 60;
 
-/// Guests at both ports.
+/// Connects guests to both ports.
 fn guests(network: &Network) -> (UnixStream, UnixStream) {
     let connect = |name: &str| UnixStream::connect(network.folder.0.join(name)).unwrap();
     let (a, b) = (connect("a.sock"), connect("b.sock"));
@@ -25,7 +25,7 @@ fn guests(network: &Network) -> (UnixStream, UnixStream) {
     (a, b)
 }
 
-/// Sends broadcasts from one guest to the other: a few, as the rates of ports allow.
+/// Sends a few broadcasts from one guest to the other, within the rate limits of ports.
 fn send(from: &mut UnixStream, to: &mut UnixStream, count: usize) {
     (0..count).for_each(|_| send_frame(from));
     to.read_exact(&mut vec![0; count * (4 + FRAME_BYTES)]).unwrap();
@@ -42,20 +42,20 @@ fn send_many(from: &mut UnixStream, to: &mut UnixStream, hundreds: usize) {
     }
 }
 
-/// A capture that has begun, and what it has told so far.
+/// A running capture, and its messages so far.
 pub(super) struct Capture {
     pub(super) running: Guard,
     told: String,
 }
 
 impl Capture {
-    /// Of the network whose folder this is.
+    /// Starts a capture of the network with this folder.
     pub(super) fn start(folder: &Folder, arguments: &[&str], stdout: Stdio) -> Self {
         let command = towpath(["capture"].into_iter().chain(arguments.iter().copied()));
         Self::start_as(command, folder, stdout)
     }
 
-    /// The same with a command that ends up as `towpath capture`.
+    /// Starts a capture with a command that executes `towpath capture` in the end.
     pub(super) fn start_as(mut command: Command, folder: &Folder, stdout: Stdio) -> Self {
         command.env("XDG_RUNTIME_DIR", &folder.0).current_dir(&folder.0);
         command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped());
@@ -69,7 +69,7 @@ impl Capture {
         capture
     }
 
-    /// Interrupts it and returns what it tells: packets captured, accepted, dropped.
+    /// Interrupts it and returns the reported numbers: packets captured, accepted, dropped.
     pub(super) fn end(self) -> [u64; 3] {
         self.running.signal(Signal::INT);
         let output = finish(self.running);
@@ -86,7 +86,8 @@ pub(super) fn counts(told: &str) -> [u64; 3] {
     })
 }
 
-/// The packets of a capture file: direction by its flags, and bytes. Asserts the shape of all else.
+/// Returns the packets of a capture file: direction flags and bytes. Asserts the format of
+/// everything else.
 pub(super) fn packets(bytes: &[u8]) -> Vec<(u32, Vec<u8>)> {
     let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
     let mut packets = Vec::new();
@@ -137,10 +138,10 @@ fn what_passes_a_port_is_in_the_file() {
     assert!(packets(&file("arp.pcapng")).is_empty());
     use std::os::unix::fs::PermissionsExt;
     let mode = fs::metadata(network.folder.0.join("a.pcapng")).unwrap().permissions().mode();
-    assert_eq!(mode & 0o077, 0, "captures are nobody else's business");
+    assert_eq!(mode & 0o077, 0, "only the user may read a capture");
 }
 
-/// Goal: a pipe is written while packets pass, and a count ends the capture by itself.
+/// Goal: a pipe is written while packets pass, and a packet count ends the capture.
 #[test]
 fn standard_output_is_read_meanwhile() {
     let network = Network::start("capture-live");
@@ -159,8 +160,8 @@ fn standard_output_is_read_meanwhile() {
     assert_eq!(counts(&errors(&output))[0], 3);
 }
 
-/// Goal: nobody reads the capture, and frames pass as before; what is missing is counted, and
-/// asking for the end is enough.
+/// Goal: while the capture is not read, frames pass as before; missing packets are counted, and a
+/// request for the end suffices.
 #[test]
 fn a_capture_that_nobody_reads_slows_nothing() {
     let network = Network::start("capture-stalled");
@@ -184,12 +185,13 @@ fn a_capture_that_nobody_reads_slows_nothing() {
     send_many(&mut a, &mut b, 1);
 }
 
-/// Threads of captures: beside them are the worker, and the one that closes what front ends sent.
+/// Returns the number of capture threads, without the worker and the thread that closes descriptors
+/// of front ends.
 fn threads(network: &Network) -> usize {
     fs::read_dir(format!("/proc/{}/task", network.running.0.id())).unwrap().count() - 2
 }
 
-/// Goal: who is killed, whose reader goes, whose port is removed leaves nothing behind.
+/// Goal: a killed command, a closed reader and a removed port leave nothing behind.
 #[test]
 fn captures_end_with_either_side() {
     let network = Network::start("capture-ends");
@@ -231,8 +233,7 @@ fn captures_end_with_either_side() {
     packets(&fs::read(network.folder.0.join("a.pcapng")).unwrap());
 }
 
-/// Bad input tried: filters, flows, ports and files that are none, a full disk, and requests
-/// without a file.
+/// Bad input: invalid filters, flows, ports and files, a full disk, and requests without a file.
 #[test]
 fn what_cannot_be_captured_is_refused() {
     let network = Network::start("capture-refused");
@@ -252,7 +253,7 @@ fn what_cannot_be_captured_is_refused() {
     }
     assert_fails(&network.towpath(&["capture", "c", "-w", "x"]), "there is no port 'c'");
     assert_fails(&network.towpath(&["capture", "gateway", "-w", "x"]), "there is no port");
-    // A file that was there is as it was, and one that was not is not.
+    // An existing file is unchanged, and a missing one is not created.
     let (kept, new) = (network.folder.0.join("kept"), network.folder.0.join("new"));
     fs::write(&kept, "of yesterday").unwrap();
     for file in [&kept, &new] {
@@ -287,7 +288,7 @@ fn what_cannot_be_captured_is_refused() {
     assert_eq!(threads(&network), 0);
 }
 
-/// Goal: a flow alone, either way, and tcpdump reads what is written while it is.
+/// Goal: one flow is captured in both directions, and tcpdump reads the file while it is written.
 #[test]
 fn tcpdump_reads_a_flow() {
     if Command::new("tcpdump").arg("--version").output().is_err() {

@@ -1,7 +1,8 @@
-//! `towpath capture` while two guests of vhost-user send as much as they can: what is in the file,
-//! what it costs the guests, and what becomes of them when the capture cannot go on.
+//! `towpath capture` while a vhost-user guest sends to another at full rate: the contents of the
+//! file, the cost for the guests, and their traffic when the capture cannot continue.
 //!
-//! The sender lends its memory, the receiver's is written: payload is copied once for each byte.
+//! The sender lends its memory, and the receiver's memory is written: each byte of payload is
+//! copied once.
 
 use std::fs;
 use std::ops::Range;
@@ -17,19 +18,19 @@ use super::stats::assert_fails;
 use super::support::*;
 use super::vhost::Network;
 
-/// Packets that are sent together: a fraction of the ring, whose memory would be asked for early,
-/// and of what a capture may hold.
+/// Packets that are sent together. They are a fraction of the ring, which would otherwise recall
+/// its memory early, and of what a capture may hold.
 const ROUND: u64 = 32;
-/// Rounds that a capture may need on a machine that is busy with other things.
+/// Rounds that a capture may need on a busy machine.
 const ROUNDS_MAX: u64 = 60;
 const QUEUE_SIZE: u16 = 256;
 
-/// TCP payload of a packet: most whole segments of one IP packet.
+/// TCP payload of a packet: the most whole segments that fit one IP packet.
 const PAYLOAD: usize = 44 * 1460;
 const VIRTIO: usize = 12;
 const HEADERS: usize = 14 + 20 + 20;
 const FRAME: usize = HEADERS + PAYLOAD;
-/// Memory of a packet.
+/// Size of a packet's buffer.
 const BUFFER: u64 = 66_048;
 const _: () = assert!(BUFFER as usize >= VIRTIO + FRAME);
 const BUFFERS: u64 = 1 << 20;
@@ -37,11 +38,11 @@ const BUFFERS: u64 = 1 << 20;
 const SENDER: u64 = feature::CSUM | feature::HOST_TSO4;
 const RECEIVER: u64 = feature::GUEST_CSUM | feature::GUEST_TSO4;
 
-/// What device and guest say to each other of a packet, and its frame, which is TCP, not cut yet.
+/// Returns the virtio-net header and the frame of a packet, which is an unsegmented TCP packet.
 fn packet(number: u64) -> Vec<u8> {
     let mut bytes = vec![1, 1, HEADERS as u8, 0];
     bytes.extend(1460_u16.to_le_bytes());
-    // The checksum is the device's: where it begins, and where it goes.
+    // The device completes the checksum: where it begins, and where it goes.
     bytes.extend([34, 0, 16, 0, 0, 0]);
     bytes.extend([2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0]);
     let ip_bytes = (40 + PAYLOAD) as u16;
@@ -61,7 +62,7 @@ fn packet(number: u64) -> Vec<u8> {
     bytes
 }
 
-/// The number in a frame, which is otherwise as it was sent.
+/// Returns the number in a frame, and checks that the frame is otherwise as sent.
 fn number_of(frame: &[u8]) -> u64 {
     assert_eq!(frame.len(), FRAME);
     let number = u64::from_le_bytes(frame[HEADERS..HEADERS + 8].try_into().unwrap());
@@ -103,7 +104,7 @@ impl Guest {
         }
     }
 
-    /// True if nothing of what it sent is with the device any more.
+    /// Returns true if the device has returned all buffers that it sent.
     fn has_all_back(&mut self) -> bool {
         while self.queues[TRANSMIT].used().is_some() {}
         self.queues[TRANSMIT].out_count() == 0
@@ -117,7 +118,7 @@ impl Guest {
         }
     }
 
-    /// The next frame, if there is one.
+    /// Returns the next frame, if there is one.
     fn receive(&mut self) -> Option<Vec<u8>> {
         let (index, bytes) = self.queues[RECEIVE].used()?;
         let mut content = vec![0; bytes as usize];
@@ -135,7 +136,7 @@ struct Transfer {
     sent: u64,
 }
 
-/// Payload that was copied.
+/// Bytes of payload that were copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Copied {
     /// Into guests' memory.
@@ -153,7 +154,7 @@ impl Transfer {
         let mut to = Guest::connect(&network, "two", RECEIVER);
         (0..ROUND).for_each(|index| to.offer(index));
         from.offer(0);
-        // So that the switch knows where it is.
+        // A frame from the receiver, so that the switch learns its port.
         let mut hello = [vec![0; VIRTIO], vec![0xff; 6], vec![2, 0, 0, 0, 0, 2]].concat();
         hello.extend([0x88, 0xb5]);
         hello.resize(VIRTIO + 60, 0);
@@ -163,8 +164,8 @@ impl Transfer {
         Self { network, from, to, sent: 0 }
     }
 
-    /// Sends packets, and waits until all have come, in their order and with their bytes, and their
-    /// memory is free again.
+    /// Sends packets, and waits until all have arrived in order with their bytes, and their memory
+    /// is free again.
     fn round(&mut self) -> Range<u64> {
         let numbers = self.sent..self.sent + ROUND;
         for (index, number) in numbers.clone().enumerate() {
@@ -198,11 +199,12 @@ impl Transfer {
 }
 
 /// Goal: a capture of a bulk transfer has the packets that were sent, whole and in order, or counts
-/// them as dropped; it costs no copy: each byte is copied once, into the receiver's memory, as
-/// without it.
+/// them as dropped. It costs no copy: as without it, each byte is copied once, into the receiver's
+/// memory.
 ///
-/// Method: on a busy machine the term of lent memory may end before it is written, which is a
-/// recall. So rounds are sent until some had none, one of which must be in the file as a whole.
+/// Method: on a busy machine the term of lent memory may end before it is written, which causes a
+/// recall. So the test sends rounds until some had no recall, one of which must be in the file as a
+/// whole.
 #[test]
 fn a_bulk_transfer_is_captured_where_it_lies() {
     let mut transfer = Transfer::start("capture-bulk");
@@ -211,7 +213,7 @@ fn a_bulk_transfer_is_captured_where_it_lies() {
     let without = transfer.copied();
     let per_round = without.to_guests - before.to_guests;
     let payload = ROUND * PAYLOAD as u64;
-    // A packet's first bytes may be taken for headers, and are no payload then.
+    // The first bytes of a packet may count as headers and not as payload.
     assert!((payload - ROUND * 192..=ROUND * FRAME as u64).contains(&per_round), "{per_round}");
 
     let path = transfer.network.folder.0.join("bulk");
@@ -248,8 +250,8 @@ fn a_bulk_transfer_is_captured_where_it_lies() {
     transfer.network.finish();
 }
 
-/// Goal: nobody reads what is captured of a bulk transfer, and it goes on; guests have their memory
-/// back at the end of its term, and what is missing is counted.
+/// Goal: a bulk transfer continues while its capture is not read. Guests get their memory back at
+/// the end of its term, and missing packets are counted.
 #[test]
 fn guests_go_on_while_nobody_reads_their_capture() {
     let mut transfer = Transfer::start("capture-bulk-stalled");
@@ -270,15 +272,15 @@ fn guests_go_on_while_nobody_reads_their_capture() {
     drop(stdout);
     transfer.round();
     let copied = transfer.copied();
-    assert!(copied.recalled > before.recalled, "how else would it have come back");
+    assert!(copied.recalled > before.recalled, "a recall returned the memory");
     assert!(copied.lent.1 > before.lent.1, "{copied:?}");
     assert!(copied.lent.0 > before.lent.0, "{copied:?}");
     assert_eq!(copied.elsewhere, before.elsewhere);
     transfer.network.finish();
 }
 
-/// Goal: the file system fills up under way: the capture ends and says why and how many packets
-/// are in the file, which are whole; the transfer goes on.
+/// Goal: when the file system fills up during a capture, the capture ends and reports the reason
+/// and the number of packets in the file, which are whole; the transfer continues.
 #[test]
 fn a_file_system_that_fills_up_ends_a_capture_only() {
     skip_if!(no_root());

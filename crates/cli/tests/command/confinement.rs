@@ -1,4 +1,4 @@
-//! What a serving process has given up, seen from outside.
+//! The confinement of a serving process, seen from outside.
 
 use std::fs;
 use std::os::fd::AsRawFd;
@@ -8,16 +8,16 @@ use std::process::{Command, Stdio};
 use super::stats::Folder;
 use super::support::*;
 
-/// Number of SIGSYS, by which a filter ends a process.
+/// Number of SIGSYS, with which a seccomp filter ends a process.
 const SIGSYS: i32 = 31;
 
-/// A field of /proc/PID/task/TID/status.
+/// Returns a field of /proc/PID/task/TID/status.
 fn field(status: &str, name: &str) -> String {
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     line.unwrap_or_else(|| panic!("no {name} in\n{status}")).trim().to_owned()
 }
 
-/// Status of each thread.
+/// Returns the status of each thread.
 fn threads(pid: i32) -> Vec<String> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
     tasks.map(|task| fs::read_to_string(task.unwrap().path().join("status")).unwrap()).collect()
@@ -27,7 +27,7 @@ fn namespace(pid: &str, kind: &str) -> String {
     fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap().to_string_lossy().into_owned()
 }
 
-/// Waits until the filter is in force, and looks at everything.
+/// Waits until the filter is in force, and checks the whole confinement.
 fn assert_confined(pid: i32, threads_expected: usize) {
     wait_for("the filter", || {
         let all = threads(pid);
@@ -42,7 +42,7 @@ fn assert_confined(pid: i32, threads_expected: usize) {
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
     let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
     assert_eq!(core.split_ascii_whitespace().nth(4), Some("0"), "{core}");
-    // Of a process that is not dumpable these are root's, whoever runs it; and nobody traces it.
+    // Files of a process that is not dumpable belong to root, and it cannot be traced.
     assert_eq!(fs::read_dir(format!("/proc/{pid}/root/")).unwrap().count(), 0);
     for kind in ["mnt", "ipc", "uts", "user"] {
         assert_ne!(namespace(&pid.to_string(), kind), namespace("self", kind), "{kind}");
@@ -51,7 +51,8 @@ fn assert_confined(pid: i32, threads_expected: usize) {
     assert_descriptors(pid);
 }
 
-/// Sockets, pipes, events, devices and what the test handed over as standard error.
+/// Asserts that a process only has sockets, pipes, event files, devices, and the test's standard
+/// error.
 fn assert_descriptors(pid: i32) {
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
         let path = entry.unwrap().path();
@@ -64,7 +65,7 @@ fn assert_descriptors(pid: i32) {
     }
 }
 
-/// `command` with two descriptors that nobody asked for: a folder and a file.
+/// Adds two unneeded descriptors to `command`: a folder and a file.
 fn with_inherited(command: &mut Command) -> (fs::File, fs::File) {
     let (folder, file) = (fs::File::open("/").unwrap(), fs::File::open("/etc/passwd").unwrap());
     for inherited in [&folder, &file] {
@@ -85,7 +86,7 @@ fn run_is_confined() {
         let running = Guard(command.spawn().unwrap());
         let (init, program) = init_and_command(&running, "sleep");
         assert_confined(running.pid().as_raw_pid(), workers);
-        // The program has what its caller handed down, as from env(1); process 1 has not.
+        // The program has the descriptors of its caller, as under env(1); process 1 does not.
         let folder = format!("fd/{}", inherited.0.as_raw_fd());
         assert!(fs::read_link(format!("/proc/{program}/{folder}")).is_ok_and(|to| to.is_dir()));
         assert!(fs::read_link(format!("/proc/{init}/{folder}")).is_err());
@@ -123,7 +124,7 @@ fn up_is_confined() {
     assert_confined(running.pid().as_raw_pid(), 2);
 }
 
-/// Goal: the state is told, and that there is none is told loudly.
+/// Goal: the state of confinement is reported, and its absence with a warning.
 #[test]
 fn the_state_is_told() {
     skip_if!(no_tap());
@@ -145,7 +146,8 @@ fn the_state_is_told() {
     }
 }
 
-/// Goal: whoever takes the process over can do none of these. Method: a debug build does them.
+/// Goal: an attacker that controls the process can do none of these. Method: a debug build tries
+/// them.
 #[test]
 fn attempts_of_a_process_that_was_taken_over_are_refused() {
     skip_if!(no_tap());

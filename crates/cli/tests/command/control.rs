@@ -1,6 +1,6 @@
 //! `towpath up` while it runs: its ports are listed and changed, by the command and over HTTP.
 //!
-//! Ports are stream sockets, so no privilege is needed and no packet leaves the machine.
+//! Ports are stream sockets, so the tests need no privilege, and no packet leaves the machine.
 
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::stats::{Folder, assert_fails};
 use super::support::*;
 
-/// A network with ports `a` and `b`, isolated from what else this user runs.
+/// A network with ports `a` and `b`, isolated from this user's other networks.
 pub(super) struct Network {
     pub(super) folder: Folder,
     pub(super) running: Guard,
@@ -40,7 +40,7 @@ impl Network {
         self.folder.sockets().join(format!("{}.control", self.running.0.id()))
     }
 
-    /// `towpath` with arguments, as its user.
+    /// Runs `towpath` with arguments, as the network's user.
     pub(super) fn towpath(&self, arguments: &[&str]) -> Output {
         let mut command = towpath(arguments.iter().copied());
         output(command.env("XDG_RUNTIME_DIR", &self.folder.0).current_dir(&self.folder.0))
@@ -52,7 +52,7 @@ impl Network {
         stream
     }
 
-    /// What is answered to these bytes, until the connection ends.
+    /// Sends these bytes and returns the answer, up to the end of the connection.
     pub(super) fn raw(&self, request: &[u8]) -> String {
         raw(&self.socket(), request)
     }
@@ -77,16 +77,16 @@ impl Network {
     }
 }
 
-/// What is answered to these bytes, until the connection ends.
+/// Sends these bytes and returns the answer, up to the end of the connection.
 fn raw(socket: &Path, request: &[u8]) -> String {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    // He may have heard enough before the end.
+    // The server may close before it has read everything.
     let _ = stream.write_all(request);
     read_all(stream)
 }
 
-/// Status and JSON of the answer to a transaction.
+/// Returns status and JSON of the answer to a transaction.
 pub(super) fn post(socket: &Path, body: &str) -> (u16, Value) {
     let len = body.len();
     let head = format!("POST /v1/transaction HTTP/1.1\r\nContent-Length: {len}\r\n\r\n");
@@ -94,7 +94,7 @@ pub(super) fn post(socket: &Path, body: &str) -> (u16, Value) {
     (status(&answer), serde_json::from_str(body_of(&answer)).unwrap())
 }
 
-/// What is read until the peer ends it; he may do that before he has heard all.
+/// Reads until the peer closes; it may do that before it has read everything.
 fn read_all(mut stream: UnixStream) -> String {
     let mut answer = Vec::new();
     let mut buffer = [0; 4096];
@@ -142,7 +142,7 @@ fn ports_come_change_and_go_while_the_network_runs() {
     assert_eq!((&ports[1]["vlan"], &ports[1]["queue-len"]), (&5.into(), &1000.into()));
     assert_eq!((&ports[2]["trunk"], &ports[2]["queue-len"]), (&"10-12,20".into(), &77.into()));
     assert_eq!(ports[2]["at"], network.folder.0.join("c.sock").to_str().unwrap());
-    // Rings of several ports have another length, or none has.
+    // The rings of several ports get another length, or none does.
     let lens = || network.ports().iter().map(|port| port["queue-len"].clone()).collect::<Vec<_>>();
     assert_done(&network.towpath(&["port", "set", "a,b", "queue-len", "32"]));
     assert_eq!(lens(), [32, 32, 77]);
@@ -200,8 +200,8 @@ fn figures_tell_what_passed() {
     assert_eq!(families, 22, "each family once: {metrics}");
 }
 
-/// Goal: `--watch` tells what passed in each interval, and ends well at the end of who reads, at
-/// that of the instance, and by SIGINT.
+/// Goal: `--watch` shows the traffic of each interval. It exits with 0 when its output is closed,
+/// when the instance ends, and on SIGINT.
 #[test]
 fn figures_can_be_watched() {
     let network = Network::start("watch");
@@ -219,18 +219,18 @@ fn figures_can_be_watched() {
     send_frame(&mut a);
     let told =
         (0..PATIENCE.as_secs()).map(|_| next()).find(|rates| rates["all"]["bytes_in"] != 0.0);
-    let rates = told.expect("the frame is told");
+    let rates = told.expect("the frame is reported");
     let seconds = rates["seconds"].as_f64().unwrap();
     let bytes = rates["ports"]["a"]["bytes_in"].as_f64().unwrap() * seconds;
     assert!((bytes - 60.0).abs() < 6.0, "{rates}");
-    // Nobody reads any more.
+    // The output is closed.
     drop(lines);
     assert_eq!(finish(json).status.code(), Some(0));
 
     let mut table = watch(&[]);
     let mut first = String::new();
     BufReader::new(table.0.stdout.as_mut().unwrap()).read_line(&mut first).unwrap();
-    assert!(first.starts_with("pid "), "no terminal, nothing for one: {first:?}");
+    assert!(first.starts_with("pid "), "not a terminal, so no control sequences: {first:?}");
     table.signal(Signal::INT);
     assert_eq!(finish(table).status.code(), Some(0));
 
@@ -247,8 +247,8 @@ fn figures_can_be_watched() {
     assert_eq!(network.towpath(&["stats", "--watch=0"]).status.code(), Some(2));
 }
 
-/// Goal: a transaction whose last operation is impossible leaves no trace, not even at a port that
-/// it removes: its guest stays connected and gets frames.
+/// Goal: a transaction whose last operation fails leaves no trace, not even at a port that it
+/// removes: the port's guest stays connected and receives frames.
 #[test]
 fn a_transaction_that_fails_changes_nothing() {
     let network = Network::start("rollback");
@@ -273,11 +273,11 @@ fn a_transaction_that_fails_changes_nothing() {
     let error = answer["error"].as_str().expect("a text");
     assert!(error.starts_with("operation 7: there is no port 'no-such'; there are a, "), "{error}");
     assert_eq!(network.ports(), before);
-    assert!(!c.exists() && !d.exists(), "sockets of ports that were not to be");
+    assert!(!c.exists() && !d.exists(), "sockets of ports that were not added");
     send_frame(&mut a);
     b.read_exact(&mut [0; 64]).unwrap();
 
-    // The same without what is impossible.
+    // Without the operation that fails.
     operations.as_array_mut().unwrap().pop();
     let (status, answer) = network.post(&json!({ "operations": operations }).to_string());
     assert_eq!((status, &answer["applied"]), (200, &6.into()), "{answer}");
@@ -286,7 +286,7 @@ fn a_transaction_that_fails_changes_nothing() {
     let ports = network.ports();
     let new = ports.iter().find(|port| port["name"] == "b").unwrap();
     assert_eq!((&new["vlan"], new["at"].as_str()), (&7.into(), c.to_str()));
-    assert_eq!(b.read(&mut [0; 64]).unwrap(), 0, "the guest of the removed port is told");
+    assert_eq!(b.read(&mut [0; 64]).unwrap(), 0, "the removed port's guest is disconnected");
 }
 
 #[test]
@@ -334,7 +334,7 @@ fn sockets_of_a_killed_network_are_removed() {
     let socket = network.socket();
     wait_for("its end", || UnixStream::connect(&socket).is_err());
     wait_for("its broker to remove the socket", || !socket.exists());
-    // As it is where broker and network were killed.
+    // As if broker and network were both killed.
     drop(UnixListener::bind(&socket).unwrap());
     assert_done(&network.towpath(&["stats"]));
     assert!(!socket.exists());
@@ -367,16 +367,16 @@ fn wrong_usage_is_told_apart_from_failures() {
     assert_fails(&none, "no network is running");
 }
 
-/// Goal: who asks for half of something holds up nobody, however many there are, and is sent away.
+/// Goal: clients that send half of a request, however many, delay no other, and are disconnected.
 #[test]
 fn silence_is_waited_for_without_blocking() {
     let network = Network::start("silence");
     let mut silent: Vec<UnixStream> = (0..60).map(|_| network.connect()).collect();
     for stream in &mut silent {
-        // Some have been sent away already.
+        // Some are already disconnected.
         let _ = stream.write_all(b"POST /v1/transaction HTTP/1.1\r\nContent-Len");
     }
-    // Nobody of them has been waited for to its end.
+    // No connection was waited for to its end.
     let kept = silent.last_mut().unwrap();
     kept.set_nonblocking(true).unwrap();
     for _ in 0..5 {
@@ -390,7 +390,7 @@ fn silence_is_waited_for_without_blocking() {
     }
 }
 
-/// Goal: with no descriptors left, asking is possible again when there are some.
+/// Goal: after descriptors ran out, requests are answered again once there are some.
 #[test]
 fn without_descriptors_it_is_tried_again() {
     let network = Network::start("descriptors");

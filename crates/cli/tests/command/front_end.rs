@@ -1,4 +1,4 @@
-//! A guest behind a vhost-user socket: its memory, its rings and their front end, in this process.
+//! A guest behind a vhost-user socket: its memory, its rings and its front end, in this process.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -10,9 +10,9 @@ use towpath_io::vhost_user::virtq::Segment;
 pub(super) const BASE: u64 = 0x1_0000;
 const REGION: u64 = 0x10_0000;
 const SIZE: u16 = 64;
-/// Of what is received.
+/// Address of the receive buffers.
 pub(super) const BUFFERS: u64 = BASE + 0x8_0000;
-/// Of what is sent.
+/// Address of the transmit buffer.
 pub(super) const SENT: u64 = BASE + 0xc_0000;
 const BUFFER: u32 = 2048;
 const HEADER: usize = 12;
@@ -22,13 +22,13 @@ pub(super) struct Guest {
     ram: GuestRam,
     queues: [DriverQueue; 2],
     pub(super) front_end: FrontEnd,
-    /// Bytes in the buffer of what is sent.
+    /// Bytes in the transmit buffer.
     sent: usize,
 }
 
 impl Guest {
-    /// Over a socket that is connected to a port, with its memory in `file`; `None` if the port has
-    /// another guest.
+    /// Makes a guest over a socket that is connected to a port, with its memory in `file`; returns
+    /// `None` if the port has another guest.
     pub(super) fn over(socket: UnixStream, file: OwnedFd) -> Option<Self> {
         let ram = GuestRam::in_file(file, BASE, &[REGION]).unwrap();
         let queue = |at| DriverQueue::new(&ram, BASE + at, SIZE, 0).unwrap();
@@ -51,7 +51,7 @@ impl Guest {
         self.send_again();
     }
 
-    /// Sends what is in the buffer, without a look at it, if the ring has room.
+    /// Sends the transmit buffer again, without touching it, if the ring has room.
     pub(super) fn send_again(&mut self) {
         while self.queues[TRANSMIT].used().is_some() {}
         let segment = Segment { address: SENT, bytes: self.sent as u32 };
@@ -61,7 +61,7 @@ impl Guest {
         self.front_end.kick(TRANSMIT);
     }
 
-    /// True if such a frame has come since the last call, whatever else did.
+    /// Returns true if a frame for which `is_such` holds has arrived since the last call.
     pub(super) fn has_received(&mut self, is_such: impl Fn(&[u8]) -> bool) -> bool {
         let mut found = false;
         while let Some((buffer, bytes)) = self.queues[RECEIVE].used() {
@@ -78,7 +78,7 @@ impl Guest {
     }
 }
 
-/// A file for a guest's memory, which cannot be sealed.
+/// Makes a file for a guest's memory, which cannot be sealed.
 pub(super) fn memory() -> OwnedFd {
     rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap()
 }

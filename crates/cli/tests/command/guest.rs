@@ -1,4 +1,4 @@
-//! A guest at a stream port of `towpath up`: frames by hand, so that a test can say what it likes.
+//! A guest at a stream port of `towpath up`; a test can send arbitrary frames.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Ipv4Addr;
@@ -11,7 +11,7 @@ use towpath_net::wire::dhcpv4::{self, Message, MessageType, Options};
 
 use super::support::*;
 
-/// How long nothing has to come until it is believed that nothing comes.
+/// How long nothing must arrive before a test concludes that nothing will.
 const SILENCE: Duration = Duration::from_millis(300);
 /// Longest frame that is read.
 const FRAME_BYTES_MAX: usize = 1 << 16;
@@ -20,16 +20,16 @@ const ARP: [u8; 2] = [0x08, 0x06];
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// A guest. Its messages of DHCP have `mac` as their sender.
+/// A guest. `mac` is the sender of its DHCP messages.
 pub(super) struct Guest {
     stream: UnixStream,
     pub(super) mac: [u8; 6],
-    /// What was read and is no whole frame yet.
+    /// Received bytes that are not a whole frame yet.
     input: Vec<u8>,
 }
 
 impl Guest {
-    /// Connects, and waits until the port has somebody.
+    /// Connects, and waits until the port is connected.
     pub(super) fn connect(path: &Path, last: u8) -> Self {
         let mut stream = None;
         wait_for("the port's socket", || {
@@ -45,7 +45,7 @@ impl Guest {
         self.stream.write_all(&bytes).unwrap();
     }
 
-    /// The next frame, if one comes within `patience`.
+    /// Returns the next frame, if one arrives within `patience`.
     pub(super) fn receive(&mut self, patience: Duration) -> Option<Vec<u8>> {
         self.stream.set_read_timeout(Some(patience)).unwrap();
         let mut buffer = vec![0; FRAME_BYTES_MAX];
@@ -62,14 +62,14 @@ impl Guest {
                 Ok(0) => panic!("the network hung up"),
                 Ok(count) => self.input.extend(&buffer[..count]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
-                // A signal that another test waits for.
+                // The signal is one that another test waits for.
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => panic!("{error}"),
             }
         }
     }
 
-    /// The next frame for which `is` says so. All others before it are passed over.
+    /// Returns the next frame for which `is` returns true, and skips all others before it.
     pub(super) fn expect(&mut self, what: &str, is: impl Fn(&[u8]) -> bool) -> Vec<u8> {
         for _ in 0..10_000 {
             let frame = self.receive(PATIENCE).unwrap_or_else(|| panic!("no {what}"));
@@ -80,7 +80,7 @@ impl Guest {
         panic!("other frames, no {what}");
     }
 
-    /// True if no such frame comes for a while.
+    /// Returns true if no such frame arrives for a while.
     pub(super) fn hears_no(&mut self, is: impl Fn(&[u8]) -> bool) -> bool {
         while let Some(frame) = self.receive(SILENCE) {
             if is(&frame) {
@@ -90,14 +90,14 @@ impl Guest {
         true
     }
 
-    /// A lease by the short way (RFC 4039): address and the whole answer.
+    /// Gets a lease by rapid commit (RFC 4039); returns the whole answer.
     pub(super) fn lease(&mut self, options: &[(u8, &[u8])]) -> Option<Message> {
         let short = [(dhcpv4::option::RAPID_COMMIT, &[][..])];
         self.ask(MessageType::Discover, &[&short, options].concat());
         self.answer(PATIENCE)
     }
 
-    /// Sends a message of DHCP.
+    /// Sends a DHCP message.
     pub(super) fn ask(&mut self, kind: MessageType, options: &[(u8, &[u8])]) {
         let mut set = Options::default();
         set.set(dhcpv4::option::MESSAGE_TYPE, &[kind as u8]);
@@ -120,7 +120,7 @@ impl Guest {
         self.send(&ethernet([0xff; 6], self.mac, IPV4, &datagram));
     }
 
-    /// The next answer of DHCP to this guest, if one comes within `patience`.
+    /// Returns the next DHCP answer to this guest, if one arrives within `patience`.
     pub(super) fn answer(&mut self, patience: Duration) -> Option<Message> {
         loop {
             let frame = self.receive(patience)?;
@@ -134,8 +134,8 @@ impl Guest {
         }
     }
 
-    /// The next frame for which `is` says so, if one comes before nothing has come for `patience`;
-    /// whoever asks for `own` meanwhile is told.
+    /// Returns the next frame for which `is` returns true, unless nothing arrives for `patience`;
+    /// answers ARP requests for `own` meanwhile.
     pub(super) fn receive_at(
         &mut self,
         own: Ipv4Addr,
@@ -152,8 +152,8 @@ impl Guest {
         })
     }
 
-    /// The next frame for which `is` says so, if one comes before nothing has come for `patience`;
-    /// `answer` sees those before it.
+    /// Returns the next frame for which `is` returns true, unless nothing arrives for `patience`;
+    /// calls `answer` for the frames before it.
     pub(super) fn receive_and_answer(
         &mut self,
         patience: Duration,
@@ -170,12 +170,12 @@ impl Guest {
         None
     }
 
-    /// Refuses the connection that a SYN asks for.
+    /// Refuses the connection of a SYN.
     pub(super) fn refuse(&mut self, syn: &[u8]) {
         let (source, destination) = (&syn[26..30], &syn[30..34]);
         let next = u32::from_be_bytes(syn[38..42].try_into().unwrap()).wrapping_add(1);
         let mut segment = [&syn[36..38], &syn[34..36], &[0; 4], &next.to_be_bytes()].concat();
-        // Five words, RST and ACK.
+        // A header of five words; RST and ACK.
         segment.extend([0x50, 0x14, 0, 0, 0, 0, 0, 0]);
         let pseudo = [destination, source, &[0, TCP, 0, segment.len() as u8], &segment].concat();
         segment[16..18].copy_from_slice(&checksum(&pseudo).to_be_bytes());
@@ -187,7 +187,7 @@ impl Guest {
         self.send(&ethernet(syn[6..12].try_into().unwrap(), self.mac, IPV4, &packet));
     }
 
-    /// Asks who has `target`, as who has `own`; the station that answers.
+    /// Resolves `target` by ARP from the address `own`; returns the station that answers.
     pub(super) fn resolve(&mut self, own: Ipv4Addr, target: Ipv4Addr) -> [u8; 6] {
         let request = arp(1, self.mac, own, [0; 6], target);
         self.send(&ethernet([0xff; 6], self.mac, ARP, &request));
@@ -198,14 +198,14 @@ impl Guest {
     }
 }
 
-/// A frame, filled up to the least length.
+/// Returns a frame, padded to the minimum length.
 pub(super) fn ethernet(to: [u8; 6], from: [u8; 6], kind: [u8; 2], payload: &[u8]) -> Vec<u8> {
     let mut frame = [&to[..], &from, &kind, payload].concat();
     frame.resize(frame.len().max(60), 0);
     frame
 }
 
-/// A message of ARP over Ethernet and IPv4.
+/// Returns an ARP message for Ethernet and IPv4.
 pub(super) fn arp(
     operation: u8,
     from: [u8; 6],
@@ -221,12 +221,12 @@ pub(super) fn is_arp(frame: &[u8]) -> bool {
     frame[12..14] == ARP
 }
 
-/// A frame with a message of ARP.
+/// Returns a frame with an ARP message.
 pub(super) fn arp_frame(to: [u8; 6], from: [u8; 6], message: &[u8]) -> Vec<u8> {
     ethernet(to, from, ARP, message)
 }
 
-/// A frame with a datagram.
+/// Returns a frame with a datagram.
 pub(super) fn udp_frame(
     (to_mac, to): ([u8; 6], (Ipv4Addr, u16)),
     (from_mac, from): ([u8; 6], (Ipv4Addr, u16)),
@@ -235,7 +235,7 @@ pub(super) fn udp_frame(
     ethernet(to_mac, from_mac, IPV4, &udp(from, to, payload))
 }
 
-/// Payload of a datagram for `port`, and who sent it.
+/// Returns the sender and payload of a datagram to `port`.
 pub(super) fn datagram(frame: &[u8], port: u16) -> Option<((Ipv4Addr, u16), &[u8])> {
     let is_it = frame.len() >= 42 && frame[12..14] == IPV4 && frame[23] == UDP;
     if !is_it || frame[36..38] != port.to_be_bytes() {
@@ -246,7 +246,7 @@ pub(super) fn datagram(frame: &[u8], port: u16) -> Option<((Ipv4Addr, u16), &[u8
     Some(((from, number(34)), &frame[42..34 + usize::from(number(38))]))
 }
 
-/// True for a SYN of TCP to this port.
+/// Returns true for a TCP SYN to this port.
 pub(super) fn is_syn(frame: &[u8], port: u16) -> bool {
     frame.len() >= 54
         && frame[12..14] == IPV4
@@ -255,7 +255,7 @@ pub(super) fn is_syn(frame: &[u8], port: u16) -> bool {
         && frame[47] & 0x12 == 0x02
 }
 
-/// A packet with a datagram without a checksum, which IPv4 permits.
+/// Returns a packet with a datagram without a checksum, which IPv4 permits.
 fn udp(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), payload: &[u8]) -> Vec<u8> {
     let udp_len = 8 + payload.len() as u16;
     let mut header = vec![0x45, 0];
@@ -272,7 +272,7 @@ fn udp(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), payload: &[u8]) -> Vec<u8> {
     header
 }
 
-/// The checksum of the internet (RFC 1071), over an even number of bytes.
+/// Returns the Internet checksum (RFC 1071) of an even number of bytes.
 pub(super) fn checksum(bytes: &[u8]) -> u16 {
     let sum: u32 = bytes.chunks(2).map(|two| u32::from(two[0]) << 8 | u32::from(two[1])).sum();
     let sum = (sum & 0xffff) + (sum >> 16);

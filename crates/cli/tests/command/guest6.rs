@@ -1,4 +1,4 @@
-//! The part of a guest that speaks IPv6.
+//! The IPv6 part of a guest.
 
 use std::net::Ipv6Addr;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::support::*;
 const IPV6: [u8; 2] = [0x86, 0xdd];
 const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
-/// Behind the headers of Ethernet and IPv6.
+/// Length of the Ethernet and IPv6 headers.
 const BODY: usize = 54;
 const ROUTER_ADVERTISEMENT: u8 = 134;
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
@@ -22,7 +22,7 @@ impl Guest {
         Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, self.mac[5].into())
     }
 
-    /// A lease by the short way (RFC 8415 §18.2.1), as who has this DUID.
+    /// Gets a lease by rapid commit (RFC 8415 §18.2.1), as the client with this DUID.
     pub(super) fn lease6(&mut self, duid: &[u8]) -> Option<Ipv6Addr> {
         let mut options = dhcpv6::Options::default();
         options.push(option::CLIENT_ID, duid);
@@ -46,8 +46,8 @@ impl Guest {
         Some(lent.addresses.first()?.address)
     }
 
-    /// The next frame for which `is` says so, if one comes before nothing has come for `patience`;
-    /// whoever asks for `own` meanwhile is told.
+    /// Returns the next frame for which `is` returns true, unless nothing arrives for `patience`;
+    /// answers neighbour solicitations for `own` meanwhile.
     pub(super) fn receive_at6(
         &mut self,
         own: Ipv6Addr,
@@ -62,7 +62,7 @@ impl Guest {
         })
     }
 
-    /// Says that it has `target` (RFC 4861 §4.4): solicited, to be believed.
+    /// Sends a solicited, overriding neighbour advertisement for `target` (RFC 4861 §4.4).
     pub(super) fn advertise(&mut self, target: Ipv6Addr, (to_mac, to): ([u8; 6], Ipv6Addr)) {
         let mut message = [&[136, 0, 0, 0, 0x60, 0, 0, 0][..], &target.octets(), &[2, 1]].concat();
         message.extend(self.mac);
@@ -70,7 +70,7 @@ impl Guest {
         self.send(&ethernet(to_mac, self.mac, IPV6, &packet));
     }
 
-    /// Says to all that it is a router (RFC 4861 §4.2).
+    /// Sends a router advertisement to all (RFC 4861 §4.2).
     pub(super) fn announce_router(&mut self) {
         let message = [&[ROUTER_ADVERTISEMENT, 0, 0, 0, 64, 0, 7, 8][..], &[0; 8]].concat();
         let packet = ipv6(self.link_local(), ALL_NODES, ICMPV6, message, 2);
@@ -78,14 +78,14 @@ impl Guest {
     }
 }
 
-/// True for what a router says about itself.
+/// Returns true for a router advertisement.
 pub(super) fn is_router_announced(frame: &[u8]) -> bool {
     frame.len() > BODY
         && frame[12..14] == IPV6
         && (frame[20], frame[BODY]) == (ICMPV6, ROUTER_ADVERTISEMENT)
 }
 
-/// True for a question who has `target`.
+/// Returns true for a neighbour solicitation for `target`.
 fn is_solicitation(frame: &[u8], target: Ipv6Addr) -> bool {
     frame.len() >= BODY + 24
         && frame[12..14] == IPV6
@@ -93,7 +93,7 @@ fn is_solicitation(frame: &[u8], target: Ipv6Addr) -> bool {
         && frame[BODY + 8..BODY + 24] == target.octets()
 }
 
-/// True for an answer that says who has `target`.
+/// Returns true for a neighbour advertisement for `target`.
 pub(super) fn is_advertisement(frame: &[u8], target: Ipv6Addr) -> bool {
     frame.len() >= BODY + 24
         && frame[12..14] == IPV6
@@ -101,7 +101,7 @@ pub(super) fn is_advertisement(frame: &[u8], target: Ipv6Addr) -> bool {
         && frame[BODY + 8..BODY + 24] == target.octets()
 }
 
-/// A frame with a datagram.
+/// Returns a frame with a datagram.
 pub(super) fn udp6_frame(
     (to_mac, to): ([u8; 6], (Ipv6Addr, u16)),
     (from_mac, from): ([u8; 6], (Ipv6Addr, u16)),
@@ -114,7 +114,7 @@ pub(super) fn udp6_frame(
     ethernet(to_mac, from_mac, IPV6, &ipv6(from.0, to.0, UDP, datagram, 6))
 }
 
-/// Payload of a datagram for `port`, and who sent it.
+/// Returns the sender and payload of a datagram to `port`.
 pub(super) fn datagram6(frame: &[u8], port: u16) -> Option<((Ipv6Addr, u16), &[u8])> {
     let is_it = frame.len() >= BODY + 8 && frame[12..14] == IPV6 && frame[20] == UDP;
     if !is_it || frame[BODY + 2..BODY + 4] != port.to_be_bytes() {
@@ -125,7 +125,7 @@ pub(super) fn datagram6(frame: &[u8], port: u16) -> Option<((Ipv6Addr, u16), &[u
     Some(((from, number(BODY)), &frame[BODY + 8..BODY + usize::from(number(BODY + 4))]))
 }
 
-/// A packet whose checksum, at `sum_at` of the body, is filled in.
+/// Returns a packet, with the checksum at `sum_at` of the body filled in.
 fn ipv6(from: Ipv6Addr, to: Ipv6Addr, next: u8, mut body: Vec<u8>, sum_at: usize) -> Vec<u8> {
     let len = body.len() as u16;
     let addresses = [from.octets(), to.octets()].concat();

@@ -1,5 +1,5 @@
-//! Guests of `towpath up` that try to take what is another's: a lease, an address, a station, the
-//! memory and the mappings of the gateway. The honest guest beside them keeps its service.
+//! Guests of `towpath up` that try to take over another guest's lease, address or station, or the
+//! memory and mappings of the gateway. The honest guest keeps its service.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -10,22 +10,22 @@ use super::guest::{Guest, datagram, ethernet, udp_frame};
 use super::network::{GATEWAY, Network, address};
 use super::support::*;
 
-/// The resolvers' address inside.
+/// Address of the resolver inside.
 const DNS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 3);
-/// A group of IPv4, as a station of Ethernet.
+/// Ethernet address of an IPv4 multicast group.
 const GROUP_MAC: [u8; 6] = [0x01, 0, 0x5e, 1, 2, 3];
-/// After how long a question is asked again.
+/// Interval at which a question is repeated.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// Has the host's loopback at the gateway's address, where the test has its servers.
+/// Maps the gateway's address to the host's loopback, where the test has its servers.
 const LOOPBACK: [&str; 2] = ["--map-host-loopback", "10.0.2.2"];
 
-/// What a port has dropped for a reason, if anything.
+/// Returns the packets that a port has dropped for a reason.
 fn dropped(network: &Network, port: &str, reason: &str) -> u64 {
     network.stats()["ports"][port]["dropped"][reason].as_u64().unwrap_or(0)
 }
 
-/// A server on the host's loopback.
+/// Returns a server on the host's loopback, and its port.
 fn server() -> (UdpSocket, u16) {
     let server = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     server.set_read_timeout(Some(AGAIN)).unwrap();
@@ -33,7 +33,7 @@ fn server() -> (UdpSocket, u16) {
     (server, port)
 }
 
-/// True if a datagram of the guest at `own` reaches the server and its answer the guest.
+/// Returns true if a datagram of the guest at `own` reaches the server, and the answer the guest.
 fn is_served(guest: &mut Guest, own: Ipv4Addr, gateway: [u8; 6], server: &UdpSocket) -> bool {
     let port = server.local_addr().unwrap().port();
     let question = udp_frame((gateway, (GATEWAY, port)), (guest.mac, (own, 4000)), b"honest");
@@ -52,9 +52,9 @@ fn is_served(guest: &mut Guest, own: Ipv4Addr, gateway: [u8; 6], server: &UdpSoc
     false
 }
 
-/// Goal: a lease belongs to the port by which it was asked for, whatever a guest in another VLAN
-/// says about the station. Method: several stations, because a look-up by the station alone finds
-/// the right port by chance.
+/// Goal: a lease belongs to the port from which it was requested, whatever a guest in another VLAN
+/// claims about the station. Method: several stations, because a look-up by station alone finds the
+/// right port by chance.
 #[test]
 fn a_lease_belongs_to_the_port_that_asked() {
     let other_vlan = "[[port]]\nname = 'v'\nstream = 'DIR/v'\nvlan = 10\n";
@@ -76,8 +76,8 @@ fn a_lease_belongs_to_the_port_that_asked() {
     assert_eq!(dropped(&network, "a", "address_spoofed"), 0);
 }
 
-/// Goal: a guest gets nothing to the gateway in the name of an address that is lent to another,
-/// and cannot have the frames for another's station by saying that it is it.
+/// Goal: a guest cannot send to the gateway from an address that is leased to another guest, and
+/// cannot get another station's frames by claiming its address.
 #[test]
 fn nobody_sends_in_the_name_of_another() {
     let network = Network::start("names", "", &LOOPBACK);
@@ -87,10 +87,10 @@ fn nobody_sends_in_the_name_of_another() {
     let gateway = a.resolve(at_a, GATEWAY);
     assert_eq!(c.resolve(at_c, GATEWAY), gateway);
     assert!(is_served(&mut a, at_a, gateway, &server));
-    // By the same port as the mapping, so that the server would answer the other guest.
+    // From the port of the mapping, so that the server would answer the other guest.
     c.send(&udp_frame((gateway, (GATEWAY, port)), (c.mac, (at_a, 4000)), b"lie"));
     wait_for("the lie to be dropped", || dropped(&network, "c", "address_spoofed") == 1);
-    // As its station: the next datagram of the server would go to the liar.
+    // As its station: the next datagram of the server would go to the attacker.
     let to = server_peer(&mut a, at_a, gateway, &server);
     let liar = udp_frame(([2, 9, 9, 9, 9, 9], (address(99), 9)), (a.mac, (at_c, 9)), b"lie");
     (0..4).for_each(|_| c.send(&liar));
@@ -99,10 +99,10 @@ fn nobody_sends_in_the_name_of_another() {
     let is_secret = |frame: &[u8]| datagram(frame, 4000).is_some_and(|(_, text)| text == b"secret");
     assert!(a.receive_at(at_a, PATIENCE, is_secret).is_some());
     assert!(c.hears_no(is_secret));
-    assert!(is_served(&mut c, at_c, gateway, &server), "the truth is heard");
+    assert!(is_served(&mut c, at_c, gateway, &server), "the honest guest is served");
 }
 
-/// Where the server sees the mapping of a guest.
+/// Returns the address of a guest's mapping, as the server sees it.
 fn server_peer(
     guest: &mut Guest,
     own: Ipv4Addr,
@@ -120,14 +120,14 @@ fn server_peer(
     }
 }
 
-/// Goal: a guest that says by DHCP that it is the station of another gets neither its name nor its
-/// lease, and cannot keep it from getting one.
+/// Goal: a guest that uses another's client identifier in DHCP gets neither its name nor its lease,
+/// and does not keep it from getting a lease.
 #[test]
 fn a_client_is_known_at_its_port_alone() {
     let network = Network::start("clients", "", &[]);
     let (mut a, mut c) = (network.guest("a", 1), network.guest("c", 3));
     let identifier = [(option::CLIENT_ID, &[1, 2, 0, 0, 0, 0, 1][..])];
-    // Before the guest is there at all.
+    // Before the other guest has asked.
     let taken = c.lease(&identifier).expect("a lease").your_address;
     let own = a.lease(&identifier).expect("the other's lease does not matter").your_address;
     assert_ne!(own, taken);
@@ -135,8 +135,8 @@ fn a_client_is_known_at_its_port_alone() {
     assert_eq!(c.answer(PATIENCE).unwrap().your_address, taken);
 }
 
-/// Goal: a guest whose questions no resolver answers, and that then sends large datagrams on each
-/// of these mappings, keeps no memory from another guest.
+/// Goal: a guest whose queries no resolver answers, and that then sends large datagrams on each of
+/// these mappings, takes no memory from another guest.
 #[test]
 fn unanswered_questions_hold_no_memory() {
     skip_if!(no_root());
@@ -177,7 +177,7 @@ fn unanswered_questions_hold_no_memory() {
 }
 
 /// Goal: a guest that begins flows as fast as it can does not keep another from beginning some, and
-/// takes the mappings of nobody else.
+/// does not evict the other's mappings.
 #[test]
 fn a_flood_of_new_flows_leaves_others_theirs() {
     let options = [&LOOPBACK[..], &["--max-flows", "256"]].concat();
@@ -205,13 +205,13 @@ fn a_flood_of_new_flows_leaves_others_theirs() {
     while let Ok((len, _)) = server.recv_from(&mut buffer) {
         new += u16::from(buffer[..len].starts_with(b"new"));
     }
-    // One may be lost where it is not the gateway that has too many.
+    // One may be lost elsewhere than in the gateway.
     assert!(new >= 18, "{new} of 20 new flows began");
     assert_eq!(server_peer(&mut b, at_b, gateway, &server), before, "its mapping is still there");
 }
 
-/// A storm to a group: what one guest floods is bounded and counted, and the gateway has memory for
-/// others meanwhile.
+/// A storm to a multicast group: a guest's flood is bounded and counted, and the gateway has memory
+/// for others meanwhile.
 #[test]
 fn a_storm_to_a_group_is_bounded() {
     let network = Network::start("group-storm", "", &LOOPBACK);

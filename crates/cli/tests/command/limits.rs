@@ -1,4 +1,4 @@
-//! What is too much is refused with its limit and what to do, before anything is made.
+//! Values beyond a limit are rejected with the limit and advice, before anything is made.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,8 +10,8 @@ use super::control::assert_done;
 use super::stats::Folder;
 use super::support::*;
 
-/// Goal: `--check` and `up` agree on how many ports a network may have.
-/// Method: files with as many ports as there may be, and with one more.
+/// Goal: `--check` and `up` agree on how many ports a network may have. Method: files with the
+/// greatest number of ports, and with one more.
 #[test]
 fn as_many_ports_as_checked_can_be_served() {
     const PORTS_MAX: usize = 127;
@@ -31,7 +31,7 @@ fn as_many_ports_as_checked_can_be_served() {
             let told = errors(&checked);
             assert_eq!(checked.status.code(), Some(2), "{told}");
             assert!(told.contains("a network has at most 127 ports"), "{told}");
-            assert!(told.contains("net.toml:382:"), "the port that is too much: {told}");
+            assert!(told.contains("net.toml:382:"), "the first port beyond the limit: {told}");
             continue;
         }
         assert_done(&checked);
@@ -47,8 +47,8 @@ fn as_many_ports_as_checked_can_be_served() {
     }
 }
 
-/// Goal: memory that the system does not give is an error with a reason.
-/// Method: more than any machine has, and a limit of the process.
+/// Goal: memory that the system cannot provide is an error with a reason. Method: ask for more than
+/// any machine has, and limit the process.
 #[test]
 fn memory_that_is_not_there_is_told() {
     skip_if!(no_tap());
@@ -66,7 +66,7 @@ fn memory_that_is_not_there_is_told() {
     }
 }
 
-/// Goal: nobody wonders why nothing can be attached, or why no name is resolved.
+/// Goal: a network without ports and a missing resolver are reported.
 #[test]
 fn what_is_of_little_use_is_told() {
     let folder = Folder::new("notices");
@@ -80,7 +80,7 @@ fn what_is_of_little_use_is_told() {
     assert!(told.contains("no ports yet; add one with `towpath port add`"), "{told}");
 
     skip_if!(no_root());
-    // A resolv.conf without name servers in a mount namespace of its own.
+    // A resolv.conf without name servers, in a mount namespace of its own.
     let script = "echo search example.org >\"$1\"; mount --bind \"$1\" /etc/resolv.conf || exit 9
                   exec \"$0\" run -- true";
     let mut command = Command::new("unshare");

@@ -1,7 +1,7 @@
-//! The `towpath` command as seen from a shell: everything that needs no packet to move.
+//! The `towpath` command as seen from a shell: everything that needs no packets to move.
 //!
-//! Tests that need a TAP device or root say so when they cannot run. Only processes that a test
-//! has started are signalled, by number.
+//! Tests that need a TAP device or root report that they are skipped if they cannot run. Tests
+//! signal only processes that they have started, by process number.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -250,8 +250,8 @@ fn identity_and_process_numbers_inside() {
     assert_eq!(lines[3], "/proc/1 /proc/2", "process 1 and the shell");
 }
 
-/// Goal: the program starts with the signals that towpath was started with. Method: compare what
-/// the kernel says about a program with and without towpath.
+/// Goal: the program starts with the signal settings that towpath was started with. Method: compare
+/// the kernel's view of a program with and without towpath.
 #[test]
 fn signal_settings_are_inherited() {
     skip_if!(no_tap());
@@ -261,7 +261,7 @@ fn signal_settings_are_inherited() {
     assert_eq!(inside, direct);
 }
 
-/// A script that says when it is ready, then waits for a signal.
+/// Starts a script that reports when it is ready, then waits for a signal.
 fn start_waiting(script: &str) -> (Guard, BufReader<std::process::ChildStdout>) {
     let mut command = run_script(script);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
@@ -337,7 +337,8 @@ fn what_the_program_leaves_behind_ends_with_it() {
     assert_nothing_left(text(&output).trim());
 }
 
-/// Goal: whoever waits for readiness sees "1" and the end of the file while the program runs.
+/// Goal: a process that waits for readiness sees "1" and the end of the file while the program
+/// runs.
 #[test]
 fn ready_fd_is_written_and_closed() {
     skip_if!(no_tap());

@@ -1,6 +1,6 @@
-//! `towpath up` with a file, with leases that are known or outlive it, and with guests that lie.
+//! `towpath up` with a file, with static and restored leases, and with guests that lie.
 //!
-//! Guests are at stream sockets, so no privilege is needed and no packet leaves the machine.
+//! Guests are at stream sockets, so the tests need no privilege, and no packet leaves the machine.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -21,7 +21,7 @@ use super::support::*;
 
 pub(super) const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 pub(super) const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfd74, 0x6f77, 0x7061, 0x7468, 0, 0, 0, 2);
-/// Broadcasts that a guest may send in a second, unless it is told otherwise.
+/// Default limit of broadcasts per second of a guest.
 const BROADCASTS_PER_SECOND: u64 = 10_000;
 /// Ports of the network that tests make.
 const PORTS: [&str; 3] = ["a", "b", "c"];
@@ -33,7 +33,7 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// With a file and other arguments; `DIR` in either is the folder of the test.
+    /// Starts a network with a file and other arguments; `DIR` in either is the folder of the test.
     pub(super) fn start(name: &str, file: &str, arguments: &[&str]) -> Self {
         let mut network = Self { folder: Folder::new(name), running: None };
         let ports = PORTS.map(|name| format!("[[port]]\nname = '{name}'\nstream = 'DIR/{name}'\n"));
@@ -53,7 +53,7 @@ impl Network {
         wait_for("the control socket", || UnixStream::connect(self.control()).is_ok());
     }
 
-    /// Asks it to end; what it has said.
+    /// Sends a signal and waits for the end; returns the messages.
     pub(super) fn end(&mut self, signal: Signal) -> String {
         let running = self.running.take().unwrap();
         running.signal(signal);
@@ -77,7 +77,7 @@ impl Network {
         Guest::connect(&self.path(name), last)
     }
 
-    /// `towpath` with arguments, as its user.
+    /// Runs `towpath` with arguments, as the network's user.
     pub(super) fn towpath(&self, arguments: &[&str]) -> Output {
         output(towpath(arguments.iter().copied()).env("XDG_RUNTIME_DIR", &self.folder.0))
     }
@@ -102,7 +102,8 @@ pub(super) fn address(last: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 0, 2, last)
 }
 
-/// Goal: what a file says is what is there, options go before it, and guests are told so.
+/// Goal: the network has the settings of its file, options override them, and guests are configured
+/// accordingly.
 #[test]
 fn a_network_from_a_file() {
     let file = "mtu = 1400\nqueue-len = 77\ndomain = 'lab.example'\nipv6 = false\n\
@@ -144,7 +145,7 @@ fn a_network_from_a_file() {
     assert_eq!(leases.lines().count(), 3, "{leases}");
 }
 
-/// Goal: `--check` finds what is wrong in file and options together, and makes nothing.
+/// Goal: `--check` finds mistakes in file and options together, and makes nothing.
 #[test]
 fn mistakes_are_found_before_anything_is_made() {
     let folder = Folder::new("check");
@@ -189,18 +190,18 @@ fn mistakes_are_found_before_anything_is_made() {
     assert_eq!(none.status.code(), Some(2), "{}", errors(&none));
     assert!(errors(&none).contains("cannot read"), "{}", errors(&none));
     let binary = check("", &[]);
-    assert_eq!(binary.status.code(), Some(0), "an empty file says nothing");
+    assert_eq!(binary.status.code(), Some(0), "an empty file is valid");
     fs::write(&path, [0xff, 0xfe]).unwrap();
     assert_eq!(output(towpath(["up", "--check"]).arg(&path)).status.code(), Some(2));
-    // What only trying shows is said with its place as well.
+    // Errors found only when the network starts also name the place in the file.
     fs::write(&path, port).unwrap();
     let tried = output(towpath(["up"]).arg(&path).env("XDG_RUNTIME_DIR", &folder.0));
     assert_eq!(tried.status.code(), Some(125));
     assert!(errors(&tried).contains("net.toml:1:1: "), "{}", errors(&tried));
 }
 
-/// Goal: static leases come and go while the network runs, and a transaction that fails leaves no
-/// trace of those in it.
+/// Goal: static leases are added and removed while the network runs, and a failed transaction
+/// leaves no trace of its leases.
 #[test]
 fn leases_change_while_the_network_runs() {
     let network = Network::start("lease", "", &[]);
@@ -215,7 +216,7 @@ fn leases_change_while_the_network_runs() {
     assert_eq!(not_taken(), 0);
     let taken = format!("port=c,ipv4={had}");
     assert_fails(&network.towpath(&["lease", "add", &taken]), "is lent to 02:00:00:00:00:01");
-    // For the one who has it, it is made fast.
+    // The guest that has it keeps it for good.
     network.done(&["lease", "add", &format!("mac=02:00:00:00:00:01,ipv4={had}")]);
     assert_eq!(a.lease(&[]).unwrap().your_address, had);
     assert!(network.done(&["ls", "leases"]).lines().all(|line| line.ends_with(" static")));
@@ -227,11 +228,11 @@ fn leases_change_while_the_network_runs() {
     network.done(&["lease", "del", "port=b"]);
     let mut c = network.guest("c", 3);
     let wanted = [(option::REQUESTED_ADDRESS, &address(20).octets()[..])];
-    assert_eq!(c.lease(&wanted).unwrap().your_address, address(20), "free for whoever asks");
+    assert_eq!(c.lease(&wanted).unwrap().your_address, address(20), "free for any guest");
 }
 
-/// Goal: guests that are known by their port and by their DUID get their addresses by DHCP for
-/// IPv6, have their names, and are listed; another gets one of the pool.
+/// Goal: guests with static leases by port and by DUID get their addresses by DHCP for IPv6, have
+/// their names, and are listed; another guest gets an address of the pool.
 #[test]
 fn static_leases_of_ipv6() {
     let at = |last: u128| Ipv6Addr::from(u128::from(GATEWAY_V6) - 2 + last);
@@ -255,14 +256,15 @@ fn static_leases_of_ipv6() {
     assert_eq!(leases.lines().count(), 3, "{leases}");
 }
 
-/// Goal: guests have their addresses again after a restart, be it asked for or a crash; a file that
-/// is damaged is set aside, and one that cannot be written is told and no reason to stop.
+/// Goal: guests get their addresses again after a restart or a crash. A damaged file is set aside;
+/// one that cannot be written is reported and does not stop the network.
 #[test]
 fn leases_outlive_a_restart() {
     let options = ["--lease-file", "DIR/leases", "-v"];
     let mut network = Network::start("restart", "", &options);
     let first = network.guest("a", 1).lease(&[(option::HOST_NAME, b"vm1")]).unwrap().your_address;
-    // The hash of the second leads to the same address, or it asks for that: it is lent, though.
+    // The hash of the second guest leads to the same address, and it asks for that; but the address
+    // is still leased.
     let wanted = [(option::REQUESTED_ADDRESS, &first.octets()[..])];
     network.end(Signal::TERM);
     let file = fs::read_to_string(network.path("leases")).unwrap();
@@ -274,7 +276,7 @@ fn leases_outlive_a_restart() {
     let answer = again.answer(PATIENCE).unwrap();
     assert_eq!(MessageType::of(&answer.options), Some(MessageType::Ack));
     assert_eq!(answer.your_address, first);
-    // Killed, it has written what is older than a moment.
+    // Before it was killed, it has written what is older than a moment.
     let has_two =
         || fs::read_to_string(network.path("leases")).is_ok_and(|f| f.lines().count() == 2);
     wait_for("both leases to be written", has_two);
@@ -288,7 +290,7 @@ fn leases_outlive_a_restart() {
     assert!(said.contains("1 lines that are no leases"), "{said}");
     assert_eq!(fs::read_to_string(network.path("leases.damaged")).unwrap(), damaged);
 
-    // A folder in its place: it cannot be read.
+    // A folder in its place cannot be read.
     fs::remove_file(network.path("leases")).unwrap();
     fs::create_dir(network.path("leases")).unwrap();
     network.up(&options);
@@ -296,15 +298,15 @@ fn leases_outlive_a_restart() {
     let said = network.end(Signal::TERM);
     assert!(said.contains("cannot be kept") && said.contains("all the same"), "{said}");
 
-    // Nothing can be written: root may write anywhere but to a full device.
+    // Nothing can be written there: root may write anywhere except to a full device.
     network.up(&["--lease-file", "DIR/none/leases"]);
     assert!(network.guest("a", 1).lease(&[]).is_some());
     let said = network.end(Signal::TERM);
     assert!(said.contains("cannot write leases to"), "{said}");
 }
 
-/// Goal: a lease file has one network. Another is refused and makes nothing; it may have the file
-/// when the first is gone, however that ended.
+/// Goal: one network at a time uses a lease file. Another network is refused and makes nothing. It
+/// may use the file when the first has ended, however that ended.
 #[test]
 fn a_lease_file_is_not_shared() {
     let options = ["--lease-file", "DIR/leases"];
@@ -321,8 +323,8 @@ fn a_lease_file_is_not_shared() {
     assert_eq!(fs::read_to_string(network.path("leases")).unwrap().lines().count(), 1);
 }
 
-/// Goal: a disk that is full is told once, guests get addresses all the same, and when there is
-/// room leases are written again.
+/// Goal: a full disk is reported once, and guests get addresses nevertheless. When there is room,
+/// leases are written again.
 #[test]
 fn a_full_disk_is_told_and_survived() {
     skip_if!(no_root());
@@ -340,11 +342,11 @@ fn a_full_disk_is_told_and_survived() {
     let mut said = BufReader::new(running.0.stderr.take().unwrap()).lines().map(Result::unwrap);
     let mut a = Guest::connect(&folder.0.join("disk.sock"), 1);
     assert!(a.lease(&[]).is_some());
-    // The network itself has no files any more, its brokers have.
+    // The network itself has no files any more; its broker has them.
     let broker = children(running.pid().as_raw_pid())[0];
     let inside = PathBuf::from(format!("/proc/{broker}/root"));
     let inside = inside.join(disk.strip_prefix("/").unwrap());
-    let first = said.next().expect("it is told");
+    let first = said.next().expect("the full disk is reported");
     assert!(first.contains("cannot write leases"), "{first}");
     assert!(!inside.join("leases").exists());
     fs::remove_file(inside.join("fill")).unwrap();
@@ -358,8 +360,8 @@ fn a_full_disk_is_told_and_survived() {
     assert!(rest.len() == 1 && rest[0].contains("again"), "{rest:?}");
 }
 
-/// DHCP starvation: a guest that makes up stations takes its own share, and no more; another is
-/// served meanwhile and afterwards.
+/// DHCP starvation: a guest that invents stations takes only its own share; another guest is served
+/// meanwhile and afterwards.
 #[test]
 fn a_guest_cannot_take_all_addresses() {
     let file = "[ipv4]\npool = '10.0.2.100-10.0.2.119'\n[dhcp]\nleases-per-port = 8\n";
@@ -380,8 +382,8 @@ fn a_guest_cannot_take_all_addresses() {
     assert_eq!(of(" b  "), 4, "{listed}");
 }
 
-/// MAC spoofing: nobody is heard as the gateway, who is told its stations is heard as those alone,
-/// and a lease is not given to who borrows a station's address.
+/// MAC spoofing: no guest can send from the gateway's address. A guest with a list of stations can
+/// only send from those. A guest that borrows another's station address does not get its lease.
 #[test]
 fn a_guest_cannot_be_another() {
     let network = Network::start("spoof", "", &[]);
@@ -397,16 +399,16 @@ fn a_guest_cannot_be_another() {
     });
     assert!(c.hears_no(|frame| frame[6..12] == gateway && datagram(frame, 9).is_some()));
     assert_eq!(c.resolve(at_c, GATEWAY), gateway);
-    // What is sent to the gateway goes there, and not to the liar.
+    // Frames to the gateway go to the gateway, and not to the attacker.
     b.send(&udp_frame((gateway, (GATEWAY, 9)), (b.mac, (at_b, 9)), b"for the gateway"));
     assert!(a.hears_no(|frame| datagram(frame, 9).is_some()));
-    // As another guest, by DHCP: its lease stays its own.
+    // As another guest, by DHCP: the lease stays with its guest.
     let real = a.mac;
     a.mac = b.mac;
     a.ask(MessageType::Discover, &[(option::RAPID_COMMIT, &[])]);
     assert_eq!(a.answer(Duration::from_millis(500)).map(|answer| answer.your_address), None);
     a.mac = real;
-    // Whoever is told its station is heard as that one only.
+    // A guest with a list of stations can only send from those.
     network.done(&["port", "set", "a", "macs", "02:00:00:00:00:01"]);
     a.send(&udp_frame((c.mac, (at_c, 9)), (b.mac, (at_b, 9)), b"lie"));
     wait_for("frames as b to be dropped", || network.dropped("a", "mac_spoofed") == 1);
@@ -415,7 +417,8 @@ fn a_guest_cannot_be_another() {
     assert_eq!(a.lease(&[]).unwrap().your_address, at_a);
 }
 
-/// ARP spoofing: who is told its addresses answers for no other, be it a guest's or the gateway's.
+/// ARP spoofing: a guest with a list of addresses cannot answer for others, neither a guest's nor
+/// the gateway's.
 #[test]
 fn a_guest_cannot_answer_for_another() {
     let network = Network::start("arp", "", &[]);
@@ -433,15 +436,15 @@ fn a_guest_cannot_answer_for_another() {
     wait_for("lies to be dropped", || network.dropped("a", "address_spoofed") == 5);
     let true_one = a.mac;
     assert!(c.hears_no(|frame| frame[6..12] == true_one));
-    // The truth is heard: by ARP, by datagrams, by DHCP.
+    // Frames with the guest's own addresses pass: by ARP, by datagrams, by DHCP.
     a.send(&arp_frame(c.mac, a.mac, &arp(2, a.mac, at_a, c.mac, at_c)));
-    c.expect("the truth", |frame| is_arp(frame) && frame[28..32] == at_a.octets());
+    c.expect("its own address", |frame| is_arp(frame) && frame[28..32] == at_a.octets());
     a.send(&udp_frame((c.mac, (at_c, 9)), (a.mac, (at_a, 9)), b"true"));
     c.expect("datagram", |frame| datagram(frame, 9).is_some_and(|(_, text)| text == b"true"));
     assert_eq!(a.lease(&[]).unwrap().your_address, at_a);
 }
 
-/// Nobody takes a guest for a router or a server of DHCP, unless its port says that it is one.
+/// A guest can act as a router or a DHCP server only if its port allows that.
 #[test]
 fn only_a_router_is_heard_as_one() {
     let network = Network::start("router", "", &[]);
@@ -463,8 +466,8 @@ fn only_a_router_is_heard_as_one() {
     b.expect("a router", |frame| from_a(frame) && is_router_announced(frame));
 }
 
-/// Spoofing of ARP and neighbour discovery by a guest that was told nothing: it cannot claim what
-/// is the gateway's or lent to another, and may have what is nobody's.
+/// Spoofing of ARP and neighbour discovery by a guest without configured addresses: it cannot claim
+/// an address of the gateway or of another guest's lease, and may use a free one.
 #[test]
 fn what_is_lent_is_claimed_by_its_guest_alone() {
     let network = Network::start("owners", "", &[]);
@@ -488,19 +491,19 @@ fn what_is_lent_is_claimed_by_its_guest_alone() {
     let free = address(250);
     for target in [at_a, free] {
         a.send(&arp_frame(c.mac, a.mac, &arp(2, a.mac, target, c.mac, at_c)));
-        c.expect("the truth", |frame| is_arp(frame) && frame[28..32] == target.octets());
+        c.expect("the owner's answer", |frame| is_arp(frame) && frame[28..32] == target.octets());
     }
     b.advertise(at_b6, to_c);
-    c.expect("the truth", |frame| is_advertisement(frame, at_b6));
-    // Nobody has it any more when its port is gone.
+    c.expect("the owner's answer", |frame| is_advertisement(frame, at_b6));
+    // The address is free once its port is gone.
     network.done(&["port", "del", "b"]);
     a.send(&arp_frame(c.mac, a.mac, &arp(2, a.mac, at_b, c.mac, at_c)));
-    c.expect("who took it", |frame| is_arp(frame) && frame[28..32] == at_b.octets());
+    c.expect("the new owner", |frame| is_arp(frame) && frame[28..32] == at_b.octets());
     assert_eq!(network.dropped("a", "address_spoofed"), 6);
 }
 
-/// A broadcast storm: what one guest floods is bounded and counted, and two others talk meanwhile
-/// and afterwards. A slow machine makes a storm that is within the bound for a part of the time.
+/// A broadcast storm: one guest's flood is bounded and counted, and two others communicate
+/// meanwhile and afterwards. On a slow machine the storm is within the limit for part of the time.
 #[test]
 fn a_storm_does_not_drown_others() {
     let network = Network::start("storm", "", &[]);

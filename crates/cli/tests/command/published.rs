@@ -1,6 +1,6 @@
 //! Ports of the host that `towpath up` publishes for its guests.
 //!
-//! They are bound to an address of the loopback that the test has for itself.
+//! They are bound to a loopback address that the test has for itself.
 
 use std::io::{ErrorKind, Read};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -16,19 +16,19 @@ use super::network::{GATEWAY, GATEWAY_V6, Network, address};
 use super::stats::assert_fails;
 use super::support::*;
 
-/// After how long a question is asked again.
+/// Interval at which a question is repeated.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Guests `a` and `b` have addresses that do not change.
+/// Guests `a` and `b` have fixed addresses.
 const FILE: &str = "[[lease]]\nport = 'a'\nipv4 = '10.0.2.20'\n\
                     [[lease]]\nport = 'b'\nipv4 = '10.0.2.30'\n";
 
-/// An address of the loopback for this test alone.
+/// Returns a loopback address for this test alone.
 fn loopback(test: u8) -> Ipv4Addr {
     let [_, _, high, low] = std::process::id().to_be_bytes();
     Ipv4Addr::new(127, 100 + test, high, low)
 }
 
-/// Connects, and says how that ended.
+/// Connects, and returns how the connection ended.
 fn connect(to: SocketAddr) -> JoinHandle<ErrorKind> {
     std::thread::spawn(move || {
         let mut stream = match TcpStream::connect_timeout(&to, PATIENCE) {
@@ -40,7 +40,7 @@ fn connect(to: SocketAddr) -> JoinHandle<ErrorKind> {
     })
 }
 
-/// The guest at `own` sees a connection to its port, from the gateway, and refuses it.
+/// The guest at `own` receives a connection to its port, from the gateway, and refuses it.
 fn refuses(guest: &mut Guest, own: Ipv4Addr, port: u16, connecting: JoinHandle<ErrorKind>) {
     let syn = guest.receive_at(own, PATIENCE, |frame| is_syn(frame, port)).expect("a SYN");
     assert_eq!((&syn[26..30], &syn[30..34]), (&GATEWAY.octets()[..], &own.octets()[..]));
@@ -48,8 +48,8 @@ fn refuses(guest: &mut Guest, own: Ipv4Addr, port: u16, connecting: JoinHandle<E
     assert_eq!(connecting.join().unwrap(), ErrorKind::ConnectionReset);
 }
 
-/// A datagram to the host's port reaches the guest, and its answer the one who sent it. Datagrams
-/// may be lost on the way, so the question is asked again.
+/// A datagram to the host's port reaches the guest, and the answer its sender. Datagrams may be
+/// lost on the way, so the question is repeated.
 fn answers(guest: &mut Guest, own: Ipv4Addr, port: u16, to: (Ipv4Addr, u16)) {
     let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     client.set_read_timeout(Some(AGAIN)).unwrap();
@@ -70,8 +70,8 @@ fn answers(guest: &mut Guest, own: Ipv4Addr, port: u16, to: (Ipv4Addr, u16)) {
     panic!("no answer from port {port}");
 }
 
-/// Goal: ports lead to guests by the name of a port, by a name that a guest tells, and by address;
-/// TCP and UDP, and TCP over IPv6 to a guest that has IPv4 only.
+/// Goal: ports lead to guests by port name, by a guest's host name, and by address; over TCP and
+/// UDP, and over TCP on IPv6 to a guest that has only IPv4.
 #[test]
 fn ports_lead_to_guests() {
     let (host, v6_port) = (loopback(0), 20_000 + (std::process::id() % 10_000) as u16);
@@ -86,7 +86,7 @@ fn ports_lead_to_guests() {
     options.extend(udp.iter().flat_map(|spec| ["-u", spec]));
     let mut network = Network::start("published", FILE, &options);
     let to = |port| SocketAddr::from((host, port));
-    // Nobody is there yet: a connection ends, and a datagram is lost.
+    // No guest is there yet: a connection is reset, and a datagram is lost.
     assert_eq!(connect(to(8081)).join().unwrap(), ErrorKind::ConnectionReset);
     UdpSocket::bind((host, 0)).unwrap().send_to(b"lost", (host, 5301)).unwrap();
 
@@ -107,8 +107,8 @@ fn ports_lead_to_guests() {
     assert!(TcpListener::bind((host, 8080)).is_ok(), "the port is free again");
 }
 
-/// Goal: a datagram to a port of the host's IPv6 loopback reaches a guest by IPv6, from the
-/// gateway, and its answer the one who sent it.
+/// Goal: a datagram to a port of the host's IPv6 loopback reaches a guest over IPv6, from the
+/// gateway, and the answer its sender.
 #[test]
 fn a_port_for_datagrams_leads_to_a_guest_by_ipv6() {
     let own = Ipv6Addr::from(u128::from(GATEWAY_V6) - 2 + 0x20);
@@ -135,8 +135,8 @@ fn a_port_for_datagrams_leads_to_a_guest_by_ipv6() {
     panic!("no answer");
 }
 
-/// Goal: ports are published, led elsewhere and closed while the network runs; a transaction that
-/// fails leaves all of them as they were.
+/// Goal: ports are published, redirected and closed while the network runs; a failed transaction
+/// leaves all of them unchanged.
 #[test]
 fn ports_are_published_while_the_network_runs() {
     let network = Network::start("publish", FILE, &[]);
@@ -148,7 +148,7 @@ fn ports_are_published_while_the_network_runs() {
     refuses(&mut a, address(20), 81, connect(to(8081)));
     answers(&mut a, address(20), 53, (host, 5300));
 
-    // What cannot be is refused, and nothing of it is done.
+    // Impossible operations are rejected, and nothing of them is done.
     let taken = TcpListener::bind((host, 9000)).unwrap();
     let more = spec("8999-9000");
     let failed = network.towpath(&["publish", "add", "b", "-t", &more]);
@@ -176,7 +176,7 @@ fn ports_are_published_while_the_network_runs() {
     refuses(&mut a, address(20), 81, connect(to(8081)));
     answers(&mut a, address(20), 53, (host, 5300));
 
-    // The same without what is impossible: ports lead to another guest without being closed.
+    // Without the operation that fails: ports lead to another guest without being closed.
     operations.pop();
     let (status, answer) = network.post(&json!({ "operations": operations }).to_string());
     assert_eq!((status, &answer["applied"]), (200, &4.into()), "{answer}");
@@ -190,7 +190,7 @@ fn ports_are_published_while_the_network_runs() {
     drop(taken);
 }
 
-/// Goal: what cannot be published is told before anything is made.
+/// Goal: ports that cannot be published are reported before anything is made.
 #[test]
 fn what_cannot_be_published_is_refused() {
     for (options, expected) in [
@@ -212,7 +212,7 @@ fn what_cannot_be_published_is_refused() {
 }
 
 impl Network {
-    /// Status and JSON of the answer to a transaction.
+    /// Sends a transaction; returns status and JSON of the answer.
     fn post(&self, body: &str) -> (u16, Value) {
         super::control::post(&self.control(), body)
     }

@@ -1,4 +1,4 @@
-//! `towpath stats`: instances are found, asked and forgotten.
+//! `towpath stats`: finding and querying instances, and removing what dead ones left.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -11,7 +11,7 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, pr
 
 use super::support::*;
 
-/// A folder that goes with the test.
+/// A folder that is removed with the test.
 pub(super) struct Folder(pub(super) PathBuf);
 
 impl Folder {
@@ -62,7 +62,7 @@ fn a_running_instance_tells_its_counters() {
         "copied_after_all": 0, "hit_rate": 1.0, "recalled": 0
     });
     assert_eq!(object["lent"], lent);
-    // Those that are ready for the next read, at most.
+    // At most those that are ready for the next read.
     assert!(object["lent"]["loans"].as_u64().is_some_and(|loans| loans < 20), "{object}");
     let joined = serde_json::json!({
         "flows": 0, "begun": 0, "refused": 0, "bytes_out": 0, "bytes_in": 0
@@ -74,7 +74,7 @@ fn a_running_instance_tells_its_counters() {
     let socket = control_socket(&folder, &pid);
     let socket_path = socket.to_str().unwrap();
     assert_eq!(stats(&folder.0, &["--socket", socket_path]).status.code(), Some(0));
-    // It is the same protocol as a network's, without what only a network has.
+    // The protocol is that of a network, without the parts that only a network has.
     let metrics = get(&socket, "/metrics");
     assert!(metrics.contains("towpath_flows{protocol=\"tcp\"} 0\n"), "{metrics}");
     assert!(metrics.contains("\ntowpath_lent_bytes 0\n"), "{metrics}");
@@ -87,7 +87,8 @@ fn a_running_instance_tells_its_counters() {
     let listed = output(ls.env("XDG_RUNTIME_DIR", &folder.0));
     assert_eq!(errors(&listed), "towpath: no network is running\n");
 
-    // Killed, its broker removes the socket; killed with that, it goes when somebody looks.
+    // If it is killed, its broker removes the socket; if the broker is killed too, the next query
+    // does.
     running.signal(Signal::KILL);
     drop(running);
     wait_for("its broker to remove the socket", || !socket.exists());
@@ -100,7 +101,8 @@ fn a_running_instance_tells_its_counters() {
 }
 
 /// Goal: instances with the same process number, each in a namespace of its own, are both found,
-/// and the end of one leaves the other; sockets of killed instances go when another starts.
+/// and the end of one leaves the other. Sockets of killed instances are removed when another
+/// starts.
 #[test]
 fn names_of_control_sockets_do_not_collide() {
     skip_if!(no_tap());
@@ -137,8 +139,8 @@ fn names_of_control_sockets_do_not_collide() {
     wait_for("two instances", || names().len() == 2);
     assert_eq!(text(&stats(&folder.0, &[])).lines().count(), 1 + 2);
 
-    // Killed, the outer one has its broker remove its socket; the inner one, whose broker ends with
-    // it and its namespace, leaves its own.
+    // When the outer one is killed, its broker removes its socket. The inner one leaves its own, as
+    // its broker ends with it and its namespace.
     second.signal(Signal::KILL);
     drop(second);
     wait_for("their end", || {
@@ -152,8 +154,8 @@ fn names_of_control_sockets_do_not_collide() {
     assert_eq!(names(), Vec::<String>::new());
 }
 
-/// Goal: of several workers there are the sums and what each did; what they cannot do is refused.
-/// Bad input: numbers of workers that are none, too few memory for them.
+/// Goal: with several workers there are the sums and the counters of each; unsupported settings are
+/// rejected. Bad input: invalid numbers of workers, too little memory for them.
 #[test]
 fn several_workers_tell_what_each_did() {
     for (wrong, expected) in [
@@ -184,12 +186,12 @@ fn several_workers_tell_what_each_did() {
     assert!(metrics.contains("towpath_worker_handed_over_packets_total{worker=\"0\"} 0\n"));
 }
 
-/// The control socket of a process.
+/// Returns the control socket of a process.
 fn control_socket(folder: &Folder, pid: &str) -> PathBuf {
     folder.sockets().join(format!("{pid}.control"))
 }
 
-/// What is answered to a request, headers and all.
+/// Returns the answer to a request, including its headers.
 fn get(socket: &Path, path: &str) -> String {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -199,8 +201,8 @@ fn get(socket: &Path, path: &str) -> String {
     answer
 }
 
-/// Goal: who asks an instance whose flows have taken all descriptors is answered all the same; with
-/// not one to spare the instance serves on, does not spin, and answers again when there are some.
+/// Goal: an instance whose flows have taken all descriptors still answers. Without a spare one it
+/// continues to serve, does not spin, and answers again when there are some.
 #[test]
 fn an_instance_without_descriptors_still_answers() {
     skip_if!(no_tap());
@@ -226,13 +228,13 @@ fn an_instance_without_descriptors_still_answers() {
     assert_eq!(finish(running).status.code(), Some(128 + 15));
 }
 
-/// Lowers the limit of a running process, below what it has open if need be.
+/// Lowers the limit of a running process, if necessary below the number of its open files.
 fn limit_files(process: &Guard, most: u64) {
     let limit = Rlimit { current: Some(most), ..getrlimit(Resource::Nofile) };
     prlimit(Some(process.pid()), Resource::Nofile, limit).unwrap();
 }
 
-/// The least descriptor that a process does not use.
+/// Returns the lowest descriptor that a process does not use.
 fn free_descriptor(pid: &str) -> u64 {
     let is_free = |number: &u64| !fs::exists(format!("/proc/{pid}/fd/{number}")).unwrap();
     (0..).find(is_free).unwrap()
@@ -260,10 +262,10 @@ fn what_is_no_instance_is_an_error() {
         let path = control_socket(&folder, "7");
         let listener = UnixListener::bind(&path).unwrap();
         let answering = std::thread::spawn(move || {
-            // The first only looks whether somebody is there.
+            // The first connection only checks whether a process listens.
             drop(listener.accept().unwrap());
             let (mut stream, _) = listener.accept().unwrap();
-            // All of the request is read, lest its end is a reset.
+            // The whole request is read, lest the close becomes a reset.
             let _ = stream.read(&mut [0; 4096]).unwrap();
             stream.write_all(answer.as_bytes()).unwrap();
         });

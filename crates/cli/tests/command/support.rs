@@ -1,4 +1,4 @@
-//! What tests of the command share: bounded waiting, and looking at processes from outside.
+//! Shared code of the command's tests: bounded waiting, and inspection of processes from outside.
 
 use std::fs;
 use std::io::Read;
@@ -16,36 +16,36 @@ const STEP: Duration = Duration::from_millis(5);
 /// The command under test.
 pub(super) const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
 
-/// `towpath` with arguments.
+/// Returns `towpath` with arguments.
 pub(super) fn towpath<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Command {
     let mut command = Command::new(TOWPATH);
     command.args(arguments);
     command
 }
 
-/// `towpath run -- sh -c SCRIPT`, with the signals of [`with_default_signals`].
+/// Returns `towpath run -- sh -c SCRIPT`, with the signals of [`with_default_signals`].
 pub(super) fn run_script(script: &str) -> Command {
     let mut command = with_default_signals(TOWPATH);
     command.args(["run", "--", "sh", "-c", script]);
     command
 }
 
-/// `program`, where no signal is ignored from the start. Tests that run in the background of a
-/// shell or under nohup(1) have SIGINT, SIGQUIT or SIGHUP ignored, which no shell started by them
-/// could then trap.
+/// Returns `program` with no signal ignored. Tests in the background of a shell or under nohup(1)
+/// have SIGINT, SIGQUIT or SIGHUP ignored, and a shell that they start cannot trap an ignored
+/// signal.
 pub(super) fn with_default_signals(program: &str) -> Command {
     let mut command = Command::new("env");
     command.args(["--default-signal", program]);
     command
 }
 
-/// Runs to the end.
+/// Runs the command to its end.
 pub(super) fn output(command: &mut Command) -> Output {
     let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     finish(Guard(spawned.spawn().expect("start")))
 }
 
-/// Waits for the end and what was written.
+/// Waits for the end; returns the output.
 pub(super) fn finish(mut child: Guard) -> Output {
     let read = |stream: Option<Box<dyn Read + Send>>| {
         thread::spawn(move || {
@@ -67,13 +67,13 @@ pub(super) fn finish(mut child: Guard) -> Output {
     Output { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
 }
 
-/// What was written to standard output, which must be text.
+/// Returns the standard output, which must be text.
 pub(super) fn text(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("text")
 }
 
-/// What was written to standard error, but for what the machine adds: that offloads could not be
-/// proved in time, as it is busy, and that it has no resolvers.
+/// Returns the standard error, without messages that depend on the machine: that it was too busy to
+/// prove offloads in time, and that it has no resolvers.
 pub(super) fn errors(output: &Output) -> String {
     let of_machine = ["towpath: offload: ", NO_RESOLVER];
     let text = String::from_utf8_lossy(&output.stderr);
@@ -81,7 +81,7 @@ pub(super) fn errors(output: &Output) -> String {
     lines.filter(|line| !of_machine.iter().any(|start| line.starts_with(start))).collect()
 }
 
-/// What is told on a host without resolvers.
+/// The message on a host without resolvers.
 pub(super) const NO_RESOLVER: &str = "towpath: /etc/resolv.conf names no resolver";
 
 /// A started process that is killed if the test forgets it or fails.
@@ -104,7 +104,7 @@ impl Drop for Guard {
     }
 }
 
-/// Now.
+/// Returns the current time.
 #[expect(clippy::disallowed_methods, reason = "the bound of a storm depends on how long it lasts")]
 pub(super) fn now() -> Instant {
     Instant::now()
@@ -120,25 +120,25 @@ pub(super) fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Numbers of all processes.
+/// Returns the numbers of all processes.
 pub(super) fn processes() -> Vec<i32> {
     let entries = fs::read_dir("/proc").expect("/proc");
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// Processes whose network namespace is `namespace`.
+/// Returns the processes whose network namespace is `namespace`.
 pub(super) fn processes_in(namespace: &str) -> Vec<i32> {
     let is_in = |pid: &i32| network_namespace(*pid).as_deref() == Some(namespace);
     processes().into_iter().filter(is_in).collect()
 }
 
-/// Name of a process's network namespace.
+/// Returns the name of a process's network namespace.
 pub(super) fn network_namespace(pid: i32) -> Option<String> {
     let link = fs::read_link(format!("/proc/{pid}/ns/net")).ok()?;
     Some(link.to_str()?.into())
 }
 
-/// Children of a process, oldest first.
+/// Returns the children of a process, oldest first.
 pub(super) fn children(pid: i32) -> Vec<i32> {
     let mut children: Vec<i32> =
         processes().into_iter().filter(|child| parent(*child) == Some(pid)).collect();
@@ -146,12 +146,12 @@ pub(super) fn children(pid: i32) -> Vec<i32> {
     children
 }
 
-/// Process 1 inside and CMD of a running towpath, once CMD is there and named `name`.
+/// Returns process 1 inside and CMD of a running towpath, once CMD is there and named `name`.
 pub(super) fn init_and_command(towpath: &Guard, name: &str) -> (i32, i32) {
     init_and_command_of(towpath.pid().as_raw_pid(), name)
 }
 
-/// The same by towpath's number.
+/// Returns process 1 inside and CMD of the towpath with this process number.
 pub(super) fn init_and_command_of(towpath: i32, name: &str) -> (i32, i32) {
     let mut found = None;
     wait_for("CMD to start", || {
@@ -163,7 +163,8 @@ pub(super) fn init_and_command_of(towpath: i32, name: &str) -> (i32, i32) {
     found.unwrap()
 }
 
-/// The first child of a process, once it has become a `name`: a shell's child is its own job then.
+/// Returns the first child of a process, once it is named `name`: a shell's child is its own job
+/// then.
 pub(super) fn wait_for_child(parent: i32, name: &str) -> i32 {
     let mut found = None;
     wait_for(name, || {
@@ -178,7 +179,7 @@ fn process_name(pid: i32) -> String {
     name.trim_end().into()
 }
 
-/// State letter of a process, as in ps.
+/// Returns the state letter of a process, as in ps.
 pub(super) fn state(pid: i32) -> Option<char> {
     stat_field(pid, 0)?.chars().next()
 }
@@ -187,15 +188,15 @@ fn parent(pid: i32) -> Option<i32> {
     stat_field(pid, 1)?.parse().ok()
 }
 
-/// A field of /proc/PID/stat behind the name.
+/// Returns a field of /proc/PID/stat after the name.
 fn stat_field(pid: i32, field: usize) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, behind_name) = stat.rsplit_once(')')?;
     behind_name.split_ascii_whitespace().nth(field).map(Into::into)
 }
 
-/// Asserts that nothing of a namespace is left: no process, and on the host no interface that the
-/// host did not have and no mount of towpath's.
+/// Asserts that nothing of a namespace is left: no process, and on the host no new interface and no
+/// mount of towpath.
 pub(super) fn assert_nothing_left(namespace: &str) {
     wait_for("all processes inside to end", || processes_in(namespace).is_empty());
     assert!(!fs::exists("/sys/class/net/tap0").unwrap(), "an interface is left on the host");
@@ -203,7 +204,7 @@ pub(super) fn assert_nothing_left(namespace: &str) {
     assert!(!mounts.contains(" towpath "), "a mount is left on the host:\n{mounts}");
 }
 
-/// Why tests that need a TAP device cannot run, if so.
+/// Returns why tests that need a TAP device cannot run, if they cannot.
 pub(super) fn no_tap() -> Option<&'static str> {
     let uid = rustix::process::geteuid();
     if !fs::exists("/dev/net/tun").unwrap_or(false) {
@@ -217,12 +218,12 @@ pub(super) fn no_tap() -> Option<&'static str> {
     }
 }
 
-/// Why tests that need root cannot run, if so.
+/// Returns why tests that need root cannot run, if they cannot.
 pub(super) fn no_root() -> Option<&'static str> {
     if rustix::process::geteuid().is_root() { no_tap() } else { Some("this needs root") }
 }
 
-/// Ends the test, telling why, if `$reason` has one.
+/// Ends the test with a message if `$reason` has a reason.
 macro_rules! skip_if {
     ($reason:expr) => {
         if let Some(reason) = $reason {
@@ -234,7 +235,7 @@ macro_rules! skip_if {
 
 pub(super) use skip_if;
 
-/// A copy of the command where every user can execute it.
+/// A copy of the command that every user can execute.
 pub(super) struct PublicCopy(PathBuf);
 
 impl PublicCopy {
@@ -257,8 +258,8 @@ impl Drop for PublicCopy {
     }
 }
 
-/// A shell script run as root in a mount namespace of its own, where /dev/net/tun is open to all;
-/// `$USER_RUN COMMAND` in it runs a command as user 1000.
+/// Returns a shell script that runs as root in its own mount namespace, where all users may open
+/// /dev/net/tun; `$USER_RUN COMMAND` in it runs a command as user 1000.
 pub(super) fn as_user(script: &str) -> Command {
     let prepare = "set -e; mount -t tmpfs -o mode=0755 none /dev/net; mknod -m 0666 /dev/net/tun c \
                    10 200; USER_RUN='setpriv --reuid 1000 --regid 1000 --clear-groups --'";

@@ -1,6 +1,6 @@
 //! Job control: towpath and its program are one job of the shell that started them.
 //!
-//! An interactive bash runs on a pseudo-terminal, the test types.
+//! An interactive bash runs on a pseudo-terminal; the test types.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -70,7 +70,7 @@ impl Session {
         self.keyboard.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// What was shown since the last keys.
+    /// Returns the output since the last keys.
     fn screen(&self) -> String {
         self.screen.lock().unwrap().clone()
     }
@@ -79,12 +79,12 @@ impl Session {
         wait_for(&format!("'{text}' on the screen"), || self.screen().contains(text));
     }
 
-    /// Waits for a prompt behind what was typed last.
+    /// Waits for a prompt after the last input.
     fn wait_for_prompt(&self) {
         wait_for("a prompt", || self.screen().ends_with("$ "));
     }
 
-    /// towpath, process 1 and the program that runs in the shell, once it is a `name`.
+    /// Returns towpath, process 1 and the program that runs in the shell, once it is named `name`.
     fn wait_for_job(&self, name: &str) -> [i32; 3] {
         let mut towpath = None;
         wait_for("the job to start", || {
@@ -124,7 +124,7 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
     session.wait_for_prompt();
     wait_for_state(towpath, 'T');
     wait_for_state(program, 'T');
-    // Process 1 needs no stopping.
+    // Process 1 need not be stopped.
     wait_for_state(init, 'S');
     session.type_keys("fg\n");
     wait_for_state(towpath, 'S');
@@ -135,7 +135,7 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
     session.wait_for_text("status=130\r\n");
 }
 
-/// Goal: Ctrl-C reaches the program once, and one that handles it goes on; towpath too.
+/// Goal: Ctrl-C reaches the program once. A program that handles it continues, and so does towpath.
 #[test]
 fn a_program_may_handle_ctrl_c() {
     skip_if!(no_tap());
@@ -195,8 +195,8 @@ fn a_shell_inside_has_job_control_and_gives_the_terminal_back() {
     session.type_keys(CTRL_C);
 }
 
-/// Goal: a script without job control may read the terminal after a shell ran inside: towpath
-/// gives the foreground back.
+/// Goal: a script without job control may read the terminal after a shell ran inside: towpath gives
+/// the foreground back.
 #[test]
 fn the_foreground_is_given_back_to_a_script() {
     skip_if!(no_tap());

@@ -1,4 +1,4 @@
-//! `towpath up` and front ends of vhost-user that do what they should not.
+//! `towpath up` and misbehaving vhost-user front ends.
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -26,7 +26,7 @@ impl Network {
         Self::start_in(Folder::new(name), &listening)
     }
 
-    /// With these ports, each an option and a name, in sockets that are in `folder`.
+    /// Starts a network with these ports, each an option and a name, with sockets in `folder`.
     fn start_in(folder: Folder, ports: &[(&str, &str)]) -> Self {
         Self::start_as(folder, &["--no-gateway"], ports)
     }
@@ -47,7 +47,7 @@ impl Network {
         self.folder.0.join(port)
     }
 
-    /// Ends it; what it said, its report with it.
+    /// Ends it; returns its messages, including the report.
     pub(super) fn finish(self) -> String {
         self.running.signal(Signal::INT);
         let output = finish(self.running);
@@ -59,7 +59,7 @@ impl Network {
 /// Long enough to be lent.
 const FRAME: usize = 1000;
 
-/// A guest at a port; `None` if that has another one.
+/// Connects a guest to a port; returns `None` if the port has another guest.
 fn connect(network: &Network, port: &str, file: OwnedFd) -> Option<Guest> {
     Guest::over(UnixStream::connect(network.path(port)).unwrap(), file)
 }
@@ -70,13 +70,13 @@ impl Guest {
         self.send(&frame(number));
     }
 
-    /// True if the frame has come since the last call, whatever else did.
+    /// Returns true if the frame has arrived since the last call, among others.
     fn has_received_number(&mut self, number: u8) -> bool {
         self.has_received(|found| found == frame(number))
     }
 }
 
-/// From a station to all.
+/// Returns a broadcast frame.
 fn frame(number: u8) -> Vec<u8> {
     let mut frame = vec![0xff; 6];
     frame.extend([2, 0, 0, 0, 0, number, 0x88, 0xb5]);
@@ -84,7 +84,7 @@ fn frame(number: u8) -> Vec<u8> {
     frame
 }
 
-/// Goal: `-v` tells at which port which message was refused and why, and the report counts it.
+/// Goal: `-v` reports which message was refused at which port and why, and the report counts it.
 #[test]
 fn refusals_are_told_and_counted() {
     const SET_FEATURES: u32 = 2;
@@ -105,8 +105,8 @@ fn refusals_are_told_and_counted() {
     }
 }
 
-/// Goal: a front end that cuts its memory file under traffic loses its connection. The process, the
-/// other guest and the next front end at the same port do not notice.
+/// Goal: a front end that truncates its memory file under traffic loses its connection. The
+/// process, the other guest and the next front end at the same port are not affected.
 #[test]
 fn memory_that_is_cut_ends_its_session_only() {
     let network = Network::start("cut");
@@ -120,10 +120,10 @@ fn memory_that_is_cut_ends_its_session_only() {
             two.has_received_number(round)
         });
         (0..20).for_each(|_| one.send_number(round));
-        // What is sent alone, buffers too, everything.
+        // The memory of the transmit buffer, then also of the receive buffers, then everything.
         let left = [SENT - BASE, BUFFERS - BASE, 0][usize::from(round) - 1];
         rustix::fs::ftruncate(&other, left).unwrap();
-        // This process does not touch what is gone.
+        // This process does not touch the truncated memory.
         wait_for("the port to be free again", || {
             if left > 0 {
                 one.send_again();
@@ -143,7 +143,7 @@ fn memory_that_is_cut_ends_its_session_only() {
     assert_eq!(ends.count(), 3, "{said}");
 }
 
-/// Goal: a network that polls while packets come comes to rest behind the last one, and is woken by
+/// Goal: a network that busy-polls while packets come sleeps after the last one, and is woken by
 /// the next.
 #[test]
 fn a_network_that_polled_rests() {
@@ -152,7 +152,7 @@ fn a_network_that_polled_rests() {
     let mut two = connect(&network, "two", memory()).unwrap();
     let pid = network.running.pid().as_raw_pid();
     for round in 1..=2 {
-        // As close together as can be, so that polling pays.
+        // Frames close together, so that polling pays.
         wait_for("frames", || {
             let mut received = 0;
             for _ in 0..2000 {
@@ -171,8 +171,9 @@ fn a_network_that_polled_rests() {
     network.finish();
 }
 
-/// Goal: a short frame lies in its packet, and reaches another guest and the gateway's stack all
-/// the same, which wants it as devices deliver it. Method: ARP asks the gateway for its address.
+/// Goal: a short frame, which lies inline in its packet, reaches another guest and the gateway's
+/// stack, which expects packets as devices deliver them. Method: ARP asks the gateway for its
+/// address.
 #[test]
 fn short_frames_reach_guests_and_the_gateway() {
     let ports = [("--vhost-user", "one"), ("--vhost-user", "two")];
@@ -200,7 +201,7 @@ fn short_frames_reach_guests_and_the_gateway() {
     network.finish();
 }
 
-/// Clock ticks that a process has used, a hundred in a second.
+/// Returns the clock ticks that a process has used, a hundred per second.
 fn ticks(pid: i32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let behind_name = stat.rsplit_once(')').unwrap().1;
@@ -208,8 +209,8 @@ fn ticks(pid: i32) -> u64 {
     fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum()
 }
 
-/// Goal: a front end that listens is connected to, again when it was away, and when it comes later
-/// than the network.
+/// Goal: the network connects to a front end that listens, also after the front end was away, and
+/// if it starts after the network.
 #[test]
 fn front_ends_that_listen_are_connected_to() {
     let folder = Folder::new("client");
@@ -248,6 +249,6 @@ fn front_ends_that_listen_are_connected_to() {
     listener.set_nonblocking(true).unwrap();
     meet(&listener, 4);
     let said = network.finish();
-    // One that connects while the first listener goes has nobody to meet.
+    // A connection made while the first listener closes has no peer.
     assert!(said.matches("one: a front end has connected").count() >= 4, "{said}");
 }

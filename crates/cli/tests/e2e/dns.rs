@@ -1,4 +1,4 @@
-//! DNS: questions to the DNS address are relayed to the host's resolvers.
+//! DNS: queries to the DNS address are relayed to the host's resolvers.
 
 use std::net::UdpSocket;
 use std::path::Path;
@@ -27,7 +27,7 @@ pub(crate) fn tests() -> Vec<Test> {
     tests
 }
 
-/// A resolver that knows a few names, one of them with a very long answer.
+/// Starts a resolver that knows a few names, one of them with a very long answer.
 fn start_dnsmasq(host: &Host, listen: &str, answer: &str) -> Process {
     let long: Vec<String> =
         (0..14).map(|number| format!("txt-record=long.example,{number:0>200}\n")).collect();
@@ -44,16 +44,16 @@ fn start_dnsmasq(host: &Host, listen: &str, answer: &str) -> Process {
     dnsmasq
 }
 
-/// Started with another file as the host's resolv.conf.
+/// Returns a command that starts another with a file as the host's resolv.conf.
 fn with_resolv_conf(file: &Path) -> [String; 6] {
     let file = file.to_str().expect("text");
     let script = format!("mount --bind {file} /etc/resolv.conf && exec \"$@\"");
     ["unshare", "--mount", "sh", "-c", &script, "sh"].map(String::from)
 }
 
-/// Goal: short and long answers arrive over UDP and TCP; a long one in fragments where EDNS
-/// allows it, else by TCP after a truncated one.
-/// Method: dig asks dnsmasq on the host's loopback, named by `--dns`.
+/// Goal: short and long answers arrive over UDP and TCP; a long one in fragments where EDNS allows
+/// it, else by TCP after a truncated one.
+/// Method: dig queries dnsmasq on the host's loopback, named by `--dns`.
 fn named(host: &mut Host, family: Family) {
     let resolver = family.loopback().to_string();
     let _dnsmasq = start_dnsmasq(host, &resolver, "192.0.2.77");
@@ -69,7 +69,7 @@ fn named(host: &mut Host, family: Family) {
     let text = Towpath::new(["--dns", &resolver]).run(["sh", "-c", &script]).success();
     let start = "192.0.2.77\n2001:db8::77\n192.0.2.77\nstatus: REFUSED\n";
     assert!(text.starts_with(start), "{text}");
-    assert!(!text.contains(" tc"), "the long answer came whole:\n{text}");
+    assert!(!text.contains(" tc"), "the long answer is truncated:\n{text}");
     let sizes: Vec<&str> = text.lines().filter(|line| line.contains("MSG SIZE")).collect();
     assert_eq!(sizes.len(), 3, "{text}");
     assert!(sizes.iter().all(|size| *size == sizes[0]), "{text}");
@@ -77,8 +77,8 @@ fn named(host: &mut Host, family: Family) {
     assert!(text.contains("Truncated, retrying in TCP mode"), "{text}");
 }
 
-/// Goal: a question that the first resolver does not answer is answered by the next one.
-/// Method: the first one's port is closed, or open with nobody who answers.
+/// Goal: a query that the first resolver does not answer is answered by the next one.
+/// Method: the first one's port is closed, or open without answers.
 fn next_resolver(host: &mut Host, silent: bool) {
     let first = "127.0.0.9";
     let _silent = silent.then(|| UdpSocket::bind((first, 53)).expect("bind"));
@@ -92,8 +92,8 @@ fn next_resolver(host: &mut Host, silent: bool) {
     assert_eq!(answers, 3, "{output:?}");
 }
 
-/// Goal: without a resolver, questions fail at once.
-/// Method: a resolv.conf that names none; a resolver named whose port is closed.
+/// Goal: without a resolver, queries fail at once.
+/// Method: a resolv.conf without one, and a named resolver whose port is closed.
 fn without_resolver(host: &mut Host) {
     let file = host.write("resolv.conf", "# nothing\n");
     let server = format!("@{}", Family::V4.dns());
@@ -107,8 +107,8 @@ fn without_resolver(host: &mut Host) {
     }
 }
 
-/// Goal: a change of the host's resolv.conf is followed while the program runs.
-/// Method: two resolvers with different answers; the file is rewritten between two questions.
+/// Goal: a change of the host's resolv.conf takes effect while the program runs.
+/// Method: two resolvers with different answers; the file is rewritten between two queries.
 fn resolv_conf_changes(host: &mut Host) {
     let file = host.write("resolv.conf", "nameserver 127.0.0.1\n");
     let _one = start_dnsmasq(host, "127.0.0.1", "192.0.2.71");
@@ -125,8 +125,8 @@ fn resolv_conf_changes(host: &mut Host) {
     assert_eq!(text, "192.0.2.71\n192.0.2.71\n192.0.2.72\n192.0.2.72\n");
 }
 
-/// Goal: a program that knows nothing of towpath resolves names.
-/// Method: getent, by the resolv.conf that it sees inside.
+/// Goal: an unmodified program resolves names.
+/// Method: getent, with the resolv.conf that it sees inside.
 fn by_the_system(host: &mut Host) {
     let file = host.write("resolv.conf", "nameserver 127.0.0.1\n");
     let _dnsmasq = start_dnsmasq(host, "127.0.0.1", "192.0.2.77");

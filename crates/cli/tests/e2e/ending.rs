@@ -1,5 +1,5 @@
-//! How connections begin badly and end in every way: both sides see what they would have seen
-//! without a gateway.
+//! Failed connects, and every way that connections end: both sides see what they would see without
+//! a gateway.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -51,7 +51,7 @@ fn at_gateway(family: Family, server: &Server) -> String {
     SocketAddr::new(family.gateway(), server.port()).to_string()
 }
 
-/// Result and milliseconds that a role printed for `address`.
+/// Returns result and milliseconds that a role printed for `address`.
 fn outcome(text: &str, address: &str) -> (String, u64) {
     let line = text.lines().find_map(|line| line.strip_prefix(address)?.strip_prefix(' '));
     let line = line.unwrap_or_else(|| panic!("no {address} in {text}"));
@@ -59,11 +59,12 @@ fn outcome(text: &str, address: &str) -> (String, u64) {
     (kind.into(), took.parse().expect("a number"))
 }
 
-/// Within this an error is told that comes from the host; one that comes from waiting takes longer.
+/// An error that comes from the host is reported within this time; one that comes from a timeout
+/// takes longer.
 const TOLD_MS_MAX: u64 = 20_000;
 
-/// Goal: what the host refuses, TCP or UDP, the program sees as refused, at once.
-/// Method: ports where nobody listens, on the host's loopback and on another machine.
+/// Goal: the program sees at once that the host refuses, over TCP and UDP.
+/// Method: closed ports on the host's loopback and on another machine.
 fn refused(host: &mut Host, family: Family) {
     host.outside();
     for address in [family.gateway(), family.outside()] {
@@ -78,8 +79,8 @@ fn refused(host: &mut Host, family: Family) {
 }
 
 /// Goal: the program learns that a host or a network cannot be reached.
-/// Method: destinations with an `unreachable` route, without route, and on the link where nobody
-/// answers.
+/// Method: destinations with an `unreachable` route, without a route, and on the link without an
+/// answer.
 fn unreachable(host: &mut Host, family: Family) {
     host.outside();
     let quiet = ["net/ipv4/neigh/out0/retrans_time_ms", "net/ipv6/neigh/out0/retrans_time_ms"];
@@ -101,7 +102,7 @@ fn unreachable(host: &mut Host, family: Family) {
 }
 
 /// Goal: a connection to a host that does not answer fails when the host's own attempt does.
-/// Method: a destination that drops everything; the host tries twice only.
+/// Method: a destination that drops everything; the host tries only twice.
 fn connect_times_out(host: &mut Host, family: Family) {
     host.outside();
     assert!(host.set("net/ipv4/tcp_syn_retries", "1"));
@@ -112,11 +113,11 @@ fn connect_times_out(host: &mut Host, family: Family) {
     assert!((1000..30_000).contains(&took), "{took} ms");
 }
 
-/// Less than what a program that has ended may still have to deliver is waited for.
+/// Less than the time that towpath waits for an ended program's data to be delivered.
 const UNDELIVERED_WAIT: Duration = Duration::from_secs(4);
 
-/// Goal: a connection that is still being made when the program ends is not waited for: nothing was
-/// sent on it.
+/// Goal: when the program ends, towpath does not wait for a connection that is still being made:
+/// nothing was sent on it.
 /// Method: the program is killed while it connects to a destination that drops everything.
 fn connecting_is_not_waited_for(host: &mut Host, family: Family) {
     host.outside();
@@ -147,12 +148,12 @@ fn server_resets(_: &mut Host, family: Family) {
 }
 
 /// Goal: a program's reset arrives at the server as a reset.
-/// Method: the server sends without end; the program reads a little and resets.
+/// Method: the server sends endlessly; the program reads a little and resets.
 fn client_resets(_: &mut Host, family: Family) {
     let (sender, ends) = mpsc::channel();
     let server = Server::start(family.loopback(), move |mut stream: TcpStream| {
         let end = io::copy(&mut io::repeat(1), &mut stream);
-        // A write may be told of the reset as a broken pipe; the error itself is kept.
+        // A write may report the reset as a broken pipe; the socket keeps the error itself.
         let kind = stream.take_error()?.or(end.err()).map(|error| error.kind());
         let _ = sender.send(kind);
         Ok(())
@@ -201,8 +202,8 @@ const STOPPED_BYTES: u64 = 64 << 20;
 /// Memory of towpath above which a test fails.
 const RESIDENT_KIB_MAX: u64 = 64 << 10;
 
-/// Largest memory of `pid` while a reader stops. Ends before the reader goes on, after which the
-/// process may be gone any moment.
+/// Returns the largest memory of `pid` while a reader stops. It ends before the reader continues,
+/// after which the process may end at any time.
 fn watch_memory(pid: i32) -> u64 {
     let (begun, mut largest) = (now(), 0);
     while begun.elapsed() < STOP * 4 / 5 {
@@ -212,8 +213,8 @@ fn watch_memory(pid: i32) -> u64 {
     largest
 }
 
-/// Goal: a server that stops reading stops the program, and not towpath's memory; afterwards
-/// everything arrives.
+/// Goal: a server that stops reading stops the program, and towpath's memory does not grow;
+/// afterwards everything arrives.
 /// Method: the server reads nothing for ten seconds while the program sends 64 MiB.
 fn host_stops_reading(_: &mut Host, family: Family) {
     let (sender, results) = mpsc::channel();
@@ -237,7 +238,9 @@ fn host_stops_reading(_: &mut Host, family: Family) {
     assert!(resident < RESIDENT_KIB_MAX, "{resident} KiB resident");
 }
 
-/// Goal and method as for [`host_stops_reading`], the other way round.
+/// Goal: a program that stops reading stops the server, and towpath's memory does not grow;
+/// afterwards everything arrives.
+/// Method: the program reads nothing for ten seconds while the server sends 64 MiB.
 fn program_stops_reading(_: &mut Host, family: Family) {
     let server =
         Server::start(family.loopback(), |stream| Pattern::new(STOPPED_BYTES).write_to(&stream));

@@ -1,5 +1,5 @@
-//! iperf3 over TCP and UDP, both directions. No speeds are asserted, only that both directions of
-//! `--bidir` get a share.
+//! iperf3 over TCP and UDP, in both directions. No speeds are asserted, only that both directions
+//! of `--bidir` get a share.
 
 use super::support::{Family, Host, Output, Process, Stats, Test, Towpath, command};
 
@@ -46,7 +46,7 @@ fn iperf(family: Family, mtu: u16, options: &[&str]) -> Output {
     output
 }
 
-/// The number that follows these names, one after the other, in JSON.
+/// Returns the number that follows these names, one after another, in JSON.
 fn number(json: &str, names: &[&str]) -> f64 {
     let mut rest = json;
     for name in names {
@@ -66,8 +66,8 @@ fn one_way(_: &mut Host, family: Family, options: &[&str]) {
 }
 
 /// Goal: neither direction starves the other.
-/// Method: `--bidir`; the slower direction gets at least a fifth of the sum. On a machine that
-/// others use too a second may go to one of them; a direction that starves does so each time.
+/// Method: `--bidir`; the slower direction gets at least a fifth of the sum. On a busy machine one
+/// direction may get a whole second; a direction that starves does so each time.
 fn both_ways(_: &mut Host, family: Family, mtu: u16) {
     let mut rates = Vec::new();
     for _ in 0..BOTH_WAYS_TRIES {
@@ -84,8 +84,8 @@ fn both_ways(_: &mut Host, family: Family, mtu: u16) {
 }
 
 /// Goal: at a low rate no datagram is lost.
-/// Method: so few in all that the kernel's default socket buffer holds every one of them, however
-/// late a busy machine lets anybody read.
+/// Method: few enough that the kernel's default socket buffer holds all of them, however late a
+/// busy machine runs the reader.
 fn datagrams(_: &mut Host, family: Family, options: &[&str]) {
     let udp = ["-u", "-b", "500K", "-l", "1200"];
     let options: Vec<&str> = udp.iter().chain(options).copied().collect();

@@ -1,4 +1,4 @@
-//! The host's loopback cannot be reached unless it was asked for.
+//! The host's loopback cannot be reached unless that was requested.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) fn tests() -> Vec<Test> {
     tests
 }
 
-/// Servers on the host's loopback that notice every visit, at one port of TCP and UDP.
+/// Servers on the host's loopback that record every visit, at one port of TCP and UDP.
 struct Trap {
     visits: Arc<AtomicUsize>,
     udp: Vec<UdpSocket>,
@@ -54,17 +54,17 @@ impl Trap {
         Self { visits, udp: udp.into(), port, _tcp: tcp }
     }
 
-    /// Goal shared by all: nobody has come.
+    /// Asserts that no connection or datagram has arrived.
     fn assert_empty(&self) {
         std::thread::sleep(Duration::from_millis(50));
-        // Relaxed: as above.
-        assert_eq!(self.visits.load(Ordering::Relaxed), 0, "somebody has connected");
+        // Relaxed: the visitor has ended.
+        assert_eq!(self.visits.load(Ordering::Relaxed), 0, "a connection has arrived");
         let datagrams = self.udp.iter().filter(|socket| socket.recv(&mut [0; 16]).is_ok()).count();
         assert_eq!(datagrams, 0, "a datagram has arrived");
     }
 }
 
-/// Addresses by which somebody might try to reach the host's loopback.
+/// Addresses by which a program might try to reach the host's loopback.
 const TRICKS: [&str; 15] = [
     "127.0.0.1",
     "127.1.2.3",
@@ -106,7 +106,7 @@ fn not_by_default(_: &mut Host) {
 }
 
 /// Goal: a program that is root in its network cannot route loopback addresses to the host.
-/// Method: it takes them from its own loopback, and routes them to the gateway.
+/// Method: it removes them from its own loopback, and routes them to the gateway.
 fn not_by_routing(_: &mut Host) {
     let trap = Trap::new();
     let all = addresses(&["127.0.0.1", "127.9.9.9", "::1"], trap.port);

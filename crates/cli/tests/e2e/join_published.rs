@@ -1,4 +1,4 @@
-//! Connections of the host's loopback to published ports, past the stack.
+//! Connections of the host's loopback to published ports, which bypass the stack.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
@@ -36,13 +36,13 @@ pub(crate) fn tests() -> Vec<Test> {
     tests
 }
 
-/// Port of the host, and of the program.
+/// Port of the host; `INSIDE` is that of the program.
 const PORT: u16 = 2002;
 const INSIDE: u16 = 3002;
-/// Sockets that wait inside for a use, and pipes that may be kept; see limits.md.
+/// Descriptors of sockets that wait inside for use, and of pipes that may be kept; see limits.md.
 const KEPT: usize = 32 + 2 * 8;
 
-/// A towpath with a program that listens at `INSIDE`.
+/// Starts a towpath with a program that listens at `INSIDE`.
 fn serving(options: &[&str], role: &str) -> Process {
     serving_by(Towpath::new(joining(options)), role)
 }
@@ -76,14 +76,15 @@ fn ask(stream: &mut TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Ends the program; what was counted.
+/// Ends the program; returns the counters.
 fn stats_of(towpath: Process) -> Stats {
     towpath.signal(Signal::TERM);
     Stats::of(&towpath.finish())
 }
 
-/// Goal: large streams pass whole both ways at once, the client's half closes first, and nothing of
-/// it is seen by the stack. Method: an echo server inside; with one worker and with two.
+/// Goal: large streams pass whole in both directions at once, the client closes its half first, and
+/// the stack sees nothing of it.
+/// Method: an echo server inside; with one worker and with two.
 fn both_ways(_: &mut Host, family: Family) {
     const BYTES: u64 = (64 << 20) + 1;
     for workers in ["1", "2"] {
@@ -101,8 +102,8 @@ fn both_ways(_: &mut Host, family: Family) {
     }
 }
 
-/// Goal: the program sees its own address for clients on the host's loopback, and others' as
-/// without it; these pass the stack.
+/// Goal: the program sees its own address for clients on the host's loopback. For other clients,
+/// which go through the stack, it sees the same address as without joining.
 fn who_asks(host: &mut Host, family: Family) {
     host.outside();
     let mut towpath = serving(&[], "echo-server");
@@ -121,14 +122,15 @@ fn who_asks(host: &mut Host, family: Family) {
     assert_eq!((stats.out, stats.r#in), (8, 8));
 }
 
-/// Goal: what the program refuses is reset, and what listens on its loopback only is refused as
-/// without joining. Method: nobody listens; then somebody at 127.0.0.1 and ::1.
+/// Goal: a port that the program refuses is reset, and a service on its loopback only is refused,
+/// as without joining.
+/// Method: a closed port, then services at 127.0.0.1 and ::1.
 fn refused(_: &mut Host, family: Family) {
     let only_loopback = SocketAddr::new(family.loopback(), INSIDE).to_string();
     for role in [inside("echo-server", &["3003"]), inside("echo-server-at", &[&only_loopback])] {
         let mut towpath = Towpath::new(joining(&[])).start(role);
         towpath.wait_for_text("listening");
-        // The reset may come before connecting has returned.
+        // The reset may arrive before connecting has returned.
         let asked = try_open(family.loopback()).and_then(|mut stream| ask(&mut stream));
         let error = asked.expect_err("refused").kind();
         assert!(matches!(error, io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe));
@@ -160,7 +162,7 @@ fn client_resets(_: &mut Host, family: Family) {
     assert_eq!(stats_of(towpath).number("joined", "in"), 1);
 }
 
-/// Goal: of a burst each connection is served, joined or by the stack, and all is given back.
+/// Goal: each connection of a burst is served, joined or by the stack, and everything is released.
 fn all_at_once(host: &mut Host, family: Family) {
     let towpath = serving(&[], "echo-server");
     let at_start = descriptors(towpath.pid()) + KEPT;
@@ -177,7 +179,7 @@ fn all_at_once(host: &mut Host, family: Family) {
     assert_eq!(stats.joined_bytes(), [8 * joined, 8 * joined]);
 }
 
-/// Goal: with no descriptor left nothing spins and connections are served when others have ended.
+/// Goal: with no descriptor left nothing spins, and connections are served when others have ended.
 /// Method: towpath may have 64 descriptors, and gets 100 connections.
 fn no_descriptor_left(_: &mut Host, family: Family) {
     let few = ["prlimit", "--nofile=64:64"];
@@ -193,8 +195,8 @@ fn no_descriptor_left(_: &mut Host, family: Family) {
     assert!(stats.dropped("no_descriptor") > 0);
 }
 
-/// Goal: without who opens sockets inside the stack serves, and nothing spins.
-/// Method: it is the child of process 1 that is there before the program; it is killed.
+/// Goal: without the socket opener inside, the stack serves, and nothing spins.
+/// Method: the opener is the child of process 1 that exists before the program; it is killed.
 fn opener_killed(_: &mut Host) {
     let towpath = serving(&[], "echo-server");
     let children = |pid: i32| -> Vec<i32> {
@@ -205,7 +207,7 @@ fn opener_killed(_: &mut Host) {
     let opener = children(children(towpath.pid())[0])[0];
     kill_process(Pid::from_raw(opener).expect("a number"), Signal::KILL).expect("killed");
     let begun = now();
-    // Those that were opened before are closed once towpath has heard of it.
+    // Sockets that were opened before are closed once towpath has noticed.
     while begun.elapsed() < PATIENCE {
         ask(&mut open(Family::V4)).expect("an answer");
         if towpath.stdout().contains(&format!("from {}\n", Family::V4.gateway())) {
@@ -216,7 +218,7 @@ fn opener_killed(_: &mut Host) {
     assert!(stats_of(towpath).number("flows", "in") > 0, "none by the stack");
 }
 
-/// Goal: a namespace that exists is served too, by a process that ends with towpath.
+/// Goal: an existing namespace is served too, by a process that ends with towpath.
 /// Method: an echo server in a new namespace, and `attach`.
 fn attached(host: &mut Host) {
     let mut other = command("unshare", ["--net"]);

@@ -1,4 +1,4 @@
-//! Ports of the program's loopback that lead to the host's, past the stack.
+//! Ports of the program's loopback that lead to the host's and bypass the stack.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -38,13 +38,14 @@ pub(crate) fn tests() -> Vec<Test> {
 /// The port inside that leads to a server.
 const INSIDE: u16 = 4000;
 
-/// `INSIDE` of the program's loopback, and the option that leads it to `port`.
+/// Returns the address of `INSIDE` on the program's loopback, and the option that leads it to
+/// `port`.
 fn leading_to(port: u16, family: Family) -> (String, [String; 2]) {
     let address = SocketAddr::new(family.loopback(), INSIDE).to_string();
     (address, ["-T".to_owned(), format!("{INSIDE}:{port}")])
 }
 
-/// Asserts what went past the stack, and that nothing of it went through it.
+/// Asserts the joined connections and bytes, and that the stack saw nothing of them.
 fn assert_joined(stats: &Stats, connections: u64, out: u64, r#in: u64, extra: u64) {
     assert_eq!((stats.out, stats.r#in), (0, 0), "nothing passed the stack");
     assert_eq!(stats.number("joined", "in"), connections);
@@ -55,8 +56,9 @@ fn assert_joined(stats: &Stats, connections: u64, out: u64, r#in: u64, extra: u6
 
 const BYTES: u64 = 64 << 20;
 
-/// Goal: what a program fetches from, and sends to, a server on the host's loopback arrives as it
-/// was, and nothing of it is seen by the stack. Method: curl inside at 127.0.0.1 or ::1; SHA-256.
+/// Goal: data that a program fetches from, and sends to, a server on the host's loopback arrives
+/// unchanged, and the stack sees nothing of it.
+/// Method: curl inside at 127.0.0.1 or ::1; SHA-256.
 fn fetch_and_upload(host: &mut Host, family: Family) {
     let server = Server::start(family.loopback(), http);
     let (address, option) = leading_to(server.port(), family);
@@ -88,12 +90,12 @@ fn half_close(_: &mut Host, family: Family) {
     assert_joined(&stats, 1, 5_000_001, 5_000_001, 0);
 }
 
-/// Goal: what the host refuses is a connection that is reset, and counted.
+/// Goal: a connection that the host refuses is reset and counted.
 fn refused(_: &mut Host, family: Family) {
     let (address, option) = leading_to(9, family);
     let output = Towpath::new(option).run(inside("await-reset", &[&address]));
     let stats = Stats::of(&output);
-    // The reset may come before the program has said its first word.
+    // The reset may arrive before the program has sent anything.
     let text = &output.stdout;
     let is_told = output.stderr.contains("reset") || output.stderr.contains("Broken pipe");
     assert!(text.starts_with("ConnectionReset after 0 ") || is_told, "{text}{}", output.stderr);
@@ -118,7 +120,7 @@ fn client_resets(_: &mut Host, family: Family) {
     let (sender, ends) = mpsc::channel();
     let server = Server::start(family.loopback(), move |mut stream: TcpStream| {
         let end = io::copy(&mut io::repeat(1), &mut stream);
-        // A write may be told of the reset as a broken pipe; the error itself is kept.
+        // A write may report the reset as a broken pipe; the socket keeps the error itself.
         let kind = stream.take_error()?.or(end.err()).map(|error| error.kind());
         let _ = sender.send(kind);
         Ok(())
@@ -131,11 +133,11 @@ fn client_resets(_: &mut Host, family: Family) {
     assert!(is_broken, "{end:?}");
 }
 
-/// Descriptors that may be kept ready for the next flow: eight pipes; and those of a start.
+/// Descriptors that may be kept for the next flow: eight pipes, and those of the start.
 const KEPT: usize = 2 * 8 + 4;
 
-/// Goal: 200 connections live at the same time, and each is given back when it ends.
-/// Method: a program opens them all, then asks over each; /proc tells towpath's descriptors.
+/// Goal: 200 connections are open at the same time, and each is released when it ends.
+/// Method: a program opens them all, then asks over each; /proc has towpath's descriptors.
 fn all_at_once(host: &mut Host, family: Family) {
     let server = Server::start(family.loopback(), echo);
     let (address, option) = leading_to(server.port(), family);
@@ -155,7 +157,7 @@ fn all_at_once(host: &mut Host, family: Family) {
 
 /// Goal: with no descriptor left, connections wait, none is lost, and nothing spins.
 /// Method: towpath may have 64 descriptors, and a program makes 60 connections, then asks over one
-/// after the other and closes it.
+/// after another and closes it.
 fn no_descriptor_left(_: &mut Host, family: Family) {
     let server = Server::start(family.loopback(), echo);
     let (address, option) = leading_to(server.port(), family);
@@ -172,7 +174,8 @@ fn no_descriptor_left(_: &mut Host, family: Family) {
     assert_joined(&stats, 60, 60 * 8, 60 * 8, 0);
 }
 
-/// Goal: what a program sent before its end arrives, its FIN included, though nobody reads before.
+/// Goal: data that a program sent before its end arrives, including its FIN, although the server
+/// reads it only afterwards.
 /// Method: as many bytes as the kernel's own buffers hold; the server reads when towpath has ended.
 fn program_ends_first(_: &mut Host, family: Family) {
     const BYTES: u64 = 200_001;
@@ -193,8 +196,9 @@ fn program_ends_first(_: &mut Host, family: Family) {
     assert_joined(&stats, 1, BYTES, 0, 0);
 }
 
-/// Goal: a namespace that exists is served too; a port that something inside has is an error that
-/// says so, and leaves nothing behind. Method: an echo server in a new namespace, and `attach`.
+/// Goal: an existing namespace is served too; a port in use inside is reported as an error, and
+/// leaves nothing behind.
+/// Method: an echo server in a new namespace, and `attach`.
 fn attached(_: &mut Host) {
     let server = Server::start(Family::V4.loopback(), pattern);
     let echo = inside("echo-server", &[&INSIDE.to_string()]);

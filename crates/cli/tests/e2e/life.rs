@@ -1,4 +1,5 @@
-//! Beginning and end of processes: nothing is left, whoever is killed; an idle towpath rests.
+//! Beginning and end of processes: nothing is left, whichever process is killed, and an idle
+//! towpath uses no processor time.
 
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpStream};
@@ -36,14 +37,14 @@ pub(crate) fn tests() -> Vec<Test> {
     tests
 }
 
-/// Who is killed.
+/// The process that is killed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Victim {
     Program,
     Towpath,
 }
 
-/// A server that reads or writes without end, and tells of the first byte and of the end.
+/// Starts a server that reads or writes endlessly, and reports the first byte and the end.
 fn endless(family: Family, reads: bool) -> (Server, Receiver<()>) {
     let (sender, news) = mpsc::channel();
     let server = Server::start(family.loopback(), move |mut stream: TcpStream| {
@@ -62,8 +63,8 @@ fn endless(family: Family, reads: bool) -> (Server, Receiver<()>) {
     (server, news)
 }
 
-/// Goal: after a kill in the middle of transfers both ways, servers see an end, and neither
-/// process, namespace, interface nor socket is left.
+/// Goal: after a kill in the middle of transfers in both directions, servers see an end, and
+/// neither process, namespace, interface nor socket is left.
 /// Method: SIGKILL for CMD or for towpath; /proc, ip and ss.
 fn killed(host: &mut Host, family: Family, victim: Victim) {
     let (reader, reader_news) = endless(family, true);
@@ -97,7 +98,7 @@ fn killed(host: &mut Host, family: Family, victim: Victim) {
     retry("sockets to be closed", || host.sockets().is_empty().then_some(()));
 }
 
-/// Goal: what a program has written arrives although the program ends at once.
+/// Goal: data that a program has written arrives although the program ends at once.
 /// Method: 1 MiB, with a server that begins to read late.
 fn ends_at_once(_: &mut Host, family: Family) {
     const BYTES: u64 = 1 << 20;
@@ -116,8 +117,9 @@ fn ends_at_once(_: &mut Host, family: Family) {
     output.success();
 }
 
-/// Goal: a port whose TAP device was deleted costs no processor time, and says that it is gone.
-/// Method: `ip link del`; /proc tells the time used in two seconds.
+/// Goal: a port whose TAP device was deleted takes no processor time, and reports that the device
+/// is gone.
+/// Method: `ip link del`; /proc has the time used in two seconds.
 fn up_without_its_tap_device(_: &mut Host) {
     let mut command = Command::new(TOWPATH);
     command.args(["up", "-v", "--stats", "--no-gateway", "--tap", "gone0"]);
@@ -130,11 +132,11 @@ fn up_without_its_tap_device(_: &mut Host) {
     assert!(output.stderr.contains("the TAP interface is gone"), "{}", output.stderr);
 }
 
-/// Memory that an idle towpath may take.
+/// Most memory of an idle towpath.
 const IDLE_KIB_MAX: u64 = 16 << 10;
 
 /// Goal: a towpath whose program does nothing uses little memory and no processor time.
-/// Method: CMD downloads, then sleeps; /proc tells the time used in five seconds, and the memory.
+/// Method: CMD downloads, then sleeps; /proc has the time used in five seconds, and the memory.
 fn idle(_: &mut Host) {
     let server =
         Server::start(Family::V4.loopback(), |stream| Pattern::new(64 << 20).write_to(&stream));

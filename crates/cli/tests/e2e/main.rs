@@ -1,8 +1,8 @@
 //! `towpath run` end to end, in network namespaces that the tests make.
 //!
-//! `cargo test -p towpath-cli --test e2e [FILTER]`; with `TOWPATH_E2E=quick` in the environment the
-//! long ones are left out. What cannot run on a machine is reported as ignored, with the reason.
-//! Tests run one after the other: they would take the processors from each other.
+//! `cargo test -p towpath-cli --test e2e [FILTER]`; with `TOWPATH_E2E=quick` in the environment,
+//! long tests are left out. Tests that cannot run on a machine are reported as ignored, with the
+//! reason. Tests run one after another: concurrent ones would take the processors from each other.
 
 mod dns;
 mod ending;

@@ -1,4 +1,4 @@
-//! Many connections: at once, one after the other, and more than there are descriptors.
+//! Many connections: concurrent, consecutive, and more than there are descriptors.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -36,14 +36,14 @@ pub(crate) fn tests() -> Vec<Test> {
     tests
 }
 
-/// Memory of towpath above which a test fails; the ceiling for packets is far higher.
+/// Memory of towpath above which a test fails; the limit for packets is far higher.
 const RESIDENT_KIB_MAX: u64 = 64 << 10;
 
 /// Descriptors that towpath may still open when CMD has just started.
 const STARTING: usize = 4;
 
-/// Goal: 2,000 connections live at the same time, and each is given back when it ends.
-/// Method: a program opens them all, then asks over each; /proc tells towpath's descriptors.
+/// Goal: 2,000 connections are open at the same time, and each is released when it ends.
+/// Method: a program opens them all, then asks over each; /proc has towpath's descriptors.
 fn all_at_once(host: &mut Host, family: Family) {
     let server = Server::start(family.loopback(), echo);
     let address = SocketAddr::new(family.gateway(), server.port()).to_string();
@@ -64,11 +64,11 @@ fn all_at_once(host: &mut Host, family: Family) {
     assert_eq!(stats.number("flows", "now"), 0);
 }
 
-/// Less than the ACK of a FIN waits, which is the longest wait towards a server on this machine.
+/// Less than the delay of a FIN's ACK, which is the longest wait for a server on this machine.
 const HELD_UP_US_MIN: u64 = 9_000;
 
-/// Goal: a program whose kernel keeps the second part of a request back until the first is
-/// acknowledged (RFC 896) is not held up, even if all requests before it were in one part.
+/// Goal: a request is not delayed if the program's kernel holds back its second part until the
+/// first is acknowledged (RFC 896), even after requests in one part.
 /// Method: the quickest of twenty requests in two parts, which are answered only as a whole.
 fn in_two_parts(family: Family) {
     let server = Server::start(family.loopback(), |mut stream| {
@@ -82,13 +82,13 @@ fn in_two_parts(family: Family) {
     assert!(quickest < HELD_UP_US_MIN, "{quickest} us");
 }
 
-/// Connections one after the other.
+/// Consecutive connections.
 const IN_SEQUENCE: u64 = 4_000;
 const IN_SEQUENCE_LONG: u64 = 20_000;
 
-/// Goal: thousands of connections come and go, and leave nothing.
-/// Method: a program opens one after the other and asks over it; /proc tells towpath's
-/// descriptors and memory, before and after.
+/// Goal: thousands of connections begin and end, and leave nothing.
+/// Method: a program opens one after another and asks over it; /proc has towpath's descriptors and
+/// memory, before and after.
 fn in_sequence(host: &mut Host, family: Family) {
     let count = if is_long() { IN_SEQUENCE_LONG } else { IN_SEQUENCE };
     let server = Server::start(family.loopback(), echo);
@@ -115,7 +115,7 @@ fn in_sequence(host: &mut Host, family: Family) {
     assert_eq!(stats.number("flows", "now"), 0);
 }
 
-/// Goal: with no descriptor left, open connections go on, new ones fail, and later ones work.
+/// Goal: with no descriptor left, open connections continue, new ones fail, and later ones work.
 /// Method: towpath may have 64 descriptors, and a program opens connections until one fails.
 fn no_descriptor_left(_: &mut Host, family: Family) {
     let server = Server::start(family.loopback(), echo);

@@ -1,4 +1,4 @@
-//! Options of `towpath run`, as an ordinary user too.
+//! Options of `towpath run`, also as an ordinary user.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -53,7 +53,7 @@ fn outside(host: &mut Host, family: Family) {
     stats.assert_carried(0, BYTES, 1024);
 }
 
-/// Goal: with `-4` or `-6` the other family is not there, and this one works.
+/// Goal: with `-4` or `-6` the other family is disabled, and the selected one works.
 fn one_family(host: &mut Host, family: Family) {
     let other = Family::BOTH[usize::from(family == Family::V4)];
     let servers = Family::BOTH
@@ -71,7 +71,7 @@ fn one_family(host: &mut Host, family: Family) {
 }
 
 /// Goal: the program's networks can be chosen.
-/// Method: other networks, whose gateways stand for the host's loopback.
+/// Method: other networks, whose gateways lead to the host's loopback.
 fn subnets(_: &mut Host) {
     let cases = [
         (Family::V4, "--subnet", "172.20.4.0/22", "172.20.4.2", "172.20.4.15/22"),
@@ -90,7 +90,8 @@ fn subnets(_: &mut Host) {
     }
 }
 
-/// Goal: a capture is read by others without complaint, holds the conversation, and costs no copy.
+/// Goal: another program reads a capture without complaint, the capture has the whole conversation,
+/// and it costs no copy.
 /// Method: curl; tshark's view of the capture.
 fn pcap(host: &mut Host, family: Family) {
     let server = Server::start(family.loopback(), http);
@@ -119,14 +120,13 @@ fn pcap(host: &mut Host, family: Family) {
     assert_eq!(tshark("_ws.malformed", &["frame.number"]), "");
 }
 
-/// Bytes that pass a capture which takes no more: many times what a pipe and the frames that wait
-/// for it hold.
+/// Bytes that pass a blocked capture: many times what a pipe and the frames that wait for it hold.
 const UNCAPTURED_BYTES: u64 = 64 << 20;
-/// Less than a capture that nobody reads is given at the end.
+/// Less than the time that an unread capture gets at the end.
 const AT_ONCE: Duration = Duration::from_secs(4);
 
-/// Goal: a capture that nobody reads holds up neither the network nor, for long, the end; SIGTERM
-/// ends it at once. What is missing is told.
+/// Goal: an unread capture delays neither the network nor, for long, the end; SIGTERM ends it at
+/// once. Missing packets are reported.
 /// Method: a FIFO that is open for reading and not read.
 fn pcap_unread(host: &mut Host) {
     let server = Server::start(Family::V4.loopback(), |stream| {
@@ -165,8 +165,8 @@ fn pcap_unread(host: &mut Host) {
     drop(unread);
 }
 
-/// Goal: a file system that is full ends a capture with one message, and nothing else; the file is
-/// whole up to its last record.
+/// Goal: a full file system ends a capture with one message, and nothing else; the file is valid up
+/// to its last record.
 /// Method: a small tmpfs.
 fn pcap_file_full(host: &mut Host) {
     let server = Server::start(Family::V4.loopback(), http);
@@ -190,7 +190,7 @@ fn pcap_file_full(host: &mut Host) {
     assert!(output.success().starts_with(&digest_of(BYTES)));
     let missed = stats.number("captured ", "missed");
     assert!(missed > 0, "{stats:?}");
-    // Each block says its length at both of its ends.
+    // Each block has its length at both of its ends.
     let bytes = fs::read(copy).expect("the capture");
     let word = |at: usize| {
         let word = bytes.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
@@ -207,9 +207,9 @@ fn pcap_file_full(host: &mut Host) {
 }
 
 /// Goal: no privilege is needed where users may make user namespaces.
-/// Method: user 1000, with a device node that is open to all in a private /dev/net.
+/// Method: user 1000, with a device node in a private /dev/net that all may open.
 fn ordinary_user(host: &mut Host) {
-    // Where the command was built may be closed to others.
+    // The build folder may be closed to other users.
     let copy = host.file("towpath");
     std::fs::copy(TOWPATH, &copy).expect("a copy");
     run("chmod", ["755", host.file("").to_str().expect("text")]);

@@ -29,11 +29,11 @@ fn ping(family: Family, options: &[&str], address: &str) -> Pinged {
     Pinged(Towpath::new(NONE).run(command))
 }
 
-/// What a ping gave.
+/// The result of a ping.
 struct Pinged(super::support::Output);
 
 impl Pinged {
-    /// Goal shared by all: each request is answered once, with its own content.
+    /// Asserts that each request is answered once, with its own content.
     fn assert_all(self) -> Stats {
         let super::support::Output { stdout: text, stderr, .. } = &self.0;
         let all = "3 packets transmitted, 3 received, 0% packet loss";
@@ -59,8 +59,8 @@ fn outside(host: &mut Host, family: Family) {
 
 /// Goal: requests larger than the MTU pass, in fragments on both sides.
 /// Method: sizes of 4,000 and 20,000 bytes, with a pattern that ping compares. A reply takes much
-/// of ping's receive buffer: none is asked for while another may wait there. The first request of
-/// each size may only teach the path's MTU, where the one inside is larger.
+/// of ping's receive buffer, so each request waits for the reply before. The first request of each
+/// size may fail and teach the MTU of the path, where the one inside is larger.
 fn large(host: &mut Host, family: Family) {
     host.outside();
     for size in ["4000", "20000"] {
@@ -75,9 +75,9 @@ fn large(host: &mut Host, family: Family) {
     }
 }
 
-/// Goal: the program is told that a host cannot be reached.
-/// Method: destinations with an `unreachable` route, without route, and on the link where nobody
-/// answers.
+/// Goal: the program learns that a host cannot be reached.
+/// Method: destinations with an `unreachable` route, without a route, and on the link without an
+/// answer.
 fn unreachable(host: &mut Host, family: Family) {
     host.outside();
     let version = if family == Family::V4 { "ipv4" } else { "ipv6" };

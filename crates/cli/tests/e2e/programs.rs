@@ -1,4 +1,4 @@
-//! Programs that people use: ssh, scp, git.
+//! Real programs: ssh, scp, git.
 
 use std::fs;
 use std::path::Path;
@@ -29,8 +29,8 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("text")
 }
 
-/// An sshd on the host's loopback, port 2222, that lets one key in. Its private /run has the
-/// directory that sshd insists on.
+/// Starts an sshd on the host's loopback, port 2222, that accepts one key. Its private /run has the
+/// directory that sshd requires.
 fn start_sshd(host: &Host, family: Family) -> Process {
     for key in ["host_key", "user_key"] {
         run("ssh-keygen", ["-q", "-t", "ed25519", "-N", "", "-f", text(&host.file(key))]);
@@ -55,9 +55,9 @@ fn start_sshd(host: &Host, family: Family) -> Process {
     sshd
 }
 
-/// Goal: ssh gives a command's output and status, with and without a terminal; scp copies both
-/// ways.
-/// Method: sshd on the host's loopback; SHA-256 of what was copied.
+/// Goal: ssh returns a command's output and status, with and without a terminal; scp copies in both
+/// directions.
+/// Method: sshd on the host's loopback; SHA-256 of the copies.
 fn ssh(host: &mut Host, family: Family) {
     let _sshd = start_sshd(host, family);
     let options = format!(
@@ -88,7 +88,7 @@ fn ssh(host: &mut Host, family: Family) {
     assert!(sums.len() == 3 && sums[0] == sums[1] && sums[0] == sums[2], "{sums:?}");
 }
 
-/// git that knows nothing of the user's settings.
+/// Returns git without the user's settings.
 fn git(host: &Host, arguments: &[&str]) -> Command {
     let mut git = command("git", arguments);
     git.env("HOME", host.file("")).env("GIT_CONFIG_NOSYSTEM", "1");

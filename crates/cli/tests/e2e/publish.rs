@@ -39,7 +39,8 @@ pub(crate) fn tests() -> Vec<Test> {
     tests
 }
 
-/// nginx that serves one small and one larger file, all of its own in the test's directory.
+/// Writes a configuration for nginx that serves a small and a larger file; returns its path.
+/// Everything is in the test's directory.
 fn nginx_config(host: &Host) -> String {
     host.write("small", "hello");
     host.write("large", vec![b'x'; 200_000]);
@@ -55,10 +56,10 @@ fn nginx_config(host: &Host) -> String {
     host.write("nginx.conf", config).to_str().expect("text").into()
 }
 
-/// Requests for each file, at least.
+/// Least number of requests for each file.
 const REQUESTS: u32 = 100;
 
-/// Goal: a server inside takes much load through a published port without an error.
+/// Goal: a server inside handles a high load through a published port without an error.
 /// Method: nginx inside, wrk on the host with 50 connections; small files, then larger ones.
 fn load(host: &mut Host, family: Family, mtu: u16) {
     let nginx = command("nginx", ["-c", &nginx_config(host)]);
@@ -93,7 +94,7 @@ fn load(host: &mut Host, family: Family, mtu: u16) {
     assert_eq!(stats.copies_per_byte, "0.000000");
 }
 
-/// An echo server inside that is ready.
+/// Starts an echo server inside and waits until it is ready.
 fn echo_server(options: &[&str], port: u16) -> Process {
     ready_server(Towpath::new(options), port)
 }
@@ -116,8 +117,9 @@ fn ask(address: IpAddr, port: u16) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Goal: each port of a range leads to its own port inside; who asks keeps his address.
-/// Method: from another machine and from the host itself; the server inside tells who asked.
+/// Goal: each port of a range leads to its own port inside; the server sees the client's address.
+/// Method: from another machine and from the host itself; the server inside prints the client's
+/// address.
 fn range(host: &mut Host, family: Family) {
     host.outside();
     let mut towpath = echo_server(&["-t", "2000-2003:3000-3003,~2001"], 3002);
@@ -125,13 +127,13 @@ fn range(host: &mut Host, family: Family) {
     towpath.wait_for_text(&format!("from {}", family.outside()));
     ask(family.loopback(), 2002).expect("an answer");
     towpath.wait_for_text(&format!("from {}", family.gateway()));
-    for (port, why) in [(2003, "nobody listens inside"), (2001, "excluded"), (2004, "not in it")] {
+    for (port, why) in [(2003, "no listener inside"), (2001, "excluded"), (2004, "not in it")] {
         assert!(host.outside().run(|| ask(family.host(), port)).is_err(), "{why}");
     }
 }
 
 /// Goal: a port published on one interface is on no other.
-/// Method: ADDR%IF and %IF, asked through that interface and through the loopback.
+/// Method: ADDR%IF and %IF, tried through that interface and through the loopback.
 fn interface(host: &mut Host, family: Family) {
     host.outside();
     let option = format!("{}%out0/2002:3002", family.host());
@@ -146,7 +148,7 @@ fn interface(host: &mut Host, family: Family) {
     drop(towpath);
 }
 
-/// Goal: with no descriptor left, accepted connections go on, others wait, and later ones work.
+/// Goal: with no descriptor left, accepted connections continue, others wait, and later ones work.
 /// Method: towpath may have 64 descriptors, and gets 100 connections.
 fn no_descriptor_left(_: &mut Host, family: Family) {
     let few = ["prlimit", "--nofile=64:64"];
@@ -168,8 +170,9 @@ fn no_descriptor_left(_: &mut Host, family: Family) {
     assert_rests(towpath.pid(), Duration::from_secs(1), 2);
 }
 
-/// Goal: published UDP ports work from anywhere, several clients at once, answers and all.
-/// Method: from another machine and from the host's loopback; the server inside tells who asked.
+/// Goal: published UDP ports work from everywhere, for several clients at once, including answers.
+/// Method: from another machine and from the host's loopback; the server inside prints the client's
+/// address.
 fn udp(host: &mut Host, family: Family) {
     host.outside();
     let role = inside("udp-server", &["5300"]);
@@ -192,9 +195,10 @@ fn udp(host: &mut Host, family: Family) {
     towpath.wait_for_text(&format!("from {}", family.gateway()));
 }
 
-/// Goal: who asks one of several addresses of the host is answered from that address, whether one
-/// socket has all of them or each its own. Method: another machine with sockets that are connected
-/// and so take answers from nowhere else; datagrams of which some go as fragments or super-packets.
+/// Goal: a client of one of several addresses of the host is answered from that address, whether
+/// one socket has all addresses or each has its own.
+/// Method: another machine with connected sockets, which take answers from that address only; some
+/// datagrams go as fragments or super-packets.
 fn two_addresses(host: &mut Host, family: Family) {
     host.outside();
     let second: IpAddr = match family {

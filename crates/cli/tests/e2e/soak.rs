@@ -1,6 +1,7 @@
 //! Many flows that open, close, reset and stall for a while, and what is left after them.
 //!
-//! The time is `TOWPATH_SOAK_SECONDS`, or [`SECONDS`]; the seed `TOWPATH_SEED`, or 1.
+//! `TOWPATH_SOAK_SECONDS` is the time, by default [`SECONDS`]; `TOWPATH_SEED` is the seed, by
+//! default 1.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -14,19 +15,19 @@ use super::support::{
     program_of, reset_on_drop, resident_kib, wait_until_nothing_is_left,
 };
 
-/// How long, unless the environment says something else.
+/// Default duration.
 const SECONDS: u64 = 20;
-/// Flows at a time.
+/// Concurrent flows.
 const FLOWS: &str = "200";
 /// Most memory of towpath.
 const RESIDENT_KIB_MAX: u64 = 128 << 10;
-/// What memory may grow by in the second half: what is not a leak has its size by then.
+/// Most growth of memory in the second half: memory that is not leaked has its size by then.
 const GROWTH_KIB_MAX: u64 = 16 << 10;
 /// Descriptors that towpath may still open when CMD has just started.
 const STARTING: usize = 4;
-/// Packets and frames that the next read of the device and of a socket keep ready.
+/// Packets and frames kept ready for the next read of the device and of a socket.
 const KEPT_READY: u64 = 16;
-/// How long a flow may take beyond the soak's end.
+/// How long a flow may last beyond the soak's end.
 const LAST_FLOW: u64 = 120;
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -40,10 +41,11 @@ fn from_environment<T: FromStr>(name: &str, usual: T) -> T {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
 
-/// Goal: no flow gets stuck, and nothing is left when all have ended: no flow, no frame, no
-/// descriptor, no memory that grows with time. Method: 200 threads inside, each with one seeded
-/// connection after the other, half of them over IPv6, to servers that echo, stop reading, close
-/// first or reset; each checks every byte and has a limit of time.
+/// Goal: no flow gets stuck. When all have ended, no flow, frame or descriptor is left, and memory
+/// has not grown with time.
+/// Method: 200 threads inside, each with one seeded connection after another, half of them over
+/// IPv6, to servers that echo, stop reading, close first or reset; each thread checks every byte
+/// and has a time limit.
 fn soak(host: &Host, seconds: u64, seed: u64) {
     println!("seed {seed}");
     let servers = Family::BOTH.map(|family| Server::start(family.loopback(), serve));
@@ -84,7 +86,7 @@ fn soak(host: &Host, seconds: u64, seed: u64) {
     assert_eq!(stats.copies_per_byte, "0.000000");
 }
 
-/// The first byte says how the connection goes.
+/// Serves a connection; the first byte selects how.
 pub(crate) fn serve(mut stream: TcpStream) -> io::Result<()> {
     let mut how = [0; 9];
     stream.read_exact(&mut how)?;
@@ -110,8 +112,7 @@ pub(crate) fn serve(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// Takes all that comes, until the end, and gives it back, so that neither side waits for the
-/// other.
+/// Reads everything up to the end, and sends it back, so that neither side waits for the other.
 fn echo(mut stream: TcpStream) -> io::Result<()> {
     let mut all = Vec::new();
     stream.read_to_end(&mut all)?;

@@ -1,5 +1,5 @@
-//! `towpath up` with TAP devices that are given to other network namespaces, as containers would
-//! get them: the kernels there are the guests.
+//! `towpath up` with TAP devices that are moved to other network namespaces, as for containers: the
+//! kernels there are the guests.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
@@ -17,7 +17,7 @@ pub(crate) fn tests() -> Vec<Test> {
 
 /// Bytes of a transfer.
 const TRANSFER: u64 = 64 << 20;
-/// Where a guest listens.
+/// Port on which a guest listens.
 const PORT: u16 = 7;
 
 /// A namespace at a port of the switch.
@@ -28,7 +28,8 @@ struct Guest {
 }
 
 impl Guest {
-    /// Takes the device of a port; its IPv6 address comes by router advertisement.
+    /// Moves the device of a port into a new namespace; its IPv6 address comes by router
+    /// advertisement.
     fn new(device: &'static str, v4: &'static str) -> Self {
         let namespace = Namespace::new();
         run("ip", ["link", "set", device, "netns", &namespace.holder().to_string()]);
@@ -40,7 +41,7 @@ impl Guest {
         Self { namespace, device, v4 }
     }
 
-    /// Its address, once it has one that is not tentative.
+    /// Returns its address, once it has one that is not tentative.
     fn address(&self, family: Family) -> IpAddr {
         if family == Family::V4 {
             return self.v4.parse().expect("an address");
@@ -55,7 +56,7 @@ impl Guest {
         })
     }
 
-    /// Starts one of the tests' own programs there.
+    /// Starts one of the tests' own programs in the namespace.
     fn start(&self, role: &str, arguments: &[&str]) -> Process {
         let namespace = format!("--net=/proc/{}/ns/net", self.namespace.holder());
         let role = inside(role, arguments);
@@ -67,10 +68,10 @@ impl Guest {
     }
 }
 
-/// Goal: namespaces that get the TAP devices of a network talk to each other and, through the
-/// gateway, to the host; one that goes away takes its port with it, and no more.
-/// Method: addresses by hand and by router advertisement; ping, echoed transfers each way, a
-/// download from the host's loopback, all with IPv4 and IPv6; the end of a namespace.
+/// Goal: namespaces that get the TAP devices of a network reach each other and, through the
+/// gateway, the host. One that ends takes only its own port with it.
+/// Method: addresses set by hand and by router advertisement; ping, echoed transfers in each
+/// direction, a download from the host's loopback, all with IPv4 and IPv6; the end of a namespace.
 fn namespaces(host: &mut Host) {
     let sockets = host.file("");
     let mut up = Command::new(TOWPATH);
@@ -96,9 +97,9 @@ fn namespaces(host: &mut Host) {
         server.signal(Signal::KILL);
         server.finish();
     }
-    // The device goes with its namespace.
+    // The device ends with its namespace.
     drop(red);
-    retry("the port to be told as gone", || {
+    retry("the port to be reported as gone", || {
         let mut ls = Command::new(TOWPATH);
         ls.arg("ls").env("XDG_RUNTIME_DIR", &sockets);
         let ports = Process::start(ls).finish().success();
@@ -111,7 +112,7 @@ fn namespaces(host: &mut Host) {
 
 fn exchange(from: &Guest, to: &Guest, family: Family) {
     let address = to.address(family);
-    // Its own must be ready, too.
+    // Its own address must be ready, too.
     from.address(family);
     let ping = ["-c", "3", "-i", "0.1", "-W", "60", "-q", &address.to_string()];
     let ping = from.namespace.run(|| run("ping", ping));
@@ -121,7 +122,7 @@ fn exchange(from: &Guest, to: &Guest, family: Family) {
     assert_eq!(read, format!("read {TRANSFER}\n"));
 }
 
-/// From a server on the host's loopback.
+/// Downloads from a server on the host's loopback.
 fn fetch(guest: &Guest, family: Family) {
     let server =
         Server::start(family.loopback(), |stream| Pattern::new(TRANSFER).write_to(&stream));

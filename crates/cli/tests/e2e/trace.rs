@@ -1,5 +1,5 @@
-//! The way to a far host, as programs inside find it: hop limits, ICMP errors of routers and path
-//! MTUs pass the gateway in both directions.
+//! The path to a far host, as programs inside discover it: hop limits, ICMP errors of routers and
+//! path MTUs pass the gateway in both directions.
 
 use super::support::{FAR_MTU, Family, Far, Host, NONE, Test, Towpath};
 
@@ -22,7 +22,7 @@ pub(crate) fn tests() -> Vec<Test> {
     tests
 }
 
-/// Runs `traceroute` inside; the first address of each hop.
+/// Runs `traceroute` inside; returns the first address of each hop.
 fn hops(family: Family, options: &[&str], to: &str) -> Vec<String> {
     let trace = ["traceroute", family.option(), "-n", "-m", "5", "-w", "10"];
     let command: Vec<&str> = trace.iter().chain(options).chain(&[to]).copied().collect();
@@ -31,7 +31,7 @@ fn hops(family: Family, options: &[&str], to: &str) -> Vec<String> {
     lines.map(|line| line.split_whitespace().nth(1).unwrap_or_default().into()).collect()
 }
 
-/// Goal: a program sees the gateway, the routers and the destination, each by its own name.
+/// Goal: a program sees the gateway, the routers and the destination, each by its own address.
 /// Method: one router between this host and the destination.
 fn trace(host: &mut Host, family: Family, options: &[&str]) {
     let _far = Far::new(host);
@@ -40,8 +40,9 @@ fn trace(host: &mut Host, family: Family, options: &[&str]) {
     assert_eq!(hops(family, options, &to), expected);
 }
 
-/// Goal: the limit counts for each datagram by itself. Method: all probes are of one port of the
-/// program, one after the other, so that they leave by one socket of the host.
+/// Goal: the hop limit applies to each datagram by itself.
+/// Method: all probes come from one port of the program, one after another, so that they leave by
+/// one socket of the host.
 fn one_port(host: &mut Host, family: Family) {
     let _far = Far::new(host);
     let to = family.far().to_string();
@@ -49,8 +50,8 @@ fn one_port(host: &mut Host, family: Family) {
     assert_eq!(hops(family, &["-f", "2", "-N", "1", "-q", "1", "--sport=40000"], &to), expected);
 }
 
-/// Goal: a request that may not be fragmented is not: the program learns what passes. One that may
-/// be passes in fragments.
+/// Goal: a request that must not be fragmented is not, and the program learns the MTU. One that may
+/// be fragmented passes in fragments.
 fn too_large(host: &mut Host, family: Family) {
     let _far = Far::new(host);
     let (to, size) = (family.far().to_string(), (FAR_MTU + 50).to_string());
@@ -70,7 +71,8 @@ fn too_large(host: &mut Host, family: Family) {
     }
 }
 
-/// Goal: a ping hears why it is refused, whatever the reason. Method: a router that forbids it.
+/// Goal: a ping reports why it is refused, whatever the reason.
+/// Method: a router that forbids it.
 fn forbidden(host: &mut Host, family: Family) {
     let _far = Far::new(host);
     let ping = ["ping", family.option(), "-n", "-c", "1", "-W", "10"];

@@ -1,4 +1,4 @@
-//! Many bytes over TCP by curl and nginx, with checksums, at every MTU.
+//! Large transfers over TCP by curl and nginx, with checksums, at every MTU.
 
 use super::support::{
     Family, Host, Server, Stats, Test, Towpath, digest_of, http, is_long, mtus, url_host,
@@ -42,7 +42,8 @@ pub(crate) fn tests() -> Vec<Test> {
     tests
 }
 
-/// Goal: what a program fetches arrives as it was, every byte carried once and none copied.
+/// Goal: data that a program fetches arrives unchanged, with every byte carried once and none
+/// copied.
 /// Method: curl fetches from a server on the host's loopback; SHA-256 and `--stats`.
 fn down(_: &mut Host, family: Family, mtu: u16, bytes: u64) {
     let server = Server::start(family.loopback(), http);
@@ -55,7 +56,7 @@ fn down(_: &mut Host, family: Family, mtu: u16, bytes: u64) {
     stats.assert_carried(0, bytes, 1024);
 }
 
-/// Goal: what a program sends arrives as it was, every byte carried once and none copied.
+/// Goal: data that a program sends arrives unchanged, with every byte carried once and none copied.
 /// Method: curl sends to a server on the host's loopback, which answers with the SHA-256.
 fn up(host: &mut Host, family: Family, mtu: u16, bytes: u64) {
     let server = Server::start(family.loopback(), http);

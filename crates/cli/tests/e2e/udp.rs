@@ -38,7 +38,7 @@ fn at_gateway(family: Family, socket: &UdpSocket) -> String {
     SocketAddr::new(family.gateway(), port).to_string()
 }
 
-/// Goal: datagrams of every size pass both ways, as fragments where they must.
+/// Goal: datagrams of every size pass in both directions, as fragments where necessary.
 /// Method: an echo server on the host's loopback, sizes around the limits up to the largest.
 fn sizes(_: &mut Host, family: Family, mtu: u64) {
     let socket = bound(family);
@@ -66,19 +66,19 @@ fn sizes(_: &mut Host, family: Family, mtu: u64) {
     server.join().expect("no panic").expect("all came");
     let sum: u64 = sizes.iter().sum();
     stats.assert_bytes(sum, sum, 0);
-    // Only small fragments that wait for others are copied, to let go of large frames.
+    // Only small fragments that wait for others are copied, to release large frames.
     let copied = if mtu > 2048 { 0 } else { stats.copied("squeeze") };
     assert_eq!(stats.copied_in_all(), copied);
 }
 
-/// True if the device still took super-packets of UDP at the end. On a busy machine its test may
-/// have run out of time, which is told with the feature's name.
+/// Returns true if the device still took UDP super-packets at the end. On a busy machine its
+/// self-test may have timed out, which is reported with the feature's name.
 fn segments_datagrams(stderr: &str) -> bool {
     stderr.lines().any(|line| line.starts_with("offload ") && line.contains(" uso"))
 }
 
 const COUNT: u64 = 2000;
-/// The largest that cross without fragments.
+/// Returns the largest size that passes without fragments.
 fn size(family: Family) -> u64 {
     match family {
         Family::V4 => 1472,
@@ -86,11 +86,11 @@ fn size(family: Family) -> u64 {
     }
 }
 const TOGETHER: u64 = 40;
-/// Bytes by which the receiver tells that what was sent together has come.
+/// Bytes of the receiver's confirmations.
 const WORDS_BYTES: u64 = WORD_BYTES * (COUNT / TOGETHER - 1);
 
-/// Goal: what a program sends in one call with `UDP_SEGMENT` crosses as one super-packet, and
-/// arrives as the datagrams that it stands for.
+/// Goal: datagrams that a program sends in one call with `UDP_SEGMENT` cross as one super-packet,
+/// and arrive as single datagrams.
 /// Method: numbered datagrams; their count and content, and the count of super-packets.
 fn super_packets_out(_: &mut Host, family: Family) {
     let size = size(family);
@@ -117,9 +117,10 @@ fn super_packets_out(_: &mut Host, family: Family) {
     }
 }
 
-/// Goal: what the host sends in one call with `UDP_SEGMENT` reaches the program as the datagrams
-/// that it stands for.
-/// Method: as above, the other way round, after a greeting.
+/// Goal: datagrams that the host sends in one call with `UDP_SEGMENT` reach the program as single
+/// datagrams.
+/// Method: numbered datagrams, after a greeting; their count and content, and the count of
+/// super-packets.
 fn super_packets_in(_: &mut Host, family: Family) {
     let size = size(family);
     let socket = bound(family);

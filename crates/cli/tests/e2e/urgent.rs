@@ -1,4 +1,4 @@
-//! Urgent data: a byte that one side marks is marked for the other, in its place in the stream.
+//! Urgent data: a byte that one side marks is marked for the other, at its place in the stream.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -16,17 +16,17 @@ pub(crate) fn tests() -> Vec<Test> {
     Family::BOTH.map(test).into()
 }
 
-/// Bytes in front of the marked one, and behind it.
+/// Bytes before the marked one, and after it.
 const AROUND: usize = 20_000;
 const MARKED: u8 = b'!';
 
-/// Goal: both sides get the marked byte apart and the others in order, none of them lost. Method: a
-/// program and a server send each other bytes with one mark among them.
+/// Goal: both sides get the marked byte separately and the others in order, and none is lost.
+/// Method: a program and a server send each other bytes with one mark among them.
 fn marked(host: &mut Host, family: Family) {
     let (sender, answers) = mpsc::channel();
     let server = Server::start(family.loopback(), move |stream| {
         let received = receive(&stream);
-        // The channel's end is the test's.
+        // The receiver may have timed out.
         let _ = sender.send(received.map_err(|error| error.to_string()));
         send(&stream)
     });
@@ -66,6 +66,9 @@ fn receive(mut stream: &TcpStream) -> io::Result<()> {
     let expected = [[b'a'; AROUND], [b'b'; AROUND]].concat();
     match (byte, others == expected) {
         ([MARKED], true) => Ok(()),
-        _ => Err(io::Error::other(format!("{byte:?} was marked, beside {} bytes", others.len()))),
+        _ => Err(io::Error::other(format!(
+            "{byte:?} was marked, among {} other bytes",
+            others.len()
+        ))),
     }
 }

@@ -33,13 +33,14 @@ pub(crate) fn tests() -> Vec<Test> {
 }
 
 const WORKERS: [&str; 2] = ["--workers", "2"];
-/// Connections at once: so many that by chance all come to one of two workers in one run of 2^63.
+/// Concurrent connections: so many that all come to the same one of two workers by chance only once
+/// in 2^63 runs.
 const CONNECTIONS: usize = 64;
 /// Bytes of a question or of its answer.
 const WORD: u64 = 8;
 
-/// Goal: connections of the program are spread, live on after a rest, and all counts add up.
-/// Method: the program asks over each, rests for longer than the kernel remembers, and asks again.
+/// Goal: connections of the program are spread, survive a pause, and all counts add up.
+/// Method: the program asks over each, pauses for longer than the kernel remembers, and asks again.
 fn rest(_: &mut Host, family: Family) {
     let server = Server::start(family.loopback(), echo);
     let address = SocketAddr::new(family.gateway(), server.port()).to_string();
@@ -55,8 +56,9 @@ fn rest(_: &mut Host, family: Family) {
     assert_eq!((out[0] + out[1], into), (sum, out));
 }
 
-/// Goal: connections of the host are spread, and live on when the kernel has forgotten their
-/// worker. Method: a server inside answers after a rest; half of the answers come to another one.
+/// Goal: connections of the host are spread, and survive when the kernel has forgotten their
+/// worker.
+/// Method: a server inside answers after a pause; half of the answers come to another queue.
 fn published(_: &mut Host, family: Family) {
     let options = [WORKERS.as_slice(), &["-t", "2002:3002"]].concat();
     let mut towpath = Towpath::new(options).start(inside("late-server", &["3002"]));
@@ -92,9 +94,10 @@ fn published(_: &mut Host, family: Family) {
     assert_eq!((first[0] + other[0], stats.dropped("hand_over_full")), (sum, 0));
 }
 
-/// Goal: datagrams of all sizes pass both ways, and each port of the program is one port outside,
-/// by whichever queues they come. Method: the program sends from one port after the other, a server
-/// on the host's loopback sends back and counts who asked.
+/// Goal: datagrams of all sizes pass in both directions, and each port of the program is one port
+/// outside, whatever queues they come by.
+/// Method: the program sends from one port after another; a server on the host's loopback echoes
+/// and counts its clients.
 fn datagrams(_: &mut Host, family: Family) {
     const SIZES: [&str; 6] = ["0", "1", "1000", "1500", "20000", "60000"];
     const PORTS: usize = 8;
@@ -145,7 +148,7 @@ fn captured(host: &mut Host) {
         assert_eq!(word(len - 4) as usize, len, "a block ends as it begins");
         if kind == ENHANCED_PACKET {
             times.push(u64::from(word(12)) << 32 | u64::from(word(16)));
-            // IPv4 without options, TCP, from the program, SYN alone.
+            // IPv4 without options, TCP, from the program, only SYN.
             let frame = &left[28..];
             let is_tcp = frame[12..14] == [8, 0] && frame[14] == 0x45 && frame[23] == 6;
             syns += usize::from(is_tcp && frame[47] == 2);
@@ -156,12 +159,12 @@ fn captured(host: &mut Host) {
     assert_eq!(syns, CONNECTIONS, "each began once");
 }
 
-/// The kind of a block with a packet.
+/// Type of a block with a packet.
 const ENHANCED_PACKET: u32 = 6;
 
 /// Goal: with several workers no flow gets stuck and none is left, whatever its peer does.
-/// Method: threads inside, each with one seeded connection after the other that are echoed, stall,
-/// close first or reset; each checks every byte.
+/// Method: threads inside, each with one seeded connection after another, which are echoed, stall,
+/// close first or reset; each thread checks every byte.
 fn mixed(_: &mut Host) {
     const SECONDS: &str = "3";
     let servers = Family::BOTH.map(|family| Server::start(family.loopback(), soak::serve));

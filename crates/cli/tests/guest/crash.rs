@@ -1,5 +1,5 @@
-//! A machine or `towpath up` that ends at once, and ports that come and go, in the middle of a
-//! transfer.
+//! A virtual machine or `towpath up` that is killed, and ports that are added and removed, in the
+//! middle of a transfer.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::UnixStream;
@@ -7,8 +7,8 @@ use std::os::unix::net::UnixStream;
 use crate::machine::Machine;
 use crate::network::Up;
 
-/// The port of a machine that was killed meets the next one; the other machine lives on, and the
-/// memory of what was on its way is back.
+/// The port of a killed machine serves the next one; the other machine continues, and memory of
+/// packets in flight is returned.
 pub(crate) fn of_a_guest() {
     let ports = [("--vhost-user", "one"), ("--vhost-user", "two")];
     let up = Up::start("killed", &ports);
@@ -19,7 +19,7 @@ pub(crate) fn of_a_guest() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port of the loopback");
         let port = listener.local_addr().expect("bound").port();
         one.start(&format!("nc 10.0.2.2 {port} < /dev/zero > /dev/null &"));
-        // The host does not read, so that memory of the guest is in use when it is killed.
+        // The host does not read, so memory of the guest is in use when it is killed.
         let (reader, _) = listener.accept().expect("the machine connects");
         up.wait_for_loans();
         one.kill();
@@ -27,7 +27,7 @@ pub(crate) fn of_a_guest() {
         up.wait_for_rest();
         two.run("ip addr flush dev eth0 && ip link set eth0 down");
     }
-    // One that receives is killed as well, with packets on their way to it.
+    // A machine that receives is killed as well, with packets on their way to it.
     let mut one = Machine::boot(&up.socket("one"), 1, ",mac=02:00:00:00:00:01");
     stream(&mut two, &mut one, "nc 10.0.2.22 9 < /dev/zero > /dev/null &");
     one.kill();
@@ -40,15 +40,15 @@ pub(crate) fn of_a_guest() {
     up.finish();
 }
 
-/// A connection between two machines lives on when the network is started again. One machine
-/// connects to it, the other is connected to.
+/// A connection between two machines survives a restart of the network. One machine connects to the
+/// network, the network connects to the other.
 pub(crate) fn of_the_network() {
     let ports = [("--vhost-user", "one"), ("--vhost-user-client", "two")];
     let mut up = Up::start("restarted", &ports);
     let mut one = Machine::boot(&up.socket("one"), 1, ",mac=02:00:00:00:00:01");
     let mut two = Machine::boot_listening(&up.socket("two"), ",mac=02:00:00:00:00:02");
     one.run("dd if=/dev/urandom of=/tmp/data bs=64k count=1024 2> /dev/null");
-    // Not over before the network is started again, however fast it is.
+    // The transfer does not end before the network is restarted, however fast it is.
     let rest = "while [ ! -e /tmp/go ]; do sleep 0.1; done; cat /tmp/data";
     let transfer = format!("(cat /tmp/data; {rest}) | nc 10.0.2.22 9 > /tmp/sum &");
     stream(&mut one, &mut two, &transfer);
@@ -63,7 +63,7 @@ pub(crate) fn of_the_network() {
     up.finish();
 }
 
-/// A transfer between two machines lives on while other ports come and go.
+/// A transfer between two machines continues while other ports are added and removed.
 pub(crate) fn of_other_ports() {
     let up = Up::start("ports", &[("--vhost-user", "one"), ("--vhost-user", "two")]);
     let mut one = Machine::boot(&up.socket("one"), 1, ",mac=02:00:00:00:00:01");
@@ -75,7 +75,7 @@ pub(crate) fn of_other_ports() {
     for kind in ["--vhost-user", "--stream"].repeat(3) {
         up.ask(&["port", "add", "three", kind, &socket.to_string_lossy()]);
         wait_for_more(&mut two);
-        // Whoever is at a port that goes is cut off.
+        // A guest at a removed port is disconnected.
         let _guest = UnixStream::connect(&socket).expect("the port is there");
         up.ask(&["port", "del", "three"]);
         wait_for_more(&mut two);
@@ -90,7 +90,7 @@ pub(crate) fn of_other_ports() {
     up.finish();
 }
 
-/// Has `one` begin `transfer` to port 9 of `two`; returns when much has arrived.
+/// Makes `one` begin `transfer` to port 9 of `two`; returns when [`ENOUGH`] bytes have arrived.
 fn stream(one: &mut Machine, two: &mut Machine, transfer: &str) {
     one.configure("10.0.2.21/24");
     two.configure("10.0.2.22/24");
@@ -100,7 +100,7 @@ fn stream(one: &mut Machine, two: &mut Machine, transfer: &str) {
     wait_for_more(two);
 }
 
-/// Returns when much has arrived at `machine`.
+/// Returns when [`ENOUGH`] more bytes have arrived at `machine`.
 pub(crate) fn wait_for_more(machine: &mut Machine) {
     let received = "$(cat /sys/class/net/eth0/statistics/rx_bytes)";
     machine.run(&format!(
@@ -108,5 +108,5 @@ pub(crate) fn wait_for_more(machine: &mut Machine) {
     ));
 }
 
-/// Bytes that are much.
+/// Bytes after which a transfer is in progress.
 const ENOUGH: u32 = 4 << 20;

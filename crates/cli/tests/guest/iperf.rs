@@ -1,4 +1,4 @@
-//! iperf3 from one virtual machine to another and to the host, both ways.
+//! iperf3 from one virtual machine to another and to the host, in both directions.
 
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener};
@@ -9,8 +9,8 @@ use serde_json::Value;
 use crate::machine::Machine;
 use crate::network::Up;
 
-/// Bytes of each measurement. What is still on its way at its end is not received: two full
-/// buffers of sockets, which are less than half of it.
+/// Bytes of each measurement. Bytes in flight at its end do not count as received: two full socket
+/// buffers, which are less than half of it.
 const BYTES: u64 = 32 << 20;
 
 pub(crate) fn both_ways() {
@@ -32,7 +32,7 @@ pub(crate) fn both_ways() {
     up.finish();
 }
 
-/// Has iperf3 move [`BYTES`].
+/// Makes iperf3 move [`BYTES`].
 fn measure(machine: &mut Machine, options: &str) {
     let told = machine.run(&format!("iperf3 {options} -n {BYTES} -J")).concat();
     let told: Value = serde_json::from_str(&told).expect("an object");
@@ -41,14 +41,14 @@ fn measure(machine: &mut Machine, options: &str) {
     assert!(sent >= Some(BYTES) && received >= Some(BYTES / 2), "{options}: {told}");
 }
 
-/// iperf3 on the host's loopback, ended with the value.
+/// iperf3 on the host's loopback, ended when dropped.
 struct Server {
     process: Child,
     port: u16,
 }
 
 impl Server {
-    /// Returns when it listens.
+    /// Starts the server; returns when it listens.
     fn start() -> Self {
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port of the loopback");
         let port = free.local_addr().expect("bound").port();
@@ -60,7 +60,7 @@ impl Server {
         let said = BufReader::new(server.process.stdout.take().expect("piped"));
         let mut lines = said.lines().map_while(Result::ok);
         assert!(lines.any(|line| line.contains("listening")), "iperf3 does not listen");
-        // It says more, which somebody has to read.
+        // It writes more, which must be read.
         std::thread::spawn(move || lines.count());
         server
     }

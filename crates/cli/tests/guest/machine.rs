@@ -1,4 +1,4 @@
-//! A virtual machine as tests want it: what goes wrong with it ends the test.
+//! A virtual machine for tests: any failure ends the test.
 
 #[path = "../../../bench/src/vm/machine.rs"]
 mod qemu;
@@ -8,18 +8,18 @@ use std::process::Command;
 
 use qemu::{INITRD, device, vhost_user};
 
-/// With iperf3.
+/// The image with iperf3.
 const INITRD_IPERF3: &str = "initrd-iperf3";
 
-/// A machine that runs; it ends with the value.
+/// A running machine, ended when dropped.
 pub(crate) struct Machine(qemu::Machine);
 
-/// Why a machine cannot be had here.
+/// Returns why no machine can run here, if none can.
 pub(crate) fn missing() -> Option<String> {
     qemu::missing(&directory())
 }
 
-/// Why a machine, or the host, has no iperf3.
+/// Returns why a machine, or the host, has no iperf3.
 pub(crate) fn missing_iperf3() -> Option<String> {
     let found = directory().join(INITRD_IPERF3).exists()
         && Command::new("iperf3").arg("--version").output().is_ok();
@@ -27,14 +27,14 @@ pub(crate) fn missing_iperf3() -> Option<String> {
 }
 
 impl Machine {
-    /// Boots a machine whose network card has its other end at `socket`. `card` are further
-    /// properties of the card, each with a comma in front; `pairs` of queues.
+    /// Boots a machine whose network card is connected to `socket`. `card` are further properties
+    /// of the card, each preceded by a comma; `pairs` is its number of queue pairs.
     pub(crate) fn boot(socket: &Path, pairs: u16, card: &str) -> Self {
         Self::boot_cards(pairs, &[(socket.to_owned(), card)])
     }
 
     /// Boots a machine with several such cards: `eth0`, `eth1` and so on in this order. Each
-    /// connects again when its other end goes.
+    /// reconnects when its other end goes.
     pub(crate) fn boot_cards(pairs: u16, cards: &[(PathBuf, &str)]) -> Self {
         let cards = cards.iter().enumerate();
         let network: Vec<_> = cards
@@ -43,18 +43,18 @@ impl Machine {
         Self::start_up(INITRD, pairs, &network)
     }
 
-    /// Boots a machine with one such card that has iperf3.
+    /// Boots a machine with one such card and iperf3.
     pub(crate) fn boot_iperf3(socket: &Path, card: &str) -> Self {
         Self::start_up(INITRD_IPERF3, 1, &vhost_user(0, socket, 1, card))
     }
 
-    /// Boots a machine with one such card that can be told to move at the socket `monitor`.
+    /// Boots a machine with one such card that can be migrated through the socket `monitor`.
     pub(crate) fn boot_watched(socket: &Path, card: &str, monitor: &Path) -> Self {
         Self::start_up(INITRD, 1, &watched(socket, card, monitor))
     }
 
-    /// Starts a machine with one such card that another one is to become, as it is told at the
-    /// socket `monitor`, and does not wait for it. Both have the same properties.
+    /// Starts the destination of a migration, with one such card, and does not wait for it. It is
+    /// controlled at the socket `monitor`. Both machines have the same properties.
     pub(crate) fn await_arrival(socket: &Path, card: &str, monitor: &Path) -> Self {
         let mut options = watched(socket, card, monitor);
         options.extend(["-incoming".to_owned(), "defer".to_owned()]);
@@ -62,7 +62,8 @@ impl Machine {
         Self(machine.expect("missing() looked for it"))
     }
 
-    /// Boots a machine that makes the socket of its network card's other end, and waits for it.
+    /// Boots a machine that makes the socket of its network card itself, and waits for a
+    /// connection.
     pub(crate) fn boot_listening(socket: &Path, card: &str) -> Self {
         let network = [
             "-chardev".to_owned(),
@@ -88,12 +89,12 @@ impl Machine {
         Self(machine.expect("missing() looked for it"))
     }
 
-    /// Has the guest run a command; returns what it prints. Fails if the command does.
+    /// Runs a command in the guest; returns its output. Fails if the command does.
     pub(crate) fn run(&mut self, command: &str) -> Vec<String> {
         self.0.run(command).expect("the guest does it")
     }
 
-    /// Hands the guest a command and does not wait.
+    /// Starts a command in the guest and does not wait.
     pub(crate) fn start(&mut self, command: &str) {
         self.0.start(command).expect("the machine runs");
     }
@@ -108,13 +109,13 @@ impl Machine {
         self.0.power_off().expect("it turns off");
     }
 
-    /// Ends the machine at once, whatever it does.
+    /// Ends the machine at once.
     pub(crate) fn kill(self) {
         drop(self);
     }
 }
 
-/// QEMU's options for a card and a monitor.
+/// Returns QEMU's options for a card and a monitor.
 fn watched(socket: &Path, card: &str, monitor: &Path) -> Vec<String> {
     let mut options = vhost_user(0, socket, 1, card).to_vec();
     let monitor = format!("unix:{},server=on,wait=off", monitor.display());
@@ -122,7 +123,7 @@ fn watched(socket: &Path, card: &str, monitor: &Path) -> Vec<String> {
     options
 }
 
-/// Where `scripts/guest` puts things: beside what is built.
+/// Returns the folder of `scripts/guest`, next to the build's folder.
 fn directory() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("guest")
 }

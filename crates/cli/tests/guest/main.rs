@@ -1,7 +1,8 @@
-//! Real virtual machines whose network card ends in a host of this process, or in `towpath up`.
+//! Real virtual machines whose network card is connected to a host in this process, or to `towpath
+//! up`.
 //!
-//! `cargo test -p towpath-cli --test guest [FILTER]`. Needs QEMU and what `scripts/guest` makes, or
-//! else the tests are ignored. They run one after the other.
+//! `cargo test -p towpath-cli --test guest [FILTER]`. They need QEMU and the output of
+//! `scripts/guest`; otherwise the tests are ignored. They run one after another.
 
 mod crash;
 mod iperf;
@@ -19,10 +20,10 @@ use towpath::host::{Config, Host, TcpStream};
 use towpath_io::vhost_user::{Offer, VhostUser};
 use towpath_packet::Site;
 
-/// Bytes that a transfer moves each way.
+/// Bytes of a transfer in each direction.
 const TRANSFER: usize = 64 << 20;
 
-/// Properties of the network card, and a name for them.
+/// Names of network cards, and their properties.
 const CARDS: [(&str, &str); 4] = [
     ("split", ""),
     ("packed", ",packed=on"),
@@ -76,7 +77,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// A host at the other end of a guest's card: its socket, removed with it.
+/// A host connected to a guest's card, with its socket, which is removed with it.
 struct Bench {
     host: Host,
     socket: PathBuf,
@@ -94,7 +95,7 @@ impl Bench {
     }
 }
 
-/// Boots, answers ping both ways, and echoes many bytes, each of which is looked at.
+/// Boots, answers ping in both directions, and echoes many bytes, each of which is checked.
 fn transfer(name: &str, card: &str) {
     let bench = Bench::new(name);
     let mut machine = Machine::boot(&bench.socket, 1, card);
@@ -104,7 +105,7 @@ fn transfer(name: &str, card: &str) {
     machine.run("while ! netstat -ltn | grep -q :7; do sleep 0.1; done");
     let stream = TcpStream::connect(&bench.host, ([10, 0, 0, 2], 7));
     echo(&stream.expect("the guest listens"));
-    // Into the guest all is copied, once; out of it what is not worth a loan.
+    // To the guest everything is copied, once; from the guest only what is too small to lend.
     let into = bench.host.ledger().copied_at(Site::Guest);
     assert!((TRANSFER as u64..TRANSFER as u64 * 11 / 10).contains(&into), "{into}");
     let out = bench.host.ledger().copied_at(Site::GuestSmall)
@@ -113,7 +114,7 @@ fn transfer(name: &str, card: &str) {
     machine.power_off();
 }
 
-/// Byte number `at` of what is sent.
+/// Returns byte number `at` of the data.
 fn byte_at(at: usize) -> u8 {
     ((at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }

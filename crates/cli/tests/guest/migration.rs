@@ -1,4 +1,4 @@
-//! A machine that moves to another process, and so to another port, while it sends and receives.
+//! A machine that migrates to another process, and so to another port, while it sends and receives.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -11,8 +11,8 @@ use crate::crash::wait_for_more;
 use crate::machine::Machine;
 use crate::network::Up;
 
-/// What the guest sends and receives under way arrives unchanged. Of what it has received and not
-/// yet read, only the dirty log tells: its processor has not written there.
+/// Data that the guest sends and receives during the migration arrives unchanged. Of received and
+/// unread data only the dirty log knows: the guest's processor has not written it.
 pub(crate) fn of_a_guest() {
     for card in [",mac=02:00:00:00:00:01", ",mac=02:00:00:00:00:01,packed=on"] {
         let ports = ["one", "two", "three"].map(|name| ("--vhost-user", name));
@@ -51,7 +51,7 @@ pub(crate) fn of_a_guest() {
     }
 }
 
-/// Has `one` send to `two` until there is `/tmp/stop`; returns when much has arrived.
+/// Makes `one` send to `two` until `/tmp/stop` exists; returns when much has arrived.
 fn send_without_end(one: &mut Machine, two: &mut Machine) {
     one.run("dd if=/dev/urandom of=/tmp/data bs=64k count=16 2> /dev/null");
     two.start("nc -ll -p 9 -e md5sum &");
@@ -61,10 +61,10 @@ fn send_without_end(one: &mut Machine, two: &mut Machine) {
     wait_for_more(two);
 }
 
-/// Has `two` send a file to `one`, which does not read before there is `/tmp/read`; returns when
+/// Makes `two` send a file to `one`, which does not read it before `/tmp/read` exists; returns when
 /// `one` has received much of it.
 fn fill(two: &mut Machine, one: &mut Machine) {
-    // So much that it comes to lie in pages that nobody has written to for long.
+    // So much that it reaches pages that have not been written for long.
     one.run("echo 16384 16384 16384 > /proc/sys/net/ipv4/tcp_mem");
     one.run("echo 4096 33554432 33554432 > /proc/sys/net/ipv4/tcp_rmem");
     let late = "while [ ! -e /tmp/read ]; do sleep 0.1; done; md5sum > /tmp/unread";
@@ -77,31 +77,32 @@ fn fill(two: &mut Machine, one: &mut Machine) {
     one.run(&format!("until [ \"$({unread})\" -gt {UNREAD} ]; do sleep 0.1; done 2> /dev/null"));
 }
 
-/// Returns what comes to be in a file of `machine`. Fails with how both see their connections if
-/// nothing does for long.
+/// Returns what a file of `machine` contains once it is not empty. Fails, with both machines' view
+/// of their connections, if that takes too long.
 fn wait_for_sum(file: &str, machine: &mut Machine, peer: &mut Machine) -> Vec<String> {
     let wait = format!("for _ in $(seq {LOOKS_MAX}); do [ -s {file} ] && break; sleep 0.1; done");
     let sum = machine.run(&format!("{wait}; cat {file}"));
     if sum.is_empty() {
         let states = [machine, peer].map(|machine| machine.run(STATE));
-        panic!("nothing comes to be in {file}: {states:#?}");
+        panic!("{file} stays empty: {states:#?}");
     }
     sum
 }
 
-/// Has the machine at `from` begin to become the one at `to`, by way of the socket `road`; returns
-/// when all of its memory has been moved once. It goes on until it is told to [`complete`].
+/// Begins to migrate the machine at `from` to the one at `to`, through the socket `road`; returns
+/// when all of its memory has been moved once. The migration continues until [`complete`].
 fn begin(from: &mut Monitor, to: &mut Monitor, road: &Path) {
     let road = json!({ "uri": format!("unix:{}", road.display()) });
     to.ask("migrate-incoming", road.clone());
     from.limit(BYTES_PER_SECOND, 1);
     from.ask("migrate", road);
     from.wait(|state| state["ram"]["dirty-sync-count"].as_u64() >= Some(2));
-    // What the guest has written since takes longer than all that the test does next.
+    // Sending what the guest has written since takes longer than everything that the test does
+    // next.
     from.limit(BYTES_PER_SECOND >> 4, 1);
 }
 
-/// Returns when the machine has moved.
+/// Completes the migration; returns when the machine has moved.
 fn complete(from: &mut Monitor) {
     let state = from.ask("query-migrate", json!({}));
     assert_eq!(state["status"], "active", "it moved too early: {state}");
@@ -109,13 +110,13 @@ fn complete(from: &mut Monitor) {
     from.wait(|state| state["status"] == "completed");
 }
 
-/// QEMU's machine protocol: JSON, a line each.
+/// QEMU's machine protocol: JSON, one object per line.
 struct Monitor {
     stream: BufReader<UnixStream>,
 }
 
 impl Monitor {
-    /// The machine may have been started just now.
+    /// Connects; the machine may have just been started.
     fn connect(socket: &Path) -> Self {
         let mut streams = (0..LOOKS_MAX).map(|_| UnixStream::connect(socket));
         let stream =
@@ -129,7 +130,7 @@ impl Monitor {
         monitor
     }
 
-    /// Returns what a command answers. Fails if the command does.
+    /// Returns the answer of a command. Fails if the command does.
     fn ask(&mut self, command: &str, arguments: Value) -> Value {
         let request = json!({ "execute": command, "arguments": arguments });
         writeln!(self.stream.get_mut(), "{request}").expect("the machine runs");
@@ -143,14 +144,14 @@ impl Monitor {
         panic!("{command}: nothing but events");
     }
 
-    /// Sets how fast a machine moves, and for how many milliseconds it may stand still for the last
+    /// Sets how fast a machine moves, and for how many milliseconds it may be stopped for the last
     /// part.
     fn limit(&mut self, bytes_per_second: u64, millis: u64) {
         let limits = json!({ "max-bandwidth": bytes_per_second, "downtime-limit": millis });
         self.ask("migrate-set-parameters", limits);
     }
 
-    /// Returns when a move is as far as that.
+    /// Returns when a migration is as far as `far` checks.
     fn wait(&mut self, far: impl Fn(&Value) -> bool) {
         let mut state = Value::Null;
         for _ in 0..LOOKS_MAX {
@@ -171,18 +172,18 @@ impl Monitor {
     }
 }
 
-/// Tells of a guest's connections, its card, and what waits for it.
+/// Shows a guest's connections, its card, and what waits for it.
 const STATE: &str = "netstat -tno; ip -s link show eth0; ip neigh; grep virtio /proc/interrupts; \
                      cat /proc/uptime; ps";
-/// The guest that sends writes faster.
+/// Speed of the migration; the guest that sends writes faster.
 const BYTES_PER_SECOND: u64 = 16 << 20;
 const DOWNTIME_MILLIS: u64 = 10_000;
 /// Bytes that a guest has received and not read.
 const UNREAD: u32 = 6 << 20;
-/// Looks at a machine on its way, at most, [`STEP`] apart.
+/// Most checks of a migrating machine, [`STEP`] apart.
 const LOOKS_MAX: u32 = 3000;
 const STEP: Duration = Duration::from_millis(100);
-/// Longest time until the monitor answers.
+/// Longest wait for an answer of the monitor.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Most events before an answer.
 const EVENTS_MAX: u32 = 100;

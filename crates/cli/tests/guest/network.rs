@@ -1,4 +1,4 @@
-//! `towpath up`: real virtual machines that talk to each other and, through the gateway, to the
+//! `towpath up` with real virtual machines that reach each other and, through the gateway, the
 //! host's loopback.
 
 use std::ffi::OsString;
@@ -14,16 +14,16 @@ use crate::machine::Machine;
 
 /// Bytes of a transfer between machines, and between a machine and the host.
 const TRANSFER: usize = 16 << 20;
-/// Longest report.
+/// Longest report in bytes.
 const REPORT_BYTES_MAX: u64 = 64 << 10;
 
-/// Looks at most until figures are as expected: far away on purpose.
+/// Most checks until figures are as expected; far more than needed.
 const LOOKS_MAX: u32 = 100;
-/// Time between two looks. Each is an event for the network, which gives frames that it keeps ready
-/// for reading back after a second without any.
+/// Interval of the checks. Each check is an event for the network, which releases frames that it
+/// keeps ready for reading after a second without an event.
 const STEP: Duration = Duration::from_millis(1500);
 
-/// A `towpath up`, ended with the value.
+/// A running `towpath up`, ended when dropped.
 pub(crate) struct Up {
     process: Child,
     arguments: Vec<OsString>,
@@ -31,7 +31,7 @@ pub(crate) struct Up {
 }
 
 impl Up {
-    /// With a port for each of `ports`, an option and a name; returns when it serves.
+    /// Starts one with a port for each of `ports`, an option and a name; returns when it serves.
     pub(crate) fn start(name: &str, ports: &[(&str, &str)]) -> Self {
         Self::start_with(name, &[], ports)
     }
@@ -48,7 +48,7 @@ impl Up {
         Self { process, arguments, directory }
     }
 
-    /// As a file says, in which `DIR` is its directory.
+    /// Starts one with a file, in which `DIR` is its directory.
     fn from_file(name: &str, text: &str) -> Self {
         let directory = directory(name);
         let file = directory.join("net.toml");
@@ -71,7 +71,7 @@ impl Up {
         self.directory.join(name)
     }
 
-    /// Asks it with a command; returns what that prints. Fails if the command does.
+    /// Runs a command on it; returns the output. Fails if the command does.
     pub(crate) fn ask(&self, arguments: &[&str]) -> String {
         let output = command(&self.directory).args(arguments).output().expect("towpath starts");
         assert!(output.status.success(), "{arguments:?}: {output:?}");
@@ -105,7 +105,7 @@ impl Up {
         panic!("no {what}: {figures}");
     }
 
-    /// Asks it to end; returns what it reports.
+    /// Ends it; returns its report.
     pub(crate) fn finish(mut self) -> String {
         let pid = rustix::process::Pid::from_child(&self.process);
         rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it runs");
@@ -135,14 +135,14 @@ fn directory(name: &str) -> PathBuf {
     directory
 }
 
-/// The command under test, which has its control sockets below `directory`.
+/// Returns the command under test, with its control sockets below `directory`.
 fn command(directory: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_towpath"));
     command.env("XDG_RUNTIME_DIR", directory);
     command
 }
 
-/// Returns when it serves.
+/// Starts the command; returns when it serves.
 fn serve(arguments: &[OsString], directory: &Path) -> Child {
     let process = command(directory).args(arguments).stderr(Stdio::piped()).spawn();
     let mut process = process.expect("the command under test");
@@ -156,7 +156,7 @@ fn serve(arguments: &[OsString], directory: &Path) -> Child {
 pub(crate) fn two_by_vhost_user() {
     let up = Up::start("vhost", &[("--vhost-user", "one"), ("--vhost-user", "two")]);
     let mut one = Machine::boot(&up.socket("one"), 1, ",mac=02:00:00:00:00:01");
-    // This one takes no super-packets: what the other sends is cut for it.
+    // This card takes no super-packets: packets of the other machine are segmented for it.
     let small = ",mac=02:00:00:00:00:02,guest_tso4=off,guest_tso6=off,guest_ufo=off,mrg_rxbuf=off";
     let mut two = Machine::boot(&up.socket("two"), 1, small);
     talk(&mut one, &mut two);
@@ -165,7 +165,7 @@ pub(crate) fn two_by_vhost_user() {
     two.power_off();
     let report = up.finish();
     assert!(number(&report, "port              two ", "cut") > 100, "{report}");
-    // Into the guests payload is copied, once; hardly any on its way out of them.
+    // To the guests payload is copied, once; from them hardly any is.
     assert!(copied(&report, "guest") as usize > TRANSFER, "{report}");
     assert_eq!(copied(&report, "orphan"), 0, "{report}");
 }
@@ -182,7 +182,7 @@ pub(crate) fn by_stream_and_vhost_user() {
     assert!(number(&report, "port              two ", "cut") > 100, "{report}");
 }
 
-/// Two pairs of queues in either machine, and a processor for each that sends.
+/// Two queue pairs in each machine, and a processor for each sender.
 pub(crate) fn several_queues() {
     let ports = [("--vhost-user", "one"), ("--vhost-user", "two")];
     let up = Up::start_with("queues", &["--queue-pairs", "2"], &ports);
@@ -203,8 +203,8 @@ pub(crate) fn several_queues() {
     up.finish();
 }
 
-/// A machine on a network that a file describes: it has its address, its name and the MTU, and what
-/// is published leads to it.
+/// A machine on a network with a file: it has its address, its name and the MTU, and published
+/// ports lead to it.
 pub(crate) fn from_a_file() {
     let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port of the loopback");
     let port = free.local_addr().expect("bound").port();
@@ -220,7 +220,7 @@ pub(crate) fn from_a_file() {
     lease(&mut one, "other");
     one.run("ip addr show eth0 | grep -q 'inet 10.0.2.77/24 '");
     one.run("ping -c 3 -i 0.1 -W 60 web.lab.internal | grep -q '(10.0.2.77)'");
-    // As router advertisements say.
+    // According to router advertisements.
     one.run("until grep -q 1400 /proc/sys/net/ipv6/conf/eth0/mtu; do sleep 0.1; done");
     one.start("nc -ll -p 7 -e cat &");
     one.run("while ! netstat -ltn | grep -q :7; do sleep 0.1; done");
@@ -235,13 +235,13 @@ pub(crate) fn from_a_file() {
     up.finish();
 }
 
-/// Both answer to ping, and what one sends arrives at the other.
+/// Both answer to ping, and data of one arrives at the other.
 fn talk(one: &mut Machine, two: &mut Machine) {
     lease(one, "one");
     lease(two, "two");
     one.run("ping -c 3 -i 0.1 -W 60 two | grep -q ' 3 packets received'");
     two.run("ping -c 3 -i 0.1 -W 60 gateway | grep -q ' 3 packets received'");
-    // Its own input stays open: at its end it would close the connection.
+    // Its standard input stays open: at its end it would close the connection.
     two.start("tail -f /dev/null | nc -l -p 7 | md5sum > /tmp/sum &");
     two.run("while ! netstat -ltn | grep -q :7; do sleep 0.1; done");
     let make = format!("dd if=/dev/urandom of=/tmp/data bs=64k count={}", TRANSFER >> 16);
@@ -252,7 +252,7 @@ fn talk(one: &mut Machine, two: &mut Machine) {
     assert_eq!(sent, received);
 }
 
-/// A machine asks for an address under a name, and does as it is told.
+/// Makes a machine request a lease with a name, and configure itself accordingly.
 fn lease(machine: &mut Machine, name: &str) {
     let script = [
         "#!/bin/sh",
@@ -269,7 +269,7 @@ fn lease(machine: &mut Machine, name: &str) {
     machine.run(&format!("udhcpc -i eth0 -n -q -t 60 -T 1 -s /tmp/bound -x hostname:{name}"));
 }
 
-/// A machine fetches from a server on the host's loopback and sends it back.
+/// Makes a machine download from a server on the host's loopback and send the data back.
 fn reach_host(machine: &mut Machine) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port of the loopback");
     let port = listener.local_addr().expect("bound").port();
@@ -288,7 +288,7 @@ fn reach_host(machine: &mut Machine) {
     server.join().expect("what came back is what was sent");
 }
 
-/// The number before `word` in the lines that follow the one that begins with `start`.
+/// Returns the number before `word` in the lines after the one that begins with `start`.
 pub(crate) fn number(report: &str, start: &str, word: &str) -> u64 {
     let at = report.find(start).unwrap_or_else(|| panic!("no {start} in:\n{report}"));
     let rest = &report[at..];
@@ -297,7 +297,7 @@ pub(crate) fn number(report: &str, start: &str, word: &str) -> u64 {
     words[at - 1].parse().expect("a number")
 }
 
-/// Bytes copied at `site`.
+/// Returns the bytes copied at `site`.
 fn copied(report: &str, site: &str) -> u64 {
     let start = format!("copied            {site} ");
     match report.lines().find_map(|line| line.strip_prefix(&start)) {

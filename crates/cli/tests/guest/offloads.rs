@@ -1,10 +1,10 @@
-//! What network cards agree to: offloads of each kind at one end, with each kind at the other.
+//! Offload negotiation: sending cards of each kind with receiving cards of each kind.
 
 use crate::machine::Machine;
 use crate::network::{Up, number};
 use std::path::PathBuf;
 
-/// Cards of the machine that sends: all that can be agreed to for TCP.
+/// Cards of the sending machine: every combination that matters for TCP.
 const SENDERS: [&str; 6] = [
     "",
     ",packed=on",
@@ -14,7 +14,7 @@ const SENDERS: [&str; 6] = [
     ",csum=off,host_tso4=off,host_tso6=off,host_ufo=off",
 ];
 
-/// Cards of the machine that receives: the same, with merged buffers and without.
+/// Cards of the receiving machine: the same, with and without merged buffers.
 const RECEIVERS: [&str; 11] = [
     "",
     ",packed=on",
@@ -33,8 +33,8 @@ const RECEIVERS: [&str; 11] = [
 /// Bytes of each transfer: several super-packets.
 const BYTES: usize = 512 << 10;
 
-/// Two machines with a card of each kind; from each card of one to each of the other goes a
-/// transfer by IPv4 and one by IPv6, in a subnet of its own.
+/// Two machines with a card of each kind. From each card of one to each card of the other goes a
+/// transfer over IPv4 and one over IPv6, in a subnet of its own.
 pub(crate) fn each_with_each() {
     let senders: Vec<String> = (0..SENDERS.len()).map(|i| format!("s{i}")).collect();
     let receivers: Vec<String> = (0..RECEIVERS.len()).map(|j| format!("r{j}")).collect();
@@ -65,13 +65,13 @@ pub(crate) fn each_with_each() {
     receiver.power_off();
     let report = up.finish();
     for (j, card) in RECEIVERS.iter().enumerate() {
-        // Who takes all super-packets has none cut, any other has.
+        // For a card that takes all super-packets none is segmented; for any other some are.
         let cut = number(&report, &format!("port              r{j} "), "cut");
         assert_eq!(cut > 0, card.contains("guest_tso"), "{card}: {report}");
     }
 }
 
-/// A machine with a card for each of `cards`, at the ports `names`.
+/// Boots a machine with a card for each of `cards`, at the ports `names`.
 fn boot(up: &Up, machine: u8, names: &[String], cards: &[&str]) -> Machine {
     let cards: Vec<(PathBuf, String)> = (names.iter().zip(cards).enumerate())
         .map(|(number, (name, card))| {
@@ -82,7 +82,7 @@ fn boot(up: &Up, machine: u8, names: &[String], cards: &[&str]) -> Machine {
     let mut machine = Machine::boot_cards(1, &cards);
     machine.run("for i in all default; do echo 1 > /proc/sys/net/ipv4/conf/$i/arp_ignore; done");
     for number in 0..cards.len() {
-        // Addresses are used at once, as nobody else has them.
+        // Addresses are used at once, as they are unique.
         machine.run(&format!("echo 0 > /proc/sys/net/ipv6/conf/eth{number}/accept_dad"));
         machine.run(&format!("ip link set eth{number} up"));
     }

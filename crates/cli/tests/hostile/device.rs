@@ -1,8 +1,8 @@
 //! Virtio-net headers that no kernel would pass on, fed to a worker whose device is a socket.
 //!
-//! A sequenced-packet socket behaves as a TAP device does: one read takes one frame, one write
-//! makes one, both without blocking. The far end is ours. The worker runs in a process of its own,
-//! so that its memory is its own.
+//! A sequenced-packet socket behaves like a TAP device: one read takes one frame, one write sends
+//! one, and neither blocks. The test has the far end. The worker runs in a process of its own, so
+//! that its memory can be measured.
 
 use std::collections::VecDeque;
 use std::io;
@@ -28,15 +28,15 @@ use crate::random::Random;
 pub(super) const NAME: &str = "lying_virtio_headers";
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Frames fed between two questions whether the worker keeps up.
+/// Frames fed between two checks that the worker keeps up.
 const FRAMES_PER_TURN: usize = 16;
 const ROUNDS: usize = 20;
 /// Most memory of the process, feeder included.
 const MEMORY_KIB: u64 = 64 << 10;
 
-/// Goal: offload fields that lie are found out or do no harm. Method: right and wrong frames with
-/// every kind of header in front; each lie is counted, the worker answers all the while, and
-/// datagrams whose headers are right arrive.
+/// Goal: wrong offload fields are detected or do no harm. Method: right and wrong frames with every
+/// kind of header in front. Each wrong header is counted, the worker answers all the while, and
+/// datagrams with correct headers arrive.
 pub(super) fn run(seed: u64) -> Result<(), Failed> {
     let host = Host::new()?;
     let mut command = Command::new(std::env::current_exe()?);
@@ -60,7 +60,7 @@ pub(super) fn run(seed: u64) -> Result<(), Failed> {
     }
 }
 
-/// The worker's process.
+/// The main function of the worker's process.
 pub(super) fn main(seed: u64) {
     println!("seed {seed:#x}");
     let (near, far) = pair(AddressFamily::UNIX).expect("a pair of sockets");
@@ -118,7 +118,7 @@ struct Device {
     far: OwnedFd,
     sequence: u16,
     since: usize,
-    /// Reasons and how often each ought to be counted.
+    /// Drop reasons, and how often each should be counted.
     expected: VecDeque<(DropReason, u64)>,
     welcome: u64,
 }
@@ -153,7 +153,7 @@ impl Device {
         self.feed(header, frame);
     }
 
-    /// Asks for an echo, and takes all that comes before it.
+    /// Sends an echo request, and reads until the reply.
     fn wait_for_worker(&mut self) {
         self.since = 0;
         self.sequence = self.sequence.wrapping_add(1);
@@ -181,7 +181,7 @@ impl Device {
         }
     }
 
-    /// Shorter than headers, longer than anything.
+    /// Feeds frames shorter than headers, and longer than anything.
     fn frames_that_are_none(&mut self, random: &mut Random) {
         for len in [1, 11, 12, 13, 25] {
             self.feed_raw(&vec![0; len]);
@@ -193,11 +193,11 @@ impl Device {
         self.feed(Header::default(), &jumbo);
     }
 
-    /// Kinds and sizes of segmentation that cannot be, or are of another packet.
+    /// Feeds invalid kinds and sizes of segmentation, and those of another packet.
     fn wrong_kinds(&mut self) {
         let [tcp4, tcp6, udp4, udp6] = packets(&HOSTILE.repeat(2500));
         for kind in [2, 3, 6, 7, 0x21, 0x40, 0x7f, 0x83] {
-            // Not known, or never agreed on.
+            // Unknown, or never negotiated.
             self.feed(Header { kind, size: 1000, ..Header::default() }, &tcp4.0);
         }
         for size in [0, 0xffff] {
@@ -215,7 +215,7 @@ impl Device {
                 let header = Header { kind, size: 1000, ..*header };
                 self.drops(DropReason::OffloadMalformed, header, frame);
             }
-            // Without a checksum to be completed, and in more datagrams than there may be.
+            // Without a partial checksum, and with more datagrams than allowed.
             let bare = Header { flags: 0, kind: UDP, size: 1000, ..*header };
             self.drops(DropReason::OffloadMalformed, bare, frame);
             let many = Header { kind: UDP, size: 1, ..*header };
@@ -223,7 +223,7 @@ impl Device {
         }
         for (frame, header) in [&tcp4, &tcp6] {
             let kind = if frame[IP] == 0x45 { TCP4 } else { TCP6 };
-            // Twenty thousand segments of a byte.
+            // Twenty thousand segments of one byte.
             self.feed(Header { kind, size: 1, ..*header }, frame);
         }
         let echo = frame::icmp(PROGRAM.into(), GATEWAY.into(), [8, 0, 0, 0, 0, 0], &[0; 2000]);
@@ -234,7 +234,7 @@ impl Device {
         }
     }
 
-    /// Checksums to be stored where there is none.
+    /// Feeds partial checksums whose place is outside.
     fn wrong_checksum_places(&mut self) {
         for (frame, header) in packets(&HOSTILE.repeat(60)) {
             let right = header.offset;
@@ -257,7 +257,7 @@ impl Device {
         }
     }
 
-    /// Right fields, whatever the fields say that nobody may trust.
+    /// Feeds correct fields, with any value of the header length, which must not be trusted.
     fn right(&mut self) {
         for (source, host) in [(PROGRAM.into(), HOST.into()), (PROGRAM6.into(), HOST6.into())] {
             for header_len in [0, 1, 42, 0xffff] {
@@ -275,7 +275,7 @@ impl Device {
             let len = random.below(3000);
             let [mut tcp4, _, mut udp4, _] = packets(&random.bytes(len));
             for (frame, _) in [&mut tcp4, &mut udp4] {
-                // An address at which nobody is, so that what is right does no harm.
+                // An address without a host, so that correct packets do no harm.
                 frame[IP + 16..IP + 20].copy_from_slice(&[198, 51, 100, 77]);
                 frame[L4 + 2] = 1;
                 frame::fix_ipv4(frame);
@@ -304,7 +304,7 @@ impl Device {
     }
 }
 
-/// TCP and UDP over both IP versions, with headers that are right for them.
+/// Returns TCP and UDP over both IP versions, with correct headers for them.
 fn packets(payload: &[u8]) -> [(Vec<u8>, Header); 4] {
     let segment = |source: IpAddr, host: IpAddr| {
         let segment = Segment::new((source, 4000), (host, CLOSED), ACK);

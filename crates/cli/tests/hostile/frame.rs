@@ -1,5 +1,5 @@
-//! Frames, well-formed until somebody breaks them. Written apart from the code under test, so that
-//! both cannot be wrong in the same way.
+//! Frames, well-formed unless a test breaks them. They are written independently of the code under
+//! test, so that both are not wrong in the same way.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub(super) const GATEWAY_MAC: [u8; 6] = [0x02, 0x74, 0x6f, 0x77, 0x70, 0x02];
 /// Address of the program's interface.
 pub(super) const PROGRAM_MAC: [u8; 6] = [0x02, 0x74, 0x6f, 0x77, 0x70, 0x15];
-/// Somebody else's.
+/// Address of another station.
 pub(super) const OTHER_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x99];
 pub(super) const PROGRAM: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 pub(super) const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
@@ -16,7 +16,7 @@ pub(super) const PROGRAM6: Ipv6Addr = on_link(0x15);
 pub(super) const GATEWAY6: Ipv6Addr = on_link(2);
 pub(super) const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
-/// Host `number` of the IPv6 network inside.
+/// Returns the address of host `number` of the IPv6 network inside.
 pub(super) const fn on_link(number: u16) -> Ipv6Addr {
     Ipv6Addr::new(0xfd74, 0x6f77, 0x7061, 0x7468, 0, 0, 0, number)
 }
@@ -37,14 +37,14 @@ pub(super) const PSH: u8 = 8;
 pub(super) const ACK: u8 = 16;
 pub(super) const URG: u8 = 32;
 
-/// Where the IP header begins.
+/// Offset of the IP header.
 pub(super) const IP: usize = 14;
-/// Where the transport header begins behind an IPv4 header without options.
+/// Offset of the transport header after an IPv4 header without options.
 pub(super) const L4: usize = IP + 20;
-/// The same for IPv6.
+/// Offset of the transport header after an IPv6 header without extension headers.
 pub(super) const L4_6: usize = IP + 40;
 
-/// The Internet checksum of `parts`, each of even length but the last.
+/// Returns the Internet checksum of `parts`, each of even length except the last.
 pub(super) fn checksum(parts: &[&[u8]]) -> u16 {
     let mut sum = 0u64;
     for part in parts {
@@ -63,12 +63,12 @@ pub(super) fn put(bytes: &mut [u8], at: usize, value: u16) {
     bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }
 
-/// An Ethernet frame for the gateway.
+/// Returns an Ethernet frame to the gateway.
 pub(super) fn ethernet(ethertype: u16, payload: &[u8]) -> Vec<u8> {
     [&GATEWAY_MAC, &PROGRAM_MAC, &ethertype.to_be_bytes()[..], payload].concat()
 }
 
-/// A frame with an IPv4 packet whose options are padded to words.
+/// Returns a frame with an IPv4 packet; its options are padded to words.
 pub(super) fn ipv4_with(
     source: Ipv4Addr,
     destination: Ipv4Addr,
@@ -91,7 +91,7 @@ pub(super) fn ipv4_with(
     frame
 }
 
-/// Makes the header checksum right after a change.
+/// Corrects the header checksum after a change.
 pub(super) fn fix_ipv4(frame: &mut [u8]) {
     put(frame, IP + 10, 0);
     let len = usize::from(frame[IP] & 15) * 4;
@@ -100,7 +100,7 @@ pub(super) fn fix_ipv4(frame: &mut [u8]) {
     put(frame, IP + 10, sum);
 }
 
-/// A frame with an IP packet of the family of `source`.
+/// Returns a frame with an IP packet of the family of `source`.
 pub(super) fn ip(source: IpAddr, destination: IpAddr, protocol: u8, payload: &[u8]) -> Vec<u8> {
     match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -115,7 +115,7 @@ pub(super) fn ip(source: IpAddr, destination: IpAddr, protocol: u8, payload: &[u
     }
 }
 
-/// Fills the checksum field at `at` of a transport header with the right value.
+/// Fills in the checksum field at `at` of a transport header.
 pub(super) fn seal(source: IpAddr, destination: IpAddr, protocol: u8, at: usize, bytes: &mut [u8]) {
     let octets = |address| match address {
         IpAddr::V4(v4) => Ipv4Addr::octets(&v4).to_vec(),
@@ -135,12 +135,12 @@ pub(super) fn seal(source: IpAddr, destination: IpAddr, protocol: u8, at: usize,
 /// One end of a flow.
 pub(super) type End = (IpAddr, u16);
 
-/// A UDP datagram in a frame.
+/// Returns a UDP datagram in a frame.
 pub(super) fn udp(from: End, to: End, payload: &[u8]) -> Vec<u8> {
     ip(from.0, to.0, UDP, &udp_bytes(from, to, payload))
 }
 
-/// Header and payload of a UDP datagram.
+/// Returns header and payload of a UDP datagram.
 pub(super) fn udp_bytes(from: End, to: End, payload: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; 8];
     put(&mut bytes, 0, from.1);
@@ -165,14 +165,14 @@ pub(super) struct Segment<'a> {
 }
 
 impl<'a> Segment<'a> {
-    /// A segment without data.
+    /// Makes a segment without data.
     pub(super) fn new(from: End, to: End, flags: u8) -> Self {
         let (options, payload): (&[u8], &[u8]) = (&[], &[]);
         let window = 65_535;
         Self { from, to, sequence: 1, acknowledgment: 0, flags, window, options, payload }
     }
 
-    /// Header, options and data.
+    /// Returns header, options and data.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let words = self.options.len().div_ceil(4);
         let mut bytes = vec![0; 20 + words * 4];
@@ -189,13 +189,14 @@ impl<'a> Segment<'a> {
         bytes
     }
 
-    /// The segment in a frame.
+    /// Returns the segment in a frame.
     pub(super) fn frame(&self) -> Vec<u8> {
         ip(self.from.0, self.to.0, TCP, &self.bytes())
     }
 }
 
-/// An ICMP message of either version: type, code, the four bytes behind the checksum, the rest.
+/// Returns an ICMP message of either version: type, code and the four bytes after the checksum,
+/// then the rest.
 pub(super) fn icmp(source: IpAddr, destination: IpAddr, head: [u8; 6], rest: &[u8]) -> Vec<u8> {
     let protocol = if source.is_ipv4() { ICMP } else { ICMPV6 };
     let mut bytes = vec![head[0], head[1], 0, 0];
@@ -205,7 +206,7 @@ pub(super) fn icmp(source: IpAddr, destination: IpAddr, head: [u8; 6], rest: &[u
     ip(source, destination, protocol, &bytes)
 }
 
-/// An ARP packet in a frame.
+/// Returns an ARP packet in a frame.
 pub(super) fn arp(
     operation: u16,
     sender_mac: [u8; 6],

@@ -1,4 +1,4 @@
-//! The honest flow: 64 MiB each way, every byte compared with what it must be.
+//! The honest flow: 64 MiB each way, with every byte checked.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
@@ -13,13 +13,13 @@ use crate::random::Random;
 pub(super) const PORT: u16 = 7000;
 /// Bytes each way.
 const BYTES: usize = 64 << 20;
-/// The longest pause of a flow, and a generous bound on a whole transfer.
+/// Longest pause of a flow, and a generous limit for a whole transfer.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Bytes after which the pattern repeats: prime, so that no misplaced block looks right.
+/// Period of the pattern in bytes: prime, so that no misplaced block looks right.
 const PERIOD: usize = 1_048_573;
 const CHUNK: usize = 64 << 10;
 
-/// What both sides send.
+/// The bytes that both sides send.
 struct Pattern(Vec<u8>);
 
 impl Pattern {
@@ -44,7 +44,7 @@ impl Pattern {
         Ok(())
     }
 
-    /// Reads to the end; how many bytes came, or the place of the first wrong one.
+    /// Reads to the end; returns how many bytes arrived.
     fn receive(&self, mut from: impl Read) -> io::Result<usize> {
         let mut buffer = vec![0; CHUNK];
         let mut place = 0;
@@ -59,7 +59,7 @@ impl Pattern {
     }
 }
 
-/// Serves each connection: whatever number of bytes the other side names goes both ways at once.
+/// Serves each connection: the client names a number of bytes, which then go both ways at once.
 pub(super) fn serve(listener: TcpListener) {
     for stream in listener.incoming() {
         let Ok(stream) = stream else { return };
@@ -80,7 +80,7 @@ fn serve_one(mut stream: TcpStream) -> io::Result<()> {
         pattern.send(&stream, bytes)?;
         io::Result::Ok(received.join().unwrap_or(0))
     })?;
-    // The last word: how much came in as it should.
+    // Finally, the number of bytes that arrived correctly.
     stream.write_all(&(received as u64).to_be_bytes())
 }
 
@@ -106,7 +106,7 @@ pub(super) fn exchange(connect: impl Fn() -> io::Result<TcpStream>, bytes: usize
     });
 }
 
-/// Receives from the honest server without end, and counts the bytes, each of which is compared.
+/// Receives endlessly from the honest server, and counts and checks the bytes.
 pub(super) fn download(connect: impl Fn() -> io::Result<TcpStream>, moved: &AtomicU64) {
     let mut stream = connect().expect("an honest connection");
     stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
@@ -130,7 +130,7 @@ impl Read for Counted<'_> {
     }
 }
 
-/// The honest work: both directions over IPv4, then over IPv6; how long it took.
+/// Does the honest work: both directions over IPv4, then over IPv6; returns how long it took.
 pub(super) fn transfer() -> Duration {
     let started = Instant::now();
     for host in [IpAddr::from(HOST), HOST6.into()] {
@@ -142,13 +142,13 @@ pub(super) fn transfer() -> Duration {
     took
 }
 
-/// Honest work, at least once and over again until `over`; how long one took on the average. What
-/// was still under way at the end does not count, unless it was the only one.
+/// Repeats the honest work until `over`, at least once; returns the average time of one. A transfer
+/// unfinished at the end does not count, unless it was the only one.
 pub(super) fn transfers(over: &AtomicBool) -> Duration {
     let (mut count, mut sum) = (0, Duration::ZERO);
     loop {
         let took = transfer();
-        // Relaxed: nothing else is learnt from the flag.
+        // Relaxed: nothing else depends on the flag.
         let is_over = over.load(Ordering::Relaxed);
         if count == 0 || !is_over {
             count += 1;

@@ -1,8 +1,7 @@
-//! The host of a test: a network namespace of its own with servers, traps and a view of what
-//! leaves it.
+//! The host of a test: a network namespace with servers, traps and a view of what leaves it.
 //!
-//! `HOST` is on one end of a pair of interfaces; whatever goes elsewhere leaves by it, is seen on
-//! the other end and answered by nobody.
+//! `HOST` is on one end of a pair of interfaces. Packets to elsewhere leave by it, and are seen on
+//! the other end, where nothing answers.
 
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
@@ -18,39 +17,39 @@ use crate::sys::{self, PacketSocket, Sees};
 /// The host's addresses on its network.
 pub(super) const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 pub(super) const HOST6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
-/// Addresses at which nobody answers.
+/// Addresses that do not answer.
 pub(super) const NOBODY: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 pub(super) const NOBODY6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xb, 0, 0, 0, 0, 1);
-/// Nothing that comes from inside may arrive here.
+/// Port of the traps: nothing from inside may arrive here.
 pub(super) const TRAP: u16 = 7666;
-/// Datagrams of [`WELCOME`] are counted here.
+/// Port where datagrams of [`WELCOME`] are counted.
 pub(super) const WELCOMING: u16 = 7001;
-/// Connections are taken and kept here, and nothing is read.
+/// Port where connections are accepted and kept, and not read.
 pub(super) const SINK: u16 = 7002;
-/// What comes is sent back here.
+/// Port where bytes are echoed.
 pub(super) const ECHO: u16 = 7007;
-/// Nobody listens here.
+/// A port on which no socket listens.
 pub(super) const CLOSED: u16 = 7999;
-/// Part of what must not reach the host.
+/// Part of data that must not reach the host.
 pub(super) const HOSTILE: &[u8; 8] = b"HOSTILE!";
-/// A datagram that must reach it.
+/// A datagram that must reach the host.
 pub(super) const WELCOME: &[u8; 8] = b"WELCOME!";
 
-/// What is on its way to the traps arrives within this, unless the machine is very busy: then a
-/// fault is overseen once, and nothing is found that is not there.
+/// Packets in flight to the traps arrive within this time, unless the machine is very busy. Then a
+/// fault may be missed once, but none is reported falsely.
 pub(super) const SETTLING: Duration = Duration::from_millis(150);
-/// How long what must come is waited for.
+/// How long to wait for packets that must arrive.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Connections that the sink keeps, oldest first.
+/// Connections that the sink keeps; it closes the oldest first.
 const SINK_MAX: usize = 512;
 const TICK: Duration = Duration::from_millis(50);
 
-/// What the host saw. Everything ends with it.
+/// The servers and traps of a host, which end with it.
 pub(super) struct Host {
     watch: Arc<Watch>,
 }
 
-/// What threads of a host share.
+/// State that a host's threads share.
 #[derive(Default)]
 struct Watch {
     over: AtomicBool,
@@ -60,7 +59,7 @@ struct Watch {
 
 impl Watch {
     fn is_over(&self) -> bool {
-        // Relaxed: nothing else is learnt from the flag.
+        // Relaxed: nothing else depends on the flag.
         self.over.load(Ordering::Relaxed)
     }
 
@@ -94,17 +93,18 @@ impl Host {
         Ok(host)
     }
 
-    /// What arrived although it must not.
+    /// Returns what arrived although it must not.
     pub(super) fn trapped(&self) -> Vec<String> {
         self.watch.trapped.lock().expect("no thread panics with the lock").clone()
     }
 
-    /// How many of the `expected` datagrams arrived that should; waits for them. Those for which a
-    /// socket had no room, because its reader was late, have arrived too. The thread is the host's.
+    /// Waits for `expected` welcome datagrams; returns how many arrived. Datagrams for which a
+    /// socket had no room, because its reader was late, count as arrived. Call it on the host's
+    /// thread.
     pub(super) fn welcomed(&self, expected: u64) -> u64 {
         let started = Instant::now();
         loop {
-            // Relaxed: a counter, looked at until it is large enough.
+            // Relaxed: a counter that is polled until it is large enough.
             let arrived = self.watch.welcomed.load(Ordering::Relaxed) + without_room(WELCOMING);
             if arrived >= expected || started.elapsed() > PATIENCE {
                 return arrived;
@@ -113,7 +113,7 @@ impl Host {
         }
     }
 
-    /// Sockets that take anything and tell.
+    /// Opens sockets that accept anything and report it.
     fn trap(&self, address: IpAddr) -> io::Result<()> {
         let udp = UdpSocket::bind((address, TRAP))?;
         let tcp = TcpListener::bind((address, TRAP))?;
@@ -158,7 +158,7 @@ impl Host {
         Ok(())
     }
 
-    /// Looks at what leaves the host: none of it hostile, all of it with the host's own address.
+    /// Checks frames that leave the host: none is hostile, and all have the host's own address.
     fn look_outside(&self) -> io::Result<()> {
         let socket = PacketSocket::open("outside", Sees::Everything)?;
         let watch = self.watch.clone();
@@ -179,13 +179,13 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // Relaxed: the threads look at it now and then.
+        // Relaxed: the threads check it periodically.
         self.watch.over.store(true, Ordering::Relaxed);
     }
 }
 
-/// True if the frame comes from an address that the host has. Its own discovery of neighbours and
-/// of multicast listeners uses others.
+/// Returns true if the frame comes from an address of the host, or is its own neighbour or
+/// multicast listener discovery.
 fn has_own_source(frame: &[u8]) -> bool {
     match frame.get(12..14) {
         Some([8, 0]) => frame.get(26..30) == Some(&HOST.octets()),
@@ -198,8 +198,8 @@ fn has_own_source(frame: &[u8]) -> bool {
     }
 }
 
-/// Datagrams for which the sockets at `port` had no room, as the kernel's tables tell in their last
-/// column.
+/// Returns the datagrams for which the sockets at `port` had no room, from the last column of the
+/// kernel's tables.
 fn without_room(port: u16) -> u64 {
     let at = format!(":{port:04X}");
     let count = |line: &str| {
@@ -239,7 +239,7 @@ fn echo(listener: TcpListener) {
     });
 }
 
-/// Arguments of `ip` that make the host.
+/// Arguments of the `ip` commands that set up the host.
 const SETUP: &[&str] = &[
     "link set lo up",
     "link add host0 type veth peer name outside",

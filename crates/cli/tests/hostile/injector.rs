@@ -1,5 +1,5 @@
-//! What runs inside: sends hostile frames while an honest flow beside them is timed and checked,
-//! and tells on standard output how many of them ought to be dropped for which reason.
+//! The program inside: it sends hostile frames while an honest flow beside them is timed and
+//! checked, and prints how many of them should be dropped for which reason.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,10 +19,10 @@ use crate::host::{HOST, HOST6};
 use crate::random::Random;
 use crate::sys::{PacketSocket, Sees};
 
-/// Frames between two questions whether the gateway keeps up. The device's queue holds far more,
-/// so that none is lost on the way.
+/// Frames between two checks that the gateway keeps up. The device's queue holds far more, so none
+/// is lost on the way.
 const FRAMES_PER_TURN: u32 = 256;
-/// A type of Ethernet frame that nobody knows: one for local experiments (IEEE 802).
+/// An unknown EtherType: one for local experiments (IEEE 802).
 pub(super) const NOISE: u16 = 0x88b5;
 /// Honest transfers beside noise whose mean is compared.
 const NOISE_TRANSFERS: u32 = 3;
@@ -49,20 +49,19 @@ impl Injector {
         })
     }
 
-    /// Sends a frame that is to be dropped for `reason`.
+    /// Sends a frame that must be dropped for `reason`.
     pub(super) fn drops(&mut self, reason: &'static str, frame: &[u8]) {
         if self.send(frame) {
             *self.sent.entry(reason).or_default() += 1;
         }
     }
 
-    /// Something else that is to be counted: `name` at least `count` times.
+    /// Records that `name` must be counted at least `count` times.
     pub(super) fn expects(&mut self, name: &'static str, count: u64) {
         *self.sent.entry(name).or_default() += count;
     }
 
-    /// Sends a frame of which nothing is known but that it must do no harm; true if the kernel let
-    /// it through.
+    /// Sends a frame that may have any effect except harm; returns true if the kernel accepted it.
     pub(super) fn send(&mut self, frame: &[u8]) -> bool {
         let sent = self.socket.send(frame);
         self.refused += u64::from(!sent);
@@ -73,15 +72,15 @@ impl Injector {
         sent
     }
 
-    /// Waits until the gateway has taken everything sent so far.
+    /// Waits until the gateway has handled everything sent so far.
     pub(super) fn wait_for_gateway(&mut self) {
         self.since_answer = 0;
         self.echo.ask();
     }
 }
 
-/// Asks the gateway for echoes: whatever was sent before the question has been taken before the
-/// answer.
+/// Sends echo requests to the gateway: frames sent before the request have been handled before the
+/// reply.
 pub(super) struct Echo {
     socket: OwnedFd,
     sequence: u16,
@@ -127,7 +126,8 @@ impl Echo {
     }
 }
 
-/// The program of a test: one round of the attack at least, and as many as the honest flow needs.
+/// The main function of the program: at least one round of the attack, and as many as the honest
+/// flow needs.
 pub(super) fn main(attack: &Attack, seed: u64) {
     println!("seed {seed:#x}");
     let mut random = Random::new(seed);
@@ -137,7 +137,7 @@ pub(super) fn main(attack: &Attack, seed: u64) {
     let lost_before = lost();
     let (beside, rounds) = beside_attack(attack, &mut injector, &mut random);
     (attack.finish)(&mut injector);
-    // Whoever comes now is served, too.
+    // Connections that are made now must be served, too.
     for host in [IpAddr::from(HOST), HOST6.into()] {
         honest::exchange(|| TcpStream::connect((host, honest::PORT)), 1 << 16);
     }
@@ -151,8 +151,8 @@ pub(super) fn main(attack: &Attack, seed: u64) {
     }
 }
 
-/// How long the honest work takes beside frames that the gateway drops at a glance: their sender
-/// takes as much of the machine as that of an attack, only the gateway's work differs.
+/// Returns how long the honest work takes beside frames that the gateway drops at once. Their
+/// sender takes as much of the machine as an attacker; only the gateway's work differs.
 fn beside_noise(injector: &mut Injector) -> Duration {
     let frame = frame::ethernet(NOISE, &[0; 46]);
     let honest = thread::spawn(|| (0..NOISE_TRANSFERS).map(|_| honest::transfer()).sum());
@@ -164,7 +164,7 @@ fn beside_noise(injector: &mut Injector) -> Duration {
     sum / NOISE_TRANSFERS
 }
 
-/// How long the honest work takes beside the attack, and the rounds of it.
+/// Returns how long the honest work takes beside the attack, and the rounds of the attack.
 fn beside_attack(attack: &Attack, injector: &mut Injector, random: &mut Random) -> (Duration, u64) {
     let over = Arc::new(AtomicBool::new(attack.repeat));
     let seen = over.clone();
@@ -178,13 +178,13 @@ fn beside_attack(attack: &Attack, injector: &mut Injector, random: &mut Random) 
         }
     }
     injector.wait_for_gateway();
-    // Relaxed: nothing else is told by the flag.
+    // Relaxed: nothing else depends on the flag.
     over.store(true, Ordering::Relaxed);
     let beside = honest.join().expect("the honest flow beside the attack is whole");
     (beside, rounds)
 }
 
-/// Frames that the program's interface lost because its queue was full.
+/// Returns the frames that the program's interface dropped because its queue was full.
 fn lost() -> u64 {
     let table = std::fs::read_to_string("/proc/self/net/dev").expect("/proc/self/net/dev");
     let line = table.lines().find(|line| line.trim_start().starts_with("tap0:")).expect("tap0");

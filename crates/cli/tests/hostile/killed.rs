@@ -1,17 +1,17 @@
-//! SIGKILL at random moments, for each process that takes part: nothing is left behind, and whoever
-//! is not concerned moves bytes as before.
+//! SIGKILL at random moments, for each participating process: nothing is left behind, and processes
+//! that are not affected move bytes as before.
 //!
 //! # Method
 //!
 //! Each round starts `towpath run` or `towpath up` in a network that plays the host, with programs
 //! and guests that move bytes ([`traffic`]). One of the processes, or a guest, is killed while
-//! things start, while bytes move, or while towpath ends. What ought to end must end, what ought to
-//! go on must go on, and then the host must be as before ([`left`]): no process, namespace,
-//! interface, socket, mount or file. Sockets with a path are removed by the broker. Those of a
-//! killed broker may be left; then nobody listens there and the next instance removes them.
+//! things start, while bytes move, or while towpath ends. Processes that depend on it must end,
+//! others must continue, and then the host must be as before ([`left`]): no process, namespace,
+//! interface, socket, mount or file. The broker removes sockets with a path. The sockets of a
+//! killed broker may remain; then no process listens on them, and the next instance removes them.
 //!
-//! `TOWPATH_KILLS=N` has N rounds in place of [`KILLS`]. The seed of a round is that of the run and
-//! its number, so that `TOWPATH_SEED=S TOWPATH_KILLS=1` repeats it, as far as chance lets it.
+//! `TOWPATH_KILLS=N` runs N rounds instead of [`KILLS`]. The seed of a round is that of the run
+//! plus its number, so that `TOWPATH_SEED=S TOWPATH_KILLS=1` repeats it, as far as timing allows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -39,24 +39,24 @@ pub(super) const NAME: &str = "killed_at_random_moments";
 pub(super) const ROLE: &str = "--killed";
 
 const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
-/// Rounds.
+/// Default number of rounds.
 const KILLS: u64 = 12;
-/// How long anything may take.
+/// Longest wait for anything.
 const PATIENCE: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_millis(2);
-/// Latest moments of the kill, in microseconds: from the start, from when all move bytes, and from
-/// the signal that asks to end.
+/// Latest times of the kill, in microseconds: after the start, after all move bytes, and after the
+/// signal that requests the end.
 const START_MAX: usize = 300_000;
 const SERVING_MAX: usize = 100_000;
 const ENDING_MAX: usize = 20_000;
 /// Marks all processes of a round.
 const MARK: &str = "TOWPATH_KILLED_ROUND";
-/// Where the test has its files, and what of them may stay.
+/// Folder of the sockets; `MAY_STAY` are the test's files that may remain.
 const SOCKETS: &str = "towpath";
 const MAY_STAY: [&str; 4] = ["net.toml", "said", "leases", "leases.lock"];
-/// The TAP devices of a network, and who is there.
+/// The TAP devices of a network, and the addresses of their guests.
 const DEVICES: [(&str, &str); 2] = [("killed0", "10.0.2.20"), ("killed1", "10.0.2.21")];
-/// Options of `run`. The port takes the broker to be bound.
+/// Options of `run`. The port needs the broker to be bound.
 const OPTIONS: [&[&str]; 4] = [
     &["-t", "80"],
     &["-t", "80", "--workers", "2"],
@@ -64,14 +64,14 @@ const OPTIONS: [&[&str]; 4] = [
     &["-t", "80", "--no-confinement"],
 ];
 
-/// What towpath does.
+/// The command that towpath runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Run,
     Up,
 }
 
-/// When somebody is killed.
+/// When a process is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Start,
@@ -79,7 +79,7 @@ enum Phase {
     Ending,
 }
 
-/// Who is killed.
+/// The process that is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Victim {
     Main,
@@ -89,9 +89,9 @@ enum Victim {
     Init,
     /// The program.
     Program,
-    /// Who is about to become it, or opens sockets for it.
+    /// A process that will become the program, or opens sockets for it.
     Inside,
-    /// A guest of this number.
+    /// The guest with this number.
     Guest(usize),
 }
 
@@ -124,7 +124,7 @@ pub(super) fn run(seed: u64) -> Result<(), Failed> {
     }
 }
 
-/// Where rounds take place.
+/// The place of the rounds.
 struct Lab {
     folder: PathBuf,
     before: Before,
@@ -135,10 +135,10 @@ struct Instance {
     kind: Kind,
     main: Process,
     mark: String,
-    /// A guest, and how to make another in its place, if that can be.
+    /// Each guest, and how to start another in its place, if possible.
     guests: Vec<(Process, Option<(&'static str, PathBuf)>)>,
     has_broker: bool,
-    /// All that its processes had.
+    /// Namespaces of all its processes.
     namespaces: BTreeSet<String>,
 }
 
@@ -163,7 +163,7 @@ impl Lab {
         self.folder.join(name)
     }
 
-    /// One round; `told` says what it is.
+    /// Runs one round and describes it in `told`.
     fn round(&self, seed: u64, told: &mut String) -> Result<(), Failed> {
         let mut random = Random::new(seed);
         let kind = [Kind::Run, Kind::Up][random.below(2)];
@@ -230,8 +230,8 @@ impl Lab {
         Ok(Instance { kind, main, mark, guests, has_broker, namespaces })
     }
 
-    /// Looks for files that are left. Where there was nobody who removes sockets, those are removed
-    /// by the next who comes.
+    /// Checks for left files. If no broker was left to remove sockets, the next instance must
+    /// remove them.
     fn check_files(&self, all_are_removed: bool) -> Result<(), Failed> {
         let left = left::files(&self.folder, SOCKETS, &MAY_STAY);
         if left.is_empty() {
@@ -262,7 +262,7 @@ impl Drop for Lab {
 }
 
 impl Instance {
-    /// Waits until everybody moves bytes.
+    /// Waits until all programs and guests move bytes.
     fn serve(&mut self) -> Result<(), Failed> {
         if self.kind == Kind::Run {
             return traffic::wait_until_moves(&mut self.main);
@@ -280,7 +280,7 @@ impl Instance {
         self.guests.iter_mut().try_for_each(|(guest, _)| traffic::wait_until_moves(guest))
     }
 
-    /// Kills somebody. What comes back is who, and how many brokers there were.
+    /// Kills a process; returns which, and how many brokers there were.
     fn kill(&mut self, random: &mut Random) -> Result<(Victim, usize), Failed> {
         let processes = Marked::all(&self.mark);
         self.namespaces.extend(processes.iter().flat_map(|one| one.namespaces.clone()));
@@ -315,14 +315,14 @@ impl Instance {
         else {
             return Ok((victim, brokers));
         };
-        // Nobody else has that number by now.
+        // The mark shows that the number was not reused before the pidfd was opened.
         if matches!(victim, Victim::Guest(_)) || left::is_marked(pid, &self.mark) {
             let _ = pidfd_send_signal(pidfd, Signal::KILL);
         }
         Ok((victim, brokers))
     }
 
-    /// Sees to it that the rest goes on or ends.
+    /// Checks that the remaining processes continue or end as they must.
     fn end(&mut self, phase: Phase, victim: Victim) -> Result<ExitStatus, Failed> {
         let ends_by_itself = matches!(victim, Victim::Main | Victim::Init | Victim::Program);
         let serves = phase == Phase::Serving && !ends_by_itself;
@@ -353,13 +353,13 @@ impl Instance {
     }
 }
 
-/// A guest that may come again.
+/// Starts another guest in the place of a killed one.
 fn other(role: &str, path: &Path) -> Result<Process, Failed> {
     Process::start(traffic::command(role, &path.to_string_lossy())?)
 }
 
-/// True for an end that means what it says: 0, an error that was told, the program's end, or the
-/// signals that were sent.
+/// Returns true for an expected end: exit code 0, a reported error, the program's end, or a signal
+/// that was sent.
 fn is_plausible(status: ExitStatus, victim: Victim) -> bool {
     match status.signal() {
         Some(9) => victim == Victim::Main,
@@ -368,7 +368,7 @@ fn is_plausible(status: ExitStatus, victim: Victim) -> bool {
     }
 }
 
-/// Waits for something; an error if it does not come.
+/// Waits for a value; returns an error if it takes too long.
 fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> Result<T, Failed> {
     let begun = Instant::now();
     loop {

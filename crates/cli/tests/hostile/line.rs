@@ -1,11 +1,11 @@
-//! The line in front of the gateway of a network: a guest that sends without end stands in it with
-//! little, so that others are served next.
+//! The queue in front of a network's gateway: a guest that sends endlessly has few packets in it,
+//! so that others are served next.
 //!
 //! # Method
 //!
-//! Turn by turn and without a clock: a network with two guests on stream sockets is asked for one
-//! packet at a time, while one guest has sent hundreds. Then the other sends one. All this is done
-//! again, when it is known that both use the gateway.
+//! Turn by turn and without a clock: the test takes one packet at a time from a network with two
+//! guests on stream sockets, while one guest has sent hundreds. Then the other sends one. This is
+//! repeated once both guests count as users of the gateway.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -23,22 +23,22 @@ use crate::frame::{self, GATEWAY_MAC};
 
 /// Name of the test.
 pub(super) const NAME: &str = "one_guest_does_not_fill_the_line_of_the_gateway";
-/// Frames that a guest has sent before the other sends one.
+/// Frames that one guest has sent before the other sends one.
 const FRAMES: usize = 600;
 /// Turns until then.
 const TURNS: usize = 20;
-/// Most that may be ahead: what is handed over at once, and a burst that was read before.
+/// Most packets ahead: those handed over at once, and a burst that was read before.
 const AHEAD_MAX: usize = 2 * BURST_MAX;
-/// The same once both have used the gateway: twice a share of such packets (`SHARE`,
+/// Most packets ahead once both have used the gateway: twice a share of such packets (`SHARE`,
 /// docs/limits.md).
 const AHEAD_SHARED_MAX: usize = 2 * 18;
 const MEMORY_BYTES: usize = 16 << 20;
-/// Byte of a frame by which its sender is known, and the senders.
+/// Offset of the byte of a frame that identifies its sender; the next constants are the senders.
 const SENDER: usize = 11;
 const GREEDY: u8 = 1;
 const MODEST: u8 = 2;
 
-/// Goal: however much one guest has sent, the packet of another is behind few of its packets
+/// Goal: however much one guest has sent, the packet of another waits behind few of its packets
 /// ([`AHEAD_MAX`], [`AHEAD_SHARED_MAX`]), and all of them arrive.
 pub(super) fn run() -> Result<(), Failed> {
     let folder = std::env::temp_dir().join(format!("towpath-line-{}", std::process::id()));
@@ -61,7 +61,7 @@ pub(super) fn run() -> Result<(), Failed> {
     };
     let mut greedy = connect(&mut network, "greedy")?;
     let mut modest = connect(&mut network, "modest")?;
-    // Who has sent the next packets for the gateway, `most` at a time.
+    // Returns the senders of the next packets for the gateway, `most` at a time.
     let mut next = |most: usize| -> Result<Vec<u8>, Failed> {
         let file = network.file().expect("that of its ports");
         let soon = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
@@ -73,7 +73,7 @@ pub(super) fn run() -> Result<(), Failed> {
         network.receive(&mut burst, &mut cx)?;
         Ok(burst.iter_mut().map(|packet| packet.peek_headers()[SENDER]).collect())
     };
-    // Both are let in.
+    // Both connections are accepted.
     (0..TURNS).try_for_each(|_| next(1).map(drop))?;
     for ahead_max in [AHEAD_MAX, AHEAD_SHARED_MAX] {
         greedy.write_all(&frame_from(GREEDY).repeat(FRAMES))?;
@@ -81,12 +81,12 @@ pub(super) fn run() -> Result<(), Failed> {
         for _ in 0..TURNS {
             taken += next(1)?.len();
         }
-        assert!(taken > 0, "packets come");
+        assert!(taken > 0, "packets arrive");
         modest.write_all(&frame_from(MODEST))?;
         let (mut ahead, mut turns) = (0, 0);
         let mut rest = loop {
             turns += 1;
-            assert!(turns < FRAMES, "the packet of the other comes");
+            assert!(turns < FRAMES, "the packet of the other guest arrives");
             let came = next(1)?;
             match came.first() {
                 Some(&MODEST) => break FRAMES - taken - ahead,
@@ -98,13 +98,13 @@ pub(super) fn run() -> Result<(), Failed> {
         for _ in 0..FRAMES {
             rest -= next(BURST_MAX)?.len();
         }
-        assert_eq!(rest, 0, "all of the others arrive");
+        assert_eq!(rest, 0, "all packets of the first guest arrive");
     }
     drop((greedy, modest, network));
     Ok(std::fs::remove_dir_all(folder)?)
 }
 
-/// A frame for the gateway, as it goes over a stream.
+/// Returns a frame for the gateway, as it goes over a stream.
 fn frame_from(sender: u8) -> Vec<u8> {
     let mut frame = frame::ethernet(frame::IPV4, &[0; 46]);
     frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, sender]);

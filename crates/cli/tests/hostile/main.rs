@@ -1,14 +1,14 @@
-//! Hostile input from inside the namespace: no panic, bounded memory, drops counted by reason,
-//! nothing on the host that should not be there, and an honest flow beside it that stays whole.
+//! Hostile input from inside the namespace: towpath does not panic, its memory is bounded, drops
+//! are counted by reason, nothing unexpected reaches the host, and an honest flow stays whole.
 //!
 //! # Method
 //!
-//! Each attack runs in a network namespace that plays the host ([`host`]). There `towpath run
-//! --stats` starts this same executable as its program. It sends frames with a packet socket on
-//! the program's interface ([`injector`], [`attack`]) while it moves honest bytes both ways
-//! ([`honest`]), and says how many frames ought to be dropped for which reason; the counters of
-//! `--stats` must say so too. Frames with virtio-net headers that the kernel would not let through
-//! are fed to the worker by a socket in place of the device ([`device`]).
+//! Each attack runs in a network namespace that plays the host ([`host`]). There, `towpath run
+//! --stats` starts this same executable as its program. It sends frames with a packet socket on the
+//! program's interface ([`injector`], [`attack`]) while it moves honest bytes both ways
+//! ([`honest`]), and prints how many frames should be dropped for which reason; the counters of
+//! `--stats` must agree. Frames with virtio-net headers that the kernel would not let through are
+//! fed to the worker by a socket in place of the device ([`device`]).
 //!
 //! Seeds: `TOWPATH_SEED=N` repeats a run; every run prints its seed.
 
@@ -72,7 +72,7 @@ fn main() -> ExitCode {
     }
     let seed = std::env::var("TOWPATH_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     let mut arguments = Arguments::from_args();
-    // Times are compared, and each run keeps two processors busy.
+    // Tests compare times, and each run keeps two processors busy.
     arguments.test_threads = Some(1);
     let trials = trials(seed);
     libtest_mimic::run(&arguments, trials).exit_code()
@@ -101,7 +101,7 @@ fn trials(seed: u64) -> Vec<Trial> {
     trials.push(trial(shares::NAME, Box::new(move || shares::run(seed))));
     trials.push(trial(killed::NAME, Box::new(move || killed::run(seed))));
     if std::env::var_os(siege::SECONDS_VARIABLE).is_some() {
-        // It compares times for so long that it is for a machine that has nothing else to do.
+        // It compares times for so long that the machine must be otherwise idle.
         trials.push(trial(siege::NAME, Box::new(siege::run)));
     }
     for name in slow::NAMES {
@@ -110,7 +110,7 @@ fn trials(seed: u64) -> Vec<Trial> {
     trials
 }
 
-/// Why none of this can run here, if so.
+/// Returns why none of this can run here, if it cannot.
 fn cannot_run() -> Option<&'static str> {
     if !rustix::process::geteuid().is_root() {
         return Some("packet sockets and network namespaces need root");

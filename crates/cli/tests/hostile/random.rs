@@ -5,12 +5,12 @@
 pub(super) struct Random(u64);
 
 impl Random {
-    /// A generator; equal seeds give equal numbers.
+    /// Makes a generator; equal seeds give equal numbers.
     pub(super) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// 64 bits.
+    /// Returns 64 bits.
     pub(super) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.0;
@@ -19,12 +19,12 @@ impl Random {
         bits ^ bits >> 31
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub(super) fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
 
-    /// 16 bits.
+    /// Returns 16 bits.
     pub(super) fn word(&mut self) -> u16 {
         self.next() as u16
     }
@@ -36,7 +36,7 @@ impl Random {
         }
     }
 
-    /// `len` random bytes.
+    /// Returns `len` random bytes.
     pub(super) fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.fill(&mut bytes);

@@ -1,5 +1,5 @@
-//! Processes that are told what to do by lines of their standard input, guests among them, and the
-//! network that serves those.
+//! Processes controlled by lines on their standard input, guests among them, and the network that
+//! serves these guests.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -29,12 +29,12 @@ impl Process {
         Ok(writeln!(self.input, "{line}")?)
     }
 
-    /// The number in the next line, which begins with `word`.
+    /// Returns the number in the next line, which must begin with `word`.
     pub(super) fn expect(&mut self, word: &str) -> Result<u64, Failed> {
         Ok(self.expect_all(word)?.first().copied().unwrap_or(0))
     }
 
-    /// The numbers in the next line, which begins with `word`.
+    /// Returns the numbers in the next line, which must begin with `word`.
     fn expect_all(&mut self, word: &str) -> Result<Vec<u64>, Failed> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
@@ -63,7 +63,7 @@ impl Drop for Process {
     }
 }
 
-/// `towpath up`.
+/// A running `towpath up`.
 pub(super) struct Up(pub(super) Child);
 
 impl Up {
@@ -87,7 +87,7 @@ impl Drop for Up {
     }
 }
 
-/// A guest's kernel: a namespace at the end of a TAP device.
+/// Starts a guest's kernel: a namespace at the end of a TAP device.
 pub(super) fn guest(command: Command, device: &str, address: &str) -> Result<Process, Failed> {
     let mut guest = Process::start(command)?;
     guest.expect("namespace")?;
@@ -96,7 +96,7 @@ pub(super) fn guest(command: Command, device: &str, address: &str) -> Result<Pro
     Ok(guest)
 }
 
-/// Becomes the kernel of a [`guest`]. Returns when it has its network.
+/// Turns this process into the kernel of a [`guest`]. Returns when it has its network.
 pub(super) fn become_guest() {
     sys::enter_network().expect("a namespace");
     println!("namespace");
@@ -120,7 +120,7 @@ pub(super) fn ip(arguments: &str) -> Result<(), Failed> {
     if output.status.success() { Ok(()) } else { Err(format!("ip {arguments}: {error}").into()) }
 }
 
-/// Allows this process as many descriptors as it may have.
+/// Raises the soft limit of descriptors to the hard limit.
 pub(super) fn allow_files() {
     let limit = getrlimit(Resource::Nofile);
     let most = Rlimit { current: limit.maximum, maximum: limit.maximum };

@@ -1,4 +1,4 @@
-//! One run: towpath in front of the injector, its memory watched and its counters read.
+//! One run: towpath serves the injector, while its memory is watched and its counters are read.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,14 +14,14 @@ use crate::host::{Host, SETTLING};
 
 /// The command under test.
 const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
-/// The longest that a run may take.
+/// Longest time of a run.
 const PATIENCE: Duration = Duration::from_secs(600);
 /// How often an attack is tried that seems to slow the honest flow down.
 const TRIES: usize = 6;
-/// How often towpath's memory is looked at.
+/// Interval of the checks of towpath's memory.
 const TICK: Duration = Duration::from_millis(20);
 
-/// A started process that is killed if it is forgotten.
+/// A started process that is killed when it is dropped.
 struct Guard(Child);
 
 impl Drop for Guard {
@@ -31,19 +31,19 @@ impl Drop for Guard {
     }
 }
 
-/// What a run left to be judged.
+/// The results of a run.
 struct Outcome {
     code: Option<i32>,
-    /// What the injector said.
+    /// Output of the injector.
     inside: String,
-    /// What towpath said.
+    /// Output of towpath.
     report: String,
     /// Most memory of towpath, in KiB.
     memory_kib: u64,
 }
 
-/// Runs an attack and judges it. The thread is the host's. A machine that others use too may
-/// stall: the honest flow is too slow only if it is so each time.
+/// Runs an attack and judges it; call it on the host's thread. A busy machine may stall, so the
+/// honest flow is too slow only if it is so each time.
 pub(super) fn run(attack: &Attack, seed: u64) -> Result<(), Failed> {
     let host = Host::new()?;
     let mut ratios = Vec::new();
@@ -57,7 +57,7 @@ pub(super) fn run(attack: &Attack, seed: u64) -> Result<(), Failed> {
     Err(format!("the honest flow was slower by factors of {ratios:?}").into())
 }
 
-/// One run; how much slower than beside harmless frames the honest flow was.
+/// Runs once; returns how much slower the honest flow was than beside harmless frames.
 fn run_once(attack: &Attack, seed: u64, host: &Host) -> Result<f64, Failed> {
     let outcome = start_and_watch(attack, seed)?;
     thread::sleep(SETTLING);
@@ -108,7 +108,7 @@ fn read_all(stream: Option<impl Read + Send + 'static>) -> thread::JoinHandle<St
     })
 }
 
-/// The most memory that a process has had.
+/// Returns the peak memory of a process.
 fn peak_kib(status: &str) -> Option<u64> {
     let text = fs::read_to_string(status).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -131,9 +131,9 @@ fn judge(attack: &Attack, outcome: &Outcome, host: &Host) -> Result<(), String> 
     counted.insert("welcome".into(), host.welcomed(welcome));
     let lost = numbers(&outcome.inside, "lost").remove("lost").unwrap_or(0);
     for (reason, &expected) in &drops {
-        // Some may be counted for one reason or for another.
+        // A frame may be counted for one reason or another.
         let count: u64 = reason.split('+').filter_map(|reason| counted.get(reason)).sum();
-        // What is welcome is sent while nothing else is on its way.
+        // Welcome datagrams are sent while nothing else is in flight.
         let excused = if reason == "welcome" { 0 } else { lost };
         if count + excused < expected {
             return Err(format!("{reason}: {count} were counted, {expected} were sent"));
@@ -142,7 +142,7 @@ fn judge(attack: &Attack, outcome: &Outcome, host: &Host) -> Result<(), String> 
     Ok(())
 }
 
-/// Lines `WORD NAME NUMBER`, or `WORD NUMBER`, as a table.
+/// Parses lines `WORD NAME NUMBER`, or `WORD NUMBER`, into a table.
 fn numbers(text: &str, word: &str) -> BTreeMap<String, u64> {
     let read = |line: &str| {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();

@@ -1,9 +1,9 @@
-//! Everybody's share of the worker's thread while all have more to move than it can: shown turn by
-//! turn, without a clock.
+//! Fair shares of the worker's thread while every flow has more to move than it can. The test
+//! counts turns and uses no clock.
 //!
-//! The program is a stack in place of a TAP device, its peers are sockets on the host's loopback,
-//! and all of it is one thread: the program and the peers go on when the worker asks the device
-//! for its turn.
+//! The program is a stack in place of a TAP device; its peers are sockets on the host's loopback.
+//! Everything runs on one thread: the program and the peers proceed when the worker gives the
+//! device its turn.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -32,26 +32,26 @@ pub(super) const NAME: &str = "flows_and_directions_have_their_shares";
 
 /// Flows in each direction.
 const FLOWS: usize = 8;
-/// What each flow has moved before anything is counted: windows are open by then.
+/// Bytes that each flow moves before the count begins: windows are open by then.
 const WARM_UP: u64 = 8 << 20;
-/// Turns in which windows must have opened, and those that are counted: forty rounds of all flows
-/// if each takes the whole of a turn.
+/// Turns within which windows must open. `TURNS` are counted: forty rounds of all flows if each
+/// takes a whole turn.
 const WARM_UP_TURNS_MAX: u32 = 20_000;
 const TURNS: u32 = 40 * FLOWS as u32;
-/// Largest share of a flow of the host, of the smallest, in percent.
+/// Most bytes of a host's flow, in percent of the smallest.
 const FLOWS_APART_MAX: u64 = 150;
 /// Least share of the slower direction, in percent of both.
 const SLOWER_MIN: u64 = 40;
 /// Bytes of a call.
 const CHUNK: usize = 64 << 10;
 const MEMORY_BYTES: usize = 128 << 20;
-/// The kernel keeps as much for each flow from the beginning: many turns' worth, so that it does
-/// not matter when it moves bytes from one socket to the other.
+/// The kernel's buffers for each flow from the beginning. They hold enough for many turns, so it
+/// does not matter when the kernel moves bytes from one socket to the other.
 const BUFFERS: &str = "4194304 8388608 8388608";
 
-/// Goal: with eight flows that always have more in each direction, the slower direction has two
-/// fifths of the bytes of any turns, and no flow of the host gets half as much again as another,
-/// whatever the order in which their peers write.
+/// Goal: eight flows in each direction always have more to move. The slower direction gets two
+/// fifths of the bytes, and no flow of the host gets half as much again as another, whatever the
+/// order in which their peers write.
 pub(super) fn run(seed: u64) -> Result<(), Failed> {
     sys::enter_network()?;
     let output = Command::new("ip").args(["link", "set", "lo", "up"]).output()?;
@@ -68,7 +68,7 @@ pub(super) fn run(seed: u64) -> Result<(), Failed> {
     let program = Program::new(&config, seed)?;
     let ready = program.news.try_clone()?;
     let mut worker = Worker::serving(&config, program, Arc::default())?;
-    // What is always readable makes each call one turn.
+    // It is always readable, so each call is one turn.
     let mut turn = || -> Result<(Vec<u64>, Vec<u64>), Failed> {
         worker.run_until(&[ready.as_fd()])?;
         Ok((worker.side().came_in.clone(), worker.side().went_out.clone()))
@@ -99,7 +99,7 @@ pub(super) fn run(seed: u64) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The inside of the gateway, and the peers of its other side.
+/// The inside of the gateway, and the peers on the host.
 struct Program {
     sockets: Sockets,
     memory: Memory,
@@ -107,7 +107,7 @@ struct Program {
     sent: Burst,
     receiving: Vec<SocketId>,
     sending: Vec<SocketId>,
-    /// Of those who receive, and of those who send.
+    /// Listeners of the flows that receive, and of those that send.
     listeners: [TcpListener; 2],
     writers: Vec<TcpStream>,
     readers: Vec<TcpStream>,
@@ -160,7 +160,7 @@ impl Program {
         })
     }
 
-    /// Lets program and peers go on as far as they can.
+    /// Lets the program and the peers proceed as far as they can.
     fn go_on(&mut self, now: Instant) -> io::Result<()> {
         for (listener, peers) in self.listeners.iter().zip([&mut self.writers, &mut self.readers]) {
             while let Ok((peer, _)) = listener.accept() {
@@ -191,7 +191,7 @@ impl Program {
         Ok(())
     }
 
-    /// The flows in any order.
+    /// Returns the flows in random order.
     fn order(&mut self) -> [usize; FLOWS] {
         let mut order = std::array::from_fn(|index| index);
         for end in (2..=FLOWS).rev() {
@@ -201,7 +201,7 @@ impl Program {
     }
 }
 
-/// Bytes moved; none if the socket has had enough.
+/// Returns the bytes moved; `None` if the socket would block.
 fn done(result: io::Result<usize>) -> io::Result<Option<usize>> {
     match result {
         Ok(count) => Ok((count > 0).then_some(count)),
@@ -280,7 +280,7 @@ fn stack_of(config: &Config, net: &Ipv4Config) -> Stack {
     stack
 }
 
-/// A device that can do everything.
+/// Returns the caps of a device with all offloads.
 fn able() -> Caps {
     Caps { checksum: true, tso4: true, gso_bytes_max: 65_535 + 14, ..Caps::plain(1500) }
 }

@@ -1,20 +1,20 @@
-//! A siege: one guest of `towpath up` attacks in every way there is, in turn, while another has a
-//! mixed honest load. The honest guest keeps its speed, and has it back at once; memory and
-//! descriptors do not grow with time.
+//! A siege: one guest of `towpath up` runs all attacks in turn, while another has a mixed honest
+//! load. The honest guest keeps its speed, and regains it at once; memory and descriptors do not
+//! grow over time.
 //!
 //! # Method
 //!
-//! Attacks are those of [`attack`](crate::attack), and readers that do not read: downloads by the
-//! guest, and connections from outside to its published port. Each has two phases, one in each half
-//! of the time. In a phase the honest flow is measured alone, beside harmless frames of the same
-//! sender, beside the attack and after it. Speeds are compared with those beside harmless frames,
-//! as the sender takes its part of the machine in any case. Attacks that take memory and keep it do
-//! so before anything is measured, and are compared with the flow alone: while they take it, they
-//! are a guest like others, to whom his part is due. A phase is tried again if the machine may have
-//! stalled.
+//! The attacks are those of [`attack`](crate::attack), and readers that do not read: downloads by
+//! the guest, and connections from outside to its published port. Each attack has two phases, one
+//! in each half of the time. In a phase the honest flow is measured alone, beside harmless frames
+//! of the same sender, beside the attack and after it. Speeds are compared with those beside
+//! harmless frames, as any sender takes its part of the machine. Attacks that take memory and keep
+//! it do so before anything is measured, and are compared with the flow alone: while they take it,
+//! they are a guest like others, which is due its share. A phase is repeated if the machine may
+//! have stalled.
 //!
-//! Runs if `TOWPATH_SIEGE_SECONDS` is set, for about so many seconds, at least [`SECONDS`]; with
-//! `TOWPATH_SIEGE_ATTACKS=NAME,NAME` these attacks alone.
+//! The siege runs if `TOWPATH_SIEGE_SECONDS` is set, for about that time, at least [`SECONDS`].
+//! `TOWPATH_SIEGE_ATTACKS=NAME,NAME` selects attacks.
 
 use std::fmt;
 use std::fs;
@@ -34,56 +34,56 @@ mod load;
 
 /// Name of the test.
 pub(super) const NAME: &str = "a_siege_leaves_an_honest_guest_alone";
-/// First argument of this executable in a role of this test, and the roles.
+/// First argument of this executable in a role of this test; the next constants are the roles.
 pub(super) const ROLE: &str = "--siege";
 const HONEST: &str = "honest";
 const HOSTILE: &str = "hostile";
 const ATTACK: &str = "attack";
-/// What is no flood: harmless frames, and readers that do not read.
+/// Names of loads that are not floods: harmless frames, and readers that do not read.
 const NOISE: &str = "noise";
-/// Names of attacks that begin so take memory and keep it.
+/// Names of attacks that begin with this take memory and keep it.
 const HOARD: &str = "hoard";
 const DOWNLOADS: &str = "slow_downloads";
 const PUBLISHED: &str = "slow_readers_outside";
 
 const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
-/// How long at least, about.
+/// Approximate least duration in seconds.
 const SECONDS: u64 = 26;
-/// Says how long.
+/// Environment variable with the duration in seconds.
 pub(super) const SECONDS_VARIABLE: &str = "TOWPATH_SIEGE_SECONDS";
 /// Halves of the time.
 const HALVES: usize = 2;
 /// Parts of a phase, in percent: alone, beside harmless frames, beside the attack. The rest is for
-/// the time after.
+/// the time after the attack.
 const PARTS: [u64; 3] = [20, 25, 45];
-/// Least and most of a window, in milliseconds, and windows of a part.
+/// Least and greatest length of a window, in milliseconds; `WINDOWS_MIN` is the windows of a part.
 const WINDOW: (u64, u64) = (40, 500);
 const WINDOWS_MIN: u64 = 3;
-/// Times that a phase is measured before it has failed.
+/// Measurements of a phase before it has failed.
 const TRIES: usize = 6;
-/// Longest that the honest flow may take until it has its speed again.
+/// Longest time until the honest flow has its speed again.
 const RECOVERY_MAX: Duration = Duration::from_secs(1);
-/// How much more the second half may have than the first: KiB of all processes, descriptors.
+/// How much more the second half may use than the first: KiB of all processes, and descriptors.
 const GROWTH_KIB_MAX: u64 = 16 << 10;
 const GROWTH_FILES_MAX: usize = 64;
-/// Descriptors of flows that a flood leaves until they have been idle for minutes, and of the rest:
-/// a short run does not reach them in its first half. Of TCP and of UDP each 4096.
+/// Descriptors of flows that a flood leaves until they have been idle for minutes, and some more: a
+/// short run does not reach them in its first half. There are up to 4096 flows each of TCP and UDP.
 const KEPT_MAX: usize = 2 * 4096 + 8 * GROWTH_FILES_MAX;
-/// How long it may take until all is taken that can be.
+/// Time for an attack to take all memory that it can.
 const SETTLING: Duration = Duration::from_secs(1);
-/// How long anything may take.
+/// Longest wait for anything.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Where datagrams come back.
+/// Port where datagrams are echoed.
 const ECHO_PORT: u16 = 7008;
 /// The host's port that leads to the hostile guest.
 const PUBLISHED_PORT: u16 = 9088;
 
-/// True for who takes what there is and keeps it, in place of sending on and on.
+/// Returns true for an attack that takes memory and keeps it, instead of sending continuously.
 fn occupies(name: &str) -> bool {
     name.starts_with(HOARD) || [DOWNLOADS, PUBLISHED].contains(&name)
 }
 
-/// One of the roles.
+/// The main function of a role.
 pub(super) fn main(role: &str, name: &str) {
     allow_files();
     match role {
@@ -93,8 +93,8 @@ pub(super) fn main(role: &str, name: &str) {
     }
 }
 
-/// Bytes of the honest flow in a second, and for each kind of question the median and the longest,
-/// in microseconds.
+/// Bytes of the honest flow per second, and for each kind of request the median and the greatest
+/// time in microseconds.
 type Window = Vec<u64>;
 
 struct Siege {
@@ -103,14 +103,14 @@ struct Siege {
     up: Up,
 }
 
-/// What a phase came to.
+/// The results of a phase.
 #[derive(Clone, Debug)]
 struct Phase {
     name: &'static str,
     alone: Window,
     noise: Window,
     beside: Window,
-    /// Until the speed was there again.
+    /// Time until the speed was there again.
     recovery: Duration,
     resident_kib: u64,
     files: usize,
@@ -189,10 +189,10 @@ impl Siege {
         Ok(Self { honest, hostile, up })
     }
 
-    /// A phase, more than once if it is not as it must be.
+    /// Runs a phase, repeatedly if it exceeds a bound.
     fn phase_within_bounds(&mut self, name: &'static str, share: u64) -> Result<Phase, Failed> {
         let mut problems = Vec::new();
-        // The longer, the less a stall counts.
+        // Longer each time, so that a stall counts less.
         for time in (1..=TRIES as u64).map(|round| share * round) {
             let phase = self.phase(name, time)?;
             println!("{phase}");
@@ -222,7 +222,7 @@ impl Siege {
         Ok(Phase { name, alone, noise, beside, recovery, resident_kib, files })
     }
 
-    /// The honest flow while the hostile guest does something.
+    /// Measures the honest flow while the hostile guest does something.
     fn beside(&mut self, name: &str, millis: u64) -> Result<Window, Failed> {
         if name == PUBLISHED {
             let unread = load::open_unread(SocketAddr::from((HOST, PUBLISHED_PORT)));
@@ -242,7 +242,7 @@ impl Siege {
         window
     }
 
-    /// The medians of windows within a time, and the longest of all.
+    /// Returns the medians of windows within a time, and the greatest of all.
     fn windows(&mut self, millis: u64) -> Result<Window, Failed> {
         let each = (millis / WINDOWS_MIN).clamp(WINDOW.0, WINDOW.1);
         let mut columns: Vec<Vec<u64>> = Vec::new();
@@ -261,7 +261,7 @@ impl Siege {
         Ok(columns.iter().enumerate().map(of).collect())
     }
 
-    /// Memory and descriptors of all processes of the network.
+    /// Returns memory and descriptors of all processes of the network.
     fn resources(&self) -> (u64, usize) {
         let main = self.up.0.id();
         let children = fs::read_to_string(format!("/proc/{main}/task/{main}/children"));
@@ -284,12 +284,12 @@ impl Phase {
                         ms of a connection and of a name, median and longest; ms until it is \
                         over; KiB; descriptors";
 
-    /// Speed beside the attack, in percent of what is given.
+    /// Returns the speed beside the attack, in percent of that of `window`.
     fn percent_of(&self, window: &Window) -> u128 {
         u128::from(self.beside[0]) * 100 / u128::from(window[0]).max(1)
     }
 
-    /// What is not as it must be.
+    /// Returns the bound that was exceeded, if one was.
     fn problem(&self) -> Option<String> {
         // Harmless frames may take as much of the machine as an attack does, or more.
         let percent = self.percent_of(&self.noise).max(self.percent_of(&self.alone));

@@ -1,18 +1,19 @@
-//! Readers that never read, beside an honest flow: what they are sent stays with its sender, and
-//! the honest flow, new connections and names are served as before. Then they read after all, and
-//! every byte arrives.
+//! Readers that never read, beside an honest flow: data for them stays with its sender, and the
+//! honest flow, new connections and names are served as before. Then they read, and every byte
+//! arrives.
 //!
 //! # Method
 //!
-//! A *source* sends and a *sink* receives; each is this executable in another role, told by lines
-//! of its standard input what to do ([`source`], [`sink`]). One of them is inside: a program of
-//! `towpath run`, or a guest of `towpath up`. The sink opens many connections and reads none. The
-//! kernel's buffers are small, so that the rest of each answer would have to wait in towpath.
+//! A *source* sends and a *sink* receives. Each is this executable in another role, controlled by
+//! lines on its standard input ([`source`], [`sink`]). One of them is inside: a program of `towpath
+//! run`, or a guest of `towpath up`. The sink opens many connections and reads none. The kernel's
+//! buffers are small, so the rest of each answer would have to wait in towpath.
 //!
-//! The speed of the honest flow is compared with its speed before, each as a part of that of a
-//! transfer between two sockets of the kernel at the time: other tests may begin meanwhile.
+//! The speed of the honest flow is compared with its speed before. Each is taken relative to the
+//! speed of a transfer between two sockets of the kernel at that time, as other tests may begin
+//! meanwhile.
 //!
-//! `TOWPATH_SLOW_FLOWS=N` has N connections in place of [`FLOWS`], and tries each case with more
+//! `TOWPATH_SLOW_FLOWS=N` sets N connections instead of [`FLOWS`], and tries each case with more
 //! sizes of memory and numbers of workers.
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -37,40 +38,41 @@ pub(super) const NAMES: [&str; 3] =
 const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
 /// Connections that are not read.
 const FLOWS: usize = 400;
-/// Bytes sent on each of them: several times what the kernel's buffers keep.
+/// Bytes sent on each of them: several times as many as the kernel's buffers keep.
 const ANSWER: usize = 512 << 10;
-/// Least, first and most of the kernel's buffers on the host's side: with more, the flows would
-/// take all memory that the system has for TCP, which then slows down whoever uses it.
+/// Least, initial and greatest size of the kernel's buffers on the host's side. With larger ones,
+/// the flows would take all memory that the system has for TCP, which then slows down all
+/// connections.
 const BUFFERS: &str = "4096 32768 49152";
-/// Connections that the source has yet to accept, at most.
+/// Most connections that the source has yet to accept.
 const BACKLOG: i32 = 4096;
-/// The buffers of source and sink, of connections that are not read.
+/// Buffer size of source and sink for connections that are not read.
 const BUFFER: usize = 16 << 10;
 /// Bytes of an honest transfer.
 const HONEST: usize = 64 << 20;
-/// Ports of the source: not read, and honest.
+/// Ports of the source: for connections that are not read, and for honest ones.
 pub(super) const FLOOD_PORT: u16 = 8088;
 const HONEST_PORT: u16 = 8089;
-/// The host's address, and what resolvers ask for names.
+/// Address of the host and of its resolver.
 const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-/// Times that an honest flow is measured before it counts as too slow: the machine may stall.
+/// Measurements of an honest flow before it counts as too slow: the machine may stall.
 const TRIES: u32 = 6;
-/// How long the connections that are not read may take until the kernel's buffers are full: a
-/// time for all, and one for each. Until then they move bytes, and have their parts of the thread.
+/// How long it may take until the kernel's buffers of unread connections are full: a time for all,
+/// plus one for each. Until then these connections move bytes, and have their parts of the thread.
 const SETTLING: Duration = Duration::from_secs(2);
 const SETTLING_OF_EACH: Duration = Duration::from_millis(2);
-/// How long towpath is watched without news, and how much of a processor it may use then, in
+/// How long towpath is watched without traffic, and how much of a processor it may use then, in
 /// percent.
 const REST: Duration = Duration::from_millis(500);
 const REST_SHARE_MAX: u128 = 10;
 /// Least speed of the honest flow, in percent of its speed alone.
 pub(super) const SPEED_MIN: u128 = 70;
-/// Longest that a connection, or a name, may take.
+/// Longest time for a connection or a name.
 pub(super) const ANSWER_MAX: Duration = Duration::from_millis(100);
-/// How long anything may take.
+/// Longest wait for anything.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Which side is inside, and of what.
+/// Which side is inside, and of which command.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Published,
@@ -93,7 +95,7 @@ pub(super) fn run(name: &str) -> Result<(), Failed> {
     for memory in sizes {
         let workers: &[&str] = if wanted.is_some() { &["1", "2"] } else { &["1"] };
         for &workers in workers {
-            // Each worker takes 16 MiB at least.
+            // Each worker takes at least 16 MiB.
             if workers != "1" && (kind == Kind::Guest || *memory == "16M") {
                 continue;
             }
@@ -147,7 +149,7 @@ fn case(kind: Kind, flows: usize, memory: &str, workers: &str) -> Result<(), Fai
     let begun = Instant::now();
     slow.ask(&format!("flood {flows}"), "flooded")?;
     println!("    {flows} connections in {:?}", begun.elapsed());
-    // Until the source has filled what takes its bytes.
+    // Until the source has filled the kernel's buffers.
     thread::sleep(SETTLING + SETTLING_OF_EACH * flows as u32);
     let serving = match (&up, kind) {
         (Some(up), _) => up.0.id(),
@@ -168,7 +170,7 @@ fn case(kind: Kind, flows: usize, memory: &str, workers: &str) -> Result<(), Fai
         assert!(speeds.len() < TRIES as usize, "the honest flow is too slow: {speeds:?} %");
     }
     quick(beside, "connect")?;
-    // Names are for the side inside.
+    // Names are resolved by the side inside.
     quick(if kind == Kind::Published { &mut source } else { beside }, "resolve")?;
     let begun = Instant::now();
     let drained = slow.ask("drain", "drained")?;
@@ -179,9 +181,9 @@ fn case(kind: Kind, flows: usize, memory: &str, workers: &str) -> Result<(), Fai
     Ok(())
 }
 
-/// Fails unless towpath, of which this is the first process, rests for a while: bytes that nobody
-/// reads cost nothing. [`percent`] cannot see a thread that spins, which slows down the kernel's
-/// transfer, too.
+/// Fails unless the processes of towpath, of which `first` is the first, rest for a while: unread
+/// bytes must cost nothing. [`percent`] cannot detect a thread that spins, which slows down the
+/// kernel's transfer as well.
 fn rests(first: u32) -> Result<(), Failed> {
     let mut shares = Vec::new();
     for _ in 0..TRIES {
@@ -197,12 +199,12 @@ fn rests(first: u32) -> Result<(), Failed> {
     Err(format!("towpath does not rest: {shares:?} % of a processor").into())
 }
 
-/// What the processes of towpath have used of processors, from this one on.
+/// Returns the processor time of the processes of towpath, from this one on.
 fn cpu_time(pid: u32) -> Duration {
     let of =
         |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
     let stat = of("stat");
-    // Behind the name, in ticks: the 12th and 13th.
+    // The 12th and 13th field after the name, in ticks.
     let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
     let ticks = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum::<u64>();
     let own = match stat.contains("(towpath)") {
@@ -220,7 +222,7 @@ fn cpu_time(pid: u32) -> Duration {
     })
 }
 
-/// How long an honest transfer takes, and one between two sockets of the kernel at that time.
+/// Returns the times of an honest transfer, and of one between two sockets of the kernel meanwhile.
 fn measure_beside_kernel(sink: &mut Process) -> Result<[Duration; 2], Failed> {
     let before = measure_kernel()?;
     let honest = measure(sink)?;
@@ -228,15 +230,15 @@ fn measure_beside_kernel(sink: &mut Process) -> Result<[Duration; 2], Failed> {
     Ok([honest, before.min(measure_kernel()?)])
 }
 
-/// The speed of a transfer in percent of another's, each as a part of the kernel's speed: the
-/// machine may have more to do than when the other was measured.
+/// Returns the speed of a transfer in percent of another's, each relative to the kernel's speed:
+/// the machine may be busier than when the other was measured.
 fn percent([alone, kernel_then]: [Duration; 2], [now, kernel_now]: [Duration; 2]) -> u128 {
     let [of, to] = [alone, now].map(|time| time.as_micros().max(1));
     let [from, at] = [kernel_then, kernel_now].map(|time| time.as_micros().max(1));
     of * at * 100 / (to * from)
 }
 
-/// A transfer between two sockets of the kernel.
+/// Measures a transfer between two sockets of the kernel.
 fn measure_kernel() -> Result<Duration, Failed> {
     let listener = TcpListener::bind((HOST, 0))?;
     let mut reader = TcpStream::connect(listener.local_addr()?)?;
@@ -252,12 +254,12 @@ fn measure_kernel() -> Result<Duration, Failed> {
     Ok(begun.elapsed())
 }
 
-/// An honest transfer.
+/// Measures an honest transfer.
 fn measure(sink: &mut Process) -> Result<Duration, Failed> {
     Ok(Duration::from_micros(sink.ask("honest", "honest")?))
 }
 
-/// Has something done that must be quick, more than once if it is not.
+/// Requests an action that must be quick, repeatedly if it is not.
 fn quick(process: &mut Process, what: &str) -> Result<(), Failed> {
     let mut times = Vec::new();
     for _ in 0..TRIES {
@@ -282,7 +284,7 @@ fn set_up_host() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Has sockets of this thread's network keep little.
+/// Makes the buffers of sockets in this thread's network small.
 pub(super) fn set_small_buffers() -> io::Result<()> {
     for name in ["tcp_rmem", "tcp_wmem"] {
         std::fs::write(format!("/proc/sys/net/ipv4/{name}"), BUFFERS)?;
@@ -290,19 +292,19 @@ pub(super) fn set_small_buffers() -> io::Result<()> {
     Ok(())
 }
 
-/// Answers whoever asks for a name.
+/// Answers all queries for names.
 pub(super) fn answer_names(resolver: UdpSocket) {
     thread::spawn(move || {
         let mut buffer = [0; 512];
         while let Ok((count, from)) = resolver.recv_from(&mut buffer) {
-            // An answer, by its first flag.
+            // Sets the flag of a response.
             buffer[2] |= 0x80;
             let _ = resolver.send_to(&buffer[..count], from);
         }
     });
 }
 
-/// This executable in a role.
+/// The main function of a role.
 pub(super) fn main(role: &str, host: &str) {
     allow_files();
     let host: Ipv4Addr = host.parse().expect("an address");
@@ -316,7 +318,7 @@ pub(super) fn main(role: &str, host: &str) {
     }
 }
 
-/// Sends to whoever connects.
+/// Sends on all connections.
 fn source() {
     let any = Ipv4Addr::UNSPECIFIED;
     let honest = TcpListener::bind((any, HONEST_PORT)).expect("a free port");
@@ -325,7 +327,7 @@ fn source() {
     // and the kernel resets some of them.
     sockopt::set_socket_send_buffer_size(&flood, BUFFER).expect("a setting");
     // A shorter backlog overflows: the kernel then answers with SYN cookies, and drops the ACKs of
-    // some handshakes without a trace.
+    // some handshakes silently.
     rustix::net::listen(&flood, BACKLOG).expect("it listens");
     thread::spawn(move || {
         for stream in honest.incoming().map_while(Result::ok) {
@@ -382,7 +384,7 @@ fn byte_at(place: usize) -> u8 {
     (place / 251) as u8
 }
 
-/// Connects, and reads or does not.
+/// Connects, and reads or not.
 fn sink(host: Ipv4Addr) {
     let mut slow = Vec::new();
     println!("ready");
@@ -429,7 +431,7 @@ fn connect(host: Ipv4Addr, port: u16) -> TcpStream {
     stream
 }
 
-/// A connection that is not read: the kernel keeps little of what comes.
+/// Makes a connection that is not read: the kernel keeps little of the data.
 fn connect_to_wait(host: Ipv4Addr) -> TcpStream {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None);
     let socket = socket.expect("a socket");
@@ -439,8 +441,7 @@ fn connect_to_wait(host: Ipv4Addr) -> TcpStream {
     socket.into()
 }
 
-/// Reads all of them to the end, whichever has something; how many brought all bytes as they must
-/// be.
+/// Reads all streams to the end, in any order; returns how many delivered all bytes correctly.
 fn read_all(streams: Vec<TcpStream>) -> usize {
     let (mut reactor, mut events) = (Reactor::new().expect("a set of files"), Events::new());
     for (token, stream) in streams.iter().enumerate() {
@@ -473,16 +474,16 @@ fn read_all(streams: Vec<TcpStream>) -> usize {
     whole
 }
 
-/// Asks towpath's resolver for something, by a new socket.
+/// Resolves a name through towpath, over a new socket.
 fn resolve_anew() -> Duration {
     resolve(&UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a socket"))
 }
 
-/// The same by a socket that there is.
+/// Resolves a name through towpath, over an existing socket.
 pub(super) fn resolve(socket: &UdpSocket) -> Duration {
     let begun = Instant::now();
     socket.set_read_timeout(Some(Duration::from_secs(2))).expect("a setting");
-    // A question for example.org, type A.
+    // A query for example.org, type A.
     let question = b"\0\x07\x01\0\0\x01\0\0\0\0\0\0\x07example\x03org\0\0\x01\0\x01";
     socket.send_to(question, ("10.0.2.3", 53)).expect("it is sent");
     let answer = socket.recv(&mut [0; 512]);

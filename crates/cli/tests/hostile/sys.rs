@@ -1,4 +1,5 @@
-//! What needs the C library: namespaces of threads and packet sockets. The only unsafe code here.
+//! System calls without a safe wrapper: namespaces of threads and packet sockets. The only unsafe
+//! code of these tests.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -15,10 +16,10 @@ pub(super) fn enter_network() -> io::Result<()> {
     Ok(())
 }
 
-/// What a packet socket sees.
+/// Which frames a packet socket receives.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sees {
-    /// Nothing: for sending.
+    /// None: for sending.
     Nothing,
     /// Every frame of its interface.
     Everything,
@@ -28,7 +29,7 @@ pub(super) enum Sees {
 pub(super) struct PacketSocket(OwnedFd);
 
 impl PacketSocket {
-    /// A socket on the interface `name` of this thread's namespace.
+    /// Opens a socket on the interface `name` of this thread's namespace.
     pub(super) fn open(name: &str, sees: Sees) -> io::Result<Self> {
         let protocol = if sees == Sees::Everything { (libc::ETH_P_ALL as u16).to_be() } else { 0 };
         let raw = rustix::net::RawProtocol::new(u32::from(protocol)).map(Protocol::from_raw);
@@ -50,8 +51,7 @@ impl PacketSocket {
         if bound < 0 { Err(io::Error::last_os_error()) } else { Ok(Self(fd)) }
     }
 
-    /// From now on each frame is preceded by a virtio-net header of 10 bytes, which the kernel
-    /// checks.
+    /// Precedes each frame by a virtio-net header of 10 bytes from now on, which the kernel checks.
     pub(super) fn use_virtio_headers(&self) -> io::Result<()> {
         let on: libc::c_int = 1;
         let (level, name) = (libc::SOL_PACKET, libc::PACKET_VNET_HDR);
@@ -63,7 +63,7 @@ impl PacketSocket {
         if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Shows from now on only TCP over IPv4 to this address.
+    /// Receives from now on only TCP over IPv4 to this address.
     pub(super) fn only_to(&self, address: Ipv4Addr) -> io::Result<()> {
         let load = |size: u32, at: u32| (libc::BPF_LD | size | libc::BPF_ABS, at, 0, 0);
         let unless = |value: u32, skip: u8| (libc::BPF_JMP | libc::BPF_JEQ, value, 0, skip);
@@ -89,12 +89,12 @@ impl PacketSocket {
         if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Sends a frame; false if the kernel refuses it.
+    /// Sends a frame; returns false if the kernel refuses it.
     pub(super) fn send(&self, frame: &[u8]) -> bool {
         rustix::net::send(&self.0, frame, SendFlags::empty()).is_ok()
     }
 
-    /// The next frame, cut to `buffer`; `None` if there is none within `patience`.
+    /// Returns the next frame, truncated to `buffer`; `None` if there is none within `patience`.
     pub(super) fn receive<'a>(
         &self,
         buffer: &'a mut [u8],

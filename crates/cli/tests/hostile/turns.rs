@@ -1,8 +1,7 @@
-//! Who asks for a new flow waits until open flows had their turn: shown turn by turn, without a
-//! clock.
+//! New flows wait until open flows have had their turn: shown turn by turn, without a clock.
 //!
-//! The worker's device is a socket, as in [`crate::device`], and a file that is always readable
-//! makes each call of [`Worker::run_until`] one turn of its loop.
+//! The worker's device is a socket, as in [`crate::device`]. A file that is always readable makes
+//! each call of [`Worker::run_until`] one turn of its loop.
 
 use std::io::{self, PipeReader, PipeWriter, Write};
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
@@ -27,15 +26,15 @@ pub(super) const NAME: &str = "new_flows_wait_for_open_ones";
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Small frames that a turn reads: `READ_SMALL_PER_TURN` (docs/limits.md).
 const READ_PER_TURN: u64 = 16;
-/// Frames of a flood that one turn reads, with one more, and finds that no others are left.
+/// Frames of a flood that one turn reads, with one more, and finds that none are left.
 const FLOOD: u64 = READ_PER_TURN - 2;
-/// Of turns that leave frames unread, one in so many begins a flow: `CROWDED_TURNS`.
+/// Of the turns that leave frames unread, one in this many begins a flow: `CROWDED_TURNS`.
 const CROWDED_TURNS: u64 = 4;
-/// Bytes of datagrams that a turn takes from host sockets (docs/theory/gateway.md).
+/// Bytes of datagrams that a turn reads from host sockets (docs/theory/gateway.md).
 const DATAGRAM_BYTES_PER_TURN: u64 = 512 << 10;
 
 /// Goal: of a flood of connections or datagrams that each need a host socket, a turn serves one,
-/// after all that is for open flows; nothing is lost while there is room to wait; a connection of
+/// after everything for open flows. Nothing is lost while there is room to wait. A connection from
 /// the program's own address does not wait for those with other sources.
 pub(super) fn run() -> Result<(), Failed> {
     let _host = Host::new()?;
@@ -68,14 +67,14 @@ fn crowds(steps: &mut Steps) {
         assert_eq!(steps.counters().udp - before, turn / CROWDED_TURNS, "turn {turn}");
     }
     steps.turn();
-    assert_eq!(steps.counters().udp - before, 3, "what was left was read");
+    assert_eq!(steps.counters().udp - before, 3, "the remaining frames were read");
     (3..fed).for_each(|_| steps.turn());
     assert_eq!(steps.counters().udp - before, fed, "all begin");
     assert_eq!(steps.counters().messages_displaced, 0);
 }
 
-/// Goal: datagrams of the host, too, have as many bytes of a turn as TCP has, however many sockets
-/// they wait in; who waits has his turn, and nothing is lost.
+/// Goal: datagrams of the host, too, get as many bytes of a turn as TCP, however many sockets they
+/// wait in. Each socket has its turn, and nothing is lost.
 fn floods_of_the_host(steps: &mut Steps) {
     const FLOWS: u16 = 8;
     const EACH: u64 = 3;
@@ -129,13 +128,13 @@ fn connections(steps: &mut Steps) {
         steps.turn();
         let begun = steps.counters().tcp_out - before.tcp_out;
         assert_eq!(begun, turn);
-        // Two turns to begin, as one in four is for others, and one to hear of the host's answer.
+        // Two turns to begin, as one in four is for other addresses, and one for the host's answer.
         assert!(turn < 4 || steps.answered, "the program's own connection waits in turn {turn}");
     }
     assert_eq!(steps.counters().connections_displaced, 0);
 }
 
-/// Waits until the host's own connection to the sink is there, so that the next turn hears of it.
+/// Waits until the host's own connection to the sink is established, so that the next turn sees it.
 fn wait_for_sink() {
     let (at, established) = (format!(":{SINK:04X}"), "01");
     let started = Instant::now();
@@ -148,7 +147,7 @@ fn wait_for_sink() {
         }) {
             return;
         }
-        assert!(started.elapsed() < PATIENCE, "nobody connects to the sink");
+        assert!(started.elapsed() < PATIENCE, "no connection to the sink");
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -170,8 +169,8 @@ fn datagrams(steps: &mut Steps) {
     assert_eq!(steps.counters().messages_displaced, 0);
 }
 
-/// Goal: a burst of a new flow leaves whole and in order, also behind others that wait. Method: two
-/// datagrams of other flows, then the burst, each with a number; more of the burst comes while the
+/// Goal: a burst of a new flow leaves whole and in order, also after others that wait. Method: two
+/// datagrams of other flows, then the burst, each numbered; more of the burst arrives while the
 /// first of it wait.
 fn burst(steps: &mut Steps) {
     let server = UdpSocket::bind((HOST, 0)).expect("a server");
@@ -197,18 +196,18 @@ fn burst(steps: &mut Steps) {
     }
 }
 
-/// A datagram of the flow that is open.
+/// Returns a datagram of the open flow.
 fn honest() -> Vec<u8> {
     frame::udp((PROGRAM.into(), 4000), (HOST.into(), WELCOMING), WELCOME)
 }
 
-/// A worker that makes one turn at a time.
+/// A worker that runs one turn at a time.
 struct Steps {
     worker: Worker,
     far: OwnedFd,
     always: PipeReader,
     _written: PipeWriter,
-    /// The sink's SYN and ACK came out.
+    /// The sink's SYN and ACK have arrived.
     answered: bool,
 }
 

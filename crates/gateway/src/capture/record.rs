@@ -1,13 +1,12 @@
-//! Writing a capture to a file, on a thread of its own.
+//! Writes a capture to a file, on a thread of its own.
 //!
-//! Payload is written from where it lies. A regular file waits for its disk; a pipe never blocks
-//! the call that has memory pinned: when it is full, the thread lets go, waits until it takes more
-//! and goes on where it stopped. So memory that was lent goes back at the end of its term even if
-//! nobody reads the pipe. If it takes nothing for [`STALL_TERM`], all that waits is dropped.
+//! Payload is written from where it lies. A regular file waits for its disk. A pipe never blocks
+//! the call that has memory pinned: when the pipe is full, the thread unpins the memory, waits for
+//! room, and continues where it stopped. So lent memory returns at the end of its term even if the
+//! pipe is not read. If the pipe takes nothing for [`STALL_TERM`], all waiting packets are dropped.
 //!
-//! The end may be asked for by a descriptor that becomes readable, such as a connection that is
-//! closed. What passed before is still written, as far as the file takes it within
-//! [`FINISH_PATIENCE`].
+//! A descriptor that becomes readable, such as a closed connection, requests the end. Packets that
+//! passed before are still written, as far as the file takes them within [`FINISH_PATIENCE`].
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -19,34 +18,34 @@ use towpath_io::pcapng::{self, Statistics, Writer};
 
 use super::{Sniffed, Sniffer};
 
-/// How long a file may take nothing before what waits for it is dropped.
+/// How long a file may take nothing before the packets that wait for it are dropped.
 pub const STALL_TERM: Duration = Duration::from_secs(1);
-/// How long the end of a capture may take, with a file that takes nothing or little.
+/// Longest time to finish a capture whose file takes nothing or little.
 pub const FINISH_PATIENCE: Duration = Duration::from_secs(5);
-/// Packets written between two looks whether the end is asked for.
+/// Packets written between two checks for a requested end.
 const LOOK_EVERY: u64 = 64;
 
-/// Writes what a [`Sniffer`] has.
+/// Writes the packets of a [`Sniffer`] to a file.
 pub struct Recorder {
     sniffer: Sniffer,
     writer: Writer<OwnedFd>,
     count_max: Option<u64>,
-    /// Set once the end was asked for.
+    /// Set once the end is requested.
     finish_by: Option<Instant>,
 }
 
-/// How a recording ended.
+/// The result of a recording.
 #[derive(Debug)]
 pub struct Summary {
     /// Packets in the file.
     pub written: u64,
-    /// What the capture has counted; all that was accepted and not written is dropped.
+    /// Counters of the capture; packets that were accepted and not written count as dropped.
     pub statistics: Statistics,
-    /// Why it ended early.
+    /// Why the recording ended early.
     pub error: Option<io::Error>,
 }
 
-/// Why a file that was full is not waited for.
+/// How waiting for room in a full file ended.
 enum Wait {
     Ready,
     Asked,
@@ -54,11 +53,10 @@ enum Wait {
 }
 
 impl Recorder {
-    /// Begins a file: one on a disk, a pipe or a terminal. `name` is that of the port; `count_max`
-    /// packets are enough.
+    /// Begins a capture file: a regular file, a pipe or a terminal. `name` is the name of the port;
+    /// the recording ends after `count_max` packets.
     ///
-    /// # Errors
-    /// The file is none of these, or cannot be written to.
+    /// # Errors The file is of another kind, or cannot be written.
     pub fn new(
         sniffer: Sniffer,
         file: OwnedFd,
@@ -70,8 +68,8 @@ impl Recorder {
         Ok(Self { sniffer, writer, count_max, finish_by: None })
     }
 
-    /// Writes until there are enough packets, the port goes, `until` is readable, or writing fails.
-    /// The file is closed then.
+    /// Writes until `count_max` packets are written, the port is gone, `until` is readable, or
+    /// writing fails. Then closes the file.
     pub fn run(mut self, until: BorrowedFd<'_>) -> Summary {
         let mut error = self.record(until).err();
         if error.is_none() {
@@ -113,8 +111,8 @@ impl Recorder {
         self.count_max.is_some_and(|max| self.writer.packets() >= max)
     }
 
-    /// Writes a packet; false if it had to be given up. Without `until` the end was asked for, and
-    /// only a packet that was begun is waited for.
+    /// Writes a packet; returns false if it was abandoned. Without `until` the end has been
+    /// requested, and only a partly written packet is waited for.
     fn write(&mut self, sniffed: &Sniffed, mut until: Option<BorrowedFd<'_>>) -> io::Result<bool> {
         loop {
             if self.writer.write_some(&sniffed.as_seen())? {
@@ -136,7 +134,7 @@ impl Recorder {
         }
     }
 
-    /// What is on the way, and the last block.
+    /// Writes the packets on the way and the last block.
     fn finish(&mut self) -> io::Result<()> {
         while !self.is_full()
             && !self.finish_time().is_zero()
@@ -165,14 +163,14 @@ impl Recorder {
         Statistics { dropped, ..statistics }
     }
 
-    /// What is left of [`FINISH_PATIENCE`], which begins with the first call.
+    /// Returns what remains of [`FINISH_PATIENCE`], which begins with the first call.
     #[expect(clippy::disallowed_methods, reason = "the end is bounded on the clock of the system")]
     fn finish_time(&mut self) -> Duration {
         let now = Instant::now();
         self.finish_by.get_or_insert(now + FINISH_PATIENCE).saturating_duration_since(now)
     }
 
-    /// Waits until the file takes more. Nothing is pinned meanwhile.
+    /// Waits until the file has room. Nothing is pinned meanwhile.
     fn wait_for_room(&mut self, until: Option<BorrowedFd<'_>>) -> io::Result<Wait> {
         let limit = if until.is_some() { STALL_TERM } else { self.finish_time() };
         let file = PollFd::new(self.writer.file(), PollFlags::OUT);
@@ -192,7 +190,7 @@ impl Recorder {
         Ok(match count {
             0 => Wait::TimedOut,
             _ if is_asked => Wait::Asked,
-            // Room, or an error that writing tells.
+            // Room, or an error that the next write returns.
             _ => Wait::Ready,
         })
     }
@@ -203,7 +201,7 @@ fn is_readable(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(wait(&mut fds, Some(Duration::ZERO))? > 0)
 }
 
-/// `poll`; one that a signal interrupts is made again.
+/// Calls `poll`, and repeats the call if a signal interrupts it.
 fn wait(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> io::Result<usize> {
     let limit = limit.map(|limit| Timespec {
         tv_sec: limit.as_secs() as i64,

@@ -1,9 +1,8 @@
-//! A recording: a [`Recorder`] on a thread of its own, which is told to end and waited for with a
-//! bound.
+//! A recording: a [`Recorder`] on a thread of its own that can be stopped within a bounded time.
 //!
-//! The thread writes to a file that is open already, and does nothing else. A disk or a reader that
-//! stands still keeps that thread, never who captures: [`Recording::finish`] gives it a time, and
-//! what is not written by then is missing.
+//! The thread only writes to a file that is already open. A stuck disk or reader blocks that
+//! thread, never the captured port: [`Recording::finish`] waits with a limit, and what is not
+//! written by then is missing from the file.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,25 +17,24 @@ use towpath_packet::ring::Doorbell;
 use super::record::{Recorder, Summary};
 use super::{CaptureSettings, Mirrors};
 
-/// How long a recording that is dropped is waited for.
+/// How long dropping a recording waits for its thread.
 const DROP_PATIENCE: Duration = Duration::from_secs(1);
 
-/// A recorder that runs.
+/// A running recorder.
 #[derive(Debug)]
 pub struct Recording {
     stop: EventDoorbell,
-    /// Rings when there is a summary. Never cleared.
+    /// Rings when the summary is available. Never cleared.
     ended: EventDoorbell,
     summaries: Receiver<Summary>,
     summary: Option<Summary>,
 }
 
 impl Recording {
-    /// Begins a recording of all packets of the interface `name`, whose frames have `frame_bytes`
-    /// together, to a file; what comes back with it is to see them.
+    /// Begins a recording of all packets of the interface `name` to `file`. The packets come from
+    /// frames of `frame_bytes` in total. The caller shows each packet to the returned mirrors.
     ///
-    /// # Errors
-    /// What the system says; the file is none to write a capture to.
+    /// # Errors The error of the system call that failed; or a capture cannot be written to `file`.
     pub(crate) fn begin(
         file: OwnedFd,
         name: &str,
@@ -50,22 +48,21 @@ impl Recording {
 
     /// Starts the thread.
     ///
-    /// # Errors
-    /// What the system says.
+    /// # Errors The error of the system call that failed.
     pub fn start(recorder: Recorder) -> io::Result<Self> {
         let (stop, ended) = (EventDoorbell::new()?, EventDoorbell::new()?);
         let (tell, summaries) = channel();
         let (asked, end) = (stop.clone(), ended.clone());
         thread::Builder::new().name("capture".to_owned()).spawn(move || {
             let summary = recorder.run(asked.as_fd());
-            // Nobody is there who wants it, if this fails.
+            // A failure means that the receiver is gone.
             let _ = tell.send(summary);
             end.ring();
         })?;
         Ok(Self { stop, ended, summaries, summary: None })
     }
 
-    /// What came of it, once it has ended.
+    /// Returns the summary, once the recording has ended.
     pub fn summary(&mut self) -> Option<&Summary> {
         if self.summary.is_none() {
             self.summary = self.summaries.try_recv().ok();
@@ -73,21 +70,21 @@ impl Recording {
         self.summary.as_ref()
     }
 
-    /// Why it ended early, as far as [`Recording::summary`] has seen.
+    /// Returns why the recording ended early, according to the last [`Recording::summary`].
     pub fn error(&self) -> Option<&io::Error> {
         self.summary.as_ref()?.error.as_ref()
     }
 
-    /// Becomes readable when it ends.
+    /// Returns a doorbell that becomes readable when the recording ends.
     pub fn ended(&self) -> EventDoorbell {
         self.ended.clone()
     }
 
-    /// Has what passed until now written, and waits for that: at most for `limit`, or until one of
-    /// `fds` is readable. `None` if it was not done by then.
+    /// Stops the recording and waits until all packets that passed before are written. Waits for
+    /// `limit` at most, or until one of `fds` is readable. Returns `None` if the recording has not
+    /// ended by then.
     ///
-    /// # Errors
-    /// What poll(2) says.
+    /// # Errors The error of poll(2).
     pub fn finish(
         &mut self,
         fds: &[BorrowedFd<'_>],
@@ -104,7 +101,7 @@ impl Recording {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        // There is nobody to tell of an error.
+        // Drop cannot report an error.
         let _ = self.finish(&[], DROP_PATIENCE);
     }
 }

@@ -1,4 +1,4 @@
-//! What mirrors share, what they may keep, and that memory goes back while nobody reads.
+//! What mirrors share, what they may keep, and that memory returns while the capture is not read.
 
 use super::*;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -10,7 +10,7 @@ use std::time::Duration;
 use towpath_net::bpf;
 use towpath_packet::{Ledger, Lender, Loans, Memory, MemoryConfig, Recall, Site, Watch};
 
-/// Frame memory so large that [`HELD_BYTES_MAX`] is the bound.
+/// So much frame memory that [`HELD_BYTES_MAX`] is the bound.
 const MUCH: usize = 1 << 30;
 /// Longest wait for another thread.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -29,7 +29,7 @@ fn mirrored(settings: CaptureSettings, frame_bytes: usize) -> (Mirrors, Sniffer)
     (mirrors, sniffer)
 }
 
-/// A frame with an EtherType, in one small or large frame of the pool.
+/// Returns a frame with an EtherType, in one small or large frame of the pool.
 fn frame(memory: &mut Memory, ethertype: u16, len: usize) -> Packet {
     let is_small = len <= memory.small.frame_bytes();
     let pool = if is_small { &mut memory.small } else { &mut memory.large };
@@ -78,7 +78,7 @@ fn only_what_the_filter_accepts_is_shared() {
     let (mut mirrors, mut sniffer) = mirrored(settings, MUCH);
     let mut pulled = frame(&mut memory, 0x0806, 60);
     pulled.peek_headers();
-    // As the switch leaves it: what decides is behind the private headers in part.
+    // As the switch leaves it: part of the filtered bytes is behind the private headers.
     pulled.pull(13);
     let packets = [frame(&mut memory, 0x0800, 60), pulled, frame(&mut memory, 0x0800, 1600)];
     see(&mut mirrors, &packets);
@@ -101,8 +101,8 @@ fn short_snap_lengths_keep_no_memory() {
     }
 }
 
-/// Goal: who does not read keeps a bounded part of the frames, whatever is sent, and misses the
-/// rest, which is counted; segments that share a loan count once.
+/// Goal: a reader that does not read keeps a bounded part of the frames, whatever is sent. The
+/// capture drops and counts the rest. Segments that share a loan count it once.
 #[test]
 fn what_is_kept_is_bounded() {
     let mut memory = memory();
@@ -143,8 +143,8 @@ fn what_is_kept_is_bounded() {
     }
 }
 
-/// Goal: the sum is right with packets in a row that share loans in all ways, of which some are not
-/// accepted, and with some that find no room; nothing is left of it at the end.
+/// Goal: the sum of held bytes is right for consecutive packets that share loans in every way, some
+/// of which are not accepted, and some of which find no room. The sum is zero at the end.
 #[test]
 fn chains_of_loans_are_counted_once() {
     let mut memory = memory();
@@ -174,7 +174,7 @@ fn chains_of_loans_are_counted_once() {
     assert_eq!(sniffer.held_bytes(), 3 * 16_384);
     let statistics = Statistics { seen: 7, accepted: 6, dropped: 1 };
     assert_eq!(sniffer.statistics(), statistics);
-    // What is still in use by packets that nobody has taken.
+    // Frames that packets in the ring still hold.
     for held in [3, 2, 1, 1, 0] {
         drop(sniffer.next().expect("kept"));
         assert_eq!(sniffer.held_bytes(), held * 16_384);
@@ -207,23 +207,23 @@ fn the_port_hears_that_its_reader_has_gone() {
     see(&mut mirrors, &[frame(&mut memory, 0x0800, 60)]);
     assert_eq!(memory.small.out_count(), 1);
     drop(sniffer);
-    assert_eq!(memory.small.out_count(), 0, "what was on the way is dropped");
+    assert_eq!(memory.small.out_count(), 0, "packets on the way are dropped");
     ended.wait();
     mirrors.reap();
     assert_eq!(mirrors.len(), 0);
 }
 
-/// Tells when memory is its lender's again.
+/// Reports when memory is back with its lender.
 struct Told(std::sync::Mutex<mpsc::Sender<bool>>);
 
 impl Lender for Told {
     fn returned(&self, _: u64, copied: bool) {
-        // Whoever waited may have had enough.
+        // The receiver may have stopped waiting.
         let _ = self.0.lock().expect("no panic").send(copied);
     }
 }
 
-/// A packet of lent memory, as of a guest, and the right to have it back.
+/// Returns a packet of lent memory, like a guest's, and the right to recall it.
 fn lent(
     memory: &mut Memory,
     loans: &mut Loans,
@@ -241,9 +241,8 @@ fn lent(
     (packet, watch, heard)
 }
 
-/// Goal: nobody reads the pipe into which a guest's packets are captured: its memory comes back as
-/// soon as it is asked for, what is in the middle of being written included, and what is read later
-/// are the bytes that were sent.
+/// Goal: a guest's packets are captured into a pipe that is not read. A recall returns their memory
+/// at once, even in the middle of a write, and the bytes that are read later are the bytes sent.
 #[test]
 fn lent_memory_goes_back_while_nobody_reads() {
     let (mut memory, mut loans, ledger) = (memory(), Loans::new(8), Ledger::new());
@@ -261,7 +260,7 @@ fn lent_memory_goes_back_while_nobody_reads() {
     see(&mut mirrors, &[packet]);
     for (watch, heard) in [(&mut first, first_heard), (&mut second, second_heard)] {
         let mut tries = 0;
-        // The call that writes has it pinned for a moment.
+        // The write call pins it for a moment.
         while watch.recall(&ledger) == Recall::Busy {
             tries += 1;
             assert!(tries < 100_000, "the memory does not come back");
@@ -283,7 +282,7 @@ fn lent_memory_goes_back_while_nobody_reads() {
     let summary = recording.join().expect("no panic");
     assert!(summary.error.is_none(), "{:?}", summary.error);
     let file = reading.join().expect("no panic").expect("readable");
-    // Slow as this machine may be, the pipe may have stood for long enough to lose the second.
+    // On a slow machine the pipe may have been full for long enough to lose the second packet.
     let found = file.windows(bytes.len()).filter(|window| *window == bytes).count() as u64;
     assert!(found >= 1 && summary.written == found, "{summary:?}");
     assert_eq!(summary.statistics.dropped, 2 - found);
@@ -291,7 +290,7 @@ fn lent_memory_goes_back_while_nobody_reads() {
     assert_eq!(loans.out_count(), 0);
 }
 
-/// Goal: a disk that is full ends the capture, with the reason, and nothing else.
+/// Goal: a full disk ends the capture and reports the reason. Nothing else ends.
 #[test]
 fn a_full_disk_ends_the_capture() {
     let mut memory = memory();
@@ -312,7 +311,8 @@ fn a_full_disk_ends_the_capture() {
     assert_eq!(memory.small.out_count(), 0);
 }
 
-/// Goal: enough packets are enough, and to ask for the end is not to lose what was there.
+/// Goal: a recording ends after its number of packets, and a requested end loses nothing that
+/// passed.
 #[test]
 fn recordings_end_when_they_are_told_to() {
     let mut memory = memory();

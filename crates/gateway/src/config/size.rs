@@ -1,14 +1,13 @@
-//! Numbers of bytes as people write them.
+//! Parses sizes in bytes as people write them.
 
-/// A text that is no number of bytes.
+/// The text is not a size in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("write a number with K, M or G, for example 256M")]
 pub struct SizeError;
 
-/// Reads a number of bytes: digits, and perhaps `K`, `M` or `G` for powers of 1024.
+/// Parses a size in bytes: digits, optionally followed by `K`, `M` or `G` for powers of 1024.
 ///
-/// # Errors
-/// [`SizeError`] for any other text and for numbers that do not fit.
+/// # Errors [`SizeError`] for any other text and for numbers that do not fit.
 pub fn parse_size(text: &str) -> Result<usize, SizeError> {
     let (digits, shift) = match text.char_indices().last() {
         Some((at, 'K' | 'k')) => (&text[..at], 10),

@@ -1,4 +1,4 @@
-//! The private networks between program and gateway, and who has which address in them.
+//! The private networks between program and gateway, and their address plan.
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -20,7 +20,7 @@ pub struct Subnet6 {
     prefix_len: u8,
 }
 
-/// A text that is no usable network.
+/// The text is not a usable network.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubnetError {
     /// Not `ADDRESS/LENGTH`.
@@ -36,10 +36,10 @@ pub enum SubnetError {
         /// The greatest possible.
         max: u8,
     },
-    /// Bits are set behind the prefix.
+    /// Bits after the prefix are set.
     #[error("bits are set behind the prefix; did you mean {0}?")]
     HostBits(String),
-    /// The addresses have another purpose.
+    /// The addresses are reserved for another purpose.
     #[error("these addresses have another purpose; take a private network such as {0}")]
     Reserved(&'static str),
 }
@@ -48,7 +48,7 @@ impl Subnet4 {
     /// The default network.
     pub const DEFAULT: Self = Self { network: Ipv4Addr::new(10, 0, 2, 0), prefix_len: 24 };
 
-    /// Who has which address: gateway 2, DNS 3, program 15, or 4 where the network ends before.
+    /// Returns the address plan: gateway 2, DNS 3, program 15, or 4 in a network too small for 15.
     pub fn config(&self) -> Ipv4Config {
         let address = |host: u32| Ipv4Addr::from(u32::from(self.network) + host);
         let broadcast = u32::MAX >> self.prefix_len;
@@ -63,11 +63,11 @@ impl Subnet4 {
 }
 
 impl Subnet6 {
-    /// The default network, a unique local one (RFC 4193) that spells "towpath".
+    /// The default network: a unique local one (RFC 4193) that spells "towpath".
     pub const DEFAULT: Self =
         Self { network: Ipv6Addr::new(0xfd74, 0x6f77, 0x7061, 0x7468, 0, 0, 0, 0), prefix_len: 64 };
 
-    /// Who has which address: gateway `::2`, DNS `::3`, program `::15`.
+    /// Returns the address plan: gateway `::2`, DNS `::3`, program `::15`.
     pub fn config(&self) -> Ipv6Config {
         let address = |host: u128| Ipv6Addr::from(u128::from(self.network) + host);
         Ipv6Config {
@@ -146,7 +146,7 @@ const HOST_NEXT_FREE: u32 = 4;
 const HOST_PROGRAM_V4: u32 = 15;
 const HOST_PROGRAM_V6: u128 = 0x15;
 const PREFIX_LEN_V4_MIN: u8 = 8;
-/// Leaves addresses 1 to 6, of which 2, 3 and 4 are used.
+/// Leaves the addresses 1 to 6, of which 2, 3 and 4 are used.
 const PREFIX_LEN_V4_MAX: u8 = 29;
 const PREFIX_LEN_V6_MIN: u8 = 64;
 const PREFIX_LEN_V6_MAX: u8 = 120;

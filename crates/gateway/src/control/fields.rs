@@ -1,19 +1,19 @@
-//! Reading objects of the control socket, tables of a network's file and lists of settings on the
-//! command line: by name, with what may be there, until nothing is left.
+//! Parses objects of the control socket, tables of network files and lists of settings on the
+//! command line, field by field.
 //!
-//! Whatever reads an object takes all fields that it knows; [`Fields::finish`] refuses the rest and
-//! names the known one that is most like it.
+//! A parser takes every field that it knows. [`Fields::finish`] rejects what is left and suggests
+//! the known field with the most similar name.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde_json::{Map, Value};
 
-/// How like another a name has to be to be suggested, from 0 to 1: one letter of six may be wrong
-/// or two be swapped.
+/// Least similarity, from 0 to 1, of a name that is suggested: one letter of six may be wrong, or
+/// two swapped.
 const ALIKE_MIN: f64 = 0.8;
 
-/// An object that is being read.
+/// An object that is being parsed.
 #[derive(Debug)]
 pub struct Fields {
     map: Map<String, Value>,
@@ -21,13 +21,13 @@ pub struct Fields {
     known: Vec<&'static str>,
 }
 
-/// What is wrong with a value, and where it is: names and numbers from the outermost, each begun by
-/// a dot.
+/// A value that is not valid, and its path: names and indexes from the outermost on, each after a
+/// dot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wrong {
-    /// Where it is.
+    /// Path of the value.
     pub path: String,
-    /// What is wrong with it.
+    /// What is wrong.
     pub message: String,
 }
 
@@ -40,7 +40,7 @@ impl fmt::Display for Wrong {
 impl std::error::Error for Wrong {}
 
 impl Fields {
-    /// The fields of an object, which is at `path`.
+    /// Takes the fields of the object at `path`.
     pub fn of(value: Value, path: &str) -> Result<Self, Wrong> {
         match value {
             Value::Object(map) => Ok(Self { map, path: path.to_owned(), known: Vec::new() }),
@@ -48,7 +48,7 @@ impl Fields {
         }
     }
 
-    /// Those of a list of settings: `NAME=VALUE,NAME=VALUE`, all of them texts.
+    /// Takes the fields of a list of settings, `NAME=VALUE,NAME=VALUE`; all values are strings.
     pub fn of_settings(text: &str) -> Result<Self, Wrong> {
         let wrong = |message: String| Wrong { path: String::new(), message };
         let mut map = Map::new();
@@ -63,7 +63,7 @@ impl Fields {
         Ok(Self { map, path: String::new(), known: Vec::new() })
     }
 
-    /// A field, as `read` takes it; `what` it wants to be.
+    /// Takes a field and converts it with `read`; `what` describes the expected value.
     pub fn read<T>(
         &mut self,
         name: &'static str,
@@ -77,24 +77,24 @@ impl Fields {
         }
     }
 
-    /// A text; `None` if it is not there.
+    /// Takes a string; `None` if the field is absent.
     pub fn text(&mut self, name: &'static str) -> Result<Option<String>, Wrong> {
         self.read(name, "a text", |value| value.as_str().map(str::to_owned))
     }
 
-    /// A truth value; `None` if it is not there.
+    /// Takes a Boolean; `None` if the field is absent.
     pub fn yes_or_no(&mut self, name: &'static str) -> Result<Option<bool>, Wrong> {
         self.read(name, "true or false (yes or no on the command line)", Value::as_bool)
     }
 
-    /// A number from `min` to `max`; `None` if it is not there.
+    /// Takes a number from `min` to `max`; `None` if the field is absent.
     pub fn number(&mut self, name: &'static str, min: u64, max: u64) -> Result<Option<u64>, Wrong> {
         let is_in = |number: &u64| (min..=max).contains(number);
         let what = format_args!("a number from {min} to {max}").to_string();
         self.read(name, what, |value| value.as_u64().filter(is_in))
     }
 
-    /// A text that means something.
+    /// Takes a string and parses it; `None` if the field is absent.
     pub fn parsed<T: FromStr<Err: fmt::Display>>(
         &mut self,
         name: &'static str,
@@ -102,7 +102,7 @@ impl Fields {
         self.parsed_by(name, |text| text.parse::<T>().map_err(|error| error.to_string()))
     }
 
-    /// The same, by a function of its own.
+    /// Takes a string and parses it with `parse`; `None` if the field is absent.
     pub fn parsed_by<T>(
         &mut self,
         name: &'static str,
@@ -115,7 +115,7 @@ impl Fields {
         }
     }
 
-    /// A list of texts, or one alone; none if there is none.
+    /// Takes a list of strings, or a single string; empty if the field is absent.
     pub fn texts(&mut self, name: &'static str) -> Result<Vec<String>, Wrong> {
         let texts = self.read(name, "a text or a list of texts", |value| match value {
             Value::String(text) => Some(vec![text.clone()]),
@@ -125,7 +125,8 @@ impl Fields {
         Ok(texts.unwrap_or_default())
     }
 
-    /// A list of such texts, or one alone with commas between them; none if there is none.
+    /// Takes a list of strings, or one string with commas, and parses each; empty if the field is
+    /// absent.
     pub fn list<T: FromStr<Err: fmt::Display>>(
         &mut self,
         name: &'static str,
@@ -145,14 +146,14 @@ impl Fields {
         texts.into_iter().map(parse).collect()
     }
 
-    /// An object within.
+    /// Takes a nested object.
     pub fn fields(&mut self, name: &'static str) -> Result<Option<Self>, Wrong> {
         let Some(value) = self.take(name) else { return Ok(None) };
         let inner = Self::of(value, &format!("{}.{name}", self.path));
         inner.map(Some).map_err(|_| self.wrong(name, format!("'{name}' wants a table")))
     }
 
-    /// A list of objects within; none if there is none.
+    /// Takes a list of nested objects; empty if the field is absent.
     pub fn all(&mut self, name: &'static str) -> Result<Vec<Self>, Wrong> {
         let Some(value) = self.take(name) else { return Ok(Vec::new()) };
         let Value::Array(values) = value else {
@@ -162,12 +163,12 @@ impl Fields {
         values.into_iter().enumerate().map(inner).collect()
     }
 
-    /// True if the field is there.
+    /// Returns true if the field is present.
     pub fn has(&self, name: &str) -> bool {
         self.map.contains_key(name)
     }
 
-    /// True if the field is there and is `false`: all that it stands for is switched off.
+    /// Returns true if the field is `false`, which disables all that it stands for.
     pub fn is_off(&mut self, name: &'static str) -> bool {
         let is_off = self.map.get(name) == Some(&Value::Bool(false));
         if is_off {
@@ -176,27 +177,27 @@ impl Fields {
         is_off
     }
 
-    /// All that is left, as an object.
+    /// Returns the remaining fields as an object.
     pub fn into_value(self) -> Value {
         Value::Object(self.map)
     }
 
-    /// Where the object is.
+    /// Returns the path of the object.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// An error about a field.
+    /// Returns an error about a field.
     pub fn wrong(&self, name: &str, message: String) -> Wrong {
         Wrong { path: format!("{}.{name}", self.path), message }
     }
 
-    /// An error about the object.
+    /// Returns an error about the whole object.
     pub fn all_wrong(&self, message: impl Into<String>) -> Wrong {
         Wrong { path: self.path.clone(), message: message.into() }
     }
 
-    /// All that is known has been taken: refuses what is left.
+    /// Ends parsing: returns an error if a field is left.
     pub fn finish(self) -> Result<(), Wrong> {
         let Some(name) = self.map.keys().next() else { return Ok(()) };
         let like = |known: &&'static str| (strsim::jaro_winkler(known, name), *known);

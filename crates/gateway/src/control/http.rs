@@ -1,30 +1,30 @@
-//! HTTP/1.1 (RFC 9112) as far as the control socket needs it: one request on a connection, with a
-//! body of known length, and one answer, after which the connection ends.
+//! HTTP/1.1 (RFC 9112) as far as the control socket needs it: one request per connection, with a
+//! body of known length, and one response, after which the connection closes.
 //!
 //! Limits: [`HEAD_BYTES_MAX`], [`HEADERS_MAX`], [`BODY_BYTES_MAX`].
 
 use httparse::Status;
 use serde_json::{Value, json};
 
-/// Longest request line with headers.
+/// Longest request line with headers, in bytes.
 pub const HEAD_BYTES_MAX: usize = 8 << 10;
-/// Most headers of a request or an answer.
+/// Most headers of a request or a response.
 pub const HEADERS_MAX: usize = 32;
-/// Longest body of a request: a transaction of a hundred ports with long paths.
+/// Longest body of a request in bytes: fits a transaction of a hundred ports with long paths.
 pub const BODY_BYTES_MAX: usize = 64 << 10;
 
-/// A request, complete.
+/// A complete request.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// For example `GET`.
+    /// The method, for example `GET`.
     pub method: &'a str,
-    /// What is asked for, for example `/v1/stats`.
+    /// The target, for example `/v1/stats`.
     pub path: &'a str,
-    /// As long as its Content-Length says.
+    /// The body, as long as its Content-Length.
     pub body: &'a [u8],
 }
 
-/// An answer.
+/// A response.
 #[derive(Debug)]
 pub struct Response {
     status: u16,
@@ -33,10 +33,9 @@ pub struct Response {
 }
 
 impl<'a> Request<'a> {
-    /// The request in `input`; `None` if there is more to come.
+    /// Parses the request in `input`; `None` if it is not complete.
     ///
-    /// # Errors
-    /// What to answer to something that is none, or too large.
+    /// # Errors The response to an invalid or too large request.
     pub fn parse(input: &'a [u8]) -> Result<Option<Self>, Response> {
         let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
         let mut request = httparse::Request::new(&mut headers);
@@ -59,19 +58,19 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Length of the body, by the headers.
+/// Returns the length of the body according to the headers.
 fn body_len(headers: &[httparse::Header<'_>]) -> Result<usize, Response> {
     let mut found = None;
     for header in headers {
         if header.name.eq_ignore_ascii_case("transfer-encoding") {
-            // RFC 9112 §6.1.
+            // RFC 9112 §6.1: the server does not understand the transfer coding.
             return Err(Response::error(501, "only bodies with a Content-Length are understood"));
         }
         if header.name.eq_ignore_ascii_case("content-length") {
             let is_digits = header.value.iter().all(u8::is_ascii_digit);
             let text = std::str::from_utf8(header.value).ok().filter(|_| is_digits);
             let len: Option<usize> = text.and_then(|text| text.parse().ok());
-            // RFC 9112 §6.3: an invalid length, or several that differ.
+            // RFC 9112 §6.3: the length is invalid, or several lengths differ.
             if len.is_none() || found.is_some_and(|found| Some(found) != len) {
                 return Err(Response::error(400, "Content-Length is no length"));
             }
@@ -82,23 +81,23 @@ fn body_len(headers: &[httparse::Header<'_>]) -> Result<usize, Response> {
 }
 
 impl Response {
-    /// An answer in JSON.
+    /// Returns a response with a JSON body.
     pub fn json(status: u16, value: &Value) -> Self {
         Self { status, content_type: "application/json", body: format!("{value}\n") }
     }
 
-    /// Figures in OpenMetrics.
+    /// Returns a response with figures in OpenMetrics format.
     pub fn metrics(body: String) -> Self {
         let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
         Self { status: 200, content_type, body }
     }
 
-    /// An answer that says what is wrong.
+    /// Returns a response that reports an error.
     pub fn error(status: u16, message: &str) -> Self {
         Self::json(status, &json!({ "error": message }))
     }
 
-    /// As it is sent.
+    /// Returns the bytes to send.
     pub fn to_bytes(&self) -> Vec<u8> {
         let Self { status, content_type, body } = self;
         let (reason, len) = (reason(*status), body.len());
@@ -124,7 +123,7 @@ fn reason(status: u16) -> &'static str {
     }
 }
 
-/// Status and body of an answer in JSON; `None` if it is none, or not all of it.
+/// Returns status and body of a JSON response; `None` if it is not valid or not complete.
 pub fn read(answer: &[u8]) -> Option<(u16, Value)> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut response = httparse::Response::new(&mut headers);
@@ -153,7 +152,7 @@ mod tests {
     #[test]
     fn what_is_no_request_is_refused() {
         assert_eq!(status(b"\x16\x03\x01\x00\x00"), Some(400), "TLS");
-        assert_eq!(status(&[b'A'; HEAD_BYTES_MAX]), Some(431), "a line without an end");
+        assert_eq!(status(&[b'A'; HEAD_BYTES_MAX]), Some(431), "a line without an end is too long");
         let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(HEADERS_MAX + 1));
         assert_eq!(status(many.as_bytes()), Some(431));
         for (header, expected) in [

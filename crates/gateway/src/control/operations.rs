@@ -1,16 +1,22 @@
-//! Operations of a network as objects: on the control socket, in a network's file and, as lists of
-//! settings, on the command line.
+//! Operations of a network as objects: in requests of the control socket, in network files and, as
+//! lists of settings, on the command line.
 //!
-//! An operation is one of `{"add": NAME, "vhost-user": PATH, ...}` (or `"vhost-user-client": PATH`,
-//! `"stream": PATH`, or `"tap": true`), `{"del": NAME}` and `{"set": NAME, ...}`, where `...` are
-//! settings: `"queue-len": N`, `"isolated": BOOL`, `"vlan": N`, or `"trunk": LIST` with or without
-//! `"native": N`, `"macs": [MAC]` and `"addresses": [ADDR]`, which its station may have (none:
-//! any), `"router": BOOL`, `"flood-rate": N` (packets a second that it may send to more than one
-//! station, of each kind; 0: any number), and for a new port `"queue-pairs": N`; or
-//! `{"add-lease": {...}}` with one of `"port": NAME`, `"mac": MAC`, `"client-id": HEX` and
-//! `"duid": HEX`, and some of `"ipv4"`, `"ipv6"` and `"name"`; or `{"del-lease": {...}}` with the
-//! first of these alone; or `{"publish": GUEST, "tcp": SPEC, "udp": SPEC}`, where one of the two or
-//! a list of several is enough; or `{"unpublish": GUEST}` with or without these.
+//! An operation is one of:
+//! - `{"add": NAME, KIND, SETTINGS}`, where `KIND` is one of `"vhost-user": PATH`,
+//!   `"vhost-user-client": PATH`, `"stream": PATH` and `"tap": true`.
+//! - `{"del": NAME}`
+//! - `{"set": NAME, SETTINGS}`
+//! - `{"add-lease": {CLIENT, ...}}`, where `CLIENT` is one of `"port": NAME`, `"mac": MAC`,
+//!   `"client-id": HEX` and `"duid": HEX`, with some of `"ipv4"`, `"ipv6"` and `"name"`.
+//! - `{"del-lease": {CLIENT}}`
+//! - `{"publish": GUEST, "tcp": SPEC, "udp": SPEC}`: one of the two is enough, and each may be a
+//!   list.
+//! - `{"unpublish": GUEST}`, with or without `"tcp"` and `"udp"`.
+//!
+//! Settings are `"queue-len": N`, `"isolated": BOOL`, `"vlan": N` or `"trunk": LIST` with or
+//! without `"native": N`, `"macs": [MAC]` and `"addresses": [ADDR]` (what the station may use;
+//! none: any), `"router": BOOL`, `"flood-rate": N` (packets per second of each kind that it may
+//! send to more than one station; 0: no limit), and for a new port `"queue-pairs": N`.
 //!
 //! Limit: [`OPERATIONS_MAX`].
 
@@ -27,20 +33,19 @@ use crate::network::{Attachment, Change, Operation, PortSettings};
 use crate::publish::{self, Protocol, Publish, Target};
 use crate::services::{Guest, StaticLease};
 
-/// Most operations of a transaction, during which no packet moves.
+/// Most operations of a transaction, during which the worker moves no packets.
 pub const OPERATIONS_MAX: usize = 128;
 
-/// Most pairs of queues of a port, as for `towpath up`.
+/// Most queue pairs of a port, also for `towpath up`.
 pub const QUEUE_PAIRS_MAX: u64 = 8;
-/// Highest number of a VLAN (IEEE 802.1Q).
+/// Highest VLAN ID (IEEE 802.1Q).
 pub const VLAN_MAX: u64 = 4094;
-/// Longest identifier of a client: the length of an option.
+/// Longest client identifier in bytes: the length of an option.
 const ID_BYTES_MAX: usize = 255;
 
-/// The operations of a transaction, which is the object `{"operations": [...]}` in JSON.
+/// Parses the operations of a transaction, the JSON object `{"operations": [...]}`.
 ///
-/// # Errors
-/// What is wrong, in words for the sender.
+/// # Errors A message for the sender.
 pub fn transaction(body: &[u8]) -> Result<Vec<Operation>, String> {
     let body: Value = serde_json::from_slice(body).map_err(|error| format!("no JSON: {error}"))?;
     let only = body.as_object().filter(|object| object.len() == 1);
@@ -57,7 +62,7 @@ pub fn transaction(body: &[u8]) -> Result<Vec<Operation>, String> {
     operations.iter().enumerate().map(read).collect()
 }
 
-/// One operation; takes all fields of the object, or says which is wrong.
+/// Parses one operation from all fields of the object.
 pub fn operation(mut fields: Fields) -> Result<Operation, Wrong> {
     if let Some(name) = fields.text("add")? {
         return add(name, fields, &PortSettings::default());
@@ -88,7 +93,7 @@ pub fn operation(mut fields: Fields) -> Result<Operation, Wrong> {
     Ok(operation)
 }
 
-/// A port to be added, by the other fields; what they do not say is as in `defaults`.
+/// Parses a port to be added from the remaining fields; `defaults` supplies absent settings.
 pub fn add(name: String, mut fields: Fields, defaults: &PortSettings) -> Result<Operation, Wrong> {
     let vhost_user = path(&mut fields, "vhost-user")?;
     let client = path(&mut fields, "vhost-user-client")?;
@@ -113,7 +118,7 @@ pub fn add(name: String, mut fields: Fields, defaults: &PortSettings) -> Result<
     Ok(Operation::Add { name, attachment, settings })
 }
 
-/// A static lease.
+/// Parses a static lease.
 pub fn static_lease(mut fields: Fields) -> Result<StaticLease, Wrong> {
     let lease = StaticLease {
         guest: guest(&mut fields)?,
@@ -125,7 +130,7 @@ pub fn static_lease(mut fields: Fields) -> Result<StaticLease, Wrong> {
     Ok(lease)
 }
 
-/// Ports of the host for a guest, by lists of specifications for TCP and for UDP.
+/// Parses the ports of the host to publish for a guest: lists of specifications for TCP and UDP.
 pub fn publish(fields: &mut Fields, guest: &Target) -> Result<Vec<Publish>, Wrong> {
     let ephemeral = publish::ephemeral_ports();
     let mut all = Vec::new();
@@ -141,7 +146,7 @@ pub fn publish(fields: &mut Fields, guest: &Target) -> Result<Vec<Publish>, Wron
     }
 }
 
-/// How a guest is known.
+/// Parses how a guest is identified.
 pub fn guest(fields: &mut Fields) -> Result<Guest, Wrong> {
     let port = fields.text("port")?.map(Guest::Port);
     let mac = fields.parsed("mac")?.map(Guest::Mac);
@@ -190,12 +195,13 @@ fn change(fields: &mut Fields) -> Result<Change, Wrong> {
     })
 }
 
-/// The same bound on all kinds of packets that go to more than one station; 0 is none.
+/// Returns the same limit for all kinds of packets that go to more than one station; 0 means no
+/// limit.
 fn flood_rate(number: u64) -> StormRates {
     StormRates::all(u32::try_from(number).ok().filter(|rate| *rate > 0))
 }
 
-/// An IP address that a station may have, or `ADDR/LEN` for all of a network.
+/// An IP address that a station may use, or all addresses of a network as `ADDR/LEN`.
 struct Allowed(Prefix);
 
 impl FromStr for Allowed {
@@ -211,7 +217,7 @@ impl FromStr for Allowed {
     }
 }
 
-/// VLANs with tags, as `10,20-30` or `all`.
+/// Parses tagged VLANs: `10,20-30` or `all`.
 pub fn read_vlans(list: &str) -> Result<Box<VlanSet>, String> {
     if list == "all" {
         return Ok(Box::new(VlanSet::ALL));
@@ -230,12 +236,12 @@ pub fn read_vlans(list: &str) -> Result<Box<VlanSet>, String> {
     Ok(set)
 }
 
-/// Bytes as two digits each.
+/// Formats bytes as two hexadecimal digits each.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
-/// The other way; colons between bytes may be there.
+/// Parses hexadecimal digits, with or without colons between bytes.
 fn bytes(text: &str) -> Result<Vec<u8>, String> {
     let digits = text.replace(':', "");
     let wrong = || "an even number of hexadecimal digits is wanted".to_owned();

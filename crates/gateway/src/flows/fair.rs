@@ -1,25 +1,26 @@
-//! Fair memory: how much of the pool flows may hold while a side takes nothing.
+//! Fair memory: how much of the pool flows may hold while one side takes nothing.
 //!
-//! Frames are shared by all flows, so what one holds others lack. Bytes for hosts and bytes for
-//! programs each have a budget, whose sum leaves half of the pool to what moves:
+//! All flows share the frames. Bytes for hosts and bytes for programs each have a budget. Together
+//! the budgets leave half of the pool to bytes that move:
 //!
-//! - For hosts: what a host socket did not take stays in the connection's receive queue. All of
-//!   these queues together hold [`OUT_SHARE`] of either size of frames at most. The queues of one
-//!   guest may grow to half of what other guests leave of that, and each of them to a quarter of
-//!   what the others leave of the guest's part ([`allowance`]), so that each further slow reader
-//!   gets less, and some is always left. What does not fit is given back to its sender
-//!   (`Connection::hold_off`), which keeps it until the host socket has room. Many host sockets
-//!   are full for a moment only. So within [`MOMENT_SHARE`] a flow keeps more for [`MOMENT`],
-//!   unacknowledged, so that it can still be given back, and for another one if it has passed on
-//!   as much as it holds. A smaller window means that less has to be given back: a new flow offers
-//!   its part of the memory ([`Io::equal_window`]), and later up to half of what it has passed on
-//!   ([`PROVEN_DIVISOR`]), if that is more.
+//! - For hosts: bytes that a host socket did not take stay in the connection's receive queue. All
+//!   these queues together hold at most [`OUT_SHARE`] of either size of frames. The queues of one
+//!   guest may grow to half of what other guests leave of that, and each queue to a quarter of what
+//!   the others leave of the guest's part ([`allowance`]). So each further slow reader gets less,
+//!   and some memory always remains. Bytes beyond the allowance go back to their sender
+//!   (`Connection::hold_off`): they are dropped unacknowledged, and the sender keeps them until the
+//!   host socket has room. Many host sockets are full only briefly. So within [`MOMENT_SHARE`] a
+//!   flow may keep more for [`MOMENT`], unacknowledged, so that it can still go back; and for
+//!   another [`MOMENT`] if it has passed on as much as it holds. A smaller window means that less
+//!   has to go back. So a new flow advertises its part of the memory ([`Io::equal_window`]), and
+//!   later up to half of what it has passed on ([`PROVEN_DIVISOR`]), if that is more.
 //! - For programs: while [`PLENTY`] of the memory is free, host sockets are read ahead of the
-//!   program's window. Below it they are read only as far as the window takes the bytes, no flow
-//!   may have more than a quarter of what is left above [`HOST_READ_SHARE`] on its way, and no
-//!   guest more than half of what others leave of [`IN_SHARE`]. Unread bytes stay in the host's
-//!   socket. A kernel acknowledges at once what its window takes, so that flows whose program does
-//!   not read hold nothing; the last bounds are for peers that acknowledge nothing.
+//!   program's window. Below that, three bounds hold. Host sockets are read only as far as the
+//!   window takes the bytes. No flow may have more in flight than a quarter of what is left above
+//!   [`HOST_READ_SHARE`]. No guest may have more in flight than half of what others leave of
+//!   [`IN_SHARE`]. Unread bytes stay in the host's socket. A kernel acknowledges at once what its
+//!   window takes, so flows whose program does not read hold nothing. The last two bounds are for
+//!   peers that acknowledge nothing.
 //!
 //! docs/limits.md has the sums.
 
@@ -31,51 +32,56 @@ use towpath_packet::pool::{LARGE_FRAME_BYTES, SMALL_FRAME_BYTES};
 
 /// Share of memory, in 1/256, that bytes for hosts may hold while hosts take nothing.
 const OUT_SHARE: usize = 64;
-/// Share of memory, in 1/256, that flows may hold beyond for [`MOMENT`].
+/// Share of memory, in 1/256, that flows may hold in addition for [`MOMENT`].
 const MOMENT_SHARE: usize = 32;
-/// How long a host socket may be full until more than a flow's allowance is given back: less than
-/// senders wait before they send again.
+/// How long a host socket may be full before bytes beyond the flow's allowance go back: less than
+/// senders wait before they retransmit.
 pub(super) const MOMENT: Duration = Duration::from_millis(50);
-/// Share of memory, in 1/256, that is free as long as host sockets are read ahead of windows.
+/// Share of memory, in 1/256, that must be free to read host sockets ahead of windows.
 const PLENTY: u32 = 192;
-/// Share of memory, in 1/256, below which each flow has an equal part on its way to the program.
+/// Free share of memory, in 1/256, below which every flow may have equally much in flight to the
+/// program.
 const SCARCE: u32 = 112;
-/// Share of memory, in 1/256, that bytes for guests may hold once memory is not plenty.
+/// Share of memory, in 1/256, that bytes for guests may hold once less than [`PLENTY`] is free.
 const IN_SHARE: usize = 128;
-/// Part of what is left that one flow may have.
+/// Divisor of the remaining memory: the part that one flow may have.
 const FLOW_DIVISOR: usize = 4;
-/// Part of what is left that one guest may have.
+/// Divisor of the remaining memory: the part that one guest may have.
 const GUEST_DIVISOR: usize = 2;
-/// Part of what is left that one flow may hold for a moment.
+/// Divisor of the remaining memory: the part that one flow may hold for [`MOMENT`].
 const MOMENT_DIVISOR: usize = 2;
-/// Bytes of frames that a byte of a window may take, where the window is to fit the allowance:
+/// Bytes of frames that a byte of the window may take, for a window that should fit the allowance:
 /// frames are not filled to the last byte. What exceeds the allowance is kept for [`MOMENT`].
 const WINDOW_DIVISOR: usize = 2;
-/// Bytes of frames that a byte of a window may take, where the window is to fit what a flow may
-/// hold for [`MOMENT`]. What exceeds that is given back at once, so this is the most: a segment of
-/// 1,448 bytes in a small frame of 2 KiB, which weighs [`SMALL_WEIGHT`] times its size.
+/// Bytes of frames that a byte of the window may take, for a window that should fit what a flow may
+/// hold for [`MOMENT`]. What exceeds that goes back at once, so this is the worst case: a segment
+/// of 1,448 bytes in a small frame of 2 KiB, which weighs [`SMALL_WEIGHT`] times its size.
 const BRIEF_WINDOW_DIVISOR: usize = 6;
-/// Windows are not limited to more than the largest that receive buffers make.
+/// Largest window limit: the largest window that receive buffers make.
 const WINDOW_MAX: usize = 6 << 20;
-/// Least that windows are limited to: what keeps a flow moving.
+/// Smallest window limit: enough to keep a flow moving.
 const WINDOW_MIN: usize = 16 << 10;
-/// A window may offer one part in so many of what its flow has passed on.
+/// Divisor of the bytes that a flow has passed on: the part that its window may advertise.
 const PROVEN_DIVISOR: u64 = 2;
-/// Limits change in steps of this part of their size, so as not to change with each packet.
+/// Window limits change in steps of this part of their size, so that they do not change with each
+/// packet.
 const WINDOW_STEPS: usize = 4;
 /// Most that a byte of a frame weighs: a quarter of the memory is in small frames.
 const SMALL_WEIGHT: usize = 4;
-/// Least that a flow may have on the way to the program: a large frame's worth.
+/// Least that a flow may have in flight to the program: one large frame.
 const SEND_SHARE_MIN: usize = LARGE_FRAME_BYTES;
 
-// What waits for hosts, and what was read ahead, leave half of the memory.
-const _: () = assert!(OUT_SHARE + 256 - PLENTY as usize <= 128, "half is left to what moves");
-const _: () = assert!(MOMENT_SHARE <= 64, "a part of that half");
+// Bytes that wait for hosts and bytes that were read ahead leave half of the memory.
+const _: () = assert!(OUT_SHARE + 256 - PLENTY as usize <= 128, "half is left to bytes that move");
+const _: () = assert!(MOMENT_SHARE <= 64, "it is part of that half");
 // Guests that acknowledge nothing leave enough to read from hosts.
-const _: () = assert!(OUT_SHARE + IN_SHARE < 256 - HOST_READ_SHARE as usize, "hosts are read");
+const _: () = assert!(
+    OUT_SHARE + IN_SHARE < 256 - HOST_READ_SHARE as usize,
+    "memory is left to read from hosts"
+);
 
-/// What frames count for, in bytes of a pool with frames of one size: the share of either size that
-/// is held, whichever is larger, is no more than this is of the whole pool.
+/// Returns the weight of frames, in bytes of a pool with one size of frames. The share of either
+/// frame size that is held is no more than the share of this weight in the whole pool.
 fn weight(frames: Frames, memory: &Memory) -> usize {
     let whole = memory.capacity_bytes();
     let weigh = |bytes: usize, frames: usize, frame_bytes: usize| {
@@ -85,8 +91,8 @@ fn weight(frames: Frames, memory: &Memory) -> usize {
         + weigh(frames.large, memory.large.capacity(), LARGE_FRAME_BYTES)
 }
 
-/// Most that a guest may hold of `budget`, of which all together hold `total`, and it `own`: a
-/// program alone, what there is; a guest, half of what others leave.
+/// Returns how much of `budget` a guest may hold, where all guests together hold `total` and this
+/// one holds `own`: half of what the others leave; or for a program alone, all that is left.
 fn of_guest(budget: usize, is_guest: bool, total: usize, own: usize) -> usize {
     let left = budget.saturating_sub(total.saturating_sub(own));
     if is_guest { left / GUEST_DIVISOR } else { left }
@@ -95,14 +101,14 @@ fn of_guest(budget: usize, is_guest: bool, total: usize, own: usize) -> usize {
 /// How far a flow's host socket may be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadAhead {
-    /// Whatever the program's window is.
+    /// Regardless of the program's window.
     Free,
-    /// What the window takes, and no more than so many bytes on their way.
+    /// As much as the window takes, with at most this many bytes in flight.
     Within(usize),
 }
 
 impl Io<'_> {
-    /// How far the host socket of this flow may be read now, which is one of `flows`.
+    /// Returns how far the host socket of this flow, one of `flows`, may be read now.
     pub(super) fn read_ahead(&mut self, handle: TcpHandle, flows: usize) -> ReadAhead {
         let is_plenty = self.memory.has_free(PLENTY);
         let (port, guest) = self.stack.tcp_account(handle);
@@ -116,7 +122,7 @@ impl Io<'_> {
         if own >= most && port.is_some() {
             return ReadAhead::Within(0);
         }
-        // What was read ahead may stay long: it leaves as much to the guest's other flows.
+        // Bytes read ahead may stay long, so as much again is left to the guest's other flows.
         if is_plenty && own < most / 2 {
             return ReadAhead::Free;
         }
@@ -125,13 +131,13 @@ impl Io<'_> {
         if free >= SCARCE {
             return ReadAhead::Within(left.max(SEND_SHARE_MIN));
         }
-        // Peers that acknowledge nothing hold it: what is left is for all alike.
+        // Peers that acknowledge nothing hold the memory: the rest is divided equally.
         let equal = self.memory.capacity_bytes() / 4 / flows.max(1);
         ReadAhead::Within(equal.min(left).max(SEND_SHARE_MIN / 2))
     }
 
-    /// True if so little is held for hosts that this flow of a program, one of `flows`, may have
-    /// all it can use.
+    /// Returns true if so little is held for hosts that this flow of a program, one of `flows`, may
+    /// hold all it can use.
     pub(super) fn holds_little_for_hosts(&self, handle: TcpHandle, flows: usize) -> bool {
         let Frames { small, large } = self.stack.tcp_usage().receiving;
         let budget = self.memory.capacity_bytes() / 256 * OUT_SHARE;
@@ -142,14 +148,14 @@ impl Io<'_> {
             && self.stack.tcp_account(handle).0.is_none()
     }
 
-    /// What the window of one of `flows` may offer before the flow has passed anything on: all
-    /// windows together offer the memory once.
+    /// Returns the window that one of `flows` may advertise before it has passed anything on: all
+    /// windows together advertise the memory once.
     pub(super) fn equal_window(&self, flows: usize) -> usize {
         equal_window(self.memory.capacity_bytes(), flows)
     }
 
-    /// What a flow holds for its host, and how much it may. `brief` is what the others hold for
-    /// [`MOMENT`].
+    /// Returns how much a flow holds for its host, and how much it may hold. `brief` is what other
+    /// flows hold for [`MOMENT`].
     pub(super) fn held_for_host(&self, handle: TcpHandle, brief: usize) -> HeldForHost {
         let Some(connection) = self.stack.tcp(handle) else { return HeldForHost::default() };
         let (small, large) = connection.received_held();
@@ -166,15 +172,16 @@ impl Io<'_> {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct HeldForHost {
     pub(super) held: usize,
-    /// How much it may hold for as long as the host likes.
+    /// How much it may hold without a time limit.
     pub(super) allowance: usize,
     /// How much it may hold for [`MOMENT`].
     pub(super) briefly: usize,
 }
 
 impl HeldForHost {
-    /// The largest window that the flow should offer, so that it need not give back what it has
-    /// asked for. It has `passed` so many bytes on, and `equal` is [`Io::equal_window`].
+    /// Returns the largest window that the flow should advertise, so that nothing it has asked for
+    /// goes back. `passed` is the number of bytes that it has passed on; `equal` is
+    /// [`Io::equal_window`].
     pub(super) fn window_limit(&self, passed: u64, equal: usize) -> u32 {
         let part = |most: usize, divisor| most.saturating_sub(self.held) / divisor;
         let bytes = part(self.allowance, WINDOW_DIVISOR);
@@ -187,7 +194,7 @@ fn equal_window(memory_bytes: usize, flows: usize) -> usize {
     (memory_bytes / flows.max(1)).max(WINDOW_MIN)
 }
 
-/// The limit for a window that is to offer `bytes`.
+/// Returns the window limit for a window of `bytes`.
 pub(super) fn window_limit(bytes: usize) -> u32 {
     if bytes >= WINDOW_MAX {
         return u32::MAX;
@@ -196,8 +203,8 @@ pub(super) fn window_limit(bytes: usize) -> u32 {
     (bytes - bytes % step) as u32
 }
 
-/// Most that a flow may hold for its host, which holds `own` now: a quarter of what the others of
-/// its guest leave of the guest's part.
+/// Returns how much a flow, which holds `own` now, may hold for its host: a quarter of what the
+/// guest's other flows leave of the guest's part.
 fn allowance(own: usize, is_guest: bool, total: &Usage, guest: &Usage, memory: &Memory) -> usize {
     let budget = memory.capacity_bytes() / 256 * OUT_SHARE;
     let total = weight(total.receiving, memory);
@@ -256,8 +263,8 @@ mod tests {
         }
     }
 
-    /// Goal: the windows of flows that have passed nothing on offer no more than the memory, down
-    /// to the least; a flow that moves is offered more, as far as it may hold that.
+    /// Goal: the windows of flows that have passed nothing on advertise no more than the memory,
+    /// down to the minimum. A flow that moves advertises more, as far as it may hold that.
     #[test]
     fn windows_grow_with_what_was_passed_on() {
         let (free, full) = (64 << 20, HeldForHost::default());
@@ -272,13 +279,13 @@ mod tests {
                 assert!(limit >= before, "{limit} after {before}");
                 before = limit;
             }
-            assert_eq!(before, u32::MAX, "nothing limits it in the end");
+            assert_eq!(before, u32::MAX, "in the end the window is not limited");
             assert_eq!(full.window_limit(1 << 30, equal), 0, "it may hold nothing");
         }
     }
 
-    /// Goal: what one flow may hold grows back as others give back, and its own does not count
-    /// against it; what one guest holds leaves another as much.
+    /// Goal: the allowance of a flow grows back as others give memory back, and its own bytes do
+    /// not count against it. What one guest holds leaves the same to another.
     #[test]
     fn an_allowance_grows_back() {
         let memory = Memory::new(MemoryConfig::within(MEMORY));
@@ -292,8 +299,8 @@ mod tests {
         assert!(other < first && other >= allowance(0, true, &held, &held, &memory));
     }
 
-    /// Goal: whatever a flow in its moment is sent for its window fits what it may hold then, in
-    /// the frames that weigh most for their bytes.
+    /// Goal: everything that a flow receives for its window within [`MOMENT`] fits what it may hold
+    /// then, even in the frames that weigh most for their bytes.
     #[test]
     fn windows_of_a_moment_fit_what_may_be_held() {
         const SEGMENT: usize = 1448;

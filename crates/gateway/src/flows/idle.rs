@@ -1,8 +1,8 @@
-//! Who has been idle longest, without looking at everyone.
+//! Finds the entry that has been idle longest without a search through all entries.
 //!
-//! Each entry is noted with a time not after its last use; whoever seems to be first is looked at
-//! again before he is named. A use thus costs nothing, and naming one the depth of a heap, also in
-//! a flood of flows that are used once.
+//! Each entry is recorded with a time no later than its last use. The entry that seems to be first
+//! is checked again before it is returned. So a use costs nothing, and finding an entry costs the
+//! depth of a heap, even in a flood of flows that are used once.
 
 use super::shares::Share;
 use super::slots::Slot;
@@ -10,18 +10,18 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use towpath_net::time::Instant;
 
-/// The entries of one, each once.
+/// The entries of one share, each recorded once.
 #[derive(Default)]
 struct Idle(BinaryHeap<Reverse<(Instant, Slot)>>);
 
 impl Idle {
-    /// Notes a new entry.
+    /// Records a new entry.
     fn begin(&mut self, slot: Slot, now: Instant) {
         self.0.push(Reverse((now, slot)));
     }
 
-    /// Parts with the entry that was idle longest. `used_at` tells when one was used last, or
-    /// that it is gone.
+    /// Removes and returns the entry that was idle longest. `used_at` returns the last use of an
+    /// entry, or `None` if the entry is gone.
     fn end_longest(&mut self, mut used_at: impl FnMut(Slot) -> Option<Instant>) -> Option<Slot> {
         while let Some(Reverse((noted_at, slot))) = self.0.pop() {
             match used_at(slot) {
@@ -33,31 +33,32 @@ impl Idle {
         None
     }
 
-    /// Forgets entries that are gone.
+    /// Removes entries that are gone.
     fn retain(&mut self, mut is_there: impl FnMut(Slot) -> bool) {
         self.0.retain(|Reverse((_, slot))| is_there(*slot));
     }
 
-    /// True if nothing is noted.
+    /// Returns true if no entry is recorded.
     #[cfg(test)]
     fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// The entries that can end, by who they count for: whoever has most gives way.
+/// The entries that can end, by the share that they count for. The share with most entries loses
+/// one first.
 #[derive(Default)]
 pub(super) struct IdleShares(HashMap<Share, Members>);
 
 #[derive(Default)]
 struct Members {
     idle: Idle,
-    /// Those of them that are there.
+    /// Number of its entries that are still there.
     count: usize,
 }
 
 impl IdleShares {
-    /// Notes a new entry.
+    /// Records a new entry.
     pub(super) fn begin(&mut self, share: Share, slot: Slot, now: Instant) {
         let members = self.0.entry(share).or_default();
         members.idle.begin(slot, now);
@@ -74,8 +75,8 @@ impl IdleShares {
         }
     }
 
-    /// Parts with the entry that was idle longest of those of whoever has most; of those who have
-    /// as many, of the newcomer's. The caller says that it is gone.
+    /// Removes and returns the longest-idle entry of the share with most entries; among equals, of
+    /// the share of the `newcomer`. The caller reports that it is gone.
     pub(super) fn end_longest(
         &mut self,
         newcomer: Share,
@@ -86,12 +87,12 @@ impl IdleShares {
         most?.1.idle.end_longest(used_at)
     }
 
-    /// Forgets entries that are gone.
+    /// Removes entries that are gone.
     pub(super) fn retain(&mut self, mut is_there: impl FnMut(Slot) -> bool) {
         self.0.values_mut().for_each(|members| members.idle.retain(&mut is_there));
     }
 
-    /// True if nothing is noted.
+    /// Returns true if no entry is recorded.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -101,8 +102,9 @@ impl IdleShares {
 mod tests {
     use super::*;
 
-    /// Goal: exactly the longest idle is named, whatever was used since it was noted, and what is
-    /// gone never. Method: entries whose order of use is not that of their beginning.
+    /// Goal: exactly the longest-idle entry is returned, whatever was used since it was recorded,
+    /// and never one that is gone. Method: entries whose order of use differs from that of their
+    /// beginning.
     #[test]
     fn the_longest_idle_is_named() {
         let slot = |index| Slot { index, generation: 0 };

@@ -1,26 +1,26 @@
-//! Joined flows: connections of the program to ports of its own loopback that lead to the host's,
-//! and if so configured, connections of the host's loopback to published ports.
+//! Joined flows: connections of the program to ports of its own loopback that lead to the host's
+//! loopback, and optionally connections of the host's loopback to published ports.
 //!
 //! # Theory of operation
 //!
-//! The child that set up the program's network has left sockets that listen there. A connection to
-//! one of them is accepted, connected to the host's loopback, and the two sockets are joined: bytes
-//! go from one to the other by splice(2), past the stack, the pools and the TAP device. The kernel
-//! has answered the program before the host was asked, so a refusal of the host shows as a reset.
-//! The host's loopback has two addresses, and the program cannot try the other one any more: that
-//! is done here, the one of the program's own choice first.
+//! The child that set up the program's network has left listening sockets there. A connection to
+//! one of them is accepted, and another one is made to the host's loopback. The two sockets are
+//! joined: splice(2) moves bytes between them, past the stack, the pools and the TAP device. The
+//! kernel has answered the program before the host is asked, so a refusal by the host becomes a
+//! reset. The host's loopback has two addresses, and the program can no longer try the other one.
+//! So the gateway does, beginning with the family that the program chose.
 //!
-//! The other way a connection was accepted by a published port's listener, and is made anew inside,
-//! to the program's own address, by a socket that somebody inside has opened. Without one, or if
-//! it cannot be used, it goes by the stack. What the program refuses is reset, as it is there.
+//! In the other direction, the listener of a published port has accepted the connection. A second
+//! one is made to the program's own address, by a socket that a process inside has opened. Without
+//! such a socket, or if it cannot be used, the connection goes through the stack. A refusal by the
+//! program becomes a reset, as it does through the stack.
 //!
-//! Each direction ends by itself, with the source's FIN after the last byte; a reset on one side is
-//! a reset on the other at once. Sockets are watched for edges, as those of other flows.
+//! Each direction ends by itself, with the source's FIN after the last byte. A reset on one side
+//! resets the other at once. Sockets are watched edge-triggered, like those of other flows.
 //!
-//! Limits: so many bytes of one direction (`lane`) and [`ACCEPTS_PER_TURN`] new flows before others
-//! get their turn. With as many flows as there may be, and for [`PAUSE`] when no descriptor is
-//! left, listeners rest: connections wait in the kernel's backlog. Directions without a pipe wait
-//! as long.
+//! Limits: a number of bytes per direction (`lane`) and [`ACCEPTS_PER_TURN`] new flows per turn. At
+//! the maximum number of flows, and for [`PAUSE`] when no descriptor is left, listeners pause, and
+//! connections wait in the kernel's backlog. Directions without a pipe wait for the same time.
 
 use super::listen::PAUSE;
 use super::slots::{Slot, Slots};
@@ -38,10 +38,10 @@ mod lane;
 #[cfg(test)]
 mod tests;
 
-/// Connections accepted in a turn of the worker.
+/// Most connections accepted in a turn of the worker.
 const ACCEPTS_PER_TURN: usize = 16;
-/// Bytes that all flows move in a turn, each way; what lies in a pipe with the last of them goes
-/// along.
+/// Bytes that all flows together move in a turn, each way. Bytes that share a pipe with the last of
+/// them move as well.
 const BYTES_PER_TURN: u64 = 1 << 20;
 
 /// A socket that listens on the program's loopback.
@@ -53,7 +53,7 @@ pub struct JoinedListener {
     pub host_port: u16,
 }
 
-/// Which side of a joined flow.
+/// A side of a joined flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// The program's.
@@ -62,22 +62,22 @@ pub(crate) enum End {
     Host,
 }
 
-/// A connection that was accepted and has no way to the host yet.
+/// An accepted connection that has no connection to the host yet.
 struct Newcomer {
     inside: TcpSocket,
     attempt: Attempt,
 }
 
-/// Where it is led to.
+/// Where it connects to.
 #[derive(Clone, Copy)]
 struct Attempt {
     host_port: u16,
     is_ipv4: bool,
-    /// The host's address of the other family was tried before.
+    /// The host's address of the other family has been tried.
     is_second: bool,
 }
 
-/// Who has to take a connection.
+/// The side that has to accept a connection.
 #[derive(Clone, Copy)]
 enum Connecting {
     Host(Attempt),
@@ -87,42 +87,42 @@ enum Connecting {
 struct Flow {
     inside: TcpSocket,
     host: TcpSocket,
-    /// Who is asked; `None` once it has answered.
+    /// The side that was asked; `None` once it has answered.
     connecting: Option<Connecting>,
     out: Lane,
     into: Lane,
-    /// In `JoinedFlows::waiting`.
+    /// It is in `JoinedFlows::waiting`.
     queued: bool,
 }
 
 struct Listening {
     listener: JoinedListener,
     is_ipv4: bool,
-    /// In `JoinedFlows::backlogs`.
+    /// It is in `JoinedFlows::backlogs`.
     has_backlog: bool,
 }
 
-/// All of them.
+/// All joined flows.
 pub(super) struct JoinedFlows {
     listeners: Slots<Listening>,
-    /// Those that may have connections which nobody has accepted.
+    /// Listeners that may have connections to accept.
     backlogs: VecDeque<Slot>,
     flows: Slots<Box<Flow>>,
     flows_max: usize,
     pipes: Pipes,
-    /// Flows with more to do that no event will tell.
+    /// Flows with work that no event will report.
     waiting: VecDeque<Slot>,
-    /// Waits for a descriptor.
+    /// A newcomer that waits for a descriptor.
     held_back: Option<Newcomer>,
     /// No descriptor is left: nothing is accepted until then.
     paused_until: Option<Instant>,
-    /// Listeners are told about connections.
+    /// Listeners are watched for connections.
     is_listening: bool,
-    /// Where sockets inside come from; none: published ports are not joined.
+    /// Source of sockets inside; without one, published ports are not joined.
     source: Option<SocketSource>,
 }
 
-/// What they work with during a call.
+/// What joined flows work with during a call.
 pub(super) struct Around<'a> {
     pub(super) reactor: &'a Reactor,
     pub(super) counters: &'a mut GatewayCounters,
@@ -130,7 +130,7 @@ pub(super) struct Around<'a> {
 }
 
 impl Around<'_> {
-    /// A flow did not get what it needs of the system.
+    /// Counts an error if it is a shortage of descriptors; returns whether it is.
     fn count_shortage(&mut self, error: &io::Error) -> bool {
         let is_shortage = is_descriptor_shortage(error);
         self.counters.no_descriptor += u64::from(is_shortage);
@@ -167,8 +167,8 @@ impl JoinedFlows {
         self.paused_until
     }
 
-    /// True if everything that the program sent has been passed on, FINs included. It has sent
-    /// nothing by connections that it has not accepted yet.
+    /// Returns true if everything that the program sent has been passed on, FINs included. The
+    /// program has sent nothing on connections that it has not accepted yet.
     pub(super) fn all_passed_on(&self) -> bool {
         let is_made = |flow: &Flow| !matches!(flow.connecting, Some(Connecting::Program));
         self.flows.iter().all(|(_, flow)| flow.out.is_closed() || !is_made(flow))
@@ -176,7 +176,7 @@ impl JoinedFlows {
             && self.held_back.is_none()
     }
 
-    /// Takes a listener over.
+    /// Takes over a listener.
     pub(super) fn listen(&mut self, listener: JoinedListener, reactor: &Reactor) -> io::Result<()> {
         self.pipes.prepare()?;
         let is_ipv4 = listener.socket.local()?.is_ipv4();
@@ -186,7 +186,7 @@ impl JoinedFlows {
         Ok(())
     }
 
-    /// Joins connections to published ports by sockets of this source.
+    /// Joins connections to published ports over sockets of this source.
     fn join_published(&mut self, source: SocketSource, reactor: &Reactor) -> io::Result<()> {
         self.pipes.prepare()?;
         reactor.add(&source, Token::JoinedSockets.encode(), Interest::READ, false)?;
@@ -194,10 +194,10 @@ impl JoinedFlows {
         Ok(())
     }
 
-    /// Sockets have come from inside, or none will any more: then published ports are served by
-    /// the stack.
+    /// Receives sockets from inside. If no more will come, the stack serves published ports from
+    /// now on.
     pub(super) fn sockets_ready(&mut self) {
-        // Dropping it closes the channel, and so ends the watch for it.
+        // Dropping the source closes the channel, which ends the watch for it.
         self.source.take_if(|source| source.receive().is_err());
     }
 
@@ -229,7 +229,7 @@ impl JoinedFlows {
         None
     }
 
-    /// A listener has connections, which are taken when others have had their turn.
+    /// A listener has connections. They are accepted after other flows have had their turn.
     pub(super) fn connections_wait(&mut self, slot: Slot) {
         if let Some(listening) = self.listeners.get_mut(slot)
             && !listening.has_backlog
@@ -239,7 +239,7 @@ impl JoinedFlows {
         }
     }
 
-    /// Takes connections from those listeners that have some.
+    /// Accepts connections from the listeners that have some.
     fn accept_all(&mut self, cx: &mut Around<'_>) {
         let mut left = ACCEPTS_PER_TURN;
         while self.is_listening
@@ -256,7 +256,7 @@ impl JoinedFlows {
         }
     }
 
-    /// Takes a connection; false if the listener has none.
+    /// Accepts a connection; returns false if the listener has none.
     fn accept(&mut self, slot: Slot, cx: &mut Around<'_>) -> bool {
         let Some(listening) = self.listeners.get(slot) else { return false };
         let JoinedListener { socket, host_port } = &listening.listener;
@@ -268,13 +268,13 @@ impl JoinedFlows {
                 self.connect(Newcomer { inside, attempt }, cx);
             }
             Err(error) if cx.count_shortage(&error) => self.pause(cx),
-            // A connection that ended before it was accepted is any other error.
+            // Other errors: the connection ended before it was accepted.
             Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
         }
         true
     }
 
-    /// Connects to the host, at the other address if the first refuses.
+    /// Connects to the host; tries the other address if the first refuses.
     fn connect(&mut self, mut newcomer: Newcomer, cx: &mut Around<'_>) {
         loop {
             let Attempt { host_port, is_ipv4, is_second } = newcomer.attempt;
@@ -305,7 +305,7 @@ impl JoinedFlows {
         cx: &mut Around<'_>,
     ) {
         for socket in [&inside, &host] {
-            // Told of errors only as a loss of speed.
+            // An error only costs speed.
             let _ = socket.set_nodelay(true);
         }
         let slot = self.flows.next_slot();
@@ -318,7 +318,7 @@ impl JoinedFlows {
             inside.reset();
             return host.reset();
         }
-        // What was there before it was watched shows as an edge.
+        // Data from before the socket was watched still triggers an edge.
         self.flows.insert(Box::new(Flow {
             inside,
             host,
@@ -341,8 +341,8 @@ impl JoinedFlows {
         self.move_soon(slot, cx);
     }
 
-    /// Who was asked did not take the connection: the host's other address is tried, or who began
-    /// is told.
+    /// The side that was asked refused the connection. Tries the host's other address, or resets
+    /// the side that began.
     fn refused(&mut self, slot: Slot, connecting: Connecting, cx: &mut Around<'_>) {
         let Some(flow) = self.remove(slot, cx) else { return };
         let Flow { inside, host, .. } = *flow;
@@ -351,7 +351,7 @@ impl JoinedFlows {
             return host.reset();
         };
         drop(host);
-        // It is watched with the token of another flow from now on.
+        // It will be watched with the token of another flow.
         let _ = cx.reactor.remove(&inside);
         if attempt.is_second {
             cx.counters.joined_refused += 1;
@@ -360,7 +360,7 @@ impl JoinedFlows {
         self.connect(Newcomer { inside, attempt: attempt.at_other_address() }, cx);
     }
 
-    /// A socket has news.
+    /// A socket has an event.
     pub(super) fn ready(&mut self, slot: Slot, end: End, ready: Readiness, cx: &mut Around<'_>) {
         let Some(flow) = self.flows.get_mut(slot) else { return };
         if let Some(connecting) = flow.connecting
@@ -389,7 +389,8 @@ impl JoinedFlows {
         }
     }
 
-    /// Has a flow stand in line; in a pause, in which nobody is served by line, it moves at once.
+    /// Queues a flow for its turn. During a pause the queue is not served, so the flow moves at
+    /// once.
     fn move_soon(&mut self, slot: Slot, cx: &mut Around<'_>) {
         if self.paused_until.is_some() {
             self.advance(slot, [BYTES_PER_TURN; 2], cx);
@@ -398,7 +399,7 @@ impl JoinedFlows {
         }
     }
 
-    /// Moves what can be moved, out and in, at most so many bytes of each.
+    /// Moves bytes out and in, at most `most` of each.
     fn advance(&mut self, slot: Slot, most: [u64; 2], cx: &mut Around<'_>) {
         let Some(flow) = self.flows.get_mut(slot) else { return };
         let Flow { inside, host, out, into, .. } = &mut **flow;
@@ -426,7 +427,7 @@ impl JoinedFlows {
         }
     }
 
-    /// Moves bytes of those who stand in line, as many each way as a turn has for all, and takes
+    /// Moves bytes of the queued flows, each way as many as one turn allows in total, and accepts
     /// new flows.
     pub(super) fn go_on(&mut self, cx: &mut Around<'_>) {
         if self.paused_until.is_some() {
@@ -448,7 +449,7 @@ impl JoinedFlows {
         self.accept_all(cx);
     }
 
-    /// Tries again when a pause is over.
+    /// Resumes after a pause.
     pub(super) fn resume(&mut self, cx: &mut Around<'_>) {
         if self.paused_until.take_if(|until| *until <= cx.now).is_none() {
             return;
@@ -467,7 +468,7 @@ impl JoinedFlows {
         self.watch_listeners(cx.reactor);
     }
 
-    /// Has listeners tell about connections if there is room for them.
+    /// Watches listeners for connections, if there is room for more flows.
     fn watch_listeners(&mut self, reactor: &Reactor) {
         let is_listening = self.paused_until.is_none() && self.flows.len() < self.flows_max;
         if is_listening == self.is_listening {
@@ -477,7 +478,7 @@ impl JoinedFlows {
         let interest = if is_listening { Interest::READ } else { Interest::NONE };
         for (slot, listening) in self.listeners.iter() {
             let token = Token::JoinedListener(slot).encode();
-            // Fails only for what is not in the set.
+            // Fails only for a file that is not registered.
             let _ = reactor.modify(&listening.listener.socket, token, interest, false);
         }
     }
@@ -491,7 +492,7 @@ impl JoinedFlows {
         }
     }
 
-    /// One side broke: so do both.
+    /// One side broke: resets both sides.
     fn abort(&mut self, slot: Slot, cx: &mut Around<'_>) {
         if let Some(flow) = self.remove(slot, cx) {
             flow.inside.reset();
@@ -507,7 +508,7 @@ impl JoinedFlows {
 }
 
 impl Connecting {
-    /// The side that has to answer.
+    /// Returns the side that has to answer.
     fn end(self) -> End {
         match self {
             Connecting::Host(_) => End::Host,
@@ -529,7 +530,7 @@ fn loopback(is_ipv4: bool, port: u16) -> SocketAddr {
 }
 
 impl Gateway {
-    /// Joins connections to these listeners with the host's loopback from now on.
+    /// Joins connections to these listeners with connections to the host's loopback from now on.
     pub(crate) fn join(
         &mut self,
         listeners: Vec<JoinedListener>,
@@ -538,7 +539,7 @@ impl Gateway {
         listeners.into_iter().try_for_each(|listener| self.joined.listen(listener, reactor))
     }
 
-    /// Joins connections of the host's loopback to published ports from now on, by sockets that
+    /// Joins connections of the host's loopback to published ports from now on, over sockets that
     /// `source` opens inside.
     pub(crate) fn join_published(
         &mut self,
@@ -548,8 +549,8 @@ impl Gateway {
         self.joined.join_published(source, reactor)
     }
 
-    /// Takes over a connection from `peer` to the program, if it is to be joined; otherwise gives
-    /// it back.
+    /// Takes over a connection from `peer` to the program if it is to be joined; gives it back
+    /// otherwise.
     pub(super) fn begin_joined(
         &mut self,
         socket: TcpSocket,
@@ -565,7 +566,7 @@ impl Gateway {
         back
     }
 
-    /// Does something with the joined flows.
+    /// Calls `act` with the joined flows.
     pub(super) fn with_joined(
         &mut self,
         io: &Io<'_>,

@@ -1,11 +1,11 @@
 //! Published ports: host sockets that listen for the program, or for guests of a network.
 //!
-//! A connection is a new flow: it is accepted when its turn comes ([`Gateway::begin_flows`]), not
-//! when its listener says so. What is not accepted yet waits in the listener's backlog.
+//! A connection is a new flow: it is accepted in its turn ([`Gateway::begin_flows`]), not when its
+//! listener becomes ready. Until then it waits in the listener's backlog.
 //!
-//! They come and go while the gateway runs. Where a port leads may be changed without closing its
-//! sockets, so that nobody is refused in between. A guest that is known by name is looked up when
-//! somebody comes: its address may be another by then.
+//! Published ports are added and removed while the gateway runs. The target of a port can change
+//! without closing its sockets, so that no connection is refused in between. A guest known by name
+//! is looked up for each new connection, as its address may change.
 
 use super::route::Routes;
 use super::slots::{Slot, Slots};
@@ -23,13 +23,13 @@ use towpath_io::socket::{TcpListener, TcpSocket, UdpSocket};
 use towpath_net::time::Instant;
 use towpath_packet::NoMemory;
 
-/// How long listeners rest when no file descriptor is left.
+/// How long listeners pause when no file descriptor is left.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
-/// Why the gateway could not start, or a port not be published.
+/// Why the gateway could not start, or a port could not be published.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Something else has the port.
+    /// Another socket uses the port.
     #[error(
         "{protocol} port {address} is in use on the host; stop what listens there, or publish \
          another port (see 'ss -lnp')"
@@ -37,10 +37,10 @@ pub enum StartError {
     PortInUse {
         /// `TCP` or `UDP`.
         protocol: &'static str,
-        /// What was to be bound.
+        /// The address that was to be bound.
         address: SocketAddr,
     },
-    /// Not allowed to bind the port.
+    /// No permission to bind the port.
     #[error(
         "no permission to bind {protocol} port {address}; publish a port from 1024 up, or lower \
          net.ipv4.ip_unprivileged_port_start"
@@ -48,7 +48,7 @@ pub enum StartError {
     PortForbidden {
         /// `TCP` or `UDP`.
         protocol: &'static str,
-        /// What was to be bound.
+        /// The address that was to be bound.
         address: SocketAddr,
     },
     /// The host does not have the address.
@@ -56,20 +56,20 @@ pub enum StartError {
     NoSuchAddress {
         /// `TCP` or `UDP`.
         protocol: &'static str,
-        /// What was to be bound.
+        /// The address that was to be bound.
         address: SocketAddr,
     },
-    /// Binding failed in another way.
+    /// Binding failed for another reason.
     #[error("cannot bind {protocol} port {address}")]
     Bind {
         /// `TCP` or `UDP`.
         protocol: &'static str,
-        /// What was to be bound.
+        /// The address that was to be bound.
         address: SocketAddr,
-        /// What the system said.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// More published ports than descriptors can be spared for.
+    /// More published ports than there are descriptors to spare.
     #[error(
         "publishing takes {needed} sockets and this process may have {limit} descriptors, half of \
          them for flows; raise the limit (ulimit -Hn) or publish fewer ports"
@@ -77,19 +77,19 @@ pub enum StartError {
     TooManyPorts {
         /// Sockets needed.
         needed: u64,
-        /// Limit of descriptors.
+        /// Limit of descriptors of this process.
         limit: u64,
     },
-    /// It is published already.
+    /// The port is already published.
     #[error("{0} is published already")]
     Twice(HostPort),
-    /// It is not published, or leads to another guest.
+    /// The port is not published, or leads to another guest.
     #[error("{0} is not published for this guest")]
     NotPublished(HostPort),
-    /// The system has not as much memory as was to be used.
+    /// The system does not have the memory that was asked for.
     #[error("{0}; ask for less (`--memory`), or raise the limit of the process (`ulimit -v`)")]
     Memory(#[from] NoMemory),
-    /// Something else failed.
+    /// Another system call failed.
     #[error("cannot start the gateway")]
     Os(#[from] io::Error),
 }
@@ -97,7 +97,7 @@ pub enum StartError {
 struct Listener {
     socket: TcpListener,
     published: Slot,
-    /// In `Listeners::ready`.
+    /// It is in `Listeners::ready`.
     is_ready: bool,
 }
 
@@ -106,7 +106,7 @@ struct Published {
     publish: Publish,
     tcp: Vec<Slot>,
     udp: Vec<Slot>,
-    /// A transaction that is under way has taken it back.
+    /// The current transaction has unpublished it.
     is_leaving: bool,
 }
 
@@ -115,11 +115,12 @@ pub(super) struct Listeners {
     tcp: Slots<Listener>,
     published: Slots<Published>,
     by_port: HashMap<HostPort, Slot>,
-    /// Sockets of all of them.
+    /// Number of sockets of all published ports.
     sockets: u64,
-    /// Not told about connections until then.
+    /// Listeners are not watched for connections until then.
     paused_until: Option<Instant>,
-    /// Those with connections to accept. Each is told again in every turn until it has none.
+    /// Listeners with connections to accept. Each is reported again in every turn until it has
+    /// none.
     ready: VecDeque<Slot>,
     /// Connections that another worker has accepted for this one.
     handed_over: VecDeque<Accepted>,
@@ -147,12 +148,12 @@ impl Listeners {
         }
     }
 
-    /// True if connections wait that nothing tells about again.
+    /// Returns true if connections wait that no event will report again.
     pub(super) fn has_handed_over(&self) -> bool {
         !self.handed_over.is_empty()
     }
 
-    /// Where a published port leads, as long as it is published.
+    /// Returns what a published port leads to, as long as it is published.
     pub(super) fn publish_of(&self, published: Slot) -> Option<&Publish> {
         Some(&self.published.get(published)?.publish)
     }
@@ -161,12 +162,12 @@ impl Listeners {
         self.paused_until
     }
 
-    /// Stops asking for connections that could not be taken.
+    /// Stops watching for connections, as they cannot be accepted now.
     fn pause(&mut self, io: &Io<'_>) {
         if self.paused_until.replace(io.now + PAUSE).is_none() {
             for (slot, listener) in self.tcp.iter() {
                 let token = Token::TcpListener(slot).encode();
-                // Fails only for what is not in the set.
+                // Fails only for a file that is not registered.
                 let _ = io.reactor.modify(&listener.socket, token, Interest::NONE, false);
             }
         }
@@ -176,7 +177,7 @@ impl Listeners {
         if self.paused_until.take_if(|until| *until <= io.now).is_some() {
             for (slot, listener) in self.tcp.iter() {
                 let token = Token::TcpListener(slot).encode();
-                // As above.
+                // Fails only for a file that is not registered.
                 let _ = io.reactor.modify(&listener.socket, token, Interest::READ, false);
             }
         }
@@ -184,8 +185,8 @@ impl Listeners {
 }
 
 impl Gateway {
-    /// Publishes a port. One that a transaction has taken back is led elsewhere instead; then its
-    /// former state is returned.
+    /// Publishes a port. If the current transaction has unpublished the port, redirects it instead,
+    /// and returns its former state.
     pub(crate) fn publish(
         &mut self,
         publish: &Publish,
@@ -216,7 +217,7 @@ impl Gateway {
             }
         }
         let bound = self.listeners.published.get(slot).map_or(0, |p| p.tcp.len() + p.udp.len());
-        // Of "all addresses" one family may be missing on the host; both may not.
+        // Of "all addresses", the host may lack one family, but not both.
         let forgiven = publish.optional
             || publish.host.is_none()
                 && bound > 0
@@ -236,14 +237,15 @@ impl Gateway {
         }
     }
 
-    /// Whether a transaction takes a published port back; false if it is none.
+    /// Sets whether the current transaction unpublishes a port; returns false if it is not
+    /// published.
     pub(crate) fn set_leaving(&mut self, port: &HostPort, is_leaving: bool) -> bool {
         let slot = self.listeners.by_port.get(port);
         let published = slot.and_then(|slot| self.listeners.published.get_mut(*slot));
         published.map(|published| published.is_leaving = is_leaving).is_some()
     }
 
-    /// Leads a port where it led before, and has it leave again.
+    /// Restores the target of a port, and marks the port as leaving again.
     pub(crate) fn restore_leaving(&mut self, before: Publish) {
         if let Some(slot) = self.listeners.by_port.get(&before.host_port())
             && let Some(published) = self.listeners.published.get_mut(*slot)
@@ -254,7 +256,7 @@ impl Gateway {
         }
     }
 
-    /// Closes a published port that a transaction has taken back, unless it has been led elsewhere
+    /// Closes a published port that a transaction has unpublished, unless it has been redirected
     /// since.
     pub(crate) fn close_leaving(&mut self, port: &HostPort, reactor: &Reactor) {
         let slot = self.listeners.by_port.get(port);
@@ -264,7 +266,7 @@ impl Gateway {
         }
     }
 
-    /// Closes the sockets of a published port. Flows by it go on.
+    /// Closes the sockets of a published port. Its flows continue.
     pub(crate) fn unpublish(&mut self, port: &HostPort, reactor: &Reactor) {
         if let Some(&slot) = self.listeners.by_port.get(port) {
             let bound = self.listeners.published.get(slot).map_or(0, |p| p.tcp.len() + p.udp.len());
@@ -273,7 +275,7 @@ impl Gateway {
         }
     }
 
-    /// Ports that are published and not about to leave.
+    /// Returns the published ports that are not about to leave.
     pub(crate) fn published(&self) -> impl Iterator<Item = &Publish> {
         let staying = self.listeners.published.iter().filter(|(_, port)| !port.is_leaving);
         staying.map(|(_, port)| &port.publish)
@@ -305,7 +307,7 @@ impl Gateway {
                     socket.tell_destinations()?;
                 }
                 let by = PublishedBy { port: slot, is_ipv4: address.is_ipv4() };
-                // Where a guest is is looked up when the first datagram comes.
+                // A guest's address is looked up when the first datagram arrives.
                 let program = self.routes.program(by.is_ipv4);
                 let program = program.filter(|_| publish.target == Target::Program);
                 let program = program.map(|ip| SocketAddr::new(ip, publish.program_port));
@@ -330,13 +332,13 @@ impl Gateway {
         published.udp.into_iter().for_each(|flow| self.udp.unpublish(flow));
     }
 
-    /// Connections that another worker has accepted, and that this one is to begin.
+    /// Takes connections that another worker has accepted for this one.
     pub(crate) fn take_over(&mut self, accepted: impl Iterator<Item = Accepted>) {
         self.listeners.handed_over.extend(accepted);
     }
 
-    /// Begins a connection to a published port, if one waits. With `again`, its listener is asked
-    /// once more for the next one.
+    /// Begins a connection to a published port, if one waits. With `again`, the listener stays in
+    /// line for its next connection.
     pub(super) fn accept_one(&mut self, again: bool, io: &mut Io<'_>) -> bool {
         if let Some(Accepted { socket, inside, program }) = self.listeners.handed_over.pop_front() {
             self.begin_inbound(socket, inside, program, io);
@@ -359,7 +361,7 @@ impl Gateway {
                     self.counters.no_descriptor += 1;
                     self.listeners.pause(io);
                 }
-                // None is left, or one ended before it was accepted.
+                // No connection is left, or it ended before it was accepted.
                 Err(_) => {}
             }
         }
@@ -379,8 +381,9 @@ impl Gateway {
         }
     }
 
-    /// As whom the program sees `peer`, and its own address. A guest that has no address of the
-    /// peer's family is reached by the other, from the gateway.
+    /// Returns the address under which the program sees `peer`, and the program's address. A guest
+    /// without an address of the peer's family is reached by the other family, from the gateway's
+    /// address.
     fn way_inside(
         &self,
         peer: SocketAddr,
@@ -397,7 +400,7 @@ impl Gateway {
         Some((SocketAddr::new(self.routes.gateway(is_ipv4)?, peer.port()), at(program)))
     }
 
-    /// The address of a family that a published port leads to now.
+    /// Returns the address of one family that a published port leads to now.
     pub(super) fn target_of(
         &self,
         publish: &Publish,
@@ -412,15 +415,16 @@ impl Gateway {
     }
 }
 
-/// Takes as many file descriptors as the hard limit allows, for each flow has a socket of the host.
-/// A program that was forked before keeps its own limit.
+/// Raises the soft limit of file descriptors to the hard limit, as each flow has a socket of the
+/// host. A program that was forked before keeps its own limit.
 pub fn allow_many_files() {
     let limit = getrlimit(Resource::Nofile);
-    // Refused only where nothing can be done about it; flows beyond the limit are then refused.
+    // It fails only where nothing can be done about it; flows beyond the limit are then refused.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
-/// What to bind: one address, or all of each family that can be passed on.
+/// Returns the addresses to bind: one address, or all addresses of each family that can be passed
+/// on.
 fn addresses(publish: &Publish, routes: &Routes) -> Vec<SocketAddr> {
     let at = |address: IpAddr| SocketAddr::new(address, publish.host_port);
     if let Some(address) = publish.host {

@@ -3,20 +3,20 @@
 //! # Theory of operation
 //!
 //! The stack is transparent: whatever address the program connects to, the stack plays that peer
-//! and tells the gateway, which makes the connection on a host socket and answers the program only
-//! when the host has answered: refused stays refused, unreachable stays unreachable. Ports
-//! published on the host work the other way round.
+//! and reports the connection to the gateway. The gateway connects a host socket, and answers the
+//! program only when the host has answered. So a refused connection stays refused, and an
+//! unreachable host stays unreachable. Ports published on the host work the other way round.
 //!
-//! Payload is never copied here. What the program sends leaves in one `sendmsg` over the packets'
-//! own pieces; what the host sends is read into pool frames that TCP's send queue then lends to
-//! packets. Neither side is read while the other cannot take more, so that nothing piles up.
+//! Payload is never copied here. Data of the program leaves in one `sendmsg` over the packets' own
+//! pieces. Data of the host is read into pool frames, which TCP's send queue then lends to packets.
+//! Neither side is read while the other cannot take more, so nothing piles up.
 //!
-//! One file per protocol: `tcp`, `udp`, `ping`; `newcomers` who waits for a flow of their own;
-//! `listen` published ports, `joined` what goes from loopback to loopback past the stack,
-//! `resolver` where DNS goes, `hops` what becomes of hop limits and ICMP errors, `shares` and
-//! `idle` who gives way at a bound, `expected` what is near and what ACKs wait for, `route` which
-//! destinations are served and how, `fair` how much memory slow readers may hold. All run on the
-//! worker's thread.
+//! There is one file per protocol: `tcp`, `udp` and `ping`. The others: `newcomers` holds messages
+//! and connections that wait for a new flow; `listen` has the published ports; `joined` has flows
+//! that bypass the stack from loopback to loopback; `resolver` chooses the DNS server; `hops` maps
+//! hop limits and ICMP errors; `shares` and `idle` choose what to evict at a bound; `expected` has
+//! packets that are near and ACKs that wait; `route` maps destinations; `fair` limits the memory of
+//! slow readers. All run on the worker's thread.
 
 mod expected;
 mod fair;
@@ -71,18 +71,18 @@ pub(crate) struct Io<'a> {
     pub(crate) now: Instant,
 }
 
-/// Who knows the guests of a network by name.
+/// Looks up guests of a network by name.
 pub(crate) trait Guests {
-    /// The address of a guest in one family, if it has one now.
+    /// Returns the address of a guest in one family, if it has one now.
     fn address_of(&self, name: &str, is_ipv4: bool, now: Instant) -> Option<IpAddr>;
 }
 
 /// Share of memory, in 1/256, below which nothing is read from the host: the TAP needs the rest to
-/// take the program's ACKs, which is how memory comes back.
+/// take the program's ACKs, which free memory.
 const HOST_READ_SHARE: u32 = 32;
 
 impl Io<'_> {
-    /// True if reading from the host must wait.
+    /// Returns true if reading from the host must wait.
     fn memory_is_short(&mut self) -> bool {
         !self.memory.has_free(HOST_READ_SHARE)
     }
@@ -92,7 +92,7 @@ impl Io<'_> {
     }
 }
 
-/// What the gateway has counted. Names are those of reports.
+/// Counters of the gateway. Their names are those of reports.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GatewayCounters {
     /// TCP flows begun by the program.
@@ -107,37 +107,37 @@ pub struct GatewayCounters {
     pub echo: u64,
     /// Echo requests not passed on for lack of permission.
     pub echo_forbidden: u64,
-    /// Flows given up because no file descriptor was left.
+    /// Flows that failed because no file descriptor was left.
     pub no_descriptor: u64,
-    /// Flows ended early to make room for others.
+    /// Flows evicted to make room for others.
     pub evicted: u64,
-    /// Connections of the program given up before their turn came: too many waited.
+    /// Connections of the program dropped before their turn because too many waited.
     pub connections_displaced: u64,
     /// Datagrams and echo requests dropped because too many waited for a flow.
     pub messages_displaced: u64,
     /// Datagrams that the host did not take, or for whose flow there was no room.
     pub udp_dropped: u64,
-    /// Datagrams of the program that lead nowhere; it is told.
+    /// Datagrams of the program that lead nowhere; an ICMP error reports each to the program.
     pub udp_refused: u64,
-    /// Datagrams from hosts that a mapping has not sent to.
+    /// Datagrams from hosts that the mapping has not sent to.
     pub udp_filtered: u64,
     /// Datagrams to published ports whose guest has no address.
     pub udp_nobody: u64,
-    /// Datagrams from hosts dropped for want of memory.
+    /// Datagrams from hosts dropped for lack of memory.
     pub udp_no_memory: u64,
-    /// Peers of UDP flows forgotten to make room for others.
+    /// Peers of UDP flows evicted to make room for others.
     pub peers_evicted: u64,
-    /// Questions for a resolver that are not asked again if it fails: they were too large, or too
-    /// many were under way.
+    /// Resolver queries that are not repeated if the resolver fails: they were too large, or too
+    /// many were in flight.
     pub questions_not_kept: u64,
-    /// Connections of the program to ports of its loopback that lead to the host's, and of the
-    /// host's loopback to published ports, if they are past the stack.
+    /// Connections that bypass the stack: of the program to joined ports of its loopback, and of
+    /// the host's loopback to published ports.
     pub joined: u64,
-    /// Those that the other side did not take.
+    /// Joined connections that the other side refused.
     pub joined_refused: u64,
-    /// Bytes of theirs from the program to the host, which are in no other counter.
+    /// Bytes of joined connections from the program to the host, which no other counter includes.
     pub joined_bytes_out: u64,
-    /// The same from the host to the program.
+    /// Bytes of joined connections from the host to the program, which no other counter includes.
     pub joined_bytes_in: u64,
     /// Payload bytes from the program to the host.
     pub bytes_out: u64,
@@ -146,7 +146,7 @@ pub struct GatewayCounters {
 }
 
 impl GatewayCounters {
-    /// Adds those of another gateway.
+    /// Adds the counters of another gateway.
     pub(crate) fn add(&mut self, other: &Self) {
         self.tcp_out += other.tcp_out;
         self.tcp_in += other.tcp_in;
@@ -174,7 +174,7 @@ impl GatewayCounters {
     }
 }
 
-/// The gateway.
+/// The gateway: all flows, and where they lead.
 pub struct Gateway {
     routes: Routes,
     resolvers: Resolvers,
@@ -189,7 +189,7 @@ pub struct Gateway {
     counters: GatewayCounters,
 }
 
-/// What an epoll token names. 4 bits kind, 28 bits generation, 32 bits index.
+/// What an epoll token names: 4 bits of kind, 28 bits of generation, 32 bits of index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Token {
     Side,
@@ -244,7 +244,7 @@ impl Token {
 }
 
 impl Gateway {
-    /// Binds the published ports.
+    /// Makes a gateway and binds the published ports.
     pub(crate) fn new(config: &Config, reactor: &Reactor) -> Result<Self, StartError> {
         let mut gateway = Self {
             routes: Routes::new(config),
@@ -265,32 +265,32 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// There are other workers: which connections are whose.
+    /// Sets which connections belong to which of several workers.
     pub(crate) fn spread(&mut self, spread: Spread) {
         self.spread = spread;
     }
 
-    /// What was counted.
+    /// Returns the counters.
     pub fn counters(&self) -> &GatewayCounters {
         &self.counters
     }
 
-    /// Flows now: TCP, UDP, echo.
+    /// Returns the number of flows: TCP, UDP, echo.
     pub fn flow_counts(&self) -> (usize, usize, usize) {
         (self.tcp.len(), self.udp.len(), self.pings.len())
     }
 
-    /// Joined flows now.
+    /// Returns the number of joined flows.
     pub fn joined_count(&self) -> usize {
         self.joined.len()
     }
 
-    /// What flows have lent: datagrams are passed on at once, so these are TCP's.
+    /// Returns what flows have lent. Datagrams are passed on at once, so only TCP flows count.
     pub fn lent(&self, stack: &Stack, now: Instant) -> LentNow {
         self.tcp.lent(stack, now)
     }
 
-    /// A host socket has news.
+    /// A host socket has an event.
     pub(crate) fn on_event(&mut self, token: Token, event: Event, io: &mut Io<'_>) {
         match token {
             Token::Tcp(slot) => self.tcp_ready(slot, event, io),
@@ -306,7 +306,7 @@ impl Gateway {
         }
     }
 
-    /// Takes everything that the stack has for its owner.
+    /// Handles all events and messages that the stack has for the gateway.
     pub(crate) fn drain(&mut self, io: &mut Io<'_>) {
         while let Some((handle, events)) = io.stack.next_event() {
             self.on_tcp_events(handle, events, io);
@@ -319,7 +319,8 @@ impl Gateway {
         }
     }
 
-    /// Goes on with flows that stopped for fairness or memory, not because a side was not ready.
+    /// Continues flows that stopped for fairness or lack of memory, not because a side was not
+    /// ready.
     pub(crate) fn continue_flows(&mut self, io: &mut Io<'_>) {
         self.continue_tcp(io);
         self.continue_udp(io);
@@ -327,7 +328,8 @@ impl Gateway {
         self.end_long_waits(io);
     }
 
-    /// True if [`Gateway::continue_flows`] or [`Gateway::begin_flows`] has work without an event.
+    /// Returns true if [`Gateway::continue_flows`] or [`Gateway::begin_flows`] has work without an
+    /// event.
     pub(crate) fn has_work(&self) -> bool {
         self.tcp.has_work()
             || self.udp.has_work()
@@ -336,12 +338,12 @@ impl Gateway {
             || self.listeners.has_handed_over()
     }
 
-    /// True if flows wait for frames.
+    /// Returns true if flows wait for frames.
     pub(crate) fn is_starved(&self) -> bool {
         self.tcp.is_starved() || self.udp.is_starved()
     }
 
-    /// When [`Gateway::on_deadline`] wants to be called next.
+    /// Returns when [`Gateway::on_deadline`] is next due.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         earliest([
             self.tcp.deadline(),
@@ -362,7 +364,7 @@ impl Gateway {
     }
 }
 
-/// True if the error says that this process, or the machine, has no file descriptor left.
+/// Returns true if the error means that this process, or the machine, has no file descriptor left.
 fn is_descriptor_shortage(error: &std::io::Error) -> bool {
     use rustix::io::Errno;
     let errno = Errno::from_io_error(error);

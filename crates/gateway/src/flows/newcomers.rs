@@ -1,29 +1,29 @@
-//! What asks for a flow that does not exist yet, and waits until the flows that do have had their
-//! turn.
+//! Newcomers: connections and messages that need a new flow, and wait until the open flows have had
+//! their turn.
 //!
 //! # Theory of operation
 //!
-//! A new flow costs a host socket: ten times as much as a packet of a flow that is open. So the
-//! thread could be taken by whoever begins flows. Therefore nothing begins while packets are
-//! taken in: connections, datagrams and echo requests without a flow wait here, and when a turn of
-//! the worker has done everything else, one of them gets its flow. As long as others wait, the next
-//! turn follows at once, and if nothing else has happened, it begins [`BEGUN_PER_IDLE_TURN`] flows:
-//! without other work they begin as fast as ever.
+//! A new flow costs a host socket: ten times as much as a packet of an open flow. So a program that
+//! begins many flows could take the whole thread. Therefore no flow begins while packets are taken
+//! in: connections, datagrams and echo requests without a flow wait here. When a turn of the worker
+//! has done everything else, one of them gets its flow. As long as others wait, the next turn
+//! follows at once. If that turn has nothing else to do, it begins [`BEGUN_PER_IDLE_TURN`] flows:
+//! without other work, flows begin without delay.
 //!
-//! Connections to published ports wait in the backlogs of their listeners, and take turns with what
-//! waits here. A program that is sent thousands of connections at once answers each with as many
-//! packets as its first window has. Begun one by one, and more slowly while packets are left
-//! unread, they come no faster than they are read, and the device's queue drops few.
+//! Connections to published ports wait in the backlogs of their listeners, and alternate with the
+//! newcomers here. A program that receives thousands of connections at once answers each with a
+//! full first window. As they begin one by one, and more slowly while packets are left unread,
+//! these answers come no faster than they are read, and the device's queue drops few.
 //!
-//! Without a switch three of four are begun for the program's own addresses, if there are so many:
-//! who floods with forged sources gets the fourth. Guests have their turns one after the other, and
-//! whoever has most waiting loses what comes last.
+//! Without a switch, three of four flows are begun for the program's own addresses, if enough wait.
+//! A flood with forged source addresses gets the fourth. Guests have their turns one after the
+//! other, and the guest with most newcomers loses the last of them.
 //!
-//! Connections begin in the order of arrival while their line is short, so that none waits for long
-//! however many come all the time. In a long line the newest are first. In a flood, which is faster
-//! than sockets can be opened, each then has the same chance, and one that got its turn has all the
-//! time until it is displaced; in order of arrival each would be displaced just before its turn.
-//! Datagrams keep their order, and those of one flow go together.
+//! Connections begin in order of arrival while their line is short, so that none waits for long in
+//! a steady stream. In a long line the newest begins first. A flood arrives faster than sockets can
+//! be opened. Newest first, each connection of a flood has the same chance, and one that got its
+//! turn has all the time until it would be displaced. In order of arrival each would be displaced
+//! just before its turn. Datagrams keep their order, and those of one flow begin together.
 
 mod connections;
 mod messages;
@@ -38,9 +38,9 @@ use towpath_packet::{Packet, Piece};
 
 /// Flows begun in a turn of the worker that had nothing else to do.
 const BEGUN_PER_IDLE_TURN: usize = 8;
-/// Of turns that left packets unread, one in so many begins a flow.
+/// Of the turns that left packets unread, one in this many begins a flow.
 const CROWDED_TURNS: usize = 4;
-/// Every so many, one is begun for somebody else than the program's own addresses.
+/// One flow in this many is begun for an address that is not the program's own.
 const STRANGERS_EVERY: usize = 4;
 
 /// What a turn of the worker had to do.
@@ -48,18 +48,18 @@ const STRANGERS_EVERY: usize = 4;
 pub(crate) enum Load {
     /// Nothing.
     Idle,
-    /// Something.
+    /// Some work.
     Busy,
-    /// As many packets of the program's side as a turn may read, and others were left.
+    /// It read as many packets of the inside as a turn may, and left others.
     Crowded,
 }
 
-/// Whoever waits for a flow of their own.
+/// All newcomers.
 #[derive(Default)]
 pub(super) struct Newcomers {
     own: Waiting,
     strangers: Waiting,
-    /// How many have had their turn.
+    /// Number of newcomers that have had their turn.
     served: usize,
     /// Turns in a row that left packets unread.
     crowded: usize,
@@ -67,28 +67,28 @@ pub(super) struct Newcomers {
     host_next: bool,
 }
 
-/// Those of one kind of address.
+/// The newcomers of one kind of address.
 #[derive(Default)]
 struct Waiting {
     connections: Connections<TcpHandle>,
     messages: Messages,
-    /// Whose turn it is.
+    /// The next turn is a message's.
     message_next: bool,
 }
 
-/// One who waits.
+/// A connection or message that waits.
 enum Newcomer {
     Connection(TcpHandle),
     Message(Message),
 }
 
-/// What is sent on as soon as it has a flow.
+/// A message that is sent as soon as it has a flow.
 pub(super) enum Message {
     Datagram(Datagram),
     Echo(Echo),
 }
 
-/// Kind, address and port or identifier of a flow.
+/// Kind of a flow, its address, and its port or identifier.
 type FlowKey = (bool, IpAddr, u16);
 
 impl Message {
@@ -99,12 +99,12 @@ impl Message {
         }
     }
 
-    /// Who it counts for.
+    /// Returns the share that it counts for.
     fn share(&self) -> Share {
         Share::Guest(self.packet().ingress())
     }
 
-    /// Bytes of memory that it keeps from others.
+    /// Returns the bytes of memory that it keeps from others.
     fn held(&self) -> usize {
         self.packet().pieces().map(Piece::held).sum()
     }
@@ -116,7 +116,7 @@ impl Message {
         }
     }
 
-    /// What those of one flow have in common.
+    /// Returns the key that messages of one flow have in common.
     fn flow(&self) -> FlowKey {
         match self {
             Message::Datagram(datagram) => (false, self.source(), datagram.remote.port()),
@@ -126,12 +126,12 @@ impl Message {
 }
 
 impl Newcomers {
-    /// True if nobody waits.
+    /// Returns true if there is no newcomer.
     pub(super) fn is_empty(&self) -> bool {
         self.own.is_empty() && self.strangers.is_empty()
     }
 
-    /// True if messages wait, which the program has sent and forgotten.
+    /// Returns true if messages wait. The program does not retransmit them.
     pub(super) fn has_messages(&self) -> bool {
         !self.own.messages.is_empty() || !self.strangers.messages.is_empty()
     }
@@ -140,7 +140,7 @@ impl Newcomers {
         if own { &mut self.own } else { &mut self.strangers }
     }
 
-    /// Who gets the next flow.
+    /// Removes and returns the next newcomer.
     fn next(&mut self) -> Option<Newcomer> {
         if self.is_empty() {
             return None;
@@ -159,7 +159,7 @@ impl Waiting {
         self.connections.is_empty() && self.messages.is_empty()
     }
 
-    /// Connections and messages in turn.
+    /// Removes and returns the next newcomer; connections and messages alternate.
     fn next(&mut self) -> Option<Newcomer> {
         self.message_next =
             !self.message_next && !self.messages.is_empty() || self.connections.is_empty();
@@ -172,8 +172,8 @@ impl Waiting {
 }
 
 impl Gateway {
-    /// A connection of the program waits for its turn. If there are too many, one gives way without
-    /// an answer: the program tries again by itself, as after any lost SYN.
+    /// Queues a connection of the program for its turn. If too many wait, one is dropped without an
+    /// answer: the program retransmits its SYN, as after any loss.
     pub(super) fn connection_waits(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
         let Some(connection) = io.stack.tcp(handle) else { return };
         let share = Share::Guest(io.stack.tcp_account(handle).0);
@@ -187,14 +187,14 @@ impl Gateway {
         }
     }
 
-    /// A datagram or an echo request waits for its turn.
+    /// Queues a datagram or an echo request for its turn.
     pub(super) fn message_waits(&mut self, message: Message, io: &mut Io<'_>) {
         let own = self.is_own(message.share(), message.source());
         let waiting = &mut self.newcomers.of(own).messages;
         self.counters.messages_displaced += waiting.push(message, io.memory.capacity_bytes());
     }
 
-    /// Begins flows for those who wait, after a turn with this load. True if any was begun.
+    /// Begins flows for newcomers, after a turn with this load. Returns true if any was begun.
     pub(crate) fn begin_flows(&mut self, load: Load, io: &mut Io<'_>) -> bool {
         let is_idle = load == Load::Idle;
         let newcomers = &mut self.newcomers;
@@ -229,8 +229,8 @@ impl Gateway {
         false
     }
 
-    /// Sends a message by a new flow, and with it all that wait for the same one: what comes later
-    /// finds the flow and must not overtake them.
+    /// Sends a message by a new flow, and with it all messages that wait for the same flow: later
+    /// messages find the flow and must not overtake them.
     fn send_messages(&mut self, first: Message, io: &mut Io<'_>) {
         let (share, flow) = (first.share(), first.flow());
         let own = self.is_own(share, first.source());
@@ -247,14 +247,15 @@ impl Gateway {
         }
     }
 
-    /// True if it is an address of the program's own; of a guest of a switch all are.
+    /// Returns true if it is one of the program's own addresses. For a guest of a switch, every
+    /// address is.
     fn is_own(&self, share: Share, address: IpAddr) -> bool {
         matches!(share, Share::Guest(Some(_)))
             || self.routes.program(address.is_ipv4()) == Some(address)
     }
 }
 
-/// True if the program still waits for an answer.
+/// Returns true if the program still waits for an answer.
 fn is_opening(handle: TcpHandle, io: &Io<'_>) -> bool {
     io.stack.tcp(handle).is_some_and(|connection| connection.state().is_opening())
 }

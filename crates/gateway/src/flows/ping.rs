@@ -1,7 +1,7 @@
-//! Echo flows: requests of the program leave by a ping socket of the host, answers come back.
+//! Echo flows: requests of the program leave by a ping socket of the host, and replies come back.
 //!
-//! Bounds: [`PINGS_MAX`] flows; of the guest that has most, the longest idle gives way; idle
-//! flows end after [`IDLE`] (RFC 5508 REQ-1).
+//! Bounds: [`PINGS_MAX`] flows; at the bound the guest with most flows loses the one that was idle
+//! longest. Idle flows end after [`IDLE`] (RFC 5508 REQ-1).
 
 use super::hops::{hops_left, report};
 use super::newcomers::Message;
@@ -24,7 +24,7 @@ use towpath_net::time::Instant;
 const PINGS_MAX: usize = 256;
 /// How long an idle echo flow lives.
 const IDLE: Duration = Duration::from_secs(60);
-/// ICMP errors read from one socket in a turn; those that are left make it ready again.
+/// ICMP errors read from one socket in a turn; remaining errors make the socket ready again.
 const ERRORS_PER_TURN: usize = 16;
 /// Replies read from one socket in a turn.
 const READS_PER_TURN: usize = 64;
@@ -35,11 +35,11 @@ type Key = (IpAddr, IpAddr, u16);
 struct Flow {
     socket: PingSocket,
     key: Key,
-    /// Who it counts for.
+    /// The share that it counts for.
     share: Share,
-    /// Of the last request, which errors that quote nothing are about.
+    /// Sequence number of the last request, for errors that quote no request.
     sequence: u16,
-    /// What the socket has been told to send with; `None` before the first request.
+    /// The header fields set on the socket; `None` before the first request.
     header: Option<Header>,
     used_at: Instant,
 }
@@ -52,7 +52,7 @@ struct Header {
 }
 
 impl Flow {
-    /// Has the socket send with this header; a call for each change.
+    /// Sets the socket's header fields, with one call for each change.
     fn set_header(&mut self, header: Header) -> io::Result<()> {
         let old = self.header;
         if old == Some(header) {
@@ -108,7 +108,7 @@ impl Pings {
         }
     }
 
-    /// Ends the flow that was idle longest of those of the guest that has most.
+    /// Evicts the longest-idle flow of the guest that has most flows.
     fn evict(&mut self, newcomer: Share) {
         let mut counts: HashMap<Share, usize> = HashMap::new();
         self.slots.iter().for_each(|(_, flow)| *counts.entry(flow.share).or_default() += 1);
@@ -123,12 +123,12 @@ impl Pings {
 }
 
 impl Gateway {
-    /// True once the host has refused a ping socket.
+    /// Returns true once the host has refused a ping socket.
     pub fn ping_is_forbidden(&self) -> bool {
         self.pings.forbidden
     }
 
-    /// The program asks an address for an echo. A request that needs a new flow waits.
+    /// The program sent an echo request. A request that needs a new flow waits.
     pub(super) fn on_echo(&mut self, echo: Echo, io: &mut Io<'_>) {
         if self.pings.index.contains_key(&(echo.remote, echo.local, echo.ident)) {
             self.send_echo(echo, io);
@@ -158,7 +158,7 @@ impl Gateway {
         let sent = flow.set_header(header);
         match sent.and_then(|()| flow.socket.send(echo.sequence, pieces.iter())) {
             Ok(()) => io.ledger.carry(bytes),
-            // The error queue knows what is not too large.
+            // The error queue has the MTU.
             Err(error) if Errno::from_io_error(&error) == Some(Errno::MSGSIZE) => {
                 Self::read_ping_errors(flow, io);
             }
@@ -166,7 +166,8 @@ impl Gateway {
         }
     }
 
-    /// A request could not be sent: the program is told what the host's own ping would be.
+    /// A request could not be sent: reports to the program the error that the host's own ping would
+    /// get.
     fn ping_failed(key: Key, sequence: u16, error: Option<&io::Error>, io: &mut Io<'_>) {
         let why = match error.and_then(Errno::from_io_error) {
             Some(Errno::NETUNREACH) => Unreachable::Network,
@@ -179,7 +180,7 @@ impl Gateway {
         stack.echo_unreachable(local, remote, (ident, sequence), why, &mut context);
     }
 
-    /// The program is told of errors that came back for a request.
+    /// Reports errors that came back for requests to the program.
     fn read_ping_errors(flow: &Flow, io: &mut Io<'_>) {
         let mut own = false;
         for _ in 0..ERRORS_PER_TURN {
@@ -187,7 +188,8 @@ impl Gateway {
             let Some(report) = report(&error) else { continue };
             let (sequence, data) = match flow.socket.request_of(&error) {
                 Some(request) => request,
-                // This host's own are about what was just tried, and come twice if it was twice.
+                // Errors of this host are about the request just tried; a second attempt queues a
+                // second error.
                 None if error.icmp_type == 0 && !std::mem::replace(&mut own, true) => {
                     (flow.sequence, &[][..])
                 }
@@ -200,7 +202,7 @@ impl Gateway {
         }
     }
 
-    /// A flow for echo requests; if there can be none, perhaps with the reason.
+    /// Opens a flow for echo requests; the error holds the reason, if there is one to report.
     fn open_ping(
         &mut self,
         key: Key,
@@ -232,14 +234,14 @@ impl Gateway {
         Ok(slot)
     }
 
-    /// A ping socket has answers.
+    /// A ping socket has replies.
     pub(super) fn ping_ready(&mut self, slot: Slot, io: &mut Io<'_>) {
         for _ in 0..READS_PER_TURN {
             let Some(flow) = self.pings.slots.get_mut(slot) else { return };
             let (remote, local, ident) = flow.key;
             let reply = match flow.socket.receive(io.buffer, io.memory) {
                 Ok(Some(reply)) => reply,
-                // No memory: the replies count as lost, and the flow with them.
+                // Without memory the replies are lost, and the flow ends.
                 Ok(None) => return self.pings.remove(slot),
                 Err(_) => return Self::read_ping_errors(flow, io),
             };

@@ -1,15 +1,16 @@
-//! For how long bytes wait in a flow's queue: one byte is followed from its coming to its going,
-//! then the last of those that are there, so that nothing is kept for each packet.
+//! Measures how long bytes wait in a flow's queue. It follows one byte from arrival to departure,
+//! and then the last byte in the queue, so no state is kept per packet.
 
 use towpath_net::time::{Duration, Instant};
 
-/// What flows have lent at a moment: frames of the pool, read from one side and not taken by the
-/// other yet.
+/// Memory that flows have lent: frames of the pool, read from one side and not yet taken by the
+/// other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LentNow {
-    /// Bytes for the program that it has not acknowledged, and for hosts that have not taken them.
+    /// Bytes for the program that it has not acknowledged, and bytes for hosts that they have not
+    /// taken.
     pub bytes: u64,
-    /// How long the oldest of them have waited, at least.
+    /// A lower bound of how long the oldest byte has waited.
     pub oldest: Option<Duration>,
 }
 
@@ -24,16 +25,16 @@ impl LentNow {
 /// Follows the bytes of one queue.
 #[derive(Debug, Default)]
 pub(super) struct Queued {
-    /// Bytes that came so far.
+    /// Bytes that arrived so far.
     came: u64,
-    /// How many were there when last looked at.
+    /// Length of the queue at the last call.
     len: usize,
-    /// A byte, by how many had come with it, and when that was.
+    /// The followed byte, as the number of bytes that had arrived with it, and its time.
     followed: Option<(u64, Instant)>,
 }
 
 impl Queued {
-    /// `count` more bytes came, and `len` are there.
+    /// `count` bytes arrived; the queue now holds `len`.
     pub(super) fn came(&mut self, count: usize, len: usize, now: Instant) {
         self.came += count as u64;
         self.len = len;
@@ -43,13 +44,13 @@ impl Queued {
         }
     }
 
-    /// `before` bytes were there, new ones among them, and `len` are left.
+    /// The queue held `before` bytes, including new ones, and now holds `len`.
     pub(super) fn went(&mut self, before: usize, len: usize, now: Instant) {
         self.came(before.saturating_sub(self.len), before, now);
         self.came(0, len, now);
     }
 
-    /// Since when a byte has waited, of `len` that are there now.
+    /// Returns since when a byte has waited, in a queue that now holds `len` bytes.
     fn since(&self, len: usize) -> Option<Instant> {
         let (at, since) = self.followed?;
         (at + len as u64 > self.came).then_some(since)
@@ -70,8 +71,8 @@ mod tests {
         lent
     }
 
-    /// Goal: a queue that stands still grows old from the first byte that stays; one that moves
-    /// is as old as it takes to pass, though it is never empty.
+    /// Goal: the age of a queue that stands still counts from the first byte that stays. A queue
+    /// that moves is as old as the time to pass it, though it is never empty.
     #[test]
     fn who_waits_grows_old() {
         let mut queue = Queued::default();
@@ -80,7 +81,7 @@ mod tests {
         queue.came(50, 150, at(20));
         let oldest = |millis| Some(Duration::from_millis(millis));
         assert_eq!(waited(&queue, 150, at(30)), LentNow { bytes: 150, oldest: oldest(20) });
-        // The byte that is followed has gone; what came with the second call is followed from now.
+        // The followed byte has gone; the second call's last byte is followed from now on.
         assert_eq!(waited(&queue, 50, at(30)), LentNow { bytes: 50, oldest: None });
         queue.came(0, 50, at(30));
         assert_eq!(waited(&queue, 50, at(35)).oldest, oldest(5));
@@ -91,7 +92,7 @@ mod tests {
         queue.came(0, 0, at(1001));
         assert_eq!(waited(&queue, 0, at(2000)), LentNow::default());
 
-        // The other way, where bytes come between two looks.
+        // In the other direction, bytes arrive between two calls.
         queue.went(300, 300, at(2000));
         queue.went(700, 600, at(2100));
         assert_eq!(waited(&queue, 600, at(2200)).oldest, oldest(200));

@@ -1,4 +1,4 @@
-//! The host's resolvers: named by the user, or those of /etc/resolv.conf as it is now.
+//! The host's resolvers: those that the user named, or those in the current /etc/resolv.conf.
 
 use crate::resolv::{DNS_PORT, name_servers};
 use rustix::net::netdevice::name_to_index;
@@ -10,26 +10,26 @@ use std::time::Duration;
 use towpath_io::outside;
 use towpath_net::time::Instant;
 
-/// How often the file is looked at, at most.
+/// Least interval between two checks of the file.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// A resolver that has answered nothing for so long is asked last.
+/// A resolver that has not answered for this long is asked last.
 const PATIENCE: Duration = Duration::from_millis(900);
-/// Largest resolv.conf that is read.
+/// Largest resolv.conf that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 
-/// What identifies a version of a file.
+/// Identifies a version of a file.
 type Stamp = [u64; 4];
 
-/// The resolvers.
+/// The resolvers, and which of them is preferred.
 pub(super) struct Resolvers {
     addresses: Vec<SocketAddr>,
     /// `None` if the user named the resolvers.
     file: Option<PathBuf>,
     seen: Option<Stamp>,
     checked_at: Option<Instant>,
-    /// Index of the one that is asked first.
+    /// Index of the resolver that is asked first.
     preferred: usize,
-    /// When the oldest question was asked that it has not answered, with no answer since.
+    /// Time of the oldest query that the preferred resolver has not answered, with no answer since.
     silent_since: Option<Instant>,
 }
 
@@ -42,7 +42,7 @@ impl Resolvers {
         Self { addresses, file, seen, checked_at, preferred: 0, silent_since: None }
     }
 
-    /// The resolvers now, best first.
+    /// Returns the current resolvers.
     pub(super) fn current(&mut self, now: Instant) -> &[SocketAddr] {
         let due = self.checked_at.is_none_or(|at| now.since(at) >= CHECK_INTERVAL);
         if due {
@@ -52,9 +52,9 @@ impl Resolvers {
         &self.addresses
     }
 
-    /// The resolver to try after `tried` others. Programs ask again from another port
-    /// when an answer does not come, so what one mapping has seen says little: the first to be
-    /// asked is the last that answered.
+    /// Returns the resolver to try after `tried` others, beginning with the one that answered last.
+    /// Programs repeat a query from another port when no answer comes, so the experience of one
+    /// mapping says little.
     pub(super) fn after(&mut self, tried: usize, now: Instant) -> Option<SocketAddr> {
         let count = self.current(now).len();
         if tried >= count {
@@ -66,7 +66,7 @@ impl Resolvers {
         self.addresses.get((self.preferred + tried) % count).copied()
     }
 
-    /// A question was sent to a resolver.
+    /// A query was sent to a resolver.
     pub(super) fn asked(&mut self, resolver: SocketAddr, now: Instant) {
         if self.addresses.get(self.preferred) == Some(&resolver) {
             self.silent_since.get_or_insert(now);
@@ -92,8 +92,8 @@ impl Resolvers {
         self.silent_since = None;
     }
 
-    /// Reads the file if it is another than before. A file that is gone or unreadable for a
-    /// moment, as while it is being replaced, changes nothing.
+    /// Reads the file if it has changed. A file that is missing or unreadable for a moment, such as
+    /// while it is replaced, changes nothing.
     fn look(&mut self) {
         let Some(path) = &self.file else { return };
         if let Some(answer) = outside::resolv_conf() {
@@ -122,7 +122,7 @@ impl Resolvers {
     }
 }
 
-/// Number of the interface that a zone names.
+/// Returns the index of the interface that a zone names.
 fn interface_index(zone: &str) -> Option<u32> {
     let (family, kind) = (AddressFamily::INET, SocketType::DGRAM);
     let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None).ok()?;

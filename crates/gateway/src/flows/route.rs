@@ -1,4 +1,4 @@
-//! Which host address an address inside means, and the other way round.
+//! Maps addresses inside to host addresses, and back.
 
 use crate::config::Config;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -48,7 +48,7 @@ impl Routes {
         }
     }
 
-    /// Where packets for `destination` go.
+    /// Returns where packets for `destination` go.
     pub(super) fn target(&self, destination: SocketAddr) -> Target {
         let address = destination.ip();
         if self.dns.contains(&address) && destination.port() == DNS_PORT {
@@ -67,8 +67,8 @@ impl Routes {
         Target::Host(destination)
     }
 
-    /// The address under which the program sees a peer of the host; `None` if that family is off.
-    /// The host's own loopback appears as the gateway.
+    /// Returns the address under which the program sees a peer of the host; `None` if that family
+    /// is disabled. The host's own loopback appears as the gateway.
     pub(super) fn peer_inside(&self, peer: SocketAddr) -> Option<SocketAddr> {
         let gateway: IpAddr = match peer {
             SocketAddr::V4(_) => self.gateway_v4?.into(),
@@ -95,18 +95,18 @@ impl Routes {
         }
     }
 
-    /// The gateway's address in this family.
+    /// Returns the gateway's address in this family.
     pub(super) fn gateway(&self, v4: bool) -> Option<IpAddr> {
         if v4 { self.gateway_v4.map(IpAddr::V4) } else { self.gateway_v6.map(IpAddr::V6) }
     }
 
-    /// The program's address in this family.
+    /// Returns the program's address in this family.
     pub(super) fn program(&self, v4: bool) -> Option<IpAddr> {
         if v4 { self.program_v4.map(IpAddr::V4) } else { self.program_v6.map(IpAddr::V6) }
     }
 }
 
-/// Link-local addresses mean another host on each link.
+/// Returns true for link-local addresses, which name another host on each link.
 fn is_link_local(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => v4.is_link_local(),

@@ -1,29 +1,28 @@
-//! Tables whose bound is shared: at the bound whoever has most entries gives way, with the one that
-//! was used least recently. So a flood displaces itself, and nobody has to say how many there are
-//! to share with.
+//! Tables whose bound is shared: at the bound, the share with most entries loses its least recently
+//! used one. So a flood displaces itself, and the number of shares need not be known.
 //!
-//! What is used again is found and moved in constant time; finding out who has most takes the
-//! logarithm of their number.
+//! Using an entry again takes constant time; finding the share with most entries takes the
+//! logarithm of the number of shares.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 
-/// Who an entry counts for.
+/// The share that an entry counts for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Share {
-    /// The guest at this port of the switch, which it cannot choose; without a switch the program.
+    /// The guest at this port of the switch, which it cannot choose; without a switch, the program.
     Guest(Option<u16>),
-    /// Whoever uses this published port: they are hosts outside, and the port is the user's.
+    /// The users of this published port: hosts outside, which share the port of towpath's user.
     Published(u32),
 }
 
-/// A table of at most so many entries.
+/// A table with a bound on its entries.
 pub(super) struct Table<K, V> {
     index: HashMap<K, u32>,
     nodes: Vec<Node<K, V>>,
     free: Vec<u32>,
     chains: HashMap<Share, Chain>,
-    /// Those who have entries, by how many they have.
+    /// The shares that have entries, by their number.
     by_use: BTreeSet<(usize, Share)>,
     limit: usize,
 }
@@ -32,9 +31,9 @@ struct Node<K, V> {
     key: K,
     value: V,
     share: Share,
-    /// Towards the one used last.
+    /// Towards the entry used last.
     newer: u32,
-    /// Towards the one used least recently.
+    /// Towards the entry used least recently.
     older: u32,
 }
 
@@ -45,7 +44,7 @@ struct Chain {
     len: usize,
 }
 
-/// No node.
+/// The link to no node.
 const NONE: u32 = u32::MAX;
 
 impl<K: Copy + Eq + Hash, V: Copy> Table<K, V> {
@@ -65,12 +64,12 @@ impl<K: Copy + Eq + Hash, V: Copy> Table<K, V> {
         self.index.len()
     }
 
-    /// What is noted, without a use of it.
+    /// Returns an entry without using it.
     pub(super) fn get(&self, key: &K) -> Option<V> {
         self.index.get(key).map(|&node| self.nodes[node as usize].value)
     }
 
-    /// The same, as a use.
+    /// Returns an entry and marks it as used.
     pub(super) fn use_of(&mut self, key: &K) -> Option<V> {
         let node = *self.index.get(key)?;
         let share = self.nodes[node as usize].share;
@@ -81,7 +80,7 @@ impl<K: Copy + Eq + Hash, V: Copy> Table<K, V> {
         Some(self.nodes[node as usize].value)
     }
 
-    /// Notes or changes an entry, as a use. Returns the one that had to give way.
+    /// Adds or changes an entry and marks it as used. Returns the entry that was evicted for it.
     pub(super) fn put(&mut self, key: K, share: Share, value: V) -> Option<(K, V)> {
         if let Some(&node) = self.index.get(&key) {
             self.unlink(node);
@@ -122,7 +121,7 @@ impl<K: Copy + Eq + Hash, V: Copy> Table<K, V> {
         Some(value)
     }
 
-    /// Removes what need not be kept. Looks at all.
+    /// Removes the entries that need not be kept. Visits all entries.
     pub(super) fn retain(&mut self, mut keeps: impl FnMut(&K, &V) -> bool) {
         let nodes = &self.nodes;
         let over = self.index.values().map(|&node| &nodes[node as usize]);
@@ -133,7 +132,7 @@ impl<K: Copy + Eq + Hash, V: Copy> Table<K, V> {
         }
     }
 
-    /// Removes the oldest entry of whoever has most; of those who have as many, the newcomer.
+    /// Evicts the oldest entry of the share with most entries; among equals, of the `newcomer`.
     fn give_way(&mut self, newcomer: Share) -> Option<(K, V)> {
         let &(most, share) = self.by_use.last()?;
         let own = self.chains.get(&newcomer).map_or(0, |chain| chain.len);
@@ -172,7 +171,7 @@ impl<K: Copy + Eq + Hash, V: Copy> Table<K, V> {
         }
     }
 
-    /// A share has one entry more, or one fewer.
+    /// Adds `change` to the number of entries of a share.
     fn count(&mut self, share: Share, change: isize) {
         let chain = self.chains.get_mut(&share).expect("it has or had an entry");
         self.by_use.remove(&(chain.len, share));
@@ -193,8 +192,8 @@ mod tests {
     const B: Share = Share::Guest(Some(2));
     const C: Share = Share::Published(1);
 
-    /// Goal: at the bound whoever has most loses what it used least recently, and nobody loses
-    /// anything below its part.
+    /// Goal: at the bound, the share with most entries loses its least recently used one, and no
+    /// share loses anything below its part.
     #[test]
     fn whoever_has_most_gives_way() {
         let mut table = Table::new(8);
@@ -202,12 +201,16 @@ mod tests {
         let gone: Vec<_> = (10..40).filter_map(|key| table.put(key, B, ())).collect();
         assert_eq!(gone.first(), Some(&(10, ())));
         assert_eq!((gone.len(), table.len()), (25, 8), "B displaces itself");
-        // Used again, an entry is the last to go.
+        // An entry that is used again is evicted last.
         assert_eq!(table.use_of(&35), Some(()));
-        assert_eq!(table.put(50, C, ()), Some((36, ())), "B has most");
+        assert_eq!(table.put(50, C, ()), Some((36, ())), "B has most entries");
         assert_eq!(table.put(51, C, ()), Some((37, ())));
-        assert_eq!(table.put(52, C, ()), Some((38, ())), "B before A, which has as many");
-        assert_eq!(table.put(53, C, ()), Some((50, ())), "it has as many as others: its own");
+        assert_eq!(table.put(52, C, ()), Some((38, ())), "B loses before A, which has as many");
+        assert_eq!(
+            table.put(53, C, ()),
+            Some((50, ())),
+            "it has as many as others, so it loses its own"
+        );
         let kept: Vec<_> = (0..60).filter(|key| table.get(key).is_some()).collect();
         assert_eq!(kept, [0, 1, 2, 35, 39, 51, 52, 53]);
         table.retain(|key, ()| *key >= 39);
@@ -215,7 +218,8 @@ mod tests {
         assert_eq!(table.chains.len(), table.by_use.len());
     }
 
-    /// Goal: chains stay whole whatever is done. Method: random operations beside a plain list.
+    /// Goal: chains stay intact under all operations. Method: random operations, compared with a
+    /// plain list.
     #[test]
     fn chains_stay_whole() {
         let mut table = Table::new(16);

@@ -1,5 +1,5 @@
-//! A table of things with small numbers that epoll can carry, and generations, so that an event of
-//! something that is gone finds nothing.
+//! A table whose entries have small indexes that epoll can carry, and generations, so that an event
+//! for a removed entry finds nothing.
 
 /// Names an entry of a [`Slots`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,7 +23,7 @@ impl<T> Slots<T> {
         self.entries.len() - self.free.len()
     }
 
-    /// The slot that the next [`Slots::insert`] will use.
+    /// Returns the slot that the next [`Slots::insert`] will use.
     pub(super) fn next_slot(&self) -> Slot {
         match self.free.last() {
             Some(&index) => Slot { index, generation: self.entries[index as usize].0 },
@@ -59,7 +59,7 @@ impl<T> Slots<T> {
             return None;
         }
         let value = value.take()?;
-        // Tokens carry 28 bits of it.
+        // Tokens carry 28 bits of the generation.
         *generation = (*generation + 1) & GENERATION_MASK;
         self.free.push(slot.index);
         Some(value)
@@ -73,7 +73,7 @@ impl<T> Slots<T> {
     }
 }
 
-/// Bits of a generation that fit a token.
+/// The bits of a generation that fit a token.
 pub(super) const GENERATION_MASK: u32 = (1 << 28) - 1;
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Connections to published ports, spread over several workers.
 //!
-//! The first worker accepts them. Each belongs to the worker that the addresses and ports tell
-//! with which the program sees it ([`Owners`]); he is handed the socket, and gets the packets. So
-//! whoever begins a connection may use only such ports of a peer as make it his own.
+//! The first worker accepts them. The addresses and ports under which the program sees a connection
+//! decide the worker that owns it ([`Owners`]). That worker is handed the socket, and gets the
+//! packets. So a worker that begins a connection may use only those peer ports that make the
+//! connection its own.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,25 +18,25 @@ use crate::owners::Owners;
 pub(crate) struct Accepted {
     /// The host's side.
     pub(crate) socket: TcpSocket,
-    /// The peer, as the program sees him.
+    /// The peer's address that the program sees.
     pub(crate) inside: SocketAddr,
     /// The program's address.
     pub(crate) program: SocketAddr,
 }
 
-/// Which connections are this gateway's: all, unless there are others.
+/// Which connections belong to this gateway: all, unless there are other workers.
 #[derive(Default)]
 pub(crate) struct Spread(Option<Several>);
 
 struct Several {
     owners: Arc<Owners>,
     index: usize,
-    /// To the workers from the second on, for the first.
+    /// Channels to the workers from the second on; only the first worker has them.
     others: Vec<(Sender<Accepted>, EventDoorbell)>,
 }
 
 impl Spread {
-    /// Of the worker with this index.
+    /// Makes the share of the worker with this index.
     pub(crate) fn new(
         owners: Arc<Owners>,
         index: usize,
@@ -44,14 +45,15 @@ impl Spread {
         Self(Some(Several { owners, index, others }))
     }
 
-    /// True if a connection with these addresses is this gateway's.
+    /// Returns true if a connection with these addresses belongs to this gateway.
     pub(super) fn is_ours(&self, inside: SocketAddr, program: SocketAddr) -> bool {
         self.0.as_ref().is_none_or(|several| {
             several.owners.of_connection(inside, program.port()) == several.index
         })
     }
 
-    /// Hands a connection to its worker; `None` if that is another. It ends if he has ended.
+    /// Hands a connection to its worker; returns it if this worker owns it. The connection ends if
+    /// its worker has ended.
     pub(super) fn hand_over(&self, accepted: Accepted) -> Option<Accepted> {
         let Some(several) = &self.0 else { return Some(accepted) };
         let owner = several.owners.of_connection(accepted.inside, accepted.program.port());

@@ -1,15 +1,16 @@
-//! TCP flows: a connection of the stack and a host socket, joined.
+//! TCP flows: a connection of the stack joined with a host socket.
 //!
-//! Each direction moves as long as its source has bytes and its sink takes them. A FIN on one
-//! side becomes a FIN on the other after the last byte; a reset becomes a reset at once. Host
-//! sockets are watched for edges: a flow remembers that its socket can be read or written until a
-//! call says otherwise.
+//! Each direction moves as long as its source has bytes and its sink takes them. A FIN on one side
+//! becomes a FIN on the other after the last byte; a reset becomes a reset at once. Host sockets
+//! are watched edge-triggered: a flow remembers that its socket can be read or written until a call
+//! returns otherwise.
 //!
-//! Nothing is read from the host when news come: the flow gets in line ([`TcpFlows::waiting`]),
-//! and once in a turn of the worker those in front read, until they have read
-//! [`BYTES_PER_TURN`] together. Who has more goes to the end of the line. So a flow that always
-//! has more waits for each of the others once, whoever has how many news, and the program's own
-//! packets get their turn after the same number of bytes, however many flows there are.
+//! A readable event does not read from the host at once: the flow joins a line
+//! ([`TcpFlows::waiting`]). Once per turn of the worker the flows in front read, until they have
+//! read [`BYTES_PER_TURN`] together. A flow that has more goes to the end of the line. So a flow
+//! that always has more waits for each of the others once, however many events they have, and the
+//! program's own packets get their turn after the same number of bytes, however many flows there
+//! are.
 
 mod slow;
 mod urgent;
@@ -30,14 +31,14 @@ use towpath_net::tcp::{ConnectionError, Events};
 use towpath_net::time::Instant;
 use towpath_packet::Piece;
 
-/// Bytes read from the host in a turn of the worker, by all flows together and by one if it has so
-/// many. They are sent at the turn's end, while they are still in a processor's own cache, of
-/// which this is half.
+/// Bytes read from the host in a turn of the worker, by all flows together, or by one flow that has
+/// so many. They are sent at the end of the turn, while they are still in the processor's own
+/// cache; this is half of that cache.
 pub(crate) const BYTES_PER_TURN: usize = 512 << 10;
 /// Ports tried for a connection to the program before giving up.
 const PORT_TRIES: u16 = 64;
 
-/// Progress of a flow.
+/// State of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// The program waits for the host to answer.
@@ -47,7 +48,7 @@ enum Phase {
     },
     /// The host waits for the program to answer.
     ProgramConnecting,
-    /// Both sides are there.
+    /// Both sides are connected.
     Open,
 }
 
@@ -57,34 +58,34 @@ struct Flow {
     phase: Phase,
     host_readable: bool,
     host_writable: bool,
-    /// The host has marked a byte as urgent that was not read yet.
+    /// The host has marked a byte as urgent that has not been read yet.
     host_urgent: bool,
-    /// The socket is watched for room too: it was full once, or its connect was waited for.
+    /// The socket is also watched for room: it was full once, or its connect was not immediate.
     watches_room: bool,
-    /// Something was sent.
+    /// Something has been sent.
     has_sent: bool,
-    /// The socket was told to send small segments at once.
+    /// TCP_NODELAY is set on the socket.
     nodelay: bool,
-    /// The host has sent its FIN, or will after what can be read.
+    /// The host has sent its FIN, or it follows the bytes that can be read.
     host_closing: bool,
     /// The host's FIN was read and passed on.
     host_closed: bool,
     /// The program's FIN was passed on.
     program_closed: bool,
-    /// The connection to the program is over; what it sent is still being passed on.
+    /// The connection to the program is over; its bytes are still being passed on.
     over: bool,
-    /// In `TcpFlows::waiting`.
+    /// It is in `TcpFlows::waiting`.
     queued: bool,
-    /// The program was told to send no more, until the host socket has room.
+    /// The program has been asked to stop sending until the host socket has room.
     held_off: bool,
-    /// The first bytes that were given back.
+    /// A copy of the first bytes that went back to the program.
     kept: Vec<u8>,
-    /// What it holds for a moment, unacknowledged, and which moment that is.
+    /// Bytes that it holds for a moment, unacknowledged; `moment` is which moment that is.
     brief: usize,
     moment: Option<Moment>,
     /// Bytes that the host has taken.
     passed: u64,
-    /// Bytes for the host, and for the program.
+    /// Bytes for the host; `into` has the bytes for the program.
     out: Queued,
     into: Queued,
 }
@@ -116,11 +117,11 @@ impl Flow {
         }
     }
 
-    /// Sends to the host. What is sent first waits for no ACK, as none is outstanding; later calls
-    /// would wait without `TCP_NODELAY`.
+    /// Sends to the host. The first data waits for no ACK, as none is outstanding. Later data would
+    /// wait without `TCP_NODELAY`.
     fn send<'a>(&mut self, pieces: impl Iterator<Item = &'a Piece>) -> io::Result<usize> {
         if self.has_sent && !self.nodelay {
-            // Told of errors only as a loss of speed.
+            // An error only costs speed.
             let _ = self.socket.set_nodelay(true);
             self.nodelay = true;
         }
@@ -133,16 +134,16 @@ impl Flow {
 pub(super) struct TcpFlows {
     flows: Vec<Option<Box<Flow>>>,
     count: usize,
-    /// The line of those that are to read from the host.
+    /// The line of flows that will read from the host.
     waiting: VecDeque<u32>,
     /// No frame was free: `waiting` is tried again after a while, not at once.
     starved: bool,
-    /// Flows whose guest has as much on its way as it may, and which wait for no ACK of their own:
-    /// some are tried again in each turn, and after a while.
+    /// Flows whose guest has as much in flight as it may, and which wait for no ACK of their own.
+    /// Some are tried again in each turn, and after a while.
     parked: VecDeque<u32>,
-    /// Bytes that flows keep of what they gave back.
+    /// Bytes that flows have kept copies of after they went back.
     kept: usize,
-    /// What flows hold for a moment, and which do until when.
+    /// Bytes that flows hold for a moment; `moments` has when each moment ends.
     brief: usize,
     moments: VecDeque<(Instant, TcpHandle)>,
 }
@@ -158,7 +159,7 @@ impl TcpFlows {
         self.count
     }
 
-    /// What all flows hold.
+    /// Returns what all flows have lent.
     pub(super) fn lent(&self, stack: &Stack, now: Instant) -> LentNow {
         let mut lent = LentNow::default();
         for flow in self.flows.iter().flatten() {
@@ -174,7 +175,7 @@ impl TcpFlows {
         !self.waiting.is_empty() && !self.starved
     }
 
-    /// True if flows wait for memory.
+    /// Returns true if flows wait for memory.
     pub(super) fn is_starved(&self) -> bool {
         self.starved && !self.waiting.is_empty() || !self.parked.is_empty()
     }
@@ -203,7 +204,7 @@ impl TcpFlows {
         self.flows[handle.index()].take()
     }
 
-    /// Puts a flow at the end of the line, unless it is there or has nothing to read.
+    /// Puts a flow at the end of the line, unless it is in line or has nothing to read.
     fn queue(&mut self, handle: TcpHandle) {
         if let Some(flow) = self.get_mut(handle)
             && flow.host_readable
@@ -247,7 +248,7 @@ impl Gateway {
         }
     }
 
-    /// The program connects to somewhere.
+    /// Begins a connection of the program to a host.
     pub(super) fn begin_outbound(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
         let Some(destination) = io.stack.tcp(handle).map(|connection| connection.local()) else {
             return;
@@ -276,7 +277,7 @@ impl Gateway {
             Err(error) => return self.connect_failed(handle, dns, &error, io),
         };
         let token = Token::Tcp(slot_of(handle)).encode();
-        // A connection that is made tells of room at once: that is spared as long as there is any.
+        // A connected socket reports room at once; that event is not needed while there is room.
         let interest = if connected { Interest::READ } else { Interest::BOTH };
         if let Err(error) = io.reactor.add(&socket, token, interest.and_urgent(), true) {
             return self.connect_failed(handle, dns, &error, io);
@@ -286,7 +287,7 @@ impl Gateway {
         self.tcp.insert(flow);
         if connected {
             self.host_connected(handle, io);
-            // It is on this machine.
+            // It connected at once, so the host is this machine.
             self.expect_answers(handle, io);
         }
     }
@@ -302,8 +303,8 @@ impl Gateway {
         });
     }
 
-    /// The host refused, cannot be reached, or there is no socket for it: the program is told
-    /// what it would have been told without a gateway.
+    /// The host refused, is unreachable, or there is no socket for the connection. Reports to the
+    /// program the error that it would get without a gateway.
     fn connect_failed(
         &mut self,
         handle: TcpHandle,
@@ -326,7 +327,7 @@ impl Gateway {
             }
             Some(Errno::HOSTUNREACH | Errno::HOSTDOWN) => Unreachable::Host,
             Some(Errno::ACCESS | Errno::PERM) => Unreachable::Prohibited,
-            // The program has waited as long as the host did: it is told now.
+            // The program has waited as long as the host did; it gets the error now.
             Some(Errno::TIMEDOUT) => Unreachable::Host,
             _ => return self.refuse(handle, io),
         };
@@ -339,7 +340,7 @@ impl Gateway {
         stack.tcp_refuse(handle, &mut context);
     }
 
-    /// A connection came in on the host: connects to the program.
+    /// A connection to the host arrived: connects to the program.
     pub(crate) fn begin_inbound(
         &mut self,
         socket: TcpSocket,
@@ -364,8 +365,8 @@ impl Gateway {
         self.expected.connection_begins(io.now);
     }
 
-    /// The peer keeps its port unless that one is taken, which happens when several host
-    /// addresses appear as one.
+    /// Connects to the program. The peer keeps its port unless that port is taken, which happens
+    /// when several host addresses appear as one.
     fn connect_program(
         &mut self,
         inside: SocketAddr,
@@ -375,13 +376,13 @@ impl Gateway {
         (0..PORT_TRIES).find_map(|offset| {
             let port = inside.port().checked_add(offset).unwrap_or(FIRST_PORT + offset);
             let local = SocketAddr::new(inside.ip(), port);
-            // Packets of others come to other workers.
+            // Packets of other connections come to other workers.
             let is_ours = self.spread.is_ours(local, program);
             is_ours.then(|| io.stack.tcp_connect(local, program, io.now).ok()).flatten()
         })
     }
 
-    /// The host socket has news.
+    /// The host socket has an event.
     pub(super) fn tcp_ready(&mut self, slot: Slot, event: Event, io: &mut Io<'_>) {
         let Some(Some(flow)) = self.tcp.flows.get_mut(slot.index as usize) else { return };
         if slot_of(flow.handle) != slot {
@@ -393,7 +394,7 @@ impl Gateway {
         flow.host_urgent |= event.urgent;
         flow.host_closing |= ready.peer_closed || ready.hangup;
         if let Phase::HostConnecting { dns } = flow.phase {
-            // A connect that failed is told as an error, and the call that asks for it is saved.
+            // A failed connect reports an error event; without one, no call asks for the error.
             let is_failed = ready.error || ready.hangup;
             match is_failed.then(|| flow.socket.take_error()).flatten() {
                 None if ready.writable => self.host_connected(handle, io),
@@ -422,7 +423,7 @@ impl Gateway {
         let (mut sent, mut kept, mut failed) = (0, 0, None);
         while flow.host_writable {
             let Some(connection) = io.stack.tcp(handle) else { return };
-            // What was kept comes after what was not given back.
+            // Kept bytes follow those that did not go back.
             let is_kept = connection.received_len() == 0;
             if is_kept && flow.kept.is_empty() {
                 break;
@@ -471,7 +472,8 @@ impl Gateway {
         }
     }
 
-    /// Moves bytes from the host to the program: read into frames, lent to the send queue.
+    /// Moves bytes from the host to the program: reads them into frames, which the send queue
+    /// borrows.
     fn move_in(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
         let flows = self.tcp.count;
         let Some(flow) = self.tcp.get_mut(handle) else { return };
@@ -494,11 +496,11 @@ impl Gateway {
                 Some(flow.receive(connection, room, io.buffer, io.memory))
             });
             match received.flatten() {
-                // An event tells when there is room.
+                // An event reports when there is room.
                 None => break,
                 Some(Ok(Received::Bytes { count, drained })) => {
                     moved += count;
-                    // After a FIN no further edge comes: read until it shows.
+                    // After a FIN no further edge comes: read until the FIN shows.
                     flow.host_readable = !drained || flow.host_closing || flow.host_urgent;
                 }
                 Some(Ok(Received::Closed)) => {
@@ -533,7 +535,7 @@ impl Gateway {
         }
     }
 
-    /// Reads for those who stand in line, once for each.
+    /// Reads for the flows in line, once for each.
     pub(super) fn continue_tcp(&mut self, io: &mut Io<'_>) {
         self.tcp.starved = false;
         self.tcp.unpark();
@@ -553,8 +555,8 @@ impl Gateway {
         }
     }
 
-    /// True if everything that the program sent has been passed on, FINs included. It has sent
-    /// nothing by connections that are still being made.
+    /// Returns true if everything that the program sent has been passed on, FINs included. The
+    /// program has sent nothing on connections that are still being made.
     pub(crate) fn all_passed_on(&self, stack: &Stack) -> bool {
         let is_made = |flow: &Flow| {
             let connection = stack.tcp(flow.handle);
@@ -566,7 +568,7 @@ impl Gateway {
             && self.joined.all_passed_on()
     }
 
-    /// The host broke the connection: so do we, on both sides.
+    /// The host reset the connection: resets both sides.
     fn abort(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
         io.stack.with_tcp(handle, io.now, |connection| connection.abort());
         io.stack.tcp_release(handle, io.now);
@@ -575,8 +577,8 @@ impl Gateway {
         }
     }
 
-    /// The connection to the program is over. After an error both sides end at once; otherwise
-    /// the flow lasts until the host has taken what the program sent.
+    /// The connection to the program is over. After an error both sides end at once; otherwise the
+    /// flow lasts until the host has taken what the program sent.
     fn on_closed(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
         let error = io.stack.tcp(handle).and_then(|connection| connection.error());
         if error.is_none()
@@ -593,5 +595,5 @@ impl Gateway {
     }
 }
 
-/// Where ports begin again after the last; below it are those of services.
+/// The port that follows the last one; ports below it are those of services.
 const FIRST_PORT: u16 = 32_768;

@@ -1,18 +1,18 @@
 //! UDP flows: one host socket for each port of the program (RFC 4787).
 //!
-//! Mapping is endpoint-independent (REQ-1): all datagrams from one port of the program leave by
-//! one host socket, whatever they are sent to. Filtering is address-dependent (REQ-8): only
-//! addresses that the program has sent to may send to it, except on published ports, where anyone
-//! may. Mappings to the host's loopback and to the resolvers are kept apart from those to the
-//! world, so that neither can be reached from the other.
+//! Mapping is endpoint-independent (REQ-1): all datagrams from one port of the program leave by one
+//! host socket, whatever their destination. Filtering is address-dependent (REQ-8): only addresses
+//! that the program has sent to may send to it, except on published ports, where any address may.
+//! Mappings to the host's loopback and to the resolvers are separate from those to the world, so
+//! that neither can be reached from the other.
 //!
 //! Super-packets pass whole: USO from the program becomes `UDP_SEGMENT`, `UDP_GRO` from the host
 //! becomes USO. A datagram larger than the MTU is fragmented towards the program.
 //!
-//! Bounds: [`UdpFlows`] keeps at most a quarter of the flow limit; of the guest that has most, the
-//! longest idle gives way. Who may send to them is bounded in `peers`, what is asked again if a
-//! resolver fails in `questions`. Nothing that comes from outside and is refused keeps a mapping
-//! alive (RFC 4787 REQ-6).
+//! Bounds: [`UdpFlows`] keeps at most a quarter of the flow limit. At the bound the guest with most
+//! mappings loses the one that was idle longest. `peers` bounds the senders, `questions` the
+//! queries that are kept to be repeated if a resolver fails. Refused packets from outside do not
+//! keep a mapping alive (RFC 4787 REQ-6).
 
 mod errors;
 mod host;
@@ -43,14 +43,14 @@ use towpath_net::time::Instant;
 
 /// How long an idle mapping lives (RFC 4787 REQ-5 recommends five minutes).
 const IDLE: Duration = Duration::from_secs(300);
-/// How long a mapping for DNS lives (REQ-5 lets well-known ports be shorter).
+/// How long an idle mapping for DNS lives (REQ-5 allows shorter times for well-known ports).
 const IDLE_DNS: Duration = Duration::from_secs(20);
-/// How often idle mappings are looked for.
+/// Interval of the search for idle mappings.
 const SWEEP: Duration = Duration::from_secs(5);
 /// Datagrams read from one socket before others get their turn; fewer if they are large
 /// ([`BYTES_PER_TURN`]).
 const READS_PER_TURN: usize = 64;
-/// IP and UDP header without options: what a segment needs beside its payload.
+/// What a segment needs besides its payload: an IPv4 and a UDP header without options.
 const HEADERS_V4: usize = 28;
 const HEADERS_V6: usize = 48;
 
@@ -58,9 +58,9 @@ const HEADERS_V6: usize = 48;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Realm {
     World,
-    /// The host's loopback, seen inside as this address.
+    /// The host's loopback, which the program sees as this address.
     Loopback(IpAddr),
-    /// The resolvers, seen inside as this address and port.
+    /// The resolvers, which the program sees as this address and port.
     Dns(SocketAddr),
 }
 
@@ -68,26 +68,27 @@ struct Flow {
     socket: UdpSocket,
     program: SocketAddr,
     realm: Realm,
-    /// Who it counts for.
+    /// The share that it counts for.
     share: Share,
     latest: Latest,
-    /// When something last left by it, or came from a peer.
+    /// When it last sent, or received from a peer.
     used_at: Instant,
-    /// Of a published port: lives for ever, takes datagrams from anyone.
+    /// The published port that it belongs to: it never expires, and takes datagrams from any
+    /// address.
     published: Option<PublishedBy>,
-    /// When it is looked up again to whom a published port leads.
+    /// When the target of its published port is looked up again.
     led_until: Instant,
     dns: Dns,
-    /// It stands in line.
+    /// It is in `UdpFlows::waiting`.
     queued: bool,
 }
 
-/// The question under way on a DNS mapping.
+/// The query in flight on a DNS mapping.
 #[derive(Default)]
 struct Dns {
-    /// Asked now; `None` before the first question.
+    /// The resolver asked now; `None` before the first query.
     resolver: Option<SocketAddr>,
-    /// Resolvers that this question could not be sent to.
+    /// Resolvers to which this query could not be sent.
     tried: usize,
     question: Question,
 }
@@ -97,9 +98,9 @@ pub(super) struct UdpFlows {
     slots: Slots<Flow>,
     index: HashMap<(SocketAddr, Realm), Slot>,
     limit: usize,
-    /// Flows that can end.
+    /// Flows that can expire.
     idle: IdleShares,
-    /// Flows that live for ever, and do not count for the limit.
+    /// Number of flows that never expire, which do not count for the limit.
     published: usize,
     peers: Peers,
     questions: Questions,
@@ -108,7 +109,7 @@ pub(super) struct UdpFlows {
     waiting: VecDeque<Slot>,
     /// No frame was free: `waiting` is tried again after a while, not at once.
     starved: bool,
-    /// Datagrams of one read, between reads empty: kept for its memory.
+    /// Datagrams of one read; empty between reads, kept for its memory.
     read: Vec<HostDatagram>,
 }
 
@@ -133,7 +134,7 @@ impl UdpFlows {
         self.slots.len()
     }
 
-    /// Has a flow stand in line, at its end unless it does already.
+    /// Puts a flow at the end of the line, unless it is in line.
     fn queue(&mut self, slot: Slot) {
         if let Some(flow) = self.slots.get_mut(slot)
             && !std::mem::replace(&mut flow.queued, true)
@@ -146,7 +147,7 @@ impl UdpFlows {
         !self.waiting.is_empty() && !self.starved
     }
 
-    /// True if flows wait for memory.
+    /// Returns true if flows wait for memory.
     pub(super) fn is_starved(&self) -> bool {
         self.starved && !self.waiting.is_empty()
     }
@@ -175,7 +176,7 @@ impl UdpFlows {
         self.sweep_at = (!self.idle.is_empty()).then(|| now + SWEEP);
     }
 
-    /// How the program answers somebody who used a published port that is still there.
+    /// Returns how the program answers a peer that used a published port which is still there.
     fn way(&self, program: SocketAddr, to: SocketAddr) -> Option<peers::Way> {
         self.peers.way(program, to).filter(|(slot, _)| self.slots.get(*slot).is_some())
     }
@@ -194,7 +195,7 @@ impl UdpFlows {
         }
     }
 
-    /// Ends the mapping that was idle longest of those of the guest that has most.
+    /// Evicts the longest-idle mapping of the guest that has most mappings.
     fn evict(&mut self, newcomer: Share) -> bool {
         let slots = &mut self.slots;
         let used_at = |slot| slots.get_mut(slot).map(|flow| flow.used_at);
@@ -226,8 +227,8 @@ impl Flow {
         }
     }
 
-    /// Whoever was sent to may answer: in the world from any port, on the loopback, where all
-    /// share one address, from that port.
+    /// Returns the peer that may answer from this address: in the world from any port; on the
+    /// loopback, where all peers share one address, only from the port that was sent to.
     fn peer(&self, address: SocketAddr) -> SocketAddr {
         match self.realm {
             Realm::World => SocketAddr::new(address.ip(), 0),
@@ -247,7 +248,7 @@ impl Gateway {
         }
     }
 
-    /// A datagram has waited for its flow.
+    /// Sends a datagram that has waited for its flow.
     pub(super) fn begin_datagram(&mut self, datagram: Datagram, io: &mut Io<'_>) {
         if let Some((realm, to)) = self.route_or_refuse(&datagram, io) {
             self.send_datagram(datagram, realm, to, io);
@@ -301,13 +302,13 @@ impl Gateway {
             Err(error) => {
                 self.counters.udp_dropped += 1;
                 self.send_failed(&error, inside, program, io);
-                // The kernel may say why. What comes back later makes the socket an event.
+                // The kernel may report why. A later error makes the socket ready.
                 self.read_errors(slot, io);
             }
         }
     }
 
-    /// Where a datagram goes; if nowhere, the program is told.
+    /// Returns where a datagram goes; if it leads nowhere, reports that to the program.
     fn route_or_refuse(
         &mut self,
         datagram: &Datagram,
@@ -323,7 +324,7 @@ impl Gateway {
         route.ok()
     }
 
-    /// Realm and host address of a datagram from `program` to `inside`.
+    /// Returns realm and host address of a datagram from `program` to `inside`.
     fn route_datagram(
         &mut self,
         program: SocketAddr,
@@ -338,7 +339,7 @@ impl Gateway {
                 to.map(|to| (Realm::Dns(inside), to)).ok_or(Unreachable::Port)
             }
             Target::Refused => {
-                // An answer to somebody on the host's loopback who used a published port.
+                // An answer to a peer on the host's loopback that used a published port.
                 let loopback = match inside {
                     SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
                     SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
@@ -388,7 +389,7 @@ impl Gateway {
         Ok(slot)
     }
 
-    /// Moves a DNS mapping to a resolver, unless it is there already.
+    /// Moves a DNS mapping to a resolver, unless it uses that resolver already.
     fn use_resolver(&mut self, slot: Slot, to: SocketAddr, io: &mut Io<'_>) -> io::Result<()> {
         let Some(flow) = self.udp.slots.get_mut(slot) else { return Ok(()) };
         if flow.dns.resolver == Some(to) {
@@ -409,7 +410,7 @@ impl Gateway {
         self.udp.queue(slot);
     }
 
-    /// Reads for those who stand in line, once for each, as many bytes as a turn has for all.
+    /// Reads for the flows in line, once for each, until one turn's bytes are read.
     pub(super) fn continue_udp(&mut self, io: &mut Io<'_>) {
         self.udp.starved = false;
         let mut left = BYTES_PER_TURN;
@@ -424,12 +425,12 @@ impl Gateway {
         }
     }
 
-    /// Reads from a socket until `most` bytes have come; how many did.
+    /// Reads from a socket until `most` bytes have arrived; returns how many did.
     fn read_datagrams(&mut self, slot: Slot, most: usize, io: &mut Io<'_>) -> usize {
         self.lead_datagrams(slot, io);
         let Some(flow) = self.udp.slots.get_mut(slot) else { return 0 };
         let mut read = std::mem::take(&mut self.udp.read);
-        // Cut again here they would cost more.
+        // If the device cannot segment, joined datagrams would be segmented again here.
         let joins = io.stack.caps().uso;
         let keep = |mut datagram| {
             if !(joins && read.last_mut().is_some_and(|last| last.join(&mut datagram))) {
@@ -452,7 +453,7 @@ impl Gateway {
                 }
                 received.bytes
             }
-            // Nothing to read, or an error that its queue tells better.
+            // Nothing to read, or an error that the error queue describes better.
             Err(_) => {
                 self.read_errors(slot, io);
                 0
@@ -460,7 +461,8 @@ impl Gateway {
         }
     }
 
-    /// Whom the program sees a datagram of the host come from, if the flow takes it.
+    /// Returns the address from which the program sees a datagram of the host, if the flow accepts
+    /// it.
     fn accept_datagram(
         &mut self,
         slot: Slot,
@@ -476,7 +478,7 @@ impl Gateway {
                 inside
             }
             Realm::World if flow.published.is_some() => {
-                // A family that is off counts as nobody.
+                // A disabled family counts as having no guest.
                 let inside = self.routes.peer_inside(datagram.from);
                 let Some(inside) = inside.filter(|_| flow.program != NOBODY) else {
                     self.counters.udp_nobody += 1;
@@ -524,7 +526,7 @@ impl Gateway {
         io.ledger.carry(bytes);
         match size {
             Some(size) if usize::from(size.get()) > room => {
-                // Each of them needs fragments of its own.
+                // Each segment needs fragments of its own.
                 for_each_segment(&packet, size, |pieces| {
                     let Some(mut single) = io.memory.packet() else {
                         self.counters.udp_no_memory += 1;

@@ -1,4 +1,4 @@
-//! What a network is made of, in plain values.
+//! The configuration of a network, in plain values.
 
 use std::fmt;
 use std::io;
@@ -22,48 +22,50 @@ use crate::capture::CAPTURES_MAX;
 use crate::config::Config;
 use crate::services;
 
-/// Most ports of a network, without that of the gateway: each has its share of the switch's address
+/// Most ports of a network, without the gateway's: each has its share of the switch's address
 /// table.
 pub const NETWORK_PORTS_MAX: usize = (ADDRESSES_MAX / ADDRESSES_PER_PORT) as usize - 1;
-const _: () = assert!(NETWORK_PORTS_MAX < switch::PORTS_MAX, "and one for the gateway");
-/// Longest name of a port: that of a network interface, so that one fits the other.
+const _: () = assert!(NETWORK_PORTS_MAX < switch::PORTS_MAX, "the gateway needs a port too");
+/// Longest name of a port: that of a network interface, so that each is valid as the other.
 pub const NAME_BYTES_MAX: usize = 15;
-/// Packets that may wait for a port, unless told otherwise: as many as Linux lets wait for a TAP.
+/// Default for packets that may wait for a port: as many as Linux queues for a TAP device.
 pub const QUEUE_LEN: usize = 1000;
 
-/// For how long guests' rings are polled unless told otherwise: several times what waking takes.
+/// Default time to busy-poll guests' rings: several times as long as a wakeup takes.
 pub const BUSY_POLL: Duration = Duration::from_micros(50);
-/// And at most: what others may notice who wait for the processor.
+/// Longest time to busy-poll: others that wait for the processor may notice it.
 pub const BUSY_POLL_MAX: Duration = Duration::from_millis(1);
 
-/// Number in an IPv4 network of the first address that is lent: behind that of `towpath run`.
+/// Offset in an IPv4 network of the first address that is leased: after that of `towpath run`.
 const LEASED_FROM: u32 = 16;
-/// Numbers in an IPv6 network of the addresses that are lent.
+/// Offsets in an IPv6 network of the first and last address that are leased.
 const LEASED_V6: (u128, u128) = (0x1000, 0x1fff);
 
-/// How a network behaves.
+/// Settings of a whole network.
 #[derive(Clone, Debug)]
 pub struct NetworkConfig {
-    /// Largest IP packet that guests are told of and sent.
+    /// Largest IP packet, which is advertised to guests.
     pub mtu: u16,
-    /// Link-layer address of the gateway, if there is one; nobody else may use it.
+    /// Link-layer address of the gateway, if there is one; guests cannot use it.
     pub gateway: Option<MacAddr>,
-    /// IP addresses of the gateway, which no guest may claim to have.
+    /// IP addresses of the gateway, which guests cannot use.
     pub gateway_addresses: Vec<IpAddr>,
-    /// Payload in guests' memory is copied out at the switch: what sharing it is measured against.
+    /// Payload in guests' memory is copied at the switch. For measurements of what sharing it
+    /// gains.
     pub orphan: bool,
-    /// For how long guests' rings are polled before the worker sleeps, where that pays.
+    /// How long to busy-poll guests' rings before the worker sleeps, where that pays.
     pub busy_poll: Duration,
-    /// Chance, for places in the address table.
+    /// Random seed for places in the address table.
     pub seed: u64,
 }
 
-/// What is at a port.
+/// The device of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Attachment {
     /// A virtual machine whose monitor connects to a socket at this path and speaks vhost-user.
     VhostUser(PathBuf),
-    /// The same, but the monitor listens, and is connected to whenever it is there.
+    /// A virtual machine whose monitor listens at this path and speaks vhost-user. The port
+    /// connects to it whenever it is there.
     VhostUserClient(PathBuf),
     /// A virtual machine whose monitor connects to a socket at this path and sends frames.
     Stream(PathBuf),
@@ -82,22 +84,22 @@ impl fmt::Display for Attachment {
     }
 }
 
-/// How a port is set.
+/// Settings of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortSettings {
     /// Packets that may wait for the port.
     pub queue_len: usize,
     /// Its VLANs.
     pub vlans: PortVlans,
-    /// Whom it may talk to.
+    /// Which ports it may reach.
     pub role: Role,
-    /// Who its station may say that it is.
+    /// Which addresses its station may use.
     pub guard: Guard,
-    /// It may be a router and lend addresses.
+    /// Its station may be a router and run a DHCP server.
     pub is_router: bool,
-    /// Packets a second that its station may send to more than one.
+    /// Packets per second that its station may send to more than one station.
     pub storm: StormRates,
-    /// Pairs of queues that a virtual machine is offered.
+    /// Queue pairs that a virtual machine is offered.
     pub pairs: u16,
 }
 
@@ -115,10 +117,10 @@ impl Default for PortSettings {
     }
 }
 
-/// Why a port was not attached or changed. Nothing was done.
+/// Why a port was not attached or changed. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
-    /// A name that is none.
+    /// The name is not valid.
     #[error(
         "'{0}' is no name for a port; it has 1 to {NAME_BYTES_MAX} letters, digits, '-', '_', '.'"
     )]
@@ -126,7 +128,7 @@ pub enum PortError {
     /// The name is taken.
     #[error("there is a port '{0}' already")]
     Exists(String),
-    /// There are [`NETWORK_PORTS_MAX`] already.
+    /// There are [`NETWORK_PORTS_MAX`] ports already.
     #[error(
         "a network has at most {NETWORK_PORTS_MAX} ports; take one away, or make another network"
     )]
@@ -134,49 +136,49 @@ pub enum PortError {
     /// There is no such port.
     #[error("there is no port '{name}'; there are {}", listed(known))]
     Unknown {
-        /// What was asked for.
+        /// The name asked for.
         name: String,
-        /// Which there are.
+        /// The names of the existing ports.
         known: Vec<String>,
     },
-    /// The ring has an impossible length.
+    /// The ring cannot have this length.
     #[error("queue length: {0}")]
     QueueLen(#[from] CapacityError),
-    /// Not with this switch.
+    /// The switch rejected the port.
     #[error(transparent)]
     Switch(#[from] switch::PortError),
-    /// The TAP device.
+    /// The TAP device failed.
     #[error(transparent)]
     Tap(#[from] TapError),
-    /// The socket of a virtual machine.
+    /// The vhost-user socket of a virtual machine failed.
     #[error(transparent)]
     VhostUser(#[from] VhostUserError),
-    /// The socket of a virtual machine.
+    /// The stream socket of a virtual machine failed.
     #[error(transparent)]
     Stream(#[from] StreamPortError),
-    /// The socket of a virtual machine.
+    /// The endpoint of a virtual machine's socket is not usable.
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
-    /// Anything else.
+    /// Another system call failed.
     #[error(transparent)]
     Os(#[from] io::Error),
 }
 
-/// Why a port is not captured. Nothing was done.
+/// Why a port is not captured. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
     /// There is no such port.
     #[error(transparent)]
     Port(#[from] PortError),
-    /// There are [`CAPTURES_MAX`] already.
+    /// There are [`CAPTURES_MAX`] captures already.
     #[error("there are {CAPTURES_MAX} captures already; end one first")]
     TooMany,
-    /// What the system says.
+    /// A system call failed.
     #[error(transparent)]
     Os(#[from] io::Error),
 }
 
-/// The first names, and how many more there are.
+/// Returns the first names as text, and how many more there are.
 fn listed(names: &[String]) -> String {
     const NAMES_MAX: usize = 16;
     match names.split_at_checked(NAMES_MAX) {
@@ -186,8 +188,9 @@ fn listed(names: &[String]) -> String {
     }
 }
 
-/// What guests of the gateway that `config` describes are told: addresses from the sixteenth of the
-/// network on, names in `domain`, where the gateway is `gateway`.
+/// Returns the configuration of the services for guests of the gateway that `config` describes:
+/// addresses from the sixteenth of the network on, and names in `domain`, where the gateway is
+/// `gateway`.
 pub fn services_config(config: &Config, domain: &DomainName, seed: u64) -> services::Config {
     let ipv4 = config.ipv4.map(|v4| {
         let mut ipv4 = services::Ipv4 {
@@ -230,7 +233,7 @@ pub fn services_config(config: &Config, domain: &DomainName, seed: u64) -> servi
     }
 }
 
-/// The addresses of the gateway that `config` describes, and of DNS.
+/// Returns the addresses of the gateway that `config` describes, and of DNS.
 pub fn gateway_addresses(config: &Config) -> Vec<IpAddr> {
     let v4 = config.ipv4.map(|v4| [v4.gateway, v4.dns].map(IpAddr::from));
     let own = services::link_local(MacAddr(config.gateway_mac));
@@ -238,7 +241,7 @@ pub fn gateway_addresses(config: &Config) -> Vec<IpAddr> {
     v4.into_iter().flatten().chain(v6.into_iter().flatten()).collect()
 }
 
-/// Checks what can be checked of a port before it is made.
+/// Checks the name and the settings of a port before it is made.
 ///
 /// # Errors
 /// [`PortError`].

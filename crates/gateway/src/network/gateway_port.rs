@@ -1,4 +1,4 @@
-//! The port behind which the gateway is: a ring instead of a device.
+//! The port of the gateway: a ring instead of a device.
 
 use towpath_io::pcapng::Direction;
 use towpath_net::switch::vlan::Vid;
@@ -13,21 +13,21 @@ use super::config::PortError;
 use super::port::Port;
 use crate::capture::Mirrors;
 
-/// Largest super-packet that the gateway takes: Ethernet and the largest IP packet.
+/// Largest super-packet that the gateway takes: an Ethernet header and the largest IP packet.
 const GATEWAY_GSO_BYTES_MAX: u32 = 14 + 65_535;
 
-/// The gateway's port: what the switch has for it, and what of that waits.
+/// The gateway's port, with the ring of packets that wait for the gateway.
 pub(super) struct GatewayPort {
     pub(super) id: PortId,
     pub(super) to_gateway: Producer<Packet>,
     pub(super) from_switch: Consumer<Packet>,
-    /// Packets dropped because there was no memory to take their headers in.
+    /// Packets dropped because there was no memory for their headers.
     pub(super) no_memory: u64,
     pub(super) mirrors: Mirrors,
 }
 
 impl GatewayPort {
-    /// Drops what waits of a port that is gone: its number may be another's soon.
+    /// Drops the waiting packets of a port that is gone: its number may soon be another port's.
     pub(super) fn forget(&mut self, port: PortId) {
         let mut waiting = Burst::new();
         for _ in 0..self.to_gateway.control().len() {
@@ -36,20 +36,21 @@ impl GatewayPort {
                 continue;
             }
             waiting.push(packet).expect("it was empty");
-            // It has the room that the packet had.
+            // The packet has just left this room.
             let _ = self.to_gateway.enqueue(&mut waiting);
         }
     }
 
-    /// Packets that wait for the gateway, if there is one.
+    /// Returns the number of packets that wait for the gateway, if there is one.
     pub(super) fn waiting(gateway: &Option<Self>) -> usize {
         gateway.as_ref().map_or(0, |gateway| gateway.to_gateway.control().len())
     }
 
-    /// The next packet for the gateway.
+    /// Returns the next packet for the gateway.
     pub(super) fn take(&mut self, ports: &mut [Option<Port>]) -> Option<Packet> {
         let Some(packet) = self.from_switch.pop() else {
-            // Whatever has come of those that were counted, no port is left unread for ever.
+            // The ring is empty. Resets the counts, so that no port stays unread if a counted
+            // packet was lost.
             ports.iter_mut().flatten().for_each(|port| port.share.all_taken());
             return None;
         };
@@ -72,7 +73,7 @@ impl GatewayPort {
             gso_bytes_max: GATEWAY_GSO_BYTES_MAX,
             cuts: false,
         };
-        // Its checksums are made here, and everybody may talk to it.
+        // The gateway makes its checksums itself, and every port may talk to it.
         let config = switch::PortConfig {
             role: Role::Uplink,
             is_trusted: true,
@@ -81,7 +82,7 @@ impl GatewayPort {
         };
         let (to_gateway, from_switch) = ring::single(GATEWAY_QUEUE_LEN, Silent)?;
         let id = switch.add_port(config)?;
-        // No guest is heard as the gateway.
+        // No guest can send from the gateway's address.
         switch.add_station(mac, Vid::DEFAULT, id, Instant::START)?;
         let mirrors = Mirrors::default();
         Ok(Self { id, to_gateway, from_switch, no_memory: 0, mirrors })

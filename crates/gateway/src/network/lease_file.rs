@@ -1,18 +1,19 @@
-//! A file in which leases outlive the process.
+//! A file that keeps leases across restarts.
 //!
 //! # Theory of operation
 //!
-//! What has changed is written [`WRITE_AFTER`] later, whole, by a thread of its own: a disk that
-//! is slow or full holds up no packet. The two threads share a queue of one text; while it is
-//! taken the next has to wait, and is newer then. At the end what is left is written and the
-//! thread waited for. Whoever is killed loses the changes of [`WRITE_AFTER`].
+//! A change is written [`WRITE_AFTER`] later, as a whole file, by a separate thread, so a slow or
+//! full disk delays no packets. The two threads share a queue of one text. While the queue is full
+//! the next text waits, and is newer when it is sent. At the end the last text is written, and the
+//! thread is joined. A killed process loses the changes of [`WRITE_AFTER`].
 //!
-//! A file that cannot be read is left alone. One with lines that are no leases is copied beside
-//! before it is replaced.
+//! A file that cannot be read is not replaced. A file with lines that are not leases is copied to
+//! another name before it is replaced.
 //!
-//! Whoever keeps a file holds a lock (flock) on another with `.lock` behind the name, because the
-//! file itself is replaced. It goes with the process, however that ends; the file of the lock
-//! stays. Where it cannot be made no leases can be written either, and it is tried again with them.
+//! The process holds a lock (flock) on a second file, with `.lock` appended to the name, because
+//! the lease file itself is replaced. The lock ends with the process, however that ends; the lock
+//! file remains. Where the lock file cannot be made, leases cannot be written either, and each
+//! write tries both again.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
@@ -29,42 +30,42 @@ use towpath_net::time::Instant;
 
 use crate::services::{Restored, Services};
 
-/// How long a change waits for others: guests that boot together ask within it.
+/// How long a change waits for others: the requests of guests that boot together fall within it.
 pub const WRITE_AFTER: Duration = Duration::from_secs(1);
-/// Longest file that is read: the leases of two full pools with the longest names take six.
+/// Longest file that is read, in bytes: the leases of two full pools with the longest names take
+/// six MiB.
 pub const LEASE_FILE_BYTES_MAX: u64 = 8 << 20;
 
-/// What became of a lease file at the start.
+/// The result of opening a lease file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeasesFound {
-    /// Its leases.
+    /// The leases that it restored.
     pub restored: Restored,
-    /// The copy of a file with lines that are no leases.
+    /// The copy that was made of a file with lines that are not leases.
     pub set_aside: Option<PathBuf>,
 }
 
-/// Hears when writing fails, with the error, and when it works again.
+/// Called when writing fails, with the error, and when it works again.
 pub type TellLeaseFile = Box<dyn Fn(Option<io::Error>) + Send>;
 
 /// A lease file that is kept up to date.
 pub(super) struct LeaseFile {
-    /// When a change is written.
+    /// When the change is written.
     due: Option<Instant>,
     to_writer: SyncSender<String>,
     writer: Writer,
 }
 
-/// The thread that writes. It begins with the first text: whoever confines this process has done
-/// so by then.
+/// The thread that writes. It starts with the first text, after the process has been confined.
 enum Writer {
     Waiting(Box<dyn FnOnce() + Send>),
     Running(JoinHandle<()>),
-    /// It could not be started.
+    /// The thread could not be started.
     Lost,
 }
 
 impl LeaseFile {
-    /// Takes over what the file has, if there is one, and begins to keep it.
+    /// Restores the leases in the file, if it exists, and begins to keep it up to date.
     pub(super) fn open(
         path: &Path,
         services: &mut Services,
@@ -72,7 +73,7 @@ impl LeaseFile {
         tell: TellLeaseFile,
     ) -> io::Result<(Self, LeasesFound)> {
         let mut lock = Lock::new(path);
-        // Where nothing can be written is told when there is something to write.
+        // A directory that cannot be written is reported when there is something to write.
         if let Err(error) = lock.take()
             && error.kind() == ErrorKind::ResourceBusy
         {
@@ -94,7 +95,7 @@ impl LeaseFile {
         Ok((Self { due: None, to_writer, writer }, found))
     }
 
-    /// Leases have changed.
+    /// Schedules a write, as leases have changed.
     pub(super) fn changed(&mut self, now: Instant) {
         self.due = self.due.or(Some(now + WRITE_AFTER));
     }
@@ -103,22 +104,22 @@ impl LeaseFile {
         self.due
     }
 
-    /// Has written what is due.
+    /// Writes the leases if that is due.
     pub(super) fn turn(&mut self, services: &Services, now: Instant) {
         if self.due.take_if(|due| *due <= now).is_some() {
             self.start();
             match self.to_writer.try_send(services.leases(now, wall())) {
-                // The one before is still being written.
+                // The text before is still being written.
                 Err(TrySendError::Full(_)) => self.due = Some(now + WRITE_AFTER),
                 Ok(()) | Err(TrySendError::Disconnected(_)) => {}
             }
         }
     }
 
-    /// Writes the last, and waits until it is written.
+    /// Writes the last text, and waits until it is written.
     pub(super) fn close(mut self, services: &Services, now: Instant) {
         self.start();
-        // Fails only if the thread has gone, and so does waiting for it.
+        // A failure means that the thread is gone; joining it then fails as well.
         let _ = self.to_writer.send(services.leases(now, wall()));
         drop(self.to_writer);
         if let Writer::Running(writer) = self.writer {
@@ -126,8 +127,7 @@ impl LeaseFile {
         }
     }
 
-    /// Starts the thread if it waits for that. One that cannot be started writes nothing, as one
-    /// that has gone.
+    /// Starts the thread if it has not started. If it cannot be started, nothing is written.
     fn start(&mut self) {
         self.writer = match std::mem::replace(&mut self.writer, Writer::Lost) {
             Writer::Waiting(work) => {
@@ -139,10 +139,10 @@ impl LeaseFile {
     }
 }
 
-/// Says that a lease file is this process's.
+/// The lock of a lease file.
 struct Lock {
     path: PathBuf,
-    /// Locked.
+    /// The lock file, once it is locked.
     file: Option<File>,
 }
 
@@ -151,7 +151,7 @@ impl Lock {
         Self { path: path.to_owned(), file: None }
     }
 
-    /// Fails with [`ErrorKind::ResourceBusy`] if another has it.
+    /// Takes the lock. Fails with [`ErrorKind::ResourceBusy`] if another process holds it.
     fn take(&mut self) -> io::Result<()> {
         if self.file.is_some() {
             return Ok(());
@@ -171,7 +171,7 @@ impl Lock {
     }
 }
 
-/// The thread.
+/// Runs on the thread: writes each text.
 fn write(path: &Path, mut lock: Lock, texts: &Receiver<String>, tell: &TellLeaseFile) {
     let mut fails = false;
     for text in texts {
@@ -186,7 +186,7 @@ fn write(path: &Path, mut lock: Lock, texts: &Receiver<String>, tell: &TellLease
     }
 }
 
-/// The text of a file; `None` if there is none.
+/// Returns the text of a file; `None` if it does not exist.
 fn read(path: &Path) -> io::Result<Option<String>> {
     let file = match File::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -200,7 +200,7 @@ fn read(path: &Path) -> io::Result<Option<String>> {
     Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-/// Time since 1970.
+/// Returns the time since 1970.
 fn wall() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }

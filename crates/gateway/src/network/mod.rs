@@ -1,28 +1,28 @@
 //! A network: a switch whose ports are virtual machines, TAP devices and stream sockets, with the
-//! gateway behind one port of its own.
+//! gateway behind a port of its own.
 //!
 //! # Theory of operation
 //!
-//! A [`Network`] is the [`Side`] of a worker, so that one thread owns all ports. It reads the ports
-//! that are ready in turn, a burst at a time, and has the switch forward each burst. Between the
-//! switch and each port is a ring: what a port's device does not take at once waits there, and
-//! what has no room in it is dropped and counted. The gateway's ring leads to the worker's stack.
-//! All ports share it, so a port of which a burst waits there is not read until less does: what its
-//! guest sends beyond waits with the guest, and not in front of the others.
+//! A [`Network`] is the [`Side`] of a worker, so one thread owns all ports. It reads the ready
+//! ports in turn, one burst at a time, and forwards each burst through the switch. Between the
+//! switch and each port is a ring. Packets that the port's device does not take at once wait there;
+//! packets that find no room are dropped and counted. The gateway's ring leads to the worker's
+//! stack. All ports share it. So a port with a burst waiting there is not read until less waits:
+//! further packets of its guest wait in the guest, and not in front of other guests' packets.
 //!
-//! Everything that is waited for hangs in a reactor of the network's own, which the worker watches
-//! as one file. While it pays, the worker polls the rings of guests; a TAP device that is full is
-//! tried again every [`RETRY`].
+//! All files are registered in a reactor of the network's own, which the worker watches as one
+//! file. While it pays, the worker polls the rings of guests. A full TAP device is tried again
+//! every [`RETRY`].
 //!
-//! Ports come, change and go between two turns, by the same thread: [`Network::add_port`] and
-//! others, or several changes at once by `Worker::apply`. A port that fails takes no other with
-//! it: it stays, without traffic, and says why.
+//! Ports are added, changed and removed between two turns, by the same thread:
+//! [`Network::add_port`] and others, or several changes at once by `Worker::apply`. A port that
+//! fails affects no other: it stays, without traffic, and reports the reason.
 //!
-//! What passes a port can be captured ([`crate::capture`]), which costs one branch for a burst
-//! otherwise.
+//! The packets of a port can be captured ([`crate::capture`]). Without a capture this costs one
+//! branch per burst.
 //!
-//! Limits: [`NAME_BYTES_MAX`], [`BURSTS_PER_TURN`], [`GATEWAY_QUEUE_LEN`]; those of the switch, of
-//! rings and of captures.
+//! Limits: [`NAME_BYTES_MAX`], [`BURSTS_PER_TURN`], [`GATEWAY_QUEUE_LEN`]; and those of the switch,
+//! of rings and of captures.
 
 mod config;
 mod gateway_port;
@@ -68,22 +68,23 @@ use port::Port;
 use rings::Rings;
 use senders::Senders;
 
-/// How long a device that is full and cannot tell when it has room is left alone.
+/// Delay until a full device that cannot report room is tried again.
 pub const RETRY: Duration = Duration::from_millis(1);
 /// Bursts read from one port before the others get their turn.
 pub const BURSTS_PER_TURN: usize = 4;
-/// Packets on the way to the gateway: more than all ports can send in one turn is no use.
+/// Packets on the way to the gateway: as many as all ports can send in one turn.
 pub const GATEWAY_QUEUE_LEN: usize = 4096;
-/// What the gateway's port is called when it is captured, unless another port has this name.
+/// Name of the gateway's port in captures, unless another port has this name.
 pub const GATEWAY_NAME: &str = "gateway";
-/// Token of the doorbell that captures ring when their readers go; those of ports are less.
+/// Token of the doorbell that captures ring when their readers are gone; tokens of ports are
+/// smaller.
 const CAPTURE_ENDED: u64 = u64::MAX;
 
-/// A network. See the module text.
+/// A network: a switch with its ports.
 pub struct Network {
     config: NetworkConfig,
     switch: Switch,
-    /// By their numbers in the switch.
+    /// The ports, by their numbers in the switch.
     ports: Vec<Option<Port>>,
     gateway: Option<GatewayPort>,
     services: Option<Services>,
@@ -91,21 +92,20 @@ pub struct Network {
     reactor: Reactor,
     events: Box<Events>,
     received: Burst,
-    /// The port to be read first, so that none is always the last.
+    /// The port to be read first, which changes so that none is always last.
     first: usize,
     tell: Option<Box<Tell>>,
-    /// Rung by captures that end; made with the first.
+    /// Rung by captures that end; made with the first capture.
     capture_ended: Option<EventDoorbell>,
 }
 
-/// Is told what happens at a port: its name, and news in words.
+/// Called for events at a port, with its name and a description.
 pub type Tell = dyn FnMut(&str, &dyn Display) + Send;
 
 impl Network {
-    /// A network without ports but that of the gateway, if there is to be one.
+    /// Makes a network without ports, except the gateway's if it is configured.
     ///
-    /// # Errors
-    /// What the system says.
+    /// # Errors The error of the system call that failed.
     pub fn new(config: NetworkConfig) -> Result<Self, PortError> {
         let mut switch = Switch::new(switch::Config {
             copies_payload: config.orphan,
@@ -129,7 +129,7 @@ impl Network {
         })
     }
 
-    /// Has the gateway tell guests their addresses, its own, and names.
+    /// Sets the services that give guests addresses, routers and names.
     pub fn set_services(&mut self, mut services: Services) {
         for (index, port) in self.ports.iter().enumerate() {
             if let Some(port) = port {
@@ -139,12 +139,12 @@ impl Network {
         self.services = Some(services);
     }
 
-    /// Takes over the leases in a file, and writes them down from now on. Without services there
-    /// are none. `tell` is called by another thread.
+    /// Restores the leases in a file, and keeps the file up to date from now on. Does nothing
+    /// without services. Another thread calls `tell`.
     ///
-    /// # Errors
-    /// The file is there and cannot be read, or nothing can be written beside it; as
-    /// [`io::ErrorKind::ResourceBusy`], another network keeps its leases there. They are not kept.
+    /// # Errors The file exists and cannot be read, or nothing can be written next to it; with
+    /// [`io::ErrorKind::ResourceBusy`], another network keeps its leases there. Leases are not kept
+    /// then.
     pub fn keep_leases(
         &mut self,
         path: &Path,
@@ -157,22 +157,22 @@ impl Network {
         Ok(found)
     }
 
-    /// True if there is a gateway.
+    /// Returns true if there is a gateway.
     pub fn has_gateway(&self) -> bool {
         self.gateway.is_some()
     }
 
-    /// What tells guests their addresses.
+    /// Returns the services.
     pub fn services(&self) -> Option<&Services> {
         self.services.as_ref()
     }
 
-    /// Has `tell` called for what happens at ports beside packets: who connects, what is refused.
+    /// Sets `tell`, which is called for events at ports such as connections and rejected requests.
     pub fn on_news(&mut self, tell: Box<Tell>) {
         self.tell = Some(tell);
     }
 
-    /// Tells guests that the gateway is gone, as the last thing.
+    /// Advertises to guests that the gateway is gone, as the last action.
     pub fn shut_down(&mut self, cx: &mut Context<'_>) {
         let mut replies = Burst::new();
         if let Some(services) = &mut self.services {
@@ -188,7 +188,7 @@ impl Network {
     /// Attaches a port. It is served from the worker's next turn on.
     ///
     /// # Errors
-    /// [`PortError`]; nothing was done.
+    /// [`PortError`]; nothing was changed.
     pub fn add_port(
         &mut self,
         name: &str,
@@ -220,7 +220,7 @@ impl Network {
         Ok(())
     }
 
-    /// Detaches a port; what waits in its ring is dropped.
+    /// Detaches a port, and drops the packets in its ring.
     ///
     /// # Errors
     /// [`PortError::Unknown`].
@@ -229,10 +229,10 @@ impl Network {
         self.remove_at(index)
     }
 
-    /// Changes a port while packets flow. None is lost or overtaken.
+    /// Changes a port while packets flow, without loss or reordering.
     ///
     /// # Errors
-    /// [`PortError`]; nothing was done.
+    /// [`PortError`]; nothing was changed.
     pub fn set_port(&mut self, name: &str, settings: PortSettings) -> Result<(), PortError> {
         let index = self.find(name)?;
         let Some(port) = &mut self.ports[index] else { return Ok(()) };
@@ -249,11 +249,11 @@ impl Network {
         Ok(())
     }
 
-    /// Begins a capture of a port, or of the gateway's ([`GATEWAY_NAME`]). It ends when the sniffer
-    /// is dropped or the port is removed.
+    /// Begins a capture of a port, or of the gateway's ([`GATEWAY_NAME`]). The capture ends when
+    /// the sniffer is dropped or the port is removed.
     ///
     /// # Errors
-    /// [`CaptureError`]; nothing was done.
+    /// [`CaptureError`]; nothing was changed.
     pub fn capture(
         &mut self,
         name: &str,
@@ -279,7 +279,7 @@ impl Network {
         Ok(mirrors.add(settings, cx.memory.capacity_bytes(), Some(ended))?)
     }
 
-    /// How a port is set.
+    /// Returns the settings of a port.
     ///
     /// # Errors
     /// [`PortError::Unknown`].
@@ -288,12 +288,12 @@ impl Network {
         Ok(&self.ports[index].as_ref().expect("it was found").settings)
     }
 
-    /// Ports, without that of the gateway.
+    /// Returns the number of ports, without the gateway's.
     pub fn port_count(&self) -> usize {
         self.ports.iter().flatten().count()
     }
 
-    /// What passed so far.
+    /// Returns the counters so far.
     pub fn report(&self, now: Instant) -> NetworkReport {
         let ports = self.ports.iter().flatten();
         let stations = self.switch.stations(now).count();
@@ -313,7 +313,7 @@ impl Network {
         found.ok_or_else(|| PortError::Unknown { name: name.to_owned(), known: self.names() })
     }
 
-    /// Names of the ports in their order, for who asked for another.
+    /// Returns the sorted names of the ports, for the error about an unknown one.
     fn names(&self) -> Vec<String> {
         let ports = self.ports.iter().flatten().filter(|port| !port.is_leaving);
         let mut names: Vec<String> = ports.map(|port| port.name.clone()).collect();
@@ -335,7 +335,7 @@ impl Network {
 
     fn remove_at(&mut self, index: usize) -> Result<(), PortError> {
         let Some(port) = self.ports[index].take() else { return Ok(()) };
-        // It was added, and is still open.
+        // The port is registered and still open.
         let _ = self.reactor.remove(&port);
         if let Some(id) = port.id {
             self.switch.remove_port(id)?;
@@ -347,8 +347,8 @@ impl Network {
         Ok(())
     }
 
-    /// Asks each port whether there is something to do, and has it done in the next turn. True if
-    /// there is.
+    /// Checks each port for work, and marks those that have some for the next turn. Returns true if
+    /// there are any.
     fn look(&mut self, has_work: impl Fn(&mut Port) -> bool) -> bool {
         let mut any = false;
         for port in self.ports.iter_mut().flatten() {
@@ -359,7 +359,7 @@ impl Network {
         any
     }
 
-    /// Hears which files are readable.
+    /// Collects which files are readable.
     fn hear(&mut self) -> io::Result<()> {
         self.reactor.wait(Some(Duration::ZERO), &mut self.events)?;
         if self.events.iter().any(|event| event.token == CAPTURE_ENDED) {
@@ -370,14 +370,14 @@ impl Network {
             let is_of_use = !port.has_failed();
             (port.has_news, port.is_ready) = (is_of_use, is_of_use);
             if !is_of_use {
-                // Its file tells of the error for ever. It was added, and is still open.
+                // The file of a failed port stays readable. It is registered and still open.
                 let _ = self.reactor.remove(&*port);
             }
         }
         Ok(())
     }
 
-    /// Reads a port that is ready, and forwards what it has. `is_shared`: several ports use the
+    /// Reads a port that is ready, and forwards its packets. `is_shared`: several ports use the
     /// gateway.
     fn read(&mut self, index: usize, is_shared: bool, cx: &mut Context<'_>) -> Input {
         let Self { ports, switch, gateway, received, services, config, .. } = self;
@@ -386,13 +386,13 @@ impl Network {
             let Some(id) = port.id.filter(|_| port.is_ready) else { return Input::Done };
             let room = port.share.room(is_shared, cx.now);
             if room == 0 {
-                // There is a next turn as long as anything waits for the gateway.
+                // There is a next turn as long as packets wait for the gateway.
                 return Input::Done;
             }
             received.limit(room);
             let waited = GatewayPort::waiting(gateway);
             let input = port.receive(received, cx);
-            // A burst that is not full is all there was, and its file tells when there is more.
+            // A burst that is not full has emptied the port; its file reports when there is more.
             port.is_ready = received.is_full();
             if received.is_empty() {
                 return input;
@@ -412,8 +412,8 @@ impl Network {
         Input::Done
     }
 
-    /// Adds what waits for the gateway to `burst`, as a device delivers it. What is for a service
-    /// is answered here.
+    /// Adds packets that wait for the gateway to `burst`, as a device delivers them. Messages to a
+    /// service are answered here.
     fn receive_for_gateway(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
         let Self { switch, ports, gateway: Some(gateway), services, lease_file, .. } = self else {
             return;
@@ -469,7 +469,7 @@ impl Network {
         rings.forward(switch, id, burst, cx);
     }
 
-    /// Hands the devices what waits in their rings.
+    /// Passes the packets in the rings to the devices.
     fn flush(&mut self, cx: &mut Context<'_>) {
         for port in self.ports.iter_mut().flatten() {
             port.flush(cx);
@@ -525,7 +525,7 @@ impl Device for Network {
                 && port.turn(cx)
                 && let Some(id) = port.id
             {
-                // It is a port of the switch.
+                // It is a port of the switch, so this cannot fail.
                 let _ = self.switch.set_caps(id, port.caps());
                 if let Some(tell) = &mut self.tell {
                     port.tell_news(tell);

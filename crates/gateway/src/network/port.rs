@@ -1,4 +1,4 @@
-//! A port: its device, and the ring in front of it.
+//! A port: its device, and the ring in front of the device.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -17,34 +17,34 @@ use super::share::PortShare;
 use super::{RETRY, Tell};
 use crate::capture::Mirrors;
 
-/// A port.
+/// A port of a network.
 pub(super) struct Port {
     pub(super) name: String,
     pub(super) id: Option<PortId>,
     pub(super) settings: PortSettings,
-    /// Where packets for it are put.
+    /// The ring for packets to the port.
     pub(super) producer: Producer<Packet>,
     consumer: Consumer<Packet>,
-    /// Out of the ring, and not taken by the device yet.
+    /// Packets taken from the ring that the device has not taken yet.
     waiting: Burst,
     attachment: Attachment,
     device: PortDevice,
-    /// Its file was readable, and it had no turn since.
+    /// Its file was readable, and it has had no turn since.
     pub(super) has_news: bool,
-    /// There may be something to receive, or room for what waits.
+    /// There may be packets to receive, or room for waiting packets.
     pub(super) is_ready: bool,
     pub(super) share: PortShare,
-    /// When its device wants a turn, or to be tried again.
+    /// When its device needs a turn, or is tried again.
     pub(super) deadline: Option<Instant>,
-    /// Why it is of no use any more.
+    /// Why it has failed.
     failure: Option<String>,
-    /// A transaction that is under way has removed it.
+    /// The current transaction has removed it.
     pub(super) is_leaving: bool,
-    /// Those who see its packets.
+    /// Captures of its packets.
     pub(super) mirrors: Mirrors,
 }
 
-/// What moves the packets of a port.
+/// The device of a port.
 enum PortDevice {
     VhostUser(Box<VhostUser>),
     Stream(Box<StreamPort>),
@@ -52,7 +52,7 @@ enum PortDevice {
 }
 
 impl Port {
-    /// Opens the device. The port is of no switch yet.
+    /// Opens the device. The port does not belong to a switch yet.
     pub(super) fn open(
         name: &str,
         attachment: Attachment,
@@ -81,7 +81,7 @@ impl Port {
         })
     }
 
-    /// What the switch is to know of it.
+    /// Returns its configuration for the switch.
     pub(super) fn switch_config(&self) -> switch::PortConfig {
         switch::PortConfig {
             vlans: self.settings.vlans.clone(),
@@ -94,7 +94,7 @@ impl Port {
         }
     }
 
-    /// What its device takes now.
+    /// Returns what its device takes now.
     pub(super) fn caps(&self) -> Caps {
         match &self.device {
             PortDevice::VhostUser(device) => device.caps(),
@@ -103,17 +103,17 @@ impl Port {
         }
     }
 
-    /// Asks for another length of its ring.
+    /// Changes the length of its ring.
     pub(super) fn resize(&mut self, queue_len: usize) -> Result<(), PortError> {
         Ok(self.producer.control().resize(queue_len)?)
     }
 
-    /// Packets that wait for its device.
+    /// Returns the number of packets that wait for its device.
     pub(super) fn waiting(&self) -> usize {
         self.producer.control().len() + self.waiting.len()
     }
 
-    /// True if there is something to do: the device was polled.
+    /// Polls the device; returns true if there is work.
     pub(super) fn poll(&mut self) -> bool {
         match &mut self.device {
             PortDevice::VhostUser(device) if self.failure.is_none() => device.poll(),
@@ -121,7 +121,7 @@ impl Port {
         }
     }
 
-    /// Has the file tell what comes from now on. True if there is something to do already.
+    /// Makes the file report new work. Returns true if there is work already.
     pub(super) fn arm(&mut self) -> bool {
         match &mut self.device {
             PortDevice::VhostUser(device) if self.failure.is_none() => device.arm(),
@@ -129,7 +129,8 @@ impl Port {
         }
     }
 
-    /// Does what is due without packets. True if that may have changed what the device takes.
+    /// Does the device's pending work other than packets. Returns true if the device's caps may
+    /// have changed.
     pub(super) fn turn(&mut self, cx: &mut Context<'_>) -> bool {
         (self.deadline, self.has_news) = (None, false);
         if self.failure.is_some() {
@@ -148,7 +149,7 @@ impl Port {
         true
     }
 
-    /// Adds received packets to `burst`, which is empty.
+    /// Adds received packets to `burst`, which must be empty.
     pub(super) fn receive(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Input {
         if self.failure.is_some() {
             return Input::Done;
@@ -166,7 +167,7 @@ impl Port {
         self.note(result).unwrap_or(Input::Done)
     }
 
-    /// Hands the device what waits, as far as it takes it.
+    /// Passes waiting packets to the device, as far as the device takes them.
     pub(super) fn flush(&mut self, cx: &mut Context<'_>) {
         loop {
             let is_next = self.waiting.is_empty();
@@ -196,7 +197,7 @@ impl Port {
         }
     }
 
-    /// Tells what happened since the last call.
+    /// Reports the events since the last call.
     pub(super) fn tell_news(&mut self, tell: &mut Tell) {
         if let PortDevice::VhostUser(device) = &mut self.device {
             while let Some(news) = device.take_news() {
@@ -205,7 +206,7 @@ impl Port {
         }
     }
 
-    /// Gives back what is kept ready for reads.
+    /// Releases what is kept ready for reads.
     pub(super) fn rest(&mut self) {
         match &mut self.device {
             PortDevice::Tap(device) => device.rest(),
@@ -229,12 +230,12 @@ impl Port {
         }
     }
 
-    /// True if it is of no use any more.
+    /// Returns true if the port has failed.
     pub(super) fn has_failed(&self) -> bool {
         self.failure.is_some()
     }
 
-    /// An error is the end of the port's use, and of nothing else.
+    /// Records an error, which ends this port's traffic and nothing else.
     fn note<T>(&mut self, result: Result<T, PortError>) -> Option<T> {
         if let Err(error) = &result {
             self.failure = Some(error.to_string());
@@ -310,6 +311,6 @@ impl AsFd for Port {
     }
 }
 
-// Each port can have all regions of its guest, its log and its area for what is in flight mapped,
-// twice while one takes the place of the other: none takes the places of others.
+// Each port can map all regions of its guest, its log and its inflight area, and twice as many
+// while new maps replace old ones. The bound holds this for all ports.
 const _: () = assert!(switch::PORTS_MAX * 2 * (message::REGIONS_MAX + 2) <= cut::WATCHED_MAX);

@@ -1,4 +1,4 @@
-//! What a network has done.
+//! Counters of a network.
 
 use std::fmt;
 
@@ -15,53 +15,53 @@ use crate::services;
 /// A copy of all counters at one moment.
 #[derive(Clone, Debug)]
 pub struct NetworkReport {
-    /// By port, in the order of their numbers.
+    /// The ports, in the order of their numbers.
     pub ports: Vec<PortReport>,
     /// The gateway's port, if there is one.
     pub gateway: Option<PortCounters>,
-    /// Packets that the switch had for the gateway and that found no memory there.
+    /// Packets for the gateway that were dropped for lack of memory.
     pub gateway_no_memory: u64,
-    /// What guests were told.
+    /// Counters of the services.
     pub services: Option<services::Counters>,
-    /// Stations that the switch knows.
+    /// Number of stations that the switch knows.
     pub stations: usize,
 }
 
-/// One port.
+/// Settings, state and counters of one port.
 #[derive(Clone, Debug)]
 pub struct PortReport {
     /// Its name.
     pub name: String,
-    /// What is attached.
+    /// Its device.
     pub attachment: Attachment,
-    /// How it is set.
+    /// Its settings.
     pub settings: PortSettings,
     /// What its device takes.
     pub caps: Caps,
-    /// Somebody is there.
+    /// A guest is connected.
     pub is_connected: bool,
-    /// Why it is of no use any more.
+    /// Why it has failed.
     pub failure: Option<String>,
     /// Packets that wait for it.
     pub waiting: usize,
-    /// What the switch has counted.
+    /// Counters of the switch.
     pub counters: PortCounters,
-    /// What the device has counted.
+    /// Counters of the device.
     pub device: DeviceReport,
 }
 
-/// What a device has counted.
+/// Counters of a device.
 #[derive(Clone, Copy, Debug)]
 pub enum DeviceReport {
-    /// A vhost-user device, and what its guest sent.
+    /// A vhost-user device, and its guest's transmit counters.
     VhostUser(VhostUserCounters, TransmitCounters),
     /// A stream port.
     Stream {
-        /// Of all its connections.
+        /// Counters of all its connections.
         counters: StreamCounters,
         /// Guests that have connected.
         sessions: u64,
-        /// Packets dropped for want of a guest.
+        /// Packets dropped because no guest was connected.
         no_guest: u64,
     },
     /// A TAP device.
@@ -121,7 +121,7 @@ impl fmt::Display for PortReport {
 }
 
 impl DeviceReport {
-    /// Packets that the device did not let through, either way.
+    /// Returns the packets that the device dropped, in both directions.
     pub fn dropped(&self) -> u64 {
         match self {
             Self::VhostUser(counters, _) => counters.no_guest,
@@ -132,8 +132,8 @@ impl DeviceReport {
         }
     }
 
-    /// Packets that a guest lent, and how many of those were copied after all, be it for their term
-    /// or for its ring. `None` of devices that cannot lend.
+    /// Returns the packets that a guest lent, and how many of them became copies, at the end of
+    /// their term or because its ring ran short. `None` for devices that cannot lend.
     pub fn lent(&self) -> Option<(u64, u64)> {
         match self {
             Self::VhostUser(_, sent) => Some((sent.lent, sent.recalled)),
@@ -141,7 +141,7 @@ impl DeviceReport {
         }
     }
 
-    /// Requests of a front end that were refused, by reason; none of those that did not occur.
+    /// Returns the rejected requests of a front end, by reason, without reasons that did not occur.
     pub fn refused(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let refused = match self {
             Self::VhostUser(counters, _) => counters.refused,

@@ -1,4 +1,5 @@
-//! What the switch asks of a network: to take packets for its ports, and whose an address is.
+//! The switch's view of a network: it queues packets for ports, and looks up the owner of an
+//! address.
 
 use std::net::IpAddr;
 
@@ -13,7 +14,7 @@ use super::gateway_port::GatewayPort;
 use super::port::Port;
 use crate::services::Services;
 
-/// The rings between the switch and its ports, and those who know about addresses.
+/// The rings between the switch and its ports, and the owners of addresses.
 pub(super) struct Rings<'a> {
     pub(super) ports: &'a mut [Option<Port>],
     pub(super) gateway: &'a mut Option<GatewayPort>,
@@ -24,19 +25,20 @@ pub(super) struct Rings<'a> {
     pub(super) is_short: bool,
 }
 
-/// Packets that may wait for a port while memory is short: of as many ports as a switch has, half
-/// of all packets.
+/// Packets that may wait for a port while memory is short. With as many ports as a switch has, they
+/// are half of all packets.
 pub(super) const QUEUE_LEN_SHORT: usize = 16;
-/// Share of frames, in 1/256, below which memory is short. What waits for ports leaves so much.
+/// Free share of frames, in 1/256, below which memory is short. Packets that wait for ports leave
+/// this share to others.
 const SHORT_SHARE: u32 = 160;
 
-/// True if packets that wait for ports have to leave the rest of the memory to others.
+/// Returns true if packets that wait for ports must leave the rest of the memory to others.
 pub(super) fn is_short(memory: &mut Memory) -> bool {
     memory.packets.free_count() < memory.packets.capacity() / 2 || !memory.has_free(SHORT_SHARE)
 }
 
 impl Rings<'_> {
-    /// Forwards a burst that came by port `from`.
+    /// Forwards a burst that port `from` received.
     pub(super) fn forward(
         &mut self,
         switch: &mut Switch,
@@ -50,8 +52,8 @@ impl Rings<'_> {
 
 impl Egress for Rings<'_> {
     fn transmit(&mut self, id: PortId, burst: &mut Burst) {
-        // What stays in the burst is dropped and counted by the switch. No consumer is ever gone:
-        // the network has both ends.
+        // The switch drops and counts the packets left in the burst. No consumer is ever gone: the
+        // network has both ends.
         let _ = match self.gateway {
             Some(gateway) if gateway.id == id => gateway.to_gateway.enqueue(burst),
             _ => match self.ports.get_mut(id.index()).and_then(Option::as_mut) {
@@ -62,8 +64,8 @@ impl Egress for Rings<'_> {
         };
     }
 
-    /// The gateway's addresses are its own, and what is lent is the guest's. Both are in the
-    /// gateway's VLAN; others have addresses of their own.
+    /// Returns the owner of an address: the gateway owns its own addresses, and a guest its leased
+    /// ones. Both hold in the gateway's VLAN only; other VLANs have addresses of their own.
     fn owner(&self, vid: Vid, address: IpAddr) -> Option<PortId> {
         let gateway = self.gateway.as_ref().filter(|_| vid == Vid::DEFAULT)?;
         if self.config.gateway_addresses.contains(&address) {
@@ -73,7 +75,7 @@ impl Egress for Rings<'_> {
         self.ports.get(port as usize)?.as_ref()?.id
     }
 
-    /// The station of a lease is at the port of the lease.
+    /// Returns the port of a station that has a lease: the port of the lease.
     fn home(&self, vid: Vid, station: MacAddr) -> Option<PortId> {
         let services = self.services.as_ref().filter(|_| vid == Vid::DEFAULT)?;
         let port = services.port_of(station, self.now)?;

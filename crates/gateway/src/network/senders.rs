@@ -1,8 +1,9 @@
-//! Who may send to the gateway from an address: one that is lent is used by its guest's port alone.
+//! Source address check of packets to the gateway: only the port of the guest that leases an
+//! address may send from it.
 //!
-//! Without this a guest could speak in another's flows, and open ways to it from outside: the
-//! gateway knows flows by the addresses inside. A port that lists addresses has been judged by the
-//! switch.
+//! Without this check a guest could send in another guest's flows, and open ways to it from
+//! outside, as the gateway tells flows apart by the addresses inside. For a port with a list of
+//! addresses, the switch has checked the source already.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -13,14 +14,15 @@ use towpath_net::wire::{ipv4, ipv6};
 use super::port::Port;
 use crate::services::Services;
 
-/// Judges senders. The next packet of a flow has the same one and is judged without looking again.
+/// Checks senders. It caches the last allowed sender, as the next packet of a flow has the same
+/// one.
 #[derive(Default)]
 pub(super) struct Senders {
     allowed: Option<(usize, IpAddr)>,
 }
 
 impl Senders {
-    /// True if the station behind `port` may have sent a frame that begins so.
+    /// Returns true if the station behind `port` may have sent a frame with these headers.
     pub(super) fn allows(
         &mut self,
         headers: &[u8],
@@ -42,7 +44,7 @@ impl Senders {
     }
 }
 
-/// The source of an IP packet.
+/// Returns the source address of an IP packet.
 fn source(headers: &[u8]) -> Option<IpAddr> {
     let kind = headers.get(ETHERTYPE_AT..)?.first_chunk::<2>()?;
     let ip = headers.get(ethernet::HEADER_LEN..)?;

@@ -1,9 +1,9 @@
-//! A port's share of the gateway, which serves packets in the order of their arrival: what is read
-//! of a port at a time decides how much of the gateway's thread its guest has.
+//! A port's share of the gateway. The gateway serves packets in order of arrival, so the amount
+//! read from a port at a time decides how much of the gateway's thread its guest gets.
 //!
-//! A port that has the gateway for itself is read a burst at a time. While several ports use it,
-//! each is read for packets that take about the same time: a packet costs [`PACKET_COST`] and its
-//! bytes, and a share is [`SHARE`]. So a flood of small packets and a flow of super-packets have
+//! A port that alone uses the gateway is read one burst at a time. While several ports use it, each
+//! is read for packets that take about the same time: a packet costs [`PACKET_COST`] plus its
+//! bytes, and a share is [`SHARE`]. So a flood of small packets and a flow of super-packets get
 //! half of the thread each, if both can use it.
 
 use std::time::Duration;
@@ -11,21 +11,21 @@ use std::time::Duration;
 use towpath_net::time::Instant;
 use towpath_packet::burst::BURST_MAX;
 
-/// What a packet costs beside its bytes: as much as so many bytes that are copied.
+/// Cost of a packet in addition to its bytes, in bytes copied.
 const PACKET_COST: usize = 8 << 10;
-/// What is read of a port at a time, if others use the gateway too: 18 packets of 64 bytes, 15 of
-/// 1500, two super-packets.
+/// Cost of the packets read from a port at a time while others use the gateway too: 18 packets of
+/// 64 bytes, 15 of 1500, or two super-packets.
 const SHARE: usize = 150 << 10;
-/// How long a port counts as a user of the gateway after its last packet for it.
+/// How long a port counts as a user of the gateway after its last packet to it.
 const USES_FOR: Duration = Duration::from_millis(10);
 
-/// What a port has of the gateway now.
+/// A port's current use of the gateway.
 pub(super) struct PortShare {
-    /// Packets that came by the port and wait for the gateway.
+    /// Packets of the port that wait for the gateway.
     waiting: usize,
-    /// What a packet of the last burst cost.
+    /// Cost of a packet, on average over the last burst.
     cost: usize,
-    /// Until when the port counts as a user of the gateway.
+    /// The port counts as a user of the gateway until then.
     used_until: Instant,
 }
 
@@ -34,12 +34,13 @@ impl PortShare {
         Self { waiting: 0, cost: PACKET_COST, used_until: Instant::START }
     }
 
-    /// True if the port had a packet for the gateway lately.
+    /// Returns true if the port recently had a packet for the gateway.
     pub(super) fn is_used(&self, now: Instant) -> bool {
         self.used_until > now
     }
 
-    /// How many packets to read of the port now. `is_shared`: other ports use the gateway too.
+    /// Returns how many packets to read from the port now. `is_shared`: other ports use the gateway
+    /// too.
     pub(super) fn room(&self, is_shared: bool, now: Instant) -> usize {
         if !is_shared || !self.is_used(now) {
             return if self.waiting < BURST_MAX { BURST_MAX } else { 0 };
@@ -47,7 +48,7 @@ impl PortShare {
         (SHARE / self.cost).clamp(1, BURST_MAX).saturating_sub(self.waiting)
     }
 
-    /// A burst of so many packets and bytes came, of which some wait for the gateway now.
+    /// Records a received burst; `waiting` of its packets wait for the gateway now.
     pub(super) fn came(&mut self, packets: usize, bytes: usize, waiting: usize, now: Instant) {
         self.cost = PACKET_COST + bytes / packets.max(1);
         if waiting > 0 {
@@ -61,7 +62,7 @@ impl PortShare {
         self.waiting = self.waiting.saturating_sub(1);
     }
 
-    /// Nothing waits for the gateway.
+    /// No packet waits for the gateway.
     pub(super) fn all_taken(&mut self) {
         self.waiting = 0;
     }
@@ -74,7 +75,7 @@ mod tests {
     const NOW: Instant = Instant::from_micros(1_000_000);
 
     /// Goal: shares take about the same time, whatever is sent. Method: packets of one size each,
-    /// and what is read of them next.
+    /// and how many are read next.
     #[test]
     fn shares_weigh_packets_and_bytes() {
         for (bytes, room) in [(64, 18), (660, 17), (1514, 15), (9014, 8), (65_549, 2)] {
@@ -82,7 +83,7 @@ mod tests {
             share.came(8, 8 * bytes, 1, NOW);
             share.taken();
             assert_eq!(share.room(true, NOW), room, "packets of {bytes} bytes");
-            assert_eq!(share.room(false, NOW), BURST_MAX, "nobody else uses the gateway");
+            assert_eq!(share.room(false, NOW), BURST_MAX, "no other port uses the gateway");
         }
     }
 
@@ -98,8 +99,8 @@ mod tests {
         assert_eq!(share.room(true, NOW), 18);
     }
 
-    /// Goal: guests that talk to each other alone have whole bursts, as has one after its last
-    /// packet for the gateway.
+    /// Goal: a port whose guest talks only to other guests is read in whole bursts, as is a port
+    /// some time after its last packet to the gateway.
     #[test]
     fn who_does_not_use_the_gateway_has_whole_bursts() {
         let mut share = PortShare::new();

@@ -1,11 +1,10 @@
 //! Several changes of a network at once: all of them, or none.
 //!
-//! Changes are made in order, between two turns, so that no packet sees a part of them. When one
-//! fails, those before it are taken back, the last first: a port that was added goes again, one
-//! that was changed is set as before. A port that is removed only leaves the names until all
-//! changes have been made; so it comes back as it was, with the guest that is connected and with
-//! all that waits for it. The price: its number, its socket and its TAP device are free for the
-//! next transaction only.
+//! Changes are made in order, between two turns, so no packet sees a part of them. When one fails,
+//! the changes before it are undone in reverse order: an added port is removed, a changed port gets
+//! its former settings. A removed port only gives up its name until all changes have succeeded. So
+//! it comes back as it was, with its connected guest and all waiting packets. The price: its
+//! number, its socket and its TAP device are free only for the next transaction.
 
 use towpath_net::switch::{Guard, PortVlans, Prefix, Role, StormRates};
 use towpath_net::wire::MacAddr;
@@ -23,92 +22,92 @@ pub enum Operation {
     Add {
         /// Its name.
         name: String,
-        /// What is attached.
+        /// Its device.
         attachment: Attachment,
-        /// How it is set.
+        /// Its settings.
         settings: PortSettings,
     },
     /// Detaches the port with this name.
     Del(String),
     /// Changes the port with this name.
     Set(String, Change),
-    /// Lends a guest an address of its own, or gives it a name.
+    /// Reserves an address for a guest, or gives it a name.
     AddLease(StaticLease),
     /// Ends a guest's static lease.
     DelLease(Guest),
     /// Publishes ports of the host.
     Publish(Vec<Publish>),
-    /// Publishes these ports no more for a guest, or all of its.
+    /// Unpublishes these ports of a guest, or all of them.
     Unpublish(Target, Option<Vec<HostPort>>),
 }
 
-/// What changes at a port; the rest stays.
+/// Changed settings of a port; `None` leaves a setting as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     /// Packets that may wait for it.
     pub queue_len: Option<usize>,
     /// Its VLANs.
     pub vlans: Option<PortVlans>,
-    /// Whom it may talk to.
+    /// Which ports it may reach.
     pub role: Option<Role>,
-    /// Link-layer addresses that frames may come from.
+    /// Link-layer addresses that its station may use.
     pub macs: Option<Vec<MacAddr>>,
-    /// IP addresses that its station may have.
+    /// IP addresses that its station may use.
     pub addresses: Option<Vec<Prefix>>,
-    /// Whether its station may be a router and lend addresses.
+    /// Whether its station may be a router and run a DHCP server.
     pub is_router: Option<bool>,
-    /// Packets a second that its station may send to more than one.
+    /// Packets per second that its station may send to more than one station.
     pub storm: Option<StormRates>,
 }
 
-/// Why a transaction was not made. Everything is as before.
+/// Why a transaction failed. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 #[error("operation {}: {error}", index + 1)]
 pub struct TransactionError {
-    /// The operation that failed, from 0.
+    /// Index of the operation that failed, from 0.
     pub index: usize,
-    /// Why.
+    /// The reason.
     pub error: OperationError,
 }
 
-/// Why an operation was not made.
+/// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OperationError {
-    /// One on a port.
+    /// An operation on a port failed.
     #[error(transparent)]
     Port(#[from] PortError),
-    /// One on a static lease.
+    /// An operation on a static lease failed.
     #[error(transparent)]
     Lease(#[from] StaticLeaseError),
-    /// One on a port of the host.
+    /// An operation on a published port failed.
     #[error(transparent)]
     Publish(#[from] StartError),
-    /// One that is for networks with a gateway.
+    /// The operation needs a gateway, which this network does not have.
     #[error("this network has no gateway, by which ports could be published")]
     NoGateway,
-    /// One that is for networks that lend addresses.
+    /// The operation needs the services, which this network does not have.
     #[error("this network lends no addresses")]
     NoServices,
 }
 
-/// How an operation is taken back.
+/// How to undo an operation.
 enum Undo {
     Remove(String),
     Restore(String, PortSettings),
-    /// The port at this place is not to leave.
+    /// Keep the port at this index.
     Stay(usize),
-    /// All of the services.
+    /// Restore the services.
     Return(Box<Checkpoint>),
-    /// A port of the host that was not published.
+    /// Close a port of the host that was not published before.
     Close(HostPort),
-    /// A port of the host that led elsewhere and was about to leave.
+    /// Redirect a port of the host to its former target, and mark it as leaving.
     Lead(Publish),
-    /// The port of the host is not to leave.
+    /// Keep the port of the host published.
     StayPublished(HostPort),
 }
 
 impl Change {
-    /// `settings` with the change.
+    /// Returns `settings` with the change.
     pub fn apply_to(self, settings: PortSettings) -> PortSettings {
         PortSettings {
             queue_len: self.queue_len.unwrap_or(settings.queue_len),
@@ -126,11 +125,9 @@ impl Change {
 }
 
 impl Worker<Network> {
-    /// Makes all changes, in order, or none. See the module text for what that means for ports that
-    /// are removed.
+    /// Makes all changes, in order, or none. The module text describes how removed ports behave.
     ///
-    /// # Errors
-    /// [`TransactionError`]: the first operation that is impossible; nothing was done.
+    /// # Errors [`TransactionError`]: the first operation that failed; nothing was changed.
     pub fn apply(&mut self, operations: Vec<Operation>) -> Result<(), TransactionError> {
         let mut done = Vec::with_capacity(operations.len());
         for (index, operation) in operations.into_iter().enumerate() {
@@ -141,7 +138,7 @@ impl Worker<Network> {
         }
         for undo in done {
             match undo {
-                // It is a port of the switch, which removes those only.
+                // It is a port of the switch, so removing it cannot fail.
                 Undo::Stay(index) => drop(self.side_mut().remove_at(index)),
                 Undo::StayPublished(port) => {
                     let (gateway, reactor) = self.gateway();
@@ -153,7 +150,7 @@ impl Worker<Network> {
         Ok(())
     }
 
-    /// Makes one change, and adds to `done` how it is taken back.
+    /// Makes one change, and adds to `done` how to undo it.
     fn apply_one(
         &mut self,
         operation: Operation,
@@ -228,7 +225,7 @@ impl Worker<Network> {
 }
 
 impl Network {
-    /// The services, when `done` can take back what is done with them.
+    /// Returns the services, after it added to `done` how to undo changes to them.
     fn services_to_change(
         &mut self,
         done: &mut Vec<Undo>,
@@ -242,11 +239,11 @@ impl Network {
 
     fn take_back(&mut self, undo: Undo) {
         match undo {
-            // Of the gateway.
+            // The gateway undoes these.
             Undo::Close(_) | Undo::Lead(_) | Undo::StayPublished(_) => {}
-            // The name was found when the operation was made, and what came later is undone.
+            // The name was found when the operation was made, and later operations are undone.
             Undo::Remove(name) => drop(self.remove_port(&name)),
-            // It was set so before.
+            // It had these settings before, so this cannot fail.
             Undo::Restore(name, before) => drop(self.set_port(&name, before)),
             Undo::Stay(index) => self.set_leaving(index, false),
             Undo::Return(checkpoint) => {

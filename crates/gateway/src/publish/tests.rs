@@ -1,4 +1,4 @@
-//! Every form of a specification, and every way to get it wrong.
+//! Every form of a specification, and every error.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn parse_specs(specs: &[&str]) -> Result<Vec<Publish>, Problem> {
     parse(Protocol::Tcp, &specs, &(32768..=60999)).map_err(|error| error.problem)
 }
 
-/// (host's port, program's port) of each published port.
+/// Returns (host's port, program's port) of each published port.
 fn ports(spec: &str) -> Vec<(u16, u16)> {
     let published = parse_specs(&[spec]).unwrap();
     published.iter().map(|publish| (publish.host_port, publish.program_port)).collect()
@@ -49,7 +49,10 @@ fn addresses_and_interfaces() {
     assert_eq!(one("::1/22").host, Some("::1".parse().unwrap()));
     assert_eq!(one("[::1]/22").host, Some("::1".parse().unwrap()));
     let published = parse_specs(&["127.0.0.1/22,23"]).unwrap();
-    assert!(published.iter().all(|publish| publish.host.is_some()), "it holds for the whole list");
+    assert!(
+        published.iter().all(|publish| publish.host.is_some()),
+        "a prefix holds for the whole list"
+    );
     assert_eq!(parse_specs(&["127.0.0.1/22", "::1/22"]).unwrap().len(), 2);
 }
 
@@ -126,7 +129,11 @@ fn joined_ports() {
     assert_eq!(joined(&["5432"]), [(5432, 5432)]);
     assert_eq!(joined(&["8080:80", "22,25"]), [(8080, 80), (22, 22), (25, 25)]);
     assert_eq!(joined(&["20-22:30-32,~21"]), [(20, 30), (22, 32)]);
-    assert_eq!(joined(&["1:80,2:80"]), [(1, 80), (2, 80)], "two may lead to one");
+    assert_eq!(
+        joined(&["1:80,2:80"]),
+        [(1, 80), (2, 80)],
+        "two joined ports may lead to one host port"
+    );
     assert_eq!(joined(&["none"]), []);
     assert_eq!(joined(&[]), []);
 }

@@ -1,4 +1,4 @@
-//! What the services tell guests.
+//! The configuration of the services.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,82 +8,80 @@ use std::time::Duration;
 use towpath_net::wire::MacAddr;
 use towpath_net::wire::domain::DomainName;
 
-/// How long an address is lent by default: long enough that renewing is rare, short enough that a
-/// pool recovers over night.
+/// Default lease time: long enough that renewals are rare, short enough that a pool recovers
+/// overnight.
 pub const LEASE_TIME_DEFAULT: Duration = Duration::from_secs(12 * 3600);
-/// Leases of one port, of each family, by default: a guest and containers in it.
+/// Default for leases of one port, per family: a guest and containers in it.
 pub const LEASES_PER_PORT_DEFAULT: usize = 16;
-/// Shortest lease: clients ask again after half of it, and some no more often than once a minute.
+/// Shortest lease time: clients renew after half of it, and some at most once a minute.
 pub const LEASE_TIME_MIN: Duration = Duration::from_secs(120);
-/// Longest lease: a year.
+/// Longest lease time: a year.
 pub const LEASE_TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
-/// Most leases of one port that may be asked for: all that a pool gives out.
+/// Greatest limit of leases of one port: as many as a pool gives out.
 pub const LEASES_PER_PORT_MAX: usize = 4096;
-/// Most domains to search: with names of common length they fit an option of DHCP.
+/// Most search domains: with names of common length they fit an option of DHCP.
 pub const SEARCH_MAX: usize = 8;
-/// Most DNS servers of each family that guests are told; most ask three.
+/// Most DNS servers of each family that guests get; most guests use three.
 pub const DNS_MAX: usize = 8;
-/// Most static leases: a guest for each port of a full switch, and as many again. Beyond it
-/// another is refused.
+/// Most static leases: one guest for each port of a full switch, and as many again.
 pub const STATIC_LEASES_MAX: usize = 1024;
 
-/// What the services tell guests. Addresses of the gateway and of DNS are never lent.
+/// What the services give to guests. Addresses of the gateway and of DNS are never leased.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Link-layer address of the gateway, from which all answers come.
+    /// Link-layer address of the gateway, the source of all answers.
     pub mac: MacAddr,
     /// MTU of the network.
     pub mtu: u16,
     /// Domain of the guests: the zone that is answered here.
     pub domain: Option<DomainName>,
-    /// Domains to look for names in; the guests' own stands first if it is among them.
+    /// Search domains; the guests' own domain comes first if it is among them.
     pub search: Vec<DomainName>,
     /// IPv4.
     pub ipv4: Option<Ipv4>,
     /// IPv6.
     pub ipv6: Option<Ipv6>,
-    /// Names in the domain that do not come from guests, such as the gateway's.
+    /// Names in the domain that do not belong to guests, such as the gateway's.
     pub hosts: Vec<(DomainName, IpAddr)>,
-    /// How long an address is lent.
+    /// Lease time.
     pub lease_time: Duration,
-    /// Most leases of one port, of each family.
+    /// Most leases of one port, per family.
     pub leases_per_port_max: usize,
-    /// Where the jitter of advertisements comes from.
+    /// Random seed for the jitter of advertisements.
     pub seed: u64,
 }
 
-/// A configuration that cannot work.
+/// A configuration that is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// Addresses to lend that are not of the network, or end before they begin.
+    /// The pool is outside of the network, or ends before it begins.
     #[error("{0}-{1} cannot be lent: it is no range of addresses in the network")]
     Pool(IpAddr, IpAddr),
-    /// Too short or too long a time.
+    /// The lease time is too short or too long.
     #[error(
         "a lease of {0} seconds is out of range; it may be {min} to {max}",
         min = LEASE_TIME_MIN.as_secs(),
         max = LEASE_TIME_MAX.as_secs()
     )]
     LeaseTime(u64),
-    /// No leases, or too many.
+    /// The limit of leases per port is zero or too large.
     #[error("{0} leases of a port are out of range; there may be 1 to {LEASES_PER_PORT_MAX}")]
     LeasesPerPort(usize),
-    /// Too many domains.
+    /// Too many search domains.
     #[error("{0} domains to search are too many; there may be {SEARCH_MAX}")]
     Search(usize),
-    /// Too many servers.
+    /// Too many DNS servers.
     #[error("{0} DNS servers are too many; there may be {DNS_MAX} of each family")]
     Dns(usize),
-    /// An address that no server has.
+    /// The address cannot be a DNS server's.
     #[error("{0} cannot be the address of a DNS server")]
     DnsAddress(IpAddr),
 }
 
 impl Config {
-    /// Checks what can be chosen.
+    /// Checks every setting.
     ///
-    /// # Errors
-    /// [`ConfigError`] for the first that cannot work.
+    /// # Errors [`ConfigError`] for the first one that is not valid.
     pub fn check(&self) -> Result<(), ConfigError> {
         if let Some(v4) = &self.ipv4 {
             let (first, last) = (*v4.pool.start(), *v4.pool.end());
@@ -121,77 +119,77 @@ impl Config {
     }
 }
 
-/// IPv4 of the network.
+/// The IPv4 network of the services.
 #[derive(Clone, Debug)]
 pub struct Ipv4 {
     /// Router and DHCP server.
     pub gateway: Ipv4Addr,
-    /// Bits of the network.
+    /// Length of the network's prefix in bits.
     pub prefix_len: u8,
-    /// DNS servers. Questions to them about the guests' names are answered here.
+    /// DNS servers. The services answer queries to them about the guests' names.
     pub dns: Vec<Ipv4Addr>,
-    /// Addresses to lend.
+    /// Addresses to lease.
     pub pool: RangeInclusive<Ipv4Addr>,
 }
 
 impl Ipv4 {
-    /// The netmask.
+    /// Returns the netmask.
     pub fn netmask(&self) -> Ipv4Addr {
         let host_bits = 32 - u32::from(self.prefix_len).min(32);
         Ipv4Addr::from(u32::MAX.checked_shl(host_bits).unwrap_or(0))
     }
 
-    /// The address of all stations.
+    /// Returns the broadcast address.
     pub fn broadcast(&self) -> Ipv4Addr {
         Ipv4Addr::from(u32::from(self.gateway) | !u32::from(self.netmask()))
     }
 
-    /// True if the network has the address.
+    /// Returns true if the address is in the network.
     pub fn contains(&self, address: Ipv4Addr) -> bool {
         (u32::from(address) ^ u32::from(self.gateway)) & u32::from(self.netmask()) == 0
     }
 }
 
-/// IPv6 of the network.
+/// The IPv6 network of the services.
 #[derive(Clone, Debug)]
 pub struct Ipv6 {
-    /// Router. It also has the address of [`super::link_local`], from which it advertises itself,
-    /// and must answer for both.
+    /// Router. It also has the address of [`super::link_local`], from which it sends
+    /// advertisements, and must answer for both.
     pub gateway: Ipv6Addr,
-    /// Bits of the network.
+    /// Length of the network's prefix in bits.
     pub prefix_len: u8,
-    /// DNS servers. Questions to them about the guests' names are answered here.
+    /// DNS servers. The services answer queries to them about the guests' names.
     pub dns: Vec<Ipv6Addr>,
-    /// Guests make their own addresses (RFC 4862); only with a prefix of 64 bits.
+    /// Guests form their own addresses (RFC 4862); only with a prefix of 64 bits.
     pub autonomous: bool,
-    /// Addresses to lend, if any.
+    /// Addresses to lease, if any.
     pub pool: Option<RangeInclusive<Ipv6Addr>>,
 }
 
 impl Ipv6 {
-    /// The prefix.
+    /// Returns the prefix.
     pub fn prefix(&self) -> Ipv6Addr {
         let host_bits = 128 - u32::from(self.prefix_len).min(128);
         Ipv6Addr::from(u128::from(self.gateway) & u128::MAX.checked_shl(host_bits).unwrap_or(0))
     }
 
-    /// True if the network has the address.
+    /// Returns true if the address is in the network.
     pub fn contains(&self, address: Ipv6Addr) -> bool {
         let other = Self { gateway: address, ..self.clone() };
         other.prefix() == self.prefix()
     }
 }
 
-/// A guest that is known beforehand.
+/// A guest with a reserved address or a fixed name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StaticLease {
-    /// Which guest it is.
+    /// The guest.
     pub guest: Guest,
-    /// Its address; without, one of the pool.
+    /// Its IPv4 address; `None`: one from the pool.
     pub ipv4: Option<Ipv4Addr>,
-    /// Its address; without, one of the pool.
+    /// Its IPv6 address; `None`: one from the pool.
     pub ipv6: Option<Ipv6Addr>,
-    /// Its name, whatever it calls itself.
+    /// Its name, which overrides the name that it sends.
     pub name: Option<DomainName>,
 }
 
@@ -207,51 +205,51 @@ impl fmt::Display for Guest {
     }
 }
 
-/// Why there is no such static lease, or is one already. Nothing was done.
+/// Why a static lease was not added or removed. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StaticLeaseError {
-    /// Neither an address nor a name.
+    /// It has neither an address nor a name.
     #[error("a static lease wants an address or a name")]
     Empty,
-    /// The guest has one.
+    /// The guest has a static lease already.
     #[error("there is a static lease for {0} already")]
     Exists(Guest),
-    /// The guest has none.
+    /// The guest has no static lease.
     #[error("there is no static lease for {0}")]
     Unknown(Guest),
-    /// An address that guests of this network do not get.
+    /// The address is not one for guests of this network.
     #[error("{0} is no address that guests of this network can have")]
     Outside(IpAddr),
-    /// An address of the gateway, of DNS or of another guest.
+    /// The address belongs to the gateway, to DNS or to another guest.
     #[error("{0} is taken")]
     Taken(IpAddr),
-    /// Somebody else has the address.
+    /// The address is leased to another guest.
     #[error("{address} is lent to {mac} for another {seconds} seconds")]
     Lent {
         /// The address.
         address: IpAddr,
-        /// Who has it.
+        /// The station that has it.
         mac: MacAddr,
-        /// For how long.
+        /// Remaining time of that lease.
         seconds: u64,
     },
-    /// A name that the network or another guest was given.
+    /// The name belongs to the network or to another guest.
     #[error("the name '{0}' is taken")]
     Name(DomainName),
-    /// As many as there may be.
+    /// There are [`STATIC_LEASES_MAX`] already.
     #[error("there may be {STATIC_LEASES_MAX} static leases at most")]
     TooMany,
 }
 
-/// How a guest is known. The port is certain; the others are what the guest says.
+/// How a guest is identified. The port is certain; guests choose the other identifiers themselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Guest {
-    /// Whoever is at the port with this name.
+    /// The guest at the port with this name.
     Port(String),
-    /// By its link-layer address.
+    /// The guest with this link-layer address.
     Mac(MacAddr),
-    /// By the client identifier of DHCP for IPv4.
+    /// The guest with this client identifier in DHCP for IPv4.
     ClientId(Vec<u8>),
-    /// By the identifier of DHCP for IPv6.
+    /// The guest with this DUID in DHCP for IPv6.
     Duid(Vec<u8>),
 }

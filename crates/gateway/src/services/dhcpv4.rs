@@ -1,9 +1,9 @@
-//! The DHCP server for IPv4 (RFC 2131): a message goes in, at most one comes out.
+//! The DHCP server for IPv4 (RFC 2131): one message in, at most one message out.
 //!
-//! It is the only server of its network and says so: a request for an address that it would not
-//! give is refused at once, and one for a free address that it does not remember is granted, as
-//! after a restart. What is not from the station that it names, or came by way of a relay, is
-//! dropped and counted.
+//! It is authoritative: the only server of its network. So it refuses a request at once for an
+//! address that it would not lease, and grants a free address that it has no record of, as after a
+//! restart. Messages that do not come from the station that they name, or that came through a
+//! relay, are dropped and counted.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -21,20 +21,20 @@ use super::names::Names;
 use super::static_leases::StaticLeases;
 use super::{Counters, Origin};
 
-/// How long an offer is held; clients ask within seconds.
+/// How long an offer is held; clients request it within seconds.
 pub(super) const OFFER_HOLD: Duration = Duration::from_secs(30);
 
-/// Flags of the option for whole names (RFC 4702 §2.1).
+/// Flags of the FQDN option (RFC 4702 §2.1).
 mod fqdn {
     pub(super) const SERVER_UPDATES: u8 = 0x01;
     pub(super) const OVERRIDDEN: u8 = 0x02;
     pub(super) const ENCODED: u8 = 0x04;
     pub(super) const NO_UPDATE: u8 = 0x08;
-    /// Flags and two codes that nobody uses any more.
+    /// Flags and two deprecated codes.
     pub(super) const HEADER_LEN: usize = 3;
 }
 
-/// What an answer is allowed to use and has to say.
+/// The state that an answer depends on.
 pub(super) struct Server<'a> {
     pub(super) config: &'a Config,
     pub(super) ipv4: &'a Ipv4,
@@ -44,18 +44,18 @@ pub(super) struct Server<'a> {
     pub(super) counters: &'a mut Counters,
 }
 
-/// An answer and where it goes.
+/// An answer and its destination.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Reply {
     pub(super) message: Message,
-    /// Bytes that it may have.
+    /// Most bytes that it may have.
     pub(super) len_max: usize,
     pub(super) to_mac: MacAddr,
     pub(super) to: Ipv4Addr,
 }
 
 impl Server<'_> {
-    /// Acts on a message of a client.
+    /// Handles a message of a client.
     pub(super) fn input(
         &mut self,
         message: &Message,
@@ -91,7 +91,8 @@ impl Server<'_> {
         }
     }
 
-    /// Who asks: the guest of a static lease, or who it says it is (RFC 2131 §4.2).
+    /// Returns the client: the guest of a static lease, or the client that the message identifies
+    /// (RFC 2131 §4.2).
     fn asker(&self, message: &Message, from: &Origin) -> Asker {
         let id = message.options.get(option::CLIENT_ID).filter(|id| id.len() >= CLIENT_ID_LEN_MIN);
         let known = self.static_leases.of_ipv4(from.port, from.mac, id);
@@ -104,7 +105,7 @@ impl Server<'_> {
         Asker { client, mac: from.mac, port: from.port, fixed: fixed.map(Into::into) }
     }
 
-    /// RFC 2131 §4.3.1.
+    /// Answers DHCPDISCOVER (RFC 2131 §4.3.1).
     fn discover(&mut self, message: &Message, asker: &Asker, now: Instant) -> Option<Reply> {
         let wanted = message.options.address(option::REQUESTED_ADDRESS).map(Into::into);
         let address = match self.leases.choose(asker, wanted, now) {
@@ -121,7 +122,7 @@ impl Server<'_> {
             reply.message.options.set(option::RAPID_COMMIT, &[]);
             return Some(reply);
         }
-        // An address that the client has stays lent for as long as it was.
+        // An address that the client already has keeps its lease time.
         if !self.leases.is_bound_to(asker, address.into(), now) {
             let until = now + OFFER_HOLD;
             self.leases.hold(asker, address.into(), State::Offered, until, None);
@@ -134,7 +135,8 @@ impl Server<'_> {
         Some(address_to(message, address, reply))
     }
 
-    /// RFC 2131 §4.3.2: which of the four states the client is in shows in what the message has.
+    /// Answers DHCPREQUEST. The fields of the message show the state of the client (RFC 2131
+    /// §4.3.2).
     fn request(&mut self, message: &Message, asker: &Asker, now: Instant) -> Option<Reply> {
         let server = message.options.address(option::SERVER_ID);
         let requested = message.options.address(option::REQUESTED_ADDRESS);
@@ -157,7 +159,7 @@ impl Server<'_> {
         self.counters.naks += 1;
         let mut reply = self.reply(message, MessageType::Nak);
         reply.message.options.set(option::ERROR_MESSAGE, b"this address is not yours");
-        // RFC 2131 §4.3.2: the client may be unable to take anything but a broadcast.
+        // RFC 2131 §4.3.2: the client may be able to receive broadcasts only.
         (reply.to, reply.to_mac) = (Ipv4Addr::BROADCAST, MacAddr::BROADCAST);
         Some(reply)
     }
@@ -187,7 +189,7 @@ impl Server<'_> {
         address_to(message, address, reply)
     }
 
-    /// RFC 2131 §4.3.5: parameters without an address or times.
+    /// Answers DHCPINFORM: parameters without an address or times (RFC 2131 §4.3.5).
     fn inform(&mut self, message: &Message, asker: &Asker) -> Reply {
         self.counters.informs += 1;
         let mut reply = self.reply(message, MessageType::Ack);
@@ -196,7 +198,7 @@ impl Server<'_> {
         address_to(message, message.client_address, reply)
     }
 
-    /// RFC 2131 §4.3.3 and §4.3.4; nobody waits for an answer.
+    /// Handles DHCPDECLINE and DHCPRELEASE, which have no answer (RFC 2131 §4.3.3, §4.3.4).
     fn give_back(&mut self, kind: MessageType, message: &Message, asker: &Asker, now: Instant) {
         let options = &message.options;
         let declined = kind == MessageType::Decline;
@@ -230,12 +232,12 @@ impl Server<'_> {
         }
     }
 
-    /// An answer with what every answer has, in the order of need.
+    /// Returns an answer with the fields that every answer has, the most needed first.
     fn reply(&self, request: &Message, kind: MessageType) -> Reply {
         let mut message = Message::reply_to(request);
         message.options.set(option::MESSAGE_TYPE, &[kind as u8]);
         message.options.set(option::SERVER_ID, &self.ipv4.gateway.octets());
-        // RFC 6842 §3: the client finds its own identifier in the answer.
+        // RFC 6842 §3: the answer contains the client's own identifier.
         if let Some(id) = request.options.get(option::CLIENT_ID) {
             message.options.set(option::CLIENT_ID, id);
         }
@@ -249,12 +251,13 @@ impl Server<'_> {
     fn add_lease_times(&self, options: &mut Options) {
         let seconds = u32::try_from(self.config.lease_time.as_secs()).unwrap_or(u32::MAX);
         options.set(option::LEASE_TIME, &seconds.to_be_bytes());
-        // RFC 2131 §4.4.5: half and seven eighths.
+        // RFC 2131 §4.4.5: one half and seven eighths.
         options.set(option::RENEWAL_TIME, &(seconds / 2).to_be_bytes());
         options.set(option::REBINDING_TIME, &(seconds - seconds / 8).to_be_bytes());
     }
 
-    /// What the client asks for; one without a list gets all (RFC 2131 §4.3.1).
+    /// Adds the parameters that the client lists; a client without a list gets all (RFC 2131
+    /// §4.3.1).
     fn add_parameters(&self, message: &Message, asker: &Asker, options: &mut Options) {
         let list = message.options.get(option::PARAMETER_LIST);
         let config = self.config;
@@ -278,7 +281,7 @@ impl Server<'_> {
         add(option::SEARCH_LIST, &domain::emit_compressed_list(&config.search));
     }
 
-    /// RFC 4702 §3: who asks with the option is told what became of the name.
+    /// Answers the FQDN option with what became of the name (RFC 4702 §3).
     fn add_whole_name(&self, message: &Message, name: Option<&DomainName>, options: &mut Options) {
         let Some([asked, ..]) = message.options.get(option::FQDN) else { return };
         let wants_server = asked & fqdn::SERVER_UPDATES != 0;
@@ -293,7 +296,7 @@ impl Server<'_> {
             Some(domain) => name.below(domain),
             None => Some(name.clone()),
         });
-        // RFC 4702 §2.2: codes that mean nothing any more are all ones.
+        // RFC 4702 §2.2: the deprecated codes are all ones.
         let mut value = vec![flags, u8::MAX, u8::MAX];
         match whole {
             Some(whole) if flags & fqdn::ENCODED != 0 => whole.emit(&mut value),
@@ -304,8 +307,8 @@ impl Server<'_> {
     }
 }
 
-/// RFC 2131 §4.1: to the address that the client has, else broadcast if it asks for that, else to
-/// the address that it is given.
+/// Sets the destination of an answer: the client's address if it has one, else broadcast if the
+/// client asks for that, else the address that it is given (RFC 2131 §4.1).
 fn address_to(request: &Message, given: Ipv4Addr, mut reply: Reply) -> Reply {
     if !request.client_address.is_unspecified() {
         reply.to = request.client_address;
@@ -317,7 +320,7 @@ fn address_to(request: &Message, given: Ipv4Addr, mut reply: Reply) -> Reply {
     reply
 }
 
-/// What the client calls itself, without its domain.
+/// Returns the name that the client sends, without its domain.
 fn requested_name(options: &Options) -> Option<DomainName> {
     let whole = options.get(option::FQDN).and_then(|value| {
         let flags = *value.first()?;
@@ -329,7 +332,7 @@ fn requested_name(options: &Options) -> Option<DomainName> {
 }
 
 fn text(bytes: &[u8]) -> Option<DomainName> {
-    // Some clients end it with a zero (RFC 2132 §2).
+    // Some clients end the name with NUL (RFC 2132 §2).
     let bytes = bytes.strip_suffix(&[0]).unwrap_or(bytes);
     std::str::from_utf8(bytes).ok()?.parse().ok()
 }
@@ -344,7 +347,7 @@ impl Counters {
     }
 }
 
-/// A type and a byte (RFC 2132 §9.14).
+/// A type and one byte (RFC 2132 §9.14).
 const CLIENT_ID_LEN_MIN: usize = 2;
 const IP_AND_UDP_LEN: usize = 20 + 8;
 

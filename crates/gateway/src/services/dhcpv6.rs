@@ -1,7 +1,7 @@
-//! The DHCP server for IPv6 (RFC 8415): a message goes in, at most one comes out.
+//! The DHCP server for IPv6 (RFC 8415): one message in, at most one message out.
 //!
-//! As for IPv4 it is the only server of its network. It lends addresses (IA_NA); it delegates no
-//! prefixes and lends no temporary addresses.
+//! Like the server for IPv4, it is the only server of its network. It leases addresses (IA_NA). It
+//! does not delegate prefixes or lease temporary addresses.
 
 use std::net::IpAddr;
 
@@ -18,22 +18,22 @@ use super::names::Names;
 use super::static_leases::StaticLeases;
 use super::{Counters, Origin};
 
-/// Identity associations of one message that are looked at; clients have one for each interface.
+/// Identity associations of one message that are handled; clients have one for each interface.
 const ASSOCIATIONS_MAX: usize = 4;
 
-/// What an answer is allowed to use and has to say.
+/// The state that an answer depends on.
 pub(super) struct Server<'a> {
     pub(super) config: &'a Config,
     pub(super) ipv6: &'a Ipv6,
     pub(super) static_leases: &'a StaticLeases,
-    /// `None` if only information is given.
+    /// `None` if the server only gives information.
     pub(super) leases: Option<&'a mut Leases>,
     pub(super) names: &'a mut Names,
     pub(super) counters: &'a mut Counters,
 }
 
 impl Server<'_> {
-    /// Acts on a message of a client.
+    /// Handles a message of a client.
     pub(super) fn input(
         &mut self,
         message: &Message,
@@ -47,7 +47,7 @@ impl Server<'_> {
         let ours = duid_of(self.config.mac);
         let server = message.options.get(option::SERVER_ID);
         let client = message.options.duid(option::CLIENT_ID);
-        // RFC 8415 §16: who must be named in which message.
+        // RFC 8415 §16: which identifiers each message must have.
         let valid = match message.kind {
             Solicit | Confirm | Rebind => client.is_some() && server.is_none(),
             Request | Renew | Release | Decline => client.is_some() && server.is_some(),
@@ -70,7 +70,8 @@ impl Server<'_> {
                     self.lend(message, from, State::Bound, now, &mut reply)?;
                 } else {
                     reply.kind = Advertise;
-                    // RFC 8415 §18.2.1: with the highest preference the client waits for no other.
+                    // RFC 8415 §18.2.1: with the highest preference the client waits for no other
+                    // server.
                     reply.options.push(option::PREFERENCE, &[u8::MAX]);
                     self.lend(message, from, State::Offered, now, &mut reply)?;
                 }
@@ -87,7 +88,7 @@ impl Server<'_> {
         Some(reply)
     }
 
-    /// An answer with what every answer has.
+    /// Returns an answer with the options that every answer has.
     fn reply(&self, request: &Message) -> Message {
         let mut options = Options::default();
         if let Some(client) = request.options.get(option::CLIENT_ID) {
@@ -98,7 +99,7 @@ impl Server<'_> {
         Message { kind: MessageType::Reply, transaction_id, options }
     }
 
-    /// The associations of a message. One that cannot be read condemns the message.
+    /// Returns the associations of a message. If one is malformed, the message is.
     fn associations(&mut self, message: &Message) -> Option<Vec<IdentityAssociation>> {
         let all = message.options.all(option::IA_NA).take(ASSOCIATIONS_MAX);
         let read: Result<Vec<_>, _> = all.map(IdentityAssociation::parse).collect();
@@ -106,8 +107,8 @@ impl Server<'_> {
         read.ok()
     }
 
-    /// Who asks: the guest of a static lease with its first association, or an association of who
-    /// it says it is.
+    /// Returns the client: for the first association the guest of a static lease, if there is one;
+    /// else an association of the client that the message identifies.
     fn asker(&self, message: &Message, from: &Origin, ia: u32, is_first: bool) -> Asker {
         let duid = message.options.duid(option::CLIENT_ID).unwrap_or_default();
         let known = self.static_leases.of_ipv6(from.port, from.mac, duid).filter(|_| is_first);
@@ -119,8 +120,9 @@ impl Server<'_> {
         Asker { client, mac: from.mac, port: from.port, fixed: fixed.map(Into::into) }
     }
 
-    /// RFC 8415 §18.3.1, §18.3.2, §18.3.4, §18.3.5: an address for each association, and zero times
-    /// for those that the client should no longer use. `None` if the message is no message.
+    /// Leases an address for each association, with zero lifetimes for addresses that the client
+    /// should no longer use (RFC 8415 §18.3.1, §18.3.2, §18.3.4, §18.3.5). Returns `None` if the
+    /// message is malformed.
     fn lend(
         &mut self,
         message: &Message,
@@ -159,7 +161,7 @@ impl Server<'_> {
             status: None,
         };
         let wanted = asked.addresses.first().map(|lease| lease.address);
-        // RFC 8415 §18.3.2: who comes from another link hears so.
+        // RFC 8415 §18.3.2: a client that comes from another link gets NotOnLink.
         if message.kind == MessageType::Request
             && wanted.is_some_and(|wanted| !self.ipv6.contains(wanted))
         {
@@ -194,7 +196,7 @@ impl Server<'_> {
         }
         let valid_s = u32::try_from(valid.as_secs()).unwrap_or(u32::MAX);
         let preferred_s = valid_s - valid_s / 4;
-        // RFC 8415 §21.4: half and four fifths of the shortest preferred lifetime.
+        // RFC 8415 §21.4: one half and four fifths of the shortest preferred lifetime.
         (answer.renew_s, answer.rebind_s) = (preferred_s / 2, preferred_s / 5 * 4);
         answer.addresses.push(AddressLease { address, preferred_s, valid_s });
         let others = asked.addresses.iter().filter(|lease| lease.address != address);
@@ -206,11 +208,11 @@ impl Server<'_> {
         answer
     }
 
-    /// RFC 8415 §18.3.3: are the addresses right for this link?
+    /// Answers Confirm: whether the addresses are right for this link (RFC 8415 §18.3.3).
     fn confirm(&mut self, message: &Message, reply: &mut Message) -> Option<()> {
         let asked = self.associations(message)?;
         let mut addresses = asked.iter().flat_map(|ia| &ia.addresses).peekable();
-        // Without an address there is nothing to say.
+        // RFC 8415 §18.3.3: a message without an address gets no answer.
         addresses.peek()?;
         let on_link = addresses.all(|lease| self.ipv6.contains(lease.address));
         let status = if on_link { Status::SUCCESS } else { Status::NOT_ON_LINK };
@@ -218,7 +220,7 @@ impl Server<'_> {
         Some(())
     }
 
-    /// RFC 8415 §18.3.7 and §18.3.8.
+    /// Handles Release and Decline (RFC 8415 §18.3.7, §18.3.8).
     fn give_back(
         &mut self,
         message: &Message,
@@ -263,7 +265,7 @@ impl Server<'_> {
         Some(())
     }
 
-    /// What the client asks for.
+    /// Adds the parameters that the client asks for.
     fn add_parameters(&self, asked: &Options, options: &mut Options) {
         if asked.wants(option::DNS_SERVERS) && !self.ipv6.dns.is_empty() {
             let dns: Vec<u8> = self.ipv6.dns.iter().flat_map(|server| server.octets()).collect();
@@ -275,7 +277,7 @@ impl Server<'_> {
     }
 }
 
-/// What the client calls itself (RFC 4704 §4), without its domain.
+/// Returns the name that the client sends (RFC 4704 §4), without its domain.
 fn name_in(options: &Options) -> Option<domain::DomainName> {
     let name = options.get(option::FQDN)?.get(1..)?;
     Some(domain::parse_partial(name)?.first_label())

@@ -1,9 +1,9 @@
-//! Leases as text, so that they outlive the process: one line each, in the order time of its end in
-//! seconds since 1970, address, link-layer address, name, client, port. `-` stands for no name and
-//! no port; the port may be missing.
+//! The text form of leases, which keeps them across restarts. Each line is one lease: its end in
+//! seconds since 1970, address, link-layer address, name, client and port. `-` stands for no name
+//! and no port; the port may be missing.
 //!
-//! Leases of static guests are not among them: the configuration has them. Text from outside: a
-//! line that cannot be used is passed over and counted.
+//! Leases of static guests are left out, as the configuration has them. The text is untrusted
+//! input: lines that are not valid are skipped and counted.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -19,17 +19,17 @@ const CLIENT_BYTES_MAX: usize = 255;
 /// Words of a line before the port.
 const WORDS: usize = 5;
 
-/// What a line says.
+/// The result of parsing a line.
 pub(super) enum Line<'a> {
-    /// A lease of this address, and the name of the port.
+    /// A lease of this address, and the name of its port.
     Lease(IpAddr, Lease, Option<&'a str>),
-    /// A lease that is over.
+    /// A lease that has expired.
     Over,
-    /// No lease.
+    /// Not a lease.
     Unusable,
 }
 
-/// The bound leases, at `now`, which is `wall` since 1970.
+/// Returns the bound leases as text. `now` corresponds to the time `wall` since 1970.
 pub(super) fn write(
     leases: &Leases,
     ports: &StaticLeases,
@@ -55,7 +55,7 @@ pub(super) fn write(
     }
 }
 
-/// What a line says at `now`.
+/// Parses a line, at `now`.
 pub(super) fn read(line: &str, now: Instant, wall: Duration) -> Line<'_> {
     match parse(line, now, wall) {
         Some((_, lease, _)) if lease.until <= now => Line::Over,

@@ -1,4 +1,4 @@
-//! Frames in and out of the services: what concerns them, read from one private copy, and answers.
+//! Frames of the services: messages are parsed from one private copy, and answers are built.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -11,16 +11,17 @@ use towpath_packet::{Burst, Checksum, Packet};
 
 use crate::resolv::DNS_PORT;
 
-/// Longest frame that is looked at: messages to servers are small, and an answer fits the same.
+/// Longest frame that is handled: messages to servers are small, and an answer fits the same size.
 const FRAME_BYTES_MAX: usize = SMALL_FRAME_BYTES;
 
-/// Hop limit that neighbour discovery demands (RFC 4861 §6.1.1).
+/// Hop limit that neighbour discovery requires (RFC 4861 §6.1.1).
 const DISCOVERY_HOP_LIMIT: u8 = 255;
 const TTL: u8 = 64;
 const ROUTER_SOLICITATION: u8 = 133;
 
-/// True if a frame that begins so may concern the services: IPv4 or IPv6 without extension headers,
-/// then UDP to one of their ports or a router solicitation. For TCP that is two comparisons.
+/// Returns true if a frame with these headers may be for the services: IPv4, or IPv6 without
+/// extension headers, with UDP to one of their ports or a router solicitation. For TCP this takes
+/// two comparisons.
 pub fn concerns(headers: &[u8]) -> bool {
     let byte = |at: usize| headers.get(at).copied().unwrap_or_default();
     let port = |at: usize| u16::from_be_bytes([byte(at), byte(at + 1)]);
@@ -40,7 +41,7 @@ pub fn concerns(headers: &[u8]) -> bool {
     }
 }
 
-/// Copies a received frame into `to`, once; false if it is too long.
+/// Copies a received frame into `to`, once; returns false if it is too long.
 pub(super) fn copy(packet: &Packet, cx: &Context<'_>, to: &mut Vec<u8>) -> bool {
     to.clear();
     if packet.len() > FRAME_BYTES_MAX {
@@ -65,8 +66,8 @@ pub(super) struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Reads a copied frame, whose checksum is still to be made if `offload` says so. `None` if it
-    /// is malformed or a fragment.
+    /// Parses a copied frame. `offload` says whether its checksum is still to be completed.
+    /// Returns `None` if the frame is malformed or a fragment.
     pub(super) fn parse(frame: &'a [u8], offload: Checksum) -> Option<Self> {
         let ethernet = ethernet::Header::parse(frame).ok()?;
         let ip = &frame[at::IP..];
@@ -124,18 +125,18 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Where an answer goes, and from where.
+/// Source and destination of an answer.
 pub(super) struct Envelope {
     pub(super) mac: MacAddr,
     pub(super) to_mac: MacAddr,
     pub(super) source: IpAddr,
     pub(super) destination: IpAddr,
-    /// Ports of a datagram; without, the payload is an ICMPv6 message whose checksum is zero.
+    /// Ports of a datagram; `None`: the payload is an ICMPv6 message whose checksum is zero.
     pub(super) ports: Option<(u16, u16)>,
 }
 
-/// Puts a frame with `payload` into `burst`. False if there is no room or no memory: the client
-/// asks again.
+/// Adds a frame with `payload` to `burst`. Returns false without room or memory; the client asks
+/// again.
 pub(super) fn send(
     envelope: &Envelope,
     payload: &mut [u8],
@@ -229,13 +230,13 @@ fn v6(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// The link-layer address of an IPv6 group (RFC 2464 §7).
+/// Returns the link-layer address of an IPv6 multicast group (RFC 2464 §7).
 pub(super) fn group_mac(group: Ipv6Addr) -> MacAddr {
     let [.., a, b, c, d] = group.octets();
     MacAddr([0x33, 0x33, a, b, c, d])
 }
 
-/// True if a datagram for a DHCP server at `gateway` was sent to this address.
+/// Returns true if a datagram to this address is for a DHCP server at `gateway`.
 pub(super) fn is_for_server(to: Ipv4Addr, gateway: Ipv4Addr, broadcast: Ipv4Addr) -> bool {
     to == Ipv4Addr::BROADCAST || to == gateway || to == broadcast
 }

@@ -1,5 +1,5 @@
-//! Guests that are known: static leases come and go while the services run, and it is told who has
-//! which address.
+//! Known guests: static leases are added and removed while the services run, and lookups return who
+//! has which address.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -14,24 +14,24 @@ use super::leases::{Client, Leases, State};
 use super::names::Names;
 use super::static_leases::StaticLeases;
 
-/// An address that is lent now.
+/// A current lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lent {
     /// The address.
     pub address: IpAddr,
-    /// Who has it.
+    /// The station that has it.
     pub mac: MacAddr,
-    /// At which port, unless that is gone.
+    /// The name of its port, unless the port is gone.
     pub port: Option<String>,
-    /// What it is called.
+    /// The guest's name.
     pub name: Option<DomainName>,
-    /// How long it may use the address without asking again.
+    /// Remaining time of the lease.
     pub left: Duration,
-    /// By a static lease.
+    /// The lease is static.
     pub is_static: bool,
 }
 
-/// All that static leases can change, to come back to.
+/// A copy of all state that static leases can change.
 pub struct Checkpoint {
     static_leases: StaticLeases,
     names: Names,
@@ -40,16 +40,15 @@ pub struct Checkpoint {
 }
 
 impl Services {
-    /// The name of a port, by which a static lease may know its guest.
+    /// Sets the name of a port, by which a static lease may identify its guest.
     pub fn name_port(&mut self, port: u32, name: &str) {
         self.static_leases.name_port(port, name);
     }
 
-    /// Lends a guest an address of its own, gives it a name, or both, from now on. A guest that
-    /// has another address hears so when it asks again.
+    /// Reserves an address for a guest, gives it a name, or both. A guest that has another address
+    /// gets the reserved one when it asks again.
     ///
-    /// # Errors
-    /// [`StaticLeaseError`]; nothing was done.
+    /// # Errors [`StaticLeaseError`]; nothing was changed.
     pub fn add_static_lease(
         &mut self,
         lease: StaticLease,
@@ -81,8 +80,8 @@ impl Services {
         Ok(())
     }
 
-    /// Ends a static lease: its address and its name are free. A guest that has the address gets
-    /// one of the pool when it asks again.
+    /// Ends a static lease, which frees its address and its name. A guest that has the address gets
+    /// one from the pool when it asks again.
     ///
     /// # Errors
     /// [`StaticLeaseError::Unknown`].
@@ -101,7 +100,7 @@ impl Services {
         Ok(())
     }
 
-    /// How things are, for [`Services::return_to`].
+    /// Returns the current state, for [`Services::return_to`].
     pub fn checkpoint(&self) -> Checkpoint {
         Checkpoint {
             static_leases: self.static_leases.clone(),
@@ -111,19 +110,19 @@ impl Services {
         }
     }
 
-    /// Makes it as it was, provided that no message came in between.
+    /// Restores a former state, provided that no message has been handled since.
     pub fn return_to(&mut self, checkpoint: Checkpoint) {
         let Checkpoint { static_leases, names, leases_v4, leases_v6 } = checkpoint;
         (self.static_leases, self.names) = (static_leases, names);
         (self.leases_v4, self.leases_v6) = (leases_v4, leases_v6);
     }
 
-    /// Static leases, in the order in which they came.
+    /// Returns the static leases, in the order in which they were added.
     pub fn static_leases(&self) -> impl Iterator<Item = &StaticLease> {
         self.static_leases.iter()
     }
 
-    /// Addresses that are lent now, least first.
+    /// Returns the current leases, lowest address first.
     pub fn lent(&self, now: Instant) -> Vec<Lent> {
         let all = [&self.leases_v4, &self.leases_v6].into_iter().flatten();
         let port_name = |port| self.static_leases.port_name(port).map(str::to_owned);
@@ -142,21 +141,23 @@ impl Services {
         lent
     }
 
-    /// The port of the guest that has the address, unless that is gone.
+    /// Returns the port of the guest that has the address, unless the port is gone.
     pub fn holder(&self, address: IpAddr, now: Instant) -> Option<u32> {
         let leases = if address.is_ipv4() { &self.leases_v4 } else { &self.leases_v6 };
         let lease = leases.as_ref()?.holder(address, now)?;
         lease.port.filter(|_| lease.state == State::Bound)
     }
 
-    /// The port at which the station has an address, unless that is gone. Looks at all leases.
+    /// Returns the port at which the station has an address, unless the port is gone. Searches all
+    /// leases.
     pub fn port_of(&self, mac: MacAddr, now: Instant) -> Option<u32> {
         let mut all = [&self.leases_v4, &self.leases_v6].into_iter().flatten();
         all.find_map(|leases| leases.port_of(mac, now))
     }
 
-    /// The address of the guest at the port with this name, else of the guest that calls itself so.
-    /// Of several behind a port it is the one with the port's name, else the least.
+    /// Returns the address of the guest at the port with this name, else of the guest with this
+    /// host name. Among several guests behind a port, it prefers the one with the port's name, then
+    /// the lowest address.
     pub fn address_of(&self, guest: &str, is_ipv4: bool, now: Instant) -> Option<IpAddr> {
         let at_port = Guest::Port(guest.to_owned());
         if let Some(lease) = self.static_leases.iter().find(|lease| lease.guest == at_port) {

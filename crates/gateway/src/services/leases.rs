@@ -1,17 +1,17 @@
-//! The leases of one address family: who has which address until when.
+//! The leases of one address family: which client has which address until when.
 //!
 //! # Theory of operation
 //!
-//! A lease ends by its time alone; nothing runs when it does. What is over stays in the table as a
-//! memory, so that a client that comes back finds its address, until somebody else needs it. A
-//! client without a lease gets the address that its name hashes to, or the next that is free: it is
-//! the same again after a restart without a lease file.
+//! A lease ends when its time is over; no timer runs for that. Expired leases stay in the table, so
+//! that a client that comes back gets its address again, until another client needs it. A client
+//! without a lease gets the address that its identifier hashes to, or the next free one, so it gets
+//! the same address after a restart without a lease file.
 //!
-//! A lease belongs to the port that it was asked from. The same client at another port is somebody
-//! else, with an address of its own: what guests call themselves they may have heard from others.
-//! When a port is gone, whoever calls itself so may go on with its leases. All leases of a port
-//! together are bounded, those that it declined included, so that a guest that makes up clients
-//! takes addresses from itself.
+//! A lease belongs to the port that it was requested from. The same client identifier at another
+//! port is another client, with an address of its own, as a guest may have learned the identifiers
+//! of others. When a port is gone, the first client with the identifier may continue its leases.
+//! All leases of a port together are bounded, including the addresses that it declined, so that a
+//! guest that invents clients takes addresses only from itself.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -24,52 +24,52 @@ use towpath_net::wire::MacAddr;
 use towpath_net::wire::domain::DomainName;
 
 /// Most addresses of a pool that are given out: a search through all of them takes microseconds,
-/// and the table of a full pool a megabyte.
+/// and the table of a full pool takes a megabyte.
 const POOL_ADDRESSES_MAX: u32 = 4096;
 const _: () = assert!(super::config::LEASES_PER_PORT_MAX == POOL_ADDRESSES_MAX as usize);
-/// How long a declined address is left alone.
+/// How long a declined address is not given out.
 const QUARANTINE: Duration = Duration::from_secs(600);
 
-/// Who asks, as far as leases are concerned.
+/// Identity of a client for its leases.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Client {
-    /// The guest that a static lease is for, whatever it calls itself.
+    /// The guest of a static lease, whatever identifier it sends.
     Static(usize),
-    /// By the identifier that it sent, or an association of it.
+    /// The identifier that it sent, or one of its associations.
     Identifier(Box<[u8]>),
-    /// By its hardware address.
+    /// Its hardware address.
     Mac(MacAddr),
 }
 
-/// Who asks, and from where.
+/// A client and its port.
 #[derive(Clone, Debug)]
 pub(super) struct Asker {
     pub(super) client: Client,
     pub(super) mac: MacAddr,
     pub(super) port: u32,
-    /// The one address that it may have.
+    /// The only address that it may have.
     pub(super) fixed: Option<IpAddr>,
 }
 
-/// Why nobody gets an address.
+/// Why a client gets no address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// All addresses are lent.
+    /// All addresses are leased.
     Exhausted,
-    /// The port has as many leases as it may.
+    /// The port has the greatest number of leases.
     PortFull,
-    /// The one address that the client may have is lent to another port.
+    /// The only address that the client may have is leased to another port.
     Elsewhere,
 }
 
-/// What a lease is.
+/// State of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Held for a client that has not taken it yet.
+    /// Held for a client that has not requested it yet.
     Offered,
-    /// Taken.
+    /// The client has requested it.
     Bound,
-    /// A client says that somebody else uses it.
+    /// A client reports that another station uses the address.
     Declined,
 }
 
@@ -78,7 +78,7 @@ pub(super) enum State {
 pub(super) struct Lease {
     pub(super) client: Client,
     pub(super) mac: MacAddr,
-    /// `None` after the port has gone, or after a restart.
+    /// `None` once the port is gone, and after a restart.
     pub(super) port: Option<u32>,
     pub(super) state: State,
     pub(super) until: Instant,
@@ -89,17 +89,17 @@ pub(super) struct Lease {
 #[derive(Clone)]
 pub(super) struct Leases {
     by_address: HashMap<IpAddr, Lease>,
-    /// By port, if that is there, and client.
+    /// By port, or `None` once the port is gone, and client.
     by_client: HashMap<(Option<u32>, Client), IpAddr>,
     first: IpAddr,
     count: u32,
-    /// Addresses that are never given out of the pool.
+    /// Addresses that the pool never gives out.
     reserved: HashSet<IpAddr>,
     per_port_max: usize,
 }
 
 impl Leases {
-    /// Leases of at most [`POOL_ADDRESSES_MAX`] addresses of `pool`.
+    /// Makes leases for at most [`POOL_ADDRESSES_MAX`] addresses of `pool`.
     pub(super) fn new(
         pool: RangeInclusive<IpAddr>,
         reserved: HashSet<IpAddr>,
@@ -112,7 +112,7 @@ impl Leases {
         Self { by_address, by_client, first: *pool.start(), count, reserved, per_port_max }
     }
 
-    /// The address that `asker` may have: the one it had, else `wanted`, else any.
+    /// Returns the address that `asker` may have: the one it had, else `wanted`, else any.
     pub(super) fn choose(
         &mut self,
         asker: &Asker,
@@ -143,8 +143,8 @@ impl Leases {
         self.any(&asker.client, now).ok_or(Refusal::Exhausted)
     }
 
-    /// True if `asker` has `address`, or may have it although nothing is known about that: the
-    /// table may be younger than the lease.
+    /// Returns true if `asker` has `address`, or may have it although there is no record: the table
+    /// may be younger than the lease.
     pub(super) fn allows(&mut self, asker: &Asker, address: IpAddr, now: Instant) -> bool {
         match self.choose(asker, Some(address), now) {
             Ok(chosen) => chosen == address,
@@ -152,7 +152,7 @@ impl Leases {
         }
     }
 
-    /// Notes that `asker` has `address`, which [`Leases::choose`] gave.
+    /// Records that `asker` has `address`, which [`Leases::choose`] returned.
     pub(super) fn hold(
         &mut self,
         asker: &Asker,
@@ -179,15 +179,15 @@ impl Leases {
         }
     }
 
-    /// Ends the lease that `asker` has of `address`; false if it has none there.
+    /// Ends the lease of `address` that `asker` has; returns false if it has none.
     pub(super) fn release(&mut self, asker: &Asker, address: IpAddr, now: Instant) -> bool {
         let Some(lease) = self.held_mut(asker, address) else { return false };
         lease.until = now;
         true
     }
 
-    /// Sets the address aside: its client says that somebody else uses it. False if `asker` does
-    /// not have it, or must have this one.
+    /// Quarantines the address: its client reports that another station uses it. Returns false if
+    /// `asker` does not have it, or may only have this one.
     pub(super) fn decline(&mut self, asker: &Asker, address: IpAddr, now: Instant) -> bool {
         if asker.fixed.is_some() {
             return false;
@@ -199,7 +199,7 @@ impl Leases {
         true
     }
 
-    /// The client has chosen another server: what it was offered is free.
+    /// The client has chosen another server: frees the address that it was offered.
     pub(super) fn withdraw(&mut self, asker: &Asker, now: Instant) {
         if let Some(address) = self.by_client.get(&asker.known_as(Some(asker.port)))
             && let Some(lease) = self.by_address.get_mut(address)
@@ -209,17 +209,17 @@ impl Leases {
         }
     }
 
-    /// Keeps the address for the guest of a static lease, who need not be in the pool.
+    /// Reserves the address for the guest of a static lease. It need not be in the pool.
     pub(super) fn reserve(&mut self, address: IpAddr) {
         self.reserved.insert(address);
     }
 
-    /// True if the address is never given out of the pool.
+    /// Returns true if the pool never gives out the address.
     pub(super) fn is_reserved(&self, address: IpAddr) -> bool {
         self.reserved.contains(&address)
     }
 
-    /// A static lease is no more: its address is free, and what was lent by it is over.
+    /// Removes the leases of a static lease, and frees its address.
     pub(super) fn forget_static(&mut self, number: usize, fixed: Option<IpAddr>) {
         let Self { by_client, by_address, .. } = self;
         by_client.retain(|(_, client), address| {
@@ -234,12 +234,12 @@ impl Leases {
         }
     }
 
-    /// Whoever has the address now, or was offered it.
+    /// Returns the lease or offer that is current for the address.
     pub(super) fn holder(&self, address: IpAddr, now: Instant) -> Option<&Lease> {
         self.by_address.get(&address).filter(|lease| lease.until > now)
     }
 
-    /// The port is gone: whoever asks first from another may go on with its leases.
+    /// The port is gone: the first client that asks from another port may continue its leases.
     pub(super) fn forget_port(&mut self, port: u32) {
         let of_port = self.by_address.iter_mut().filter(|(_, lease)| lease.port == Some(port));
         for (address, lease) in of_port {
@@ -250,7 +250,7 @@ impl Leases {
         }
     }
 
-    /// Puts back what was known before a restart.
+    /// Restores a lease from before a restart.
     pub(super) fn restore(&mut self, address: IpAddr, lease: Lease) {
         if self.contains(address) && !self.by_address.contains_key(&address) {
             self.by_client.insert((lease.port, lease.client.clone()), address);
@@ -258,7 +258,7 @@ impl Leases {
         }
     }
 
-    /// True if the pool has the address.
+    /// Returns true if the address is in the pool.
     pub(super) fn contains(&self, address: IpAddr) -> bool {
         let offset = number(address).wrapping_sub(number(self.first));
         address.is_ipv4() == self.first.is_ipv4()
@@ -266,14 +266,14 @@ impl Leases {
             && !self.reserved.contains(&address)
     }
 
-    /// True if `asker` has taken `address` and may still use it.
+    /// Returns true if `asker` has requested `address` and may still use it.
     pub(super) fn is_bound_to(&self, asker: &Asker, address: IpAddr, now: Instant) -> bool {
         self.by_address.get(&address).is_some_and(|lease| {
             lease.client == asker.client && lease.state == State::Bound && lease.until > now
         })
     }
 
-    /// Leases that are bound now.
+    /// Returns the leases that are bound now.
     pub(super) fn bound(&self, now: Instant) -> impl Iterator<Item = (IpAddr, &Lease)> {
         let bound = move |lease: &Lease| lease.state == State::Bound && lease.until > now;
         self.by_address
@@ -282,12 +282,12 @@ impl Leases {
             .map(|(&at, lease)| (at, lease))
     }
 
-    /// The port at which a station has an address now.
+    /// Returns the port at which a station has an address now.
     pub(super) fn port_of(&self, mac: MacAddr, now: Instant) -> Option<u32> {
         self.bound(now).find(|(_, lease)| lease.mac == mac).and_then(|(_, lease)| lease.port)
     }
 
-    /// The lease of a client, over or not: at its port, or one whose port is gone.
+    /// Returns the lease of a client, current or expired: at its port, or one whose port is gone.
     fn of(&self, asker: &Asker) -> Option<(IpAddr, &Lease)> {
         let mut ports = [Some(asker.port), None].into_iter();
         let address = ports.find_map(|port| self.by_client.get(&asker.known_as(port)))?;
@@ -305,10 +305,10 @@ impl Leases {
             && self.by_address.get(&address).is_none_or(|lease| lease.until <= now)
     }
 
-    /// An address that nobody has had, from the client's own place on; else the one whose lease has
-    /// been over longest.
+    /// Returns the first address from the client's own place on that was never leased; else the one
+    /// whose lease expired first.
     fn any(&self, client: &Client, now: Instant) -> Option<IpAddr> {
-        // The same in each run: no secret is kept by where a guest's address lies.
+        // The hash is the same in each run; a guest's address needs no secrecy.
         let hasher = BuildHasherDefault::<DefaultHasher>::default();
         let start = hasher.hash_one(client) % u64::from(self.count.max(1));
         let mut oldest: Option<(Instant, IpAddr)> = None;
@@ -330,7 +330,7 @@ impl Leases {
         oldest.map(|(_, address)| address)
     }
 
-    /// Sees that the port may have one more lease: an offer that was not taken makes room.
+    /// Makes room for one more lease of the port, if necessary by withdrawing its oldest offer.
     fn make_room(&mut self, port: u32, now: Instant) -> Result<(), Refusal> {
         let mine = |lease: &&mut Lease| lease.port == Some(port) && lease.until > now;
         if self.by_address.values_mut().filter(mine).count() < self.per_port_max {
@@ -353,14 +353,14 @@ impl Leases {
 }
 
 impl Asker {
-    /// What it is found by if its lease is of this port.
+    /// Returns the key of its lease at this port.
     fn known_as(&self, port: Option<u32>) -> (Option<u32>, Client) {
         (port, self.client.clone())
     }
 }
 
 impl Lease {
-    /// True if somebody at another port has it.
+    /// Returns true if a client at another port has it.
     fn is_elsewhere(&self, asker: &Asker, now: Instant) -> bool {
         self.until > now && self.port.is_some_and(|port| port != asker.port)
     }
@@ -398,7 +398,7 @@ mod tests {
         Some(address)
     }
 
-    /// Goal: against a plain model, no address has two clients and none is outside the pool.
+    /// Goal: compared with a plain model, no address has two clients and none is outside the pool.
     #[test]
     fn an_address_has_one_client() {
         let mut leases = Leases::new(ip(10)..=ip(29), HashSet::from([ip(12)]), 64);
@@ -429,7 +429,7 @@ mod tests {
         }
     }
 
-    /// A client that comes back gets what it had; without a table it gets the same too.
+    /// Goal: a client that comes back gets the address it had, even with an empty table.
     #[test]
     fn addresses_stick() {
         let mut leases = Leases::new(ip(10)..=ip(250), HashSet::new(), 64);
@@ -440,8 +440,8 @@ mod tests {
         assert_eq!(take(&mut others, &asker(1, PORT), at(0), at(10)), Some(first));
     }
 
-    /// Starvation: one port gets its share, the other still gets an address; offers make room for
-    /// new ones, what was taken or declined does not.
+    /// Starvation: one port gets its share, and the other still gets an address. New offers
+    /// displace old ones, but not requested or declined addresses.
     #[test]
     fn a_port_takes_from_itself() {
         let mut leases = Leases::new(ip(10)..=ip(20), HashSet::new(), 4);
@@ -455,7 +455,7 @@ mod tests {
             take(&mut leases, &asker(name, PORT), at(0), at(60)).unwrap();
         }
         assert_eq!(leases.choose(&asker(104, PORT), None, at(0)), Err(Refusal::PortFull));
-        // Those whose offers made room do not come back by what is remembered of them.
+        // Clients whose offers were displaced do not come back through their expired leases.
         for name in 0..100 {
             assert_eq!(leases.choose(&asker(name, PORT), None, at(1)), Err(Refusal::PortFull));
         }
@@ -466,8 +466,8 @@ mod tests {
         assert!(other.is_some_and(|address| address != declined));
     }
 
-    /// Another port that says it is the client is somebody else, be it first or last, until the
-    /// first is gone; an address that only one client may have is lent to one port.
+    /// Goal: a client identifier at another port is another client, until the first port is gone.
+    /// An address that only one client may have is leased to one port.
     #[test]
     fn a_lease_belongs_to_its_port() {
         let mut leases = Leases::new(ip(10)..=ip(20), HashSet::new(), 4);
@@ -480,7 +480,7 @@ mod tests {
         assert!(!leases.release(&thief, address, at(2)) && !leases.decline(&thief, address, at(2)));
         leases.forget_port(PORT);
         assert_eq!(leases.choose(&asker(1, PORT + 2), None, at(3)), Ok(address));
-        assert_eq!(leases.choose(&thief, None, at(3)), Ok(other), "it has one");
+        assert_eq!(leases.choose(&thief, None, at(3)), Ok(other), "it has an address already");
 
         let fixed = |port| Asker { fixed: Some(ip(30)), ..asker(7, port) };
         assert_eq!(take(&mut leases, &fixed(PORT), at(4), at(60)), Some(ip(30)));
@@ -489,7 +489,7 @@ mod tests {
         assert_eq!(leases.choose(&fixed(PORT + 1), None, at(6)), Ok(ip(30)));
     }
 
-    /// A pool that ends before it begins, or has more addresses than are given out.
+    /// Goal: a pool that ends before it begins, and one with more addresses than are given out.
     #[test]
     fn pools_without_and_with_too_many_addresses() {
         let mut none = Leases::new(ip(20)..=ip(10), HashSet::new(), 4);

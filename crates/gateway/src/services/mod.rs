@@ -1,18 +1,19 @@
-//! What a network tells its guests: addresses by DHCP, routers by advertisements, names by DNS.
+//! The services of a network for its guests: addresses by DHCP, routers by advertisements, names by
+//! DNS.
 //!
 //! # Theory of operation
 //!
-//! [`Services`] stand between the gateway's port and its stack. [`Services::intercept`] looks at
-//! each frame that a guest sends to the gateway or to all; almost all are not for it, which the
-//! first bytes say. A message for a service is copied once, read, acted on, and answered with a
-//! frame in the burst that goes out. Questions about names that are not the network's go on to
-//! the stack, and from there to the host's resolvers.
+//! [`Services`] stand between the gateway's port and its stack. [`Services::intercept`] checks each
+//! frame that a guest sends to the gateway or to all stations. The first bytes of a frame rule out
+//! almost all. A message to a service is copied once, parsed and handled; the answer is a frame in
+//! the outgoing burst. Queries about names outside of the network continue to the stack, and from
+//! there to the host's resolvers.
 //!
-//! Guests are known by the number of their port, which they cannot choose. What they say about
-//! themselves is believed as far as it costs others nothing.
+//! Guests are identified by the number of their port, which they cannot choose. Their own claims
+//! count only as far as these cost others nothing.
 //!
-//! Nothing here does I/O or reads a clock. One thread owns it.
-//! Requests are rare, so they may allocate, and each port may make only so many.
+//! Nothing here does I/O or reads a clock. One thread owns it. Requests are rare, so handling them
+//! may allocate; the requests of each port are rate-limited.
 
 mod config;
 mod dhcpv4;
@@ -50,70 +51,71 @@ use names::Names;
 use router::Schedule;
 use static_leases::StaticLeases;
 
-/// Requests that a port may make at once: several guests behind it that boot together.
+/// Requests that a port may make at once: enough for several guests behind it that boot together.
 const REQUESTS_BURST: u32 = 32;
-/// Requests a second that a port may make in the long run.
+/// Requests per second that a port may make in the long run.
 const REQUESTS_PER_SECOND: u32 = 8;
-/// Most ports whose requests are counted; a switch has fewer.
+/// Most ports whose requests are limited; a switch has fewer.
 const PORTS_MAX: usize = 4096;
-/// Longest DHCP message that is sent, whatever a client says that it takes.
+/// Longest DHCP message that is sent, even if the client accepts more.
 const MESSAGE_LEN_MAX: usize = 1400;
 
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
-/// What was done and refused.
+/// Counters of the services.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Addresses offered, by DHCPOFFER and Advertise.
     pub offers: u64,
-    /// Addresses lent or lent on, by DHCPACK and Reply.
+    /// Addresses leased or renewed, by DHCPACK and Reply.
     pub acks: u64,
     /// Requests refused by DHCPNAK.
     pub naks: u64,
-    /// Leases given back.
+    /// Leases released.
     pub releases: u64,
-    /// Addresses set aside because a client found them in use.
+    /// Addresses quarantined because a client found them in use.
     pub declines: u64,
-    /// Requests for parameters alone.
+    /// Requests for parameters without an address.
     pub informs: u64,
-    /// Router advertisements, asked for or not.
+    /// Router advertisements, solicited or not.
     pub advertisements: u64,
-    /// Questions about names of the network, answered here.
+    /// Queries about names of the network, answered here.
     pub names_answered: u64,
-    /// Names that were somebody else's already.
+    /// Names that belonged to another guest already.
     pub name_conflicts: u64,
-    /// Dropped: cut, contradictory, of a kind that servers send, or with a wrong checksum.
+    /// Dropped: truncated, contradictory, of a kind that only servers send, or with a wrong
+    /// checksum.
     pub malformed: u64,
     /// Dropped: not from the station that the message names.
     pub spoofed: u64,
-    /// Dropped: said to come from a relay, of which there are none.
+    /// Dropped: claimed to come through a relay; there are none.
     pub relayed: u64,
     /// Dropped: for another server.
     pub other_server: u64,
-    /// Dropped: what was to be given back was not the sender's.
+    /// Dropped: the address to release or decline was not the sender's.
     pub not_yours: u64,
-    /// Dropped: the port asks too often.
+    /// Dropped: the port sends too many requests.
     pub rate_limited: u64,
-    /// Refused: the port has as many leases as it may.
+    /// Refused: the port has the greatest number of leases.
     pub port_full: u64,
-    /// Refused: the one address that the client may have is lent to another port.
+    /// Refused: the only address that the client may have is leased to another port.
     pub elsewhere: u64,
-    /// Refused: all addresses are lent.
+    /// Refused: all addresses are leased.
     pub pool_exhausted: u64,
-    /// Answers lost for want of memory or room.
+    /// Answers lost for lack of memory or room.
     pub no_memory: u64,
 }
 
-/// What became of the leases of an earlier run.
+/// Result of restoring the leases of an earlier run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Restored {
-    /// Lent on.
+    /// Leases that were restored.
     pub taken: usize,
-    /// Over.
+    /// Leases that have expired.
     pub over: usize,
-    /// Of addresses that are not, or no longer, of the pool.
+    /// Leases of addresses that are not, or no longer, in the pool.
     pub elsewhere: usize,
-    /// Lines that are no leases.
+    /// Lines that are not leases.
     pub unusable: usize,
 }
 
@@ -124,7 +126,7 @@ struct Origin {
     mac: MacAddr,
 }
 
-/// Requests that a port may still make.
+/// Token bucket that limits the requests of a port.
 struct Bucket {
     tokens: u32,
     filled_at: Instant,
@@ -140,13 +142,13 @@ pub struct Services {
     schedule: Option<Schedule>,
     buckets: HashMap<u32, Bucket>,
     counters: Counters,
-    /// The frame being read: kept for its memory.
+    /// The frame that is being parsed; kept for its memory.
     copied: Vec<u8>,
     changed: bool,
 }
 
 impl Services {
-    /// Services that have lent nothing yet.
+    /// Makes services that have leased nothing yet.
     pub fn new(config: Config) -> Self {
         let per_port = config.leases_per_port_max;
         let hosts: Vec<IpAddr> = config.hosts.iter().map(|(_, address)| *address).collect();
@@ -180,9 +182,9 @@ impl Services {
         }
     }
 
-    /// Looks at a frame from the guest at `port`. True if it was for a service and is done with;
-    /// false if it is the stack's, and untouched but for being peeked. An answer goes into
-    /// `replies`, for the same guest or, where the client must be told so, for all.
+    /// Handles a frame from the guest at `port`, if it is for a service. Returns true if it was;
+    /// false leaves the frame to the stack, unchanged except for being peeked. Answers go into
+    /// `replies`, for the same guest, or for all guests where the protocol requires that.
     pub fn intercept(
         &mut self,
         port: u32,
@@ -205,12 +207,12 @@ impl Services {
         done
     }
 
-    /// When [`Services::on_deadline`] wants to be called next.
+    /// Returns when [`Services::on_deadline`] is next due.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.schedule.as_ref().map(Schedule::next_at)
     }
 
-    /// Advertises the router to all, if that is due.
+    /// Advertises the router to all guests, if that is due.
     pub fn on_deadline(&mut self, cx: &mut Context<'_>, replies: &mut Burst) {
         if let Some(schedule) = &mut self.schedule
             && schedule.next_at() <= cx.now
@@ -220,14 +222,14 @@ impl Services {
         }
     }
 
-    /// Tells all guests that the router is gone, as the last thing (RFC 4861 §6.2.5).
+    /// Advertises to all guests that the router is gone, as the last action (RFC 4861 §6.2.5).
     pub fn shut_down(&mut self, cx: &mut Context<'_>, replies: &mut Burst) {
         self.advertise(None, true, cx, replies);
         self.schedule = None;
     }
 
-    /// The guest at `port` is gone: its leases run on, and who asks for them first from another
-    /// port has them.
+    /// The guest at `port` is gone. Its leases continue, and go to the first client that asks for
+    /// them from another port.
     pub fn forget_port(&mut self, port: u32) {
         self.buckets.remove(&port);
         self.static_leases.forget_port(port);
@@ -237,12 +239,12 @@ impl Services {
         }
     }
 
-    /// True once after leases have changed: time to write [`Services::leases`] down.
+    /// Returns true once after leases have changed: it is time to write [`Services::leases`].
     pub fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.changed)
     }
 
-    /// All leases as text, at `now`, which is `wall` since 1970.
+    /// Returns all leases as text. `now` corresponds to the time `wall` since 1970.
     pub fn leases(&self, now: Instant, wall: Duration) -> String {
         let mut text = String::new();
         for leases in [&self.leases_v4, &self.leases_v6].into_iter().flatten() {
@@ -251,7 +253,7 @@ impl Services {
         text
     }
 
-    /// Takes over the leases of an earlier run.
+    /// Restores the leases of an earlier run.
     pub fn restore(&mut self, text: &str, now: Instant, wall: Duration) -> Restored {
         let mut restored = Restored::default();
         for line in text.lines() {
@@ -282,14 +284,14 @@ impl Services {
         restored
     }
 
-    /// What was counted.
+    /// Returns the counters.
     pub fn counters(&self) -> Counters {
         let names = &self.names;
         let (names_answered, name_conflicts) = (names.answered, names.conflicts);
         Counters { names_answered, name_conflicts, ..self.counters }
     }
 
-    /// Acts on a message; false if it is none of ours.
+    /// Handles a message; returns false if it is not for a service.
     fn serve(
         &mut self,
         port: u32,
@@ -374,7 +376,7 @@ impl Services {
     ) {
         let Some(ipv6) = &self.config.ipv6 else { return };
         let message = wire::dhcpv6::Message::parse(request.payload).ok();
-        // Clients ask from their link's address (RFC 8415 §13.1), and an answer finds them there.
+        // Clients ask from their link-local address (RFC 8415 §13.1), and answers reach them there.
         let message = message.filter(|_| is_link_local(request.source) && from.mac.is_unicast());
         let Some(message) = message else {
             self.counters.malformed += 1;
@@ -400,9 +402,9 @@ impl Services {
         self.counters.no_memory += u64::from(!frame::send(&envelope, &mut bytes, cx, replies));
     }
 
-    /// A router solicitation (RFC 4861 §6.1.1). The answer goes to the one who asked alone, at
-    /// once: there is no other router to collide with (RFC 6085 has it that a group may
-    /// be reached so).
+    /// Answers a router solicitation (RFC 4861 §6.1.1), to the sender alone and at once: there is
+    /// no other router to collide with. A sender without an address gets the answer at the
+    /// all-nodes group but its own link-layer address (RFC 6085).
     fn solicited(&mut self, request: &Request<'_>, cx: &mut Context<'_>, replies: &mut Burst) {
         let nameless = request.source == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
         match icmpv6::Message::parse(request.payload) {
@@ -415,7 +417,7 @@ impl Services {
         }
     }
 
-    /// Sends an advertisement, to one who asked or to all.
+    /// Sends an advertisement, to one sender of a solicitation or to all guests.
     fn advertise(
         &mut self,
         to: Option<&Request<'_>>,
@@ -440,7 +442,7 @@ impl Services {
         }
     }
 
-    /// Answers a question about a name of the network; false if it is about another.
+    /// Answers a query about a name of the network; returns false if it is about another name.
     fn answer_name(
         &mut self,
         request: &Request<'_>,
@@ -466,7 +468,7 @@ impl Services {
         true
     }
 
-    /// True if the port has a request left.
+    /// Returns true if the port has a request left, and takes it.
     fn may_ask(&mut self, port: u32, now: Instant) -> bool {
         if self.buckets.len() >= PORTS_MAX && !self.buckets.contains_key(&port) {
             return false;
@@ -485,14 +487,14 @@ impl Services {
 }
 
 impl Counters {
-    /// Grows whenever a lease changes.
+    /// A number that grows with each change of a lease.
     fn lease_changes(&self) -> u64 {
         self.acks + self.releases + self.declines
     }
 }
 
-/// The address from which a gateway with this link-layer address advertises itself and serves DHCP
-/// for IPv6; its stack must have it too.
+/// Returns the address from which a gateway with this link-layer address sends advertisements and
+/// serves DHCP for IPv6; its stack must have it too.
 pub fn link_local(mac: MacAddr) -> Ipv6Addr {
     towpath_io::netlink::link_local(mac.0)
 }

@@ -1,9 +1,9 @@
-//! Names of guests, and the answers of DNS (RFC 1035) about them.
+//! Names of guests, and DNS answers about them (RFC 1035).
 //!
-//! Three kinds of names are ours: those in the domain of the network, single labels that a guest
-//! has, and the reverse names of the network's addresses. Everything else is left to the
-//! resolvers of the host. A name belongs to the first who takes it, until its last lease
-//! is over; names that the configuration gives are never taken.
+//! Three kinds of names are local: names in the domain of the network, single labels that a guest
+//! has, and the reverse names of the network's addresses. Queries for all others go to the
+//! resolvers of the host. A name belongs to the first guest that claims it, until its last lease is
+//! over. Guests cannot claim names that the configuration gives.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -20,23 +20,23 @@ use towpath_net::wire::domain::DomainName;
 use super::config::{Config, StaticLease};
 use super::leases::Client;
 
-/// How long others may remember an answer: a guest may be gone soon.
+/// Time to live of answers: a guest may be gone soon.
 const TTL: Duration = Duration::from_secs(10);
 /// Most names: as many as leases of both families.
 const NAMES_MAX: usize = 8192;
 /// Most addresses of a name.
 const ADDRESSES_PER_NAME_MAX: usize = 8;
 
-/// A moment that never comes.
+/// A time that is never reached.
 const NEVER: Instant = Instant::from_micros(u64::MAX);
 
-/// Whose a name is.
+/// The owner of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Owner {
-    /// The configuration gave it, to a guest or to nobody.
+    /// The configuration gave it, to this guest or to none.
     Given(Option<usize>),
-    /// The station at this port took it; its two families are one. Without a port the station
-    /// may be at any.
+    /// The station at this port claimed it, for both families. Without a port the station may be at
+    /// any port.
     Station(MacAddr, Option<u32>),
 }
 
@@ -46,17 +46,17 @@ struct Entry {
     addresses: Vec<(IpAddr, Instant)>,
 }
 
-/// What the network calls its stations.
+/// The names of a network's stations.
 #[derive(Clone)]
 pub(super) struct Names {
     domain: Option<DomainName>,
-    /// Networks whose reverse names are ours, and bits of their prefixes.
+    /// Networks whose reverse names are local, with the lengths of their prefixes.
     networks: Vec<(IpAddr, u8)>,
     by_name: HashMap<DomainName, Entry>,
     by_address: HashMap<IpAddr, DomainName>,
-    /// Names that were somebody else's.
+    /// Number of claims for names of other guests.
     pub(super) conflicts: u64,
-    /// Questions that were answered here.
+    /// Number of queries that were answered here.
     pub(super) answered: u64,
 }
 
@@ -78,7 +78,7 @@ impl Names {
         names
     }
 
-    /// Gives a guest the name of its static lease, which whoever had it loses.
+    /// Gives a guest the name of its static lease; another guest with that name loses it.
     pub(super) fn give_guest(&mut self, number: usize, lease: &StaticLease) {
         let Some(name) = &lease.name else { return };
         self.drop_name(name);
@@ -90,19 +90,19 @@ impl Names {
         }
     }
 
-    /// True if the configuration or a static lease gave the name.
+    /// Returns true if the configuration or a static lease gave the name.
     pub(super) fn is_given(&self, name: &DomainName) -> bool {
         self.by_name.get(name).is_some_and(|entry| matches!(entry.owner, Owner::Given(_)))
     }
 
-    /// The name is nobody's any more.
+    /// Removes a name.
     pub(super) fn drop_name(&mut self, name: &DomainName) {
         if self.by_name.remove(name).is_some() {
             self.by_address.retain(|_, other| other != name);
         }
     }
 
-    /// Gives a name for ever.
+    /// Gives a name without a time limit.
     fn give(&mut self, name: &DomainName, guest: Option<usize>, address: Option<IpAddr>) {
         let entry = self
             .by_name
@@ -114,7 +114,7 @@ impl Names {
         }
     }
 
-    /// Takes `name` for `address` until then; false if it is somebody else's.
+    /// Claims `name` for `address` until then; returns false if it belongs to another guest.
     pub(super) fn claim(
         &mut self,
         name: &DomainName,
@@ -151,7 +151,7 @@ impl Names {
                 entry
             }
         };
-        // An address that the configuration gives the name stays its own for ever.
+        // An address that the configuration gives the name has no time limit.
         let given = entry.addresses.contains(&(address, NEVER));
         entry.addresses.retain(|(other, until)| *until > now && *other != address);
         if entry.addresses.len() >= ADDRESSES_PER_NAME_MAX {
@@ -162,7 +162,7 @@ impl Names {
         true
     }
 
-    /// The port is gone: its stations may be at another now.
+    /// The port is gone: its stations may be at another port now.
     pub(super) fn forget_port(&mut self, port: u32) {
         for entry in self.by_name.values_mut() {
             if let Owner::Station(_, at) = &mut entry.owner {
@@ -171,7 +171,7 @@ impl Names {
         }
     }
 
-    /// The lease of `address` is over before its time.
+    /// The lease of `address` has ended early.
     pub(super) fn release(&mut self, address: IpAddr) {
         let Some(name) = self.by_address.get(&address) else { return };
         let Some(entry) = self.by_name.get_mut(name) else { return };
@@ -185,7 +185,7 @@ impl Names {
         self.by_address.remove(&address);
     }
 
-    /// The answer to a question about a name of ours, or `None` if the question is not for us.
+    /// Returns the answer to a query about a local name, or `None` if the name is not local.
     pub(super) fn answer(&mut self, question: &[u8], now: Instant) -> Option<Vec<u8>> {
         let query = Packet::parse(question).ok()?;
         let [asked] = &query.questions[..] else { return None };
@@ -235,7 +235,7 @@ impl Names {
         reply.build_bytes_vec_compressed().ok()
     }
 
-    /// What a name of ours stands for; `None` if it is not ours.
+    /// Looks up a local name; `None` if it is not local.
     fn find(&self, labels: &[String], now: Instant) -> Option<Found> {
         if let Some(address) = reverse(labels) {
             let ours = self.networks.iter().any(|(net, bits)| is_within(address, *net, *bits));
@@ -269,16 +269,16 @@ impl Names {
         whole.map_or(Found::Nothing, Found::Name)
     }
 
-    /// The addresses of a name that somebody has now.
+    /// Returns the current addresses of a name; `None` if there is no such name.
     pub(super) fn addresses(&self, name: &DomainName, now: Instant) -> Option<Vec<IpAddr>> {
         let entry = self.by_name.get(name)?;
         let live = entry.addresses.iter().filter(|(_, until)| *until > now);
         let addresses: Vec<IpAddr> = live.map(|(address, _)| *address).collect();
-        // A given name exists also while nobody has it.
+        // A given name exists even without addresses.
         (!addresses.is_empty() || matches!(entry.owner, Owner::Given(_))).then_some(addresses)
     }
 
-    /// RFC 2308 §3: what says how long it may be remembered that there is no answer.
+    /// Returns the SOA record that limits how long a negative answer is cached (RFC 2308 §3).
     fn authority(&self) -> Option<ResourceRecord<'static>> {
         let zone = self.domain.as_ref().map_or("", DomainName::as_str);
         let zone = Name::new(zone).ok()?.into_owned();
@@ -295,7 +295,7 @@ impl Names {
         Some(ResourceRecord::new(zone, CLASS::IN, seconds, data))
     }
 
-    /// Drops names whose leases are all over.
+    /// Removes names whose leases are all over.
     fn forget_old(&mut self, now: Instant) {
         self.by_name
             .retain(|_, entry| matches!(entry.owner, Owner::Given(_)) || !entry.is_over(now));
@@ -310,9 +310,9 @@ impl Entry {
     }
 }
 
-/// What there is about a name of ours.
+/// The result for a local name.
 enum Found {
-    /// A name with these addresses, maybe of the other family only.
+    /// A name with these addresses, perhaps none of the family asked for.
     Addresses(Vec<IpAddr>),
     /// An address with this name.
     Name(DomainName),
@@ -320,13 +320,13 @@ enum Found {
     Nothing,
 }
 
-/// The labels in small letters; `None` if one is not text.
+/// Returns the labels in lower case; `None` if one is not text.
 fn labels_of(name: &Name<'_>) -> Option<Vec<String>> {
     let text = |label: &[u8]| Some(std::str::from_utf8(label).ok()?.to_ascii_lowercase());
     name.as_bytes().map(text).collect()
 }
 
-/// The address that a reverse name stands for (RFC 1035 §3.5, RFC 3596 §2.5).
+/// Returns the address of a reverse name (RFC 1035 §3.5, RFC 3596 §2.5).
 fn reverse(labels: &[String]) -> Option<IpAddr> {
     let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
     if let Some(rest) = labels.strip_suffix(&["in-addr", "arpa"]) {

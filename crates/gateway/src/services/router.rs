@@ -1,4 +1,4 @@
-//! Router advertisements (RFC 4861 §6.2): when one is due and what it says.
+//! Router advertisements (RFC 4861 §6.2): when one is due, and its contents.
 
 use std::time::Duration;
 
@@ -9,21 +9,21 @@ use towpath_net::wire::icmpv6::{
 
 use super::config::{Config, Ipv6};
 
-/// Most time between advertisements that nobody asked for (RFC 4861 §6.2.1 MaxRtrAdvInterval).
+/// Greatest interval between unsolicited advertisements (RFC 4861 §6.2.1 MaxRtrAdvInterval).
 const ADVERTISE_INTERVAL_MAX: Duration = Duration::from_secs(600);
-/// Least time between them (MinRtrAdvInterval: a third).
+/// Least interval between them (MinRtrAdvInterval: a third).
 const ADVERTISE_INTERVAL_MIN: Duration = Duration::from_secs(200);
-/// Most time between the first ones (RFC 4861 §10 MAX_INITIAL_RTR_ADVERT_INTERVAL).
+/// Greatest interval of the first ones (RFC 4861 §10 MAX_INITIAL_RTR_ADVERT_INTERVAL).
 const INITIAL_INTERVAL: Duration = Duration::from_secs(16);
-/// How many those are (MAX_INITIAL_RTR_ADVERTISEMENTS).
+/// Number of first ones (MAX_INITIAL_RTR_ADVERTISEMENTS).
 const INITIAL_COUNT: u8 = 3;
-/// How long what is advertised lives: three intervals (RFC 4861 §6.2.1, RFC 8106 §5.1).
+/// Lifetime of advertised values: three intervals (RFC 4861 §6.2.1, RFC 8106 §5.1).
 const LIFETIME: Duration = Duration::from_secs(3 * ADVERTISE_INTERVAL_MAX.as_secs());
-/// How long addresses may be used, and how long for new flows. A guest that hears nothing goes on
-/// for a day.
+/// Valid lifetime of addresses; the next constant is the preferred one. A guest that receives no
+/// further advertisements continues for a day.
 const PREFIX_VALID: Duration = Duration::from_secs(24 * 3600);
 const PREFIX_PREFERRED: Duration = Duration::from_secs(4 * 3600);
-/// Hop limit that guests should send with.
+/// Hop limit for packets of guests.
 const HOP_LIMIT: u8 = 64;
 
 /// When the next advertisement is due.
@@ -34,7 +34,7 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// The first is due at once.
+    /// Makes a schedule whose first advertisement is due at once.
     pub(super) fn new(seed: u64) -> Self {
         Self { next_at: Instant::START, initial_left: INITIAL_COUNT, seed }
     }
@@ -54,7 +54,8 @@ impl Schedule {
         self.next_at = now + interval;
     }
 
-    /// A number below `bound` (splitmix64); routers must not advertise in step, no secret is kept.
+    /// Returns a number below `bound` (splitmix64). It keeps routers from advertising in step, and
+    /// needs no secrecy.
     fn random(&mut self, bound: u64) -> u64 {
         self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.seed;
@@ -64,7 +65,7 @@ impl Schedule {
     }
 }
 
-/// The message, its checksum zero. The last one says that everything is over (RFC 4861 §6.2.5).
+/// Returns the message, with a zero checksum. The last one has zero lifetimes (RFC 4861 §6.2.5).
 pub(super) fn advertisement(config: &Config, ipv6: &Ipv6, is_last: bool) -> Vec<u8> {
     let seconds = |time: Duration| if is_last { 0 } else { time.as_secs() as u32 };
     let mut advertisement = RouterAdvertisement {
@@ -102,7 +103,7 @@ pub(super) fn advertisement(config: &Config, ipv6: &Ipv6, is_last: bool) -> Vec<
 mod tests {
     use super::*;
 
-    /// RFC 4861 §6.2.4: three soon, then each between a third of the interval and the whole.
+    /// RFC 4861 §6.2.4: three soon, then intervals between a third of the maximum and the maximum.
     #[test]
     fn intervals_of_rfc_4861() {
         let mut schedule = Schedule::new(1);

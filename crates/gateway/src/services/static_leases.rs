@@ -1,4 +1,4 @@
-//! Static leases: guests that are known beforehand, and how they are told apart.
+//! Static leases: guests with a reserved address or name, and how they are identified.
 
 use std::collections::HashMap;
 
@@ -8,17 +8,17 @@ use towpath_net::wire::domain::DomainName;
 use super::config::{Guest, StaticLease};
 use super::leases::{Client, Lease};
 
-/// The static leases of a network, and the names of its ports, by which some are known.
+/// The static leases of a network, and the names of its ports, which identify some guests.
 #[derive(Clone, Debug, Default)]
 pub(super) struct StaticLeases {
-    /// With numbers that are not used again.
+    /// Each with a number that is not used again.
     leases: Vec<(usize, StaticLease)>,
     next_number: usize,
     ports: HashMap<u32, String>,
 }
 
 impl StaticLeases {
-    /// Adds one; its number.
+    /// Adds a static lease; returns its number.
     pub(super) fn add(&mut self, lease: StaticLease) -> usize {
         let number = self.next_number;
         self.next_number += 1;
@@ -26,7 +26,7 @@ impl StaticLeases {
         number
     }
 
-    /// Removes that of a guest.
+    /// Removes the static lease of a guest.
     pub(super) fn remove(&mut self, guest: &Guest) -> Option<(usize, StaticLease)> {
         let at = self.leases.iter().position(|(_, lease)| lease.guest == *guest)?;
         Some(self.leases.remove(at))
@@ -52,14 +52,14 @@ impl StaticLeases {
         self.leases.iter().map(|(_, lease)| lease)
     }
 
-    /// The name that a guest was given, whatever it calls itself.
+    /// Returns the name that a guest was given, whatever name it sends.
     pub(super) fn name_of(&self, client: &Client) -> Option<DomainName> {
         let Client::Static(number) = client else { return None };
         let lease = self.leases.iter().find(|(other, _)| other == number);
         lease.and_then(|(_, lease)| lease.name.clone())
     }
 
-    /// The static lease of who asks at `port` by DHCP for IPv4.
+    /// Returns the static lease of the client that asks at `port` by DHCP for IPv4.
     pub(super) fn of_ipv4(
         &self,
         port: u32,
@@ -74,7 +74,7 @@ impl StaticLeases {
         })
     }
 
-    /// The same for IPv6.
+    /// Returns the static lease of the client that asks at `port` by DHCP for IPv6.
     pub(super) fn of_ipv6(
         &self,
         port: u32,
@@ -89,7 +89,7 @@ impl StaticLeases {
         })
     }
 
-    /// True if `lease` is the guest's already, under whatever it called itself.
+    /// Returns true if `lease` already belongs to the guest, whatever identifier it used.
     pub(super) fn is_of(&self, guest: &Guest, lease: &Lease) -> bool {
         match (guest, &lease.client) {
             (Guest::Port(name), _) => {
@@ -97,7 +97,7 @@ impl StaticLeases {
             }
             (Guest::Mac(mac), _) => lease.mac == *mac,
             (Guest::ClientId(known), Client::Identifier(id)) => known[..] == **id,
-            // Behind the DUID is the association.
+            // The DUID is followed by the association.
             (Guest::Duid(known), Client::Identifier(id)) => id.starts_with(known),
             _ => false,
         }

@@ -57,7 +57,7 @@ pub(super) fn vm(number: u8) -> Vm {
     Vm(number.into(), MacAddr([2, 0, 0, 0, 1, number]))
 }
 
-/// An answer as it stands on the wire.
+/// An answer as it is on the wire.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) to_mac: MacAddr,
@@ -88,7 +88,7 @@ impl Bench {
         }
     }
 
-    /// Leaves so many small frames free for the rest of the test.
+    /// Leaves `count` small frames free for the rest of the test.
     pub(super) fn hold_all_frames_but(&mut self, count: usize) {
         while self.memory.small.free_count() > count {
             self.held.push(self.memory.small.take().expect("one is free"));
@@ -100,7 +100,7 @@ impl Bench {
         self
     }
 
-    /// The frame of a message, as guests send it.
+    /// Returns the frame of a message, as guests send it.
     pub(super) fn frame(&mut self, envelope: &Envelope, payload: &[u8]) -> Vec<u8> {
         let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now: self.now };
         let mut burst = Burst::new();
@@ -108,7 +108,7 @@ impl Bench {
         bytes_of(&burst.pop().unwrap())
     }
 
-    /// A frame goes in: whether it was taken, and what came out.
+    /// Passes in a frame; returns whether the services took it, and the answers.
     pub(super) fn input(&mut self, port: u32, frame: &[u8]) -> (bool, Vec<Answer>) {
         let mut packet = self.memory.packet().unwrap();
         for chunk in frame.chunks(2048) {
@@ -119,12 +119,12 @@ impl Bench {
         let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now: self.now };
         let mut burst = Burst::new();
         let taken = self.services.intercept(port, &mut packet, &mut cx, &mut burst);
-        assert!(packet.peek_headers().len() <= frame.len(), "the stack can peek it again");
+        assert!(packet.peek_headers().len() <= frame.len(), "the stack can peek the packet again");
         drop(packet);
         (taken, answers(&mut burst))
     }
 
-    /// Serves the deadline, which must be due, or the end.
+    /// Serves the deadline, which must be due, or the shutdown.
     pub(super) fn advertised(&mut self, shut_down: bool) -> Vec<Answer> {
         let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now: self.now };
         let mut burst = Burst::new();
@@ -136,7 +136,7 @@ impl Bench {
         answers(&mut burst)
     }
 
-    /// A DHCP message of a guest, broadcast.
+    /// Broadcasts a DHCP message of a guest.
     pub(super) fn dhcpv4(&mut self, vm: Vm, message: &dhcpv4::Message) -> Option<dhcpv4::Message> {
         let answer = self.dhcpv4_answer(vm, message)?;
         assert_eq!((answer.from, answer.ports), (GATEWAY.into(), (67, 68)));
@@ -157,7 +157,7 @@ impl Bench {
         answers.pop()
     }
 
-    /// A message of DHCP for IPv6.
+    /// Sends a message of DHCP for IPv6.
     pub(super) fn dhcpv6(&mut self, vm: Vm, message: &dhcpv6::Message) -> Option<dhcpv6::Message> {
         let envelope = Envelope {
             mac: vm.1,
@@ -180,7 +180,7 @@ fn answers(burst: &mut Burst) -> Vec<Answer> {
     let mut answers = Vec::new();
     while let Some(packet) = burst.pop() {
         let frame = bytes_of(&packet);
-        // Reading checks lengths and checksums.
+        // Parsing checks lengths and checksums.
         let request = Request::parse(&frame, Checksum::None).expect("a valid frame");
         assert_eq!(request.mac, GATEWAY_MAC);
         answers.push(Answer {
@@ -204,7 +204,7 @@ fn bytes_of(packet: &Packet) -> Vec<u8> {
     bytes
 }
 
-/// A message of a client with these options.
+/// Returns a message of a client with these options.
 pub(super) fn message(vm: Vm, kind: MessageType, options: &[(u8, &[u8])]) -> dhcpv4::Message {
     let mut set = dhcpv4::Options::default();
     set.set(dhcpv4::option::MESSAGE_TYPE, &[kind as u8]);

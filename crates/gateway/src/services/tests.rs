@@ -25,7 +25,7 @@ fn discover_frame(bench: &mut Bench, vm: Vm) -> Vec<u8> {
     bench.frame(&envelope, &discover.emit(600))
 }
 
-/// A lease by the short way, with a name.
+/// Gets a lease with a name, by rapid commit.
 fn lease(bench: &mut Bench, vm: Vm, name: &str) -> Ipv4Addr {
     let options: &[(u8, &[u8])] =
         &[(option::RAPID_COMMIT, &[]), (option::HOST_NAME, name.as_bytes())];
@@ -64,8 +64,8 @@ fn ask(bench: &mut Bench, vm: Vm, dns: IpAddr, name: &str) -> (bool, Option<Vec<
     (taken, answer)
 }
 
-/// Goal: whatever a frame is, it is taken or left, and nothing panics. Method: a good frame cut
-/// anywhere, each of its bytes changed in three ways; what is left of it never gets an answer.
+/// Goal: every frame is taken or left, and none panics. Method: a valid frame is truncated
+/// everywhere, and each of its bytes is changed in three ways; no damaged frame gets an answer.
 #[test]
 fn damaged_frames_are_refused_or_left() {
     let mut bench = Bench::new(config());
@@ -91,7 +91,7 @@ fn damaged_frames_are_refused_or_left() {
     assert!(!taken && answers.is_empty());
 }
 
-/// Only what is for the gateway or for all is taken; other traffic is not looked at further.
+/// Goal: only frames for the gateway or for all stations are taken; other traffic is not examined.
 #[test]
 fn what_is_for_others_is_left() {
     let mut bench = Bench::new(config());
@@ -110,7 +110,7 @@ fn what_is_for_others_is_left() {
         message(vm(1), MessageType::Release, &[]).emit(600),
     );
     let frame = bench.frame(&envelope, &payload);
-    assert!(!bench.input(1, &frame).0, "a server in the world");
+    assert!(!bench.input(1, &frame).0, "a server outside");
     let solicit = Envelope {
         mac: vm(1).1,
         to_mac: GATEWAY_MAC,
@@ -119,14 +119,14 @@ fn what_is_for_others_is_left() {
         ports: Some((546, 547)),
     };
     let frame = bench.frame(&solicit, &[11, 0, 0, 1]);
-    assert!(!bench.input(1, &frame).0, "and one for IPv6");
+    assert!(!bench.input(1, &frame).0, "a server outside, over IPv6");
     let mut config = config();
     config.ipv4 = None;
     assert!(!Bench::new(config).input(1, &good).0, "no service for IPv4");
     assert_eq!(bench.services.counters(), Counters::default());
 }
 
-/// Goal: an answer to a solicitation says what the configuration says, to the one who asked.
+/// Goal: an answer to a solicitation has the configured values, and goes to the sender.
 #[test]
 fn rfc4861_6_2_6_a_solicitation_is_answered() {
     let mut bench = Bench::new(config());
@@ -156,8 +156,9 @@ fn rfc4861_6_2_6_a_solicitation_is_answered() {
     }
 }
 
-/// RFC 4861 §6.1.1, bad input: a hop limit that routers lowered, a code, no bytes, an address from
-/// nobody; a flood gets as many answers as a port may ask for.
+/// RFC 4861 §6.1.1, bad input: a hop limit that a router decremented, a code, a truncated message,
+/// a link-layer address from the unspecified address. A flood gets as many answers as a port may
+/// request.
 #[test]
 fn rfc4861_6_1_1_bad_solicitations() {
     let mut bench = Bench::new(config());
@@ -185,7 +186,7 @@ fn rfc4861_6_1_1_bad_solicitations() {
     assert_eq!(answered, REQUESTS_PER_SECOND as usize);
 }
 
-/// RFC 4861 §6.2.4 and §6.2.5: unasked to all, and at the end that it is over.
+/// RFC 4861 §6.2.4 and §6.2.5: unsolicited advertisements to all, and a last one at shutdown.
 #[test]
 fn rfc4861_6_2_5_the_last_advertisement() {
     let mut bench = Bench::new(config());
@@ -204,8 +205,8 @@ fn rfc4861_6_2_5_the_last_advertisement() {
     assert_eq!(bench.services.next_deadline(), None);
 }
 
-/// Goal: what a guest calls itself when it asks for an address, others find in DNS, over both
-/// families; questions about other names go on.
+/// Goal: the name that a guest sends when it asks for an address is in DNS, over both families;
+/// queries about other names continue to the stack.
 #[test]
 fn names_of_leases_are_in_dns() {
     let mut bench = Bench::new(config());
@@ -220,7 +221,7 @@ fn names_of_leases_are_in_dns() {
     }
     assert_eq!(ask(&mut bench, vm(2), GATEWAY.into(), "vm1"), (false, None), "no DNS server");
     assert_eq!(bench.services.counters().names_answered, 2);
-    // The name goes with the lease.
+    // The name ends with the lease.
     let mut release = message(vm(1), MessageType::Release, &[]);
     release.client_address = address;
     assert!(bench.dhcpv4(vm(1), &release).is_none());
@@ -230,7 +231,7 @@ fn names_of_leases_are_in_dns() {
     assert_eq!(reply.rcode(), simple_dns::RCODE::NameError);
 }
 
-/// Bad input: names that are none are passed over, the lease is given all the same.
+/// Bad input: names that are not valid are ignored, and the lease is given.
 #[test]
 fn bad_names_cost_nothing_but_the_name() {
     for bad in ["", "-a", "a b", "x_y", "\u{e4}", "a..b", "evil\nnameserver"] {
@@ -241,7 +242,7 @@ fn bad_names_cost_nothing_but_the_name() {
     }
 }
 
-/// Goal: leases outlive a restart, with names and without static ones; bad lines are passed over.
+/// Goal: leases survive a restart, with names and without static ones; bad lines are skipped.
 #[test]
 fn leases_outlive_a_restart() {
     let mut first = Bench::new(config());
@@ -267,7 +268,7 @@ fn leases_outlive_a_restart() {
     let restored = second.services.restore(&format!("{text}{bad}"), second.now, wall);
     let expected = Restored { taken: 2, over: 1, elsewhere: 1, unusable: 5 };
     assert_eq!(restored, expected);
-    // A hundred seconds of the lease are over; the rest is as it was.
+    // A hundred seconds of the lease have passed; the rest is unchanged.
     assert_eq!(second.services.leases(second.now, wall), text);
     let wanted = address.octets();
     let options: &[(u8, &[u8])] = &[(option::REQUESTED_ADDRESS, &wanted)];
@@ -275,13 +276,13 @@ fn leases_outlive_a_restart() {
     assert_ne!(offer.your_address, address, "still lent");
     let (_, answer) = ask(&mut second, vm(2), DNS.into(), "vm1");
     assert!(answer.is_some());
-    // At whatever port it is now, it goes on.
+    // The client continues its lease, at any port.
     let moved = Vm(9, vm(1).1);
     assert_eq!(lease(&mut second, moved, "vm1"), address);
 }
 
-/// Static leases that come and go: what cannot be is refused and leaves no trace, what a guest has
-/// already is given it for good, and everything is as before when it is taken back.
+/// Goal: static leases can be added and removed. A rejected one leaves no trace; a guest keeps an
+/// address that it already has; undoing changes restores everything.
 #[test]
 fn static_leases_come_and_go() {
     let mut bench = Bench::new(config());
@@ -323,13 +324,17 @@ fn static_leases_come_and_go() {
     }
     assert_eq!(bench.services.lent(now), lent);
     assert_eq!(bench.services.static_leases().count(), 2);
-    // Renewing makes it the guest's own; the other port's guest gets what is its own.
+    // A renewal makes the lease static; the guest of the other port gets its own address.
     assert_eq!(lease(&mut bench, vm(1), "vm1"), had);
     assert!(bench.services.lent(now)[0].is_static);
     assert_eq!(bench.services.lent(now)[0].name, Some("web".parse().unwrap()));
     assert_eq!(bench.services.address_of("web", true, now), Some(had.into()));
     assert_eq!(bench.services.address_of("port1", true, now), Some(had.into()));
-    assert_eq!(bench.services.address_of("port2", true, now), Some(free.into()), "not asked yet");
+    assert_eq!(
+        bench.services.address_of("port2", true, now),
+        Some(free.into()),
+        "the guest has not asked yet"
+    );
     assert_eq!(bench.services.address_of("port2", false, now), None);
     assert_eq!(lease(&mut bench, vm(2), "vm2"), free);
 
@@ -346,12 +351,12 @@ fn static_leases_come_and_go() {
     bench.services.return_to(checkpoint);
     assert_eq!((bench.services.lent(now), bench.services.static_leases().count()), (before, 2));
     assert_eq!(lease(&mut bench, vm(2), "vm2"), free);
-    // The name of a port goes with it.
+    // A port's name is gone with the port.
     bench.services.forget_port(2);
     assert_ne!(lease(&mut bench, vm(2), "vm2"), free);
 }
 
-/// As many as there may be.
+/// Goal: the number of static leases is bounded.
 #[test]
 fn static_leases_are_bounded() {
     let mut bench = Bench::new(config());
@@ -364,7 +369,7 @@ fn static_leases_are_bounded() {
     }
 }
 
-/// An answer that finds no room is lost and counted, and the message was taken.
+/// Goal: an answer that finds no room is lost and counted, and the message was taken.
 #[test]
 fn answers_without_room_are_counted() {
     let mut bench = Bench::new(config());

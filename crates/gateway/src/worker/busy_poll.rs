@@ -1,30 +1,31 @@
-//! For how long to look for work before going to sleep.
+//! Decides how long to busy-poll before the worker sleeps.
 //!
-//! Sleeping costs the worker two system calls and whoever wakes it one, so where the next packet
-//! comes soon it is cheaper for both to look for it. Where none comes, looking costs a processor
-//! that others could have used: with a single one, the very guest that is waited for.
+//! Sleeping costs the worker two system calls, and the side that wakes it one. Where the next
+//! packet comes soon, polling is cheaper for both sides. Where no packet comes, polling takes a
+//! processor that others could use: on a single processor, the very guest that the worker waits
+//! for.
 //!
-//! So nothing is polled unless it pays. A sleep that was shorter than the budget would have been
-//! saved by polling, and begins it. As long as something is found, polling goes on before each
-//! sleep. A budget that is spent in vain ends it, and each further one in a row doubles the short
-//! sleeps that must be seen before the next try, up to `1 << MISSES_MAX`. An idle worker has long
-//! sleeps, and so polls once after its last packet and then not at all.
+//! So the worker polls only where it pays. Polling begins after a sleep shorter than the budget,
+//! which polling would have saved. While polling finds work, it precedes each sleep. A budget spent
+//! in vain stops it. Each further budget spent in vain in a row doubles the number of short sleeps
+//! before the next try, up to `1 << MISSES_MAX`. An idle worker has long sleeps, so it polls once
+//! after its last packet and then not at all.
 
 use towpath_net::time::Duration;
 
-/// Budgets spent in vain in a row, as far as they are counted: where polling never pays, one short
-/// sleep in so many as this power of two is preceded by it, a share that cannot be measured.
+/// Upper bound of the count of budgets spent in vain in a row. Where polling never pays, it
+/// precedes one short sleep in `1 << MISSES_MAX`, a share too small to measure.
 pub const MISSES_MAX: u32 = 10;
 
-/// The budget, and what came of it lately.
+/// The polling budget and its recent results.
 #[derive(Debug)]
 pub(super) struct BusyPoll {
     budget: Duration,
-    /// It pays at present.
+    /// Polling pays at present.
     pays: bool,
-    /// Budgets spent in vain since something was found.
+    /// Budgets spent in vain since polling last found work.
     misses: u32,
-    /// Short sleeps that are still to be seen.
+    /// Short sleeps that are still needed before the next try.
     wanted: u32,
 }
 
@@ -33,14 +34,14 @@ impl BusyPoll {
         Self { budget, pays: false, misses: 0, wanted: 1 }
     }
 
-    /// For how long to poll now.
+    /// Returns how long to poll now.
     pub(super) fn window(&self) -> Duration {
         if self.pays { self.budget } else { Duration::ZERO }
     }
 
-    /// Work was found `after` polling began; `None` if it was there before, such as loans that the
-    /// worker itself has ended, which says nothing about polling. If it was found too late, the
-    /// thread had to wait for its processor meanwhile, and it was not polling that found it.
+    /// Polling found work `after` it began. `None`: the work was there before, such as loans that
+    /// the worker itself has ended; that says nothing about polling. Work found after the budget
+    /// counts as a miss: the thread waited for its processor meanwhile, so polling did not find it.
     pub(super) fn found(&mut self, after: Option<Duration>) {
         match after {
             None => {}
@@ -56,7 +57,7 @@ impl BusyPoll {
         self.misses = MISSES_MAX.min(self.misses + 1);
     }
 
-    /// What can be polled ended a sleep of so long.
+    /// A sleep of length `long` was ended by a source that can be polled.
     pub(super) fn slept(&mut self, long: Duration) {
         if long < self.budget && !self.pays {
             self.wanted -= 1;
@@ -72,7 +73,7 @@ mod tests {
     const BUDGET: Duration = Duration::from_micros(50);
     const SHORT: Duration = Duration::from_micros(49);
 
-    /// Short sleeps until it polls again.
+    /// Returns the number of short sleeps until it polls again.
     fn sleeps(poll: &mut BusyPoll) -> u32 {
         let mut count = 0;
         while poll.window().is_zero() {
@@ -99,17 +100,19 @@ mod tests {
         assert_eq!(sleeps(&mut poll), 1);
     }
 
-    /// Goal: a processor that the guest needs is not polled away, be it ours alone.
+    /// Goal: polling does not take the processor that the guest needs, not even a processor of the
+    /// worker's own.
     #[test]
     fn where_it_never_pays_it_is_hardly_tried() {
         let mut poll = BusyPoll::new(BUDGET);
         sleeps(&mut poll);
         let mut between = Vec::new();
         for miss in 0..14 {
-            // Of our own making, as what comes back from the other side of the switch.
+            // Caused by the worker itself, such as loans that return from the other side of the
+            // switch.
             poll.found(None);
             assert_eq!(poll.window(), BUDGET);
-            // Found by whoever had the processor, while we waited for it: in vain, too.
+            // Found late because another thread had the processor: a miss, too.
             if miss % 2 == 0 {
                 poll.missed()
             } else {

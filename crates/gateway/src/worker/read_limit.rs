@@ -1,41 +1,42 @@
-//! How many packets of the inside to read at once: as many as came like the last ones.
+//! Limits the number of packets to read from the inside at once, by the size of the last ones.
 //!
-//! Datagrams that the program sends one by one are joined within a burst, and so is work for the
-//! host's sockets, so that small packets are read many at a time; super-packets are read few at a
-//! time, so that they stay in the cache until the host's sockets have taken them. So a burst has
-//! room for [`BURST_BYTES`] of packets like those of the last one, and for twice as many at most:
-//! what comes after a few small ones may be large.
+//! Small packets are read many at a time: datagrams that the program sends one by one are joined
+//! within a burst, and so is the work for the host's sockets. Super-packets are read few at a time,
+//! so that they stay in the cache until the host's sockets have taken them. So a burst has room for
+//! [`BURST_BYTES`] of packets of the last burst's size, and for twice as many packets as that burst
+//! at most: large packets may follow a few small ones.
 //!
-//! Packets may also come one at a time, as requests of one connection do. A device tells that it is
-//! empty by a system call that brings nothing: one for each burst, and so one for each packet that
-//! comes alone. After [`SINGLY_MIN`] small packets that came alone the next is taken without asking
-//! for another; if there is one after all, the file is still readable, and the next turn takes it.
-//! One burst in [`ASKED_EVERY`] is asked for whole, so it is found out when more come together.
-//! Large packets come in trains, and are always asked for.
+//! Packets may also come one at a time, such as the requests of one connection. A device reports
+//! that it is empty by a system call that returns nothing: one call per burst, so one for each
+//! packet that comes alone. After [`SINGLY_MIN`] small packets that came alone, the worker takes
+//! the next one without asking for another. If there is another, the file is still readable, and
+//! the next turn takes it. One burst in [`ASKED_EVERY`] is read to its end, to notice when packets
+//! come together again. Large packets come in trains and are always read to the end.
 //!
-//! Of small packets a turn of the worker reads fewer than of others ([`ReadLimit::expects_small`]),
-//! so that a flood of them takes little of the thread.
+//! A turn of the worker reads fewer small packets than others ([`ReadLimit::expects_small`]), so
+//! that a flood of them takes little of the thread.
 
 use towpath_packet::burst::BURST_MAX;
 
-/// Packets of a burst, at least, however large they are.
+/// Least room of a burst in packets, however large they are.
 const BURST_MIN: usize = 8;
-/// Bytes of a burst, if more than [`BURST_MIN`] packets come to less: of datagrams, what one call
-/// for a host socket takes.
+/// Bytes that a burst has room for if more than [`BURST_MIN`] packets fit: of datagrams, what one
+/// call for a host socket takes.
 const BURST_BYTES: usize = 64 << 10;
-/// Small packets that have to come alone before it is relied on.
+/// Small packets in a row that must come alone before the next is expected alone.
 const SINGLY_MIN: u32 = 4;
-/// One burst in so many is read until nothing is left, however the others were.
+/// One burst in this many is read until nothing is left, whatever came before.
 const ASKED_EVERY: u32 = 16;
-/// Most bytes of a small packet, on average over a burst: it costs as much work as one of an MTU.
+/// Most bytes of a small packet, on average over a burst: it costs as much work as one of a full
+/// MTU.
 const SMALL_BYTES_MAX: usize = 512;
-/// Most bytes of a packet that is no part of a train: one that was not segmented.
+/// Most bytes of a packet that is not part of a train: a packet that was not segmented.
 const UNSEGMENTED_BYTES_MAX: usize = 1514;
 
-/// See the module text.
+/// The limit, and the recent packets that it depends on.
 #[derive(Debug)]
 pub(super) struct ReadLimit {
-    /// Packets of a burst that are like the last ones.
+    /// Room of a burst of packets like the last ones.
     burst: usize,
     /// Packets in a row that came alone.
     alone: u32,
@@ -48,18 +49,19 @@ impl ReadLimit {
         Self { burst: BURST_MIN, alone: 0, are_small: false }
     }
 
-    /// Most packets to read now from what tells by a call that it is empty, or not.
+    /// Returns the most packets to read now. `looks_by_call`: the device needs a system call to
+    /// report that it is empty.
     pub(super) fn get(&self, looks_by_call: bool) -> usize {
         let is_asked = self.alone < SINGLY_MIN || self.alone.is_multiple_of(ASKED_EVERY);
         if is_asked || !looks_by_call { self.burst } else { 1 }
     }
 
-    /// True if the last burst was of small packets, as floods are.
+    /// Returns true if the last burst was of small packets, as in a flood.
     pub(super) fn expects_small(&self) -> bool {
         self.are_small
     }
 
-    /// So much came.
+    /// Records the size of a received burst.
     pub(super) fn came(&mut self, packets: usize, bytes: usize) {
         let is_alone = packets == 1 && bytes <= UNSEGMENTED_BYTES_MAX;
         self.alone = if is_alone { self.alone.wrapping_add(1) } else { 0 };
@@ -80,15 +82,15 @@ mod tests {
         let mut limit = ReadLimit::new();
         let mut asked = 0;
         for at in 0..10 * ASKED_EVERY {
-            assert!(at >= SINGLY_MIN || limit.get(true) > 1, "little is known yet");
-            assert!(limit.get(false) > 1, "looking costs nothing");
+            assert!(at >= SINGLY_MIN || limit.get(true) > 1, "too few packets came alone yet");
+            assert!(limit.get(false) > 1, "asking costs no call");
             asked += u32::from(limit.get(true) > 1);
             limit.came(1, 60);
         }
-        assert_eq!(asked, SINGLY_MIN + 9, "and then one in so many");
+        assert_eq!(asked, SINGLY_MIN + 9, "and then one burst in ASKED_EVERY");
     }
 
-    /// Goal: whatever comes together ends it, as does a part of a train.
+    /// Goal: packets that come together, or part of a train, end reading one at a time.
     #[test]
     fn trains_are_read_whole() {
         for (packets, bytes) in [(2, 120), (1, UNSEGMENTED_BYTES_MAX + 1)] {
@@ -115,7 +117,8 @@ mod tests {
         }
     }
 
-    /// Goal: small packets fill a burst, super-packets have a few, and each change is followed.
+    /// Goal: many small packets fill a burst, few super-packets do, and the limit follows each
+    /// change.
     #[test]
     fn a_burst_has_room_for_its_bytes() {
         let mut limit = ReadLimit::new();

@@ -1,4 +1,4 @@
-//! What a worker serves: the inside of its gateway.
+//! The side that a worker serves: the inside of its gateway.
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -10,25 +10,26 @@ use towpath_packet::Device;
 use crate::flows::Guests;
 use crate::report::Report;
 
-/// Where packets of the inside come from and go to: one TAP device, or a switch with its ports.
+/// Source and destination of the inside's packets: one TAP device, or a switch with its ports.
 pub trait Side: Device<Error: std::error::Error + Send + Sync + 'static> {
-    /// Another file that is watched, also while packets have to wait for memory: when it is
-    /// readable, [`Side::heard`] is called.
+    /// Returns another file that is watched, even while packets wait for memory. When it is
+    /// readable, the worker calls [`Side::heard`].
     fn bell(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// The bell has rung. What there is to do is told by the next [`Device::poll`] or
-    /// [`Device::arm`].
+    /// Clears the bell after it rang. The next [`Device::poll`] or [`Device::arm`] returns whether
+    /// there is work.
     fn heard(&mut self) {}
 
-    /// The address of a guest, by its name, in one family. A program alone has none.
+    /// Returns the address of a guest in one family, by the guest's name. A program alone has no
+    /// guests.
     fn address_of(&self, guest: &str, is_ipv4: bool, now: Instant) -> Option<IpAddr> {
         let _ = (guest, is_ipv4, now);
         None
     }
 
-    /// Adds what it has counted, as far as there is a place for it.
+    /// Adds the side's counters to the report, as far as the report has fields for them.
     fn add_to(&self, report: &mut Report);
 }
 

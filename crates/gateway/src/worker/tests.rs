@@ -1,5 +1,4 @@
-//! A worker beside an inside that is made for one question each, and a worker's stack beside a
-//! program's.
+//! A worker with an inside made for one question each, and a worker's stack facing a program's.
 
 use super::*;
 use rustix::event::{EventfdFlags, eventfd};
@@ -8,7 +7,7 @@ use towpath_net::fragment::into_received;
 use towpath_packet::Device;
 use towpath_packet::sync::{AtomicU32, Ordering::Relaxed};
 
-/// Turns within which an inside must have been looked at.
+/// Turns within which the worker must have polled the inside.
 const TURNS_MAX: u32 = 100;
 
 /// An inside whose turn is always due, and that can only be polled.
@@ -42,7 +41,7 @@ impl Device for Busy {
         self.turns += 1;
         match self.turns {
             ..TURNS_MAX => Ok(()),
-            _ => Err(io::Error::other("nobody looked at it")),
+            _ => Err(io::Error::other("the worker never polled the inside")),
         }
     }
 
@@ -60,8 +59,8 @@ impl Device for Busy {
     }
 }
 
-/// Goal: a worker that never sleeps asks for no kicks, so it has to look at the inside.
-/// Method: it ends when it is looked at, and fails after so many turns.
+/// Goal: a worker that never sleeps requests no kicks, so it has to poll the inside. Method: the
+/// worker ends when it polls the inside, and fails after `TURNS_MAX` turns.
 #[test]
 fn a_busy_worker_looks_at_its_inside() {
     let file = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
@@ -72,15 +71,15 @@ fn a_busy_worker_looks_at_its_inside() {
     assert_eq!(worker.run_until(&[end.as_fd()]).unwrap(), 0);
 }
 
-/// An inside that is always readable and has a packet for each time that it is read, but many at
-/// last.
+/// An inside that is always readable. It returns one packet per read at first, and many at once at
+/// the end.
 struct Singles {
     file: OwnedFd,
     end: OwnedFd,
     /// Packets that are still to come alone, and then together.
     alone: u32,
     together: u32,
-    /// Looks that found nothing.
+    /// Reads that found nothing.
     vain: Arc<AtomicU32>,
 }
 
@@ -125,8 +124,8 @@ impl Device for Singles {
     }
 }
 
-/// Goal: where packets come alone an empty inside is hardly asked, and whatever comes is taken.
-/// Method: an inside counts looks in vain; the worker ends when it has taken all.
+/// Goal: where packets come alone, the worker rarely reads an empty inside, and takes every packet.
+/// Method: the inside counts reads in vain; the worker ends when it has taken all packets.
 #[test]
 fn an_inside_with_single_packets_is_not_asked_for_more() {
     let vain = Arc::new(AtomicU32::new(0));
@@ -145,7 +144,7 @@ fn an_inside_with_single_packets_is_not_asked_for_more() {
     assert!((4..30).contains(&vain), "{vain} looks in vain for 160 packets");
 }
 
-/// A program's network beside the worker's stack, and a clock of their own.
+/// A program's stack facing the worker's stack, with a clock of their own.
 struct Rig {
     gateway: Stack,
     program: Stack,
@@ -182,7 +181,7 @@ impl Rig {
         rig
     }
 
-    /// What one of the stacks has to send, or the other has then got after a while.
+    /// Moves the packets of one stack to the other, one hop time later; returns their lengths.
     fn pass(&mut self, to_gateway: bool) -> Vec<usize> {
         let Self { gateway, program, memory, ledger, .. } = self;
         let (from, to) = if to_gateway { (program, gateway) } else { (gateway, program) };
@@ -199,12 +198,12 @@ impl Rig {
     }
 }
 
-/// How long a packet takes: long beside a copy.
+/// Time on the way of a packet: long compared to a copy.
 const HOP: Duration = Duration::from_millis(5);
 
-/// Goal: packets towards the program are as large as the window allows, however slow the handshake
-/// was. Method: with a clock of its own; the ten segments of the first window are two packets, of
-/// half of it each.
+/// Goal: packets to the program are as large as the window allows, however slow the handshake was.
+/// Method: on a simulated clock, the ten segments of the first window form two packets of half the
+/// window each.
 #[test]
 fn packets_are_large_on_a_path_that_seemed_slow() {
     let mut rig = Rig::new();
@@ -212,7 +211,7 @@ fn packets_are_large_on_a_path_that_seemed_slow() {
     let (local, remote) = ((net.address, 40_000).into(), ([192, 0, 2, 1], 80).into());
     rig.program.tcp_connect(local, remote, rig.now).unwrap();
     rig.pass(true);
-    let (handle, _) = rig.gateway.next_event().expect("the SYN is told");
+    let (handle, _) = rig.gateway.next_event().expect("the SYN is reported");
     rig.gateway.with_tcp(handle, rig.now, |connection| connection.accept());
     rig.pass(false);
     rig.pass(true);

@@ -1,4 +1,4 @@
-//! How a worker waits: it looks for news for a while where that pays, and then sleeps.
+//! How a worker waits: it busy-polls for a while where that pays, and then sleeps.
 
 use super::{Side, Worker};
 use crate::flows::Token;
@@ -7,26 +7,26 @@ use std::io;
 use std::time::Duration;
 use towpath_io::reactor::Events;
 
-/// Pauses of the processor between two looks at the kernel's events while the inside is polled,
-/// each with a look at the inside: about as long as the system call takes.
+/// Processor pauses between two system calls for the kernel's events while the inside is polled,
+/// each with one poll of the inside: together about as long as the system call takes.
 const LOOKS: u32 = 8;
-/// How long news of a young connection are looked for: longer than a peer on this machine takes,
-/// and as long as it takes to wake a thread whose processor sleeps.
+/// How long to poll for events of a young connection: longer than a peer on this machine takes to
+/// answer, and as long as it takes to wake a thread whose processor sleeps.
 pub(super) const YOUNG_POLL: Duration = Duration::from_micros(20);
 
 impl<S: Side> Worker<S> {
-    /// Waits for events, or until there is something to do inside.
+    /// Waits for events, or until the inside has work.
     pub(super) fn wait(
         &mut self,
         timeout: Option<Duration>,
         events: &mut Events,
     ) -> io::Result<()> {
         let is_busy = timeout.is_some_and(|timeout| timeout.is_zero());
-        // While memory is short, what is inside has to wait.
+        // While memory is short, the packets of the inside have to wait.
         let is_paused = !self.engine.is_watched();
         if is_busy || is_paused {
             if !is_paused {
-                // Nothing but this tells of it.
+                // Only polling finds work of the inside here.
                 self.engine.device.poll();
             }
             self.rest.wait(&mut self.reactor, timeout, events)?;
@@ -38,7 +38,7 @@ impl<S: Side> Worker<S> {
         if self.gateway.awaits_answers() {
             let now = self.clock.now();
             self.with_gateway(now, |gateway, io| gateway.answers_are_late(io));
-            // The turn that follows sends the ACKs, and may find what else there is to do.
+            // The next turn sends the ACKs, and may find other work.
             events.clear();
             return Ok(());
         }
@@ -59,8 +59,8 @@ impl<S: Side> Worker<S> {
         Ok(())
     }
 
-    /// Looks for news of a young connection for as long as that pays, `timeout` at most, and once
-    /// in any case if ACKs wait for it. True if there are any.
+    /// Polls for events of a young connection for as long as that pays, for `timeout` at most, and
+    /// at least once if ACKs wait for it. Returns true if there are any.
     fn poll_young(&mut self, timeout: Option<Duration>, events: &mut Events) -> io::Result<bool> {
         let began = self.clock.now();
         let mut window = Duration::ZERO;
@@ -89,8 +89,8 @@ impl<S: Side> Worker<S> {
         }
     }
 
-    /// Polls the inside for as long as that pays, `timeout` at most. True if there is something to
-    /// do, be it for `events`.
+    /// Polls the inside for as long as that pays, for `timeout` at most. Returns true if the inside
+    /// has work or `events` is not empty.
     fn poll(&mut self, timeout: Option<Duration>, events: &mut Events) -> io::Result<bool> {
         let window = self.busy_poll.window().min(timeout.unwrap_or(Duration::MAX));
         if window.is_zero() {
@@ -111,7 +111,7 @@ impl<S: Side> Worker<S> {
                 self.busy_poll.missed();
                 return Ok(false);
             }
-            // Of others, too, news are heard of as long as the inside is busy.
+            // Events of other sources are collected as long as the inside is busy.
             self.reactor.wait(Some(Duration::ZERO), events)?;
             if found || !events.is_empty() {
                 return Ok(true);

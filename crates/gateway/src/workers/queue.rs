@@ -1,26 +1,27 @@
-//! The queues of a TAP device, one for each worker, and what is handed over between them.
+//! The queues of a TAP device, one for each worker, and the packets handed over between them.
 //!
 //! # Theory of operation
 //!
-//! A flow has to stay with one worker, and the kernel alone decides which queue a packet goes to
-//! ([`Tap::add_queue`]): the one that last wrote a packet of its flow within three seconds, else
-//! the one that a hash of its addresses and ports tells, which is always the same one. A TCP flow
-//! that the program begins thus comes to the hash's queue, is answered there, and never comes
-//! anywhere else, however long it rests. All else has no such home. Flows that the host begins come
-//! to the hash's queue after a rest; datagrams of one port of the program go to many peers, but
-//! have one host socket; fragments and errors are spread by their addresses alone.
+//! A flow has to stay with one worker, but the kernel alone chooses the queue of a packet
+//! ([`Tap::add_queue`]): the queue that last wrote a packet of the flow within three seconds, else
+//! the queue of a hash of its addresses and ports, which is always the same. So a TCP flow that the
+//! program begins comes to the hash's queue, is answered there, and never comes to another queue,
+//! however long it pauses. Other traffic has no such fixed queue. Flows that the host begins come
+//! to the hash's queue after a pause. Datagrams of one port of the program go to many peers, but
+//! have one host socket. Fragments and ICMP errors are spread by their addresses alone.
 //!
-//! So [`Owners`] say whose a packet is, by its headers alone: TCP of the program from ports that
-//! are not published is served where it comes; that from published ports belongs to a worker that
-//! a hash of ours tells, who also begins the connection; and everything else to the first. What
-//! comes to another's queue is handed over, through a ring of the owner's. The owner answers by
-//! its own queue, so the kernel leads the flow there.
+//! So [`Owners`] decides the owner of a packet by its headers alone. The program's TCP from ports
+//! that are not published is served by the worker whose queue received it. TCP from published ports
+//! belongs to the worker of a second hash, computed here; that worker also begins the connection.
+//! Everything else belongs to the first worker. A packet that comes to another worker's queue is
+//! handed over, through a ring of the owner. The owner answers by its own queue, so the kernel
+//! steers the flow there.
 //!
-//! Invariants: whether a packet is handed over depends on nothing but the packet, so it is the
-//! same for all packets of a TCP connection, and no two workers have connections with the same
-//! addresses and ports. Order is kept in the ring and in the queues, not between them. What a ring
-//! has no room for is dropped and counted. Each side belongs to one worker's thread; the rings
-//! alone are shared.
+//! Invariants: whether a packet is handed over depends only on the packet, so it is the same for
+//! all packets of a TCP connection, and no two workers have connections with the same addresses and
+//! ports. Order is kept within a ring and within a queue, not between them. Packets that find no
+//! room in a ring are dropped and counted. Each side belongs to one worker's thread; only the rings
+//! are shared.
 //!
 //! Limit: [`HANDED_MAX`].
 
@@ -41,35 +42,36 @@ use crate::worker::Side;
 /// Packets that may wait for a worker: as many as a TAP device's own queue holds.
 pub const HANDED_MAX: usize = 1024;
 
-/// The queue of a worker, and what the others hand over to it.
+/// The queue of a worker, and the packets that other workers hand over to it.
 pub(super) struct Queue {
     tap: Tap,
     index: usize,
     owners: Arc<Owners>,
-    /// What the others hand over.
+    /// Packets that other workers have handed over.
     handed: Consumer<Packet>,
-    /// To each worker, with the one that has this, so that no ring ends.
+    /// Rings to all workers, including this one, so that no ring closes.
     to: Vec<SharedProducer<Packet>>,
-    /// What came by the device and is not looked at yet, and what goes to each worker.
+    /// Packets from the device that have no owner yet, and packets for each worker.
     received: Burst,
     leaving: Vec<Burst>,
     bell: EventDoorbell,
-    /// Something was handed over and not taken yet, when last looked at.
+    /// The ring had packets when it was last polled.
     has_handed: bool,
-    /// The ring is read before the device; they take turns, so that neither can starve the other.
+    /// The ring is read before the device; this alternates, so that neither starves the other.
     is_ring_first: bool,
-    /// Packets that went to others.
+    /// Packets handed over to other workers.
     handed_over: u64,
-    /// Packets that found no room there.
+    /// Packets that found no room in another worker's ring.
     full: u64,
 }
 
 impl Queue {
-    /// One for each queue of the device.
+    /// Makes one for each queue of the device.
     pub(super) fn all(taps: Vec<Tap>, owners: &Arc<Owners>) -> io::Result<Vec<Self>> {
         let mut ends = Vec::new();
         for _ in &taps {
-            // Handing over is rare, and each sleep of the owner would be a barrier of all threads.
+            // Handing over is rare. With an unfenced doorbell, each sleep of the owner would be a
+            // barrier of all threads.
             let bell = EventDoorbell::fenced()?;
             let (to, handed) = ring::shared(HANDED_MAX, bell.clone()).map_err(io::Error::other)?;
             ends.push((bell, to, handed));
@@ -93,7 +95,7 @@ impl Queue {
         Ok(each.collect())
     }
 
-    /// Reads the device until `burst` is full, and hands over what is not of this worker.
+    /// Reads the device until `burst` is full, and hands over the packets of other workers.
     fn read(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<Input, TapError> {
         let room = burst.room();
         if room == 0 {
@@ -166,7 +168,7 @@ impl Device for Queue {
             self.handed.dequeue(burst);
         }
         self.is_ring_first = !self.is_ring_first;
-        // While memory is short nothing is due.
+        // While memory is short, nothing is due.
         self.has_handed = input != Input::NoMemory && !self.handed.is_empty();
         Ok(input)
     }

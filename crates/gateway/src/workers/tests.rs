@@ -1,11 +1,11 @@
-//! Everybody's share of the workers' threads while all have more to move than these can: shown
-//! turn by turn, without a clock, as with one worker (`tests/hostile/shares.rs`).
+//! Fair shares of the workers' threads while every flow has more to move than they can. The test
+//! counts turns and uses no clock, like the test of one worker (`tests/hostile/shares.rs`).
 //!
-//! The program is a stack behind two sockets that behave as the queues of a device do; its peers
-//! are sockets on the host's loopback. All of it is one thread: each worker has a turn, then
-//! program and peers go on. A flow's packets come by the queue of its worker, to which the kernel
-//! leads them. But those of some connections to published ports come by the other one, and are
-//! handed over.
+//! The program is a stack behind two sockets that behave like the queues of a device; its peers are
+//! sockets on the host's loopback. Everything runs on one thread: each worker has a turn, then the
+//! program and the peers proceed. A flow's packets come by the queue of its worker, where the
+//! kernel steers them. Only the packets of some connections to published ports come by the other
+//! queue, and are handed over.
 
 use super::*;
 use nix::sched::{CloneFlags, unshare};
@@ -27,35 +27,35 @@ use towpath_packet::{Burst, Device, Ledger, Memory, MemoryConfig, Packet};
 use crate::config::Ipv4Config;
 use crate::publish::{self, Protocol};
 
-/// Connections of each kind: begun by the program or by the host, from it or to it.
+/// Connections of each kind: begun by the program or by the host, in each direction.
 const FLOWS: usize = 8;
-/// The program's published ports: who comes to the first is listened to, to the other, talked to.
+/// The program's published ports: the program receives on the first, and sends on the other.
 const PORTS: [u16; 2] = [9000, 9001];
-/// The program's first port, of those of a number that tells the queue.
+/// The program's first port; the number of a port selects the queue.
 const FIRST_PORT: u16 = 20_000;
-/// What each flow has moved before anything is counted: windows are open by then.
+/// Bytes that each flow moves before the count begins: windows are open by then.
 const WARM_UP: u64 = 8 << 20;
 const WARM_UP_TURNS_MAX: u32 = 20_000;
-/// Turns that are counted: forty rounds of all flows if each takes the whole of a worker's turn.
+/// Turns that are counted: forty rounds of all flows if each flow takes a worker's whole turn.
 const TURNS: u32 = 40 * FLOWS as u32;
-/// Largest share of a flow of the host, of the smallest of the same worker, in percent.
+/// Most bytes of a host's flow, in percent of the smallest of the same worker.
 const APART_MAX: u64 = 150;
-/// Least share of the slower direction of a worker, in percent of both.
+/// Least share of the slower direction of a worker, in percent of both directions.
 const SLOWER_MIN: u64 = 40;
 const CHUNK: usize = 64 << 10;
 const MEMORY_BYTES: usize = 256 << 20;
-/// What a queue of the device holds: more than is ever on its way.
+/// Capacity of a device queue in bytes: more than is ever in flight.
 const QUEUE_BYTES: usize = 64 << 20;
-/// What the program has on its way of each flow, so that ACKs wait in the device for less than what
-/// the host's flows have on theirs lasts.
+/// The program's send buffer per flow: small, so that ACKs wait in the device for less time than
+/// the data in flight of the host's flows lasts.
 const SEND_BUFFER: u32 = 256 << 10;
-/// What the kernel keeps for each flow from the beginning: many turns' worth.
+/// The kernel's buffers for each flow from the beginning: enough for many turns.
 const BUFFERS: &str = "4194304 8388608 8388608";
 
-/// Times that it is counted: a flow whose round trips a busy machine has made longer opens its
-/// window with time, not with turns.
+/// Number of counts. A busy machine may lengthen the round trips of a flow, whose window then opens
+/// with time, not with turns.
 const TRIES: u32 = 16;
-/// Labs in which that is done: what a busy machine has made of the windows of one lasts.
+/// Number of labs with these counts: on a busy machine, the windows of one lab may stay small.
 const LABS: u32 = 3;
 
 /// Goal: a worker that does not answer is asked and waited for once, until it has answered.
@@ -77,7 +77,7 @@ fn a_worker_that_is_stuck_is_waited_for_once() {
     assert_eq!(stuck.report(Duration::ZERO).handed_over, 0);
     stuck.ask();
     assert_eq!(wanted.try_iter().count(), 1);
-    // It would be waited for so long.
+    // If it were waited for, it would take this long.
     stuck.report(Duration::from_secs(24 * 3600));
     tell.send(Report { handed_over: 7, ..last }).expect("it is there");
     assert_eq!(stuck.report(Duration::ZERO).handed_over, 7);
@@ -85,14 +85,14 @@ fn a_worker_that_is_stuck_is_waited_for_once() {
     assert_eq!(wanted.try_iter().count(), 1);
 }
 
-/// Goal: with two workers and flows of all kinds on both that always have more, each worker's
-/// slower direction has two fifths of what its flows move as long as the program has more, and no
-/// flow of the host gets half as much again as another of the same worker, whether its packets come
-/// to this worker or are handed over.
+/// Goal: two workers have flows of all kinds that always have more to move. The slower direction of
+/// each worker gets two fifths of the bytes that its flows move, as long as the program has more to
+/// send. No flow of the host gets half as much again as another of the same worker, whether its
+/// packets come to this worker or are handed over.
 #[test]
 fn flows_and_directions_have_their_shares_of_each_worker() {
     if unshare(CloneFlags::CLONE_NEWNET).is_err() {
-        eprintln!("skipped: it needs a network namespace of its own, which needs root");
+        eprintln!("skipped: needs root for a network namespace of its own");
         return;
     }
     let up = Process::new("ip").args(["link", "set", "lo", "up"]).status();
@@ -100,7 +100,7 @@ fn flows_and_directions_have_their_shares_of_each_worker() {
     for name in ["tcp_rmem", "tcp_wmem"] {
         std::fs::write(format!("/proc/sys/net/ipv4/{name}"), BUFFERS).expect("our own settings");
     }
-    assert!((0..LABS).any(|_| is_fair_in_a_lab()), "it is never fair");
+    assert!((0..LABS).any(|_| is_fair_in_a_lab()), "the shares are never fair");
 }
 
 fn is_fair_in_a_lab() -> bool {
@@ -114,14 +114,14 @@ fn is_fair_in_a_lab() -> bool {
     (0..TRIES).any(|_| lab.is_fair())
 }
 
-/// The workers, and what they serve.
+/// The workers, the device and the program.
 struct Lab {
     workers: [Worker<Queue>; 2],
-    /// Connections for the second.
+    /// Connections for the second worker.
     accepted: Receiver<Accepted>,
-    /// Always readable, which makes each call of a worker one turn.
+    /// Always readable, so that each call of a worker is one turn.
     ready: OwnedFd,
-    /// The workers' ends of the device, and turns that left something there.
+    /// The workers' ends of the device, and the number of turns that left packets there.
     queues: [OwnedFd; 2],
     left: [u32; 2],
     program: Program,
@@ -174,7 +174,7 @@ impl Lab {
         program.go_on(workers[0].now());
     }
 
-    /// Counts some turns.
+    /// Counts a number of turns; returns true if the shares are fair.
     fn is_fair(&mut self) -> bool {
         let (before, handed_over) = (self.program.flows.clone(), self.handed_over());
         self.left = [0; 2];
@@ -203,7 +203,7 @@ impl Lab {
     }
 }
 
-/// Both ends of a queue: one read takes one frame, one write makes one, both without blocking.
+/// Returns both ends of a queue: one read takes one frame, one write sends one, neither blocks.
 fn device() -> (OwnedFd, OwnedFd) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let ends = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
@@ -229,24 +229,24 @@ enum Way {
 struct Flow {
     socket: SocketId,
     way: Way,
-    /// Whose it is.
+    /// The worker that owns it.
     worker: usize,
     bytes: u64,
 }
 
-/// The inside of the gateway, and the peers of its other side.
+/// The inside of the gateway, and the peers on the host.
 struct Program {
     sockets: Sockets,
     memory: Memory,
     ledger: Ledger,
     device: [Tap; 2],
-    /// To each queue.
+    /// Packets for each queue.
     leaving: [Burst; 2],
     flows: Vec<Flow>,
-    /// Of published ports, and who knows whose connections to them are.
+    /// Listeners of the published ports, and the map from their connections to workers.
     inside: [SocketId; 2],
     owners: Arc<Owners>,
-    /// Of the peers of connections that the program begins.
+    /// Listeners of the peers to which the program connects.
     listeners: [TcpListener; 2],
     writers: Vec<TcpStream>,
     readers: Vec<TcpStream>,
@@ -278,7 +278,7 @@ impl Program {
             let socket = sockets.stream(Family::V4).expect("room");
             let own = SocketAddr::new(net.address.into(), FIRST_PORT + number as u16);
             sockets.bind(socket, own).expect("a free port");
-            // That it has begun is told as an error.
+            // EINPROGRESS is expected.
             let _ = sockets.connect(socket, (net.gateway, port).into(), Instant::START);
             flows.push(Flow { socket, way, worker, bytes: 0 });
         }
@@ -309,7 +309,7 @@ impl Program {
         self.flows.len() == 4 * FLOWS && self.flows.iter().all(|flow| flow.bytes >= WARM_UP)
     }
 
-    /// Lets program and peers go on as far as they can.
+    /// Lets the program and the peers proceed as far as they can.
     fn go_on(&mut self, now: Instant) {
         self.turns += 1;
         self.hear(now);
@@ -317,7 +317,7 @@ impl Program {
         for reader in &mut self.readers {
             while done(reader.read(&mut self.buffer)) {}
         }
-        // Others are first each time.
+        // Another writer is first each time.
         let first = self.turns % self.writers.len();
         let (later, sooner) = self.writers.split_at_mut(first);
         for writer in sooner.iter_mut().chain(later) {
@@ -344,7 +344,7 @@ impl Program {
         self.say(now);
     }
 
-    /// Takes what the workers sent.
+    /// Receives the packets that the workers sent.
     fn hear(&mut self, now: Instant) {
         let Self { sockets, memory, ledger, device, .. } = self;
         let mut burst = Burst::new();
@@ -379,7 +379,7 @@ impl Program {
         }
     }
 
-    /// Sends until the stack has no more or a queue is full.
+    /// Sends until the stack has no more packets or a queue is full.
     fn say(&mut self, now: Instant) {
         let Self { sockets, memory, ledger, device, leaving, owners, .. } = self;
         loop {
@@ -403,7 +403,7 @@ impl Program {
     }
 }
 
-/// By which queue a packet comes.
+/// Returns the queue that a packet comes by.
 fn queue_of(packet: &Packet, owners: &Owners) -> usize {
     let (address, tcp) = packet.headers()[30..].split_at(4);
     let [own, peer] = [[tcp[0], tcp[1]], [tcp[2], tcp[3]]].map(u16::from_be_bytes);
@@ -417,7 +417,7 @@ fn queue_of(packet: &Packet, owners: &Owners) -> usize {
     }
 }
 
-/// True if bytes were moved: the socket may move more.
+/// Returns true if bytes were moved: the socket may move more.
 fn done(result: io::Result<usize>) -> bool {
     match result {
         Ok(count) => count > 0,

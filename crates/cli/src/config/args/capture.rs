@@ -63,7 +63,7 @@ fn parse_flow(text: &str) -> Result<[SocketAddr; 2], String> {
 }
 
 impl CaptureArguments {
-    /// The expression for both the filter and the flow.
+    /// Returns one expression for both the filter and the flow.
     pub(crate) fn expression(&self) -> String {
         let Some([a, b]) = self.flow else { return self.filter.clone() };
         let way = |from: SocketAddr, to: SocketAddr| {

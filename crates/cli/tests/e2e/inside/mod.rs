@@ -1,5 +1,5 @@
-//! The tests' own programs: this very executable, started inside of a towpath as
-//! `e2e inside ROLE ARGUMENT...`.
+//! The tests' own programs: this executable, started inside of a towpath as `e2e inside ROLE
+//! ARGUMENT...`.
 
 pub(crate) mod soak;
 mod tcp;
@@ -10,7 +10,7 @@ use std::process::ExitCode;
 pub(crate) use tcp::{QUESTION_BYTES, STOP};
 pub(crate) use udp::{ALL_CAME, WORD_BYTES, receive_numbered, send_numbered};
 
-/// Plays a role if that is what this process was started for.
+/// Plays a role if this process was started for one.
 pub(crate) fn play() -> Option<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let (word, rest) = arguments.split_first()?;
@@ -28,7 +28,7 @@ pub(crate) fn play() -> Option<ExitCode> {
     })
 }
 
-/// What went wrong, as text; a role's only reader is a person.
+/// Errors are text; only people read the output of a role.
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
 fn run(role: &str, arguments: &[&str]) -> Outcome {

@@ -1,4 +1,4 @@
-//! A program with many flows of all kinds, for a while.
+//! A program with many flows of all kinds, for a limited time.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -9,21 +9,21 @@ use super::Outcome;
 use super::tcp::open;
 use crate::support::{Checker, Pattern, now, reset_on_drop};
 
-/// What a server is asked for: to echo when all has come, to do so after so many milliseconds, to
-/// send so many bytes and close first, to reset after so many bytes.
+/// First byte of a request: echo everything at the end. The others: echo after some milliseconds,
+/// send a number of bytes and close first, reset after a number of bytes.
 pub(crate) const ECHO: u8 = b'e';
 pub(crate) const SLOW: u8 = b's';
 pub(crate) const FIRST: u8 = b'f';
 pub(crate) const BREAK: u8 = b'b';
 
-/// Most bytes of a connection each way.
+/// Most bytes of a connection in each direction.
 const BYTES_MAX: u64 = 300_000;
 /// Longest pause.
 const PAUSE_MILLIS_MAX: u64 = 800;
-/// A thread needs little: buffers are on the heap.
+/// Stack size of a thread, which needs little: buffers are on the heap.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Numbers that look random (splitmix64).
+/// Pseudo-random numbers (splitmix64).
 struct Random(u64);
 
 impl Random {
@@ -36,7 +36,7 @@ impl Random {
     }
 }
 
-/// `flows` threads, each with one connection after the other until the time is over.
+/// Runs `flows` threads, each with one connection after another until the time is over.
 pub(crate) fn run(flows: u64, seconds: u64, seed: u64, addresses: &[&str]) -> Outcome {
     let until = now() + Duration::from_secs(seconds);
     let count = thread::scope(|scope| {
@@ -110,7 +110,7 @@ fn one_connection(choice: u64, bytes: u64, pause: Duration, address: &str) -> Ou
     }
 }
 
-/// Sends a pattern and closes that half, and expects it all back after a pause.
+/// Sends a pattern and closes that half, and expects all of it back after a pause.
 fn there_and_back(stream: &mut TcpStream, bytes: u64, pause: Duration) -> Outcome {
     Pattern::new(bytes).write_to(&mut *stream)?;
     stream.shutdown(Shutdown::Write)?;
@@ -119,7 +119,7 @@ fn there_and_back(stream: &mut TcpStream, bytes: u64, pause: Duration) -> Outcom
     Ok(())
 }
 
-/// The peer resets while this sends, or while it waits for an answer.
+/// Expects the peer's reset, while it sends or while it waits for an answer.
 fn until_reset(stream: &mut TcpStream, bytes: u64) -> Outcome {
     let sent = Pattern::new(bytes).write_to(&mut *stream);
     let end = sent.and_then(|()| stream.read(&mut [0]).map(|_| ()));

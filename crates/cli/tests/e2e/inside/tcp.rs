@@ -8,16 +8,16 @@ use std::time::Duration;
 use super::Outcome;
 use crate::support::{Checker, Pattern, echo, now, reset_on_drop};
 
-/// Longest wait for anything, so that a failure tells what failed.
+/// Longest wait for anything, so that a failure reports its cause.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// How long a reader stops reading.
+/// How long a reader stops.
 pub(crate) const STOP: Duration = Duration::from_secs(10);
 
-/// How long a connection rests: longer than the kernel remembers by which queue of a TAP device
-/// it was heard of last.
+/// How long a connection pauses: longer than the kernel remembers which queue of a TAP device last
+/// sent its packets.
 const REST: Duration = Duration::from_millis(4500);
 
-/// Bytes of a question that is answered when all of it is there.
+/// Bytes of a question that is answered only as a whole.
 pub(crate) const QUESTION_BYTES: usize = 16;
 
 pub(super) fn open(address: &str) -> Result<TcpStream, std::io::Error> {
@@ -29,7 +29,7 @@ pub(super) fn open(address: &str) -> Result<TcpStream, std::io::Error> {
     Ok(stream)
 }
 
-/// Prints for each address how connecting ends and how many milliseconds that takes; all at once.
+/// Connects to all addresses at once; prints for each the result and its milliseconds.
 pub(super) fn connect(addresses: &[&str]) -> Outcome {
     let begun = now();
     thread::scope(|scope| {
@@ -55,7 +55,7 @@ fn ask(stream: &mut TcpStream, number: usize) -> Outcome {
     if came == sent { Ok(()) } else { Err(format!("another answer to {number}").into()) }
 }
 
-/// Opens connections and keeps them all, then asks over each, then closes them.
+/// Opens connections and keeps them all open, then asks over each, then closes them.
 pub(super) fn hold(address: &str, count: usize) -> Outcome {
     let open = |_| open(address);
     let mut streams = (0..count).map(open).collect::<Result<Vec<_>, _>>()?;
@@ -67,7 +67,7 @@ pub(super) fn hold(address: &str, count: usize) -> Outcome {
     Ok(())
 }
 
-/// Opens connections, then asks over one after the other and closes it.
+/// Opens connections, then asks over one after another and closes it.
 pub(super) fn ask_in_turn(address: &str, count: usize) -> Outcome {
     let streams = (0..count).map(|_| open(address)).collect::<Result<Vec<_>, _>>()?;
     for (number, mut stream) in streams.into_iter().enumerate() {
@@ -77,7 +77,7 @@ pub(super) fn ask_in_turn(address: &str, count: usize) -> Outcome {
     Ok(())
 }
 
-/// Opens connections, asks over each, lets them rest, and asks over each again.
+/// Opens connections, asks over each, lets them pause, and asks over each again.
 pub(super) fn rest(address: &str, count: usize) -> Outcome {
     let open = |_| open(address);
     let mut streams = (0..count).map(open).collect::<Result<Vec<_>, _>>()?;
@@ -91,8 +91,9 @@ pub(super) fn rest(address: &str, count: usize) -> Outcome {
     Ok(())
 }
 
-/// Connections one after the other, each with a question and its answer. Half of them are closed
-/// here first; of the others only the sending half, so that the server's FIN comes first or late.
+/// Makes connections one after another, each with a question and its answer. Half of them close
+/// here first. The others close only the sending half, so that the server's FIN comes first or
+/// late.
 pub(super) fn short(address: &str, count: usize) -> Outcome {
     for number in 0..count {
         let mut stream = open(address).map_err(|error| format!("connection {number}: {error}"))?;
@@ -108,9 +109,9 @@ pub(super) fn short(address: &str, count: usize) -> Outcome {
     Ok(())
 }
 
-/// Asks without `TCP_NODELAY` and over a connection for each: sixteen times with one write, then
-/// with two, and all of that again. Prints the microseconds that the quickest question in two parts
-/// took.
+/// Asks without `TCP_NODELAY`, over a connection for each question: sixteen times with one write,
+/// then with two, all of that repeatedly. Prints the microseconds of the quickest question in two
+/// parts.
 pub(super) fn two_parts(address: &str, count: usize) -> Outcome {
     let address: SocketAddr = address.parse()?;
     let ask = |parts: usize| -> Result<Duration, std::io::Error> {
@@ -134,7 +135,7 @@ pub(super) fn two_parts(address: &str, count: usize) -> Outcome {
     Ok(())
 }
 
-/// Opens connections until one is refused, at most `count`; shows that the open ones work, closes
+/// Opens connections until one is refused, at most `count`; checks that the open ones work, closes
 /// half of them, and opens one more.
 pub(super) fn limited(address: &str, count: usize) -> Outcome {
     let mut streams = Vec::new();
@@ -164,7 +165,7 @@ pub(super) fn limited(address: &str, count: usize) -> Outcome {
     Ok(())
 }
 
-/// Sends a pattern and closes that half; then expects it all back, and the end.
+/// Sends a pattern and closes that half; then expects all of it back, and the end.
 pub(super) fn half_close(address: &str, bytes: u64) -> Outcome {
     let mut stream = open(address)?;
     let reading = stream.try_clone()?;
@@ -200,14 +201,14 @@ pub(super) fn await_reset(address: &str) -> Outcome {
     Ok(())
 }
 
-/// Reads something and resets.
+/// Reads some bytes and resets.
 pub(super) fn reset(address: &str) -> Outcome {
     let mut stream = open(address)?;
     stream.read_exact(&mut vec![0; 100_000])?;
     reset_on_drop(&stream);
     drop(stream);
     println!("reset");
-    // The process's end would close it just the same.
+    // The end of the process would also close the socket.
     thread::sleep(Duration::from_secs(1));
     Ok(())
 }
@@ -252,7 +253,7 @@ pub(super) fn both(up: &str, down: &str, bytes: u64) -> Outcome {
     Ok(Pattern::new(bytes).write_to(&mut up)?)
 }
 
-/// Echoes at an address, and tells who asks.
+/// Echoes at an address, and prints the client's address.
 pub(super) fn echo_server(address: &str) -> Outcome {
     let listener = TcpListener::bind(address)?;
     println!("listening");
@@ -263,7 +264,8 @@ pub(super) fn echo_server(address: &str) -> Outcome {
     }
 }
 
-/// Sends much; resets in the middle of it who has asked for that, and tells how others end.
+/// Sends many bytes. Resets in the middle of a connection whose client has asked for that, and
+/// prints how others end.
 pub(super) fn reset_server(port: u16) -> Outcome {
     let listener = TcpListener::bind(("::", port))?;
     println!("listening");
@@ -277,13 +279,13 @@ pub(super) fn reset_server(port: u16) -> Outcome {
             continue;
         }
         let end = std::io::copy(&mut std::io::repeat(1), &mut stream);
-        // A write may be told of the reset as a broken pipe; the error itself is kept.
+        // A write may report the reset as a broken pipe; the socket keeps the error itself.
         let error = stream.take_error()?.or(end.err()).ok_or("no error")?;
         println!("ended by {:?}", error.kind());
     }
 }
 
-/// Echoes words, each after a rest.
+/// Echoes words, each after a pause.
 pub(super) fn late_server(port: u16) -> Outcome {
     let listener = TcpListener::bind(("::", port))?;
     println!("listening");

@@ -11,9 +11,9 @@ use crate::support::{Pattern, now};
 
 /// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// What is said when the last datagrams have come.
+/// The message that reports that the last datagrams have arrived.
 pub(crate) const ALL_CAME: &[u8] = b"all came";
-/// Length of the other words that a receiver says: how many datagrams have come.
+/// Length of a receiver's other messages: the number of datagrams that have arrived.
 pub(crate) const WORD_BYTES: u64 = 8;
 
 fn socket(address: &str) -> Result<UdpSocket, Box<dyn std::error::Error>> {
@@ -24,10 +24,10 @@ fn socket(address: &str) -> Result<UdpSocket, Box<dyn std::error::Error>> {
     Ok(socket)
 }
 
-/// Prints what comes of a datagram to a port where nobody listens.
+/// Prints the result of a datagram to a closed port.
 pub(super) fn refused(address: &str) -> Outcome {
     let socket = socket(address)?;
-    // Without it, Linux keeps errors that may pass from its users.
+    // Without the option, Linux does not report transient errors to the socket.
     if socket.peer_addr()?.is_ipv4() {
         setsockopt(&socket, Ipv4RecvErr, &true)?;
     } else {
@@ -60,7 +60,7 @@ pub(super) fn echo(address: &str, sizes: &[&str]) -> Outcome {
     Ok(())
 }
 
-/// Sends everything back, and tells who sent it.
+/// Echoes everything, and prints the sender's address.
 pub(super) fn server(port: u16) -> Outcome {
     let socket = UdpSocket::bind(("::", port))?;
     println!("listening");
@@ -72,17 +72,17 @@ pub(super) fn server(port: u16) -> Outcome {
     }
 }
 
-/// Sends `count` datagrams of `size` bytes, `segments` of them in one call, and waits until it is
-/// told that all have come.
+/// Sends `count` datagrams of `size` bytes, `segments` of them in one call, and waits until the
+/// receiver reports that all have arrived.
 pub(super) fn send(address: &str, size: u64, count: u64, segments: u64) -> Outcome {
     let socket = socket(address)?;
     send_numbered(&socket, size, count, segments)?;
     expect_word(&socket, ALL_CAME)
 }
 
-/// As [`send`], over a socket of the caller's; each datagram has its own content. What is sent in
-/// one call fits into a socket's usual buffer, and the next call waits until it has come, so that
-/// no kernel loses any, however late the receiver runs.
+/// Sends numbered datagrams over the caller's socket, `segments` of them in one call; each has its
+/// own content. The datagrams of one call fit a socket's usual buffer, and the next call waits
+/// until they have arrived, so no kernel loses any, however late the receiver runs.
 pub(crate) fn send_numbered(socket: &UdpSocket, size: u64, count: u64, segments: u64) -> Outcome {
     socket.set_read_timeout(Some(PATIENCE))?;
     if segments > 1 {
@@ -113,7 +113,7 @@ fn datagram(size: u64, number: u64) -> Vec<u8> {
     Pattern::seeded(size, number + 1).bytes()
 }
 
-/// Greets, and expects numbered datagrams in their order.
+/// Sends a greeting, and expects numbered datagrams in order.
 pub(super) fn receive(address: &str, size: u64, count: u64, segments: u64) -> Outcome {
     let socket = socket(address)?;
     socket.send(b"greeting")?;
@@ -122,8 +122,8 @@ pub(super) fn receive(address: &str, size: u64, count: u64, segments: u64) -> Ou
     Ok(())
 }
 
-/// Expects what [`send_numbered`] sends, and tells when what was sent together has come: all but
-/// the last, for who is told last may have ended. Who sent it.
+/// Expects what [`send_numbered`] sends, and confirms the datagrams of each call, except the last:
+/// the sender may have ended by then. Returns the sender's address.
 pub(crate) fn receive_numbered(
     socket: &UdpSocket,
     size: u64,
@@ -149,7 +149,7 @@ pub(crate) fn receive_numbered(
     }
 }
 
-/// Sends to each address, from sockets that may broadcast; prints what is answered.
+/// Sends to each address, from sockets that may broadcast; prints the answers.
 pub(super) fn silent(addresses: &[&str]) -> Outcome {
     for address in addresses {
         let to: SocketAddr = address.parse()?;

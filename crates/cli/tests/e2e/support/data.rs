@@ -1,5 +1,5 @@
-//! Bytes that tell where they belong: each word is a function of its place, so that loss,
-//! repetition and exchange all show.
+//! Bytes that show where they belong: each word is a function of its place, so that loss,
+//! repetition and reordering all show.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -24,7 +24,7 @@ impl Pattern {
         Self { at: 0, len, seed }
     }
 
-    /// Writes all of it.
+    /// Writes the whole stream.
     pub(crate) fn write_to(mut self, mut sink: impl Write) -> io::Result<()> {
         io::copy(&mut self, &mut sink).map(|_| ())
     }
@@ -69,7 +69,7 @@ impl Checker {
         Self { expected, buffer: vec![0; BLOCK] }
     }
 
-    /// Takes the next bytes; says where they differ.
+    /// Checks the next bytes; returns where they differ.
     pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<(), String> {
         for part in bytes.chunks(BLOCK) {
             let at = self.expected.at;
@@ -85,7 +85,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Reads to the end and checks that everything came.
+    /// Reads to the end and checks that everything has arrived.
     pub(crate) fn read_all(mut self, mut source: impl Read) -> Result<u64, String> {
         let mut buffer = vec![0; BLOCK];
         loop {
@@ -100,7 +100,7 @@ impl Checker {
     }
 }
 
-/// SHA-256 of what `source` gives, by sha256sum.
+/// Returns the SHA-256 of what `source` returns, by sha256sum.
 pub(crate) fn digest(mut source: impl Read) -> io::Result<String> {
     let mut child =
         Command::new("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
@@ -113,7 +113,7 @@ pub(crate) fn digest(mut source: impl Read) -> io::Result<String> {
     Ok(text.split(' ').next().unwrap_or_default().into())
 }
 
-/// SHA-256 of a pattern.
+/// Returns the SHA-256 of a pattern.
 pub(crate) fn digest_of(len: u64) -> String {
     static KNOWN: LazyLock<Mutex<HashMap<u64, String>>> = LazyLock::new(Mutex::default);
     let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

@@ -1,7 +1,7 @@
-//! Network namespaces that stand for the host and for other machines.
+//! Network namespaces that play the host and other machines.
 //!
-//! A namespace is held by a process of its own that ends when its standard input is closed, thus
-//! also when the test is killed. Threads enter namespaces; the main thread never does.
+//! A process holds each namespace. It ends when its standard input closes, so also when the test is
+//! killed. Threads enter namespaces; the main thread never does.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -15,7 +15,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::{Process, command, retry, run};
 
-/// The host's address towards [`Outside`].
+/// The host's address on the link to [`Outside`].
 pub(crate) const THIS_V4: &str = "192.0.2.1";
 pub(crate) const THIS_V6: &str = "2001:db8:1::1";
 /// [`Outside`]'s addresses.
@@ -26,7 +26,7 @@ pub(crate) const OUTSIDE_V6: &str = "2001:db8:1::2";
 pub(crate) const FAR_V4: &str = "198.19.0.2";
 pub(crate) const FAR_V6: &str = "2001:db8:e::2";
 
-/// Starts this program anew as root of a user namespace, if it is not root and that is possible.
+/// Executes this program again as root of a user namespace, if it is not root and that is possible.
 pub(crate) fn become_root() {
     const DONE: &str = "TOWPATH_E2E_NAMESPACE";
     if rustix::process::geteuid().is_root() || std::env::var_os(DONE).is_some() {
@@ -40,18 +40,18 @@ pub(crate) fn become_root() {
     let own = std::env::current_exe().expect("own program");
     let mut anew = Command::new("unshare");
     anew.args(namespaces).arg(own).args(std::env::args_os().skip(1)).env(DONE, "1");
-    // Comes back only with an error; then the tests tell why they cannot run.
+    // exec returns only with an error; then the tests report why they cannot run.
     let _ = anew.exec();
 }
 
-/// True if this is not only root of a user namespace with a single user.
+/// Returns true for real root, not only root of a user namespace with a single user.
 pub(super) fn is_real_root() -> bool {
     let users = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let count = users.split_ascii_whitespace().nth(2).and_then(|count| count.parse::<u32>().ok());
     rustix::process::geteuid().is_root() && count.is_some_and(|count| count > 1000)
 }
 
-/// Why no test can run here, if so.
+/// Returns why no test can run here, if none can.
 pub(super) fn unsupported() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("this needs root or user namespaces".into());
@@ -81,7 +81,7 @@ impl Namespace {
             .stdout(Stdio::piped())
             .spawn()
             .expect("unshare");
-        // An answer means that the namespace is there.
+        // An answer means that the namespace exists.
         let mut answer = [0];
         let mut stdin = holder.stdin.take().expect("piped");
         stdin.write_all(b".").expect("a reader");
@@ -91,13 +91,13 @@ impl Namespace {
         Self { holder, name }
     }
 
-    /// Moves this thread there, and so all that it starts.
+    /// Moves this thread into the namespace, with all that it starts.
     fn enter(&self) {
         let file = File::open(format!("/proc/{}/ns/net", self.holder.id())).expect("a namespace");
         move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).expect("setns");
     }
 
-    /// Runs something there.
+    /// Runs `act` in the namespace.
     pub(crate) fn run<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
         thread::scope(|scope| {
             let there = scope.spawn(|| {
@@ -108,12 +108,12 @@ impl Namespace {
         })
     }
 
-    /// The process that holds it.
+    /// Returns the process that holds it.
     pub(crate) fn holder(&self) -> u32 {
         self.holder.id()
     }
 
-    /// Processes there, but for the holder.
+    /// Returns the processes in the namespace, except for the holder.
     fn processes(&self) -> Vec<i32> {
         let holder = self.holder.id().cast_signed();
         let all = processes_in(&self.name).into_iter();
@@ -128,20 +128,20 @@ impl Drop for Namespace {
     }
 }
 
-/// Name of a process's network namespace.
+/// Returns the name of a process's network namespace.
 pub(crate) fn network_namespace(pid: i32) -> Option<String> {
     let link = fs::read_link(format!("/proc/{pid}/ns/net")).ok()?;
     Some(link.to_str()?.into())
 }
 
-/// Processes whose network namespace has this name.
+/// Returns the processes whose network namespace has this name.
 pub(crate) fn processes_in(namespace: &str) -> Vec<i32> {
     let processes = fs::read_dir("/proc").expect("/proc");
     let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     pids.filter(|pid| network_namespace(*pid).as_deref() == Some(namespace)).collect()
 }
 
-/// What stands for the host: a network namespace and a directory.
+/// The host of a test: a network namespace and a directory.
 pub(crate) struct Host {
     namespace: Namespace,
     outside: Option<Outside>,
@@ -162,12 +162,12 @@ impl Host {
         host
     }
 
-    /// Changes a kernel setting of this namespace; some kernels forbid it, and tests do without.
+    /// Changes a kernel setting of this namespace; returns false if the kernel forbids it.
     pub(crate) fn set(&self, name: &str, value: &str) -> bool {
         fs::write(Path::new("/proc/sys").join(name), value).is_ok()
     }
 
-    /// A file in the test's own directory.
+    /// Returns the path of a file in the test's own directory.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
@@ -178,12 +178,12 @@ impl Host {
         path
     }
 
-    /// Another machine on the link, made when first asked for.
+    /// Returns another machine on the link, made at the first call.
     pub(crate) fn outside(&mut self) -> &Outside {
         self.outside.get_or_insert_with(Outside::new)
     }
 
-    /// Goal shared by all tests: no process is left, and no interface that was not there.
+    /// Asserts that no process and no new interface is left.
     pub(super) fn assert_nothing_left(&self) {
         retry("all processes of the test to end", || {
             self.namespace.processes().is_empty().then_some(())
@@ -193,7 +193,7 @@ impl Host {
         assert!(links.lines().all(known), "an interface is left:\n{links}");
     }
 
-    /// Sockets of this namespace, without listeners and those that only wait for TIME-WAIT.
+    /// Returns the sockets of this namespace, without listeners and those in TIME-WAIT.
     pub(crate) fn sockets(&self) -> String {
         run("ss", ["-Htun", "state", "connected", "exclude", "time-wait"])
     }
@@ -240,7 +240,7 @@ impl Outside {
         outside
     }
 
-    /// Runs something there.
+    /// Runs `act` on the machine.
     pub(crate) fn run<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
         self.namespace.run(act)
     }
@@ -310,7 +310,7 @@ impl Far {
     }
 }
 
-/// Commands to `ip`, one on a line.
+/// Runs commands of `ip`, one per line.
 pub(crate) fn batch(commands: &str) {
     let mut ip = command("ip", ["-force", "-batch", "-"])
         .stdin(Stdio::piped())

@@ -1,8 +1,8 @@
-//! What all end-to-end tests share.
+//! Shared code of all end-to-end tests.
 //!
-//! A test is a function that gets a [`Host`] and runs on a thread of its own inside of that host's
-//! network namespace: every socket it makes and every process it starts is there, never in the
-//! real network. [`Test::run`] bounds its time and ends what it started.
+//! A test is a function that gets a [`Host`] and runs on a thread of its own in that host's network
+//! namespace. So every socket and process of a test is there, never in the real network.
+//! [`Test::run`] limits its time and ends what it started.
 
 mod data;
 mod host;
@@ -31,16 +31,15 @@ pub(crate) use towpath::{
     NONE, Stats, TOWPATH, Towpath, inside, program_of, wait_until_nothing_is_left,
 };
 
-/// Longest wait for something that takes milliseconds when it works.
+/// Longest wait for something that normally takes milliseconds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(150);
-/// How long a test may take to clean up once it was told to stop.
+/// How long a test may take to clean up after it was stopped.
 const STOPPING: Duration = Duration::from_secs(30);
 
 /// Programs that every test needs.
 const PROGRAMS: [&str; 6] = ["ip", "ss", "ping", "setpriv", "unshare", "sha256sum"];
 
-/// True if tests take all the time that they can make use of, as `make test-long` has it: with
-/// `TOWPATH_LONG` in the environment.
+/// Returns true for long tests, as in `make test-long`: with `TOWPATH_LONG` in the environment.
 pub(crate) fn is_long() -> bool {
     std::env::var_os("TOWPATH_LONG").is_some()
 }
@@ -75,27 +74,27 @@ impl Test {
         }
     }
 
-    /// With another limit than three minutes.
+    /// Sets another limit than three minutes.
     pub(crate) fn limit(self, seconds: u64) -> Self {
         Self { limit: Duration::from_secs(seconds), ..self }
     }
 
-    /// Left out of the quick run unless `quick`.
+    /// Leaves the test out of the quick run unless `quick`.
     pub(crate) fn slow_unless(self, quick: bool) -> Self {
         Self { quick, ..self }
     }
 
-    /// Not enough for it to be root in a user namespace, which has no other users.
+    /// Requires real root, as a user namespace has no other users.
     pub(crate) fn needs_root(self) -> Self {
         Self { needs_root: true, ..self }
     }
 
-    /// The same with this MTU inside, left out of the quick run.
+    /// Sets the MTU inside, and leaves the test out of the quick run.
     pub(crate) fn at_mtu(self, mtu: u16) -> Self {
         Self { name: format!("{}_mtu{mtu}", self.name), mtu, quick: false, ..self }
     }
 
-    /// As the harness wants it. What cannot run here is ignored, with the reason.
+    /// Converts the test for the harness. A test that cannot run here is ignored, with the reason.
     pub(crate) fn into_trial(self, quick_run: bool) -> Trial {
         let name = self.name.clone();
         Trial::ignorable_test(name, move || {
@@ -150,13 +149,14 @@ impl Test {
     }
 }
 
-/// The test that `make` gives, at the default MTU and at others, as far as `family` has them.
+/// Returns the test of `make`, at the default MTU and at the others of `family`.
 pub(crate) fn at_each_mtu(family: Family, make: impl Fn() -> Test) -> Vec<Test> {
     let others = mtus(family).into_iter().filter(|mtu| *mtu != towpath::MTU_DEFAULT);
     std::iter::once(make()).chain(others.map(|mtu| make().at_mtu(mtu))).collect()
 }
 
-/// The MTUs that a family is tried at: the smallest, the usual and the largest, in a long run more.
+/// Returns the MTUs that a family is tested at: the smallest, the usual and the largest, and in a
+/// long run more.
 pub(crate) fn mtus(family: Family) -> Vec<u16> {
     let smallest = if family == Family::V4 { 576 } else { 1280 };
     let mut mtus = vec![smallest, towpath::MTU_DEFAULT, 65520];
@@ -168,7 +168,7 @@ pub(crate) fn mtus(family: Family) -> Vec<u16> {
     mtus
 }
 
-/// IPv4 or IPv6.
+/// An IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Family {
     V4,
@@ -187,17 +187,17 @@ impl Family {
         if self == Family::V4 { "-4" } else { "-6" }
     }
 
-    /// The gateway as the program sees it.
+    /// Returns the gateway's address inside.
     pub(crate) fn gateway(self) -> IpAddr {
         self.pick("10.0.2.2", "fd74:6f77:7061:7468::2")
     }
 
-    /// The program's DNS address.
+    /// Returns the DNS address inside.
     pub(crate) fn dns(self) -> IpAddr {
         self.pick("10.0.2.3", "fd74:6f77:7061:7468::3")
     }
 
-    /// The program itself.
+    /// Returns the program's address.
     pub(crate) fn program(self) -> IpAddr {
         self.pick("10.0.2.15", "fd74:6f77:7061:7468::15")
     }
@@ -210,42 +210,42 @@ impl Family {
         self.pick("0.0.0.0", "::")
     }
 
-    /// The host's address towards the outside.
+    /// Returns the host's address towards the outside.
     pub(crate) fn host(self) -> IpAddr {
         self.pick(THIS_V4, THIS_V6)
     }
 
-    /// The other host.
+    /// Returns the address of the other machine.
     pub(crate) fn outside(self) -> IpAddr {
         self.pick(OUTSIDE_V4, OUTSIDE_V6)
     }
 
-    /// An address behind the other host, which drops what is sent there.
+    /// Returns an address behind the other machine, which drops packets to it.
     pub(crate) fn blackhole(self) -> IpAddr {
         self.pick("198.51.100.1", "2001:db8:b::1")
     }
 
-    /// An address for which the host has an `unreachable` route.
+    /// Returns an address for which the host has an `unreachable` route.
     pub(crate) fn unreachable(self) -> IpAddr {
         self.pick("203.0.113.1", "2001:db8:c::1")
     }
 
-    /// An address for which the host has no route.
+    /// Returns an address for which the host has no route.
     pub(crate) fn unrouted(self) -> IpAddr {
         self.pick("198.18.0.1", "2001:db8:d::1")
     }
 
-    /// An address of the outside network that nobody has.
+    /// Returns an unused address of the outside network.
     pub(crate) fn nobody(self) -> IpAddr {
         self.pick("192.0.2.99", "2001:db8:1::99")
     }
 
-    /// The address of a [`host::Far`].
+    /// Returns the address of a [`host::Far`].
     pub(crate) fn far(self) -> IpAddr {
         self.pick(FAR_V4, FAR_V6)
     }
 
-    /// An address that the router before a [`host::Far`] forbids.
+    /// Returns an address that the router before a [`host::Far`] forbids.
     pub(crate) fn forbidden(self) -> IpAddr {
         self.pick("198.19.1.1", "2001:db8:f::1")
     }
@@ -256,12 +256,12 @@ impl Family {
     }
 }
 
-/// Tells something about a test that is no result.
+/// Prints a note about a test that is not a result.
 pub(crate) fn note(name: &str, what: &str) {
     println!("note: {name}: {what}");
 }
 
-/// An address as it stands in a URL.
+/// Returns an address in the form for a URL.
 pub(crate) fn url_host(address: IpAddr) -> String {
     match address {
         IpAddr::V4(v4) => v4.to_string(),
@@ -275,7 +275,7 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// Tries until there is a value; fails the test after [`PATIENCE`].
+/// Repeats `attempt` until it returns a value; fails the test after [`PATIENCE`].
 pub(crate) fn retry<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     let begun = now();
     loop {
@@ -287,12 +287,12 @@ pub(crate) fn retry<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T 
     }
 }
 
-/// Why a program cannot be used, if so.
+/// Returns why a program cannot be used, if it cannot.
 fn missing(program: &str) -> Option<String> {
     find_program(program).is_none().then(|| format!("{program} is not installed"))
 }
 
-/// Where a program is.
+/// Returns the path of a program.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default();
     let places = path.split(':').chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"]);

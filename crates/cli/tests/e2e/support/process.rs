@@ -1,4 +1,4 @@
-//! Processes that a test starts: bounded, collected, and killed when forgotten.
+//! Processes that a test starts: limited in time, collected, and killed when dropped.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -13,17 +13,17 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use super::{PATIENCE, find_program, now, retry};
 
-/// How long the last words of a process that has ended are waited for.
+/// How long to wait for the last output of a process that has ended.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
-/// Leaders of the process groups that run now.
+/// Leaders of the running process groups.
 static STARTED: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 
 fn started() -> MutexGuard<'static, Vec<i32>> {
     STARTED.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Kills what tests have started and not waited for.
+/// Kills the processes that tests have started and not waited for.
 pub(crate) fn kill_started() {
     for pid in started().iter() {
         let _ = kill_process_group(pid_of(*pid), Signal::KILL);
@@ -34,7 +34,7 @@ fn pid_of(pid: i32) -> Pid {
     Pid::from_raw(pid).expect("a process")
 }
 
-/// A command; its program may also be in a directory for administrators.
+/// Returns a command; its program may also be in a directory for administrators.
 pub(crate) fn command<A: AsRef<OsStr>>(
     program: &str,
     arguments: impl IntoIterator<Item = A>,
@@ -44,7 +44,7 @@ pub(crate) fn command<A: AsRef<OsStr>>(
     command
 }
 
-/// Runs a command of the test's own set-up to its end, which must be a good one.
+/// Runs a set-up command of the test to its end, which must be a success.
 pub(crate) fn run<A: AsRef<OsStr>>(
     program: &str,
     arguments: impl IntoIterator<Item = A>,
@@ -52,7 +52,7 @@ pub(crate) fn run<A: AsRef<OsStr>>(
     Process::start(command(program, arguments)).finish().success()
 }
 
-/// How a process ended and what it wrote.
+/// How a process ended, and its output.
 #[derive(Debug)]
 pub(crate) struct Output {
     pub(crate) status: ExitStatus,
@@ -61,7 +61,7 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// What it wrote to standard output; it must have ended well.
+    /// Returns the standard output; asserts success.
     pub(crate) fn success(self) -> String {
         assert!(self.status.success(), "{}\n{}\n{}", self.status, self.stdout, self.stderr);
         self.stdout
@@ -114,7 +114,7 @@ impl Process {
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        assert!(self.status.is_none(), "it is still there");
+        assert!(self.status.is_none(), "the process has not been waited for");
         kill_process(pid_of(self.pid()), signal).expect("signal");
     }
 
@@ -126,7 +126,7 @@ impl Process {
         text(&self.stderr)
     }
 
-    /// Waits until it has written `wanted` to either stream.
+    /// Waits until the process has written `wanted` to either stream.
     pub(crate) fn wait_for_text(&mut self, wanted: &str) {
         let name = self.name.clone();
         retry(&format!("{name} to write '{wanted}'"), || {
@@ -138,7 +138,7 @@ impl Process {
         });
     }
 
-    /// Its status if it has ended.
+    /// Returns its status if it has ended.
     pub(crate) fn poll(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
             self.status = self.child.try_wait().expect("wait");
@@ -158,7 +158,7 @@ impl Process {
             }
             thread::sleep(Duration::from_millis(2));
         };
-        // Something that it has started may hold the streams open.
+        // A process that it has started may hold the streams open.
         let begun = now();
         while !self.collectors.iter().all(JoinHandle::is_finished) {
             if begun.elapsed() > LAST_WORDS {
@@ -181,7 +181,7 @@ impl Drop for Process {
     }
 }
 
-/// The command as one that ends with the test's thread, also when the whole test is killed.
+/// Returns the command as one that ends with the test's thread, also when the whole test is killed.
 fn mortal(command: &Command) -> Command {
     let mut mortal = Command::new("setpriv");
     mortal.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
@@ -210,7 +210,7 @@ fn text(collected: &Collected) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Memory of a process that is in RAM, in KiB; none if the process has ended.
+/// Returns the resident memory of a process in KiB; 0 if the process has ended.
 pub(crate) fn resident_kib(pid: i32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let Some(line) = status.lines().find(|line| line.starts_with("VmRSS:")) else { return 0 };
@@ -218,13 +218,13 @@ pub(crate) fn resident_kib(pid: i32) -> u64 {
     number.expect("a number")
 }
 
-/// Descriptors that a process has open.
+/// Returns the number of open descriptors of a process.
 pub(crate) fn descriptors(pid: i32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).expect("/proc").count()
 }
 
-/// Asserts that a process comes to rest: that there is a `time` in which it uses at most so many
-/// clock ticks. What it still has to do may take long on a busy machine.
+/// Asserts that a process comes to rest: that within some period of `time` it uses at most
+/// `ticks_max` clock ticks. Its remaining work may take long on a busy machine.
 pub(crate) fn assert_rests(pid: i32, time: Duration, ticks_max: u64) {
     let begun = now();
     loop {
@@ -238,7 +238,7 @@ pub(crate) fn assert_rests(pid: i32, time: Duration, ticks_max: u64) {
     }
 }
 
-/// Clock ticks that a process has used.
+/// Returns the clock ticks that a process has used.
 fn ticks(pid: i32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("stat");
     let (_, behind_name) = stat.rsplit_once(')').expect("a name");

@@ -22,7 +22,7 @@ pub(crate) struct Server {
 const SILENCE: Duration = Duration::from_secs(60);
 
 impl Server {
-    /// Listens at `address`, at a port of the system's choice.
+    /// Listens at `address`, on a port chosen by the system.
     pub(crate) fn start(
         address: IpAddr,
         serve: impl Fn(TcpStream) -> io::Result<()> + Send + Sync + 'static,
@@ -35,7 +35,7 @@ impl Server {
         serve: impl Fn(TcpStream) -> io::Result<()> + Send + Sync + 'static,
     ) -> Self {
         let listener = Arc::new(TcpListener::bind(address).expect("bind"));
-        // A queue longer than the standard library's, for tests with many connections.
+        // A longer backlog than the standard library's, for tests with many connections.
         rustix::net::listen(&listener, 4096).expect("listen");
         let stopped = Arc::new(AtomicBool::new(false));
         let (accepting, stop) = (listener.clone(), stopped.clone());
@@ -50,7 +50,7 @@ impl Server {
                     let _ = stream.set_read_timeout(Some(SILENCE));
                     let _ = stream.set_write_timeout(Some(SILENCE));
                     let _ = stream.set_nodelay(true);
-                    // A peer that breaks off is what some tests are about.
+                    // In some tests the peer breaks off on purpose.
                     let _ = serve(stream);
                 });
                 serving.expect("a thread");
@@ -68,7 +68,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         // Release: pairs with the Acquire of the accepting thread.
         self.stopped.store(true, Ordering::Release);
-        // Wakes the thread that accepts.
+        // Wakes the accepting thread.
         let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -76,7 +76,7 @@ impl Drop for Server {
     }
 }
 
-/// Sends back what comes, until the peer closes.
+/// Echoes everything until the peer closes.
 pub(crate) fn echo(mut stream: TcpStream) -> io::Result<()> {
     let mut buffer = vec![0; 16 << 10];
     loop {
@@ -88,7 +88,8 @@ pub(crate) fn echo(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// HTTP: GET /N gives N bytes of the pattern, PUT answers with the SHA-256 of what came.
+/// Serves HTTP: GET /N returns N bytes of the pattern, PUT returns the SHA-256 of the request's
+/// body.
 pub(crate) fn http(stream: TcpStream) -> io::Result<()> {
     let mut reader = BufReader::with_capacity(256 << 10, stream.try_clone()?);
     let mut stream = stream;

@@ -13,22 +13,22 @@ pub(crate) const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
 /// No options.
 pub(crate) const NONE: [&str; 0] = [];
 
-/// The MTU of the test that runs now; tests run one after the other.
+/// The MTU of the current test; tests run one after another.
 static MTU: AtomicU16 = AtomicU16::new(MTU_DEFAULT);
 pub(super) const MTU_DEFAULT: u16 = 1500;
 
-/// Every [`Towpath`] from now on has this MTU inside.
+/// Sets the MTU inside of every later [`Towpath`].
 pub(super) fn set_mtu(mtu: u16) {
-    // Relaxed: the tests' threads are started after it.
+    // Relaxed: the tests' threads start afterwards.
     MTU.store(mtu, Ordering::Relaxed);
 }
 
-/// A `towpath run` to be.
+/// A `towpath run` to be started.
 pub(crate) struct Towpath {
-    /// What towpath itself is started by.
+    /// The command that starts towpath.
     by: Vec<OsString>,
     options: Vec<OsString>,
-    /// Where `towpath stats` finds it, if not where it does as a rule.
+    /// Folder in which `towpath stats` finds it, if not the default.
     sockets: Option<PathBuf>,
 }
 
@@ -43,7 +43,7 @@ impl Towpath {
         Self { by: vec![TOWPATH.into()], options: all, sockets: None }
     }
 
-    /// With the host's loopback at the gateways' addresses.
+    /// Makes one whose gateway addresses lead to the host's loopback.
     pub(crate) fn with_loopback<A: Into<OsString>>(options: impl IntoIterator<Item = A>) -> Self {
         let mut towpath = Self::new(options);
         let v4_only = towpath.options.iter().any(|option| option == "-4" || option == "576");
@@ -55,19 +55,19 @@ impl Towpath {
         towpath
     }
 
-    /// Started by another command, for example one that lowers limits.
+    /// Starts it by another command, for example one that lowers limits.
     pub(crate) fn by<A: Into<OsString>>(mut self, by: impl IntoIterator<Item = A>) -> Self {
         self.by = by.into_iter().map(Into::into).chain([TOWPATH.into()]).collect();
         self
     }
 
-    /// To be asked for its flows by [`wait_until_nothing_is_left`].
+    /// Lets [`wait_until_nothing_is_left`] query its flows.
     pub(crate) fn found_by(mut self, host: &Host) -> Self {
         self.sockets = Some(host.file(""));
         self
     }
 
-    /// `towpath run OPTIONS -- COMMAND`, as a command.
+    /// Returns `towpath run OPTIONS -- COMMAND` as a command.
     pub(crate) fn command<A: Into<OsString>>(
         self,
         command: impl IntoIterator<Item = A>,
@@ -95,13 +95,13 @@ impl Towpath {
         Process::start_held(self.command(all))
     }
 
-    /// Runs it to the end.
+    /// Runs it to its end.
     pub(crate) fn run<A: Into<OsString>>(self, command: impl IntoIterator<Item = A>) -> Output {
         self.start(command).finish()
     }
 }
 
-/// The command that plays `role` of the tests' own programs.
+/// Returns the command that plays `role` of the tests' own programs.
 pub(crate) fn inside(role: &str, arguments: &[&str]) -> Vec<OsString> {
     let own = std::env::current_exe().expect("own program");
     let mut command = vec![own.into(), "inside".into(), role.into()];
@@ -128,7 +128,7 @@ impl Stats {
         Self { out: number(1), r#in: number(4), copies_per_byte: words[7].into(), text }
     }
 
-    /// The number before `word` in the line of `name`.
+    /// Returns the number before `word` in the line of `name`.
     pub(crate) fn number(&self, name: &str, word: &str) -> u64 {
         let line = self.text.lines().find(|line| line.starts_with(name));
         let line = line.unwrap_or_else(|| panic!("no {name} in:\n{}", self.text));
@@ -138,7 +138,7 @@ impl Stats {
         words[at - 1].parse().expect("a number")
     }
 
-    /// Bytes that were joined past the stack, out and in.
+    /// Returns the joined bytes, which bypassed the stack: out and in.
     pub(crate) fn joined_bytes(&self) -> [u64; 2] {
         let line = self.text.lines().find(|line| line.starts_with("joined "));
         let line = line.unwrap_or_else(|| panic!("nothing joined in:\n{}", self.text));
@@ -147,8 +147,8 @@ impl Stats {
         ["out,", "in"].map(|word| after(word).and_then(|three| three[0].parse().ok()).expect(word))
     }
 
-    /// All numbers in the line of a worker: bytes out, bytes in, packets handed over, then flows of
-    /// TCP, UDP and echo.
+    /// Returns all numbers in the line of a worker: bytes out, bytes in, packets handed over, then
+    /// flows of TCP, UDP and echo.
     pub(crate) fn worker(&self, index: usize) -> Vec<u64> {
         let name = format!("worker {index} ");
         let line = self.text.lines().find_map(|line| line.strip_prefix(&name));
@@ -157,30 +157,30 @@ impl Stats {
         words.filter_map(|word| word.parse().ok()).collect()
     }
 
-    /// Asserts that no payload byte was copied, and that as many were carried as were given.
+    /// Asserts that no payload byte was copied, and the number of bytes carried.
     pub(crate) fn assert_carried(&self, out: u64, r#in: u64, extra: u64) {
         assert_eq!(self.copies_per_byte, "0.000000", "{}", self.text);
         self.assert_bytes(out, r#in, extra);
     }
 
-    /// Asserts that as many bytes were carried as were given. Headers of the protocol above, and
-    /// what else a program sends, are at most `extra`.
+    /// Asserts the number of bytes carried. Headers of the protocol above, and other bytes of a
+    /// program, are at most `extra`.
     pub(crate) fn assert_bytes(&self, out: u64, r#in: u64, extra: u64) {
         assert!((out..=out + extra).contains(&self.out), "{out} bytes out:\n{}", self.text);
         assert!((r#in..=r#in + extra).contains(&self.r#in), "{} bytes in:\n{}", r#in, self.text);
     }
 
-    /// Payload bytes copied at one site.
+    /// Returns the payload bytes copied at one site.
     pub(crate) fn copied(&self, site: &str) -> u64 {
         self.count("copied", site)
     }
 
-    /// How often something was dropped for this reason.
+    /// Returns how often packets were dropped for this reason.
     pub(crate) fn dropped(&self, reason: &str) -> u64 {
         self.count("dropped", reason)
     }
 
-    /// Payload bytes copied at all sites.
+    /// Returns the payload bytes copied at all sites.
     pub(crate) fn copied_in_all(&self) -> u64 {
         let lines = self.text.lines().filter(|line| line.starts_with("copied "));
         let sites = lines.filter_map(|line| line.split_ascii_whitespace().nth(1));
@@ -196,7 +196,7 @@ impl Stats {
     }
 }
 
-/// CMD of a running towpath: the child of its process 1.
+/// Returns CMD of a running towpath: the child of its process 1.
 pub(crate) fn program_of(towpath: i32) -> i32 {
     let child_of = |pid: i32| {
         let path = format!("/proc/{pid}/task/{pid}/children");
@@ -207,15 +207,15 @@ pub(crate) fn program_of(towpath: i32) -> i32 {
 }
 
 /// Waits until the flows of a towpath that [is found](Towpath::found_by) have left nothing: no
-/// socket on the host, no descriptor beyond `at_start`, and no flow that still waits for what the
-/// program's kernel has to acknowledge.
+/// socket on the host, no descriptor beyond `at_start`, and no flow that waits for an
+/// acknowledgement of the program's kernel.
 pub(crate) fn wait_until_nothing_is_left(host: &Host, towpath: &Process, at_start: usize) {
     retry("sockets to be closed", || host.sockets().is_empty().then_some(()));
     retry("descriptors to be closed", || (descriptors(towpath.pid()) <= at_start).then_some(()));
     retry("flows to end", || (open_flows(host, towpath) == 0).then_some(()));
 }
 
-/// TCP flows that it has open, as it tells itself.
+/// Returns the TCP flows that towpath reports as open.
 fn open_flows(host: &Host, towpath: &Process) -> u64 {
     let mut stats = Command::new(TOWPATH);
     stats.args(["stats", "--json", &towpath.pid().to_string()]);

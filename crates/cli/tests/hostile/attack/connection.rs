@@ -1,4 +1,4 @@
-//! An established connection under attack by its own peer: a small TCP on a packet socket.
+//! An established connection attacked by its own peer: a small TCP on a packet socket.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::OnceLock;
@@ -11,26 +11,26 @@ use crate::injector::Injector;
 use crate::random::Random;
 use crate::sys::{PacketSocket, Sees};
 
-/// Who connects.
+/// Source address of the connections.
 static SOURCE: OnceLock<Ipv4Addr> = OnceLock::new();
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One connection.
+/// One connection of the attacker.
 pub(super) struct Flow<'a> {
     socket: &'a PacketSocket,
     from: End,
     to: End,
-    /// Next number of ours and of the peer.
+    /// Next sequence number of the attacker; `peer_next` is the peer's.
     pub(super) next: u32,
     peer_next: u32,
-    /// What the peer sent.
+    /// Bytes received from the peer.
     received: Vec<u8>,
     stamp: u32,
     peer_stamp: u32,
 }
 
 impl<'a> Flow<'a> {
-    /// Connects; `None` if there is no answer.
+    /// Connects; returns `None` if there is no answer.
     pub(super) fn connect(
         socket: &'a PacketSocket,
         injector: &mut Injector,
@@ -38,8 +38,8 @@ impl<'a> Flow<'a> {
         port: u16,
         mss: u16,
     ) -> Option<Self> {
-        // Never the same: a second connection of the same name would be the first's business, also
-        // if a process had that which was killed.
+        // Never the same port: a second connection with the same addresses would belong to the
+        // first, even to one of a killed process.
         static PORT: AtomicU16 = AtomicU16::new(0);
         // Relaxed: a counter.
         let number = (std::process::id() as u16).wrapping_mul(997) % 50_000;
@@ -83,14 +83,14 @@ impl<'a> Flow<'a> {
         Segment { options: &self.stamps(), ..self.segment(flags, payload) }.frame()
     }
 
-    /// A segment at `offset` from where the next ought to begin.
+    /// Returns a segment at `offset` from the next sequence number.
     pub(super) fn displaced(&self, offset: u32, flags: u8, payload: &[u8]) -> Vec<u8> {
         let sequence = self.next.wrapping_add(offset);
         let options = &self.stamps();
         Segment { sequence, options, ..self.segment(flags, payload) }.frame()
     }
 
-    /// Sends `bytes` and waits until `whole` has come back. Acknowledges nothing.
+    /// Sends `bytes` and waits until `whole` has been echoed. Acknowledges nothing.
     fn exchange(&mut self, injector: &mut Injector, bytes: &[u8], whole: &[u8]) {
         let frame = self.segment_frame(ACK | PSH, bytes);
         self.stamp += 1;
@@ -101,11 +101,11 @@ impl<'a> Flow<'a> {
             injector.send(&frame);
             self.wait(|flow| flow.received.len() >= whole.len(), Duration::from_millis(500));
         }
-        assert_eq!(self.received, whole, "another echo");
+        assert_eq!(self.received, whole, "the echo has other bytes");
         self.next = self.next.wrapping_add(bytes.len() as u32);
     }
 
-    /// Takes what comes until `done`; false if that takes too long.
+    /// Receives until `done`; returns false if that takes too long.
     fn wait(&mut self, done: impl Fn(&Self) -> bool, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         let mut buffer = vec![0; 70_000];
@@ -142,13 +142,13 @@ impl<'a> Flow<'a> {
     }
 }
 
-/// An address outside, unless another was chosen: what is sent to it goes to the program's
-/// interface, and its kernel does not mind.
+/// Returns the source address: by default an address outside. Packets to it leave by the program's
+/// interface, and its kernel does not answer them.
 fn source() -> Ipv4Addr {
     *SOURCE.get_or_init(|| Ipv4Addr::new(203, 0, 113, 77))
 }
 
-/// Has connections of this process come from `address`.
+/// Makes connections of this process come from `address`.
 pub(super) fn come_from(address: Ipv4Addr) {
     let _ = SOURCE.set(address);
 }
@@ -159,9 +159,9 @@ pub(super) fn open_socket() -> PacketSocket {
     socket
 }
 
-/// Goal: what a peer can send on its own connection ends neither it nor anything else, and brings
-/// no byte in that was not at its place. Method: an echo connection with absurd options; segments
-/// out of the window, overlapping, resetting, acknowledging what was never sent, old by timestamp,
+/// Goal: a peer's segments on its own connection end neither the connection nor anything else, and
+/// no byte is accepted at a wrong place. Method: an echo connection with absurd options; segments
+/// that are out of the window, overlap, reset, acknowledge data never sent or have old timestamps,
 /// and forged ICMP errors; an echo after each.
 pub(super) fn round(injector: &mut Injector, random: &mut Random) {
     let socket = open_socket();
@@ -175,7 +175,7 @@ pub(super) fn round(injector: &mut Injector, random: &mut Random) {
         flow.exchange(injector, b"third", b"third");
         overlaps(injector, &mut flow);
         flow.exchange(injector, b"fourth", b"fourth");
-        // It ends more than once, and goes on after its end.
+        // It sends several FINs, and data after them.
         injector.send(&flow.segment_frame(ACK | FIN, &[]));
         injector.send(&flow.segment_frame(ACK | FIN, &[]));
         injector.send(&flow.displaced(1, ACK | PSH, HOSTILE));
@@ -187,7 +187,7 @@ pub(super) fn round(injector: &mut Injector, random: &mut Random) {
 
 fn out_of_window(injector: &mut Injector, flow: &Flow<'_>, random: &mut Random) {
     for _ in 0..200 {
-        // Beyond the largest window there is, or before what was acknowledged.
+        // Beyond the largest possible window, or before acknowledged data.
         let distance = (64 << 20) + random.next() as u32 % (1 << 30);
         let offset = if random.below(2) == 0 { distance } else { distance.wrapping_neg() };
         let flags = [ACK | PSH, ACK | FIN, RST, RST | ACK, SYN, SYN | ACK][random.below(6)];
@@ -195,14 +195,14 @@ fn out_of_window(injector: &mut Injector, flow: &Flow<'_>, random: &mut Random) 
         injector.drops("tcp_unacceptable", &flow.displaced(offset, flags, payload));
     }
     for offset in [1, 100, 10_000] {
-        // In the window and not at its edge (RFC 5961).
+        // In the window but not at its edge (RFC 5961).
         injector.drops("tcp_unacceptable", &flow.displaced(offset, RST, &[]));
         injector.drops("tcp_unacceptable", &flow.displaced(offset, SYN | ACK, &[]));
     }
     injector.drops("tcp_unacceptable", &flow.displaced(0, PSH | URG, HOSTILE));
     let stamps = flow.stamps();
     for acknowledgment in [1 << 20, 1 << 30, 1 << 31] {
-        // Acknowledges what was never sent.
+        // Acknowledges data that was never sent.
         let acknowledgment = flow.peer_next.wrapping_add(acknowledgment);
         let segment = flow.segment(ACK | PSH, HOSTILE);
         let segment = Segment { acknowledgment, options: &stamps, ..segment };
@@ -213,7 +213,7 @@ fn out_of_window(injector: &mut Injector, flow: &Flow<'_>, random: &mut Random) 
     injector.drops("tcp_unacceptable", &segment.frame());
 }
 
-/// ICMP errors about segments of the gateway's that are on their way, and about others.
+/// Sends ICMP errors about the gateway's segments in flight, and about others.
 fn errors(injector: &mut Injector, flow: &Flow<'_>) {
     for (code, mtu) in [(4, 0), (4, 1), (4, 68), (4, 0xffff), (0, 0), (1, 0), (2, 0), (3, 0)] {
         for back in [1, 3, 1 << 20, 0u32.wrapping_sub(1 << 20)] {
@@ -226,15 +226,15 @@ fn errors(injector: &mut Injector, flow: &Flow<'_>) {
     }
 }
 
-/// Data that comes twice and differs. What was taken first stands; of what waits for its turn
-/// either may.
+/// Sends data twice with different bytes. Data in order stands as first received; of data out of
+/// order, either copy may.
 fn overlaps(injector: &mut Injector, flow: &mut Flow<'_>) {
     flow.exchange(injector, b"AAAAAAAA", b"AAAAAAAA");
     let before = 0u32.wrapping_sub(4);
     injector.send(&flow.displaced(before, ACK | PSH, b"XXXXBBBB"));
     flow.next = flow.next.wrapping_add(4);
     flow.exchange(injector, b"", b"BBBB");
-    // Ahead of their turn, one over the other, then one that fills the hole and more.
+    // Out of order and overlapping, then a segment that fills the hole and more.
     for (offset, bytes) in [(8, b"CCCCCCCC"), (4, b"DDDDDDDD"), (12, b"EEEEEEEE"), (2, b"FFFFFFFF")]
     {
         injector.send(&flow.displaced(offset, ACK | PSH, bytes));
@@ -247,6 +247,6 @@ fn overlaps(injector: &mut Injector, flow: &mut Flow<'_>) {
     let honest = text.starts_with("GGGG") && text.bytes().all(|byte| b"CDEFG".contains(&byte));
     assert!(honest && text.len() == 20, "{text}");
     flow.next = flow.next.wrapping_add(20);
-    // One byte less in the window at each end.
+    // One byte less of window at each end.
     injector.send(&flow.segment_frame(ACK, &[]));
 }

@@ -1,4 +1,5 @@
-//! Floods: connections that nobody means, segments of no connection, datagrams from everywhere.
+//! Floods: connections that are never used, segments without a connection, datagrams from
+//! everywhere.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -12,12 +13,12 @@ const SYNS_OUTSIDE: u64 = 100_000;
 const SYNS_INSIDE: u64 = 20_000;
 const STRAYS: usize = 10_000;
 const DATAGRAMS: u64 = 20_000;
-/// Half-open connections and UDP flows that are kept, unless options say otherwise.
+/// Default limits of half-open connections and UDP flows.
 const KEPT: u64 = 4096;
 
-/// Goal: a hundred thousand SYNs from addresses outside, to a host that never answers, cost bounded
-/// memory and give way to each other, not to the honest flow. Method: both IP versions, random
-/// sources; the oldest half-open connections are counted as given up.
+/// Goal: a hundred thousand SYNs from addresses outside, to a host that never answers, take bounded
+/// memory and displace each other, not the honest flow. Method: both IP versions, random sources;
+/// evicted half-open connections are counted.
 pub(super) fn syn_outside(injector: &mut Injector, random: &mut Random) {
     for count in 0..SYNS_OUTSIDE {
         let (source, nobody): (IpAddr, IpAddr) = if count % 2 == 0 {
@@ -34,9 +35,9 @@ pub(super) fn syn_outside(injector: &mut Injector, random: &mut Random) {
     injector.expects("tcp_half_open_evicted+connection_displaced", SYNS_OUTSIDE - KEPT);
 }
 
-/// Goal: the same with sources inside the subnet, whose link-layer addresses nobody tells, and
-/// destinations that do answer or refuse. Method: half of them to a host port that takes
-/// connections, half to a closed one.
+/// Goal: SYNs with sources inside the subnet, whose link-layer addresses do not resolve, take
+/// bounded memory, also to destinations that answer or refuse. Method: half of them to a host port
+/// that accepts connections, half to a closed one.
 pub(super) fn syn_inside(injector: &mut Injector, random: &mut Random) {
     for count in 0..SYNS_INSIDE {
         let number = 16 + random.below(200) as u8;
@@ -49,14 +50,14 @@ pub(super) fn syn_inside(injector: &mut Injector, random: &mut Random) {
         syn.sequence = random.next() as u32;
         injector.send(&syn.frame());
     }
-    // From the program's own address: its kernel resets what it did not ask for.
+    // From the program's own address: its kernel resets connections that it did not open.
     for _ in 0..1000 {
         injector.send(&Segment::new(end(PROGRAM, random), (HOST.into(), SINK), SYN).frame());
     }
 }
 
-/// Goal: segments of no connection are counted and answered at most one for one. Method: resets,
-/// ACKs and FINs between random ends.
+/// Goal: segments without a connection are counted and answered at most one for one. Method:
+/// resets, ACKs and FINs between random ends.
 pub(super) fn strays(injector: &mut Injector, random: &mut Random) {
     for count in 0..STRAYS {
         let (program, host, nobody) = SIDES[count / 2 % 2];
@@ -74,7 +75,7 @@ pub(super) fn strays(injector: &mut Injector, random: &mut Random) {
 }
 
 /// Goal: datagrams and echo requests from everywhere to everywhere leave a bounded number of flows.
-/// Method: random source addresses and ports; the longest idle flows are counted as given up.
+/// Method: random source addresses and ports; evicted flows are counted.
 pub(super) fn datagrams(injector: &mut Injector, random: &mut Random) {
     for count in 0..DATAGRAMS {
         let source = Ipv4Addr::from(0x0b00_0000 | random.next() as u32 & 0xff_ffff);

@@ -9,11 +9,11 @@ use crate::host::{HOSTILE, TRAP, WELCOME, WELCOMING};
 use crate::injector::Injector;
 use crate::random::Random;
 
-/// Datagrams begun and never completed in a round: far more than may be in the making.
+/// Datagrams begun and never completed in a round: far more than reassembly keeps.
 const UNFINISHED: usize = 1000;
 /// More fragments than a datagram may have.
 const TOO_MANY: usize = 140;
-/// How many it may have.
+/// Most fragments that a datagram may have.
 const ENOUGH: usize = 128;
 
 /// The next identification.
@@ -52,14 +52,14 @@ impl Fragment {
     }
 }
 
-/// Goal: fragments that overlap, lie, or never become whole are dropped, hold bounded memory, and
-/// do not keep an honest datagram from being put together. Method: each kind of bad fragment, a
-/// flood of beginnings, ends and middles, then honest ones in reverse order.
+/// Goal: fragments that overlap, lie, or never complete are dropped, hold bounded memory, and do
+/// not prevent the reassembly of an honest datagram. Method: each kind of bad fragment, a flood of
+/// beginnings, ends and middles, then honest ones in reverse order.
 pub(super) fn round(injector: &mut Injector, random: &mut Random) {
     for (program, host, _) in SIDES {
         let mut next = || {
-            // In turn: a random one might be that of a datagram which is still in the making.
-            // Relaxed: a counter.
+            // Sequential: a random one might be that of a datagram still in reassembly. Relaxed: a
+            // counter.
             let ident = IDENT.fetch_add(1, Ordering::Relaxed);
             let (source, destination) = (program, host);
             Fragment { source, destination, protocol: UDP, ident, offset: 0, more: true }
@@ -72,7 +72,7 @@ pub(super) fn round(injector: &mut Injector, random: &mut Random) {
     }
 }
 
-/// A part of a datagram that would reach a trap.
+/// Returns the first fragment of a datagram that would reach a trap.
 fn hostile_start(fragment: Fragment) -> Vec<u8> {
     let from = (fragment.source, 4000);
     let whole = frame::udp_bytes(from, (fragment.destination, TRAP), &HOSTILE.repeat(8));
@@ -80,20 +80,20 @@ fn hostile_start(fragment: Fragment) -> Vec<u8> {
 }
 
 fn conflicts(injector: &mut Injector, next: &mut impl FnMut() -> Fragment) {
-    // The teardrop and its kin: inside, across the end, the whole again with other bytes.
+    // Variants of the teardrop attack: inside, across the end, the whole again with other bytes.
     let overlaps = [(24, 24, true), (56, 16, true), (32, 8, false), (8, 64, false), (0, 72, true)];
     for (offset, len, more) in overlaps {
         let fragment = next();
         injector.send(&fragment.frame(&hostile_start(fragment)));
         injector.drops("fragment", &fragment.at(offset, more).frame(&vec![0x58; len]));
-        // The datagram is dead: what would complete it does not.
+        // The datagram is dropped: a fragment that would complete it does not.
         injector.drops("fragment", &fragment.at(64, false).frame(&[0; 8]));
         injector.drops("fragment", &fragment.frame(&hostile_start(fragment)));
     }
     let fragment = next();
     injector.send(&fragment.frame(&hostile_start(fragment)));
     injector.drops("fragment", &fragment.frame(&hostile_start(fragment)));
-    // Two ends; data behind the end; an end before data.
+    // Two ends; data after the end; an end before data.
     let ends = [[(800, false), (1600, false)], [(800, false), (1600, true)]];
     for [first, second] in ends {
         let fragment = next();
@@ -149,7 +149,7 @@ fn unfinished(injector: &mut Injector, next: &mut impl FnMut() -> Fragment) {
     }
 }
 
-/// A datagram in three fragments, last first; and one whose checksum is wrong once it is whole.
+/// Sends a datagram in three fragments, last first, and one whose reassembled checksum is wrong.
 fn honest(injector: &mut Injector, next: &mut impl FnMut() -> Fragment, port: u16) {
     let fragment = next();
     let (from, to) = ((fragment.source, port), (fragment.destination, WELCOMING));
@@ -164,7 +164,7 @@ fn honest(injector: &mut Injector, next: &mut impl FnMut() -> Fragment, port: u1
     wrong[100] ^= 1;
     injector.send(&fragment.at(1200, false).frame(&wrong[1200..2400]));
     injector.send(&fragment.at(0, true).frame(&wrong[..1200]));
-    // Its UDP header says 3,008 bytes, its fragments hold 2,400.
+    // Its UDP header claims 3,008 bytes, its fragments hold 2,400.
     injector.expects("udp_malformed", 1);
     let fragment = next();
     injector.send(&fragment.at(2400, false).frame(&wrong[2400..]));

@@ -1,4 +1,4 @@
-//! Connections that make the gateway keep data: each a little, together more than there is.
+//! Connections that make the gateway keep data: a little each, together more than its memory.
 
 use super::connection::{Flow, open_socket};
 use crate::frame::{ACK, PSH};
@@ -8,18 +8,18 @@ use crate::injector::Injector;
 use crate::random::Random;
 use crate::sys::PacketSocket;
 
-/// Connections that leave holes, and small segments of each.
+/// Connections that leave holes, and the small segments of each.
 const WITH_HOLES: usize = 64;
 const PARTS: u32 = 1000;
 /// Connections whose reader on the host does not read, and bytes sent on each: together twice the
 /// memory that the gateway may use.
 const UNREAD: usize = 128;
 const UNREAD_BYTES: usize = 512 << 10;
-/// Connections that ask for data and acknowledge none.
+/// Connections that request data and acknowledge none.
 const UNACKNOWLEDGED: usize = 256;
 
-/// Goal: what waits for a hole to be filled is bounded for each connection, and none of it starves
-/// the honest flow. Method: connections that send every second byte and never the first.
+/// Goal: data that waits for a hole to be filled is bounded for each connection, and does not
+/// starve the honest flow. Method: connections that send every second byte and never the first.
 pub(super) fn holes(injector: &mut Injector, random: &mut Random) {
     let socket = open_socket();
     let flows = connect(&socket, injector, random, SINK, WITH_HOLES);
@@ -35,9 +35,9 @@ pub(super) fn holes(injector: &mut Injector, random: &mut Random) {
     }
 }
 
-/// Goal: data for readers on the host that do not read fills the memory no further than its
-/// ceiling, and the honest flow gets through. Method: many connections that send in order until
-/// their windows are shut and beyond.
+/// Goal: data for readers on the host that do not read stays within the memory limit, and the
+/// honest flow gets through. Method: many connections that send in order until their windows are
+/// closed and beyond.
 pub(super) fn unread(injector: &mut Injector, random: &mut Random) {
     let socket = open_socket();
     let mut flows = connect(&socket, injector, random, SINK, UNREAD);
@@ -49,8 +49,8 @@ pub(super) fn unread(injector: &mut Injector, random: &mut Random) {
     }
 }
 
-/// Goal: data that the program asks for and never acknowledges is bounded for each connection, and
-/// the honest flow gets through. Method: many connections to the honest server that ask for 16 MiB
+/// Goal: data that the program requests and never acknowledges is bounded for each connection, and
+/// the honest flow gets through. Method: many connections to the honest server that request 16 MiB
 /// each, then fall silent with an open window.
 pub(super) fn unacknowledged(injector: &mut Injector, random: &mut Random) {
     let socket = open_socket();

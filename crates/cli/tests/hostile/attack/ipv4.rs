@@ -8,8 +8,8 @@ use crate::host::{HOST, HOSTILE, NOBODY, TRAP};
 use crate::injector::Injector;
 use crate::random::Random;
 
-/// Goal: an IPv4 header that lies, or names addresses that nobody has, leads nowhere. Method: a
-/// datagram that would reach a trap on the host, broken in every way.
+/// Goal: an IPv4 header with wrong fields or impossible addresses leads nowhere. Method: a datagram
+/// that would reach a trap on the host, broken in every way.
 pub(super) fn round(injector: &mut Injector, random: &mut Random) {
     let from = end(PROGRAM, random);
     let whole = frame::udp(from, (HOST.into(), TRAP), HOSTILE);
@@ -17,7 +17,7 @@ pub(super) fn round(injector: &mut Injector, random: &mut Random) {
         injector.drops("ip_malformed", &whole[..len]);
     }
     for len in L4..whole.len() {
-        // The IP header tells the truth about what is cut off.
+        // The IP header has the truncated length.
         let mut frame = whole[..len].to_vec();
         frame::put(&mut frame, IP + 2, (len - IP) as u16);
         frame::fix_ipv4(&mut frame);
@@ -79,7 +79,7 @@ fn options(injector: &mut Injector, port: u16, random: &mut Random) {
         injector.drops("ip_malformed", &with(&[1, 1, 1, kind]));
     }
     for _ in 0..64 {
-        // Kinds beyond those known, each with a length of zero somewhere.
+        // Unknown options, each with a length of zero somewhere.
         let mut garbage = random.bytes(40);
         garbage[0] |= 0x80;
         garbage[1] = 0;
@@ -87,7 +87,7 @@ fn options(injector: &mut Injector, port: u16, random: &mut Random) {
     }
 }
 
-/// Sources that nobody has, and destinations that are not served.
+/// Sends from impossible sources, and to destinations that are not served.
 fn addresses(injector: &mut Injector, port: u16) {
     let nobody = ["0.0.0.0", "0.1.2.3", "127.0.0.1", "127.255.255.254"];
     let groups = ["224.0.0.1", "239.255.255.255", "240.0.0.1", "255.255.255.255"];
@@ -104,7 +104,7 @@ fn addresses(injector: &mut Injector, port: u16) {
         let frame = frame::udp((PROGRAM.into(), port), to, HOSTILE);
         injector.drops("destination_not_served", &frame);
     }
-    // The gateway has no such service: answered, never passed on.
+    // The gateway has no such service: it answers, and never passes the datagram on.
     for ours in ours {
         injector.send(&frame::udp((PROGRAM.into(), port), (ours.into(), TRAP), HOSTILE));
         let syn = frame::Segment::new((PROGRAM.into(), port), (ours.into(), TRAP), frame::SYN);

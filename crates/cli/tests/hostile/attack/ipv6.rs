@@ -14,8 +14,8 @@ const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
 const DESTINATION: u8 = 60;
 
-/// Goal: an IPv6 header or chain that lies, and addresses that nobody has, lead nowhere. Method: a
-/// datagram that would reach a trap on the host, broken in every way.
+/// Goal: an IPv6 header or extension chain with wrong fields, and impossible addresses, lead
+/// nowhere. Method: a datagram that would reach a trap on the host, broken in every way.
 pub(super) fn round(injector: &mut Injector, random: &mut Random) {
     let from = end(PROGRAM6, random);
     let whole = frame::udp(from, (HOST6.into(), TRAP), HOSTILE);
@@ -52,11 +52,11 @@ pub(super) fn round(injector: &mut Injector, random: &mut Random) {
     }
 }
 
-/// Extension headers and protocols that are acted on.
+/// Extension headers and protocols that are processed.
 const KNOWN: [u8; 8] = [HOP_BY_HOP, 6, UDP, ROUTING, FRAGMENT, AUTHENTICATION, 58, DESTINATION];
 
-/// A frame whose datagram follows these headers: each its kind and its bytes, of which the first is
-/// filled in.
+/// Returns a frame whose datagram follows these headers. Each is its kind and its bytes, the first
+/// of which is filled in.
 fn with(port: u16, headers: &[(u8, &[u8])]) -> Vec<u8> {
     let (from, to) = ((IpAddr::from(PROGRAM6), port), (IpAddr::from(HOST6), TRAP));
     let mut payload = Vec::new();
@@ -73,13 +73,13 @@ fn with(port: u16, headers: &[(u8, &[u8])]) -> Vec<u8> {
 fn chains(injector: &mut Injector, port: u16, random: &mut Random) {
     let empty: &[u8] = &[0, 0, 1, 4, 0, 0, 0, 0];
     let mut bad = |headers: &[(u8, &[u8])]| injector.drops("ip_malformed", &with(port, headers));
-    // Too many; one that belongs first and does not come first; the same for ever.
+    // Too many headers; one that belongs first and does not come first; the same header repeated.
     bad(&[(DESTINATION, empty); 9]);
     bad(&[(DESTINATION, empty); 100]);
     bad(&[(DESTINATION, empty), (HOP_BY_HOP, empty)]);
     bad(&[(HOP_BY_HOP, empty), (HOP_BY_HOP, empty)]);
     for kind in [HOP_BY_HOP, DESTINATION, ROUTING, AUTHENTICATION] {
-        // Longer than the packet, longer than what is looked at.
+        // Longer than the packet, longer than what is examined.
         for len in [16, 100, 255] {
             bad(&[(kind, &[0, len, 0, 0, 0, 0, 0, 0])]);
         }
@@ -97,7 +97,7 @@ fn chains(injector: &mut Injector, port: u16, random: &mut Random) {
         bad(&[(HOP_BY_HOP, &[0, 0, option, 4, 0, 0, 0, 0])]);
         bad(&[(DESTINATION, &[0, 0, option, 4, 0, 0, 0, 0])]);
     }
-    // Options that reach beyond their header.
+    // Options that extend beyond their header.
     bad(&[(DESTINATION, &[0, 0, 1, 5, 0, 0, 0, 0])]);
     bad(&[(DESTINATION, &[0, 0, 5, 255, 0, 0, 0, 0])]);
     bad(&[(DESTINATION, &[0, 0, 0, 0, 0, 0, 0, 5])]);
@@ -107,7 +107,7 @@ fn chains(injector: &mut Injector, port: u16, random: &mut Random) {
     bad(&[(FRAGMENT, atomic); 8]);
     bad(&[(FRAGMENT, &[0, 0, 0xff, 0xf8, 0, 0, 0, 2])]);
     for _ in 0..256 {
-        // Random chains end somehow.
+        // Random chains.
         let kinds = [HOP_BY_HOP, ROUTING, FRAGMENT, AUTHENTICATION, DESTINATION, 59, 50, 255];
         let mut headers = Vec::new();
         for _ in 0..random.below(12) {
@@ -117,7 +117,7 @@ fn chains(injector: &mut Injector, port: u16, random: &mut Random) {
             headers.push((kinds[random.below(kinds.len())], bytes));
         }
         let headers: Vec<(u8, &[u8])> = headers.iter().map(|(k, b)| (*k, &b[..])).collect();
-        // Whatever gets through them arrives elsewhere.
+        // Packets that get through arrive elsewhere.
         let mut frame = with(port, &headers);
         frame[IP + 39] = 0x77;
         injector.send(&frame);

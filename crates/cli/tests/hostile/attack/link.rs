@@ -1,4 +1,4 @@
-//! Ethernet and what is neither ARP nor IP.
+//! Ethernet, and frames that are neither ARP nor IP.
 
 use std::net::IpAddr;
 
@@ -7,9 +7,9 @@ use crate::host::{HOST, HOSTILE, TRAP};
 use crate::injector::Injector;
 use crate::random::Random;
 
-/// Goal: whatever is not a frame for the gateway is dropped by its reason. Method: frames of every
-/// length up to a header, for others, with tags, of unknown and impossible types, as long as the
-/// interface lets through and longer; ARP cut at every length.
+/// Goal: frames that are not for the gateway are dropped by their reason. Method: frames of every
+/// length up to a header, for others, with tags, of unknown and invalid types, as long as the
+/// interface allows and longer; ARP truncated at every length.
 pub(super) fn round(injector: &mut Injector, random: &mut Random) {
     let whole = hostile();
     for len in 1..IP {
@@ -20,7 +20,7 @@ pub(super) fn round(injector: &mut Injector, random: &mut Random) {
     for last in 0..=255 {
         let mut frame = whole.clone();
         frame[5] = frame[5].wrapping_add(last);
-        // Individual, locally administered, and not the gateway's.
+        // Unicast, locally administered, and not the gateway's.
         if last != 0 {
             injector.drops("not_for_us", &frame);
         }
@@ -34,7 +34,7 @@ pub(super) fn round(injector: &mut Injector, random: &mut Random) {
     }
     tags(injector, &whole);
     for len in [1500, 1501, 1504, 9000, 65_535] {
-        // The kernel refuses what is longer than the MTU; zeroes are no IP packet.
+        // The kernel refuses frames longer than the MTU; zeros are not an IP packet.
         let frame = frame::ethernet(IPV4, &vec![0; len]);
         injector.drops("ip_malformed", &frame);
     }
@@ -46,7 +46,7 @@ fn hostile() -> Vec<u8> {
     frame::udp(from, (HOST.into(), TRAP), HOSTILE)
 }
 
-/// One tag and two, in front of a packet that would be taken without.
+/// Sends one tag and more, in front of a packet that would be accepted without.
 fn tags(injector: &mut Injector, whole: &[u8]) {
     for tags in [1, 2, 8] {
         let mut frame = whole[..12].to_vec();
@@ -73,9 +73,9 @@ fn arp(injector: &mut Injector) {
         frame[IP + at] = value;
         injector.drops("arp_malformed", &frame);
     }
-    // A probe (RFC 5227): answered, not learnt from.
+    // A probe (RFC 5227): answered, but not learned from.
     injector.send(&frame::arp(1, OTHER_MAC, [0, 0, 0, 0].into(), GATEWAY));
-    // A packet of IPv6 where IPv4 is announced.
+    // An IPv6 packet with the EtherType of IPv4.
     let mut wrong =
         frame::icmp(frame::PROGRAM6.into(), ALL_NODES.into(), [128, 0, 0, 1, 0, 1], b"");
     frame::put(&mut wrong, 12, IPV4);

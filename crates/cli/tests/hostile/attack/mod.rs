@@ -24,14 +24,15 @@ pub(super) struct Attack {
     pub(super) name: &'static str,
     /// Options of `towpath run`.
     pub(super) options: &'static [&'static str],
-    /// Sends everything once. Called again while the honest flow lasts, if `repeat`.
+    /// Sends everything once. It is called again while the honest flow lasts, if `repeat`.
     pub(super) round: fn(&mut Injector, &mut Random),
     pub(super) repeat: bool,
-    /// Sends what is to be sent when the honest flow is over.
+    /// Sends what must follow the end of the honest flow.
     pub(super) finish: fn(&mut Injector),
-    /// Most memory that towpath may use. The honest flow itself needs some of it.
+    /// Most memory that towpath may use, including what the honest flow needs.
     pub(super) memory_mib: u64,
-    /// How much slower the honest flow may be than beside harmless frames, if that is judged.
+    /// How much slower the honest flow may be than beside harmless frames; `None` if speed is not
+    /// judged.
     pub(super) slower_max: Option<f64>,
 }
 
@@ -47,13 +48,13 @@ const PLAIN: Attack = Attack {
 
 const ONCE: Attack = Attack { repeat: false, ..PLAIN };
 
-/// Floods may take half of the gateway's thread, and something of the machine beside it.
+/// Floods may take half of the gateway's thread, and part of the machine in addition.
 const FLOOD: Attack = Attack { slower_max: Some(3.0), ..ONCE };
 
-/// What these attacks take is what they are about: the honest flow's 64 MiB come on top.
+/// These attacks take all the memory; the honest flow's 64 MiB come on top.
 const HOARD: Attack = Attack { memory_mib: 256 + 64, ..ONCE };
 
-/// Options that leave little memory to fight for.
+/// Options that leave little memory.
 const LITTLE: &[&str] = &["--memory", "32M"];
 
 /// All attacks.
@@ -89,23 +90,23 @@ pub(super) const ALL: &[Attack] = &[
     Attack { name: "mutated_frames", round: mutation::mutated, ..PLAIN },
 ];
 
-/// Has the connections that attacks make come from this address of the network.
+/// Makes the connections of attacks come from this address of the network.
 pub(super) fn connections_come_from(address: Ipv4Addr) {
     connection::come_from(address);
 }
 
-/// Program, host, and an address where nobody answers, for each IP version.
+/// Program, host, and an address that does not answer, for each IP version.
 const SIDES: [(IpAddr, IpAddr, IpAddr); 2] = [
     (IpAddr::V4(PROGRAM), IpAddr::V4(HOST), IpAddr::V4(NOBODY)),
     (IpAddr::V6(PROGRAM6), IpAddr::V6(HOST6), IpAddr::V6(NOBODY6)),
 ];
 
-/// A random port of the program that its kernel does not use by itself.
+/// Returns a random port of the program that its kernel does not use by itself.
 fn port(random: &mut Random) -> u16 {
     1024 + (random.word() % 30_000)
 }
 
-/// A random port at `address`.
+/// Returns a random port at `address`.
 fn end(address: impl Into<IpAddr>, random: &mut Random) -> End {
     (address.into(), port(random))
 }

@@ -1,4 +1,4 @@
-//! Random bytes, and good frames with random changes.
+//! Random bytes, and valid frames with random changes.
 
 use super::{SIDES, end};
 use crate::frame::{self, ACK, ARP, GATEWAY, GATEWAY6, IP, IPV4, IPV6, PROGRAM, SYN, Segment};
@@ -8,8 +8,8 @@ use crate::random::Random;
 
 const FRAMES: usize = 5000;
 
-/// Goal: no bytes do harm. Method: random bytes of random length, the first ones such that somebody
-/// looks at the others.
+/// Goal: random bytes do no harm. Method: random bytes of random length, whose first bytes make
+/// towpath parse the rest.
 pub(super) fn random(injector: &mut Injector, random: &mut Random) {
     for count in 0..FRAMES {
         let len = random.below(if count % 4 == 0 { 1501 } else { 100 });
@@ -24,7 +24,7 @@ pub(super) fn random(injector: &mut Injector, random: &mut Random) {
         }
         let mut frame = frame::ethernet(ethertype, &payload);
         if ethertype == IPV4 && len >= 20 {
-            // A right length and a right checksum: what is behind them is read.
+            // A correct length and checksum, so that the rest is parsed.
             frame::put(&mut frame, IP + 2, len as u16);
             frame::fix_ipv4(&mut frame);
         }
@@ -35,8 +35,8 @@ pub(super) fn random(injector: &mut Injector, random: &mut Random) {
     }
 }
 
-/// Goal: nothing that is almost right does harm. Method: good frames of every protocol with up to
-/// eight bytes changed, cut or grown, most of them with the IPv4 checksum made right again.
+/// Goal: nearly valid frames do no harm. Method: valid frames of every protocol with up to eight
+/// bytes changed, truncated or extended; most have a correct IPv4 checksum.
 pub(super) fn mutated(injector: &mut Injector, random: &mut Random) {
     let good = good(random);
     for _ in 0..FRAMES {

@@ -1,4 +1,4 @@
-//! ARP and neighbour discovery: claims and floods.
+//! ARP and neighbour discovery: false claims and floods.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,12 +8,12 @@ use crate::frame::{
 use crate::injector::Injector;
 use crate::random::Random;
 
-/// Neighbours that make themselves known in a round: many times what the table holds.
+/// Neighbours that announce themselves in a round: many times as many as the table holds.
 const NEIGHBOURS: usize = 2000;
 
-/// Goal: nobody takes the gateway's or the program's address away, and a flood of neighbours takes
-/// neither memory nor the honest flow. Method: announcements, questions and answers with forged
-/// addresses in both protocols, the honest flow beside them.
+/// Goal: the gateway's and the program's addresses cannot be taken over, and a flood of neighbours
+/// takes neither memory nor the honest flow. Method: announcements, requests and answers with
+/// forged addresses in both protocols, beside the honest flow.
 pub(super) fn round(injector: &mut Injector, random: &mut Random) {
     for operation in [1, 2] {
         for claimed in [GATEWAY, DNS, Ipv4Addr::LOCALHOST, Ipv4Addr::BROADCAST] {
@@ -23,7 +23,7 @@ pub(super) fn round(injector: &mut Injector, random: &mut Random) {
             }
         }
         for mac in [OTHER_MAC, [0; 6], [0xff; 6], [1, 0, 0x5e, 0, 0, 1], frame::GATEWAY_MAC] {
-            // The program's address, elsewhere: not believed.
+            // The program's address at another station: not believed.
             injector.send(&frame::arp(operation, mac, PROGRAM, GATEWAY));
             injector.send(&frame::arp(operation, mac, PROGRAM, PROGRAM));
         }
@@ -36,14 +36,14 @@ pub(super) fn round(injector: &mut Injector, random: &mut Random) {
     discovery(injector, random);
 }
 
-/// A discovery message: type, what follows the checksum, and the hop limit.
+/// Returns a discovery message: `rest` follows the checksum, `limit` is the hop limit.
 fn message(source: Ipv6Addr, to: Ipv6Addr, kind: u8, rest: &[u8], limit: u8) -> Vec<u8> {
     let mut frame = frame::icmp(source.into(), to.into(), [kind, 0, 0, 0, 0, 0], rest);
     frame[IP + 7] = limit;
     frame
 }
 
-/// An address, then an option with a link-layer address.
+/// Returns an address, then an option with a link-layer address.
 fn about(target: Ipv6Addr, option: u8, mac: [u8; 6]) -> Vec<u8> {
     [&target.octets()[..], &[option, 1], &mac].concat()
 }
@@ -78,11 +78,11 @@ fn discovery(injector: &mut Injector, random: &mut Random) {
     }
     let group = message(PROGRAM6, GATEWAY6, SOLICITATION, &about(ALL_NODES, 1, OTHER_MAC), 255);
     injector.drops("neighbor_malformed", &group);
-    // Longer than anything that is looked at.
+    // Longer than anything that is examined.
     let long = [&GATEWAY6.octets()[..], &[14, 100], &[0; 798]].concat();
     injector.drops("neighbor_malformed", &message(PROGRAM6, GATEWAY6, SOLICITATION, &long, 255));
     for kind in [133, 134, 137] {
-        // Nobody is a router here, and nobody redirects.
+        // No station here is a router or sends redirects.
         let mut rest = random.bytes(8);
         rest.extend([0; 24]);
         let rest: &[u8] = if kind == 133 {

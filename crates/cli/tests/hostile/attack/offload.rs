@@ -1,5 +1,5 @@
-//! Virtio-net headers that the kernel checks before it passes the packet on. Those that it would
-//! never pass are fed past it: see `device`.
+//! Virtio-net headers that the kernel checks before it passes the packet on. `device` feeds headers
+//! that the kernel would never pass.
 
 use std::net::IpAddr;
 
@@ -10,9 +10,8 @@ use crate::injector::Injector;
 use crate::random::Random;
 use crate::sys::{PacketSocket, Sees};
 
-/// Goal: super-packets and checksums that a program asks its kernel for, rightly or wrongly, do no
-/// harm. Method: every kind of segmentation and many sizes on TCP and UDP packets; the right one is
-/// delivered.
+/// Goal: super-packets and checksum requests of a program, right or wrong, do no harm. Method:
+/// every kind of segmentation and many sizes on TCP and UDP packets; the correct one is delivered.
 pub(super) fn round(injector: &mut Injector, random: &mut Random) {
     let socket = PacketSocket::open("tap0", Sees::Nothing).expect("a packet socket");
     socket.use_virtio_headers().expect("virtio headers");
@@ -42,7 +41,7 @@ pub(super) fn round(injector: &mut Injector, random: &mut Random) {
     }
 }
 
-/// A header of ten bytes.
+/// Returns a virtio-net header of ten bytes.
 fn header(flags: u8, kind: u8, size: u16, start: u16, offset: u16) -> Vec<u8> {
     let mut bytes = vec![flags, kind];
     for word in [start + 20, size, start, offset] {
@@ -51,7 +50,7 @@ fn header(flags: u8, kind: u8, size: u16, start: u16, offset: u16) -> Vec<u8> {
     bytes
 }
 
-/// Ten datagrams in one super-packet, and one whose checksum is left to others.
+/// Sends ten datagrams in one super-packet, and one with a partial checksum.
 fn welcome(
     injector: &mut Injector,
     socket: &PacketSocket,
@@ -78,7 +77,7 @@ fn welcome(
 }
 
 fn pseudo_sum(source: IpAddr, destination: IpAddr, len: u32) -> u16 {
-    // What `seal` does to a header of zeroes leaves the complement of the pseudo-header's sum.
+    // `seal` of an all-zero header leaves the complement of the pseudo-header's sum.
     let mut bytes = vec![0; 8];
     frame::seal(source, destination, frame::UDP, 6, &mut bytes);
     let of_eight = u32::from(!u16::from_be_bytes([bytes[6], bytes[7]]));

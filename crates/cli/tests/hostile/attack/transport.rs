@@ -8,9 +8,9 @@ use crate::host::{CLOSED, HOSTILE, TRAP, WELCOME, WELCOMING};
 use crate::injector::Injector;
 use crate::random::Random;
 
-/// Goal: transport headers that lie about lengths, and wrong checksums, are dropped by their
-/// reason; UDP without a checksum is taken over IPv4 only. Method: each field of each header
-/// broken, over both IP versions.
+/// Goal: transport headers with wrong lengths or wrong checksums are dropped by their reason; UDP
+/// without a checksum is accepted over IPv4 only. Method: each field of each header broken, over
+/// both IP versions.
 pub(super) fn round(injector: &mut Injector, random: &mut Random) {
     for (program, host, nobody) in SIDES {
         udp(injector, program, host, random);
@@ -83,7 +83,7 @@ fn tcp(injector: &mut Injector, program: IpAddr, host: IpAddr, random: &mut Rand
         injector.drops("tcp_no_connection", &Segment::new(from, trap, flags).frame());
     }
     for _ in 0..32 {
-        // SYNs with garbage for options: read as far as they make sense, then refused.
+        // SYNs with random options: parsed as far as they make sense, then refused.
         let words = random.below(11);
         let mut options = random.bytes(4 * words);
         if let Some(first) = options.first_mut() {
@@ -93,7 +93,7 @@ fn tcp(injector: &mut Injector, program: IpAddr, host: IpAddr, random: &mut Rand
         let syn = Segment { options: &options, ..Segment::new(from, closed, SYN) };
         injector.send(&syn.frame());
     }
-    // From port zero, to port zero, from itself to itself.
+    // From port zero, to port zero, from an end to itself.
     injector.send(&Segment::new((program, 0), closed, SYN).frame());
     injector.send(&Segment::new(from, (host, 0), SYN).frame());
     injector.send(&Segment::new(closed, closed, SYN).frame());
@@ -119,24 +119,24 @@ fn icmp(injector: &mut Injector, program: IpAddr, nobody: IpAddr, random: &mut R
     }
     let acted_on: &[u8] = if v4 { &[3, 8] } else { &[1, 2, 128, 133, 134, 135, 136] };
     for kind in (0..=255).filter(|kind| !acted_on.contains(kind)) {
-        // Time exceeded and parameter problem are looked at, as they may be about a datagram.
+        // Time Exceeded and Parameter Problem are parsed, as they may be about a datagram.
         let quotes = if v4 { kind == 11 || kind == 12 } else { kind == 3 || kind == 4 };
         let (rest, reason) = match quotes {
             true => (vec![0; 32], "icmp_malformed"),
-            // A query of multicast listeners from an address that is not the link's.
+            // A multicast listener query from an address that is not link-local.
             false if !v4 && kind == 130 => (random.bytes(32), "icmp_malformed"),
             false => (random.bytes(32), "icmp_ignored"),
         };
         let mut frame = frame::icmp(program, nobody, [kind, 0, 0, 0, 0, 0], &rest);
         if !v4 {
-            // Redirects must look as if they came from the link.
+            // Redirects must appear to come from the link.
             frame[frame::IP + 7] = 255;
         }
         injector.drops(reason, &frame);
     }
     let error = if v4 { 3 } else { 2 };
     for len in [0, 1, 19, 20, 27, 39, 40, 47] {
-        // An error that quotes too little or garbage.
+        // An error that quotes too little, or garbage.
         let quote = vec![0; len];
         let frame =
             frame::icmp(program, nobody, [error, if v4 { 4 } else { 0 }, 0, 0, 0, 0], &quote);

@@ -13,9 +13,9 @@ use super::{DEVICES, PATIENCE, TICK};
 
 /// Kinds of namespaces.
 const KINDS: [&str; 6] = ["net", "user", "mnt", "pid", "ipc", "uts"];
-/// Tables of sockets of this thread's network namespace.
+/// Socket tables of this thread's network namespace.
 const TABLES: [&str; 8] = ["tcp", "tcp6", "udp", "udp6", "raw", "raw6", "icmp", "icmp6"];
-/// State of a connection that is over, and that the kernel remembers.
+/// State of a closed connection that the kernel remembers: TIME_WAIT.
 const TIME_WAIT: &str = "06";
 
 /// A process that carries a mark.
@@ -23,13 +23,14 @@ const TIME_WAIT: &str = "06";
 pub(super) struct Marked {
     pub(super) pid: i32,
     pub(super) parent: i32,
-    /// Its namespaces, as the kernel names them.
+    /// Names of its namespaces.
     pub(super) namespaces: Vec<String>,
     pub(super) program: PathBuf,
 }
 
 impl Marked {
-    /// All whose environment has `mark`, by number. A process that has ended has none.
+    /// Returns all processes with `mark` in the environment, by number. A process that has ended
+    /// has no environment.
     pub(super) fn all(mark: &str) -> Vec<Self> {
         let mut found: Vec<Self> =
             numbers().filter(|pid| is_marked(*pid, mark)).map(look).collect();
@@ -37,19 +38,19 @@ impl Marked {
         found
     }
 
-    /// Its namespace of processes.
+    /// Returns its PID namespace.
     pub(super) fn pid_namespace(&self) -> Option<&String> {
         self.namespaces.iter().find(|name| name.starts_with("pid:"))
     }
 }
 
-/// Numbers of all processes.
+/// Returns the numbers of all processes.
 fn numbers() -> impl Iterator<Item = i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten();
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
-/// True if the process has `mark` in its environment, as those have that it was forked from.
+/// Returns true if the process has `mark` in its environment, as its ancestors have.
 pub(super) fn is_marked(pid: i32, mark: &str) -> bool {
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
@@ -62,14 +63,14 @@ fn look(pid: i32) -> Marked {
     Marked { pid, parent: parent.unwrap_or(0), namespaces: namespaces(&pid.to_string()), program }
 }
 
-/// The namespaces of a process; of this thread for `thread-self`.
+/// Returns the namespaces of a process; of this thread for `thread-self`.
 pub(super) fn namespaces(process: &str) -> Vec<String> {
     let name = |kind: &&str| fs::read_link(format!("/proc/{process}/ns/{kind}")).ok();
     let names = KINDS.iter().filter_map(name);
     names.map(|path| path.to_string_lossy().into_owned()).collect()
 }
 
-/// The host as it is without anybody.
+/// The state of the host before the test.
 pub(super) struct Before {
     interfaces: BTreeSet<String>,
     sockets: Vec<String>,
@@ -83,8 +84,8 @@ impl Before {
         Self { interfaces: interfaces("thread-self"), sockets: sockets(), namespaces: own }
     }
 
-    /// Waits until nothing is left of processes with `mark`, which had `namespaces`, nor of their
-    /// interfaces with the processes `guests`; else what is.
+    /// Waits until nothing is left of the processes with `mark` and of their `namespaces`, and the
+    /// processes `guests` have no interfaces of theirs. Returns an error with what is left.
     pub(super) fn wait(
         &self,
         mark: &str,
@@ -128,20 +129,20 @@ impl Before {
     }
 }
 
-/// Names of the interfaces that a process has.
+/// Returns the names of a process's interfaces.
 fn interfaces(process: &str) -> BTreeSet<String> {
     let table = fs::read_to_string(format!("/proc/{process}/net/dev")).unwrap_or_default();
     let names = table.lines().filter_map(|line| line.split_once(':'));
     names.map(|(name, _)| name.trim().to_owned()).collect()
 }
 
-/// True if a process has the interface of a port.
+/// Returns true if a process has the interface of a port.
 fn has_device(pid: i32) -> bool {
     let interfaces = interfaces(&pid.to_string());
     DEVICES.iter().any(|(device, _)| interfaces.contains(*device))
 }
 
-/// Each socket of IP that this thread's network has: its table, its ends and its state.
+/// Returns the IP sockets of this thread's network: table, ends and state of each.
 fn sockets() -> Vec<String> {
     let mut all = Vec::new();
     for table in TABLES {
@@ -159,7 +160,7 @@ fn sockets() -> Vec<String> {
     all
 }
 
-/// Files in `folder` and in the folder of control sockets in it, but for those named `but`.
+/// Returns the files in `folder` and in its folder of control sockets, except those named `but`.
 pub(super) fn files(folder: &Path, sockets: &str, but: &[&str]) -> Vec<PathBuf> {
     let list = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
     let all = list(folder).chain(list(&folder.join(sockets)));
@@ -170,7 +171,7 @@ pub(super) fn files(folder: &Path, sockets: &str, but: &[&str]) -> Vec<PathBuf> 
     all.map(|entry| entry.path()).filter(is_left).collect()
 }
 
-/// True if it is a socket at which nobody listens.
+/// Returns true for a socket that refuses connections.
 pub(super) fn is_stale(path: &Path) -> bool {
     UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }

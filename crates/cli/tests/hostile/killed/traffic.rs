@@ -1,5 +1,5 @@
-//! What moves bytes while somebody is killed: programs and guests in processes of their own, which
-//! tell how far they are.
+//! Programs and guests that move bytes while a process is killed. They run in processes of their
+//! own, and report their progress.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -24,29 +24,29 @@ const BYTES: usize = 1 << 20;
 /// Longest wait for an answer that may have been lost.
 const ANSWER: Duration = Duration::from_millis(200);
 
-/// This executable as the program of `towpath run`.
+/// Role: the program of `towpath run`.
 pub(super) const PROGRAM: &str = "program";
-/// As a guest at a TAP device.
+/// Role: a guest at a TAP device.
 pub(super) const TAP: &str = "tap";
-/// As a guest at a stream socket, and as a front end of vhost-user.
+/// Role: a guest at a stream socket. The next one is a vhost-user front end.
 pub(super) const STREAM: &str = "stream";
 pub(super) const VHOST_USER: &str = "vhost-user";
 
-/// This executable in a role.
+/// Returns this executable in a role.
 pub(super) fn command(role: &str, path: &str) -> io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args([ROLE, role, path]);
     Ok(command)
 }
 
-/// How often it has moved something so far.
+/// Returns how often it has moved something so far.
 pub(super) fn moved(process: &mut Process) -> Result<u64, Failed> {
     process.ask("moved", "moved")
 }
 
 /// Waits until it has moved something from now on.
 pub(super) fn wait_until_moves(process: &mut Process) -> Result<(), Failed> {
-    // What is under way may have begun before.
+    // A move in progress may have begun before.
     let (wanted, begun) = (moved(process)? + 2, Instant::now());
     while moved(process)? < wanted {
         if begun.elapsed() > PATIENCE {
@@ -57,9 +57,9 @@ pub(super) fn wait_until_moves(process: &mut Process) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The process of a role. It ends with its input.
+/// The main function of a role. It ends when its input closes.
 pub(crate) fn main(role: &str, path: &str) {
-    // Whoever is killed breaks the connections of others.
+    // A kill breaks the connections of other processes, which then panic silently.
     std::panic::set_hook(Box::new(|_| {}));
     if role == TAP {
         roles::become_guest();
@@ -73,12 +73,12 @@ pub(crate) fn main(role: &str, path: &str) {
     });
     for line in io::stdin().lines().map_while(Result::ok) {
         assert_eq!(line, "moved");
-        // Relaxed: a counter. Nobody may be there who reads it.
+        // Relaxed: a counter. The write fails if the reader is gone.
         let _ = writeln!(io::stdout(), "moved {}", moved.load(Ordering::Relaxed));
     }
 }
 
-/// Exchanges bytes with the host, over one connection after the other.
+/// Exchanges bytes with the host, over one connection after another.
 fn over_tcp(moved: &AtomicU64) {
     loop {
         honest::exchange(|| TcpStream::connect((HOST, honest::PORT)), BYTES);
@@ -87,7 +87,7 @@ fn over_tcp(moved: &AtomicU64) {
     }
 }
 
-/// Asks the gateway for its address, again and again.
+/// Repeatedly asks the gateway for its link-layer address, over a stream socket.
 fn over_stream(path: &str, moved: &AtomicU64) {
     let mut stream = connect(path);
     stream.set_read_timeout(Some(ANSWER)).expect("a setting");
@@ -105,11 +105,11 @@ fn over_stream(path: &str, moved: &AtomicU64) {
     }
 }
 
-/// The same through a guest's memory.
+/// Repeatedly asks the gateway for its link-layer address, through a guest's memory.
 fn over_rings(path: &str, moved: &AtomicU64) {
     let begun = Instant::now();
     let mut guest = loop {
-        // Until the guest before has gone, the port has no room.
+        // Until the previous guest is gone, the port has no room.
         if let Some(guest) = Guest::over(connect(path), front_end::memory()) {
             break guest;
         }
@@ -131,7 +131,7 @@ fn over_rings(path: &str, moved: &AtomicU64) {
     }
 }
 
-/// An ARP request for the gateway, from the station and the address of this number.
+/// Returns an ARP request for the gateway, from the station and address of this number.
 fn question(number: u8) -> Vec<u8> {
     let mac = [2, 0, 0, 0, 0, number];
     let mut question = frame::arp(1, mac, Ipv4Addr::new(10, 0, 2, number), GATEWAY);
@@ -141,7 +141,7 @@ fn question(number: u8) -> Vec<u8> {
     question
 }
 
-/// Connects when somebody listens.
+/// Connects as soon as a process listens.
 fn connect(path: &str) -> UnixStream {
     let begun = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! The two guests of a siege: one whose load is honest and measured, and one who attacks.
+//! The two guests of a siege: one with an honest, measured load, and an attacker.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -18,28 +18,28 @@ use crate::random::Random;
 use crate::roles::{self, ip};
 use crate::slow;
 
-/// Pause between two questions of a kind.
+/// Pause between two requests of a kind.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Bytes each way of a short connection.
 const SHORT: usize = 16 << 10;
-/// Connections that nobody reads.
+/// Connections that are not read.
 const UNREAD: usize = 100;
-/// Kinds of questions: connections, names, datagrams, echoes.
+/// Kinds of requests: connections, names, datagrams, echoes.
 const KINDS: usize = 4;
 
-/// What the honest guest moves.
+/// The load of the honest guest.
 struct Load {
     /// Bytes of the long download.
     moved: AtomicU64,
-    /// What questions of each kind have taken since the last look, in microseconds.
+    /// Times of requests of each kind since the last window, in microseconds.
     times: [Mutex<Vec<u64>>; KINDS],
 }
 
 static LOAD: Load =
     Load { moved: AtomicU64::new(0), times: [const { Mutex::new(Vec::new()) }; KINDS] };
 
-/// The honest guest. `window MS` is answered by the bytes that moved within that time, and for each
-/// kind of questions by the median and the longest.
+/// Runs the honest guest. It answers `window MS` with the bytes that moved within that time, and
+/// with the median and the greatest time for each kind of request.
 pub(super) fn honest() {
     roles::become_guest();
     let to = SocketAddr::from((HOST, honest::PORT));
@@ -59,7 +59,7 @@ pub(super) fn honest() {
     ask_again(2, move || {
         let begun = Instant::now();
         socket.send_to(&[0x5a; 1000], (HOST, ECHO_PORT)).expect("it is sent");
-        // One that is lost counts for all that was waited.
+        // A lost datagram counts with the whole time waited.
         let _ = socket.recv(&mut [0; 2048]);
         begun.elapsed()
     });
@@ -75,7 +75,7 @@ pub(super) fn honest() {
     }
 }
 
-/// Asks over and over again on a thread of its own. Whoever fails ends the guest.
+/// Repeats a request on a thread of its own. A failure ends the guest.
 fn ask_again(kind: usize, mut ask: impl FnMut() -> Duration + Send + 'static) {
     thread::spawn(move || {
         loop {
@@ -97,13 +97,13 @@ fn window(millis: u64) -> String {
     }
     let begun = Instant::now();
     thread::sleep(Duration::from_millis(millis));
-    // Relaxed: as above.
+    // Relaxed: a counter.
     let moved = LOAD.moved.load(Ordering::Relaxed) - before;
     let mut line = (moved * 1_000_000 / begun.elapsed().as_micros().max(1) as u64).to_string();
     for times in &LOAD.times {
         let mut times = times.lock().expect("no thread panics with the lock");
         times.sort_unstable();
-        // No answer has come within the window.
+        // No answer has arrived within the window.
         let none = millis * 1000;
         let median = times.get(times.len() / 2).copied().unwrap_or(none);
         line += &format!(" {median} {}", times.last().copied().unwrap_or(none));
@@ -111,9 +111,9 @@ fn window(millis: u64) -> String {
     line
 }
 
-/// The guest who attacks, by a process that is killed in the end: `begin NAME` and `end`, whose
-/// answer is 1 if there was an attack until then. Slow downloads are its own. It also serves those
-/// outside who do not read.
+/// Runs the attacking guest, with a process that is killed at the end. It answers `begin NAME`, and
+/// `end` with 1 if the attack lasted until then. It does slow downloads itself. It also serves the
+/// outside clients that do not read.
 pub(super) fn hostile() {
     roles::become_guest();
     for command in [
@@ -133,13 +133,14 @@ pub(super) fn hostile() {
     for line in io::stdin().lines().map_while(Result::ok) {
         match line.strip_prefix("begin ") {
             Some(DOWNLOADS) => {
-                // Its attacks may have said that its address is elsewhere: the kernel's question
-                // for the gateway says where it is.
+                // Its attacks may have claimed its address for another station: an ARP request of
+                // the kernel to the gateway corrects that.
                 ip("neigh flush dev tap0").expect("it is done");
                 unread = open_unread(SocketAddr::from((HOST, slow::FLOOD_PORT)));
             }
             Some(name) => {
-                // Else the kernel would reset the attack's connections, which it does not know.
+                // Otherwise the kernel would reset the attack's connections, which it does not
+                // know.
                 ip(&format!("route add blackhole {HOST}")).expect("it is done");
                 attacker = Some(attack_by(name).expect("a process"));
             }
@@ -170,7 +171,7 @@ fn attack_by(name: &str) -> io::Result<Child> {
     Command::new(std::env::current_exe()?).args([ROLE, ATTACK, name]).spawn()
 }
 
-/// Connections that nobody will read.
+/// Opens connections that will not be read.
 pub(super) fn open_unread(to: SocketAddr) -> Vec<TcpStream> {
     let connect = |_| TcpStream::connect_timeout(&to, PATIENCE).expect("a connection");
     (0..UNREAD).map(connect).collect()

@@ -1,7 +1,7 @@
 //! One direction of a joined flow, and the pipes that directions share.
 //!
-//! A direction has a pipe only while bytes lie in it: as long as its sink takes what comes, one
-//! pipe serves all of them in turn. So a flow that rests has two descriptors, its sockets.
+//! A direction has a pipe only while the pipe holds bytes. As long as the sinks take the bytes, one
+//! pipe serves all directions in turn. So an idle flow has two descriptors, its sockets.
 
 use std::io;
 use towpath_io::socket::{Pipe, TcpSocket};
@@ -9,12 +9,13 @@ use towpath_io::socket::{Pipe, TcpSocket};
 /// Empty pipes that are kept for the next direction that moves.
 const PIPES_KEPT_MAX: usize = 8;
 
-/// Pipes that nobody uses. All of them are empty.
+/// Unused pipes. All of them are empty.
 #[derive(Default)]
 pub(super) struct Pipes(Vec<Pipe>);
 
 impl Pipes {
-    /// Sees to it that there is one: flows that take all other descriptors can move and end.
+    /// Makes sure that there is a pipe, so that flows that take all other descriptors can move and
+    /// end.
     pub(super) fn prepare(&mut self) -> io::Result<()> {
         let pipe = self.take()?;
         self.give_back(pipe);
@@ -33,55 +34,55 @@ impl Pipes {
     }
 }
 
-/// One direction: from a source to a sink. What is ready is remembered until a call says otherwise,
-/// since sockets are watched for edges.
+/// One direction: from a source to a sink. It remembers readiness until a call returns otherwise,
+/// since sockets are watched edge-triggered.
 #[derive(Default)]
 pub(super) struct Lane {
-    /// With what was read and not taken by the sink yet.
+    /// The pipe, with bytes that were read and that the sink has not taken yet.
     pipe: Option<Pipe>,
-    /// The source may have something.
+    /// The source may have bytes.
     pub(super) readable: bool,
-    /// The sink may take something.
+    /// The sink may take bytes.
     pub(super) writable: bool,
     /// The source's FIN was read: nothing follows.
     ended: bool,
-    /// It was passed on.
+    /// The FIN was passed on.
     closed: bool,
 }
 
-/// How far a direction came.
+/// How a call of [`Lane::advance`] ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// An event tells when there is more to do.
+    /// An event reports when there is more to do.
     Waits,
-    /// It had its turn; there may be more to do.
+    /// It reached the limit of its turn; there may be more to do.
     More,
 }
 
-/// Why a direction did not move on.
+/// Why a direction could not move.
 #[derive(Debug)]
 pub(super) enum LaneError {
-    /// There is no pipe for it; nothing is lost.
+    /// No pipe is available; no byte is lost.
     NoPipe,
     /// One of the connections broke.
     Broken,
 }
 
 impl Lane {
-    /// True once the source's FIN was passed on, after all bytes before it.
+    /// Returns true once the source's FIN was passed on, after all bytes before it.
     pub(super) fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// Bytes that the sink has not taken yet.
+    /// Returns the bytes that the sink has not taken yet.
     #[cfg(test)]
     pub(super) fn held(&self) -> usize {
         self.pipe.as_ref().map_or(0, Pipe::held)
     }
 
-    /// Moves on until the source has no more, the sink takes no more or `most` bytes are moved, and
-    /// what was in the pipe with the last of them; adds to `moved` what the sink took, whatever the
-    /// result.
+    /// Moves bytes until the source has none, the sink takes none or `most` bytes are moved; also
+    /// moves the bytes that share the pipe with the last of them. Adds the bytes that the sink took
+    /// to `moved`, whatever the result.
     pub(super) fn advance(
         &mut self,
         from: &TcpSocket,
@@ -120,7 +121,8 @@ impl Lane {
             match pipe.fill(from) {
                 Ok(0) => (self.ended, self.readable) = (true, false),
                 Ok(_) => {}
-                // One that holds bytes may be full: the source is asked again when it is empty.
+                // A pipe that holds bytes may be full: the source is asked again when the pipe is
+                // empty.
                 Err(error) if is_would_block(&error) => self.readable = pipe.held() > 0,
                 Err(error) => return Err(error),
             }

@@ -1,5 +1,5 @@
-//! Joined flows over this machine's loopback: programs and servers are threads, and what is tested
-//! runs on the test's own.
+//! Joined flows over this machine's loopback. Programs and servers are threads; the joined flows
+//! run on the test's own thread.
 
 use super::*;
 use rustix::fd::OwnedFd;
@@ -13,12 +13,12 @@ use towpath_io::socket::PIPE_BYTES;
 
 /// Longest wait for anything; it takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long nothing may happen before somebody looks whether the test is done.
+/// How long nothing may happen before the test checks whether it is done.
 const STEP: Duration = Duration::from_millis(10);
-/// Far more than both sockets and a pipe hold.
+/// Far more bytes than both sockets and a pipe hold.
 const MANY: usize = 48 << 20;
 
-/// What is tested, with a port inside that leads to a server of the host.
+/// The joined flows, with a port inside that leads to a server of the host.
 struct Rig {
     reactor: Reactor,
     joined: JoinedFlows,
@@ -28,7 +28,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// A port inside that leads to `host_port`.
+    /// Makes a rig with a port inside that leads to `host_port`.
     fn leading_to(host_port: u16, inside: &str, flows_max: usize) -> Self {
         let reactor = Reactor::new().unwrap();
         let socket = TcpListener::bind(inside.parse().unwrap(), None).unwrap();
@@ -39,7 +39,7 @@ impl Rig {
         Self { reactor, joined, counters, now: Instant::START, inside }
     }
 
-    /// The same, and a server that serves each of its connections on a thread.
+    /// Makes a rig, and a server that serves each of its connections on a thread.
     fn serving(
         flows_max: usize,
         connections: usize,
@@ -59,7 +59,7 @@ impl Rig {
         (rig, server)
     }
 
-    /// A program inside, on a thread of its own.
+    /// Runs a program inside, on a thread of its own.
     fn program<T: Send + 'static>(
         &self,
         act: impl FnOnce(TcpStream) -> T + Send + 'static,
@@ -77,7 +77,7 @@ impl Rig {
         act(joined, &mut Around { reactor, counters, now: *now })
     }
 
-    /// A turn of the worker, which moves no more than its share.
+    /// Runs one turn of the worker, which moves no more than its share.
     fn turn(&mut self) {
         let (before, was_paused) = (self.counters, self.joined.paused_until.is_some());
         let timeout = if self.joined.has_work() { Duration::ZERO } else { STEP };
@@ -97,7 +97,7 @@ impl Rig {
         assert!(was_paused || moved_out < most && moved_in < most, "{moved_out} {moved_in}");
     }
 
-    /// Works until that is so.
+    /// Runs turns until `is_so` returns true.
     fn run_until(&mut self, mut is_so: impl FnMut(&Self) -> bool) {
         let mut rests = 0;
         while !is_so(self) {
@@ -111,7 +111,7 @@ impl Rig {
         }
     }
 
-    /// Works until all threads are done and nothing is left; what the threads say.
+    /// Runs turns until all threads are done and no flow is left; returns the threads' results.
     fn finish<T, const N: usize>(&mut self, threads: [JoinHandle<T>; N]) -> [T; N] {
         self.run_until(|_| threads.iter().all(JoinHandle::is_finished));
         self.run_until(|rig| rig.joined.len() == 0);
@@ -130,7 +130,7 @@ fn reset(stream: TcpStream) {
     sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
 }
 
-/// A byte for each place and seed: loss, repetition and exchange all show.
+/// Returns the byte for a place and seed: loss, repetition and reordering all show.
 fn byte_at(place: usize, seed: usize) -> u8 {
     ((place + seed).wrapping_mul(0x9e37_79b9) >> 16) as u8
 }
@@ -147,7 +147,7 @@ fn send(mut stream: &TcpStream, len: usize, seed: usize) {
     stream.shutdown(Shutdown::Write).unwrap();
 }
 
-/// Reads to the end; how much came.
+/// Reads to the end and checks each byte; returns how many arrived.
 fn expect(mut stream: &TcpStream, seed: usize) -> usize {
     let mut buffer = vec![0; 77_777];
     let mut came = 0;
@@ -162,7 +162,7 @@ fn expect(mut stream: &TcpStream, seed: usize) -> usize {
     }
 }
 
-/// Ports of both loopback addresses that refuse: they are taken, and nobody listens.
+/// Returns a port that both loopback addresses refuse: it is bound, and no socket listens.
 fn refusing_port() -> (u16, [OwnedFd; 2]) {
     let bound = |address: SocketAddr| {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -187,7 +187,7 @@ fn has_ipv6() -> bool {
     is_there
 }
 
-/// Goal: both streams of each of several flows come whole, at once, and are counted.
+/// Goal: both streams of each of several concurrent flows arrive whole, and are counted.
 #[test]
 fn whole_streams_pass_both_ways_at_once() {
     let (mut rig, server) = Rig::serving(8, 3, |stream| {
@@ -239,8 +239,8 @@ fn a_fin_passes_after_the_last_byte_and_the_other_way_stays_open() {
     }
 }
 
-/// Goal: a reader that stops stops its sender, holds one pipe at most and delays nobody; what it
-/// left is still there when it goes on.
+/// Goal: a reader that stops also stops its sender, holds at most one pipe and delays no other
+/// flow. The bytes that it left are still there when it continues.
 #[test]
 fn a_slow_reader_holds_up_its_own_flow_only() {
     let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
@@ -280,7 +280,7 @@ fn a_slow_reader_holds_up_its_own_flow_only() {
     assert_eq!(rig.counters.joined_bytes_out, MANY as u64 + 1);
 }
 
-/// What a program or a server saw of the other's reset.
+/// Returns the error that a program or a server gets from the other side's reset.
 fn end_of(mut stream: TcpStream) -> ErrorKind {
     let mut buffer = vec![0; 65_000];
     loop {
@@ -292,9 +292,9 @@ fn end_of(mut stream: TcpStream) -> ErrorKind {
     }
 }
 
-/// Goal: a reset on one side is one on the other, whatever was going on, and leaves nothing.
-/// Method: each side resets: at once, in the middle of a stream from it, of one towards it which it
-/// does not read, and after its own FIN.
+/// Goal: a reset on one side resets the other, whatever was in progress, and leaves nothing.
+/// Method: each side resets at once, in the middle of a stream from it, in the middle of a stream
+/// to it that it does not read, and after its own FIN.
 #[test]
 fn a_reset_on_one_side_is_one_on_the_other() {
     fn resets(step: usize, mut stream: TcpStream) -> ErrorKind {
@@ -312,7 +312,7 @@ fn a_reset_on_one_side_is_one_on_the_other() {
     }
     fn is_reset(step: usize, mut stream: TcpStream) -> ErrorKind {
         if step >= 2 {
-            // Told by whichever call comes first.
+            // Whichever call comes first reports it.
             let mut told = Ok(());
             while told.is_ok() {
                 told = stream.write_all(&[7; 65_000]);
@@ -342,7 +342,8 @@ fn a_reset_on_one_side_is_one_on_the_other() {
     }
 }
 
-/// Goal: who goes without a reset while bytes are on their way to him is found out by them.
+/// Goal: a close without a reset while bytes are in flight to the closed side becomes a reset when
+/// they arrive.
 #[test]
 fn bytes_for_somebody_who_has_gone_are_a_reset() {
     let (mut rig, server) = Rig::serving(8, 1, |stream| {
@@ -368,7 +369,7 @@ fn what_the_host_refuses_is_reset() {
     assert_eq!(rig.counters.no_descriptor, 0);
 }
 
-/// Goal: a service on one of the host's loopback addresses is found from both of the program's.
+/// Goal: a service on one of the host's loopback addresses is reached from both of the program's.
 #[test]
 fn the_other_address_of_the_host_is_tried() {
     if !has_ipv6() {
@@ -389,7 +390,7 @@ fn the_other_address_of_the_host_is_tried() {
     }
 }
 
-/// Goal: with as many flows as there may be the next connection waits, and is served when one ends.
+/// Goal: at the maximum number of flows the next connection waits, and is served when a flow ends.
 #[test]
 fn connections_beyond_the_limit_wait() {
     let (mut rig, server) = Rig::serving(2, 5, |mut stream| {
@@ -418,8 +419,8 @@ fn connections_beyond_the_limit_wait() {
     assert_eq!(rig.counters.joined, 5);
 }
 
-/// Goal: while no descriptor is left nobody is accepted and flows without a pipe wait; afterwards
-/// nothing is missing, one that was accepted already included.
+/// Goal: while no descriptor is left, no connection is accepted and flows without a pipe wait.
+/// Afterwards nothing is missing, including a connection that was already accepted.
 #[test]
 fn a_pause_loses_nothing() {
     let (mut rig, server) = Rig::serving(8, 2, |stream| {

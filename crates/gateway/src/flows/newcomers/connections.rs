@@ -1,7 +1,7 @@
-//! Connections that wait for a flow, in a line for each guest.
+//! Connections that wait for a flow, in one line per guest.
 //!
-//! Lines are served in turn, the oldest first while a line is short ([`SHORT_LINE`]), else the
-//! newest. Bound: [`CONNECTIONS_MAX`]; at it the longest line loses the one that has waited
+//! Lines take turns. A short line ([`SHORT_LINE`]) is served oldest first, a long one newest first.
+//! Bound: [`CONNECTIONS_MAX`]; at the bound the longest line loses the connection that has waited
 //! longest.
 
 use crate::flows::shares::Share;
@@ -9,23 +9,23 @@ use std::collections::{BTreeMap, VecDeque};
 use std::mem;
 use std::ops::Bound;
 
-/// Connections that wait for their turn, of the program's own addresses and of others each: a
-/// quarter of those that may be half-open, so that those whose host is being asked are not
-/// displaced by those that only wait.
+/// Most connections that wait for their turn, separately for the program's own addresses and for
+/// others. It is a quarter of the limit of half-open connections, so that waiting connections do
+/// not displace those whose host is being asked.
 const CONNECTIONS_MAX: usize = 1024;
 
-/// A line up to this length is served in the order of arrival: as many connections as programs open
-/// at once, and fewer than a flood leaves.
+/// A line up to this length is served in order of arrival: it fits as many connections as programs
+/// open at once, and fewer than a flood leaves.
 const SHORT_LINE: usize = CONNECTIONS_MAX / 4;
 
-/// Those that wait, by what `T` names them. Names some that are over by now.
+/// The connections that wait, each named by a `T`. Some may already be over.
 pub(super) struct Connections<T> {
-    /// Each in the order of arrival, none empty.
+    /// The lines, each in order of arrival, none empty.
     lines: BTreeMap<Share, VecDeque<T>>,
-    /// The memory of the line that became empty last. The next line takes it, so that connections
-    /// that come one by one allocate nothing.
+    /// The memory of the line that became empty last. The next new line takes it, so that
+    /// connections that arrive one by one allocate nothing.
     spare: VecDeque<T>,
-    /// Whose turn it was.
+    /// The line that was served last.
     last: Option<Share>,
     len: usize,
 }
@@ -41,7 +41,7 @@ impl<T> Connections<T> {
         self.len == 0
     }
 
-    /// Puts a connection at the end of its line; the one that has to give way.
+    /// Puts a connection at the end of its line; returns the connection that it displaces.
     pub(super) fn push(&mut self, share: Share, connection: T) -> Option<T> {
         let spare = &mut self.spare;
         self.lines.entry(share).or_insert_with(|| mem::take(spare)).push_back(connection);
@@ -54,7 +54,7 @@ impl<T> Connections<T> {
         self.take(longest, VecDeque::pop_front)
     }
 
-    /// The next connection of the line whose turn it is.
+    /// Returns the next connection of the line whose turn it is.
     pub(super) fn pop(&mut self) -> Option<T> {
         let after = self.last.map_or(Bound::Unbounded, Bound::Excluded);
         let mut behind = self.lines.range((after, Bound::Unbounded));
@@ -85,8 +85,8 @@ impl<T> Connections<T> {
 mod tests {
     use super::*;
 
-    /// Goal: a guest that begins connections without end displaces its own, and each guest gets its
-    /// turn. Method: one pushes thousands, another three.
+    /// Goal: a guest that begins endless connections displaces its own, and each guest gets its
+    /// turn. Method: one guest pushes thousands, another three.
     #[test]
     fn a_flood_displaces_itself() {
         let [flood, quiet] = [1, 2].map(|port| Share::Guest(Some(port)));
@@ -105,8 +105,8 @@ mod tests {
         assert_eq!(taken, expected, "in turn, of the long line the newest first");
     }
 
-    /// Goal: no connection waits for ever while others come as fast as they are begun. Method: a
-    /// line of so many, and one comes for each that is begun.
+    /// Goal: no connection starves while others arrive as fast as they are begun. Method: lines of
+    /// several lengths, with one arrival for each connection that is begun.
     #[test]
     fn a_steady_stream_leaves_nobody_behind() {
         for length in [1, 100, SHORT_LINE - 1] {
@@ -124,8 +124,8 @@ mod tests {
         }
     }
 
-    /// Goal: connections that come one by one use the same memory. Method: its capacity after each
-    /// of several, of different guests.
+    /// Goal: connections that arrive one by one reuse the same memory. Method: check its capacity
+    /// after each of several connections, of different guests.
     #[test]
     fn a_line_leaves_its_memory_to_the_next() {
         let mut waiting = Connections::default();

@@ -1,23 +1,23 @@
-//! Datagrams and echo requests that wait for a flow, in a line for each guest.
+//! Datagrams and echo requests that wait for a flow, in one line per guest.
 //!
-//! They are taken from the lines in turn. Bounds: [`MESSAGES_MAX`], and the part of the memory that
-//! is named in [`BYTES_SHARE`]; at either the longest line loses its last.
+//! Lines take turns. Bounds: [`MESSAGES_MAX`], and the part of the memory given by [`BYTES_SHARE`];
+//! at either bound the longest line loses its last message.
 
 use super::Message;
 use crate::flows::shares::Share;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
-/// Datagrams and echo requests that wait for their turn, of either kind of address.
+/// Most datagrams and echo requests that wait for their turn, separately for each kind of address.
 const MESSAGES_MAX: usize = 256;
-/// They keep one part in so many of the memory: at the smallest, as many small frames.
+/// Divisor of the memory that they may keep: of the smallest memory, this many small frames each.
 const BYTES_SHARE: usize = 32;
 
-/// Those that wait.
+/// The messages that wait.
 #[derive(Default)]
 pub(super) struct Messages {
     lines: BTreeMap<Share, Line>,
-    /// Whose turn it was.
+    /// The line that was served last.
     last: Option<Share>,
     len: usize,
     bytes: usize,
@@ -35,7 +35,8 @@ impl Messages {
         self.len == 0
     }
 
-    /// Puts a message at the end of its line; how many were dropped for it, or if it was.
+    /// Puts a message at the end of its line; returns how many messages were dropped, this one
+    /// included.
     pub(super) fn push(&mut self, message: Message, memory_bytes: usize) -> u64 {
         let (share, bytes) = (message.share(), message.held());
         let bytes_max = memory_bytes / BYTES_SHARE;
@@ -62,7 +63,7 @@ impl Messages {
         dropped
     }
 
-    /// The first message of the line whose turn it is.
+    /// Returns the first message of the line whose turn it is.
     pub(super) fn pop(&mut self) -> Option<Message> {
         let after = self.last.map_or(Bound::Unbounded, Bound::Excluded);
         let mut behind = self.lines.range((after, Bound::Unbounded));
@@ -71,7 +72,7 @@ impl Messages {
         self.take(share?, |messages| messages.pop_front())
     }
 
-    /// The first message of the same flow.
+    /// Returns the first message of this flow.
     pub(super) fn pop_of(&mut self, share: Share, flow: super::FlowKey) -> Option<Message> {
         self.take(share, |messages| {
             let place = messages.iter().position(|message| message.flow() == flow)?;

@@ -1,4 +1,4 @@
-//! What flows do whose host or program takes bytes slowly: see `fair` for how much they may hold.
+//! Flows whose host or program takes bytes slowly; `fair` computes how much they may hold.
 
 use super::{Flow, TcpFlows, slot_of};
 use crate::flows::fair::{MOMENT, ReadAhead, window_limit};
@@ -11,31 +11,31 @@ use towpath_net::tcp::Connection;
 use towpath_net::time::Instant;
 use towpath_packet::{Ledger, Site};
 
-/// A time in which a flow may hold more than its allowance.
+/// A period in which a flow may hold more than its allowance.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moment {
     until: Instant,
-    /// Bytes that it had passed on when the time began. It gets another time if it has passed on as
-    /// much as it holds by then.
+    /// Bytes that the flow had passed on when the period began. It gets another period if it has
+    /// passed on as much as it holds by the end.
     passed: u64,
 }
 
 impl Moment {
-    /// True if a flow may go on holding `held` bytes. `passed` is what it has passed on in all.
-    /// Either the time is not over, or the flow has passed on as much in it as it holds, so that
-    /// it keeps no byte for much longer than such a time.
+    /// Returns true if a flow may continue to hold `held` bytes. `passed` is what it has passed on
+    /// in all. Either the period is not over, or the flow has passed on as much in it as it holds,
+    /// so it keeps no byte for much longer than one period.
     fn goes_on(self, held: usize, passed: u64, now: Instant) -> bool {
         now < self.until || passed - self.passed >= held as u64
     }
 }
 
 impl TcpFlows {
-    /// When the next moment of [`Gateway::end_moments`] is over.
+    /// Returns when the next moment of [`Gateway::end_moments`] ends.
     pub(in crate::flows) fn deadline(&self) -> Option<Instant> {
         self.moments.front().map(|(until, _)| *until)
     }
 
-    /// Puts a flow aside that could read, if its guest had less on its way.
+    /// Parks a flow that could read if its guest had less in flight.
     pub(super) fn park(&mut self, handle: TcpHandle) {
         if let Some(flow) = self.get_mut(handle)
             && !flow.queued
@@ -45,7 +45,7 @@ impl TcpFlows {
         }
     }
 
-    /// Has some of those that were put aside stand in line again.
+    /// Puts some of the parked flows back in line.
     pub(super) fn unpark(&mut self) {
         for _ in 0..PARKED_PER_TURN.min(self.parked.len()) {
             self.waiting.extend(self.parked.pop_front());
@@ -54,7 +54,7 @@ impl TcpFlows {
 }
 
 impl Flow {
-    /// Has the gateway told when there is room again. Room that has come meanwhile is told too.
+    /// Watches the host socket for room. Room that has appeared meanwhile triggers an event too.
     pub(super) fn watch_room(&mut self, reactor: &Reactor) -> io::Result<()> {
         if self.watches_room {
             return Ok(());
@@ -64,7 +64,7 @@ impl Flow {
         reactor.modify(&self.socket, token, Interest::BOTH.and_urgent(), true)
     }
 
-    /// Sends what was kept; returns how many bytes of it the host took.
+    /// Sends the kept bytes; returns how many of them the host took.
     pub(super) fn send_kept(&mut self) -> io::Result<usize> {
         let count = rustix::net::send(&self.socket, &self.kept, SendFlags::NOSIGNAL)?;
         self.kept.drain(..count);
@@ -76,7 +76,8 @@ impl Flow {
 }
 
 impl Gateway {
-    /// Has a new connection offer what it may before it has passed anything on.
+    /// Limits the window of a new connection to what it may advertise before it has passed anything
+    /// on.
     pub(super) fn limit_first_window(&self, handle: TcpHandle, io: &mut Io<'_>) {
         let limit = window_limit(io.equal_window(self.tcp.count));
         if limit != u32::MAX {
@@ -84,8 +85,8 @@ impl Gateway {
         }
     }
 
-    /// The host took `sent` bytes. Of what it did not take the flow keeps what it may hold, and the
-    /// rest goes back to the program.
+    /// The host took `sent` bytes. Of the bytes that it did not take, the flow keeps as many as it
+    /// may hold. The rest goes back to the program.
     pub(super) fn hold_off_or_resume(&mut self, handle: TcpHandle, sent: usize, io: &mut Io<'_>) {
         let (all_brief, flows) = (self.tcp.brief, self.tcp.count);
         let Some(flow) = self.tcp.get_mut(handle) else { return };
@@ -94,7 +95,7 @@ impl Gateway {
         let (mut left, limit) = (connection.received_len(), connection.window_limit());
         let is_plain = !flow.held_off && flow.moment.is_none() && flow.kept.is_empty();
         if left == 0 && is_plain && limit == u32::MAX {
-            // What moves nothing changes nothing.
+            // A flow that moves nothing changes nothing.
             if sent == 0 || io.holds_little_for_hosts(handle, flows) {
                 return flow.out.went(sent, 0, io.now);
             }
@@ -142,7 +143,7 @@ impl Gateway {
         }
     }
 
-    /// Moments that are over: what host sockets have not taken by now goes back.
+    /// Ends moments that are over: bytes that host sockets have not taken by now go back.
     pub(in crate::flows) fn end_moments(&mut self, io: &mut Io<'_>) {
         while let Some(&(until, handle)) = self.tcp.moments.front()
             && until <= io.now
@@ -153,15 +154,15 @@ impl Gateway {
     }
 }
 
-/// A copy of the first segment that is about to be given back, if it has no more than `most` bytes:
-/// its sender sends it again in vain, each time after twice as long. Told that it has arrived, it
-/// goes on at once.
+/// Copies the first segment that is about to go back, if it has no more than `most` bytes. Without
+/// the copy its sender would retransmit in vain, with a doubled timeout each time. Once
+/// acknowledged, the sender continues at once.
 fn first_segment(connection: &Connection, most: usize, ledger: &Ledger) -> Vec<u8> {
     let back = connection.received_unacknowledged();
     let mut count = back.min(connection.arriving_segment());
     let mut skipped = connection.received_len() - back;
     if let Some(mark) = connection.urgent_mark() {
-        // A byte that is marked comes again, with its mark.
+        // A marked byte is sent again, with its mark.
         count = count.min(mark.saturating_sub(skipped));
     }
     if count > most {
@@ -179,11 +180,12 @@ fn first_segment(connection: &Connection, most: usize, ledger: &Ledger) -> Vec<u
     kept
 }
 
-/// Part of the memory that all flows may keep of what they gave back, beside it.
+/// Divisor of the memory: the part that copies of returned bytes may take, in addition to pool
+/// memory.
 const KEPT_DIVISOR: usize = 8;
 
-/// Bytes to read from the host socket now. If there are none, `Events::WRITABLE` will tell; `None`
-/// if nothing will.
+/// Returns the bytes to read from the host socket now. With 0, `Events::WRITABLE` will follow; with
+/// `None`, no event will.
 pub(super) fn room_for_program(
     connection: &mut Connection,
     ahead: ReadAhead,
@@ -193,7 +195,7 @@ pub(super) fn room_for_program(
     if room == 0 {
         return Some(0);
     }
-    // Room is what fills one super-packet at most, perhaps a few bytes. Each read is a call, so
+    // Room is for one super-packet at most, perhaps for a few bytes. Each read is a call, so
     // another super-packet is read with it.
     let room = room + connection.size_goal() as usize;
     let ReadAhead::Within(most) = ahead else { return Some(room) };

@@ -1,8 +1,9 @@
 //! Urgent data (RFC 9293 §3.8.5, RFC 6093): one byte of a stream that its sender has marked.
 //!
-//! The byte stays in its place, and is sent on with a mark of its own. Reads of either side end in
-//! front of a marked byte, so that bytes before it go without one; the byte goes alone. Who sends
-//! two marks before the first was passed on has the newer one marked, as between two hosts.
+//! The byte stays in its place, and is sent on with its own mark. Reads on either side end before a
+//! marked byte, so that the bytes before it go without a mark and the byte goes alone. If a sender
+//! marks a second byte before the first was passed on, only the second is marked, as between two
+//! hosts.
 
 use super::Flow;
 use std::io;
@@ -12,7 +13,7 @@ use towpath_net::tcp::Connection;
 use towpath_packet::{Memory, Piece};
 
 impl Flow {
-    /// Sends to the host what the program sent.
+    /// Sends received data of the program to the host.
     #[inline]
     pub(super) fn send_received(&mut self, connection: &Connection) -> io::Result<usize> {
         match connection.urgent_mark() {
@@ -21,7 +22,7 @@ impl Flow {
         }
     }
 
-    /// Sends the bytes in front of the marked one, of which there are `mark`, or that one.
+    /// Sends the `mark` bytes before the marked byte; if there are none, sends the marked byte.
     #[cold]
     fn send_marked(&mut self, connection: &Connection, mark: usize) -> io::Result<usize> {
         if mark == 0

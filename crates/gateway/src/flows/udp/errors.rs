@@ -1,4 +1,4 @@
-//! What goes wrong with datagrams on the host's side, and what the program is told of it.
+//! Errors of datagrams on the host's side, and how they are reported to the program.
 
 use super::{Gateway, Io, Realm};
 use crate::flows::hops::report;
@@ -12,7 +12,7 @@ use towpath_net::stack::{Report, Unreachable};
 const ERRORS_PER_TURN: usize = 16;
 
 impl Gateway {
-    /// Turns ICMP errors that came back to a host socket into ICMP errors for the program.
+    /// Translates ICMP errors that a host socket received into ICMP errors for the program.
     pub(super) fn read_errors(&mut self, slot: Slot, io: &mut Io<'_>) {
         for _ in 0..ERRORS_PER_TURN {
             let Some(flow) = self.udp.slots.get_mut(slot) else { return };
@@ -20,7 +20,7 @@ impl Gateway {
             let (program, realm) = (flow.program, flow.realm);
             match realm {
                 Realm::Dns(inside) => self.dns_failed(slot, inside, program, io),
-                // What stands behind the address is not on the way to it.
+                // A router behind the translated address is not on the program's path.
                 Realm::Loopback(address) => {
                     let error = SocketErrorEvent { offender: None, ..error };
                     let inside = error.to.map(|to| SocketAddr::new(address, to.port()));
@@ -29,7 +29,7 @@ impl Gateway {
                 Realm::World => self.pass_error(&error, error.to, program, io),
             }
         }
-        // The rest has its turn like datagrams: whoever reads them comes here again.
+        // The remaining errors have their turn like datagrams: reading datagrams comes here again.
         self.udp.queue(slot);
     }
 
@@ -49,8 +49,8 @@ impl Gateway {
         stack.report_udp(inside, program, &report, &mut context);
     }
 
-    /// A resolver cannot be reached: its question goes to the next one, or back as refused, as one
-    /// does that was not kept.
+    /// A resolver cannot be reached: the query goes to the next resolver. If none is left, or the
+    /// query was not kept, an error goes back to the program.
     fn dns_failed(&mut self, slot: Slot, inside: SocketAddr, program: SocketAddr, io: &mut Io<'_>) {
         let Some(flow) = self.udp.slots.get_mut(slot) else { return };
         flow.dns.tried += 1;
@@ -58,7 +58,7 @@ impl Gateway {
         if let Some(resolver) = flow.dns.resolver {
             self.resolvers.failed(resolver);
         }
-        // The one that failed is no longer preferred: the next one is, and so on in a round.
+        // The failed resolver is no longer preferred: the next one is, in a round.
         let next = self.resolvers.after(0, io.now);
         let untried = tried < self.resolvers.current(io.now).len();
         if let (Some(to), Some(question)) = (next.filter(|_| untried), question)
@@ -66,7 +66,7 @@ impl Gateway {
         {
             let Some(flow) = self.udp.slots.get_mut(slot) else { return };
             self.resolvers.asked(to, io.now);
-            // If this fails too, its error queue tells.
+            // If this fails too, the socket's error queue reports it.
             let _ = flow.socket.send_to(None, std::iter::once(&question), None);
             return;
         }

@@ -1,4 +1,4 @@
-//! Sockets of mappings on the host, and what leaves by them.
+//! Host sockets of mappings, and sending by them.
 
 use super::Realm;
 use std::io;
@@ -7,13 +7,13 @@ use std::num::NonZeroU16;
 use towpath_io::socket::{IpFields, Sent, UdpSocket};
 use towpath_packet::{Packet, Piece};
 
-/// A socket for a new mapping.
+/// Opens a socket for a new mapping.
 pub(super) fn open(realm: Realm, to: SocketAddr) -> io::Result<UdpSocket> {
     if let Realm::Dns(_) = realm {
         return UdpSocket::connect(to);
     }
     let any: IpAddr = match (realm, to) {
-        // Bound to the loopback, so that nothing from elsewhere can reach this mapping.
+        // Bound to the loopback, so that other hosts cannot reach this mapping.
         (Realm::Loopback(_), to) => to.ip(),
         (_, SocketAddr::V4(_)) => Ipv4Addr::UNSPECIFIED.into(),
         (_, SocketAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),

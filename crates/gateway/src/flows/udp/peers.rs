@@ -1,36 +1,36 @@
-//! Who may send to a flow, and whence those who used a published port are answered.
+//! Which peers may send to a flow, and by which socket users of a published port are answered.
 //!
-//! A mapping takes datagrams from those that it has sent to. The latest is noted in the flow
-//! itself, which is all that most flows need; the others are in one table.
+//! A mapping takes datagrams from the peers that it has sent to. The flow itself records the latest
+//! one, which is all that most flows need; one table holds the others.
 //!
 //! Several sockets may lead to one port of the program, and one socket may be bound to all of the
-//! host's addresses. The program sends an answer to whoever asked; only here it is known where the
-//! question came in.
+//! host's addresses. The program sends an answer to the address that asked; only this table knows
+//! where the question came in.
 //!
 //! Bounds: [`PEERS_MAX`] and [`ANSWERS_MAX`], of all flows together. At the bound the guest, or the
-//! published port, that has most loses the one that it used least recently. That peer of a mapping
-//! is filtered until it is sent to again; that user of a published port is answered as anybody
-//! else is sent to.
+//! published port, with most entries loses its least recently used one. Such a peer of a mapping is
+//! filtered until the mapping sends to it again. An answer to such a user of a published port
+//! leaves like any other datagram of the program.
 
 use crate::flows::shares::{Share, Table};
 use crate::flows::slots::Slot;
 use std::net::{IpAddr, SocketAddr};
 
-/// Peers of mappings beside the latest of each: as many as 2,048 mappings have that talk to 16
-/// hosts each, about 100 bytes for one.
+/// Peers of mappings besides the latest of each: enough for 2,048 mappings that talk to 16 hosts
+/// each, at about 100 bytes per peer.
 const PEERS_MAX: usize = 32_768;
 /// Users of published ports that are remembered, about 150 bytes each.
 const ANSWERS_MAX: usize = 16_384;
 
-/// The socket by which a question came in, and the address of the host that it was sent to.
+/// The socket that received a question, and the address of the host that it was sent to.
 pub(super) type Way = (Slot, Option<IpAddr>);
 
-/// All peers.
+/// All peers of all flows.
 pub(super) struct Peers {
     sent_to: Table<(Slot, SocketAddr), ()>,
-    /// By the port of the program and who asked it.
+    /// By the port of the program and the peer that asked it.
     answers: Table<(SocketAddr, SocketAddr), Way>,
-    /// There may be some of flows that are gone.
+    /// It may have peers of flows that are gone.
     is_stale: bool,
 }
 
@@ -43,7 +43,7 @@ impl Peers {
         Self { sent_to, answers, is_stale: false }
     }
 
-    /// The flow of `slot` has sent to `peer`. True if another had to give way.
+    /// The flow of `slot` has sent to `peer`. Returns true if another entry was evicted.
     pub(super) fn sent_to(
         &mut self,
         slot: Slot,
@@ -58,29 +58,28 @@ impl Peers {
         before.is_some_and(|before| self.sent_to.put((slot, before), share, ()).is_some())
     }
 
-    /// True if the flow of `slot` takes datagrams from `peer`.
+    /// Returns true if the flow of `slot` takes datagrams from `peer`.
     pub(super) fn may_send(&mut self, slot: Slot, latest: Latest, peer: SocketAddr) -> bool {
         latest == Some(peer) || self.sent_to.use_of(&(slot, peer)).is_some()
     }
 
-    /// `peer` sent something to the program, by the socket of a published port and to this address
-    /// of the host. True if another had to give way.
+    /// `peer` sent a datagram to the program, by `way`. Returns true if another entry was evicted.
     pub(super) fn asked(&mut self, program: SocketAddr, peer: SocketAddr, way: Way) -> bool {
         let share = Share::Published(way.0.index);
         self.answers.put((program, peer), share, way).is_some()
     }
 
-    /// How the program answers `peer`, if it has asked.
+    /// Returns how the program answers `peer`, if that has asked.
     pub(super) fn way(&self, program: SocketAddr, peer: SocketAddr) -> Option<Way> {
         self.answers.get(&(program, peer))
     }
 
-    /// A flow is gone.
+    /// A flow has ended.
     pub(super) fn flow_ended(&mut self) {
         self.is_stale = true;
     }
 
-    /// Forgets the peers of flows that are gone.
+    /// Removes the peers of flows that are gone.
     pub(super) fn forget_gone(&mut self, is_there: impl Fn(Slot) -> bool) {
         if std::mem::take(&mut self.is_stale) {
             self.sent_to.retain(|(slot, _), ()| is_there(*slot));
@@ -99,8 +98,8 @@ mod tests {
         SocketAddr::from((std::net::Ipv4Addr::from_bits(0xc000_0000 + number), 0))
     }
 
-    /// Goal: a mapping keeps far more peers than it could in a table of its own, one that sends to
-    /// hosts without end loses its own, and those of another guest stay.
+    /// Goal: a mapping keeps far more peers than it could in a table of its own. A mapping that
+    /// sends to endless hosts loses its own peers, and those of another guest stay.
     #[test]
     fn peers_of_others_stay() {
         let mut peers = Peers::new();
@@ -126,7 +125,7 @@ mod tests {
         assert!(peers.may_send(slot(0), None, peer(0)));
     }
 
-    /// Goal: the latest way counts, and who floods one published port takes nothing from another.
+    /// Goal: the latest way counts, and a flood of one published port takes no entry from another.
     #[test]
     fn each_published_port_has_its_part() {
         let mut peers = Peers::new();

@@ -1,7 +1,7 @@
 //! Sockets of published ports, and where they lead.
 //!
-//! A port that leads to a guest by its name is looked up when datagrams come: the guest's address
-//! may be another by then. While there is none the flow is nobody's.
+//! A port that leads to a guest by name is looked up when datagrams arrive, as the guest's address
+//! may change. While the guest has no address, the flow leads to [`NOBODY`].
 
 use super::{Flow, Realm, UdpFlows};
 use crate::flows::shares::Share;
@@ -14,12 +14,12 @@ use towpath_io::reactor::{Interest, Reactor};
 use towpath_io::socket::UdpSocket;
 use towpath_net::time::Instant;
 
-/// How long it is believed to whom a published port leads.
+/// How long a lookup of a published port's target remains valid.
 const LED_FOR: Duration = Duration::from_secs(1);
-/// To whom a published port leads while its guest has no address.
+/// The target of a published port while its guest has no address.
 pub(super) const NOBODY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
-/// The published port that a flow is of.
+/// The published port that a flow belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::flows) struct PublishedBy {
     pub(in crate::flows) port: Slot,
@@ -27,7 +27,7 @@ pub(in crate::flows) struct PublishedBy {
 }
 
 impl UdpFlows {
-    /// Adds a socket of a published port; `program` is where it leads, if that is known.
+    /// Adds a socket of a published port; `program` is its target, if known.
     pub(in crate::flows) fn publish(
         &mut self,
         socket: UdpSocket,
@@ -54,14 +54,14 @@ impl UdpFlows {
         self.reclaim(program);
     }
 
-    /// Has it looked up at the next datagram where a published port leads.
+    /// Makes the next datagram look up the target of the published port.
     pub(in crate::flows) fn look_again(&mut self, slot: Slot) {
         if let Some(flow) = self.slots.get_mut(slot) {
             flow.led_until = Instant::START;
         }
     }
 
-    /// Leads a published port to this address until then.
+    /// Leads a published port to this address until the given time.
     fn lead(&mut self, slot: Slot, program: SocketAddr, until: Instant) {
         let Some(flow) = self.slots.get_mut(slot) else { return };
         flow.led_until = until;
@@ -75,8 +75,8 @@ impl UdpFlows {
         }
     }
 
-    /// What the program sends from `program`, and is no answer, leaves by this published port, or
-    /// by the first of several that lead there.
+    /// Makes this published port the way out for datagrams from `program` that are not answers,
+    /// unless another published port that leads there already is.
     fn claim(&mut self, slot: Slot, program: SocketAddr) {
         let key = (program, Realm::World);
         let holder = self.index.get(&key).and_then(|holder| self.slots.get(*holder));
@@ -85,7 +85,7 @@ impl UdpFlows {
         }
     }
 
-    /// The port that led to `program` does so no more: another may.
+    /// A port that led to `program` no longer does: another that does takes its place.
     fn reclaim(&mut self, program: SocketAddr) {
         let leads = |flow: &Flow| flow.program == program && flow.published.is_some();
         let other = self.slots.iter().find(|(_, flow)| leads(flow)).map(|(slot, _)| slot);
@@ -96,7 +96,7 @@ impl UdpFlows {
 }
 
 impl Gateway {
-    /// Looks up to whom a published port leads now.
+    /// Looks up the current target of a published port.
     pub(super) fn lead_datagrams(&mut self, slot: Slot, io: &Io<'_>) {
         let due = |flow: &&Flow| flow.led_until <= io.now;
         let flow = self.udp.slots.get(slot).filter(due);
@@ -104,7 +104,7 @@ impl Gateway {
         let Some(publish) = self.listeners.publish_of(by.port) else { return };
         let program = self.target_of(publish, by.is_ipv4, io);
         let program = program.map(|address| SocketAddr::new(address, publish.program_port));
-        // Who has no address yet is looked up each time.
+        // A guest without an address is looked up each time.
         let until = program.map_or(io.now, |_| io.now + LED_FOR);
         self.udp.lead(slot, program.unwrap_or(NOBODY), until);
     }

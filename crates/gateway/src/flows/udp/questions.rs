@@ -1,35 +1,35 @@
-//! Questions under way to a resolver, kept to be asked again if it fails.
+//! Queries in flight to a resolver, kept to be repeated if it fails.
 //!
-//! They are copied, since a question of 40 bytes would keep a frame otherwise, for as long as
-//! nobody answers. Bounds: [`QUESTION_BYTES_MAX`] for one, [`GUEST_BYTES_MAX`] and [`BYTES_MAX`].
-//! What is beyond is asked once, and counted.
+//! They are copied: otherwise a query of 40 bytes would keep a frame for as long as no answer
+//! comes. Bounds: [`QUESTION_BYTES_MAX`] for one query, [`GUEST_BYTES_MAX`] and [`BYTES_MAX`]. A
+//! query beyond them is asked once, and counted.
 
 use crate::flows::shares::Share;
 use std::collections::HashMap;
 use towpath_packet::{Ledger, Memory, Packet, Piece, Site};
 
-/// Longest question that is kept: what fits a datagram on every way without fragments
-/// (DNS flag day 2020).
+/// Longest query that is kept: what fits a datagram on every path without fragments (DNS flag day
+/// 2020).
 const QUESTION_BYTES_MAX: usize = 1232;
-/// Bytes that are kept for a guest: 2,000 questions of usual length.
+/// Bytes that are kept for one guest: 2,000 queries of usual length.
 const GUEST_BYTES_MAX: usize = 128 << 10;
-/// Bytes that are kept for all.
+/// Bytes that are kept for all guests.
 const BYTES_MAX: usize = 1 << 20;
 const _: () = assert!(GUEST_BYTES_MAX * 2 <= BYTES_MAX, "one guest leaves room for others");
 
-/// How many bytes are kept.
+/// Counts the bytes that are kept.
 #[derive(Default)]
 pub(super) struct Questions {
     bytes: usize,
     of: HashMap<Share, usize>,
 }
 
-/// One question; empty if it is answered or not kept.
+/// One query; empty if it is answered or not kept.
 #[derive(Default)]
 pub(super) struct Question(Vec<u8>);
 
 impl Questions {
-    /// Keeps a question in place of the one before it; false if it is too much.
+    /// Keeps a query in place of the one before it; returns false if a bound does not allow it.
     pub(super) fn keep(
         &mut self,
         question: &mut Question,
@@ -55,7 +55,7 @@ impl Questions {
         true
     }
 
-    /// The question is answered, or its flow over.
+    /// The query is answered, or its flow has ended.
     pub(super) fn forget(&mut self, question: &mut Question, share: Share) {
         let len = std::mem::take(&mut question.0).len();
         if len == 0 {
@@ -72,7 +72,7 @@ impl Questions {
 }
 
 impl Question {
-    /// The question in a frame, to be asked again; `None` if there is none, or no frame.
+    /// Returns the query in a frame, to be sent again; `None` if none is kept, or no frame is free.
     pub(super) fn piece(&self, memory: &mut Memory) -> Option<Piece> {
         if self.0.is_empty() {
             return None;

@@ -1,5 +1,5 @@
-//! A gateway with real host sockets on the loopback, and a test in place of its worker, so that
-//! time and the port by which a guest's packets came are what the test says.
+//! A gateway with real host sockets on the loopback. The test replaces the worker, so that it sets
+//! the time and the port by which a guest's packets arrive.
 
 use super::*;
 use crate::config::Config;
@@ -12,9 +12,9 @@ use towpath_net::stack::{self, Limits, Stack};
 use towpath_net::wire::MacAddr;
 use towpath_packet::{Caps, Ledger, Memory, MemoryConfig};
 
-/// Longest wait for what is on its way on the loopback.
+/// Longest wait for a datagram that is in flight on the loopback.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long nothing has to come until it is believed that nothing comes.
+/// How long nothing must arrive before the test concludes that nothing will.
 const SILENCE: Duration = Duration::from_millis(50);
 /// Port of the program.
 const PROGRAM: u16 = 4000;
@@ -73,7 +73,7 @@ impl Bench {
         act(&mut self.gateway, &mut io)
     }
 
-    /// The guest at a port of the switch sends a datagram, which waits if its flow is new.
+    /// Makes the guest at a port of the switch send a datagram, which waits if its flow is new.
     fn ask(&mut self, port: Option<u16>, program: SocketAddr, to: SocketAddr, payload: &[u8]) {
         let mut packet = self.memory.packet().expect("a handle");
         packet.set_ingress(port);
@@ -87,18 +87,18 @@ impl Bench {
         self.with(|gateway, io| gateway.on_datagram(datagram, io));
     }
 
-    /// The same, and its flow begins.
+    /// Sends a datagram, and begins its flow.
     fn send(&mut self, port: Option<u16>, program: SocketAddr, to: SocketAddr, payload: &[u8]) {
         self.ask(port, program, to, payload);
         self.begin();
     }
 
-    /// Flows begin for all who wait.
+    /// Begins flows for all newcomers.
     fn begin(&mut self) {
         while self.with(|gateway, io| gateway.begin_flows(Load::Busy, io)) {}
     }
 
-    /// Takes what has come to host sockets, until `is_done` or nothing comes for a while.
+    /// Reads host sockets until `is_done`, or until nothing arrives for a while.
     fn turns(&mut self, is_done: impl Fn(&Gateway) -> bool) {
         let mut events = Events::new();
         let mut waited = Duration::ZERO;
@@ -120,7 +120,7 @@ impl Bench {
         self.with(|gateway, io| gateway.on_deadline(io));
     }
 
-    /// Publishes a port that leads to the program's; where it is on the host.
+    /// Publishes a port that leads to the program's; returns the port and its address on the host.
     fn publish(&mut self) -> (HostPort, SocketAddr) {
         let host = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), free_port());
         let publish = Publish {
@@ -141,7 +141,7 @@ fn program(last: u8, port: u16) -> SocketAddr {
     SocketAddr::from(([10, 0, 2, last], port))
 }
 
-/// A socket of the host at this address of the loopback.
+/// Returns a socket of the host at this address of the loopback.
 fn peer(last: u8) -> StdSocket {
     let socket = StdSocket::bind((Ipv4Addr::new(127, 0, 0, last), 0)).expect("a socket");
     socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
@@ -152,7 +152,7 @@ fn free_port() -> u16 {
     peer(1).local_addr().expect("an address").port()
 }
 
-/// The next datagram and its sender.
+/// Returns the next datagram and its sender.
 fn receive(socket: &StdSocket) -> (Vec<u8>, SocketAddr) {
     let mut buffer = [0; 2048];
     let (len, from) = socket.recv_from(&mut buffer).expect("a datagram");
@@ -163,8 +163,8 @@ fn local(socket: &StdSocket) -> SocketAddr {
     socket.local_addr().expect("an address")
 }
 
-/// Goal: what a stranger sends to a mapping is counted and does not keep the mapping alive, and
-/// what the program's peers send does (RFC 4787 REQ-6).
+/// Goal: datagrams from a stranger are counted and do not keep the mapping alive; those of the
+/// program's peers do (RFC 4787 REQ-6).
 #[test]
 fn strangers_keep_no_mapping_alive() {
     for (from, is_kept) in [(2, false), (1, true)] {
@@ -205,8 +205,8 @@ fn many_clients_of_a_published_port_are_answered() {
     assert_eq!(bench.gateway.counters.udp_dropped, 0);
 }
 
-/// Goal: what the program sends to a client of a port that is published no more leaves as what it
-/// sends to anybody else.
+/// Goal: datagrams of the program to a client of a port that is no longer published leave like
+/// those to any other host.
 #[test]
 fn a_port_published_no_more_loses_nothing() {
     let mut bench = Bench::new(Config::default());
@@ -224,8 +224,8 @@ fn a_port_published_no_more_loses_nothing() {
     assert_ne!(from, host);
 }
 
-/// Goal: questions that nobody answers keep no frames, and those that are kept to be asked again
-/// are bounded for each guest and for all; what is not kept is counted.
+/// Goal: unanswered queries keep no frames. The queries kept to be repeated are bounded for each
+/// guest and for all; those that are not kept are counted.
 #[test]
 fn questions_are_kept_without_frames() {
     let config = Config { resolvers: Some(vec![Ipv4Addr::LOCALHOST.into()]), ..Config::default() };
@@ -241,8 +241,8 @@ fn questions_are_kept_without_frames() {
     assert_eq!(bench.gateway.counters.questions_not_kept, 700);
 }
 
-/// Goal: a guest that begins flows without end takes those of itself, not the one of another; one
-/// whose turn has not come stands before those of the flood. Neither has the address of a program
+/// Goal: a guest that begins endless flows evicts its own, not those of another guest, and a
+/// newcomer of the other goes before those of the flood. Neither guest has the address of a program
 /// that is alone.
 #[test]
 fn mappings_are_shared_by_guests() {
@@ -278,7 +278,7 @@ fn receive_now(socket: &StdSocket) -> Option<Vec<u8>> {
 }
 
 /// Goal: datagrams that wait for a flow keep a bounded part of the memory, and a guest with large
-/// ones displaces itself.
+/// datagrams displaces its own.
 #[test]
 fn what_waits_for_a_flow_is_bounded_in_bytes() {
     let mut bench = Bench::new(Config::default());

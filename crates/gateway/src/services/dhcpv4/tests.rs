@@ -1,4 +1,4 @@
-//! Tests of the server for IPv4, named by the sections of RFC 2131 where there is one.
+//! Tests of the DHCP server for IPv4, named by sections of RFC 2131 where one applies.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn kind(message: &Message) -> MessageType {
     MessageType::of(&message.options).unwrap()
 }
 
-/// The whole way to a lease.
+/// Gets a lease with all four messages.
 fn lease(bench: &mut Bench, vm: Vm, options: &[(u8, &[u8])]) -> Ipv4Addr {
     let offer = discover(bench, vm, options).expect("an offer");
     assert_eq!(kind(&offer), MessageType::Offer);
@@ -30,7 +30,7 @@ fn lease(bench: &mut Bench, vm: Vm, options: &[(u8, &[u8])]) -> Ipv4Addr {
     ack.your_address
 }
 
-/// §4.3.1: an offer says everything that a client needs, and the acknowledgement says the same.
+/// §4.3.1: an offer has everything that a client needs, and the acknowledgement has the same.
 #[test]
 fn rfc2131_4_3_1_offer_and_acknowledgement() {
     let mut bench = Bench::new(config());
@@ -57,7 +57,7 @@ fn rfc2131_4_3_1_offer_and_acknowledgement() {
     assert_eq!((counters.offers, counters.acks), (1, 1));
 }
 
-/// §4.3.1: what the client lists it gets, and nothing else beside what it must have.
+/// §4.3.1: the client gets what it lists, and nothing else beyond what it must have.
 #[test]
 fn rfc2131_4_3_1_the_parameter_list_is_honoured() {
     let mut bench = Bench::new(config());
@@ -68,7 +68,8 @@ fn rfc2131_4_3_1_the_parameter_list_is_honoured() {
     assert_eq!(codes, expected);
 }
 
-/// §3.5, §9.10 of RFC 2132: no message is longer than the client takes; 576 bytes it always takes.
+/// §3.5, §9.10 of RFC 2132: no message is longer than the client accepts; it always accepts 576
+/// bytes.
 #[test]
 fn rfc2132_9_10_messages_fit() {
     let mut config = config();
@@ -84,8 +85,8 @@ fn rfc2132_9_10_messages_fit() {
     }
 }
 
-/// RFC 6842 §3: the client identifier comes back; RFC 2131 §4.2: it names the client, not the
-/// hardware address, and one that is too short names nobody.
+/// RFC 6842 §3: the answer has the client identifier. RFC 2131 §4.2: it identifies the client
+/// instead of the hardware address; one that is too short is ignored.
 #[test]
 fn rfc6842_3_the_client_identifier() {
     let mut bench = Bench::new(config());
@@ -111,10 +112,11 @@ fn rfc4039_4_rapid_commit() {
     );
     assert!(bench.services.take_changed() && !bench.services.take_changed());
     let offer = discover(&mut bench, vm(2), &[(option::RAPID_COMMIT, &[1])]).unwrap();
-    assert_eq!(kind(&offer), MessageType::Offer, "an option of another length says nothing");
+    assert_eq!(kind(&offer), MessageType::Offer, "an option of another length is ignored");
 }
 
-/// §4.1: to the client's address, else broadcast if asked, else to the new address at its station.
+/// §4.1: to the client's address, else broadcast if requested, else to the new address at its
+/// station.
 #[test]
 fn rfc2131_4_1_where_answers_go() {
     let mut bench = Bench::new(config());
@@ -134,8 +136,8 @@ fn rfc2131_4_1_where_answers_go() {
     assert_eq!((ack.client_address, ack.your_address), (given, given));
 }
 
-/// §4.3.2 SELECTING: another server was chosen, so the offer is free for others; what was not
-/// offered is refused.
+/// §4.3.2 SELECTING: if another server was chosen, the offer is free for others; an address that
+/// was not offered is refused.
 #[test]
 fn rfc2131_4_3_2_selecting() {
     let mut config = config();
@@ -154,13 +156,13 @@ fn rfc2131_4_3_2_selecting() {
     assert_eq!(bench.dhcpv4(vm(1), &other), None);
     assert_eq!(bench.services.counters().other_server, 1);
     assert!(discover(&mut bench, vm(2), &[]).is_some());
-    // An offer that is not taken up is over by itself.
+    // An offer that is not requested expires.
     bench.pass(OFFER_HOLD);
     assert!(discover(&mut bench, vm(1), &[]).is_some());
 }
 
-/// §4.3.2 INIT-REBOOT: refused, broadcast, on another network or for another's address; granted if
-/// it is free, as after a restart of the server.
+/// §4.3.2 INIT-REBOOT: refused by broadcast for another network or another client's address;
+/// granted if the address is free, as after a restart of the server.
 #[test]
 fn rfc2131_4_3_2_init_reboot() {
     let mut bench = Bench::new(config());
@@ -181,7 +183,7 @@ fn rfc2131_4_3_2_init_reboot() {
     assert_eq!(kind(&bench.dhcpv4(vm(2), &free).unwrap()), MessageType::Ack);
 }
 
-/// §4.3.2 RENEWING and REBINDING: the lease runs on from now, and is over when nobody renews.
+/// §4.3.2 RENEWING and REBINDING: the lease is extended from now, and expires without renewal.
 #[test]
 fn rfc2131_4_3_2_renewing() {
     let mut bench = Bench::new(config());
@@ -198,7 +200,7 @@ fn rfc2131_4_3_2_renewing() {
     assert_eq!(other.your_address, address);
 }
 
-/// §4.3.3: an address that somebody else uses is left alone for a while.
+/// §4.3.3: an address in use by another station is not given out for a while.
 #[test]
 fn rfc2131_4_3_3_decline() {
     let mut bench = Bench::new(config());
@@ -221,7 +223,7 @@ fn rfc2131_4_3_3_decline() {
     assert_eq!(offer.your_address, address);
 }
 
-/// §4.3.4: what is given back is free, if its holder gives it back.
+/// §4.3.4: an address is free once its holder, and no other client, releases it.
 #[test]
 fn rfc2131_4_3_4_release() {
     let mut bench = Bench::new(config());
@@ -253,8 +255,8 @@ fn rfc2131_4_3_5_inform() {
     assert_eq!(ack.options.address(option::DNS_SERVERS), Some(DNS));
 }
 
-/// Static leases: by port, link-layer address and identifier; the address is nobody else's, and the
-/// name is the guest's whatever it says.
+/// Static leases by port, link-layer address and identifier: no other client gets the address, and
+/// the guest has the given name, whatever it sends.
 #[test]
 fn static_leases() {
     let lease_of = |guest, last, name: &str| StaticLease {
@@ -273,7 +275,7 @@ fn static_leases() {
         bench.services.add_static_lease(lease, bench.now).unwrap();
     }
     assert_eq!(lease(&mut bench, vm(1), &[]), Ipv4Addr::new(10, 0, 2, 20));
-    // The loader of a guest and its system call themselves differently.
+    // A guest's boot loader and its system send different identifiers.
     let id: &[(u8, &[u8])] = &[(option::CLIENT_ID, &[1, 1]), (option::HOST_NAME, b"mallory")];
     assert_eq!(lease(&mut bench, Vm(1, vm(8).1), id), Ipv4Addr::new(10, 0, 2, 20));
     assert_eq!(lease(&mut bench, vm(2), &[]), Ipv4Addr::new(10, 0, 2, 21));
@@ -288,7 +290,7 @@ fn static_leases() {
     );
 }
 
-/// RFC 4702 §3: who asks about its whole name is told what became of it, in the form it used.
+/// RFC 4702 §3: the FQDN option is answered with what became of the name, in the client's encoding.
 #[test]
 fn rfc4702_3_whole_names() {
     let mut bench = Bench::new(config());
@@ -297,7 +299,7 @@ fn rfc4702_3_whole_names() {
     let ack = request(&mut bench, vm(1), address, asked);
     let expected = b"\x05\xff\xff\x03vm1\x03lan\x07example\0";
     assert_eq!(ack.options.get(option::FQDN), Some(&expected[..]));
-    // The name is taken now, so the next who wants it hears that nothing was done.
+    // The name is taken now, so the next client that asks for it learns that no update was made.
     let address = lease(&mut bench, vm(2), asked);
     let ack = request(&mut bench, vm(2), address, asked);
     assert_eq!(ack.options.get(option::FQDN), Some(&b"\x0e\xff\xff"[..]));
@@ -335,8 +337,8 @@ fn what_is_not_from_a_client_is_dropped() {
     assert!(bench.dhcpv4(vm(1), &good).is_some());
 }
 
-/// Starvation: a port with a thousand stations gets its share and is slowed down; the next port has
-/// its lease at once.
+/// Starvation: a port with a thousand stations gets its share and is slowed down; the next port
+/// gets its lease at once.
 #[test]
 fn a_port_that_starves_others() {
     let mut bench = Bench::new(config());

@@ -1,4 +1,4 @@
-//! Tests of the server for IPv6, named by the sections of RFC 8415.
+//! Tests of the DHCP server for IPv6, named by sections of RFC 8415.
 
 use std::net::Ipv6Addr;
 use std::time::Duration;
@@ -28,7 +28,7 @@ fn associations(message: &Message) -> Vec<IdentityAssociation> {
     message.options.all(option::IA_NA).map(|ia| IdentityAssociation::parse(ia).unwrap()).collect()
 }
 
-/// The whole way to a lease.
+/// Gets a lease with all four messages.
 fn lease(bench: &mut Bench, vm: Vm, id: u32) -> Ipv6Addr {
     let solicit = message(MessageType::Solicit, vm, false, &[ia(id, &[])]);
     let advertise = bench.dhcpv6(vm, &solicit).expect("an answer");
@@ -41,7 +41,7 @@ fn lease(bench: &mut Bench, vm: Vm, id: u32) -> Ipv6Addr {
     got
 }
 
-/// §18.3.1, §18.3.2: what a client needs is in both answers, and names both sides.
+/// §18.3.1, §18.3.2: both answers have what a client needs, and identify client and server.
 #[test]
 fn rfc8415_18_3_1_advertise_and_reply() {
     let mut bench = Bench::new(config());
@@ -67,8 +67,8 @@ fn rfc8415_18_3_1_advertise_and_reply() {
     }
 }
 
-/// §18.3.1: rapid commit; §21.7: only what was asked for; §16: what names the wrong side
-/// is dropped.
+/// §18.3.1: rapid commit; §21.7: only the requested options; §16: a message with the wrong
+/// identifiers is dropped.
 #[test]
 fn rfc8415_16_validation() {
     let mut bench = Bench::new(config());
@@ -95,7 +95,7 @@ fn rfc8415_16_validation() {
         let bad = message(kind, vm(1), to_us, &[ia(1, &[])]);
         assert_eq!(bench.dhcpv6(vm(1), &bad), None, "{kind:?}");
     }
-    // Nobody; an identifier that is too short; an association that is cut.
+    // No identifier; an identifier that is too short; a truncated association.
     let nobody = Message { options: Options::default(), ..rapid.clone() };
     assert_eq!(bench.dhcpv6(vm(1), &nobody), None);
     let mut short = nobody.clone();
@@ -111,7 +111,8 @@ fn rfc8415_16_validation() {
     assert_eq!(bench.services.counters().other_server, 1);
 }
 
-/// §18.3.3: addresses of this link are fine, others are not, and none is no question.
+/// §18.3.3: addresses of this link are confirmed, others are not, and a message without one is
+/// ignored.
 #[test]
 fn rfc8415_18_3_3_confirm() {
     let mut bench = Bench::new(config());
@@ -127,8 +128,8 @@ fn rfc8415_18_3_3_confirm() {
     }
 }
 
-/// §18.3.2: NotOnLink for an address from elsewhere; §18.3.4 and §18.3.5: what the client should
-/// use no longer has no time left; leases run on, and are over when nobody renews.
+/// §18.3.2: NotOnLink for an address of another link; §18.3.4 and §18.3.5: addresses that the
+/// client should no longer use get zero lifetimes; leases are extended, and expire without renewal.
 #[test]
 fn rfc8415_18_3_4_renew_and_rebind() {
     let mut bench = Bench::new(config());
@@ -152,8 +153,8 @@ fn rfc8415_18_3_4_renew_and_rebind() {
     assert_eq!(answer[0].addresses[0].address, address);
 }
 
-/// §18.3.7, §18.3.8: given back by its holder it is free, declined it is left alone; NoBinding for
-/// who does not have it.
+/// §18.3.7, §18.3.8: an address released by its holder is free, a declined one is quarantined; a
+/// client that does not have it gets NoBinding.
 #[test]
 fn rfc8415_18_3_7_release_and_decline() {
     let mut bench = Bench::new(config());
@@ -176,7 +177,8 @@ fn rfc8415_18_3_7_release_and_decline() {
     }
 }
 
-/// §18.3.6: information alone, from clients without a name too, and without leases to give.
+/// §18.3.6: information alone, also for clients without an identifier, and from a server without
+/// leases.
 #[test]
 fn rfc8415_18_3_6_information() {
     let mut config = config();
@@ -194,8 +196,8 @@ fn rfc8415_18_3_6_information() {
     assert_eq!(answer[0].status, Some(Status::NO_ADDRESSES));
 }
 
-/// A static lease is for the first association, by port, link-layer address or identifier; a
-/// message with many associations is answered for some.
+/// Static leases apply to the first association, by port, link-layer address or identifier; in a
+/// message with many associations, only some are answered.
 #[test]
 fn static_leases_and_many_associations() {
     let address = |last| Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last);
@@ -219,5 +221,5 @@ fn static_leases_and_many_associations() {
     assert_eq!(answers[0].addresses[0].address, address(0x20));
     let given: std::collections::HashSet<_> =
         answers.iter().flat_map(|ia| &ia.addresses).map(|lease| lease.address).collect();
-    assert_eq!(given.len(), ASSOCIATIONS_MAX, "each its own");
+    assert_eq!(given.len(), ASSOCIATIONS_MAX, "each association has its own address");
 }

@@ -1,4 +1,4 @@
-//! Tests of names and of the answers about them.
+//! Tests of names and of the DNS answers about them.
 
 use super::super::config::{Guest, StaticLease};
 use super::super::testing::{GATEWAY, GATEWAY6, config, vm};
@@ -23,7 +23,7 @@ fn claim(
     names.claim(&name(text), &Client::Mac(mac), (mac, Some(1)), address.into(), at(until), at(0))
 }
 
-/// A question as dig sends it.
+/// Returns a query as dig sends it.
 fn question(text: &str, kind: TYPE) -> Vec<u8> {
     let mut query = Packet::new_query(7);
     query.set_flags(PacketFlag::RECURSION_DESIRED);
@@ -32,13 +32,13 @@ fn question(text: &str, kind: TYPE) -> Vec<u8> {
     query.build_bytes_vec().unwrap()
 }
 
-/// Code and data of the answer; `None` if the question goes on.
+/// Returns code and data of the answer; `None` if the query continues to the stack.
 fn ask(names: &mut Names, text: &str, kind: TYPE, now: u64) -> Option<(RCODE, Vec<String>)> {
     let bytes = names.answer(&question(text, kind), at(now))?;
     let reply = Packet::parse(&bytes).unwrap();
     assert!(reply.has_flags(PacketFlag::RESPONSE | PacketFlag::AUTHORITATIVE_ANSWER));
     assert!(reply.has_flags(PacketFlag::RECURSION_DESIRED) && reply.id() == 7);
-    assert_eq!(reply.questions[0].qname.to_string(), text, "spelt as asked");
+    assert_eq!(reply.questions[0].qname.to_string(), text, "spelled as in the query");
     assert_eq!(reply.answers.is_empty(), !reply.name_servers.is_empty(), "RFC 2308 §3");
     let data = reply.answers.iter().map(|record| {
         assert!(record.ttl <= TTL.as_secs() as u32);
@@ -56,7 +56,8 @@ fn found(data: &[&str]) -> Option<(RCODE, Vec<String>)> {
     Some((RCODE::NoError, data.iter().map(|text| (*text).into()).collect()))
 }
 
-/// Goal: both forms of a name, both families and both reverse names; another type has no answer.
+/// Goal: both forms of a name, both families and both reverse names resolve; another type has no
+/// answer.
 #[test]
 fn guests_have_names() {
     let mut names = Names::new(&config());
@@ -75,15 +76,15 @@ fn guests_have_names() {
     assert_eq!(ask(&mut names, reverse, TYPE::PTR, 0), found(&["vm1.lan.example"]));
     assert_eq!(ask(&mut names, "gateway", TYPE::A, 0), found(&[&GATEWAY.to_string()]));
     assert_eq!(ask(&mut names, "lan.example", TYPE::A, 0), found(&[]));
-    // When the leases are over, so are the names.
+    // Names end with their leases.
     let unknown = Some((RCODE::NameError, vec![]));
     assert_eq!(ask(&mut names, "vm1.lan.example", TYPE::A, 100), unknown);
     assert_eq!(ask(&mut names, "15.2.0.10.in-addr.arpa", TYPE::PTR, 100), unknown);
     assert_eq!(ask(&mut names, "vm1", TYPE::A, 100), None, "a single label goes on");
 }
 
-/// What is ours and unknown does not exist; what is not ours goes on, and so does all that is no
-/// plain question.
+/// Goal: an unknown local name does not exist. Queries for other names continue to the stack, as
+/// does everything that is not a plain query.
 #[test]
 fn what_is_answered_and_what_goes_on() {
     let mut names = Names::new(&config());
@@ -116,7 +117,7 @@ fn what_is_answered_and_what_goes_on() {
     }
 }
 
-/// The first wins until its lease is over; given names are never taken.
+/// Goal: the first claim wins until its lease is over; given names cannot be claimed.
 #[test]
 fn a_name_has_one_owner() {
     let mut names = Names::new(&config());
@@ -144,7 +145,7 @@ fn a_name_has_one_owner() {
     assert_eq!(ask(&mut names, "other.lan.example", TYPE::A, 0), Some((RCODE::NameError, vec![])));
 }
 
-/// A name that the configuration gives a guest is there before the guest is.
+/// Goal: a name that the configuration gives a guest exists before the guest does.
 #[test]
 fn given_names() {
     let guest = Guest::Port("first".into());
@@ -163,7 +164,7 @@ fn given_names() {
         at(50),
         at(0)
     ));
-    // One of the pool is its own for the time of the lease, renewed or not.
+    // An address of the pool has the name for the time of its lease, renewed or not.
     for until in [40, 50] {
         assert!(names.claim(
             &name("db"),
@@ -180,7 +181,7 @@ fn given_names() {
     assert_eq!(ask(&mut names, "db", TYPE::AAAA, 50), found(&[]));
 }
 
-/// Bounds: as many names and addresses as there may be, and room again when leases are over.
+/// Goal: names and addresses are bounded, and there is room again when leases are over.
 #[test]
 fn names_are_bounded() {
     let mut names = Names::new(&config());
@@ -206,8 +207,8 @@ fn names_are_bounded() {
     assert_eq!(names.by_name.len(), 2);
 }
 
-/// Goal: a name belongs to the station at its port: another port that says it is the same station
-/// does not get it, until the first is gone.
+/// Goal: a name belongs to the station at its port. The same station address at another port does
+/// not get the name until the first port is gone.
 #[test]
 fn a_name_belongs_to_its_port() {
     let mut names = Names::new(&config());
@@ -222,5 +223,5 @@ fn a_name_belongs_to_its_port() {
     assert!(take(&mut names, 1, 17), "another address of its own");
     names.forget_port(1);
     assert!(take(&mut names, 2, 16));
-    assert!(!take(&mut names, 1, 18), "it is the other's now");
+    assert!(!take(&mut names, 1, 18), "it belongs to the other port now");
 }

@@ -53,7 +53,7 @@ use towpath_packet::Ledger;
 /// Bytes of a block, except the last of a file: large enough for efficient disk reads, small enough
 /// that a range of a file brings little unrelated data with it.
 pub(crate) const BLOCK_BYTES: usize = 256 << 10;
-const _: () = assert!(BLOCK_BYTES == LARGE_BLOCK_BYTES, "a block is read into a block");
+const _: () = assert!(BLOCK_BYTES == LARGE_BLOCK_BYTES, "a large block holds one block");
 /// Bytes of a block that is read privately: one super-packet.
 pub(crate) const PRIVATE_BYTES: usize = 64 << 10;
 /// Unit in which blocks are charged, so that their number is bounded as well: a page.

@@ -71,7 +71,7 @@ impl TcpStream {
     /// Connects. Several addresses are tried in order. Dropping the future aborts the attempt.
     ///
     /// # Errors
-    /// Those of connect(2) for the address tried last; those of the host's
+    /// The errors of connect(2) for the address tried last; errors of the host's
     /// [resolver](host::Resolver).
     pub async fn connect(host: &Host, remote: impl ToSocketAddrs) -> io::Result<Self> {
         let mut failure = None;
@@ -95,7 +95,7 @@ impl TcpStream {
     /// returned [`Sending`] is ready when its memory is back.
     ///
     /// # Errors
-    /// Those of [`host::TcpStream::send_zc`]. The buffer is handed back.
+    /// The errors of [`host::TcpStream::send_zc`]. The buffer is handed back.
     pub async fn send_zc<B: Lend>(&self, buffer: B) -> Result<Sending<B>, SendError<B>> {
         self.0.send_zc_async(buffer).await
     }
@@ -104,7 +104,7 @@ impl TcpStream {
     /// memory comes back, if necessary copied.
     ///
     /// # Errors
-    /// Those of [`host::TcpStream::send_zc`]. The buffer is handed back.
+    /// The errors of [`host::TcpStream::send_zc`]. The buffer is handed back.
     pub async fn send_zc_for<B: Lend>(
         &self,
         buffer: B,
@@ -132,7 +132,7 @@ impl TcpStream {
     /// Reads available bytes, without waiting.
     ///
     /// # Errors
-    /// `WouldBlock` if there are none; those of recv(2).
+    /// `WouldBlock` if there are none; errors of recv(2).
     pub fn try_read(&self, into: &mut [u8]) -> io::Result<usize> {
         now(|cx| self.0.poll_read(cx, into))
     }
@@ -140,7 +140,7 @@ impl TcpStream {
     /// Writes as much as there is room for, without waiting.
     ///
     /// # Errors
-    /// `WouldBlock` if there is no room; those of send(2).
+    /// `WouldBlock` if there is no room; errors of send(2).
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         now(|cx| self.0.poll_write(cx, bytes))
     }
@@ -148,7 +148,7 @@ impl TcpStream {
     /// Copies received bytes into `into` and leaves them in the stream.
     ///
     /// # Errors
-    /// Those of recv(2).
+    /// The errors of recv(2).
     pub async fn peek(&self, into: &mut [u8]) -> io::Result<usize> {
         poll_fn(|cx| self.0.poll_peek(cx, into)).await
     }
@@ -156,7 +156,7 @@ impl TcpStream {
     /// Returns the local address.
     ///
     /// # Errors
-    /// Those of getsockname(2).
+    /// The errors of getsockname(2).
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
     }
@@ -164,7 +164,7 @@ impl TcpStream {
     /// Returns the peer's address.
     ///
     /// # Errors
-    /// Those of getpeername(2).
+    /// The errors of getpeername(2).
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.0.peer_addr()
     }
@@ -172,7 +172,7 @@ impl TcpStream {
     /// Sets `TCP_NODELAY`: true sends small segments at once instead of waiting for ACKs.
     ///
     /// # Errors
-    /// Those of setsockopt(2).
+    /// The errors of setsockopt(2).
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
         self.0.set_nodelay(nodelay)
     }
@@ -180,7 +180,7 @@ impl TcpStream {
     /// Returns `TCP_NODELAY`.
     ///
     /// # Errors
-    /// Those of getsockopt(2).
+    /// The errors of getsockopt(2).
     pub fn nodelay(&self) -> io::Result<bool> {
         self.0.nodelay()
     }
@@ -307,7 +307,7 @@ impl TcpListener {
     /// than 128.
     ///
     /// # Errors
-    /// Those of bind(2) and listen(2).
+    /// The errors of bind(2) and listen(2).
     pub async fn bind(host: &Host, address: impl ToSocketAddrs) -> io::Result<Self> {
         host::TcpListener::bind(host, addresses(host, address).await?).map(Self)
     }
@@ -316,7 +316,7 @@ impl TcpListener {
     /// connection.
     ///
     /// # Errors
-    /// Those of accept(2).
+    /// The errors of accept(2).
     pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
@@ -325,7 +325,7 @@ impl TcpListener {
     /// one.
     ///
     /// # Errors
-    /// Those of accept(2).
+    /// The errors of accept(2).
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(TcpStream, SocketAddr)>> {
         self.0.poll_accept(cx).map_ok(|(stream, peer)| (TcpStream(stream), peer))
     }
@@ -338,7 +338,7 @@ impl TcpListener {
     /// Returns the address it listens at.
     ///
     /// # Errors
-    /// Those of getsockname(2).
+    /// The errors of getsockname(2).
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
     }
@@ -377,7 +377,7 @@ impl UdpSocket {
     /// addresses, the first that can be bound is used.
     ///
     /// # Errors
-    /// Those of bind(2).
+    /// The errors of bind(2).
     pub async fn bind(host: &Host, address: impl ToSocketAddrs) -> io::Result<Self> {
         host::UdpSocket::bind(host, addresses(host, address).await?).map(Self)
     }
@@ -385,7 +385,7 @@ impl UdpSocket {
     /// Connects the socket to one peer.
     ///
     /// # Errors
-    /// Those of connect(2).
+    /// The errors of connect(2).
     pub async fn connect(&self, remote: impl ToSocketAddrs) -> io::Result<()> {
         self.0.connect(addresses(self.0.host(), remote).await?)
     }
@@ -394,7 +394,7 @@ impl UdpSocket {
     /// accepts nothing.
     ///
     /// # Errors
-    /// Those of sendto(2).
+    /// The errors of sendto(2).
     pub async fn send_to(&self, bytes: &[u8], remote: impl ToSocketAddrs) -> io::Result<usize> {
         let remote = match remote.to_target()? {
             Target::Address(address) => address,
@@ -406,7 +406,7 @@ impl UdpSocket {
     /// Sends a datagram to the connected peer.
     ///
     /// # Errors
-    /// Those of send(2).
+    /// The errors of send(2).
     pub async fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         poll_fn(|cx| self.0.poll_send_to(cx, bytes, None)).await
     }
@@ -416,7 +416,7 @@ impl UdpSocket {
     /// is ready when the memory is back.
     ///
     /// # Errors
-    /// Those of [`host::UdpSocket::send_zc`]. The buffer is handed back.
+    /// The errors of [`host::UdpSocket::send_zc`]. The buffer is handed back.
     pub async fn send_zc<B: Lend>(
         &self,
         buffer: B,
@@ -429,7 +429,7 @@ impl UdpSocket {
     /// lost.
     ///
     /// # Errors
-    /// Those of recvfrom(2).
+    /// The errors of recvfrom(2).
     pub async fn recv_from(&self, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let told = poll_fn(|cx| self.0.poll_recv_from(cx, into)).await?;
         Ok((told.copied, told.from))
@@ -438,7 +438,7 @@ impl UdpSocket {
     /// Receives a datagram from the connected peer. Bytes that do not fit into `into` are lost.
     ///
     /// # Errors
-    /// Those of recv(2).
+    /// The errors of recv(2).
     pub async fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
         self.recv_from(into).await.map(|(count, _)| count)
     }
@@ -446,7 +446,7 @@ impl UdpSocket {
     /// Copies the next datagram like [`UdpSocket::recv_from`], and leaves it in the queue.
     ///
     /// # Errors
-    /// Those of [`UdpSocket::recv_from`].
+    /// The errors of [`UdpSocket::recv_from`].
     pub async fn peek_from(&self, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let told = poll_fn(|cx| self.0.poll_peek_from(cx, into)).await?;
         Ok((told.copied, told.from))
@@ -463,7 +463,7 @@ impl UdpSocket {
     /// Returns the local address.
     ///
     /// # Errors
-    /// Those of getsockname(2).
+    /// The errors of getsockname(2).
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
     }
@@ -471,7 +471,7 @@ impl UdpSocket {
     /// Returns the address of the connected peer.
     ///
     /// # Errors
-    /// Those of getpeername(2).
+    /// The errors of getpeername(2).
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.0.peer_addr()
     }

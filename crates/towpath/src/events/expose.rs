@@ -38,7 +38,7 @@ impl EventQueue {
     /// ```
     ///
     /// # Errors
-    /// Those of [`wait`](Self::wait) and those of `readable`.
+    /// The errors of [`wait`](Self::wait) and of `readable`.
     pub async fn wait_async(
         &mut self,
         into: &mut Vec<Event>,

@@ -46,7 +46,7 @@
 //! ([`Host::group`]) and per host. At a limit a blocking call blocks, a future is pending, and a
 //! non-blocking call fails with `WouldBlock` and hands the buffer back.
 //!
-//! A buffer comes back early, because its bytes are copied, when its term is over
+//! A buffer comes back early, with its bytes copied, when its term is over
 //! ([`TcpStream::set_term`], [`TcpStream::send_zc_for`]), when the program recalls it
 //! ([`Sending::recall`]), or when a receiver in this process keeps it for long
 //! ([`Config::default_term`]). A peer therefore cannot hold memory by not reading.

@@ -48,7 +48,7 @@ impl Resolver {
     /// Returns the addresses of a target, in the order in which to try them.
     ///
     /// # Errors
-    /// Those of the function; `NotFound` if it returns no address.
+    /// The errors of the function; `NotFound` if it returns no address.
     pub fn resolve(&self, target: Target) -> io::Result<Vec<SocketAddr>> {
         let (name, port) = match target {
             Target::Address(address) => return Ok(vec![address]),

@@ -52,7 +52,7 @@ pub struct Completed {
     /// after some bytes.
     ///
     /// # Errors
-    /// Those of reading and writing; `ECANCELED` if it was cancelled, or `ETIMEDOUT` if its
+    /// The errors of reading and writing; `ECANCELED` if it was cancelled, or `ETIMEDOUT` if its
     /// deadline passed, before it did anything.
     pub result: io::Result<usize>,
     /// The buffer, of unchanged length.
@@ -66,8 +66,8 @@ pub struct Sent {
     /// Bytes that the socket accepted, from the start of the buffer. They are sent.
     ///
     /// # Errors
-    /// Those of sending; `ECANCELED` if it was cancelled, or `ETIMEDOUT` if its deadline passed,
-    /// before anything was accepted.
+    /// The errors of sending; `ECANCELED` if it was cancelled, or `ETIMEDOUT` if its deadline
+    /// passed, before anything was accepted.
     pub result: io::Result<usize>,
     /// The buffer; [`AnyBuffer::downcast`] restores its type. Empty for
     /// [`EventQueue::send_memory`].

@@ -18,8 +18,8 @@ pub struct ReceivedInto {
     /// Where it came from, how long it was, and how much of it is in the buffer.
     ///
     /// # Errors
-    /// Those of receiving; `ECANCELED` if it was cancelled, or `ETIMEDOUT` if its deadline passed,
-    /// before a datagram arrived. In these cases no datagram was taken.
+    /// The errors of receiving; `ECANCELED` if it was cancelled, or `ETIMEDOUT` if its deadline
+    /// passed, before a datagram arrived. In these cases no datagram was taken.
     pub result: io::Result<ReceivedDatagram>,
     /// The buffer, of unchanged length.
     pub buffer: Vec<u8>,
@@ -32,7 +32,7 @@ pub struct ReceivedLent {
     /// Where it came from, and its length including headers.
     ///
     /// # Errors
-    /// Those of [`ReceivedInto::result`].
+    /// The errors of [`ReceivedInto::result`].
     pub result: io::Result<ReceivedDatagram>,
     /// The leading headers of a packet or frame, which are in no piece. Empty for a UDP datagram.
     pub headers: Vec<u8>,

@@ -87,7 +87,7 @@ impl EventQueue {
     /// reason.
     ///
     /// # Errors
-    /// `ESTALE` if the group was removed; `ENOSPC` if the queue is full; those of epoll_ctl(2) for
+    /// `ESTALE` if the group was removed; `ENOSPC` if the queue is full; errors of epoll_ctl(2) for
     /// a kernel socket.
     pub fn receive_multishot(
         &mut self,

@@ -33,7 +33,7 @@ impl EventQueue {
     /// attempt.
     ///
     /// # Errors
-    /// Those of connecting that are known at once; `ENOSPC` if the queue is full.
+    /// The errors of connecting that are known at once; `ENOSPC` if the queue is full.
     pub fn connect(
         &mut self,
         stack: impl Into<Stack>,

@@ -25,7 +25,7 @@ pub struct FileSent {
     ///
     /// # Errors
     /// `UnexpectedEof` if the file ended before the range did, in which case the trailer is not
-    /// sent; `ECANCELED`, `ETIMEDOUT`; those of reading and of sending.
+    /// sent; `ECANCELED`, `ETIMEDOUT`; errors of reading and of sending.
     pub result: io::Result<()>,
     /// The parts, handed back.
     pub parts: SendFile,

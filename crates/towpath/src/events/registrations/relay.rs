@@ -25,7 +25,7 @@ pub struct Moved {
     /// Why it ended early. An early end of the source is no error.
     ///
     /// # Errors
-    /// `ECANCELED`, `ETIMEDOUT`; those of reading and of writing.
+    /// `ECANCELED`, `ETIMEDOUT`; errors of reading and of writing.
     pub result: io::Result<()>,
     /// Bytes taken from the source that have not arrived: empty unless there is an error.
     pub rest: Vec<u8>,

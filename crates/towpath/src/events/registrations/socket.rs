@@ -97,7 +97,7 @@ impl Stream {
     /// Receives available bytes, without blocking. Returns 0 at the end of the stream.
     ///
     /// # Errors
-    /// `WouldBlock` if no bytes are available; otherwise those of reading.
+    /// `WouldBlock` if no bytes are available; otherwise the errors of reading.
     pub fn try_receive(&self, into: &mut [u8]) -> io::Result<usize> {
         match &self.0 {
             End::Host(stream) => {
@@ -114,7 +114,7 @@ impl Stream {
     /// number of bytes.
     ///
     /// # Errors
-    /// `WouldBlock` if there is no room; otherwise those of writing.
+    /// `WouldBlock` if there is no room; otherwise the errors of writing.
     pub fn try_send(&self, bytes: &[u8]) -> io::Result<usize> {
         match &self.0 {
             End::Host(stream) => {

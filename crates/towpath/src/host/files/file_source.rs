@@ -54,7 +54,7 @@ impl FileSource {
     /// error once the source gets there.
     ///
     /// # Errors
-    /// `INVAL` if the file is no regular file; those of statx(2).
+    /// `INVAL` if the file is no regular file; errors of statx(2).
     pub fn new(cache: &Arc<FileCache>, file: &Arc<File>, range: Range<u64>) -> io::Result<Self> {
         let mut source = Self {
             cache: cache.clone(),
@@ -114,7 +114,7 @@ impl FileSource {
     /// of blocks that the caller has lent.
     ///
     /// # Errors
-    /// `UnexpectedEof` if the file is shorter than the range; those of reading.
+    /// `UnexpectedEof` if the file is shorter than the range; errors of reading.
     pub fn next(&mut self, out: usize, waker: &Waker) -> Option<Option<io::Result<BlockRange>>> {
         if let Err(error) = self.poll_look(waker)? {
             self.end();

@@ -258,7 +258,7 @@ impl SendQueue {
         }
     }
 
-    /// For the worker: notes that sending has failed for good, and wakes the waiters for room.
+    /// For the worker: notes that sending has failed permanently, and wakes the waiters for room.
     pub(in crate::host) fn fail(&self, error: Error) {
         let mut inbox = self.lock();
         if inbox.failed.as_ref().is_none_or(|failed| failed.error == Error::BrokenPipe) {

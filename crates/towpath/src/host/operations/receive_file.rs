@@ -57,7 +57,7 @@ impl FileReceive {
     /// Creates a receive of a stream into `range` of `file`.
     ///
     /// # Errors
-    /// `INVAL` for a range that no file can have; `SPIPE` if the file has no offsets; those of
+    /// `INVAL` for a range that no file can have; `SPIPE` if the file has no offsets; errors of
     /// statx(2).
     pub(crate) fn new(stream: TcpStream, file: Arc<File>, range: Range<u64>) -> io::Result<Self> {
         if range.start > range.end || i64::try_from(range.end).is_err() {

@@ -78,7 +78,7 @@ impl FileSend {
     ///
     /// # Errors
     /// `INVAL` if the range exceeds the largest file offset or is reversed, or if the file is no
-    /// regular file; those of statx(2).
+    /// regular file; errors of statx(2).
     pub(crate) fn new(
         stream: TcpStream,
         parts: SendFile,

@@ -35,7 +35,7 @@ impl Host {
     /// [copied](crate::host::Returned::copied).
     ///
     /// # Errors
-    /// `UnexpectedEof` if the file is shorter; `OutOfMemory`; those of reading and mapping.
+    /// `UnexpectedEof` if the file is shorter; `OutOfMemory`; errors of reading and mapping.
     pub fn file_range(&self, file: &File, offset: u64, len: usize) -> io::Result<FileRange> {
         let size = file.metadata()?.len();
         if offset.checked_add(len as u64).is_none_or(|end| end > size) {

@@ -84,7 +84,7 @@ impl TcpListener {
     /// Returns the current options.
     ///
     /// # Errors
-    /// Those of getsockopt(2).
+    /// The errors of getsockopt(2).
     pub fn options(&self) -> io::Result<Options> {
         let state = self.inner.host.owner.core.lock();
         state.engine.protocols.options(self.inner.id).copied().map_err(io_error)
@@ -93,7 +93,7 @@ impl TcpListener {
     /// Changes options. Connections accepted from now on inherit most of them.
     ///
     /// # Errors
-    /// Those of setsockopt(2).
+    /// The errors of setsockopt(2).
     pub fn set_options(&self, change: impl FnOnce(&mut Options)) -> io::Result<()> {
         let Inner { host, id, .. } = &*self.inner;
         let core = &host.owner.core;

@@ -46,7 +46,7 @@ impl TcpSocket {
     /// Creates a socket for IPv4 addresses.
     ///
     /// # Errors
-    /// Those of socket(2).
+    /// The errors of socket(2).
     pub fn v4(host: &Host) -> io::Result<Self> {
         Self::new(host, Family::V4).map_err(io_error)
     }
@@ -54,7 +54,7 @@ impl TcpSocket {
     /// Creates a socket for IPv6 addresses.
     ///
     /// # Errors
-    /// Those of socket(2).
+    /// The errors of socket(2).
     pub fn v6(host: &Host) -> io::Result<Self> {
         Self::new(host, Family::V6).map_err(io_error)
     }
@@ -67,7 +67,7 @@ impl TcpSocket {
     /// Binds to an address of the host, or to all of them; port 0 picks a free port.
     ///
     /// # Errors
-    /// Those of bind(2).
+    /// The errors of bind(2).
     pub fn bind(&self, address: SocketAddr) -> io::Result<()> {
         let core = &self.host.owner.core;
         core.call(|state, _| state.engine.protocols.bind(self.id, address)).map_err(io_error)
@@ -76,7 +76,7 @@ impl TcpSocket {
     /// Returns the bound address.
     ///
     /// # Errors
-    /// Those of getsockname(2).
+    /// The errors of getsockname(2).
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.host.owner.core.lock().engine.protocols.local(self.id).map_err(io_error)
     }
@@ -84,7 +84,7 @@ impl TcpSocket {
     /// Returns the current options.
     ///
     /// # Errors
-    /// Those of getsockopt(2).
+    /// The errors of getsockopt(2).
     pub fn options(&self) -> io::Result<Options> {
         let state = self.host.owner.core.lock();
         state.engine.protocols.options(self.id).copied().map_err(io_error)
@@ -93,7 +93,7 @@ impl TcpSocket {
     /// Changes options. Connections that a listener accepts inherit them.
     ///
     /// # Errors
-    /// Those of setsockopt(2).
+    /// The errors of setsockopt(2).
     pub fn set_options(&self, change: impl FnOnce(&mut Options)) -> io::Result<()> {
         let core = &self.host.owner.core;
         let set = core.call(|state, now| state.engine.protocols.set_options(self.id, now, change));
@@ -103,7 +103,7 @@ impl TcpSocket {
     /// Listens. At most `backlog` connections wait to be accepted.
     ///
     /// # Errors
-    /// Those of listen(2).
+    /// The errors of listen(2).
     pub fn listen(self, backlog: u32) -> io::Result<TcpListener> {
         let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
         let listens = self.host.owner.core.call(|state, now| {
@@ -119,7 +119,7 @@ impl TcpSocket {
     /// Connects, and blocks until the connection is established.
     ///
     /// # Errors
-    /// Those of connect(2).
+    /// The errors of connect(2).
     pub fn connect(self, remote: SocketAddr) -> io::Result<TcpStream> {
         self.connect_within(remote, None)
     }
@@ -127,7 +127,7 @@ impl TcpSocket {
     /// Connects, and blocks for at most `timeout`.
     ///
     /// # Errors
-    /// `TimedOut`; those of connect(2).
+    /// `TimedOut`; errors of connect(2).
     pub fn connect_timeout(self, remote: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
         self.connect_within(remote, Some(timeout))
     }
@@ -135,7 +135,7 @@ impl TcpSocket {
     /// Connects like [`TcpSocket::connect`], as a future. Dropping the future aborts the attempt.
     ///
     /// # Errors
-    /// Those of connect(2).
+    /// The errors of connect(2).
     pub async fn connect_async(self, remote: SocketAddr) -> io::Result<TcpStream> {
         let stream = self.begin(remote)?;
         poll_fn(|cx| stream.poll_connect(cx, remote)).await?;
@@ -180,7 +180,7 @@ impl TcpStream {
     /// order.
     ///
     /// # Errors
-    /// Those of connect(2) for the address tried last; those of the host's
+    /// The errors of connect(2) for the address tried last; errors of the host's
     /// [resolver](crate::host::Resolver).
     pub fn connect(host: &Host, remote: impl ToSocketAddrs) -> io::Result<Self> {
         first_of(host.resolver(), remote, |remote| Self::begin_at(host, remote)?.connect(remote))
@@ -189,7 +189,7 @@ impl TcpStream {
     /// Connects, and blocks for at most `timeout`.
     ///
     /// # Errors
-    /// `TimedOut`; those of connect(2).
+    /// `TimedOut`; errors of connect(2).
     pub fn connect_timeout(host: &Host, remote: SocketAddr, timeout: Duration) -> io::Result<Self> {
         Self::begin_at(host, remote)?.connect_timeout(remote, timeout)
     }
@@ -198,7 +198,7 @@ impl TcpStream {
     /// the attempt.
     ///
     /// # Errors
-    /// Those of connect(2).
+    /// The errors of connect(2).
     pub async fn connect_async(host: &Host, remote: SocketAddr) -> io::Result<Self> {
         Self::begin_at(host, remote)?.connect_async(remote).await
     }
@@ -220,7 +220,7 @@ impl TcpListener {
     /// backlog than 128.
     ///
     /// # Errors
-    /// Those of bind(2) and listen(2).
+    /// The errors of bind(2) and listen(2).
     pub fn bind(host: &Host, address: impl ToSocketAddrs) -> io::Result<Self> {
         first_of(host.resolver(), address, |address| {
             let socket = TcpSocket::new(host, family(address)).map_err(io_error)?;

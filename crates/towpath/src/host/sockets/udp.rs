@@ -63,7 +63,7 @@ impl UdpSocket {
     /// addresses, the first that can be bound is used.
     ///
     /// # Errors
-    /// Those of bind(2).
+    /// The errors of bind(2).
     pub fn bind(host: &Host, address: impl ToSocketAddrs) -> io::Result<Self> {
         let open = |address| Self::open(host, Some(address), |own| own.datagram(family(address)));
         first_of(host.resolver(), address, open)
@@ -119,7 +119,7 @@ impl UdpSocket {
     /// Connects the socket to one peer.
     ///
     /// # Errors
-    /// Those of connect(2).
+    /// The errors of connect(2).
     pub fn connect(&self, remote: impl ToSocketAddrs) -> io::Result<()> {
         let Inner { id, queue, host, .. } = &*self.inner;
         first_of(host.resolver(), remote, |remote| {
@@ -135,7 +135,7 @@ impl UdpSocket {
     /// the first is used.
     ///
     /// # Errors
-    /// Those of sendto(2).
+    /// The errors of sendto(2).
     pub fn send_to(&self, bytes: &[u8], remote: impl ToSocketAddrs) -> io::Result<usize> {
         let to = match remote.to_target()? {
             Target::Address(address) => Some(address),
@@ -160,7 +160,7 @@ impl UdpSocket {
     /// Sends a datagram to `remote`, or to the connected peer if it is `None`, as a future.
     ///
     /// # Errors
-    /// Those of sendto(2).
+    /// The errors of sendto(2).
     pub async fn send_to_async(
         &self,
         bytes: &[u8],
@@ -222,7 +222,7 @@ impl UdpSocket {
     /// datagrams: see [`Sending::accepted`].
     ///
     /// # Errors
-    /// Those of [`UdpSocket::send`]. A datagram that is lent in more than
+    /// The errors of [`UdpSocket::send`]. A datagram that is lent in more than
     /// [`LENT_RANGES_MAX`](towpath_net::socket::LENT_RANGES_MAX) parts is also too long. The buffer
     /// is handed back. If some datagrams have been accepted before the error, the next call returns
     /// it.
@@ -423,7 +423,7 @@ impl UdpSocket {
     /// future loses no datagram.
     ///
     /// # Errors
-    /// Those of recvfrom(2).
+    /// The errors of recvfrom(2).
     pub async fn recv_from_async(&self, into: &mut [u8]) -> io::Result<ReceivedDatagram> {
         poll_fn(|cx| self.poll_recv_from(cx, into)).await
     }
@@ -474,8 +474,9 @@ impl UdpSocket {
     /// they count against the receive buffer: datagrams that do not fit into it are lost.
     ///
     /// # Errors
-    /// Those of [`UdpSocket::recv_from`]; `ENOBUFS` if the readers of this socket or of its host
-    /// hold too many bytes. The datagram stays in the queue, and receiving with a copy still works.
+    /// The errors of [`UdpSocket::recv_from`]; `ENOBUFS` if the readers of this socket or of its
+    /// host hold too many bytes. The datagram stays in the queue, and receiving with a copy still
+    /// works.
     pub fn recv_lent(&self, into: &mut Vec<Held>) -> io::Result<ReceivedDatagram> {
         let received = block(self.inner.shape.read_wait(), |cx| self.poll_recv_lent(cx, into));
         received.unwrap_or_else(|| Err(would_block()))

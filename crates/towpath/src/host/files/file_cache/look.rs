@@ -39,7 +39,7 @@ impl FileCache {
     /// Reads the status of a file, or prepares a load that does.
     ///
     /// # Errors
-    /// `INVAL` if it is no regular file; those of statx(2).
+    /// `INVAL` if it is no regular file; errors of statx(2).
     pub(in crate::host) fn look(&self, file: &Arc<File>) -> io::Result<Seen> {
         let known = status(file)?;
         if kind(&known) != FileType::RegularFile {

@@ -21,8 +21,8 @@ impl TcpStream {
     /// many.
     ///
     /// # Errors
-    /// Those of reading; `ENOBUFS` if the readers of this host hold too many bytes. Reading with a
-    /// copy still works.
+    /// The errors of reading; `ENOBUFS` if the readers of this host hold too many bytes. Reading
+    /// with a copy still works.
     pub fn recv_lent(&self, max: usize, into: &mut Vec<Held>) -> io::Result<usize> {
         let received = block(self.inner.shape.read_wait(), |cx| self.poll_recv_lent(cx, max, into));
         received.unwrap_or_else(|| Err(would_block()))

@@ -1,8 +1,8 @@
 //! A server of axum on a towpath host.
 //!
-//! `axum::serve` takes the host's listener, with the feature `axum`; routes and handlers are those
-//! of any server. The clients are hyper-util's, on a second host of the process; or a program of
-//! the kernel's network, which runs beside the server in a network namespace and has it at
+//! `axum::serve` accepts the host's listener (feature `axum`); routes and handlers are ordinary
+//! ones. The clients are hyper-util's, on a second host in this process; or a program on the
+//! kernel's network, which runs beside the server in a network namespace and reaches it at
 //! 10.7.0.1:
 //!
 //! ```text
@@ -34,33 +34,33 @@ use serve::{CLIENT, SERVER, beside, exit_code, in_process};
 use towpath::host::Host;
 use towpath::tokio::{Connector, TcpListener};
 
-/// A server of axum on a towpath host, and its clients.
+/// Serve with axum on a towpath host, and run its clients.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
     /// Requests of the client in this process.
     #[arg(long, default_value_t = 64)]
     requests: u32,
 
-    /// Bytes of each answer.
+    /// Bytes per answer.
     #[arg(long, default_value_t = 64 << 10, value_parser = value_parser!(u32).range(..=1 << 20))]
     bytes: u32,
 
-    /// A client of the kernel's network, with its arguments.
+    /// A client on the kernel's network, with its arguments.
     #[arg(last = true)]
     command: Vec<OsString>,
 }
 
 const PORT: u16 = 80;
-/// Most bytes of an answer that was asked for by its length.
+/// Most bytes of an answer that is requested by length.
 const ANSWER_MAX: usize = 1 << 30;
 
-/// The application, which knows nothing of towpath.
+/// The application, which does not depend on towpath.
 fn application() -> Router {
     Router::new()
         .route("/", get(|| async { "axum on towpath\n" }))
         .route("/peer", get(peer))
         .route("/bytes/{len}", get(bytes))
-        // Each part goes back while others come.
+        // Each part goes back while others arrive.
         .route("/echo", post(|body: Body| async { body }))
 }
 
@@ -78,14 +78,14 @@ async fn bytes(Path(len): Path<usize>) -> Result<Vec<u8>, (StatusCode, String)> 
 /// Serves until the runtime ends.
 async fn serve(listener: TcpListener) -> anyhow::Result<()> {
     let listener = listener.tap_io(|stream| {
-        // A connection that is over already tells so when it is read.
+        // Fails if the connection has ended: the first read then reports it.
         let _ = stream.set_nodelay(true);
     });
     let service = application().into_make_service_with_connect_info::<SocketAddr>();
     Ok(axum::serve(listener, service).await?)
 }
 
-/// Asks one time after the other, and looks at the answers. Returns the bytes of their bodies.
+/// Makes requests one after the other and checks the answers. Returns the bytes of their bodies.
 async fn ask(host: Host, arguments: &Arguments) -> anyhow::Result<u64> {
     let client = Client::builder(TokioExecutor::new()).build(Connector::new(&host));
     let expected = Bytes::from(pattern(arguments.bytes as usize));
@@ -108,7 +108,7 @@ async fn ask(host: Host, arguments: &Arguments) -> anyhow::Result<u64> {
     Ok(total)
 }
 
-/// Bytes that can be told from others.
+/// Returns bytes with a recognisable pattern.
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + at / 251) as u8).collect()
 }

@@ -1,7 +1,7 @@
 //! An echo server on one event queue: connections of the kernel and of a towpath host side by side,
-//! with a timer that counts and a notice that ends it.
+//! with a timer that reports counts and a notification that ends the server.
 //!
-//! The clients share a queue, too, and look whether each byte comes back as it went.
+//! The clients share a queue, too, and check that each byte comes back unchanged.
 
 use std::io::{self, ErrorKind};
 use std::net::{Shutdown, SocketAddr};
@@ -14,29 +14,29 @@ use clap::Parser;
 use towpath::events::{Choice, Config, EventQueue, Interest, News, Source, Stream, Token, Trigger};
 use towpath::host::{self, Host};
 
-/// An echo server on one event queue, and its clients.
+/// Run an echo server on one event queue, and its clients.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
     /// Connections of each kind.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=4000))]
     connections: u32,
 
-    /// Bytes that each client sends and wants back.
+    /// Bytes that each client sends and expects back.
     #[arg(long, default_value_t = 256 << 10,
           value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
     bytes: u32,
 
-    /// Do without io_uring.
+    /// Use epoll instead of io_uring.
     #[arg(long)]
     epoll: bool,
 }
 
-/// Numbers of sources that are no connections.
+/// Numbers of sources other than connections.
 const KERNEL_LISTENER: u64 = u64::MAX;
 const HOST_LISTENER: u64 = u64::MAX - 1;
 const TICK: u64 = u64::MAX - 2;
 const END: u64 = u64::MAX - 3;
-/// Bytes that are read at a time.
+/// Bytes read at a time.
 const BUFFER_BYTES: usize = 64 << 10;
 
 fn later(result: io::Result<usize>) -> io::Result<Option<usize>> {
@@ -55,7 +55,7 @@ fn queue(arguments: &Arguments) -> io::Result<EventQueue> {
     EventQueue::with(&Config { back_end, ..Config::default() })
 }
 
-/// A connection that is echoed: what was read and not yet written stands in `buffer`.
+/// An echoed connection. `buffer` holds what was read and not yet written.
 struct Echo {
     stream: Stream,
     token: Token,
@@ -65,7 +65,7 @@ struct Echo {
 }
 
 impl Echo {
-    /// Goes on as far as possible. True if the peer has ended.
+    /// Continues as far as possible. Returns true if the peer has ended the stream.
     fn go_on(&mut self) -> io::Result<bool> {
         loop {
             while self.written < self.filled {
@@ -83,7 +83,7 @@ impl Echo {
     }
 }
 
-/// Echoes until it is told to end; returns how many connections there were.
+/// Echoes until it is notified to end. Returns the number of connections.
 fn serve(
     mut queue: EventQueue,
     kernel: std::net::TcpListener,
@@ -109,7 +109,7 @@ fn serve(
                 (number, _) => {
                     let place = &mut echoes[number as usize];
                     let Some(echo) = place else { continue };
-                    // A connection that fails is over, like one that has ended.
+                    // A failed connection is treated like one that has ended.
                     if echo.go_on().unwrap_or(true) {
                         queue.remove(echo.token)?;
                         *place = None;
@@ -131,12 +131,12 @@ fn serve(
     }
 }
 
-/// What a client sends at a place.
+/// Returns the byte that a client sends at a position.
 fn byte(number: usize, at: usize) -> u8 {
     (at * 31 + at / 251 + number * 7) as u8
 }
 
-/// Lets all clients send and receive; returns the bytes that came back.
+/// Runs all clients. Returns the number of bytes that came back.
 fn ask(mut queue: EventQueue, streams: Vec<Stream>, bytes: usize) -> anyhow::Result<u64> {
     let mut clients = Vec::new();
     for (number, stream) in streams.into_iter().enumerate() {

@@ -1,7 +1,7 @@
 //! A file server as at the edge of a content network: few files, many clients.
 //!
-//! Each file is read once, when it is first asked for, and lent to every client from there, with a
-//! head of its own in front. The protocol is HTTP/1.1 as far as `GET` needs it.
+//! Each file is read once, when it is first requested, and then lent to every client, with a head
+//! of its own in front. The protocol is the part of HTTP/1.1 that `GET` needs.
 
 mod shared;
 
@@ -18,26 +18,26 @@ use clap::Parser;
 use shared::{Client, Lab, Options, add, pattern, run};
 use towpath::host::{Completions, TcpListener, TcpStream};
 
-/// A file server with many clients, each of which fetches files over one connection.
+/// Run a file server with many clients, each of which fetches files over one connection.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
     #[command(flatten)]
     options: Options,
 
-    /// Directory of the files; without it, some are made and removed at the end.
+    /// Directory of the files; without it, temporary files are created.
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
 
-    /// Bytes of each file that is made.
+    /// Bytes of each created file.
     #[arg(long, default_value_t = 1 << 20,
           value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
     bytes: u32,
 
-    /// How many clients there are.
+    /// Number of clients.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
     clients: u32,
 
-    /// How many files each client fetches.
+    /// Number of files that each client fetches.
     #[arg(long, default_value_t = 64)]
     requests: u32,
 }
@@ -47,12 +47,12 @@ fn main() -> ExitCode {
     run(arguments.options, |lab| work(&arguments, lab))
 }
 
-/// Files that are made.
+/// Number of created files.
 const FILES: usize = 16;
 /// Longest line of a request.
 const LINE_MAX: u64 = 4096;
 
-/// Returns how many bytes of files were fetched.
+/// Returns the number of bytes of files fetched.
 fn work(arguments: &Arguments, lab: &Lab) -> anyhow::Result<u64> {
     let made = arguments.root.is_none().then(|| Made::new(arguments.bytes as usize)).transpose()?;
     let root = made.as_ref().map_or_else(|| arguments.root.clone().unwrap_or_default(), Made::path);
@@ -77,7 +77,7 @@ fn work(arguments: &Arguments, lab: &Lab) -> anyhow::Result<u64> {
     })
 }
 
-/// A directory of files that goes with this value.
+/// A directory of files, removed when this value is dropped.
 struct Made(PathBuf);
 
 impl Made {
@@ -98,7 +98,7 @@ impl Made {
 
 impl Drop for Made {
     fn drop(&mut self) {
-        // What is left is in the directory for temporary files.
+        // If this fails, the files stay in the directory for temporary files.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -136,14 +136,14 @@ impl Server<'_> {
         })
     }
 
-    /// Answers the requests of one client until it ends.
+    /// Answers the requests of one client until it disconnects.
     fn answer(&self, stream: TcpStream) -> anyhow::Result<()> {
         stream.set_send_mode(self.arguments.options.mode.into());
         stream.set_nodelay(true)?;
         let mut lent = Completions::new();
         let mut reader = BufReader::new(stream);
         while let Some(line) = line(&mut reader)? {
-            // Nothing in the head of a request matters here.
+            // The headers of a request are not used.
             while !self::line(&mut reader)?.context("the request has no end")?.is_empty() {}
             let mut words = line.split_ascii_whitespace();
             let file = match (words.next(), words.next()) {
@@ -162,7 +162,7 @@ impl Server<'_> {
         Ok(())
     }
 
-    /// A file of the directory; none outside of it.
+    /// Returns a file of the directory, and none outside of it.
     fn file(&self, name: &str) -> Option<Arc<[u8]>> {
         let mut files = self.files.lock().ok()?;
         if let Some(file) = files.get(name) {
@@ -176,7 +176,7 @@ impl Server<'_> {
     }
 }
 
-/// The next line without its end; `None` at the end of the connection.
+/// Reads the next line without its end; `None` at the end of the connection.
 fn line(reader: &mut impl BufRead) -> anyhow::Result<Option<String>> {
     let mut text = String::new();
     let count = reader.by_ref().take(LINE_MAX).read_line(&mut text)?;
@@ -184,7 +184,7 @@ fn line(reader: &mut impl BufRead) -> anyhow::Result<Option<String>> {
     Ok((count > 0).then(|| text.trim_end().into()))
 }
 
-/// Fetches files and looks whether they are right. Returns how many bytes there were.
+/// Fetches files and checks their contents. Returns the number of bytes.
 fn fetch(
     arguments: &Arguments,
     lab: &Lab,
@@ -208,7 +208,7 @@ fn fetch(
     Ok(fetched)
 }
 
-/// The length and the sum of a response's body.
+/// Returns the length and the checksum of a response's body.
 fn response(reader: &mut BufReader<Client>, arguments: &Arguments) -> anyhow::Result<(usize, u64)> {
     let status = line(reader)?.context("there is no answer")?;
     ensure!(status.starts_with("HTTP/1.1 200 "), "the server says {status}");
@@ -223,7 +223,7 @@ fn response(reader: &mut BufReader<Client>, arguments: &Arguments) -> anyhow::Re
         }
     }
     let len: usize = len.context("the answer has no length")?;
-    // What came with the head has been copied with it.
+    // Bytes that arrived with the head were copied with it.
     let early = reader.buffer();
     let early = &early[..early.len().min(len)];
     let (count, sum) = (early.len(), add(early));

@@ -1,9 +1,9 @@
 //! An application of hyper on a towpath host.
 //!
-//! The application ([`answer`]) and hyper know nothing of towpath: a stream of a host has tokio's
-//! traits, and its wakers are all that a runtime needs, here a tokio without I/O of its own.
-//! The clients are hyper's, on a second host of the process; or a program of the kernel's network,
-//! which runs beside the server in a network namespace and has it at 10.7.0.1:
+//! The application ([`answer`]) and hyper do not depend on towpath: a stream of a host implements
+//! tokio's traits, and a runtime needs only its wakers; here it is a tokio runtime without an I/O
+//! driver. The clients are hyper's, on a second host in this process; or a program on the kernel's
+//! network, which runs beside the server in a network namespace and reaches it at 10.7.0.1:
 //!
 //! ```text
 //! hyper -- curl -s http://10.7.0.1/
@@ -31,22 +31,22 @@ use serve::{SERVER, beside, exit_code, in_process};
 use towpath::host::Host;
 use towpath::tokio::{TcpListener, TcpStream};
 
-/// A server of hyper on a towpath host, and its clients.
+/// Serve with hyper on a towpath host, and run its clients.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
-    /// Connections at a time, of clients in this process.
+    /// Concurrent connections of clients in this process.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1000))]
     clients: u32,
 
-    /// Requests of each client.
+    /// Requests per client.
     #[arg(long, default_value_t = 64)]
     requests: u32,
 
-    /// Bytes of each answer.
+    /// Bytes per answer.
     #[arg(long, default_value_t = 64 << 10)]
     bytes: u32,
 
-    /// A client of the kernel's network, with its arguments.
+    /// A client on the kernel's network, with its arguments.
     #[arg(last = true)]
     command: Vec<OsString>,
 }
@@ -55,7 +55,7 @@ const PORT: u16 = 80;
 /// Most bytes of an answer.
 const ANSWER_MAX: usize = 1 << 30;
 
-/// What answers are made of: what is said, or what is still coming.
+/// Body of an answer: complete, or still arriving.
 type Body = BoxBody<Bytes, hyper::Error>;
 
 /// The application.
@@ -66,7 +66,7 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Body>, Infallible
     Ok(match (request.method(), path.as_str(), len) {
         (&Method::GET, "/", _) => Response::new(of(Bytes::from_static(b"hyper on towpath\n"))),
         (&Method::GET, _, Some(len @ 0..=ANSWER_MAX)) => Response::new(of(pattern(len).into())),
-        // Each part goes back while others come.
+        // Each part goes back while others arrive.
         (&Method::POST, "/echo", _) => Response::new(request.into_body().boxed()),
         _ => {
             let mut response = Response::new(of(Bytes::new()));
@@ -76,7 +76,7 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Body>, Infallible
     })
 }
 
-/// Serves each connection as a task, until the runtime ends.
+/// Serves each connection in a task, until the runtime ends.
 async fn serve(listener: TcpListener) -> anyhow::Result<()> {
     loop {
         let (stream, _) = listener.accept().await.context("cannot accept")?;
@@ -91,7 +91,7 @@ async fn serve(listener: TcpListener) -> anyhow::Result<()> {
     }
 }
 
-/// Asks over one connection, and looks at the answers. Returns the bytes of their bodies.
+/// Sends requests on one connection and checks the answers. Returns the bytes of their bodies.
 async fn ask(host: Host, arguments: Arguments) -> anyhow::Result<u64> {
     let stream = TcpStream::connect(&host, (SERVER, PORT)).await?;
     stream.set_nodelay(true)?;
@@ -117,7 +117,7 @@ async fn ask(host: Host, arguments: Arguments) -> anyhow::Result<u64> {
     Ok(total)
 }
 
-/// Asks with all clients at a time. Returns the bytes of all answers.
+/// Runs all clients concurrently. Returns the bytes of all answers.
 async fn ask_all(clients: Host, arguments: &Arguments) -> anyhow::Result<u64> {
     let asks: Vec<_> = (0..arguments.clients)
         .map(|_| tokio::spawn(ask(clients.clone(), arguments.clone())))
@@ -129,7 +129,7 @@ async fn ask_all(clients: Host, arguments: &Arguments) -> anyhow::Result<u64> {
     Ok(total)
 }
 
-/// Bytes that can be told from others.
+/// Returns bytes with a recognisable pattern.
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + at / 251) as u8).collect()
 }

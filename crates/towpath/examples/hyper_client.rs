@@ -1,10 +1,10 @@
 //! A client of hyper-util on a towpath host, with its pool of connections.
 //!
-//! The client connects by a [`Connector`], with the feature `hyper-util`; names go to the host's
-//! resolver, here one that knows `server.test` only. The server is hyper's, on a second host of the
-//! process; or a program of the kernel's network, which runs beside the client in a network
-//! namespace and listens at 10.7.0.2, port 80, until the client has its answers. This program is
-//! such a one, with `--serve`:
+//! The client connects through a [`Connector`] (feature `hyper-util`). Names go to the host's
+//! resolver, which here only knows `server.test`. The server is hyper's, on a second host in this
+//! process; or a program on the kernel's network, which runs beside the client in a network
+//! namespace and listens at 10.7.0.2, port 80, until the client has its answers. With `--serve`,
+//! this program is such a server:
 //!
 //! ```text
 //! hyper_client -- python3 -m http.server 80
@@ -35,26 +35,26 @@ use tokio::runtime::{Builder, Runtime};
 use towpath::host::{Config, Host, Resolver};
 use towpath::tokio::{Connector, TcpListener};
 
-/// A client of HTTP on a towpath host, and its server.
+/// Run an HTTP client on a towpath host, and its server.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
-    /// Requests, one after the other.
+    /// Number of requests, made one after the other.
     #[arg(long, default_value_t = 16)]
     requests: u32,
 
-    /// What is asked for.
+    /// Path to request.
     #[arg(long, default_value = "/bytes/4096")]
     path: String,
 
-    /// The name in the request.
+    /// Host name in the requests.
     #[arg(long, default_value = NAME)]
     name: String,
 
-    /// Be a server on the kernel's network.
+    /// Run as a server on the kernel's network.
     #[arg(long, conflicts_with = "command")]
     serve: bool,
 
-    /// A server of the kernel's network, with its arguments.
+    /// A server on the kernel's network, with its arguments.
     #[arg(last = true)]
     command: Vec<OsString>,
 }
@@ -62,13 +62,13 @@ struct Arguments {
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 1);
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 2);
 const PORT: u16 = 80;
-/// What the resolver knows.
+/// The only name that the resolver knows.
 const NAME: &str = "server.test";
-/// A server has so long to begin to listen, so many times.
+/// Pause between attempts to connect while the server starts, and their maximum number.
 const START_PAUSE: Duration = Duration::from_millis(20);
 const STARTS_MAX: u32 = 500;
 
-/// What the server answers: as many bytes as asked for.
+/// Answers with the requested number of bytes.
 async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let len = request.uri().path().strip_prefix("/bytes/").and_then(|len| len.parse().ok());
     let mut response = Response::new(Full::default());
@@ -79,7 +79,7 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Inf
     Ok(response)
 }
 
-/// Serves a connection of whatever network as a task.
+/// Serves a connection of either network in a task.
 fn serve_one(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
     let http = hyper::server::conn::http1::Builder::new();
     let connection = http.serve_connection(TokioIo::new(stream), service_fn(answer));
@@ -90,7 +90,7 @@ fn serve_one(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
     });
 }
 
-/// A configuration whose resolver knows one name.
+/// Returns a configuration whose resolver knows one name.
 fn client_config() -> Config {
     let resolver = Resolver::new(|name, port| match name {
         NAME => Ok(vec![(IpAddr::V4(SERVER), port).into()]),
@@ -102,7 +102,7 @@ fn client_config() -> Config {
     Config { resolver, ..Config::with_address(CLIENT, PREFIX_LEN) }
 }
 
-/// Asks one time after the other. Returns the bytes of all answers.
+/// Makes requests one after the other. Returns the bytes of all answers.
 async fn ask(host: &Host, arguments: &Arguments) -> anyhow::Result<u64> {
     let client = Client::builder(TokioExecutor::new()).build(Connector::new(host));
     let text = format!("http://{}{}", arguments.name, arguments.path);
@@ -124,7 +124,7 @@ async fn ask(host: &Host, arguments: &Arguments) -> anyhow::Result<u64> {
     Ok(total)
 }
 
-/// Whether nobody listens at the server's port.
+/// Returns true if there is no listener at the server's port.
 fn is_refused(error: &Error) -> bool {
     let first: &(dyn std::error::Error + 'static) = error;
     std::iter::successors(Some(first), |error| error.source())
@@ -132,7 +132,7 @@ fn is_refused(error: &Error) -> bool {
         .any(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
-/// A tokio without I/O of its own.
+/// Creates a tokio runtime without an I/O driver.
 fn runtime() -> anyhow::Result<Runtime> {
     Ok(Builder::new_current_thread().enable_time().build()?)
 }
@@ -151,7 +151,7 @@ fn in_process(arguments: &Arguments) -> anyhow::Result<u64> {
     })
 }
 
-/// Asks a server of the kernel's network, which ends then.
+/// Sends requests to a server on the kernel's network, then ends the server.
 fn beside(arguments: &Arguments) -> anyhow::Result<()> {
     let host = on_tap(&client_config(), SERVER)?;
     let (program, options) = arguments.command.split_first().context("there is no command")?;
@@ -163,7 +163,7 @@ fn beside(arguments: &Arguments) -> anyhow::Result<()> {
     told(asked?)
 }
 
-/// Serves on the kernel's sockets, until the process is ended.
+/// Serves on kernel sockets, until the process is killed.
 fn serve_kernel() -> anyhow::Result<()> {
     Builder::new_current_thread().enable_all().build()?.block_on(async {
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).await;

@@ -1,8 +1,9 @@
-//! HTTP by TLS on a towpath host, with rustls.
+//! HTTP over TLS on a towpath host, with rustls.
 //!
-//! tokio-rustls takes streams of a host as any others. The certificate is the server's own, made at
-//! the start. The client trusts it, on a second host of the process; or is a program of the
-//! kernel's network, which runs beside the server in a network namespace and has it at 10.7.0.1:
+//! tokio-rustls accepts streams of a host like any others. The certificate is self-signed and
+//! created at the start. The client, on a second host in this process, trusts it; or the client is
+//! a program on the kernel's network, which runs beside the server in a network namespace and
+//! reaches it at 10.7.0.1:
 //!
 //! ```text
 //! rustls -- curl -sk https://10.7.0.1/
@@ -34,25 +35,25 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use towpath::host::Host;
 use towpath::tokio::{TcpListener, TcpStream};
 
-/// A server of HTTP by TLS on a towpath host, and its client.
+/// Serve HTTP over TLS on a towpath host, and run its client.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
     /// Requests of the client in this process.
     #[arg(long, default_value_t = 64)]
     requests: u32,
 
-    /// Bytes of each request and its answer.
+    /// Bytes per request and per answer.
     #[arg(long, default_value_t = 64 << 10)]
     bytes: u32,
 
-    /// A client of the kernel's network, with its arguments.
+    /// A client on the kernel's network, with its arguments.
     #[arg(last = true)]
     command: Vec<OsString>,
 }
 
 const PORT: u16 = 443;
 
-/// A certificate of the server for itself, and its key.
+/// Creates a self-signed certificate of the server, and its key.
 fn certificate() -> anyhow::Result<(CertificateDer<'static>, PrivateKeyDer<'static>)> {
     let own = rcgen::generate_simple_self_signed([SERVER.to_string()])?;
     let key = PrivateKeyDer::try_from(own.signing_key.serialize_der());
@@ -66,7 +67,7 @@ async fn answer(
     let of = |text| Full::new(Bytes::from_static(text)).map_err(|never| match never {}).boxed();
     Ok(match (request.method(), request.uri().path()) {
         (&Method::GET, "/") => Response::new(of(b"rustls on towpath\n")),
-        // Each part goes back while others come.
+        // Each part goes back while others arrive.
         (&Method::POST, "/echo") => Response::new(request.into_body().boxed()),
         _ => {
             let mut response = Response::new(of(b""));
@@ -76,7 +77,7 @@ async fn answer(
     })
 }
 
-/// Serves each connection as a task, until the runtime ends.
+/// Serves each connection in a task, until the runtime ends.
 async fn serve(listener: TcpListener, tls: TlsAcceptor) -> anyhow::Result<()> {
     loop {
         let (stream, peer) = listener.accept().await.context("cannot accept")?;
@@ -96,7 +97,7 @@ async fn serve(listener: TcpListener, tls: TlsAcceptor) -> anyhow::Result<()> {
     }
 }
 
-/// Asks over one connection, and looks at the answers. Returns the bytes of their bodies.
+/// Sends requests on one connection and checks the answers. Returns the bytes of their bodies.
 async fn ask(host: Host, tls: TlsConnector, arguments: &Arguments) -> anyhow::Result<u64> {
     let stream = TcpStream::connect(&host, (SERVER, PORT)).await?;
     stream.set_nodelay(true)?;

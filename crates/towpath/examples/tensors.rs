@@ -1,8 +1,8 @@
 //! A parameter server: clients push tensors and pull them back.
 //!
-//! A request is an operation, the number of a tensor and a length, 13 bytes. A push is followed by
-//! the tensor, which the server adds up, where it is if it was lent, and answers with the sum. A
-//! pull is answered with the tensor, which the server lends from where it keeps it.
+//! A request is an operation, the number of a tensor and a length: 13 bytes. A push is followed by
+//! the tensor. The server adds up its bytes, in place if they were lent, and answers with the sum.
+//! A pull is answered with the tensor, which the server lends from where it keeps it.
 
 mod shared;
 
@@ -16,26 +16,26 @@ use clap::Parser;
 use shared::{Client, Lab, Mode, Options, add, pattern, run, sum, sum_copied};
 use towpath::host::{Completions, TcpListener, TcpStream};
 
-/// A parameter server and its clients: large tensors both ways.
+/// Run a parameter server and its clients: large tensors in both directions.
 #[derive(Clone, Copy, Debug, Parser)]
 struct Arguments {
     #[command(flatten)]
     options: Options,
 
-    /// Bytes of a tensor.
+    /// Bytes per tensor.
     #[arg(long, default_value_t = 4 << 20,
           value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
     bytes: u32,
 
-    /// How many tensors there are.
+    /// Number of tensors.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     tensors: u32,
 
-    /// How many clients there are.
+    /// Number of clients.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     clients: u32,
 
-    /// How often each client pushes and pulls every tensor.
+    /// Number of times that each client pushes and pulls every tensor.
     #[arg(long, default_value_t = 8)]
     rounds: u32,
 }
@@ -49,7 +49,7 @@ const PUSH: u8 = 1;
 const PULL: u8 = 2;
 const REQUEST_BYTES: usize = 13;
 
-/// Returns how many bytes of tensors were moved.
+/// Returns the number of bytes of tensors moved.
 fn work(arguments: Arguments, lab: &Lab) -> anyhow::Result<u64> {
     let len = arguments.bytes as usize;
     let tensors: Arc<[Arc<[u8]>]> =
@@ -85,7 +85,7 @@ fn serve(
     })
 }
 
-/// Answers the requests of one client until it ends.
+/// Answers the requests of one client until it disconnects.
 fn answer(mut stream: TcpStream, mode: Mode, tensors: &[Arc<[u8]>]) -> anyhow::Result<()> {
     stream.set_send_mode(mode.into());
     stream.set_nodelay(true)?;
@@ -119,14 +119,14 @@ fn request(operation: u8, index: usize, len: usize) -> Vec<u8> {
     request
 }
 
-/// Pushes and pulls. Returns how many bytes of tensors it moved.
+/// Pushes and pulls all tensors. Returns the number of bytes of tensors moved.
 fn train(arguments: Arguments, lab: &Lab, tensors: &[Arc<[u8]>]) -> anyhow::Result<u64> {
     let (mut client, mode) = (lab.connect()?, arguments.options.mode);
     let sums: Vec<u64> = tensors.iter().map(|tensor| add(tensor)).collect();
     let mut moved = 0;
     for round in 0..arguments.rounds as usize {
         for (index, tensor) in tensors.iter().enumerate() {
-            // What a client has made belongs to it, and comes back to be made anew.
+            // A client's buffer belongs to the client, and comes back for reuse.
             let gradient = pattern(tensor.len(), round);
             let expected = add(&gradient);
             let head = client.send(request(PUSH, index, gradient.len()))?;

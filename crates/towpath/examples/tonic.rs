@@ -1,10 +1,11 @@
 //! A server and a client of tonic on towpath hosts: gRPC.
 //!
-//! The server takes a host's connections, the client a [`Connector`], with the feature `tonic`.
-//! Messages are plain bytes, by a codec of a few lines, so that no schema has to be compiled; what
-//! tonic generates from a schema is served in the same way. The client is on a second host of the
-//! process; or it is a program of the kernel's network, which runs beside the server in a network
-//! namespace and has it at 10.7.0.1. This program is such a one, with `--connect`:
+//! The server accepts a host's connections, and the client connects through a [`Connector`]
+//! (feature `tonic`). Messages are plain bytes, by a codec of a few lines, so that no schema must
+//! be compiled; code that tonic generates from a schema is served in the same way. The client is on
+//! a second host in this process; or it is a program on the kernel's network, which runs beside the
+//! server in a network namespace and reaches it at 10.7.0.1. With `--connect`, this program is such
+//! a client:
 //!
 //! ```text
 //! tonic -- target/release/examples/tonic --connect http://10.7.0.1:50051
@@ -36,36 +37,36 @@ use tonic::{Request, Response, Status};
 use tower_service::Service;
 use towpath::tokio::{Connector, TcpListener};
 
-/// A server of gRPC on a towpath host, and its client.
+/// Serve gRPC on a towpath host, and run its client.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
     /// Calls of each of the two methods.
     #[arg(long, default_value_t = 16)]
     calls: u32,
 
-    /// Bytes of each message.
+    /// Bytes per message.
     #[arg(long, default_value_t = 64 << 10, value_parser = value_parser!(u32).range(1..=4 << 20))]
     bytes: u32,
 
-    /// Be a client on the kernel's network, of the server at this URI.
+    /// Run as a client on the kernel's network, for the server at this URI.
     #[arg(long, conflicts_with = "command")]
     connect: Option<String>,
 
-    /// A client of the kernel's network, with its arguments.
+    /// A client on the kernel's network, with its arguments.
     #[arg(last = true)]
     command: Vec<OsString>,
 }
 
 const PORT: u16 = 50051;
-/// The method that answers with what it is sent.
+/// The method that echoes a message.
 const WHOLE: &str = "/towpath.example.Echo/Whole";
-/// The method that does so in parts.
+/// The method that echoes a message in parts.
 const PARTS: &str = "/towpath.example.Echo/Parts";
 const PART_LEN: usize = 1000;
-/// The key under which the first tells whom it answers.
+/// Metadata key under which `WHOLE` reports the client's address.
 const PEER: &str = "peer";
 
-/// Messages are bytes.
+/// A codec for messages that are plain bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Plain;
 
@@ -103,7 +104,7 @@ impl Decoder for Plain {
     }
 }
 
-/// The service, which knows nothing of towpath.
+/// The service, which does not depend on towpath.
 #[derive(Clone, Copy, Debug)]
 struct Echo;
 
@@ -165,7 +166,7 @@ async fn serve(listener: TcpListener) -> anyhow::Result<()> {
     Ok(router.serve_with_incoming(listener.into_incoming()).await?)
 }
 
-/// Calls both methods, and looks at what they answer. Returns the bytes of all answers.
+/// Calls both methods and checks the answers. Returns the bytes of all answers.
 async fn ask(channel: Channel, arguments: &Arguments) -> anyhow::Result<u64> {
     let mut client = tonic::client::Grpc::new(channel);
     let sent: Bytes = (0..arguments.bytes).map(|at| (at * 31 + at / 251) as u8).collect();

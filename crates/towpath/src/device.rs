@@ -1,8 +1,8 @@
-//! Devices: those that hosts can be on, and what a device of one's own is made of.
+//! Devices: the ones that a host can use, and the types that a device implementation needs.
 //!
-//! A host takes a TAP device ([`Tap`]), the other end of a virtual machine's card ([`VhostUser`]),
-//! or anything that implements [`Device`], by
-//! [`Host::on_device`](crate::host::Host::on_device):
+//! A host takes a TAP device ([`Tap`]), the back end of a virtual machine's network card
+//! ([`VhostUser`]), or any type that implements [`Device`]
+//! ([`Host::on_device`](crate::host::Host::on_device)):
 //!
 //! ```
 //! use std::collections::VecDeque;
@@ -14,14 +14,14 @@
 //! use towpath::device::{Burst, Caps, Context, Device, Input, Packet};
 //! use towpath::host::{Config, Host, TcpListener, TcpStream};
 //!
-//! /// Frames on their way to one end, and who is there.
+//! /// Frames on their way to one end, and the waker of the host there.
 //! #[derive(Default)]
 //! struct Way {
 //!     frames: VecDeque<Vec<u8>>,
 //!     reader: Option<Waker>,
 //! }
 //!
-//! /// One end of a cable between two hosts, whose frames are copied.
+//! /// One end of a cable between two hosts. The cable copies frames.
 //! struct End {
 //!     incoming: Arc<Mutex<Way>>,
 //!     outgoing: Arc<Mutex<Way>>,
@@ -50,7 +50,7 @@
 //!         let mut way = self.incoming.lock().unwrap_or_else(PoisonError::into_inner);
 //!         while !burst.is_full() {
 //!             let Some(frame) = way.frames.front() else { break };
-//!             // A packet, and a frame of memory for its bytes: 1,514 at most.
+//!         // A packet, and a frame of pool memory for its bytes: 1,514 at most.
 //!             let Some(mut packet) = cx.memory.packet() else { return Ok(Input::NoMemory) };
 //!             let Some(mut room) = cx.memory.large.take() else { return Ok(Input::NoMemory) };
 //!             room[..frame.len()].copy_from_slice(frame);

@@ -1,11 +1,12 @@
 //! towpath: a user-space network for Linux in which payload bytes stay where they are.
 //!
-//! [`host`] is for programs that want a stack of their own, with sockets whose sends lend;
-//! [`events`] is where they wait for all that can happen. `tokio`, a feature, has the sockets of
-//! hosts for tasks; the features `hyper-util`, `axum` and `tonic` let these crates use them.
+//! [`host`] gives a program a TCP/IP stack of its own, with sockets whose sends lend their buffers.
+//! [`events`] has the event queue, which waits for sockets, timers, files and everything else. The
+//! feature `tokio` adds sockets for tokio tasks; the features `hyper-util`, `axum` and `tonic` make
+//! hosts usable by these crates.
 //!
-//! Modules form a line, and each uses only those before it:
-//! `{device, driver} → host → {events, tokio}`.
+//! Modules form a line, and each uses only those before it: `{device, driver} → host → {events,
+//! tokio}`.
 #![forbid(unsafe_code)]
 
 pub mod device;
@@ -15,12 +16,12 @@ pub mod host;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 
-/// The recipes of the cookbook compile.
+/// Checks that the recipes of the cookbook compile.
 #[cfg(all(doctest, feature = "axum", feature = "bytes", feature = "tonic"))]
 #[doc = include_str!("../../../docs/cookbook.md")]
 mod cookbook {}
 
-/// The packages below: for programs that make devices or sockets of their own. What is in them may
+/// The packages below this one, for programs that implement devices or sockets. Their contents may
 /// change with every release.
 pub mod layers {
     pub use towpath_io as io;

@@ -1,10 +1,11 @@
-//! Sockets of hosts in the shape of tokio's: nothing of them waits in a task, and their methods
-//! stand in nobody's way who imports tokio's traits.
+//! Sockets of hosts for tokio tasks, shaped like tokio's. They never block a task, and their
+//! methods do not conflict with tokio's traits.
 //!
-//! They work under any runtime, as wakers are all that they need; tokio's own I/O is not used. Each
-//! is a handle of a socket of [`host`], which [`TcpStream::as_host`] and its like
-//! show: options, sends that lend, and what else has no counterpart in tokio. Names, as opposed to
-//! addresses, are resolved on a thread for what blocks, which takes tokio's runtime.
+//! They work under any runtime, because they only need wakers; tokio's own I/O driver is not used.
+//! Each is a handle of a socket of [`host`], which [`TcpStream::as_host`] and similar methods
+//! return: use it for options, sends that lend, and everything that tokio has no counterpart for.
+//! Names, unlike addresses, are resolved on tokio's thread pool for blocking work, which needs a
+//! tokio runtime.
 //!
 //! ```
 //! use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -29,13 +30,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Features let other crates use these sockets without code between:
+//! Features let other crates use these sockets directly:
 //!
-//! | feature | what it brings |
+//! | feature | effect |
 //! |---|---|
-//! | `hyper-util` | `Connector`, by which clients of hyper-util connect through a host |
+//! | `hyper-util` | adds `Connector`, which connects clients of hyper-util through a host |
 //! | `axum` | [`TcpListener`] is a listener of `axum::serve` |
-//! | `tonic` | [`TcpStream`] is what servers of tonic take; its clients take the `Connector` |
+//! | `tonic` | servers of tonic accept [`TcpStream`]; its clients accept the `Connector` |
 
 #[cfg(feature = "axum")]
 mod axum;
@@ -61,17 +62,17 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use towpath_io::events::Interest;
 
-/// A TCP connection of a host, for tasks. Dropped, it is closed: what was written is still sent.
+/// A TCP connection of a host, for tasks. Dropping it closes it: data already written is still
+/// sent.
 #[derive(Debug)]
 pub struct TcpStream(host::TcpStream);
 
 impl TcpStream {
-    /// Connects. Of several addresses the first that answers is taken. Dropping the future gives
-    /// up.
+    /// Connects. Several addresses are tried in order. Dropping the future aborts the attempt.
     ///
     /// # Errors
-    /// Those of connect(2), of the address that was tried last; what the host's
-    /// [resolver](host::Resolver) says.
+    /// The errors of connect(2) for the address tried last; errors of the host's
+    /// [resolver](host::Resolver).
     pub async fn connect(host: &Host, remote: impl ToSocketAddrs) -> io::Result<Self> {
         let mut failure = None;
         for remote in addresses(host, remote).await? {
@@ -83,26 +84,27 @@ impl TcpStream {
         Err(failure.unwrap_or_else(no_address))
     }
 
-    /// The socket, with its options and all that tokio has no counterpart for. Its calls of the
-    /// standard library's shape wait, which a task must not.
+    /// Returns the underlying socket, for options and everything that tokio has no counterpart for.
+    /// Its methods shaped like the standard library's block, so a task must not call them.
     pub fn as_host(&self) -> &host::TcpStream {
         &self.0
     }
 
-    /// Sends `buffer`, lent or copied as the socket's [mode](host::TcpStream::set_send_mode) says.
-    /// This waits until it is accepted; what it returns waits until the memory is back.
+    /// Sends `buffer`, lent or copied according to the socket's
+    /// [mode](host::TcpStream::set_send_mode). The future is ready when the buffer is accepted; the
+    /// returned [`Sending`] is ready when its memory is back.
     ///
     /// # Errors
-    /// As [`host::TcpStream::send_zc`]: the buffer is handed back.
+    /// The errors of [`host::TcpStream::send_zc`]. The buffer is handed back.
     pub async fn send_zc<B: Lend>(&self, buffer: B) -> Result<Sending<B>, SendError<B>> {
         self.0.send_zc_async(buffer).await
     }
 
-    /// As [`TcpStream::send_zc`], for a term of this call's own: then the memory comes back, copied
-    /// if need be.
+    /// Sends `buffer` like [`TcpStream::send_zc`], with a term for this call, after which the
+    /// memory comes back, if necessary copied.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`host::TcpStream::send_zc`]. The buffer is handed back.
     pub async fn send_zc_for<B: Lend>(
         &self,
         buffer: B,
@@ -111,79 +113,80 @@ impl TcpStream {
         self.0.send_zc_for_async(buffer, term).await
     }
 
-    /// Waits until there is something to read: bytes, the end, or an error.
+    /// Waits until the stream is readable: there are bytes, the end, or an error.
     ///
     /// # Errors
-    /// None so far.
+    /// None at present.
     pub async fn readable(&self) -> io::Result<()> {
         ready(Watched::Stream(self.0.clone()), Interest::READ).await
     }
 
-    /// Waits until something can be written, or writing fails.
+    /// Waits until the stream is writable, or writing would fail.
     ///
     /// # Errors
-    /// None so far.
+    /// None at present.
     pub async fn writable(&self) -> io::Result<()> {
         ready(Watched::Stream(self.0.clone()), Interest::WRITE).await
     }
 
-    /// Reads what is there.
+    /// Reads available bytes, without waiting.
     ///
     /// # Errors
-    /// `WouldBlock` if there is nothing; those of recv(2).
+    /// `WouldBlock` if there are none; errors of recv(2).
     pub fn try_read(&self, into: &mut [u8]) -> io::Result<usize> {
         now(|cx| self.0.poll_read(cx, into))
     }
 
-    /// Writes what there is room for.
+    /// Writes as much as there is room for, without waiting.
     ///
     /// # Errors
-    /// `WouldBlock` if there is none; those of send(2).
+    /// `WouldBlock` if there is no room; errors of send(2).
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         now(|cx| self.0.poll_write(cx, bytes))
     }
 
-    /// Copies received bytes, which stay to be read.
+    /// Copies received bytes into `into` and leaves them in the stream.
     ///
     /// # Errors
-    /// Those of recv(2).
+    /// The errors of recv(2).
     pub async fn peek(&self, into: &mut [u8]) -> io::Result<usize> {
         poll_fn(|cx| self.0.poll_peek(cx, into)).await
     }
 
-    /// Our address.
+    /// Returns the local address.
     ///
     /// # Errors
-    /// Those of getsockname(2).
+    /// The errors of getsockname(2).
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     ///
     /// # Errors
-    /// Those of getpeername(2).
+    /// The errors of getpeername(2).
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.0.peer_addr()
     }
 
-    /// Whether small segments wait for ACKs.
+    /// Sets `TCP_NODELAY`: true sends small segments at once instead of waiting for ACKs.
     ///
     /// # Errors
-    /// Those of setsockopt(2).
+    /// The errors of setsockopt(2).
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
         self.0.set_nodelay(nodelay)
     }
 
-    /// Whether small segments wait for ACKs.
+    /// Returns `TCP_NODELAY`.
     ///
     /// # Errors
-    /// Those of getsockopt(2).
+    /// The errors of getsockopt(2).
     pub fn nodelay(&self) -> io::Result<bool> {
         self.0.nodelay()
     }
 
-    /// Two halves, for two tasks. Dropping the one that writes ends that direction.
+    /// Splits the connection into two halves, for two tasks. Dropping the write half shuts down
+    /// writing.
     pub fn into_split(self) -> (OwnedReadHalf, OwnedWriteHalf) {
         let stream = Arc::new(self);
         (OwnedReadHalf(stream.clone()), OwnedWriteHalf(stream))
@@ -196,24 +199,24 @@ impl From<host::TcpStream> for TcpStream {
     }
 }
 
-/// The half of a connection that reads.
+/// The read half of a connection.
 #[derive(Debug)]
 pub struct OwnedReadHalf(Arc<TcpStream>);
 
 impl OwnedReadHalf {
-    /// The connection.
+    /// Returns the connection.
     pub fn as_stream(&self) -> &TcpStream {
         &self.0
     }
 }
 
-/// The half of a connection that writes. Dropping it ends that direction, as `shutdown` of tokio's
-/// `AsyncWriteExt` does.
+/// The write half of a connection. Dropping it shuts down writing, like `shutdown` of tokio's
+/// `AsyncWriteExt`.
 #[derive(Debug)]
 pub struct OwnedWriteHalf(Arc<TcpStream>);
 
 impl OwnedWriteHalf {
-    /// The connection.
+    /// Returns the connection.
     pub fn as_stream(&self) -> &TcpStream {
         &self.0
     }
@@ -221,7 +224,7 @@ impl OwnedWriteHalf {
 
 impl Drop for OwnedWriteHalf {
     fn drop(&mut self) {
-        // A direction that has ended ends no more.
+        // Fails only if the direction is already shut down.
         let _ = self.0.0.shutdown(Shutdown::Write);
     }
 }
@@ -294,52 +297,54 @@ fn of_writer(half: &OwnedWriteHalf) -> &host::TcpStream {
 reads!(TcpStream: of_stream, OwnedReadHalf: of_reader);
 writes!(TcpStream: of_stream, OwnedWriteHalf: of_writer);
 
-/// A TCP socket of a host that takes connections, for tasks.
+/// A listening TCP socket of a host, for tasks.
 #[derive(Debug)]
 pub struct TcpListener(host::TcpListener);
 
 impl TcpListener {
-    /// Listens at an address of the host, or at all of them; port 0 chooses one. Of several
-    /// addresses the first is taken that can be. [`host::TcpSocket`] has another backlog than 128.
+    /// Listens at an address of the host, or at all of them; port 0 picks a free port. Of several
+    /// addresses, the first that can be bound is used. Use [`host::TcpSocket`] for another backlog
+    /// than 128.
     ///
     /// # Errors
-    /// Those of bind(2) and listen(2).
+    /// The errors of bind(2) and listen(2).
     pub async fn bind(host: &Host, address: impl ToSocketAddrs) -> io::Result<Self> {
         host::TcpListener::bind(host, addresses(host, address).await?).map(Self)
     }
 
-    /// The next connection, and the peer's address. Dropping the future loses no connection.
+    /// Accepts a connection and returns it with the peer's address. Dropping the future loses no
+    /// connection.
     ///
     /// # Errors
-    /// Those of accept(2).
+    /// The errors of accept(2).
     pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
 
-    /// Takes the next connection, for futures made by hand. The waker of `cx` is woken when there
-    /// may be one.
+    /// Accepts a connection, for hand-written futures. The waker of `cx` is woken when there may be
+    /// one.
     ///
     /// # Errors
-    /// Those of accept(2).
+    /// The errors of accept(2).
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(TcpStream, SocketAddr)>> {
         self.0.poll_accept(cx).map_ok(|(stream, peer)| (TcpStream(stream), peer))
     }
 
-    /// The connections one after the other, as a stream without an end.
+    /// Returns an endless stream of accepted connections.
     pub fn into_incoming(self) -> Incoming {
         Incoming(self)
     }
 
-    /// Where it listens.
+    /// Returns the address it listens at.
     ///
     /// # Errors
-    /// Those of getsockname(2).
+    /// The errors of getsockname(2).
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
     }
 
-    /// The socket, with its options. Its calls of the standard library's shape wait, which a task
-    /// must not.
+    /// Returns the underlying socket, for options. Its methods shaped like the standard library's
+    /// block, so a task must not call them.
     pub fn as_host(&self) -> &host::TcpListener {
         &self.0
     }
@@ -351,7 +356,7 @@ impl From<host::TcpListener> for TcpListener {
     }
 }
 
-/// Connections as they are accepted: see [`TcpListener::into_incoming`].
+/// Stream of accepted connections: see [`TcpListener::into_incoming`].
 #[derive(Debug)]
 pub struct Incoming(TcpListener);
 
@@ -368,28 +373,28 @@ impl Stream for Incoming {
 pub struct UdpSocket(host::UdpSocket);
 
 impl UdpSocket {
-    /// A socket at an address of the host, or at all of them; port 0 chooses one. Of several
-    /// addresses the first is taken that can be.
+    /// Binds to an address of the host, or to all of them; port 0 picks a free port. Of several
+    /// addresses, the first that can be bound is used.
     ///
     /// # Errors
-    /// Those of bind(2).
+    /// The errors of bind(2).
     pub async fn bind(host: &Host, address: impl ToSocketAddrs) -> io::Result<Self> {
         host::UdpSocket::bind(host, addresses(host, address).await?).map(Self)
     }
 
-    /// Names the one peer.
+    /// Connects the socket to one peer.
     ///
     /// # Errors
-    /// Those of connect(2).
+    /// The errors of connect(2).
     pub async fn connect(&self, remote: impl ToSocketAddrs) -> io::Result<()> {
         self.0.connect(addresses(self.0.host(), remote).await?)
     }
 
     /// Sends a datagram to `remote`; of several addresses, to the first. Waits while the device
-    /// takes nothing.
+    /// accepts nothing.
     ///
     /// # Errors
-    /// Those of sendto(2).
+    /// The errors of sendto(2).
     pub async fn send_to(&self, bytes: &[u8], remote: impl ToSocketAddrs) -> io::Result<usize> {
         let remote = match remote.to_target()? {
             Target::Address(address) => address,
@@ -398,19 +403,20 @@ impl UdpSocket {
         poll_fn(|cx| self.0.poll_send_to(cx, bytes, Some(remote))).await
     }
 
-    /// Sends a datagram to the peer.
+    /// Sends a datagram to the connected peer.
     ///
     /// # Errors
-    /// Those of send(2).
+    /// The errors of send(2).
     pub async fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         poll_fn(|cx| self.0.poll_send_to(cx, bytes, None)).await
     }
 
-    /// Sends `buffer` as a datagram or several, as `send` says, lent or copied as the socket's
-    /// [mode](host::UdpSocket::set_send_mode) says. What it returns waits until the memory is back.
+    /// Sends `buffer` as one or several datagrams with the options of `send`, lent or copied
+    /// according to the socket's [mode](host::UdpSocket::set_send_mode). The returned [`Sending`]
+    /// is ready when the memory is back.
     ///
     /// # Errors
-    /// As [`host::UdpSocket::send_zc`]: the buffer is handed back.
+    /// The errors of [`host::UdpSocket::send_zc`]. The buffer is handed back.
     pub async fn send_zc<B: Lend>(
         &self,
         buffer: B,
@@ -419,58 +425,59 @@ impl UdpSocket {
         self.0.send_zc_async(buffer, send).await
     }
 
-    /// Receives a datagram, and tells where it came from. What `into` has no room for is lost.
+    /// Receives a datagram and returns its source address. Bytes that do not fit into `into` are
+    /// lost.
     ///
     /// # Errors
-    /// Those of recvfrom(2).
+    /// The errors of recvfrom(2).
     pub async fn recv_from(&self, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let told = poll_fn(|cx| self.0.poll_recv_from(cx, into)).await?;
         Ok((told.copied, told.from))
     }
 
-    /// Receives a datagram of the peer. What `into` has no room for is lost.
+    /// Receives a datagram from the connected peer. Bytes that do not fit into `into` are lost.
     ///
     /// # Errors
-    /// Those of recv(2).
+    /// The errors of recv(2).
     pub async fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
         self.recv_from(into).await.map(|(count, _)| count)
     }
 
-    /// As [`UdpSocket::recv_from`], but the datagram stays to be received.
+    /// Copies the next datagram like [`UdpSocket::recv_from`], and leaves it in the queue.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`UdpSocket::recv_from`].
     pub async fn peek_from(&self, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let told = poll_fn(|cx| self.0.poll_peek_from(cx, into)).await?;
         Ok((told.copied, told.from))
     }
 
-    /// Waits until there is a datagram, or an error.
+    /// Waits until there is a datagram or an error.
     ///
     /// # Errors
-    /// None so far.
+    /// None at present.
     pub async fn readable(&self) -> io::Result<()> {
         ready(Watched::Datagram(self.0.clone()), Interest::READ).await
     }
 
-    /// Our address.
+    /// Returns the local address.
     ///
     /// # Errors
-    /// Those of getsockname(2).
+    /// The errors of getsockname(2).
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
     }
 
-    /// The peer's address.
+    /// Returns the address of the connected peer.
     ///
     /// # Errors
-    /// Those of getpeername(2).
+    /// The errors of getpeername(2).
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.0.peer_addr()
     }
 
-    /// The socket, with its options. Its calls of the standard library's shape wait, which a task
-    /// must not.
+    /// Returns the underlying socket, for options. Its methods shaped like the standard library's
+    /// block, so a task must not call them.
     pub fn as_host(&self) -> &host::UdpSocket {
         &self.0
     }
@@ -482,12 +489,12 @@ impl From<host::UdpSocket> for UdpSocket {
     }
 }
 
-/// The addresses of a target.
+/// Returns the addresses of a target.
 async fn addresses(host: &Host, target: impl ToSocketAddrs) -> io::Result<Vec<SocketAddr>> {
     resolved(host, target.to_target()?).await
 }
 
-/// The addresses of a target. A name is resolved on a thread for what blocks.
+/// Returns the addresses of a target. Names are resolved on tokio's thread pool for blocking work.
 async fn resolved(host: &Host, target: Target) -> io::Result<Vec<SocketAddr>> {
     let resolver = host.resolver().clone();
     match target {
@@ -499,7 +506,7 @@ async fn resolved(host: &Host, target: Target) -> io::Result<Vec<SocketAddr>> {
     }
 }
 
-/// Waits until some of `interest` holds.
+/// Waits until any condition of `interest` holds.
 async fn ready(socket: Watched, interest: Interest) -> io::Result<()> {
     let look = |cx: &mut Context<'_>| match socket.poll_ready(interest, cx.waker()).is_empty() {
         true => Poll::Pending,
@@ -508,7 +515,7 @@ async fn ready(socket: Watched, interest: Interest) -> io::Result<()> {
     poll_fn(look).await
 }
 
-/// What a call comes to that does not wait.
+/// Polls once and returns `WouldBlock` instead of waiting.
 fn now<T>(poll: impl FnOnce(&mut Context<'_>) -> Poll<io::Result<T>>) -> io::Result<T> {
     match poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(done) => done,

@@ -1,7 +1,7 @@
-//! The examples work: in process for everybody, over TAP where namespaces can be made. They look
-//! themselves whether the bytes are right.
+//! Runs the examples: in process everywhere, over TAP where namespaces can be created. The examples
+//! check the transferred bytes themselves.
 //!
-//! `cargo test` builds them beside this test; where only this test was built, it says so.
+//! `cargo test` builds them beside this test; if only this test was built, it reports that.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,11 +13,11 @@ use std::thread;
 use std::time::Duration;
 
 const TENSORS: [&str; 4] = ["--bytes=300000", "--tensors=2", "--clients=2", "--rounds=2"];
-/// More than any example takes, so that a test that hangs ends.
+/// More than any example takes, so that a hanging test ends.
 const PATIENCE: Duration = Duration::from_secs(120);
 const FILES: [&str; 3] = ["--bytes=300000", "--clients=4", "--requests=5"];
 
-/// An example to be run; `None` if it is not built.
+/// Returns the command of an example; `None` if it is not built.
 fn example(name: &str) -> Option<Command> {
     let mut program: PathBuf = std::env::current_exe().unwrap();
     program.pop();
@@ -32,7 +32,8 @@ fn example(name: &str) -> Option<Command> {
     Some(command)
 }
 
-/// What an example does, in all. One that hangs is killed, and with it its namespace.
+/// Runs an example and returns its output. An example that hangs is killed, together with its
+/// namespace.
 fn ended(command: &mut Command) -> Output {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
@@ -46,21 +47,21 @@ fn ended(command: &mut Command) -> Output {
     output.unwrap()
 }
 
-/// What an example that succeeds prints.
+/// Runs an example that must succeed, and returns what it prints.
 fn output(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = ended(command);
     assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
     String::from_utf8(stdout).unwrap()
 }
 
-/// What an example that fails says, with the exit code of errors.
+/// Runs an example that must fail with the exit code of errors, and returns its error output.
 fn failure(command: &mut Command) -> String {
     let Output { status, stderr, .. } = ended(command);
     assert_eq!(status.code(), Some(1));
     String::from_utf8(stderr).unwrap()
 }
 
-/// Whether there can be a TAP device.
+/// Returns true if TAP devices can be created.
 fn has_tap() -> bool {
     let has = rustix::process::geteuid().is_root() && Path::new("/dev/net/tun").exists();
     if !has {
@@ -69,7 +70,7 @@ fn has_tap() -> bool {
     has
 }
 
-/// Whether an example that is built can be asked by curl over a TAP device.
+/// Returns true if an example is built and curl can reach it over a TAP device.
 fn has_curl(name: &str) -> bool {
     if !has_tap() || example(name).is_none() {
         return false;
@@ -81,12 +82,13 @@ fn has_curl(name: &str) -> bool {
     has
 }
 
-/// What curl prints, beside an example.
+/// Runs curl beside an example and returns what curl prints.
 fn fetched(name: &str, arguments: &[&str]) -> String {
     output(example(name).unwrap().args(["--", "curl", "-s", "-m60"]).args(arguments))
 }
 
-/// Runs an example; returns the copies of a byte that it tells. `None` if it cannot run.
+/// Runs an example and returns the copies per byte that it reports. Returns `None` if it cannot
+/// run.
 fn copies(name: &str, way: [&str; 2], arguments: &[&str]) -> Option<f64> {
     let mut command = example(name)?;
     // Without a term, which a client on a busy machine may exceed.
@@ -96,8 +98,8 @@ fn copies(name: &str, way: [&str; 2], arguments: &[&str]) -> Option<f64> {
     Some(before.rsplit(' ').next().unwrap().parse().unwrap())
 }
 
-/// Goal: with loans next to nothing is copied on the way; without, every byte twice, once by each
-/// end.
+/// Goal: with loans almost nothing is copied on the way; without them, every byte is copied twice,
+/// once at each end.
 #[test]
 fn in_process() {
     for (name, arguments) in [("tensors", &TENSORS[..]), ("files", &FILES[..])] {
@@ -108,7 +110,7 @@ fn in_process() {
     }
 }
 
-/// Goal: over TAP the kernel takes lent bytes where they are.
+/// Goal: over TAP the kernel reads lent bytes in place.
 #[test]
 fn over_tap() {
     if !has_tap() {
@@ -122,7 +124,7 @@ fn over_tap() {
     }
 }
 
-/// Goal: hyper serves its clients on a host as on any stream, small bodies and large ones.
+/// Goal: hyper serves clients on a host as on any stream, with small and large bodies.
 #[test]
 fn hyper_in_process() {
     for bytes in ["0", "1", "3000000"] {
@@ -133,8 +135,8 @@ fn hyper_in_process() {
     }
 }
 
-/// Goal: a client that knows nothing of towpath gets from it what it has sent, and is told what is
-/// not there.
+/// Goal: a client that does not depend on towpath gets back what it has sent, and a 404 for other
+/// paths.
 #[test]
 fn hyper_over_tap() {
     if !has_curl("hyper") {
@@ -163,8 +165,8 @@ fn adaptors_in_process() {
     }
 }
 
-/// Goal: curl gets from a server of axum what it has sent, and is told where it comes from, and
-/// what the server refuses.
+/// Goal: curl gets back from a server of axum what it has sent, its own address, and errors for bad
+/// requests.
 #[test]
 fn axum_over_tap() {
     if !has_curl("axum") {
@@ -178,7 +180,7 @@ fn axum_over_tap() {
     assert_eq!(code, "400");
 }
 
-/// Goal: curl speaks TLS with a host; and does not trust a certificate that nobody vouches for.
+/// Goal: curl speaks TLS with a host, and rejects an untrusted certificate.
 #[test]
 fn rustls_over_tap() {
     if !has_curl("rustls") {
@@ -193,7 +195,7 @@ fn rustls_over_tap() {
     assert!(told.contains("curl: exit status: 60"), "{told}");
 }
 
-/// Goal: tonic's own client, on the kernel's sockets, is answered, in whole and in parts.
+/// Goal: tonic's own client, on kernel sockets, gets whole and streamed answers.
 #[test]
 fn tonic_over_tap() {
     let (true, Some(client)) = (has_tap(), example("tonic")) else { return };
@@ -203,7 +205,7 @@ fn tonic_over_tap() {
     assert_eq!(output(server.arg("--bytes=100000")), "400000 bytes in answers, all right\n");
 }
 
-/// Goal: a server on the kernel's sockets answers a client of a host, which tells what went wrong.
+/// Goal: a server on kernel sockets answers a client of a host, and the client reports failures.
 #[test]
 fn hyper_client_over_tap() {
     let (true, Some(server)) = (has_tap(), example("hyper_client")) else { return };
@@ -219,7 +221,7 @@ fn hyper_client_over_tap() {
     assert!(told.contains("cannot connect to other.test, port 80"), "{told}");
 }
 
-/// Goal: a client's program that is not there, or fails, fails the example, which says so.
+/// Goal: a client program that is missing or fails makes the example fail with an error message.
 #[test]
 fn failures_are_told() {
     let (true, Some(_)) = (has_tap(), example("axum")) else { return };

@@ -1,4 +1,4 @@
-//! Hosts under executors: futures' own, and tokio's.
+//! Hosts under executors: that of futures, and tokio's.
 
 use bytes::Bytes;
 use futures::executor::block_on;
@@ -12,7 +12,7 @@ use tokio::io::unix::AsyncFd;
 use towpath::events::{EventQueue, Interest, Source, Trigger};
 use towpath::host::{Completions, Config, Host, SendTo, TcpListener, TcpStream, UdpSocket};
 
-/// More than any step takes, so that a test that hangs ends.
+/// More than any step takes, so that a hanging test ends.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn address() -> SocketAddr {
@@ -46,7 +46,7 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + at / 251 + seed * 7) as u8).collect()
 }
 
-/// Goal: sends wait for their budget without a thread, and buffers come back in order.
+/// Goal: sends wait for their budget without blocking a thread, and buffers come back in order.
 #[test]
 fn tasks_lend_and_collect() {
     let (a, b) = pair(300_000);
@@ -78,12 +78,12 @@ fn tasks_lend_and_collect() {
     assert_eq!(a.lent(), 0);
 }
 
-/// Another handle of a stream, in tokio's shape.
+/// Returns another handle of a stream, shaped like tokio's.
 fn tokios(stream: &TcpStream) -> towpath::tokio::TcpStream {
     stream.try_clone().expect("a handle").into()
 }
 
-/// Goal: runtimes hand over head and body in one call, which go out in one segment.
+/// Goal: head and body that a runtime passes in one call go out in one segment.
 #[test]
 fn slices_of_one_call_go_out_together() {
     let (a, b) = pair(300_000);
@@ -113,10 +113,10 @@ fn a_future_that_is_dropped_frees_nothing_in_flight() {
         let first: Arc<[u8]> = pattern(90_000, 1).into();
         let second: Arc<[u8]> = pattern(90_000, 2).into();
         let mut sending = stream.send_zc_async(first.clone()).await.expect("sends");
-        // There is no room for it: it waits, is dropped, and was never lent.
+        // There is no room: the future waits, is dropped, and its buffer was never lent.
         assert!(stream.send_zc_async(second.clone()).now_or_never().is_none());
         assert_eq!(Arc::strong_count(&second), 1);
-        // The wait for the return is dropped; the return is not.
+        // Dropping the wait for the return does not lose the return.
         assert!((&mut sending).now_or_never().is_none());
         assert!(Arc::strong_count(&first) > 1, "in flight");
         let mut received = vec![0; first.len()];
@@ -126,7 +126,7 @@ fn a_future_that_is_dropped_frees_nothing_in_flight() {
         assert!(Arc::ptr_eq(&returned.buffer, &first) && !returned.copied);
         drop(returned);
         assert_eq!(Arc::strong_count(&first), 1);
-        // Its buffer is freed by the last loan.
+        // The last loan frees the buffer.
         drop(stream.send_zc_async(second.clone()).await.expect("sends"));
         futures_read(&peer, &mut received).await;
         assert!(received == *second);
@@ -134,8 +134,8 @@ fn a_future_that_is_dropped_frees_nothing_in_flight() {
     assert!(a.finish(PATIENCE));
 }
 
-/// Goal: a send that is recalled and then dropped frees its buffer although nobody reads, and loses
-/// no byte; one that is recalled and waited for comes back; a task may give a term.
+/// Goal: a send that is recalled and then dropped frees its buffer even if the peer does not read,
+/// and loses no byte; one that is recalled and awaited comes back; a task may set a term.
 #[test]
 fn a_future_that_is_dropped_during_a_recall_loses_nothing() {
     let (a, b) = pair(64 << 20);
@@ -176,7 +176,7 @@ fn a_future_that_is_dropped_during_a_recall_loses_nothing() {
     assert!(a.finish(PATIENCE));
 }
 
-/// Reads by the traits of futures.
+/// Reads through the traits of futures.
 async fn futures_read(mut stream: &TcpStream, mut into: &mut [u8]) {
     while !into.is_empty() {
         let read = |cx: &mut std::task::Context<'_>| {
@@ -189,7 +189,7 @@ async fn futures_read(mut stream: &TcpStream, mut into: &mut [u8]) {
     }
 }
 
-/// Goal: ordinary code of tokio works on a stream.
+/// Goal: ordinary tokio code works on a stream.
 #[test]
 fn tokio_copies_a_stream_to_its_end() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
@@ -216,7 +216,7 @@ fn tokio_copies_a_stream_to_its_end() {
     });
 }
 
-/// Goal: ordinary code of futures works on a stream, with the end that closing it makes.
+/// Goal: ordinary code of futures works on a stream, up to the end that closing causes.
 #[test]
 fn futures_copy_a_stream_to_its_end() {
     let (a, b) = pair(1 << 20);
@@ -248,12 +248,12 @@ fn futures_copy_a_stream_to_its_end() {
     });
 }
 
-/// Goal: errors hand the buffer back to tasks, too, and a connection that cannot be is told.
+/// Goal: errors hand buffers back to tasks, too, and a connection that fails is reported.
 #[test]
 fn tasks_are_told_of_errors() {
     let (a, b) = pair(1 << 20);
     block_on(async {
-        let refused = TcpStream::connect_async(&a, address()).await.expect_err("nobody listens");
+        let refused = TcpStream::connect_async(&a, address()).await.expect_err("no listener");
         assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
         let (stream, _peer) = connection(&a, &b).await;
         stream.shutdown(std::net::Shutdown::Write).expect("shuts down");
@@ -265,9 +265,9 @@ fn tasks_are_told_of_errors() {
     });
 }
 
-/// Goal: a queue is awaited in a task of tokio, which watches its descriptor by edge, and hears of
-/// each kind of source: the kernel's, a host's, timers, other threads; also when the future of an
-/// earlier wait was dropped.
+/// Goal: a tokio task can await a queue through its edge-triggered descriptor, and gets events of
+/// every kind of source: of the kernel, of a host, of timers and of other threads, even after the
+/// future of an earlier wait was dropped.
 #[test]
 fn a_queue_is_awaited_in_a_task() {
     use std::io::{Read, Write};
@@ -333,7 +333,7 @@ fn a_queue_is_awaited_in_a_task() {
     });
 }
 
-/// Goal: datagrams are sent and received in tasks of any executor.
+/// Goal: tasks of any executor send and receive datagrams.
 #[test]
 fn datagrams_are_awaited() {
     let (a, b) = pair(1 << 20);

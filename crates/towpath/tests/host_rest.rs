@@ -1,5 +1,4 @@
-//! Hosts that have nothing to do. One test, in a process of its own: what it measures is the
-//! process.
+//! Idle hosts. This is a single test in a process of its own, because it measures the process.
 
 use std::io::{Read, Write};
 use std::thread;
@@ -7,8 +6,8 @@ use std::time::Duration;
 
 use towpath::host::{Config, Host, TcpListener, TcpStream};
 
-/// Bytes of its own that the process has in memory: those of its files the kernel takes away and
-/// brings back as it likes.
+/// Returns the resident anonymous memory of the process in bytes. File pages do not count, because
+/// the kernel evicts and reloads them at any time.
 fn resident() -> usize {
     let text = std::fs::read_to_string("/proc/self/status").expect("status");
     let kib_of = |name: &str| {
@@ -18,8 +17,8 @@ fn resident() -> usize {
     (kib_of("RssAnon:") + kib_of("RssShmem:")) << 10
 }
 
-/// Waits until the process is as it should be: how many bytes it then has in memory, or an error
-/// with those that it has.
+/// Waits until the resident memory satisfies `is_reached`. Returns its size, as an error after a
+/// timeout.
 fn wait_until(is_reached: impl Fn(usize) -> bool) -> Result<usize, usize> {
     for _ in 0..1500 {
         let bytes = resident();
@@ -31,10 +30,9 @@ fn wait_until(is_reached: impl Fn(usize) -> bool) -> Result<usize, usize> {
     Err(resident())
 }
 
-/// Goal: what a busy time had in memory goes back to the system, and the hosts work on.
-/// Method: bytes are written that nobody reads until the process has grown by them; they are read,
-/// and then the process is watched until it is smaller. How many packets there are at once is so
-/// no matter of how threads take turns.
+/// Goal: memory used in a busy time goes back to the system, and the hosts continue to work.
+/// Method: writes bytes that are not read until the process has grown by them, reads them, and then
+/// watches the process until it shrinks. The result does not depend on how threads interleave.
 #[test]
 fn idle_hosts_give_memory_back() {
     let a = Config::with_address([10, 0, 0, 1], 24);
@@ -49,7 +47,7 @@ fn idle_hosts_give_memory_back() {
         let full = thread::scope(|scope| {
             scope.spawn(|| stream.write_all(&sent).expect("write"));
             let full = wait_until(|now| now >= idle + BUFFERED);
-            // In any case, as the writer waits for it.
+            // In any case, because the writer waits for it.
             peer.read_exact(&mut received).expect("read");
             full
         });
@@ -64,6 +62,6 @@ fn idle_hosts_give_memory_back() {
 
 /// More than buffers hold, so that the writer waits for the reader.
 const BYTES: usize = 32 << 20;
-/// That the process at least grows by: it grows by about 2 MiB.
+/// Least growth of the process; it grows by about 2 MiB.
 const BUFFERED: usize = 3 << 19;
 const RETURNED: usize = 1 << 20;

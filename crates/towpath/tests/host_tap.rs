@@ -1,5 +1,5 @@
-//! A host on a TAP device against the kernel's TCP and UDP, in a network namespace of the test's.
-//! Without the privilege to make one a test says so and passes.
+//! A host on a TAP device against the kernel's TCP and UDP, in a network namespace of its own.
+//! Without the privilege to create one, a test reports that and passes.
 
 use nix::sched::{CloneFlags, unshare};
 use std::io::{Read, Write};
@@ -12,13 +12,13 @@ use towpath::host::{
 };
 use towpath_io::namespace::{Addresses, Interface};
 
-/// More than any step takes, so that a test that hangs ends.
+/// More than any step takes, so that a hanging test ends.
 const PATIENCE: Duration = Duration::from_secs(60);
 const KERNEL: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 8, 1));
 const OURS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 8, 2));
 
-/// Runs `test` on a thread with a network of its own: a TAP device with the kernel at one side
-/// and the host at the other.
+/// Runs `test` on a thread with its own network: a TAP device with the kernel at one end and the
+/// host at the other.
 fn in_a_network(test: impl FnOnce(&Host) + Send + 'static) {
     let thread = thread::spawn(move || {
         if let Err(errno) = unshare(CloneFlags::CLONE_NEWNET) {
@@ -53,8 +53,9 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + at / 251 + seed * 7) as u8).collect()
 }
 
-/// Goal: bytes lent to the kernel's TCP are sent as they were when lent, and are the program's
-/// again when returned. Method: each buffer is written over as soon as it is back.
+/// Goal: bytes lent to the kernel's TCP are sent with the contents they had when they were lent,
+/// and belong to the program again once returned. Method: each buffer is overwritten as soon as it
+/// is back.
 #[test]
 fn lent_buffers_go_to_the_kernel_and_come_back() {
     const LEN: usize = 64 << 10;
@@ -93,7 +94,7 @@ fn lent_buffers_go_to_the_kernel_and_come_back() {
     });
 }
 
-/// Goal: the other direction, with the host listening; and a peer of the kernel that resets.
+/// Goal: the opposite direction, with the host listening; and a kernel peer that resets.
 #[test]
 fn the_kernel_connects_and_sends() {
     in_a_network(|host| {
@@ -134,7 +135,7 @@ fn datagrams_go_to_the_kernel_and_back() {
         let (count, from) = ours.recv_from(&mut back).expect("received");
         assert!(back[..count] == sent && from == SocketAddr::new(KERNEL, 53));
 
-        // The same without a copy of ours, in fragments and whole, as the socket chooses.
+        // Without a copy by towpath, in fragments and whole, as the socket chooses.
         ours.connect(SocketAddr::new(KERNEL, 53)).expect("connected");
         for (mode, len) in
             [(SendMode::Lend, 9000), (SendMode::Auto, 1000), (SendMode::Auto, 60_000)]
@@ -154,7 +155,8 @@ fn datagrams_go_to_the_kernel_and_back() {
             assert!(pieces.iter().flat_map(shown).collect::<Vec<u8>>() == pattern(len, 2));
         }
 
-        // More than the device takes at once: the call waits for it. The kernel may lose the rest.
+        // More than the device accepts at once: the call waits for it. The kernel may drop the
+        // rest.
         ours.set_options(|options| options.datagram.segment_size = 1000).expect("an option");
         let sending = ours.send_zc(pattern(1 << 20, 3)).expect("sent");
         assert_eq!(sending.accepted(), 1 << 20);
@@ -166,7 +168,7 @@ fn datagrams_go_to_the_kernel_and_back() {
     });
 }
 
-/// The checksum of the Internet (RFC 1071).
+/// Returns the Internet checksum (RFC 1071).
 fn checksum(bytes: &[u8]) -> [u8; 2] {
     let words =
         bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
@@ -175,8 +177,8 @@ fn checksum(bytes: &[u8]) -> [u8; 2] {
     (!((folded & 0xffff) + (folded >> 16)) as u16).to_be_bytes()
 }
 
-/// Goal: packets of IP and frames that are lent go to the kernel as they are, whole and in
-/// fragments, and its answers come back.
+/// Goal: lent IP packets and frames reach the kernel unchanged, whole and in fragments, and its
+/// answers come back.
 #[test]
 fn packets_and_frames_go_to_the_kernel_and_back() {
     in_a_network(|host| {
@@ -198,7 +200,7 @@ fn packets_and_frames_go_to_the_kernel_and_back() {
 
         let frames = PacketSocket::new(host, EtherType::ARP, FramePart::Payload).expect("made");
         frames.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-        // RFC 826: who has the kernel's address?
+        // RFC 826: a request for the link-layer address of the kernel's IP address.
         let mut request = vec![0, 1, 8, 0, 6, 4, 0, 1];
         request.extend(host.mac().0);
         request.extend([10, 9, 8, 2, 0, 0, 0, 0, 0, 0, 10, 9, 8, 1]);

@@ -1,5 +1,5 @@
-//! What other crates are given of sockets of hosts: hyper-util's clients, axum and tonic, in tasks
-//! of one thread.
+//! Adaptors of host sockets for other crates: hyper-util's clients, axum and tonic, in tasks of one
+//! thread.
 
 use axum::Router;
 use axum::routing::get;
@@ -19,13 +19,13 @@ use tower_service::Service;
 use towpath::host::{Config, Host, Resolver};
 use towpath::tokio::{ConnectError, Connector, TcpListener, TcpStream};
 
-/// More than any step takes, so that a test that hangs ends.
+/// More than any step takes, so that a hanging test ends.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 type Asked = Arc<Mutex<Vec<(String, u16)>>>;
 
-/// Two hosts, and what the resolver of the first was asked for. It knows `server.test`, at whose
-/// first address nobody listens.
+/// Creates two hosts, and records the queries to the first one's resolver. It knows `server.test`,
+/// whose first address has no listener.
 fn pair() -> (Host, Host, Asked) {
     let asked = Asked::default();
     let resolver = Resolver::new({
@@ -46,7 +46,7 @@ fn pair() -> (Host, Host, Asked) {
     (client, server, asked)
 }
 
-/// Runs a case in a runtime of one thread: a call that waits would wait for ever.
+/// Runs a case in a single-threaded runtime, in which a blocking call would block forever.
 fn run(case: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let runtime = runtime.expect("a runtime");
@@ -62,15 +62,15 @@ fn client(host: &Host) -> Client<Connector, Empty<Bytes>> {
     Client::builder(TokioExecutor::new()).build(Connector::new(host))
 }
 
-/// Asks for `/`, and returns the body of the answer.
+/// Requests `/` and returns the body of the answer.
 async fn fetch(client: &Client<Connector, Empty<Bytes>>, from: &str) -> Bytes {
     let request = Request::get(from).body(Empty::new()).expect("a request");
     let response = client.request(request).await.expect("an answer");
     response.into_body().collect().await.expect("a body").to_bytes()
 }
 
-/// Goal: a client finds a server of axum by the host's resolver, at the second address, and asks
-/// again over the same connection.
+/// Goal: a client finds a server of axum through the host's resolver, at the second address, and
+/// reuses the connection.
 #[test]
 fn a_client_keeps_its_connection() {
     let (host, server, asked) = pair();
@@ -87,7 +87,8 @@ fn a_client_keeps_its_connection() {
     });
 }
 
-/// Goal: without a port in the URI the scheme says which, and small segments wait only if asked to.
+/// Goal: the scheme sets the port if the URI has none, and small segments wait for ACKs only on
+/// request.
 #[test]
 fn a_connector_connects() {
     let (host, server, asked) = pair();
@@ -106,7 +107,7 @@ fn a_connector_connects() {
     });
 }
 
-/// Goal: what goes wrong is told, with the port, the cause and its kind, through the client too.
+/// Goal: failures are reported with port, cause and kind, also through the client.
 #[test]
 fn what_fails_is_told() {
     let (host, _server, _) = pair();
@@ -119,7 +120,7 @@ fn what_fails_is_told() {
             ),
             ("https://a.test/", "cannot connect to a.test, port 443", ErrorKind::NotFound),
         ] {
-            let error = client(&host).get(uri(from)).await.expect_err("nobody is there");
+            let error = client(&host).get(uri(from)).await.expect_err("no such host");
             assert!(error.is_connect(), "{error:?}");
             let error = error.source().expect("a cause").downcast_ref().expect("ours");
             let ConnectError::Failed { error: cause, .. } = error else { panic!("{error:?}") };
@@ -132,7 +133,7 @@ fn what_fails_is_told() {
     });
 }
 
-/// Goal: connections that end before they are taken do not end a server of axum.
+/// Goal: connections that end before they are accepted do not end a server of axum.
 #[test]
 fn axum_serves_on() {
     let (host, server, _) = pair();
@@ -149,7 +150,7 @@ fn axum_serves_on() {
     });
 }
 
-/// Goal: tonic has both addresses of a connection.
+/// Goal: tonic gets both addresses of a connection.
 #[test]
 fn tonic_is_told_addresses() {
     let (host, server, _) = pair();

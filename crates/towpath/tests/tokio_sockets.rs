@@ -1,10 +1,10 @@
-//! Sockets in tokio's shape, as programs use them that know tokio's: with all traits imported, in
-//! tasks of one thread.
+//! Sockets shaped like tokio's, as programs written for tokio use them: with all traits imported,
+//! in tasks of one thread.
 
 use futures::StreamExt;
 use futures::future::join;
 use std::io::ErrorKind;
-// Nothing of these may stand in the way of tokio's traits.
+// The sockets must not conflict with tokio's traits.
 #[allow(unused_imports, reason = "that they are there is the case")]
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use towpath::host::{Config, Host, Resolver, SendTo};
 use towpath::tokio::{TcpListener, TcpStream, UdpSocket};
 
-/// More than any step takes, so that a test that hangs ends.
+/// More than any step takes, so that a hanging test ends.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn pair() -> (Host, Host) {
@@ -22,7 +22,7 @@ fn pair() -> (Host, Host) {
     Host::pair(&config(1), &config(2)).expect("two hosts")
 }
 
-/// Runs a case in a runtime of one thread: a call that waits would wait for ever.
+/// Runs a case in a single-threaded runtime, in which a blocking call would block forever.
 fn run(case: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let runtime = runtime.expect("a runtime");
@@ -37,7 +37,7 @@ async fn connection(hosts: &(Host, Host)) -> (TcpStream, TcpStream) {
     (stream.expect("connects"), accepted.expect("accepted").0)
 }
 
-/// Goal: `shutdown` is that of tokio's trait, and the peer reads to the end.
+/// Goal: `shutdown` is that of tokio's trait, and the peer reads up to the end of the stream.
 #[test]
 fn a_stream_is_shut_down_by_the_trait() {
     let hosts = pair();
@@ -56,8 +56,8 @@ fn a_stream_is_shut_down_by_the_trait() {
     });
 }
 
-/// Goal: halves read and write at the same time, and the end of the one that writes is the end of
-/// what the peer reads.
+/// Goal: the halves read and write concurrently, and dropping the write half ends the stream for
+/// the peer.
 #[test]
 fn halves_belong_to_two_tasks() {
     const BYTES: usize = 3_000_000;
@@ -82,7 +82,7 @@ fn halves_belong_to_two_tasks() {
     });
 }
 
-/// Goal: what cannot be done now is told, and that it can be done is waited for.
+/// Goal: calls that cannot proceed report it, and readiness can be awaited.
 #[test]
 fn readiness_is_waited_for() {
     let hosts = pair();
@@ -107,7 +107,7 @@ fn readiness_is_waited_for() {
     });
 }
 
-/// Goal: a buffer that is lent from a task comes back.
+/// Goal: a buffer that a task lends comes back.
 #[test]
 fn what_a_task_lends_comes_back() {
     let hosts = pair();
@@ -121,7 +121,7 @@ fn what_a_task_lends_comes_back() {
     });
 }
 
-/// Goal: datagrams are sent, looked at, received and lent without a call that waits.
+/// Goal: datagrams are sent, peeked, received and lent without blocking calls.
 #[test]
 fn datagrams_are_sent_and_received() {
     let hosts = pair();
@@ -148,8 +148,8 @@ fn datagrams_are_sent_and_received() {
     });
 }
 
-/// Goal: a name is resolved by the host's resolver, without holding the runtime's thread, and what
-/// it says wrong is told.
+/// Goal: the host's resolver resolves names without blocking the runtime's thread, and its errors
+/// are returned.
 #[test]
 fn names_are_resolved_beside_the_runtime() {
     let resolver = Resolver::new(|name, port| match name {
@@ -166,7 +166,7 @@ fn names_are_resolved_beside_the_runtime() {
     run(async {
         let listener = TcpListener::bind(&server, "10.0.0.2:80").await.expect("listens");
         let mut incoming = listener.into_incoming();
-        // Nobody listens at the first address.
+        // The first address has no listener.
         let connect = TcpStream::connect(&client, "server.test:80");
         let ticks = async {
             let mut ticks = 0;
@@ -177,7 +177,7 @@ fn names_are_resolved_beside_the_runtime() {
             ticks
         };
         let ((stream, accepted), ticks) = join(join(connect, incoming.next()), ticks).await;
-        let (stream, accepted) = (stream.expect("connects"), accepted.expect("no end"));
+        let (stream, accepted) = (stream.expect("connects"), accepted.expect("endless"));
         let own = stream.local_addr().expect("an address");
         assert_eq!(accepted.expect("accepted").peer_addr().expect("a peer"), own);
         assert_eq!(ticks, 5);

@@ -1,5 +1,5 @@
-//! Clients on a towpath host of this process: many connections that each make one request after
-//! the other, and count what comes.
+//! Clients on a towpath host in this process: many connections, each of which makes one request
+//! after the other and counts the answers.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -9,44 +9,44 @@ use httparse::{EMPTY_HEADER, Status};
 use towpath::events::{Completion, Event, EventQueue, Stream, Token};
 use towpath::host::Host;
 
-/// What clients do.
+/// Settings of the clients.
 pub(crate) struct Load<'a> {
     pub(crate) host: &'a Host,
     pub(crate) server: SocketAddr,
-    /// What they ask for.
+    /// The path that they request.
     pub(crate) path: &'a str,
     pub(crate) connections: usize,
-    /// Whether a connection is for more than one request.
+    /// True if a connection is used for more than one request.
     pub(crate) is_kept: bool,
-    /// Requests are made until there were so many,
+    /// Requests are made until this number is reached,
     pub(crate) requests_max: u64,
-    /// and for so long.
+    /// or until this time has passed.
     pub(crate) span: Duration,
 }
 
-/// What came of it.
+/// Results of the clients.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Loaded {
-    /// Answers that came whole.
+    /// Complete answers.
     pub(crate) answers: u64,
-    /// Connections that failed, and answers that were wrong or came in part.
+    /// Failed connections, and wrong or incomplete answers.
     pub(crate) errors: u64,
     pub(crate) taken: Duration,
 }
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Bytes that are received at a time.
+/// Bytes received at a time.
 const RECEIVED_MAX: usize = 1 << 20;
 const HEADERS_MAX: usize = 32;
 
 #[derive(Default)]
 struct Client {
     stream: Option<Stream>,
-    /// Of what it is doing.
+    /// Token of the operation in progress.
     token: Option<Token>,
     head: Vec<u8>,
-    /// Bytes of the body that are still to come, once the head was there.
+    /// Remaining bytes of the body, once the head has arrived.
     left: Option<u64>,
 }
 
@@ -56,7 +56,7 @@ struct Clients<'a> {
     request: Vec<u8>,
     clients: Vec<Client>,
     begun: u64,
-    /// Clients that do something.
+    /// Clients with an operation in progress.
     busy: usize,
     loaded: Loaded,
     end: Option<Instant>,
@@ -66,7 +66,7 @@ impl Load<'_> {
     /// Makes the requests.
     ///
     /// # Errors
-    /// What keeps it from making any.
+    /// Fails if no request can be made.
     pub(crate) fn run(&self) -> anyhow::Result<Loaded> {
         let queue = EventQueue::new()?;
         let started = queue.now();
@@ -102,7 +102,7 @@ impl Load<'_> {
 }
 
 impl Clients<'_> {
-    /// Makes the next request of a client, if there is another.
+    /// Starts the next request of a client, if there is one.
     fn next(&mut self, index: usize) -> anyhow::Result<()> {
         if self.begun >= self.load.requests_max
             || self.end.is_some_and(|end| self.queue.now() >= end)
@@ -194,11 +194,11 @@ impl Clients<'_> {
     }
 }
 
-/// Errors without any answer before it is given up.
+/// Errors without any answer before the run is aborted.
 const ERRORS_MAX: u64 = 1000;
 
 impl Client {
-    /// Takes bytes of the head, and those of the body that came with them.
+    /// Takes bytes of the head, and bytes of the body that arrived with them.
     fn head(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
         self.head.extend_from_slice(bytes);
         let mut headers = [EMPTY_HEADER; HEADERS_MAX];

@@ -1,9 +1,9 @@
-//! An HTTP server of static files on the event queue: on the kernel's sockets, or on a towpath
-//! host whose clients are in the kernel at the other end of a TAP device, or in this process.
+//! An HTTP server of static files on the event queue: on kernel sockets; or on a towpath host,
+//! whose clients are in the kernel at the other end of a TAP device, or in this process.
 //!
-//! `httpd --root DIR` serves on the kernel's sockets until SIGINT or SIGTERM; `httpd --over tap
-//! --root DIR` makes the interface `httpd0` for its clients; `httpd --over process` serves clients
-//! of its own, and tells how many requests it has answered.
+//! `httpd --root DIR` serves on kernel sockets until SIGINT or SIGTERM. `httpd --over tap --root
+//! DIR` creates the interface `httpd0` for its clients. `httpd --over process` serves clients of
+//! its own, and prints the number of answered requests.
 
 mod load;
 mod server;
@@ -30,7 +30,7 @@ use towpath_io::netlink::{LinkSettings, Netlink};
 /// Serves the files of a directory by HTTP/1.1.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
-    /// Directory of the files; for clients of this process one is made if there is none.
+    /// Directory of the files; with clients in this process, a temporary one is created by default.
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
 
@@ -38,7 +38,7 @@ struct Arguments {
     #[arg(long, value_enum, default_value = "kernel")]
     over: Over,
 
-    /// Where to listen; port 0 is any [default: 127.0.0.1:8080; on a towpath host 10.7.0.1:80]
+    /// Address to listen at; port 0 is any [default: 127.0.0.1:8080; on a towpath host 10.7.0.1:80]
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
 
@@ -46,7 +46,7 @@ struct Arguments {
     #[arg(long, value_enum, default_value = "completions")]
     engine: Engine,
 
-    /// How the event queue asks the kernel.
+    /// Kernel interface of the event queue.
     #[arg(long, value_enum, default_value = "best")]
     back_end: BackEnd,
 
@@ -55,12 +55,12 @@ struct Arguments {
           value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     connections: u32,
 
-    /// How long a request may take to come, and a client to receive 256 KiB.
+    /// How long a request may take to arrive, and a client to receive 256 KiB.
     #[arg(long, value_name = "S", default_value_t = 30,
           value_parser = clap::value_parser!(u32).range(1..=86400))]
     idle: u32,
 
-    /// How long answers under way go on after SIGINT or SIGTERM; a second one ends them.
+    /// How long answers in progress continue after SIGINT or SIGTERM; a second signal ends them.
     #[arg(long, value_name = "S", default_value_t = 10,
           value_parser = clap::value_parser!(u32).range(0..=86400))]
     grace: u32,
@@ -74,15 +74,15 @@ struct Arguments {
           value_parser = clap::value_parser!(u32).range(1..=10_000))]
     clients: u32,
 
-    /// How many requests they make together.
+    /// Total number of requests that they make.
     #[arg(long, value_name = "N", default_value = "10000")]
     requests: NonZeroU32,
 
-    /// What they ask for.
+    /// Path that they request.
     #[arg(long, value_name = "PATH", default_value = "/4096")]
     path: String,
 
-    /// They make a connection for each request.
+    /// Make a new connection for each request.
     #[arg(long)]
     close: bool,
 }
@@ -90,27 +90,27 @@ struct Arguments {
 /// Where the clients are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Over {
-    /// Wherever the kernel's sockets reach.
+    /// Anywhere that kernel sockets reach.
     Kernel,
     /// In the kernel, at the other end of a TAP device.
     Tap,
-    /// On a second host of this process.
+    /// On a second host in this process.
     Process,
 }
 
 /// How bytes are moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Engine {
-    /// By the event queue's operations.
+    /// By operations of the event queue.
     Completions,
-    /// By calls that do not block: plain epoll with the kernel's sockets.
+    /// By non-blocking calls: plain epoll on kernel sockets.
     Readiness,
 }
 
-/// How the event queue asks the kernel.
+/// Kernel interface of the event queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum BackEnd {
-    /// By io_uring if the kernel allows it.
+    /// io_uring if the kernel allows it.
     Best,
     IoUring,
     Epoll,
@@ -128,7 +128,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let limit = getrlimit(Resource::Nofile);
-    // As many descriptors as may be; where it fails, fewer connections are accepted.
+    // Raises the limit of descriptors. If this fails, fewer connections are accepted.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     match arguments.over {
         Over::Kernel => {
@@ -138,7 +138,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
             told(arguments.kernel(listener)?);
         }
         Over::Tap => {
-            // The host's thread must not get the signals.
+            // The host's threads must not receive the signals.
             EndBy::Signals.block()?;
             let config = host::Config::with_address(SERVER, PREFIX_LEN);
             let host = Host::on_tap_named(&config, DEVICE)?;
@@ -186,7 +186,7 @@ impl Arguments {
         EventQueue::with(&config).context("option --back-end")
     }
 
-    /// Serves on the kernel's sockets.
+    /// Serves on kernel sockets.
     fn kernel(&self, listener: std::net::TcpListener) -> anyhow::Result<Report> {
         let service = self.service(self.root()?)?;
         eprintln!("listening at {}", listener.local_addr()?);
@@ -220,7 +220,7 @@ impl Arguments {
 }
 
 impl Arguments {
-    /// Serves clients on a second host of this process.
+    /// Serves clients on a second host in this process.
     fn in_process(&self) -> anyhow::Result<()> {
         let config = |address| host::Config::with_address(address, PREFIX_LEN);
         let (host, clients) = Host::pair(&config(SERVER), &config(CLIENT))?;
@@ -255,7 +255,7 @@ impl Arguments {
     }
 }
 
-/// A directory with one file, which goes with this value.
+/// A directory with one file, removed when this value is dropped.
 struct Made(PathBuf);
 
 impl Made {
@@ -270,7 +270,7 @@ impl Made {
 
 impl Drop for Made {
     fn drop(&mut self) {
-        // What is left is in the directory for temporary files.
+        // If this fails, the file stays in the directory for temporary files.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -1,7 +1,7 @@
-//! What the examples share: where the bytes go, and what sending them cost.
+//! Code that the examples share: hosts and clients, and a report of the costs.
 //!
-//! The server is always a towpath host. Its clients are on a second host of this process, or they
-//! are programs of the kernel's network at the other end of a TAP device.
+//! The server is always a towpath host. Its clients are on a second host of this process, or in the
+//! kernel at the other end of a TAP device.
 
 mod place;
 
@@ -16,10 +16,10 @@ use place::{PREFIX_LEN, isolated, on_tap};
 use rustix::time::{ClockId, clock_gettime};
 use towpath::host::{Config, Held, Host, Lend, SendMode, Sending, TcpStream};
 
-/// What both are told.
+/// Options of both examples.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Options {
-    /// What becomes of the bytes that are sent.
+    /// How sent bytes are treated.
     #[arg(long, value_enum, default_value = "lend")]
     pub(crate) mode: Mode,
 
@@ -27,33 +27,33 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value = "process")]
     pub(crate) over: Over,
 
-    /// How long a client of this process may keep lent bytes before they are copied after all; 0
-    /// for as long as it likes.
+    /// How many milliseconds a client in this process may keep lent bytes before they are copied; 0
+    /// means without limit.
     #[arg(long, value_name = "MS", default_value_t = 100)]
     pub(crate) term: u32,
 }
 
-/// What becomes of the bytes that are sent.
+/// How sent bytes are treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Mode {
     /// They are copied.
     Copy,
-    /// They are lent, and received without a copy where that can be.
+    /// They are lent, and received without a copy where possible.
     Lend,
-    /// Each send is copied or lent, whatever costs less.
+    /// Each send is copied or lent, whichever costs less.
     Auto,
 }
 
 /// Where the clients are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Over {
-    /// On a second host of this process.
+    /// On a second host in this process.
     Process,
     /// In the kernel, at the other end of a TAP device.
     Tap,
 }
 
-/// A server's host, and what its clients connect with.
+/// The server's host, and the means for clients to connect.
 pub(crate) struct Lab {
     pub(crate) server: Host,
     clients: Option<Host>,
@@ -67,7 +67,7 @@ pub(crate) enum Client {
     Kernel(std::net::TcpStream),
 }
 
-/// Runs `work`, in a network namespace of its own if it needs one.
+/// Runs `work`, in its own network namespace if it needs one.
 pub(crate) fn run(options: Options, work: impl FnOnce(&Lab) -> anyhow::Result<u64>) -> ExitCode {
     let done = match options.over {
         Over::Process => work_and_report(options, work),
@@ -113,7 +113,7 @@ impl Lab {
         Ok(Self { server, clients, mode: options.mode, started: Used::now() })
     }
 
-    /// Where the server listens.
+    /// Returns the address at which the server listens.
     pub(crate) fn address(&self) -> SocketAddr {
         SocketAddr::from((SERVER, PORT))
     }
@@ -161,7 +161,7 @@ impl From<Mode> for SendMode {
 }
 
 impl Client {
-    /// Sends a buffer; it is back when what this returns is done.
+    /// Sends a buffer. The buffer is back when the returned `Sending` is ready.
     pub(crate) fn send<B: Lend + AsRef<[u8]>>(
         &mut self,
         buffer: B,
@@ -185,7 +185,7 @@ impl Read for Client {
     }
 }
 
-/// Adds up the next `len` bytes: where they are if they were lent, else from a copy.
+/// Adds up the next `len` bytes: in place if they were lent, otherwise from a copy.
 pub(crate) fn sum(stream: &mut TcpStream, len: usize, mode: Mode) -> anyhow::Result<u64> {
     let (mut left, mut total, mut pieces) = (len, 0, Vec::<Held>::new());
     if mode == Mode::Copy {
@@ -202,7 +202,7 @@ pub(crate) fn sum(stream: &mut TcpStream, len: usize, mode: Mode) -> anyhow::Res
     Ok(total)
 }
 
-/// Adds up the next `len` bytes, which are copied.
+/// Adds up the next `len` bytes from a copy.
 pub(crate) fn sum_copied(stream: &mut impl Read, len: usize) -> anyhow::Result<u64> {
     let mut buffer = vec![0; len.min(READ_BYTES)];
     let (mut left, mut total) = (len, 0);
@@ -220,16 +220,16 @@ pub(crate) fn add(bytes: &[u8]) -> u64 {
     bytes.iter().map(|byte| u64::from(*byte)).sum()
 }
 
-/// Bytes that can be told from others.
+/// Returns bytes with a recognisable pattern.
 pub(crate) fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + at / 251 + seed * 7) as u8).collect()
 }
 
-/// Time so far.
+/// Time used so far.
 #[derive(Clone, Copy)]
 struct Used {
     wall: Duration,
-    /// Of all processors, by this process.
+    /// CPU time of this process on all processors.
     cpu: Duration,
 }
 

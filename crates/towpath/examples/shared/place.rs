@@ -1,5 +1,6 @@
-//! Where examples that need a network do their work: in a network namespace that ends with the
-//! process, with a towpath host at the other end of a TAP device. No name, nothing to clean up.
+//! The environment of examples that need a network: a network namespace that ends with the process,
+//! and a towpath host at the other end of a TAP device. There is no name to choose and nothing to
+//! clean up.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -9,7 +10,7 @@ use towpath_io::namespace::{Isolation, reap};
 use towpath_io::netlink::{LinkSettings, Netlink};
 use towpath_io::process_sys::Forked;
 
-/// Does `work` as process 1 of a network namespace.
+/// Runs `work` as process 1 of a network namespace.
 pub(crate) fn isolated(work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     let isolation = Isolation::detect(true)?;
     match isolation.fork()? {
@@ -28,7 +29,7 @@ pub(crate) fn isolated(work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Res
     }
 }
 
-/// A host on a TAP device, whose kernel's end has the address `kernel`.
+/// Starts a host on a TAP device whose kernel end has the address `kernel`.
 pub(crate) fn on_tap(config: &Config, kernel: Ipv4Addr) -> anyhow::Result<Host> {
     let host = Host::on_tap_named(config, DEVICE)?;
     let mut netlink = Netlink::open()?;
@@ -38,6 +39,6 @@ pub(crate) fn on_tap(config: &Config, kernel: Ipv4Addr) -> anyhow::Result<Host> 
     Ok(host)
 }
 
-/// Of the network between the two.
+/// Prefix length of the network between host and kernel.
 pub(crate) const PREFIX_LEN: u8 = 24;
 const DEVICE: &str = "example0";

@@ -1,5 +1,5 @@
-//! How examples that serve do it: for clients of the same process, on a second host, or beside a
-//! program of the kernel's network.
+//! Running the servers of examples: for clients in the same process, on a second host, or beside a
+//! program that uses the kernel's network.
 
 use std::ffi::OsString;
 use std::net::Ipv4Addr;
@@ -13,17 +13,17 @@ use towpath::tokio::TcpListener;
 
 use crate::place::{PREFIX_LEN, isolated, on_tap};
 
-/// Where the server has its host.
+/// Address of the server's host.
 pub(crate) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 1);
-/// Where its clients are, those of the kernel's network too.
+/// Address of its clients, including those on the kernel's network.
 pub(crate) const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 2);
 
-/// A tokio without I/O of its own.
+/// Creates a tokio runtime without an I/O driver.
 pub(crate) fn runtime() -> anyhow::Result<Runtime> {
     Ok(Builder::new_current_thread().enable_time().build()?)
 }
 
-/// Serves at `port` while `ask` runs, which has the host of the clients.
+/// Serves at `port` while `ask` runs with the clients' host.
 pub(crate) fn in_process<S, A, T>(
     port: u16,
     serve: impl FnOnce(TcpListener) -> S,
@@ -44,7 +44,7 @@ where
     })
 }
 
-/// Serves a program of the kernel's network at `port`, until it ends.
+/// Serves a program on the kernel's network at `port`, until the program ends.
 pub(crate) fn beside<S>(
     command: &[OsString],
     port: u16,
@@ -65,7 +65,7 @@ where
             let ended = tokio::task::spawn_blocking(move || client.wait());
             let status = match select(ended, tokio::spawn(serve(listener))).await {
                 Either::Left((ended, _)) => ended??,
-                // Whoever is still there ends with the namespace.
+                // Remaining processes end with the namespace.
                 Either::Right((served, _)) => return served?.context("the server ended"),
             };
             ensure!(status.success(), "{name}: {status}");
@@ -76,7 +76,7 @@ where
     })
 }
 
-/// Tells an error.
+/// Prints an error and returns the exit code.
 pub(crate) fn exit_code(done: anyhow::Result<()>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,

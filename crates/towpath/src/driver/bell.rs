@@ -1,8 +1,8 @@
-//! Wakes a worker that sleeps, and costs nothing if it does not.
+//! Wakes a worker that sleeps. A ring costs nothing if the worker is awake.
 //!
-//! A thread that does many things one after the other holds the rings of each ([`hold`]), and lets
-//! them out together ([`let_ring`]): a worker that is woken by the first would come for its lock
-//! while the thread still wants it, and see the others one by one.
+//! A thread that makes many calls in a row holds back the rings of each ([`hold`]) and releases
+//! them together ([`let_ring`]). Otherwise the first ring would wake the worker, which would then
+//! compete for its lock while the thread still needs it, and would find the work piece by piece.
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,24 +12,24 @@ use std::sync::Arc;
 use std::task::Wake;
 use towpath_packet::sync::{AtomicBool, Ordering};
 
-/// An eventfd, and whether anybody waits for it.
+/// An eventfd, and whether the worker waits for it.
 pub struct Bell {
     asleep: AtomicBool,
     alarm: OwnedFd,
 }
 
 impl Bell {
-    /// A bell of a worker that is up.
+    /// Creates the bell of a worker that is awake.
     ///
     /// # Errors
-    /// The process or the system has no descriptor left.
+    /// `EMFILE` or `ENFILE` if no descriptor is left.
     pub fn new() -> Result<Self, Errno> {
         let alarm = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { asleep: AtomicBool::new(false), alarm })
     }
 
-    /// Wakes the worker if it sleeps or is about to. What it is to see was done before, under a
-    /// lock that it takes before it sleeps.
+    /// Wakes the worker if it sleeps or is about to. The caller has published the work before,
+    /// under the lock that the worker takes before it sleeps.
     pub fn ring(self: &Arc<Self>) {
         let is_held = HELD.try_with(|held| held.borrow_mut().add(self));
         if !is_held.unwrap_or(false) {
@@ -38,39 +38,39 @@ impl Bell {
     }
 
     fn ring_now(&self) {
-        // Relaxed: the lock orders it. Whoever had it before the worker is seen by the worker;
-        // whoever has it after the worker sees that it sleeps. That is so for a ring that was held,
-        // too: it was had before.
+        // Relaxed: the driver's lock orders the accesses. If this thread held the lock before the
+        // worker, the worker sees the work; if after, this thread sees `asleep`. That also covers a
+        // ring that was held back: its thread held the lock before it called `ring`.
         if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed) {
-            // Fails only if the counter is full: then it rings already.
+            // Fails only if the counter is full; then the bell rings already.
             let _ = rustix::io::write(&self.alarm, &1_u64.to_ne_bytes());
         }
     }
 
-    /// Wakes the worker for what it sees only when it is up: under no lock of its own.
+    /// Wakes the worker for work that it finds only when it is awake and that no lock publishes.
     fn ring_anyhow(&self) {
-        // Fails only if the counter is full: then it rings already.
+        // Fails only if the counter is full; then the bell rings already.
         let _ = rustix::io::write(&self.alarm, &1_u64.to_ne_bytes());
     }
 
-    /// The worker looks once more for work, and then sleeps.
+    /// The worker is about to look for work a last time and then to sleep.
     pub(crate) fn going_to_sleep(&self) {
         // Relaxed: see `ring`.
         self.asleep.store(true, Ordering::Relaxed);
     }
 
-    /// The worker is up. `rang` if the alarm is why.
+    /// The worker is awake. `rang` is true if the alarm woke it.
     pub(crate) fn is_up(&self, rang: bool) {
         // Relaxed: see `ring`.
         self.asleep.store(false, Ordering::Relaxed);
         if rang {
-            // Nothing to read is as good.
+            // An empty counter is no error.
             let _ = rustix::io::read(&self.alarm, &mut [0; 8]);
         }
     }
 }
 
-/// Rings that this thread holds.
+/// Rings that this thread holds back.
 #[derive(Default)]
 struct Held {
     is_on: bool,
@@ -82,7 +82,7 @@ thread_local! {
 }
 
 impl Held {
-    /// Keeps a ring, if they are held now.
+    /// Keeps a ring and returns true if this thread holds rings back.
     fn add(&mut self, bell: &Arc<Bell>) -> bool {
         if self.is_on && !self.bells.iter().any(|known| Arc::ptr_eq(known, bell)) {
             self.bells.push(bell.clone());
@@ -91,10 +91,10 @@ impl Held {
     }
 }
 
-/// Does something of which workers hear by [`let_ring`], which must follow before this thread waits
-/// for anything.
+/// Runs `act` and holds back the rings that it causes. The thread must call [`let_ring`] before it
+/// waits for anything.
 pub(crate) fn hold<R>(act: impl FnOnce() -> R) -> R {
-    /// Also if `act` panics.
+    /// Ends the holding, also if `act` panics.
     struct End;
     impl Drop for End {
         fn drop(&mut self) {
@@ -106,14 +106,14 @@ pub(crate) fn hold<R>(act: impl FnOnce() -> R) -> R {
     act()
 }
 
-/// Wakes the workers of which rings are held.
+/// Wakes the workers whose rings this thread has held back.
 pub(crate) fn let_ring() {
     let _ = HELD.try_with(|held| {
         held.borrow_mut().bells.drain(..).for_each(|bell| bell.ring_now());
     });
 }
 
-/// For those who know a waker only.
+/// For code that only knows a waker.
 impl Wake for Bell {
     fn wake(self: Arc<Self>) {
         self.ring_anyhow();
@@ -138,7 +138,8 @@ mod tests {
         rustix::io::read(bell, &mut [0; 8]).is_ok()
     }
 
-    /// Goal: rings that are held are let out together, to everybody, and others are not held.
+    /// Goal: rings that are held back reach all workers together, and later rings are not held
+    /// back.
     #[test]
     fn rings_are_held_until_they_are_let_out() {
         let bells = [(); 2].map(|()| Arc::new(Bell::new().unwrap()));
@@ -151,10 +152,10 @@ mod tests {
         bells[0].ring();
         assert!(has_rung(&bells[0]));
         let_ring();
-        assert!(!bells.iter().any(|bell| has_rung(bell)), "each once");
+        assert!(!bells.iter().any(|bell| has_rung(bell)), "each bell rings once");
     }
 
-    /// Goal: who panics meanwhile holds no rings of others.
+    /// Goal: a panic inside `hold` ends the holding, so the next ring is immediate.
     #[test]
     fn a_panic_ends_the_holding() {
         let bell = Arc::new(Bell::new().unwrap());

@@ -1,15 +1,15 @@
-//! Where time comes from.
+//! The clock of hosts and event queues.
 
 use std::time::{self, Duration};
 use towpath_net::time::Instant;
 
-/// The system's monotonic clock.
+/// Returns the time of the system's monotonic clock.
 #[expect(clippy::disallowed_methods, reason = "a host is where time comes from")]
 pub(crate) fn moment() -> time::Instant {
     time::Instant::now()
 }
 
-/// The time of one driver: that of the system, from a moment on.
+/// The time of one driver: the system's monotonic clock, counted from a starting moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock(time::Instant);
 
@@ -20,17 +20,17 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// Begins now.
+    /// Creates a clock that starts now.
     pub fn new() -> Self {
         Self(moment())
     }
 
-    /// Now.
+    /// Returns the current moment.
     pub fn now(&self) -> Instant {
         Instant::START + self.elapsed()
     }
 
-    /// Time since it began.
+    /// Returns the time since the clock started.
     pub fn elapsed(&self) -> Duration {
         self.0.elapsed()
     }

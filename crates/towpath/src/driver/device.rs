@@ -1,17 +1,17 @@
-//! Devices of any kind, as one type.
+//! One type for devices of any kind.
 
 use rustix::fd::BorrowedFd;
 use std::error::Error;
 use towpath_net::time::{Duration, Instant};
 use towpath_packet::{Burst, Caps, Context, Device, Input};
 
-/// Why a device is of no use any more.
+/// Why a device is no longer usable.
 pub type DeviceError = Box<dyn Error + Send + Sync>;
 
-/// A device of any kind. A call costs one indirect jump for a burst.
+/// A device of any kind. Each call costs one indirect jump per burst.
 pub type AnyDevice = Box<dyn Device<Error = DeviceError> + Send>;
 
-/// A device of a certain kind as one of any kind.
+/// Turns a device of a certain kind into an [`AnyDevice`].
 pub fn boxed<D>(device: D) -> AnyDevice
 where
     D: Device<Error: Into<DeviceError>> + Send + 'static,

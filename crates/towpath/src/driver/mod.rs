@@ -1,22 +1,22 @@
-//! Sockets on a device, behind a lock, and the thread that drives them.
+//! Sockets on a device behind a lock, and the thread that drives them.
 //!
-//! [`host`](crate::host) has sockets for Rust programs on it, and the C library those of C
-//! programs. It is for whoever writes sockets of another shape, too.
+//! [`host`](crate::host) builds the sockets of Rust programs on it, the C library those of C
+//! programs. Use it to implement sockets of another shape.
 //!
 //! # Theory of operation
 //!
-//! A [`Driver`] keeps a state of its user's ([`Driven`]), in which there are the sockets and their
-//! device ([`SocketEngine`]), behind one lock. A call takes the lock, acts and lets it go
+//! A [`Driver`] keeps its user's state ([`Driven`]) behind one lock. The state contains the sockets
+//! and their device ([`SocketEngine`]). A call takes the lock, acts and releases it
 //! ([`Driver::call`]). The *worker*, a thread, waits for the device, for the next deadline and for
-//! its bell; then it takes the lock and does a turn: it receives a burst, runs the timers, has the
-//! state do what is its own, and sends. It lets the lock go after a few bursts, so that calls have
-//! it soon; the lock is had in the order of the asking.
+//! its bell. Then it takes the lock and does a turn: it receives a burst, runs the timers, lets the
+//! state do its own work, and sends. It releases the lock after a few bursts, so that calls get it
+//! soon; threads get the lock in the order in which they asked for it.
 //!
-//! An idle worker sleeps without end, and gives memory that a busier time has left behind back to
-//! the system. It blocks all signals, so that they come to threads of the program.
+//! An idle worker sleeps without a timeout and returns memory left over from a busier time to the
+//! system. It blocks all signals, so that the program's own threads get them.
 //!
-//! A call wakes the worker only if there is something to do for it, or if something is due earlier
-//! than the worker knows.
+//! A call wakes the worker only if it leaves work for it, or if a deadline is earlier than the one
+//! for which the worker sleeps.
 
 pub(crate) mod bell;
 pub(crate) mod clock;
@@ -41,76 +41,76 @@ use towpath_packet::Device;
 /// Sockets, their device and the memory of both.
 pub type SocketEngine = Engine<Sockets, AnyDevice>;
 
-/// Packets received at a time: few enough that calls get the lock soon.
+/// Packets received per turn: few enough that calls get the lock soon.
 const READ_BURST: usize = 32;
-/// Bursts sent at a time: few enough that calls get the lock soon.
+/// Bursts sent per round: few enough that calls get the lock soon.
 pub(crate) const SEND_BURSTS: usize = 4;
-/// Steps of a turn in which what was taken up can lead to more to send.
+/// Send rounds per turn. Socket events handled after a round can give the stack more to send.
 const ROUNDS_MAX: usize = 4;
 
-/// Names of files in the reactor.
+/// Tokens of files in the reactor.
 const DEVICE: u64 = 0;
 const BELL: u64 = 1;
 
-/// What a driver keeps behind its lock.
+/// The state that a driver keeps behind its lock.
 pub trait Driven: Send + 'static {
-    /// The sockets and their device.
+    /// Returns the sockets and their device.
     fn engine(&self) -> &SocketEngine;
 
-    /// The sockets and their device, to be used.
+    /// Returns the sockets and their device for use.
     fn engine_mut(&mut self) -> &mut SocketEngine;
 
-    /// Now.
+    /// Returns the current moment.
     fn now(&self) -> Instant;
 
-    /// The worker's turn begins: nothing has been received yet.
+    /// Called when the worker's turn begins, before it receives.
     fn begin(&mut self, now: Instant) {
         let _ = now;
     }
 
-    /// The worker has received and run the timers, and is about to send.
+    /// Called after the worker has received and run the timers, before it sends.
     fn act(&mut self, now: Instant) {
         let _ = now;
     }
 
-    /// Takes up what there is of news about the sockets ([`Sockets::next_wake`]). True if the stack
-    /// got something to send by it.
+    /// Handles pending socket events ([`Sockets::next_wake`]). Returns true if that gave the stack
+    /// something to send.
     fn take_up(&mut self, now: Instant) -> bool;
 
-    /// Sees to what follows from a call, on its thread.
+    /// Does the follow-up work of a call, on the caller's thread.
     fn settle(&mut self, now: Instant) {
         self.take_up(now);
     }
 
-    /// When it has something to do by itself.
+    /// Returns the deadline of the state's own next work.
     fn next_deadline(&self) -> Option<Instant> {
         None
     }
 
-    /// True if there is something for the worker to do at once, beside what the engine has: it does
-    /// not sleep.
+    /// Returns true if the worker has work to do at once, apart from the engine's: it does not
+    /// sleep.
     fn has_work(&self) -> bool {
         false
     }
 
-    /// True if a call has left something to the worker: it is woken.
+    /// Returns true if a call has left work for the worker, which is then woken.
     fn leaves_work(&self) -> bool {
         false
     }
 
-    /// Wakers of those who are to hear of what happened. They are woken without the lock.
+    /// Takes the wakers of tasks to notify. They are woken after the lock is released.
     fn take_wakers(&mut self) -> Vec<Waker> {
         Vec::new()
     }
 
-    /// Nothing happened for a while: gives back what was kept ready.
+    /// Called after an idle period: gives back memory that was kept ready.
     fn rest(&mut self);
 }
 
-/// What the lock guards: the state, and what its worker knows.
+/// What the lock guards: the state, and what the worker is waiting for.
 pub struct Shared<S> {
     state: S,
-    /// When the worker wakes by itself; `None` for never.
+    /// When the worker wakes up by itself; `None` for never.
     wakes_at: Option<Instant>,
     is_ending: bool,
 }
@@ -118,9 +118,10 @@ pub struct Shared<S> {
 /// The lock, held.
 pub type Guard<'a, S> = MutexGuard<'a, Shared<S>>;
 
-/// A state and the lock in front of it. See the module text.
+/// A state behind its lock. See the module documentation.
 pub struct Driver<S> {
-    /// Held while waiting for `shared`: whoever waits gets it before whoever had it last.
+    /// Held while waiting for `shared`, so that a waiting thread gets the lock before the thread
+    /// that held it last.
     gate: Mutex<()>,
     shared: Mutex<Shared<S>>,
     bell: Arc<Bell>,
@@ -132,30 +133,30 @@ pub struct Worker<S: Driven> {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a turn came to.
+/// Result of a worker's turn.
 enum Turn {
     /// There is more to do.
     Busy,
-    /// Nothing for so long, or until the bell rings.
+    /// There is nothing to do for this long, or until the bell rings.
     Idle(Option<Duration>),
-    /// The worker ends.
+    /// The worker must end.
     End,
 }
 
 impl<S: Driven> Driver<S> {
-    /// A driver without a worker, whose bell wakes the worker that it may have later.
+    /// Creates a driver without a worker. `bell` wakes the worker that [`Worker::start`] may add.
     pub fn new(state: S, bell: Arc<Bell>) -> Self {
         let shared = Shared { state, wakes_at: None, is_ending: false };
         Self { gate: Mutex::default(), shared: Mutex::new(shared), bell }
     }
 
-    /// What wakes the worker.
+    /// Returns the bell that wakes the worker.
     pub fn bell(&self) -> &Arc<Bell> {
         &self.bell
     }
 
-    /// Takes the lock, in the order of the asking. Every call leaves the state whole, so a panic in
-    /// another thread does not spoil it.
+    /// Takes the lock, in the order in which threads ask for it. Every call leaves the state
+    /// consistent, so a panic in another thread does not poison it.
     pub fn lock(&self) -> Guard<'_, S> {
         let gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
@@ -163,7 +164,7 @@ impl<S: Driven> Driver<S> {
         shared
     }
 
-    /// Lets `act` use the state, then sees to what follows.
+    /// Runs `act` on the state, then does the follow-up work.
     pub fn call<R>(&self, act: impl FnOnce(&mut S, Instant) -> R) -> R {
         let mut shared = self.lock();
         let now = shared.now();
@@ -178,7 +179,7 @@ impl<S: Driven> Driver<S> {
         result
     }
 
-    /// Sees to what follows from a use of the state by somebody who keeps the lock.
+    /// Does the follow-up work of changes that the caller made under the lock, which it keeps.
     pub fn settle(&self, shared: &mut Shared<S>) {
         let now = shared.now();
         if shared.settle(now) {
@@ -187,7 +188,7 @@ impl<S: Driven> Driver<S> {
         shared.take_wakers().into_iter().for_each(Waker::wake);
     }
 
-    /// One turn of the worker. The file of the device is or may be readable.
+    /// Runs one turn of the worker. The device's file is or may be readable.
     fn turn(&self) -> Turn {
         let mut guard = self.lock();
         if guard.is_ending {
@@ -197,7 +198,7 @@ impl<S: Driven> Driver<S> {
         let now = state.now();
         state.begin(now);
         let engine = state.engine_mut();
-        // A device that fails is gone; the engine counts what is sent from then on.
+        // A device that fails is gone; the engine counts packets sent from then on as dropped.
         let _ = engine.turn(true, now);
         let is_more = engine.receive(READ_BURST, now, |_| {}).is_ok_and(|one| one.is_full);
         engine.run_timers(now);
@@ -224,7 +225,7 @@ impl<S: Driven> Driver<S> {
         Turn::Idle(due.map(|due| due.since(now)))
     }
 
-    /// What the worker does.
+    /// Runs the worker's loop.
     fn work(&self, mut reactor: Reactor) {
         let mut events = Events::new();
         let (mut is_watching, mut rest) = (true, Rest::new());
@@ -235,7 +236,8 @@ impl<S: Driven> Driver<S> {
                 Turn::End => return,
             };
             self.watch(&reactor, &mut is_watching);
-            // The arguments are right; a signal ends the wait without events, and none comes here.
+            // The arguments are valid. A signal would end the wait without events, but the worker
+            // blocks all signals.
             if rest.wait(&mut reactor, due, &mut events).unwrap_or(false) {
                 self.lock().rest();
             }
@@ -243,7 +245,7 @@ impl<S: Driven> Driver<S> {
         }
     }
 
-    /// Begins or ends to watch the device.
+    /// Adds the device's file to the reactor or removes it, as the engine wants.
     fn watch(&self, reactor: &Reactor, is_watching: &mut bool) {
         let shared = self.lock();
         let engine = shared.engine();
@@ -252,7 +254,8 @@ impl<S: Driven> Driver<S> {
             return;
         }
         let Some(file) = engine.device.file() else { return };
-        // The file is in the set exactly if it is watched; a full set is not to be feared.
+        // The file is in the set exactly while it is watched, and the set is never full: both calls
+        // succeed.
         let _ = match watches {
             true => reactor.add(file, DEVICE, Interest::READ, false),
             false => reactor.remove(file),
@@ -264,7 +267,7 @@ impl<S: Driven> Worker<S> {
     /// Starts the thread that drives `driver`.
     ///
     /// # Errors
-    /// The system has no thread or no descriptor left.
+    /// `EMFILE`, `ENFILE` or `EAGAIN` if no descriptor or thread is left.
     pub fn start(driver: Arc<Driver<S>>) -> io::Result<Self> {
         let reactor = Reactor::new()?;
         reactor.add(&*driver.bell, BELL, Interest::READ, false)?;
@@ -281,17 +284,18 @@ impl<S: Driven> Drop for Worker<S> {
     fn drop(&mut self) {
         self.driver.lock().is_ending = true;
         self.driver.bell.ring();
-        // What the worker woke may have been the last to use the driver.
+        // A waker that the worker woke may have dropped the last user of the driver. Then this is
+        // the worker itself, which cannot join itself.
         let thread = self.thread.take();
         if let Some(thread) = thread.filter(|own| own.thread().id() != thread::current().id()) {
-            // A worker that panics ends the process, so there is an end to wait for.
+            // A worker that panics ends the process, so `join` returns.
             let _ = thread.join();
         }
     }
 }
 
 impl<S: Driven> Shared<S> {
-    /// Sees to what follows from a call. True if the worker is to be woken for it.
+    /// Does the follow-up work of a call. Returns true if the worker must be woken.
     fn settle(&mut self, now: Instant) -> bool {
         self.state.settle(now);
         let due = self.next_deadline();

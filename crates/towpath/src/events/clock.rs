@@ -1,13 +1,13 @@
-//! The time of a queue: the system's, or one that jumps to whatever is waited for.
+//! The clock of a queue: the system's, or a simulated one that jumps to the next deadline.
 
 use crate::driver::clock::moment;
 use std::time::{Duration, Instant};
 
-/// See the module's documentation.
+/// A queue's clock. See the module documentation.
 #[derive(Debug)]
 pub(super) enum Clock {
     System,
-    /// Where it stands.
+    /// Simulated, and its current time.
     Simulated(Instant),
 }
 
@@ -23,7 +23,7 @@ impl Clock {
         }
     }
 
-    /// How long to wait in the kernel until `due`.
+    /// Returns how long to wait in the kernel until `due`.
     pub(super) fn until(&self, due: Option<Instant>) -> Option<Duration> {
         match self {
             Self::System => due.map(|due| due.saturating_duration_since(moment())),
@@ -31,7 +31,8 @@ impl Clock {
         }
     }
 
-    /// Nothing happened until `due`. False if a simulated clock has nothing to jump to.
+    /// Called when nothing happened until `due`. Returns false if a simulated clock has no deadline
+    /// to jump to.
     pub(super) fn pass(&mut self, due: Option<Instant>) -> bool {
         match (self, due) {
             (Self::System, _) => true,

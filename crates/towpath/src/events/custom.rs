@@ -1,8 +1,7 @@
-//! What other stacks bring along: sockets to watch, and tasks that the waits carry out.
+//! Extension points for other stacks: sockets to watch, and tasks that waits carry out.
 //!
-//! The queue knows neither: it keeps them, has them woken by wakers of its own, and looks at them
-//! when it waits. So sockets of a stack that has no [`Host`](crate::host::Host) are told of by the
-//! same way as all else.
+//! The queue wakes them through its own wakers and polls them when it waits. Sockets of a stack
+//! without a [`Host`](crate::host::Host) are therefore reported like all other sources.
 
 use crate::events::{Interest, Load, Operation, Readiness};
 use rustix::fd::AsFd;
@@ -11,52 +10,53 @@ use std::task::Waker;
 
 /// A socket of another stack.
 pub trait Pollable: Send {
-    /// What holds now of what is asked for; an error or a hang-up whether it is asked for or not.
-    /// `waker` is woken once when there is something new, from any thread. `None` if the socket is
-    /// gone: that is told as a hang-up with an error, once, and ends the registration.
+    /// Returns which of the requested conditions hold now; an error or a hang-up is returned even
+    /// if it was not requested. `waker` is woken once, from any thread, when there is something
+    /// new. `None` means that the socket is gone: the queue reports a hang-up with an error once
+    /// and ends the registration.
     fn poll_ready(&mut self, interest: Interest, waker: &Waker) -> Option<Readiness>;
 }
 
 /// An operation of another stack.
 pub trait Task: Send {
-    /// Goes on as far as it can without waiting. `None` if there is nothing to tell: then `waker`
-    /// is woken, from any thread, when it is worth trying again. Not called any more once it is
-    /// over.
+    /// Continues as far as possible without blocking. After `None`, `waker` is woken, from any
+    /// thread, when the task should be polled again. A completed task is not polled.
     fn poll(&mut self, waker: &Waker) -> Option<Step>;
 
-    /// Is to end as soon as may be, for this reason, which the next polls tell unless something
-    /// came of it before.
+    /// Asks the task to end as soon as possible. The next polls report `why`, unless the task has
+    /// another result by then.
     fn stop(&mut self, why: Errno);
 
-    /// A socket of the kernel's, whose news have the task polled, too. It is watched by edge, from
-    /// the beginning to the end.
+    /// Returns a kernel socket whose events also cause a poll. It is watched edge-triggered for the
+    /// whole life of the task.
     fn fd(&self) -> Option<&dyn AsFd> {
         None
     }
 
-    /// Blocks of files that are to be read, asked for after each poll
-    /// ([`FileSource::take_loads`](crate::events::FileSource::take_loads)). Whoever waits for one
-    /// is woken.
+    /// Takes the file blocks to read, after each poll
+    /// ([`FileSource::take_loads`](crate::events::FileSource::take_loads)). Tasks that wait for a
+    /// block are woken.
     fn take_loads(&mut self) -> Vec<Load> {
         Vec::new()
     }
 
-    /// A file that is to be read or written, asked for after each poll: the device that it is on,
-    /// and what to do. There is one at a time, and the task is not over before it is.
+    /// Takes the next file access, after each poll: the device of the file, and the operation.
+    /// There is one access at a time, and the task does not complete before it.
     fn take_access(&mut self) -> Option<(u64, Operation)> {
         None
     }
 
-    /// What became of that, before the next poll. If the task was stopped it was cancelled.
+    /// Passes in the result of that access, before the next poll. If the task was stopped, the
+    /// access was cancelled.
     fn accessed(&mut self, _: Accessed) {}
 }
 
-/// A read or a write of a file for a task, which is over.
+/// The completed file access of a task.
 #[derive(Debug)]
 pub struct Accessed {
-    /// Bytes that were read or written.
+    /// Bytes read or written.
     pub bytes: u64,
-    /// Why not all, unless the file ended.
+    /// Why it is short; `None` also if the file ended.
     pub failure: Option<Errno>,
     /// The buffer of the operation.
     pub buffer: Vec<u8>,
@@ -88,11 +88,11 @@ impl<T: Task + ?Sized> Task for Box<T> {
     }
 }
 
-/// What a task tells.
+/// What a task reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// This, and it goes on.
+    /// An intermediate value; the task continues.
     Told(i64),
-    /// This is the last.
+    /// The last value; the task is complete.
     Over(i64),
 }

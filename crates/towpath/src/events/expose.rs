@@ -1,5 +1,5 @@
-//! Waiting for a queue by its own descriptor. Once there is one, each call of the queue leaves it
-//! as it is to be; before, nobody pays for it.
+//! Waiting for a queue through its own descriptor. Once the descriptor exists, each call of the
+//! queue updates it; until then it costs nothing.
 
 use crate::events::exposed::Exposed;
 use crate::events::queue::RAISED;
@@ -9,9 +9,10 @@ use rustix::fd::{AsFd, OwnedFd};
 use std::io;
 
 impl EventQueue {
-    /// A descriptor that is readable while there are events to wait for. It may be readable a
-    /// moment longer, too: then a wait finds nothing. Who watches it by edge waits until nothing is
-    /// found before he relies on the next edge. It is good as long as the queue is there.
+    /// Returns a descriptor that is readable while the queue has events to report. It may stay
+    /// readable a little longer; then a wait finds nothing. A program that watches it
+    /// edge-triggered must wait until nothing is found before it relies on the next edge. The
+    /// descriptor is useful as long as the queue exists.
     pub fn descriptor(&mut self) -> io::Result<OwnedFd> {
         self.check_process()?;
         if self.exposed.is_none() {
@@ -22,11 +23,11 @@ impl EventQueue {
         exposed.descriptor()
     }
 
-    /// As [`wait`](Self::wait), as a future: `readable` ends when the
-    /// [descriptor](Self::descriptor) is readable, as the runtime at hand tells it. It may end for
-    /// nothing. Nothing is lost if the future is dropped.
+    /// Waits for events like [`wait`](Self::wait), as a future. `readable` must complete when the
+    /// runtime reports the [descriptor](Self::descriptor) as readable; it may also complete
+    /// spuriously. Dropping the future loses no event.
     ///
-    /// With tokio, where `fd` is an `AsyncFd` of the descriptor, and `events` a vector:
+    /// With tokio, if `fd` is an `AsyncFd` of the descriptor and `events` a vector:
     ///
     /// ```ignore
     /// let readable = async || {
@@ -37,14 +38,14 @@ impl EventQueue {
     /// ```
     ///
     /// # Errors
-    /// As there, and those of `readable`.
+    /// The errors of [`wait`](Self::wait) and of `readable`.
     pub async fn wait_async(
         &mut self,
         into: &mut Vec<Event>,
         mut readable: impl AsyncFnMut() -> io::Result<()>,
     ) -> io::Result<usize> {
         loop {
-            // It is looked at once more after each edge, so that none is missed.
+            // Look once more after each edge, so that no event is missed.
             let count = self.wait_many(into, 0..=EVENTS_DEFAULT, None)?;
             if count > 0 {
                 return Ok(count);
@@ -53,7 +54,7 @@ impl EventQueue {
         }
     }
 
-    /// Lets go of what was removed, and sees to the descriptor, if there is one.
+    /// Releases removed registrations and updates the descriptor, if there is one.
     pub(super) fn settle(&mut self) -> io::Result<()> {
         self.back.settle()?;
         self.removed.clear();
@@ -73,7 +74,8 @@ impl EventQueue {
         self.exposed.as_mut().map_or(Ok(()), |exposed| exposed.show(waits, now, due))
     }
 
-    /// Forgets sockets of towpath that are not ready: they tell when they are.
+    /// Drops towpath sockets that are not ready from the pending ones; their wakers raise them
+    /// again.
     fn look_at_sockets(&mut self) {
         let slots = &mut self.slots;
         self.pending.of[RAISED].retain(|&token| {

@@ -1,8 +1,8 @@
-//! The queue's own descriptor: readable while events wait, so that a queue can be waited for in
-//! another one, in epoll, or in the loop of a runtime.
+//! The queue's own descriptor. It is readable while events wait, so that a program can wait for the
+//! queue in another queue, in epoll, or in a runtime's loop.
 //!
-//! A set of the back end, of a timer for what is due next, and of an alarm for events that the
-//! kernel does not know or has told already.
+//! It is an epoll set of the back end, of a timer for the next deadline, and of an alarm for events
+//! that the kernel does not know or has already reported.
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::time::{
@@ -15,7 +15,7 @@ use towpath_io::doorbell::EventDoorbell;
 use towpath_io::reactor::{Interest, Reactor};
 use towpath_packet::ring::Doorbell;
 
-/// See the module's documentation.
+/// The descriptor's parts. See the module documentation.
 pub(super) struct Exposed {
     set: Reactor,
     alarm: EventDoorbell,
@@ -25,7 +25,7 @@ pub(super) struct Exposed {
 }
 
 impl Exposed {
-    /// For a queue whose back end this is.
+    /// Creates the descriptor of a queue whose back end is `back`.
     pub(super) fn new(back: BorrowedFd<'_>) -> io::Result<Self> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
@@ -36,12 +36,13 @@ impl Exposed {
         Ok(Self { set, alarm, rings: false, timer, due: None })
     }
 
-    /// Another descriptor of the same set.
+    /// Returns a duplicate of the set's descriptor.
     pub(super) fn descriptor(&self) -> io::Result<OwnedFd> {
         Ok(rustix::io::fcntl_dupfd_cloexec(&self.set, 0)?)
     }
 
-    /// Has it be readable if the queue `waits` to tell something, or when that is `due`.
+    /// Makes the set readable if `waits`, because the queue has events to report, or once it is
+    /// `due`.
     pub(super) fn show(
         &mut self,
         waits: bool,
@@ -52,7 +53,7 @@ impl Exposed {
             if waits { self.alarm.ring() } else { self.alarm.clear() }
         }
         if due != self.due {
-            // Zero would be never.
+            // A zero value would disarm the timer.
             let left = |due: Instant| due.saturating_duration_since(now).max(SOON);
             let left = due.map_or(Duration::ZERO, left);
             let it_value = Timespec {

@@ -1,5 +1,6 @@
-//! One place to wait for everything: sockets of towpath and of the host, buffers that come back,
-//! timers, files that change, signals, children, other threads, and operations on files.
+//! An event queue: one place to wait for sockets of towpath and of the kernel, returned buffers,
+//! timers, file changes, signals, child processes, other threads, and operations on files and
+//! streams.
 //!
 //! ```
 //! use std::time::{Duration, Instant};
@@ -21,33 +22,34 @@
 //!
 //! # Theory of operation
 //!
-//! [`EventQueue::add`] registers a [`Source`] with a number of the caller's and returns a
-//! [`Token`]. All news come by one way, a wait, as [`Event`]s of fixed size; what holds already
-//! when something is added is told by the next wait. A token names its registration and no other,
-//! for ever: after the removal nothing is told of it, whatever was on its way, and calls refuse it.
+//! [`EventQueue::add`] registers a [`Source`] with a number of the caller's choice and returns a
+//! [`Token`]. A wait returns all events, as [`Event`]s of fixed size. A source that is already
+//! ready when it is added is reported by the next wait. A token names one registration and is never
+//! reused: once the registration is removed, no event carries its token, and calls reject it.
 //!
-//! A wait tells at least as many events as it was asked for, unless its deadline passes first; and
-//! takes them by turns from the kernel, from towpath's own sources and from the timers, so that
-//! none of them starves another. A registration is told of once in a wait, unless it is by edge or
-//! a [send](EventQueue::send), which may be accepted and over in one.
+//! A wait returns at least as many events as the caller asked for, unless its deadline passes
+//! first. It takes them in turn from the kernel, from towpath's own sources and from the timers, so
+//! that none starves another. A wait reports a registration once, except for edge-triggered ones
+//! and for a [send](EventQueue::send), which may be accepted and complete in one wait.
 //!
-//! Operations are begun and told when they are over: on files ([`EventQueue::submit`]), on streams
-//! of towpath and of the kernel ([`EventQueue::connect`], [`accept`](EventQueue::accept),
-//! [`receive`](EventQueue::receive), [`receive_multishot`](EventQueue::receive_multishot),
-//! [`receive_lent`](EventQueue::receive_lent),
-//! [`send`](EventQueue::send)), and between them ([`send_file`](EventQueue::send_file),
-//! [`receive_file`](EventQueue::receive_file), [`splice`](EventQueue::splice)); on datagram, raw
-//! and packet sockets of towpath ([`receive_datagram`](EventQueue::receive_datagram),
+//! Operations are submitted and reported when they complete. There are operations on files
+//! ([`EventQueue::submit`]); on streams of towpath and of the kernel ([`EventQueue::connect`],
+//! [`accept`](EventQueue::accept), [`receive`](EventQueue::receive),
+//! [`receive_multishot`](EventQueue::receive_multishot),
+//! [`receive_lent`](EventQueue::receive_lent), [`send`](EventQueue::send)); between files and
+//! streams ([`send_file`](EventQueue::send_file), [`receive_file`](EventQueue::receive_file),
+//! [`splice`](EventQueue::splice)); and on datagram, raw and packet sockets of towpath
+//! ([`receive_datagram`](EventQueue::receive_datagram),
 //! [`receive_datagram_lent`](EventQueue::receive_datagram_lent),
-//! [`send_datagrams`](EventQueue::send_datagrams)). The kernel or threads carry out
-//! what is the kernel's, the waits themselves what is towpath's.
+//! [`send_datagrams`](EventQueue::send_datagrams)). The kernel or a thread carries out operations
+//! on kernel objects; waits carry out operations on towpath sockets.
 //!
-//! The queue keeps what it was given open: a file or a socket is closed when it was removed *and*
+//! The queue keeps its sources open: a file or a socket closes when it has been removed *and*
 //! dropped by its owner.
 //!
-//! One thread at a time uses a queue; any thread may [notify](Notifier). A queue belongs to the
-//! process that made it: in the child of a fork every call fails. What things cost, and what
-//! happens at the end, is in `docs/theory/events.md`.
+//! One thread at a time uses a queue; any thread may [notify](Notifier) it. A queue belongs to the
+//! process that created it: in the child of a fork every call fails. `docs/theory/events.md`
+//! describes costs and shutdown.
 
 mod clock;
 pub mod custom;
@@ -77,7 +79,7 @@ pub use towpath_io::events::{
 };
 pub use wait::EVENTS_DEFAULT;
 
-/// Names a registration.
+/// Identifies a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token {
     slot: u32,
@@ -85,86 +87,89 @@ pub struct Token {
 }
 
 impl Token {
-    /// The token as a number, for whoever hands it through another language.
+    /// Returns the token as a number, for passing it through another language.
     pub fn bits(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.slot)
     }
 
-    /// The token of such a number. One that nobody was given is stale, or of another registration.
+    /// Returns the token for a number from [`bits`](Self::bits). Any other number gives a token
+    /// that is stale or belongs to another registration.
     pub fn from_bits(bits: u64) -> Self {
         Self { slot: bits as u32, generation: (bits >> 32) as u32 }
     }
 }
 
-/// News of a registration.
+/// An event of a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Which.
+    /// The registration that the event belongs to.
     pub token: Token,
-    /// The number that it was added with.
+    /// The number that was passed to [`EventQueue::add`] or to the operation.
     pub data: u64,
-    /// What.
+    /// What happened.
     pub news: News,
-    /// The registration is over, and its token refused from now on.
+    /// True if the registration has ended. Its token is rejected from now on.
     pub is_over: bool,
 }
 
-/// What happened.
+/// What happened to a source or an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum News {
-    /// A file descriptor or socket is ready, which was so when it was looked at: reading or writing
-    /// may find that it would block all the same.
+    /// A file descriptor or socket was ready when the queue looked at it. Reading or writing may
+    /// still return `EWOULDBLOCK`.
     Ready(Readiness),
-    /// The buffer of a send is back, and [`Sending::returned`](crate::host::Sending::returned)
-    /// does not wait. The registration is over.
+    /// The buffer of a send is back: [`Sending::returned`](crate::host::Sending::returned) does not
+    /// block. The registration has ended.
     Returned {
-        /// Bytes of it were copied.
+        /// True if some of its bytes were copied.
         copied: bool,
     },
-    /// A timer has expired. The registration of one that is not periodic is over.
+    /// A timer has expired. Unless the timer is periodic, its registration has ended.
     Expired {
-        /// How often since it was last told.
+        /// Expirations since the last report.
         count: u64,
     },
     /// A [`Notifier`] was used.
     Notified {
-        /// How often since it was last told.
+        /// Notifications since the last report.
         count: u64,
     },
-    /// A signal came. Signals of the same number that come close together are one.
+    /// A signal arrived. Several signals of one number in quick succession are reported once.
     Signal {
-        /// Its number.
+        /// The signal number.
         signal: i32,
-        /// The process that sent it; 0 if none did.
+        /// The process that sent it; 0 if no process did.
         sender: u32,
     },
-    /// A process has ended. A child is still to be waited for. The registration is over.
+    /// A process has ended. If it is a child, the program must still wait for it. The registration
+    /// has ended.
     Exited(Exit),
     /// A file or directory has changed.
     Changed(Changes),
-    /// There is a connection: [`EventQueue::take`] has it.
+    /// A connection was accepted: [`EventQueue::take`] returns it.
     Connection,
-    /// A socket has accepted a buffer, which will be sent. Its memory is not back: that is told by
-    /// [`News::Completed`].
+    /// A socket has accepted a buffer and will send it. [`News::Completed`] reports when its memory
+    /// is back.
     Accepted {
-        /// The first bytes of it: all, or those that were copied before the connection failed.
+        /// Bytes accepted, from the start of the buffer: all of them, or those that were copied
+        /// before the connection failed.
         bytes: usize,
     },
-    /// Bytes were received: [`EventQueue::take`] has them.
+    /// A multishot receive has received bytes: [`EventQueue::take`] returns them.
     Received {
-        /// How many.
+        /// Number of bytes.
         bytes: usize,
     },
-    /// There are bytes to receive, and no buffer in the group. It goes on with one that is
-    /// [given](EventQueue::give).
+    /// There are bytes to receive, but the group has no buffer left. The receive continues with the
+    /// next buffer that is [given](EventQueue::give).
     Starved,
-    /// A [task](EventQueue::start) tells this.
+    /// A [task](EventQueue::start) reports a step.
     Step {
-        /// Its own.
+        /// A value whose meaning the task defines.
         result: i64,
     },
-    /// An operation is over, and what it was given is back: [`EventQueue::take`] has what became of
-    /// it, and ends the registration.
+    /// An operation is complete. [`EventQueue::take`] returns its result and everything that was
+    /// passed to it, and ends the registration.
     Completed,
 }

@@ -1,4 +1,4 @@
-//! The queue: registering, changing and removing.
+//! The queue itself: adds, changes and removes registrations.
 
 use crate::events::clock::Clock;
 use crate::events::exposed::Exposed;
@@ -21,25 +21,25 @@ use towpath_io::events::{BackEnd, Known, News as KernelNews, SLOTS_MAX};
 use towpath_io::process_sys::generation;
 use towpath_packet::ready::ReadyList;
 
-/// Registrations that a queue takes unless it is told otherwise.
+/// Registrations that a queue allows by default.
 pub const REGISTRATIONS_DEFAULT: usize = 1 << 20;
-/// The slot of the back end that changes of files come by; those of registrations follow.
+/// Back-end slot that reports file changes. The slots of registrations follow.
 pub(super) const CHANGES_SLOT: u32 = 0;
 const FIRST_SLOT: u32 = LOADS_SLOT + LOADS_MAX;
 const _: () = assert!(CHANGES_SLOT < LOADS_SLOT);
-/// Entries of the ready list that are kept for operations to come.
+/// Ready-list entries that are kept for future operations.
 const SPARE_MAX: usize = 4096;
 const _: () = assert!(REGISTRATIONS_DEFAULT < (SLOTS_MAX - FIRST_SLOT) as usize);
 
-/// What a queue is made of.
+/// Settings of an event queue.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// How the kernel is asked.
+    /// Which kernel interface to use.
     pub back_end: Choice,
-    /// Most registrations; more are refused with `ENOSPC`.
+    /// Maximum number of registrations; `add` fails with `ENOSPC` beyond it.
     pub registrations: usize,
-    /// Time jumps to whatever is waited for next instead of passing: for tests. A wait that nothing
-    /// would end fails with `EDEADLK`.
+    /// Simulated time, for tests: the clock jumps to the next deadline instead of running. A wait
+    /// that nothing would end fails with `EDEADLK`.
     pub simulated: bool,
 }
 
@@ -49,54 +49,54 @@ impl Default for Config {
     }
 }
 
-/// See [the module](super).
+/// A queue of events. See [the module](super).
 pub struct EventQueue {
-    /// The process that made it.
+    /// Identifies the process that created the queue.
     process: u64,
     pub(super) clock: Clock,
     pub(super) back: BackEnd,
     pub(super) ready: ReadyList<EventDoorbell>,
-    /// Whose the entries of `ready` are.
+    /// Token of each entry of `ready`.
     pub(super) entries: Vec<Token>,
     pub(super) slots: Slots,
     pub(super) timers: Timers,
     pub(super) inotify: Option<Inotify>,
     pub(super) pending: Pending,
-    /// What was told by level, to be looked at again.
+    /// Level-triggered registrations that were reported and must be looked at again.
     pub(super) again: Vec<Token>,
-    /// What the back end told last.
+    /// What the back end last reported.
     pub(super) news: Vec<KernelNews>,
-    /// Number of the wait.
+    /// Number of the current wait.
     pub(super) waits: u64,
     pub(super) exposed: Option<Exposed>,
-    /// Registrations that are over, whose files the back end may not have let go of yet.
+    /// Registrations that have ended, but whose files the back end may still use.
     pub(super) removed: Vec<Registration>,
-    /// Reads for the file caches of hosts.
+    /// Reads and writes for the file caches of hosts, streams and tasks.
     pub(super) loads: Loads,
     pub(super) groups: Groups,
-    /// Files that are regular ones.
+    /// Files known to be regular files.
     pub(super) regular: Known<()>,
-    /// Entries of operations that are over, for others.
+    /// Entries of completed operations, kept for reuse.
     spare: Vec<Wakes>,
 }
 
-/// What is to be told, by where it comes from.
+/// Registrations with something to report, by origin.
 #[derive(Default)]
 pub(super) struct Pending {
     pub(super) of: [VecDeque<Token>; 3],
-    /// Whose turn it is.
+    /// The origin that was taken from last.
     turn: usize,
 }
 
-/// From the kernel.
+/// Reported by the kernel.
 pub(super) const KERNEL: usize = 0;
-/// From another thread or a towpath host.
+/// Raised by another thread or a towpath host.
 pub(super) const RAISED: usize = 1;
-/// From a timer.
+/// Raised by a timer.
 pub(super) const EXPIRED: usize = 2;
 
 impl Pending {
-    /// The next, of each kind by turns.
+    /// Takes the next registration, round robin over the origins.
     pub(super) fn next(&mut self) -> Option<Token> {
         (0..self.of.len()).find_map(|_| {
             self.turn = (self.turn + 1) % self.of.len();
@@ -109,28 +109,29 @@ impl Pending {
     }
 }
 
-/// One change of many, for [`EventQueue::apply`].
+/// A change for [`EventQueue::apply`].
 pub enum Change {
-    /// As [`EventQueue::add`].
+    /// Adds a source, as [`EventQueue::add`] does.
     Add(Source, u64),
-    /// As [`EventQueue::modify`].
+    /// Changes interest and trigger, as [`EventQueue::modify`] does.
     Modify(Token, Interest, Trigger),
-    /// As [`EventQueue::set_timer`].
+    /// Sets a timer, as [`EventQueue::set_timer`] does.
     SetTimer(Token, Instant),
-    /// As [`EventQueue::remove`].
+    /// Removes a registration, as [`EventQueue::remove`] does.
     Remove(Token),
 }
 
 impl EventQueue {
-    /// An empty queue.
+    /// Creates an empty queue with the default settings.
     pub fn new() -> io::Result<Self> {
         Self::with(&Config::default())
     }
 
-    /// An empty queue.
+    /// Creates an empty queue with the settings of `config`.
     ///
     /// # Errors
-    /// No descriptors are left, or the back end that was asked for is not to be had.
+    /// `EMFILE` or `ENFILE` if no descriptor is left; the kernel's error if the requested back end
+    /// is not available.
     pub fn with(config: &Config) -> io::Result<Self> {
         let most = (SLOTS_MAX - FIRST_SLOT) as usize;
         let doorbell = EventDoorbell::new()?;
@@ -156,12 +157,12 @@ impl EventQueue {
         })
     }
 
-    /// Registers something to wait for. `data` comes with its events.
+    /// Registers a source to wait for. Its events carry `data`.
     ///
     /// # Errors
-    /// `ENOSPC` if the queue is full; else what the kernel says to the source: `EPERM` for a file
-    /// on disk as a descriptor, `ESRCH` for a process that is not there, `EINVAL` for a number that
-    /// is no signal's, `ENOENT` for a path that leads nowhere.
+    /// `ENOSPC` if the queue is full. Otherwise the kernel's error for the source: `EPERM` for the
+    /// descriptor of a regular file, `ESRCH` for a process that does not exist, `EINVAL` for a
+    /// number that is no signal, `ENOENT` for a path that does not exist.
     pub fn add(&mut self, source: Source, data: u64) -> io::Result<Token> {
         self.check_process()?;
         let token = self.begin_add(source, data)?;
@@ -169,40 +170,42 @@ impl EventQueue {
         Ok(token)
     }
 
-    /// Changes what is told of a descriptor or a socket, and when; one that was told of once is
-    /// told of again. What holds already is told by the next wait.
+    /// Changes the interest and the trigger of a descriptor or a socket. A one-shot registration
+    /// that was already reported is armed again. A source that is already ready is reported by the
+    /// next wait.
     ///
     /// # Errors
-    /// `ESTALE` if the token's registration is over; `EINVAL` for other sources.
+    /// `ESTALE` if the token's registration has ended; `EINVAL` for other sources.
     pub fn modify(&mut self, token: Token, interest: Interest, trigger: Trigger) -> io::Result<()> {
         self.check_process()?;
         self.begin_modify(token, interest, trigger)?;
         self.settle()
     }
 
-    /// Changes when a timer expires next; one that has and was not told yet is not told.
+    /// Changes when a timer expires next. An expiration that was not reported yet is discarded.
     ///
     /// # Errors
-    /// `ESTALE` if the token's registration is over; `EINVAL` for other sources.
+    /// `ESTALE` if the token's registration has ended; `EINVAL` for other sources.
     pub fn set_timer(&mut self, token: Token, next: Instant) -> io::Result<()> {
         self.check_process()?;
         self.begin_set_timer(token, next)?;
         self.settle()
     }
 
-    /// Ends a registration: nothing is told of it any more, and the queue lets go of the source.
+    /// Ends a registration: no further events are reported, and the queue releases the source.
     ///
     /// # Errors
-    /// `ESTALE` if it is over already; `EBUSY` for an operation, which ends by itself.
+    /// `ESTALE` if it has already ended; `EBUSY` for an operation that is not complete, which ends
+    /// by itself.
     pub fn remove(&mut self, token: Token) -> io::Result<()> {
         self.check_process()?;
         self.begin_remove(token)?;
         self.settle()
     }
 
-    /// Makes changes in order, and tells what became of each: the token that was added or named.
-    /// One that fails does not keep the others from being made. On io_uring all together take
-    /// one system call.
+    /// Makes changes in order and returns the result of each: the token that was added or named. A
+    /// change that fails does not prevent the others. On io_uring all of them together take one
+    /// system call.
     pub fn apply(
         &mut self,
         changes: impl IntoIterator<Item = Change>,
@@ -221,7 +224,8 @@ impl EventQueue {
         Ok(results)
     }
 
-    /// What makes a [user source](Source::user) tell; `None` of another source or a stale token.
+    /// Returns the notifier of a [user source](Source::user); `None` for other sources and stale
+    /// tokens.
     pub fn notifier(&mut self, token: Token) -> Option<Notifier> {
         match &self.slots.get(token)?.source {
             Kind::User { wakes, .. } => Some(Notifier(wakes.as_ref()?.raiser.clone())),
@@ -229,27 +233,27 @@ impl EventQueue {
         }
     }
 
-    /// Registrations, operations included.
+    /// Returns the number of registrations, operations included.
     pub fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// True if nothing is registered.
+    /// Returns true if there are no registrations.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The queue's time: the system's, unless it is simulated.
+    /// Returns the queue's time: the system's, or the simulated one.
     pub fn now(&self) -> Instant {
         self.clock.now()
     }
 
-    /// Whether the back end is io_uring.
+    /// Returns true if the back end is io_uring.
     pub fn is_io_uring(&self) -> bool {
         self.back.is_io_uring()
     }
 
-    /// A queue belongs to the process that made it.
+    /// Fails unless this is the process that created the queue.
     pub(super) fn check_process(&self) -> io::Result<()> {
         match generation() == self.process {
             true => Ok(()),
@@ -321,8 +325,8 @@ impl EventQueue {
         Ok(token)
     }
 
-    /// An entry of the ready list. For operations, which may be polled for nothing, it may be one
-    /// that an earlier one had, and that somebody raises for its sake.
+    /// Returns an entry of the ready list. An operation (`is_work`) tolerates polls without cause,
+    /// so it may get the entry of an earlier operation whose waker still raises it.
     fn wakes_for(&mut self, token: Token, is_work: bool) -> Wakes {
         let make = || {
             let added = self.ready.add();
@@ -361,7 +365,7 @@ impl EventQueue {
         match &registration.source {
             Kind::Fd(fd) => {
                 self.back.modify(kernel_slot(token), (**fd).as_fd(), interest, trigger)?;
-                // What was on its way was asked for differently.
+                // Readiness noted so far answers the old interest.
                 registration.ready = Readiness::default();
             }
             Kind::Socket(..) | Kind::Custom(..) => {}
@@ -375,7 +379,7 @@ impl EventQueue {
         Ok(())
     }
 
-    /// Ends a registration, which is dropped when the queue is settled.
+    /// Ends a registration. [`settle`](Self::settle) drops it.
     pub(super) fn begin_remove(&mut self, token: Token) -> io::Result<()> {
         let registration = self.slots.get(token).ok_or(Errno::STALE)?;
         if let Kind::Operation(Ongoing { is_told: false, .. })
@@ -390,7 +394,7 @@ impl EventQueue {
             self.groups.leave(multishot.group(), multishot.take_all());
         }
         if let Some(fd) = registration.source.fd() {
-            // Fails for one that was closed nevertheless: then the kernel has let go of it.
+            // Fails if the descriptor was closed anyway; then the kernel has released it.
             let _ = self.back.remove(kernel_slot(token), fd.as_fd());
         }
         let mut registration = self.slots.remove(token).expect("it was there");
@@ -415,7 +419,7 @@ impl EventQueue {
         self.timers.unset(|token, setting| slots.setting(token) == Some(setting));
     }
 
-    /// Notes that something is to be told.
+    /// Queues a registration that has something to report.
     pub(super) fn push(&mut self, token: Token, class: usize) {
         if let Some(registration) = self.slots.get(token)
             && !std::mem::replace(&mut registration.is_pending, true)
@@ -425,12 +429,12 @@ impl EventQueue {
     }
 }
 
-/// The slot of the back end for a registration.
+/// Returns the back-end slot of a registration.
 pub(super) fn kernel_slot(token: Token) -> u32 {
     token.slot + FIRST_SLOT
 }
 
-/// The slot of a registration; `None` of changes of files and of loads.
+/// Returns the slot of a registration; `None` for file changes and loads.
 pub(super) fn own_slot(kernel_slot: u32) -> Option<u32> {
     kernel_slot.checked_sub(FIRST_SLOT)
 }
@@ -439,12 +443,13 @@ impl Drop for EventQueue {
     fn drop(&mut self) {
         if self.check_process().is_err() {
             self.back.disown();
-            // Sockets in it are the parent's, and so are the threads that had their locks.
+            // The sockets belong to the parent, and threads that exist only there may hold their
+            // locks: leak them.
             Box::leak(Box::new(std::mem::replace(&mut self.slots, Slots::new(0, 0))));
             Box::leak(Box::new(std::mem::take(&mut self.loads)));
             return;
         }
-        // The back end lets go of files before they are closed.
+        // The back end releases files before they are closed.
         self.exposed = None;
         for token in self.slots.tokens().collect::<Vec<_>>() {
             if let Some(
@@ -455,10 +460,10 @@ impl Drop for EventQueue {
             {
                 *is_over = true;
             }
-            // Operations are the back end's to end.
+            // Fails for operations, which the back end ends.
             let _ = self.begin_remove(token);
         }
-        // The process is the right one, and there is nothing else to be told.
+        // The process was checked above; there is no way to report other errors.
         let _ = self.settle();
     }
 }
@@ -470,5 +475,5 @@ impl fmt::Debug for EventQueue {
     }
 }
 
-/// Events are handed over by value.
+/// Events are passed by value, so they stay small.
 const _: () = assert!(size_of::<Event>() <= 40);

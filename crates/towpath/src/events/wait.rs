@@ -1,4 +1,4 @@
-//! Waiting: what is gathered, and in which order it is told.
+//! Waiting: collects events and decides the order in which they are reported.
 
 use crate::driver::bell::{hold, let_ring};
 use crate::events::custom::{Accessed, Step};
@@ -16,23 +16,23 @@ use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 use towpath_io::events::{Outcome, Parts, What, look as look_at};
 
-/// Most events of a wait that does not say.
+/// Most events that a wait returns by default.
 pub const EVENTS_DEFAULT: usize = 256;
 
 impl EventQueue {
-    /// Waits for an event, and adds those that there are to `into`, [`EVENTS_DEFAULT`] at most; or
-    /// until `deadline` has passed. Returns how many.
+    /// Waits for at least one event, or until `deadline`. Appends up to [`EVENTS_DEFAULT`] events
+    /// to `into` and returns their number.
     pub fn wait(&mut self, into: &mut Vec<Event>, deadline: Option<Instant>) -> io::Result<usize> {
         self.wait_many(into, 1..=EVENTS_DEFAULT, deadline)
     }
 
-    /// Waits until there are as many events as `count` begins with, or until `deadline` has passed,
-    /// and adds those that there are to `into`, at most as many as `count` ends with. Returns how
-    /// many. Signals that the program handles do not end a wait. With `0..=max` it does not wait.
+    /// Waits until there are `count.start()` events, or until `deadline`. Appends up to
+    /// `count.end()` events to `into` and returns their number. Signals that the program handles do
+    /// not end a wait. With `0..=max` it does not block.
     ///
     /// # Errors
-    /// `EINVAL` if `count` is empty or ends with zero; `EDEADLK` in simulated time, if nothing
-    /// would end the wait. Events told by then are in `into`.
+    /// `EINVAL` if `count` is empty or ends with zero; `EDEADLK` in simulated time if nothing would
+    /// end the wait. Events found before the error are in `into`.
     pub fn wait_many(
         &mut self,
         into: &mut Vec<Event>,
@@ -72,7 +72,7 @@ impl EventQueue {
         Ok(into.len() - before)
     }
 
-    /// Waits in the kernel until something happens or is due.
+    /// Waits in the kernel for an event or the next deadline.
     fn sleep(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         let due = deadline.into_iter().chain(self.timers.next()).min();
         let asked = self.ask_kernel(self.clock.until(due));
@@ -85,7 +85,8 @@ impl EventQueue {
         Ok(())
     }
 
-    /// Puts what was told by level among what is to be told, if it holds still.
+    /// Looks again at level-triggered registrations that were reported; those that are still ready
+    /// become pending.
     pub(super) fn look_again(&mut self) -> io::Result<()> {
         for token in std::mem::take(&mut self.again) {
             let Some(registration) = self.slots.get(token) else { continue };
@@ -100,7 +101,8 @@ impl EventQueue {
         Ok(())
     }
 
-    /// Keeps the back end from telling again of what this wait has told by level.
+    /// Pauses the level-triggered descriptors that this wait has reported, so that they do not end
+    /// its sleep.
     fn pause_told(&mut self) -> io::Result<()> {
         for &token in &self.again {
             let Some(registration) = self.slots.get(token) else { continue };
@@ -112,7 +114,7 @@ impl EventQueue {
         Ok(())
     }
 
-    /// Lets the back end wait, and notes what it tells.
+    /// Lets the back end wait and notes its reports.
     pub(super) fn ask_kernel(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let mut news = std::mem::take(&mut self.news);
         let asked = self.back.wait(timeout, &mut news);
@@ -121,7 +123,7 @@ impl EventQueue {
         asked
     }
 
-    /// Notes what the back end told.
+    /// Notes the reports of the back end.
     pub(super) fn note(&mut self, news: &mut Vec<(u32, What)>) {
         for (slot, what) in news.drain(..) {
             if slot == CHANGES_SLOT {
@@ -164,7 +166,7 @@ impl EventQueue {
         self.note_accessed();
     }
 
-    /// Reads what changed of files.
+    /// Reads file changes from inotify.
     fn note_changes(&mut self) {
         let Some(inotify) = &mut self.inotify else { return };
         let mut told = Vec::new();
@@ -177,12 +179,12 @@ impl EventQueue {
             }
         });
         let state = (Interest::READ, false);
-        // Another call tells what is wrong, if the kernel does not take it.
+        // If the kernel refuses, another call returns the error.
         let _ = self.back.resume(CHANGES_SLOT, inotify.as_fd(), state);
         told.into_iter().for_each(|token| self.push(token, KERNEL));
     }
 
-    /// Notes what other threads have raised, and which timers have expired.
+    /// Notes which registrations other threads have raised and which timers have expired.
     pub(super) fn collect(&mut self, now: Instant) {
         let Self { ready, entries, slots, pending, .. } = self;
         ready.take(|index, raised| {
@@ -201,7 +203,7 @@ impl EventQueue {
         self.note_accessed();
     }
 
-    /// Tells streams what became of their writes to files, and tasks of their accesses.
+    /// Passes results of file writes to streams, and results of accesses to tasks.
     pub(super) fn note_accessed(&mut self) {
         while let Some((token, outcome)) = self.loads.take_accessed() {
             match self.slots.get(token).map(|registration| &mut registration.source) {
@@ -217,7 +219,7 @@ impl EventQueue {
         }
     }
 
-    /// A timer was due.
+    /// Handles a timer that is due.
     fn expire(&mut self, token: Token, setting: u64, now: Instant) {
         if self.slots.setting(token) != Some(setting) {
             return;
@@ -229,7 +231,7 @@ impl EventQueue {
                 let late = now.saturating_duration_since(*due).as_nanos();
                 let times = late / period.as_nanos() + 1;
                 *count = count.saturating_add(u64::try_from(times).unwrap_or(u64::MAX));
-                // Periods that no clock can tell have no end.
+                // An expiry beyond the range of the clock never comes.
                 let times = u32::try_from(times).unwrap_or(u32::MAX);
                 let next = period.checked_mul(times).and_then(|late| due.checked_add(late));
                 *setting = next.map_or(UNSET, |next| self.timers.set(next, token));
@@ -270,7 +272,7 @@ impl EventQueue {
         }
     }
 
-    /// Adds events until there are `limit`. Workers of hosts are woken once for all of it.
+    /// Appends events until there are `limit`. Wakes each worker of a host once for all of them.
     fn tell(&mut self, into: &mut Vec<Event>, limit: usize) -> io::Result<()> {
         let told = self.tell_each(into, limit);
         let_ring();
@@ -288,14 +290,14 @@ impl EventQueue {
                     Kind::Fd(_) | Kind::Socket(..) | Kind::Custom(..) | Kind::Signal { .. }
                 );
             if by_level && registration.told_in == self.waits {
-                // It is in `again` already.
+                // It is already in `again`.
                 registration.ready = Readiness::default();
                 continue;
             }
             let Registration { interest, trigger, .. } = *registration;
             let is_left = registration.noted_in != self.waits && trigger != Trigger::Edge;
             if let (Kind::Fd(fd), true) = (&registration.source, is_left) {
-                // Its owner may have read it empty since.
+                // The program may have drained it since: look again.
                 let fd = (**fd).as_fd();
                 registration.ready = look_at(fd, interest)?;
                 if registration.ready.is_empty() && trigger == Trigger::OneShot {
@@ -330,7 +332,7 @@ impl EventQueue {
             if is_over {
                 self.begin_remove(token)?;
             } else if let News::Accepted { .. } | News::Step { .. } | News::Received { .. } = news {
-                // There may be more already.
+                // There may already be more.
                 self.push(token, RAISED);
             } else if let Kind::Stream { is_told: true, deadline, .. }
             | Kind::Relay { is_told: true, deadline, .. }
@@ -343,18 +345,18 @@ impl EventQueue {
                 self.again.push(token);
             }
         }
-        // Of those that could not be begun.
+        // Accesses that could not be started are already complete.
         self.note_accessed();
         self.serve_lines();
         Ok(())
     }
 }
 
-/// What is told of a socket that is gone.
+/// Readiness of a socket that no longer exists.
 const GONE: Readiness =
     Readiness { readable: false, writable: false, peer_closed: false, hangup: true, error: true };
 
-/// What there is to tell of a registration, and whether it is over then.
+/// Returns what a registration has to report, and whether the registration ends with it.
 fn look(
     registration: &mut Registration,
     groups: &mut Groups,

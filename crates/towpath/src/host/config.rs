@@ -1,4 +1,4 @@
-//! What a host is told when it is made.
+//! Settings of a host.
 
 use crate::host::resolver::Resolver;
 use std::fmt;
@@ -11,34 +11,33 @@ use towpath_net::stack::{self, Address};
 use towpath_net::tcp::Settings;
 use towpath_net::wire::MacAddr;
 
-/// What a host is told when it is made.
+/// Settings of a host.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Our addresses, with the lengths of their links' prefixes.
+    /// The host's addresses, each with the length of its link's prefix.
     pub addresses: Vec<(IpAddr, u8)>,
-    /// Next hops for what is not on the link.
+    /// Next hops for destinations that are not on the link.
     pub gateways: Vec<IpAddr>,
-    /// Link-layer address; one is made up without.
+    /// Link-layer address; a random one if `None`.
     pub mac: Option<[u8; 6]>,
-    /// Largest IP packet of the link.
+    /// MTU: the largest IP packet of the link.
     pub mtu: u16,
-    /// Bytes of packet memory; a quarter more for what is copied to be sent.
+    /// Bytes of packet memory. A quarter of this is added for data that is copied to be sent.
     pub memory: usize,
-    /// Settings of TCP.
+    /// TCP settings.
     pub tcp: Settings,
-    /// Bytes that one socket lends at a time, at most; see [`super::LENT_OVERHEAD`].
+    /// Most bytes that one socket lends at a time, counting [`super::LENT_OVERHEAD`] for each send.
     pub lent_by_socket: usize,
-    /// The same for all sockets together.
+    /// Most bytes that all sockets together lend at a time, counted in the same way.
     pub lent_by_all: usize,
-    /// Bytes of files that are kept in memory to be sent
-    /// ([`EventQueue::send_file`](crate::events::EventQueue::send_file)), at most. What is being
-    /// sent counts, too.
+    /// Most bytes of files that are kept in memory for
+    /// [`EventQueue::send_file`](crate::events::EventQueue::send_file), including those being sent.
     pub file_cache: usize,
-    /// How long a receiver in this process keeps lent memory that the peer has acknowledged, or
-    /// that was sent as a datagram: after one to two of these it is copied and goes back. `None`
-    /// for as long as it likes.
+    /// How long a receiver in this process may keep lent memory that the peer has acknowledged, or
+    /// that was sent as a datagram. After one to two times this value the memory is copied and goes
+    /// back. `None` means without limit.
     pub default_term: Option<Duration>,
-    /// Finds the addresses of names: the system's resolver, unless told otherwise.
+    /// Finds the addresses of names; the system's resolver by default.
     pub resolver: Resolver,
 }
 
@@ -61,15 +60,15 @@ impl Default for Config {
 }
 
 impl Config {
-    /// With one address and the length of its link's prefix.
+    /// Returns the default settings with one address and the length of its link's prefix.
     pub fn with_address(address: impl Into<IpAddr>, prefix_len: u8) -> Self {
         Self { addresses: vec![(address.into(), prefix_len)], ..Self::default() }
     }
 
-    /// Refuses what no stack can be made with.
+    /// Checks that a stack can be created with these settings.
     ///
     /// # Errors
-    /// [`StartError`] says which value is wrong.
+    /// The [`StartError`] names the wrong value.
     pub fn check(&self) -> Result<(), StartError> {
         for &(address, len) in &self.addresses {
             let len_max = if address.is_ipv4() { 32 } else { 128 };
@@ -88,9 +87,9 @@ impl Config {
         Ok(())
     }
 
-    /// What the stack is told. `secret` is one that nobody can know.
+    /// Returns the stack's settings. `secret` must be unpredictable.
     pub fn stack(&self, secret: [u64; 2]) -> stack::Config {
-        // Locally administered, and one host's alone (IEEE 802, bits 1 and 0 of the first byte).
+        // A locally administered unicast address (IEEE 802, bits 1 and 0 of the first byte).
         let [_, a, b, c, d, e, ..] = secret[0].to_ne_bytes();
         let address = |&(address, prefix_len): &(IpAddr, u8)| Address { address, prefix_len };
         stack::Config {
@@ -105,29 +104,29 @@ impl Config {
     }
 }
 
-/// Why there is no host.
+/// Why a host could not be started.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StartError {
-    /// An address has more prefix bits than bits.
+    /// A prefix is longer than its address.
     PrefixLength {
         /// The address.
         address: IpAddr,
-        /// Bits of its prefix.
+        /// Length of the prefix in bits.
         len: u8,
     },
-    /// The MTU is below what hosts must take.
+    /// The MTU is below the minimum of its IP version.
     Mtu {
-        /// What was asked for.
+        /// The configured MTU.
         mtu: u16,
-        /// The least.
+        /// The smallest allowed MTU.
         min: u16,
     },
-    /// Packet memory out of bounds.
+    /// The size of packet memory is out of range.
     Memory(usize),
-    /// The device cannot be used.
+    /// The TAP device cannot be used.
     Tap(TapError),
-    /// The system has no thread or no descriptor left.
+    /// The system has no thread or descriptor left.
     Io(io::Error),
 }
 
@@ -187,19 +186,19 @@ impl From<StartError> for io::Error {
     }
 }
 
-/// Bytes of packet memory unless told otherwise.
+/// Bytes of packet memory by default.
 const MEMORY_DEFAULT: usize = 64 << 20;
-/// Least packet memory: a few super-packets each way.
+/// Smallest packet memory: a few super-packets in each direction.
 const MEMORY_MIN: usize = 1 << 20;
-/// Most packet memory.
+/// Largest packet memory.
 const MEMORY_MAX: usize = 4 << 30;
-/// Least MTU: a packet that every host of IPv4 takes (RFC 791 §3.1).
+/// Smallest MTU: every IPv4 host accepts packets of this size (RFC 791 §3.1).
 const MTU_MIN: u16 = 576;
-/// The same with an address of IPv6 (RFC 8200 §5).
+/// Smallest MTU of a link with an IPv6 address (RFC 8200 §5).
 const MTU_IPV6_MIN: u16 = 1280;
-/// Bytes lent by one socket: several windows of 4 MiB.
+/// Bytes that one socket lends by default: several windows of 4 MiB.
 const LENT_BY_SOCKET_DEFAULT: usize = 64 << 20;
-/// Bytes lent by all sockets: those of four.
+/// Bytes that all sockets lend by default: as many as four sockets.
 const LENT_BY_ALL_DEFAULT: usize = 256 << 20;
-/// Bytes of files in memory: as many as one socket may lend.
+/// Bytes of files in memory by default: as many as one socket lends.
 const FILE_CACHE_DEFAULT: usize = LENT_BY_SOCKET_DEFAULT;

@@ -1,12 +1,12 @@
-//! A link between two hosts of one process: packets travel with their pieces, and no payload is
-//! copied, so that bytes that one lends are read by the other where they are.
+//! A link between two hosts in one process. Packets travel with their pieces and no payload is
+//! copied: one host reads lent bytes where the other keeps them.
 //!
-//! Each direction is a bounded ring of packets behind a lock that is taken once for a burst. A ring
-//! that is full stops its sender's stack, as a device does; nothing is dropped. When an end goes,
-//! what is on the link and what comes later is dropped, and counted by the other end.
+//! Each direction is a bounded ring of packets behind a lock that is taken once per burst. A full
+//! ring stops its sender's stack, as a device does; nothing is dropped. When one end goes, packets
+//! on the link and later ones are dropped, and counted by the other end.
 //!
-//! Headers move into a frame of the receiver's, as a device would have written them. A packet that
-//! has no room for one more piece gets it by a copy of its two smallest neighbours.
+//! Headers move into a frame of the receiver, as if a device had written them. If a packet has no
+//! room for one more piece, its two smallest neighbouring pieces are copied together.
 
 use crate::driver::Bell;
 use rustix::fd::BorrowedFd;
@@ -17,10 +17,10 @@ use towpath_net::fragment::into_received;
 use towpath_packet::packet::PIECES_MAX;
 use towpath_packet::{Burst, Caps, Context, Device, Input, Ledger, Memory, Packet, Piece, Site};
 
-/// Packets of one direction: some super-packets more than a burst.
+/// Packets per direction: a burst, and some super-packets more.
 pub(super) const RING_MAX: usize = 256;
 
-/// One direction.
+/// One direction of a link.
 struct Ring {
     packets: Mutex<Packets>,
 }
@@ -28,11 +28,11 @@ struct Ring {
 #[derive(Default)]
 struct Packets {
     queue: VecDeque<Packet>,
-    /// The sender found it full, and is to be told when it is not.
+    /// The sender found the ring full, and must be notified when it is not.
     full: bool,
     /// An end is gone: nothing arrives any more.
     cut: bool,
-    /// Packets that were dropped by that, and that nobody has counted.
+    /// Packets dropped for that reason and not counted yet.
     lost: usize,
 }
 
@@ -41,20 +41,20 @@ pub(super) struct LinkEnd {
     mtu: u16,
     out: Arc<Ring>,
     incoming: Arc<Ring>,
-    /// The peer's worker.
+    /// Bell of the peer's worker.
     peer: Arc<Bell>,
-    /// Taken from the ring and not received yet, for want of memory.
+    /// Packets taken from the ring and not received yet, because there was no memory.
     taken: VecDeque<Packet>,
     full: bool,
-    /// The other end was gone when last tried.
+    /// The other end was gone at the last attempt.
     cut: bool,
 }
 
-/// Two ends for hosts whose workers have these bells.
+/// Creates two ends, for hosts whose workers have these bells.
 pub(super) fn pair(mtus: [u16; 2], [a, b]: [Arc<Bell>; 2]) -> [LinkEnd; 2] {
     let ring = || Arc::new(Ring { packets: Mutex::default() });
     let rings = [ring(), ring()];
-    // What one sends the other must take.
+    // Each end must accept what the other sends.
     let mtu = mtus[0].min(mtus[1]);
     let end = |out: usize, peer| LinkEnd {
         mtu,
@@ -71,7 +71,7 @@ pub(super) fn pair(mtus: [u16; 2], [a, b]: [Arc<Bell>; 2]) -> [LinkEnd; 2] {
 impl Device for LinkEnd {
     type Error = Infallible;
 
-    /// Packets whole, with whatever offload.
+    /// Accepts whole packets with any offload.
     fn caps(&self) -> Caps {
         Caps {
             mtu: self.mtu,
@@ -89,8 +89,8 @@ impl Device for LinkEnd {
         None
     }
 
-    /// True if packets have arrived that were not received, or the ring that was full when last
-    /// tried is not any more. The peer rings for both.
+    /// Returns true if there are packets to receive, or if the ring that was full at the last
+    /// attempt has room. The peer rings for both.
     fn arm(&mut self) -> bool {
         !self.taken.is_empty()
             || !self.incoming.lock().queue.is_empty()
@@ -111,7 +111,7 @@ impl Device for LinkEnd {
             && let Some(packet) = self.taken.pop_front()
         {
             match arrive(packet, cx.memory, cx.ledger) {
-                // There is room, as was asked.
+                // The loop has checked that there is room.
                 Ok(packet) => drop(burst.push(packet)),
                 Err(packet) => {
                     self.taken.push_front(packet);
@@ -122,8 +122,8 @@ impl Device for LinkEnd {
         Ok(Input::Done)
     }
 
-    /// Sends from the front of `burst` until the ring is full. When the other end is gone, all of
-    /// it is lost.
+    /// Sends from the front of `burst` until the ring is full. If the other end is gone, all
+    /// packets are lost.
     fn transmit(&mut self, burst: &mut Burst, _: &mut Context<'_>) -> Result<(), Infallible> {
         let mut packets = self.out.lock();
         while !burst.is_empty() && (packets.cut || packets.queue.len() < RING_MAX) {
@@ -170,7 +170,8 @@ impl Ring {
     }
 }
 
-/// The packet as the receiver's device would have delivered it; itself without memory for that.
+/// Returns the packet as the receiver's device would have delivered it; hands it back without
+/// memory for that.
 fn arrive(mut packet: Packet, memory: &mut Memory, ledger: &Ledger) -> Result<Packet, Packet> {
     if packet.piece_count() == PIECES_MAX && !squeeze(&mut packet, memory, ledger) {
         return Err(packet);
@@ -178,13 +179,13 @@ fn arrive(mut packet: Packet, memory: &mut Memory, ledger: &Ledger) -> Result<Pa
     into_received(packet, memory)
 }
 
-/// Copies the two neighbouring pieces that are smallest together into one. False without memory.
+/// Copies the two neighbouring pieces with the smallest sum into one. Returns false without memory.
 fn squeeze(packet: &mut Packet, memory: &mut Memory, ledger: &Ledger) -> bool {
     let mut lens = packet.pieces().map(Piece::len);
     let mut before = lens.next().unwrap_or(0);
     let sums = lens.map(|len| len + std::mem::replace(&mut before, len));
     let Some((at, sum)) = sums.enumerate().min_by_key(|&(_, sum)| sum) else { return false };
-    // The two smallest neighbours of eighteen are an eighth of a packet at most.
+    // The two smallest neighbours of eighteen are at most an eighth of a packet.
     let Some(mut frame) = memory.large.take().filter(|frame| sum <= frame.len()) else {
         return false;
     };
@@ -196,7 +197,7 @@ fn squeeze(packet: &mut Packet, memory: &mut Memory, ledger: &Ledger) -> bool {
     }
     pieces.splice(at..at + 2, [frame.freeze(filled)]);
     for piece in pieces {
-        // They were there, and are fewer now.
+        // They fitted before, and are fewer now.
         let pushed = packet.push_piece(piece);
         debug_assert!(pushed.is_ok(), "a packet holds what it held");
     }

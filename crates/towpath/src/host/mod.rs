@@ -1,5 +1,5 @@
-//! A host: a TCP/IP stack in this process, with sockets in the shape of the standard library's and
-//! sends that lend their buffers.
+//! A host: a TCP/IP stack in this process, with sockets shaped like those of the standard library
+//! and sends that lend their buffers.
 //!
 //! ```
 //! use std::io::{Read, Write};
@@ -12,7 +12,7 @@
 //! let stream = TcpStream::connect(&a, "10.0.0.2:80")?;
 //! let (mut peer, _) = listener.accept()?;
 //!
-//! // The buffer moves into the send, and comes back when nobody uses it any more.
+//! // The buffer moves into the send, and comes back when it is no longer used.
 //! let sending = stream.send_zc(vec![7; 1 << 20])?;
 //! let mut received = vec![0; 1 << 20];
 //! peer.read_exact(&mut received)?;
@@ -25,40 +25,40 @@
 //! # Theory of operation
 //!
 //! A host has a *worker*, a thread that moves packets and runs timers, and sleeps when there is
-//! nothing to do. A host is attached to a TAP device or, by [`Host::pair`], to another host of this
-//! process: then pieces travel, and bytes that one lends are read by the other where they are.
-//! Calls move no packets, but for datagrams that leave over such a link. Datagrams that are lent
-//! faster than they come back are left to the worker.
+//! nothing to do. A host is attached to a TAP device or, by [`Host::pair`], to another host in this
+//! process. Between paired hosts pieces travel: one host reads lent bytes where the other keeps
+//! them. Calls do not move packets, with one exception: over such a link a call itself hands its
+//! datagrams on. Datagrams that are lent faster than they come back are left to the worker.
 //!
-//! What a call costs its thread, when it does not wait:
+//! Cost of a call for its thread, if it does not block:
 //!
 //! - [`send_zc`](TcpStream::send_zc) that lends: the lock of the socket's queue, one atomic
-//!   operation on each of two budgets or three, two small allocations, and a system call if the
+//!   operation on each of two or three budgets, two small allocations, and a system call if the
 //!   worker sleeps;
-//! - to look whether it is back: one atomic load;
-//! - `write`: a lock of the pool and one of the queue for each frame of 16 KiB, an atomic operation
-//!   on the budget of the queue, and a system call if the worker sleeps;
-//! - `read`: the stack's lock, and a system call if an ACK has to go and the worker sleeps.
+//! - to check whether the buffer is back: one atomic load;
+//! - `write`: for each frame of 16 KiB one lock of the pool and one of the queue; one atomic
+//!   operation on the budget of the queue, and a system call if the worker sleeps;
+//! - `read`: the stack's lock, and a system call if an ACK is due and the worker sleeps.
 //!
-//! A send does not take the stack's lock: it appends to a queue, and the worker takes all that
-//! has come in the meantime at once, lends it to the connection and builds packets. What waits,
-//! waits for a budget: of copied bytes in the queue, or of lent bytes by socket, by user of the
-//! library ([`Host::group`]) and by host. At a limit a blocking call waits, a future is pending and
-//! a call that does not block says so and hands the buffer back.
+//! A send does not take the stack's lock. It appends to a queue; the worker takes everything that
+//! has been queued at once, lends it to the connection and builds packets. A send that waits, waits
+//! for a budget: of copied bytes in the queue, or of lent bytes per socket, per user of the library
+//! ([`Host::group`]) and per host. At a limit a blocking call blocks, a future is pending, and a
+//! non-blocking call fails with `WouldBlock` and hands the buffer back.
 //!
-//! A buffer comes back early, copied, when its term is over ([`TcpStream::set_term`],
-//! [`TcpStream::send_zc_for`]), when it is asked for ([`Sending::recall`]), or when a receiver in
-//! this process keeps it for long ([`Config::default_term`]): nobody can keep memory by not
-//! reading.
+//! A buffer comes back early, with its bytes copied, when its term is over
+//! ([`TcpStream::set_term`], [`TcpStream::send_zc_for`]), when the program recalls it
+//! ([`Sending::recall`]), or when a receiver in this process keeps it for long
+//! ([`Config::default_term`]). A peer therefore cannot hold memory by not reading.
 //!
-//! Small buffers are cheaper copied than lent. [`SendMode::Auto`] decides for each call; what it
-//! goes by is in `docs/theory/host.md`.
+//! Small buffers are cheaper to copy than to lend. [`SendMode::Auto`] decides for each call;
+//! `docs/theory/host.md` describes how.
 //!
-//! # The end
+//! # Shutdown
 //!
-//! Dropping a socket closes it: what was sent is still sent, and buffers still come back to whoever
-//! kept the [`Sending`]. The worker ends with the last [`Host`] and socket; what was not sent by
-//! then is lost, and all memory comes back. [`Host::finish`] waits for the network first.
+//! Dropping a socket closes it: queued data is still sent, and buffers still come back through
+//! their [`Sending`]. The worker ends with the last [`Host`] and socket; data that has not been
+//! sent by then is lost, and all memory comes back. [`Host::finish`] waits for the network first.
 
 mod choosing;
 mod config;
@@ -109,17 +109,17 @@ use std::io;
 use std::net::SocketAddr;
 use towpath_net::socket::{Error, Family};
 
-/// An error of the stack as the standard library has it.
+/// Converts an error of the stack into one of the standard library.
 fn io_error(error: Error) -> io::Error {
     io::Error::from_raw_os_error(error.errno())
 }
 
-/// A call would have to wait longer than it may.
+/// The error of a non-blocking call that would have to wait.
 fn would_block() -> io::Error {
     io::ErrorKind::WouldBlock.into()
 }
 
-/// The family of sockets that an address is for.
+/// Returns the socket family of an address.
 fn family(address: SocketAddr) -> Family {
     if address.is_ipv4() { Family::V4 } else { Family::V6 }
 }

@@ -1,52 +1,54 @@
-//! Where to: addresses, or names that the host's resolver knows.
+//! Targets of connections: addresses, or names that the host's resolver resolves.
 
 use std::fmt;
 use std::io;
 use std::net::{self, IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::sync::Arc;
 
-/// An address, some addresses, or a name and a port.
+/// An address, several addresses, or a name and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Target {
     /// One address.
     Address(SocketAddr),
-    /// Several, of which the first that works is taken.
+    /// Several addresses; the first that works is used.
     Addresses(Vec<SocketAddr>),
     /// A name, for a [`Resolver`], and a port.
     Name(String, u16),
 }
 
-/// What can be connected to, bound to or sent to: addresses, and texts such as `"192.0.2.1:80"`,
-/// `"[2001:db8::1]:80"` or `"example.org:80"`, as with [`std::net::ToSocketAddrs`]. Names are
-/// resolved by the [`Resolver`] of the host ([`Config::resolver`](crate::host::Config::resolver)).
+/// Types that name a target to connect, bind or send to: addresses, and texts such as
+/// `"192.0.2.1:80"`, `"[2001:db8::1]:80"` or `"example.org:80"`, like [`std::net::ToSocketAddrs`].
+/// The [`Resolver`] of the host resolves names
+/// ([`Config::resolver`](crate::host::Config::resolver)).
 pub trait ToSocketAddrs {
-    /// What it says. Nothing is resolved, and nothing is waited for.
+    /// Returns the target without resolving it. Does not block.
     ///
     /// # Errors
-    /// `InvalidInput` for a text without a port, or with one that is no number up to 65535.
+    /// `InvalidInput` for a text without a port, or if the port is not a number up to 65535.
     fn to_target(&self) -> io::Result<Target>;
 }
 
-/// Finds the addresses of names for a host. Clones are of the same function.
+/// Finds the addresses of names for a host. Clones share the function.
 #[derive(Clone)]
 pub struct Resolver(Arc<Resolve>);
 
 type Resolve = dyn Fn(&str, u16) -> io::Result<Vec<SocketAddr>> + Send + Sync;
 
 impl Resolver {
-    /// A resolver that calls `resolve` with a name and a port. Calls that wait for a connection
-    /// call it on their thread; those of [`towpath::tokio`](crate) on a thread for what blocks.
+    /// Creates a resolver that calls `resolve` with a name and a port. Blocking calls run it on
+    /// their own thread; those of [`towpath::tokio`](crate) on tokio's thread pool for blocking
+    /// work.
     pub fn new(
         resolve: impl Fn(&str, u16) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(resolve))
     }
 
-    /// The addresses of a target, in the order in which they are to be tried.
+    /// Returns the addresses of a target, in the order in which to try them.
     ///
     /// # Errors
-    /// What the function says; `NotFound` if it knows no address.
+    /// The errors of the function; `NotFound` if it returns no address.
     pub fn resolve(&self, target: Target) -> io::Result<Vec<SocketAddr>> {
         let (name, port) = match target {
             Target::Address(address) => return Ok(vec![address]),
@@ -62,7 +64,7 @@ impl Resolver {
     }
 }
 
-/// The system's resolver: `getaddrinfo(3)`, which asks the servers of the machine's own network.
+/// The system's resolver, getaddrinfo(3), which uses the network of the machine itself.
 impl Default for Resolver {
     fn default() -> Self {
         Self::new(|name, port| Ok(net::ToSocketAddrs::to_socket_addrs(&(name, port))?.collect()))
@@ -154,7 +156,7 @@ impl<T: ToSocketAddrs + ?Sized> ToSocketAddrs for &T {
     }
 }
 
-/// Tries the addresses of a target, until one works; else the last error.
+/// Tries the addresses of a target until one works; otherwise returns the last error.
 pub(in crate::host) fn first_of<T>(
     resolver: &Resolver,
     target: impl ToSocketAddrs,
@@ -174,7 +176,7 @@ pub(in crate::host) fn first_of<T>(
     Err(failure.unwrap_or_else(no_address))
 }
 
-/// There is no address to try.
+/// The error of a target without addresses.
 pub(crate) fn no_address() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "no address was given")
 }
@@ -200,8 +202,8 @@ mod tests {
         assert_eq!(([192, 0, 2, 1], 7).to_target().unwrap(), target("192.0.2.1:7").unwrap());
     }
 
-    /// Goal: addresses are tried in their order, a name goes to the resolver, and the last error is
-    /// told.
+    /// Goal: addresses are tried in order, a name goes to the resolver, and the last error is
+    /// returned.
     #[test]
     fn the_first_address_that_works_is_taken() {
         let resolver = Resolver::new(|name, port| match name {

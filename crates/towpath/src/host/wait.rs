@@ -1,4 +1,4 @@
-//! Waiting: whoever waits leaves a waker. A blocking call is a future that its thread polls.
+//! Waiting: a waiter leaves a waker. A blocking call is a future that its thread polls.
 
 use crate::driver::clock;
 use std::cell::OnceCell;
@@ -7,24 +7,24 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-/// Wakers of those who wait for the same thing.
+/// Wakers of tasks and threads that wait for the same thing.
 #[derive(Default)]
 pub(super) struct Waiters(Vec<Waker>);
 
 impl Waiters {
-    /// True if nobody waits.
+    /// Returns true if there are no waiters.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Adds a waker; once, if the same waits already.
+    /// Adds a waker, unless an equivalent one is there.
     pub(super) fn add(&mut self, waker: &Waker) {
         if !self.0.iter().any(|known| known.will_wake(waker)) {
             self.0.push(waker.clone());
         }
     }
 
-    /// Takes all wakers, to be woken without a lock.
+    /// Moves all wakers into `wakers`, to be woken after a lock is released.
     pub(super) fn take_into(&mut self, wakers: &mut Vec<Waker>) {
         wakers.append(&mut self.0);
     }
@@ -52,14 +52,14 @@ thread_local! {
     static OWN: OnceCell<Waker> = const { OnceCell::new() };
 }
 
-/// The waker of this thread.
+/// Returns the waker of this thread.
 fn own_waker() -> Waker {
     let make = || Waker::from(Arc::new(Parked(thread::current())));
     OWN.try_with(|own| own.get_or_init(make).clone()).unwrap_or_else(|_| make())
 }
 
-/// Polls until there is a result, and lets the thread sleep in between: `None` when `timeout` has
-/// passed before. Without a timeout it waits as long as it takes, with a zero one not at all.
+/// Polls until there is a result and parks the thread in between; returns `None` once `timeout` has
+/// passed. Without a timeout it waits indefinitely; with a zero timeout it does not block.
 pub(super) fn block<T>(
     timeout: Option<Duration>,
     mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
@@ -72,7 +72,7 @@ pub(super) fn block<T>(
     }
     let waker = own_waker();
     let mut cx = Context::from_waker(&waker);
-    // Read when it is known that there is something to wait for.
+    // Computed only when there is something to wait for.
     let mut deadline = None;
     loop {
         if let Poll::Ready(result) = poll(&mut cx) {

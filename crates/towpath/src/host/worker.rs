@@ -1,4 +1,4 @@
-//! Hosts.
+//! Hosts: their handles, and the worker behind them.
 
 use super::config::{Config, StartError};
 use crate::driver::{AnyDevice, Bell, DeviceError, Worker, boxed};
@@ -27,18 +27,18 @@ use towpath_net::stack::Stack;
 use towpath_net::wire::MacAddr;
 use towpath_packet::{Device, Ledger, Memory, MemoryConfig};
 
-/// How often [`Host::finish`] looks.
+/// How often [`Host::finish`] checks.
 const FINISH_INTERVAL: Duration = Duration::from_millis(2);
 
-/// A stack in this process, and the thread that drives it. Clones are the same host.
+/// A TCP/IP stack in this process, and the thread that drives it. Clones share the host.
 #[derive(Clone)]
 pub struct Host {
     pub(super) owner: Arc<Owner>,
-    /// What all sockets made from this handle may lend together.
+    /// Budget for what all sockets made from this handle lend together.
     group: Option<Arc<Budget>>,
 }
 
-/// Ends the worker when nobody uses the host any more.
+/// Ends the worker when the host is no longer used.
 pub(super) struct Owner {
     pub(super) core: Arc<Core>,
     pub(super) files: Arc<FileCache>,
@@ -46,13 +46,14 @@ pub(super) struct Owner {
     addresses: Vec<(IpAddr, u8)>,
     resolver: Resolver,
     over_device: bool,
-    /// Measured when the first socket wants to know.
+    /// Measured when the first socket needs it.
     stream_costs: OnceLock<Arc<Costs>>,
     datagram_costs: OnceLock<Arc<Costs>>,
 }
 
 impl Host {
-    /// A host on a TAP device. Super-packets and checksums are used as far as the kernel agrees.
+    /// Starts a host on a TAP device. It uses super-packets and checksum offload as far as the
+    /// kernel supports them.
     pub fn on_tap(config: &Config, mut tap: Tap) -> Result<Self, StartError> {
         config.check()?;
         tap.set_offload(Features::ALL)?;
@@ -60,21 +61,21 @@ impl Host {
         Self::on_device(config, |_| tap)
     }
 
-    /// A host on the TAP device `name`, which is made in this thread's network namespace, or
-    /// attached to if it is there and free.
+    /// Starts a host on the TAP device `name`, which is created in the calling thread's network
+    /// namespace, or attached to if it exists and is free.
     pub fn on_tap_named(config: &Config, name: &str) -> Result<Self, StartError> {
         Self::on_tap(config, Tap::create(name)?)
     }
 
-    /// A host at the other end of a virtual machine's network card: its front end finds the host at
-    /// the device's socket, now or later, and again after each restart.
+    /// Starts a host as the back end of a virtual machine's network card. The front end can connect
+    /// to the device's socket at any time, and again after each restart.
     pub fn on_vhost_user(config: &Config, device: VhostUser) -> Result<Self, StartError> {
         Self::on_device(config, |_| device)
     }
 
-    /// A host on a device of any kind, which `make` makes. A device without a
-    /// [file](Device::file) wakes the host's thread by the waker when packets have come, or when
-    /// there is room again for packets that it did not take.
+    /// Starts a host on a device of any kind, which `make` creates. A device without a
+    /// [file](Device::file) must wake the waker when packets have arrived, and when there is room
+    /// again for packets that it did not accept.
     pub fn on_device<D>(config: &Config, make: impl FnOnce(Waker) -> D) -> Result<Self, StartError>
     where
         D: Device<Error: Into<DeviceError>> + Send + 'static,
@@ -85,7 +86,8 @@ impl Host {
         Self::start(config, device, bell)
     }
 
-    /// Two hosts with a link between them, which carries packets without copying their payload.
+    /// Starts two hosts with a link between them that carries packets without copying their
+    /// payload.
     pub fn pair(a: &Config, b: &Config) -> Result<(Self, Self), StartError> {
         a.check()?;
         b.check()?;
@@ -96,19 +98,18 @@ impl Host {
         Ok((a, Self::start(b, boxed(end_b), bell_b)?))
     }
 
-    /// The same host for a user whose sockets together lend at most `bytes` at a time.
+    /// Returns a handle to this host whose sockets together lend at most `bytes` at a time.
     pub fn group(&self, bytes: usize) -> Self {
         Self { owner: self.owner.clone(), group: Some(Arc::new(Budget::new(bytes))) }
     }
 
-    /// A buffer of `len` bytes, from memory that is used again when buffers are dropped. Its bytes
-    /// are whatever an earlier use left there.
+    /// Returns a buffer of `len` bytes from recycled memory. Its contents are unspecified.
     pub fn buffer(&self, len: usize) -> Buffer {
         self.owner.core.buffers.take(len)
     }
 
-    /// Waits until all that was sent is acknowledged and closed connections are over. False if
-    /// that takes longer than `timeout`.
+    /// Waits until all sent data is acknowledged and closed connections have ended. Returns false
+    /// if that takes longer than `timeout`.
     pub fn finish(&self, timeout: Duration) -> bool {
         let core = &self.owner.core;
         let mut left = timeout;
@@ -123,56 +124,59 @@ impl Host {
         true
     }
 
-    /// Bytes lent by all sockets, with what each send counts beside.
+    /// Returns the bytes lent by all sockets, including
+    /// [`LENT_OVERHEAD`](crate::host::LENT_OVERHEAD) for each send.
     pub fn lent(&self) -> usize {
         self.owner.core.lent.used()
     }
 
-    /// What was carried and copied so far, and where.
+    /// Returns the counters of bytes carried and copied so far, by site.
     pub fn ledger(&self) -> &Ledger {
         &self.owner.core.ledger
     }
 
-    /// What is in memory of files that are sent
-    /// ([`EventQueue::send_file`](crate::events::EventQueue::send_file)), and how it came there.
+    /// Returns statistics of the file blocks in memory
+    /// ([`EventQueue::send_file`](crate::events::EventQueue::send_file)).
     pub fn file_cache(&self) -> FileCacheStats {
         self.owner.files.stats()
     }
 
-    /// What sends have lent now, for how long the oldest, and what came back early so far.
+    /// Returns what is lent now, how long the oldest loan has lasted, and what came back early so
+    /// far.
     pub fn lent_stats(&self) -> LentStats {
         let core = &self.owner.core;
         core.lock().engine.protocols.lent_stats(core.clock.now())
     }
 
-    /// The host's addresses, each with the length of its link's prefix.
+    /// Returns the host's addresses, each with the length of its link's prefix.
     pub fn addresses(&self) -> &[(IpAddr, u8)] {
         &self.owner.addresses
     }
 
-    /// What finds the addresses of names.
+    /// Returns the resolver that finds the addresses of names.
     pub fn resolver(&self) -> &Resolver {
         &self.owner.resolver
     }
 
-    /// The link-layer address.
+    /// Returns the link-layer address.
     pub fn mac(&self) -> MacAddr {
         self.owner.core.lock().engine.protocols.stack().mac()
     }
 
-    /// Packets that the stack dropped so far, by reason; those that never happened are left out.
+    /// Returns the number of packets that the stack has dropped, by reason, without zero counts.
     pub fn drops(&self) -> Vec<(DropReason, u64)> {
         self.owner.core.lock().engine.protocols.stack().counters().drops().collect()
     }
 
-    /// Packets, frames and loans that are in use: received and not read, or sent and not returned.
-    /// A TAP device keeps a few frames ready for what it will receive. What has just come back may
-    /// count a moment longer.
+    /// Returns the packets, frames and loans in use: received and not read, or sent and not
+    /// returned. A TAP device keeps a few frames ready for packets to come. Memory that has just
+    /// come back may still be counted for a moment.
     pub fn in_use(&self) -> usize {
         self.owner.core.in_use()
     }
 
-    /// The account of a new socket, whose own budget of so many bytes `budget` makes.
+    /// Creates the account of a new socket. `budget` creates the socket's own budget from its size
+    /// in bytes.
     pub(super) fn account(&self, id: SocketId, budget: fn(usize) -> Budget) -> Arc<Account> {
         let core = &self.owner.core;
         let socket = budget(core.lent_by_socket);
@@ -181,14 +185,14 @@ impl Host {
         Arc::new(Account::new(levels, Some((host, id))))
     }
 
-    /// What calls of streams that choose cost.
+    /// Returns the costs by which streams choose between lending and copying.
     pub(super) fn stream_costs(&self) -> Arc<Costs> {
         let Owner { over_device, stream_costs, .. } = &*self.owner;
         let measure = || Arc::new(Costs::new(calibration::break_even(*over_device)));
         stream_costs.get_or_init(measure).clone()
     }
 
-    /// What calls of datagram sockets that choose cost.
+    /// Returns the costs by which datagram sockets choose between lending and copying.
     pub(super) fn datagram_costs(&self) -> Arc<Costs> {
         let make = || Arc::new(Costs::new(DATAGRAM_BREAK_EVEN));
         self.owner.datagram_costs.get_or_init(make).clone()
@@ -234,7 +238,7 @@ impl fmt::Debug for Host {
 
 impl Core {
     fn in_use(&self) -> usize {
-        // The worker takes up what came back on other threads; whoever asks again sees it.
+        // The worker collects what other threads have given back; the next call sees it.
         self.driver.bell().ring();
         let (packets, loans) = self.lock().in_use();
         packets + loans + self.frames_out()

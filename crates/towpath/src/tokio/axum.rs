@@ -1,4 +1,4 @@
-//! Servers of axum on a host: `axum::serve` takes the host's listener.
+//! Servers of axum on a host: `axum::serve` accepts the host's listener.
 
 use super::{TcpListener, TcpStream};
 use axum::serve::Listener;
@@ -6,12 +6,12 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// For `axum::serve`. An accept that fails is tried again: at once if a connection ended before it
-/// was taken, otherwise after a second, as axum does with the kernel's listeners. That takes a
+/// For `axum::serve`. A failed accept is retried: at once if a connection ended before it was
+/// accepted, otherwise after a second, as axum does with the kernel's listeners. That needs a
 /// runtime with its timer enabled. Errors are not logged.
 ///
-/// Answers in small parts go out at once, and handlers have the peer's address as
-/// `ConnectInfo<SocketAddr>`, where the listener is one that `ListenerExt::tap_io` made:
+/// With a listener made by `ListenerExt::tap_io`, small parts of answers can be sent at once, and
+/// handlers get the peer's address as `ConnectInfo<SocketAddr>`:
 ///
 /// ```
 /// use axum::Router;
@@ -28,7 +28,7 @@ use std::time::Duration;
 /// let [a, b] = [1, 2].map(|last| Config::with_address([10, 0, 0, last], 24));
 /// let (client, server) = Host::pair(&a, &b)?;
 /// let listener = TcpListener::bind(&server, "10.0.0.2:80").await?.tap_io(|stream| {
-///     // A connection that is over is served as any other: the first read tells it.
+///     // Fails if the connection has ended: the first read then reports it.
 ///     let _ = stream.set_nodelay(true);
 /// });
 /// let greet = |ConnectInfo(peer): ConnectInfo<SocketAddr>| async move {
@@ -66,11 +66,11 @@ impl Listener for TcpListener {
     }
 }
 
-/// Whether it says of one connection that it is over, and nothing of the next.
+/// Returns true if the error concerns one connection that has ended, and not the next one.
 fn is_of_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
-/// Until an accept is tried again for which memory or descriptors were short.
+/// Pause before another accept if memory or descriptors were short.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);

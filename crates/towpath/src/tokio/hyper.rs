@@ -1,4 +1,4 @@
-//! Clients of hyper-util on a host: the connector that they take, and what they ask of a
+//! Clients of hyper-util on a host: the connector for them, and the traits that they need of a
 //! connection.
 
 use super::TcpStream;
@@ -13,12 +13,11 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use tower_service::Service;
 
-/// Connects clients through a host: those of hyper-util, of tonic, and all that take a service from
-/// a [`Uri`] to a connection. Clones are of the same host.
+/// Connects clients through a host: those of hyper-util, of tonic, and all that accept a service
+/// from a [`Uri`] to a connection. Clones share the host.
 ///
-/// The name in a URI is resolved by the host's [resolver](crate::host::Resolver). A URI without a
-/// port has 80 with `http`, and 443 with `https`; the connector itself makes no TLS, which a
-/// connector around it does.
+/// The host's [resolver](crate::host::Resolver) resolves the name in a URI. The default port is 80
+/// for `http` and 443 for `https`. The connector does no TLS; wrap it in a connector that does.
 ///
 /// ```
 /// use http_body_util::{BodyExt, Empty};
@@ -54,12 +53,12 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// A connector of `host`, with small segments sent at once.
+    /// Creates a connector of `host` with `TCP_NODELAY` set.
     pub fn new(host: &Host) -> Self {
         Self { host: host.clone(), nodelay: true }
     }
 
-    /// Whether small segments are sent at once (`TCP_NODELAY`), or wait for ACKs.
+    /// Sets `TCP_NODELAY`: true sends small segments at once instead of waiting for ACKs.
     pub fn nodelay(self, nodelay: bool) -> Self {
         Self { nodelay, ..self }
     }
@@ -91,7 +90,7 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// A connection that a [`Connector`] is making. Dropping it gives up.
+/// A connection attempt of a [`Connector`]. Dropping it aborts the attempt.
 #[must_use = "nothing is connected unless it is awaited"]
 pub struct Connecting(Pin<Box<dyn Future<Output = Outcome> + Send>>);
 
@@ -111,21 +110,21 @@ impl fmt::Debug for Connecting {
     }
 }
 
-/// Why a [`Connector`] has no connection.
+/// Why a [`Connector`] could not connect.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// The URI names no host.
     NoName(Uri),
-    /// The URI names no port, and its scheme is neither `http` nor `https`.
+    /// The URI has no port, and its scheme is neither `http` nor `https`.
     NoPort(Uri),
-    /// The name was not resolved, or no address of it answered.
+    /// The name was not resolved, or no address answered.
     Failed {
         /// The name or address in the URI.
         name: String,
         /// The port.
         port: u16,
-        /// What the resolver says, or connect(2) of the address that was tried last.
+        /// The error of the resolver, or of connect(2) for the address tried last.
         error: io::Error,
     },
 }
@@ -155,18 +154,18 @@ impl Error for ConnectError {
     }
 }
 
-/// A connection over TCP as it is: no proxy, no ALPN.
+/// A direct TCP connection: no proxy, no ALPN.
 impl Connection for TcpStream {
     fn connected(&self) -> Connected {
         Connected::new()
     }
 }
 
-/// Name or address, and port, of a URI.
+/// Returns the name or address of a URI, and its port.
 fn target(uri: &Uri) -> Result<(&str, u16), ConnectError> {
     let name = uri.host().filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| ConnectError::NoName(uri.clone()))?;
-    // An IPv6 address stands in brackets.
+    // An IPv6 address is in brackets.
     let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
     let port = match (uri.port_u16(), uri.scheme_str()) {
         (Some(port), _) => port,

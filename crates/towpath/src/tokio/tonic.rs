@@ -1,13 +1,13 @@
-//! Servers of tonic on a host: what they ask of a connection.
+//! Servers of tonic on a host: the trait that they need of a connection.
 
 use super::TcpStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
 /// For `serve_with_incoming` of tonic's servers, with
-/// [`TcpListener::into_incoming`](super::TcpListener::into_incoming). Handlers have both addresses,
-/// as with the kernel's connections: `Request::remote_addr` and `Request::local_addr` tell them.
+/// [`TcpListener::into_incoming`](super::TcpListener::into_incoming). `Request::remote_addr` and
+/// `Request::local_addr` return both addresses to handlers, as with the kernel's connections.
 ///
-/// Clients of tonic connect by `Endpoint::connect_with_connector` with a
+/// Clients of tonic connect with `Endpoint::connect_with_connector` and a
 /// [`Connector`](super::Connector).
 impl Connected for TcpStream {
     type ConnectInfo = TcpConnectInfo;

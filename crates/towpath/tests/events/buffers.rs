@@ -1,4 +1,4 @@
-//! Buffers of all kinds that a queue sends: each arrives, and comes back as what it was.
+//! Buffers of all kinds that a queue sends: each arrives, and comes back with its original type.
 
 use super::sockets::{connection, hosts};
 use super::{Case, PATIENCE, queue, until_over};
@@ -13,14 +13,14 @@ pub(super) const CASES: &[Case] = &[
     ("a_buffer_of_any_kind_is_handed_back", refused),
 ];
 
-/// Longer than what is copied in any case.
+/// Longer than what is always copied.
 const LEN: usize = 100_000;
 
 fn bytes() -> Vec<u8> {
     (0..LEN).map(|at| (at * 31 + at / 251) as u8).collect()
 }
 
-/// Sends by one of the ways; what was told, and what is back.
+/// Sends a buffer in one of the two ways. Returns its result.
 fn send<B: Lend>(queue: &mut EventQueue, stream: &Stream, buffer: B, lends: bool) -> Sent {
     let begun = match lends {
         true => queue.send_zerocopy(stream.clone(), buffer, None, 9),
@@ -34,9 +34,8 @@ fn send<B: Lend>(queue: &mut EventQueue, stream: &Stream, buffer: B, lends: bool
     }
 }
 
-/// Goal: on both kinds of streams a buffer arrives whole, in one stretch or in several, and comes
-/// back as what it was. On a socket of the kernel one in several stretches is copied, and that is
-/// told.
+/// Goal: on both kinds of streams a buffer arrives whole, contiguous or not, and comes back with
+/// its original type. On a kernel socket a non-contiguous buffer is copied, and the result says so.
 fn sent(choice: Choice) {
     let hosts: (Host, Host) = hosts();
     let (own, mut own_peer) = connection(&hosts);
@@ -44,7 +43,7 @@ fn sent(choice: Choice) {
     own_peer.set_read_timeout(Some(PATIENCE)).unwrap();
     let (kernels, mut kernels_peer) = super::kernel_streams::tcp();
     kernels_peer.set_read_timeout(Some(PATIENCE)).unwrap();
-    // Four buffers in two ways each.
+    // Four buffers, each in two ways.
     let read = |peer: &mut dyn Read| {
         let mut received = vec![0; LEN];
         for number in 0..8 {
@@ -77,7 +76,7 @@ fn sent(choice: Choice) {
                 let (first, second) = (bytes()[..30].to_vec(), bytes()[30..].to_vec());
                 let chain = Chain(vec![first, Vec::new(), second]);
                 let back = send(&mut queue, stream, chain.clone(), lends);
-                assert!(back.copied || *is_own, "the kernel takes one stretch");
+                assert!(back.copied || *is_own, "the kernel needs contiguous bytes");
                 assert!(back.buffer.downcast::<Chain<Vec<u8>>>().unwrap() == chain);
             }
             assert!(queue.is_empty());
@@ -86,7 +85,7 @@ fn sent(choice: Choice) {
     });
 }
 
-/// Goal: a queue that is full hands back what it was given, as what it was.
+/// Goal: a full queue hands back buffers with their original type.
 fn refused(choice: Choice) {
     let config = Config { registrations: 0, ..super::config(choice) };
     let mut queue = EventQueue::with(&config).unwrap();

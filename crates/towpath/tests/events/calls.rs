@@ -1,4 +1,4 @@
-//! Calls of the program's own, and sockets of the kernel that it has made and connects.
+//! Calls of the program's own, and kernel sockets that the program has created and connects.
 
 use super::files::pattern;
 use super::kernel_streams::{full_listener, past, soon, unix};
@@ -29,7 +29,7 @@ pub(super) const CASES: &[Case] = &[
     ("the_connect_of_a_socket_is_cancelled_or_late", connect_stopped),
 ];
 
-/// A call, and how often it was made. It has the count until it is dropped.
+/// Counts how often a call is made. The call holds the counter until it is dropped.
 fn counted(
     mut call: impl FnMut(&OwnedFd, u64) -> Result<usize, Errno> + Send + 'static,
 ) -> (Box<Call>, Arc<AtomicUsize>) {
@@ -42,13 +42,13 @@ fn counted(
     (Box::new(call), count)
 }
 
-/// A call that receives behind what there is, and where.
+/// Returns a call that appends what it receives, and the destination.
 fn receiving(room: usize) -> (Box<Call>, Arc<Mutex<Vec<u8>>>) {
     let place = Arc::new(Mutex::new(Vec::new()));
     let into = place.clone();
     let call = move |socket: &OwnedFd, done| {
         let mut into = into.lock().unwrap();
-        assert_eq!(into.len() as u64, done, "it is told what was moved before");
+        assert_eq!(into.len() as u64, done, "it gets the count moved before");
         let mut part = vec![0; room];
         let (count, _) = rustix::net::recv(socket, &mut part[..], RecvFlags::DONTWAIT)?;
         into.extend_from_slice(&part[..count]);
@@ -65,7 +65,7 @@ fn writes(socket: impl Into<OwnedFd>, all: Option<u64>, call: Box<Call>) -> Call
     Calls { interest: Interest::WRITE, ..reads(socket, all, call) }
 }
 
-/// What became of calls that were told to be over, and that it is told once.
+/// Takes the result of completed calls, and checks that the end is reported once.
 fn take(queue: &mut EventQueue, token: Token) -> (u64, io::Result<()>) {
     assert_eq!(now(queue), []);
     let called = queue.take_called(token).unwrap();
@@ -74,7 +74,7 @@ fn take(queue: &mut EventQueue, token: Token) -> (u64, io::Result<()>) {
     called
 }
 
-/// Waits until calls are over of which nothing else is told; what became of them.
+/// Waits for the end of calls without other events. Returns their result.
 fn finish(queue: &mut EventQueue, token: Token) -> (u64, io::Result<()>) {
     assert_eq!(until_over(queue, token), []);
     take(queue, token)
@@ -84,7 +84,7 @@ fn fails(called: (u64, io::Result<()>)) -> (u64, Errno) {
     (called.0, errno(called.1))
 }
 
-/// Goal: one message is one call that does not have to wait, with all that the call says.
+/// Goal: one message takes one call that does not block, with every result that a call may return.
 fn datagram(choice: Choice) {
     let mut queue = queue(choice);
     let (socket, peer) = UnixDatagram::pair().unwrap();
@@ -97,15 +97,15 @@ fn datagram(choice: Choice) {
         assert_eq!(errno(queue.remove(token)), Errno::BUSY);
         assert!(queue.take_called(token).is_none());
         peer.send(&b"hello"[..len]).unwrap();
-        // It stays for the next.
+        // It stays for the next receive.
         peer.send(b"next").unwrap();
         let (bytes, result) = finish(&mut queue, token);
         result.unwrap();
         assert_eq!((bytes, &place.lock().unwrap()[..]), (len as u64, &b"hello"[..len]));
-        assert_eq!(Arc::strong_count(&place), 1, "what the call had is dropped");
+        assert_eq!(Arc::strong_count(&place), 1, "the call is dropped");
         assert_eq!(socket.recv(&mut [0; 9]).unwrap(), 4);
     }
-    // There already, and to be sent: nothing is told but the end.
+    // Already there, and ready to send: only the end is reported.
     peer.send(b"there").unwrap();
     let (call, place) = receiving(100);
     let token = queue.call(reads(socket.try_clone().unwrap(), None, call), None, 9).unwrap();
@@ -131,7 +131,7 @@ fn receive(choice: Choice) {
     let (bytes, result) = finish(&mut queue, token);
     result.unwrap();
     assert_eq!((bytes, &place.lock().unwrap()[..]), (10, &b"abcdefghij"[..]));
-    // A call that moves more than was left to be moved is the last.
+    // A call that moves more than the remaining count is the last one.
     peer.write_all(b"klmnop").unwrap();
     let (call, place) = receiving(3);
     let token = queue.call(calls(5, call), None, 9).unwrap();
@@ -139,7 +139,7 @@ fn receive(choice: Choice) {
     result.unwrap();
     assert_eq!((bytes, &place.lock().unwrap()[..]), (6, &b"klmnop"[..]));
     peer.write_all(b"q").unwrap();
-    // The end comes first: that is no error.
+    // The stream ends early, which is no error.
     let (call, place) = receiving(3);
     let token = queue.call(calls(9, call), None, 9).unwrap();
     assert_eq!(now(&mut queue), []);
@@ -147,7 +147,7 @@ fn receive(choice: Choice) {
     let (bytes, result) = finish(&mut queue, token);
     result.unwrap();
     assert_eq!((bytes, &place.lock().unwrap()[..]), (1, &b"q"[..]));
-    // Of no bytes there is no call.
+    // A count of zero makes no call.
     let (call, count) = counted(|_, _| Ok(1));
     let token = queue.call(calls(0, call), None, 9).unwrap();
     let (bytes, result) = finish(&mut queue, token);
@@ -155,7 +155,7 @@ fn receive(choice: Choice) {
     assert_eq!((bytes, count.load(Ordering::Relaxed)), (0, 0));
 }
 
-/// A call that sends what is left of these bytes.
+/// Returns a call that sends the rest of these bytes.
 fn sending(bytes: Vec<u8>) -> Box<Call> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     Box::new(move |socket: &OwnedFd, done| {
@@ -163,7 +163,7 @@ fn sending(bytes: Vec<u8>) -> Box<Call> {
     })
 }
 
-/// Goal: more than there is room for goes out, and that it has is told before the end.
+/// Goal: more bytes than there is room for are sent, and reported as accepted before the end.
 fn send(choice: Choice) {
     const LARGE: usize = 10 << 20;
     let mut queue = queue(choice);
@@ -183,7 +183,7 @@ fn send(choice: Choice) {
         assert_eq!(bytes, len as u64);
         peer = reader.join().unwrap();
     }
-    // A peer that has gone: what went out before is told with the reason.
+    // A peer that disconnects: the bytes sent before are reported together with the reason.
     let calls = writes(stream, Some(LARGE as u64), sending(pattern(LARGE)));
     let token = queue.call(calls, None, 9).unwrap();
     assert_eq!(now(&mut queue), []);
@@ -195,7 +195,7 @@ fn send(choice: Choice) {
     assert_eq!(told, [News::Accepted { bytes: bytes as usize }]);
 }
 
-/// Goal: what was moved before is told with the reason, and no call is made afterwards.
+/// Goal: bytes moved before are reported together with the reason, and no call is made afterwards.
 fn stopped(choice: Choice) {
     let mut queue = queue(choice);
     let (stream, mut peer) = unix();
@@ -229,7 +229,7 @@ fn failed(choice: Choice) {
     let mut queue = queue(choice);
     let (stream, _peer) = unix();
     let calls = |all, call| writes(stream.try_clone().unwrap(), all, call);
-    // The calls' own reason, at once and in the middle.
+    // An error of the calls themselves, at once and in the middle.
     let (call, _) = counted(|_, _| Err(Errno::DQUOT));
     let token = queue.call(calls(None, call), None, 9).unwrap();
     assert_eq!(fails(finish(&mut queue, token)), (0, Errno::DQUOT));
@@ -238,7 +238,7 @@ fn failed(choice: Choice) {
     assert_eq!(until_over(&mut queue, token), [News::Accepted { bytes: 4 }]);
     assert_eq!(fails(take(&mut queue, token)), (4, Errno::DQUOT));
     assert_eq!(count.load(Ordering::Relaxed), 3);
-    // A signal is nothing; without end it is a reason.
+    // An interruption is ignored; endless interruptions are an error.
     let mut left = 3;
     let (call, count) = counted(move |_, _| {
         left -= 1;
@@ -269,7 +269,7 @@ fn full(choice: Choice) {
     assert_eq!(fails(finish(&mut queue, token)), (0, Errno::CANCELED));
 }
 
-/// Goal: with the queue its calls and sockets go.
+/// Goal: dropping the queue drops its calls and sockets.
 fn dropped(choice: Choice) {
     let mut queue = queue(choice);
     let (stream, mut peer) = unix();
@@ -283,7 +283,7 @@ fn dropped(choice: Choice) {
     assert_eq!((count.load(Ordering::Relaxed), Arc::strong_count(&count)), (before, 1));
 }
 
-/// A socket that blocks.
+/// Creates a blocking socket.
 fn tcp_socket() -> OwnedFd {
     let (family, flags) = (AddressFamily::INET, SocketFlags::CLOEXEC);
     rustix::net::socket_with(family, SocketType::STREAM, flags, None).unwrap()
@@ -297,8 +297,8 @@ fn local(socket: impl AsFd) -> SocketAddr {
     rustix::net::getsockname(socket).unwrap().try_into().unwrap()
 }
 
-/// Goal: it is the program's own socket that is connected, from where it was bound, and blocks as
-/// it did.
+/// Goal: the program's own socket is connected, from the address to which it was bound, and its
+/// blocking mode is restored.
 fn connect(choice: Choice) {
     let mut queue = queue(choice);
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -320,7 +320,7 @@ fn connect(choice: Choice) {
         assert_eq!(blocks(&socket), !nonblocking);
         let (_peer, from) = listener.accept().unwrap();
         assert_eq!(from, bound);
-        // Once.
+        // A second attempt fails.
         let again = queue.connect_socket(socket.clone(), address, None, 9);
         assert_eq!(errno(again), Errno::ISCONN);
         assert_eq!(blocks(&socket), !nonblocking);
@@ -329,7 +329,7 @@ fn connect(choice: Choice) {
 
 fn connect_failed(choice: Choice) {
     let mut queue = queue(choice);
-    // Bound and not listening: nobody else is there.
+    // Bound and not listening, so nothing else can listen there.
     let nobody = tcp_socket();
     let any: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
     rustix::net::bind(&nobody, &any).unwrap();
@@ -341,7 +341,7 @@ fn connect_failed(choice: Choice) {
         assert_eq!(until_over(&mut queue, token), []);
         assert_eq!(errno(queue.take_stream(token).unwrap()), expected);
         assert!(queue.is_empty() && blocks(&socket));
-        assert_eq!(Arc::strong_count(&socket), 1, "the queue has let go of it");
+        assert_eq!(Arc::strong_count(&socket), 1, "the queue has released it");
     }
     let (reader, _writer) = rustix::pipe::pipe().unwrap();
     let token = queue.connect_socket(Arc::new(reader), local(&nobody), None, 9).unwrap();

@@ -25,15 +25,15 @@ pub(super) const CASES: &[Case] = &[
     ("a_splice_ends_with_its_sink_and_with_nothing_else", sinks),
 ];
 
-/// More than any buffers on the way take.
+/// More than all buffers on the way hold.
 const LEN: usize = 64 << 20;
 
-/// An operation that does not end by itself while its peer does nothing.
+/// An operation that does not complete while its peer does nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Receive,
     ReceiveAll,
-    /// On towpath's only.
+    /// On streams of towpath only.
     ReceiveLent,
     ReceiveMultishot,
     ReceiveFile,
@@ -41,7 +41,7 @@ enum Kind {
     Send,
     SendFile,
     SpliceInto,
-    /// Nothing comes for the stream.
+    /// Nothing arrives for the stream.
     SpliceIdle,
 }
 
@@ -68,7 +68,7 @@ impl Kind {
         matches!(self, Send | SendFile | SpliceInto | SpliceIdle)
     }
 
-    /// And the far end of the other stream, which is to stay.
+    /// Starts the operation. Also returns the far end of the other stream, which must stay open.
     fn begin(
         self,
         queue: &mut EventQueue,
@@ -87,7 +87,7 @@ impl Kind {
                 queue.receive_multishot(stream, group, None, 9)
             }
             ReceiveFile => queue.receive_file(stream, file.clone(), range, None, 9),
-            // Nobody reads what is spliced.
+            // Spliced bytes are not read.
             SpliceFrom => queue.splice(stream, other, LEN as u64, None, 9),
             SpliceIdle => queue.splice(other, stream, LEN as u64, None, 9),
             Send => queue.send(stream, pattern(LEN), None, 9).map_err(|error| error.error),
@@ -103,7 +103,7 @@ impl Kind {
         (begun.unwrap(), far)
     }
 
-    /// Why it ended; it has handed back what it was given.
+    /// Takes the result of the operation, and checks what it handed back.
     fn take(self, queue: &mut EventQueue, token: Token) -> io::Result<u64> {
         match self {
             Receive | ReceiveAll | Send => {
@@ -127,7 +127,7 @@ impl Kind {
     }
 }
 
-/// Waits until the operation is over, with nothing but its own news, and the queue is empty.
+/// Waits until the operation is complete, without other events, and the queue is empty.
 fn finish(queue: &mut EventQueue, token: Token, kind: Kind) -> io::Result<u64> {
     let mut is_over = false;
     while !is_over {
@@ -137,11 +137,11 @@ fn finish(queue: &mut EventQueue, token: Token, kind: Kind) -> io::Result<u64> {
         }
     }
     let taken = kind.take(queue, token);
-    assert!(now(queue).is_empty() && queue.is_empty(), "{kind:?} is told once");
+    assert!(now(queue).is_empty() && queue.is_empty(), "{kind:?} is reported once");
     taken
 }
 
-/// Goes on until an operation has done what it can for now.
+/// Waits until an operation has done what it can for now.
 fn rest(queue: &mut EventQueue, token: Token, kind: Kind) {
     for _ in 0..20 {
         for event in now(queue) {
@@ -152,12 +152,12 @@ fn rest(queue: &mut EventQueue, token: Token, kind: Kind) {
     }
 }
 
-/// Ends a stream under an operation in both ways. `pair` makes one, whose peer resets when dropped
-/// with bytes unread.
+/// Ends a stream under an operation in both ways. `pair` creates a stream whose peer resets when it
+/// is dropped with unread bytes.
 fn ends<P>(choice: Choice, kind: Kind, pair: &dyn Fn() -> (Stream, P)) {
     let file = fresh(&[]);
     file.set_len(if kind == SendFile { LEN as u64 } else { 0 }).unwrap();
-    // By the program itself.
+    // Ended by the program itself.
     let mut queue = queue(choice);
     let (stream, peer) = pair();
     let sent = if stream.as_host().is_some() { LEN..=LEN } else { 1..=LEN - 1 };
@@ -175,26 +175,27 @@ fn ends<P>(choice: Choice, kind: Kind, pair: &dyn Fn() -> (Stream, P)) {
         assert_eq!(finish(&mut queue, token, kind).unwrap(), 0, "{kind:?}: the end");
         drop(peer);
     } else {
-        // What was accepted counts, and is told instead of the error: all of a buffer that is lent.
+        // Accepted bytes are reported instead of the error: all bytes of a lent buffer.
         drop(peer);
         let result = finish(&mut queue, token, kind);
         assert!(is_as_told(result), "{kind:?}");
     }
-    // By the peer, who has not read all.
+    // Ended by the peer, which has not read everything.
     let (stream, peer) = pair();
     let (token, _far) = kind.begin(&mut queue, &stream, &file);
     if !kind.sends() || kind == SpliceIdle {
         assert_eq!(stream.try_send(b"unread").unwrap(), 6);
     }
     rest(&mut queue, token, kind);
-    // A stream that has not arrived yet would not be reset.
+    // Bytes that have not arrived yet would not cause a reset.
     std::thread::sleep(std::time::Duration::from_millis(20));
     drop(peer);
     let result = finish(&mut queue, token, kind);
     assert!(is_as_told(result), "{kind:?}");
 }
 
-/// Goal: each operation is over once, hands back what it has, and says why.
+/// Goal: on streams of towpath each operation completes once, hands back what it holds, and reports
+/// why it ended.
 fn of_towpath(choice: Choice) {
     let hosts = hosts();
     for kind in KINDS {
@@ -205,7 +206,8 @@ fn of_towpath(choice: Choice) {
     }
 }
 
-/// The same on the kernel's.
+/// Goal: on kernel streams each operation completes once, hands back what it holds, and reports why
+/// it ended.
 fn of_kernel(choice: Choice) {
     for kind in KINDS.into_iter().filter(|kind| *kind != ReceiveLent) {
         ends(choice, kind, &|| {
@@ -215,8 +217,8 @@ fn of_kernel(choice: Choice) {
     }
 }
 
-/// Goal: the kernel's sink is watched under a stream of towpath, too; what comes afterwards stays
-/// in the source; other news of the sink, those of buffers that are back, end nothing.
+/// Goal: a kernel sink is also watched while the source is a stream of towpath. Later bytes stay in
+/// the source. Other events of the sink, such as notices of returned buffers, end nothing.
 fn sinks(choice: Choice) {
     let (mut queue, (near, far)) = (queue(choice), connection(&hosts()));
     let (to, peer) = unix();
@@ -236,7 +238,7 @@ fn sinks(choice: Choice) {
     enable_lending(to.as_fd()).unwrap();
     assert_eq!(send_lent(to.as_fd(), b"lent").unwrap(), 4);
     reader.read_exact(&mut [0; 4]).unwrap();
-    // A notice is an error condition, for poll(2).
+    // A notice is an error condition for poll(2).
     let mut polled = [PollFd::new(&to, PollFlags::empty())];
     assert_eq!(poll(&mut polled, None).unwrap(), 1);
     let token = queue.splice(from, to, 5, None, 9).unwrap();
@@ -248,8 +250,8 @@ fn sinks(choice: Choice) {
     assert_eq!(&read, b"hello");
 }
 
-/// Goal: an accept and a connect end, or stay silent, when what they wait for goes; handles of
-/// hosts that are dropped take no operation with them.
+/// Goal: an accept and a connect end, or stay silent, when what they wait for disappears; dropping
+/// handles of hosts ends no operation.
 fn listeners(choice: Choice) {
     let (mut queue, (a, b)) = (queue(choice), hosts());
     let listener = TcpListener::bind(&b, address()).unwrap();

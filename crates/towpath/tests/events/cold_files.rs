@@ -1,4 +1,4 @@
-//! Files that neither a host nor the kernel has in memory: read past the kernel's cache, once.
+//! Files that are neither in a host's cache nor in the page cache: read once, with direct I/O.
 
 use super::send_file::{
     BLOCK, connections, framed, fresh, hosts, parts, pattern, read, settled, until_over,
@@ -20,15 +20,16 @@ pub(super) const CASES: &[Case] = &[
     ("a_cold_file_that_is_cut_short_ends_the_send", cut),
 ];
 
-/// Of a cache's 16 MiB, 4 are for cold blocks.
+/// Of a cache's 16 MiB, 4 MiB are for cold blocks.
 const CACHE: usize = 16 << 20;
 const COLD_BLOCKS: usize = CACHE / 4 / BLOCK;
 /// Blocks of the file.
 const BLOCKS: usize = 3 * COLD_BLOCKS;
 
-/// A file of [`BLOCKS`] that is on the disk alone. `None` if this disk, or this kernel, cannot.
+/// Returns a file of [`BLOCKS`] that is only on the disk. Returns `None` if this disk or this
+/// kernel does not support it.
 fn cold(settle: bool) -> Option<Arc<File>> {
-    /// Written once: it has to be some seconds old.
+    /// Written once, because it must be some seconds old.
     static SETTLED: OnceLock<Arc<File>> = OnceLock::new();
     let written = || {
         let file = fresh(&pattern(BLOCKS * BLOCK));
@@ -54,7 +55,7 @@ fn is_cold(file: &File) -> bool {
     direct::is_cold(file, 0, (BLOCKS * BLOCK) as u64)
 }
 
-/// Sends these blocks of a file, and looks that they arrive.
+/// Sends the first blocks of a file and checks that they arrive.
 fn send(queue: &mut EventQueue, hosts: &(Host, Host), file: &Arc<File>, blocks: usize) {
     let (stream, peer) = connections(hosts, 1).remove(0);
     let len = blocks * BLOCK;
@@ -64,7 +65,8 @@ fn send(queue: &mut EventQueue, hosts: &(Host, Host), file: &Arc<File>, blocks: 
     assert!(reader.join().unwrap().1 == framed(&pattern(len)));
 }
 
-/// Goal: each block is read by the disk into the memory that is lent, and the kernel keeps none.
+/// Goal: the disk reads each block into the memory that is lent, and nothing stays in the page
+/// cache.
 fn once(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts(CACHE));
     let Some(file) = cold(true) else { return };
@@ -72,12 +74,12 @@ fn once(choice: Choice) {
     let (cache, ledger) = (hosts.0.file_cache(), hosts.0.ledger());
     assert_eq!((cache.direct, cache.misses, cache.private), (BLOCKS as u64, BLOCKS as u64, 0));
     assert_eq!((ledger.copied_at(Site::File), ledger.copied()), (0, 13), "header and trailer");
-    assert_eq!(cache.bytes, CACHE / 4, "what was set aside");
+    assert_eq!(cache.bytes, CACHE / 4, "the memory set aside");
     assert!(is_cold(&file));
 }
 
-/// Goal: a block that had to give way and is wanted again is one that the kernel should keep. Of
-/// two blocks whose marks share a place, one is read directly twice, as happens once in 60 runs.
+/// Goal: a block that was evicted and is wanted again is left to the page cache. If the marks of
+/// two blocks share a place, one of them is read directly twice, which happens in one of 60 runs.
 fn again(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts(CACHE));
     let Some(file) = cold(true) else { return };
@@ -86,16 +88,16 @@ fn again(choice: Choice) {
     }
     let cache = hosts.0.file_cache();
     let once = BLOCKS as u64;
-    assert!((once..=once + 3).contains(&cache.direct), "once, but for shared marks: {cache:?}");
-    assert!(cache.misses > cache.direct, "some had given way: {cache:?}");
+    assert!((once..=once + 3).contains(&cache.direct), "once, except shared marks: {cache:?}");
+    assert!(cache.misses > cache.direct, "some were evicted: {cache:?}");
     assert!(!is_cold(&file));
-    // All of it fits by now, with what is set aside.
+    // Everything fits now, including the memory set aside.
     let before = cache.misses;
     send(&mut queue, &hosts, &file, BLOCKS);
     assert_eq!(hosts.0.file_cache().misses, before);
 }
 
-/// Goal: blocks that others want stay, however much is read once.
+/// Goal: blocks in use by others stay, however much is read once.
 fn beside(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts(CACHE));
     let Some(file) = cold(true) else { return };
@@ -115,14 +117,14 @@ fn beside(choice: Choice) {
     assert_eq!(hosts.0.file_cache().direct, BLOCKS as u64);
 }
 
-/// Goal: the end of a file is where it is when a block is read, also past the kernel's cache.
+/// Goal: the file ends where it does when a block is read, also with direct I/O.
 fn cut(choice: Choice) {
     const LEFT: usize = (BLOCKS - 1) * BLOCK + 12_345;
     let (mut queue, hosts) = (queue(choice), hosts(CACHE));
     let Some(file) = cold(false) else { return };
     let (stream, peer) = connections(&hosts, 1).remove(0);
     let range = 0..(BLOCKS * BLOCK) as u64;
-    // The file is looked at when the send begins, and the last block is far from being read then.
+    // The send looks up the file when it begins, long before the last block is read.
     let token = queue.send_file(&stream, parts(&file, range), None, 9).unwrap();
     file.set_len(LEFT as u64).unwrap();
     let reader = read(peer, LEFT + 6);

@@ -26,7 +26,7 @@ pub(super) const CASES: &[Case] = &[
     ("a_task_reads_a_file_and_watches_a_socket", reads_and_watches),
 ];
 
-/// A stack: what is to be told, whom to wake, and how often it was looked at.
+/// State of a stack: its readiness, the waker, and how often it was polled.
 #[derive(Default)]
 pub(super) struct Stack {
     readable: bool,
@@ -40,7 +40,7 @@ pub(super) struct Stack {
 pub(super) struct Shared(Arc<Mutex<Stack>>);
 
 impl Shared {
-    /// Changes something, and wakes who waits for it.
+    /// Changes the state and wakes its waiter.
     fn change(&self, change: impl FnOnce(&mut Stack)) {
         let mut stack = self.0.lock().unwrap();
         change(&mut stack);
@@ -72,7 +72,7 @@ impl Task for Shared {
     }
 }
 
-/// Sends a file on a socket of the kernel by one read and one call, when the peer has asked.
+/// Sends a file on a kernel socket with one read and one call, once the peer has asked.
 struct Answer {
     file: Arc<File>,
     socket: UnixStream,
@@ -140,7 +140,7 @@ fn level(choice: Choice) {
     let thread = thread::spawn(move || other.change(|stack| stack.readable = true));
     assert!(ready(&mut queue, token).readable);
     thread.join().unwrap();
-    assert!(ready(&mut queue, token).readable, "it holds still");
+    assert!(ready(&mut queue, token).readable, "still ready, so reported again");
     queue.modify(token, Interest::WRITE, Trigger::Level).unwrap();
     assert_eq!(now(&mut queue), []);
     queue.remove(token).unwrap();

@@ -1,4 +1,4 @@
-//! Datagram, raw and packet sockets of towpath hosts: told when they are ready, and operations.
+//! Datagram, raw and packet sockets of towpath hosts: readiness events and operations.
 
 use super::sockets::hosts;
 use super::{Case, PATIENCE, config, errno, now, one, queue, ready, until_over, wait};
@@ -32,7 +32,7 @@ pub(super) const CASES: &[Case] = &[
     ("a_queue_may_go_before_operations_on_datagrams", dropped),
 ];
 
-/// For experiments (RFC 3692).
+/// A protocol number for experiments (RFC 3692).
 const PROTOCOL: u8 = 253;
 const ETHERTYPE: EtherType = EtherType(0x88b5);
 
@@ -48,14 +48,14 @@ fn to_peer() -> SendTo {
     SendTo { to: Some(to()), ..SendTo::default() }
 }
 
-/// A socket of the first host, and the peer that the second has.
+/// Creates a socket of the first host, and its peer on the second.
 fn udp((a, b): &(Host, Host)) -> (UdpSocket, UdpSocket) {
     let socket = UdpSocket::bind(a, SocketAddr::new(ip(1), 0)).unwrap();
     socket.set_send_mode(SendMode::Lend);
     (socket, UdpSocket::bind(b, to()).unwrap())
 }
 
-/// A socket for frames to the second host, and one of that host.
+/// Creates a socket for frames to the second host, and one of that host.
 fn packets((a, b): &(Host, Host)) -> (PacketSocket, PacketSocket, SendTo) {
     let [socket, peer] =
         [a, b].map(|host| PacketSocket::new(host, ETHERTYPE, FramePart::Payload).unwrap());
@@ -63,7 +63,7 @@ fn packets((a, b): &(Host, Host)) -> (PacketSocket, PacketSocket, SendTo) {
     (socket, peer, SendTo { link: Some(link), ..SendTo::default() })
 }
 
-/// What was received, and that it is told once.
+/// Returns the result of a receive, and checks that it is reported once.
 fn finish(queue: &mut EventQueue, token: Token) -> ReceivedInto {
     assert_eq!(until_over(queue, token), []);
     assert_eq!(now(queue), []);
@@ -73,7 +73,7 @@ fn finish(queue: &mut EventQueue, token: Token) -> ReceivedInto {
     received
 }
 
-/// The same of one without a copy.
+/// Returns the result of a receive without a copy, and checks that it is reported once.
 fn finish_lent(queue: &mut EventQueue, token: Token) -> ReceivedLent {
     assert_eq!(until_over(queue, token), []);
     assert_eq!(now(queue), []);
@@ -86,7 +86,7 @@ fn bytes(pieces: &[Held]) -> Vec<u8> {
     pieces.iter().flat_map(|piece| piece.bytes().unwrap().to_vec()).collect()
 }
 
-/// What became of a send, and that it is told once.
+/// Returns the events and the result of a send, and checks that its end is reported once.
 fn finish_send(queue: &mut EventQueue, token: Token) -> (Vec<News>, Done) {
     let told = until_over(queue, token);
     assert_eq!(now(queue), []);
@@ -111,7 +111,7 @@ fn told(choice: Choice) {
             Some(_) => packet_sender.send_to(b"one", send.link.unwrap()).unwrap(),
         };
         for _ in 0..2 {
-            assert!(ready(&mut queue, token).readable, "it holds still");
+            assert!(ready(&mut queue, token).readable, "still ready, so reported again");
         }
         match socket {
             None => assert_eq!(raw.recv_from(&mut [0; 99]).unwrap(), (23, ip(1))),
@@ -124,7 +124,7 @@ fn told(choice: Choice) {
     }
 }
 
-/// Goal: frames that the filter wants are told, and taken where they lie.
+/// Goal: frames that pass the filter are reported, and received in place.
 fn sniffer(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts());
     let sniffer = hosts.1.sniffer(Some(bpf::compile("udp").unwrap())).unwrap();
@@ -140,7 +140,7 @@ fn sniffer(choice: Choice) {
         while left > 0 {
             assert!(ready(&mut queue, token).readable);
             let told = sniffer.recv_lent(&mut headers, &mut pieces).unwrap();
-            // Behind the first fragment there is another header of IP.
+            // Later fragments have an IP header of their own.
             left = left.saturating_sub(told.len - 14 - if left == len + 28 { 0 } else { 20 });
         }
         assert_eq!(now(&mut queue), []);
@@ -155,7 +155,7 @@ fn receive(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts());
     let (socket, peer) = udp(&hosts);
     let from = socket.local_addr().unwrap();
-    // Bad input among them: no bytes, no room, and more bytes than room.
+    // Including bad input: no bytes, no room, and more bytes than room.
     for (len, room) in [(5, 100), (0, 100), (5, 0), (100, 10)] {
         let token = queue.receive_datagram(&peer, vec![7; room], None, 9).unwrap();
         assert_eq!(now(&mut queue), []);
@@ -168,7 +168,7 @@ fn receive(choice: Choice) {
         let expected = [vec![1; len.min(room)], vec![7; room - len.min(room)]].concat();
         assert_eq!(buffer, expected);
     }
-    // One that is there already.
+    // A datagram that is already there.
     socket.send_to(b"there", to()).unwrap();
     let token = queue.receive_datagram(&peer, vec![0; 5], None, 9).unwrap();
     assert_eq!(finish(&mut queue, token).buffer, b"there");
@@ -194,13 +194,13 @@ fn receive_stopped(choice: Choice) {
     let soon = Instant::now() + Duration::from_millis(5);
     let token = queue.receive_datagram_lent(&peer, Some(soon), 9).unwrap();
     assert_eq!(errno(finish_lent(&mut queue, token).result), Errno::TIMEDOUT);
-    // None took a datagram away.
+    // None of these took a datagram.
     socket.send_to(b"here", to()).unwrap();
     assert_eq!(peer.recv(&mut [0; 9]).unwrap(), 4);
 }
 
-/// Goal: a datagram is received whole and where it lies, however many fragments it came in, and its
-/// memory goes back with the pieces. Bad input among them: no bytes.
+/// Goal: a datagram is received whole and in place, whatever number of fragments it arrived in, and
+/// its memory goes back with the pieces. Including bad input: no bytes.
 fn receive_lent(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts());
     let (socket, peer) = udp(&hosts);
@@ -230,8 +230,8 @@ fn receive_lent(choice: Choice) {
     assert_eq!((all[0], &all[20..]), (0x45, &[5; 900][..]));
 }
 
-/// Goal: where a call says that readers keep too much, an operation waits until they keep less, and
-/// nothing is lost; a cancel and a deadline end it all the same.
+/// Goal: if a call would fail because readers hold too many bytes, an operation waits until they
+/// hold fewer, and nothing is lost; a cancel and a deadline still end it.
 fn receive_lent_crowded(choice: Choice) {
     let config = |last| HostConfig {
         memory: 1 << 20,
@@ -245,7 +245,7 @@ fn receive_lent_crowded(choice: Choice) {
     let (mut kept, mut sendings) = (Vec::new(), Vec::new());
     let deadline = Instant::now() + PATIENCE;
     loop {
-        assert!(Instant::now() < deadline, "nobody says that too much is kept");
+        assert!(Instant::now() < deadline, "no ENOBUFS before the deadline");
         sendings.push(socket.send_zc_to(vec![7; 1400], to()).unwrap());
         match peer.recv_lent(&mut kept) {
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => break,
@@ -266,14 +266,14 @@ fn receive_lent_crowded(choice: Choice) {
     let received = finish_lent(&mut queue, token);
     assert_eq!(bytes(&received.pieces), [7; 1400]);
     drop(received);
-    // Those that are there still are of nobody when their socket has gone.
+    // Datagrams in a socket that is dropped are released.
     drop(peer);
     for sending in sendings {
         assert!(!sending.returned_within(PATIENCE).unwrap().copied);
     }
 }
 
-/// Goal: one datagram, and many of one buffer, are lent and come back.
+/// Goal: one datagram, and many datagrams in one buffer, are lent and come back.
 fn send(choice: Choice) {
     const PART: usize = 1000;
     let (mut queue, hosts) = (queue(choice), hosts());
@@ -284,7 +284,7 @@ fn send(choice: Choice) {
         let send = SendTo { segment_size: Some(PART as u16), ..to_peer() };
         let token = queue.send_datagrams(&socket, bytes.clone(), &send, None, 9).unwrap();
         let mut received = Vec::new();
-        // The waits send: what is told meanwhile is looked at below.
+        // Waits do the sending; their events are checked below.
         let mut told = Vec::new();
         let end = Instant::now() + PATIENCE;
         while received.len() < bytes.len() {
@@ -309,7 +309,7 @@ fn send(choice: Choice) {
     assert!(queue.is_empty());
 }
 
-/// Goal: a peer that does not read cannot keep a buffer that is asked for, or is late.
+/// Goal: a peer that does not read cannot keep a buffer that is recalled or past its deadline.
 fn send_stopped(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts());
     let (socket, peer) = udp(&hosts);
@@ -327,7 +327,7 @@ fn send_stopped(choice: Choice) {
     assert_eq!(now(&mut queue), [], "the peer has it");
     queue.cancel(token).unwrap();
     back(&mut queue, token);
-    // Until the wait begins before the deadline, which nobody can promise.
+    // Repeated until a wait begins before the deadline, which cannot be guaranteed.
     for exponent in 4..15 {
         let due = Some(Instant::now() + Duration::from_millis(1 << exponent));
         let token = queue.send_datagrams(&socket, vec![5; 9000], &to_peer(), due, 9).unwrap();
@@ -339,7 +339,8 @@ fn send_stopped(choice: Choice) {
     panic!("each deadline has passed");
 }
 
-/// Goal: what finds no room to lend waits for it, and is not sent once it was cancelled or late.
+/// Goal: a send that finds no room to lend waits for it, and sends nothing once it was cancelled or
+/// timed out.
 fn send_waits(choice: Choice) {
     let config = |last| HostConfig {
         lent_by_all: 4096,
@@ -389,7 +390,7 @@ fn raw_and_packet(choice: Choice) {
         let sent = queue.send_datagrams(&socket, vec![3; 1200], &send, None, 9).unwrap();
         assert_eq!(one(&mut queue).news, News::Accepted { bytes: 1200 });
         let token = queue.receive_datagram(&peer, vec![0; 2000], None, 8).unwrap();
-        // They may be told of together.
+        // Both may be reported together.
         let mut over = Vec::new();
         while over.len() < 2 {
             for event in wait(&mut queue) {
@@ -409,7 +410,7 @@ fn raw_and_packet(choice: Choice) {
     }
 }
 
-/// Bad input: too long, to nobody, and of a family that the socket does not speak.
+/// Bad input: too long, no destination, and a destination of an unsupported family.
 fn send_fails(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts());
     let (socket, _peer) = udp(&hosts);
@@ -438,7 +439,7 @@ fn full(choice: Choice) {
     assert_eq!(peer.recv(&mut [0; 99]).unwrap(), 5, "nothing was sent before");
 }
 
-/// Goal: a queue that is gone sends no more, and what it has sent arrives.
+/// Goal: a dropped queue sends nothing more, and what it has sent arrives.
 fn dropped(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts());
     let (socket, peer) = udp(&hosts);

@@ -1,6 +1,6 @@
-//! A disk that does as it is told: a file system of one file, served by a thread of the test over
-//! `/dev/fuse`. Reads can be held, cut short and refused, writes too, and the test sets size and
-//! time stamp. No cache of the kernel is in between.
+//! A controllable disk: a file system with one file, served by a thread of the test over
+//! `/dev/fuse`. The test can hold, shorten and fail reads, hold and fail writes, and set size and
+//! time stamp. No kernel cache is involved.
 
 use super::PATIENCE;
 use nix::sched::CloneFlags;
@@ -15,45 +15,46 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
 
-/// How often the server looks whether what was held may go on.
+/// How often the server checks whether held requests may continue.
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 
-/// What the file is, and what becomes of reads and writes.
+/// State of the file, and the treatment of requests.
 #[derive(Default)]
 pub(super) struct Told {
-    /// As the file system says; there may be fewer bytes.
+    /// The size that the file system reports; there may be fewer bytes.
     pub(super) size: u64,
     pub(super) bytes: Vec<u8>,
-    /// When it was changed, in seconds since 1970.
+    /// Modification time, in seconds since 1970.
     pub(super) changed: u64,
-    /// Reads and writes that reach this offset fail with this error, and so do syncs, and where it
-    /// is none looks, too.
+    /// Reads and writes that reach this offset fail with this error, and so do syncs. With the
+    /// offset `u64::MAX`, status requests fail, with `EIO`.
     pub(super) fails: Option<(u64, i32)>,
-    /// Questions of what the file is like are kept until they may go on.
+    /// Status requests are held.
     pub(super) holds_looks: bool,
-    /// Reads, writes and syncs are kept until they may go on.
+    /// Reads, writes and syncs are held.
     pub(super) is_held: bool,
-    /// The server ends, and answers nothing any more.
+    /// The server ends and answers nothing more.
     pub(super) is_gone: bool,
-    /// Offsets of the reads that came.
+    /// Offsets of the reads that arrived.
     pub(super) reads: Vec<u64>,
     held: Vec<Vec<u8>>,
 }
 
 struct Shared {
     told: Mutex<Told>,
-    /// A read or a write came.
+    /// A read or a write arrived.
     came: Condvar,
 }
 
-/// See the module's documentation. It goes with its last file.
+/// A controllable disk; see the module documentation. It ends with its last open file.
 pub(super) struct Disk {
     shared: Arc<Shared>,
     pub(super) file: Arc<File>,
 }
 
 impl Disk {
-    /// With a file of these bytes that was changed long ago; `None` where that is not allowed.
+    /// Creates a disk whose file has these bytes and changed long ago; `None` if mounting is not
+    /// allowed.
     pub(super) fn new(name: &str, bytes: Vec<u8>) -> Option<Self> {
         let told = Told { size: bytes.len() as u64, bytes, changed: 1, ..Told::default() };
         let shared = Arc::new(Shared { told: Mutex::new(told), came: Condvar::new() });
@@ -72,7 +73,7 @@ impl Disk {
             }
         });
         let file = is_mounted.recv().ok().map(|thread| {
-            // As that thread sees it.
+            // The path as that thread sees it.
             let root = PathBuf::from(format!("/proc/self/task/{thread}/root"));
             let path = root.join(at.strip_prefix("/").unwrap()).join("file");
             OpenOptions::new().read(true).write(true).open(path).unwrap()
@@ -87,28 +88,29 @@ impl Disk {
         self.shared.told.lock().unwrap()
     }
 
-    /// Waits until so many reads or writes are held.
+    /// Waits until `count` requests are held.
     pub(super) fn until_held(&self, count: usize) {
         let told = self.tell();
         let is_short = |told: &mut Told| told.held.len() < count;
         let (told, waited) = self.shared.came.wait_timeout_while(told, PATIENCE, is_short).unwrap();
-        assert!(!waited.timed_out(), "{} of {count} came", told.held.len());
+        assert!(!waited.timed_out(), "{} of {count} held", told.held.len());
     }
 
-    /// How many requests are held.
+    /// Returns the number of held requests.
     pub(super) fn held(&self) -> usize {
         self.tell().held.len()
     }
 
-    /// Lets reads and writes go on, those that come, too.
+    /// Releases held requests, and holds no more.
     pub(super) fn let_go(&self) {
         let mut told = self.tell();
         (told.is_held, told.holds_looks) = (false, false);
     }
 }
 
-/// Mounts it in a namespace of this thread alone. The thread gets a table of descriptors of its
-/// own, too: when the process is killed the device is closed whatever waits for the disk.
+/// Mounts the file system in a mount namespace of this thread alone. The thread also gets its own
+/// descriptor table: if the process is killed, the device is closed even while a thread waits for
+/// the disk.
 fn mount_disk(path: &Path) -> io::Result<File> {
     nix::sched::unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_FILES)?;
     let device = OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
@@ -126,7 +128,7 @@ impl Drop for Disk {
     }
 }
 
-/// Requests (`linux/fuse.h`).
+/// Request types (`linux/fuse.h`).
 const LOOKUP: u32 = 1;
 const FORGET: u32 = 2;
 const GETATTR: u32 = 3;
@@ -142,7 +144,7 @@ const BATCH_FORGET: u32 = 42;
 /// Bytes of the headers of requests and answers.
 const REQUEST: usize = 40;
 const ANSWER: usize = 16;
-/// Of an open file: no cache.
+/// Flag of an open file: no cache.
 const DIRECT_IO: u32 = 1;
 
 fn word(request: &[u8], at: usize) -> u32 {
@@ -154,7 +156,7 @@ fn long(request: &[u8], at: usize) -> u64 {
 }
 
 impl Shared {
-    /// Answers until the file system is gone.
+    /// Answers requests until the file system is gone.
     fn serve(&self, device: &File) {
         let mut buffer = vec![0; (1 << 20) + 4096];
         loop {
@@ -215,18 +217,18 @@ fn answer(told: &mut Told, request: &[u8], device: &File) {
     answer.extend(error.to_ne_bytes());
     answer.extend(&request[8..16]);
     answer.extend(body);
-    // Nobody may wait for it any more.
+    // Fails if the request is no longer waited for.
     let _ = rustix::io::write(device, &answer);
 }
 
-/// What a request is answered with, or its error.
+/// Returns the answer to a request, or its error.
 fn body(told: &mut Told, request: &[u8]) -> Result<Vec<u8>, i32> {
     let node = long(request, 16);
     let zero = [0; 8];
     match word(request, 4) {
         INIT => {
             let mut body = [7u32, 31, 0, 0].map(u32::to_ne_bytes).concat();
-            // Requests in the background, and the longest write.
+            // Background requests, and the longest write.
             body.extend([16u16, 12].map(u16::to_ne_bytes).concat());
             body.extend((128u32 << 10).to_ne_bytes());
             body.resize(64, 0);
@@ -265,7 +267,7 @@ fn body(told: &mut Told, request: &[u8]) -> Result<Vec<u8>, i32> {
     }
 }
 
-/// `struct fuse_attr` of the directory or the file.
+/// Returns the `struct fuse_attr` of the directory or the file.
 fn attributes(told: &Told, node: u64) -> Vec<u8> {
     let (mode, size) = if node == 1 { (0o040_700, 0) } else { (0o100_600, told.size) };
     let longs = [node, size, size.div_ceil(512), 0, told.changed, told.changed];

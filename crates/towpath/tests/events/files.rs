@@ -1,4 +1,4 @@
-//! Operations on files, and files that change.
+//! Operations on files, and changes of files.
 
 use super::{Case, PATIENCE, now, one, queue, wait};
 use crate::taken::{Done, Taken};
@@ -21,8 +21,8 @@ pub(super) const CASES: &[Case] = &[
     ("changes_of_files_are_told", changes),
 ];
 
-/// Goal: what is more than a call of the kernel takes is done in several. Method: it is written to
-/// nowhere, from memory that is never there.
+/// Goal: an operation larger than a single system call allows is done in several. Method: writes
+/// memory that is never touched to /dev/null.
 fn giant(choice: Choice) {
     let mut queue = queue(choice);
     let file = Arc::new(File::options().write(true).open("/dev/null").unwrap());
@@ -34,7 +34,7 @@ fn giant(choice: Choice) {
     assert_eq!((completed.result.unwrap(), completed.buffer.len()), (4 << 30, 4 << 30));
 }
 
-/// A directory that goes when this is dropped.
+/// A directory, removed when this value is dropped.
 pub(super) struct Directory(PathBuf);
 
 impl Directory {
@@ -70,7 +70,7 @@ fn begin(queue: &mut EventQueue, file: &Arc<File>, action: Action, buffer: Vec<u
     queue.submit(Operation { action, file: file.clone(), buffer }, None, 0).unwrap()
 }
 
-/// What became of the one operation under way.
+/// Returns the result of the only operation in progress.
 fn finish(queue: &mut EventQueue, token: Token) -> Done {
     let event = one(queue);
     assert_eq!((event.token, event.news), (token, News::Completed));
@@ -123,15 +123,14 @@ fn short(choice: Choice) {
         assert_eq!(read.buffer.len(), 8);
         assert!(read.buffer[count..].iter().all(|&byte| byte == b'x'));
     }
-    // A buffer of nothing.
+    // An empty buffer.
     for action in [Action::Read(0), Action::Write(0)] {
         let token = begin(&mut queue, &file, action, Vec::new());
         assert_eq!(finish(&mut queue, token).result.unwrap(), 0);
     }
 }
 
-/// Bad input: an offset that there is none of, files of the wrong kind and in the wrong mode, a
-/// full device.
+/// Bad input: an invalid offset, files of the wrong kind and in the wrong mode, a full device.
 fn refused(choice: Choice) {
     let (mut queue, directory) = (queue(choice), Directory::new("refused", choice));
     let mut errno = |file: &Arc<File>, action| {
@@ -159,8 +158,8 @@ fn refused(choice: Choice) {
     assert!(queue.is_empty());
 }
 
-/// Goal: cancelled at any moment, an operation is told once and its buffer comes back; it was done
-/// whole or not at all.
+/// Goal: an operation that is cancelled at any moment is reported once and hands its buffer back;
+/// it was done completely or not at all.
 fn cancelled(choice: Choice) {
     let (mut queue, directory) = (queue(choice), Directory::new("cancel", choice));
     let (file, bytes) = (directory.file(), pattern(200_000));
@@ -246,7 +245,7 @@ fn changes(choice: Choice) {
     assert_eq!(now(&mut queue), []);
 }
 
-/// Waits until this is told of all these files.
+/// Waits until the change is reported for all of these files.
 fn changed(queue: &mut EventQueue, tokens: &[Token], is: impl Fn(Changes) -> bool) -> bool {
     let (end, mut events) = (Instant::now() + PATIENCE, Vec::new());
     while Instant::now() < end {

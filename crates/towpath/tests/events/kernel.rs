@@ -1,4 +1,4 @@
-//! Files of the host, signals, children.
+//! File descriptors of the kernel, signals and child processes.
 
 use super::{Case, PATIENCE, now, one, queue, ready, wait};
 use rustix::fd::OwnedFd;
@@ -61,12 +61,12 @@ fn edge(choice: Choice) {
     let (mut queue, (reader, writer)) = (queue(choice), pipe());
     write(&writer, b"a").unwrap();
     let token = queue.add(Source::fd(reader, Interest::READ, Trigger::Edge), 0).unwrap();
-    assert!(ready(&mut queue, token).readable, "what holds already is told");
+    assert!(ready(&mut queue, token).readable, "already ready, so reported");
     assert_eq!(now(&mut queue), []);
     write(&writer, b"b").unwrap();
     assert!(ready(&mut queue, token).readable);
     assert_eq!(now(&mut queue), []);
-    // Modified, it is looked at again.
+    // Once modified, it is looked at again.
     queue.modify(token, Interest::READ, Trigger::Edge).unwrap();
     assert!(ready(&mut queue, token).readable);
     assert_eq!(now(&mut queue), []);
@@ -89,7 +89,7 @@ fn one_shot(choice: Choice) {
         queue.modify(token, Interest::NONE, Trigger::Level).unwrap();
         queue.modify(token, Interest::READ, Trigger::OneShot).unwrap();
         assert!(ready(&mut queue, token).readable);
-        // Emptied by nobody, so the next round is about what is new.
+        // Not drained, so the next round is about new data.
         queue.modify(token, Interest::READ, Trigger::OneShot).unwrap();
         assert!(ready(&mut queue, token).readable);
         queue.modify(token, Interest::READ, Trigger::OneShot).unwrap();
@@ -107,7 +107,7 @@ fn interest(choice: Choice) {
     assert!(found.writable && found.readable);
     queue.modify(token, Interest::NONE, Trigger::Level).unwrap();
     assert_eq!(now(&mut queue), []);
-    // Hang-ups are told in any case.
+    // Hang-ups are reported in any case.
     drop(b);
     assert!(ready(&mut queue, token).hangup);
 }
@@ -121,7 +121,7 @@ fn peer_closed(choice: Choice) {
     assert!(found.readable && found.peer_closed && !found.hangup, "{found:?}");
 }
 
-/// Goal: after the removal the queue keeps nothing open, and nothing that was on its way is told.
+/// Goal: after a removal the queue keeps nothing open, and reports no event that was on its way.
 fn removal(choice: Choice) {
     let (mut queue, (a, mut b)) = (queue(choice), UnixStream::pair().unwrap());
     b.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -136,7 +136,7 @@ fn removal(choice: Choice) {
     let token = queue.add(Source::fd(a, Interest::READ, Trigger::Edge), 0).unwrap();
     wait(&mut queue);
     queue.remove(token).unwrap();
-    // The queue had the last descriptor. What was not read makes it a reset.
+    // The queue had the last descriptor. Unread data makes the close a reset.
     let end = b.read(&mut [0; 8]);
     assert!(
         matches!(&end, Ok(0)) || end.is_err_and(|e| e.kind() != std::io::ErrorKind::WouldBlock)
@@ -192,8 +192,8 @@ fn disk(choice: Choice) {
     assert!(queue.is_empty());
 }
 
-/// Goal: a wait for several counts each registration once, sleeps while there are too few, and ends
-/// with fewer when its time is over.
+/// Goal: a wait for several events counts each registration once, sleeps while there are too few,
+/// and returns fewer at its deadline.
 fn at_least(choice: Choice) {
     let mut queue = queue(choice);
     let pipes: Vec<_> = (0..4).map(|_| pipe()).collect();
@@ -222,7 +222,7 @@ fn at_least(choice: Choice) {
     tokens.dedup();
     assert_eq!(tokens.len(), 4);
     let writers = other.join().unwrap();
-    // At most as many as asked, and the others then.
+    // Returns at most as many as requested, and the others later.
     events.clear();
     for _ in 0..8 {
         assert_eq!(queue.wait_many(&mut events, 1..=1, late).unwrap(), 1);
@@ -244,7 +244,7 @@ fn batch(choice: Choice) {
     let mut changes: Vec<_> = (0..).zip(readers).map(add).collect();
     changes.push(Change::Add(Source::signal(9), 0));
     let results = queue.apply(changes).unwrap();
-    assert!(results[10].is_err(), "nobody hears of SIGKILL");
+    assert!(results[10].is_err(), "SIGKILL cannot be caught");
     let tokens: Vec<_> = results.into_iter().flatten().collect();
     assert_eq!(tokens.len(), 10);
     for writer in &writers {
@@ -269,7 +269,7 @@ fn signals(choice: Choice) {
         assert!(queue.add(Source::signal(wrong), 0).is_err(), "{wrong}");
     }
     assert_eq!(now(&mut queue), []);
-    // SAFETY: sends this thread a signal that it blocks.
+    // SAFETY: `raise` has no memory effects; it sends this thread a signal that it blocks.
     unsafe { libc::raise(number) };
     let event = one(&mut queue);
     let sender = std::process::id();
@@ -287,7 +287,7 @@ fn children(choice: Choice) {
         let event = one(&mut queue);
         assert_eq!((event.token, event.news), (token, News::Exited(exit)));
         assert!(queue.is_empty(), "it is over");
-        // It is still there to be waited for.
+        // The child can still be waited for.
         child.wait().unwrap();
         assert!(queue.add(Source::child(child.id()), 0).is_err());
     }
@@ -297,7 +297,8 @@ fn fork(choice: Choice) {
     let (mut queue, (reader, writer)) = (queue(choice), pipe());
     let token = queue.add(Source::fd(reader, Interest::READ, Trigger::Level), 0).unwrap();
     let user = queue.add(Source::user(), 0).unwrap();
-    // SAFETY: the child calls the queue, the allocator and `_exit` only.
+    // SAFETY: the child only calls the queue, `_exit` and the allocator, which the C library keeps
+    // usable after a fork.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
@@ -305,15 +306,15 @@ fn fork(choice: Choice) {
             && queue.remove(token).is_err()
             && queue.add(Source::user(), 0).is_err();
         drop(queue);
-        // SAFETY: ends the process.
+        // SAFETY: `_exit` ends the process and does not return.
         unsafe { libc::_exit(i32::from(!refused)) };
     }
     let mut parent = EventQueue::new().unwrap();
     parent.add(Source::child(child as u32), 0).unwrap();
     assert_eq!(one(&mut parent).news, News::Exited(Exit::Code(0)));
-    // SAFETY: waits for the child, which has ended.
+    // SAFETY: `waitpid` accepts a null status; the child has ended.
     unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
-    // What the child did is nothing to the parent.
+    // The child's actions do not affect the parent.
     write(&writer, b"x").unwrap();
     assert!(ready(&mut queue, token).readable);
     queue.remove(token).unwrap();
@@ -321,7 +322,8 @@ fn fork(choice: Choice) {
     assert_eq!(one(&mut queue).token, user);
 }
 
-/// Goal: what a thread has registered goes on when it has ended, sleep and descriptor included.
+/// Goal: registrations of a thread continue after it has ended, including sleeping waits and the
+/// descriptor.
 fn moved(choice: Choice) {
     for is_exposed in [false, true] {
         let (reader, writer) = pipe();
@@ -357,7 +359,7 @@ fn moved(choice: Choice) {
     }
 }
 
-/// Goal: what a thread has begun goes on while that thread calculates, and asks the kernel nothing.
+/// Goal: operations started by a thread continue while that thread computes without system calls.
 fn moved_from_a_busy_thread(choice: Choice) {
     let (reader, writer) = pipe();
     let (hand_over, handed_over) = mpsc::channel();
@@ -374,7 +376,7 @@ fn moved_from_a_busy_thread(choice: Choice) {
     });
     let (mut queue, token) = handed_over.recv().unwrap();
     write(&writer, b"x").unwrap();
-    // It asks without waiting, too.
+    // Non-blocking waits also make progress.
     while now(&mut queue).is_empty() {
         assert!(begun.elapsed() < PATIENCE);
     }
@@ -383,7 +385,7 @@ fn moved_from_a_busy_thread(choice: Choice) {
     other.join().unwrap();
 }
 
-/// Goal: what a wait had no room for is told by the next one, unless it does not hold any more.
+/// Goal: the next wait reports what a wait had no room for, unless it no longer holds.
 fn left_over(choice: Choice) {
     for trigger in [Trigger::Level, Trigger::OneShot] {
         let mut queue = queue(choice);
@@ -425,7 +427,7 @@ fn nested(choice: Choice) {
         write(&writer, b"x").unwrap();
         assert!(ready(&mut outer, token).readable);
         assert_eq!(one(&mut inner).token, pipe);
-        assert!(ready(&mut outer, token).readable, "it holds still");
+        assert!(ready(&mut outer, token).readable, "still ready, so reported again");
         read(&reader, &mut [0; 8]).unwrap();
         assert_eq!(now(&mut inner), []);
         assert_eq!(now(&mut outer), []);
@@ -442,7 +444,7 @@ fn nested(choice: Choice) {
     }
 }
 
-/// Goal: what is there and was not told, because it was not asked for, keeps the descriptor
+/// Goal: events that exist and were not reported, because no wait asked, keep the descriptor
 /// readable.
 fn descriptor(choice: Choice) {
     let (mut queue, mut watch) = (queue(choice), queue(choice));
@@ -461,8 +463,8 @@ fn descriptor(choice: Choice) {
     assert_eq!(now(&mut watch), []);
 }
 
-/// Goal: the kernel lets go of what is removed although news of it are on their way.
-/// Method: a peer reads from many, so that room is told again and again, and has to see each end.
+/// Goal: the kernel releases removed sockets even if events are on their way. Method: a peer reads
+/// from many sockets, so that room is reported repeatedly, and must see the end of each.
 fn removed_amid_news(choice: Choice) {
     let mut queue = queue(choice);
     for _ in 0..40 {

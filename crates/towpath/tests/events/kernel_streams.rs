@@ -1,4 +1,4 @@
-//! Operations on streams of the kernel.
+//! Operations on kernel streams.
 
 use super::files::pattern;
 use super::{Case, PATIENCE, config, errno, now, one, queue, until_over, wait};
@@ -32,18 +32,18 @@ pub(super) const CASES: &[Case] = &[
     ("a_queue_may_go_before_operations_of_the_kernel", dropped),
 ];
 
-/// Two ends of a connection over loopback.
+/// Creates a connection over loopback.
 pub(super) fn tcp() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (peer, from) = listener.accept().unwrap();
-    assert_eq!(stream.local_addr().unwrap(), from, "somebody else came");
+    assert_eq!(stream.local_addr().unwrap(), from, "another client connected");
     peer.set_read_timeout(Some(PATIENCE)).unwrap();
     peer.set_write_timeout(Some(PATIENCE)).unwrap();
     (stream, peer)
 }
 
-/// Two ends with small buffers.
+/// Creates a pair of sockets with small buffers.
 pub(super) fn unix() -> (UnixStream, UnixStream) {
     let (stream, peer) = UnixStream::pair().unwrap();
     peer.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -51,14 +51,14 @@ pub(super) fn unix() -> (UnixStream, UnixStream) {
     (stream, peer)
 }
 
-/// Waits until the peer has something to read. What a ring has to do may interrupt the call.
+/// Waits until the peer has something to read. Work of the ring may interrupt the call.
 fn until_there(peer: &TcpStream) {
     while let Err(error) = peer.peek(&mut [0]) {
         assert_eq!(error.kind(), ErrorKind::Interrupted);
     }
 }
 
-/// What became of one with a buffer, and that it is told once.
+/// Returns the result of an operation with a buffer, and checks that it is reported once.
 fn finish(queue: &mut EventQueue, token: Token) -> Done {
     until_over(queue, token);
     take(queue, token)
@@ -111,7 +111,7 @@ fn connect(choice: Choice) {
     let peer = queue.take_stream(accepted).unwrap().unwrap().0;
     assert!(rustix::net::sockopt::tcp_nodelay(peer.as_kernel().unwrap()).unwrap());
     assert!(queue.take_stream(accepted).is_none());
-    // Nobody listens there any more.
+    // There is no listener any more.
     queue.cancel(accepted).unwrap();
     until_over(&mut queue, accepted);
     assert_eq!(errno(queue.take_stream(accepted).unwrap()), Errno::CANCELED);
@@ -122,7 +122,7 @@ fn connect(choice: Choice) {
     assert!(queue.is_empty());
 }
 
-/// A listener that takes no more connections, and what fills it.
+/// Creates a listener whose backlog is full, and the sockets that fill it.
 pub(super) fn full_listener() -> (OwnedFd, SocketAddr, Vec<OwnedFd>) {
     use rustix::net::{AddressFamily, SocketFlags, SocketType};
     let socket = |flags| {
@@ -157,13 +157,13 @@ fn connect_stopped(choice: Choice) {
     assert!(queue.is_empty());
 }
 
-/// Goal: none is lost, however many come before they are taken.
+/// Goal: no connection is lost, however many arrive before they are taken.
 fn accept(choice: Choice) {
     const MANY: usize = 200;
     let mut queue = queue(choice);
     let path = std::env::temp_dir().join(format!("towpath-{}-{choice:?}", std::process::id()));
     let unix = UnixListener::bind(&path).unwrap();
-    // The backlog is smaller than that.
+    // The backlog is smaller than the number of clients.
     let clients = std::thread::spawn({
         let path = path.clone();
         move || (0..MANY).map(|_| UnixStream::connect(&path).unwrap()).collect::<Vec<_>>()
@@ -172,7 +172,7 @@ fn accept(choice: Choice) {
     let mut streams = Vec::new();
     while streams.len() < MANY {
         assert_eq!(one(&mut queue).news, News::Connection);
-        // One, and all that there are, in turn.
+        // Takes one connection and all connections in turn.
         let few = if streams.len().is_multiple_of(2) { 1 } else { usize::MAX };
         streams.extend(std::iter::from_fn(|| queue.take_stream(token)).take(few));
     }
@@ -200,20 +200,20 @@ fn accept_stopped(choice: Choice) {
     let token = queue.accept(&listener, None, 9).unwrap();
     let _client = TcpStream::connect(address).unwrap();
     assert_eq!(one(&mut queue).news, News::Connection);
-    assert_eq!(now(&mut queue), [], "it is told once");
+    assert_eq!(now(&mut queue), [], "it is reported once");
     queue.cancel(token).unwrap();
     assert_eq!(now(&mut queue), [], "the connection comes first");
     queue.take_stream(token).unwrap().unwrap();
     assert_eq!(until_over(&mut queue, token), []);
     assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::CANCELED);
-    // Whoever comes then waits for the next.
+    // A later connection waits for the next accept.
     let _client = TcpStream::connect(address).unwrap();
     let token = queue.accept(&listener, soon(), 9).unwrap();
     assert_eq!(one(&mut queue).news, News::Connection);
     queue.take_stream(token).unwrap().unwrap();
     assert_eq!(until_over(&mut queue, token), []);
     assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::TIMEDOUT);
-    // What is no listener, and one that is shut down.
+    // A socket that does not listen, and one that is shut down.
     let token = queue.accept(OwnedFd::from(tcp().0), None, 9).unwrap();
     until_over(&mut queue, token);
     assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::INVAL);
@@ -238,7 +238,7 @@ fn receive(choice: Choice) {
         let Done { result, buffer, copied } = finish(&mut queue, token);
         assert_eq!((result.unwrap(), buffer.len(), &buffer[..5]), (5, 100, &b"hello"[..]));
         assert!(!copied);
-        // More than there is room for, and no room.
+        // More bytes than room, and no room.
         peer.write_all(b"hello").unwrap();
         let token = queue.receive(&stream, vec![0; 2], None, 9).unwrap();
         let Done { result, buffer, .. } = finish(&mut queue, token);
@@ -259,7 +259,7 @@ fn receive_end(choice: Choice) {
     peer.shutdown(Shutdown::Write).unwrap();
     let Done { result, buffer, .. } = finish(&mut queue, token);
     assert_eq!((result.unwrap(), buffer.len()), (0, 9));
-    // A peer that goes with bytes unread resets.
+    // A peer that closes with unread bytes resets.
     let (mut stream, peer) = tcp();
     stream.write_all(b"hello").unwrap();
     until_there(&peer);
@@ -267,7 +267,7 @@ fn receive_end(choice: Choice) {
     drop(peer);
     let Done { result, buffer, .. } = finish(&mut queue, token);
     assert_eq!((errno(result), buffer.len()), (Errno::CONNRESET, 9));
-    // A socket that is shut down under it.
+    // A socket that is shut down during the operation.
     let (stream, _peer) = tcp();
     let stream = Stream::from(stream);
     let token = queue.receive(&stream, vec![0; 9], None, 9).unwrap();
@@ -285,13 +285,13 @@ fn receive_stopped(choice: Choice) {
     queue.cancel(token).unwrap();
     let Done { result, buffer, .. } = finish(&mut queue, token);
     assert_eq!((errno(result), buffer), (Errno::CANCELED, vec![3; 9]));
-    // At once, and before anything was waited for.
+    // Cancelled at once, and before any wait.
     let token = queue.receive(&stream, vec![3; 9], None, 9).unwrap();
     queue.cancel(token).unwrap();
     assert_eq!(errno(finish(&mut queue, token).result), Errno::CANCELED);
     let token = queue.receive(&stream, vec![3; 9], soon(), 9).unwrap();
     assert_eq!(errno(finish(&mut queue, token).result), Errno::TIMEDOUT);
-    // In a race, bytes are either in the buffer or still to be had.
+    // In a race, bytes are either in the buffer or still in the stream.
     for _ in 0..50 {
         let token = queue.receive(&stream, vec![0; 9], None, 9).unwrap();
         if choice == Choice::Epoll {
@@ -343,7 +343,7 @@ fn send_stopped(choice: Choice) {
         let token = queue.send(stream, vec![7; LEN], deadline, 9).unwrap();
         if !by_deadline {
             assert_eq!(now(&mut queue), []);
-            // Some of it has gone out by then.
+            // Some of it has been sent by then.
             until_there(&peer);
             queue.cancel(token).unwrap();
         }
@@ -352,19 +352,19 @@ fn send_stopped(choice: Choice) {
         let count = result.unwrap();
         assert!(count > 0 && count < LEN && buffer.len() == LEN, "{count}");
         assert_eq!(told, [News::Accepted { bytes: count }]);
-        // The queue has let go of the socket.
+        // The queue has released the socket.
         let mut read = Vec::new();
         peer.read_to_end(&mut read).unwrap();
         assert_eq!(read.len(), count);
     }
 }
 
-/// Has SIGPIPE end the process meanwhile, as in programs that are not written in Rust.
+/// Runs a function while SIGPIPE ends the process, as in programs that are not written in Rust.
 pub(super) fn with_sigpipe(run: impl FnOnce()) {
-    // SAFETY: the default action of a signal, which nothing else in this process changes.
+    // SAFETY: installs the default action of a signal that nothing else in this process changes.
     let before = unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     run();
-    // SAFETY: what it was before.
+    // SAFETY: restores the previous action.
     unsafe { libc::signal(libc::SIGPIPE, before) };
 }
 
@@ -401,13 +401,13 @@ fn storm(choice: Choice) {
     const LEN: usize = 20 << 20;
     // SAFETY: the handler does nothing, and nothing else here uses the signal.
     unsafe { libc::signal(libc::SIGUSR2, ignore as *const () as libc::sighandler_t) };
-    // SAFETY: asks for the number of the calling thread.
+    // SAFETY: `gettid` only returns the ID of the calling thread.
     let (process, thread) = (std::process::id(), unsafe { libc::gettid() });
     let end = Arc::new(());
     let weak = Arc::downgrade(&end);
     let storm = std::thread::spawn(move || {
         while weak.strong_count() > 0 {
-            // SAFETY: sends a signal that is handled to a thread that waits for this one.
+            // SAFETY: sends a handled signal to a thread that lives until it has joined this one.
             unsafe { libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGUSR2) };
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -431,10 +431,10 @@ fn storm(choice: Choice) {
         received.extend_from_slice(&buffer[..result.unwrap()]);
     }
     assert!(received == pattern(LEN));
-    // It is closed here only: what a closed socket still has to send is not waited for as long by
-    // the kernel, which resets it when it has many of them or little memory.
+    // Closed only here: the kernel does not wait as long for unsent data of closed sockets, and
+    // resets them if there are many or memory is short.
     drop(echo.join().unwrap());
-    // Nor do they make one end early, or late.
+    // They make no wait end early or late.
     let mut events = Vec::new();
     let until = Instant::now() + Duration::from_millis(30);
     assert_eq!(queue.wait(&mut events, Some(until)).unwrap(), 0);
@@ -466,7 +466,8 @@ fn storm(choice: Choice) {
     storm.join().unwrap();
 }
 
-/// Goal: readiness and operations of one socket at a time, each told to the right one.
+/// Goal: readiness and operations on one socket at the same time are each reported to the right
+/// registration.
 fn watched(choice: Choice) {
     let mut queue = queue(choice);
     let (stream, mut peer) = tcp();
@@ -511,7 +512,7 @@ fn full(choice: Choice) {
     assert_eq!(finish(&mut queue, token).result.unwrap(), 5);
 }
 
-/// Goal: nothing is taken from sockets afterwards, and they are closed when nobody has them.
+/// Goal: a dropped queue takes nothing more from sockets, and they close once they are unused.
 fn dropped(choice: Choice) {
     let mut queue = queue(choice);
     let (stream, mut peer) = tcp();
@@ -528,12 +529,12 @@ fn dropped(choice: Choice) {
     queue.connect(Stack::Kernel, address, None, 9).unwrap();
     assert_eq!(now(&mut queue), []);
     drop((queue, full));
-    // The end of a ring may interrupt a call, which this one makes again.
+    // The end of a ring may interrupt a call; `read_to_end` repeats it.
     assert_eq!(peer.read_to_end(&mut Vec::new()).unwrap(), 0, "it is closed");
     other.write_all(b"hello").unwrap();
     let deadline = Instant::now() + PATIENCE;
     while kept.try_receive(&mut [0; 5]).is_err() {
-        assert!(Instant::now() < deadline, "nothing came");
+        assert!(Instant::now() < deadline, "timed out without data");
         std::thread::yield_now();
     }
     server.set_nonblocking(false).unwrap();

@@ -1,6 +1,6 @@
-//! What an event queue promises, on both back ends, and as far as that can be in simulated time.
-//! Where the kernel does not allow io_uring, its half is reported as ignored, and so are those that
-//! need a disk where none can be mounted.
+//! Guarantees of an event queue, on both back ends, and as far as possible in simulated time. If
+//! the kernel does not allow io_uring, its cases are reported as ignored; so are cases that need a
+//! disk, if none can be mounted.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test fails by panicking")]
 
@@ -36,15 +36,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use towpath::events::{Choice, Config, Event, EventQueue, News, Readiness, Token};
 
-/// More than any step takes, so that a test that hangs ends.
+/// More than any step takes, so that a hanging test ends.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A test: its name, and what it does with a back end.
+/// A test: its name, and a function that runs it with a back end.
 type Case = (&'static str, fn(Choice));
 
-/// Cases that are played in simulated time, too: those in which nobody but the case itself and the
-/// kernel brings news. What a host or another thread is about to do would be jumped over by a wait,
-/// as nothing tells of it before.
+/// Cases that also run in simulated time: those in which only the case itself and the kernel cause
+/// events. A wait in simulated time would jump past what a host or another thread is about to do,
+/// because nothing announces it.
 const IN_SIMULATED_TIME: &[&str] = &[
     "a_call_is_made_again_when_its_socket_is_ready",
     "a_child_of_a_fork_cannot_use_it",
@@ -116,7 +116,7 @@ fn main() {
     ];
     let of_disks = [receive_file::DISK_CASES, send_file::DISK_CASES, slow_disk::DISK_CASES];
     let mut arguments = Arguments::from_args();
-    // Some use signals and forks.
+    // Some cases use signals and forks.
     arguments.test_threads.get_or_insert(1);
     let has_ring = EventQueue::with(&config(Choice::IoUring)).is_ok();
     let has_disk = disk::Disk::new("probe", Vec::new()).is_some();
@@ -158,14 +158,14 @@ fn config(back_end: Choice) -> Config {
     Config { back_end, simulated: SIMULATED.load(Ordering::Relaxed), ..Config::default() }
 }
 
-/// Queues of the case that runs have simulated time.
+/// True while queues of the current case have simulated time.
 static SIMULATED: AtomicBool = AtomicBool::new(false);
 
 fn queue(back_end: Choice) -> EventQueue {
     EventQueue::with(&config(back_end)).unwrap()
 }
 
-/// Waits for an event at least, and fails without one.
+/// Waits for at least one event, and fails without one.
 fn wait(queue: &mut EventQueue) -> Vec<Event> {
     let mut events = Vec::new();
     let count = queue.wait(&mut events, Some(Instant::now() + PATIENCE)).unwrap();
@@ -173,21 +173,21 @@ fn wait(queue: &mut EventQueue) -> Vec<Event> {
     events
 }
 
-/// What there is without waiting.
+/// Returns the pending events without waiting.
 fn now(queue: &mut EventQueue) -> Vec<Event> {
     let mut events = Vec::new();
     queue.wait_many(&mut events, 0..=1000, None).unwrap();
     events
 }
 
-/// The one event that there is to wait for.
+/// Waits for exactly one event.
 fn one(queue: &mut EventQueue) -> Event {
     let events = wait(queue);
     assert_eq!(events.len(), 1, "{events:?}");
     events[0]
 }
 
-/// Waits until an operation with the data 9 is over; what was told of it before.
+/// Waits until an operation with the data 9 is complete. Returns its earlier events.
 fn until_over(queue: &mut EventQueue, token: Token) -> Vec<News> {
     let mut told = Vec::new();
     loop {
@@ -201,12 +201,12 @@ fn until_over(queue: &mut EventQueue, token: Token) -> Vec<News> {
     }
 }
 
-/// Why it fails.
+/// Returns the error of a failed call.
 fn errno<T>(result: io::Result<T>) -> Errno {
     Errno::from_io_error(&result.err().expect("it fails")).expect("an error of the system")
 }
 
-/// What the one event says is ready.
+/// Returns the readiness of the only event.
 fn ready(queue: &mut EventQueue, token: Token) -> Readiness {
     let event = one(queue);
     assert_eq!(event.token, token);

@@ -10,11 +10,11 @@ use towpath::events::{Choice, Interest, News, Source, Trigger};
 pub(super) const CASES: &[Case] = &[("a_hundred_thousand_registrations", hundred_thousand)];
 
 const REGISTRATIONS: u64 = 100_000;
-/// Descriptors that the test leaves to others.
+/// Descriptors left for other uses.
 const SPARE: u64 = 200;
 
-/// Goal: all of them are told of once, those removed are not, and tokens stay apart. As many as the
-/// process may open are descriptors.
+/// Goal: every registration is reported once, removed ones are not, and tokens are distinct. As
+/// many of them are descriptors as the process may open.
 fn hundred_thousand(choice: Choice) {
     let mut queue = queue(choice);
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);

@@ -1,9 +1,9 @@
-//! A queue against a model of it: random registrations, operations and waits in simulated time.
+//! A queue against a model: random registrations, operations and waits in simulated time.
 //!
-//! What must hold after each step: what the model says has happened is told, once each, or again
-//! and again for levels; nothing else is; a wait ends at the moment at which the first thing is
-//! due, and at its own deadline if there is none; what was removed is silent and its token stale.
-//! At the end every buffer is back.
+//! After each step: everything that happened in the model is reported, once each, or repeatedly if
+//! level-triggered, and nothing else is. A wait ends at the earliest time at which something is
+//! due, or at its own deadline. Removed registrations are silent and their tokens stale. At the end
+//! every buffer is back.
 //!
 //! `TOWPATH_SEED=<seed>` replays a seed that failed.
 
@@ -24,13 +24,13 @@ const SEEDS: u64 = 500;
 const STEPS: u32 = 250;
 /// Registrations at a time.
 const MOST: usize = 12;
-/// How often a queue is asked for what the kernel may take a moment to tell.
+/// How often a queue is polled for events that the kernel may delay.
 const ASKED_MAX: u32 = 100_000;
 
 struct Random(u64);
 
 impl Random {
-    /// The next number below `end` (SplitMix64).
+    /// Returns the next number below `end` (SplitMix64).
     fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -39,7 +39,7 @@ impl Random {
     }
 }
 
-/// What the model knows of a registration; its data is its number.
+/// What the model knows of a registration; its event data is its number.
 struct Known {
     token: Token,
     what: What,
@@ -47,10 +47,10 @@ struct Known {
 
 enum What {
     User(Notifier, u64),
-    /// When it expires next, and how often from then on.
+    /// When it expires next, and its period.
     Timer(Option<Instant>, Option<Duration>),
-    /// Our handle on what is watched, its peer, bytes that lie there, whether it is told once and
-    /// whether that was.
+    /// A handle of the watched socket, its peer, the bytes in it, whether it is one-shot, and
+    /// whether it was reported.
     Socket {
         own: UnixStream,
         peer: UnixStream,
@@ -122,7 +122,7 @@ impl Scene {
         self.next += 1;
     }
 
-    /// Does something with one of those that are there.
+    /// Changes a random existing registration.
     fn touch(&mut self) {
         let (at, again, span) = (self.random.below(MOST as u64), self.random.below(3), self.span());
         let now = self.queue.now();
@@ -167,7 +167,7 @@ impl Scene {
         }
     }
 
-    /// What is to be told at this moment, by number.
+    /// Returns the numbers of registrations that must be reported now.
     fn due(&self) -> Vec<u64> {
         let now = self.queue.now();
         let is_due = |known: &Known| match &known.what {
@@ -180,10 +180,10 @@ impl Scene {
         due.map(|(data, _)| *data).collect()
     }
 
-    /// Takes an event in. True unless it is of a level, which is told again.
+    /// Processes an event. Returns false for a level-triggered one, which is reported again.
     fn take(&mut self, event: &Event) -> bool {
         let now = self.queue.now();
-        let known = self.known.get_mut(&event.data).expect("what was removed is silent");
+        let known = self.known.get_mut(&event.data).expect("removed ones are silent");
         assert_eq!(event.token, known.token);
         match (&mut known.what, event.news) {
             (What::User(_, count), News::Notified { count: told }) => {
@@ -194,7 +194,7 @@ impl Scene {
                 assert!(due.take().is_some_and(|due| due <= now) && event.is_over);
             }
             (What::Timer(due, Some(period)), News::Expired { count: 1 }) => {
-                assert_eq!(*due, Some(now), "no wait passes one by");
+                assert_eq!(*due, Some(now), "no wait skips one");
                 *due = Some(now + *period);
                 return true;
             }
@@ -225,7 +225,7 @@ impl Scene {
         true
     }
 
-    /// All that is due is told, and nothing else.
+    /// Checks that everything due is reported, and nothing else.
     fn tell(&mut self) {
         let mut wanted = self.due();
         for _ in 0..ASKED_MAX {
@@ -239,13 +239,13 @@ impl Scene {
             }
             std::thread::yield_now();
         }
-        panic!("{wanted:?} were not told");
+        panic!("{wanted:?} were not reported");
     }
 
-    /// Waits for as long as nothing happens.
+    /// Waits while nothing happens.
     fn pass(&mut self) {
         if !self.due().is_empty() {
-            // Levels, which end any wait.
+            // Level-triggered events end any wait.
             return;
         }
         let until = self.queue.now() + self.span();
@@ -258,7 +258,7 @@ impl Scene {
         let mut events = Vec::new();
         let count = self.queue.wait_many(&mut events, 1..=1, Some(until)).unwrap();
         assert_eq!(self.queue.now(), first.unwrap_or(until));
-        // What is due at the very end of a wait may be told after it.
+        // What is due exactly at the end of a wait may be reported by the next one.
         assert!(count == usize::from(first.is_some()) || count == 0 && first == Some(until));
         let due = self.due();
         for event in events {

@@ -1,4 +1,4 @@
-//! Receives that go on, with buffers of groups, on streams of towpath and of the kernel.
+//! Multishot receives with buffers of groups, on streams of towpath and of the kernel.
 
 use super::kernel_streams::tcp;
 use super::sockets::{connection, hosts};
@@ -26,7 +26,7 @@ pub(super) const CASES: &[Case] = &[
     ("a_queue_may_go_before_its_groups", dropped),
 ];
 
-/// A stream of either stack, its other end, and what both live on.
+/// A stream of either stack, its other end, and the hosts that they need.
 struct Pair {
     stream: Stream,
     peer: Stream,
@@ -52,7 +52,7 @@ fn group(queue: &mut EventQueue, count: usize, len: usize) -> Group {
     queue.add_group(vec![vec![0; len]; count]).unwrap()
 }
 
-/// Waits for the next news, which is of this receive.
+/// Waits for the next event, which must be of this receive.
 fn next(queue: &mut EventQueue, token: Token) -> News {
     let mut events = Vec::new();
     queue.wait_many(&mut events, 1..=1, Some(Instant::now() + PATIENCE)).unwrap();
@@ -60,14 +60,14 @@ fn next(queue: &mut EventQueue, token: Token) -> News {
     events[0].news
 }
 
-/// Takes what was told, looks at it, and gives the buffer back.
+/// Takes received bytes, checks them, and gives the buffer back.
 fn take(queue: &mut EventQueue, (token, group): (Token, Group), expected: &[u8]) {
     let received = queue.take_received(token).unwrap().unwrap();
     assert_eq!(&received.buffer[..received.len], expected);
     queue.give(group, received.buffer).unwrap();
 }
 
-/// The end, which is told, and taken once.
+/// Checks that the end is reported and taken once, and returns it.
 fn end(queue: &mut EventQueue, token: Token) -> io::Result<()> {
     assert_eq!(next(queue, token), News::Completed);
     assert_eq!(now(queue), []);
@@ -78,7 +78,7 @@ fn end(queue: &mut EventQueue, token: Token) -> io::Result<()> {
     result.map(|received| assert!(received.len == 0 && received.buffer.is_empty()))
 }
 
-/// Goal: a receive that is removed with buffers that nobody took gives them back to the group.
+/// Goal: removing a receive gives its filled buffers that were not taken back to the group.
 fn forgotten(choice: Choice) {
     for pair in pairs() {
         let mut queue = queue(choice);
@@ -95,7 +95,7 @@ fn forgotten(choice: Choice) {
     }
 }
 
-/// Goal: one registration, many completions, and the same few buffers again and again.
+/// Goal: one registration yields many completions, with the same few buffers.
 fn arrivals(choice: Choice) {
     for pair in pairs() {
         let mut queue = queue(choice);
@@ -115,7 +115,8 @@ fn arrivals(choice: Choice) {
         }
         assert!(addresses.len() <= 2, "nothing is allocated");
         assert_eq!(errno(queue.remove(token)), Errno::BUSY);
-        // More than a buffer takes is in several; told but not taken they are still in order.
+        // More bytes than fit into a buffer arrive in several, in order, also if they are taken
+        // late.
         let sent: Vec<u8> = (0..180).collect();
         pair.sends(&sent);
         let mut told = 0;
@@ -139,7 +140,7 @@ fn arrivals(choice: Choice) {
     }
 }
 
-/// Goal: buffers that are used up are told, once, and nothing is lost or failed.
+/// Goal: a lack of buffers is reported once; nothing is lost and nothing fails.
 fn starved(choice: Choice) {
     for pair in pairs() {
         let mut queue = queue(choice);
@@ -149,7 +150,7 @@ fn starved(choice: Choice) {
         pair.sends(b"abcdefgh");
         assert_eq!(next(&mut queue, token), News::Starved);
         pair.sends(b"ijkl");
-        assert_eq!(now(&mut queue), [], "it was told");
+        assert_eq!(now(&mut queue), [], "it was reported");
         queue.give(group, vec![0; 4]).unwrap();
         for (at, expected) in [b"abcd", b"efgh", b"ijkl"].into_iter().enumerate() {
             if at > 0 {
@@ -206,8 +207,8 @@ fn shared(choice: Choice) {
     }
 }
 
-/// Goal: who finds nothing to receive with the buffer that he waited for leaves it to the next, and
-/// so does who is cancelled; no wake-up is lost.
+/// Goal: a receive that finds no bytes when its buffer arrives leaves the buffer to the next
+/// receive, and so does a cancelled one; no wake-up is lost.
 fn left(choice: Choice) {
     for cancels in [false, true] {
         for (one_pair, other) in pairs().into_iter().zip(pairs()) {
@@ -243,17 +244,17 @@ fn ends(choice: Choice) {
         assert_eq!(next(&mut queue, token), News::Received { bytes: 4 });
         pair.peer.shutdown(Shutdown::Write).unwrap();
         assert_eq!(next(&mut queue, token), News::Completed);
-        // What was told before is taken before.
+        // Bytes reported before are taken first.
         take(&mut queue, (token, group), b"last");
         assert_eq!(queue.take_received(token).unwrap().unwrap().len, 0);
         assert!(queue.is_empty());
-        // At the end already; removed without being taken, which leaves the buffers to the group.
+        // Ended already; removing it without taking the result leaves the buffers in the group.
         let token = queue.receive_multishot(&pair.stream, group, None, 9).unwrap();
         assert_eq!(next(&mut queue, token), News::Completed);
         queue.remove(token).unwrap();
         assert_eq!(queue.remove_group(group).unwrap().len(), 3);
     }
-    // A peer that goes with bytes unread resets.
+    // A peer that closes with unread bytes resets.
     for pair in pairs() {
         let mut queue = queue(choice);
         let group = group(&mut queue, 3, 100);
@@ -267,7 +268,7 @@ fn ends(choice: Choice) {
     }
 }
 
-/// Tries again until it is so.
+/// Repeats until the condition holds.
 fn until(mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !is_so() {
@@ -353,7 +354,7 @@ fn dropped(choice: Choice) {
         });
         assert_eq!(&rest[..count], b"efgh");
     }
-    // A socket that is closed while it is received from is the queue's until it has ended.
+    // The queue keeps a socket open during a receive, even if the program has closed it.
     let (stream, mut peer) = tcp();
     let mut queue = queue(choice);
     let group = group(&mut queue, 1, 4);

@@ -1,4 +1,4 @@
-//! Receives that are over when their buffer is full, on streams of towpath and of the kernel.
+//! Receives that complete when their buffer is full, on streams of towpath and of the kernel.
 
 use super::files::pattern;
 use super::sockets::{connection, hosts};
@@ -19,11 +19,11 @@ pub(super) const CASES: &[Case] = &[
     ("a_failure_behind_bytes_is_the_next_receives", failure),
 ];
 
-/// The stream that receives, and what sends to it and may end.
+/// The receiving stream, and the sender.
 type Ends = (Stream, Box<dyn Peer>);
 
 trait Peer: Write + Send {
-    /// No more will come.
+    /// Shuts down sending.
     fn end(&mut self);
 }
 
@@ -45,7 +45,7 @@ impl Peer for towpath::host::TcpStream {
     }
 }
 
-/// Of each kind, with the hosts that have to stay.
+/// Runs a case with each kind of stream; the hosts stay alive meanwhile.
 fn each(act: impl Fn(Ends)) {
     for nonblocking in [false, true] {
         let (stream, peer) = super::kernel_streams::tcp();
@@ -67,8 +67,8 @@ fn finish(queue: &mut EventQueue, token: Token) -> Done {
     queue.take_done(token).unwrap()
 }
 
-/// Goal: much that comes little by little is told once, with each byte in its place; the next
-/// receive gets what follows. Tried besides: no room at all.
+/// Goal: many bytes that arrive in small parts are reported once, in order; the next receive gets
+/// what follows. Also tried: an empty buffer.
 fn full(choice: Choice) {
     const LEN: usize = 300_000;
     each(|(stream, mut peer)| {
@@ -78,7 +78,7 @@ fn full(choice: Choice) {
         let sent = pattern(LEN + 5);
         let expected = sent.clone();
         let sender = thread::spawn(move || {
-            // The last ones are not of a length that divides anything.
+            // The length of the parts divides nothing.
             for part in sent.chunks(7777) {
                 peer.write_all(part).unwrap();
             }
@@ -94,7 +94,7 @@ fn full(choice: Choice) {
     });
 }
 
-/// Goal: when no more will come, what came is told, and then that there is nothing.
+/// Goal: at the end of the stream, the bytes received so far are reported, and then the end.
 fn ends(choice: Choice) {
     each(|(stream, mut peer)| {
         let mut queue = queue(choice);
@@ -111,8 +111,8 @@ fn ends(choice: Choice) {
     });
 }
 
-/// Goal: a cancel and a deadline end it with the bytes that have come, if there are any, and those
-/// that come afterwards are the next one's.
+/// Goal: a cancel and a deadline complete a receive with the bytes received so far; later bytes go
+/// to the next receive.
 fn stopped(choice: Choice) {
     each(|(stream, mut peer)| {
         let mut queue = queue(choice);
@@ -129,7 +129,7 @@ fn stopped(choice: Choice) {
             let token = queue.receive_all(&stream, vec![0; 9], due, 9).unwrap();
             peer.write_all(b"hello").unwrap();
             if !by_deadline {
-                // What is on the way may come too late for it; then it is the next one's.
+                // Bytes in flight may arrive too late; then the next receive gets them.
                 thread::sleep(Duration::from_millis(20));
                 now(&mut queue);
                 queue.cancel(token).unwrap();
@@ -145,7 +145,7 @@ fn stopped(choice: Choice) {
     });
 }
 
-/// Goal: of a connection that is reset behind some bytes the bytes are told, and then the reset.
+/// Goal: if a connection is reset after some bytes, the bytes are reported, and then the reset.
 fn failure(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts());
     let (mut stream, mut peer) = connection(&hosts);

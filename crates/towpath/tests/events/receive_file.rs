@@ -1,5 +1,5 @@
-//! What streams of towpath hosts receive into files: what arrives, what is handed back, what stays
-//! in the stream; disks that are slow or fail, and connections that break.
+//! Streams of towpath hosts received into files: what arrives, what is handed back, what stays in
+//! the stream; slow and failing disks, and connections that break.
 
 use super::disk::Disk;
 use super::files::Directory;
@@ -25,17 +25,17 @@ pub(super) const CASES: &[Case] = &[
     ("a_file_ends_with_its_towpath_stream", reset),
     ("what_cannot_be_received_into_is_refused", refused),
 ];
-/// Those that need a [`Disk`].
+/// Cases that need a [`Disk`].
 pub(super) const DISK_CASES: &[Case] = &[
     ("a_slow_disk_closes_the_window", slow),
     ("a_slow_disk_is_waited_for_after_a_cancel", slow_stopped),
     ("a_disk_that_is_full_or_fails_loses_nothing", failing),
 ];
 
-/// What an operation may hold.
+/// Most bytes that an operation may hold.
 const HELD_MAX: usize = 1 << 20;
 
-/// Sends these bytes, and the end.
+/// Sends these bytes and shuts down sending.
 fn write(mut peer: TcpStream, bytes: Vec<u8>) -> JoinHandle<TcpStream> {
     std::thread::spawn(move || {
         peer.write_all(&bytes).unwrap();
@@ -44,8 +44,8 @@ fn write(mut peer: TcpStream, bytes: Vec<u8>) -> JoinHandle<TcpStream> {
     })
 }
 
-/// Looks that the file from `at` on, what was handed back and what is still in the stream are what
-/// was sent.
+/// Checks that the file from `at` on, the bytes handed back and the bytes still in the stream are
+/// together the bytes that were sent.
 fn check(moved: &Moved, file: &File, at: u64, mut stream: TcpStream, sent: &[u8]) {
     let mut all = vec![0; moved.bytes as usize];
     file.read_exact_at(&mut all, at).unwrap();
@@ -58,7 +58,7 @@ fn check(moved: &Moved, file: &File, at: u64, mut stream: TcpStream, sent: &[u8]
 fn whole(choice: Choice) {
     const LEN: usize = 5 << 20;
     let (mut queue, hosts, bytes) = (queue(choice), hosts(4 << 20), pattern(LEN));
-    // As far as the stream goes, or as far as the range.
+    // Up to the end of the stream, or of the range.
     for (end, written) in [(i64::MAX as u64, LEN), (1000 + LEN as u64, LEN), (5000, 4000)] {
         let (stream, peer) = connections(&hosts, 1).remove(0);
         let file = fresh(b"");
@@ -96,7 +96,7 @@ fn stopped(choice: Choice) {
     assert!(moved.result.is_ok() && moved.bytes == 5, "{moved:?}");
 }
 
-/// Bad input: a file that may not be written, a full device.
+/// Bad input: a read-only file, a full device.
 fn failed(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts(4 << 20));
     let directory = Directory::new("take", choice);
@@ -128,7 +128,7 @@ fn reset(choice: Choice) {
     });
     let end = Instant::now() + PATIENCE;
     while file.metadata().unwrap().len() < bytes.len() as u64 {
-        assert!(Instant::now() < end, "nothing came");
+        assert!(Instant::now() < end, "timed out without data");
         now(&mut queue);
         std::thread::yield_now();
     }
@@ -141,7 +141,7 @@ fn reset(choice: Choice) {
     assert!(written == bytes);
 }
 
-/// Bad input: ranges that are none, a pipe, a full queue.
+/// Bad input: invalid ranges, a pipe, a full queue.
 fn refused(choice: Choice) {
     let hosts = hosts(4 << 20);
     let small = Config { registrations: 1, ..super::config(choice) };
@@ -164,7 +164,7 @@ fn refused(choice: Choice) {
     assert_eq!(errno(finish_moved(&mut queue, token).result), Errno::CANCELED);
 }
 
-/// Waits in the queue until the disk holds a write.
+/// Runs the queue until the disk holds a write.
 fn until_held(queue: &mut EventQueue, disk: &Disk) {
     let end = Instant::now() + PATIENCE;
     while disk.held() == 0 {
@@ -174,7 +174,7 @@ fn until_held(queue: &mut EventQueue, disk: &Disk) {
     }
 }
 
-/// Goal: a disk that does not answer stops its stream and nothing else, and all arrives later.
+/// Goal: a disk that does not answer only stops its own stream, and everything arrives later.
 fn slow(choice: Choice) {
     let (mut queue, hosts, bytes) = (queue(choice), hosts(4 << 20), pattern(4 << 20));
     let disk = disk("receive-slow", choice, 0);
@@ -199,8 +199,8 @@ fn slow(choice: Choice) {
     others.join().unwrap();
 }
 
-/// Goal: cancel and deadline end it as soon as the disk has answered; it holds little, and nothing
-/// is lost.
+/// Goal: a cancel and a deadline complete a receive as soon as the disk has answered; it holds
+/// little, and nothing is lost.
 fn slow_stopped(choice: Choice) {
     let (mut queue, hosts, bytes) = (queue(choice), hosts(4 << 20), pattern(16 << 20));
     for why in [Errno::CANCELED, Errno::TIMEDOUT] {
@@ -229,7 +229,7 @@ fn slow_stopped(choice: Choice) {
     }
 }
 
-/// Goal: whatever a disk answers, without end, is told once, and all bytes are somewhere.
+/// Goal: every error of a disk is reported once, without endless retries, and no byte is lost.
 fn failing(choice: Choice) {
     let (mut queue, hosts, bytes) = (queue(choice), hosts(4 << 20), pattern(4 << 20));
     for why in [Errno::NOSPC, Errno::IO, Errno::INTR, Errno::CANCELED] {

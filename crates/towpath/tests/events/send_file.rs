@@ -1,5 +1,5 @@
-//! Files that are sent on streams of towpath hosts: what arrives, what is read and copied for it,
-//! and what becomes of disks that are slow or fail and of files that change.
+//! Files sent on streams of towpath hosts: what arrives, what is read and copied for it, slow and
+//! failing disks, and files that change.
 
 use super::disk::Disk;
 use super::sockets::address;
@@ -32,7 +32,7 @@ pub(super) const CASES: &[Case] = &[
     ("what_cannot_be_sent_is_handed_back", refused),
 ];
 
-/// Those that need a [`Disk`].
+/// Cases that need a [`Disk`].
 pub(super) const DISK_CASES: &[Case] = &[
     ("one_of_those_who_want_a_block_reads_it", together),
     ("a_disk_that_fails_ends_the_send", failing),
@@ -71,7 +71,7 @@ pub(super) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + at / 251) as u8).collect()
 }
 
-/// A file without a name that has just been written.
+/// Creates an unlinked file that has just been written.
 pub(super) fn fresh(bytes: &[u8]) -> Arc<File> {
     let name = format!("towpath-send-file-{}", std::process::id());
     let path = std::env::temp_dir().join(name);
@@ -82,11 +82,11 @@ pub(super) fn fresh(bytes: &[u8]) -> Arc<File> {
     Arc::new(file)
 }
 
-/// A file that was not changed lately, and what its first bytes are.
+/// Returns a file that has not changed recently, and its first bytes.
 pub(super) fn settled(len: usize) -> (Arc<File>, Vec<u8>) {
     let file = File::open(std::env::current_exe().unwrap()).unwrap();
     let (end, mut bytes) = (Instant::now() + PATIENCE, vec![0; len]);
-    // It may have been linked just now.
+    // It may just have been linked.
     while file.metadata().unwrap().modified().unwrap().elapsed().is_ok_and(|age| age.as_secs() < 5)
     {
         assert!(Instant::now() < end);
@@ -101,8 +101,8 @@ pub(super) fn parts(file: &Arc<File>, range: Range<u64>) -> SendFile {
     SendFile { header, file: file.clone(), range, trailer }
 }
 
-/// Goal: what is less than a block is not read in the queue's thread either, though the file system
-/// waits there in spite of being told not to.
+/// Goal: less than a block is not read on the queue's thread either, although this file system
+/// blocks even non-blocking reads.
 fn slow_and_small(choice: Choice) {
     const LEN: usize = 70_000;
     let disk = disk("small", choice, LEN);
@@ -122,22 +122,22 @@ fn slow_and_small(choice: Choice) {
     assert!(reader.join().unwrap().1 == framed(&pattern(LEN)));
 }
 
-/// A disk with so many bytes.
+/// Creates a disk with `len` bytes.
 pub(super) fn disk(name: &str, choice: Choice, len: usize) -> Disk {
     Disk::new(&format!("{name}-{choice:?}"), pattern(len)).expect("one was mounted before")
 }
 
-/// Waits in the queue until the disk holds so many requests.
+/// Runs the queue until the disk holds `count` requests.
 pub(super) fn until_held(queue: &mut EventQueue, disk: &Disk, count: usize) {
     let end = Instant::now() + PATIENCE;
     while disk.held() < count {
-        assert!(Instant::now() < end, "{} of {count} came", disk.held());
+        assert!(Instant::now() < end, "{} of {count} held", disk.held());
         now(queue);
         std::thread::yield_now();
     }
 }
 
-/// Reads so many bytes and then looks that no more come, unless that is to be seen later.
+/// Reads `count` bytes, and later checks that no more arrive.
 pub(super) fn read(mut peer: TcpStream, count: usize) -> JoinHandle<(TcpStream, Vec<u8>)> {
     std::thread::spawn(move || {
         let mut bytes = vec![0; count];
@@ -146,7 +146,7 @@ pub(super) fn read(mut peer: TcpStream, count: usize) -> JoinHandle<(TcpStream, 
     })
 }
 
-/// Waits until one of these is over; others may be told of as sent.
+/// Waits until a send is complete; other events may only report accepted bytes.
 pub(super) fn until_over(queue: &mut EventQueue, token: Token) -> FileSent {
     loop {
         for event in wait(queue) {
@@ -158,12 +158,12 @@ pub(super) fn until_over(queue: &mut EventQueue, token: Token) -> FileSent {
     }
 }
 
-/// Goes on until the peer has so many bytes to read.
+/// Runs the queue until the peer has `count` bytes to read.
 fn until_received(queue: &mut EventQueue, peer: &TcpStream, count: usize) {
     let end = Instant::now() + PATIENCE;
     peer.set_nonblocking(true).unwrap();
     while peer.peek(&mut vec![0; count]).unwrap_or(0) < count {
-        assert!(Instant::now() < end, "nothing came");
+        assert!(Instant::now() < end, "timed out without data");
         now(queue);
         std::thread::yield_now();
     }
@@ -235,7 +235,7 @@ fn round_trip(choice: Choice) {
     drop((stream, peer, file));
     let end = Instant::now() + PATIENCE;
     while hosts.0.file_cache().bytes > 0 {
-        assert!(Instant::now() < end, "what was written just now is not kept");
+        assert!(Instant::now() < end, "a recent write is not cached");
         std::thread::yield_now();
     }
 }
@@ -268,7 +268,7 @@ fn hot(choice: Choice) {
     assert_eq!(ledger.copied(), LEN as u64, "and that is all");
 }
 
-/// Goal: a cold block that several want is read once, also if they are in different queues.
+/// Goal: a cold block that several sends want is read once, also from different queues.
 fn together(choice: Choice) {
     let disk = disk("together", choice, BLOCK);
     let (mut first, mut second, hosts) = (queue(choice), queue(choice), hosts(64 << 20));
@@ -279,7 +279,7 @@ fn together(choice: Choice) {
         queue.send_file(stream, parts(&disk.file, 0..BLOCK as u64), None, 9).unwrap();
         now(queue);
     }
-    // The first has begun to read before the others came.
+    // The first send has started to read before the others begin.
     until_held(&mut first, &disk, 1);
     disk.let_go();
     let readers: Vec<_> = pairs.drain(..).map(|(_, peer)| read(peer, BLOCK + 13)).collect();
@@ -299,7 +299,7 @@ fn together(choice: Choice) {
     assert_eq!((reads.len(), hosts.0.file_cache().misses), (all, 1));
 }
 
-/// Goal: a file of any size is sent with little memory, from anywhere in it.
+/// Goal: a file of any size is sent with little memory, from any offset.
 fn large(choice: Choice) {
     const LEN: usize = 24 << 20;
     const FROM: u64 = (7 << 30) + 12_345;
@@ -322,7 +322,7 @@ fn large(choice: Choice) {
     assert!(most <= 1 << 20, "{most} bytes");
 }
 
-/// Goal: peers who do not read keep the memory that they have, and others go on without it.
+/// Goal: peers that do not read keep the memory that they hold, and others continue without it.
 fn full(choice: Choice) {
     const LEN: usize = 4 << 20;
     let (mut queue, hosts) = (queue(choice), hosts(1 << 20));
@@ -335,7 +335,7 @@ fn full(choice: Choice) {
         tokens.push(queue.send_file(stream, parts(&file, range), None, 9).unwrap());
     }
     let (streams, mut peers): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
-    // The last one reads, the others do not yet.
+    // The last peer reads, the others do not yet.
     let reader = read(peers.pop().unwrap(), LEN / 4 + 13);
     let sent = until_over(&mut queue, tokens[3]);
     sent.result.unwrap();
@@ -361,7 +361,7 @@ fn full(choice: Choice) {
     drop(streams);
 }
 
-/// Goal: what is sent is what the file had when the send began, however soon after the last change.
+/// Goal: the contents at the start of the send are sent, however soon after the last change.
 fn changed(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts(64 << 20));
     let mut pair = connections(&hosts, 1).remove(0);
@@ -391,7 +391,7 @@ fn changed_on_disk(choice: Choice) {
     assert!(disk.tell().reads.len() > reads);
 }
 
-/// Sends a file of less than a window.
+/// Sends a file that is smaller than a window.
 fn send_framed(
     queue: &mut EventQueue,
     (stream, peer): &mut (TcpStream, TcpStream),
@@ -426,7 +426,7 @@ fn cut(choice: Choice) {
     stream.shutdown(Shutdown::Write).unwrap();
     let read = reader.join().unwrap();
     assert_eq!(read.len() as u64, sent.bytes);
-    assert!(read[6..] == bytes[..read.len() - 6], "what was read before it was cut is as it was");
+    assert!(read[6..] == bytes[..read.len() - 6], "bytes read before the cut are unchanged");
 }
 
 fn read_all(mut peer: TcpStream) -> JoinHandle<Vec<u8>> {
@@ -440,7 +440,7 @@ fn read_all(mut peer: TcpStream) -> JoinHandle<Vec<u8>> {
 fn removed(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts(64 << 20));
     let bytes = pattern(8 << 20);
-    // It has lost its name before.
+    // The file has been unlinked.
     let file = fresh(&bytes);
     let (stream, peer) = connections(&hosts, 1).remove(0);
     let parts = parts(&file, 0..bytes.len() as u64);
@@ -451,8 +451,8 @@ fn removed(choice: Choice) {
     assert!(reader.join().unwrap().1 == framed(&bytes));
 }
 
-/// Goal: what was read before the error is sent, the error is told to all who wanted the block, and
-/// the next ones try again.
+/// Goal: bytes read before an error are sent, every send that wanted the block gets the error, and
+/// later sends try again.
 fn failing(choice: Choice) {
     let disk = disk("failing", choice, 3 * BLOCK);
     let (mut queue, hosts) = (queue(choice), hosts(64 << 20));
@@ -480,7 +480,7 @@ fn failing(choice: Choice) {
         }
     }
     disk.tell().fails = None;
-    // Reads that are under way still fail.
+    // Reads in progress still fail.
     let end = Instant::now() + PATIENCE;
     let arrived = loop {
         let (stream, peer) = connections(&hosts, 1).remove(0);
@@ -497,7 +497,7 @@ fn failing(choice: Choice) {
     assert!(arrived == framed(&pattern(3 * BLOCK)));
 }
 
-/// Goal: while a disk does not answer at all, files of others are sent whole, cold ones, too.
+/// Goal: while a disk does not answer at all, other files are sent completely, including cold ones.
 fn slow(choice: Choice) {
     const LEN: usize = 16 << 20;
     let disk = disk("slow", choice, 64 * BLOCK);
@@ -539,9 +539,9 @@ fn slow(choice: Choice) {
     }
 }
 
-/// Goal: how long a file is and when it was changed is not waited for; what is sent is what it has
-/// when the disk tells, and is told of again of each send.
-/// Method: a file that has grown by the time that the disk tells of it, and then another.
+/// Goal: the queue does not block for a file's size and modification time; the contents at the time
+/// of the disk's answer are sent, and each send asks again. Method: the file grows before the disk
+/// answers, and later changes once more.
 fn looked(choice: Choice) {
     const LEN: usize = 4 * BLOCK;
     let disk = disk("looked", choice, BLOCK);
@@ -569,8 +569,8 @@ fn looked(choice: Choice) {
     }
 }
 
-/// Goal: a look that fails is told as the error of the send; one that takes too long is ended by
-/// cancel and deadline at once, as often as that happens, and the disk serves others afterwards.
+/// Goal: a failed status request is reported as the send's error; a slow one is ended at once by
+/// cancel and deadline, any number of times, and the disk serves others afterwards.
 fn unlooked(choice: Choice) {
     const LEN: u64 = 4 * BLOCK as u64;
     let disk = disk("unlooked", choice, 4 * BLOCK);
@@ -596,7 +596,7 @@ fn unlooked(choice: Choice) {
     assert!(reader.join().unwrap().1 == framed(&pattern(4 * BLOCK)));
 }
 
-/// Begins a send whose disk does not answer, and ends it by its deadline or by cancels.
+/// Starts a send whose disk does not answer, and ends it by its deadline or by a cancel.
 fn send_in_vain(queue: &mut EventQueue, stream: &TcpStream, parts: SendFile, by_deadline: bool) {
     let soon = by_deadline.then(|| Instant::now() + Duration::from_millis(1));
     let token = queue.send_file(stream, parts, soon, 9).unwrap();
@@ -615,8 +615,8 @@ fn send_in_vain(queue: &mut EventQueue, stream: &TcpStream, parts: SendFile, by_
     assert_eq!(queue.cancel(token).unwrap_err().raw_os_error(), Some(libc::ESTALE));
 }
 
-/// Goal: cancel and deadline end a send at once, though its disk does not answer, and however often
-/// that happens, little is left behind.
+/// Goal: cancel and deadline end a send at once even if its disk does not answer, and repeating
+/// that leaves little behind.
 fn stopped(choice: Choice) {
     let disk = disk("stopped", choice, 16 * BLOCK);
     let (mut queue, hosts) = (queue(choice), hosts(2 << 20));
@@ -628,7 +628,7 @@ fn stopped(choice: Choice) {
     }
     assert!(hosts.0.file_cache().bytes <= 2 << 20);
     disk.let_go();
-    // What was accepted of the headers is there.
+    // Accepted parts of the headers have arrived.
     drop(stream);
     read_all(peer).join().unwrap();
     let (stream, peer) = connections(&hosts, 1).remove(0);
@@ -637,7 +637,7 @@ fn stopped(choice: Choice) {
     let reader = read(peer, 16 * BLOCK + 13);
     until_over(&mut queue, token).result.unwrap();
     assert!(reader.join().unwrap().1 == framed(&pattern(16 * BLOCK)));
-    // In the middle, with a peer who does not read.
+    // In the middle, with a peer that does not read.
     let (stream, peer) = connections(&hosts, 1).remove(0);
     let token = queue.send_file(&stream, parts(&disk.file, 0..16 * BLOCK as u64), None, 9).unwrap();
     until_received(&mut queue, &peer, 100);
@@ -652,7 +652,7 @@ fn stopped(choice: Choice) {
     assert!(framed(&pattern(16 * BLOCK)).starts_with(&read));
 }
 
-/// Goal: a queue that goes while it reads does not keep other queues waiting.
+/// Goal: a queue that is dropped while it reads does not keep other queues waiting.
 fn given_up(choice: Choice) {
     let disk = disk("given-up", choice, 2 * BLOCK);
     let (mut first, mut second, hosts) = (queue(choice), queue(choice), hosts(64 << 20));
@@ -667,7 +667,7 @@ fn given_up(choice: Choice) {
         now(&mut second);
     }
     assert_eq!(hosts.0.file_cache().hits, 2);
-    // It may wait for the disk a while.
+    // The drop may wait for the disk for a while.
     drop(first);
     let reader = read(pairs.pop().unwrap().1, 2 * BLOCK + 13);
     let before = Instant::now();
@@ -688,7 +688,7 @@ fn reset(choice: Choice) {
         let range = 0..file.metadata().unwrap().len();
         let token = queue.send_file(&stream, parts(&file, range.clone()), None, 9).unwrap();
         until_received(&mut queue, &peer, 100);
-        // With bytes unread.
+        // With unread bytes.
         drop(peer);
         let sent = until_over(&mut queue, token);
         assert!(matches!(errno(&sent), Some(Errno::CONNRESET | Errno::PIPE)), "{sent:?}");
@@ -698,7 +698,7 @@ fn reset(choice: Choice) {
         let sent = until_over(&mut queue, token);
         assert_eq!((sent.bytes, errno(&sent)), (0, Some(Errno::PIPE)));
     }
-    // Nobody uses what is in memory: it gives way to what is sent next.
+    // The blocks in memory are unused: the next send evicts them.
     let (stream, peer) = connections(&hosts, 1).remove(0);
     let bytes = pattern(4 << 20);
     let range = 0..bytes.len() as u64;
@@ -723,8 +723,8 @@ fn copied(choice: Choice) {
     assert_eq!(hosts.0.ledger().copied_at(Site::SocketSend), count);
 }
 
-/// Goal: what is little is read into what is sent, whether the file was just written or not, and
-/// takes no memory for files. Bad input: a file that is shorter than its range.
+/// Goal: a small file is read directly into the frame that is sent, whether or not it was just
+/// written, and uses no cache memory. Bad input: a file that is shorter than its range.
 fn little(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts(64 << 20));
     let (stream, peer) = connections(&hosts, 1).remove(0);
@@ -753,7 +753,7 @@ fn little(choice: Choice) {
     let sent = send(0..7);
     assert_eq!(sent.bytes, 20);
     let (peer, bytes) = read(peer, 20).join().unwrap();
-    assert_eq!(bytes, framed(b"changed"), "what is written is sent at once");
+    assert_eq!(bytes, framed(b"changed"), "written bytes are sent at once");
     let sent = send(4000..6000);
     let failed = sent.result.unwrap_err();
     assert_eq!((sent.bytes, failed.kind()), (1006, std::io::ErrorKind::UnexpectedEof));
@@ -761,8 +761,7 @@ fn little(choice: Choice) {
     assert!(bytes == [b"header", &pattern(5000)[4000..]].concat());
 }
 
-/// Bad input: ranges that are none, what is no regular file, a file that cannot be read, a full
-/// queue.
+/// Bad input: invalid ranges, files that are not regular, an unreadable file, a full queue.
 fn refused(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts(64 << 20));
     let (stream, peer) = connections(&hosts, 1).remove(0);
@@ -783,7 +782,7 @@ fn refused(choice: Choice) {
         );
     }
     assert!(queue.is_empty());
-    // It is found out when it is read.
+    // Detected when it is read.
     let name = format!("towpath-send-file-wo-{}", std::process::id());
     let path = std::env::temp_dir().join(name);
     let mut options = OpenOptions::new();
@@ -801,7 +800,7 @@ fn refused(choice: Choice) {
     let refused = queue.send_file(&stream, parts(&file, 0..10), None, 9).unwrap_err();
     assert_eq!(refused.error.raw_os_error(), Some(libc::ENOSPC));
     assert_eq!((refused.operation.range, refused.operation.trailer), (0..10, b"trailer".to_vec()));
-    // Its own reads need no room.
+    // The send's own reads need no registrations.
     let sent = until_over(&mut queue, token);
     assert!(sent.result.is_ok() && sent.bytes == 23);
 }

@@ -1,5 +1,5 @@
-//! Operations on files of a disk that is slow, fails or goes away: plain ones, and those between
-//! files and sockets of the kernel. Nothing else of the queue waits for it.
+//! Operations on files of a disk that is slow, fails or disappears: plain ones, and those between
+//! files and kernel sockets. Nothing else in the queue waits for it.
 
 use super::disk::Disk;
 use super::send_file::disk;
@@ -15,7 +15,7 @@ use towpath::events::{
     Action, Choice, Event, EventQueue, News, Operation, SendFile, Source, Token,
 };
 
-/// Those that need a [`Disk`].
+/// Cases that need a [`Disk`].
 pub(super) const DISK_CASES: &[Case] = &[
     ("a_slow_disk_holds_up_what_is_done_with_it_alone", held),
     ("what_waits_for_a_slow_disk_is_told_once_when_it_is_stopped", stopped),
@@ -24,10 +24,10 @@ pub(super) const DISK_CASES: &[Case] = &[
 ];
 
 const LEN: usize = 256 << 10;
-/// What each does with the disk.
+/// The operations on the disk.
 const NAMES: [&str; 5] = ["read", "write", "sync", "send_file", "receive_file"];
 
-/// One of each, on one file; ends of sockets that the last two are at, and their tokens.
+/// One operation of each kind on one file, the ends of the sockets of the last two, and the tokens.
 struct All {
     tokens: HashMap<Token, &'static str>,
     sink: UnixStream,
@@ -54,7 +54,7 @@ fn begin(queue: &mut EventQueue, disk: &Disk, deadline: Option<Instant>) -> All 
     All { tokens, sink, _source: source }
 }
 
-/// Takes what an operation came to: bytes, or its error.
+/// Takes the result of an operation: bytes, or its error.
 fn end(queue: &mut EventQueue, token: Token, name: &str) -> Result<u64, Errno> {
     let result = match name {
         "send_file" => {
@@ -71,13 +71,13 @@ fn end(queue: &mut EventQueue, token: Token, name: &str) -> Result<u64, Errno> {
     result.map_err(|error| errno::<()>(Err(error)))
 }
 
-/// Waits until all are over, once each; what each came to.
+/// Waits until each operation has completed once. Returns the results.
 fn finish(queue: &mut EventQueue, all: &mut All) -> HashMap<&'static str, Result<u64, Errno>> {
     let mut ends = HashMap::new();
     while !all.tokens.is_empty() {
         for Event { token, news, .. } in wait(queue) {
             assert_eq!(news, News::Completed);
-            let name = all.tokens.remove(&token).expect("each is told once");
+            let name = all.tokens.remove(&token).expect("each is reported once");
             ends.insert(name, end(queue, token, name));
         }
     }
@@ -85,7 +85,7 @@ fn finish(queue: &mut EventQueue, all: &mut All) -> HashMap<&'static str, Result
     ends
 }
 
-/// Reads what was sent, without waiting for its end.
+/// Reads what was sent, on another thread.
 fn drain(mut sink: UnixStream) -> std::thread::JoinHandle<usize> {
     std::thread::spawn(move || {
         let (mut sum, mut bytes) = (0, vec![0; LEN]);
@@ -96,8 +96,8 @@ fn drain(mut sink: UnixStream) -> std::thread::JoinHandle<usize> {
     })
 }
 
-/// Goal: while the disk answers nobody, nothing that was asked of it is told, and all else of the
-/// queue goes on: timers, notices, bytes between sockets. Then all of it is done.
+/// Goal: while the disk answers nothing, no operation on it completes and everything else in the
+/// queue continues: timers, notifications, bytes between sockets. Then all operations complete.
 fn held(choice: Choice) {
     let (mut queue, disk) = (queue(choice), disk("held", choice, LEN));
     (disk.tell().is_held, disk.tell().holds_looks) = (true, true);
@@ -128,8 +128,8 @@ fn held(choice: Choice) {
     assert_eq!(sink.join().unwrap(), LEN);
 }
 
-/// Goal: a cancel or a deadline while the disk answers nobody is told once for each, at the latest
-/// when the disk answers; buffers come back.
+/// Goal: a cancel or a deadline while the disk answers nothing is reported once per operation, at
+/// the latest when the disk answers; buffers come back.
 fn stopped(choice: Choice) {
     for is_late in [false, true] {
         let (mut queue, disk) = (queue(choice), disk("stopped", choice, LEN));
@@ -146,7 +146,7 @@ fn stopped(choice: Choice) {
         queue.wait_many(&mut told, many, Some(until)).unwrap();
         let mut ends = HashMap::new();
         for Event { token, .. } in told {
-            let name = all.tokens.remove(&token).expect("each is told once");
+            let name = all.tokens.remove(&token).expect("each is reported once");
             ends.insert(name, end(&mut queue, token, name));
         }
         disk.let_go();
@@ -154,13 +154,13 @@ fn stopped(choice: Choice) {
         ends.extend(finish(&mut queue, &mut all));
         assert_eq!(ends.len(), NAMES.len());
         for (name, end) in ends {
-            // Or it was done before.
+            // Or it completed before.
             assert!(end == Err(why) || end.is_ok(), "{name}: {end:?}");
         }
     }
 }
 
-/// Goal: each error of the disk is told as it is, by each operation.
+/// Goal: each operation reports each error of the disk unchanged.
 fn failing(choice: Choice) {
     for why in [Errno::IO, Errno::NOSPC] {
         let (mut queue, disk) = (queue(choice), disk("failing", choice, LEN));
@@ -171,7 +171,7 @@ fn failing(choice: Choice) {
     }
 }
 
-/// Goal: where the file system ends under operations each is told of that, once.
+/// Goal: if the file system ends under operations, each of them reports that once.
 fn gone(choice: Choice) {
     let (mut queue, disk) = (queue(choice), disk("gone", choice, LEN));
     disk.tell().is_held = true;

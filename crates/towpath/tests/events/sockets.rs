@@ -56,13 +56,13 @@ fn accept(choice: Choice) {
     for _ in 0..3 {
         let _stream = TcpStream::connect(&a, address()).unwrap();
         assert!(ready(&mut queue, token).readable);
-        assert!(ready(&mut queue, token).readable, "it holds still");
+        assert!(ready(&mut queue, token).readable, "still ready, so reported again");
         listener.accept().unwrap();
         assert_eq!(now(&mut queue), []);
     }
 }
 
-/// Goal: of a connection that the peer has reset all is told, on either stack.
+/// Goal: a connection that the peer has reset reports every condition, on either stack.
 fn reset(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts());
     let (stream, peer) = connection(&hosts);
@@ -109,7 +109,7 @@ fn edge(choice: Choice) {
         assert!(ready(&mut queue, token).readable);
     }
     queue.modify(token, Interest::READ, Trigger::OneShot).unwrap();
-    assert!(ready(&mut queue, token).readable, "what holds is told");
+    assert!(ready(&mut queue, token).readable, "ready, so reported");
     peer.write_all(b"hello").unwrap();
     assert_eq!(now(&mut queue), []);
     queue.modify(token, Interest::BOTH, Trigger::OneShot).unwrap();
@@ -122,7 +122,7 @@ fn writable(choice: Choice) {
     let (stream, mut peer) = connection(&hosts);
     let token = add(&mut queue, &stream, Interest::WRITE, Trigger::Level);
     let (mut sent, bytes) = (0, vec![7; 64 << 10]);
-    // Until neither queue, stack nor peer has room.
+    // Until queue, stack and peer have no room left.
     let mut idle = 0;
     while idle < 3 {
         match (&stream).write(&bytes) {
@@ -173,7 +173,7 @@ fn datagrams(choice: Choice) {
     let source = Source::datagram(&socket, Interest::READ, Trigger::Level);
     let token = queue.add(source, 0).unwrap();
     assert_eq!(now(&mut queue), []);
-    // A link of the process loses nothing.
+    // A link within the process loses nothing.
     sender.send_to(b"one", to).unwrap();
     assert!(ready(&mut queue, token).readable);
     assert_eq!(socket.recv_from(&mut [0; 9]).unwrap().0, 3);
@@ -182,9 +182,9 @@ fn datagrams(choice: Choice) {
     assert!(ready(&mut queue, token).writable);
 }
 
-/// Goal: a send that found no room to lend is told when there is some. Bad input: sockets that are
-/// told by edge and writable all the time, while another one has all that the host may lend: so
-/// nothing else would raise them.
+/// Goal: a send that found no room to lend is reported as writable when there is some. Bad input:
+/// edge-triggered sockets that are writable all the time, while another one has lent all that the
+/// host may lend, so that nothing else raises them.
 fn lending(choice: Choice) {
     let small = |last| HostConfig { lent_by_all: 4096, ..config(last) };
     let hosts = Host::pair(&small(1), &small(2)).unwrap();
@@ -237,7 +237,7 @@ fn returned(choice: Choice) {
     assert_eq!((event.token, event.data), (token, 6));
     assert_eq!(event.news, News::Returned { copied: false });
     assert!(queue.is_empty() && sending.is_returned());
-    // One that is back when it is added, and one that was asked for.
+    // A buffer that is back when it is added, and one that was recalled.
     queue.add(Source::sending(&sending), 7).unwrap();
     assert_eq!(one(&mut queue).data, 7);
     assert_eq!(sending.returned().buffer.len(), 100_000);
@@ -261,8 +261,9 @@ fn kept(choice: Choice) {
     assert!(found.peer_closed);
 }
 
-/// Goal: an echo server and its clients on one queue pass all bytes, though the hosts have too
-/// little memory for all that is on its way: who found no room hears when there is some.
+/// Goal: an echo server and its clients on one queue pass all bytes, even if the hosts have too
+/// little memory for all bytes in flight: a socket that found no room is reported when there is
+/// some.
 fn many(choice: Choice) {
     const CLIENTS: usize = 100;
     const BYTES: usize = 200_000;

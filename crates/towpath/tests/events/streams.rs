@@ -32,7 +32,7 @@ pub(super) const CASES: &[Case] = &[
     ("a_queue_may_go_before_operations_on_streams", dropped),
 ];
 
-/// What became of one with a buffer, and that it is told once.
+/// Returns the result of an operation with a buffer, and checks that it is reported once.
 fn finish(queue: &mut EventQueue, token: Token) -> Done {
     until_over(queue, token);
     take(queue, token)
@@ -53,7 +53,7 @@ fn until_received(peer: &TcpStream, mut meanwhile: impl FnMut()) {
     let deadline = Instant::now() + PATIENCE;
     peer.set_nonblocking(true).unwrap();
     while peer.peek(&mut [0]).is_err() {
-        assert!(Instant::now() < deadline, "nothing came");
+        assert!(Instant::now() < deadline, "timed out without data");
         meanwhile();
         std::thread::yield_now();
     }
@@ -77,7 +77,7 @@ fn connect(choice: Choice) {
     let mut read = [0; 5];
     listener.accept().unwrap().0.read_exact(&mut read).unwrap();
     assert_eq!(&read, b"hello");
-    // Nobody listens there.
+    // There is no listener.
     let token = queue.connect(&a, "10.0.0.2:81".parse().unwrap(), None, 9).unwrap();
     assert_eq!(until_over(&mut queue, token), []);
     assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::CONNREFUSED);
@@ -86,7 +86,7 @@ fn connect(choice: Choice) {
 
 fn connect_stopped(choice: Choice) {
     let (mut queue, (a, _b)) = (queue(choice), hosts());
-    // Nobody has this address.
+    // The address does not exist.
     let nobody = "10.0.0.9:80".parse().unwrap();
     let token = queue.connect(&a, nobody, None, 9).unwrap();
     queue.cancel(token).unwrap();
@@ -108,20 +108,20 @@ fn accept(choice: Choice) {
     drop(listener);
     assert_eq!(now(&mut queue), []);
     let clients: Vec<_> = (0..3).map(|_| TcpStream::connect(&a, address()).unwrap()).collect();
-    // What they have sent comes before what makes this one.
+    // Their packets arrive before those of this connection.
     let other = "10.0.0.2:81";
     let last = TcpListener::bind(&b, other).unwrap();
     let _client = TcpStream::connect(&a, other).unwrap();
     last.accept().unwrap();
     assert_eq!(one(&mut queue).news, News::Connection);
-    assert_eq!(now(&mut queue), [], "it is told once");
+    assert_eq!(now(&mut queue), [], "it is reported once");
     for _ in &clients {
         let (stream, from) = queue.take_stream(token).unwrap().unwrap();
         assert!(stream.as_host().unwrap().nodelay().unwrap());
         assert!(clients.iter().any(|client| client.local_addr().ok() == from));
     }
     assert!(queue.take_stream(token).is_none());
-    // Those that are left are told of again.
+    // Connections that are left are reported again.
     let _clients = [0; 2].map(|_| TcpStream::connect(&a, address()).unwrap());
     for _ in 0..2 {
         assert_eq!(one(&mut queue).news, News::Connection);
@@ -136,10 +136,10 @@ fn accept(choice: Choice) {
     assert_eq!(until_over(&mut queue, token), []);
     assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::CANCELED);
     assert!(queue.is_empty());
-    assert!(TcpStream::connect(&a, address()).is_err(), "nobody listens any more");
+    assert!(TcpStream::connect(&a, address()).is_err(), "no listener any more");
 }
 
-/// Goal: a connection that was told of can be taken after the cancel; the others stay.
+/// Goal: a connection that was reported can be taken after a cancel; the others stay.
 fn accept_stopped(choice: Choice) {
     let (mut queue, (a, b)) = (queue(choice), hosts());
     let listener = TcpListener::bind(&b, address()).unwrap();
@@ -157,8 +157,8 @@ fn accept_stopped(choice: Choice) {
     assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::TIMEDOUT);
 }
 
-/// Goal: an operation that has the waker of one that left it with a socket hears of its own only.
-/// Method: the first is cancelled, and its socket then has bytes.
+/// Goal: an operation that reuses the waker of one that left it with a socket only completes for
+/// its own socket. Method: the first is cancelled, and its socket then receives bytes.
 fn receive_elsewhere(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts());
     let (first, mut one_peer) = connection(&hosts);
@@ -173,7 +173,7 @@ fn receive_elsewhere(choice: Choice) {
         one_peer.write_all(b"not yours").unwrap();
         let end = Instant::now() + PATIENCE;
         while (&mut &first).read(&mut [0; 9]).is_err() {
-            assert!(Instant::now() < end, "nothing came");
+            assert!(Instant::now() < end, "timed out without data");
             assert_eq!(now(&mut queue), []);
         }
         assert_eq!(now(&mut queue), []);
@@ -192,7 +192,7 @@ fn receive(choice: Choice) {
     peer.write_all(b"hello").unwrap();
     let Done { result, buffer, .. } = finish(&mut queue, token);
     assert_eq!((result.unwrap(), buffer.len(), &buffer[..5]), (5, 100, &b"hello"[..]));
-    // More than there is room for, and no room.
+    // More bytes than room, and no room.
     peer.write_all(b"hello").unwrap();
     let token = queue.receive(&stream, vec![0; 2], None, 9).unwrap();
     let Done { result, buffer, .. } = finish(&mut queue, token);
@@ -216,7 +216,7 @@ fn receive_end(choice: Choice) {
     peer.shutdown(Shutdown::Write).unwrap();
     let Done { result, buffer, .. } = finish(&mut queue, token);
     assert_eq!((result.unwrap(), buffer.len()), (0, 9));
-    // A peer that goes with bytes unread resets.
+    // A peer that closes with unread bytes resets.
     let (mut stream, peer) = connection(&hosts);
     stream.write_all(b"hello").unwrap();
     until_received(&peer, || {});
@@ -227,7 +227,7 @@ fn receive_end(choice: Choice) {
     assert_eq!((errno(result), buffer.len()), (Errno::CONNRESET, 9));
 }
 
-/// Goal: what came too late for a cancelled operation stays to be read.
+/// Goal: bytes that arrive too late for a cancelled operation stay in the stream.
 fn receive_stopped(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts());
     let (stream, mut peer) = connection(&hosts);
@@ -244,8 +244,8 @@ fn receive_stopped(choice: Choice) {
     assert_eq!((errno(result), buffer), (Errno::TIMEDOUT, vec![3; 9]));
 }
 
-/// Goal: bytes are placed as they come, by the worker. Method: a cancel comes too late when the
-/// peer has heard that they have come, though nobody has waited.
+/// Goal: the worker places bytes as they arrive. Method: once the peer knows that the bytes have
+/// arrived, a cancel comes too late, although there was no wait.
 fn receive_placed(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts());
     let (stream, mut peer) = connection(&hosts);
@@ -258,8 +258,8 @@ fn receive_placed(choice: Choice) {
     assert_eq!((result.unwrap(), &buffer[..5]), (5, &b"hello"[..]));
 }
 
-/// Goal: of several buffers the first is filled and told first, whether bytes are there before
-/// them, between them or afterwards; the end is told to each that is left.
+/// Goal: several buffers are filled and reported in order, whether bytes arrive before, between or
+/// after them; the end is reported to each that is left.
 fn receive_in_turn(choice: Choice) {
     const ROUNDS: usize = 30;
     let (mut queue, hosts) = (queue(choice), hosts());
@@ -306,15 +306,15 @@ fn receive_in_turn(choice: Choice) {
     assert!(sent.eq(received));
 }
 
-/// What became of one of several.
+/// Returns the result of one of several operations.
 fn finish_of(queue: &mut EventQueue, token: Token) -> Done {
     let event = one(queue);
     assert_eq!((event.token, event.news), (token, News::Completed));
     queue.take_done(token).unwrap()
 }
 
-/// Goal: what a buffer would have had that was cancelled goes to the next, and what those would
-/// have had whose queue is dropped stays to be read.
+/// Goal: bytes for a cancelled buffer go to the next one, and bytes for buffers of a dropped queue
+/// stay in the stream.
 fn receive_withdrawn(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts());
     let (mut stream, mut peer) = connection(&hosts);
@@ -372,8 +372,8 @@ fn receive_lent(choice: Choice) {
     assert_eq!(errno(queue.take_pieces(token).unwrap()), Errno::CANCELED);
 }
 
-/// Goal: where a call says that readers keep too much, an operation waits until they keep less, and
-/// nothing is lost; a cancel and a deadline end it all the same.
+/// Goal: if a call would fail because readers hold too many bytes, an operation waits until they
+/// hold fewer, and nothing is lost; a cancel and a deadline still end it.
 fn receive_lent_crowded(choice: Choice) {
     const CONNECTIONS: usize = 16;
     const MOST: usize = 64 << 10;
@@ -393,7 +393,7 @@ fn receive_lent_crowded(choice: Choice) {
     let (mut kept, mut sent, mut received) = (Vec::new(), 0, 0);
     let deadline = Instant::now() + PATIENCE;
     let full = 'full: loop {
-        assert!(Instant::now() < deadline, "nobody says that too much is kept");
+        assert!(Instant::now() < deadline, "no ENOBUFS before the deadline");
         for (number, (stream, peer)) in connections.iter_mut().enumerate() {
             sent += peer.write(&bytes).unwrap_or(0);
             match stream.recv_lent(MOST, &mut kept) {
@@ -420,7 +420,7 @@ fn receive_lent_crowded(choice: Choice) {
     let pieces = queue.take_pieces(token).unwrap().unwrap();
     received += pieces.iter().map(|piece| piece.bytes().unwrap().len()).sum::<usize>();
     drop(pieces);
-    // All that was sent comes, and is what was sent.
+    // Everything that was sent arrives unchanged.
     while received < sent {
         assert!(Instant::now() < deadline, "{received} of {sent} bytes");
         for (stream, _) in &connections {
@@ -435,7 +435,7 @@ fn receive_lent_crowded(choice: Choice) {
     assert_eq!(received, sent);
 }
 
-/// Reads so many bytes, which are 7.
+/// Reads `count` bytes, which must be 7.
 fn read_sevens(peer: &mut TcpStream, count: usize) {
     peer.set_nonblocking(false).unwrap();
     peer.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -472,7 +472,8 @@ fn send(choice: Choice) {
     }
 }
 
-/// Goal: what was accepted is sent though its buffer was asked for; what was not, is not.
+/// Goal: accepted bytes are sent even if their buffer is recalled; bytes that were not accepted are
+/// not.
 fn send_stopped(choice: Choice) {
     const LEN: usize = 1 << 20;
     let (mut queue, hosts) = (queue(choice), hosts());
@@ -544,7 +545,7 @@ fn full(choice: Choice) {
     assert_eq!(finish(&mut queue, token).result.unwrap(), 5);
 }
 
-/// Goal: what was accepted is sent, and nothing else is taken from the streams.
+/// Goal: accepted bytes are sent, and nothing else is taken from the streams.
 fn dropped(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts());
     let (mut stream, mut peer) = connection(&hosts);

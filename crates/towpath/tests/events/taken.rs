@@ -1,4 +1,4 @@
-//! What became of operations of a known kind.
+//! Results of operations of a known kind.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use towpath::events::{
 };
 use towpath::host::Held;
 
-/// One with a buffer, whichever way its bytes went.
+/// The result of an operation with a buffer, whatever its direction.
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) result: io::Result<usize>,
@@ -28,7 +28,7 @@ impl From<Sent> for Done {
     }
 }
 
-/// Each takes what became of an operation of one kind, and fails if it is of another.
+/// Each method takes the result of an operation of one kind, and fails if it is of another.
 pub(crate) trait Taken {
     fn take_done(&mut self, token: Token) -> Option<Done>;
     fn take_stream(&mut self, token: Token) -> Option<io::Result<(Stream, Option<SocketAddr>)>>;

@@ -1,4 +1,4 @@
-//! Timers and deadlines, by the clock and in simulated time.
+//! Timers and deadlines, in real and in simulated time.
 
 use super::custom::Shared;
 use super::kernel_streams::unix;
@@ -40,7 +40,7 @@ fn order(choice: Choice) {
     assert!(queue.is_empty());
 }
 
-/// Goal: hours pass at once, and a wait that nothing would end says so.
+/// Goal: hours pass at once, and a wait that nothing would end fails.
 fn simulated(choice: Choice) {
     let mut queue = simulation(choice);
     let (start, hour) = (queue.now(), Duration::from_secs(3600));
@@ -54,8 +54,8 @@ fn simulated(choice: Choice) {
     assert_eq!(Errno::from_io_error(&nothing), Some(Errno::DEADLK));
 }
 
-/// Goal: an operation ends at its deadline and not before, whoever carries it out, and what comes a
-/// moment before it is in time.
+/// Goal: an operation ends at its deadline and not before, whatever carries it out, and bytes that
+/// arrive just before are in time.
 fn operations(choice: Choice) {
     let mut queue = simulation(choice);
     let (start, hour) = (queue.now(), Duration::from_secs(3600));
@@ -90,7 +90,7 @@ fn operations(choice: Choice) {
     assert_eq!(queue.now(), moment);
     let completed = queue.take_done(in_time).unwrap();
     assert_eq!((completed.result.unwrap(), &completed.buffer[..7]), (7, &b"in time"[..]));
-    // One that is over does not end the wait by its deadline.
+    // The deadline of a completed operation does not end the wait.
     assert_eq!(one_of(&mut queue, far).token, accept);
     assert_eq!(Some(queue.now()), at(6));
     assert_eq!(errno(queue.take_stream(accept).unwrap()), Errno::TIMEDOUT);

@@ -66,12 +66,12 @@ fn read_all(mut from: impl Read + Send + 'static) -> std::thread::JoinHandle<Vec
     })
 }
 
-/// What a peer can read first, while the queue goes on.
+/// Reads the first bytes at the peer while the queue runs.
 fn read_first(queue: &mut EventQueue, peer: &mut UnixStream, count: usize) -> Vec<u8> {
     let (deadline, mut read, mut at) = (Instant::now() + PATIENCE, vec![0; count], 0);
     peer.set_nonblocking(true).unwrap();
     while at < count {
-        assert!(Instant::now() < deadline, "nothing came");
+        assert!(Instant::now() < deadline, "timed out without data");
         assert_eq!(now(queue), []);
         at += peer.read(&mut read[at..]).unwrap_or(0);
     }
@@ -79,7 +79,7 @@ fn read_first(queue: &mut EventQueue, peer: &mut UnixStream, count: usize) -> Ve
     read
 }
 
-/// Sends it, and what the peer has read.
+/// Sends a file and returns the result with the bytes that the peer has read.
 fn exchange(queue: &mut EventQueue, is_tcp: bool, parts: SendFile) -> (FileSent, Vec<u8>) {
     let (stream, reader) = if is_tcp {
         let (stream, peer) = tcp();
@@ -115,7 +115,7 @@ fn send_file(choice: Choice) {
             assert!(read == expected, "{range:?}");
         }
     }
-    // Behind what 32 bits can count.
+    // Beyond 32-bit offsets.
     let at = 5_u64 << 30;
     file.write_all_at(&bytes, at).unwrap();
     let range = at + 100..at + all;
@@ -123,7 +123,7 @@ fn send_file(choice: Choice) {
     let (sent, read) = exchange(&mut queue, true, parts);
     assert_eq!(sent.bytes, all - 100);
     assert!(read == bytes[100..]);
-    // Another stays where it is: sending has no offset of its own.
+    // The file offset does not change: sending uses no shared offset.
     assert_eq!(rustix::fs::tell(&*file).unwrap(), 0);
 }
 
@@ -141,7 +141,7 @@ fn send_cold(choice: Choice) {
         sent.result.unwrap();
         assert!(read == [&[1; 10][..], &bytes[1000..len], &[2; 10]].concat());
     }
-    // One that sendfile(2) does not take, as it has no pages.
+    // A file that sendfile(2) rejects, because it has no pages.
     let zero = Arc::new(File::open("/dev/zero").unwrap());
     let parts = SendFile { header: vec![1; 10], file: zero, range: 0..1 << 20, trailer: vec![] };
     let (sent, read) = exchange(&mut queue, true, parts);
@@ -149,7 +149,7 @@ fn send_cold(choice: Choice) {
     assert!(read[10..] == [0; 1 << 20]);
 }
 
-/// Goal: told as too short, never filled up, and what comes behind is not sent.
+/// Goal: the send reports that the file is too short, never pads it, and does not send the trailer.
 fn send_shrinking(choice: Choice) {
     const LEN: usize = 8 << 20;
     let (mut queue, directory) = (queue(choice), Directory::new("shrink", choice));
@@ -163,7 +163,7 @@ fn send_shrinking(choice: Choice) {
         assert_eq!(sent.bytes, (10 + LEN - from) as u64);
         assert!(read[..10] == [1; 10] && read[10..] == bytes[from..]);
     }
-    // While it is under way, to a peer that takes little before it reads.
+    // During the send, to a peer that accepts little before it reads.
     let (stream, mut peer) = unix();
     let token = queue.send_file(stream, parts(0..LEN as u64), None, 9).unwrap();
     let mut read = read_first(&mut queue, &mut peer, 11);
@@ -208,7 +208,7 @@ fn send_stopped(choice: Choice) {
     let token = queue.send_file(stream, parts(), past(), 9).unwrap();
     assert_eq!(errno(finish(&mut queue, token).result), Errno::TIMEDOUT);
     reader.join().unwrap();
-    // The others are not kept waiting by one that could go on for ever.
+    // A send that could go on without end does not keep others waiting.
     let (stream, mut peer) = tcp();
     let token = queue.send_file(stream, parts(), None, 9).unwrap();
     let reader = std::thread::spawn(move || {
@@ -275,7 +275,7 @@ fn send_refused(choice: Choice) {
         assert_eq!(errno(queue.receive_file(&stream, file, range, soon(), 9)), why);
     }
     assert!(queue.is_empty());
-    // A file that may not be read.
+    // A write-only file.
     let written = Arc::new(File::create(directory.path("written")).unwrap());
     let parts = SendFile { header: vec![], file: written, range: 0..5, trailer: vec![] };
     let token = queue.send_file(&stream, parts, None, 9).unwrap();
@@ -287,7 +287,7 @@ fn receive_file(choice: Choice) {
     const LEN: usize = 3 << 20;
     let (mut queue, directory) = (queue(choice), Directory::new("receive", choice));
     let (file, bytes) = (directory.file(), pattern(LEN));
-    // As far as the stream goes, or as far as the range.
+    // Up to the end of the stream, or of the range.
     for (end, written) in [(i64::MAX as u64, LEN), (1000 + LEN as u64, LEN), (5000, 4000)] {
         file.set_len(0).unwrap();
         let (stream, mut peer) = tcp();
@@ -382,7 +382,7 @@ fn splice_failed(choice: Choice) {
         assert!(matches!(errno(moved.result), Errno::PIPE | Errno::CONNRESET));
         assert_eq!((moved.bytes, &moved.rest[..]), (0, &b"hello"[..]));
     });
-    // To a peer that reads nothing: what was taken and has no room comes back.
+    // To a peer that reads nothing: bytes that were taken and have no room are handed back.
     for by_deadline in [false, true] {
         let ((from, mut writer), (to, _reader)) = (tcp(), unix());
         let (from, to) = (Stream::from(from), Stream::from(to));
@@ -406,7 +406,7 @@ fn splice_failed(choice: Choice) {
     }
 }
 
-/// Goal: from the kernel through two hosts and back to the kernel, each byte once.
+/// Goal: from the kernel through two hosts and back to the kernel, each byte arrives once.
 fn splice_mixed(choice: Choice) {
     const LEN: usize = 6 << 20;
     let (mut queue, hosts) = (queue(choice), hosts());
@@ -446,7 +446,7 @@ fn splice_mixed(choice: Choice) {
         assert_eq!((errno(moved.result), moved.bytes, moved.rest), (why, 0, vec![]));
         drop(near);
     }
-    // What was taken and is not wanted any more comes back, and the queue may go before the end.
+    // Bytes that were taken and cannot be sent are handed back, and the queue may be dropped early.
     let ((near, far), (to, reader)) = (connection(&hosts), unix());
     drop(reader);
     assert_eq!(Stream::from(&near).try_send(b"hello").unwrap(), 5);
@@ -459,7 +459,7 @@ fn splice_mixed(choice: Choice) {
     let (to, mut reader) = tcp();
     queue.splice(&far, to, 100, soon(), 9).unwrap();
     drop(queue);
-    // The end of a ring may interrupt a call, which this one makes again.
+    // The end of a ring may interrupt a call; `read_to_end` repeats it.
     assert_eq!(reader.read_to_end(&mut Vec::new()).unwrap(), 0, "it is closed");
 }
 

@@ -1,4 +1,4 @@
-//! News of other threads.
+//! Notifications from other threads.
 
 use super::{Case, PATIENCE, config, now, one, queue};
 use rustix::io::Errno;
@@ -18,14 +18,14 @@ pub(super) const CASES: &[Case] = &[
     ("an_idle_queue_sleeps", idle),
 ];
 
-/// How often this thread went to sleep.
+/// Returns how often this thread has slept.
 fn sleeps() -> u64 {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
     line.unwrap().trim().parse().unwrap()
 }
 
-/// Goal: where nothing happens a wait is one sleep, until its deadline; so is one behind news.
+/// Goal: a wait without events is one sleep until its deadline, also after earlier events.
 fn idle(choice: Choice) {
     let mut queue = queue(choice);
     let (stream, _peer) = UnixStream::pair().unwrap();
@@ -38,7 +38,8 @@ fn idle(choice: Choice) {
     let until = Instant::now() + Duration::from_millis(300);
     assert_eq!(queue.wait(&mut events, Some(until)).unwrap(), 0);
     assert!(Instant::now() >= until);
-    // One, and some of the system's own, such as for memory; a poll each 10 ms would make 30.
+    // One sleep, and some of the system's own, such as for memory; polling every 10 ms would make
+    // 30.
     assert!(sleeps() - before < 20, "{} sleeps", sleeps() - before);
 }
 
@@ -61,7 +62,7 @@ fn counted(choice: Choice) {
     assert_eq!(one(&mut queue).token, new);
 }
 
-/// Goal: with a queue that sleeps whenever it can, every notice of several threads is told.
+/// Goal: a queue that sleeps whenever it can reports every notification of several threads.
 fn none_lost(choice: Choice) {
     const THREADS: u64 = 3;
     const NOTICES: u64 = 3000;
@@ -84,7 +85,7 @@ fn none_lost(choice: Choice) {
     while total < THREADS * NOTICES {
         events.clear();
         let late = Some(Instant::now() + PATIENCE);
-        assert!(queue.wait(&mut events, late).unwrap() > 0, "{total} were told");
+        assert!(queue.wait(&mut events, late).unwrap() > 0, "{total} were reported");
         for event in &events {
             let News::Notified { count } = event.news else { panic!("{event:?}") };
             total += count;
@@ -107,7 +108,7 @@ fn full(choice: Choice) {
     assert!(queue.add(Source::user(), 0).is_err());
 }
 
-/// Goal: sources that are always ready have their turns, one event in a wait.
+/// Goal: sources that are always ready take turns if a wait returns one event.
 fn fair(choice: Choice) {
     let mut queue = queue(choice);
     let pipes: Vec<_> = (0..3).map(|_| rustix::pipe::pipe().unwrap()).collect();

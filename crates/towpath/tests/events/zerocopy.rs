@@ -1,4 +1,4 @@
-//! Sends that lend their buffer to the kernel. All of it stays on this host, where the kernel
+//! Sends that lend their buffer to the kernel. All traffic stays on this machine, where the kernel
 //! copies in the end.
 
 use super::kernel_streams::{past, tcp, unix};
@@ -27,7 +27,7 @@ const LARGE: usize = 30 << 20;
 /// More than the window of [`narrow`], and less than a socket sends ahead.
 const AHEAD: usize = 200 << 10;
 
-/// What became of a send, and that it is told once.
+/// Returns the events and the result of a send, and checks that its end is reported once.
 fn finish(queue: &mut EventQueue, token: Token) -> (Vec<News>, Done) {
     let told = until_over(queue, token);
     assert_eq!(now(queue), []);
@@ -36,7 +36,7 @@ fn finish(queue: &mut EventQueue, token: Token) -> (Vec<News>, Done) {
     (told, queue.take_done(token).unwrap())
 }
 
-/// A connection whose peer has a small window.
+/// Creates a connection whose peer has a small window.
 fn narrow() -> (Stream, TcpStream) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     sockopt::set_socket_recv_buffer_size(&listener, 32 << 10).unwrap();
@@ -47,14 +47,14 @@ fn narrow() -> (Stream, TcpStream) {
     (stream.into(), peer)
 }
 
-/// Reads so many bytes, which are 7.
+/// Reads `count` bytes, which must be 7.
 fn read_sevens(peer: &mut impl Read, count: usize) {
     let mut read = vec![0; count];
     peer.read_exact(&mut read).unwrap();
     assert!(read.iter().all(|byte| *byte == 7));
 }
 
-/// Whether the kernel lends, and tells of copies: io_uring of Linux 6.2.
+/// Returns true if the kernel lends and reports copies: io_uring on Linux 6.2 or later.
 fn lends(queue: &EventQueue) -> bool {
     let uname = rustix::system::uname();
     let release = uname.release().to_string_lossy().into_owned();
@@ -81,13 +81,14 @@ fn comes_back(choice: Choice) {
             let (told, Done { result, buffer, copied, .. }) = finish(&mut queue, token);
             assert_eq!(told, [News::Accepted { bytes: len }]);
             assert_eq!((result.unwrap(), buffer), (len, vec![7; len]));
-            assert_eq!(copied, len > 0, "the kernel copies what stays on a host");
+            assert_eq!(copied, len > 0, "the kernel copies local traffic");
             peer = reader.join().unwrap();
         }
     }
 }
 
-/// Goal: accepted and returned are two things: the buffer is out while a peer does not take it.
+/// Goal: accepting and returning are separate: the buffer stays lent while the peer does not
+/// receive.
 fn accepted(choice: Choice) {
     let mut queue = queue(choice);
     let (stream, mut peer) = narrow();
@@ -98,9 +99,9 @@ fn accepted(choice: Choice) {
     if is_out {
         assert_eq!(now(&mut queue), [], "the peer has not taken it");
         queue.cancel(token).unwrap();
-        assert_eq!(now(&mut queue), [], "it cannot be asked for");
+        assert_eq!(now(&mut queue), [], "it cannot be recalled");
         assert!(queue.take(token).is_none());
-        // What is accepted first is first.
+        // Sends are accepted in order.
         let next = queue.send(&stream, vec![7; 10], None, 9).unwrap();
         assert_eq!(one_at_a_time(&mut queue), (next, News::Accepted { bytes: 10 }));
         assert_eq!(until_over(&mut queue, next), []);
@@ -114,7 +115,7 @@ fn accepted(choice: Choice) {
     }
 }
 
-/// The next event and no other.
+/// Waits for the next event, and no other.
 fn one_at_a_time(queue: &mut EventQueue) -> (Token, News) {
     let mut events = Vec::new();
     queue.wait_many(&mut events, 1..=1, Some(Instant::now() + PATIENCE)).unwrap();
@@ -134,7 +135,7 @@ fn copied(choice: Choice) {
     assert_eq!((errno::<()>(Err(refused.error)), refused.buffer), (Errno::NOSPC, vec![7; 9]));
 }
 
-/// Goal: memory of any kind is kept as long as it is sent, and no longer, lent or not.
+/// Goal: memory of any kind is held as long as it is being sent, and no longer, lent or not.
 fn of_others(choice: Choice) {
     let mut queue = queue(choice);
     for (lends, len) in [(false, LARGE), (true, LARGE), (true, AHEAD), (true, 0)] {
@@ -150,7 +151,8 @@ fn of_others(choice: Choice) {
         assert_eq!((result.unwrap(), buffer, copied), (len, vec![], len > 0));
         reader.join().unwrap();
     }
-    // Refused, it is dropped; a queue that goes waits for what the kernel has.
+    // If the send is refused, the memory is dropped; dropping a queue waits for memory that the
+    // kernel has.
     let shared: Arc<[u8]> = vec![7; AHEAD].into();
     let send = |queue: &mut EventQueue, socket| {
         let memory = Memory { bytes: Box::new(shared.clone()), lends: true };
@@ -177,7 +179,7 @@ fn stopped(choice: Choice) {
     let token = queue.send_zerocopy(&stream, vec![7; LARGE], None, 9).unwrap();
     assert_eq!(now(&mut queue), []);
     queue.cancel(token).unwrap();
-    // The peer takes what was accepted, and then the buffer is back.
+    // The peer receives what was accepted, and then the buffer is back.
     let reader = std::thread::spawn(move || {
         let mut read = Vec::new();
         peer.read_to_end(&mut read).unwrap();
@@ -190,7 +192,7 @@ fn stopped(choice: Choice) {
     drop(stream);
     let read = reader.join().unwrap();
     assert!(read.len() == bytes && read.iter().all(|byte| *byte == 7));
-    // Late before it was begun, or all of it was accepted at once.
+    // Timed out before it was started, or all of it was accepted at once.
     let (stream, _peer) = tcp();
     let token = queue.send_zerocopy(stream, vec![7; 9], past(), 9).unwrap();
     let (told, Done { result, buffer, .. }) = finish(&mut queue, token);
@@ -209,7 +211,7 @@ fn failed(choice: Choice) {
     let (told, Done { result, buffer, copied, .. }) = finish(&mut queue, token);
     assert_eq!((told, errno(result), buffer.len(), copied), (vec![], Errno::PIPE, AHEAD, false));
     assert_eq!(peer.read(&mut [0]).unwrap(), 0);
-    // A peer that goes while it is sent: bytes and buffer are told, whatever arrived.
+    // A peer that closes during the send: bytes and buffer are reported, whatever arrived.
     let (stream, mut peer) = narrow();
     let token = queue.send_zerocopy(&stream, vec![7; LARGE], None, 9).unwrap();
     assert_eq!(now(&mut queue), []);
@@ -219,7 +221,7 @@ fn failed(choice: Choice) {
     assert!(result.is_ok_and(|bytes| bytes < LARGE) && buffer.len() == LARGE);
 }
 
-/// Goal: memory that the kernel has is not used again, though queue and operation are gone.
+/// Goal: memory that the kernel has is not reused, even if queue and operation are gone.
 fn dropped(choice: Choice) {
     let (stream, mut peer) = narrow();
     let mut queue = queue(choice);

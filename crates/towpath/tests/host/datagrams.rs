@@ -1,9 +1,9 @@
-//! Datagrams that lend.
+//! Datagrams that lend their buffers.
 
 use super::*;
 use towpath::host::{Held, SendTo};
 
-/// Two hosts with a socket each, connected with each other.
+/// Creates two hosts with connected sockets.
 fn sockets(one: &Config) -> (Host, Host, UdpSocket, UdpSocket) {
     let (a, b) = Host::pair(one, &config(2)).expect("two hosts");
     let own = "10.0.0.1:7";
@@ -25,8 +25,8 @@ fn receive(peer: &UdpSocket) -> Vec<u8> {
     into
 }
 
-/// Goal: buffers of all sizes and kinds go as datagrams without a copy, and come back in the same
-/// way as those of streams.
+/// Goal: buffers of all sizes and kinds are sent as datagrams without a copy, and come back like
+/// those of streams.
 #[test]
 fn datagrams_are_lent_and_come_back() {
     let (a, b, socket, peer) = sockets(&config(1));
@@ -54,7 +54,7 @@ fn datagrams_are_lent_and_come_back() {
 }
 
 /// Goal: calls that fail lend nothing and hand the buffer back. Tried: too long, too many parts,
-/// segments larger than the MTU, no destination, port zero, a full budget.
+/// segments larger than the MTU, no destination, port zero, an exhausted budget.
 #[test]
 fn what_cannot_be_sent_is_handed_back() {
     let limits = Config { lent_by_socket: 100_000, ..config(1) };
@@ -90,8 +90,8 @@ fn what_cannot_be_sent_is_handed_back() {
     assert_all_back(&[&a, &b]);
 }
 
-/// Goal: a peer that does not read keeps neither what has a term, nor what is recalled, nor, with
-/// the default term, anything; it reads the bytes that were sent.
+/// Goal: a peer that does not read cannot keep a buffer past its term or a recall, nor past the
+/// default term; it still reads the bytes that were sent.
 #[test]
 fn datagrams_come_back_though_nobody_reads() {
     let (a, b, socket, peer) = sockets(&config(1));
@@ -123,13 +123,13 @@ fn datagrams_come_back_though_nobody_reads() {
     assert_all_back(&[&a, &b]);
 }
 
-/// The bytes of what was received without a copy.
+/// Returns the bytes of a datagram received without a copy.
 fn shown(pieces: &[Held]) -> Vec<u8> {
     pieces.iter().flat_map(|piece| piece.bytes().expect("private").to_vec()).collect()
 }
 
-/// Goal: a datagram is received where its sender lent it, in one piece or several, and is the
-/// sender's again when the pieces are dropped; one that was copied comes in frames.
+/// Goal: a datagram is received in the sender's memory, in one or several pieces, and the memory
+/// goes back when the pieces are dropped. A copied datagram arrives in frames.
 #[test]
 fn datagrams_are_received_where_they_are() {
     let (a, b, socket, peer) = sockets(&config(1));
@@ -164,9 +164,9 @@ fn datagrams_are_received_where_they_are() {
     assert_all_back(&[&a, &b]);
 }
 
-/// Goal: what is kept counts with the receive buffer and at last makes calls fail, which lose
-/// nothing: the datagram is there to be copied, and to be received once pieces were dropped.
-/// Tried besides: receiving nothing, without waiting and with a timeout.
+/// Goal: kept pieces count against the receive buffer and finally make calls fail. Nothing is lost:
+/// the datagram can still be copied, and be received once pieces were dropped. Also tried:
+/// receiving without a datagram, non-blocking and with a timeout.
 #[test]
 fn who_keeps_datagrams_has_room_for_fewer() {
     let (a, b, socket, peer) = sockets(&config(1));
@@ -193,13 +193,13 @@ fn who_keeps_datagrams_has_room_for_fewer() {
     assert_same(&shown(&pieces), &pattern(15_000, 4));
     pieces.clear();
     peer.set_read_timeout(Some(Duration::from_millis(1))).expect("a timeout");
-    assert_eq!(peer.recv_lent(&mut pieces).expect_err("silence").kind(), ErrorKind::WouldBlock);
+    assert_eq!(peer.recv_lent(&mut pieces).expect_err("no data").kind(), ErrorKind::WouldBlock);
     drop((socket, peer));
     assert_all_back(&[&a, &b]);
 }
 
-/// Goal: a socket that copies hands buffers back at once, those in many parts too; one that chooses
-/// copies small ones and lends large ones; errors are the same in all modes.
+/// Goal: a socket that copies hands buffers back at once, including those with many parts; a socket
+/// in `Auto` mode copies small ones and lends large ones; errors are the same in all modes.
 #[test]
 fn datagrams_are_copied_or_lent_as_the_socket_says() {
     let (a, b, socket, peer) = sockets(&config(1));
@@ -238,9 +238,9 @@ fn datagrams_are_copied_or_lent_as_the_socket_says() {
     assert_all_back(&[&a, &b]);
 }
 
-/// Goal: a buffer of many datagrams is one send in every mode: each arrives whole and in order, a
-/// chain's buffers each as one, and the buffer comes back once; from a peer that does not read,
-/// too, when it is recalled.
+/// Goal: a buffer of many datagrams is one send in every mode. Each datagram arrives whole and in
+/// order, each buffer of a chain as one, and the buffer comes back once; if the peer does not read,
+/// after a recall.
 #[test]
 fn a_buffer_goes_as_many_datagrams() {
     let (a, b, socket, peer) = sockets(&config(1));
@@ -273,10 +273,10 @@ fn a_buffer_goes_as_many_datagrams() {
     assert_all_back(&[&a, &b]);
 }
 
-/// Goal: however much is out, datagrams arrive in the order of their calls, lent or copied, to one
-/// peer or another, cut or whole, and with the options of their call; and calls that cannot be sent
-/// fail as ever. Tried with more out than one call hands on itself: too long, segments larger than
-/// the MTU, no such port.
+/// Goal: however much is out, datagrams arrive in the order of their calls and with the options of
+/// their calls, lent or copied, to one peer or another, cut or whole; and calls that cannot be sent
+/// fail. Tried with more out than a call hands on itself: too long, segments larger than the MTU,
+/// no such port.
 #[test]
 fn datagrams_keep_their_order_when_much_is_out() {
     let (a, b, socket, peer) = sockets(&config(1));
@@ -284,7 +284,7 @@ fn datagrams_keep_their_order_when_much_is_out() {
     let other = UdpSocket::bind(&b, "10.0.0.2:81").expect("bound");
     other.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     let (mut sends, mut pieces, mut kept) = (Completions::new(), Vec::new(), Vec::new());
-    // What waits for the peer's link-layer address is bounded: it is known from then on.
+    // Resolves the peer's link-layer address: the queue of packets that wait for one is bounded.
     socket.send(&[]).expect("sends");
     assert!(receive(&peer).is_empty());
     for round in 0..10 {
@@ -333,8 +333,8 @@ fn datagrams_keep_their_order_when_much_is_out() {
     assert_all_back(&[&a, &b]);
 }
 
-/// Goal: a peer that is not there any more is told of by some call, and all buffers come back,
-/// those that were queued too.
+/// Goal: some call reports a peer that no longer exists, and all buffers come back, including
+/// queued ones.
 #[test]
 fn a_refusal_is_told_to_who_queues_datagrams() {
     let (a, b, socket, peer) = sockets(&config(1));

@@ -4,7 +4,7 @@ use super::*;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::fs::File;
 
-/// A file in memory.
+/// Creates a memory file.
 fn file(bytes: &[u8], sealed: bool) -> File {
     let mut file = File::from(memfd_create("test", MemfdFlags::ALLOW_SEALING).expect("a file"));
     file.write_all(bytes).expect("room");
@@ -20,8 +20,8 @@ fn assert_arrives(peer: &mut TcpStream, expected: &[u8]) {
     assert_same(&received, expected);
 }
 
-/// Goal: a sealed file is sent where it is, though it was closed, alone and behind a header; it
-/// comes back early as any other buffer does.
+/// Goal: a sealed file is sent in place even after it was closed, alone and after a header. It
+/// comes back early like any other buffer.
 #[test]
 fn a_sealed_file_is_lent_where_it_is() {
     let (a, b, stream, mut peer) = connection();
@@ -37,7 +37,7 @@ fn a_sealed_file_is_lent_where_it_is() {
     assert_eq!(a.ledger().copied(), 0);
     let sending = stream.send_zc((vec![1, 2, 3], behind)).expect("sends");
     sending.recall();
-    let returned = sending.returned_within(PATIENCE).expect("back though nobody reads");
+    let returned = sending.returned_within(PATIENCE).expect("back without a reader");
     assert!(returned.copied && returned.buffer.1.is_mapped());
     drop(returned);
     assert_arrives(&mut peer, &[1, 2, 3]);
@@ -46,9 +46,9 @@ fn a_sealed_file_is_lent_where_it_is() {
     assert_all_back(&[&a, &b]);
 }
 
-/// Goal: of a file that others may change the bytes of the call's moment are sent, whatever becomes
-/// of the file, and the copy is told and counted. Tried: overwritten and cut while it is lent,
-/// ranges that are not there, no bytes, a pipe.
+/// Goal: for a file that others may change, the bytes at the time of the call are sent whatever
+/// happens to the file, and the copy is reported and counted. Tried: overwritten and truncated
+/// while lent, ranges beyond the file, no bytes, a pipe.
 #[test]
 fn a_file_that_may_change_is_read() {
     let (a, b, stream, mut peer) = connection();

@@ -1,5 +1,5 @@
-//! Hosts in one process: sockets, sends that lend, and what comes back. Over the link between two
-//! hosts, which every machine has.
+//! Two hosts in one process: sockets, sends that lend, and the return of buffers. The link between
+//! them needs no privileges.
 
 mod datagrams;
 mod files;
@@ -18,7 +18,7 @@ use towpath::host::{
     UdpSocket,
 };
 
-/// More than any step takes, so that a test that hangs ends.
+/// More than any step takes, so that a hanging test ends.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Without the default term, which a slow machine may exceed.
@@ -34,7 +34,7 @@ fn address() -> SocketAddr {
     "10.0.0.2:80".parse().expect("an address")
 }
 
-/// Two hosts with a connection.
+/// Creates two hosts with a connection.
 fn connection() -> (Host, Host, TcpStream, TcpStream) {
     connected(pair())
 }
@@ -55,7 +55,7 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + at / 251 + seed * 7) as u8).collect()
 }
 
-/// Says where bytes differ.
+/// Reports where bytes differ.
 fn assert_same(received: &[u8], expected: &[u8]) {
     let differ = received.iter().zip(expected).position(|(one, other)| one != other);
     assert_eq!((received.len(), differ), (expected.len(), None));
@@ -73,8 +73,8 @@ fn assert_all_back(hosts: &[&Host]) {
     panic!("in use and lent: {left:?}");
 }
 
-/// Goal: slices that are written by one call go out together: a small head does not leave alone, so
-/// that the rest waits for its ACK; and large ones are taken up to a bound, in order.
+/// Goal: slices written by one call go out together: a small head does not leave alone, which would
+/// make the rest wait for its ACK. Large slices are accepted up to a bound, in order.
 #[test]
 fn slices_of_one_call_go_out_together() {
     let (a, b, mut stream, mut peer) = connection();
@@ -128,12 +128,12 @@ fn bytes_go_both_ways_and_end() {
     assert_all_back(&[&a, &b]);
 }
 
-/// Goal: a lent buffer is not copied on its way to a peer in the process, nor at it, and comes back
-/// when the peer has let go of it.
+/// Goal: a lent buffer is not copied on its way to a peer in the process, nor by the peer, and
+/// comes back when the peer has released it.
 #[test]
 fn a_lent_buffer_is_received_where_it_is() {
     let (a, b, stream, peer) = connection();
-    // What the reader keeps takes room of the buffer.
+    // Kept pieces take room of the receive buffer.
     peer.set_options(|options| options.receive_buffer = Some(8 << 20)).expect("an option");
     let buffer = pattern(1 << 20, 2);
     let (address, expected) = (buffer.as_ptr() as usize, buffer.clone());
@@ -182,7 +182,7 @@ fn all_kinds_of_buffers_are_sent_and_come_back() {
     assert_eq!(Arc::strong_count(&shared), 1);
 }
 
-/// Goal: memory of the host's own is lent like any other, and used again.
+/// Goal: the host's own buffers are lent like any others, and reused.
 #[test]
 fn a_buffer_of_the_host_is_lent_and_used_again() {
     let (a, _b, stream, mut peer) = connection();
@@ -252,11 +252,11 @@ fn datagrams_go_both_ways() {
     assert_eq!(one.recv(&mut received).expect("received"), 20_000);
     assert_same(&received, &long);
     one.set_nonblocking(true).expect("a mode");
-    assert_eq!(one.recv(&mut into).expect_err("silence").kind(), ErrorKind::WouldBlock);
+    assert_eq!(one.recv(&mut into).expect_err("no data").kind(), ErrorKind::WouldBlock);
     drop(other);
     one.set_nonblocking(false).expect("a mode");
     one.send(b"anybody?").expect("sent");
-    assert_eq!(one.recv(&mut into).expect_err("nobody").kind(), ErrorKind::ConnectionRefused);
+    assert_eq!(one.recv(&mut into).expect_err("no peer").kind(), ErrorKind::ConnectionRefused);
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn the_automatic_mode_copies_what_is_small_and_lends_what_is_large() {
     }
 }
 
-/// Goal: a chain of many buffers, some of them empty, goes and comes back, lent or copied.
+/// Goal: a chain of many buffers, some of them empty, is sent and comes back, lent or copied.
 #[test]
 fn a_chain_of_ten_thousand_buffers_is_sent() {
     let (a, b, stream, mut peer) = connection();
@@ -308,7 +308,7 @@ fn a_chain_of_ten_thousand_buffers_is_sent() {
     for mode in [SendMode::Lend, SendMode::Copy] {
         stream.set_send_mode(mode);
         let returned = stream.send_zc(chain.clone()).expect("sends").returned();
-        // Packets that have too many parts for one more have two of them copied on the way.
+        // In a packet with too many parts for one more, two parts are copied on the way.
         assert!(returned.buffer == chain && (returned.copied || mode == SendMode::Lend));
     }
     drop(stream);
@@ -316,7 +316,7 @@ fn a_chain_of_ten_thousand_buffers_is_sent() {
     assert_all_back(&[&a, &b]);
 }
 
-/// A call that had copied a part went on to lend all when the mode was changed.
+/// Regression: a call that had copied a part lent the whole buffer when the mode changed.
 #[test]
 fn a_call_that_waits_keeps_its_mode() {
     let (_a, _b, stream, mut peer) = connection();
@@ -335,7 +335,7 @@ fn a_call_that_waits_keeps_its_mode() {
     assert_eq!(peer.read(&mut received).expect("the end"), 0, "nothing is sent twice");
 }
 
-/// Goal: backpressure instead of failure, and nothing lost by a call that may not wait.
+/// Goal: sends wait instead of failing, and a non-blocking call loses nothing.
 #[test]
 fn a_send_waits_for_its_budget_and_hands_the_buffer_back_if_it_must_not() {
     let limits = Config { lent_by_socket: 300_000, ..config(1) };
@@ -376,7 +376,7 @@ fn a_send_waits_for_its_budget_and_hands_the_buffer_back_if_it_must_not() {
     assert_all_back(&[&a, &b]);
 }
 
-/// Goal: users of one host do not take each other's budget.
+/// Goal: users of one host do not use each other's budget.
 #[test]
 fn a_group_has_a_budget_of_its_own() {
     let (a, b) = pair();
@@ -422,8 +422,8 @@ fn what_was_sent_before_the_close_arrives_and_comes_back() {
     assert_all_back(&[&a, &b]);
 }
 
-/// Goal: what a shut window holds back when its sender closes arrives in full, and fast, once the
-/// peer reads. Method: the peer reads nothing until the window has been probed for a while.
+/// Goal: bytes held back by a closed window when their sender closes all arrive, and quickly, once
+/// the peer reads. Method: the peer reads nothing until the window has been probed for a while.
 #[test]
 fn what_was_sent_to_a_shut_window_before_the_close_arrives() {
     let (a, b, stream, mut peer) = connection();
@@ -450,7 +450,7 @@ fn what_was_sent_to_a_shut_window_before_the_close_arrives() {
     assert_all_back(&[&a, &b]);
 }
 
-/// Goal: what is in more stretches than there are loans arrives although its owner has left.
+/// Goal: a buffer in more parts than there are loans arrives even after its socket was closed.
 #[test]
 fn what_needs_more_loans_than_there_are_arrives_after_the_close() {
     let (a, b, stream, mut peer) = connection();
@@ -478,8 +478,8 @@ fn buffers_come_back_whatever_ends() {
     let (a, b, stream, peer) = connection();
     let early = stream.send_zc(vec![1; 50_000_000]).expect("sends");
     let mut byte = [0];
-    (&peer).read_exact(&mut byte).expect("something came");
-    // Unread data: the peer is reset.
+    (&peer).read_exact(&mut byte).expect("receives");
+    // Unread data makes the peer reset.
     drop(peer);
     assert_eq!(early.returned_within(PATIENCE).expect("back").buffer.len(), 50_000_000);
     let refused = loop {
@@ -517,26 +517,26 @@ fn who_does_not_wait_for_a_buffer_frees_it_later() {
 #[test]
 fn errors_are_those_of_the_standard_library() {
     let (a, b) = pair();
-    let refused = TcpStream::connect(&a, address()).expect_err("nobody listens");
+    let refused = TcpStream::connect(&a, address()).expect_err("no listener");
     assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
     let nobody = "10.0.0.99:1".parse().expect("an address");
     let timeout = Duration::from_millis(30);
-    let late = TcpStream::connect_timeout(&a, nobody, timeout).expect_err("nobody is there");
+    let late = TcpStream::connect_timeout(&a, nobody, timeout).expect_err("no such host");
     assert_eq!(late.kind(), ErrorKind::TimedOut);
     let listener = TcpListener::bind(&b, address()).expect("listens");
     let taken = TcpListener::bind(&b, address()).expect_err("taken");
     assert_eq!(taken.kind(), ErrorKind::AddrInUse);
     listener.set_nonblocking(true).expect("a mode");
-    assert_eq!(listener.accept().expect_err("nobody").kind(), ErrorKind::WouldBlock);
+    assert_eq!(listener.accept().expect_err("no peer").kind(), ErrorKind::WouldBlock);
     let foreign = TcpListener::bind(&b, "10.0.0.7:80");
     assert_eq!(foreign.expect_err("not ours").kind(), ErrorKind::AddrNotAvailable);
     let stream = TcpStream::connect(&a, address()).expect("connects");
     stream.set_read_timeout(Some(timeout)).expect("a timeout");
-    assert_eq!((&stream).read(&mut [0]).expect_err("silence").kind(), ErrorKind::WouldBlock);
+    assert_eq!((&stream).read(&mut [0]).expect_err("no data").kind(), ErrorKind::WouldBlock);
     let zero = stream.set_read_timeout(Some(Duration::ZERO)).expect_err("as std");
     assert_eq!(zero.kind(), ErrorKind::InvalidInput);
     let unread: io::Result<_> = stream.peek(&mut [0]);
-    assert_eq!(unread.expect_err("silence").kind(), ErrorKind::WouldBlock);
+    assert_eq!(unread.expect_err("no data").kind(), ErrorKind::WouldBlock);
 }
 
 #[test]
@@ -550,8 +550,8 @@ fn a_configuration_that_makes_no_sense_is_refused() {
     }
 }
 
-/// Goal: packets for a host that is gone are dropped and counted, and what was lent comes back at
-/// the latest when its own host ends.
+/// Goal: packets for a host that is gone are dropped and counted, and lent memory comes back at the
+/// latest when its own host ends.
 #[test]
 fn packets_for_a_host_that_is_gone_are_counted() {
     let (a, b, stream, peer) = connection();

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use towpath::host::{Config, Host, Linger, Resolver, TcpListener, TcpSocket, TcpStream, UdpSocket};
 
-/// Goal: a socket has its options and its local address before it connects or listens, and what is
-/// wrong is told and leaves nothing behind.
+/// Goal: a socket has its options and its local address before it connects or listens; errors are
+/// reported and leave nothing behind.
 #[test]
 fn sockets_are_set_before_they_connect() {
     let (a, b) = pair();
@@ -37,13 +37,13 @@ fn sockets_are_set_before_they_connect() {
     let v6 = TcpSocket::v6(&b).expect("a socket").connect(address());
     assert!(v6.is_err(), "an address of the other family");
 
-    // Dropped, it resets: the peer has an error, not an end.
+    // Dropping the stream resets it: the peer gets an error, not the end of the stream.
     peer.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     drop(stream);
     assert_eq!(peer.read(&mut [0]).expect_err("reset").kind(), ErrorKind::ConnectionReset);
 }
 
-/// Goal: the hop limit that is set is that of packets of both protocols.
+/// Goal: packets of both protocols have the hop limit that was set.
 #[test]
 fn the_hop_limit_is_that_of_packets() {
     let (a, b) = pair();
@@ -63,7 +63,7 @@ fn the_hop_limit_is_that_of_packets() {
     assert_eq!((stream.ttl().expect("one"), socket.ttl().expect("one")), (9, 5));
     stream.write_all(b"towpath").expect("sent");
     socket.send_to(b"towpath", address()).expect("sent");
-    // Of each protocol, the hop limit of the packet with the payload.
+    // For each protocol, the hop limit of the packet with the payload.
     let (mut seen, mut packet) = ([None; 2], [0; 2000]);
     while seen != [Some(9), Some(5)] {
         let len = sniffer.recv_from(&mut packet).expect("they come").copied;
@@ -78,7 +78,7 @@ fn the_hop_limit_is_that_of_packets() {
     drop(listener);
 }
 
-/// Goal: names are those of the host's resolver, and addresses are tried until one works.
+/// Goal: the host's resolver resolves names, and addresses are tried until one works.
 #[test]
 fn names_are_resolved_by_the_host() {
     let resolver = Resolver::new(|name, port| match name {
@@ -89,7 +89,7 @@ fn names_are_resolved_by_the_host() {
     let listener = TcpListener::bind(&b, ("10.0.0.2", 80)).expect("listens");
     let stream = TcpStream::connect(&a, ("server.test", 80)).expect("connects");
     assert_eq!(stream.peer_addr().expect("a peer"), listener.local_addr().expect("an address"));
-    let refused = TcpStream::connect(&a, "server.test:90").expect_err("nobody listens");
+    let refused = TcpStream::connect(&a, "server.test:90").expect_err("no listener");
     assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
     let unknown = TcpStream::connect(&a, "other.test:80").expect_err("unknown");
     assert!(unknown.to_string().contains("other.test"), "{unknown}");

@@ -1,4 +1,4 @@
-//! Raw and packet sockets that lend.
+//! Raw and packet sockets that lend their buffers.
 
 use super::*;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -7,11 +7,11 @@ use towpath::host::{
     RawSocket, SendTo,
 };
 
-/// For experiments (RFC 3692).
+/// A protocol number for experiments (RFC 3692).
 const PROTOCOL: u8 = 253;
 const ETHERTYPE: EtherType = EtherType(0x88b5);
 
-/// The address of a host, over IPv4 or IPv6.
+/// Returns the address of a host, over IPv4 or IPv6.
 pub(super) fn at(v6: bool, last: u8) -> IpAddr {
     match v6 {
         false => Ipv4Addr::new(10, 0, 0, last).into(),
@@ -19,7 +19,7 @@ pub(super) fn at(v6: bool, last: u8) -> IpAddr {
     }
 }
 
-/// Two hosts with addresses of IPv4 and IPv6.
+/// Creates two hosts with IPv4 and IPv6 addresses.
 pub(super) fn hosts() -> (Host, Host) {
     let [one, two] = [1, 2].map(|last| Config {
         addresses: vec![(at(false, last), 24), (at(true, last), 64)],
@@ -33,7 +33,7 @@ fn mac(last: u8) -> MacAddr {
     MacAddr([2, 0, 0, 0, 0, last])
 }
 
-/// Two hosts with a raw socket each.
+/// Creates two hosts with a raw socket each.
 fn raw_sockets(v6: bool) -> (Host, Host, RawSocket, RawSocket) {
     let (a, b) = hosts();
     let socket = RawSocket::bind(&a, at(v6, 1), PROTOCOL).expect("bound");
@@ -47,8 +47,8 @@ fn bytes(pieces: &[Held]) -> Vec<u8> {
     pieces.iter().flat_map(|piece| piece.bytes().expect("ours").to_vec()).collect()
 }
 
-/// Goal: packets of IP go without a copy, whole and in fragments, and their buffers come back; they
-/// are received with the header of IPv4 and without that of IPv6, copied or lent.
+/// Goal: IP packets are sent without a copy, whole and in fragments, and their buffers come back.
+/// They are received with the header over IPv4 and without it over IPv6, copied or lent.
 #[test]
 fn packets_are_lent_and_come_back() {
     for v6 in [false, true] {
@@ -79,11 +79,11 @@ fn packets_are_lent_and_come_back() {
     }
 }
 
-/// Goal: many packets that are lent at once go in order, by way of the worker, and none is lost to
-/// their lender; sizes of segments, which are UDP's, mean nothing.
+/// Goal: many packets lent at once are sent in order by the worker, and all buffers come back.
+/// Segment sizes, which are for UDP, have no effect.
 #[test]
 fn many_packets_are_lent() {
-    /// Fewer than a socket queues, more than one hands over itself.
+    /// Fewer than a socket queues, more than a socket hands on itself.
     const COUNT: usize = 200;
     let (a, b, socket, peer) = raw_sockets(false);
     peer.set_options(|options| options.receive_buffer = Some(16 << 20)).expect("a size");
@@ -92,7 +92,7 @@ fn many_packets_are_lent() {
         segment_size: Some(100),
         ..SendTo::default()
     };
-    // They know each other's link-layer addresses from then on.
+    // Resolves the link-layer addresses of both hosts.
     let mut into = vec![0; 2000];
     socket.send_to(&[0], at(false, 2)).expect("sends");
     assert_eq!(peer.recv_from(&mut into).expect("receives").0, 21);
@@ -114,7 +114,7 @@ fn many_packets_are_lent() {
     assert_all_back(&[&a, &b]);
 }
 
-/// Goal: what begins with a header goes with it, as far as Linux lets it.
+/// Goal: packets that begin with a header are sent with it, as far as Linux allows.
 #[test]
 fn packets_with_their_own_headers() {
     let (a, b, socket, peer) = raw_sockets(false);
@@ -128,7 +128,7 @@ fn packets_with_their_own_headers() {
     assert_same(&into[20..count], &packet[20..]);
     assert!(sending.returned_within(PATIENCE).expect("back").buffer == packet);
 
-    // Tried: no whole header, more than the MTU.
+    // Tried: an incomplete header, and more than the MTU.
     for (buffer, errno) in [(vec![0x45; 19], libc::EINVAL), (vec![0x45; 1501], libc::EMSGSIZE)] {
         let len = buffer.len();
         let failed = socket.send_zc_to(buffer, at(false, 2)).expect_err("no such packet");
@@ -139,8 +139,8 @@ fn packets_with_their_own_headers() {
     assert_all_back(&[&a, &b]);
 }
 
-/// Tried: protocol zero, an address of somebody else, no destination, one of the other family, a
-/// packet that is too long, an odd place for a checksum, too little budget.
+/// Tried: protocol zero, an address that is not the host's, no destination, one of the other
+/// family, a packet that is too long, an odd checksum offset, too small a budget.
 #[test]
 fn what_raw_sockets_cannot_do_is_refused() {
     let (a, b) = hosts();
@@ -162,8 +162,8 @@ fn what_raw_sockets_cannot_do_is_refused() {
     assert_all_back(&[&a, &b]);
 }
 
-/// Goal: a socket that is closed with loans out loses none: each comes back once, when the reader
-/// that has it lets go.
+/// Goal: a socket that is closed with loans out loses none: each comes back once, when its reader
+/// releases it.
 #[test]
 fn what_closed_sockets_lent_comes_back() {
     let (a, b, socket, peer) = raw_sockets(false);
@@ -178,7 +178,7 @@ fn what_closed_sockets_lent_comes_back() {
     sends.push(datagrams.send_zc_to(pattern(900, 2), to).expect("sends"));
     sends.push(frames.send_zc_to(pattern(900, 3), station).expect("sends"));
     drop((socket, datagrams, frames));
-    // They wait in the peers' queues.
+    // The packets wait in the peers' queues.
     let lent = 3 * (900 + towpath::host::LENT_OVERHEAD);
     assert!(sends.try_next().is_none() && a.lent() == lent);
     let mut into = [0; 1000];
@@ -199,8 +199,8 @@ fn what_closed_sockets_lent_comes_back() {
     assert_all_back(&[&a, &b]);
 }
 
-/// Goal: frames go without a copy, with their headers or with made ones, and come back; who takes
-/// all protocols sees what leaves.
+/// Goal: frames are sent without a copy, with their own headers or with generated ones, and come
+/// back; a socket for all protocols also sees outgoing frames.
 #[test]
 fn frames_are_lent_and_come_back() {
     let (a, b) = hosts();
@@ -230,7 +230,7 @@ fn frames_are_lent_and_come_back() {
     let (mut headers, mut pieces) = (Vec::new(), Vec::new());
     assert_eq!(peer.recv_lent(&mut headers, &mut pieces).expect("receives").len, 1500);
     assert_same(&[headers, bytes(&pieces)].concat(), &pattern(1500, 2));
-    // Both sockets that saw it have it.
+    // Both sockets that received it hold it.
     assert!(!sending.is_returned());
     drop(pieces);
     assert_eq!(all.recv_from(&mut into).expect("sees it").len, 1514);
@@ -243,8 +243,8 @@ fn frames_are_lent_and_come_back() {
     assert_all_back(&[&a, &b]);
 }
 
-/// Tried: less than a header, more than the MTU, no destination where a header is to be made, and
-/// to name a peer.
+/// Tried: less than a header, more than the MTU, no destination where a header must be generated,
+/// and connecting to a peer.
 #[test]
 fn frames_that_cannot_be_are_handed_back() {
     let (a, b) = hosts();
@@ -268,8 +268,8 @@ fn frames_that_cannot_be_are_handed_back() {
     assert_all_back(&[&a, &b]);
 }
 
-/// Goal: raw and packet sockets tell their addresses. Bad input: peers before there is one, and of
-/// the other family.
+/// Goal: raw and packet sockets report their addresses. Bad input: the peer of an unconnected
+/// socket, and a peer of the other family.
 #[test]
 fn sockets_tell_their_addresses() {
     for v6 in [false, true] {

@@ -1,4 +1,4 @@
-//! Sniffers: what they are lent, what their filters keep from them, and how their lenders fare.
+//! Sniffers: the frames lent to them, their filters, and the return of the lent memory.
 
 use super::*;
 use towpath::host::{FrameKind, Held, Sniffer, bpf};
@@ -46,7 +46,7 @@ impl Pair {
     }
 }
 
-/// A frame, as it was lent.
+/// A frame that was lent.
 struct Frame {
     kind: FrameKind,
     headers: Vec<u8>,
@@ -58,7 +58,7 @@ impl Frame {
         let (mut headers, mut pieces) = (Vec::new(), Vec::new());
         let told = sniffer.recv_lent(&mut headers, &mut pieces).expect("a frame");
         assert_eq!(told.len, headers.len() + pieces.iter().map(Held::len).sum::<usize>());
-        Self { kind: told.link.expect("it is told").kind, headers, pieces }
+        Self { kind: told.link.expect("it is reported").kind, headers, pieces }
     }
 
     fn payload(&self) -> Vec<u8> {
@@ -75,14 +75,14 @@ fn is_silent(sniffer: &Sniffer) -> bool {
     silence == Some(ErrorKind::WouldBlock) && headers == [1] && pieces.is_empty()
 }
 
-/// Goal: at either host a sniffer is lent the sender's own memory, and nobody copies for it; its
-/// lender has it back when the last has let go.
+/// Goal: at either host a sniffer gets the sender's own memory without a copy, and the lender gets
+/// it back when the last holder has released it.
 #[test]
 fn frames_are_lent_where_they_lie() {
     let pair = Pair::new();
     let sniffers = [(&pair.a, FrameKind::Outgoing), (&pair.b, FrameKind::Host)];
     let sniffers = sniffers.map(|(host, kind)| (Pair::sniffer(host, "udp"), kind));
-    // The second in three whole fragments: so few bytes that they are packed would be copied.
+    // The second length makes three large fragments: short ones would be packed, that is, copied.
     for len in [1000, 4432] {
         let buffer = pattern(len, 1);
         let from = buffer.as_ptr() as usize;
@@ -91,13 +91,13 @@ fn frames_are_lent_where_they_lie() {
         pair.peer.recv_lent(&mut received).expect("receives");
         drop(received);
         for (sniffer, kind) in &sniffers {
-            // In as many fragments as the MTU wants, if the link does not take it whole.
+            // In as many fragments as the MTU requires, if the link does not carry it whole.
             let mut at = 0;
             while at < len {
                 let frame = Frame::next(sniffer);
                 assert_eq!(frame.kind, *kind);
                 assert_eq!(frame.headers[12..14], [8, 0]);
-                // Headers of a frame that came are a piece of their own, but for Ethernet's.
+                // Headers of a received frame are a piece of their own, except the Ethernet header.
                 for piece in &frame.pieces {
                     let is_next = piece.piece().pin().address() as usize == from + at;
                     assert!(is_next || piece.len() <= HEADERS - 14, "a copy");
@@ -114,8 +114,8 @@ fn frames_are_lent_where_they_lie() {
     pair.end();
 }
 
-/// Goal: only what the filter wants comes, as much of it as it wants; what it refuses keeps no
-/// memory of others, and the socket receives all the same.
+/// Goal: a sniffer gets only frames that pass the filter, and as much of them as the filter
+/// returns. Rejected frames hold no memory, and the socket still receives them.
 #[test]
 fn filters_decide_what_comes_and_how_much() {
     let pair = Pair::new();
@@ -134,7 +134,7 @@ fn filters_decide_what_comes_and_how_much() {
             let bytes = [frame.headers.clone(), frame.payload()].concat();
             assert_same(&bytes[HEADERS..], &pattern(1000, 2));
         }
-        // What resolves addresses comes, too.
+        // Address resolution is also captured.
         let frame = loop {
             let frame = Frame::next(&cut);
             if frame.headers[12..14] == [8, 0] {
@@ -157,8 +157,8 @@ fn filters_decide_what_comes_and_how_much() {
     pair.end();
 }
 
-/// Goal: who keeps frames keeps the sender's memory for its term and no longer, and sees the bytes
-/// that were sent; what waits and is not read goes back, too.
+/// Goal: kept frames hold the sender's memory until its term and no longer, and show the bytes that
+/// were sent; memory of unread frames goes back, too.
 #[test]
 fn a_term_ends_what_a_sniffer_keeps() {
     let pair = Pair::new();
@@ -199,14 +199,14 @@ fn a_sniffer_that_is_not_read_slows_nobody() {
     let mut frames = 0;
     let (mut headers, mut pieces) = (Vec::new(), Vec::new());
     sniffer.set_nonblocking(true).expect("a mode");
-    // What is kept counts, too, so that is little.
+    // Kept frames count as well, so few fit.
     while sniffer.recv_lent(&mut headers, &mut pieces).is_ok() {
         frames += 1;
-        assert!(frames <= wanted, "no end");
+        assert!(frames <= wanted, "too many frames");
         pieces.drain(..pieces.len() - 1);
     }
     assert_eq!(frames, wanted - lost);
-    // Who ends it may keep what he has.
+    // Frames may be kept after the sniffer is dropped.
     drop(sniffer);
     pieces.clear();
     pair.end();

@@ -1,13 +1,14 @@
-//! Terms and recalls: lent buffers come back though nobody reads, and nobody reads other bytes.
+//! Terms and recalls: lent buffers come back even if the peer does not read, and readers see the
+//! original bytes.
 
 use super::*;
 
-/// So many bytes that the peer's buffer, the connection's and the queue all have some.
+/// Enough bytes that the peer's buffer, the connection's and the queue each hold some.
 const MUCH: usize = 24 << 20;
 
-/// What is back, written over: who still reads it would show.
+/// Overwrites a returned buffer, which a reader of its memory would notice.
 fn spoil(sending: towpath::host::Sending<Vec<u8>>, expected: &[u8]) {
-    let mut returned = sending.returned_within(PATIENCE).expect("back though nobody reads");
+    let mut returned = sending.returned_within(PATIENCE).expect("back without a reader");
     assert!(returned.copied);
     assert_same(&returned.buffer, expected);
     returned.buffer.fill(0xff);
@@ -19,9 +20,9 @@ fn assert_arrives(peer: &mut TcpStream, expected: &[u8]) {
     assert_same(&received, expected);
 }
 
-/// Goal: a peer that does not read cannot keep a buffer past its term, wherever its bytes wait;
-/// they arrive as they were, and their copy counts until then. The call's term goes before the
-/// socket's.
+/// Goal: a peer that does not read cannot keep a buffer past its term, wherever the bytes wait. The
+/// bytes arrive unchanged, and their copy is charged until then. The call's term takes precedence
+/// over the socket's.
 #[test]
 fn a_term_ends_what_a_stalled_peer_keeps() {
     let (a, b, stream, mut peer) = connection();
@@ -31,7 +32,7 @@ fn a_term_ends_what_a_stalled_peer_keeps() {
     let first = stream.send_zc(expected.clone()).expect("sends");
     let second = stream.send_zc_for(vec![7; 1000], PATIENCE * 1000).expect("sends");
     spoil(first, &expected);
-    assert!(a.lent() > MUCH / 4, "what no peer has taken waits as a copy");
+    assert!(a.lent() > MUCH / 4, "unreceived bytes wait as a copy");
     assert!(!second.is_returned());
     assert_arrives(&mut peer, &expected);
     assert_arrives(&mut peer, &[7; 1000]);
@@ -41,7 +42,7 @@ fn a_term_ends_what_a_stalled_peer_keeps() {
     assert_all_back(&[&a, &b]);
 }
 
-/// Goal: memory that comes back early does not let a program pile up copies: it waits.
+/// Goal: memory that comes back early does not let a program accumulate copies: it waits.
 #[test]
 fn copies_take_the_place_of_what_came_back() {
     let limits = Config { lent_by_socket: 2 * MUCH, ..config(1) };
@@ -50,11 +51,11 @@ fn copies_take_the_place_of_what_came_back() {
     let term = Duration::ZERO;
     let mut sent = 0;
     stream.set_write_timeout(Some(Duration::from_millis(50))).expect("a timeout");
-    // Each comes back before the next is sent, and yet there is an end.
+    // Each comes back before the next is sent, and still sending stops at some point.
     while let Ok(sending) = stream.send_zc_for(pattern(MUCH, sent), term) {
         spoil(sending, &pattern(MUCH, sent));
         sent += 1;
-        assert!(sent < 10, "no end");
+        assert!(sent < 10, "it never blocks");
     }
     assert!(sent >= 2);
     for seed in 0..sent {
@@ -64,8 +65,8 @@ fn copies_take_the_place_of_what_came_back() {
     assert_all_back(&[&a, &b]);
 }
 
-/// Goal: what the peer has acknowledged comes back, be it that it never reads, or that it keeps
-/// what it was handed; who looks at the bytes keeps them as long as he does.
+/// Goal: acknowledged memory comes back, whether the peer never reads or keeps received pieces; a
+/// view of the bytes holds the memory as long as the view exists.
 #[test]
 fn a_reader_keeps_what_is_acknowledged_for_the_default_term() {
     let short = Some(Duration::from_millis(20));
@@ -93,16 +94,16 @@ fn a_reader_keeps_what_is_acknowledged_for_the_default_term() {
         assert_same(&read(&views()), &kept);
         in_time
     };
-    // Who comes too late, on a busy machine, has not seen it when the term ends.
-    assert!((0..100).any(|_| looked_in_time()), "what is seen goes");
+    // On a busy machine a view may be taken too late, after the end of the term.
+    assert!((0..100).any(|_| looked_in_time()), "a view holds its memory");
     spoil(stream.send_zc(unread.clone()).expect("sends"), &unread);
     assert_arrives(&mut peer, &unread);
     drop((stream, peer, pieces));
     assert_all_back(&[&a, &b]);
 }
 
-/// Goal: a recall brings back what waits anywhere, closes nothing, loses nothing, and is nothing
-/// for what is back already.
+/// Goal: a recall returns memory wherever it waits, closes and loses nothing, and is a no-op for
+/// memory that is back.
 #[test]
 fn a_recall_brings_back_what_nobody_reads() {
     let (a, b, stream, mut peer) = connection();
@@ -139,7 +140,7 @@ fn a_recall_brings_back_what_nobody_reads() {
     assert_all_back(&[&a, &b]);
 }
 
-/// Goal: a socket that was closed, or whose host has ended, gives back what is asked for, too.
+/// Goal: a recall also reaches sends of a socket that was closed, or whose host has ended.
 #[test]
 fn a_recall_reaches_closed_sockets() {
     let (a, b, stream, mut peer) = connection();
@@ -160,7 +161,7 @@ fn a_recall_reaches_closed_sockets() {
     let (a, b, stream, peer) = connection();
     let sending = stream.send_zc(vec![1; MUCH]).expect("sends");
     drop((stream, a));
-    // Nobody is left to copy what the peer keeps.
+    // No host is left to copy what the peer holds.
     sending.recall();
     drop((peer, b));
     assert_eq!(sending.returned_within(PATIENCE).expect("back").buffer.len(), MUCH);

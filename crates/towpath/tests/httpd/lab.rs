@@ -1,4 +1,4 @@
-//! A server with a directory of its own, and clients that speak to it byte by byte.
+//! A server with a directory of its own, and clients that exchange single bytes with it.
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -16,16 +16,16 @@ use towpath::host::{self, Host};
 
 use crate::server::{Completions, EndBy, Kernel, Limits, Readiness, Report, Serve, Service, Stack};
 
-/// What the server runs on.
+/// The sockets and the engine that the server uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum System {
     /// Operations on a towpath host.
     Host,
-    /// Readiness of its sockets.
+    /// Readiness of sockets of a towpath host.
     HostReadiness,
-    /// Operations on the kernel's sockets, as this back end carries them out.
+    /// Operations on kernel sockets, with this back end.
     Kernel(Choice),
-    /// Plain epoll on the kernel's sockets.
+    /// Plain epoll on kernel sockets.
     Plain,
 }
 
@@ -37,7 +37,7 @@ pub(crate) const SYSTEMS: [System; 5] = [
     System::Plain,
 ];
 
-/// How long anything may take that must happen.
+/// Time limit of every step that must happen.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) const LIMITS: Limits = Limits { connections: 64, idle: PATIENCE, grace: PATIENCE };
@@ -45,7 +45,7 @@ pub(crate) const LIMITS: Limits = Limits { connections: 64, idle: PATIENCE, grac
 pub(crate) struct Lab {
     pub(crate) root: PathBuf,
     address: SocketAddr,
-    /// Those of the clients and of the server.
+    /// The hosts of the clients and of the server.
     hosts: Option<(Host, Host)>,
     end: Arc<OwnedFd>,
     server: Option<JoinHandle<Report>>,
@@ -54,7 +54,7 @@ pub(crate) struct Lab {
 impl Lab {
     pub(crate) fn new(system: System, limits: Limits) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        // Nobody is ordered by it.
+        // Relaxed: the number only has to be unique.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("towpath-httpd-test-{}-{number}", std::process::id());
         let root = std::env::temp_dir().join(name);
@@ -99,14 +99,14 @@ impl Lab {
         lab
     }
 
-    /// Makes a file whose bytes can be told from others.
+    /// Creates a file with a recognisable pattern.
     pub(crate) fn file(&self, name: &str, len: usize) -> Vec<u8> {
         let bytes: Vec<u8> = (0..len).map(|at| (at * 31 + at / 251) as u8).collect();
         fs::write(self.root.join(name), &bytes).unwrap();
         bytes
     }
 
-    /// Makes a file that takes no memory.
+    /// Creates a sparse file.
     pub(crate) fn large(&self, name: &str, len: u64) {
         fs::File::create(self.root.join(name)).unwrap().set_len(len).unwrap();
     }
@@ -132,7 +132,7 @@ impl Lab {
         rustix::io::write(&self.end, &1_u64.to_ne_bytes()).unwrap();
     }
 
-    /// Ends the server, which must not take long once nobody is connected.
+    /// Ends the server, which must be quick once there are no connections.
     pub(crate) fn end(&mut self) -> (Report, String) {
         self.ask_to_end();
         let report = self.server.take().unwrap().join().unwrap();
@@ -204,7 +204,7 @@ impl Client {
         self.stream.write_all(bytes.as_ref()).unwrap();
     }
 
-    /// Sends as long as the server takes it.
+    /// Sends as long as the server receives.
     pub(crate) fn try_send(&mut self, bytes: impl AsRef<[u8]>) {
         let _ = self.stream.write_all(bytes.as_ref());
     }
@@ -213,7 +213,7 @@ impl Client {
         self.stream.end_writing();
     }
 
-    /// More bytes. False at the end.
+    /// Receives more bytes. Returns false at the end of the stream.
     fn more(&mut self) -> bool {
         let at = self.buffer.len();
         self.buffer.resize(at + (64 << 10), 0);
@@ -226,7 +226,7 @@ impl Client {
         count > 0
     }
 
-    /// Status line and headers.
+    /// Receives a status line and headers.
     pub(crate) fn head(&mut self) -> Answer {
         let end = loop {
             match self.buffer.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
@@ -240,7 +240,7 @@ impl Client {
         Answer { status, head, body: Vec::new() }
     }
 
-    /// An answer with a body.
+    /// Receives an answer with a body.
     pub(crate) fn answer(&mut self) -> Answer {
         let mut answer = self.head();
         let len = answer.len() as usize;
@@ -256,7 +256,7 @@ impl Client {
         self.answer()
     }
 
-    /// How many bytes come until the end.
+    /// Returns the number of bytes until the end of the stream.
     pub(crate) fn until_end(&mut self) -> u64 {
         let mut count = 0;
         loop {
@@ -269,7 +269,7 @@ impl Client {
     }
 }
 
-/// The text of a request; each line of `fields` ends.
+/// Returns the text of a request; each line of `fields` must be terminated.
 pub(crate) fn request(method: &str, path: &str, fields: &str) -> String {
     format!("{method} {path} HTTP/1.1\r\nHost: towpath\r\n{fields}\r\n")
 }

@@ -1,7 +1,7 @@
-//! The example `httpd` speaks HTTP as it should, whatever its clients do, on each kind of socket.
+//! The example `httpd` speaks correct HTTP whatever its clients do, on each kind of socket.
 //!
-//! The server is that of the example, in threads of this test; clients are in the same process, or
-//! on the loopback. Pauses are the server's own limits; everything else is waited for.
+//! The example's server runs in threads of this test; clients are in the same process or on the
+//! loopback interface. The only pauses are the server's own limits; everything else is waited for.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -18,7 +18,7 @@ use std::time::Duration;
 use lab::{LIMITS, Lab, SYSTEMS, request};
 use server::{Limits, PART_BYTES};
 
-/// Larger than all that lies between a server and a client who does not read.
+/// Larger than everything buffered between a server and a client that does not read.
 const LARGE: u64 = 96 << 20;
 
 fn everywhere(limits: Limits, test: impl Fn(&mut Lab)) {
@@ -89,8 +89,8 @@ fn ranges_and_conditions() {
     });
 }
 
-/// Goal: what is no request, or cannot be answered, is told, whatever stands behind it; the
-/// connection ends where nobody can know where the next request begins.
+/// Goal: invalid requests, and requests that cannot be served, get an error whatever follows them.
+/// The connection ends if the start of the next request is unknown.
 #[test]
 fn bad_requests_are_refused() {
     everywhere(LIMITS, |lab| {
@@ -111,7 +111,7 @@ fn bad_requests_are_refused() {
             assert_eq!((answer.status, answer.field("Connection")), (status, Some("close")));
             assert_eq!(client.until_end(), 0, "{status}");
         }
-        // Nothing is wrong with the connection.
+        // The connection itself is still usable.
         let mut client = lab.connect();
         client.send("POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n");
         let answer = client.answer();
@@ -183,7 +183,7 @@ fn requests_in_one_piece_and_in_many() {
         assert!(client.answer().body == files[1]);
         assert_eq!(client.head().len(), 40_000);
         assert_eq!(client.until_end(), 0);
-        // A client that says that no more will come has its answer all the same.
+        // A client that has shut down writing still gets its answer.
         let mut client = lab.connect();
         client.send(request("GET", "/3", ""));
         client.end_writing();
@@ -196,7 +196,7 @@ fn requests_in_one_piece_and_in_many() {
     });
 }
 
-/// Goal: who says nothing, or too little in too long a time, does not keep a connection.
+/// Goal: a client that sends nothing, or too little in too long a time, cannot keep a connection.
 #[test]
 fn slow_clients_are_ended() {
     everywhere(Limits { idle: Duration::from_secs(1), ..LIMITS }, |lab| {
@@ -208,7 +208,7 @@ fn slow_clients_are_ended() {
         assert_eq!(slow.answer().status, 408);
         assert_eq!(slow.until_end(), 0);
         assert_eq!(deaf.head().status, 200);
-        // Read only when the server has given it up.
+        // Read only after the server has abandoned it.
         let mut log = String::new();
         for _ in 0..600 {
             log = fs::read_to_string(lab.root.with_extension("log")).unwrap();
@@ -223,8 +223,8 @@ fn slow_clients_are_ended() {
     });
 }
 
-/// Goal: of a file that gets shorter, what is there is sent, and then the connection ends: the
-/// client sees that it has not got all. Others are not hurt.
+/// Goal: if a file becomes shorter, the available part is sent and then the connection ends, so
+/// that the client notices. Other clients are not affected.
 #[test]
 fn a_file_that_shrinks() {
     everywhere(LIMITS, |lab| {
@@ -237,7 +237,7 @@ fn a_file_that_shrinks() {
         file.set_len(1000).unwrap();
         assert!(client.until_end() < LARGE);
         assert_eq!(lab.connect().get("/small", "").body, small);
-        // As short as it is now, once it was looked at again.
+        // Its current length, once the server has looked it up again.
         let mut client = lab.connect();
         let mut len = LARGE;
         for _ in 0..600 {
@@ -271,13 +271,13 @@ fn clients_that_leave() {
         let mut client = lab.connect();
         assert_eq!(client.get("/small", "").body, small);
         drop(client);
-        // The server ends as soon as no connection is left.
+        // The server ends as soon as there are no connections.
         let (report, _) = lab.end();
         assert_eq!((report.connections, report.failures), (11, 5));
     });
 }
 
-/// Goal: the end waits for answers under way, and for nothing else.
+/// Goal: the server's end waits for answers in progress, and for nothing else.
 #[test]
 fn an_end_that_waits() {
     everywhere(LIMITS, |lab| {
@@ -289,14 +289,14 @@ fn an_end_that_waits() {
         assert_eq!(busy.head().len(), LARGE);
         lab.ask_to_end();
         assert_eq!(idle.until_end(), 0);
-        // Of what was promised nothing is missing, and no further request is kept waiting.
+        // The whole promised body arrives, and no further request is kept waiting.
         let rest = busy.until_end();
         assert!(rest >= LARGE, "{rest}");
         assert_eq!(lab.end().0.failures, 0);
     });
 }
 
-/// Goal: nobody keeps a server from ending.
+/// Goal: no client can keep a server from ending.
 #[test]
 fn an_end_that_does_not_wait_for_ever() {
     everywhere(Limits { grace: Duration::from_millis(200), ..LIMITS }, |lab| {

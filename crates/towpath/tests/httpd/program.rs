@@ -1,4 +1,4 @@
-//! The program: its options, its signals, its network, and clients that others wrote.
+//! The program: its options, its signals, its network, and clients by other authors.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::lab::{PATIENCE, request};
 
-/// Where `cargo test` puts it; `None`, said, where only this test was built.
+/// Returns the path of the program; prints a note and returns `None` if only this test was built.
 fn program() -> Option<PathBuf> {
     let mut program = std::env::current_exe().unwrap();
     program.pop();
@@ -23,7 +23,7 @@ fn program() -> Option<PathBuf> {
     None
 }
 
-/// A directory that goes with this value.
+/// A directory, removed when this value is dropped.
 struct Files(PathBuf);
 
 impl Files {
@@ -42,7 +42,7 @@ impl Drop for Files {
     }
 }
 
-/// One that serves; it ends with this value.
+/// A running server, killed when this value is dropped.
 struct Serving {
     child: Child,
     messages: BufReader<ChildStderr>,
@@ -59,7 +59,7 @@ impl Serving {
         Self { child, messages, address: address.parse().unwrap() }
     }
 
-    /// Ends it by SIGTERM; returns what it says then.
+    /// Ends the server with SIGTERM and returns what it prints.
     fn end(mut self) -> String {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, Signal::TERM).unwrap();
@@ -80,7 +80,7 @@ impl Drop for Serving {
 #[test]
 fn a_program_that_ends_when_it_is_asked_to() {
     let (Some(program), files) = (program(), Files::new("signals")) else { return };
-    // The first is what comes without options.
+    // The first case uses the defaults.
     for options in [&[][..], &["--back-end", "epoll"], &["--engine", "readiness"]] {
         let log = files.0.join("log");
         let mut command = Command::new(&program);
@@ -115,7 +115,8 @@ fn clients_of_its_own() {
     }
 }
 
-/// Goal: curl and wrk, in the kernel at the other end of a TAP device, get what they ask for.
+/// Goal: curl and wrk, in the kernel at the other end of a TAP device, get the files that they
+/// request.
 #[test]
 fn programs_over_tap() {
     let Some(program) = program() else { return };
@@ -127,7 +128,7 @@ fn programs_over_tap() {
     for engine in ["completions", "readiness"] {
         let mut command = Command::new("unshare");
         command.arg("--net").arg(&program).args(["--over", "tap", "--engine", engine, "--root"]);
-        // unshare(1) becomes what it starts: its number is that of the server.
+        // unshare(1) replaces itself with the server, so its process ID is the server's.
         let serving = Serving::start(command.arg(&files.0));
         let inside = |arguments: &[&str]| {
             let mut command = Command::new("nsenter");
@@ -154,7 +155,7 @@ fn programs_over_tap() {
     }
 }
 
-/// Whether a program is not installed, which is said.
+/// Returns true, and prints a note, if a program is not installed.
 fn is_missing(name: &str, output: &std::process::Output) -> bool {
     let is_missing = output.status.code() == Some(127);
     if is_missing {

@@ -1,4 +1,4 @@
-//! What is answered to a request.
+//! Answers to requests.
 
 use std::fs::File;
 use std::io::Write;
@@ -16,30 +16,30 @@ pub(super) struct Answer {
     pub(super) status: u16,
     /// Status line and headers, and the body if it is no file.
     pub(super) head: Vec<u8>,
-    /// The file that follows, and what of it.
+    /// The file that follows, and the range to send.
     pub(super) body: Option<(Arc<File>, Range<u64>)>,
-    /// Whether another one may follow.
+    /// True if the connection stays open for another request.
     pub(super) is_kept: bool,
-    /// What was asked, for the log.
+    /// The request, for the log.
     pub(super) line: String,
 }
 
-/// What answers are made of.
+/// The state from which answers are made.
 pub(super) struct Site {
     pub(super) root: Root,
     pub(super) clock: Clock,
-    /// No connection is kept any more.
+    /// Connections are no longer kept open.
     pub(super) is_ending: bool,
-    /// Whether anybody wants to know what was asked.
+    /// True if requests are logged.
     pub(super) is_logged: bool,
 }
 
-/// Time, looked up once in a turn.
+/// The time, read once per turn.
 pub(super) struct Clock {
-    /// Since anything.
+    /// Since an arbitrary start.
     pub(super) now: Duration,
     second: u64,
-    /// As HTTP has it.
+    /// As an HTTP date.
     pub(super) date: String,
 }
 
@@ -86,7 +86,7 @@ impl Site {
         answer
     }
 
-    /// Answers what is no request, at the end of a connection.
+    /// Answers invalid input, at the end of a connection.
     pub(super) fn refuse(&self, status: u16) -> Answer {
         let mut answer = self.text(status, false, "");
         if self.is_logged {
@@ -122,13 +122,13 @@ impl Site {
         self.done(status, head, body, request.is_kept)
     }
 
-    /// Leads to where the links of a directory's page are right.
+    /// Redirects to the directory's page, where relative links resolve correctly.
     fn directory(&self, request: &Request<'_>) -> Answer {
         let path = request.target.split('?').next().unwrap_or_default();
         self.text(301, request.is_kept, &format!("Location: {path}/\r\n"))
     }
 
-    /// An answer that says no more than its status.
+    /// Returns an answer that only contains its status.
     fn text(&self, status: u16, is_kept: bool, fields: &str) -> Answer {
         let reason = reason(status);
         let mut head = self.head(status, is_kept);
@@ -171,7 +171,7 @@ impl Site {
     }
 }
 
-/// Whether the client has what the file is now (RFC 9110 §13.2.2).
+/// Returns true if the client has the current version of the file (RFC 9110 §13.2.2).
 fn is_known(request: &Request<'_>, found: &Found) -> bool {
     if let Some(tags) = request.if_none_match {
         let mut tags = tags.split(',').map(str::trim);
@@ -181,7 +181,7 @@ fn is_known(request: &Request<'_>, found: &Found) -> bool {
     since.is_some_and(|since| since.is_ok_and(|since| found.modified <= since))
 }
 
-/// Whether the parts that the client has are of what the file is now (RFC 9110 §13.1.5).
+/// Returns true if the client's parts are of the current version of the file (RFC 9110 §13.1.5).
 fn is_same(if_range: Option<&str>, found: &Found) -> bool {
     let Some(known) = if_range else { return true };
     known == found.etag || httpdate::parse_http_date(known).is_ok_and(|at| at == found.modified)
@@ -210,5 +210,5 @@ fn push(head: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {
     head.write_fmt(text).expect("writing to memory does not fail");
 }
 
-/// What most heads fit into.
+/// Capacity that suffices for most heads.
 const HEAD_BYTES: usize = 384;

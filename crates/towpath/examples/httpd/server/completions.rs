@@ -1,5 +1,5 @@
-//! The server with operations: each connection has one under way. Files are sent by the queue, and
-//! their bytes are never seen here.
+//! The server with completions: each connection has one operation in progress. The queue sends
+//! files, whose bytes never pass through this code.
 
 use std::io;
 use std::net::{IpAddr, Shutdown};
@@ -21,26 +21,26 @@ use super::{
     UnderWay,
 };
 
-/// Of a file: an operation for each alone would cost what a few of them do.
+/// Parts of a file per operation: an operation for each part would cost as much as one for several.
 const PARTS_AT_ONCE: u64 = 4;
 
-/// See [the module](self).
+/// The server with completions. See [the module](self).
 pub(crate) struct Completions {
     queue: EventQueue,
     listener: Listener,
     service: Service,
-    /// By place, which is the number of their operations.
+    /// Indexed by place, which is the number of their operations.
     places: Vec<Option<Connection>>,
     free: Vec<u32>,
     open: usize,
     accepting: Option<Token>,
-    /// A connection that waits for one to end.
+    /// The accept that has another connection to take, while the limit of connections is reached.
     waiting: Option<Token>,
-    /// Buffers to receive into.
+    /// Receive buffers.
     buffers: Vec<Vec<u8>>,
-    /// The moment of this turn.
+    /// Time of this turn.
     now: Instant,
-    /// When what is under way is given up, once the server is ending.
+    /// When operations in progress are abandoned, once the server is ending.
     end: Option<Instant>,
 }
 
@@ -49,12 +49,12 @@ struct Connection {
     peer: Option<IpAddr>,
     talk: Talk,
     doing: Doing,
-    /// Of what it is doing.
+    /// Token of the operation in progress.
     token: Option<Token>,
-    /// When the request must have come.
+    /// When the request must have arrived.
     due: Instant,
     answer: Option<UnderWay>,
-    /// What is to be sent before more of the file.
+    /// Bytes to send before more of the file.
     head: Vec<u8>,
     rest: Option<(Arc<File>, Range<u64>)>,
 }
@@ -62,15 +62,15 @@ struct Connection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Doing {
     Receiving,
-    /// A head of so many bytes, and what stands with it.
+    /// Sending a head of this many bytes, including a body that is no file.
     Sending(usize),
-    /// A part of a file, and what goes before.
+    /// Sending a part of a file, and the head before it.
     SendingFile,
-    /// Reading what nobody wants, so much so far.
+    /// Reading and discarding; this many bytes so far.
     Lingering(usize),
 }
 
-/// Numbers of sources that are no connections.
+/// Numbers of sources other than connections.
 const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
 const TICK: u64 = u64::MAX - 2;
@@ -78,13 +78,13 @@ const LOG: u64 = u64::MAX - 3;
 const END: u64 = u64::MAX - 4;
 const AGAIN: u64 = u64::MAX - 5;
 const OTHERS_MIN: u64 = AGAIN;
-/// Buffers that are kept.
+/// Most buffers that are kept.
 const BUFFERS_MAX: usize = 1024;
-/// When no connection could be accepted, it is tried again after so long.
+/// Pause before another attempt if no connection could be accepted.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 impl Completions {
-    /// Serves what `listener` accepts.
+    /// Creates a server for the connections of `listener`.
     pub(crate) fn new(
         mut queue: EventQueue,
         listener: Listener,
@@ -112,7 +112,7 @@ impl Completions {
         })
     }
 
-    /// One of the sources that are no connections. False if all is over.
+    /// Handles an event that is not a connection's. Returns false if the server must end.
     fn other(&mut self, event: &Event) -> io::Result<bool> {
         match (event.data, event.news) {
             (LISTENER, News::Connection) => self.accepted(event.token),
@@ -124,7 +124,7 @@ impl Completions {
                 };
                 if self.end.is_none() {
                     match ended.as_ref().and_then(Errno::from_io_error) {
-                        // That may be over soon.
+                        // A temporary shortage.
                         Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {}
                         _ => return Err(ended.unwrap_or_else(|| Errno::IO.into())),
                     }
@@ -139,19 +139,19 @@ impl Completions {
                 if let (Some(Completion::Bytes(written)), Some(log)) =
                     (self.queue.take(event.token), &mut self.service.log)
                 {
-                    // A disk that is full loses lines, and nothing else.
+                    // A full disk only loses lines.
                     log.give_back(written.buffer);
                 }
             }
             (STOP, _) if self.end.is_none() => self.begin_end()?,
-            // Asked twice.
+            // The second request to end.
             (STOP | END, _) => return Ok(false),
             _ => {}
         }
         Ok(true)
     }
 
-    /// Ends what nobody waits for; answers under way go on for a while.
+    /// Ends idle connections. Answers in progress continue for a while.
     fn begin_end(&mut self) -> io::Result<()> {
         self.service.site.is_ending = true;
         let end = self.queue.now() + self.service.limits.grace;
@@ -178,7 +178,7 @@ impl Completions {
         while self.open < self.service.limits.connections {
             let Some(Completion::Connected(Ok(connected))) = self.queue.take(token) else { return };
             if self.end.is_none() {
-                // Asked for only if somebody wants to know it.
+                // Looked up only if there is a log.
                 let peer = self.service.log.is_some().then(|| connected.peer_addr()).flatten();
                 self.open(connected.stream, peer.map(|peer| peer.ip()));
             }
@@ -207,7 +207,7 @@ impl Completions {
         self.receive(index);
     }
 
-    /// News of a connection, or of a head that was accepted before and is back.
+    /// Handles the event of a connection, or of a head that was accepted earlier and is back.
     fn news(&mut self, event: &Event) {
         let index = event.data as u32;
         let connection = self.places[index as usize].as_mut();
@@ -217,7 +217,7 @@ impl Completions {
         };
         let doing = connection.doing;
         if let News::Accepted { bytes } = event.news {
-            // Fewer: its end tells why.
+            // If fewer bytes were accepted, the completion reports why.
             if doing == Doing::Sending(bytes) {
                 self.sent(index, bytes as u64, true);
             }
@@ -243,7 +243,7 @@ impl Completions {
                     _ => self.close(index),
                 }
             }
-            // Nothing else was begun.
+            // No other operation was started.
             _ => {}
         }
     }
@@ -271,7 +271,7 @@ impl Completions {
         let connection = self.places[index as usize].as_mut().expect("it is open");
         match &result {
             Ok(count @ 1..) => connection.talk.add(&buffer[..*count]),
-            // A request that comes too slowly is told so (RFC 9110 §15.5.9).
+            // RFC 9110 §15.5.9: answer a request that arrives too slowly.
             Err(error)
                 if Errno::from_io_error(error) == Some(Errno::TIMEDOUT)
                     && connection.talk.is_begun() =>
@@ -306,8 +306,8 @@ impl Completions {
         self.send_on(index);
     }
 
-    /// Sends what is left of an answer, some parts at a time: so the time that each may take ends
-    /// those whose client does not receive.
+    /// Sends the rest of an answer, some parts at a time, so that the time limit of each operation
+    /// ends answers to clients that do not receive.
     fn send_on(&mut self, index: u32) {
         let (due, data) = (self.now + self.service.limits.idle, index.into());
         let connection = self.places[index as usize].as_mut().expect("it is open");
@@ -337,8 +337,8 @@ impl Completions {
         }
     }
 
-    /// So many bytes were sent. Fewer than there were: what was promised cannot be kept, and the
-    /// client sees that by the end of the connection.
+    /// Handles the completion of a send. If not everything was sent, the promised length cannot be
+    /// kept, and closing the connection reports that to the client.
     fn sent(&mut self, index: u32, bytes: u64, is_all: bool) {
         if let Some(answer) = &mut self.connection(index).answer {
             answer.sent += bytes;
@@ -346,7 +346,7 @@ impl Completions {
         if is_all { self.send_on(index) } else { self.fail(index) }
     }
 
-    /// An answer has been sent to its end.
+    /// Handles an answer that was sent completely.
     fn answered(&mut self, index: u32) {
         let due = self.now + self.service.limits.idle;
         let connection = self.places[index as usize].as_mut().expect("it is open");
@@ -357,8 +357,8 @@ impl Completions {
         if answer.is_kept {
             return self.go_on(index);
         }
-        // What has come and was not read would make the kernel send a reset, and take the answer
-        // away from the client.
+        // Closing a connection with unread data would make the kernel send a reset, which could
+        // discard the answer at the client.
         if answer.status >= 400 || connection.talk.is_begun() {
             let _ = connection.stream.shutdown(Shutdown::Write);
             return self.linger(index, 0);
@@ -372,7 +372,7 @@ impl Completions {
         self.begin_receive(index, Doing::Lingering(read), due);
     }
 
-    /// Gives up an answer.
+    /// Abandons an answer.
     fn fail(&mut self, index: u32) {
         let connection = self.places[index as usize].as_mut().expect("it is open");
         self.service.report.failures += 1;
@@ -400,7 +400,7 @@ impl Completions {
     fn write_log(&mut self) {
         let Some(log) = &mut self.service.log else { return };
         let Some(buffer) = log.take() else { return };
-        // The file is appended to, wherever that is.
+        // The file is in append mode, so the offset is ignored.
         let operation = Operation { action: Action::Write(0), file: log.file.clone(), buffer };
         if let Err(refused) = self.queue.submit(operation, None, LOG) {
             log.give_back(refused.operation.buffer);

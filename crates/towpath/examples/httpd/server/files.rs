@@ -1,10 +1,10 @@
 //! The files under a directory, and none outside of it.
 //!
-//! Whatever a path says, the kernel looks it up without leaving the directory: neither by `..`, nor
-//! by a link, nor when somebody renames directories meanwhile (openat2(2), `RESOLVE_BENEATH`).
+//! The kernel looks up each path without leaving the directory, whether by `..`, by a link, or by
+//! concurrent renames (openat2(2), `RESOLVE_BENEATH`).
 //!
-//! A file that was found stays open for [`FRESH`], so that many requests for it look it up once;
-//! what is sent then may be as old. At most [`KEPT_MAX`] are kept.
+//! A file that was found stays open for [`FRESH`], so that many requests cause one lookup; answers
+//! may be that old. At most [`KEPT_MAX`] files are kept open.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,9 +19,9 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 
-/// How long a file is taken for what it was.
+/// How long a found file is used without another lookup.
 const FRESH: Duration = Duration::from_secs(1);
-/// Files that are kept open.
+/// Most files that are kept open.
 const KEPT_MAX: usize = 512;
 
 /// A directory that is served.
@@ -30,21 +30,21 @@ pub(super) struct Root {
     kept: HashMap<Box<str>, (Duration, Rc<Found>)>,
 }
 
-/// A file.
+/// A file that was found.
 pub(super) struct Found {
     pub(super) file: Arc<File>,
     pub(super) len: u64,
-    /// In whole seconds, as HTTP has them.
+    /// In whole seconds, as in HTTP.
     pub(super) modified: SystemTime,
     pub(super) etag: String,
-    /// Headers that describe it, but for the length.
+    /// Headers that describe the file, except its length.
     pub(super) fields: String,
 }
 
-/// What a path leads to.
+/// The object that a path names.
 pub(super) enum Target {
     File(Rc<Found>),
-    /// A directory that was asked for as if it were a file.
+    /// A directory whose path has no trailing slash.
     Directory,
     Nothing,
 }
@@ -56,10 +56,10 @@ impl Root {
         Ok(Self { directory, kept: HashMap::new() })
     }
 
-    /// What `path` leads to; `now` is any clock's.
+    /// Looks up `path`; `now` is of any monotonic clock.
     ///
     /// # Errors
-    /// The system's, where it says nothing about the path.
+    /// Errors of the system that do not depend on the path.
     pub(super) fn find(&mut self, path: &str, now: Duration) -> Result<Target, Errno> {
         if let Some((found_at, found)) = self.kept.get(path)
             && now.saturating_sub(*found_at) < FRESH
@@ -86,12 +86,12 @@ impl Root {
         } else {
             path
         };
-        // A FIFO would block until somebody writes to it.
+        // Without NONBLOCK, opening a FIFO would block until it has a writer.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let inside = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let file = match openat2(&self.directory, name, flags, Mode::empty(), inside) {
             Ok(file) => File::from(file),
-            // Out of descriptors or memory, or a disk that fails.
+            // Descriptors or memory ran out, or the disk fails.
             Err(
                 errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::IO | Errno::NOSYS),
             ) => {
@@ -120,7 +120,7 @@ impl Root {
     }
 }
 
-/// What stands for a directory.
+/// The file that is served for a directory.
 const INDEX: &str = "index.html";
 
 fn content_type(name: &str) -> &'static str {
@@ -130,7 +130,7 @@ fn content_type(name: &str) -> &'static str {
     known.map_or("application/octet-stream", |(_, name)| name)
 }
 
-/// By suffix.
+/// Content types by suffix.
 const TYPES: [(&str, &str); 20] = [
     ("html", "text/html; charset=utf-8"),
     ("htm", "text/html; charset=utf-8"),

@@ -1,7 +1,7 @@
 //! The access log: a line for each answer, in the common log format.
 //!
-//! Lines are gathered and written together. While some are written, others gather; what has no room
-//! then is lost and counted.
+//! Lines are collected and written together. While some are written, others are collected; lines
+//! without room are dropped and counted.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -9,30 +9,30 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Lines that are written together take so much.
+/// Size from which collected lines are written at once.
 const BATCH_BYTES: usize = 64 << 10;
-/// Most that waits to be written.
+/// Most bytes that wait to be written.
 const WAITING_BYTES_MAX: usize = 1 << 20;
-/// Longest target of a request that is shown.
+/// Longest request target that is logged.
 const LINE_BYTES_MAX: usize = 1024;
 
-/// Lines to be written to a file.
+/// Lines to write to a file.
 pub(super) struct Log {
     pub(super) file: Arc<File>,
     lines: Vec<u8>,
-    /// Those that are being written are back here afterwards.
+    /// A spare buffer; `None` while lines are being written.
     spare: Option<Vec<u8>>,
     lost: u64,
 }
 
 impl Log {
-    /// Appends to what is at `path`.
+    /// Opens the log at `path` for appending.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create(true).open(path)?;
         Ok(Self { file: Arc::new(file), lines: Vec::new(), spare: Some(Vec::new()), lost: 0 })
     }
 
-    /// A line; `date` is HTTP's.
+    /// Adds a line; `date` is an HTTP date.
     pub(super) fn add(&mut self, peer: Option<IpAddr>, date: &str, answer: (&str, u16, u64)) {
         let (line, status, bytes) = answer;
         if self.lines.len() > WAITING_BYTES_MAX {
@@ -45,7 +45,7 @@ impl Log {
             None => self.lines.push(b'-'),
         }
         let _ = write!(self.lines, " - - [{day}/{month}/{year}:{time} +0000] \"");
-        // Nothing that a client sends makes another line of it, or moves a terminal's cursor.
+        // Escapes bytes, so that a client cannot forge a line or move a terminal's cursor.
         for byte in line.bytes().take(LINE_BYTES_MAX) {
             match byte {
                 b'"' | b'\\' | ..=0x1f | 0x7f.. => drop(write!(self.lines, "\\x{byte:02x}")),
@@ -55,13 +55,13 @@ impl Log {
         let _ = writeln!(self.lines, "\" {status} {bytes}");
     }
 
-    /// Whether there is so much that it should not wait for more.
+    /// Returns true if there are enough lines to write them at once.
     pub(super) fn is_full(&self) -> bool {
         self.lines.len() >= BATCH_BYTES
     }
 
-    /// What is to be written, to be [given back](Self::give_back) then. `None` if there is nothing,
-    /// or something is under way.
+    /// Takes the lines to write; [give](Self::give_back) the buffer back afterwards. Returns `None`
+    /// if there are none, or if a write is in progress.
     pub(super) fn take(&mut self) -> Option<Vec<u8>> {
         if self.lines.is_empty() {
             return None;
@@ -78,7 +78,7 @@ impl Log {
         self.spare = Some(written);
     }
 
-    /// Whether nothing is under way.
+    /// Returns true if no write is in progress.
     pub(super) fn is_at_rest(&self) -> bool {
         self.spare.is_some()
     }

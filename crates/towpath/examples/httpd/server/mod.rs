@@ -1,9 +1,8 @@
-//! A server of files: HTTP/1.1 on the event queue.
+//! A file server: HTTP/1.1 on the event queue.
 //!
-//! One part knows requests and files; what brings bytes and takes them away
-//! stands beside that, twice: with the queue's operations ([`Completions`]), and for comparison as
-//! servers usually are, with calls that do not block and news of when to try again
-//! ([`Readiness`]). One thread serves; nothing that a client does makes it wait.
+//! One part handles requests and files. The part that moves bytes exists twice: with the queue's
+//! operations ([`Completions`]), and for comparison in the usual way of servers, with non-blocking
+//! calls and readiness events ([`Readiness`]). One thread serves; no client can make it block.
 
 use std::io;
 use std::net::IpAddr;
@@ -32,43 +31,43 @@ pub(crate) use completions::Completions;
 pub(crate) use polled::{Kernel, Stack};
 pub(crate) use readiness::Readiness;
 
-/// What connections may take.
+/// Limits of connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Connections at a time; others wait until one ends.
+    /// Most connections at a time; others wait until one ends.
     pub(crate) connections: usize,
-    /// How long a request may take to come, from the end of the one before, and how long a client
+    /// How long a request may take to arrive, from the end of the one before; and how long a client
     /// may take to receive [`PART_BYTES`].
     pub(crate) idle: Duration,
-    /// How long answers under way go on after the server was asked to end.
+    /// How long answers in progress continue after the server was asked to end.
     pub(crate) grace: Duration,
 }
 
-/// Bytes of a file that are sent in one piece.
+/// Bytes of a file that are sent at a time.
 pub(crate) const PART_BYTES: u64 = 256 << 10;
-/// A file that is no larger is sent together with what goes before.
+/// A file of at most this size is sent together with its head.
 const SMALL_BYTES: u64 = 16 << 10;
-/// Bytes that are received at a time.
+/// Bytes received at a time.
 const RECEIVE_BYTES: usize = 4 << 10;
-/// How long a client may go on sending what nobody reads, so that it sees why.
+/// How long a client may keep sending unread data, so that it gets the answer.
 const LINGER: Duration = Duration::from_secs(1);
-/// The same in bytes.
+/// Most bytes of unread data that a client may send meanwhile.
 const LINGER_BYTES_MAX: usize = 256 << 10;
-/// What has gathered is written to the log so often.
+/// How often collected lines are written to the log.
 const LOG_PERIOD: Duration = Duration::from_secs(1);
 
-/// What was done.
+/// Statistics of the server.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Report {
     pub(crate) connections: u64,
     pub(crate) answers: u64,
-    /// Of heads and bodies.
+    /// Bytes of heads and bodies.
     pub(crate) bytes: u64,
-    /// Answers that were not sent to their end.
+    /// Answers that were not sent completely.
     pub(crate) failures: u64,
 }
 
-/// Files, limits and what was done: what does not depend on how bytes move.
+/// Files, limits and statistics: everything that does not depend on how bytes move.
 pub(crate) struct Service {
     site: Site,
     log: Option<Log>,
@@ -77,7 +76,7 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// Of the files under `root`, with the access log at `log`.
+    /// Creates a service for the files under `root`, with an access log at `log`.
     pub(crate) fn new(root: &Path, log: Option<&Path>, limits: Limits) -> io::Result<Self> {
         let log = log.map(Log::open).transpose()?;
         let root = Root::open(root)?;
@@ -86,7 +85,7 @@ impl Service {
         Ok(Self { site, log, limits, report: Report::default() })
     }
 
-    /// Notes an answer that is over, of which so many bytes were sent.
+    /// Notes an answer that is complete or has failed.
     fn note(&mut self, peer: Option<IpAddr>, under_way: &UnderWay) {
         self.report.answers += 1;
         self.report.bytes += under_way.sent;
@@ -112,17 +111,17 @@ impl UnderWay {
     }
 }
 
-/// A server that runs until it is told to end.
+/// A server that runs until it is asked to end.
 pub(crate) trait Serve {
     fn run(self) -> io::Result<Report>;
 }
 
-/// What tells a server to end; told twice, it ends at once.
+/// How a server is asked to end; a second request ends it at once.
 #[derive(Clone)]
 pub(crate) enum EndBy {
     /// SIGINT or SIGTERM.
     Signals,
-    /// This becomes readable: an eventfd.
+    /// This descriptor, an eventfd, becomes readable.
     Readable(Arc<OwnedFd>),
 }
 
@@ -134,12 +133,12 @@ impl EndBy {
         }
     }
 
-    /// Keeps the signals from this thread, and from those that it starts from now on.
+    /// Blocks the signals in this thread and in threads that it starts later.
     pub(crate) fn block(&self) -> io::Result<()> {
         self.descriptor().map(drop)
     }
 
-    /// The same as a descriptor.
+    /// Returns a descriptor that becomes readable when the server is asked to end.
     fn descriptor(&self) -> io::Result<Arc<OwnedFd>> {
         match self {
             Self::Signals => {

@@ -1,4 +1,4 @@
-//! Sockets that tell when they are ready: the kernel's, by epoll, and a towpath host's.
+//! Sockets that report readiness: the kernel's, by epoll, and those of a towpath host.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -19,11 +19,11 @@ use towpath_io::reactor::{Events, Reactor};
 use super::EndBy;
 use super::readiness::{Polled, Told};
 
-/// Numbers of what is no connection.
+/// Numbers of sources other than connections.
 const LISTENER: u64 = u64::MAX;
 const END: u64 = u64::MAX - 1;
 
-/// The kernel's sockets.
+/// Sockets of the kernel.
 pub(crate) struct Kernel {
     reactor: Reactor,
     events: Box<Events>,
@@ -36,7 +36,7 @@ impl Kernel {
         let reactor = Reactor::new()?;
         let end = end.descriptor()?;
         listener.set_nonblocking(true)?;
-        // Those that it accepts have it, too.
+        // Accepted connections inherit the option.
         set_tcp_nodelay(&listener, true)?;
         reactor.add(&listener, LISTENER, Interest::READ, true)?;
         reactor.add(&end, END, Interest::READ, true)?;
@@ -93,12 +93,12 @@ impl Polled for Kernel {
     }
 
     fn close(&mut self, stream: TcpStream) {
-        // With its last descriptor it leaves the epoll, too.
+        // Closing the last descriptor also removes it from epoll.
         drop(stream);
     }
 }
 
-/// The sockets of a towpath host, of which the event queue tells.
+/// Sockets of a towpath host, whose readiness the event queue reports.
 pub(crate) struct Stack {
     queue: EventQueue,
     listener: host::TcpListener,
@@ -168,10 +168,10 @@ impl Polled for Stack {
     }
 
     fn close(&mut self, (_, token): Self::Stream) {
-        // It was added, and is removed here only.
+        // The token was added by `accept`, and is removed only here.
         let _ = self.queue.remove(token);
     }
 }
 
-/// Most bytes of one call.
+/// Most bytes per call.
 const SENT_MAX: u64 = 1 << 20;

@@ -1,7 +1,7 @@
-//! The server as servers usually are: calls that do not block, and news of when to try again.
+//! The server in the usual way: non-blocking calls and readiness events.
 //!
-//! On the kernel's sockets that is epoll with nothing in between, and sendfile(2); on a towpath
-//! host the event queue tells of readiness, and files are read and written.
+//! On kernel sockets this uses plain epoll and sendfile(2). On a towpath host the event queue
+//! reports readiness, and files are read and written.
 
 use std::fs::File;
 use std::io;
@@ -19,47 +19,47 @@ use super::{
     Service, UnderWay,
 };
 
-/// Sockets, and whatever tells when they are ready.
+/// Sockets and the source of their readiness events.
 pub(crate) trait Polled {
     type Stream;
 
-    /// Whether it sends files by itself.
+    /// True if `send_file` is supported.
     const SENDS_FILES: bool;
 
-    /// The next connection, whose news have this number; `None` if there is none yet.
+    /// Accepts a connection, whose events have this number; `None` if there is none.
     fn accept(&mut self, number: u64) -> io::Result<Option<(Self::Stream, SocketAddr)>>;
 
-    /// Waits, at most so long, and collects the numbers of connections that may be worth a try.
+    /// Waits for at most `limit` and collects the numbers of connections that may be ready.
     fn wait(&mut self, ready: &mut Vec<u64>, limit: Duration) -> io::Result<Told>;
 
-    /// Bytes read; 0 at the end.
+    /// Reads bytes and returns their number; 0 at the end.
     ///
     /// # Errors
-    /// `WouldBlock` if there are none yet; the same where there is no room.
+    /// `WouldBlock` if there are none. Writing and sending a file return it if there is no room.
     fn read(stream: &Self::Stream, into: &mut [u8]) -> io::Result<usize>;
 
-    /// Bytes written; others follow if `more`.
+    /// Writes bytes and returns their number; more bytes follow if `more`.
     fn write(stream: &Self::Stream, bytes: &[u8], more: bool) -> io::Result<usize>;
 
-    /// Bytes sent; 0 if the file ends before the range.
+    /// Sends bytes of a file and returns their number; 0 if the file ends before the range.
     fn send_file(stream: &Self::Stream, file: &File, range: Range<u64>) -> io::Result<usize>;
 
     fn shut_down(stream: &Self::Stream) -> io::Result<()>;
 
-    /// Closes a connection, of which nothing is told any more.
+    /// Closes a connection. No further events are reported for it.
     fn close(&mut self, stream: Self::Stream);
 }
 
-/// What a wait told besides connections.
+/// Events of a wait other than those of connections.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Told {
     /// There may be connections to accept.
     pub(crate) accept: bool,
-    /// The server is to end.
+    /// The server is asked to end.
     pub(crate) end: bool,
 }
 
-/// See [the module](self).
+/// The server with readiness events. See [the module](self).
 pub(crate) struct Readiness<P: Polled> {
     polled: P,
     service: Service,
@@ -68,12 +68,13 @@ pub(crate) struct Readiness<P: Polled> {
     open: usize,
     /// There may be connections that were not accepted.
     is_waiting: bool,
-    /// When what is under way is given up, once the server is ending.
+    /// When answers in progress are abandoned, once the server is ending.
     end: Option<Duration>,
     buffer: Vec<u8>,
 }
 
-/// Holds connections one after the other; numbered as those of the server with operations.
+/// A place for one connection after the other. Its serial number distinguishes them in event
+/// numbers.
 struct Place<S> {
     serial: u32,
     connection: Option<Connection<S>>,
@@ -83,23 +84,23 @@ struct Connection<S> {
     stream: S,
     peer: SocketAddr,
     talk: Talk,
-    /// When the request must have come, or when a part of the answer must have been taken.
+    /// When the request must have arrived, or a part of the answer must have been received.
     due: Duration,
     answer: Option<UnderWay>,
-    /// What is to be written before more of the file, and how much of it was.
+    /// Bytes to write before more of the file, and how many of them were written.
     head: Vec<u8>,
     written: usize,
     rest: Option<(Arc<File>, Range<u64>)>,
-    /// Reading what nobody wants, so much so far.
+    /// Reading and discarding, if set; this many bytes so far.
     lingering: Option<usize>,
 }
 
-/// How a connection goes on.
+/// What a connection does next.
 enum Next {
-    /// When there are news of it.
+    /// Waits for its next event.
     Wait,
     Close,
-    /// Not at all: what it promised cannot be kept.
+    /// Ends, because the promised length cannot be kept.
     Fail,
 }
 
@@ -128,7 +129,7 @@ impl<P: Polled> Readiness<P> {
                     self.is_waiting = false;
                     break;
                 }
-                // Of one connection, or for a while: tried again in the next turn.
+                // An error of one connection, or a temporary one: the next turn tries again.
                 Err(_) => break,
             };
             if self.free.pop().is_none() {
@@ -183,7 +184,7 @@ impl<P: Polled> Readiness<P> {
         }
     }
 
-    /// Ends what has taken too long; once a second.
+    /// Ends connections that have exceeded their time; once a second.
     fn sweep(&mut self) {
         let now = self.service.site.clock.now;
         for index in 0..self.places.len() as u32 {
@@ -203,7 +204,7 @@ impl<P: Polled> Readiness<P> {
         }
     }
 
-    /// Ends what nobody waits for; answers under way go on for a while.
+    /// Ends idle connections. Answers in progress continue for a while.
     fn begin_end(&mut self) {
         self.service.site.is_ending = true;
         self.end = Some(self.service.site.clock.now + self.service.limits.grace);
@@ -217,11 +218,11 @@ impl<P: Polled> Readiness<P> {
         }
     }
 
-    /// Writes what has gathered, as servers do that have no other way: at once.
+    /// Writes collected lines synchronously, as readiness servers do.
     fn write_log(&mut self) {
         let Some(log) = &mut self.service.log else { return };
         if let Some(lines) = log.take() {
-            // A disk that is full loses lines, and nothing else.
+            // A full disk only loses lines.
             let _ = log.file.write_all_at(&lines, 0);
             log.give_back(lines);
         }
@@ -235,7 +236,7 @@ impl<S> Connection<S> {
         self.due = due;
     }
 
-    /// Goes as far as it can without waiting.
+    /// Continues as far as possible without blocking.
     fn go_on<P: Polled<Stream = S>>(
         &mut self,
         service: &mut Service,
@@ -282,7 +283,7 @@ impl<S> Connection<S> {
         self.talk.next(&mut service.site)
     }
 
-    /// Sends a part of an answer. False if nothing is left.
+    /// Sends a part of an answer. Returns false if nothing is left.
     fn send<P: Polled<Stream = S>>(&mut self) -> io::Result<bool> {
         let rest = self.rest.as_mut().filter(|(_, rest)| !rest.is_empty());
         let sent = if self.written < self.head.len() {
@@ -322,7 +323,7 @@ impl<S> Connection<S> {
         Ok(true)
     }
 
-    /// An answer has been sent to its end. False if the connection is over.
+    /// Handles an answer that was sent completely. Returns false if the connection must be closed.
     fn answered<P: Polled<Stream = S>>(&mut self, service: &mut Service) -> bool {
         self.rest = None;
         let Some(answer) = self.answer.take() else { return false };
@@ -330,8 +331,8 @@ impl<S> Connection<S> {
         if answer.is_kept {
             return true;
         }
-        // What has come and was not read would make the kernel send a reset, and take the answer
-        // away from the client.
+        // Closing a connection with unread data would make the kernel send a reset, which could
+        // discard the answer at the client.
         let lingers = answer.status >= 400 || self.talk.is_begun();
         if lingers && P::shut_down(&self.stream).is_ok() {
             (self.lingering, self.due) = (Some(0), service.site.clock.now + LINGER);
@@ -340,7 +341,7 @@ impl<S> Connection<S> {
     }
 }
 
-/// Appends a range of a file.
+/// Appends a range of a file to `bytes`.
 fn append(bytes: &mut Vec<u8>, file: &File, range: Range<u64>) -> io::Result<()> {
     let len = bytes.len();
     bytes.resize(len + (range.end - range.start) as usize, 0);

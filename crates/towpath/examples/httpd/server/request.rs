@@ -1,7 +1,7 @@
-//! What clients ask for: HTTP/1.1 (RFC 9112) and 1.0 as far as fetching files needs it.
+//! Requests of clients: HTTP/1.1 (RFC 9112) and HTTP/1.0, as far as fetching files needs it.
 //!
-//! Nothing here knows connections or files. Input is anything; what is no request is refused with a
-//! status, after which the connection ends.
+//! This parser knows neither connections nor files. Any input is accepted; invalid requests are
+//! rejected with a status, after which the connection ends.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -12,17 +12,17 @@ use httparse::{EMPTY_HEADER, Header};
 pub(crate) const HEAD_BYTES_MAX: usize = 8 << 10;
 /// Most headers.
 const HEADERS_MAX: usize = 64;
-/// Longest body that is passed over; nothing that is answered here has one.
+/// Longest body that is skipped; no supported method has one.
 pub(crate) const BODY_BYTES_MAX: u64 = 64 << 10;
 
-/// What stands at the beginning of what a client has sent.
+/// Result of parsing the start of a client's data.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Parsed<'a> {
-    /// A part of a request.
+    /// An incomplete request.
     Partial,
     /// A request and the length of its head.
     Request(Request<'a>, usize),
-    /// What is answered with this status, and then no more.
+    /// Rejected with this status; the connection ends.
     Refused(u16),
 }
 
@@ -30,13 +30,13 @@ pub(super) enum Parsed<'a> {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Request<'a> {
     pub(super) method: &'a str,
-    /// As it was sent.
+    /// The target as it was sent.
     pub(super) target: &'a str,
-    /// What the target names, from the root on.
+    /// The decoded path of the target, relative to the root.
     pub(super) path: Cow<'a, str>,
-    /// Bytes of the body.
+    /// Length of the body in bytes.
     pub(super) body: u64,
-    /// Whether the client wants to send another request after it.
+    /// True if the client wants to send another request afterwards.
     pub(super) is_kept: bool,
     pub(super) range: Option<&'a str>,
     pub(super) if_range: Option<&'a str>,
@@ -77,7 +77,7 @@ impl<'a> Request<'a> {
         let mut request = Self { method, target, path, is_kept: minor == 1, ..Self::default() };
         let (mut hosts, mut body) = (0, None);
         for header in headers {
-            // Of a value that is no text nothing is understood here.
+            // Only values in UTF-8 are used.
             let value = std::str::from_utf8(header.value).map(str::trim);
             let is = |name: &str| header.name.eq_ignore_ascii_case(name);
             if is("host") {
@@ -87,7 +87,7 @@ impl<'a> Request<'a> {
                 return Err(501);
             } else if is("content-length") {
                 let len = length(value.map_err(|_| 400_u16)?).ok_or(400_u16)?;
-                // RFC 9112 §6.3: several that differ.
+                // RFC 9112 §6.3: several values that differ.
                 if body.replace(len).is_some_and(|before| before != len) {
                     return Err(400);
                 }
@@ -105,7 +105,7 @@ impl<'a> Request<'a> {
                 }
             }
         }
-        // RFC 9112 §3.2: none in 1.1, or several.
+        // RFC 9112 §3.2: no host in HTTP/1.1, or several.
         if hosts > 1 || (hosts == 0 && minor == 1) {
             return Err(400);
         }
@@ -124,15 +124,15 @@ impl<'a> Request<'a> {
     }
 }
 
-/// A number in digits alone.
+/// Parses a number of digits only.
 fn length(text: &str) -> Option<u64> {
     let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|_| is_number)
 }
 
-/// What a target names, without the query and decoded; `None` if it is no path.
+/// Returns the decoded path of a target without its query; `None` if it is no path.
 fn path(target: &str) -> Option<Cow<'_, str>> {
-    // RFC 9112 §3.2.2: a server takes the absolute form, too.
+    // RFC 9112 §3.2.2: a server also accepts the absolute form.
     let path = match target.strip_prefix("http://") {
         Some(rest) => rest.find('/').map_or("/", |at| &rest[at..]),
         None => target,
@@ -156,13 +156,13 @@ fn path(target: &str) -> Option<Cow<'_, str>> {
     (!text.contains('\0')).then(|| text.into())
 }
 
-/// What a `Range` header means for so many bytes.
+/// Meaning of a `Range` header for a file of a given length.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// All of them: there is no range, several, or one that is not understood (RFC 9110 §14.2).
+    /// The whole file: there is no range, several, or an unsupported one (RFC 9110 §14.2).
     All,
     Part(Range<u64>),
-    /// None of them is there.
+    /// The range is outside of the file.
     Nothing,
 }
 

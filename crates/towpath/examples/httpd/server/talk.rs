@@ -1,20 +1,21 @@
-//! A connection as a sequence of requests, whatever brings the bytes.
+//! A connection as a sequence of requests, independent of how its bytes arrive.
 
 use super::answer::{Answer, Site};
 use super::request::{HEAD_BYTES_MAX, Parsed, Request};
 
-/// What a client has sent and was not answered yet: less than a head and what was read with it.
+/// Bytes that a client has sent and that were not answered yet: less than a head, and what was read
+/// with it.
 #[derive(Default)]
 pub(super) struct Talk {
     input: Vec<u8>,
-    /// How much of it is behind us.
+    /// Number of bytes that were processed.
     at: usize,
-    /// Bytes of a body that nobody wants, still to come.
+    /// Remaining bytes of a body to skip.
     skipped: u64,
 }
 
 impl Talk {
-    /// Takes what the client has sent.
+    /// Adds bytes that the client has sent.
     pub(super) fn add(&mut self, bytes: &[u8]) {
         debug_assert!(self.input.len() - self.at < HEAD_BYTES_MAX, "it waits for the rest");
         let skipped = bytes.len().min(usize::try_from(self.skipped).unwrap_or(usize::MAX));
@@ -26,7 +27,7 @@ impl Talk {
         self.input.extend_from_slice(&bytes[skipped..]);
     }
 
-    /// The next answer; `None` if the client has to send more first.
+    /// Returns the next answer; `None` if the client must send more first.
     pub(super) fn next(&mut self, site: &mut Site) -> Option<Answer> {
         if self.skipped > 0 || self.at == self.input.len() {
             return None;
@@ -49,7 +50,7 @@ impl Talk {
         Some(answer)
     }
 
-    /// Whether the client has begun a request, or owes the rest of one.
+    /// Returns true if the client has started a request or has not sent all of one.
     pub(super) fn is_begun(&self) -> bool {
         self.skipped > 0 || self.at < self.input.len()
     }

@@ -1,4 +1,4 @@
-//! What becomes of operations, and how it is taken.
+//! Results of operations, and how a program takes them.
 
 use crate::events::operations::jobs::Ended;
 use crate::events::queue::RAISED;
@@ -13,65 +13,66 @@ use std::io;
 use std::net::SocketAddr;
 use towpath_io::events::Parts;
 
-/// What became of an operation, or the next of what it brings: see [`EventQueue::take`].
+/// Result of an operation, or its next intermediate result: see [`EventQueue::take`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Completion {
-    /// Of operations on files ([`EventQueue::submit`]), and of [`EventQueue::receive`] and
+    /// Result of operations on files ([`EventQueue::submit`]), of [`EventQueue::receive`] and of
     /// [`EventQueue::receive_all`].
     Bytes(Completed),
-    /// Of operations that send a buffer ([`EventQueue::send`], [`EventQueue::send_zerocopy`],
-    /// [`EventQueue::send_memory`], [`EventQueue::send_datagrams`]): its memory is back.
+    /// Result of operations that send a buffer ([`EventQueue::send`],
+    /// [`EventQueue::send_zerocopy`], [`EventQueue::send_memory`], [`EventQueue::send_datagrams`]):
+    /// its memory is back.
     Sent(Sent),
-    /// Of [`EventQueue::connect`] and [`EventQueue::connect_socket`], and the next connection of
-    /// [`EventQueue::accept`], or why that has ended.
+    /// Result of [`EventQueue::connect`] and [`EventQueue::connect_socket`]; the next connection of
+    /// [`EventQueue::accept`], or why the accept ended.
     Connected(io::Result<Connected>),
-    /// Of [`EventQueue::receive_lent`]: nothing at the end of the stream.
+    /// Result of [`EventQueue::receive_lent`]; empty at the end of the stream.
     Pieces(io::Result<Vec<Held>>),
-    /// The next buffer that [`EventQueue::receive_multishot`] has filled. When it is over: no bytes
-    /// and no buffer at the end of the stream, or why it has ended.
+    /// The next buffer that [`EventQueue::receive_multishot`] has filled. At its end: no bytes and
+    /// an empty buffer at the end of the stream, or the error that ended it.
     Received(io::Result<Received>),
-    /// Of [`EventQueue::receive_datagram`].
+    /// Result of [`EventQueue::receive_datagram`].
     Datagram(ReceivedInto),
-    /// Of [`EventQueue::receive_datagram_lent`].
+    /// Result of [`EventQueue::receive_datagram_lent`].
     DatagramLent(ReceivedLent),
-    /// Of [`EventQueue::send_file`].
+    /// Result of [`EventQueue::send_file`].
     FileSent(FileSent),
-    /// Of [`EventQueue::receive_file`] and [`EventQueue::splice`].
+    /// Result of [`EventQueue::receive_file`] and [`EventQueue::splice`].
     Moved(Moved),
-    /// Of [`EventQueue::call`]: bytes that the calls have moved, and why not all.
+    /// Result of [`EventQueue::call`]: bytes that the calls moved, and why not all.
     Called(u64, io::Result<()>),
 }
 
-/// An operation that reads, writes or receives is over.
+/// Result of an operation that reads, writes or receives.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Completed {
-    /// Bytes read or written: all, or fewer where the file ended or an error came after some; bytes
-    /// received.
+    /// Bytes read, written or received. A read or write is short if the file ended or an error came
+    /// after some bytes.
     ///
     /// # Errors
-    /// Those of reading and writing; `ECANCELED` if it was cancelled before it did anything,
-    /// `ETIMEDOUT` if its deadline did that.
+    /// The errors of reading and writing; `ECANCELED` if it was cancelled, or `ETIMEDOUT` if its
+    /// deadline passed, before it did anything.
     pub result: io::Result<usize>,
-    /// The buffer, of the same length as before.
+    /// The buffer, of unchanged length.
     pub buffer: Vec<u8>,
 }
 
-/// The buffer of a send is back.
+/// Result of a send whose buffer is back.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Sent {
-    /// Bytes that the socket has accepted, which are sent: the first of the buffer.
+    /// Bytes that the socket accepted, from the start of the buffer. They are sent.
     ///
     /// # Errors
-    /// Those of sending; `ECANCELED` if it was cancelled before anything was accepted, `ETIMEDOUT`
-    /// if its deadline did that.
+    /// The errors of sending; `ECANCELED` if it was cancelled, or `ETIMEDOUT` if its deadline
+    /// passed, before anything was accepted.
     pub result: io::Result<usize>,
-    /// The buffer: [`AnyBuffer::downcast`] makes it what it was. Empty of
+    /// The buffer; [`AnyBuffer::downcast`] restores its type. Empty for
     /// [`EventQueue::send_memory`].
     pub buffer: AnyBuffer,
-    /// Its bytes were copied, at the call or after all; all of them or some.
+    /// True if some or all of its bytes were copied, at the call or later.
     pub copied: bool,
 }
 
@@ -80,13 +81,13 @@ pub struct Sent {
 pub struct Connected {
     /// The connection.
     pub stream: Stream,
-    /// The peer's address, where it is known without a system call.
+    /// The peer's address, if it is known without a system call.
     remote: Option<SocketAddr>,
 }
 
 impl Connected {
-    /// The peer's address: none of a socket of the kernel that is not of IP, or whose peer has gone
-    /// already. Of a socket of the kernel this takes a system call.
+    /// Returns the peer's address; `None` for a kernel socket of another family than IP, or if the
+    /// peer has already disconnected. For a kernel socket this takes a system call.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.remote.or_else(|| self.stream.peer_addr().ok())
     }
@@ -104,7 +105,7 @@ macro_rules! into {
             $(#[$text])+
             ///
             /// # Errors
-            /// It is of another kind: this again.
+            /// Returns `self` if it is of another kind.
             pub fn $name(self) -> Result<$type, Box<Self>> {
                 match self {
                     Self::$kind($($part),+) => Ok(($($part),+)),
@@ -116,37 +117,37 @@ macro_rules! into {
 }
 
 into! {
-    /// That of [`Completion::Bytes`].
+    /// Returns the contents of [`Completion::Bytes`].
     into_bytes: Bytes(completed) -> Completed;
-    /// That of [`Completion::Sent`].
+    /// Returns the contents of [`Completion::Sent`].
     into_sent: Sent(sent) -> Sent;
-    /// That of [`Completion::Connected`].
+    /// Returns the contents of [`Completion::Connected`].
     into_connected: Connected(result) -> io::Result<Connected>;
-    /// That of [`Completion::Pieces`].
+    /// Returns the contents of [`Completion::Pieces`].
     into_pieces: Pieces(result) -> io::Result<Vec<Held>>;
-    /// That of [`Completion::Received`].
+    /// Returns the contents of [`Completion::Received`].
     into_received: Received(result) -> io::Result<Received>;
-    /// That of [`Completion::Datagram`].
+    /// Returns the contents of [`Completion::Datagram`].
     into_datagram: Datagram(received) -> ReceivedInto;
-    /// That of [`Completion::DatagramLent`].
+    /// Returns the contents of [`Completion::DatagramLent`].
     into_datagram_lent: DatagramLent(received) -> ReceivedLent;
-    /// That of [`Completion::FileSent`].
+    /// Returns the contents of [`Completion::FileSent`].
     into_file_sent: FileSent(sent) -> FileSent;
-    /// That of [`Completion::Moved`].
+    /// Returns the contents of [`Completion::Moved`].
     into_moved: Moved(moved) -> Moved;
-    /// That of [`Completion::Called`].
+    /// Returns the contents of [`Completion::Called`].
     into_called: Called(bytes, result) -> (u64, io::Result<()>);
 }
 
 impl EventQueue {
-    /// What became of an operation, after [`News::Completed`](crate::events::News::Completed): this
-    /// ends its registration. `None` before a wait has told that it is over, after it was taken,
-    /// and of what is no operation.
+    /// Takes the result of an operation after [`News::Completed`](crate::events::News::Completed),
+    /// and ends its registration. Returns `None` if the end was not reported yet, if the result was
+    /// already taken, and for registrations that are no operations.
     ///
-    /// Of an [accept](EventQueue::accept) each call takes one connection, after
-    /// [`News::Connection`](crate::events::News::Connection), until there is none; of a
-    /// [multishot receive](EventQueue::receive_multishot) one buffer, after
-    /// [`News::Received`](crate::events::News::Received).
+    /// For an [accept](EventQueue::accept), each call after
+    /// [`News::Connection`](crate::events::News::Connection) takes one connection, until there is
+    /// none. For a [multishot receive](EventQueue::receive_multishot), each call after
+    /// [`News::Received`](crate::events::News::Received) takes one buffer.
     pub fn take(&mut self, token: Token) -> Option<Completion> {
         let completion = match &mut self.slots.get(token)?.source {
             Kind::Stream { work, is_told: true, .. } => completion(work.take_over()?)?,
@@ -156,7 +157,8 @@ impl EventQueue {
                     None => work.accept(&wakes.as_ref()?.waker)?,
                 };
                 self.push(token, RAISED);
-                // The connection is there, whatever cannot be shown now.
+                // The connection is valid. If updating the queue's descriptor fails now, the next
+                // call repeats it.
                 let _ = self.settle();
                 return Some(Completion::Connected(Ok(next.into())));
             }
@@ -176,13 +178,13 @@ impl EventQueue {
         Some(completion)
     }
 
-    /// What became of an operation that the back end carries out.
+    /// Takes the result of an operation that the back end carries out.
     fn take_of_back_end(&mut self, token: Token) -> Option<Completion> {
         if let Some(stream) = self.take_accepted(token) {
             return Some(Completion::Connected(Ok(Connected { stream, remote: None })));
         }
         let Ended { bytes, result, parts, held } = self.take_ended(token)?;
-        // Bytes count more than what came after them.
+        // Bytes that were moved take precedence over a later error.
         let count = |result: io::Result<()>| match bytes {
             0 => result.map(|()| 0),
             _ => Ok(bytes as usize),
@@ -203,23 +205,23 @@ impl EventQueue {
             Parts::Socket(socket) => Completion::Connected(
                 result.map(|()| Connected { stream: socket.into(), remote: None }),
             ),
-            // Without an error there is a socket. Blocks, and what files are like, are the queue's
-            // own.
+            // A successful connect has a socket. Blocks and file status belong to the queue's own
+            // jobs.
             Parts::None | Parts::Block(..) | Parts::Status(_) => {
                 Completion::Connected(result.and(Err(io::Error::from(Errno::INVAL))))
             }
         })
     }
 
-    /// Ends the registration of an operation whose outcome was taken.
+    /// Ends the registration of an operation whose result was taken.
     fn end(&mut self, token: Token) {
-        // It is over, and was told: nothing is in the way.
+        // The end was reported, so the removal succeeds.
         let _ = self.begin_remove(token);
         let _ = self.settle();
     }
 }
 
-/// What became of one that the waits of the queue carry out.
+/// Converts the result of an operation that the queue's waits carried out.
 fn completion(over: Work) -> Option<Completion> {
     Some(match over {
         Work::Connected(result) => Completion::Connected(result.map(Connected::from)),

@@ -1,7 +1,7 @@
-//! Operations on datagram, raw and packet sockets of towpath hosts: each is submitted, may be
-//! cancelled, and is over once. The waits of the queue carry them out, on the thread that waits.
+//! Operations on datagram, raw and packet sockets of towpath hosts. Each is submitted, can be
+//! cancelled, and completes once. The waits of the queue carry them out, on the waiting thread.
 //!
-//! Of the kernel's sockets there are [`EventQueue::call`]s.
+//! For sockets of the kernel use [`EventQueue::call`].
 
 use crate::events::registrations::socket::DatagramSocket;
 use crate::events::{EventQueue, NotBegun, Token};
@@ -11,41 +11,40 @@ use rustix::io::Errno;
 use std::io;
 use std::time::Instant;
 
-/// A receive of a datagram that is over.
+/// Result of a receive of a datagram.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ReceivedInto {
     /// Where it came from, how long it was, and how much of it is in the buffer.
     ///
     /// # Errors
-    /// Those of receiving; `ECANCELED` if it was cancelled before there was a datagram, `ETIMEDOUT`
-    /// if its deadline did that. No datagram was taken then.
+    /// The errors of receiving; `ECANCELED` if it was cancelled, or `ETIMEDOUT` if its deadline
+    /// passed, before a datagram arrived. In these cases no datagram was taken.
     pub result: io::Result<ReceivedDatagram>,
-    /// The buffer, of the same length as before.
+    /// The buffer, of unchanged length.
     pub buffer: Vec<u8>,
 }
 
-/// A receive of a datagram without a copy that is over.
+/// Result of a receive of a datagram without a copy.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ReceivedLent {
-    /// Where it came from, and how long it is with its headers.
+    /// Where it came from, and its length including headers.
     ///
     /// # Errors
-    /// As of [`ReceivedInto::result`].
+    /// The errors of [`ReceivedInto::result`].
     pub result: io::Result<ReceivedDatagram>,
-    /// What is in no piece of a packet or frame that begins with headers: their first part. Nothing
-    /// of a UDP datagram.
+    /// The leading headers of a packet or frame, which are in no piece. Empty for a UDP datagram.
     pub headers: Vec<u8>,
-    /// All that follows.
+    /// Everything after `headers`.
     pub pieces: Vec<Held>,
 }
 
 impl EventQueue {
-    /// Receives one datagram, packet or frame into `buffer`; what that has no room for is lost. A
-    /// wait tells [`News::Completed`](crate::events::News::Completed) when it is over, and
-    /// [`EventQueue::take`] then has both. Of several at a time on one socket, nothing is
-    /// said about which of them gets which.
+    /// Receives one datagram, packet or frame into `buffer`; bytes that do not fit are lost. A wait
+    /// reports [`News::Completed`](crate::events::News::Completed) at the end, and
+    /// [`EventQueue::take`] then returns result and buffer. The order of several receives on one
+    /// socket is unspecified.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full. The buffer is handed back.
@@ -66,12 +65,12 @@ impl EventQueue {
         })
     }
 
-    /// Receives one datagram, packet or frame, whole and without copying, as
+    /// Receives one whole datagram, packet or frame without copying, like
     /// [`UdpSocket::recv_lent`](crate::host::UdpSocket::recv_lent) and
-    /// [`RawSocket::recv_lent`](crate::host::RawSocket::recv_lent):
-    /// [`EventQueue::take`] has it when it is over. Where the call fails because the
-    /// socket or its host keep too much, this waits until some of it was dropped: for ever, if the
-    /// program keeps all its pieces and gives no deadline.
+    /// [`RawSocket::recv_lent`](crate::host::RawSocket::recv_lent). [`EventQueue::take`] returns
+    /// it. Those calls fail if the readers of the socket or its host hold too many bytes; this
+    /// operation waits until some are dropped. It waits without end if the program keeps all its
+    /// pieces and gives no deadline.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full.
@@ -85,17 +84,17 @@ impl EventQueue {
         self.begin(work, deadline, data).map_err(|(error, _)| error)
     }
 
-    /// Sends `buffer` as a datagram, packet or frame, or as several, as
-    /// [`UdpSocket::send_zc_with`](crate::host::UdpSocket::send_zc_with) does. A wait tells
-    /// [`News::Accepted`](crate::events::News::Accepted) when the socket has accepted it, and
-    /// [`News::Completed`](crate::events::News::Completed) when it is back: then
-    /// [`EventQueue::take`] has it, with the bytes that were accepted: fewer than all if a cancel
-    /// or the deadline came when some datagrams had gone. After
-    /// [`News::Accepted`](crate::events::News::Accepted) these ask for the buffer, as
-    /// [`Sending::recall`](crate::host::Sending::recall).
+    /// Sends `buffer` as one or several datagrams, packets or frames, like
+    /// [`UdpSocket::send_zc_with`](crate::host::UdpSocket::send_zc_with). A wait reports
+    /// [`News::Accepted`](crate::events::News::Accepted) when the socket has accepted the buffer,
+    /// and [`News::Completed`](crate::events::News::Completed) when the buffer is back.
+    /// [`EventQueue::take`] then returns it with the number of accepted bytes: fewer than all if a
+    /// cancel or the deadline came after some datagrams. After
+    /// [`News::Accepted`](crate::events::News::Accepted) a cancel or the deadline recalls the
+    /// buffer, like [`Sending::recall`](crate::host::Sending::recall).
     ///
-    /// Of several at a time on one socket nothing is said about their order: begin the next when
-    /// one was accepted.
+    /// The order of several sends on one socket is unspecified: start the next one when one was
+    /// accepted.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full. The buffer is handed back.

@@ -1,4 +1,4 @@
-//! Operations on files: each is submitted, may be cancelled, and is told once.
+//! Operations on files. Each is submitted, can be cancelled, and completes once.
 
 use crate::events::queue::{RAISED, kernel_slot};
 use crate::events::registrations::source::Kind;
@@ -9,22 +9,22 @@ use std::io;
 use std::time::Instant;
 use towpath_io::events::{Calls, Job};
 
-/// An operation that was not begun.
+/// An operation that could not be started.
 pub struct Refused<T = Operation> {
-    /// Why.
+    /// Why it could not be started.
     pub error: io::Error,
-    /// The operation.
+    /// The operation, handed back.
     pub operation: T,
 }
 
 impl EventQueue {
-    /// Begins an operation. A wait tells [`News::Completed`](crate::events::News::Completed) when
-    /// it is over; [`EventQueue::take`] then has the buffer. When `deadline` has passed it is
-    /// cancelled.
+    /// Starts an operation, which is cancelled when `deadline` has passed. A wait reports
+    /// [`News::Completed`](crate::events::News::Completed) at the end; [`EventQueue::take`] then
+    /// returns the buffer.
     ///
     /// # Errors
-    /// `ENOSPC` if the queue is full, and what keeps the back end from beginning it. The operation
-    /// is handed back.
+    /// `ENOSPC` if the queue is full, or the back end's error if it cannot start the operation. The
+    /// operation is handed back.
     pub fn submit(
         &mut self,
         operation: Operation,
@@ -37,16 +37,16 @@ impl EventQueue {
         })
     }
 
-    /// Makes calls of the program's own on a socket of the kernel, when it is ready, until they are
-    /// over: so datagrams are sent and received, with addresses and control messages, and streams
-    /// received into memory that is no `Vec`. The calls are made by the thread that begins them and
-    /// those that wait, and must not block. A wait tells
-    /// [`News::Completed`](crate::events::News::Completed), of those that send so many bytes
-    /// [`News::Accepted`](crate::events::News::Accepted) before, and [`EventQueue::take`] has what
-    /// became of them. What they have is dropped by then.
+    /// Makes calls of the program's own on a kernel socket whenever it is ready, until the calls
+    /// are done. Use it for datagrams with addresses and control messages, and to receive into
+    /// memory other than a `Vec`. The thread that starts the operation and the threads that wait
+    /// make the calls, which must not block. A wait reports
+    /// [`News::Completed`](crate::events::News::Completed) at the end; for calls that send, it
+    /// reports the sent bytes as [`News::Accepted`](crate::events::News::Accepted) before.
+    /// [`EventQueue::take`] returns the result. The values that the calls own are dropped by then.
     ///
     /// # Errors
-    /// `ENOSPC` if the queue is full: nothing was called.
+    /// `ENOSPC` if the queue is full; no call was made.
     pub fn call(
         &mut self,
         calls: Calls,
@@ -56,10 +56,10 @@ impl EventQueue {
         self.begin_job(Job::Call(calls), deadline, data).map_err(|(error, _)| error)
     }
 
-    /// Asks for the end of an operation, which is told as ever, and may have come too late.
+    /// Cancels an operation. Its end is reported as usual; it may have completed before the cancel.
     ///
     /// # Errors
-    /// `ESTALE` if the token's registration is over, `EINVAL` if it is of no operation.
+    /// `ESTALE` if the token's registration has ended; `EINVAL` if it is no operation.
     pub fn cancel(&mut self, token: Token) -> io::Result<()> {
         self.check_process()?;
         match &mut self.slots.get(token).ok_or(Errno::STALE)?.source {

@@ -1,9 +1,9 @@
-//! Groups of buffers that the program has lent to its queue: a receive that goes on takes one of
-//! its group with each arrival, and none before.
+//! Groups of buffers that the program has lent to its queue. A multishot receive takes a buffer of
+//! its group for each arrival, and none before.
 //!
-//! A buffer moves: it is the program's, or in a group, or in a receive that has filled it. A
-//! receive that finds bytes and no buffer stands in the group's line, and is tried again when one
-//! is given back.
+//! A buffer moves: it belongs to the program, to a group, or to a receive that has filled it. A
+//! receive that finds bytes but no buffer waits in the group's line, and is tried again when a
+//! buffer is given back.
 
 use crate::events::queue::RAISED;
 use crate::events::registrations::multishot::Multishot;
@@ -15,11 +15,11 @@ use std::io;
 use std::time::Instant;
 
 impl EventQueue {
-    /// Lends buffers as a group, for [`EventQueue::receive_multishot`].
+    /// Lends buffers to the queue as a group, for [`EventQueue::receive_multishot`].
     ///
     /// # Errors
-    /// `EINVAL` if one of them is empty, `ENOSPC` for more than [`GROUP_BUFFERS_MAX`] or
-    /// [`GROUPS_MAX`](crate::events::GROUPS_MAX). The buffers are handed back.
+    /// `EINVAL` if one of them is empty; `ENOSPC` for more than [`GROUP_BUFFERS_MAX`] buffers or
+    /// [`GROUPS_MAX`](crate::events::GROUPS_MAX) groups. The buffers are handed back.
     pub fn add_group(&mut self, free: Vec<Vec<u8>>) -> Result<Group, (io::Error, Vec<Vec<u8>>)> {
         if free.iter().any(Vec::is_empty) {
             return Err((Errno::INVAL.into(), free));
@@ -31,8 +31,8 @@ impl EventQueue {
         self.groups.add(pool).map_err(|(errno, pool)| (errno.into(), pool.free))
     }
 
-    /// Gives a buffer to a group: one that a receive had filled, or another. A receive that was
-    /// waiting for one goes on with the next wait.
+    /// Gives a buffer to a group: one that a receive had filled, or a new one. A receive that waits
+    /// for a buffer continues with the next wait.
     ///
     /// # Errors
     /// `ESTALE` if the group was removed, `EINVAL` for an empty buffer, `ENOSPC` if the group has
@@ -45,7 +45,7 @@ impl EventQueue {
             Some(pool) => {
                 pool.put(buffer);
                 self.serve_lines();
-                // What cannot be shown now is shown by the next call.
+                // If updating the queue's descriptor fails now, the next call repeats it.
                 let _ = self.settle();
                 return Ok(());
             }
@@ -53,21 +53,21 @@ impl EventQueue {
         Err(NotBegun { error: errno.into(), buffer })
     }
 
-    /// Ends a group: the buffers that are free. Others are the program's already.
+    /// Ends a group and returns its free buffers. All others belong to the program already.
     ///
     /// # Errors
-    /// `ESTALE` if it was removed, `EBUSY` while a receive may take buffers of it.
+    /// `ESTALE` if the group was removed; `EBUSY` while a receive uses it.
     pub fn remove_group(&mut self, group: Group) -> io::Result<Vec<Vec<u8>>> {
         Ok(self.groups.remove(group)?.free)
     }
 
-    /// Has the next in each line tried again for which there is a buffer. Who leaves it where it
-    /// was is followed by the next one.
+    /// Polls the first receive in each line whose group has a buffer. One that does not take the
+    /// buffer is followed by the next.
     pub(in crate::events) fn serve_lines(&mut self) {
         for index in 0..self.groups.len() {
             while let Some(token) = self.groups.next_in_line(index) {
                 let source = self.slots.get(token).map(|registration| &mut registration.source);
-                // Some may be over.
+                // Some have ended.
                 if let Some(Kind::Multishot { multishot, is_told: false, .. }) = source {
                     multishot.left_line();
                     self.push(token, RAISED);
@@ -77,18 +77,18 @@ impl EventQueue {
         }
     }
 
-    /// Receives again and again, until the stream ends, it is cancelled, or `deadline` has passed.
-    /// Whenever there are bytes, one buffer of the group is filled with as many as fit and are
-    /// there: a wait tells [`News::Received`](crate::events::News::Received), and
-    /// [`EventQueue::take`] has them. When there are bytes and no buffer, a wait tells
-    /// [`News::Starved`](crate::events::News::Starved), once, and it goes on when one is
-    /// [given](EventQueue::give) back; what is not received stays with the stream. At the end there
-    /// is [`News::Completed`](crate::events::News::Completed), and the reason is taken in the same
-    /// way.
+    /// Receives repeatedly, until the stream ends, the operation is cancelled, or `deadline` has
+    /// passed. Whenever there are bytes, a buffer of the group is filled with as many as are
+    /// available and fit: a wait reports [`News::Received`](crate::events::News::Received), and
+    /// [`EventQueue::take`] returns them. If there are bytes but no buffer, a wait reports
+    /// [`News::Starved`](crate::events::News::Starved) once, and the receive continues when a
+    /// buffer is [given](EventQueue::give); the bytes stay in the stream. At the end a wait reports
+    /// [`News::Completed`](crate::events::News::Completed), and [`EventQueue::take`] returns the
+    /// reason.
     ///
     /// # Errors
-    /// `ESTALE` if the group was removed; `ENOSPC` if the queue is full; those of epoll_ctl(2) of a
-    /// socket of the kernel.
+    /// `ESTALE` if the group was removed; `ENOSPC` if the queue is full; errors of epoll_ctl(2) for
+    /// a kernel socket.
     pub fn receive_multishot(
         &mut self,
         stream: impl Into<Stream>,
@@ -108,7 +108,8 @@ impl EventQueue {
         {
             *deadline = Some(self.timers.set(due, token));
         }
-        // It is under way: what cannot be shown now is shown by the next call.
+        // The receive has started. If updating the queue's descriptor fails now, the next call
+        // repeats it.
         let _ = self.settle();
         Ok(token)
     }

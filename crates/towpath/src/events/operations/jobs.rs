@@ -10,17 +10,17 @@ use std::io;
 use std::time::Instant;
 use towpath_io::events::{Job, Outcome, Parts};
 
-/// What became of a job, in the words of the queue's user.
+/// Result of a job, in the terms of the queue's API.
 pub(in crate::events) struct Ended {
     pub(in crate::events) bytes: u64,
     pub(in crate::events) result: io::Result<()>,
     pub(in crate::events) parts: Parts,
-    /// A buffer of which the kernel had the bytes; whether they were a copy.
+    /// A buffer whose bytes the kernel had; true if they were a copy.
     pub(in crate::events) held: Option<(Held, bool)>,
 }
 
 impl EventQueue {
-    /// Begins a job, which is cancelled when `due` has passed.
+    /// Starts a job, which is cancelled at `due`.
     pub(in crate::events) fn begin_job(
         &mut self,
         job: Job,
@@ -44,12 +44,13 @@ impl EventQueue {
             let ongoing = self.ongoing(token).expect("it was just added");
             ongoing.deadline = Some(setting);
         }
-        // It is under way: what cannot be shown now is shown by the next call.
+        // The job has started. If updating the queue's descriptor fails now, the next call repeats
+        // it.
         let _ = self.settle();
         Ok(token)
     }
 
-    /// What became of a job that was told to be over. Its registration ends.
+    /// Takes the result of a job whose end was reported. Ends its registration.
     pub(in crate::events) fn take_ended(&mut self, token: Token) -> Option<Ended> {
         let ongoing = self.ongoing(token).filter(|ongoing| ongoing.is_told)?;
         let outcome = ongoing.outcome.take()?;
@@ -60,14 +61,15 @@ impl EventQueue {
         Some(Ended { bytes, result, parts, held })
     }
 
-    /// The next connection of the kernel that was accepted.
+    /// Takes the next connection that the kernel accepted.
     pub(in crate::events) fn take_accepted(&mut self, token: Token) -> Option<Stream> {
         let ongoing = self.ongoing(token)?;
         let connection = ongoing.accepted.pop_front()?;
         ongoing.is_offered = false;
         self.back.give_room(kernel_slot(token), 1);
         self.push(token, KERNEL);
-        // The connection is there, whatever cannot be shown now.
+        // The connection is valid. If updating the queue's descriptor fails now, the next call
+        // repeats it.
         let _ = self.settle();
         Some(connection.into())
     }

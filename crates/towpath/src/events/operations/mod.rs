@@ -1,4 +1,4 @@
-//! Operations: how each is begun, and how what became of it is taken.
+//! Operations: how a program starts them and takes their results.
 
 pub(in crate::events) mod completion;
 pub(in crate::events) mod datagrams;

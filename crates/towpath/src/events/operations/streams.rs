@@ -1,6 +1,6 @@
-//! Operations on streams: each is submitted, may be cancelled, and is over once.
+//! Operations on streams. Each is submitted, can be cancelled, and completes once.
 //!
-//! Those of towpath hosts the waits of the queue carry out, on the thread that waits.
+//! The waits of the queue carry out those on streams of towpath hosts, on the waiting thread.
 
 use crate::events::registrations::socket::{End, Listener, Stack, Stream};
 use crate::events::registrations::source::{Kind, Source};
@@ -19,20 +19,21 @@ use std::sync::Arc;
 use std::time::Instant;
 use towpath_io::events::{Job, Memory};
 
-/// An operation that was not begun, with its buffer.
+/// An operation that could not be started, with its buffer.
 pub struct NotBegun<B = Vec<u8>> {
-    /// Why.
+    /// Why it could not be started.
     pub error: io::Error,
-    /// The buffer.
+    /// The buffer, handed back.
     pub buffer: B,
 }
 
 impl EventQueue {
-    /// Begins to connect. A wait tells [`News::Completed`](crate::events::News::Completed) when it
-    /// is over, and [`EventQueue::take`] then has the connection. Cancelling gives it up.
+    /// Starts to connect. A wait reports [`News::Completed`](crate::events::News::Completed) at the
+    /// end, and [`EventQueue::take`] then returns the connection. A cancel aborts the connection
+    /// attempt.
     ///
     /// # Errors
-    /// Those of connecting that need no answer; `ENOSPC` if the queue is full.
+    /// The errors of connecting that are known at once; `ENOSPC` if the queue is full.
     pub fn connect(
         &mut self,
         stack: impl Into<Stack>,
@@ -51,11 +52,11 @@ impl EventQueue {
         self.begin(work, deadline, data).map_err(|(error, _)| error)
     }
 
-    /// Begins to connect a socket of the kernel that the program has made and, maybe, bound;
-    /// otherwise as [`EventQueue::connect`]. Until it is over the socket does not block.
+    /// Starts to connect a kernel socket that the program has created and possibly bound; otherwise
+    /// like [`EventQueue::connect`]. The socket is non-blocking until the operation is complete.
     ///
     /// # Errors
-    /// `EISCONN` if it is connected; `ENOSPC` if the queue is full.
+    /// `EISCONN` if the socket is connected; `ENOSPC` if the queue is full.
     pub fn connect_socket(
         &mut self,
         socket: Arc<OwnedFd>,
@@ -74,19 +75,19 @@ impl EventQueue {
         let job = Job::Connect(socket, remote, blocks);
         self.begin_job(job, deadline, data).map_err(|(error, job)| {
             if let Job::Connect(socket, _, true) = job {
-                // It is open, so this cannot fail.
+                // The socket is open, so this cannot fail.
                 let _ = ioctl_fionbio(&socket, false);
             }
             error
         })
     }
 
-    /// Accepts one connection after the other until it is cancelled, or `deadline` has passed. A
-    /// wait tells [`News::Connection`](crate::events::News::Connection) when there are some, and
-    /// then [`EventQueue::take`] takes them one after the other until there is none; those that
-    /// are not taken stay with the listener, and are told of again. At the end there is
-    /// [`News::Completed`](crate::events::News::Completed), and the reason is taken in the same
-    /// way.
+    /// Accepts connections until it is cancelled or `deadline` has passed. A wait reports
+    /// [`News::Connection`](crate::events::News::Connection) when there are connections;
+    /// [`EventQueue::take`] then takes one after the other until there is none. Connections that
+    /// are not taken stay with the listener and are reported again. At the end a wait reports
+    /// [`News::Completed`](crate::events::News::Completed), and [`EventQueue::take`] returns the
+    /// reason.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full.
@@ -106,14 +107,14 @@ impl EventQueue {
         self.begin(work, deadline, data).map_err(|(error, _)| error)
     }
 
-    /// Receives into `buffer`, whose bytes are replaced from its beginning. It is over when there
-    /// are some, however few, or when no more will come: 0, as for an empty buffer;
-    /// [`EventQueue::take`] has it then. Of several at a time on one stream of towpath, the first
-    /// is filled and told first; on one of the kernel, nothing is said about which of them gets
-    /// what.
+    /// Receives into `buffer`, overwriting it from its start. It completes when at least one byte
+    /// was received, or with 0 at the end of the stream or for an empty buffer;
+    /// [`EventQueue::take`] then returns it. Several receives on one stream of towpath complete in
+    /// the order in which they were started; on a kernel stream the order is unspecified.
     ///
-    /// On a stream of towpath, the worker of the host places bytes as they come, in buffers for
-    /// which a wait has found none: a program that keeps several posted copies nothing itself.
+    /// On a stream of towpath, the worker of the host places arriving bytes directly in buffers for
+    /// which a wait has found no bytes: the thread of a program that keeps several receives posted
+    /// copies nothing itself.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full. The buffer is handed back.
@@ -127,10 +128,10 @@ impl EventQueue {
         self.begin_receive(stream.into(), buffer, false, (deadline, data))
     }
 
-    /// Receives until `buffer` is full, or no more will come: otherwise as [`EventQueue::receive`].
-    /// The program is told once for each buffer, however many segments fill it. After some bytes an
-    /// error, a cancel or the deadline ends it with these; an error is then the next receive's. One
-    /// that is dropped with its queue takes with it what came.
+    /// Receives until `buffer` is full or the stream ends; otherwise like [`EventQueue::receive`].
+    /// The program gets one event for each buffer, however many segments fill it. An error, a
+    /// cancel or the deadline completes it with the bytes received so far; the next receive then
+    /// returns the error. If the queue is dropped, the bytes received so far are lost with it.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full. The buffer is handed back.
@@ -144,13 +145,13 @@ impl EventQueue {
         self.begin_receive(stream.into(), buffer, true, (deadline, data))
     }
 
-    /// Receives without copying, as [`TcpStream::recv_lent`](crate::host::TcpStream::recv_lent):
-    /// [`EventQueue::take`] has at most `max` bytes when it is over. Where the call fails
-    /// because the host's readers keep too much, this waits until some of it was dropped: for ever,
-    /// if the program keeps all its pieces and gives no deadline.
+    /// Receives without copying, like [`TcpStream::recv_lent`](crate::host::TcpStream::recv_lent).
+    /// [`EventQueue::take`] returns at most `max` bytes. That call fails if the host's readers hold
+    /// too many bytes; this operation waits until some are dropped. It waits without end if the
+    /// program keeps all its pieces and gives no deadline.
     ///
     /// # Errors
-    /// `ENOSPC` if the queue is full; `EOPNOTSUPP` for a socket of the kernel, which lends nothing.
+    /// `ENOSPC` if the queue is full; `EOPNOTSUPP` for a kernel socket, which cannot lend.
     pub fn receive_lent(
         &mut self,
         stream: impl Into<Stream>,
@@ -163,16 +164,15 @@ impl EventQueue {
         self.begin(work, deadline, data).map_err(|(error, _)| error)
     }
 
-    /// Sends all of `buffer`, of whatever kind, as
-    /// [`TcpStream::send_zc`](crate::host::TcpStream::send_zc). A wait tells
-    /// [`News::Accepted`](crate::events::News::Accepted) when the socket has accepted it, and
-    /// [`News::Completed`](crate::events::News::Completed) when it is back: then
-    /// [`EventQueue::take`] has it, with the bytes that were accepted. They are sent all the same
-    /// after a cancel or the deadline, which ask for the buffer as
+    /// Sends all of `buffer`, like [`TcpStream::send_zc`](crate::host::TcpStream::send_zc). A wait
+    /// reports [`News::Accepted`](crate::events::News::Accepted) when the socket has accepted the
+    /// buffer, and [`News::Completed`](crate::events::News::Completed) when the buffer is back.
+    /// [`EventQueue::take`] then returns it with the number of accepted bytes. Accepted bytes are
+    /// sent even after a cancel or the deadline, which recall the buffer like
     /// [`Sending::recall`](crate::host::Sending::recall).
     ///
-    /// Of several at a time on one stream nothing is said about their order, and copied ones may be
-    /// mixed: begin the next when one was accepted.
+    /// The order of several sends on one stream is unspecified, and copied ones may interleave:
+    /// start the next one when one was accepted.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full. The buffer is handed back.
@@ -186,15 +186,15 @@ impl EventQueue {
         self.begin_send(stream.into(), buffer, false, (deadline, data))
     }
 
-    /// Sends all of `buffer` as [`EventQueue::send`], and lends it on a stream of the kernel, too,
-    /// where that can be: with io_uring of Linux 6.2, on TCP. Elsewhere, or where a limit of locked
-    /// memory or of the socket is in the way, it is copied. [`Sent::copied`] says so, as it
-    /// does of what the kernel has copied after all: all that goes to this host or to its
-    /// namespaces.
+    /// Sends all of `buffer` like [`EventQueue::send`], and also lends it on a kernel stream where
+    /// possible: with io_uring on Linux 6.2 or later, on TCP. Otherwise, or if a limit of locked
+    /// memory or of the socket prevents it, the buffer is copied. [`Sent::copied`] reports that,
+    /// and also if the kernel copied lent bytes after all, as it does for traffic to this machine
+    /// or its network namespaces.
     ///
-    /// What is lent is locked in memory, page by page: it pays from some ten KiB on. Once the
-    /// kernel has accepted it, neither a cancel nor the deadline brings it back before the peer has
-    /// acknowledged it; a queue that is dropped meanwhile leaves it to the kernel.
+    /// Lent memory is locked page by page, which pays off from about ten KiB. Once the kernel has
+    /// accepted it, neither a cancel nor the deadline brings it back before the peer has
+    /// acknowledged it. A queue that is dropped meanwhile leaves the memory to the kernel.
     ///
     /// [`Sent::copied`]: crate::events::Sent::copied
     ///
@@ -210,10 +210,10 @@ impl EventQueue {
         self.begin_send(stream.into(), buffer, true, (deadline, data))
     }
 
-    /// Sends all of `memory` on a stream of the kernel, as [`EventQueue::send`] or, if it lends, as
-    /// [`EventQueue::send_zerocopy`]: the way of memory that is no `Vec`. It is dropped by the time
-    /// that a wait tells [`News::Completed`](crate::events::News::Completed), and
-    /// [`EventQueue::take`] has an empty buffer then.
+    /// Sends all of `memory` on a kernel stream, like [`EventQueue::send`] or, if it lends, like
+    /// [`EventQueue::send_zerocopy`]. Use it for memory other than a `Vec`. The memory is dropped
+    /// by the time a wait reports [`News::Completed`](crate::events::News::Completed);
+    /// [`EventQueue::take`] then returns an empty buffer.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full. The memory is dropped.
@@ -227,7 +227,8 @@ impl EventQueue {
         self.begin_job(Job::SendMemory(socket, memory), deadline, data).map_err(|(error, _)| error)
     }
 
-    /// Begins to receive into a buffer, until `all` of it is full or whatever came.
+    /// Starts a receive into a buffer, which completes when the buffer is full (`all`) or when
+    /// bytes arrive.
     fn begin_receive(
         &mut self,
         stream: Stream,
@@ -245,8 +246,8 @@ impl EventQueue {
         self.begin_bytes_job(job, deadline, data)
     }
 
-    /// Begins to send a buffer, which is handed back if that fails. On a stream of the kernel it is
-    /// lent if that is wanted.
+    /// Starts a send of a buffer, which is handed back on failure. On a kernel stream the buffer is
+    /// lent if `lends`.
     fn begin_send<B: Lend>(
         &mut self,
         stream: Stream,
@@ -296,7 +297,7 @@ impl EventQueue {
         }
     }
 
-    /// Begins a send of a buffer by the waits of the queue.
+    /// Starts a send that the waits of the queue carry out.
     pub(in crate::events) fn begin_buffer(
         &mut self,
         work: Work,
@@ -344,7 +345,7 @@ impl EventQueue {
         })
     }
 
-    /// The first try is the next wait's.
+    /// Starts an operation. The next wait makes the first attempt.
     pub(in crate::events) fn begin(
         &mut self,
         work: Work,
@@ -361,13 +362,14 @@ impl EventQueue {
         let kind = Kind::Stream { work, wakes: None, deadline, is_told: false };
         let added = self.begin_add(Source::of(kind), data);
         debug_assert!(added.is_ok_and(|added| added == token), "there was room");
-        // It is under way: what cannot be shown now is shown by the next call.
+        // The operation has started. If updating the queue's descriptor fails now, the next call
+        // repeats it.
         let _ = self.settle();
         Ok(token)
     }
 }
 
-/// A socket of the kernel that does not block, to be connected.
+/// Creates a non-blocking kernel socket to connect.
 fn socket_for(remote: SocketAddr) -> io::Result<Arc<OwnedFd>> {
     let family = if remote.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -375,7 +377,7 @@ fn socket_for(remote: SocketAddr) -> io::Result<Arc<OwnedFd>> {
 }
 
 impl NotBegun<AnyBuffer> {
-    /// With the buffer as what it was.
+    /// Restores the type of the buffer.
     pub(in crate::events) fn downcast<B: Lend>(self) -> NotBegun<B> {
         let Self { error, buffer } = self;
         NotBegun { error, buffer: buffer.downcast().expect("it is what was given") }

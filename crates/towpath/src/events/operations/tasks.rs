@@ -1,4 +1,4 @@
-//! Sockets and operations of other stacks, in a queue.
+//! Sockets and operations of other stacks in a queue.
 
 use crate::events::custom::{Pollable, Task};
 use crate::events::registrations::source::{Kind, Source};
@@ -7,7 +7,7 @@ use std::io;
 use std::time::Instant;
 
 impl Source {
-    /// A socket of another stack.
+    /// Returns a source for a socket of another stack.
     pub fn custom(socket: impl Pollable + 'static, interest: Interest, trigger: Trigger) -> Self {
         let kind = Kind::Custom(Box::new(socket), None);
         Self { interest, trigger, ..Self::of(kind) }
@@ -15,14 +15,14 @@ impl Source {
 }
 
 impl EventQueue {
-    /// Begins a task. A wait tells [`News::Step`](crate::events::News::Step) of each step; the last
-    /// ends the registration. [`EventQueue::cancel`] and the deadline stop it.
+    /// Starts a task. A wait reports each step as [`News::Step`](crate::events::News::Step); the
+    /// last one ends the registration. [`EventQueue::cancel`] and the deadline stop it.
     ///
     /// Dropping the queue drops the task.
     ///
     /// # Errors
-    /// `ENOSPC` if the queue is full, and what keeps the back end from watching its descriptor: the
-    /// task is dropped.
+    /// `ENOSPC` if the queue is full, or the back end's error if it cannot watch the task's
+    /// descriptor. The task is dropped.
     pub fn start(
         &mut self,
         task: impl Task + 'static,
@@ -38,7 +38,8 @@ impl EventQueue {
         {
             *deadline = Some(self.timers.set(due, token));
         }
-        // It is under way: what cannot be shown now is shown by the next call.
+        // The task has started. If updating the queue's descriptor fails now, the next call repeats
+        // it.
         let _ = self.settle();
         Ok(token)
     }

@@ -1,4 +1,4 @@
-//! Operations that move bytes between files and streams without showing them to the program.
+//! Operations that move bytes between files and streams without exposing them to the program.
 
 use crate::events::registrations::relay::Relay;
 use crate::events::registrations::socket::End;
@@ -15,37 +15,37 @@ use std::sync::Arc;
 use std::time::Instant;
 use towpath_io::events::Job;
 
-/// A file that was sent.
+/// Result of sending a file.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct FileSent {
-    /// Bytes that the socket took, of header, file and trailer together; also after an error.
+    /// Bytes that the socket accepted, of header, file and trailer together; also after an error.
     pub bytes: u64,
-    /// Why it ended before all was sent.
+    /// Why it ended before everything was sent.
     ///
     /// # Errors
-    /// `UnexpectedEof` if the file ended before the range did: then there is no trailer;
-    /// `ECANCELED`, `ETIMEDOUT`; those of reading and of sending.
+    /// `UnexpectedEof` if the file ended before the range did, in which case the trailer is not
+    /// sent; `ECANCELED`, `ETIMEDOUT`; errors of reading and of sending.
     pub result: io::Result<()>,
-    /// What was to be sent.
+    /// The parts, handed back.
     pub parts: SendFile,
 }
 
 impl EventQueue {
-    /// Sends a header, a range of a file, and a trailer. A wait tells
-    /// [`News::Completed`](crate::events::News::Completed) when all was sent, and
-    /// [`EventQueue::take`] has what became of it.
+    /// Sends a header, a range of a file, and a trailer. A wait reports
+    /// [`News::Completed`](crate::events::News::Completed) when everything was sent, and
+    /// [`EventQueue::take`] then returns the result.
     ///
-    /// A towpath host has blocks of files in memory, at most as many bytes as its
-    /// [`Config`](crate::host::Config::file_cache) says, and lends them: what several streams send
-    /// is read once. What is changed, by anything but a shared mapping, is read anew by those who
-    /// begin afterwards. Header and trailer are copied. It is over when the socket has accepted
-    /// all, of which [`News::Accepted`](crate::events::News::Accepted) tells as for
+    /// A towpath host keeps blocks of files in memory, up to the size set in its
+    /// [`Config`](crate::host::Config::file_cache), and lends them: blocks that several streams
+    /// send are read once. If a file changes, other than through a shared mapping, later operations
+    /// read it anew. Header and trailer are copied. The operation completes when the socket has
+    /// accepted everything, which [`News::Accepted`](crate::events::News::Accepted) reports as for
     /// [`EventQueue::send`].
     ///
     /// # Errors
-    /// `ENOSPC` if the queue is full; `EINVAL` for a range that ends before it begins or beyond
-    /// what files can have, and for what is no regular file. The parts are handed back.
+    /// `ENOSPC` if the queue is full; `EINVAL` if the range ends before it begins or exceeds the
+    /// largest file offset, or if the file is no regular file. The parts are handed back.
     pub fn send_file(
         &mut self,
         stream: impl Into<Stream>,
@@ -78,14 +78,14 @@ impl EventQueue {
         })
     }
 
-    /// Writes what a stream receives to a range of a file, until the range is full or no more will
-    /// come. [`EventQueue::take`] has what became of it. What is beyond the range stays in
-    /// the stream. A file that is written slower than bytes come closes the window. After a cancel
-    /// or the deadline it is over when the file has answered what is under way.
+    /// Writes the bytes that a stream receives to a range of a file, until the range is full or the
+    /// stream ends. [`EventQueue::take`] returns the result. Bytes beyond the range stay in the
+    /// stream. If writing is slower than the network, the receive window closes. After a cancel or
+    /// the deadline, it completes when the write under way is done.
     ///
     /// # Errors
-    /// `ENOSPC` if the queue is full; `EINVAL` for a range that ends before it begins or beyond
-    /// what files can have, `ESPIPE` for a file without offsets.
+    /// `ENOSPC` if the queue is full; `EINVAL` if the range ends before it begins or exceeds the
+    /// largest file offset; `ESPIPE` for a file without offsets.
     pub fn receive_file(
         &mut self,
         stream: impl Into<Stream>,
@@ -106,10 +106,10 @@ impl EventQueue {
         self.begin_job(job, deadline, data).map_err(|(error, _)| error)
     }
 
-    /// Sends on `to` what `from` receives: `count` bytes, or fewer where no more come. The kernel
-    /// splices between two of its streams; else the bytes go through a buffer of the queue. It ends
-    /// when `to` is reset or closed in both directions, also while nothing comes from `from`.
-    /// [`EventQueue::take`] has what became of it.
+    /// Sends on `to` what `from` receives: `count` bytes, or fewer if `from` ends. Between two
+    /// kernel streams the kernel splices; otherwise the bytes go through a buffer of the queue. It
+    /// also ends when `to` is reset or closed in both directions, even while `from` is idle.
+    /// [`EventQueue::take`] returns the result.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full.
@@ -136,7 +136,8 @@ impl EventQueue {
         {
             *deadline = Some(self.timers.set(due, token));
         }
-        // It is under way: what cannot be shown now is shown by the next call.
+        // The operation has started. If updating the queue's descriptor fails now, the next call
+        // repeats it.
         let _ = self.settle();
         Ok(token)
     }

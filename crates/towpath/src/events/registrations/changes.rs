@@ -1,7 +1,7 @@
-//! Files and directories that change, by one inotify instance of the queue.
+//! Changes of files and directories, through one inotify instance per queue.
 //!
-//! The kernel has one watch for each file, however often it is registered; each registration of the
-//! file hears of it.
+//! The kernel keeps one watch per file, however often it is registered; each registration of the
+//! file gets the change.
 
 use crate::events::Token;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,28 +11,28 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::path::Path;
 
-/// Bytes that are read at a time: more than a hundred events with names.
+/// Bytes per read: room for more than a hundred events with names.
 const READ_BYTES: usize = 8192;
 
-/// What became of a file or directory since it was last told.
+/// Changes of a file or directory since the last report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Changes {
-    /// It was written to or cut, or a file in the directory was.
+    /// The file, or a file in the directory, was written to or truncated.
     pub modified: bool,
-    /// Its attributes have changed, such as its mode or its number of links; or those of a file in
-    /// the directory.
+    /// Attributes of the file or of a file in the directory have changed, such as its mode or its
+    /// number of links.
     pub attributes: bool,
-    /// Somebody who had it open for writing, or a file in the directory, has closed it.
+    /// The file, or a file in the directory, was open for writing and was closed.
     pub written: bool,
-    /// A file was made in the directory or moved into it.
+    /// A file was created in the directory or moved into it.
     pub created: bool,
     /// A file was removed from the directory or moved out of it.
     pub deleted: bool,
-    /// It has another name now, or is elsewhere.
+    /// The file or directory was renamed or moved.
     pub moved: bool,
-    /// It is gone, or its file system is: nothing more is told.
+    /// The file or directory, or its file system, is gone: there are no further reports.
     pub removed: bool,
-    /// There were more changes than the kernel keeps; whatever there may be has happened.
+    /// The kernel's event queue overflowed: any change may have happened.
     pub missed: bool,
 }
 
@@ -50,10 +50,10 @@ impl Changes {
     }
 }
 
-/// Number of a watch.
+/// Number of an inotify watch.
 pub(in crate::events) type Watch = i32;
 
-/// See the module's documentation.
+/// The inotify instance of a queue. See the module documentation.
 pub(in crate::events) struct Inotify {
     fd: OwnedFd,
     watches: HashMap<Watch, Vec<Token>>,
@@ -84,13 +84,13 @@ impl Inotify {
         tokens.retain(|other| *other != token);
         if tokens.is_empty() {
             self.watches.remove(&watch);
-            // The kernel has ended it already if the file is gone.
+            // Fails if the file is gone: the kernel has ended the watch already.
             let _ = inotify::remove_watch(&self.fd, watch);
         }
     }
 
-    /// Reads some of what there is, and calls `each` with what to note for whom. It is readable
-    /// still if there is more.
+    /// Reads some of the pending events. Calls `each` with the registration and a function that
+    /// notes the change. The descriptor stays readable if there are more.
     pub(in crate::events) fn read(&mut self, mut each: impl FnMut(Token, &dyn Fn(&mut Changes))) {
         let mut buffer = [MaybeUninit::uninit(); READ_BYTES];
         let mut reader = Reader::new(&self.fd, &mut buffer);

@@ -1,9 +1,9 @@
-//! Reads of blocks for the file caches of hosts, writes of what their streams receive into files,
-//! and accesses of tasks, which a queue carries out beside the operations of its caller. They are
-//! no registrations: their slots of the back end come before those.
+//! Internal file accesses of a queue, beside the operations of its caller: reads of blocks for the
+//! file caches of hosts, writes of received bytes into files, and accesses of tasks. They are no
+//! registrations; their back-end slots come before those of registrations.
 //!
-//! A disk that does not answer keeps [`LOADS_PER_DEVICE_MAX`] of them and no more, so that those of
-//! other disks go on.
+//! A device that does not answer keeps at most [`LOADS_PER_DEVICE_MAX`] of them, so that accesses
+//! to other devices continue.
 
 use crate::events::Token;
 use crate::host::files::file_cache::Load;
@@ -11,37 +11,37 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use towpath_io::events::{BackEnd, Job, Operation, Outcome, Parts, THREADS_MAX};
 
-/// The first slot of the back end for loads; the one before is that of changes of files.
+/// First back-end slot for accesses; the slot before it is for file changes.
 pub(in crate::events) const LOADS_SLOT: u32 = 1;
-/// Loads and other accesses that the back end has at a time.
+/// Accesses that the back end has at a time.
 pub(in crate::events) const LOADS_MAX: u32 = 64;
-/// The same of one device.
+/// Accesses to one device that the back end has at a time.
 const LOADS_PER_DEVICE_MAX: usize = 4;
-const _: () = assert!(LOADS_PER_DEVICE_MAX < THREADS_MAX, "a disk that stands still blocks all");
+const _: () = assert!(LOADS_PER_DEVICE_MAX < THREADS_MAX, "a stalled disk leaves threads free");
 
-/// See the module's documentation.
+/// Accesses that wait, run or are complete. See the module documentation.
 #[derive(Default)]
 pub(in crate::events) struct Loads {
-    /// By slot.
+    /// Indexed by slot.
     running: Vec<Option<Access>>,
     waiting: VecDeque<Access>,
-    /// Accesses of operations that are over, and were not told to them.
+    /// Results of completed accesses, not yet passed to their operations.
     accessed: Vec<(Token, Outcome)>,
 }
 
-/// Of a file.
+/// An access to a file.
 enum Access {
     Load(Load),
     Own {
         token: Token,
         device: u64,
-        /// Until it is begun.
+        /// `None` once it is started.
         operation: Option<Operation>,
     },
 }
 
 impl Loads {
-    /// Begins what an operation asks for, or keeps it until there is room.
+    /// Starts the accesses that an operation asks for, or queues them until there is room.
     pub(in crate::events) fn begin(
         &mut self,
         token: Token,
@@ -61,7 +61,7 @@ impl Loads {
         }
     }
 
-    /// What became of the load or the access of a slot of the back end.
+    /// Handles the result of the access in a back-end slot.
     pub(in crate::events) fn finish(&mut self, slot: u32, outcome: Outcome, back: &mut BackEnd) {
         let slot = (slot - LOADS_SLOT) as usize;
         match self.running.get_mut(slot).and_then(Option::take) {
@@ -78,7 +78,7 @@ impl Loads {
         self.go_on(back);
     }
 
-    /// Takes back the access of an operation that is stopped, or asks for its end.
+    /// Takes back the queued access of a stopped operation, or cancels a running one.
     pub(in crate::events) fn withdraw(&mut self, stopped: Token, back: &mut BackEnd) {
         let is_its =
             |access: &Access| matches!(access, Access::Own { token, .. } if *token == stopped);
@@ -93,7 +93,7 @@ impl Loads {
         }
     }
 
-    /// What became of an access, and the operation that asked for it.
+    /// Takes the result of an access, with the operation that asked for it.
     pub(in crate::events) fn take_accessed(&mut self) -> Option<(Token, Outcome)> {
         self.accessed.pop()
     }
@@ -146,7 +146,7 @@ impl Access {
         }
     }
 
-    /// What is to be done; once.
+    /// Takes the job to do; only the first call returns it.
     fn job(&mut self) -> Option<Job> {
         match self {
             Self::Load(load) => load.job(),
@@ -155,7 +155,7 @@ impl Access {
     }
 }
 
-/// Of an operation that was not begun.
+/// The result of an operation that was not started.
 fn not_done(why: Errno, operation: Operation) -> Outcome {
     Outcome { bytes: 0, failure: Some(why), parts: Parts::Buffer(operation.buffer) }
 }

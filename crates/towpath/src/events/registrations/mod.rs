@@ -1,4 +1,4 @@
-//! What is registered in a queue, and what a queue keeps of it.
+//! Registrations of a queue and their state.
 
 pub(in crate::events) mod changes;
 pub(in crate::events) mod loads;

@@ -1,7 +1,7 @@
-//! Receives that go on: each arrival is told with a buffer of a group, until the stream ends.
+//! Multishot receives: each arrival is reported with a buffer of a group, until the stream ends.
 //!
-//! The waits of the queue make the calls, on either stack: so bytes are taken from the stream when
-//! they are told, and not before. A socket of the kernel is watched by edge meanwhile.
+//! The waits of the queue make the calls, on either stack, so bytes leave the stream only when they
+//! are reported. A kernel socket is watched edge-triggered.
 
 use crate::events::registrations::pool::{Group, Groups};
 use crate::events::registrations::relay::{later, receive};
@@ -19,22 +19,22 @@ use std::task::{Context, Poll, Waker};
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Received {
-    /// They are at its beginning; its length is as before. It is the program's, to be
-    /// [given](crate::events::EventQueue::give) back or not.
+    /// The bytes are at its start; its length is unchanged. It belongs to the program, which may
+    /// [give](crate::events::EventQueue::give) it back.
     pub buffer: Vec<u8>,
-    /// How many.
+    /// Number of bytes received.
     pub len: usize,
 }
 
-/// See the module's documentation.
+/// A multishot receive. See the module documentation.
 pub(in crate::events) struct Multishot {
     stream: Stream,
     group: Group,
-    /// Told, and not taken.
+    /// Reported, and not taken.
     filled: VecDeque<Received>,
-    /// That there is no buffer was told, and none was found since.
+    /// The lack of a buffer was reported, and no bytes were received since.
     is_starved: bool,
-    /// It stands in the line of its group.
+    /// It waits in the line of its group.
     is_in_line: bool,
     end: Option<io::Result<()>>,
 }
@@ -45,7 +45,7 @@ impl Multishot {
         Self { stream, group, filled, is_starved: false, is_in_line: false, end: None }
     }
 
-    /// The kernel's socket, if it is one.
+    /// Returns the kernel's socket, if it is one.
     pub(in crate::events) fn fd(&self) -> Option<&dyn AsFd> {
         let socket: &Arc<OwnedFd> = self.stream.as_kernel()?;
         Some(socket)
@@ -55,8 +55,8 @@ impl Multishot {
         self.group
     }
 
-    /// Goes on; what there is to tell. If nothing, `waker` is woken, the kernel's socket is ready,
-    /// or a buffer is given, when it is worth trying again.
+    /// Continues and returns the next event. After `None`, `waker` is woken, the kernel's socket
+    /// becomes ready, or a buffer is given, when it should be polled again.
     pub(in crate::events) fn poll(
         &mut self,
         waker: &Waker,
@@ -95,17 +95,17 @@ impl Multishot {
         Some(News::Completed)
     }
 
-    /// It is to be tried again, and stands in the line no more.
+    /// Notes that it left the line of its group, to be polled again.
     pub(in crate::events) fn left_line(&mut self) {
         self.is_in_line = false;
     }
 
-    /// Ends it for this reason, unless it is over.
+    /// Ends it for this reason, unless it has ended.
     pub(in crate::events) fn stop(&mut self, why: Errno) {
         self.end.get_or_insert_with(|| Err(why.into()));
     }
 
-    /// The oldest bytes; or what became of it, if that `is_told`.
+    /// Takes the oldest bytes; or, if the end was reported (`is_told`), the result.
     pub(in crate::events) fn take(&mut self, is_told: bool) -> Option<io::Result<Received>> {
         if let Some(received) = self.filled.pop_front() {
             return Some(Ok(received));
@@ -114,13 +114,13 @@ impl Multishot {
         Some(end?.map(|()| Received { buffer: Vec::new(), len: 0 }))
     }
 
-    /// Buffers that were filled and not taken.
+    /// Takes the buffers that were filled and not taken.
     pub(in crate::events) fn take_all(&mut self) -> impl Iterator<Item = Vec<u8>> + '_ {
         self.filled.drain(..).map(|received| received.buffer)
     }
 }
 
-/// Whether there is something to receive, which stays.
+/// Checks whether there is something to receive, and leaves it in the stream.
 fn look(stream: &Stream, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
     match &stream.0 {
         End::Host(stream) => stream.poll_peek(cx, &mut [0]),

@@ -1,4 +1,4 @@
-//! What is known of an operation that the back end carries out, and what is to be told of it.
+//! State of an operation that the back end carries out, and the events that report it.
 
 use crate::events::News;
 use crate::events::registrations::timers::Setting;
@@ -9,29 +9,29 @@ use std::collections::VecDeque;
 use std::io;
 use towpath_io::events::{Outcome, Parts};
 
-/// What is known of an operation that the back end carries out.
+/// State of an operation that the back end carries out.
 #[derive(Default)]
 pub(in crate::events) struct Ongoing {
-    /// Connections that were accepted.
+    /// Connections that were accepted and not taken.
     pub(in crate::events) accepted: VecDeque<OwnedFd>,
-    /// They were told of, and none was taken since.
+    /// They were reported, and none was taken since.
     pub(in crate::events) is_offered: bool,
-    /// Bytes that were sent of a buffer that is not back.
+    /// Bytes accepted of a lent buffer that is not back; not reported yet.
     lent: Option<u64>,
     pub(in crate::events) outcome: Option<Outcome>,
-    /// A buffer of which the kernel has the bytes; whether they are a copy.
+    /// A buffer whose bytes the kernel has; true if they are a copy.
     pub(in crate::events) held: Option<(Held, bool)>,
-    /// Bytes that were sent were told of.
+    /// The accepted bytes were reported.
     is_sent: bool,
-    /// The end was told of.
+    /// The end was reported.
     pub(in crate::events) is_told: bool,
     pub(in crate::events) deadline: Option<Setting>,
-    /// Its deadline has passed.
+    /// The deadline has passed.
     pub(in crate::events) is_late: bool,
 }
 
 impl Ongoing {
-    /// What is to be told.
+    /// Returns the next event to report.
     pub(in crate::events) fn look(&mut self) -> Option<News> {
         if !self.accepted.is_empty() {
             return (!std::mem::replace(&mut self.is_offered, true)).then_some(News::Connection);
@@ -67,7 +67,7 @@ impl Ongoing {
         self.outcome.is_some()
     }
 
-    /// Why it ended early.
+    /// Converts the reason of an early end.
     pub(in crate::events) fn error(&self, errno: Errno) -> io::Error {
         match errno {
             Errno::CANCELED if self.is_late => Errno::TIMEDOUT.into(),

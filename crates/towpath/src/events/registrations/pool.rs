@@ -1,15 +1,15 @@
-//! Buffers that the program has lent to its queue, in groups.
+//! Groups of buffers that the program has lent to its queue.
 
 use crate::events::Token;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 
-/// Most buffers of a group, as io_uring has it.
+/// Most buffers in a group; io_uring has the same limit.
 pub const GROUP_BUFFERS_MAX: usize = 1 << 15;
-/// Most groups of a queue: some sizes of buffers, for some kinds of streams.
+/// Most groups in a queue: enough for several buffer sizes and kinds of streams.
 pub const GROUPS_MAX: usize = 64;
 
-/// Names a group of buffers of a queue, and no other ever.
+/// Identifies a group of buffers of a queue. It is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Group {
     index: u32,
@@ -26,23 +26,23 @@ struct Place {
     pool: Option<Pool>,
 }
 
-/// The buffers of a group that are free.
+/// The free buffers of a group.
 #[derive(Default)]
 pub(in crate::events) struct Pool {
     pub(in crate::events) free: Vec<Vec<u8>>,
-    /// Receives that have found none.
+    /// Receives that found no buffer, in order.
     line: VecDeque<Token>,
-    /// Receives that may take some.
+    /// Number of receives that may take buffers.
     users: usize,
 }
 
 impl Pool {
-    /// A pool of these buffers.
+    /// Creates a pool of these buffers.
     pub(in crate::events) fn of(free: Vec<Vec<u8>>) -> Self {
         Self { free, ..Self::default() }
     }
 
-    /// A buffer, which is to be put back or handed to the program.
+    /// Takes a buffer. The caller puts it back or hands it to the program.
     pub(in crate::events) fn take(&mut self) -> Option<Vec<u8>> {
         self.free.pop()
     }
@@ -52,7 +52,7 @@ impl Pool {
         self.free.push(buffer);
     }
 
-    /// Has a receive tried again when there is a buffer.
+    /// Queues a receive to be tried again when there is a buffer.
     pub(in crate::events) fn stand_in_line(&mut self, token: Token) {
         self.line.push_back(token);
     }
@@ -64,13 +64,14 @@ impl Groups {
         place.pool.as_mut().filter(|_| place.generation == group.generation)
     }
 
-    /// One more receive may take buffers.
+    /// Counts one more receive that may take buffers.
     pub(in crate::events) fn join(&mut self, group: Group) -> Result<(), Errno> {
         self.get(group).ok_or(Errno::STALE)?.users += 1;
         Ok(())
     }
 
-    /// A receive takes no more. The buffers that it has filled and nobody took are free again.
+    /// Ends a receive's use of the group. Buffers that it filled and the program did not take
+    /// become free again.
     pub(in crate::events) fn leave(
         &mut self,
         group: Group,
@@ -82,18 +83,18 @@ impl Groups {
         }
     }
 
-    /// Groups that there are or were.
+    /// Returns the number of groups that exist or existed.
     pub(in crate::events) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// The next in the line of a group that has a free buffer; it stands in the line no more.
+    /// Takes the next receive from the line of a group, if the group has a free buffer.
     pub(in crate::events) fn next_in_line(&mut self, index: usize) -> Option<Token> {
         let pool = self.0[index].pool.as_mut().filter(|pool| !pool.free.is_empty())?;
         pool.line.pop_front()
     }
 
-    /// Ends a group that nobody uses.
+    /// Ends a group that no receive uses.
     pub(in crate::events) fn remove(&mut self, group: Group) -> Result<Pool, Errno> {
         let pool = self.get(group).ok_or(Errno::STALE)?;
         if pool.users > 0 {

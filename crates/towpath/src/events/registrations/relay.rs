@@ -1,5 +1,6 @@
-//! Bytes from one stream to another where a towpath host has one of them or both: through a buffer,
-//! by the waits of the queue. The kernel's end, if there is one, is watched by edge.
+//! Copies bytes from one stream to another if at least one of them belongs to a towpath host. The
+//! waits of the queue move the bytes through a buffer. The kernel's socket, if there is one, is
+//! watched edge-triggered.
 
 use crate::events::registrations::socket::{End, Stream};
 use rustix::fd::{AsFd, OwnedFd};
@@ -10,34 +11,34 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use towpath_io::events::broken;
 
-/// Bytes that are taken at a time.
+/// Bytes received at a time.
 const BUFFER_BYTES: usize = 64 << 10;
-/// Bytes that are moved before others have their turn.
+/// Bytes moved before other registrations get their turn.
 const MOVED_MAX: usize = 16 * BUFFER_BYTES;
 
-/// Bytes that were moved from one place to another.
+/// Result of an operation that moved bytes from one place to another.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Moved {
     /// Bytes that have arrived, also after an error.
     pub bytes: u64,
-    /// Why it ended early. Where the source ended first, that is no error.
+    /// Why it ended early. An early end of the source is no error.
     ///
     /// # Errors
-    /// `ECANCELED`, `ETIMEDOUT`; those of reading and of writing.
+    /// `ECANCELED`, `ETIMEDOUT`; errors of reading and of writing.
     pub result: io::Result<()>,
-    /// What was taken from the source and has not arrived: empty unless there is an error.
+    /// Bytes taken from the source that have not arrived: empty unless there is an error.
     pub rest: Vec<u8>,
 }
 
-/// See the module's documentation.
+/// A relay between two streams. See the module documentation.
 pub(in crate::events) struct Relay {
     from: Stream,
     to: Stream,
     count: u64,
     moved: u64,
     buffer: Vec<u8>,
-    /// Which bytes of it are still to be sent.
+    /// Range of the buffer that is still to be sent.
     left: Range<usize>,
     result: Option<io::Result<()>>,
 }
@@ -48,14 +49,14 @@ impl Relay {
         Self { from, to, count, moved: 0, buffer: Vec::new(), left: 0..0, result }
     }
 
-    /// The kernel's end; two of them are the back end's to splice.
+    /// Returns the kernel's socket. Two kernel sockets are spliced by the back end instead.
     pub(in crate::events) fn fd(&self) -> Option<&dyn AsFd> {
         let socket: &Arc<OwnedFd> = self.from.as_kernel().or(self.to.as_kernel())?;
         Some(socket)
     }
 
-    /// Goes on. True if it is over: else `waker` is woken, or the kernel's end is ready, when it is
-    /// worth trying again.
+    /// Continues. Returns true if the relay is complete. Otherwise `waker` is woken, or the
+    /// kernel's socket becomes ready, when it should be polled again.
     pub(in crate::events) fn poll(&mut self, waker: &Waker) -> bool {
         let (cx, end) = (&mut Context::from_waker(waker), self.moved + MOVED_MAX as u64);
         while self.result.is_none() {
@@ -76,7 +77,8 @@ impl Relay {
         true
     }
 
-    /// Takes bytes, or sends some of those that were taken; 0 when there is nothing more to do.
+    /// Receives bytes, or sends some that were received; returns 0 when there is nothing left to
+    /// do.
     fn step(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if self.left.is_empty() {
             let wanted = (self.count - self.moved).min(BUFFER_BYTES as u64) as usize;
@@ -94,7 +96,7 @@ impl Relay {
         })
     }
 
-    /// Why there is no use in waiting for more: nobody takes it.
+    /// Returns why waiting for more bytes is pointless: the sink no longer takes any.
     fn broken(&self, waker: &Waker) -> Option<io::Error> {
         if !self.left.is_empty() {
             return None;
@@ -105,12 +107,12 @@ impl Relay {
         }
     }
 
-    /// Ends it for this reason, unless it is over.
+    /// Ends the relay for this reason, unless it is complete.
     pub(in crate::events) fn stop(&mut self, why: Errno) {
         self.result.get_or_insert_with(|| Err(why.into()));
     }
 
-    /// What became of it, once it is over.
+    /// Takes the result, once the relay is complete.
     pub(in crate::events) fn take(&mut self) -> Option<Moved> {
         let result = self.result.take()?;
         let rest = self.buffer[self.left.clone()].to_vec();
@@ -136,7 +138,7 @@ fn send(to: &Stream, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usiz
     }
 }
 
-/// A call that does not block, and is made again if a signal came.
+/// Makes a non-blocking call, and repeats it if a signal interrupted it.
 pub(in crate::events) fn later(
     mut call: impl FnMut() -> io::Result<usize>,
 ) -> Poll<io::Result<usize>> {

@@ -1,32 +1,32 @@
-//! Registrations by token. A slot is used again, and its generation then tells old tokens from new.
+//! Registrations by token. Slots are reused; the generation distinguishes old tokens from new ones.
 
 use crate::events::registrations::source::Kind;
 use crate::events::registrations::timers::Setting;
 use crate::events::{Interest, Readiness, Token, Trigger};
 
-/// A slot; free without a source.
+/// A slot; free if it has no registration.
 struct Slot {
     generation: u32,
     registration: Option<Registration>,
 }
 
-/// What is registered.
+/// A registered source and its state.
 pub(in crate::events) struct Registration {
     pub(in crate::events) source: Kind,
     pub(in crate::events) data: u64,
     pub(in crate::events) interest: Interest,
     pub(in crate::events) trigger: Trigger,
-    /// What the kernel said and was not told yet.
+    /// Readiness that the kernel has reported and the queue has not.
     pub(in crate::events) ready: Readiness,
-    /// The wait before which the kernel said it.
+    /// Number of the wait in which the kernel reported it.
     pub(in crate::events) noted_in: u64,
-    /// It stands among those that are to be told.
+    /// The registration is queued for a report.
     pub(in crate::events) is_pending: bool,
-    /// The wait that last told of it.
+    /// Number of the wait that last reported it.
     pub(in crate::events) told_in: u64,
-    /// The back end does not tell of it until it is resumed.
+    /// The back end does not report it until it is resumed.
     pub(in crate::events) is_paused: bool,
-    /// It was told of once and is not any more, until it is modified.
+    /// One-shot and already reported: not reported again until it is modified.
     pub(in crate::events) is_spent: bool,
 }
 
@@ -37,17 +37,17 @@ pub(in crate::events) struct Slots {
     /// Slots that are never used again.
     retired: usize,
     limit: usize,
-    /// Slots, at most: these and those that are never used again.
+    /// Most slots, including those that are never used again.
     most: usize,
 }
 
 impl Slots {
-    /// Room for `limit` registrations, in slots of which there can be `most`.
+    /// Creates room for `limit` registrations, in at most `most` slots.
     pub(in crate::events) fn new(limit: usize, most: usize) -> Self {
         Self { slots: Vec::new(), free: Vec::new(), retired: 0, limit: limit.min(most), most }
     }
 
-    /// The token that the next registration gets; `None` if there is no room.
+    /// Returns the token that the next registration gets; `None` if there is no room.
     pub(in crate::events) fn next(&self) -> Option<Token> {
         match self.free.last() {
             Some(&slot) => Some(Token { slot, generation: self.slots[slot as usize].generation }),
@@ -58,7 +58,7 @@ impl Slots {
         }
     }
 
-    /// Registers; the token is the one that was told as the next.
+    /// Adds a registration under the token that [`next`](Self::next) returns.
     pub(in crate::events) fn insert(&mut self, registration: Registration) -> Token {
         let token = self.next().expect("the caller has looked for room");
         if self.free.pop().is_none() {
@@ -73,7 +73,7 @@ impl Slots {
         slot.registration.as_mut().filter(|_| slot.generation == token.generation)
     }
 
-    /// How the timer of a registration is set.
+    /// Returns the current timer setting of a registration.
     pub(in crate::events) fn setting(&self, token: Token) -> Option<Setting> {
         let slot = self.slots.get(token.slot as usize)?;
         match &slot.registration.as_ref().filter(|_| slot.generation == token.generation)?.source {
@@ -87,7 +87,7 @@ impl Slots {
         }
     }
 
-    /// The token of a slot that is in use.
+    /// Returns the token of a slot that is in use.
     pub(in crate::events) fn token(&self, slot: u32) -> Option<Token> {
         let Slot { generation, registration } = self.slots.get(slot as usize)?;
         registration.as_ref().map(|_| Token { slot, generation: *generation })
@@ -107,12 +107,12 @@ impl Slots {
         Some(registration)
     }
 
-    /// Registrations.
+    /// Returns the number of registrations.
     pub(in crate::events) fn len(&self) -> usize {
         self.slots.len() - self.free.len() - self.retired
     }
 
-    /// All registrations, to be dropped.
+    /// Returns the tokens of all registrations.
     pub(in crate::events) fn tokens(&self) -> impl Iterator<Item = Token> + '_ {
         (0..self.slots.len() as u32).filter_map(|slot| self.token(slot))
     }
@@ -137,20 +137,20 @@ mod tests {
         }
     }
 
-    /// Goal: a slot whose generations are used up counts as none, and its last token is refused.
+    /// Goal: a slot whose generations are used up does not count, and its last token is rejected.
     #[test]
     fn used_up_slots_take_no_room() {
         let mut slots = Slots::new(1, 3);
         for slot in 0..3 {
             let first = slots.insert(registration());
             assert_eq!((first.slot, slots.len()), (slot, 1));
-            assert!(slots.next().is_none(), "it is full");
+            assert!(slots.next().is_none(), "the limit of one registration is reached");
             slots.slots[slot as usize].generation = u32::MAX;
             let last = slots.token(slot).expect("in use");
             assert!(slots.get(first).is_none() && slots.remove(last).is_some());
             assert!(slots.get(last).is_none() && slots.remove(last).is_none());
             assert_eq!(slots.len(), 0);
         }
-        assert!(slots.tokens().next().is_none() && slots.next().is_none(), "there are no others");
+        assert!(slots.tokens().next().is_none() && slots.next().is_none(), "all slots are used up");
     }
 }

@@ -1,8 +1,8 @@
-//! Sockets that operations work on: of towpath hosts and of the kernel, by one type, so that a
-//! program is the same on either.
+//! Sockets for operations: one type for those of towpath hosts and of the kernel, so that a program
+//! works on either.
 //!
-//! A kernel's socket stays as it was given, blocking or not, until an operation needs it not to
-//! block: those that move files and pipes do, and so does accepting with epoll.
+//! A kernel socket keeps its blocking mode until an operation needs it to be non-blocking:
+//! operations that move files and pipes do, and so does accepting with epoll.
 
 use crate::host::{self, Host};
 use rustix::fd::{AsFd, OwnedFd};
@@ -14,17 +14,17 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-/// Whose sockets: those of a towpath host, or the kernel's.
+/// A TCP/IP stack: a towpath host or the kernel.
 #[derive(Clone)]
 pub enum Stack {
-    /// A towpath host's.
+    /// The stack of a towpath host.
     Host(Host),
-    /// The kernel's, in the network namespace of the calling thread.
+    /// The kernel's stack, in the network namespace of the calling thread.
     Kernel,
 }
 
 impl Stack {
-    /// Listens at an address; port 0 chooses one.
+    /// Listens at an address; port 0 picks a free port.
     pub fn listen(&self, address: SocketAddr) -> io::Result<Listener> {
         Ok(match self {
             Self::Host(host) => host::TcpListener::bind(host, address)?.into(),
@@ -45,22 +45,22 @@ impl From<&Host> for Stack {
     }
 }
 
-/// A connection. A clone is the same one, which is closed when the last is dropped.
+/// A connection. Clones share the connection, which closes when the last one is dropped.
 #[derive(Clone, Debug)]
 pub struct Stream(pub(in crate::events) End<host::TcpStream>);
 
-/// A socket that takes connections. A clone is the same one.
+/// A listening socket. Clones share the socket, which closes when the last one is dropped.
 #[derive(Clone, Debug)]
 pub struct Listener(pub(in crate::events) End<host::TcpListener>);
 
-/// A socket of a towpath host that sends and receives datagrams, packets of IP or frames: a
+/// A socket of a towpath host that sends and receives datagrams, IP packets or frames: a
 /// [`UdpSocket`](host::UdpSocket), [`RawSocket`](host::RawSocket) or
-/// [`PacketSocket`](host::PacketSocket). A clone is the same one. For the kernel's there is
+/// [`PacketSocket`](host::PacketSocket). Clones share the socket. For sockets of the kernel use
 /// [`EventQueue::call`](crate::events::EventQueue::call).
 #[derive(Clone, Debug)]
 pub struct DatagramSocket(pub(in crate::events) host::UdpSocket);
 
-/// One of the two kinds.
+/// A socket of either stack.
 #[derive(Clone, Debug)]
 pub(in crate::events) enum End<H> {
     Host(H),
@@ -84,20 +84,20 @@ impl<H> End<H> {
 }
 
 impl Stream {
-    /// The towpath host's connection, if it is one.
+    /// Returns the connection of the towpath host, if it is one.
     pub fn as_host(&self) -> Option<&host::TcpStream> {
         self.0.host()
     }
 
-    /// The kernel's socket, if it is one.
+    /// Returns the kernel's socket, if it is one.
     pub fn as_kernel(&self) -> Option<&Arc<OwnedFd>> {
         self.0.kernel()
     }
 
-    /// Receives what is there, however few; 0 when no more will come. It never waits.
+    /// Receives available bytes, without blocking. Returns 0 at the end of the stream.
     ///
     /// # Errors
-    /// `WouldBlock` if nothing is there; else those of reading.
+    /// `WouldBlock` if no bytes are available; otherwise the errors of reading.
     pub fn try_receive(&self, into: &mut [u8]) -> io::Result<usize> {
         match &self.0 {
             End::Host(stream) => {
@@ -110,10 +110,11 @@ impl Stream {
         }
     }
 
-    /// Sends the beginning of `bytes`, as far as there is room; returns how many. It never waits.
+    /// Sends as much of the start of `bytes` as there is room for, without blocking. Returns the
+    /// number of bytes.
     ///
     /// # Errors
-    /// `WouldBlock` if there is no room; else those of writing.
+    /// `WouldBlock` if there is no room; otherwise the errors of writing.
     pub fn try_send(&self, bytes: &[u8]) -> io::Result<usize> {
         match &self.0 {
             End::Host(stream) => {
@@ -125,7 +126,7 @@ impl Stream {
         }
     }
 
-    /// Ends directions. What was sent before is still sent.
+    /// Shuts down one or both directions. Data already written is still sent.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         match &self.0 {
             End::Host(stream) => stream.shutdown(how),
@@ -140,10 +141,10 @@ impl Stream {
         }
     }
 
-    /// Our address.
+    /// Returns the local address.
     ///
     /// # Errors
-    /// `EAFNOSUPPORT` for a socket of the kernel that is not of IP.
+    /// `EAFNOSUPPORT` for a kernel socket of another family than IP.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match &self.0 {
             End::Host(stream) => stream.local_addr(),
@@ -151,11 +152,11 @@ impl Stream {
         }
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     ///
     /// # Errors
-    /// `ENOTCONN` once the connection is gone; `EAFNOSUPPORT` for a socket of the kernel that is
-    /// not of IP.
+    /// `ENOTCONN` once the connection is gone; `EAFNOSUPPORT` for a kernel socket of another family
+    /// than IP.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         match &self.0 {
             End::Host(stream) => stream.peer_addr(),
@@ -166,7 +167,7 @@ impl Stream {
         }
     }
 
-    /// Whether small segments wait for ACKs.
+    /// Sets `TCP_NODELAY`: true sends small segments at once instead of waiting for ACKs.
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
         match &self.0 {
             End::Host(stream) => stream.set_nodelay(nodelay),
@@ -176,20 +177,20 @@ impl Stream {
 }
 
 impl Listener {
-    /// The towpath host's socket, if it is one.
+    /// Returns the socket of the towpath host, if it is one.
     pub fn as_host(&self) -> Option<&host::TcpListener> {
         self.0.host()
     }
 
-    /// The kernel's socket, if it is one.
+    /// Returns the kernel's socket, if it is one.
     pub fn as_kernel(&self) -> Option<&Arc<OwnedFd>> {
         self.0.kernel()
     }
 
-    /// Where it listens.
+    /// Returns the address it listens at.
     ///
     /// # Errors
-    /// `EAFNOSUPPORT` for a socket of the kernel that is not of IP.
+    /// `EAFNOSUPPORT` for a kernel socket of another family than IP.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match &self.0 {
             End::Host(listener) => listener.local_addr(),
@@ -197,7 +198,7 @@ impl Listener {
         }
     }
 
-    /// Whether small segments of connections that are accepted from now on wait for ACKs.
+    /// Sets `TCP_NODELAY` for connections accepted from now on.
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
         match &self.0 {
             End::Host(listener) => listener.set_nodelay(nodelay),

@@ -1,4 +1,4 @@
-//! What can be registered.
+//! Sources that can be registered.
 
 use crate::host::operations::operation::Work;
 use crate::host::sockets::watch::{Return, Watched};
@@ -24,7 +24,7 @@ use crate::events::registrations::relay::Relay;
 use crate::events::registrations::socket::{DatagramSocket, End, Listener, Stream};
 use crate::events::registrations::timers::{Setting, UNSET};
 
-/// Something to wait for, to be given to [`EventQueue::add`](crate::events::EventQueue::add).
+/// A source to wait for; pass it to [`EventQueue::add`](crate::events::EventQueue::add).
 pub struct Source {
     pub(in crate::events) kind: Kind,
     pub(in crate::events) interest: Interest,
@@ -95,14 +95,14 @@ impl Source {
         Self { interest, trigger, ..Self::of(Kind::Socket(socket, None)) }
     }
 
-    /// A file descriptor of the host, which the queue keeps open until it is removed: an
-    /// `Arc<TcpStream>` of the standard library, for example. Files on disk are always ready and
-    /// refused.
+    /// Returns a source for a file descriptor of the kernel, such as an `Arc<TcpStream>` of the
+    /// standard library. The queue keeps it open until it is removed. Regular files are always
+    /// ready and are rejected by `add`.
     pub fn fd(fd: impl AsFd + Send + 'static, interest: Interest, trigger: Trigger) -> Self {
         Self { interest, trigger, ..Self::of(Kind::Fd(Box::new(fd))) }
     }
 
-    /// A connection.
+    /// Returns a source for a connection.
     pub fn stream(stream: impl Into<Stream>, interest: Interest, trigger: Trigger) -> Self {
         match stream.into().0 {
             End::Host(stream) => Self::socket(Watched::Stream(stream), interest, trigger),
@@ -110,7 +110,7 @@ impl Source {
         }
     }
 
-    /// A listening socket: readable while there is a connection to accept.
+    /// Returns a source for a listening socket: readable while there is a connection to accept.
     pub fn listener(listener: impl Into<Listener>, trigger: Trigger) -> Self {
         match listener.into().0 {
             End::Host(listener) => {
@@ -120,7 +120,7 @@ impl Source {
         }
     }
 
-    /// A datagram, raw or packet socket of a towpath host.
+    /// Returns a source for a datagram, raw or packet socket of a towpath host.
     pub fn datagram(
         socket: impl Into<DatagramSocket>,
         interest: Interest,
@@ -129,54 +129,55 @@ impl Source {
         Self::socket(Watched::Datagram(socket.into().0), interest, trigger)
     }
 
-    /// A sniffer of a towpath host: readable while there is a frame, to be
-    /// [received](Sniffer::recv_lent) where it lies.
+    /// Returns a source for a sniffer of a towpath host: readable while there is a frame to
+    /// [receive](Sniffer::recv_lent).
     pub fn sniffer(sniffer: &Sniffer, trigger: Trigger) -> Self {
         let socket = sniffer.as_datagrams().clone();
         Self::socket(Watched::Datagram(socket), Interest::READ, trigger)
     }
 
-    /// The return of a buffer, once.
+    /// Returns a one-shot source for the return of a buffer.
     pub fn sending<B: Lend>(sending: &Sending<B>) -> Self {
         Self::of(Kind::Return(Return::of(sending), None))
     }
 
-    /// A moment, once.
+    /// Returns a one-shot timer that expires at `due`.
     pub fn at(due: Instant) -> Self {
         Self::of(Kind::Timer { due, period: None, setting: UNSET, count: 0 })
     }
 
-    /// A moment and then each `period`. What could not be told in time is counted, and the moments
-    /// do not shift.
+    /// Returns a periodic timer that expires at `first` and then every `period`. Expirations that
+    /// were not reported in time are counted; the schedule does not drift.
     pub fn every(first: Instant, period: Duration) -> Self {
         Self::of(Kind::Timer { due: first, period: Some(period), setting: UNSET, count: 0 })
     }
 
-    /// Whoever has a [`Notifier`] of it.
+    /// Returns a source that is triggered by its [`Notifier`]s.
     pub fn user() -> Self {
         Self::of(Kind::User { wakes: None, count: 0 })
     }
 
-    /// A signal. The calling thread blocks it from then on; a thread that does not, and that was
-    /// started before, may get it in the queue's place. So add signals before starting threads.
+    /// Returns a source for a signal. [`EventQueue::add`](crate::events::EventQueue::add) blocks
+    /// the signal in the calling thread. A thread that was started before and does not block it may
+    /// receive the signal instead of the queue, so add signals before starting threads.
     pub fn signal(number: i32) -> Self {
         Self::of(Kind::Signal { number, fd: None })
     }
 
-    /// The end of a process, once.
+    /// Returns a one-shot source for the end of a process.
     pub fn child(id: u32) -> Self {
         Self::of(Kind::Child { id, fd: None })
     }
 
-    /// Changes of a file, or of what is in a directory. The path is looked up once: a file that
-    /// takes its place is another one.
+    /// Returns a source for changes of a file, or of a directory's contents. The path is looked up
+    /// once: a file that later takes its place is not watched.
     pub fn file(path: impl Into<PathBuf>) -> Self {
         Self::of(Kind::File { path: path.into(), watch: None, changed: Changes::default() })
     }
 }
 
 impl Kind {
-    /// What the back end watches for it.
+    /// Returns the descriptor that the back end watches for this source.
     pub(in crate::events) fn fd(&self) -> Option<&dyn AsFd> {
         match self {
             Self::Fd(fd) => Some(&**fd),
@@ -188,7 +189,7 @@ impl Kind {
         }
     }
 
-    /// Where its entry goes among those that other threads raise; `None` if it has none.
+    /// Returns where the source keeps its entry of the ready list; `None` if it needs none.
     pub(in crate::events) fn wakes_mut(&mut self) -> Option<&mut Option<Wakes>> {
         match self {
             Self::Socket(_, wakes)
@@ -204,7 +205,7 @@ impl Kind {
     }
 }
 
-/// Makes an entry of the ready list ready, and is a waker, too.
+/// An entry of the ready list: a handle that raises it, and a waker that does the same.
 pub(in crate::events) struct Wakes {
     pub(in crate::events) raiser: Raiser<EventDoorbell>,
     pub(in crate::events) waker: Waker,
@@ -217,18 +218,19 @@ impl Wakes {
     }
 }
 
-/// Tells a queue of something, from any thread.
+/// Notifies a queue from any thread.
 #[derive(Clone)]
 pub struct Notifier(pub(in crate::events) Raiser<EventDoorbell>);
 
 impl Notifier {
-    /// Tells. It costs an atomic operation or two, and a system call if the queue's thread sleeps.
-    /// Once the registration is removed it does nothing.
+    /// Raises the registration's event. It costs one or two atomic operations, and a system call if
+    /// the queue's thread sleeps. It is a no-op once the registration has been removed.
     pub fn notify(&self) {
         self.0.raise();
     }
 
-    /// The same for whoever knows a waker only: so a queue drives futures.
+    /// Returns a waker that notifies like [`notify`](Self::notify), so that a queue can drive
+    /// futures.
     pub fn waker(&self) -> Waker {
         Waker::from(Arc::new(self.clone()))
     }
@@ -253,21 +255,21 @@ impl std::fmt::Debug for Notifier {
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// By itself, with this code.
+    /// It exited with this code.
     Code(i32),
-    /// By this signal.
+    /// It was killed by this signal.
     Signal(i32),
-    /// It is no child of this process, or was waited for already.
+    /// Unknown: the process is not a child of this one, or its status was already collected.
     Unknown,
 }
 
-/// A descriptor that is readable once the process has ended.
+/// Returns a descriptor that is readable once the process has ended.
 pub(in crate::events) fn child_descriptor(id: u32) -> io::Result<OwnedFd> {
     let pid = i32::try_from(id).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)?;
     Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
 }
 
-/// How the process behind the descriptor ended; it can still be waited for.
+/// Returns how the process behind the descriptor ended, and leaves its status to be collected.
 pub(in crate::events) fn exit_of(fd: &OwnedFd) -> Exit {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
     let Ok(Some(status)) = rustix::process::waitid(WaitId::PidFd(fd.as_fd()), options) else {
@@ -280,9 +282,10 @@ pub(in crate::events) fn exit_of(fd: &OwnedFd) -> Exit {
     }
 }
 
-/// A descriptor that yields signals of this number, which the calling thread blocks from now on.
+/// Returns a descriptor that yields signals of this number, and blocks the signal in the calling
+/// thread.
 pub(in crate::events) fn signal_descriptor(number: i32) -> io::Result<OwnedFd> {
-    // Those that cannot be blocked, and those that the C library keeps for itself.
+    // SIGKILL and SIGSTOP cannot be blocked; 32 and 33 belong to the C library.
     const KILL_AND_STOP: [i32; 2] = [9, 19];
     let can_wait = matches!(number, 1..=31 | 34..=64) && !KILL_AND_STOP.contains(&number);
     if !can_wait {
@@ -293,12 +296,12 @@ pub(in crate::events) fn signal_descriptor(number: i32) -> io::Result<OwnedFd> {
     set.descriptor()
 }
 
-/// Bytes of a record of such a descriptor, and where sender and number stand in it
-/// (`struct signalfd_siginfo`).
+/// Bytes of a record of a signal descriptor (`struct signalfd_siginfo`), and the offset of the
+/// sender in it. The signal number is at offset 0.
 const RECORD_BYTES: usize = 128;
 const SENDER_AT: usize = 12;
 
-/// The next signal: its number and its sender.
+/// Reads the next signal: its number and its sender.
 pub(in crate::events) fn next_signal(fd: &OwnedFd) -> Option<(i32, u32)> {
     let mut record = [0; RECORD_BYTES];
     let count = rustix::io::read(fd, &mut record).ok()?;

@@ -1,31 +1,31 @@
-//! What is due when. A heap of moments; what was put off or removed is found out when its moment
-//! comes, or when there are more of those than others.
+//! Timers in a heap. A timer that was moved or removed leaves a stale entry. Stale entries are
+//! discarded when they are due, or when they outnumber the live ones.
 
 use crate::events::Token;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Instant;
 
-/// Entries that are out of date and may stay, beside as many as there are others.
+/// Stale entries that may stay, in addition to one per live entry.
 const STALE_MAX: usize = 64;
 
-/// Names one setting of a timer, so that an earlier one is known.
+/// Identifies one setting of a timer, to recognise stale entries.
 pub(in crate::events) type Setting = u64;
 
-/// A timer that is not set.
+/// The setting of a timer that is not set.
 pub(in crate::events) const UNSET: Setting = 0;
 
-/// See the module's documentation.
+/// The timers of a queue. See the module documentation.
 #[derive(Default)]
 pub(in crate::events) struct Timers {
     heap: BinaryHeap<Reverse<(Instant, Setting, Token)>>,
     last: Setting,
-    /// Entries that are not out of date.
+    /// Entries that are not stale.
     live: usize,
 }
 
 impl Timers {
-    /// Sets a timer.
+    /// Sets a timer and returns its setting.
     pub(in crate::events) fn set(&mut self, due: Instant, token: Token) -> Setting {
         self.last += 1;
         self.live += 1;
@@ -33,7 +33,7 @@ impl Timers {
         self.last
     }
 
-    /// A timer that was set does not count any more. `is_set` tells those that do.
+    /// Marks one entry as stale. `is_set` returns whether a setting is still valid.
     pub(in crate::events) fn unset(&mut self, is_set: impl Fn(Token, Setting) -> bool) {
         self.live -= 1;
         if self.heap.len() > 2 * self.live + STALE_MAX {
@@ -41,7 +41,7 @@ impl Timers {
         }
     }
 
-    /// The next timer that is due at `now`. It counts no more; it may be out of date.
+    /// Takes the next timer that is due at `now`. It may be stale.
     pub(in crate::events) fn pop(&mut self, now: Instant) -> Option<(Token, Setting)> {
         let &Reverse((due, setting, token)) = self.heap.peek()?;
         (due <= now).then(|| {
@@ -50,12 +50,12 @@ impl Timers {
         })
     }
 
-    /// A timer that was [popped](Self::pop) was not out of date.
+    /// Notes that a [popped](Self::pop) timer was not stale.
     pub(in crate::events) fn fired(&mut self) {
         self.live -= 1;
     }
 
-    /// When to look again, at the latest.
+    /// Returns when to look again, at the latest.
     pub(in crate::events) fn next(&self) -> Option<Instant> {
         self.heap.peek().map(|Reverse((due, ..))| *due)
     }

@@ -1,56 +1,55 @@
-//! Which sends lend, by their size: numbers in, a decision out.
+//! Decides by size which sends lend. Pure: numbers in, a decision out.
 //!
-//! By their size: what trials found cheaper is done ([`Costs`]), with all sockets of a host. By
-//! socket: loans that were wasted raise the size from which on this one lends, its *threshold*;
-//! loans below it that are tried now and then, and are not wasted, let it fall again. Before the
-//! first trial a size decides, which a model makes of a measurement (`calibration.rs`).
+//! For all sockets of a host, a size does what trials found cheaper ([`Costs`]). For each socket,
+//! wasted loans raise the size from which this socket lends, its *threshold*; loans below it are
+//! tried now and then, and lower it again if they are not wasted. Before the first trial, the
+//! decision depends on a size that a model derives from a measurement (`calibration.rs`).
 //!
-//! Any thread chooses and learns. Choosing takes no locked instruction, as it is done for each
-//! call, and a lock only once for many: a count that two threads raise at once may lose one.
+//! Any thread chooses and learns. Choosing happens for each call, so it uses no locked instruction,
+//! and a lock only once in many calls: a count that two threads raise at once may lose one.
 
 use crate::host::choosing::trials::{Costs, Gauge, SIZE_MIN};
 use std::sync::{Arc, Mutex, PoisonError};
 use towpath_packet::sync::{AtomicU32, AtomicUsize, Ordering};
 
-/// What becomes of one call's buffer.
+/// What to do with one call's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::host) enum Choice {
     Copy,
     Lend,
-    /// Lent, and [`Chooser::learn`] is to hear how it went; and the chooser's round.
+    /// Lend, and report the result to [`Chooser::learn`] with the chooser's round.
     LendWatched(u32),
 }
 
-/// How a loan that was watched went.
+/// Result of a watched loan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::host) struct Outcome {
     /// The round in which it began.
     pub(in crate::host) round: u32,
     pub(in crate::host) size: usize,
-    /// Bytes were copied after all.
+    /// True if bytes were copied after the call.
     pub(in crate::host) copied: bool,
-    /// From the call until all was back.
+    /// Time from the call until all memory was back.
     pub(in crate::host) nanos: u64,
 }
 
-/// Chooses for the calls of one socket. All numbers are advice: whoever reads an old one chooses as
-/// a moment ago, so that every access but those under the lock is relaxed.
+/// Chooses for the calls of one socket. All numbers are advice: an outdated value only repeats an
+/// earlier choice, so every access outside the lock is relaxed.
 #[derive(Debug)]
 pub(in crate::host) struct Chooser {
-    /// What was measured, with all sockets.
+    /// Measured costs, shared by all sockets.
     costs: Arc<Costs>,
     threshold: AtomicUsize,
-    /// Calls and bytes since the last time that the costs were told.
+    /// Calls and bytes since the last report to the costs.
     calls: AtomicU32,
     bytes: AtomicUsize,
-    /// Calls that lend until one of them is watched, and calls below the threshold until one of
-    /// them is lent.
+    /// Lending calls until one is watched, and calls below the threshold until one is lent.
     until_watched: AtomicU32,
     until_tried: AtomicU32,
-    /// How often a loan was counted as wasted. What was out then tells nothing new by being wasted,
-    /// too: one pause of a receiver wastes all that is on the way.
+    /// How often a loan was counted as wasted. Loans of an earlier round that are also wasted do
+    /// not count: one pause of a receiver wastes everything in flight.
     round: AtomicU32,
-    /// Loans that were wasted, less those that were not.
+    /// Wasted loans less loans that were not wasted.
     wasted: Mutex<u32>,
 }
 
@@ -89,7 +88,7 @@ impl Chooser {
         }
     }
 
-    /// Tells of calls when there were some.
+    /// Counts calls, and reports them to the costs from time to time.
     fn count(&self, size: usize, gauge: &impl Gauge) {
         let calls = self.calls.load(Ordering::Relaxed) + 1;
         let bytes = self.bytes.load(Ordering::Relaxed) + size;
@@ -101,7 +100,7 @@ impl Chooser {
         }
     }
 
-    /// Takes up how a loan went.
+    /// Learns from the result of a loan.
     pub(in crate::host) fn learn(&self, outcome: Outcome) {
         let mut balance = self.wasted.lock().unwrap_or_else(PoisonError::into_inner);
         let wasted = outcome.copied || outcome.nanos > LATE_NANOS;
@@ -120,7 +119,7 @@ impl Chooser {
         } else if !wasted {
             *balance = balance.saturating_sub(1);
         } else {
-            // The next loan tells whether it was an accident.
+            // The next loan shows whether it was an exception.
             self.until_watched.store(0, Ordering::Relaxed);
             *balance += 1;
             if *balance == WASTED_MAX {
@@ -131,18 +130,18 @@ impl Chooser {
     }
 }
 
-/// So many calls, or so many bytes, are told to the costs at once.
+/// Calls per report to the costs.
 const TELL_CALLS: u32 = 64;
-/// See above.
+/// Bytes per report to the costs.
 const TELL_BYTES: usize = 256 << 10;
-/// One of so many loans is watched, and the one after a wasted one: looking at the clock twice for
-/// every loan would cost more than small ones save.
+/// One loan in this many is watched, and the one after a wasted loan: reading the clock twice for
+/// every loan would cost more than small loans save.
 const WATCH_EVERY: u32 = 64;
-/// One of so many calls that would be copied is lent, to see.
+/// One in this many calls below the threshold is lent as a test.
 const TRY_EVERY: u32 = 64;
-/// So many wasted loans raise the threshold.
+/// Wasted loans that raise the threshold.
 const WASTED_MAX: u32 = 4;
-/// A loan that is out for longer was wasted: a copy lets the program go on at once.
+/// A loan that takes longer was wasted: after a copy the program could have continued at once.
 const LATE_NANOS: u64 = 500_000_000;
 #[cfg(test)]
 mod tests {
@@ -153,7 +152,7 @@ mod tests {
     const COPIED: Outcome = Outcome { copied: true, ..GOOD };
     const LATE: Outcome = Outcome { nanos: LATE_NANOS + 1, ..GOOD };
 
-    /// Time stands still, so that no trial ends.
+    /// A clock that stands still, so that no trial ends.
     struct Still;
 
     impl Gauge for Still {
@@ -170,12 +169,12 @@ mod tests {
         }
     }
 
-    /// Of a host where 4096 bytes and more lend.
+    /// Creates the chooser of a host that lends from 4096 bytes on.
     fn chooser() -> Chooser {
         Chooser::new(Arc::new(Costs::new(4096)))
     }
 
-    /// Of `calls` calls of `size`: how many lend. Watched ones go like `outcome`.
+    /// Makes `calls` calls of one size and returns how many lend. Watched loans end with `outcome`.
     fn run(chooser: &Chooser, calls: u32, outcome: Outcome) -> u32 {
         let mut lent = 0;
         for _ in 0..calls {
@@ -205,7 +204,7 @@ mod tests {
             let chooser = chooser();
             assert_eq!(run(&chooser, WASTED_MAX, wasted), WASTED_MAX);
             assert_eq!(run(&chooser, 10 * TRY_EVERY, wasted), 10);
-            // A size that was never wasted goes on.
+            // A size that was never wasted is still lent.
             assert_ne!(chooser.choose(1 << 20, &Still), Choice::Copy);
         }
     }
@@ -222,8 +221,8 @@ mod tests {
         assert_eq!(chooser.choose(4095, &Still), Choice::Copy);
     }
 
-    /// Goal: a receiver that pauses wastes all that is on the way, and that counts once; who goes
-    /// on pausing, and lets nothing through in between, raises the threshold.
+    /// Goal: the pause of a receiver wastes everything in flight, but counts once; a receiver that
+    /// keeps pausing without letting anything through in between raises the threshold.
     #[test]
     fn what_was_on_the_way_counts_once() {
         let chooser = chooser();

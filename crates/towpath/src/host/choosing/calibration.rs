@@ -1,5 +1,5 @@
-//! What [`SendMode::Auto`](crate::host::SendMode::Auto) goes by: what copies and loans cost here,
-//! and how loans went.
+//! Measurements for [`SendMode::Auto`](crate::host::SendMode::Auto): the costs of copies and loans
+//! on this machine, and the results of loans.
 
 use crate::driver::clock::moment;
 use crate::host::choosing::auto::{Chooser, Outcome};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use towpath_packet::Loans;
 
-/// Tells how one loan went.
+/// Reports the result of one loan.
 pub(in crate::host) struct Watch {
     chooser: Arc<Chooser>,
     round: u32,
@@ -23,7 +23,7 @@ pub(in crate::host) struct Watch {
 }
 
 impl Watch {
-    /// Of a loan that begins now.
+    /// Starts to watch a loan that begins now.
     pub(in crate::host) fn new(chooser: Arc<Chooser>, round: u32, size: usize) -> Self {
         Self { chooser, round, size, began: moment() }
     }
@@ -52,29 +52,29 @@ impl Gauge for Core {
     }
 }
 
-/// Measures the size from which on lending costs less.
+/// Measures the size from which lending costs less.
 pub(in crate::host) fn break_even(over_device: bool) -> usize {
     break_even_of(loan_nanos(), copy_nanos(), over_device)
 }
 
-/// The size from which on lending to a stream costs all threads together less, when a loan's own
-/// work takes `loan_nanos` and copying [`COPY_SAMPLE`] hot bytes takes `copy_nanos`, on one thread
-/// that does nothing else. Over a device it is larger: the kernel copies what it takes, lent or
-/// not, so that less is saved.
+/// Returns the size from which lending on a stream costs all threads together less. A loan's own
+/// work takes `loan_nanos`, and copying [`COPY_SAMPLE`] cached bytes takes `copy_nanos`, on one
+/// otherwise idle thread. Over a device the size is larger: the kernel copies what it takes, lent
+/// or not, so lending saves less.
 fn break_even_of(loan_nanos: u64, copy_nanos: u64, over_device: bool) -> usize {
-    // What lending costs beside what copying a call costs, whatever its size; and what the bytes of
-    // a sample cost when they are copied.
+    // `lend`: what lending costs more than copying for a call, whatever its size. `copy`: what the
+    // bytes of a sample cost when they are copied.
     let lend = loan_nanos.saturating_mul(LOAN_PARTS) / LOAN_WHOLE;
     let copy = loan_nanos.saturating_mul(SAMPLE_LOANS).saturating_add(copy_nanos).max(1);
     let bytes = lend.saturating_mul(COPY_SAMPLE as u64) / copy;
     let bytes = bytes.clamp(BREAK_EVEN_MIN as u64, BREAK_EVEN_MAX as u64) as usize;
-    // To the nearest power of two: one and a half times the lower is nearer to the upper.
+    // To the nearest power of two: values from one and a half times the lower one round up.
     let power = (bytes + bytes / 3).next_power_of_two() / 2;
     power * if over_device { DEVICE_FACTOR } else { 1 }
 }
 
-/// What one loan takes, made and returned by one thread. What workers do for it grows and shrinks
-/// with this.
+/// Measures a loan that one thread makes and returns. The workers' share of the work scales with
+/// it.
 fn loan_nanos() -> u64 {
     let budget = || Budget::new(usize::MAX);
     let levels = Levels { socket: budget(), group: None, all: budget().into() };
@@ -82,7 +82,7 @@ fn loan_nanos() -> u64 {
     let mut loans = Loans::new(1);
     let lend = || {
         for _ in 0..LOANS {
-            // Room without end, and given back at the end of the ticket.
+            // There is always room; it is given back at the end of the ticket.
             let _ = account.levels.take(1);
             let parcel = Arc::new(Parcel::new(&[0_u8; 64][..]));
             let (ticket, share) = Ticket::begin(account.clone(), 1);
@@ -96,14 +96,14 @@ fn loan_nanos() -> u64 {
     least_nanos(lend) / LOANS
 }
 
-/// What copying [`COPY_SAMPLE`] hot bytes takes. Cold ones cost more: a break-even of hot ones
-/// does not lend too early.
+/// Measures the time to copy [`COPY_SAMPLE`] cached bytes. Uncached bytes cost more, so a
+/// break-even for cached bytes does not lend too early.
 fn copy_nanos() -> u64 {
     let (from, mut to) = (vec![1_u8; COPY_SAMPLE], vec![0_u8; COPY_SAMPLE]);
     least_nanos(|| black_box(&mut to).copy_from_slice(black_box(&from)))
 }
 
-/// The shortest of some runs: what the machine does beside makes runs longer, never shorter.
+/// Returns the shortest of several runs: other load makes runs longer, never shorter.
 fn least_nanos(mut run: impl FnMut()) -> u64 {
     let runs = (0..RUNS).map(|_| {
         let began = moment();
@@ -113,31 +113,31 @@ fn least_nanos(mut run: impl FnMut()) -> u64 {
     runs.min().unwrap_or(0)
 }
 
-/// Bytes of the copy that is measured: a super-packet.
+/// Bytes of the measured copy: a super-packet.
 const COPY_SAMPLE: usize = 64 << 10;
-/// That of datagrams before all trials, as `towpath-bench zerocopy` finds it over links and
-/// devices: larger than that of a stream, as each is a packet to itself and no queue makes who
-/// copies wait.
+/// Break-even of datagrams before the first trial, measured with `towpath-bench zerocopy` over
+/// links and devices. It is larger than that of a stream, because each datagram is a packet of its
+/// own and no queue delays a sender that copies.
 pub(in crate::host) const DATAGRAM_BREAK_EVEN: usize = 16 << 10;
-/// What lending costs all threads more than copying a call of no bytes, in measured loans:
-/// [`LOAN_PARTS`] of [`LOAN_WHOLE`].
+/// Extra cost of lending over copying for a call without bytes, for all threads, in measured loans:
+/// [`LOAN_PARTS`] divided by [`LOAN_WHOLE`].
 const LOAN_PARTS: u64 = 3;
-/// See above.
+/// Divisor of [`LOAN_PARTS`].
 const LOAN_WHOLE: u64 = 2;
-/// What copying a sample costs all threads beside the copy itself, in measured loans: frames are
+/// Cost of copying a sample for all threads, beside the copy itself, in measured loans: frames are
 /// taken, passed on and given back, and the sender sleeps while the small queue of copied bytes is
 /// full.
 const SAMPLE_LOANS: u64 = 68;
-/// Least break-even: below it lending costs all threads together more than copying.
+/// Smallest break-even: below it lending costs all threads together more than copying.
 const BREAK_EVEN_MIN: usize = 1 << 10;
-/// Most that a measurement yields, over a link.
+/// Largest break-even that a measurement yields, over a link.
 const BREAK_EVEN_MAX: usize = 4 << 10;
-/// How much larger the break-even is over a device.
+/// Factor by which the break-even is larger over a device.
 const DEVICE_FACTOR: usize = 4;
 
-/// Loans of a run.
+/// Loans per run.
 const LOANS: u64 = 64;
-/// Runs of each kind: both together take a few hundred microseconds.
+/// Runs of each kind: both kinds together take a few hundred microseconds.
 const RUNS: usize = 12;
 
 #[cfg(test)]
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn the_measured_break_even_is_a_bounded_power_of_two() {
-        // What was measured, on machines and days that copied fast and slowly.
+        // Measured on machines that copied quickly and slowly.
         for (loan, copy) in [(134, 511), (350, 4000), (350, 1000), (60, 8000)] {
             assert_eq!(break_even_of(loan, copy, false), 1024, "{loan} {copy}");
             assert_eq!(break_even_of(loan, copy, true), 4096, "{loan} {copy}");

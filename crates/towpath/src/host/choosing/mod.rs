@@ -1,4 +1,4 @@
-//! Whether a send lends its buffer or copies it, where the program leaves that to the host.
+//! Decides whether a send lends or copies its buffer, if the program leaves that to the host.
 
 pub(in crate::host) mod auto;
 pub(in crate::host) mod calibration;

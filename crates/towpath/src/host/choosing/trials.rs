@@ -1,79 +1,80 @@
-//! What lending costs beside copying, found by trying both: numbers in, decisions out.
+//! Compares the costs of lending and copying by trying both. Pure: numbers in, decisions out.
 //!
 //! # Theory of operation
 //!
-//! Whether a call should lend depends on its size, but also on the machine, on what caches hold, on
-//! what carries the packets and on who receives: no table knows all that. A process can measure it:
-//! the system tells how long all its threads together have run, and the sockets how many bytes they
-//! took. So sizes have *classes*, powers of two, and now and then the calls of one class go the
-//! other way for 100 ms and more, with all sockets of a host that choose: a *trial* of three
-//! *runs*, as before, the other way, and as before. What the class costs when it lends, of what it
-//! costs when it copies, is averaged over trials; it decides by the average.
+//! Whether a call should lend depends on its size, and also on the machine, on the contents of its
+//! caches, on the device and on the receiver, so it cannot be known in advance. A process can
+//! measure it: the system reports the CPU time of all its threads together, and the sockets report
+//! the bytes that they accepted. Sizes form *classes*, powers of two. Now and then the calls of one
+//! class go the other way for 100 ms or more, on all sockets of the host in `Auto` mode. This is a
+//! *trial* of three *runs*: the usual way, the other way, and the usual way again. The ratio of the
+//! class's cost when it lends to its cost when it copies is averaged over trials, and the average
+//! decides.
 //!
-//! - A run is measured when it has settled: what is lent waits for the network, much longer than
-//!   what is copied, so that after a change the sender is ahead or held up for a while; and what
-//!   many small loans need is cheap until their memory has gone round some times ([`ROUNDS`]). A
-//!   *window* counts if about as much is out at its end as was at its beginning.
-//! - A trial whose first and last run differ much saw something else, and does not count; the first
-//!   of a class, in which memory may be used for the first time, counts until there is another.
-//! - A trial loses what the other way costs more, and what the changes cost: megabytes of loans are
-//!   made and freed, and nothing of that is in a cache. It is measured, as what the process ran for
-//!   from the one change until it has settled after the other, less what these bytes would have
-//!   cost. The next trial comes when the process has run for so long that the average of this is
-//!   one part of [`LOSS_PARTS`].
-//! - How fast a processor is may change by a fifth within a tenth of a second, and single trials
-//!   are off by as much: many are averaged.
-//! - Where the costs change, that is found by the next trials of that class: one that says the
-//!   opposite of the average ([`SURPRISE`]) has older ones count less.
+//! - A run is measured once it has settled. Lent bytes wait for the network much longer than copied
+//!   ones, so after a switch the sender is ahead or held up for a while; and many small loans are
+//!   cheap until their memory has gone round a few times ([`ROUNDS`]). A *window* counts if about
+//!   as much is lent at its end as at its beginning.
+//! - A trial whose first and last run differ much was disturbed and does not count. The first trial
+//!   of a class, in which memory may be used for the first time, counts only until the next one.
+//! - A trial loses the extra cost of the other way, and the cost of the switches: megabytes of
+//!   loans are created and freed, and none of that memory is in a cache. The loss is measured as
+//!   the CPU time from the first switch until the process has settled after the second one, less
+//!   what the same bytes would have cost the usual way. The next trial starts when the CPU time
+//!   used since then makes the average loss one part in [`LOSS_PARTS`].
+//! - The speed of a processor may change by a fifth within a tenth of a second, and single trials
+//!   are off by as much, so many are averaged.
+//! - When costs change, the next trials of the class detect it: a trial that contradicts the
+//!   average ([`SURPRISE`]) reduces the weight of older ones.
 //!
-//! Only the classes of calls that are made are tried. Before the first trial a class is decided by
+//! Only the classes of calls that are made are tried. Before its first trial, a class is decided by
 //! a measurement (`calibration.rs`).
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use towpath_packet::sync::{AtomicU32, Ordering};
 
-/// What a trial goes by.
+/// Measurements that a trial uses.
 pub(in crate::host) trait Gauge {
-    /// The time, from anywhere on.
+    /// Returns the time since an arbitrary start.
     fn now(&self) -> Duration;
-    /// Time that the threads of the process have run.
+    /// Returns the CPU time of the process's threads.
     fn used(&self) -> Duration;
-    /// Bytes that are lent now.
+    /// Returns the bytes that are lent now.
     fn out(&self) -> u64;
 }
 
-/// What calls cost all sockets of a host that choose, of one kind.
+/// Costs of the calls of all sockets of one kind in `Auto` mode, for one host.
 ///
-/// The lock is taken once for many calls; what a call reads is one number. It is advice, so every
+/// The lock is taken once for many calls; a call reads one number. That number is advice, so every
 /// access is relaxed.
 #[derive(Debug)]
 pub(in crate::host) struct Costs {
-    /// A bit for each class that lends now.
+    /// One bit for each class; set if it lends now.
     lending: AtomicU32,
     trials: Mutex<Trials>,
 }
 
 impl Costs {
-    /// Before all trials calls of `break_even` bytes and more lend.
+    /// Creates costs by which calls of `break_even` bytes and more lend before the first trial.
     pub(in crate::host) fn new(break_even: usize) -> Self {
         let trials = Trials::new(break_even);
         Self { lending: AtomicU32::new(trials.decided), trials: Mutex::new(trials) }
     }
 
-    /// Whether a call lends.
+    /// Returns true if a call of `size` bytes lends.
     pub(in crate::host) fn lends(&self, size: usize) -> bool {
         size >= SIZE_MIN && self.lending.load(Ordering::Relaxed) >> class(size) & 1 == 1
     }
 
-    /// So many calls were made, of so many bytes in all; the last had `size`.
+    /// Notes `calls` calls of `bytes` bytes in all; the last one had `size` bytes.
     pub(in crate::host) fn made(&self, size: usize, calls: u32, bytes: u64, gauge: &impl Gauge) {
         let mut trials = self.trials.lock().unwrap_or_else(PoisonError::into_inner);
         self.lending.store(trials.step(class(size), calls, bytes, gauge), Ordering::Relaxed);
     }
 }
 
-/// The class of a call of at least [`SIZE_MIN`] bytes.
+/// Returns the class of a call of at least [`SIZE_MIN`] bytes.
 fn class(size: usize) -> usize {
     ((size / SIZE_MIN).max(1).ilog2() as usize).min(CLASSES - 1)
 }
@@ -81,46 +82,46 @@ fn class(size: usize) -> usize {
 #[derive(Debug)]
 struct Trials {
     classes: [Class; CLASSES],
-    /// A bit for each class that is to lend.
+    /// One bit for each class; set if it was decided that it lends.
     decided: u32,
     calls: u64,
     bytes: u64,
     trial: Option<Trial>,
 }
 
-/// What is known of a class.
+/// Results of the trials of a class.
 #[derive(Clone, Copy, Debug, Default)]
 struct Class {
-    /// What lending costs of what copying costs, as `trials` told: the logarithm.
+    /// Logarithm of the ratio of lending's cost to copying's, averaged over `trials`.
     mean: f64,
-    /// Nanoseconds that a trial loses.
+    /// Nanoseconds that a trial loses on average.
     loss: f64,
     trials: u32,
-    /// The first trial is over.
+    /// The first trial is complete.
     is_warm: bool,
-    /// There is no trial before the process has run for so long, and this is not looked at before
-    /// that moment.
+    /// CPU time of the process before which there is no trial; and the moment before which `due` is
+    /// not checked.
     due: Duration,
     look: Duration,
 }
 
-/// A trial under way.
+/// A trial in progress.
 #[derive(Debug)]
 struct Trial {
     class: usize,
-    /// What goes out before a window begins, of what is lent.
+    /// Times that the lent amount must be sent before a window begins.
     rounds: u64,
     run: Run,
-    /// What the process had run for when the trial began.
+    /// CPU time of the process when the trial began.
     began: Duration,
-    /// The same, and the bytes by then, when the other way began.
+    /// CPU time and bytes when the other way began.
     changed: (Duration, u64),
     run_began: Mark,
-    /// What the process ran for the other way.
+    /// CPU time of the run that goes the other way.
     other_took: Duration,
-    /// Where the window of the run begins, once it may.
+    /// Start of the run's window, once it has settled.
     window: Option<Mark>,
-    /// Cost of a byte, in nanoseconds: before, and the other way.
+    /// Cost of a byte in nanoseconds, in the first run and the other way.
     costs: [f64; 2],
 }
 
@@ -148,7 +149,7 @@ impl Trials {
         Self { classes: [Class::default(); CLASSES], decided, calls: 0, bytes: 0, trial: None }
     }
 
-    /// Goes on after some calls, the last of which were of `class`. Returns which classes lend.
+    /// Continues after some calls, the last of which were of `class`. Returns which classes lend.
     fn step(&mut self, class: usize, calls: u32, bytes: u64, gauge: &impl Gauge) -> u32 {
         self.calls += u64::from(calls);
         self.bytes += bytes;
@@ -164,14 +165,15 @@ impl Trials {
         }
     }
 
-    /// Begins a trial if one is due.
+    /// Starts a trial if one is due.
     fn begin(&mut self, class: usize, now: Duration, gauge: &impl Gauge) -> Option<Trial> {
         let used = gauge.used();
         let left = self.classes[class].due.saturating_sub(used);
         if left.is_zero() {
             let (calls, bytes) = (self.calls, self.bytes);
             let mark = Mark { now, used, out: gauge.out(), calls, bytes };
-            // The first is not believed for long, and may begin with the much dearer way.
+            // The first trial does not count for long, and may begin with the much more expensive
+            // way.
             let rounds = if self.classes[class].is_warm { ROUNDS } else { 0 };
             return Some(Trial::new(class, rounds, mark));
         }
@@ -205,7 +207,7 @@ impl Trials {
         Some(trial.next(mark))
     }
 
-    /// A trial is over, and its last run cost so much.
+    /// Evaluates a completed trial, whose last run cost `after` per byte.
     fn judge(&mut self, trial: &Trial, after: f64, used: Duration) {
         let [before, other] = trial.costs;
         let own = f64::midpoint(before, after);
@@ -220,15 +222,15 @@ impl Trials {
         let ratio = if lends { own / other } else { other / own };
         let is_surprise = class.learn(ratio, ran - sent * own);
         if !std::mem::replace(&mut class.is_warm, true) {
-            // Memory was used for the first time: this counts until there is another.
+            // Memory was used for the first time: this trial counts only until the next one.
             class.trials = 0;
         }
         match class.mean < if lends { LEAD } else { -LEAD } {
             true => self.decided |= bit,
             false => self.decided &= !bit,
         }
-        // One trial may be far off: what the first found is not believed for long. And perhaps
-        // costs have changed.
+        // A single trial may be far off, so early results are checked soon; and costs may have
+        // changed.
         match (class.trials < TRIALS_NEW, is_surprise) {
             (true, _) => class.due = used + trial.other_took.mul_f64(REST_NEW),
             (false, true) => class.due = used + trial.other_took.mul_f64(REST_RUNS),
@@ -236,15 +238,15 @@ impl Trials {
         }
     }
 
-    /// Nothing was learnt from a trial, which took so long.
+    /// Handles a trial without a result, which took this long.
     fn put_off(&mut self, class: usize, used: Duration, took: Duration) {
         self.classes[class].rest(used, took);
     }
 }
 
 impl Class {
-    /// A trial found that lending costs `ratio` of what copying costs, and lost so many
-    /// nanoseconds. True if it said the opposite of those before.
+    /// Learns from a trial in which lending cost `ratio` of copying, and which lost `lost`
+    /// nanoseconds. Returns true if it contradicts earlier trials.
     fn learn(&mut self, ratio: f64, lost: f64) -> bool {
         let found = ratio.ln();
         let is_surprise = self.trials > 0 && found.abs() > SURPRISE && found * self.mean < 0.0;
@@ -257,8 +259,9 @@ impl Class {
         is_surprise
     }
 
-    /// The next trial may come when one loses little of the time until then. The last run the other
-    /// way took so long; by the average, as single trials are often wrong by more than they lose.
+    /// Schedules the next trial for when its loss is a small part of the time until then. `took` is
+    /// the CPU time of the last run the other way. The loss is the average one, because single
+    /// trials are often off by more than they lose.
     fn rest(&mut self, used: Duration, took: Duration) {
         let loss = Duration::from_nanos(self.loss.max(0.0) as u64).min(took.mul_f64(LOSS_MAX));
         self.due = used + loss.mul_f64(LOSS_PARTS).max(took.mul_f64(REST_RUNS));
@@ -288,9 +291,9 @@ impl Trial {
         Self { run, run_began: mark, window: None, ..self }
     }
 
-    /// The cost of a byte in this run, once its window is long enough and steady, and where that
-    /// ends. Lengths are both time that passes and time that the process runs: one that was stopped
-    /// for a while has not settled meanwhile.
+    /// Returns the cost of a byte in this run, and the end of its window, once the window is long
+    /// enough and steady. Lengths must be reached both in time and in CPU time: a process that was
+    /// stopped for a while has not settled meanwhile.
     fn look(
         &mut self,
         now: Duration,
@@ -323,47 +326,49 @@ impl Trial {
     }
 }
 
-/// Smaller calls are copied, and belong to no class.
+/// Smaller calls are always copied, and belong to no class.
 pub(in crate::host) const SIZE_MIN: usize = 1 << 10;
-/// Classes: from 1 KiB to those of 128 KiB and more.
+/// Number of classes: from 1 KiB to 128 KiB and more.
 const CLASSES: usize = 8;
-/// From the beginning of a run to that of its first window, at least: after a change tens of
-/// megabytes of loans are made or freed, and what has to do with them is in no cache.
+/// Least time from the start of a run to that of its first window: after a switch tens of megabytes
+/// of loans are created or freed, and none of their memory is in a cache.
 const SETTLING: Duration = Duration::from_millis(50);
-/// So many times what is lent goes out before that. Where 64 MiB may be, 50 ms are one round of
-/// 1 KiB each: lending then seemed to take 0.97 of copying, by 59 trials, and takes 1.13 for good.
+/// Times that the lent amount must be sent before the first window. With 64 MiB lent in calls of 1
+/// KiB, 50 ms are a single round: lending then seemed to cost 0.97 of copying, over 59 trials, but
+/// costs 1.13 in the long run.
 const ROUNDS: u64 = 4;
-/// Shortest window: some hundred times what a thread runs at one go, and enough to tell costs that
+/// Shortest window: some hundred times a thread's time slice, and enough to distinguish costs that
 /// differ by a tenth.
 const WINDOW: Duration = Duration::from_millis(50);
-/// Calls in a window, at least.
+/// Fewest calls in a window.
 const CALLS_MIN: u64 = 64;
-/// What is out may change in a window by one part of so many of what was sent.
+/// What is lent may change within a window by one part in this many of what was sent.
 const STEADY_PARTS: u64 = 16;
-/// A run that lasts longer is given up: the sockets send too little, or not steadily.
+/// A run that lasts longer is abandoned: the sockets send too little, or not steadily.
 const RUN_MAX: Duration = Duration::from_secs(2);
-/// Runs before and after that differ by more say nothing of what was between.
+/// A trial is discarded if the runs before and after differ by more than this fraction.
 const UNSTEADY: f64 = 0.5;
-/// The first trials come soon, whatever they find.
+/// This many first trials follow each other soon, whatever their results.
 const TRIALS_NEW: u32 = 4;
-/// So many trials are averaged; from then on older ones fade.
+/// Trials that are averaged; beyond that older ones fade.
 const TRIALS_AVERAGED: u32 = 16;
-/// A trial that is so far on the other side, as a logarithm, may be the first since a change.
+/// A trial that contradicts the average by this much (a logarithm) may be the first after a change.
 const SURPRISE: f64 = 0.25;
-/// By so much, as a logarithm, the other way must be better, so that noise does not change what is
-/// level.
+/// The other way must be better by this much (a logarithm), so that noise does not switch between
+/// equal ways.
 const LEAD: f64 = 0.01;
-/// Trials may lose one part of so many.
+/// Trials may lose one part in this many.
 const LOSS_PARTS: f64 = 200.0;
-/// Whether the next trial is due is looked at so many times on one processor until it is; for each
-/// look the kernel is asked.
+/// How often the next trial's due time is checked until then, on one busy processor; each check is
+/// a system call.
 const LOOKS: u32 = 8;
 const LOOK_MIN: Duration = Duration::from_millis(5);
-/// The next trial comes after at least so many times what the other run took.
+/// Least pause before the next trial, in multiples of the duration of the last other run.
 const REST_RUNS: f64 = 20.0;
-/// The same after one of the first.
+/// Pause after one of the first trials, in the same unit.
 const REST_NEW: f64 = 5.0;
-/// More does not count: the next trial would come too late if the costs change.
+/// Larger losses are capped at this multiple: otherwise the next trial would come too late if costs
+/// change.
 const LOSS_MAX: f64 = 10.0;
 
 #[cfg(test)]

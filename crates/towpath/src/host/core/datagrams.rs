@@ -1,12 +1,12 @@
-//! Buffers that are lent as datagrams: one, or as many as it has segments, with one call.
+//! Buffers that are lent as datagrams: one, or as many as the buffer has segments, with one call.
 //!
-//! What is cut into segments may be longer than a super-packet: it goes as several, which leave as
-//! fast as there is room for them. All of them are one send, whose buffer comes back when the last
-//! is gone.
+//! A buffer that is cut into segments may be longer than a super-packet. It is then sent as
+//! several, which leave as fast as there is room for them. Together they are one send, whose buffer
+//! comes back when the last one is gone.
 //!
-//! Who lends a little hands it to the stack with the call. Who has more out than that lets the
-//! worker do it ([`SendQueue`]): the call then costs its thread about the same whatever it sends,
-//! and the worker takes up many calls at once.
+//! A socket that lends little hands its datagrams to the stack with the call. A socket that has
+//! more out leaves this to the worker ([`SendQueue`]): the call then costs its thread about the
+//! same whatever it sends, and the worker takes many calls at once.
 
 use crate::driver::SocketEngine;
 use crate::host::core::{State, send_over_link};
@@ -18,8 +18,8 @@ use towpath_packet::Loans;
 use towpath_packet::pool::LARGE_FRAME_BYTES;
 
 impl State {
-    /// Lends what is left of a buffer as datagrams. Fails, or ends before all is sent, if nothing
-    /// more can be sent now.
+    /// Lends the rest of a buffer as datagrams. Fails, or ends early, if nothing more can be sent
+    /// now.
     pub(in crate::host) fn send_lent_datagrams(
         &mut self,
         id: SocketId,
@@ -31,10 +31,11 @@ impl State {
         send_lent((&mut self.engine, loans), id, lent, send, now)
     }
 
-    /// Has the stack take what waits in the queue of a socket before what is sent now.
+    /// Lets the stack accept what is queued on a socket before anything newer.
     ///
     /// # Errors
-    /// [`Error::WouldBlock`] if it has no room for all: the socket's writers hear of it.
+    /// [`Error::WouldBlock`] if the stack has no room for all: the socket's writers are woken
+    /// later.
     pub(in crate::host) fn drain_datagrams(
         &mut self,
         queue: &SendQueue,
@@ -51,7 +52,7 @@ impl State {
         }
     }
 
-    /// Closes a datagram socket, whose queued datagrams are sent first, now or when there is room.
+    /// Closes a datagram socket. Queued datagrams are sent first, now or when there is room.
     pub(in crate::host) fn close_datagrams(&mut self, queue: &SendQueue, now: Instant) {
         match self.drain_datagrams(queue, now) {
             Ok(()) => self.close(queue.id, now),
@@ -59,22 +60,22 @@ impl State {
         }
     }
 
-    /// Lets calls queue datagrams that are sent like one of `len` bytes that the stack has just
-    /// taken, unless it waits for more.
+    /// Allows calls to queue datagrams like one of `len` bytes that the stack has just accepted,
+    /// unless the stack waits for more of it.
     pub(in crate::host) fn open(&self, queue: &SendQueue, asked: &SendTo, len: usize) {
         let Ok(options) = self.engine.protocols.options(queue.id) else { return };
         if asked.more || options.datagram.cork {
             return queue.shut();
         }
-        // As of now: both may change before what is queued is sent.
+        // The values of now: both may change before queued datagrams are sent.
         let segment_size = self.engine.protocols.segment_size(queue.id, asked).ok();
         let to = asked.to.or(self.engine.protocols.remote(queue.id).ok());
         queue.open(asked, &SendTo { to, segment_size, ..*asked }, len);
     }
 }
 
-/// Gives the stack what it takes of a buffer that was queued. What goes wrong, and an error of the
-/// network that waits and would stop it, is put into `late`: it is for the next call.
+/// Gives the stack as much of a queued buffer as it accepts. An error, also a pending one of the
+/// network that would stop the send, is put into `late` for the next call.
 pub(in crate::host) fn feed_datagrams(
     engine: &mut SocketEngine,
     queue: &SendQueue,
@@ -98,8 +99,9 @@ pub(in crate::host) fn feed_datagrams(
     }
 }
 
-/// Lends what is left of a buffer, in loans of a super-packet; a datagram that is not cut in loans
-/// of a frame's size, as who puts its fragments together counts all of its loan with each.
+/// Lends the rest of a buffer, in loans of a super-packet. A datagram that is not cut is lent in
+/// loans of a frame's size, because a receiver that reassembles its fragments is charged the whole
+/// loan for each.
 fn send_lent(
     (engine, loans): (&mut SocketEngine, &mut Loans),
     id: SocketId,
@@ -123,7 +125,7 @@ fn send_lent(
         }
         *done += sent;
         if sent == 0 || sent == left {
-            // The call is over for the stack, which hears of it with the lock.
+            // For the stack the call is over; the core's lock is held.
             *call = LentCall::default();
             return Ok(());
         }
@@ -146,7 +148,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Two hosts with a socket each, connected with each other.
+    /// Creates two hosts with connected sockets.
     fn sockets() -> [(Host, UdpSocket); 2] {
         let config =
             |last| Config { default_term: None, ..Config::with_address([10, 0, 0, last], 24) };
@@ -157,7 +159,7 @@ mod tests {
         socket.connect(other).expect("connected");
         peer.connect(own).expect("connected");
         peer.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-        // They know each other's link-layer addresses from then on.
+        // Resolves the link-layer addresses of both hosts.
         socket.send(&[]).expect("sends");
         assert_eq!(peer.recv(&mut []).expect("receives"), 0);
         [(a, socket), (b, peer)]
@@ -174,12 +176,12 @@ mod tests {
         panic!("in use and lent: {left:?}");
     }
 
-    /// Sends numbers until the queue is full; the peer's worker stands still.
+    /// Sends numbers until the queue is full; the peer's worker is stopped.
     fn fill(socket: &UdpSocket) -> Vec<Sending<Vec<u8>>> {
         socket.set_nonblocking(true).expect("a mode");
         let mut sent = Vec::new();
         loop {
-            assert!(sent.len() < 100_000, "there is no end to it");
+            assert!(sent.len() < 100_000, "the queue never fills up");
             match socket.send_zc((sent.len() as u32).to_ne_bytes().to_vec()) {
                 Ok(sending) => sent.push(sending),
                 Err(full) => {
@@ -191,7 +193,7 @@ mod tests {
         }
     }
 
-    /// Takes numbers until `last` or silence; they come in order, each once.
+    /// Receives numbers until none arrive; checks that they arrive in order and at most once.
     fn take(peer: &UdpSocket) -> Vec<u32> {
         peer.set_read_timeout(Some(Duration::from_millis(500))).expect("a timeout");
         let (mut into, mut taken) = ([0; 4], Vec::new());
@@ -202,9 +204,9 @@ mod tests {
         taken
     }
 
-    /// Goal: what a device does not take is queued up to a bound, and then calls fail that must not
-    /// wait; with a term, or when it is recalled, it comes back from the queue too, and is sent all
-    /// the same. Method: the peer's worker waits for a lock of its host.
+    /// Goal: what the device does not accept is queued up to a bound, beyond which non-blocking
+    /// calls fail. A recall, or the end of a term, returns buffers from the queue, and their bytes
+    /// are still sent. Method: the peer's worker waits for a lock of its host.
     #[test]
     fn queued_datagrams_come_back_by_terms_and_recalls() {
         let [(a, socket), (b, peer)] = sockets();
@@ -238,7 +240,7 @@ mod tests {
         assert_all_back(&[&a, &b]);
     }
 
-    /// Goal: a socket whose queue is full is not writable, and who waits for that hears of it.
+    /// Goal: a socket whose queue is full is not writable, and its waiters are woken when it is.
     #[test]
     fn a_full_queue_is_not_writable_until_there_is_room() {
         struct Woken(AtomicBool);
@@ -259,7 +261,7 @@ mod tests {
         peer.set_read_timeout(Some(Duration::from_millis(1))).expect("a timeout");
         let read = || peer.recv_lent(&mut Vec::new());
         let is_heard = (0..100_000).any(|_| {
-            // Room comes as the peer takes what was sent.
+            // Room appears as the peer receives.
             let _ = read();
             woken.0.swap(false, Ordering::SeqCst) && is_writable()
         });
@@ -271,9 +273,9 @@ mod tests {
         assert_all_back(&[&a, &b]);
     }
 
-    /// Goal: buffers longer than a loan are left to the worker, too, once much is out; those of
-    /// which a part has gone come back by a recall, by a term and from a closed socket, and nobody
-    /// sees what becomes of their bytes then. Method: the peer's worker stands still.
+    /// Goal: buffers longer than a loan are also left to the worker once much is out. Partly sent
+    /// ones come back by a recall, by a term and from a closed socket, and later writes to them are
+    /// not visible to the peer. Method: the peer's worker is stopped.
     #[test]
     fn long_buffers_are_queued_and_come_back() {
         const LEN: usize = 1_000_000;
@@ -287,7 +289,7 @@ mod tests {
             let [(a, socket), (b, peer)] = sockets();
             let cut = |options: &mut Options| options.datagram.segment_size = PART;
             socket.set_options(cut).expect("a size");
-            // One that the stack takes with its call lets those that follow be queued.
+            // A buffer that the stack accepts with its call lets later ones be queued.
             let first = socket.send_zc(vec![0; LEN]).expect("sends");
             if let End::Term = end {
                 socket.set_term(Some(Duration::from_millis(20)));
@@ -298,7 +300,7 @@ mod tests {
             while let Ok(sending) = socket.send_zc(vec![sent.len() as u8; LEN]) {
                 assert_eq!(sending.accepted(), LEN, "of buffer {}", sent.len());
                 sent.push(sending);
-                assert!(sent.len() < 200, "there is no end to it");
+                assert!(sent.len() < 200, "the queue never fills up");
             }
             assert!(sent.len() >= DATAGRAMS_QUEUED_MAX / work_of(LEN) - 1, "{}", sent.len());
             match end {
@@ -336,8 +338,8 @@ mod tests {
         }
     }
 
-    /// Goal: what was queued when a socket is closed is sent, and comes back; its address is free
-    /// when that is over.
+    /// Goal: datagrams that were queued when a socket is closed are sent, and their buffers come
+    /// back; then its address is free.
     #[test]
     fn queued_datagrams_outlive_their_socket() {
         let [(a, socket), (b, peer)] = sockets();
@@ -346,7 +348,7 @@ mod tests {
         drop(socket);
         assert!(!sent[sent.len() - 1].is_returned());
         drop(stopped);
-        // What there is no room for is dropped, and back as well.
+        // Datagrams without room at the receiver are dropped, and their buffers also come back.
         peer.set_read_timeout(Some(Duration::from_millis(1))).expect("a timeout");
         let mut pieces: Vec<Held> = Vec::new();
         let mut received = 0;

@@ -1,5 +1,5 @@
-//! From send queues into the stack: what the worker, or a call that sends behind it, does with what
-//! was queued, as far as the stack has room, loans and memory.
+//! From send queues into the stack: the worker, or a call that sends behind queued data, passes on
+//! what was queued as far as the stack has room, loans and memory.
 
 use crate::host::core::datagrams::feed_datagrams;
 use crate::host::core::{Entry, State};
@@ -15,13 +15,13 @@ use towpath_net::stack::Context;
 use towpath_net::time::Instant;
 use towpath_packet::{Loans, Piece};
 
-/// Bytes that the stack is given beyond the room it has when a socket is closed: well below what
-/// sequence numbers can tell apart.
+/// Most bytes given to the stack beyond its room when a socket is closed: well below the range of
+/// sequence numbers.
 const FLUSHED_MAX: usize = 1 << 29;
 const _: () =
-    assert!(FLUSHED_MAX / LOAN_BYTES_MAX <= LOANS_MAX / 4, "one stream leaves loans over");
+    assert!(FLUSHED_MAX / LOAN_BYTES_MAX <= LOANS_MAX / 4, "one stream leaves loans for others");
 
-/// What a call does where readers keep too much to be handed more.
+/// Behaviour of a receive that finds that readers hold too many bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::host) enum Crowded {
     Fails,
@@ -29,14 +29,14 @@ pub(in crate::host) enum Crowded {
 }
 
 impl State {
-    /// Takes up a queue of which the worker was told.
+    /// Takes the entries of a queue of which the worker was notified.
     pub(in crate::host) fn take_submitted(&mut self, queue: &SendQueue, now: Instant) {
         if self.take_queued(queue) {
             self.feed(queue.id, now);
         }
     }
 
-    /// Takes all that is in a queue, with its terms. False if its socket is gone.
+    /// Takes all entries of a queue, with their terms. Returns false if its socket is gone.
     pub(in crate::host) fn take_queued(&mut self, queue: &SendQueue) -> bool {
         let Some(entry) = self.table.get_mut(&queue.id) else { return false };
         queue.take(&mut entry.pending);
@@ -45,10 +45,9 @@ impl State {
         true
     }
 
-    /// Gives the stack all that is left of a socket that nobody owns, whether there is room or not,
-    /// so that it closes as the stack closes connections without an owner. Not more than the
-    /// numbers of the stream allow: then it goes on when there is room. `None` if it is not
-    /// the time for that.
+    /// Gives the stack the rest of a closed socket, whether there is room or not, so that the stack
+    /// closes the connection as one without an owner. If the rest exceeds the range of sequence
+    /// numbers, feeding continues when there is room. Returns `None` if it does not apply.
     fn flush(&mut self, id: SocketId, now: Instant) -> Option<Fed> {
         let Self { engine, loans, table, .. } = self;
         let entry = table.get_mut(&id)?;
@@ -65,7 +64,7 @@ impl State {
             match op {
                 Op::Copied(piece) => {
                     queue.room.give(piece.len());
-                    // A connection that is over takes nothing, and nobody is there to be told.
+                    // Fails on a connection that has ended; there is no caller to report it to.
                     let _ = sockets.send_piece(id, piece, &mut cx);
                 }
                 Op::Lent(mut lent) => {
@@ -76,7 +75,7 @@ impl State {
                         return Some(Fed::Starved);
                     }
                 }
-                // Of a stream there are none.
+                // Streams have no datagrams, and the end of data is part of closing.
                 Op::ShutDown | Op::Datagrams(_) => {}
                 Op::Close => {
                     let _ = sockets.close(id, now);
@@ -87,9 +86,9 @@ impl State {
         Some(Fed::All)
     }
 
-    /// What handing out what was received comes to. One that waits where readers keep too much has
-    /// `waker` woken when it is worth trying again: nobody says when any of all readers gives
-    /// something back, so it is looked at from time to time.
+    /// Handles the result of a receive without a copy. If readers hold too many bytes and `crowded`
+    /// says to wait, the result is `WouldBlock`, and `waker` is woken when the receive should be
+    /// tried again. Readers do not report when they release bytes, so this is after a pause.
     pub(in crate::host) fn or_wait_for_room<T>(
         &mut self,
         received: Result<T, Error>,
@@ -106,7 +105,7 @@ impl State {
         }
     }
 
-    /// Goes on with sockets that waited for a free loan or for memory.
+    /// Continues with sockets that waited for a free loan or for memory.
     pub(in crate::host) fn retry(&mut self, now: Instant) {
         if self.retry_at.take_if(|at| *at <= now).is_some() {
             self.crowded.take_into(&mut self.wakers);
@@ -116,7 +115,8 @@ impl State {
         }
     }
 
-    /// Gives the stack what waits in a send queue, as far as there is room. True if it took some.
+    /// Gives the stack the entries of a send queue as far as there is room. Returns true if it
+    /// accepted some.
     pub(in crate::host) fn feed(&mut self, id: SocketId, now: Instant) -> bool {
         let Self { engine, loans, table, .. } = self;
         let Some(entry) = table.get_mut(&id) else { return false };
@@ -146,7 +146,7 @@ impl State {
                 }
                 Op::ShutDown => {
                     let how = towpath_net::socket::Shutdown::Write;
-                    // It is over already, if not this way.
+                    // Fails if the connection has ended in another way.
                     let _ = engine.protocols.shutdown(id, how, now);
                     (Fed::All, None)
                 }
@@ -190,8 +190,8 @@ impl State {
 }
 
 impl Entry {
-    /// Gives back what datagrams took of the queue: much at a time, as each time may wake somebody
-    /// who waits for it.
+    /// Gives back the room that datagrams took in the queue: much at a time, because each time may
+    /// wake a waiter.
     fn give_room(&mut self, wakers: &mut Vec<Waker>) {
         let Some(queue) = self.queue.as_ref().filter(|_| self.freed > 0) else { return };
         if self.pending.is_empty() || self.freed >= DATAGRAMS_QUEUED_MAX / 2 {
@@ -241,7 +241,7 @@ fn feed_lent(
         let flags = SendFlags { continues: lent.begun, ..SendFlags::default() };
         let LentOp { source, ticket, call, done, due, .. } = &mut lent;
         call.set_term(due.map(|due| due.since(cx.now)));
-        // There is such a socket: the call fails otherwise.
+        // The socket exists; otherwise the call below fails.
         let number = sockets.next_lent(id).unwrap_or_default();
         let lend = lend_from(source, ticket, (*done, LOAN_BYTES_MAX), loans);
         match sockets.send_lent(id, call, total - *done, flags, lend, cx) {
@@ -259,7 +259,7 @@ fn feed_lent(
     (Fed::All, None)
 }
 
-/// Lends one stretch after the other of what begins at `at`, `bytes_max` at most.
+/// Lends consecutive contiguous parts that begin at `at`, each of at most `bytes_max` bytes.
 fn lend_from(
     source: &Arc<dyn Source>,
     ticket: &Share,

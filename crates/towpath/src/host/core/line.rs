@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use towpath_net::socket::Error;
 
-/// Where a buffer is found when it is filled.
+/// Where a buffer is put when it is filled.
 pub(in crate::host) struct Slot(pub(in crate::host) Mutex<Filled>);
 
 pub(in crate::host) struct Filled {
@@ -13,13 +13,13 @@ pub(in crate::host) struct Filled {
     pub(in crate::host) done: Option<(Result<usize, Error>, Vec<u8>)>,
 }
 
-/// Buffers that wait for bytes of one socket, the first to be filled in front.
+/// Buffers that wait for bytes of one socket; the first to be filled is in front.
 #[derive(Default)]
 pub(in crate::host) struct Line {
     pub(in crate::host) buffers: VecDeque<(Waiting, Arc<Slot>)>,
-    /// The slot of the one that was posted last.
+    /// The slot of the most recently posted buffer.
     pub(in crate::host) last: Weak<Slot>,
-    /// What ended one that had bytes, for the next.
+    /// An error that ended a partly filled buffer, for the next one.
     pub(in crate::host) failure: Option<Error>,
 }
 
@@ -27,12 +27,12 @@ pub(in crate::host) struct Line {
 pub(in crate::host) struct Waiting {
     pub(in crate::host) buffer: Vec<u8>,
     pub(in crate::host) filled: usize,
-    /// Until it is full.
+    /// It waits until it is full.
     pub(in crate::host) all: bool,
 }
 
 impl Waiting {
-    /// Receives what is there, with `receive`. Returns the outcome once nothing more is waited for.
+    /// Receives available bytes with `receive`. Returns the result once the buffer no longer waits.
     pub(in crate::host) fn fill(
         &mut self,
         failure: &mut Option<Error>,
@@ -67,12 +67,12 @@ impl Slot {
 }
 
 impl Line {
-    /// True if buffers wait for bytes.
+    /// Returns true if buffers wait for bytes.
     pub(in crate::host) fn waits(&self) -> bool {
         !self.buffers.is_empty()
     }
 
-    /// True if all buffers were taken.
+    /// Returns true if all buffers were taken.
     pub(in crate::host) fn is_empty(&self) -> bool {
         self.last.strong_count() == 0
     }

@@ -1,12 +1,12 @@
-//! The core of a host: what its sockets have beside the stack, and what its worker does with that.
+//! The core of a host: the state of its sockets beside the stack, and the worker's use of it.
 //!
-//! Three kinds of calls: those that need the stack take the lock, act and let it go
-//! ([`Core::call`]); sends append to a queue of their socket and take another lock, that no worker
-//! holds for long ([`Core::send`]); and the worker does turns. Only the worker moves packets, but
+//! There are three kinds of work. Calls that need the stack take the lock, act and release it
+//! ([`Core::call`]). Sends append to a queue of their socket under another lock, which no worker
+//! holds for long ([`Core::send`]). The worker does turns. Only the worker moves packets, except
 //! for datagrams that leave over a link ([`Core::call_to_send`]).
 //!
-//! A wait leaves its waker while it has the lock, and the worker, which has news only while it has
-//! the lock, takes it: nothing is missed. Wakers are woken without a lock.
+//! A waiting call leaves its waker under the lock. The worker produces events only under the lock
+//! and then takes the waker, so no wake-up is lost. Wakers are woken without a lock.
 
 pub(in crate::host) mod datagrams;
 pub(in crate::host) mod feed;
@@ -31,10 +31,10 @@ use towpath_net::time::{Instant, earliest};
 use towpath_packet::pool::{LARGE_FRAME_BYTES, SMALL_FRAME_BYTES};
 use towpath_packet::{Ledger, Loans, Memory, Piece, Pool, Site};
 
-/// What the worker and the calls of a host share.
+/// State that the worker and the calls of a host share.
 pub(super) struct Core {
     pub(super) driver: Arc<Driver<State>>,
-    /// What is sent, on its way to the worker.
+    /// Sends on their way to the worker.
     outbox: Arc<Outbox>,
     pub(super) clock: Clock,
     pub(super) ledger: Arc<Ledger>,
@@ -43,51 +43,51 @@ pub(super) struct Core {
     pub(super) lent_by_socket: usize,
 }
 
-/// What calls leave to the worker without its lock.
+/// Work that calls leave to the worker without its lock.
 struct Outbox {
-    /// Send queues with something new.
+    /// Send queues with new entries.
     submitted: Mutex<Vec<Arc<SendQueue>>>,
-    /// Memory for what is copied to be sent.
+    /// Memory for data that is copied to be sent.
     frames: Mutex<Frames>,
 }
 
 struct Frames {
     small: Pool,
     large: Pool,
-    /// Who found none.
+    /// Wakers of calls that found no frame.
     waiters: Waiters,
 }
 
-/// What the lock guards.
+/// The state under the lock.
 pub(super) struct State {
     pub(super) engine: SocketEngine,
     clock: Clock,
     outbox: Arc<Outbox>,
-    /// Made with the first loan.
+    /// Created with the first loan.
     pub(super) loans: Option<Loans>,
     pub(super) table: HashMap<SocketId, Entry>,
-    /// Not later than the first term of what waits in a send queue.
+    /// Not later than the first term of the entries in send queues.
     pub(super) terms_at: Option<Instant>,
     /// Sockets that wait for a free loan or for memory.
     pub(super) starved: Vec<SocketId>,
     pub(super) retry_at: Option<Instant>,
-    /// Those whose receive found too much kept by readers.
+    /// Receives that wait because readers hold too many bytes.
     pub(super) crowded: Waiters,
-    /// Sockets that may have bytes for buffers that were posted: for the worker.
+    /// Sockets that may have bytes for posted buffers; the worker places them.
     pub(super) to_place: Vec<SocketId>,
-    /// Taken from waiters, to be woken without the lock.
+    /// Wakers to wake after the lock is released.
     pub(super) wakers: Vec<Waker>,
 }
 
-/// What there is to a socket beside the stack.
+/// State of a socket beside the stack.
 #[derive(Default)]
 pub(super) struct Entry {
     pub(super) queue: Option<Arc<SendQueue>>,
-    /// Taken from the queue, and not yet taken by the stack.
+    /// Taken from the queue, and not yet accepted by the stack.
     pub(super) pending: VecDeque<Op>,
-    /// Room in a queue of datagrams that is to be given back.
+    /// Room of a datagram queue to give back.
     pub(super) freed: usize,
-    /// What went wrong with queued datagrams, for the call behind them.
+    /// Error of queued datagrams, for the next call.
     pub(super) late: Option<Error>,
     pub(super) readers: Waiters,
     pub(super) writers: Waiters,
@@ -95,7 +95,7 @@ pub(super) struct Entry {
 }
 
 impl Core {
-    /// A core whose sends are copied into `frames`.
+    /// Creates a core whose sends are copied into `frames`.
     pub(super) fn new(
         engine: SocketEngine,
         frames: Memory,
@@ -130,19 +130,19 @@ impl Core {
         }
     }
 
-    /// Lets `act` use the stack, then sees to what follows.
+    /// Calls `act` with the stack, then does the follow-up work.
     pub(super) fn call<R>(&self, act: impl FnOnce(&mut State, Instant) -> R) -> R {
         self.driver.call(act)
     }
 
-    /// Takes the lock, in the order of the asking.
+    /// Takes the lock, in the order in which threads ask for it.
     pub(super) fn lock(&self) -> Guard<'_, State> {
         self.driver.lock()
     }
 
-    /// As [`Core::call`], for an `act` that sends a datagram. Over a link, where that is only to
-    /// hand a packet on, it leaves with the call: to wake the worker would cost more, and it would
-    /// have the lock when the next call wants it.
+    /// Calls `act`, which sends a datagram, like [`Core::call`]. Over a link, where sending only
+    /// hands a packet on, the packet leaves with the call: waking the worker would cost more, and
+    /// the worker would hold the lock when the next call needs it.
     pub(super) fn call_to_send<R>(&self, act: impl FnOnce(&mut State, Instant) -> R) -> R {
         self.call(|state, now| {
             let result = act(state, now);
@@ -151,7 +151,7 @@ impl Core {
         })
     }
 
-    /// Appends to a send queue.
+    /// Appends an entry to a send queue.
     pub(super) fn send(&self, queue: &Arc<SendQueue>, op: Op) -> Result<(), Op> {
         if queue.push(op)? {
             self.submit(queue);
@@ -159,7 +159,7 @@ impl Core {
         Ok(())
     }
 
-    /// Appends datagrams to one.
+    /// Appends datagrams to a send queue.
     pub(super) fn send_datagrams(
         &self,
         queue: &Arc<SendQueue>,
@@ -172,14 +172,14 @@ impl Core {
         Ok(())
     }
 
-    /// Tells the worker of a send queue.
+    /// Notifies the worker of a send queue.
     fn submit(&self, queue: &Arc<SendQueue>) {
         self.outbox.submitted().push(queue.clone());
         self.driver.bell().ring();
     }
 
-    /// Copies the beginning of `bytes` into a frame, `most` at most. `None` without one: then
-    /// `waker` is woken when it is worth trying again.
+    /// Copies the start of `bytes` into a frame, at most `most` bytes. Returns `None` if no frame
+    /// is free: then `waker` is woken when the call should be repeated.
     pub(super) fn copy_in(
         &self,
         bytes: &mut Gather<'_>,
@@ -193,7 +193,7 @@ impl Core {
         let Some(mut frame) = first.take().or_else(|| second.take()) else {
             waiters.add(waker);
             drop(frames);
-            // The worker tells, now and then.
+            // The worker looks for free frames from time to time and wakes the waiters.
             self.driver.bell().ring();
             return None;
         };
@@ -204,7 +204,8 @@ impl Core {
         Some(frame.freeze(count))
     }
 
-    /// A frame of `len` bytes, which `fill` fills. `None` if there is none, or `fill` says so.
+    /// Returns a frame of `len` bytes, which `fill` fills. Returns `None` if no frame is free or if
+    /// `fill` returns `None`.
     pub(super) fn fill_frame(
         &self,
         len: usize,
@@ -219,27 +220,27 @@ impl Core {
         Some(frame.freeze(len))
     }
 
-    /// Frames for what is copied that are out.
+    /// Returns the number of frames for copied data that are in use.
     pub(super) fn frames_out(&self) -> usize {
         let frames = self.outbox.frames();
         frames.small.out_count() + frames.large.out_count()
     }
 
-    /// True if the worker has not looked at something that was sent.
+    /// Returns true if there are sends that the worker has not looked at.
     pub(super) fn has_submitted(&self) -> bool {
         !self.outbox.submitted().is_empty()
     }
 
-    /// Bytes of frames for what is copied.
+    /// Returns the bytes of frames for copied data.
     pub(super) fn frame_bytes(memory: usize) -> usize {
         (memory / 4).max(2 * (SMALL_FRAME_BYTES + LARGE_FRAME_BYTES))
     }
 }
 
-/// Sends what the stack has if that only hands packets on within the process.
+/// Sends the stack's output, if that only hands packets on within the process.
 fn send_over_link(engine: &mut SocketEngine, now: Instant) {
     if engine.device.file().is_none() {
-        // A device that fails is gone; the engine counts what is sent from then on.
+        // A device that fails is gone; the engine counts packets sent from then on as dropped.
         let _ = engine.send(SEND_BURSTS, now, |_| {});
     }
 }
@@ -298,10 +299,10 @@ impl Driven for State {
             }
             let waits = !entry.pending.is_empty();
             if what.contains(Readiness::ERR) {
-                // Each loan's end is told to its own send.
+                // Each send learns of the end of its loans through its ticket.
                 while self.engine.protocols.take_notice(id).is_ok() {}
                 if self.engine.protocols.has_error(id) {
-                    // Which is for the next call.
+                    // The error is for the next call.
                     entry.queue.iter().for_each(|queue| queue.shut());
                 }
             }
@@ -337,7 +338,7 @@ impl Driven for State {
 }
 
 impl State {
-    /// Tells those who found no frame that there are some, or looks again soon.
+    /// Wakes the waiters for frames if there are some, or looks again soon.
     fn tell_frames(&mut self, now: Instant) {
         let mut frames = self.outbox.frames();
         if frames.waiters.is_empty() {
@@ -351,12 +352,12 @@ impl State {
         }
     }
 
-    /// Keeps what there is to a new socket.
+    /// Adds the state of a new socket.
     pub(super) fn add(&mut self, id: SocketId, queue: Option<Arc<SendQueue>>) {
         self.table.insert(id, Entry { queue, ..Entry::default() });
     }
 
-    /// What there is to a socket; an empty entry if it has none.
+    /// Returns the state of a socket; a new one if there is none.
     pub(super) fn entry(&mut self, id: SocketId) -> &mut Entry {
         self.table.entry(id).or_default()
     }
@@ -364,18 +365,18 @@ impl State {
     /// Closes a socket whose send queue is empty, or that has none.
     pub(super) fn close(&mut self, id: SocketId, now: Instant) {
         self.table.remove(&id);
-        // There is such a socket: its owner is just being dropped.
+        // The socket exists, because its owner is being dropped.
         let _ = self.engine.protocols.close(id, now);
     }
 
-    /// Packets and frames in use, and loans that are out.
+    /// Returns the packets and frames in use, and the loans that are out.
     pub(super) fn in_use(&self) -> (usize, usize) {
         let Memory { packets, small, large } = &self.engine.memory;
         let loans = self.loans.as_ref().map_or(0, Loans::out_count);
         (packets.out_count() + small.out_count() + large.out_count(), loans)
     }
 
-    /// True if there are bytes that no peer has acknowledged, or connections that are closing.
+    /// Returns true if there are unacknowledged bytes or closing connections.
     pub(super) fn is_sending(&self) -> bool {
         let open = self.table.keys().filter(|&&id| self.engine.protocols.tcp(id).is_some()).count();
         let closing = self.engine.protocols.stack().tcp_counts().0 > open;

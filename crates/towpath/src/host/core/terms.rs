@@ -1,10 +1,10 @@
-//! Terms of what waits in send queues, and recalls.
+//! Terms of entries in send queues, and recalls.
 //!
-//! A buffer has a term from the call on. The stack keeps it for what it has taken
-//! ([`Sockets::end_terms`](towpath_net::socket::Sockets::end_terms) ends it early); what still
-//! waits here is copied by the worker, some MiB in a turn, and the copy is sent instead. The copy
-//! takes the buffer's place in the budgets, whether there is room or not, so that a program whose
-//! peer does not read gets its memory back, and has to wait before it lends more.
+//! A buffer has a term from the call on. The stack keeps the term of bytes that it has accepted
+//! ([`Sockets::end_terms`](towpath_net::socket::Sockets::end_terms) ends it early). The worker
+//! copies bytes that still wait in the queue, a few MiB per turn, and sends the copy instead. The
+//! copy is charged to the budgets in place of the buffer, whether there is room or not: a program
+//! whose peer does not read gets its memory back, but must wait before it lends more.
 
 use crate::host::core::{Core, State};
 use crate::host::lending::lend::Copied;
@@ -16,7 +16,7 @@ use towpath_net::socket::SocketId;
 use towpath_net::time::{Instant, earliest};
 use towpath_packet::{Ledger, Site};
 
-/// Bytes copied in one turn: about a millisecond.
+/// Bytes copied per turn: about a millisecond's work.
 const COPIED_PER_TURN: usize = 4 << 20;
 
 impl Recall for Core {
@@ -26,7 +26,7 @@ impl Recall for Core {
 }
 
 impl State {
-    /// Has the worker give the memory of one send back.
+    /// Recalls the memory of one send.
     fn recall(&mut self, id: SocketId, ticket: &Ticket, now: Instant) {
         if let Some(number) = ticket.number() {
             self.engine.protocols.end_terms(id, (number, number), now);
@@ -45,7 +45,7 @@ impl State {
         }
     }
 
-    /// Copies what waits although its term is over.
+    /// Copies queued bytes whose term is over.
     pub(in crate::host) fn run_terms(&mut self, now: Instant) {
         if self.terms_at.is_none_or(|at| at > now) {
             return;
@@ -66,8 +66,8 @@ impl State {
 }
 
 impl LentOp {
-    /// Copies up to `most` bytes of what is left, and lets the buffer go when that is all; returns
-    /// how many. `None` without memory: nothing has changed.
+    /// Copies up to `most` bytes of the rest, and releases the buffer when all are copied. Returns
+    /// the number of bytes, or `None` without memory: then nothing has changed.
     fn copy_some(&mut self, most: usize, ledger: &Ledger) -> Option<usize> {
         let Self { source, copying, done, .. } = self;
         if copying.is_none() {
@@ -93,7 +93,7 @@ impl LentOp {
         Some(copied)
     }
 
-    /// Sends the copy, which is complete, instead of the buffer.
+    /// Sends the completed copy instead of the buffer.
     fn send_copy(&mut self) {
         let Some(Copying { from, bytes }) = self.copying.take().map(|copying| *copying) else {
             return;
@@ -101,7 +101,7 @@ impl LentOp {
         let (account, charge) = (self.ticket.account().clone(), bytes.len());
         account.levels.force(charge);
         let (_, share) = Ticket::begin(account, charge);
-        // What is held of the buffer goes before the share of its ticket.
+        // The hold of the buffer is dropped before the share of its ticket.
         self.source = Arc::new(Copied(bytes));
         (self.done, self.due) = (self.done - from, None);
         let of_the_buffer = std::mem::replace(&mut self.ticket, share);

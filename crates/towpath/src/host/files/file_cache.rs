@@ -1,32 +1,31 @@
-//! The file cache of a host, or of another stack: blocks of files in memory that is lent, shared by
+//! The file cache of a host or of another stack: blocks of files in memory that is lent, shared by
 //! all its sockets.
 //!
-//! A block is read from its file once and then lent to as many sends as want it; a [`Block`] is one
-//! user's hold of it. The memory is the cache's own and no mapping: a file that is cut short
-//! ends a send early and nothing else, and what was read stays as it is while it is sent.
+//! A block is read from its file once and then lent to any number of sends; a [`Block`] is one
+//! user's hold of it. The memory is the cache's own and not a mapping: truncating a file only ends
+//! a send early, and bytes that were read do not change while they are sent.
 //!
 //! # Theory of operation
 //!
-//! Blocks are found by the [`Version`] of their file, which is asked for at the beginning of each
-//! send: a file that was changed since has another, and is read anew. Whoever wants a block that is
-//! not there gets the [`Load`], the right and the duty to read it; others who want it meanwhile
-//! wait for him. A load that is dropped is given up: those who wait hear of it, and the next of
-//! them gets a load of his own.
+//! Blocks are found by the [`Version`] of their file, which each send determines when it begins: a
+//! file that has changed has a new version, and is read again. The first user of a missing block
+//! gets the [`Load`], the right and the duty to read it; other users wait for that load. If the
+//! load is dropped, it is given up: the waiters are notified, and the next of them gets a new load.
 //!
-//! Memory counts with a [`Budget`], in pages, from the begin of a load until the last user is gone.
-//! Where it is used up, the block that gives way is chosen by the clock algorithm among those that
-//! nobody uses: a block has a second chance if it was wanted again since it was last looked at, so
-//! that a large file that is sent once does not drive out those that are sent often. If all are in
-//! use, the caller waits, or reads [privately](FileCache::private) what he needs next.
+//! Memory is charged to a [`Budget`] in pages, from the start of the load until the last user is
+//! gone. When the budget is used up, the clock algorithm chooses the block to evict among those
+//! without users. A block that was used again since the hand passed gets a second chance, so that a
+//! large file that is sent once does not evict files that are sent often. If all blocks are in use,
+//! the caller waits, or reads the next bytes [privately](FileCache::private).
 //!
-//! What neither the cache nor the kernel has is read [past the kernel's
+//! Blocks that are neither here nor in the kernel's page cache are read [past the page
 //! cache](crate::host::files::cold).
 //!
-//! A file that was changed just now may be changed again without another time stamp
-//! ([`SETTLED`]): blocks of it count, but nobody else gets them.
+//! A file that has just changed may change again without a new time stamp ([`SETTLED`]): its blocks
+//! are charged, but not shared.
 //!
-//! Any thread calls; the lock is held for a few steps, but for choosing who gives way, which may
-//! look at all blocks twice.
+//! Any thread may call. The lock is held for a few steps; only an eviction may look at all blocks,
+//! twice.
 
 mod load;
 mod look;
@@ -51,24 +50,24 @@ use towpath_io::events::{Mounts, device};
 use towpath_io::large_pages::{LARGE_BLOCK_BYTES, LargeBlock};
 use towpath_packet::Ledger;
 
-/// Bytes of a block, but for the last of a file: so many that a disk is asked for a stretch, and so
-/// few that a range of a file brings little else with it.
+/// Bytes of a block, except the last of a file: large enough for efficient disk reads, small enough
+/// that a range of a file brings little unrelated data with it.
 pub(crate) const BLOCK_BYTES: usize = 256 << 10;
-const _: () = assert!(BLOCK_BYTES == LARGE_BLOCK_BYTES, "a block is read into a block");
-/// Bytes of a block that is read privately: a super-packet.
+const _: () = assert!(BLOCK_BYTES == LARGE_BLOCK_BYTES, "a large block holds one block");
+/// Bytes of a block that is read privately: one super-packet.
 pub(crate) const PRIVATE_BYTES: usize = 64 << 10;
-/// What blocks are counted in, so that their number is bounded, too: a page.
+/// Unit in which blocks are charged, so that their number is bounded as well: a page.
 const UNIT_BYTES: usize = 4096;
-/// A file that was changed longer ago than this gets another time stamp with the next change: two
-/// seconds are the coarsest stamps of a file system (FAT).
+/// Age from which a file's next change certainly gets a new time stamp. FAT has the coarsest time
+/// stamps of all file systems: two seconds.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// A state of a file. Changes through a shared mapping show in it when the kernel notices them.
+/// A state of a file. Changes through a shared mapping appear in it when the kernel notices them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Version {
     device: u64,
     inode: u64,
-    /// Bytes.
+    /// Size of the file in bytes.
     pub(crate) size: u64,
     modified: (i64, u32),
     changed: (i64, u32),
@@ -78,14 +77,14 @@ pub(crate) struct Version {
 pub(crate) struct View {
     file: Arc<File>,
     pub(crate) version: Version,
-    /// Its blocks are shared.
+    /// True if its blocks are shared.
     is_settled: bool,
-    /// The same file past the kernel's cache, where that can be, once it was asked for.
+    /// The file opened for direct I/O, if possible; set on first use.
     direct: OnceLock<Option<Arc<File>>>,
 }
 
 impl View {
-    /// The file as it was found to be now.
+    /// Creates the view of a file with its current status.
     fn new(file: &Arc<File>, found: &Statx) -> Self {
         let version = Version {
             device: device(found),
@@ -103,7 +102,8 @@ impl View {
         Self { file: file.clone(), version, is_settled, direct: OnceLock::new() }
     }
 
-    /// The file past the kernel's cache, if the kernel has nothing of the block at `at`.
+    /// Returns the file opened for direct I/O, if nothing of the block at `at` is in the page
+    /// cache.
     fn cold(&self, at: u64) -> Option<Arc<File>> {
         let open = || direct::reopen(&self.file).map(Arc::new);
         let file = self.direct.get_or_init(open).as_ref()?;
@@ -111,7 +111,7 @@ impl View {
     }
 }
 
-/// Names a block.
+/// Identifies a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::host) struct Key {
     version: Version,
@@ -119,38 +119,38 @@ pub(in crate::host) struct Key {
 }
 
 /// Blocks of files in memory that is lent, shared by all sockets of a stack. A
-/// [`Host`](crate::host::Host) has one; another stack makes its own for the
+/// [`Host`](crate::host::Host) has one; another stack creates its own for the
 /// [`FileSource`](crate::host::files::file_source::FileSource)s of its tasks.
 pub struct FileCache {
     table: Mutex<Table>,
     mounts: Mutex<Mounts>,
     room: Arc<Budget>,
-    /// Bytes.
+    /// In bytes.
     limit: usize,
-    /// Where reads are counted.
+    /// Counts the bytes that are read.
     ledger: Arc<Ledger>,
 }
 
 struct Table {
     entries: HashMap<Key, Entry>,
-    /// Those of cold blocks, and of all others.
+    /// The clock of cold blocks, and that of all others.
     clocks: [Clock; 2],
     cold: Cold,
-    /// Entries so far: the number of the last.
+    /// Entries so far: the number of the last one.
     last: u64,
     stats: FileCacheStats,
 }
 
-/// Blocks that give way to one another.
+/// Blocks that evict one another.
 #[derive(Default)]
 struct Clock {
-    /// All keys, in the order in which the hand comes to them.
+    /// All keys, in the order in which the hand reaches them.
     keys: VecDeque<Key>,
     /// Bytes of entries without users.
     idle: usize,
 }
 
-/// Of which clock a block is.
+/// The clock that a block belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Cold,
@@ -160,33 +160,33 @@ enum Kind {
 struct Entry {
     content: Arc<Content>,
     kind: Kind,
-    /// Of memory.
+    /// Memory in bytes.
     bytes: usize,
     number: u64,
     /// Holds, and the load.
     users: usize,
-    /// It was wanted again since the hand passed.
+    /// Used again since the hand passed.
     is_hot: bool,
 }
 
-/// What a block's users share.
+/// State that the users of a block share.
 struct Content {
     bytes: Awaited<Bytes>,
     /// Dropped after the bytes.
     charge: Charge,
 }
 
-/// What a load brings to all who wait for it.
+/// Result of a load, for all waiters.
 struct Awaited<T> {
-    /// Set when the load is over.
+    /// Set when the load is complete.
     result: OnceLock<Result<T, Failure>>,
     waiters: Mutex<Waiters>,
 }
 
-/// Where the bytes of a block are.
+/// The bytes of a block.
 enum Bytes {
     Own(Vec<u8>),
-    /// So many of a block.
+    /// A large block, and how many of its bytes are valid.
     Large(LargeBlock, usize),
 }
 
@@ -201,16 +201,16 @@ impl Deref for Bytes {
     }
 }
 
-/// Why a block is not there.
+/// Why a block is not available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// It could not be read.
+    /// Reading failed.
     Error(Errno),
-    /// Nobody reads it any more: it is to be asked for again.
+    /// The load was given up: request the block again.
     GivenUp,
 }
 
-/// What memory counts with, as long as it is there.
+/// Charge for memory, as long as the memory exists.
 struct Charge {
     room: Arc<Budget>,
     bytes: usize,
@@ -222,36 +222,37 @@ impl Drop for Charge {
     }
 }
 
-/// What the file cache of a host has done ([`Host::file_cache`](crate::host::Host::file_cache)).
+/// Statistics of the file cache of a host ([`Host::file_cache`](crate::host::Host::file_cache)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FileCacheStats {
-    /// Bytes of memory in use now, in whole pages.
+    /// Bytes of memory in use, in whole pages.
     pub bytes: usize,
-    /// Blocks that were wanted and there, or on their way.
+    /// Requested blocks that were present or being read.
     pub hits: u64,
-    /// Blocks that were wanted and had to be read.
+    /// Requested blocks that had to be read.
     pub misses: u64,
     /// Blocks that were read for one send alone, because all memory was lent.
     pub private: u64,
-    /// Blocks that gave way to others.
+    /// Blocks that were evicted.
     pub evicted: u64,
-    /// Blocks that were read past the kernel's cache, without a copy.
+    /// Blocks that were read with direct I/O, past the kernel's page cache, without a copy.
     pub direct: u64,
 }
 
-/// What there is of a block that is wanted.
+/// Result of a request for a block.
 pub(crate) enum Wanted {
-    /// It is there or on its way.
+    /// The block is present or being read.
     Known(Block),
-    /// The caller is the one who reads it.
+    /// The caller must carry out the load.
     Missing(Block, Load),
-    /// All memory is in use. The waker is woken when it is worth trying again.
+    /// All memory is in use. The waker is woken when the request should be repeated.
     NoRoom,
 }
 
 impl FileCache {
-    /// At most `limit` bytes, or one block if that is less; `ledger` counts what is read.
+    /// Creates a cache of at most `limit` bytes, or of one block if `limit` is smaller. `ledger`
+    /// counts the bytes that are read.
     pub fn new(limit: usize, ledger: Arc<Ledger>) -> Self {
         let table = Table {
             entries: HashMap::new(),
@@ -264,12 +265,13 @@ impl FileCache {
         Self { table: Mutex::new(table), mounts: Mutex::default(), room, limit, ledger }
     }
 
-    /// What it has done.
+    /// Returns the statistics so far.
     pub fn stats(&self) -> FileCacheStats {
         FileCacheStats { bytes: self.room.used(), ..self.lock().stats }
     }
 
-    /// The block of `file` that the byte at `offset` is in, which is within the file.
+    /// Requests the block of `file` that contains the byte at `offset`, which must be within the
+    /// file.
     pub(in crate::host) fn want(
         cache: &Arc<Self>,
         file: &View,
@@ -281,7 +283,7 @@ impl FileCache {
         let key = Key { version: file.version, at };
         let place = |number| Place { cache: cache.clone(), key, number };
         let (mut memory, mut watches) = (None, false);
-        // What is short is copied soon.
+        // Short blocks are not worth direct I/O: copying them is quick.
         let (mut direct, mut looks) = (None, len == BLOCK_BYTES && file.is_settled);
         loop {
             let mut table = cache.lock();
@@ -291,7 +293,7 @@ impl FileCache {
                 return Wanted::Known(Block { content, place: Some(place(number)), at, len });
             }
             if std::mem::take(&mut looks) && table.cold.is_first(&key) {
-                // Without the lock: it asks the kernel.
+                // Without the lock, because it asks the kernel.
                 drop(table);
                 direct = file.cold(at);
                 continue;
@@ -325,7 +327,7 @@ impl FileCache {
             let evicted = table.evict(full);
             drop(table);
             match evicted {
-                // Its memory is used again if it fits.
+                // The memory is reused if it fits.
                 Some(content) => memory = Content::into_memory(content),
                 None if direct.is_some() => direct = None,
                 None if watches => return Wanted::NoRoom,
@@ -337,8 +339,9 @@ impl FileCache {
         }
     }
 
-    /// What begins at `offset`, which is within the file, in memory that does not count and is
-    /// nobody else's: `most` bytes or [`PRIVATE_BYTES`], if there are so many.
+    /// Returns a block that starts at `offset`, which must be within the file, in memory that is
+    /// neither charged nor shared: `most` bytes or [`PRIVATE_BYTES`], or fewer at the end of the
+    /// file.
     pub(in crate::host) fn private(
         cache: &Arc<Self>,
         file: &View,
@@ -357,23 +360,25 @@ impl FileCache {
         (block, Load::new(cache, file, own, Buffer::new(None, len)))
     }
 
-    /// Memory for a block, `memory` if it fits, or `None` if there is no room.
+    /// Charges memory for a block and allocates it, using `memory` if it fits. Returns `None` if
+    /// there is no room.
     fn room(&self, len: usize, memory: &mut Option<Vec<u8>>) -> Option<(Charge, Buffer)> {
         let bytes = len.next_multiple_of(UNIT_BYTES);
         let charge = self.room.take(bytes).then(|| Charge { room: self.room.clone(), bytes })?;
         Some((charge, Buffer::new(memory.take(), len)))
     }
 
-    /// Memory for a block that is read from `direct`. It counts with what is set aside for those.
+    /// Returns memory for a block that is read from `direct`. It is charged to the memory set aside
+    /// for cold blocks.
     ///
     /// # Errors
-    /// Whose turn it is to give way.
+    /// The kind of block that must be evicted first.
     fn cold_room(&self, table: &mut Table, direct: &Arc<File>) -> Result<(Charge, Buffer), Kind> {
         let missing = table.cold.missing();
         if missing > 0 {
             let idle = table.clocks[Kind::Other as usize].idle;
             if self.room.used() + missing > self.limit + idle {
-                // None of these is there.
+                // There is no cold block to evict, so the caller falls back.
                 return Err(Kind::Cold);
             }
             if !self.room.take(missing) {
@@ -388,7 +393,7 @@ impl FileCache {
         Ok((charge, Buffer::Large(block, direct.clone())))
     }
 
-    /// A user is gone.
+    /// Ends one use of an entry.
     fn release(&self, key: &Key, number: u64) {
         let mut table = self.lock();
         let Table { entries, clocks, .. } = &mut *table;
@@ -401,11 +406,11 @@ impl FileCache {
         }
         clocks[entry.kind as usize].idle += entry.bytes;
         drop(table);
-        // Who waits for room can have this.
+        // Waiters for room can evict this block.
         self.room.give(0);
     }
 
-    /// Nobody finds this entry any more.
+    /// Removes an entry, so that it is no longer found.
     fn forget(&self, key: &Key, number: u64) {
         let mut table = self.lock();
         let entry = table.entries.get(key).filter(|entry| entry.number == number);
@@ -423,7 +428,7 @@ impl FileCache {
 }
 
 impl Table {
-    /// Another user of an entry: its number and what it shares.
+    /// Adds a user to an entry. Returns its number and its shared state.
     fn find(&mut self, key: &Key) -> Option<(u64, Arc<Content>)> {
         let entry = self.entries.get_mut(key)?;
         if entry.users == 0 {
@@ -435,7 +440,7 @@ impl Table {
         Some((entry.number, entry.content.clone()))
     }
 
-    /// A new entry with two users, one of them the load; its number.
+    /// Inserts an entry with two users, one of them the load. Returns its number.
     fn insert(&mut self, key: Key, content: &Arc<Content>, kind: Kind) -> u64 {
         self.last += 1;
         let number = self.last;
@@ -450,7 +455,7 @@ impl Table {
         number
     }
 
-    /// Takes out an entry without users. `None` if there is none.
+    /// Removes an entry without users. Returns `None` if there is none.
     fn evict(&mut self, kind: Kind) -> Option<Arc<Content>> {
         let Self { entries, clocks, stats, .. } = self;
         let clock = &mut clocks[kind as usize];
@@ -458,7 +463,7 @@ impl Table {
             return None;
         }
         loop {
-            // One without users is there: it is found in the second turn at the latest.
+            // There is an entry without users: the second round finds it at the latest.
             let key = clock.keys.pop_front()?;
             let Some(entry) = entries.get_mut(&key) else { continue };
             if entry.users > 0 || std::mem::take(&mut entry.is_hot) {
@@ -477,7 +482,7 @@ impl Content {
         Arc::new(Self { bytes: Awaited::default(), charge })
     }
 
-    /// The memory of a block that nobody uses any more, which counts no longer.
+    /// Returns the memory of a block without users and ends its charge.
     fn into_memory(own: Arc<Self>) -> Option<Vec<u8>> {
         match Arc::into_inner(own)?.bytes.result.into_inner()?.ok()? {
             Bytes::Own(memory) => Some(memory),
@@ -493,29 +498,29 @@ impl<T> Default for Awaited<T> {
 }
 
 impl<T> Awaited<T> {
-    /// The load is over.
+    /// Sets the result and wakes the waiters.
     fn set(&self, result: Result<T, Failure>) {
-        // A load is over once.
+        // A load completes once, so this cannot fail.
         let _ = self.result.set(result);
         let waiters = self.waiters.lock().unwrap_or_else(PoisonError::into_inner).take();
         waiters.into_iter().for_each(Waker::wake);
     }
 
-    /// What it brought, or `None`, and `waker` is woken when there is something.
+    /// Returns the result; or `None`, and `waker` is woken when there is one.
     fn poll(&self, waker: &Waker) -> Option<Result<&T, Failure>> {
         if self.result.get().is_none() {
-            // Whoever sets it takes the waiters afterwards.
+            // `set` takes the waiters after it sets the result.
             self.waiters.lock().unwrap_or_else(PoisonError::into_inner).add(waker);
         }
         Some(self.result.get()?.as_ref().map_err(|failure| *failure))
     }
 }
 
-/// Where a block is known, for one of its users, who is counted until this is dropped.
+/// The entry of a block, counted as one of its users until this is dropped.
 struct Place {
     cache: Arc<FileCache>,
     key: Key,
-    /// Of the entry.
+    /// Number of the entry.
     number: u64,
 }
 
@@ -527,22 +532,22 @@ impl Drop for Place {
 
 /// A user's hold of a block.
 pub(crate) struct Block {
-    /// Dropped first: a block without users is nobody's but the table's.
+    /// Dropped first: the table alone holds a block without users.
     content: Arc<Content>,
-    /// `None` if nobody else finds it.
+    /// `None` if the block is not shared.
     place: Option<Place>,
-    /// Where in the file it begins.
+    /// Offset in the file.
     pub(crate) at: u64,
-    /// Bytes, unless the file is shorter by now.
+    /// Length in bytes; fewer are read if the file has become shorter.
     pub(crate) len: usize,
 }
 
 impl Block {
-    /// Its bytes, fewer than expected if the file is shorter by now, once the load is over; else
-    /// `None`, and `waker` is woken then.
+    /// Returns the bytes once the load is complete, fewer than expected if the file has become
+    /// shorter. Until then it returns `None`, and `waker` is woken when the load is complete.
     ///
     /// # Errors
-    /// Why there are none.
+    /// Why there are no bytes.
     pub(crate) fn poll(&self, waker: &Waker) -> Option<Result<&[u8], Failure>> {
         Some(self.content.bytes.poll(waker)?.map(Deref::deref))
     }
@@ -555,7 +560,7 @@ impl Block {
     }
 }
 
-/// A range of a block, to be lent: bytes that nobody changes as long as this is there.
+/// A range of a block, to be lent. Its bytes do not change as long as it exists.
 pub struct BlockRange {
     block: Block,
     from: usize,
@@ -563,7 +568,7 @@ pub struct BlockRange {
 }
 
 impl BlockRange {
-    /// `len` bytes from `from` on, or as many as the block has.
+    /// Creates a range of `len` bytes from `from` on, or fewer if the block is shorter.
     pub(crate) fn new(block: Block, from: usize, len: usize) -> Self {
         let len = block.bytes().len().saturating_sub(from).min(len);
         Self { block, from, len }

@@ -1,11 +1,11 @@
-//! The blocks of a range of a file in their order, for whoever lends them to a stream.
+//! The blocks of a file range in order, for lending them to a stream.
 //!
-//! While some are on their way, the next ones are read ahead ([`AHEAD_MAX`]); all in all a range
-//! holds at most [`BLOCKS_MAX`], so that a peer who does not read keeps that much and no more.
-//! Nothing is read here: whoever asks for blocks carries out the [loads](FileSource::take_loads).
+//! While some blocks are being read, the next ones are read ahead ([`AHEAD_MAX`]). A range holds at
+//! most [`BLOCKS_MAX`] blocks, which bounds the memory that a peer can hold by not reading. Nothing
+//! is read here: the caller carries out the [loads](FileSource::take_loads).
 //!
-//! Who makes progress never waits for the memory of others: if all of the cache is lent, he waits
-//! for what he has lent himself, and without anything lent he reads a little privately.
+//! A source never waits for memory that others have lent. If the whole cache is lent, it waits for
+//! its own lent blocks; without lent blocks, it reads a little into private memory.
 
 use crate::host::files::file_cache::{
     BLOCK_BYTES, Block, BlockRange, Failure, FileCache, Load, Look, Seen, View, Wanted,
@@ -18,43 +18,43 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::task::Waker;
 
-/// Blocks of one range that are being read, or wait to be lent.
+/// Most blocks of a range that are being read or wait to be lent.
 const AHEAD_MAX: usize = 4;
-/// Blocks of one range in all: those, and what is lent: a window of 4 MiB.
+/// Most blocks of a range in all, including lent ones: a window of 4 MiB.
 const BLOCKS_MAX: usize = 16;
 const _: () = assert!(AHEAD_MAX < BLOCKS_MAX && BLOCKS_MAX * BLOCK_BYTES == 4 << 20);
 
-/// A block that was asked for.
+/// A block that was requested.
 struct Ahead {
     block: Block,
-    /// Bytes of it that are to be sent.
+    /// The range of its bytes to send: offset and length.
     from: usize,
     len: usize,
 }
 
-/// The blocks of a range of a file, read ahead into a [`FileCache`].
+/// The blocks of a file range, read ahead into a [`FileCache`].
 pub struct FileSource {
     cache: Arc<FileCache>,
     file: Arc<File>,
-    /// `None` until it is told what the file is like.
+    /// `None` until the file's status is known.
     view: Option<View>,
     look: Option<Look>,
-    /// What is not asked for yet.
+    /// The part of the range that was not requested yet.
     left: Range<u64>,
     /// The file ends before the range.
     is_short: bool,
     ahead: VecDeque<Ahead>,
-    /// Loads that nobody carries out yet.
+    /// Loads that the caller has not taken yet.
     loads: Vec<Load>,
 }
 
 impl FileSource {
-    /// Of what the file has now; of one that is asked for at a server, of what it has when that is
-    /// carried out. A range that begins or ends behind its end is cut off there, which is an error
-    /// when it comes to that.
+    /// Creates a source for the file's current contents; the status of a file on a server is read
+    /// by the first load. A range that exceeds the file is cut at the end of the file, which is an
+    /// error once the source gets there.
     ///
     /// # Errors
-    /// `INVAL` if there is no regular file; those of statx(2).
+    /// `INVAL` if the file is no regular file; errors of statx(2).
     pub fn new(cache: &Arc<FileCache>, file: &Arc<File>, range: Range<u64>) -> io::Result<Self> {
         let mut source = Self {
             cache: cache.clone(),
@@ -70,7 +70,7 @@ impl FileSource {
         Ok(source)
     }
 
-    /// Begins to look at the file.
+    /// Starts to read the file's status.
     fn look(&mut self) -> io::Result<()> {
         match self.cache.look(&self.file)? {
             Seen::Now(view) => self.seen(view),
@@ -90,10 +90,10 @@ impl FileSource {
         self.look = None;
     }
 
-    /// Takes up what was told of the file. `None` if that was not yet.
+    /// Waits for the file's status. Returns `None` if it is not known yet.
     ///
     /// # Errors
-    /// Why nobody tells.
+    /// Why the status cannot be read.
     fn poll_look(&mut self, waker: &Waker) -> Option<io::Result<()>> {
         let Some(look) = &self.look else { return Some(Ok(())) };
         Some(match look.poll(waker)? {
@@ -109,11 +109,12 @@ impl FileSource {
         })
     }
 
-    /// The next bytes, `Some(None)` behind the last. `None` if they are not there yet: then `waker`
-    /// is woken when it is worth trying again. `out` is how many blocks the caller has lent.
+    /// Returns the next bytes, or `Some(None)` after the last. Returns `None` if they are not
+    /// available yet: then `waker` is woken when the call should be repeated. `out` is the number
+    /// of blocks that the caller has lent.
     ///
     /// # Errors
-    /// Why there are no more: `UnexpectedEof` if the file has no more, or what reading told.
+    /// `UnexpectedEof` if the file is shorter than the range; errors of reading.
     pub fn next(&mut self, out: usize, waker: &Waker) -> Option<Option<io::Result<BlockRange>>> {
         if let Err(error) = self.poll_look(waker)? {
             self.end();
@@ -134,7 +135,7 @@ impl FileSource {
                 None => {
                     let range = BlockRange::new(block, from, len);
                     if range.len() < len {
-                        // The file was cut short: what is behind is no more.
+                        // The file was truncated: nothing follows.
                         self.end();
                         self.is_short = true;
                     }
@@ -147,7 +148,7 @@ impl FileSource {
                     return Some(Some(Err(errno.into())));
                 }
                 Some(Failure::GivenUp) => {
-                    // From there on once more.
+                    // Request again from here on.
                     self.left.start = block.at + from as u64;
                     self.ahead.clear();
                 }
@@ -155,13 +156,13 @@ impl FileSource {
         }
     }
 
-    /// What is to be read, after each call of [`FileSource::next`]. A load that is dropped is given
-    /// up.
+    /// Takes the loads to carry out, after each call of [`FileSource::next`]. Dropping a load gives
+    /// it up.
     pub fn take_loads(&mut self) -> Vec<Load> {
         std::mem::take(&mut self.loads)
     }
 
-    /// Asks for blocks.
+    /// Requests blocks.
     pub(in crate::host) fn read_ahead(&mut self, out: usize, waker: &Waker) {
         let Some(file) = &self.view else { return };
         while !self.left.is_empty()
@@ -186,7 +187,7 @@ impl FileSource {
         }
     }
 
-    /// No more is asked for.
+    /// Ends the requests.
     fn end(&mut self) {
         self.look = None;
         self.left = 0..0;

@@ -1,4 +1,4 @@
-//! Blocks of files in memory, to be sent.
+//! File blocks in memory, to be sent.
 
 pub(in crate::host) mod cold;
 pub(crate) mod file_cache;

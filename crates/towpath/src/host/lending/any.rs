@@ -6,8 +6,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// A buffer of any kind that can be lent: it is sent as such, and becomes itself again by
-/// [`AnyBuffer::downcast`].
+/// A buffer of any kind that can be lent. [`AnyBuffer::downcast`] restores the original type.
 ///
 /// ```
 /// use towpath::host::AnyBuffer;
@@ -18,7 +17,7 @@ use std::sync::Arc;
 /// ```
 pub struct AnyBuffer(Kind);
 
-/// By far most buffers are vectors of bytes, which need no box.
+/// Most buffers are vectors of bytes, which need no box.
 enum Kind {
     Vec(Vec<u8>),
     Other(Box<dyn Other>),
@@ -61,7 +60,7 @@ impl<B: Lend> Other for B {
 }
 
 impl AnyBuffer {
-    /// A buffer of a certain kind as one of any.
+    /// Wraps a buffer.
     pub fn new<B: Lend>(buffer: B) -> Self {
         let mut buffer = Some(buffer);
         let any: &mut dyn Any = &mut buffer;
@@ -74,10 +73,10 @@ impl AnyBuffer {
         Self(Kind::Other(Box::new(buffer.expect("it is of neither kind"))))
     }
 
-    /// The buffer, if it is of this kind.
+    /// Returns the buffer if it is of type `B`.
     ///
     /// # Errors
-    /// It is of another kind: this again.
+    /// Returns `self` if it is of another type.
     pub fn downcast<B: Lend>(self) -> Result<B, Self> {
         match self.0 {
             Kind::Vec(bytes) => {
@@ -95,17 +94,17 @@ impl AnyBuffer {
         }
     }
 
-    /// Bytes in all.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         Memory::len(self)
     }
 
-    /// True if there are none.
+    /// Returns true if the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The vector of bytes that it is; of another kind itself.
+    /// Returns the vector of bytes, or `self` if the buffer is of another kind.
     pub(crate) fn into_vec(self) -> Result<Vec<u8>, Self> {
         match self.0 {
             Kind::Vec(bytes) => Ok(bytes),
@@ -114,10 +113,10 @@ impl AnyBuffer {
     }
 }
 
-/// A buffer while the kernel sends it: all of its bytes in one stretch.
+/// A buffer while the kernel sends it, with all of its bytes contiguous.
 pub(crate) struct Held(Arc<Parcel<AnyBuffer>>);
 
-/// What the kernel is handed of it.
+/// The bytes of the buffer that the kernel gets.
 struct Bytes(Arc<Parcel<AnyBuffer>>);
 
 impl AsRef<[u8]> for Bytes {
@@ -127,8 +126,8 @@ impl AsRef<[u8]> for Bytes {
 }
 
 impl Held {
-    /// Holds a buffer; the bytes to be handed to the kernel, and whether they are a copy, as they
-    /// lay in several stretches.
+    /// Holds a buffer. Returns the bytes for the kernel, and whether they are a copy because the
+    /// buffer is not contiguous.
     pub(crate) fn new(buffer: AnyBuffer) -> (Self, Box<dyn AsRef<[u8]> + Send>, bool) {
         let copy = (!Memory::is_one(&buffer)).then(|| stretches(&buffer, 0, usize::MAX).concat());
         let held = Arc::new(Parcel::new(buffer));
@@ -138,7 +137,7 @@ impl Held {
         }
     }
 
-    /// The buffer, when the kernel's bytes were dropped.
+    /// Returns the buffer once the kernel's bytes were dropped.
     pub(crate) fn into_buffer(self) -> Option<AnyBuffer> {
         Arc::into_inner(self.0).map(Parcel::into_buffer)
     }
@@ -187,7 +186,7 @@ mod tests {
     use super::*;
     use crate::host::lending::lend::{Chain, Part};
 
-    /// Goal: a buffer shows the same bytes as itself, and becomes itself again.
+    /// Goal: a wrapped buffer shows the same bytes as the original and can be restored to it.
     #[test]
     fn a_buffer_of_any_kind_is_itself() {
         let bytes = AnyBuffer::new(vec![1, 2, 3]);

@@ -1,22 +1,23 @@
-//! Budgets: how much may be out at a time, and who waits for more.
+//! Budgets: bound how much may be lent or queued at a time, and wake waiters.
 //!
-//! Any thread takes and gives, with one atomic operation; a lock is taken only while somebody
-//! waits. Something larger than the whole budget may go when nothing else is out: it would wait
-//! for ever otherwise.
+//! Any thread takes and gives back with one atomic operation; a lock is taken only while there are
+//! waiters. An amount larger than the whole budget is granted when nothing else is out, because it
+//! would otherwise never be.
 //!
-//! Who waits is woken when something comes back; but of a large budget of one stream
-//! ([`Budget::of_stream`]) when there is room for several sends, or it would sleep again after one.
+//! Waiters are woken when something comes back. For a large budget of one stream
+//! ([`Budget::of_stream`]) they are woken when there is room for several sends, because they would
+//! otherwise sleep again after one.
 
 use crate::host::wait::Waiters;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use towpath_packet::sync::{AtomicBool, AtomicUsize, Ordering};
 
-/// One budget.
+/// A budget.
 pub(in crate::host) struct Budget {
     used: AtomicUsize,
     limit: usize,
-    /// Those who wait are woken when no more than this is out.
+    /// Waiters are woken when no more than this is out.
     wake_at: usize,
     /// There are waiters.
     wanted: AtomicBool,
@@ -34,27 +35,27 @@ impl Budget {
         }
     }
 
-    /// That of one stream, whose only receiver keeps no more than its receive buffer. Those who
-    /// wait are woken when a [part](WOKEN_PART) of it is free, unless it is so small that the
-    /// receiver might keep the rest for as long as it likes.
+    /// Creates the budget of one stream, whose only receiver holds no more than its receive buffer.
+    /// Waiters are woken when a [part](WOKEN_PART) of it is free, unless the budget is so small
+    /// that the receiver could hold the rest indefinitely.
     pub(in crate::host) fn of_stream(limit: usize) -> Self {
         let is_large = limit >= WOKEN_LATE_MIN;
         let wake_at = if is_large { limit - limit / WOKEN_PART } else { usize::MAX };
         Self { wake_at, ..Self::new(limit) }
     }
 
-    /// What is out.
+    /// Returns the amount that is out.
     pub(in crate::host) fn used(&self) -> usize {
-        // Relaxed: an answer that may be old.
+        // Relaxed: the result may be outdated.
         self.used.load(Ordering::Relaxed)
     }
 
-    /// True if there is room for something.
+    /// Returns true if there is any room.
     pub(in crate::host) fn has_room(&self) -> bool {
         self.has_room_for(1)
     }
 
-    /// True if there is room for `amount`.
+    /// Returns true if there is room for `amount`.
     pub(in crate::host) fn has_room_for(&self, amount: usize) -> bool {
         // SeqCst: see `give`.
         self.used.load(Ordering::SeqCst).saturating_add(amount) <= self.limit
@@ -70,7 +71,7 @@ impl Budget {
         self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
     }
 
-    /// The same, but pending while there is no room.
+    /// Takes `amount`, or leaves the waker and returns `Pending`.
     pub(in crate::host) fn poll_take(&self, cx: &mut Context<'_>, amount: usize) -> Poll<()> {
         if self.take(amount) {
             return Poll::Ready(());
@@ -79,7 +80,7 @@ impl Budget {
         if self.take(amount) { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Leaves a waker for whoever wants `amount` and found no room for it.
+    /// Leaves a waker for a caller that wants `amount` and found no room for it.
     pub(in crate::host) fn watch_for(&self, waker: &Waker, amount: usize) {
         if self.poll_take(&mut Context::from_waker(waker), amount).is_ready() {
             self.give(amount);
@@ -92,7 +93,7 @@ impl Budget {
         Part { budget: self, left: self.take_some(amount) }
     }
 
-    /// The same; returns how much.
+    /// Takes up to `amount` and returns how much.
     fn take_some(&self, amount: usize) -> usize {
         let mut taken = 0;
         let more = |used: usize| {
@@ -106,24 +107,25 @@ impl Budget {
         }
     }
 
-    /// Takes `amount`, whether there is room or not.
+    /// Takes `amount` even if there is no room.
     fn force(&self, amount: usize) {
         // SeqCst: see `give`.
         self.used.fetch_add(amount, Ordering::SeqCst);
     }
 
-    /// Gives back, and wakes those who wait if it is worth it.
+    /// Gives `amount` back, and wakes the waiters if enough is free.
     pub(in crate::host) fn give(&self, amount: usize) {
-        // SeqCst, here and in `watch`: either this sees that somebody wants it, or he, who looks
-        // again after saying so, sees what was given back. If he is not woken, he is by a later
-        // one: more than `wake_at` is still out, or another has taken it first and is to give it.
+        // SeqCst, here and in `watch`: either this thread sees `wanted`, or the waiter, which tries
+        // again after setting it, sees what was given back. A waiter that is not woken now is woken
+        // later: more than `wake_at` is still out, or another thread has taken the amount first and
+        // will give it back.
         let left = self.used.fetch_sub(amount, Ordering::SeqCst) - amount;
         if left <= self.wake_at && self.wanted.load(Ordering::SeqCst) {
             self.wake();
         }
     }
 
-    /// Wakes those who wait, to look again.
+    /// Wakes the waiters to try again.
     pub(in crate::host) fn wake(&self) {
         let wakers = {
             let mut waiters = self.waiters.lock().unwrap_or_else(PoisonError::into_inner);
@@ -141,7 +143,7 @@ impl Budget {
     }
 }
 
-/// A part of a budget, which goes back but for what was spent.
+/// A taken part of a budget. Dropping it gives back what was not spent.
 pub(in crate::host) struct Part<'a> {
     budget: &'a Budget,
     left: usize,
@@ -152,7 +154,7 @@ impl Part<'_> {
         self.left
     }
 
-    /// Somebody else gives so much back.
+    /// Marks an amount that is given back elsewhere.
     pub(in crate::host) fn spend(&mut self, amount: usize) {
         self.left -= amount;
     }
@@ -166,16 +168,16 @@ impl Drop for Part<'_> {
     }
 }
 
-/// Least budget of a stream that wakes late: the rest beside the part that is to be free is far
-/// more than a receiver keeps, which is its receive buffer and a third more.
+/// Smallest stream budget that wakes late. What is still out by then is far more than a receiver
+/// holds, which is its receive buffer and a third more.
 const WOKEN_LATE_MIN: usize = 32 << 20;
-/// The part of it that is free then: one of so many.
+/// One part in this many must be free before waiters are woken.
 const WOKEN_PART: usize = 8;
 
-/// The budgets that lent memory counts with.
+/// The budgets that lent memory is charged to.
 pub(in crate::host) struct Levels {
     pub(in crate::host) socket: Budget,
-    /// Of one user of the library, if he has one.
+    /// Budget of one user of the library, if there is one.
     pub(in crate::host) group: Option<Arc<Budget>>,
     pub(in crate::host) all: Arc<Budget>,
 }
@@ -186,7 +188,7 @@ impl Levels {
         [Some(&self.socket), self.group.as_deref(), Some(&*self.all)].into_iter().flatten()
     }
 
-    /// Takes `amount` from all, or nothing and the budget that has no room.
+    /// Takes `amount` from all budgets; or takes nothing, and returns the budget that has no room.
     pub(in crate::host) fn take(&self, amount: usize) -> Result<(), &Budget> {
         for (index, level) in self.each().enumerate() {
             if !level.take(amount) {
@@ -197,7 +199,7 @@ impl Levels {
         Ok(())
     }
 
-    /// The same, but pending while there is no room.
+    /// Takes `amount` from all budgets, or leaves the waker and returns `Pending`.
     pub(in crate::host) fn poll_take(&self, cx: &mut Context<'_>, amount: usize) -> Poll<()> {
         let mut watched: Option<&Budget> = None;
         while let Err(full) = self.take(amount) {
@@ -210,7 +212,7 @@ impl Levels {
         Poll::Ready(())
     }
 
-    /// Leaves a waker for whoever wants `amount` and found no room for it.
+    /// Leaves a waker for a caller that wants `amount` and found no room for it.
     pub(in crate::host) fn watch(&self, waker: &Waker, amount: usize) {
         if self.poll_take(&mut Context::from_waker(waker), amount).is_ready() {
             self.give(amount);
@@ -218,12 +220,12 @@ impl Levels {
         }
     }
 
-    /// Takes `amount` from all, whether there is room or not.
+    /// Takes `amount` from all budgets even if there is no room.
     pub(in crate::host) fn force(&self, amount: usize) {
         self.each().for_each(|level| level.force(amount));
     }
 
-    /// Wakes those who wait for any, to look again.
+    /// Wakes the waiters of all budgets to try again.
     pub(in crate::host) fn wake(&self) {
         self.each().for_each(Budget::wake);
     }
@@ -256,7 +258,7 @@ mod tests {
         assert_eq!((budget.take_some(25), budget.used()), (10, 10));
     }
 
-    /// Goal: of a part that was spent in part, no more than the rest goes back.
+    /// Goal: a partly spent part gives back only the rest.
     #[test]
     fn what_is_spent_of_a_part_is_given_by_another() {
         let budget = Budget::new(10);
@@ -269,8 +271,8 @@ mod tests {
         assert_eq!((budget.used(), budget.take_part(0).left()), (0, 0));
     }
 
-    /// Goal: who waits for a large budget of a stream sleeps until a part of it is free, also if
-    /// it wants more than that part; who waits for another is woken by whatever comes back.
+    /// Goal: a waiter for a large stream budget sleeps until a part of it is free, even if it wants
+    /// more than that part; a waiter for any other budget is woken when anything comes back.
     #[test]
     fn a_stream_is_woken_when_there_is_room_for_several_sends() {
         const LIMIT: usize = WOKEN_LATE_MIN;
@@ -296,7 +298,7 @@ mod tests {
                     first = first.or(Some(left));
                     went = budget.poll_take(&mut cx, wanted).is_ready();
                 } else {
-                    assert_eq!(first, None, "from then on each wakes");
+                    assert_eq!(first, None, "after the first wake-up, each return wakes");
                 }
             }
             assert!(went);
@@ -313,7 +315,7 @@ mod tests {
         assert_eq!([levels.socket.used(), group.used(), levels.all.used()], [4; 3]);
         levels.give(4);
         assert_eq!(levels.all.used(), 0);
-        // Nobody's user: two levels.
+        // Without a group: two levels.
         let levels = Levels { group: None, ..levels };
         assert!(levels.take(5).is_ok());
         assert_eq!([levels.socket.used(), group.used(), levels.all.used()], [5, 0, 5]);
@@ -321,7 +323,7 @@ mod tests {
         assert_eq!([levels.socket.used(), levels.all.used()], [0, 0]);
     }
 
-    /// Goal: who waits for one level and then for another is woken by the other.
+    /// Goal: a task that waits for one level and then for another is woken by the other.
     #[test]
     fn who_waits_hears_of_the_level_that_is_full() {
         let (group, all) = (Arc::new(Budget::new(100)), Arc::new(Budget::new(100)));

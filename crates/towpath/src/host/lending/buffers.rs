@@ -1,4 +1,4 @@
-//! Buffers that are used again: memory that was touched before is cheaper than memory from the
+//! Buffers that are recycled: memory that was used before is cheaper than new memory from the
 //! system.
 
 use crate::host::lending::lend::sealed;
@@ -6,12 +6,12 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes that a host keeps for the next use: what one socket may lend by default.
+/// Bytes that a host keeps for reuse: as many as one socket may lend by default.
 const KEPT_MAX: usize = 64 << 20;
 /// Smallest buffer: a page.
 const BUFFER_MIN: usize = 4096;
 
-/// Buffers that nobody uses, by the logarithm of their size.
+/// Unused buffers, by the logarithm of their size.
 #[derive(Default)]
 pub(in crate::host) struct Buffers {
     kept: Mutex<Kept>,
@@ -29,7 +29,7 @@ impl Default for Kept {
 }
 
 impl Buffers {
-    /// A buffer of `len` bytes.
+    /// Returns a buffer of `len` bytes.
     pub(in crate::host) fn take(self: &Arc<Self>, len: usize) -> Buffer {
         let size = len.max(BUFFER_MIN).next_power_of_two();
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -49,17 +49,17 @@ impl Buffers {
     }
 }
 
-/// A buffer of a host ([`crate::host::Host::buffer`]), which is used again when it is dropped.
-/// Dereferences to its bytes, which hold whatever an earlier use left there.
+/// A recycled buffer of a host ([`crate::host::Host::buffer`]). Its memory is reused after it is
+/// dropped. It dereferences to its bytes, whose initial contents are unspecified.
 pub struct Buffer {
-    /// A power of two of them.
+    /// Its length is a power of two.
     bytes: Box<[u8]>,
     len: usize,
     home: Arc<Buffers>,
 }
 
 impl Buffer {
-    /// Keeps the first `len` bytes; no effect if there are fewer.
+    /// Shortens the buffer to its first `len` bytes; no effect if it is shorter already.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }

@@ -1,13 +1,13 @@
-//! Bytes that lie in several places, taken one after the other.
+//! Bytes in several slices, taken one after the other.
 
 use std::io::IoSlice;
 use towpath_packet::foreign::copy_own;
 
-/// What is left of several slices.
+/// The rest of several slices.
 pub(in crate::host) struct Gather<'a> {
-    /// The one at hand, and those behind it.
+    /// The current slice and those after it.
     slices: &'a [IoSlice<'a>],
-    /// Bytes of the one at hand that were taken.
+    /// Bytes of the current slice that were taken.
     taken: usize,
 }
 
@@ -16,7 +16,7 @@ impl<'a> Gather<'a> {
         Self { slices, taken: 0 }
     }
 
-    /// Bytes of all, `most` at most.
+    /// Returns the number of bytes left, at most `most`.
     pub(in crate::host) fn len_within(&self, most: usize) -> usize {
         let mut len = 0;
         for slice in self.slices {
@@ -28,7 +28,7 @@ impl<'a> Gather<'a> {
         len - self.taken
     }
 
-    /// Takes bytes until `to` is full or none is left; how many.
+    /// Takes bytes until `to` is full or none are left. Returns their number.
     pub(in crate::host) fn copy_to(&mut self, to: &mut [u8]) -> usize {
         let mut count = 0;
         while count < to.len() {
@@ -51,7 +51,7 @@ impl<'a> Gather<'a> {
 mod tests {
     use super::*;
 
-    /// Goal: all bytes come once and in order, wherever the slices and the takings end.
+    /// Goal: each byte is taken once and in order, wherever slices and reads end.
     #[test]
     fn all_bytes_come_in_order() {
         let bytes: Vec<u8> = (0..200).collect();

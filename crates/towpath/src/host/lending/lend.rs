@@ -1,45 +1,45 @@
-//! Memory that can be lent: owned, so that nobody else can touch it meanwhile.
+//! Memory that can be lent. It is owned, so that nothing else can access it meanwhile.
 //!
-//! A buffer moves into the send. Until it comes back it is reached through [`Parcel`] only, which
-//! is shared by the one who waits for it and by the loans of its bytes; the last of these to go
-//! leaves it to the waiting one, or frees it if he is gone.
+//! A buffer moves into the send. Until it comes back, it is only reachable through [`Parcel`],
+//! which the waiting [`Sending`](crate::host::Sending) and the loans of its bytes share. The last
+//! loan leaves the buffer to the `Sending`, or frees it if that was dropped.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use towpath_packet::{Lender, Loans, Piece};
 
 pub(in crate::host) mod sealed {
-    /// Bytes that stay where they are and as they are while the value is shared.
+    /// Bytes that neither move nor change while the value is shared.
     pub trait Memory: Send + Sync + 'static {
-        /// All bytes are in one stretch.
+        /// True if the bytes of all values are contiguous.
         const IS_ONE: bool = true;
 
-        /// Bytes in all.
+        /// Returns the number of bytes.
         fn len(&self) -> usize;
 
-        /// What begins at `at` and is in one stretch; empty only at the end and beyond. `mark` is
-        /// of an earlier look at the same value, or none: to go on from there takes no search.
+        /// Returns the contiguous bytes that begin at `at`; empty only at or after the end. `mark`
+        /// comes from an earlier call for the same value, or is empty: it saves the search.
         fn rest(&self, at: usize, mark: &mut Mark) -> &[u8];
 
-        /// True if all bytes of this one are in one stretch.
+        /// Returns true if the bytes of this value are contiguous.
         fn is_one(&self) -> bool {
             Self::IS_ONE
         }
 
-        /// True if bytes were copied so that they can be lent.
+        /// Returns true if bytes were copied to make them lendable.
         fn is_copy(&self) -> bool {
             false
         }
     }
 
-    /// Where a look at several buffers ended, if there was one.
+    /// The position in several buffers where a call ended, if any.
     pub(crate) type Mark = Option<Box<Place>>;
 
     /// One of several buffers.
     #[derive(Debug, Default)]
     pub struct Place {
         pub(in crate::host) index: usize,
-        /// Where it begins.
+        /// Offset of its first byte.
         pub(in crate::host) start: usize,
         pub(in crate::host) inner: Mark,
     }
@@ -47,20 +47,20 @@ pub(in crate::host) mod sealed {
 
 use sealed::{Mark, Memory, Place};
 
-/// What can be lent to a send:
+/// Types that can be lent to a send:
 ///
 /// - [`Vec<u8>`], `Box<[u8]>`, `Arc<[u8]>`, `&'static [u8]`;
 /// - [`String`], `Box<str>`, `Arc<str>`, `&'static str`;
 /// - a [`Buffer`](crate::host::Buffer), a [`FileRange`](crate::host::FileRange);
 /// - with the feature `bytes`, `bytes::Bytes` and `bytes::BytesMut`;
-/// - with the feature `bytemuck`, a `Vec`, a boxed slice or an `Arc` of numbers, or of whatever
-///   else is plain bytes, as `Typed`;
+/// - with the feature `bytemuck`, a `Vec`, a boxed slice or an `Arc` of numbers or of other plain
+///   values, as `Typed`;
 /// - a [`Part`] of any of these; pairs, and a [`Chain`], of any of these, which are sent one after
 ///   the other.
 ///
-/// The list is closed: each is known to stay where it is while it is shared.
+/// The list is closed: the bytes of each type neither move nor change while it is shared.
 ///
-/// A slice that is borrowed for less than for ever cannot be lent:
+/// A slice that is not `'static` cannot be lent:
 ///
 /// ```compile_fail,E0597
 /// # use towpath::host::{TcpStream, Sending};
@@ -107,7 +107,7 @@ macro_rules! lend_text {
 
 lend_text!(String, Box<str>, Arc<str>, &'static str);
 
-/// Numbers, or other values that are plain bytes without padding, sent as they lie in memory: in
+/// Numbers, or other values that are plain bytes without padding, sent as they are in memory: in
 /// the byte order of this machine.
 ///
 /// ```
@@ -140,7 +140,7 @@ macro_rules! lend_typed {
 #[cfg(feature = "bytemuck")]
 lend_typed!(Vec<T>, Box<[T]>, Arc<[T]>);
 
-/// A part of a buffer: only that is sent, and the whole comes back.
+/// A part of a buffer: only the part is sent, and the whole buffer comes back.
 ///
 /// ```
 /// use towpath::host::Part;
@@ -156,10 +156,10 @@ pub struct Part<B> {
 }
 
 impl<B: Lend> Part<B> {
-    /// These bytes of `buffer`.
+    /// Selects a range of bytes of `buffer`.
     ///
     /// # Errors
-    /// The range is not within the buffer, which is handed back.
+    /// Hands the buffer back if the range is not within it.
     pub fn new(buffer: B, range: Range<usize>) -> Result<Self, B> {
         match range.start <= range.end && range.end <= buffer.len() {
             true => Ok(Self { buffer, range }),
@@ -167,17 +167,17 @@ impl<B: Lend> Part<B> {
         }
     }
 
-    /// Which bytes are sent.
+    /// Returns the range that is sent.
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
     }
 
-    /// The whole buffer.
+    /// Returns the whole buffer.
     pub fn buffer(&self) -> &B {
         &self.buffer
     }
 
-    /// The whole buffer.
+    /// Unwraps the whole buffer.
     pub fn into_buffer(self) -> B {
         self.buffer
     }
@@ -268,7 +268,8 @@ impl<A: Lend, B: Lend> Memory for (A, B) {
 pub(in crate::host) struct Parcel<B> {
     buffer: B,
     len: usize,
-    /// Where the last look at a buffer in several ended: they go on where the one before did.
+    /// Where the last access to a buffer in several parts ended; the next one usually continues
+    /// there.
     mark: Mutex<Mark>,
 }
 
@@ -277,7 +278,7 @@ impl<B: Lend> Parcel<B> {
         Self { len: buffer.len(), buffer, mark: Mutex::default() }
     }
 
-    /// The buffer, when nobody else has a part in it.
+    /// Returns the buffer, once nothing else holds it.
     pub(in crate::host) fn into_buffer(self) -> B {
         self.buffer
     }
@@ -293,7 +294,7 @@ impl<B: Lend> AsRef<[u8]> for Parcel<B> {
     }
 }
 
-/// A stretch of a buffer in several.
+/// A contiguous part of a buffer in several parts.
 struct Stretch<B> {
     held: Arc<Parcel<B>>,
     at: usize,
@@ -305,16 +306,16 @@ impl<B: Lend> AsRef<[u8]> for Stretch<B> {
     }
 }
 
-/// A buffer of whatever kind, for whoever lends parts of it.
+/// A buffer of any kind, parts of which can be lent.
 pub(in crate::host) trait Source: Send + Sync {
-    /// Bytes in all.
+    /// Returns the number of bytes.
     fn len(&self) -> usize;
 
-    /// What begins at `at` and is in one stretch; empty only at the end.
+    /// Returns the contiguous bytes that begin at `at`; empty only at the end.
     fn stretch(&self, at: usize) -> &[u8];
 
-    /// Lends at most `most` bytes from `at` on, which are not at the end: one stretch. `None`
-    /// without a free descriptor.
+    /// Lends one contiguous part that begins at `at`, before the end, of at most `most` bytes.
+    /// Returns `None` if no descriptor is free.
     fn lend(
         self: Arc<Self>,
         loans: &mut Loans,
@@ -354,7 +355,7 @@ impl<B: Lend> Source for Parcel<B> {
     }
 }
 
-/// At most `most` bytes of a buffer, from `at` on, in their order.
+/// Returns at most `most` bytes of a buffer from `at` on, as contiguous parts in order.
 pub(in crate::host) fn stretches<B: Lend>(
     buffer: &B,
     mut at: usize,
@@ -372,12 +373,12 @@ pub(in crate::host) fn stretches<B: Lend>(
     }
 }
 
-/// Bytes of a loan: of `rest`, `most` and what a loan can have the least.
+/// Returns the length of a loan: the minimum of `rest`, `most` and the largest loan.
 fn count(rest: usize, most: usize) -> u32 {
     rest.min(most).min(u32::MAX as usize) as u32
 }
 
-/// A copy that was made because a buffer had to go back: nobody wants it back.
+/// A copy made because a buffer had to go back. It need not come back itself.
 pub(in crate::host) struct Copied(pub(in crate::host) Vec<u8>);
 
 impl AsRef<[u8]> for Copied {
@@ -417,14 +418,14 @@ mod tests {
         let chain = (vec![1, 2, 3], Chain(vec![vec![], vec![4], vec![5, 6]]));
         assert_eq!(Memory::len(&chain), 6);
         let expected: [&[u8]; 8] = [&[1, 2, 3], &[2, 3], &[3], &[4], &[5, 6], &[6], &[], &[]];
-        // Forwards, backwards and in leaps, with one mark.
+        // Forwards, backwards and in jumps, with one mark.
         let mark = &mut None;
         for at in [0, 1, 2, 3, 4, 5, 6, 7, 6, 5, 4, 3, 2, 1, 0, 5, 0, 3, 7, 2, 6, 1, 4] {
             assert_eq!(chain.rest(at, mark), expected[at], "from {at} on");
         }
     }
 
-    /// Goal: a part is its bytes and no others, of one buffer and of several.
+    /// Goal: a part yields exactly its bytes, of one buffer and of several.
     #[test]
     fn a_part_is_its_range() {
         let part = Part::new(Chain(vec![vec![1, 2], vec![3, 4, 5]]), 1..4).unwrap();
@@ -441,7 +442,7 @@ mod tests {
         assert!(stretches(&none, 0, usize::MAX).is_empty());
     }
 
-    /// Goal: values are sent as they lie in memory.
+    /// Goal: values are sent as they are in memory.
     #[cfg(feature = "bytemuck")]
     #[test]
     fn values_are_their_bytes() {
@@ -453,7 +454,7 @@ mod tests {
         assert_eq!(stretches(&shared, 0, usize::MAX), [&0.5_f64.to_ne_bytes()]);
     }
 
-    /// A buffer that counts how often it is looked at.
+    /// A buffer that counts accesses.
     struct Counted(Vec<u8>, Arc<AtomicUsize>);
 
     impl Memory for Counted {
@@ -474,8 +475,8 @@ mod tests {
         fn returned(&self, _: u64, _: bool) {}
     }
 
-    /// Goal: lending a chain takes work in proportion to its buffers, however they are nested, and
-    /// also if half of them are empty. Method: looks at buffers are counted, not time.
+    /// Goal: lending a chain takes work proportional to its buffers, however they are nested, even
+    /// if half of them are empty. Method: counts accesses to buffers instead of time.
     #[test]
     fn lending_a_chain_looks_at_each_buffer_a_few_times() {
         const BUFFERS: usize = 10_000;

@@ -1,4 +1,4 @@
-//! Buffers that are lent to be sent: whose they are, what they count with, and how they come back.
+//! Buffers that are lent to be sent: ownership, budgets, and how they come back.
 
 pub(crate) mod any;
 pub(in crate::host) mod budget;

@@ -1,16 +1,17 @@
-//! The send queue of a socket: what its program has sent and the stack has not taken yet. All that
-//! streams send goes through it, and of datagram sockets what they lend faster than it comes back.
+//! The send queue of a socket: what its program has sent and the stack has not accepted yet.
+//! Everything that streams send goes through it, and what datagram sockets lend faster than it
+//! comes back.
 //!
-//! The program's thread appends here, under a lock of this queue alone, and the worker takes all
-//! there is at once; so a send never waits for the stack. What the stack has no room for stays with
-//! the worker. Bytes that were copied count with a budget of the queue until the stack takes them,
-//! lent ones with those of their [`Account`] until they are returned: a program that sends faster
-//! than the network waits for one of these. Datagrams, of which no peer says how many it takes,
-//! count with the budget of the queue whether they are copied or not.
+//! The program's thread appends under a lock of this queue alone, and the worker takes everything
+//! at once, so a send never waits for the stack. What the stack has no room for stays with the
+//! worker. Copied bytes are charged to a budget of the queue until the stack accepts them, lent
+//! bytes to those of their [`Account`] until they come back: a program that sends faster than the
+//! network waits for one of these. Datagrams have no flow control, so they are charged to the
+//! budget of the queue in either case.
 //!
-//! A datagram that cannot be sent is refused by its call, so that only those are queued of which it
-//! is known that they can: those that are sent in the same way as one that the stack took, and are
-//! not longer. The [`Door`] says so until something happens that may change it.
+//! A datagram that cannot be sent must fail with its call. So a datagram is queued only if it is
+//! sent in the same way as one that the stack accepted, and is not longer. The [`Door`] keeps this
+//! until something happens that may change it.
 
 use crate::host::lending::budget::Budget;
 use crate::host::lending::lend::Source;
@@ -23,66 +24,66 @@ use towpath_net::socket::{Error, LentCall, SendTo, SocketId};
 use towpath_net::time::Instant;
 use towpath_packet::Piece;
 
-/// What each send that lends counts with beside its bytes, so that a budget of bytes bounds the
-/// number of sends, too.
+/// Bytes charged for each lending send in addition to its length, so that a budget of bytes also
+/// bounds the number of sends.
 pub const LENT_OVERHEAD: usize = 1024;
-/// Copied bytes that one queue holds: what a worker passes on in a few turns.
+/// Most copied bytes in one queue: what a worker passes on in a few turns.
 pub(in crate::host) const QUEUED_MAX: usize = 256 << 10;
-/// What one queue of lent datagrams holds ([`work_of`] each): a millisecond's work, so that a
-/// program that waits for room sleeps and wakes seldom.
+/// Capacity of a queue of lent datagrams, in units of [`work_of`]: about a millisecond of work, so
+/// that a program that waits for room rarely sleeps and wakes up.
 pub(in crate::host) const DATAGRAMS_QUEUED_MAX: usize = 4 << 20;
-/// Bytes of a buffer that count as one of a call's share: they go in super-packets, with a loan for
-/// each 64 KiB, and take a fraction of the work.
+/// Bytes of a buffer that count as one unit of work. They travel in super-packets, with a loan per
+/// 64 KiB, and take a fraction of the work of a call.
 const BYTES_PER_WORK: usize = 4;
-/// Most bytes of one loan: a super-packet. A receiver who keeps a part keeps all of the loan, and a
-/// recall gives back one after the other.
+/// Most bytes of one loan: a super-packet. A receiver that keeps a part of a loan keeps all of it,
+/// and a recall returns one loan after the other.
 pub(in crate::host) const LOAN_BYTES_MAX: usize = 64 << 10;
 
-/// What a buffer of `len` bytes that is sent as datagrams takes of a queue's room, which bounds the
-/// worker's time; memory is bounded by the budgets of what is lent.
+/// Returns how much of a queue's room a buffer of `len` bytes takes if it is sent as datagrams. The
+/// room bounds the worker's time; the budgets of lent bytes bound the memory.
 pub(in crate::host) fn work_of(len: usize) -> usize {
     LENT_OVERHEAD + len / BYTES_PER_WORK
 }
 
-/// One thing to do, in the order of the calls.
+/// An entry of a send queue, in the order of the calls.
 pub(in crate::host) enum Op {
     /// Bytes that were copied into a frame.
     Copied(Piece),
     Lent(LentOp),
-    /// The same, as a datagram or several.
+    /// A buffer that is lent as one or several datagrams.
     Datagrams(LentOp),
-    /// Nothing more is sent.
+    /// End of the stream's data.
     ShutDown,
-    /// The socket has no owner any more.
+    /// The socket was dropped.
     Close,
 }
 
-/// A buffer that is lent, of which the stack has taken the first `done` bytes. Fields are dropped
-/// in this order: what is held of the buffer goes before the share.
+/// A lent buffer, of which the stack has accepted the first `done` bytes. Fields are dropped in
+/// this order: the hold of the buffer before the share.
 pub(in crate::host) struct LentOp {
     pub(in crate::host) source: Arc<dyn Source>,
     pub(in crate::host) call: LentCall,
     pub(in crate::host) done: usize,
-    /// Some of the call's bytes were taken.
+    /// The stack has accepted some of the call's bytes.
     pub(in crate::host) begun: bool,
-    /// When the buffer is to be back.
+    /// When the buffer must be back.
     pub(in crate::host) due: Option<Instant>,
-    /// The copy of what was left then, in the making.
+    /// The copy of the rest, which is made once the term is over.
     pub(in crate::host) copying: Option<Box<Copying>>,
-    /// What it counts with in the queue.
+    /// Its share of the queue's room.
     pub(in crate::host) room: usize,
     pub(in crate::host) ticket: Share,
 }
 
-/// A copy of what was left of a buffer when its term ended.
+/// A copy of the part of a buffer that was left when its term ended.
 pub(in crate::host) struct Copying {
-    /// Where it begins in the buffer.
+    /// Offset of the copy in the buffer.
     pub(in crate::host) from: usize,
     pub(in crate::host) bytes: Vec<u8>,
 }
 
 impl Op {
-    /// Bytes that it sends.
+    /// Returns the number of bytes that it still has to send.
     pub(in crate::host) fn len(&self) -> usize {
         match self {
             Op::Copied(piece) => piece.len(),
@@ -91,7 +92,7 @@ impl Op {
         }
     }
 
-    /// When its memory is to be back.
+    /// Returns when its memory must be back.
     pub(in crate::host) fn due(&self) -> Option<Instant> {
         match self {
             Op::Lent(lent) | Op::Datagrams(lent) => lent.due,
@@ -99,7 +100,7 @@ impl Op {
         }
     }
 
-    /// A buffer that is lent.
+    /// Returns the lent buffer, if it has one.
     pub(in crate::host) fn lent_mut(&mut self) -> Option<&mut LentOp> {
         match self {
             Op::Lent(lent) | Op::Datagrams(lent) => Some(lent),
@@ -107,7 +108,7 @@ impl Op {
         }
     }
 
-    /// It will not be sent.
+    /// Drops an entry that will not be sent.
     pub(in crate::host) fn give_up(self, queue: &SendQueue) {
         match self {
             Op::Copied(piece) => queue.room.give(piece.len()),
@@ -117,7 +118,7 @@ impl Op {
 }
 
 impl LentOp {
-    /// A buffer of which nothing was taken yet.
+    /// Creates an entry of which the stack has accepted nothing yet.
     pub(in crate::host) fn new(
         source: Arc<dyn Source>,
         ticket: Share,
@@ -132,63 +133,65 @@ impl LentOp {
 pub(in crate::host) struct SendQueue {
     pub(in crate::host) id: SocketId,
     inbox: Mutex<Inbox>,
-    /// Room for bytes that are copied, or for datagrams.
+    /// Room for copied bytes, or for datagrams.
     pub(in crate::host) room: Budget,
     pub(in crate::host) account: Arc<Account>,
-    /// Event queues that are to hear when there is room again after a call that found none.
+    /// Event queues to notify when there is room again after a call that found none.
     watchers: Mutex<Waiters>,
 }
 
 #[derive(Default)]
 struct Inbox {
     ops: VecDeque<Op>,
-    /// The worker is told, and has not looked yet.
+    /// The worker was notified and has not looked yet.
     listed: bool,
     failed: Option<Failed>,
     door: Door,
 }
 
-/// Which datagrams may be queued.
+/// Datagrams that may be queued.
 #[derive(Default)]
 struct Door {
-    /// Those whose calls ask for this, without a term,
+    /// Options of the calls that may be queued, without a term.
     asked: SendTo,
-    /// which is sent like this, and whose length is
+    /// The options with which such calls are sent.
     sent_as: SendTo,
-    /// not more; `None` for no datagrams.
+    /// Largest length; `None` if no datagrams may be queued.
     most: Option<usize>,
 }
 
-/// The stack takes nothing more.
+/// The stack accepts nothing more.
 struct Failed {
     error: Error,
     told: bool,
 }
 
 impl SendQueue {
-    /// That of a stream.
+    /// Creates the queue of a stream.
     pub(in crate::host) fn new(id: SocketId, account: Arc<Account>) -> Self {
         let (inbox, room) = (Mutex::default(), Budget::new(QUEUED_MAX));
         Self { id, inbox, room, account, watchers: Mutex::default() }
     }
 
-    /// That of a datagram socket.
+    /// Creates the queue of a datagram socket.
     pub(in crate::host) fn for_datagrams(id: SocketId, account: Arc<Account>) -> Self {
         Self { room: Budget::new(DATAGRAMS_QUEUED_MAX), ..Self::new(id, account) }
     }
 
-    /// `waker` is to be woken when there is room again after a call that finds none.
+    /// Leaves a waker that is woken when there is room again after a call that finds none.
     pub(in crate::host) fn watch(&self, waker: &Waker) {
         self.watchers.lock().unwrap_or_else(PoisonError::into_inner).add(waker);
     }
 
-    /// A call found no room: leaves the wakers of those who want to hear of it by `leave`.
+    /// Called when a call found no room: passes the wakers left by [`watch`](Self::watch) to
+    /// `leave`.
     pub(in crate::host) fn found_none(&self, leave: impl Fn(&Waker)) {
         let watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner).take();
         watchers.iter().for_each(leave);
     }
 
-    /// Appends. True if the worker is to be told; hands back what the stack will not take.
+    /// Appends an entry. Returns true if the worker must be notified, or hands the entry back if
+    /// the stack will not accept it.
     pub(in crate::host) fn push(&self, op: Op) -> Result<bool, Op> {
         let mut inbox = self.lock();
         if inbox.failed.is_some() && !matches!(op, Op::Close) {
@@ -201,9 +204,9 @@ impl SendQueue {
         Ok(!std::mem::replace(&mut inbox.listed, true))
     }
 
-    /// Appends datagrams that are sent as `send` says, its term aside, and for which there is room.
-    /// True if the worker is to be told; hands back what only the stack can say about whether it
-    /// can be sent.
+    /// Appends datagrams that are sent with `send`, its term aside, and for which the caller has
+    /// taken room. Returns true if the worker must be notified, or hands them back if only the
+    /// stack knows whether they can be sent.
     pub(in crate::host) fn push_datagrams(
         &self,
         lent: LentOp,
@@ -219,8 +222,9 @@ impl SendQueue {
         Ok(!std::mem::replace(&mut inbox.listed, true))
     }
 
-    /// With the lock of the core, and nothing pending: the stack took a datagram of `len` bytes
-    /// that its call asked to be sent like `asked`, as `sent_as`.
+    /// Allows queueing of datagrams like one of `len` bytes that the stack has just accepted. The
+    /// caller holds the core's lock, and nothing is pending. `asked` are the options of its call,
+    /// `sent_as` those with which it was sent.
     pub(in crate::host) fn open(&self, asked: &SendTo, sent_as: &SendTo, len: usize) {
         let (asked, sent_as) = (SendTo { term: None, ..*asked }, SendTo { term: None, ..*sent_as });
         let mut inbox = self.lock();
@@ -228,22 +232,22 @@ impl SendQueue {
         if door.asked == asked && door.sent_as == sent_as {
             door.most = door.most.max(Some(len));
         } else if ops.is_empty() {
-            // What another thread has queued meanwhile is sent as before.
+            // Datagrams that another thread has queued meanwhile keep their options.
             *door = Door { asked, sent_as, most: Some(len) };
         }
     }
 
-    /// What the stack may say about the next datagram is not known any more.
+    /// Ends queueing until the stack accepts another datagram.
     pub(in crate::host) fn shut(&self) {
         self.lock().door.most = None;
     }
 
-    /// How datagrams that were queued are sent.
+    /// Returns the options with which queued datagrams are sent.
     pub(in crate::host) fn sent_as(&self) -> SendTo {
         self.lock().door.sent_as
     }
 
-    /// For the worker: moves all to `pending`.
+    /// For the worker: moves all entries to `pending`.
     pub(in crate::host) fn take(&self, pending: &mut VecDeque<Op>) {
         let mut inbox = self.lock();
         inbox.listed = false;
@@ -254,7 +258,7 @@ impl SendQueue {
         }
     }
 
-    /// For the worker: sending has failed for good. Who waits for room is told.
+    /// For the worker: notes that sending has failed permanently, and wakes the waiters for room.
     pub(in crate::host) fn fail(&self, error: Error) {
         let mut inbox = self.lock();
         if inbox.failed.as_ref().is_none_or(|failed| failed.error == Error::BrokenPipe) {
@@ -265,7 +269,7 @@ impl SendQueue {
         self.account.levels.wake();
     }
 
-    /// Why sending fails: the reason once, then that it is over.
+    /// Returns why sending fails: the reason once, then `BrokenPipe`.
     pub(in crate::host) fn failure(&self) -> Option<Error> {
         let mut inbox = self.lock();
         let failed = inbox.failed.as_mut()?;
@@ -273,7 +277,7 @@ impl SendQueue {
         Some(if told { Error::BrokenPipe } else { failed.error })
     }
 
-    /// The reason why sending failed, if no call has been told.
+    /// Returns why sending failed, if no call has returned it yet.
     pub(in crate::host) fn untold_failure(&self) -> Option<Error> {
         let mut inbox = self.lock();
         let failed = inbox.failed.as_mut().filter(|failed| !failed.told)?;

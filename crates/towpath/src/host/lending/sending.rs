@@ -1,4 +1,4 @@
-//! What became of a send that lends: the buffer on its way back.
+//! Handles of sends that lend, through which buffers come back.
 
 use crate::host::lending::lend::{Lend, Parcel, Source};
 use crate::host::lending::ticket::Ticket;
@@ -12,10 +12,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-/// A send that lent its buffer, until the buffer is back.
+/// A send that lent its buffer, until the buffer is back. It is also a future, and outlives its
+/// socket.
 ///
-/// Dropping it gives up the buffer, which is freed when the last loan of it has ended; what was
-/// accepted is sent all the same. It is a future, too, and outlives its socket.
+/// Dropping it gives up the buffer, which is freed when its last loan has ended; accepted bytes are
+/// still sent.
 #[must_use = "the buffer comes back here"]
 pub struct Sending<B> {
     accepted: usize,
@@ -30,7 +31,7 @@ pub struct Sending<B> {
 pub struct Returned<B> {
     /// The buffer.
     pub buffer: B,
-    /// Its bytes were copied, at the call or after all; all of them or some.
+    /// True if some or all of its bytes were copied, at the call or later.
     pub copied: bool,
 }
 
@@ -40,28 +41,29 @@ impl<B: Lend> Sending<B> {
         Self { accepted, back: None, lent: Some((held, ticket)) }
     }
 
-    /// As the socket took so many bytes only.
+    /// Sets the number of accepted bytes.
     pub(in crate::host) fn with_accepted(self, accepted: usize) -> Self {
         Self { accepted, ..self }
     }
 
-    /// Of a buffer whose first `accepted` bytes were copied.
+    /// Creates the handle of a buffer whose first `accepted` bytes were copied.
     pub(in crate::host) fn copied(buffer: B, accepted: usize) -> Self {
         Self { accepted, back: Some((buffer, accepted > 0)), lent: None }
     }
 
-    /// Bytes that the socket took to be sent: the first of the buffer. Fewer than all only if the
-    /// call could not wait, or an error came, when some were copied or sent as datagrams.
+    /// Returns the number of bytes that the socket accepted, from the start of the buffer. It is
+    /// less than the length only if a non-blocking call or an error ended the send after some bytes
+    /// were copied or sent as datagrams.
     pub fn accepted(&self) -> usize {
         self.accepted
     }
 
-    /// True if the buffer is back: [`Sending::returned`] will not wait.
+    /// Returns true if the buffer is back: [`Sending::returned`] will not block.
     pub fn is_returned(&self) -> bool {
         self.lent.as_ref().is_none_or(|(_, ticket)| ticket.returned().is_some())
     }
 
-    /// Who tells of the return, or whether the buffer that is back was copied.
+    /// Returns the ticket that reports the return, or whether the buffer that is back was copied.
     pub(in crate::host) fn ticket(&self) -> Result<Arc<Ticket>, bool> {
         match (&self.lent, &self.back) {
             (Some((_, ticket)), _) => Ok(ticket.clone()),
@@ -69,23 +71,23 @@ impl<B: Lend> Sending<B> {
         }
     }
 
-    /// Asks for the buffer: what is still held of it is copied, so that it comes back within
-    /// milliseconds, as [copied](Returned::copied), though the peer may never read. Nothing is
-    /// closed or lost, and nothing is waited for here. No effect if the buffer is back.
+    /// Recalls the buffer: bytes that are still held are copied, so that the buffer comes back
+    /// within milliseconds, as [copied](Returned::copied), even if the peer never reads. Nothing is
+    /// closed or lost, and the call does not block. No effect if the buffer is back.
     ///
-    /// Other sends that went out in one packet with this one come back, too. While a receiver in
-    /// this process looks at the bytes ([`Held::bytes`](crate::host::Held::bytes)), and without
-    /// memory for the copy, the buffer stays lent, and it is tried again.
+    /// Other sends that share a packet with this one also come back. While a receiver in this
+    /// process looks at the bytes ([`Held::bytes`](crate::host::Held::bytes)), or while there is no
+    /// memory for the copy, the buffer stays lent and the recall is retried.
     pub fn recall(&self) {
         if let Some((_, ticket)) = &self.lent {
             ticket.recall();
         }
     }
 
-    /// The buffer if it is back, else this again.
+    /// Returns the buffer if it is back.
     ///
     /// # Errors
-    /// The buffer is still lent.
+    /// Returns `self` if the buffer is still lent.
     pub fn try_returned(mut self) -> Result<Returned<B>, Self> {
         let copied = match &self.lent {
             Some((_, ticket)) => ticket.returned(),
@@ -97,13 +99,14 @@ impl<B: Lend> Sending<B> {
         }
     }
 
-    /// The buffer, when it is back.
+    /// Blocks until the buffer is back.
     ///
-    /// That is when the peer has acknowledged all of it and nobody else holds a part of it, or when
-    /// its term is over. A peer in the same process that received without copying holds it until it
-    /// drops what it received, or for the [default term](crate::host::Config::default_term).
+    /// The buffer is back when the peer has acknowledged all of it and no one else holds a part of
+    /// it, or when its term is over. A peer in the same process that received without copying holds
+    /// it until it drops what it received, or for the [default
+    /// term](crate::host::Config::default_term).
     ///
-    /// It comes back once:
+    /// The buffer comes back once:
     ///
     /// ```compile_fail,E0382
     /// # use towpath::host::Sending;
@@ -119,10 +122,10 @@ impl<B: Lend> Sending<B> {
         }
     }
 
-    /// The same, or this again when `timeout` has passed.
+    /// Blocks like [`Sending::returned`], but at most for `timeout`.
     ///
     /// # Errors
-    /// The buffer is still lent.
+    /// Returns `self` if the buffer is still lent.
     pub fn returned_within(self, timeout: Duration) -> Result<Returned<B>, Self> {
         self.wait(Some(timeout))
     }
@@ -142,10 +145,10 @@ impl<B: Lend> Sending<B> {
         }
     }
 
-    /// Takes the buffer, to which there is no other way any more.
+    /// Takes the buffer, which only this handle holds now.
     fn take(&mut self, copied: bool) -> Returned<B> {
         let (buffer, copied) = match self.lent.take() {
-            // Whoever has a share drops his hold of the buffer before he ends it.
+            // A share's holder drops its hold of the buffer before it ends the share.
             Some((held, _)) => {
                 (Arc::into_inner(held).expect("the last hold is ours").into_buffer(), copied)
             }
@@ -164,7 +167,7 @@ impl<B: Lend> Future for Sending<B> {
     }
 }
 
-// Nothing points into it.
+// No field is pinned.
 impl<B> Unpin for Sending<B> {}
 
 impl<B> fmt::Debug for Sending<B> {
@@ -173,37 +176,37 @@ impl<B> fmt::Debug for Sending<B> {
     }
 }
 
-/// Sends whose buffers are collected in the order in which they were made.
+/// Sends whose buffers are collected in the order in which the sends were made.
 #[derive(Debug)]
 pub struct Completions<B>(VecDeque<Sending<B>>);
 
 impl<B: Lend> Completions<B> {
-    /// None.
+    /// Creates an empty collection.
     pub fn new() -> Self {
         Self(VecDeque::new())
     }
 
-    /// Adds the send made last.
+    /// Adds a send, which must be the most recent one.
     pub fn push(&mut self, sending: Sending<B>) {
         self.0.push_back(sending);
     }
 
-    /// Asks for all buffers, as [`Sending::recall`].
+    /// Recalls all buffers, like [`Sending::recall`].
     pub fn recall(&self) {
         self.0.iter().for_each(Sending::recall);
     }
 
-    /// Sends whose buffers were not collected.
+    /// Returns the number of sends whose buffers were not collected.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// True if all were.
+    /// Returns true if all buffers were collected.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The buffer of the oldest send, if it is back.
+    /// Returns the buffer of the oldest send, if it is back.
     pub fn try_next(&mut self) -> Option<Returned<B>> {
         match self.0.pop_front()?.try_returned() {
             Ok(returned) => Some(returned),
@@ -214,12 +217,12 @@ impl<B: Lend> Completions<B> {
         }
     }
 
-    /// The buffer of the oldest send, when it is back; `None` if there is no send.
+    /// Blocks until the buffer of the oldest send is back; returns `None` if there is no send.
     pub fn wait_next(&mut self) -> Option<Returned<B>> {
         self.0.pop_front().map(Sending::returned)
     }
 
-    /// The same for tasks. Dropping the future loses nothing.
+    /// Waits for the buffer of the oldest send, as a future. Dropping the future loses nothing.
     pub async fn next(&mut self) -> Option<Returned<B>> {
         let returned = self.0.front_mut()?.await;
         self.0.pop_front();
@@ -233,11 +236,11 @@ impl<B: Lend> Default for Completions<B> {
     }
 }
 
-/// A send that lent nothing, with its buffer.
+/// A failed send that lent nothing, with its buffer.
 pub struct SendError<B> {
-    /// Why.
+    /// Why the send failed.
     pub error: io::Error,
-    /// The buffer.
+    /// The buffer, handed back.
     pub buffer: B,
 }
 

@@ -1,4 +1,4 @@
-//! Lends stretches of a buffer to the stack; what can come of it is [`Fed`].
+//! Lends contiguous parts of a buffer to the stack. [`Fed`] lists the possible results.
 
 use crate::host::lending::lend::Source;
 use crate::host::lending::ticket::Share;
@@ -6,10 +6,10 @@ use std::sync::Arc;
 use towpath_net::socket::{Borrower, Error};
 use towpath_packet::{Loans, Piece};
 
-/// Ranges of memory that a host lends at a time; what is to be lent beyond waits.
+/// Most loans of a host at a time; further sends wait.
 pub(in crate::host) const LOANS_MAX: usize = 65_536;
 
-/// What became of a part of a send queue.
+/// Result of passing an entry of a send queue to the stack.
 pub(in crate::host) enum Fed {
     All,
     /// The stack has no room.
@@ -19,7 +19,7 @@ pub(in crate::host) enum Fed {
     Failed(Error),
 }
 
-/// Lends a stretch that begins at `at`, `most` bytes of it at most.
+/// Lends a contiguous part that begins at `at`, of at most `most` bytes.
 pub(in crate::host) fn lend(
     source: &Arc<dyn Source>,
     ticket: &Share,

@@ -1,4 +1,4 @@
-//! What event queues do with the sockets of a host: operations that go on by themselves.
+//! Asynchronous operations of event queues on the sockets of a host.
 
 pub(crate) mod operation;
 pub(in crate::host) mod posted;

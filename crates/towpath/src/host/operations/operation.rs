@@ -1,5 +1,5 @@
-//! Operations on sockets that go on when they are polled, and keep what they work on in between:
-//! for event queues.
+//! Operations on sockets for event queues: each progresses when it is polled, and keeps its socket
+//! and buffer in between.
 
 use crate::host::core::feed::Crowded;
 use crate::host::files::file_cache::Load;
@@ -23,24 +23,24 @@ use towpath_io::events::{Outcome, SendFile};
 /// A connection and its peer's address.
 pub(crate) type Connection = (TcpStream, SocketAddr);
 
-/// What became of a receive of a datagram, and its buffer.
+/// Result of a receive of a datagram, and its buffer.
 pub(crate) type Datagram = (io::Result<ReceivedDatagram>, Vec<u8>);
 
-/// The same without a copy: headers that are in no piece, and pieces.
+/// Result of a receive without a copy: headers that are in no piece, and the pieces.
 pub(crate) type DatagramLent = (io::Result<ReceivedDatagram>, Vec<u8>, Vec<Held>);
 
-/// An operation, by how far it is.
+/// An operation and its progress.
 pub(crate) enum Work {
     Connect(Connection),
-    /// With the connection that is to be taken next.
+    /// With the connection to be taken next.
     Accept(TcpListener, Option<Connection>),
     /// An accept that was stopped, for this reason, before this connection was taken.
     Last(Connection, Errno),
-    /// With whether the buffer is to be full.
+    /// The flag says whether the buffer must be filled completely.
     Receive(TcpStream, Vec<u8>, bool),
-    /// The same, which has found nothing.
+    /// A receive that has found no bytes.
     Posted(Posted),
-    /// With the most bytes.
+    /// With the maximum number of bytes.
     ReceiveLent(TcpStream, usize),
     Send(TcpStream, Going<AnyBuffer>),
     ReceiveDatagram(UdpSocket, Vec<u8>),
@@ -50,48 +50,48 @@ pub(crate) enum Work {
     Sent(Sending<AnyBuffer>),
     SendFile(Box<FileSend>),
     ReceiveFile(Box<FileReceive>),
-    /// Over, as are those that follow.
+    /// Complete, like all variants that follow.
     Connected(io::Result<Connection>),
     Bytes(io::Result<usize>, Vec<u8>),
-    /// The buffer of a send is back; whether it was copied.
+    /// The buffer of a send is back; the flag says whether it was copied.
     Back(io::Result<usize>, AnyBuffer, bool),
     Pieces(io::Result<Vec<Held>>),
     Datagram(Box<Datagram>),
     DatagramLent(Box<DatagramLent>),
     FileSent(FileSent),
     FileReceived(FileReceived),
-    /// What became of it was taken.
+    /// The result was taken.
     Taken,
 }
 
-/// What is to be told of an operation.
+/// What an operation reports.
 pub(crate) enum Step {
-    /// There is a connection to be taken.
+    /// There is a connection to take.
     Accepted,
-    /// The socket has taken so many bytes.
+    /// The socket has accepted this many bytes.
     Sent(usize),
     Over,
 }
 
 impl Work {
-    /// Begins to connect.
+    /// Starts to connect.
     pub(crate) fn connect(host: &Host, remote: SocketAddr) -> io::Result<Self> {
         Ok(Self::Connect((TcpStream::begin(host, remote)?, remote)))
     }
 
-    /// Of a buffer that is to be sent.
+    /// Creates a send of a buffer.
     pub(crate) fn send(stream: TcpStream, buffer: AnyBuffer) -> Self {
         let going = Going::new(&stream, buffer, stream.term());
         Self::Send(stream, going)
     }
 
-    /// Of a buffer that is to be sent as one datagram or several.
+    /// Creates a send of a buffer as one or several datagrams.
     pub(crate) fn send_datagrams(socket: UdpSocket, buffer: AnyBuffer, send: &SendTo) -> Self {
         let going = Box::new(udp::Going::new(&socket, buffer, send));
         Self::SendDatagrams(socket, going)
     }
 
-    /// What was to be sent, of a send of a file that was not begun.
+    /// Returns the parts of a file send that was not started.
     pub(crate) fn into_parts(self) -> Option<SendFile> {
         match self {
             Self::SendFile(send) => Some(send.finish().2),
@@ -99,8 +99,8 @@ impl Work {
         }
     }
 
-    /// Goes on. `None` if there is nothing to tell: then `waker` is woken when it is worth trying
-    /// again, unless there is a connection to be taken first.
+    /// Continues and returns what to report. After `None`, `waker` is woken when it should be
+    /// polled again, or a connection must be taken first.
     pub(crate) fn poll(&mut self, waker: &Waker) -> Option<Step> {
         let (work, step) = mem::replace(self, Self::Taken).go_on(&mut Context::from_waker(waker));
         *self = work;
@@ -169,7 +169,7 @@ impl Work {
             waits @ (Self::Accept(_, Some(_)) | Self::Last(..) | Self::Taken) => {
                 return (waits, None);
             }
-            // It is over.
+            // Complete.
             over => over,
         };
         (over, Some(Step::Over))
@@ -191,7 +191,7 @@ impl Work {
         Poll::Ready(Self::DatagramLent(Box::new((received, headers, pieces))))
     }
 
-    /// A send of which this became when the socket was asked to accept it.
+    /// Handles the socket's answer to a send.
     fn accepted(sent: Result<Sending<AnyBuffer>, SendError<AnyBuffer>>) -> (Self, Option<Step>) {
         match sent {
             Ok(sending) => {
@@ -202,8 +202,8 @@ impl Work {
         }
     }
 
-    /// Ends it for this reason, unless something came of it before. What was accepted is sent all
-    /// the same, and its buffer is asked for.
+    /// Ends the operation for this reason, unless it has a result already. Accepted bytes are still
+    /// sent, and their buffer is recalled.
     pub(crate) fn stop(&mut self, why: Errno) {
         *self = match mem::replace(self, Self::Taken) {
             Self::Connect(_) | Self::Accept(_, None) => Self::Connected(Err(why.into())),
@@ -236,7 +236,7 @@ impl Work {
         };
     }
 
-    /// What it wants to be read, after it was polled.
+    /// Takes the loads to carry out, after a poll.
     pub(crate) fn take_loads(&mut self) -> Vec<Load> {
         match self {
             Self::SendFile(send) => send.take_loads(),
@@ -244,7 +244,7 @@ impl Work {
         }
     }
 
-    /// What it wants to be written, after it was polled.
+    /// Takes the write to carry out, after a poll.
     pub(crate) fn take_write(&mut self) -> Option<DeviceWrite> {
         match self {
             Self::ReceiveFile(receive) => receive.take_write(),
@@ -252,14 +252,14 @@ impl Work {
         }
     }
 
-    /// What became of that.
+    /// Handles the result of the write.
     pub(crate) fn written(&mut self, outcome: Outcome) {
         if let Self::ReceiveFile(receive) = self {
             receive.written(outcome);
         }
     }
 
-    /// The connection that was told of by [`Step::Accepted`].
+    /// Takes the connection that [`Step::Accepted`] reported.
     pub(crate) fn take_next(&mut self) -> Option<Connection> {
         match mem::replace(self, Self::Taken) {
             Self::Accept(listener, next) => {
@@ -277,8 +277,8 @@ impl Work {
         }
     }
 
-    /// Another connection, of an accept under way that has none to be taken. `None` if there is
-    /// none: then `waker` is woken when there is, or the next poll tells why.
+    /// Accepts another connection, if an accept is in progress and has none to take. After `None`,
+    /// `waker` is woken when there is one, or the next poll reports why the accept ended.
     pub(crate) fn accept(&mut self, waker: &Waker) -> Option<Connection> {
         let Self::Accept(listener, None) = self else { return None };
         match listener.poll_accept(&mut Context::from_waker(waker)) {
@@ -292,7 +292,7 @@ impl Work {
         }
     }
 
-    /// Itself, if it is over: what became of it.
+    /// Takes the completed operation.
     pub(crate) fn take_over(&mut self) -> Option<Self> {
         let is_over = matches!(
             self,

@@ -1,8 +1,8 @@
-//! Buffers that are posted to a stream, to be filled when bytes come.
+//! Buffers that are posted to a stream, to be filled when bytes arrive.
 //!
-//! The worker places bytes as they come, and he alone, so that buffers are told in the order in
-//! which they are filled; the program takes one that is filled without the lock of the host. A
-//! buffer is with the entry of its socket until it is filled or withdrawn, then with its [`Slot`].
+//! Only the worker places arriving bytes in posted buffers, so buffers are reported in the order in
+//! which they are filled. The program takes a filled buffer without the host's lock. A buffer
+//! belongs to its socket's entry until it is filled or withdrawn, then to its [`Slot`].
 
 use crate::host::core::State;
 use crate::host::core::line::{Filled, Line, Slot, Waiting};
@@ -13,27 +13,27 @@ use std::task::Context;
 use towpath_net::socket::{ReceiveFlags, SocketId};
 use towpath_net::time::Instant;
 
-/// What came of a receive, and its buffer.
+/// Result of a receive, and its buffer.
 pub(crate) type Received = (io::Result<usize>, Vec<u8>);
 
-/// A receive under way.
+/// A receive in progress.
 pub(crate) enum Receiving {
-    /// Nothing is to be waited for.
+    /// The receive is complete.
     Over(Received),
     Posted(Posted),
 }
 
-/// A buffer that waits for bytes, or has some. Dropping it leaves with the stream what has not come
-/// yet.
+/// A buffer that waits for bytes or has some. When it is dropped, bytes that have not arrived stay
+/// with the stream.
 pub(crate) struct Posted {
     stream: TcpStream,
     slot: Arc<Slot>,
 }
 
 impl Posted {
-    /// Receives into `buffer` what is there. If there is nothing, or not `all` that it has room
-    /// for, or an earlier buffer was not taken yet, it is posted, and `cx`'s waker is woken when it
-    /// is worth trying again.
+    /// Receives available bytes into `buffer`. The buffer is posted if there are none, if they do
+    /// not fill it although `all` is set, or if an earlier buffer has not been taken yet. `cx`'s
+    /// waker is then woken when the receive should be polled again.
     pub(crate) fn receive(
         stream: TcpStream,
         buffer: Vec<u8>,
@@ -59,7 +59,7 @@ impl Posted {
             let line = &mut state.entry(id).posted;
             line.last = Arc::downgrade(&slot);
             if line.buffers.is_empty() && !is_first {
-                // All earlier ones are full, and there may be more.
+                // All earlier buffers are full, and there may be more bytes.
                 state.to_place.push(id);
             }
             state.entry(id).posted.buffers.push_back((waiting, slot.clone()));
@@ -71,7 +71,7 @@ impl Posted {
         }
     }
 
-    /// What came of it. `None` if nothing has: then `cx`'s waker is woken.
+    /// Takes the result. Returns `None` if there is none yet: then `cx`'s waker is woken.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Option<Received> {
         let mut filled = self.slot.lock();
         filled.waker.clone_from(cx.waker());
@@ -80,7 +80,7 @@ impl Posted {
         Some((self.stream.outcome(received), buffer))
     }
 
-    /// Asks for the buffer: what came of it, or the buffer alone.
+    /// Withdraws the buffer: returns its result, or the buffer alone if nothing was received.
     pub(crate) fn withdraw(&mut self) -> Result<Received, Vec<u8>> {
         let waiting = self.stream.with_core(|id, state, _| state.unpost(id, &self.slot));
         match waiting {
@@ -96,7 +96,7 @@ impl Posted {
 
 impl Drop for Posted {
     fn drop(&mut self) {
-        // One that was filled or withdrawn has left the line; nothing else holds its slot.
+        // A slot that was filled or withdrawn has left the line, and then nothing else holds it.
         if Arc::strong_count(&self.slot) > 1 {
             drop(self.stream.with_core(|id, state, _| state.unpost(id, &self.slot)));
         }
@@ -104,7 +104,7 @@ impl Drop for Posted {
 }
 
 impl State {
-    /// Places what has come for sockets in the buffers that wait for it.
+    /// Places arrived bytes in the buffers that wait for them.
     pub(in crate::host) fn place(&mut self, now: Instant) {
         let Self { engine, table, wakers, to_place, .. } = self;
         let (sockets, mut cx) = engine.parts(now);
@@ -126,7 +126,7 @@ impl State {
         }
     }
 
-    /// Takes back a buffer that is not told of.
+    /// Takes back a buffer that is not complete.
     fn unpost(&mut self, id: SocketId, slot: &Arc<Slot>) -> Option<Waiting> {
         let line = &mut self.table.get_mut(&id)?.posted.buffers;
         let at = line.iter().position(|(_, known)| Arc::ptr_eq(known, slot))?;

@@ -1,14 +1,13 @@
-//! Receiving a stream into a range of a file.
+//! Receiving from a stream into a range of a file.
 //!
 //! There are two buffers of at most [`BUFFER_BYTES`]: one is filled from the stream while the other
-//! is written. A disk that is slow finds both full, so that the window closes; what was not taken
-//! stays with the stream. It writes nothing itself: whoever polls it carries out the
-//! [write](FileReceive::take_write) that it asks for, one at a time, and tells what
-//! [became of it](FileReceive::written).
+//! is written. If the disk is slow, both are full and the receive window closes; the rest stays in
+//! the stream. Nothing is written here: the caller carries out one [write](FileReceive::take_write)
+//! at a time and passes in its [result](FileReceive::written).
 //!
-//! Nothing is lost: what was received is in the file, in what is handed back at the end, or still
-//! in the stream. An error of the stream ends the receiving, and what came before is
-//! written; an error of the file ends both.
+//! Nothing is lost: received bytes are in the file, in the buffer handed back at the end, or still
+//! in the stream. After an error of the stream, the bytes before it are written; an error of the
+//! file ends both.
 
 use crate::host::TcpStream;
 use rustix::io::Errno;
@@ -19,36 +18,35 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use towpath_io::events::{Action, Operation, Outcome, Parts, device, status};
 
-/// Bytes of a buffer: a stretch for a disk; two of them are a megabyte.
+/// Most bytes of a buffer: enough for efficient disk writes; two of them are a megabyte.
 const BUFFER_BYTES: usize = 512 << 10;
 /// Bytes by which a buffer grows: a super-packet.
 const CHUNK_BYTES: usize = 64 << 10;
 const _: () = assert!(BUFFER_BYTES.is_multiple_of(CHUNK_BYTES));
 
-/// What became of it: bytes that are in the file, why not all came, and what was received and is
-/// not in the file.
+/// Result: bytes written to the file, why not all, and bytes that were received but not written.
 pub(crate) type FileReceived = (u64, io::Result<()>, Vec<u8>);
 
-/// A write that is to be carried out, and the device of its file.
+/// A write to carry out, and the device of its file.
 pub(crate) type DeviceWrite = (u64, Operation);
 
-/// One under way.
+/// A receive in progress.
 pub(crate) struct FileReceive {
     stream: TcpStream,
     file: Arc<File>,
     device: u64,
     range: Range<u64>,
-    /// Bytes of the range that are written.
+    /// Bytes of the range that were written.
     arrived: u64,
-    /// Received, to be written next.
+    /// Received bytes that are written next.
     filled: Vec<u8>,
-    /// Memory for what is received next.
+    /// Memory for the bytes that are received next.
     spare: Vec<u8>,
-    /// To be carried out.
+    /// The write that the caller has not taken yet.
     write: Option<Operation>,
-    /// Bytes of the write that is asked for or under way.
+    /// Bytes of the write that is requested or in progress.
     writing: usize,
-    /// What the last write has left over.
+    /// Bytes that the last write left over.
     unwritten: Vec<u8>,
     receives: bool,
     writes: bool,
@@ -56,8 +54,10 @@ pub(crate) struct FileReceive {
 }
 
 impl FileReceive {
+    /// Creates a receive of a stream into `range` of `file`.
+    ///
     /// # Errors
-    /// `INVAL` for a range that no file can have; `SPIPE` if the file has no offsets; those of
+    /// `INVAL` for a range that no file can have; `SPIPE` if the file has no offsets; errors of
     /// statx(2).
     pub(crate) fn new(stream: TcpStream, file: Arc<File>, range: Range<u64>) -> io::Result<Self> {
         if range.start > range.end || i64::try_from(range.end).is_err() {
@@ -81,8 +81,8 @@ impl FileReceive {
         })
     }
 
-    /// Goes on. True if it is over: else the waker is woken, or a write is over, when it is worth
-    /// trying again.
+    /// Continues. Returns true if it is complete. Otherwise the waker is woken, or a write
+    /// completes, when it should be polled again.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> bool {
         self.receive(cx);
         if self.writing == 0 && self.writes && !self.filled.is_empty() {
@@ -95,19 +95,19 @@ impl FileReceive {
         self.writing == 0 && !self.receives && (!self.writes || self.filled.is_empty())
     }
 
-    /// What is to be written. Its end is told by [`FileReceive::written`].
+    /// Takes the next write. [`FileReceive::written`] reports its completion.
     pub(crate) fn take_write(&mut self) -> Option<DeviceWrite> {
         Some((self.device, self.write.take()?))
     }
 
-    /// A write is over.
+    /// Handles the result of a write.
     pub(crate) fn written(&mut self, outcome: Outcome) {
         let Outcome { bytes, failure, parts } = outcome;
         let Parts::Buffer(mut buffer) = parts else { unreachable!("a write has a buffer") };
         self.arrived += bytes;
         self.writing = 0;
         if bytes < buffer.len() as u64 {
-            // A file that takes nothing, without an error, is broken.
+            // A file that accepts nothing without an error is broken.
             self.fail(failure.unwrap_or(Errno::IO).into());
             self.writes = false;
             self.unwritten = buffer.split_off(bytes as usize);
@@ -116,13 +116,13 @@ impl FileReceive {
         self.spare = buffer;
     }
 
-    /// Ends it for this reason, when the write that is under way is over.
+    /// Ends it for this reason, once the write in progress is complete.
     pub(crate) fn stop(&mut self, why: Errno) {
         self.fail(why.into());
         self.writes = false;
     }
 
-    /// What became of it when it is over.
+    /// Returns the result of a completed receive.
     pub(crate) fn finish(mut self) -> FileReceived {
         let is_full = self.arrived == self.range.end - self.range.start;
         let result = self.failed.filter(|_| !is_full).map_or(Ok(()), Err);
@@ -130,7 +130,7 @@ impl FileReceive {
         (self.arrived, result, self.unwritten)
     }
 
-    /// Takes what the stream has, as far as there is room.
+    /// Takes received bytes from the stream as far as there is room.
     fn receive(&mut self, cx: &mut Context<'_>) {
         while self.receives {
             let before = self.filled.len();
@@ -154,7 +154,7 @@ impl FileReceive {
         }
     }
 
-    /// No more is received.
+    /// Stops receiving.
     fn fail(&mut self, why: io::Error) {
         self.receives = false;
         self.failed.get_or_insert(why);

@@ -1,12 +1,12 @@
-//! Sending a range of a file over a stream, between a header and a trailer.
+//! Sending a range of a file on a stream, between a header and a trailer.
 //!
-//! Header and trailer are copied: they are short, and the caller's. Blocks of the
-//! [file cache](crate::host::files::file_cache) are lent to the stream one after the other, as its
-//! [source](crate::host::files::file_source) has them.
+//! Header and trailer are copied: they are short, and belong to the caller. Blocks of the [file
+//! cache](crate::host::files::file_cache) are lent to the stream one after the other, as its
+//! [source](crate::host::files::file_source) yields them.
 //!
-//! What is little altogether ([`WHOLE_MAX`]) goes out by one copy, if the kernel has the file in
-//! memory: it is read into the frame that is sent, which costs less than lending, and takes no part
-//! of the cache.
+//! A small file with its header and trailer ([`WHOLE_MAX`]) is sent with one copy, if the kernel
+//! has the file in memory: it is read into the frame that is sent, which costs less than lending
+//! and uses no part of the cache.
 
 use crate::host::files::file_cache::{BlockRange, Load};
 use crate::host::files::file_source::FileSource;
@@ -26,46 +26,46 @@ use towpath_io::events::{Known, SendFile, kind, read_now, status};
 use towpath_packet::Site;
 use towpath_packet::pool::LARGE_FRAME_BYTES;
 
-/// Most bytes, with what is around the file, that are copied: those of one frame.
+/// Most bytes, header and trailer included, that are copied: one frame.
 const WHOLE_MAX: usize = LARGE_FRAME_BYTES;
 
-/// A part of what is sent.
+/// A part of the data to send.
 enum Part {
     Header(Vec<u8>),
     Block(BlockRange),
     Trailer(Vec<u8>),
 }
 
-/// What became of a send: the bytes that were accepted, why not all were, and what was to be sent.
+/// Result of a send: bytes accepted, why not all, and the parts handed back.
 pub(crate) type FileSent = (u64, io::Result<()>, SendFile);
 
-/// What comes next.
+/// The part that follows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
     Header,
     Range,
     Trailer,
-    /// Nothing: all was accepted, or there will be no more.
+    /// Nothing: everything was accepted, or the send has failed.
     End,
 }
 
-/// What there is to tell of a send.
+/// What a send reports.
 pub(crate) enum FileStep {
-    /// The stream has taken all that it will take.
+    /// The stream has accepted all that it will accept.
     Sent(u64),
     Over,
 }
 
-/// A send under way.
+/// A send in progress.
 pub(crate) struct FileSend {
     stream: TcpStream,
-    /// `None` of what may go out by one copy, until that was tried, and when no more is sent.
+    /// `None` before a send with one copy was tried, and once nothing more is sent.
     source: Option<FileSource>,
     parts: SendFile,
     next: Next,
-    /// What the stream is about to take.
+    /// The part that the stream is accepting.
     going: Option<Going<Part>>,
-    /// Blocks that it has taken and not given back.
+    /// Blocks that the stream has accepted and not given back.
     out: VecDeque<Sending<Part>>,
     sent: u64,
     is_told: bool,
@@ -73,12 +73,12 @@ pub(crate) struct FileSend {
 }
 
 impl FileSend {
-    /// Of what the range of the file has now, or when it is first polled. `regular` are files that
-    /// are known to be regular ones.
+    /// Creates a send. The contents are those that the file has now or when it is first polled.
+    /// `regular` contains files known to be regular.
     ///
     /// # Errors
-    /// `INVAL` for a range that no file can have, or if there is no regular file; those of
-    /// statx(2).
+    /// `INVAL` if the range exceeds the largest file offset or is reversed, or if the file is no
+    /// regular file; errors of statx(2).
     pub(crate) fn new(
         stream: TcpStream,
         parts: SendFile,
@@ -110,8 +110,8 @@ impl FileSend {
         })
     }
 
-    /// Goes on. `None` if there is nothing to tell: then the waker is woken when it is worth trying
-    /// again.
+    /// Continues and returns what to report. After `None`, the waker is woken when it should be
+    /// polled again.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Option<FileStep> {
         if self.source.is_none() && self.next == Next::Header && !self.send_whole() {
             match source(&self.stream, &self.parts) {
@@ -140,7 +140,7 @@ impl FileSend {
         Some(FileStep::Over)
     }
 
-    /// Ends it for this reason. What was accepted is sent all the same.
+    /// Ends it for this reason. Accepted bytes are still sent.
     pub(crate) fn stop(&mut self, why: Errno) {
         if !self.is_told {
             if let Some(mut going) = self.going.take() {
@@ -151,17 +151,18 @@ impl FileSend {
         }
     }
 
-    /// What is to be read. One that is dropped is given up.
+    /// Takes the loads to carry out. Dropping a load gives it up.
     pub(crate) fn take_loads(&mut self) -> Vec<Load> {
         self.source.as_mut().map(FileSource::take_loads).unwrap_or_default()
     }
 
-    /// What became of it when it is over, or of one that was not begun.
+    /// Returns the result of a send that is complete or was not started.
     pub(crate) fn finish(self) -> FileSent {
         (self.sent, self.failed.map_or(Ok(()), Err), self.parts)
     }
 
-    /// Sends all by one copy. False if that cannot be now: then nothing was done.
+    /// Sends everything with one copy. Returns false if that is not possible now; then nothing was
+    /// done.
     fn send_whole(&mut self) -> bool {
         let Self { parts, stream, .. } = self;
         let SendFile { header, file, range, trailer } = parts;
@@ -190,7 +191,7 @@ impl FileSend {
         true
     }
 
-    /// Forgets blocks that are not lent any more.
+    /// Drops blocks that are no longer lent.
     fn collect(&mut self, cx: &mut Context<'_>) {
         while let Some(first) = self.out.front_mut() {
             if Pin::new(first).poll(cx).is_pending() {
@@ -208,7 +209,8 @@ impl FileSend {
         }
     }
 
-    /// The next part; `Some(None)` at the end. `None` if it is not there yet.
+    /// Returns the next part, or `Some(None)` at the end. Returns `None` if it is not available
+    /// yet.
     fn next_part(&mut self, waker: &Waker) -> Option<Option<Part>> {
         loop {
             if let Some(source) = &mut self.source {
@@ -237,7 +239,8 @@ impl FileSend {
         }
     }
 
-    /// The next block; `Some(None)` behind the last. `None` if it is not there yet.
+    /// Returns the next block, or `Some(None)` after the last. Returns `None` if it is not
+    /// available yet.
     fn next_block(&mut self, waker: &Waker) -> Option<Option<io::Result<BlockRange>>> {
         match &mut self.source {
             Some(source) => source.next(self.out.len(), waker),
@@ -245,7 +248,7 @@ impl FileSend {
         }
     }
 
-    /// The stream has taken a part, or will not.
+    /// Handles the stream's answer to a part.
     fn accepted(&mut self, sent: Result<Sending<Part>, SendError<Part>>) {
         self.going = None;
         match sent {
@@ -263,7 +266,7 @@ impl FileSend {
         }
     }
 
-    /// No more is sent.
+    /// Stops sending.
     fn fail(&mut self, why: io::Error) {
         self.next = Next::End;
         self.source = None;
@@ -271,13 +274,13 @@ impl FileSend {
     }
 }
 
-/// The blocks of what is to be sent.
+/// Creates the source of the file's blocks.
 fn source(stream: &TcpStream, parts: &SendFile) -> io::Result<FileSource> {
     let (host, _) = stream.parts();
     FileSource::new(&host.owner.files, &parts.file, parts.range.clone())
 }
 
-/// Whether there is a regular file.
+/// Checks that a file is a regular file.
 fn check_regular(file: &File) -> Result<(), Errno> {
     match kind(&status(file)?) {
         FileType::RegularFile => Ok(()),

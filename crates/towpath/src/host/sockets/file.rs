@@ -1,9 +1,9 @@
 //! Ranges of files that can be lent.
 //!
-//! A file in memory that is sealed is lent where it is ([`SealedMapping`] says why that is safe).
-//! Any other may be written or cut short by whoever has it open, while its bytes are on their way:
-//! they could differ from their checksum, and reading them could end the process. So they are read
-//! into a buffer first, in the thread of the caller, which is one copy, counted and told.
+//! A sealed memory file is lent in place ([`SealedMapping`] says why that is safe). Any other file
+//! may be written to or truncated while its bytes are being sent: the bytes could then differ from
+//! their checksum, and reading them could raise SIGBUS. Such a range is first read into a buffer,
+//! on the caller's thread. That is one copy, which is counted and reported.
 
 use crate::host::lending::buffers::Buffer;
 use crate::host::lending::lend::sealed::{Mark, Memory};
@@ -16,26 +16,26 @@ use std::os::unix::fs::FileExt;
 use towpath_io::sealed::SealedMapping;
 use towpath_packet::Site;
 
-/// A range of a file ([`Host::file_range`]). Dereferences to its bytes.
+/// A range of a file ([`Host::file_range`]). It dereferences to its bytes.
 pub struct FileRange(Bytes);
 
 enum Bytes {
-    /// Where they are in a sealed file.
+    /// Mapped from a sealed file.
     Mapped(SealedMapping),
-    /// Read from one that is not.
+    /// Read from a file that is not sealed.
     Read(Buffer),
 }
 
 impl Host {
-    /// The bytes `offset..offset + len` of `file`, to be lent.
+    /// Returns the bytes `offset..offset + len` of `file`, to be lent.
     ///
-    /// Those of a memory file with `F_SEAL_WRITE` and `F_SEAL_SHRINK` (`memfd_create(2)`) are
-    /// mapped, and sent without a copy; the file may be closed. Those of any other file are read,
-    /// so that this blocks as long as the disk takes; the bytes are those of this moment, and come
-    /// back from a send as [copied](crate::host::Returned::copied).
+    /// A memory file with `F_SEAL_WRITE` and `F_SEAL_SHRINK` (`memfd_create(2)`) is mapped, and
+    /// sent without a copy; the file may be closed. Any other file is read now, so this blocks as
+    /// long as the disk takes; a send then reports the bytes as
+    /// [copied](crate::host::Returned::copied).
     ///
     /// # Errors
-    /// `UnexpectedEof` if the file is shorter; `OutOfMemory`; those of reading and mapping.
+    /// `UnexpectedEof` if the file is shorter; `OutOfMemory`; errors of reading and mapping.
     pub fn file_range(&self, file: &File, offset: u64, len: usize) -> io::Result<FileRange> {
         let size = file.metadata()?.len();
         if offset.checked_add(len as u64).is_none_or(|end| end > size) {
@@ -52,7 +52,7 @@ impl Host {
 }
 
 impl FileRange {
-    /// True if the bytes are the file's own, and not a copy.
+    /// Returns true if the bytes are the file's own memory and not a copy.
     pub fn is_mapped(&self) -> bool {
         matches!(self.0, Bytes::Mapped(_))
     }

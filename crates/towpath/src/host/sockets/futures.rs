@@ -1,7 +1,7 @@
-//! The traits of asynchronous reading and writing, for whoever takes any stream.
+//! `AsyncRead` and `AsyncWrite` of `futures-io` for code that takes any stream.
 //!
-//! They copy, as `read` and `write` do. Nothing here knows a runtime: wakers are all there is.
-//! Tokio's traits are those of `towpath::tokio`.
+//! They copy, as `read` and `write` do. They use wakers only and depend on no runtime. Tokio's
+//! traits are implemented in `towpath::tokio`.
 
 use crate::host::TcpStream;
 use std::io::{self, IoSlice};

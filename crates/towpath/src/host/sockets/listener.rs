@@ -1,4 +1,4 @@
-//! Sockets that take connections.
+//! Listening TCP sockets.
 
 use crate::host::sockets::shape::Shape;
 use crate::host::sockets::stream::TcpStream;
@@ -14,7 +14,7 @@ use std::task::{Context, Poll, Waker};
 use towpath_io::events::Readiness;
 use towpath_net::socket::{Error, Options, SocketId};
 
-/// A TCP socket that takes connections, in the shape of [`std::net::TcpListener`].
+/// A listening TCP socket, shaped like [`std::net::TcpListener`].
 #[derive(Clone)]
 pub struct TcpListener {
     inner: Arc<Inner>,
@@ -27,23 +27,23 @@ struct Inner {
 }
 
 impl TcpListener {
-    /// The owner of a socket that listens, and is in the host's table.
+    /// Wraps a listening socket that is in the host's table.
     pub(in crate::host) fn new(host: Host, id: SocketId) -> Self {
         Self { inner: Arc::new(Inner { host, id, shape: Shape::default() }) }
     }
 
-    /// The next connection, and the peer's address. Waits for one.
+    /// Accepts a connection and returns it with the peer's address. Blocks until there is one.
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let accepted = block(self.inner.shape.read_wait(), |cx| self.poll_accept(cx));
         accepted.unwrap_or_else(|| Err(would_block()))
     }
 
-    /// The same for tasks.
+    /// Accepts a connection like [`TcpListener::accept`], as a future.
     pub async fn accept_async(&self) -> io::Result<(TcpStream, SocketAddr)> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
 
-    /// The same for futures made by hand.
+    /// Accepts a connection like [`TcpListener::accept`], for hand-written futures.
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(TcpStream, SocketAddr)>> {
         let Inner { host, id, .. } = &*self.inner;
         let accepted =
@@ -59,11 +59,11 @@ impl TcpListener {
                     Poll::Ready(Ok((queue, remote)))
                 }
             });
-        // Outside of the lock: a socket that is dropped takes it.
+        // Not under the lock, because dropping a socket takes it.
         accepted.map_ok(|(queue, remote)| (TcpStream::new(host.clone(), queue), remote))
     }
 
-    /// What holds now. `waker` is woken when there is something new.
+    /// Returns the current readiness. `waker` is woken when there is something new.
     pub(in crate::host) fn poll_ready(&self, waker: &Waker) -> Readiness {
         let Inner { host, id, .. } = &*self.inner;
         let mut state = host.owner.core.lock();
@@ -71,29 +71,29 @@ impl TcpListener {
         readiness(state.engine.protocols.readiness(*id))
     }
 
-    /// The connections one after the other.
+    /// Returns an iterator that accepts connections.
     pub fn incoming(&self) -> impl Iterator<Item = io::Result<TcpStream>> + '_ {
         std::iter::repeat_with(|| self.accept().map(|(stream, _)| stream))
     }
 
-    /// Where it listens.
+    /// Returns the address it listens at.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.inner.host.owner.core.lock().engine.protocols.local(self.inner.id).map_err(io_error)
     }
 
-    /// Options, as they are.
+    /// Returns the current options.
     ///
     /// # Errors
-    /// Those of getsockopt(2).
+    /// The errors of getsockopt(2).
     pub fn options(&self) -> io::Result<Options> {
         let state = self.inner.host.owner.core.lock();
         state.engine.protocols.options(self.inner.id).copied().map_err(io_error)
     }
 
-    /// Changes options. Connections that are accepted from now on begin with most of them.
+    /// Changes options. Connections accepted from now on inherit most of them.
     ///
     /// # Errors
-    /// Those of setsockopt(2).
+    /// The errors of setsockopt(2).
     pub fn set_options(&self, change: impl FnOnce(&mut Options)) -> io::Result<()> {
         let Inner { host, id, .. } = &*self.inner;
         let core = &host.owner.core;
@@ -101,18 +101,18 @@ impl TcpListener {
             .map_err(io_error)
     }
 
-    /// Whether small segments of connections that are accepted from now on wait for ACKs.
+    /// Sets `TCP_NODELAY` for connections accepted from now on.
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
         self.set_options(|options| options.nodelay = nodelay)
     }
 
-    /// Whether calls fail instead of waiting.
+    /// Sets whether calls fail with `WouldBlock` instead of blocking.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.inner.shape.set_nonblocking(nonblocking);
         Ok(())
     }
 
-    /// Another handle of the same socket.
+    /// Returns another handle to the socket.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(self.clone())
     }

@@ -1,8 +1,7 @@
-//! Raw and packet sockets: packets of IP and frames, copied or lent as datagrams are.
+//! Raw and packet sockets: IP packets and frames, copied or lent like datagrams.
 //!
-//! They are datagram sockets of another kind: queues, budgets, terms and modes are those of
-//! [`UdpSocket`], and so are the rules of who owns a buffer and when. What the stack does with
-//! them is Linux's raw(7) and packet(7).
+//! They are datagram sockets of another kind: queues, budgets, terms, modes and buffer ownership
+//! are those of [`UdpSocket`]. The stack implements Linux's raw(7) and packet(7).
 
 use crate::host::core::feed::Crowded;
 use crate::host::sockets::udp::UdpSocket;
@@ -19,38 +18,40 @@ use towpath_net::socket::{
 use towpath_net::wire::ethernet::EtherType;
 use towpath_net::wire::{MacAddr, Protocol};
 
-/// A socket that sends and takes packets of one protocol of IP as they are; any thread.
+/// A socket that sends and receives unmodified packets of one IP protocol. Any thread may use it.
 ///
-/// Each packet for one of our addresses whose protocol and addresses fit is shared with it, before
-/// the protocol sees it: over IPv4 with the IP header, over IPv6 without. What is sent gets an IP
-/// header, unless [`RawOptions::header_included`] says that it begins with one. Addresses have port
-/// zero.
+/// It receives each packet for a local address whose protocol and addresses match, before the
+/// protocol itself does: over IPv4 with the IP header, over IPv6 without. Sent packets get an IP
+/// header, unless [`RawOptions::header_included`] says that they begin with one. The port of
+/// addresses is zero.
 #[derive(Clone)]
 pub struct RawSocket(UdpSocket);
 
-/// A socket that sends and takes frames of the host's link; any thread.
+/// A socket that sends and receives frames of the host's link. Any thread may use it.
 ///
-/// Frames are whole, with their Ethernet header, or what is behind it ([`FramePart`]). It sees
-/// super-packets whole, and checksums that the device completes as they are before. One for all
-/// protocols ([`PacketOptions::ALL`]) sees what leaves, too, but not what it sends itself.
+/// Frames are complete with their Ethernet header, or begin after it ([`FramePart`]). The socket
+/// sees super-packets whole, and checksums that the device completes as still incomplete. A socket
+/// for all protocols ([`PacketOptions::ALL`]) also sees outgoing frames, except its own.
 #[derive(Clone)]
 pub struct PacketSocket(UdpSocket);
 
-/// What of a frame a [`PacketSocket`] reads and sends.
+/// The part of a frame that a [`PacketSocket`] reads and sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FramePart {
-    /// All of it (`SOCK_RAW`).
+    /// The complete frame (`SOCK_RAW`).
     Whole,
-    /// What is behind the Ethernet header, which is made of a [`LinkDestination`] (`SOCK_DGRAM`).
+    /// The part after the Ethernet header, which is built from a [`LinkDestination`]
+    /// (`SOCK_DGRAM`).
     Payload,
 }
 
 impl RawSocket {
-    /// A socket for a protocol, as IP numbers it, bound to an address of the host or to all of a
-    /// family. 255 takes no packets, and over IPv4 sends them with headers.
+    /// Creates a socket for an IP protocol number, bound to an address of the host or to all of a
+    /// family. Protocol 255 receives no packets, and over IPv4 sends packets with their own
+    /// headers.
     ///
     /// # Errors
-    /// `EPROTONOSUPPORT` for protocol 0, `EADDRNOTAVAIL` for an address of somebody else.
+    /// `EPROTONOSUPPORT` for protocol 0; `EADDRNOTAVAIL` for an address that is not the host's.
     pub fn bind(host: &Host, address: IpAddr, protocol: u8) -> io::Result<Self> {
         let address = SocketAddr::new(address, 0);
         let socket = UdpSocket::open(host, Some(address), |sockets| {
@@ -59,20 +60,21 @@ impl RawSocket {
         Ok(Self(socket?))
     }
 
-    /// Names the one peer.
+    /// Connects the socket to one peer.
     pub fn connect(&self, remote: IpAddr) -> io::Result<()> {
         self.0.connect(SocketAddr::new(remote, 0))
     }
 
-    /// Sends a packet with these bytes to `remote`. Waits while the device takes nothing.
+    /// Sends a packet with the payload `bytes` to `remote`. Blocks while the device accepts
+    /// nothing.
     ///
     /// # Errors
-    /// `EMSGSIZE` if it is larger than a packet can be, or than the MTU with an own header.
+    /// `EMSGSIZE` if it is larger than a packet can be, or, with a header of its own, than the MTU.
     pub fn send_to(&self, bytes: &[u8], remote: IpAddr) -> io::Result<usize> {
         self.0.send_to(bytes, SocketAddr::new(remote, 0))
     }
 
-    /// As [`UdpSocket::send_zc_to`].
+    /// Sends `buffer` to `remote`, like [`UdpSocket::send_zc_to`].
     pub fn send_zc_to<B: Lend>(
         &self,
         buffer: B,
@@ -81,47 +83,49 @@ impl RawSocket {
         self.0.send_zc_to(buffer, SocketAddr::new(remote, 0))
     }
 
-    /// Receives a packet, and tells where it came from. What `into` has no room for is lost.
+    /// Receives a packet and returns its source address. Bytes that do not fit into `into` are
+    /// lost.
     pub fn recv_from(&self, into: &mut [u8]) -> io::Result<(usize, IpAddr)> {
         let (count, from) = self.0.recv_from(into)?;
         Ok((count, from.ip()))
     }
 
-    /// Our address; the unspecified one if it is bound to none and has no peer.
+    /// Returns the local address; the unspecified address if the socket is neither bound nor
+    /// connected.
     pub fn local_addr(&self) -> io::Result<IpAddr> {
         Ok(self.0.local_addr()?.ip())
     }
 
-    /// The peer's address.
+    /// Returns the address of the connected peer.
     ///
     /// # Errors
-    /// `ENOTCONN` without one.
+    /// `ENOTCONN` if the socket is not connected.
     pub fn peer_addr(&self) -> io::Result<IpAddr> {
         let told = self.0.with_state(Sockets::raw_peer);
         told.map_err(io_error)
     }
 
-    /// The options that only raw sockets have.
+    /// Returns the options that only raw sockets have.
     pub fn raw_options(&self) -> io::Result<RawOptions> {
         let told = self.0.with_sockets(|sockets, id, _| sockets.raw_options(id).copied());
         told.ok_or_else(|| io_error(Error::BadSocket))
     }
 
-    /// Changes them. The protocol stays.
+    /// Changes the options that only raw sockets have, except the protocol.
     ///
     /// # Errors
-    /// `EINVAL` for an odd place of a checksum.
+    /// `EINVAL` for an odd checksum offset.
     pub fn set_raw_options(&self, change: impl FnOnce(&mut RawOptions)) -> io::Result<()> {
         self.0.with_sockets(|sockets, id, _| sockets.set_raw_options(id, change)).map_err(io_error)
     }
 }
 
 impl PacketSocket {
-    /// A socket for frames that carry `protocol`, or [`PacketOptions::ALL`] or
-    /// [`NONE`](PacketOptions::NONE) of them.
+    /// Creates a socket for frames of `protocol`, of all protocols ([`PacketOptions::ALL`]), or of
+    /// none ([`NONE`](PacketOptions::NONE)).
     ///
     /// # Errors
-    /// There are too many sockets.
+    /// Fails if there are too many sockets.
     pub fn new(host: &Host, protocol: EtherType, part: FramePart) -> io::Result<Self> {
         let socket = UdpSocket::open(host, None, |sockets| {
             let id = sockets.packet_socket(protocol, part == FramePart::Payload)?;
@@ -134,12 +138,12 @@ impl PacketSocket {
     /// Sends `payload` as a frame to a station.
     ///
     /// # Errors
-    /// `EMSGSIZE` if it is larger than the MTU, `EINVAL` if the destination has no address.
+    /// `EMSGSIZE` if it is larger than the MTU; `EINVAL` if the destination has no address.
     pub fn send_to(&self, payload: &[u8], to: LinkDestination) -> io::Result<usize> {
         self.0.send_with(payload, &SendTo { link: Some(to), ..SendTo::default() })
     }
 
-    /// Lends `payload` as a frame to a station, as [`UdpSocket::send_zc_to`] does to a peer.
+    /// Lends `payload` as a frame to a station, like [`UdpSocket::send_zc_to`].
     pub fn send_zc_to<B: Lend>(
         &self,
         payload: B,
@@ -148,59 +152,60 @@ impl PacketSocket {
         self.0.send_zc_with(payload, &SendTo { link: Some(to), ..SendTo::default() })
     }
 
-    /// Receives a frame, and tells of it ([`ReceivedDatagram::link`]). What `into` has no room for
-    /// is lost.
+    /// Receives a frame and returns its details ([`ReceivedDatagram::link`]). Bytes that do not fit
+    /// into `into` are lost.
     pub fn recv_from(&self, into: &mut [u8]) -> io::Result<ReceivedDatagram> {
         self.0.receive(into, false)
     }
 
-    /// The link's own address, which frames that it makes come from.
+    /// Returns the link-layer address of the host, which the socket's frames have as their source.
     pub fn local_addr(&self) -> MacAddr {
         self.0.host().mac()
     }
 
-    /// Sets which frames it sees from now on, and how much of each; `None` takes all.
+    /// Sets which frames the socket receives from now on, and how much of each; `None` means all.
     pub fn set_filter(&self, filter: Option<Program>) -> io::Result<()> {
         self.0
             .with_sockets(|sockets, id, _| sockets.set_packet_filter(id, filter).map(drop))
             .map_err(io_error)
     }
 
-    /// The options that only packet sockets have.
+    /// Returns the options that only packet sockets have.
     pub fn packet_options(&self) -> io::Result<PacketOptions> {
         let told = self.0.with_sockets(|sockets, id, _| sockets.packet_options(id).copied());
         told.ok_or_else(|| io_error(Error::BadSocket))
     }
 
-    /// Changes them.
+    /// Changes the options that only packet sockets have.
     pub fn set_packet_options(&self, change: impl FnOnce(&mut PacketOptions)) -> io::Result<()> {
         self.0
             .with_sockets(|sockets, id, _| sockets.set_packet_options(id, change))
             .map_err(io_error)
     }
 
-    /// Frames for this socket, and those of them that it lost, since the last call.
+    /// Takes the counts since the last call: frames for this socket, and how many of them were
+    /// lost.
     pub fn take_statistics(&self) -> io::Result<(u32, u32)> {
         self.0.with_sockets(|sockets, id, _| sockets.take_packet_statistics(id)).map_err(io_error)
     }
 }
 
-/// What both do as a [`UdpSocket`] does.
+/// Calls that both kinds share with [`UdpSocket`].
 macro_rules! calls_of_datagrams {
     ($socket:ident) => {
         impl $socket {
-            /// Sends what needs no destination: to the peer, or with the header that it begins
-            /// with.
+            /// Sends `bytes` to the connected peer, or, if they begin with a header, to its
+            /// destination.
             pub fn send(&self, bytes: &[u8]) -> io::Result<usize> {
                 self.0.send(bytes)
             }
 
-            /// The same, but lends: as [`UdpSocket::send_zc`].
+            /// Sends `buffer` without an explicit destination, like [`UdpSocket::send_zc`].
             pub fn send_zc<B: Lend>(&self, buffer: B) -> Result<Sending<B>, SendError<B>> {
                 self.0.send_zc(buffer)
             }
 
-            /// The same, as `send` says.
+            /// Sends `buffer` like [`UdpSocket::send_zc_with`], with the options of `send`.
             pub fn send_zc_with<B: Lend>(
                 &self,
                 buffer: B,
@@ -209,7 +214,7 @@ macro_rules! calls_of_datagrams {
                 self.0.send_zc_with(buffer, send)
             }
 
-            /// The same for tasks: as [`UdpSocket::send_zc_async`].
+            /// Sends `buffer` like [`UdpSocket::send_zc_async`], as a future.
             pub async fn send_zc_async<B: Lend>(
                 &self,
                 buffer: B,
@@ -218,8 +223,7 @@ macro_rules! calls_of_datagrams {
                 self.0.send_zc_async(buffer, send).await
             }
 
-            /// Receives into `into`, and tells of it, for futures. What `into` has no room for is
-            /// lost.
+            /// Receives into `into`, for hand-written futures. Bytes that do not fit are lost.
             pub fn poll_recv_from(
                 &self,
                 cx: &mut Context<'_>,
@@ -228,13 +232,13 @@ macro_rules! calls_of_datagrams {
                 self.0.poll_recv_from(cx, into)
             }
 
-            /// Receives without copying: headers, as far as they are private, are appended to
-            /// `headers`, and what follows them to `into` as pieces, as [`UdpSocket::recv_lent`]
-            /// does. How many headers are private depends on where the packet comes from.
+            /// Receives without copying, like [`UdpSocket::recv_lent`]: private headers are
+            /// appended to `headers`, and the rest as pieces to `into`. The number of private
+            /// header bytes depends on the packet's origin.
             ///
             /// # Errors
-            /// `WouldBlock` after the timeout, or without a packet if it is not to wait; `ENOBUFS`
-            /// if too much is kept: the packet stays.
+            /// `WouldBlock` after the timeout, or at once if the socket is non-blocking; `ENOBUFS`
+            /// if too many bytes are held. The packet stays in the queue.
             pub fn recv_lent(
                 &self,
                 headers: &mut Vec<u8>,
@@ -243,7 +247,8 @@ macro_rules! calls_of_datagrams {
                 self.0.recv_frame_lent(headers, into)
             }
 
-            /// The same for futures made by hand.
+            /// Receives without copying like [`recv_lent`](Self::recv_lent), for hand-written
+            /// futures.
             pub fn poll_recv_lent(
                 &self,
                 cx: &mut Context<'_>,
@@ -253,32 +258,32 @@ macro_rules! calls_of_datagrams {
                 self.0.poll_recv_frame_lent(cx, Crowded::Fails, headers, into)
             }
 
-            /// What becomes of buffers that are sent with [`send_zc`](Self::send_zc).
+            /// Returns whether [`send_zc`](Self::send_zc) lends or copies.
             pub fn send_mode(&self) -> SendMode {
                 self.0.send_mode()
             }
 
-            /// Sets it, from the next call on.
+            /// Sets whether buffers are lent or copied, from the next call on.
             pub fn set_send_mode(&self, mode: SendMode) {
                 self.0.set_send_mode(mode);
             }
 
-            /// How long a buffer is lent at most: as [`UdpSocket::set_term`].
+            /// Sets how long a buffer is lent at most, like [`UdpSocket::set_term`].
             pub fn set_term(&self, term: Option<Duration>) {
                 self.0.set_term(term);
             }
 
-            /// The pending error.
+            /// Takes the pending error.
             pub fn take_error(&self) -> io::Result<Option<io::Error>> {
                 self.0.take_error()
             }
 
-            /// The datagram socket that it is to the host.
+            /// Returns the underlying datagram socket.
             pub(crate) fn as_datagrams(&self) -> &UdpSocket {
                 &self.0
             }
 
-            /// Options, as they are.
+            /// Returns the current options.
             pub fn options(&self) -> io::Result<Options> {
                 self.0.options()
             }
@@ -288,17 +293,17 @@ macro_rules! calls_of_datagrams {
                 self.0.set_options(change)
             }
 
-            /// How long a call that receives waits; `None` for as long as it takes.
+            /// Sets how long a receiving call blocks; `None` for no limit.
             pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
                 self.0.set_read_timeout(timeout)
             }
 
-            /// How long a call that sends waits; `None` for as long as it takes.
+            /// Sets how long a sending call blocks; `None` for no limit.
             pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
                 self.0.set_write_timeout(timeout)
             }
 
-            /// Whether calls fail instead of waiting.
+            /// Sets whether calls fail with `WouldBlock` instead of blocking.
             pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
                 self.0.set_nonblocking(nonblocking)
             }

@@ -1,14 +1,14 @@
-//! How long the calls of a socket wait, and what they lend is away.
+//! Per-socket settings: blocking mode, timeouts and the term of loans.
 
 use std::io;
 use std::time::Duration;
 use towpath_packet::sync::{AtomicBool, AtomicU64, Ordering};
 
-/// Stands for no timeout.
+/// Encodes the absence of a timeout.
 const NONE: u64 = u64::MAX;
 
-/// What a socket of the standard library keeps about waiting, and our term. Relaxed throughout: a
-/// call that runs beside a change goes by the old or the new.
+/// The blocking mode and timeouts of a socket, as in the standard library, and the term of its
+/// loans. Relaxed throughout: a call that runs beside a change uses the old or the new value.
 pub(in crate::host) struct Shape {
     nonblocking: AtomicBool,
     read_micros: AtomicU64,
@@ -47,22 +47,22 @@ impl Shape {
         self.term_micros.store(term.map_or(NONE, micros), Ordering::Relaxed);
     }
 
-    /// The term that was set.
+    /// Returns the term of loans.
     pub(in crate::host) fn term(&self) -> Option<Duration> {
         duration(&self.term_micros)
     }
 
-    /// The timeout that was set.
+    /// Returns the read timeout.
     pub(in crate::host) fn read_timeout(&self) -> Option<Duration> {
         duration(&self.read_micros)
     }
 
-    /// The timeout that was set.
+    /// Returns the write timeout.
     pub(in crate::host) fn write_timeout(&self) -> Option<Duration> {
         duration(&self.write_micros)
     }
 
-    /// How long a call that reads waits.
+    /// Returns how long a reading call blocks.
     pub(in crate::host) fn read_wait(&self) -> Option<Duration> {
         if self.nonblocking.load(Ordering::Relaxed) {
             return Some(Duration::ZERO);
@@ -70,7 +70,7 @@ impl Shape {
         self.read_timeout()
     }
 
-    /// How long a call that writes waits.
+    /// Returns how long a writing call blocks.
     pub(in crate::host) fn write_wait(&self) -> Option<Duration> {
         if self.nonblocking.load(Ordering::Relaxed) {
             return Some(Duration::ZERO);
@@ -79,7 +79,7 @@ impl Shape {
     }
 }
 
-/// As the standard library: no timeout is not the same as a zero one, which is refused.
+/// Converts a timeout. As in the standard library, zero is rejected.
 fn micros(timeout: Option<Duration>) -> io::Result<u64> {
     match timeout {
         None => Ok(NONE),

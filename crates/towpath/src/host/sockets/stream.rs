@@ -28,12 +28,12 @@ use towpath_net::socket::{self, Error, ReceiveFlags, SocketId};
 use towpath_net::tcp::Info;
 use towpath_net::time::Instant;
 
-/// Bytes that one call of `write` copies at most.
+/// Most bytes that one call of `write` copies.
 const WRITE_MAX: usize = 64 << 10;
 
-/// A TCP connection, in the shape of [`std::net::TcpStream`], with sends that lend.
+/// A TCP connection, shaped like [`std::net::TcpStream`], with sends that lend.
 ///
-/// A buffer that is lent has moved: touching it does not compile.
+/// A lent buffer has been moved, so using it does not compile:
 ///
 /// ```compile_fail,E0382
 /// # use towpath::host::TcpStream;
@@ -55,15 +55,15 @@ struct Inner {
     mode: Mode,
 }
 
-/// A buffer on its way into a socket.
+/// A send in progress of one buffer.
 pub(crate) struct Going<B> {
     buffer: Option<B>,
-    /// Bytes of it that were copied, and where they end.
+    /// Number of its bytes that were copied, and the position where they end.
     copied: usize,
     mark: Mark,
-    /// What was decided when the call began.
+    /// Whether to lend or to copy, chosen when the call began.
     choice: Choice,
-    /// How long it may be lent.
+    /// How long the buffer may be lent.
     term: Option<Duration>,
 }
 
@@ -73,12 +73,12 @@ impl<B: Lend> Going<B> {
         Self { buffer: Some(buffer), copied: 0, mark: None, choice, term }
     }
 
-    /// One that is copied, whatever the mode.
+    /// Creates a send that copies, whatever the mode.
     pub(in crate::host) fn copying(buffer: B) -> Self {
         Self { buffer: Some(buffer), copied: 0, mark: None, choice: Choice::Copy, term: None }
     }
 
-    /// The call ends here: what was accepted counts, else the error.
+    /// Ends the call: reports what was accepted, or the error if nothing was.
     pub(in crate::host) fn stop(&mut self, error: io::Error) -> Result<Sending<B>, SendError<B>> {
         let buffer = self.buffer.take().expect("a future is done once");
         match self.copied {
@@ -89,7 +89,8 @@ impl<B: Lend> Going<B> {
 }
 
 impl TcpStream {
-    /// True when it is connected; else `cx`'s waker is woken when that is so, or has failed.
+    /// Returns `Ready` once the connection is established or has failed; until then it leaves
+    /// `cx`'s waker.
     pub(in crate::host) fn poll_connect(
         &self,
         cx: &mut Context<'_>,
@@ -108,17 +109,17 @@ impl TcpStream {
         })
     }
 
-    /// The send queue of a new socket.
+    /// Creates the send queue of a new socket.
     pub(in crate::host) fn queue(host: &Host, id: SocketId) -> Arc<SendQueue> {
         Arc::new(SendQueue::new(id, host.account(id, Budget::of_stream)))
     }
 
-    /// The host, and the queue of what is sent.
+    /// Returns the host and the send queue.
     pub(in crate::host) fn parts(&self) -> (&Host, &SendQueue) {
         (&self.inner.host, &self.inner.queue)
     }
 
-    /// The owner of a socket that is in the host's table.
+    /// Wraps a socket that is in the host's table.
     pub(in crate::host) fn new(host: Host, queue: Arc<SendQueue>) -> Self {
         let (shape, mode) = (Shape::default(), Mode::new());
         Self { inner: Arc::new(Inner { host, queue, shape, mode }) }
@@ -128,20 +129,21 @@ impl TcpStream {
         self.inner.queue.id
     }
 
-    /// Sends `buffer`, which comes back with what this returns. If it is lent, this waits until the
-    /// budgets of lent bytes have room for it; it is then accepted whole, and goes out as the
-    /// connection allows. If it is copied ([`SendMode`]), this waits until all was taken, and
-    /// the buffer is back at once.
+    /// Sends `buffer`, which comes back through the returned [`Sending`]. To lend it, the call
+    /// blocks until the budgets of lent bytes have room; the buffer is then accepted as a whole and
+    /// sent as the connection allows. To copy it ([`SendMode`]), the call blocks until all bytes
+    /// are copied; the buffer is then back at once.
     ///
     /// # Errors
-    /// The connection does not send any more, or the call would have to wait and must not, and
-    /// nothing was accepted. The buffer is handed back.
+    /// Fails if the connection can no longer send, or with `WouldBlock` if the socket is
+    /// non-blocking or the timeout has passed, and if nothing was accepted. The buffer is handed
+    /// back.
     pub fn send_zc<B: Lend>(&self, buffer: B) -> Result<Sending<B>, SendError<B>> {
         self.wait_send_zc(Going::new(self, buffer, self.term()))
     }
 
-    /// As [`TcpStream::send_zc`], for a term of this call's own: when it is over the buffer comes
-    /// back as after [`Sending::recall`]. It begins when the buffer is accepted.
+    /// Sends `buffer` like [`TcpStream::send_zc`], with a term for this call: when it is over, the
+    /// buffer comes back as after [`Sending::recall`]. The term begins when the buffer is accepted.
     pub fn send_zc_for<B: Lend>(
         &self,
         buffer: B,
@@ -155,14 +157,14 @@ impl TcpStream {
         sent.unwrap_or_else(|| going.stop(would_block()))
     }
 
-    /// The same for tasks. Dropping the future before it is ready frees the buffer, which is not
-    /// lent then.
+    /// Sends `buffer` like [`TcpStream::send_zc`], as a future. Dropping the future before it is
+    /// ready frees the buffer, which is not lent by then.
     pub async fn send_zc_async<B: Lend>(&self, buffer: B) -> Result<Sending<B>, SendError<B>> {
         let mut going = Going::new(self, buffer, self.term());
         poll_fn(|cx| self.poll_send_zc(cx, &mut going)).await
     }
 
-    /// As [`TcpStream::send_zc_for`], for tasks.
+    /// Sends `buffer` like [`TcpStream::send_zc_for`], as a future.
     pub async fn send_zc_for_async<B: Lend>(
         &self,
         buffer: B,
@@ -172,7 +174,7 @@ impl TcpStream {
         poll_fn(|cx| self.poll_send_zc(cx, &mut going)).await
     }
 
-    /// Sends the buffer, which is taken when there is a result.
+    /// Sends the buffer, which is moved out when there is a result.
     pub(in crate::host) fn poll_send_zc<B: Lend>(
         &self,
         cx: &mut Context<'_>,
@@ -193,7 +195,7 @@ impl TcpStream {
         Poll::Ready(self.lend(buffer, charge, going.term, watch))
     }
 
-    /// The same for a buffer that is copied.
+    /// Copies the buffer into the send queue.
     fn poll_copy<B: Lend>(
         &self,
         cx: &mut Context<'_>,
@@ -211,24 +213,24 @@ impl TcpStream {
         Poll::Ready(Ok(Sending::copied(buffer, len)))
     }
 
-    /// How long a buffer is lent at most, unless its call says otherwise.
+    /// Returns the term for buffers whose call sets none.
     pub fn term(&self) -> Option<Duration> {
         self.inner.shape.term()
     }
 
-    /// Sets how long a buffer is lent at most, from the next call on: when the term is over it
-    /// comes back as after [`Sending::recall`]. `None`, as at first, for as long as the peer takes
-    /// to acknowledge it, and then the [default term](crate::host::Config::default_term).
+    /// Sets how long a buffer is lent at most, from the next call on. When the term is over, the
+    /// buffer comes back as after [`Sending::recall`]. `None`, the default, means until the peer
+    /// acknowledges it, plus the [default term](crate::host::Config::default_term).
     pub fn set_term(&self, term: Option<Duration>) {
         self.inner.shape.set_term(term);
     }
 
-    /// What becomes of buffers that are sent.
+    /// Returns whether sent buffers are lent or copied.
     pub fn send_mode(&self) -> SendMode {
         self.inner.mode.get()
     }
 
-    /// Sets what becomes of buffers, from the next call on.
+    /// Sets whether buffers are lent or copied, from the next call on.
     pub fn set_send_mode(&self, mode: SendMode) {
         self.inner.mode.set(mode, || self.inner.host.stream_costs());
     }
@@ -257,18 +259,18 @@ impl TcpStream {
         }
     }
 
-    /// Why nothing more is sent.
+    /// Returns why nothing more can be sent.
     pub(in crate::host) fn failure(&self) -> io::Error {
         io_error(self.inner.queue.failure().unwrap_or(Error::BrokenPipe))
     }
 
-    /// Copies the beginning of `bytes`, which is sent; returns how many.
+    /// Copies the start of `bytes` into the send queue and returns the number of bytes.
     pub fn poll_write(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
     }
 
-    /// Copies the beginning of `slices`, one after the other, which is sent; returns how many. What
-    /// is little altogether goes out in one segment.
+    /// Copies the start of the concatenated `slices` into the send queue and returns the number of
+    /// bytes. Short slices go out together in one segment.
     pub fn poll_write_vectored(
         &self,
         cx: &mut Context<'_>,
@@ -293,7 +295,7 @@ impl TcpStream {
         while room.left() > 0 {
             let Some(piece) = core.copy_in(&mut bytes, room.left(), cx.waker()) else {
                 queue.found_none(|waker| {
-                    // Leaves the waker, unless there is a frame by now.
+                    // Leaves the waker, unless a frame has become free.
                     if core.copy_in(&mut Gather::new(&[]), 0, waker).is_some() {
                         waker.wake_by_ref();
                     }
@@ -310,8 +312,8 @@ impl TcpStream {
         if sent == 0 { Poll::Pending } else { Poll::Ready(Ok(sent)) }
     }
 
-    /// Sends one frame of `len` bytes, which `fill` fills. `None` if there is no room now or no
-    /// frame, or if `fill` says so: then nothing is sent, and nobody is told when it can be.
+    /// Sends one frame of `len` bytes, which `fill` fills. Returns `None` if there is no room or no
+    /// frame, or if `fill` returns `None`: then nothing is sent and no waker is left.
     pub(in crate::host) fn send_frame(
         &self,
         len: usize,
@@ -328,7 +330,7 @@ impl TcpStream {
         Some(sent?.map_err(|_| self.failure()))
     }
 
-    /// Copies received bytes into `into`; returns how many. Zero means that no more will come.
+    /// Copies received bytes into `into` and returns their number; 0 at the end of the stream.
     pub fn poll_read(&self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
         self.poll_receive(cx, |state, id, now| {
             state
@@ -356,17 +358,18 @@ impl TcpStream {
         }
     }
 
-    /// What a receive is told that is over.
+    /// Returns the result of a completed receive.
     pub(in crate::host) fn outcome(&self, received: Result<usize, Error>) -> io::Result<usize> {
         let failure = match received {
-            // What the worker was told when it sent is for whoever asks first.
+            // An error that the worker got when it sent is returned once, to the first call that
+            // asks.
             Ok(0) | Err(Error::NotConnected) => self.inner.queue.untold_failure(),
             _ => None,
         };
         failure.map_or(received, Err).map_err(io_error)
     }
 
-    /// Uses the host's stack.
+    /// Calls `act` with the host's stack.
     pub(in crate::host) fn with_core<R>(
         &self,
         act: impl FnOnce(SocketId, &mut State, Instant) -> R,
@@ -375,13 +378,13 @@ impl TcpStream {
         self.inner.host.owner.core.call(|state, now| act(id, state, now))
     }
 
-    /// Copies received bytes, which stay to be read.
+    /// Copies received bytes into `into` and leaves them in the stream.
     pub fn peek(&self, into: &mut [u8]) -> io::Result<usize> {
         let peeked = block(self.inner.shape.read_wait(), |cx| self.poll_peek(cx, into));
         peeked.unwrap_or_else(|| Err(would_block()))
     }
 
-    /// The same for futures made by hand.
+    /// Copies received bytes like [`TcpStream::peek`], for hand-written futures.
     pub fn poll_peek(&self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
         let flags = ReceiveFlags { peek: true, ..ReceiveFlags::default() };
         self.poll_receive(cx, |state, id, now| {
@@ -389,7 +392,7 @@ impl TcpStream {
         })
     }
 
-    /// Ends directions. What was sent before is still sent.
+    /// Shuts down one or both directions. Data already written is still sent.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         let id = self.id();
         let core = &self.inner.host.owner.core;
@@ -399,63 +402,63 @@ impl TcpStream {
                 .map_err(io_error)?;
         }
         if how != Shutdown::Read {
-            // A direction that has ended ends no more.
+            // Fails only if the direction is already shut down.
             let _ = core.send(&self.inner.queue, Op::ShutDown);
         }
         Ok(())
     }
 
-    /// Our address.
+    /// Returns the local address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.inner.host.owner.core.lock().engine.protocols.local(self.id()).map_err(io_error)
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.inner.host.owner.core.lock().engine.protocols.remote(self.id()).map_err(io_error)
     }
 
-    /// What Linux tells as `TCP_INFO`; `None` without a connection.
+    /// Returns what Linux reports as `TCP_INFO`; `None` without a connection.
     pub fn info(&self) -> Option<Info> {
         let core = &self.inner.host.owner.core;
         let state = core.lock();
         state.engine.protocols.tcp(self.id()).map(|connection| connection.info(core.clock.now()))
     }
 
-    /// The pending error.
+    /// Takes the pending error.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         let error = self.inner.host.owner.core.lock().engine.protocols.take_error(self.id());
         let error = error.map_err(io_error)?.or_else(|| self.inner.queue.untold_failure());
         Ok(error.map(io_error))
     }
 
-    /// How long a call that reads waits; `None` for as long as it takes.
+    /// Sets how long a reading call blocks; `None` for no limit.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.inner.shape.set_read_timeout(timeout)
     }
 
-    /// How long a call that writes waits; `None` for as long as it takes.
+    /// Sets how long a writing call blocks; `None` for no limit.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.inner.shape.set_write_timeout(timeout)
     }
 
-    /// How long a call that reads waits.
+    /// Returns how long a reading call blocks.
     pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
         Ok(self.inner.shape.read_timeout())
     }
 
-    /// How long a call that writes waits.
+    /// Returns how long a writing call blocks.
     pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
         Ok(self.inner.shape.write_timeout())
     }
 
-    /// Whether calls fail instead of waiting.
+    /// Sets whether calls fail with `WouldBlock` instead of blocking.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.inner.shape.set_nonblocking(nonblocking);
         Ok(())
     }
 
-    /// Another handle of the same socket.
+    /// Returns another handle to the connection.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(self.clone())
     }
@@ -506,7 +509,7 @@ impl Write for TcpStream {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // A queue always takes the end.
+        // A queue always accepts `Close`.
         let _ = self.host.owner.core.send(&self.queue, Op::Close);
     }
 }

@@ -1,4 +1,4 @@
-//! TCP sockets before they connect or listen, and how they come to do so.
+//! TCP sockets before they connect or listen, and the calls that connect or listen.
 
 use crate::host::resolver::{ToSocketAddrs, first_of};
 use crate::host::sockets::listener::TcpListener;
@@ -15,7 +15,8 @@ use towpath_net::socket::{Error, Family, Options, SocketId};
 /// Connections that may wait to be accepted, as in the standard library.
 const BACKLOG: u32 = 128;
 
-/// A TCP socket that neither connects nor listens yet: for a local address, options and a backlog.
+/// A TCP socket that neither connects nor listens yet. Use it to set a local address, options or a
+/// backlog.
 ///
 /// ```
 /// use towpath::host::{Config, Host, TcpSocket};
@@ -37,23 +38,23 @@ const BACKLOG: u32 = 128;
 pub struct TcpSocket {
     host: Host,
     id: SocketId,
-    /// A stream or a listener has it.
+    /// The socket now belongs to a stream or a listener.
     is_taken: bool,
 }
 
 impl TcpSocket {
-    /// A socket for addresses of IPv4.
+    /// Creates a socket for IPv4 addresses.
     ///
     /// # Errors
-    /// Those of socket(2).
+    /// The errors of socket(2).
     pub fn v4(host: &Host) -> io::Result<Self> {
         Self::new(host, Family::V4).map_err(io_error)
     }
 
-    /// A socket for addresses of IPv6.
+    /// Creates a socket for IPv6 addresses.
     ///
     /// # Errors
-    /// Those of socket(2).
+    /// The errors of socket(2).
     pub fn v6(host: &Host) -> io::Result<Self> {
         Self::new(host, Family::V6).map_err(io_error)
     }
@@ -63,46 +64,46 @@ impl TcpSocket {
         Ok(Self { host: host.clone(), id, is_taken: false })
     }
 
-    /// Binds to an address of the host, or to all of them; port 0 chooses one.
+    /// Binds to an address of the host, or to all of them; port 0 picks a free port.
     ///
     /// # Errors
-    /// Those of bind(2).
+    /// The errors of bind(2).
     pub fn bind(&self, address: SocketAddr) -> io::Result<()> {
         let core = &self.host.owner.core;
         core.call(|state, _| state.engine.protocols.bind(self.id, address)).map_err(io_error)
     }
 
-    /// Where it is bound to.
+    /// Returns the bound address.
     ///
     /// # Errors
-    /// Those of getsockname(2).
+    /// The errors of getsockname(2).
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.host.owner.core.lock().engine.protocols.local(self.id).map_err(io_error)
     }
 
-    /// Options, as they are.
+    /// Returns the current options.
     ///
     /// # Errors
-    /// Those of getsockopt(2).
+    /// The errors of getsockopt(2).
     pub fn options(&self) -> io::Result<Options> {
         let state = self.host.owner.core.lock();
         state.engine.protocols.options(self.id).copied().map_err(io_error)
     }
 
-    /// Changes options, which connections that a listener accepts begin with.
+    /// Changes options. Connections that a listener accepts inherit them.
     ///
     /// # Errors
-    /// Those of setsockopt(2).
+    /// The errors of setsockopt(2).
     pub fn set_options(&self, change: impl FnOnce(&mut Options)) -> io::Result<()> {
         let core = &self.host.owner.core;
         let set = core.call(|state, now| state.engine.protocols.set_options(self.id, now, change));
         set.map_err(io_error)
     }
 
-    /// Takes connections, of which at most `backlog` wait to be accepted.
+    /// Listens. At most `backlog` connections wait to be accepted.
     ///
     /// # Errors
-    /// Those of listen(2).
+    /// The errors of listen(2).
     pub fn listen(self, backlog: u32) -> io::Result<TcpListener> {
         let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
         let listens = self.host.owner.core.call(|state, now| {
@@ -115,26 +116,26 @@ impl TcpSocket {
         Ok(TcpListener::new(host, id))
     }
 
-    /// Connects, and waits for it.
+    /// Connects, and blocks until the connection is established.
     ///
     /// # Errors
-    /// Those of connect(2).
+    /// The errors of connect(2).
     pub fn connect(self, remote: SocketAddr) -> io::Result<TcpStream> {
         self.connect_within(remote, None)
     }
 
-    /// Connects, and waits for at most `timeout`.
+    /// Connects, and blocks for at most `timeout`.
     ///
     /// # Errors
-    /// `TimedOut`; those of connect(2).
+    /// `TimedOut`; errors of connect(2).
     pub fn connect_timeout(self, remote: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
         self.connect_within(remote, Some(timeout))
     }
 
-    /// As [`TcpSocket::connect`], for tasks. Dropping the future gives up.
+    /// Connects like [`TcpSocket::connect`], as a future. Dropping the future aborts the attempt.
     ///
     /// # Errors
-    /// Those of connect(2).
+    /// The errors of connect(2).
     pub async fn connect_async(self, remote: SocketAddr) -> io::Result<TcpStream> {
         let stream = self.begin(remote)?;
         poll_fn(|cx| stream.poll_connect(cx, remote)).await?;
@@ -152,7 +153,7 @@ impl TcpSocket {
         Ok(stream)
     }
 
-    /// Begins to connect.
+    /// Starts to connect.
     pub(in crate::host) fn begin(self, remote: SocketAddr) -> io::Result<TcpStream> {
         let queue = TcpStream::queue(&self.host, self.id);
         let begun = self.host.owner.core.call(|state, now| {
@@ -167,7 +168,7 @@ impl TcpSocket {
         Ok(TcpStream::new(host, queue))
     }
 
-    /// The host and the socket, whose owner is another from now on.
+    /// Returns the host and the socket, whose ownership moves to the caller.
     fn into_parts(mut self) -> (Host, SocketId) {
         self.is_taken = true;
         (self.host.clone(), self.id)
@@ -175,49 +176,51 @@ impl TcpSocket {
 }
 
 impl TcpStream {
-    /// Connects, and waits for it. Of several addresses the first that answers is taken.
+    /// Connects, and blocks until the connection is established. Several addresses are tried in
+    /// order.
     ///
     /// # Errors
-    /// Those of connect(2), of the address that was tried last; what the host's
-    /// [resolver](crate::host::Resolver) says.
+    /// The errors of connect(2) for the address tried last; errors of the host's
+    /// [resolver](crate::host::Resolver).
     pub fn connect(host: &Host, remote: impl ToSocketAddrs) -> io::Result<Self> {
         first_of(host.resolver(), remote, |remote| Self::begin_at(host, remote)?.connect(remote))
     }
 
-    /// Connects, and waits for at most `timeout`.
+    /// Connects, and blocks for at most `timeout`.
     ///
     /// # Errors
-    /// `TimedOut`; those of connect(2).
+    /// `TimedOut`; errors of connect(2).
     pub fn connect_timeout(host: &Host, remote: SocketAddr, timeout: Duration) -> io::Result<Self> {
         Self::begin_at(host, remote)?.connect_timeout(remote, timeout)
     }
 
-    /// As [`TcpStream::connect`], for tasks. Dropping the future gives up.
+    /// Connects like [`TcpStream::connect`] to one address, as a future. Dropping the future aborts
+    /// the attempt.
     ///
     /// # Errors
-    /// Those of connect(2).
+    /// The errors of connect(2).
     pub async fn connect_async(host: &Host, remote: SocketAddr) -> io::Result<Self> {
         Self::begin_at(host, remote)?.connect_async(remote).await
     }
 
-    /// A socket that is to be connected with `remote`.
+    /// Creates a socket of the address family of `remote`.
     fn begin_at(host: &Host, remote: SocketAddr) -> io::Result<TcpSocket> {
         TcpSocket::new(host, family(remote)).map_err(io_error)
     }
 
-    /// Begins to connect.
+    /// Starts to connect.
     pub(in crate::host) fn begin(host: &Host, remote: SocketAddr) -> io::Result<Self> {
         Self::begin_at(host, remote)?.begin(remote)
     }
 }
 
 impl TcpListener {
-    /// Listens at an address of the host, or at all of them; port 0 chooses one. Of several
-    /// addresses the first is taken that can be. [`TcpSocket`] has another backlog than 128, and
-    /// options.
+    /// Listens at an address of the host, or at all of them; port 0 picks a free port. Of several
+    /// addresses, the first that can be bound is used. Use [`TcpSocket`] for options or another
+    /// backlog than 128.
     ///
     /// # Errors
-    /// Those of bind(2) and listen(2).
+    /// The errors of bind(2) and listen(2).
     pub fn bind(host: &Host, address: impl ToSocketAddrs) -> io::Result<Self> {
         first_of(host.resolver(), address, |address| {
             let socket = TcpSocket::new(host, family(address)).map_err(io_error)?;

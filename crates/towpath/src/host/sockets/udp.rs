@@ -34,15 +34,16 @@ use towpath_net::time::Instant;
 use towpath_packet::Held;
 use towpath_packet::packet::PIECES_MAX;
 
-/// Bytes that a socket has lent, up to which a call hands its datagrams to the stack itself: more
-/// than one of them. Beyond it the worker does: to wake it costs less than all that work, and it
-/// goes on by itself as long as calls come faster.
+/// While a socket has lent at most this many bytes, enough for several datagrams, a call hands its
+/// datagrams to the stack itself. Beyond that the worker does: waking it costs less than doing all
+/// that work, and it needs no wake-up while calls come faster than it works.
 const DIRECT_MAX: usize = 128 << 10;
-/// What one buffer takes of a queue at most, to be left to the worker: beyond that a program would
-/// sleep and wake for every few, and a call of its own has a small share in all the datagrams.
+/// Largest part of a queue that one buffer may take to be left to the worker. Larger buffers would
+/// make a program sleep and wake up every few calls, and the cost of a direct call is small
+/// compared with that of its many datagrams.
 const QUEUED_EACH_MAX: usize = DATAGRAMS_QUEUED_MAX / 8;
 
-/// A UDP socket, in the shape of [`std::net::UdpSocket`].
+/// A UDP socket, shaped like [`std::net::UdpSocket`].
 #[derive(Clone)]
 pub struct UdpSocket {
     inner: Arc<Inner>,
@@ -53,22 +54,22 @@ struct Inner {
     id: SocketId,
     shape: Shape,
     mode: Mode,
-    /// Of what is lent.
+    /// Holds lent buffers on their way to the worker.
     queue: Arc<SendQueue>,
 }
 
 impl UdpSocket {
-    /// Binds to an address of the host, or to all of them; port 0 chooses one. Of several addresses
-    /// the first is taken that can be.
+    /// Binds to an address of the host, or to all of them; port 0 picks a free port. Of several
+    /// addresses, the first that can be bound is used.
     ///
     /// # Errors
-    /// Those of bind(2).
+    /// The errors of bind(2).
     pub fn bind(host: &Host, address: impl ToSocketAddrs) -> io::Result<Self> {
         let open = |address| Self::open(host, Some(address), |own| own.datagram(family(address)));
         first_of(host.resolver(), address, open)
     }
 
-    /// The socket that `make` makes, bound to an address if there is one.
+    /// Opens a socket with `make` and binds it if there is an address.
     pub(in crate::host) fn open(
         host: &Host,
         address: Option<SocketAddr>,
@@ -91,7 +92,8 @@ impl UdpSocket {
         Ok(Self { inner: Arc::new(Inner { host, id, shape, mode, queue }) })
     }
 
-    /// Does something with the socket. Datagrams that wait to be sent go by what it finds.
+    /// Calls `act` with the socket. Queued datagrams are sent first, with the options of their
+    /// calls.
     pub(in crate::host) fn with_sockets<T>(
         &self,
         act: impl FnOnce(&mut Sockets, SocketId, Instant) -> T,
@@ -99,13 +101,13 @@ impl UdpSocket {
         let Inner { id, queue, host, .. } = &*self.inner;
         host.owner.core.call_to_send(|state, now| {
             queue.shut();
-            // As far as there is room: what waits goes by the options of its call.
+            // Only as far as there is room: the rest keeps the options of its call.
             let _ = state.drain_datagrams(queue, now);
             act(&mut state.engine.protocols, *id, now)
         })
     }
 
-    /// Looks at the socket.
+    /// Calls `look` with the socket.
     pub(in crate::host) fn with_state<T>(&self, look: impl FnOnce(&Sockets, SocketId) -> T) -> T {
         look(&self.inner.host.owner.core.lock().engine.protocols, self.inner.id)
     }
@@ -114,10 +116,10 @@ impl UdpSocket {
         &self.inner.host
     }
 
-    /// Names the one peer.
+    /// Connects the socket to one peer.
     ///
     /// # Errors
-    /// Those of connect(2).
+    /// The errors of connect(2).
     pub fn connect(&self, remote: impl ToSocketAddrs) -> io::Result<()> {
         let Inner { id, queue, host, .. } = &*self.inner;
         first_of(host.resolver(), remote, |remote| {
@@ -129,11 +131,11 @@ impl UdpSocket {
         })
     }
 
-    /// Sends a datagram to `remote`. Waits while the device takes nothing. Of several addresses the
-    /// first is taken.
+    /// Sends a datagram to `remote`. Blocks while the device accepts nothing. Of several addresses,
+    /// the first is used.
     ///
     /// # Errors
-    /// Those of sendto(2).
+    /// The errors of sendto(2).
     pub fn send_to(&self, bytes: &[u8], remote: impl ToSocketAddrs) -> io::Result<usize> {
         let to = match remote.to_target()? {
             Target::Address(address) => Some(address),
@@ -143,22 +145,22 @@ impl UdpSocket {
         self.send_with(bytes, &SendTo { to, ..SendTo::default() })
     }
 
-    /// Sends a datagram to the peer.
+    /// Sends a datagram to the connected peer.
     pub fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         self.send_with(bytes, &SendTo::default())
     }
 
-    /// Sends a datagram as `send` says.
+    /// Sends a datagram with the options of `send`.
     pub(in crate::host) fn send_with(&self, bytes: &[u8], send: &SendTo) -> io::Result<usize> {
         let wait = self.inner.shape.write_wait();
         let sent = block(wait, |cx| self.poll_copy(cx, |_| [bytes], send, false));
         sent.unwrap_or_else(|| Err(would_block()))
     }
 
-    /// Sends a datagram to `remote`, or else to the peer, for tasks.
+    /// Sends a datagram to `remote`, or to the connected peer if it is `None`, as a future.
     ///
     /// # Errors
-    /// Those of sendto(2).
+    /// The errors of sendto(2).
     pub async fn send_to_async(
         &self,
         bytes: &[u8],
@@ -167,7 +169,8 @@ impl UdpSocket {
         poll_fn(|cx| self.poll_send_to(cx, bytes, remote)).await
     }
 
-    /// The same for futures: to `remote`, or else to the peer.
+    /// Sends a datagram to `remote`, or to the connected peer if it is `None`, for hand-written
+    /// futures.
     pub fn poll_send_to(
         &self,
         cx: &mut Context<'_>,
@@ -177,9 +180,9 @@ impl UdpSocket {
         self.poll_copy(cx, |_| [bytes], &SendTo { to: remote, ..SendTo::default() }, false)
     }
 
-    /// Copies buffers, one after the other, into a datagram: those that `buffers` yields when it is
-    /// told how many bytes can go together at most. A call that `continues` copies nothing if an
-    /// error waits, which is for the next.
+    /// Copies buffers into one datagram. `buffers` is called with the largest number of bytes that
+    /// can go together and returns the buffers. If `continues` and an error is pending, nothing is
+    /// copied: the next call returns the error.
     fn poll_copy<'a, T: AsRef<[&'a [u8]]>>(
         &self,
         cx: &mut Context<'_>,
@@ -206,24 +209,25 @@ impl UdpSocket {
         ready(sent)
     }
 
-    /// Sends `buffer` as a datagram to the peer. If it is lent, it comes back with what this
-    /// returns when the datagram has left, which says nothing about the peer, or when its term is
-    /// over; this waits until the budgets of lent bytes have room. If it is copied ([`SendMode`]),
-    /// it is back at once. Both wait while the device takes nothing.
+    /// Sends `buffer` as a datagram to the connected peer. A lent buffer comes back through the
+    /// returned [`Sending`] when the datagram has left the host, which says nothing about its
+    /// delivery, or when its term is over; the call blocks until the budgets of lent bytes have
+    /// room. A copied buffer ([`SendMode`]) is back at once. Either way the call blocks while the
+    /// device accepts nothing.
     ///
-    /// With a segment size ([`SendTo::segment_size`], or the socket's option) the buffer goes as
-    /// datagrams of that size, and may be longer than one: any number of them cost one call, one
-    /// loan or a few, and one return. Of a [`Chain`](crate::host::Chain) of buffers of that size
-    /// each is a datagram. A call that cannot wait may take some of them only:
-    /// [`Sending::accepted`] tells.
+    /// With a segment size ([`SendTo::segment_size`], or the socket's option) the buffer is sent as
+    /// datagrams of that size, and may be longer than one datagram: any number of datagrams cost
+    /// one call, one or a few loans, and one return. In a [`Chain`](crate::host::Chain) of buffers
+    /// of that size, each buffer is a datagram. A non-blocking call may accept only the first
+    /// datagrams: see [`Sending::accepted`].
     ///
     /// # Errors
-    /// Those of [`UdpSocket::send`]. A datagram that is lent in more than
-    /// [`LENT_RANGES_MAX`](towpath_net::socket::LENT_RANGES_MAX) parts is too long, too. The buffer
-    /// is handed back. An error that comes when some datagrams have been accepted is for the next
-    /// call.
+    /// The errors of [`UdpSocket::send`]. A datagram that is lent in more than
+    /// [`LENT_RANGES_MAX`](towpath_net::socket::LENT_RANGES_MAX) parts is also too long. The buffer
+    /// is handed back. If some datagrams have been accepted before the error, the next call returns
+    /// it.
     ///
-    /// A buffer that is on its way is out of reach:
+    /// A buffer that is being sent cannot be used:
     ///
     /// ```compile_fail,E0382
     /// # use towpath::host::UdpSocket;
@@ -237,7 +241,7 @@ impl UdpSocket {
         self.send_zc_with(buffer, &SendTo::default())
     }
 
-    /// The same, to `remote`.
+    /// Sends `buffer` to `remote`, like [`UdpSocket::send_zc`].
     pub fn send_zc_to<B: Lend>(
         &self,
         buffer: B,
@@ -246,8 +250,8 @@ impl UdpSocket {
         self.send_zc_with(buffer, &SendTo { to: Some(remote), ..SendTo::default() })
     }
 
-    /// The same, as `send` says: as several datagrams of [`SendTo::segment_size`], for a term of
-    /// its own ([`SendTo::term`]), and others.
+    /// Sends `buffer` like [`UdpSocket::send_zc`], with the options of `send`, such as the size of
+    /// datagrams ([`SendTo::segment_size`]) and a term of its own ([`SendTo::term`]).
     pub fn send_zc_with<B: Lend>(
         &self,
         buffer: B,
@@ -259,8 +263,8 @@ impl UdpSocket {
         sent.unwrap_or_else(|| going.stop(would_block()))
     }
 
-    /// The same for tasks. Dropping the future before it is ready sends no more of the buffer,
-    /// which is freed when nothing of it is lent.
+    /// Sends `buffer` like [`UdpSocket::send_zc_with`], as a future. Dropping the future before it
+    /// is ready stops the send; the buffer is freed once no part of it is lent.
     pub async fn send_zc_async<B: Lend>(
         &self,
         buffer: B,
@@ -270,7 +274,7 @@ impl UdpSocket {
         poll_fn(|cx| self.poll_send_zc(cx, &mut going)).await
     }
 
-    /// Sends the buffer, which is taken when there is a result.
+    /// Sends the buffer, which is moved out when there is a result.
     pub(in crate::host) fn poll_send_zc<B: Lend>(
         &self,
         cx: &mut Context<'_>,
@@ -292,7 +296,7 @@ impl UdpSocket {
         })
     }
 
-    /// Copies what is left, as datagrams of which as many as possible go together.
+    /// Copies the rest, as many datagrams at a time as possible.
     fn poll_copy_parts<B: Lend>(
         &self,
         cx: &mut Context<'_>,
@@ -316,7 +320,7 @@ impl UdpSocket {
         }
     }
 
-    /// Lends what is left.
+    /// Lends the rest.
     fn poll_lend<B: Lend>(
         &self,
         cx: &mut Context<'_>,
@@ -367,39 +371,40 @@ impl UdpSocket {
         ready(sent)
     }
 
-    /// What becomes of buffers that are sent with [`UdpSocket::send_zc`].
+    /// Returns whether [`UdpSocket::send_zc`] lends or copies.
     pub fn send_mode(&self) -> SendMode {
         self.inner.mode.get()
     }
 
-    /// Sets what becomes of buffers, from the next call on.
+    /// Sets whether buffers are lent or copied, from the next call on.
     pub fn set_send_mode(&self, mode: SendMode) {
         self.inner.mode.set(mode, || self.inner.host.datagram_costs());
     }
 
-    /// How long a buffer is lent at most, unless its call says otherwise.
+    /// Returns the term for buffers whose call sets none.
     pub fn term(&self) -> Option<Duration> {
         self.inner.shape.term()
     }
 
-    /// Sets how long a buffer is lent at most, from the next call on: then it comes back as after
-    /// [`Sending::recall`]. `None`, as at first, for as long as it takes until the datagram has
-    /// left, and then the [default term](crate::host::Config::default_term).
+    /// Sets how long a buffer is lent at most, from the next call on. Then it comes back as after
+    /// [`Sending::recall`]. `None`, the default, means until the datagram has left, plus the
+    /// [default term](crate::host::Config::default_term).
     pub fn set_term(&self, term: Option<Duration>) {
         self.inner.shape.set_term(term);
     }
 
-    /// Receives a datagram, and tells where it came from. What `into` has no room for is lost.
+    /// Receives a datagram and returns its source address. Bytes that do not fit into `into` are
+    /// lost.
     pub fn recv_from(&self, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         self.receive(into, false).map(|told| (told.copied, told.from))
     }
 
-    /// Receives a datagram of the peer. What `into` has no room for is lost.
+    /// Receives a datagram from the connected peer. Bytes that do not fit into `into` are lost.
     pub fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
         self.receive(into, false).map(|told| told.copied)
     }
 
-    /// As [`UdpSocket::recv_from`], but the datagram stays to be received.
+    /// Copies the next datagram like [`UdpSocket::recv_from`], and leaves it in the queue.
     pub fn peek_from(&self, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         self.receive(into, true).map(|told| (told.copied, told.from))
     }
@@ -414,16 +419,17 @@ impl UdpSocket {
         received.unwrap_or_else(|| Err(would_block()))
     }
 
-    /// Receives a datagram, for tasks. What `into` has no room for is lost. Dropping the future
-    /// loses no datagram.
+    /// Receives a datagram, as a future. Bytes that do not fit into `into` are lost. Dropping the
+    /// future loses no datagram.
     ///
     /// # Errors
-    /// Those of recvfrom(2).
+    /// The errors of recvfrom(2).
     pub async fn recv_from_async(&self, into: &mut [u8]) -> io::Result<ReceivedDatagram> {
         poll_fn(|cx| self.poll_recv_from(cx, into)).await
     }
 
-    /// As [`UdpSocket::recv_from`], for futures; tells more.
+    /// Receives a datagram like [`UdpSocket::recv_from`], for hand-written futures, and returns
+    /// more about it.
     pub fn poll_recv_from(
         &self,
         cx: &mut Context<'_>,
@@ -432,7 +438,7 @@ impl UdpSocket {
         self.poll_receive(cx, into, false)
     }
 
-    /// Copies the next datagram, which stays to be received; for futures made by hand.
+    /// Copies the next datagram and leaves it in the queue, for hand-written futures.
     pub fn poll_peek_from(
         &self,
         cx: &mut Context<'_>,
@@ -460,21 +466,23 @@ impl UdpSocket {
         ready(received)
     }
 
-    /// Receives a datagram without copying it: as pieces added to `into`. Each piece shows its
-    /// bytes ([`Held::bytes`]); what others could write is copied. The datagram is received whole.
+    /// Receives a datagram without copying it, as pieces appended to `into`. Each piece shows its
+    /// bytes ([`Held::bytes`]); bytes that others could still write are copied. The datagram is
+    /// always received whole.
     ///
-    /// Memory goes back to whoever lent it when the pieces are dropped, on whatever thread. Until
-    /// then they count with the receive buffer: datagrams that it has no room for are lost.
+    /// The memory goes back to its lender when the pieces are dropped, on any thread. Until then
+    /// they count against the receive buffer: datagrams that do not fit into it are lost.
     ///
     /// # Errors
-    /// Those of [`UdpSocket::recv_from`]; `ENOBUFS` if this socket or all of the host keep too
-    /// much: the datagram stays, and receiving with a copy goes on.
+    /// The errors of [`UdpSocket::recv_from`]; `ENOBUFS` if the readers of this socket or of its
+    /// host hold too many bytes. The datagram stays in the queue, and receiving with a copy still
+    /// works.
     pub fn recv_lent(&self, into: &mut Vec<Held>) -> io::Result<ReceivedDatagram> {
         let received = block(self.inner.shape.read_wait(), |cx| self.poll_recv_lent(cx, into));
         received.unwrap_or_else(|| Err(would_block()))
     }
 
-    /// The same for futures made by hand.
+    /// Receives a datagram like [`UdpSocket::recv_lent`], for hand-written futures.
     pub fn poll_recv_lent(
         &self,
         cx: &mut Context<'_>,
@@ -485,7 +493,7 @@ impl UdpSocket {
         })
     }
 
-    /// The same for packets that begin with headers, which are appended to `headers`.
+    /// Receives a packet that begins with headers, which are appended to `headers`.
     pub(in crate::host) fn recv_frame_lent(
         &self,
         headers: &mut Vec<u8>,
@@ -530,7 +538,7 @@ impl UdpSocket {
         ready(received)
     }
 
-    /// What holds now. `waker` is woken when there is something new.
+    /// Returns the current readiness. `waker` is woken when there is something new.
     pub(in crate::host) fn poll_ready(&self, interest: Interest, waker: &Waker) -> Readiness {
         let Inner { host, id, queue, .. } = &*self.inner;
         if interest.writable {
@@ -544,7 +552,8 @@ impl UdpSocket {
         }
         let ready = readiness(state.engine.protocols.readiness(*id));
         drop(state);
-        // Half of the room, as it comes back by halves: who hears of it can send more than one.
+        // Writable from half of the room on, because room is returned in halves: the program can
+        // then send several datagrams.
         let room = || queue.room.has_room_for(DATAGRAMS_QUEUED_MAX / 2);
         let has_room = || {
             room() || {
@@ -555,13 +564,13 @@ impl UdpSocket {
         Readiness { writable: interest.writable && ready.writable && has_room(), ..ready }
     }
 
-    /// Another handle of the same socket.
+    /// Returns another handle to the socket.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(self.clone())
     }
 }
 
-/// All of a datagram, whose packet has no more pieces than any.
+/// Reads a whole datagram: no packet has more pieces than this.
 const WHOLE: ReadMost = ReadMost { bytes: usize::MAX, pieces: PIECES_MAX, private: true };
 
 fn ready<T>(result: Result<T, Error>) -> Poll<io::Result<T>> {

@@ -1,4 +1,4 @@
-//! What event queues see of a host: sockets that are ready, and buffers that are back.
+//! Sources that event queues watch on a host: readiness of sockets, and the return of buffers.
 
 use crate::host::lending::ticket::Ticket;
 use crate::host::{Lend, Sending, TcpListener, TcpStream, UdpSocket};
@@ -8,7 +8,7 @@ use std::task::Waker;
 use towpath_io::events::{Interest, Readiness};
 use towpath_net::socket;
 
-/// A socket, which stays open as long as this is kept.
+/// A watched socket, which stays open as long as this exists.
 pub(crate) enum Watched {
     Stream(TcpStream),
     Listener(TcpListener),
@@ -16,7 +16,8 @@ pub(crate) enum Watched {
 }
 
 impl Watched {
-    /// What holds now, of what is asked for. `waker` is woken when there is something new.
+    /// Returns which of the requested conditions hold now. `waker` is woken when there is something
+    /// new.
     pub(crate) fn poll_ready(&self, interest: Interest, waker: &Waker) -> Readiness {
         let ready = match self {
             Self::Stream(stream) => poll_stream(stream, interest, waker),
@@ -32,7 +33,7 @@ impl Watched {
     }
 }
 
-/// A buffer that comes back.
+/// The return of a buffer.
 pub(crate) struct Return(Result<Arc<Ticket>, bool>);
 
 impl Return {
@@ -40,7 +41,8 @@ impl Return {
         Self(sending.ticket())
     }
 
-    /// Whether bytes were copied, if it is back; else `waker` is woken when it is.
+    /// Returns whether bytes were copied, if the buffer is back; otherwise `waker` is woken when it
+    /// is.
     pub(crate) fn poll(&self, waker: &Waker) -> Option<bool> {
         match &self.0 {
             Ok(ticket) => ticket.watch(waker),
@@ -50,14 +52,14 @@ impl Return {
 }
 
 impl TcpStream {
-    /// Why nothing can be sent any more, if it is closed in both directions. Else `waker` is woken
-    /// when it is, and at other news.
+    /// Returns why nothing more can be sent, if the connection is closed in both directions.
+    /// Otherwise `waker` is woken when it is, or spuriously.
     pub(crate) fn poll_broken(&self, waker: &Waker) -> Option<io::Error> {
         poll_stream(self, Interest::NONE, waker).hangup.then(|| self.failure())
     }
 }
 
-/// What holds of a stream now. `waker` is woken when there is something new.
+/// Returns a stream's current readiness. `waker` is woken when there is something new.
 fn poll_stream(stream: &TcpStream, interest: Interest, waker: &Waker) -> Readiness {
     let (host, queue) = stream.parts();
     let id = queue.id;
@@ -80,12 +82,12 @@ fn poll_stream(stream: &TcpStream, interest: Interest, waker: &Waker) -> Readine
             queue.room.has_room()
         }
     };
-    // Room is that of the queue; the stack's is the worker's business.
+    // Writable means room in the socket's queue; only the worker depends on room in the stack.
     let writable = interest.writable && !is_opening && (ready.hangup || has_room());
     Readiness { writable, ..ready }
 }
 
-/// What a stack says, in other words.
+/// Converts the stack's readiness.
 pub(in crate::host) fn readiness(ready: socket::Readiness) -> Readiness {
     Readiness {
         readable: ready.contains(socket::Readiness::IN),

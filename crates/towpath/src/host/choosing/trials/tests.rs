@@ -1,27 +1,28 @@
-//! Costs that are made up, in a time that is: what choosing costs beside what the better way would.
+//! Simulated costs in simulated time: compares the cost of choosing with that of the better way.
 
 use super::*;
 use std::cell::Cell;
 
-/// A sender that is as far ahead as it may. Of what a loan costs it pays a part with its call, and
-/// the network the rest when it comes to it: before a copy, or when no more may be out.
+/// A sender that runs as far ahead as it may. It pays a part of a loan's cost with its call; the
+/// rest is paid when the network gets to it: before a copy, or when no more may be lent.
 struct World {
     now: Cell<f64>,
     out: Cell<f64>,
-    /// Nanoseconds that what is out will cost.
+    /// Nanoseconds that lent bytes will still cost.
     owed: Cell<f64>,
     random: Cell<u64>,
-    /// What the measured time of a stretch may be off, as a part of it.
+    /// Error of a measured time, as a fraction of a window.
     noise: f64,
     off: Cell<f64>,
-    /// For how long the process was stopped by others, and for how much of its time it is.
+    /// Nanoseconds that the process was stopped by others, and the fraction of time for which it
+    /// is.
     stopped: Cell<f64>,
     stops: f64,
-    /// Nanoseconds that a change from one way to the other costs, and whether the last call lent.
+    /// Nanoseconds that a switch costs, and whether the last call lent.
     change: f64,
     lent: Cell<bool>,
-    /// What a loan costs, of what it costs for good, until [`FRESH_BYTES`] were lent since the
-    /// last change, and how many were.
+    /// Cost of a loan relative to its long-run cost until [`FRESH_BYTES`] were lent since the last
+    /// switch, and the bytes lent since then.
     fresh: f64,
     since_change: Cell<f64>,
 }
@@ -49,7 +50,7 @@ impl World {
         }
     }
 
-    /// From -1 to 1 (splitmix64).
+    /// Returns a number from -1 to 1 (splitmix64).
     fn random(&self) -> f64 {
         self.random.set(self.random.get().wrapping_add(0x9e37_79b9_7f4a_7c15));
         let mut mixed = self.random.get();
@@ -58,7 +59,7 @@ impl World {
         (mixed ^ mixed >> 31) as f64 / (u64::MAX / 2) as f64 - 1.0
     }
 
-    /// A call that costs so many nanoseconds sooner or later; returns what is paid now.
+    /// Makes a call that costs `nanos` sooner or later. Returns what is paid now.
     fn call(&self, size: usize, lends: bool, nanos: f64) -> f64 {
         let (out, owed) = (self.out.get() + size as f64, self.owed.get());
         let since_change = if lends { self.since_change.get() + size as f64 } else { 0.0 };
@@ -83,14 +84,14 @@ impl World {
     }
 }
 
-/// How long a process runs that others stop for a part of its time.
+/// How long a process runs between stops by others.
 const TURN_NANOS: f64 = 150e6;
 
-/// Bytes that may be out.
+/// Most bytes that may be lent.
 const OUT_MAX: f64 = (16 << 20) as f64;
-/// See [`World`]: that memory has gone round some times by then.
+/// Bytes after which memory has gone round a few times; see [`World`].
 const FRESH_BYTES: f64 = 3.5 * OUT_MAX;
-/// Part of a loan's cost that is paid later.
+/// Fraction of a loan's cost that is paid later.
 const LATER: f64 = 0.8;
 
 impl Gauge for World {
@@ -99,7 +100,7 @@ impl Gauge for World {
     }
 
     fn used(&self) -> Duration {
-        // Each look is off by some of a window.
+        // Each measurement is off by a fraction of a window.
         self.off.set(self.random() * self.noise * WINDOW.as_nanos() as f64 / 2.0);
         Duration::from_nanos((self.now.get() + self.off.get()).max(0.0) as u64)
     }
@@ -109,8 +110,8 @@ impl Gauge for World {
     }
 }
 
-/// Sends calls of `sizes` in turn for `span` seconds; returns what they cost, of what the better
-/// way for each would have.
+/// Sends calls of `sizes` in turn for `span` seconds. Returns their cost relative to that of the
+/// better way for each.
 fn loss(
     costs: &Costs,
     world: &World,
@@ -140,16 +141,16 @@ fn loss(
 
 const NANOS_PER_BYTE: f64 = 0.5;
 
-/// Costs of which lending has `ratio` of copying's.
+/// Returns costs with lending at `ratio` of copying.
 fn level(ratio: f64) -> impl Fn(usize, bool) -> f64 {
     move |size, lends| size as f64 * NANOS_PER_BYTE * if lends { ratio } else { 1.0 }
 }
 
-/// The bound of the issue that `Auto` is: never more than this of the better way.
+/// Bound that `Auto` must meet: cost relative to the better way.
 const BOUND: f64 = 1.03;
 
-/// Goal: whatever the two ways cost, trials and what they decide lose little; from a good and from
-/// a bad beginning, with steady figures and with noisy ones.
+/// Goal: whatever the costs of the two ways, trials and their decisions lose little; from a good
+/// and a bad start, with steady and with noisy measurements.
 #[test]
 fn no_ratio_of_costs_loses_much() {
     for (index, ratio) in
@@ -163,8 +164,8 @@ fn no_ratio_of_costs_loses_much() {
     }
 }
 
-/// Goal: where the speed of the machine changes by more than what the two ways differ by, the
-/// better one is found all the same. Method: the mean of many processes, after some seconds.
+/// Goal: if the speed of the machine changes by more than the difference of the two ways, the
+/// better one is still found. Method: the mean of many processes, after some seconds.
 #[test]
 fn noise_is_averaged_out() {
     for ratio in [0.8, 0.87, 0.95, 1.05, 1.15, 1.25] {
@@ -177,7 +178,7 @@ fn noise_is_averaged_out() {
     }
 }
 
-/// What is lost, without what the speed does, and whether the way is the better one at the end.
+/// Returns the loss apart from changes of speed, and whether the better way is chosen at the end.
 fn after_noise(seed: u64, ratio: f64) -> (f64, bool) {
     let begin = if seed.is_multiple_of(2) { 0 } else { usize::MAX };
     let (costs, world) = (Costs::new(begin), World::new(seed, 0.0));
@@ -194,16 +195,17 @@ fn after_noise(seed: u64, ratio: f64) -> (f64, bool) {
     (loss, costs.lends(64 << 10) == (ratio < 1.0))
 }
 
-/// Of the logarithm of the speed: a fifth either way, as was seen.
+/// Of the logarithm of the speed: a fifth either way, as measured.
 const NOISE: f64 = 0.35;
 const NOISY_RUNS: u64 = 40;
-/// Lost by the mean of them.
+/// Bound of their mean loss.
 const NOISY_BOUND: f64 = 1.02;
-/// So many of them go the better way at the end where it is by a tenth, and others are just trying.
+/// Of them, how many must use the better way at the end if it is better by a tenth; the others may
+/// be in a trial.
 const RIGHT_MIN: usize = 36;
 
-/// Goal: what the changes of a trial cost is part of what it may lose, also where both ways are
-/// level, so that nothing else is lost.
+/// Goal: the cost of a trial's switches counts as its loss, also if both ways cost the same, so
+/// that nothing else is lost.
 #[test]
 fn changes_that_cost_come_rarely() {
     for (seed, ratio) in [0.7, 0.95, 1.0, 1.05, 1.4].into_iter().enumerate() {
@@ -217,11 +219,11 @@ fn changes_that_cost_come_rarely() {
 
 /// As much as a run of a trial.
 const CHANGE_NANOS: f64 = 100e6;
-/// What they may cost.
+/// Bound of their cost.
 const CHANGES_BOUND: f64 = 1.015;
 
-/// Goal: loans that are cheap until their memory has gone round, for longer than a window is away,
-/// do not pass for cheap.
+/// Goal: loans that are cheap until their memory has gone round, for longer than a window takes,
+/// are not taken for cheap.
 #[test]
 fn cheap_beginnings_do_not_deceive() {
     let small = |ratio| move |size, lends| 8.0 * level(ratio)(size, lends);
@@ -235,8 +237,8 @@ fn cheap_beginnings_do_not_deceive() {
     }
 }
 
-/// Goal: on a machine whose speed changes all the time, so that most trials tell nothing, those
-/// lose little: they are not made again and again.
+/// Goal: on a machine whose speed changes constantly, so that most trials have no result, trials
+/// lose little: they are not repeated all the time.
 #[test]
 fn trials_in_vain_lose_little() {
     for (seed, ratio) in [0.1, 0.2, 5.0, 10.0].into_iter().enumerate() {
@@ -256,13 +258,13 @@ fn trials_in_vain_lose_little() {
     }
 }
 
-/// What may be lost on such a machine: twice [`LOSS_PARTS`].
+/// Bound of the loss on such a machine: twice [`LOSS_PARTS`].
 const VAIN_BOUND: f64 = 1.01;
-/// How long a machine goes on at one speed.
+/// How long a machine keeps one speed.
 const SEGMENT_NANOS: f64 = 70e6;
 
-/// Goal: a process that others stop for two thirds of its time, in the middle of trials, learns as
-/// any other.
+/// Goal: a process that others stop for two thirds of the time, in the middle of trials, learns
+/// like any other.
 #[test]
 fn who_is_stopped_learns() {
     for (seed, ratio) in [0.2, 0.8, 1.25, 5.0].into_iter().enumerate() {
@@ -277,8 +279,7 @@ fn who_is_stopped_learns() {
     }
 }
 
-/// Goal: costs that change are found, and the time until then is a small part of the time since
-/// they were other ones.
+/// Goal: changed costs are detected, within a small part of the time since they last changed.
 #[test]
 fn a_change_is_found() {
     for (before, after) in [(0.5, 2.0), (2.0, 0.5), (0.9, 1.2), (1.2, 0.9)] {
@@ -291,7 +292,7 @@ fn a_change_is_found() {
     }
 }
 
-/// Goal: each size goes its own way although calls of others go beside it.
+/// Goal: each size is decided on its own, although calls of other sizes are mixed in.
 #[test]
 fn sizes_that_go_together_are_decided_each() {
     let cost = |size: usize, lends: bool| if lends { 2000.0 } else { 1000.0 + size as f64 / 4.0 };
@@ -305,8 +306,7 @@ fn sizes_that_go_together_are_decided_each() {
     }
 }
 
-/// Goal: a sender that sends too little for a trial is left alone; one that sends nothing for hours
-/// is no trouble.
+/// Goal: a sender that sends too little for a trial is left alone, even after hours of silence.
 #[test]
 fn who_sends_little_is_not_tried() {
     let (costs, world) = (Costs::new(4096), World::new(1, 0.0));

@@ -1,7 +1,7 @@
-//! Loads: reading blocks once, into memory that was found for them, and asking what files are like.
+//! Loads: each reads a block once into memory reserved for it, or reads the status of a file.
 //!
-//! A load is carried out by the back end of a queue: [`Load::job`] says what is to be done, and
-//! [`Load::finish`] or [`Load::fail`] what became of it, of which all who wait for it hear.
+//! The back end of a queue carries out a load: [`Load::job`] returns what to do, and
+//! [`Load::finish`] or [`Load::fail`] pass the result to all waiters.
 
 use super::look::Asking;
 use super::{Block, Bytes, Failure, FileCache, Place, View};
@@ -12,8 +12,7 @@ use towpath_io::events::{Action, BlockRead, Job, Operation, Parts};
 use towpath_io::large_pages::LargeBlock;
 use towpath_packet::{Ledger, Site};
 
-/// The right and the duty to read a block, or to ask what a file is like. One that is dropped is
-/// given up.
+/// The right and the duty to read a block or the status of a file. Dropping it gives it up.
 pub struct Load {
     what: What,
     is_over: bool,
@@ -30,19 +29,19 @@ struct Reading {
     block: Block,
     file: Arc<File>,
     device: u64,
-    /// Until it is begun.
+    /// `None` once the read has started.
     buffer: Option<Buffer>,
 }
 
-/// What a block is read into.
+/// Memory that a block is read into.
 pub(super) enum Buffer {
     Own(Vec<u8>),
-    /// From this file, past the kernel's cache.
+    /// Large pages, and the file opened for direct I/O.
     Large(LargeBlock, Arc<File>),
 }
 
 impl Buffer {
-    /// Of `len` bytes, in `memory` if it fits.
+    /// Creates a buffer of `len` bytes, in `memory` if it fits.
     pub(super) fn new(memory: Option<Vec<u8>>, len: usize) -> Self {
         let fits = |memory: &Vec<u8>| (len..=2 * len).contains(&memory.capacity());
         let mut buffer = memory.filter(fits).unwrap_or_else(|| vec![0; len]);
@@ -59,7 +58,7 @@ impl Load {
         Self { what: What::Block(reading), is_over: false }
     }
 
-    /// What is to be done; once.
+    /// Takes the job to carry out; only the first call returns it.
     pub(crate) fn job(&mut self) -> Option<Job> {
         match &mut self.what {
             What::Block(reading) => reading.job(),
@@ -67,7 +66,7 @@ impl Load {
         }
     }
 
-    /// The device that the file is on.
+    /// Returns the device of the file.
     pub(crate) fn device(&self) -> u64 {
         match &self.what {
             What::Block(reading) => reading.device,
@@ -75,7 +74,7 @@ impl Load {
         }
     }
 
-    /// True if somebody waits for it.
+    /// Returns true if there is a waiter.
     pub(crate) fn is_wanted(&self) -> bool {
         match &self.what {
             What::Block(reading) => reading.is_wanted(),
@@ -83,7 +82,7 @@ impl Load {
         }
     }
 
-    /// It was done: so many bytes were read.
+    /// Completes the load: `count` bytes were read.
     pub(crate) fn finish(mut self, count: usize, parts: Parts) {
         self.is_over = true;
         match (&self.what, parts) {
@@ -93,7 +92,7 @@ impl Load {
         }
     }
 
-    /// It could not be done.
+    /// Completes the load with an error.
     pub(crate) fn fail(mut self, why: Errno) {
         self.end(Failure::Error(why));
     }
@@ -146,7 +145,7 @@ impl Reading {
     }
 
     fn end(&self, result: Result<Bytes, Failure>) {
-        // Whoever comes after those who hear of the error tries again.
+        // Later requests do not find the failed block, so they try again.
         if let (Err(_), Some(Place { cache, key, number })) = (&result, &self.block.place) {
             cache.forget(key, *number);
         }

@@ -1,8 +1,8 @@
-//! What a file is like when a send begins.
+//! The status of a file when a send begins.
 //!
-//! Of a file that is kept here the kernel knows that, and it is asked at once. Whoever keeps
-//! another, a server or a network, may take his time to answer: that is a [load](super::Load), for
-//! which the send waits as it does for blocks.
+//! For a local file the kernel knows it at once. For a file on a server or another network file
+//! system, the answer may take long: then a [load](super::Load) reads the status, and the send
+//! waits for it as for a block.
 
 use super::{Awaited, Failure, FileCache, View};
 use rustix::fs::{FileType, Statx};
@@ -13,33 +13,33 @@ use std::sync::{Arc, PoisonError};
 use std::task::Waker;
 use towpath_io::events::{Job, Look as Question, device, kind, status};
 
-/// A file that is looked at.
+/// The status of a file, or the way to it.
 pub(in crate::host) enum Seen {
     Now(View),
-    /// It is told when this load was carried out.
+    /// Known once this load was carried out.
     Later(Look, super::Load),
 }
 
-/// What is told of a file when a load was carried out.
+/// The status of a file that a load reads.
 pub(in crate::host) struct Look {
     file: Arc<File>,
     answer: Arc<Awaited<Box<Statx>>>,
 }
 
-/// The right and the duty to ask.
+/// The right and the duty to read a status.
 pub(super) struct Asking {
     file: Arc<File>,
-    /// What the kernel knew, until it is asked.
+    /// The status as the kernel knew it; `None` once the read has started.
     status: Option<Box<Statx>>,
     pub(super) device: u64,
     answer: Arc<Awaited<Box<Statx>>>,
 }
 
 impl FileCache {
-    /// Looks at a file.
+    /// Reads the status of a file, or prepares a load that does.
     ///
     /// # Errors
-    /// `INVAL` if it is no regular file; those of statx(2).
+    /// `INVAL` if it is no regular file; errors of statx(2).
     pub(in crate::host) fn look(&self, file: &Arc<File>) -> io::Result<Seen> {
         let known = status(file)?;
         if kind(&known) != FileType::RegularFile {
@@ -61,23 +61,24 @@ impl FileCache {
 }
 
 impl Look {
-    /// What was found. `None` if that is not told yet: then `waker` is woken when it is.
+    /// Returns the file with its status. Returns `None` if it is not known yet: then `waker` is
+    /// woken when it is.
     ///
     /// # Errors
-    /// Why it is not known.
+    /// Why the status cannot be read.
     pub(in crate::host) fn poll(&self, waker: &Waker) -> Option<Result<View, Failure>> {
         Some(self.answer.poll(waker)?.map(|status| View::new(&self.file, status)))
     }
 }
 
 impl Asking {
-    /// What is to be done; once.
+    /// Takes the job to carry out; only the first call returns it.
     pub(super) fn job(&mut self) -> Option<Job> {
         let (file, status) = (self.file.clone(), self.status.take()?);
         Some(Job::Look(Question { file, status }))
     }
 
-    /// True if somebody waits for it.
+    /// Returns true if there is a waiter.
     pub(super) fn is_wanted(&self) -> bool {
         Arc::strong_count(&self.answer) > 1
     }

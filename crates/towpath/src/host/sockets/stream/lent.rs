@@ -8,26 +8,27 @@ use std::task::{Context, Poll};
 use towpath_net::socket::ReadMost;
 use towpath_packet::Held;
 
-/// Pieces that one call takes without copying.
+/// Most pieces that one call returns.
 const RECEIVED_PIECES_MAX: usize = 64;
 
 impl TcpStream {
-    /// Takes received bytes without copying them: at most `max`, as pieces added to `into`; returns
-    /// how many. Zero means that no more will come. Each piece shows its bytes
-    /// ([`Held::bytes`]); what others could write is copied.
+    /// Takes received bytes without copying them: at most `max`, as pieces appended to `into`.
+    /// Returns their number; 0 at the end of the stream. Each piece shows its bytes
+    /// ([`Held::bytes`]); bytes that others could still write are copied.
     ///
-    /// Memory goes back to whoever lent it when the pieces are dropped, on whatever thread. Until
-    /// then they count with the receive buffer, so that the peer waits for who keeps much.
+    /// The memory goes back to its lender when the pieces are dropped, on any thread. Until then
+    /// they count against the receive buffer, so the receive window closes for a reader that keeps
+    /// many.
     ///
     /// # Errors
-    /// Those of reading; `ENOBUFS` if this host's sockets keep too much: then reading with a copy
-    /// goes on.
+    /// The errors of reading; `ENOBUFS` if the readers of this host hold too many bytes. Reading
+    /// with a copy still works.
     pub fn recv_lent(&self, max: usize, into: &mut Vec<Held>) -> io::Result<usize> {
         let received = block(self.inner.shape.read_wait(), |cx| self.poll_recv_lent(cx, max, into));
         received.unwrap_or_else(|| Err(would_block()))
     }
 
-    /// The same for futures made by hand.
+    /// Takes received bytes like [`TcpStream::recv_lent`], for hand-written futures.
     pub fn poll_recv_lent(
         &self,
         cx: &mut Context<'_>,
@@ -37,7 +38,8 @@ impl TcpStream {
         self.poll_receive_lent(cx, Crowded::Fails, max, into)
     }
 
-    /// The same for those who wait where too much is kept.
+    /// Takes received bytes without copying them. `crowded` decides whether it fails or waits while
+    /// readers hold too many bytes.
     pub(in crate::host) fn poll_receive_lent(
         &self,
         cx: &mut Context<'_>,

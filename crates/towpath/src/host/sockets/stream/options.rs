@@ -7,7 +7,7 @@ use towpath_net::socket::{Linger, Options};
 use towpath_net::stack::TTL_DEFAULT;
 
 impl TcpStream {
-    /// Options, as they are.
+    /// Returns the current options.
     pub fn options(&self) -> io::Result<Options> {
         self.inner
             .host
@@ -29,12 +29,12 @@ impl TcpStream {
             .map_err(io_error)
     }
 
-    /// The hop limit of what is sent (`IP_TTL`, or `IPV6_UNICAST_HOPS`).
+    /// Sets the hop limit of sent packets (`IP_TTL`, or `IPV6_UNICAST_HOPS`).
     pub fn set_ttl(&self, ttl: u8) -> io::Result<()> {
         self.set_options(|options| (options.ttl, options.hop_limit) = (Some(ttl), Some(ttl)))
     }
 
-    /// The hop limit of what is sent.
+    /// Returns the hop limit of sent packets.
     pub fn ttl(&self) -> io::Result<u8> {
         let is_v4 = self.local_addr()?.is_ipv4();
         let options = self.options()?;
@@ -42,9 +42,9 @@ impl TcpStream {
         Ok(ttl.unwrap_or(TTL_DEFAULT))
     }
 
-    /// What becomes of what was sent and not acknowledged when the last handle is dropped: it is
-    /// sent in the background (`None`), or the connection is reset at once (a time of zero).
-    /// Dropping waits for nothing: with a longer time, too, it is sent in the background.
+    /// Sets what happens to unacknowledged data when the last handle is dropped: it is sent in the
+    /// background (`None`), or the connection is reset at once (zero). Dropping never blocks: with
+    /// a longer time the data is also sent in the background.
     pub fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
         let linger = match linger {
             None => Linger::Off,
@@ -54,7 +54,7 @@ impl TcpStream {
         self.set_options(|options| options.linger = linger)
     }
 
-    /// What was set by [`TcpStream::set_linger`].
+    /// Returns the value set by [`TcpStream::set_linger`].
     pub fn linger(&self) -> io::Result<Option<Duration>> {
         Ok(match self.options()?.linger {
             Linger::Off => None,
@@ -63,12 +63,12 @@ impl TcpStream {
         })
     }
 
-    /// Whether small segments wait for ACKs.
+    /// Sets `TCP_NODELAY`: true sends small segments at once instead of waiting for ACKs.
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
         self.set_options(|options| options.nodelay = nodelay)
     }
 
-    /// Whether small segments wait for ACKs.
+    /// Returns `TCP_NODELAY`.
     pub fn nodelay(&self) -> io::Result<bool> {
         Ok(self.options()?.nodelay)
     }

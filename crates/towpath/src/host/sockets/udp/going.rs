@@ -11,22 +11,22 @@ use std::mem;
 use std::sync::Arc;
 use towpath_net::socket::SendTo;
 
-/// A buffer on its way into a socket.
+/// A send in progress of one buffer.
 pub(crate) struct Going<B> {
-    /// What was decided when the call began.
+    /// Whether to lend or to copy, chosen when the call began.
     pub(super) choice: Choice,
     pub(super) send: SendTo,
     pub(super) progress: Progress<B>,
 }
 
-/// How far it is.
+/// Progress of a send.
 pub(super) enum Progress<B> {
-    /// With how many bytes were copied.
+    /// Number of bytes copied.
     Copied(B, usize),
     Lent(Sending<B>, LentOp),
     /// Left to the worker.
     Queued(Sending<B>),
-    /// The call is over.
+    /// The call has ended.
     Gone,
 }
 
@@ -38,7 +38,7 @@ impl<B: Lend> Going<B> {
         Self { choice, send, progress: Progress::Copied(buffer, 0) }
     }
 
-    /// Lends the buffer for the send of `ticket`, whose first share this is.
+    /// Lends the buffer. `share` is the first share of `ticket`.
     pub(super) fn lend(&mut self, ticket: Arc<Ticket>, share: Share) {
         let Progress::Copied(buffer, _) = mem::replace(&mut self.progress, Progress::Gone) else {
             return;
@@ -48,8 +48,8 @@ impl<B: Lend> Going<B> {
         self.progress = Progress::Lent(sending, LentOp::new(held, share, None));
     }
 
-    /// Leaves what is lent to the worker, if nothing speaks against it; it counts as `room` in the
-    /// queue, which was taken.
+    /// Leaves the lent buffer to the worker, unless the queue refuses it. It occupies `room` of the
+    /// queue, which the caller has taken.
     pub(super) fn queue(&mut self, socket: &Inner, room: usize) {
         let (sending, mut lent) = match mem::replace(&mut self.progress, Progress::Gone) {
             Progress::Lent(sending, lent) => (sending, lent),
@@ -72,14 +72,14 @@ impl<B: Lend> Going<B> {
         };
     }
 
-    /// The call ends here: what was accepted counts, else the error.
+    /// Ends the call: reports what was accepted, or the error if nothing was.
     pub(crate) fn stop(&mut self, error: io::Error) -> Result<Sending<B>, SendError<B>> {
         match mem::replace(&mut self.progress, Progress::Gone) {
             Progress::Copied(buffer, 0) => Err(SendError { error, buffer }),
             Progress::Copied(buffer, copied) => Ok(Sending::copied(buffer, copied)),
             Progress::Lent(sending, lent) => match lent.done {
                 0 => {
-                    // What was lent came back when the call failed.
+                    // The loans came back when the call failed.
                     drop(lent);
                     Err(SendError { error, buffer: sending.returned().buffer })
                 }

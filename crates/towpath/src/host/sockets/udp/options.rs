@@ -8,28 +8,28 @@ use towpath_net::socket::{Options, Sockets};
 use towpath_net::stack::TTL_DEFAULT;
 
 impl UdpSocket {
-    /// Our address.
+    /// Returns the local address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.with_state(Sockets::local).map_err(io_error)
     }
 
-    /// The peer's address.
+    /// Returns the address of the connected peer.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.with_state(Sockets::remote).map_err(io_error)
     }
 
-    /// The pending error.
+    /// Takes the pending error.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         let error = self.inner.host.owner.core.lock().engine.protocols.take_error(self.inner.id);
         Ok(error.map_err(io_error)?.map(io_error))
     }
 
-    /// The hop limit of what is sent (`IP_TTL`, or `IPV6_UNICAST_HOPS`).
+    /// Sets the hop limit of sent packets (`IP_TTL`, or `IPV6_UNICAST_HOPS`).
     pub fn set_ttl(&self, ttl: u8) -> io::Result<()> {
         self.set_options(|options| (options.ttl, options.hop_limit) = (Some(ttl), Some(ttl)))
     }
 
-    /// The hop limit of what is sent.
+    /// Returns the hop limit of sent packets.
     pub fn ttl(&self) -> io::Result<u8> {
         let is_v4 = self.local_addr()?.is_ipv4();
         let options = self.options()?;
@@ -37,7 +37,7 @@ impl UdpSocket {
         Ok(ttl.unwrap_or(TTL_DEFAULT))
     }
 
-    /// Options, as they are.
+    /// Returns the current options.
     pub fn options(&self) -> io::Result<Options> {
         self.with_state(|sockets, id| sockets.options(id).copied()).map_err(io_error)
     }
@@ -48,17 +48,17 @@ impl UdpSocket {
         self.with_sockets(set).map_err(io_error)
     }
 
-    /// How long a call that receives waits; `None` for as long as it takes.
+    /// Sets how long a receiving call blocks; `None` for no limit.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.inner.shape.set_read_timeout(timeout)
     }
 
-    /// How long a call that sends waits; `None` for as long as it takes.
+    /// Sets how long a sending call blocks; `None` for no limit.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.inner.shape.set_write_timeout(timeout)
     }
 
-    /// Whether calls fail instead of waiting.
+    /// Sets whether calls fail with `WouldBlock` instead of blocking.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.inner.shape.set_nonblocking(nonblocking);
         Ok(())

@@ -1,7 +1,7 @@
-//! Chores of this repository: `cargo xtask`.
+//! Developer commands of this repository: `cargo xtask`.
 //!
-//! No dependencies, so that it builds at once. Every command prints what it does and ends with a
-//! status that says whether all is well.
+//! This program has no dependencies, so it builds quickly. Every command prints its progress and
+//! exits with a status that tells success from failure.
 #![forbid(unsafe_code)]
 
 mod api;
@@ -62,19 +62,19 @@ fn main() -> ExitCode {
     }
 }
 
-/// Where the repository is.
+/// Root directory of the repository.
 fn root() -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     package.parent().expect("the package is in a folder of the repository").to_path_buf()
 }
 
-/// Where builds with other flags go, out of the way of ordinary ones.
+/// Directory for builds with other flags, separate from ordinary builds.
 fn target_folder(name: &str) -> PathBuf {
     let base = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     base.unwrap_or_else(|| root().join("target")).join(name)
 }
 
-/// `cargo` at the root of the repository.
+/// A `cargo` command at the root of the repository.
 fn cargo<const N: usize>(arguments: [&str; N]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
     command.args(arguments).current_dir(root()).stdin(Stdio::null());

@@ -1,7 +1,7 @@
-//! Modules form a line: each uses only those before it.
+//! Checks that modules form a line: each uses only those before it.
 //!
-//! The line stands in the header of a package's `lib.rs` or `main.rs`, in backticks, with arrows
-//! between the modules; those in braces are beside each other and do not use each other.
+//! The line is in the header of a package's `lib.rs` or `main.rs`, in backticks, with arrows
+//! between the modules. Modules in braces have the same rank and do not use each other.
 
 use crate::source::Source;
 
@@ -55,7 +55,7 @@ fn check_package(package: &str, files: &[Source]) -> Vec<String> {
     problems
 }
 
-/// The line in a header: places with one module or several.
+/// The line in a header; a place has one or several modules.
 fn line_of(text: &str) -> Vec<Vec<String>> {
     let header: Vec<&str> =
         text.lines().map_while(|line| line.strip_prefix("//!")).map(str::trim).collect();
@@ -68,7 +68,7 @@ fn line_of(text: &str) -> Vec<Vec<String>> {
     line.split('→').map(names).collect()
 }
 
-/// Modules that a line of code names by `crate::`.
+/// Modules that a line of code names with `crate::`.
 fn used(code: &str) -> Vec<String> {
     let word = |text: &str| -> String {
         text.trim_start().chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect()

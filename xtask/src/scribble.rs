@@ -17,7 +17,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
     seconds.parse::<u32>().map_err(|_| format!("'{seconds}' is not a number of seconds"))?;
     let (host, has_sanitizer) = fuzz::compiler()?;
     if !has_sanitizer {
-        return Err("this compiler comes without the runtime of the address sanitizer".into());
+        return Err("this compiler has no runtime of the address sanitizer".into());
     }
     let seed = std::env::var("TOWPATH_SEED").unwrap_or_else(|_| {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

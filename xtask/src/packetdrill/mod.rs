@@ -235,7 +235,7 @@ fn play(arguments: &[&str]) -> Result<Count, String> {
         }
     }
     if cases.is_empty() {
-        return Err("no script fits".into());
+        return Err("no script matches the arguments".into());
     }
     let library = if plan.kernel { None } else { Some(library()?) };
     let stage = tools::Stage::make(&target_folder("packetdrill-run"))?;

@@ -36,7 +36,7 @@ fn check_package(package: &str, files: &[Source]) -> Vec<String> {
         let declared = code.trim_start_matches("pub ").strip_prefix("mod ");
         let module = declared.and_then(|module| module.trim_end().strip_suffix(';'));
         if let Some(module) = module.filter(|module| rank(module).is_none()) {
-            problems.push(format!("{}:{number}: `{module}` has no place in the line", lib.path));
+            problems.push(format!("{}:{number}: `{module}` is not in the line", lib.path));
         }
     }
     for file in files.iter().filter(|file| file.path.starts_with(&folder) && !file.is_test()) {
@@ -47,7 +47,7 @@ fn check_package(package: &str, files: &[Source]) -> Vec<String> {
             for used in used(code).into_iter().filter(|used| used != own) {
                 if rank(&used).is_some_and(|used_rank| used_rank >= own_rank) {
                     let place = format!("{}:{number}", file.path);
-                    problems.push(format!("{place}: `{own}` uses `{used}`, not before it"));
+                    problems.push(format!("{place}: `{own}` uses `{used}`, not an earlier one"));
                 }
             }
         }

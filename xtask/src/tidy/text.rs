@@ -30,7 +30,7 @@ pub(super) fn shape(files: &[Source]) -> Vec<String> {
         }
         let lines = file.production_lines();
         if !file.is_test() && lines > LINES_MAX {
-            problems.push(format!("{path}: {lines} lines without tests, of {LINES_MAX}"));
+            problems.push(format!("{path}: {lines} lines without tests, limit {LINES_MAX}"));
         }
         for (index, line) in file.text.lines().enumerate() {
             let width = line.chars().count();
@@ -58,7 +58,7 @@ pub(super) fn words(files: &[Source]) -> Vec<String> {
                 }
             }
             for path in MACHINE_PATHS.iter().filter(|path| line.contains(**path)) {
-                complain(&format!("{path} is a folder of somebody's machine"));
+                complain(&format!("{path} is a path of a particular machine"));
             }
         }
     }

@@ -27,14 +27,14 @@ fn request(data: &[u8]) {
             assert!(method.len() + path.len() + body.len() < data.len());
             assert!(body.len() <= BODY_BYTES_MAX);
             let end = body.as_ptr_range().end as usize - data.as_ptr() as usize;
-            let whole = Request::parse(&data[..end]).expect("it parsed before").expect("it is complete");
+            let whole = Request::parse(&data[..end]).expect("it parsed").expect("complete");
             assert_eq!((whole.method, whole.path, whole.body), (method, path, body));
             // The parser waits for the rest of an incomplete request instead of refusing it.
             let part = Request::parse(&data[..end - 1]).expect("the beginning of a request");
             assert!(part.is_none(), "an incomplete request is not accepted");
             let _ = transaction(body);
         }
-        Ok(None) => assert!(data.len() < HEAD_BYTES_MAX + BODY_BYTES_MAX, "a request of maximum size is complete"),
+        Ok(None) => assert!(data.len() < HEAD_BYTES_MAX + BODY_BYTES_MAX, "waits for more"),
         Err(response) => {
             let (status, value) = read(&response.to_bytes()).expect("an answer in JSON");
             assert!((400..600).contains(&status) && value["error"].is_string());

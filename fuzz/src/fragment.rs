@@ -98,7 +98,7 @@ impl Table {
         let outcome = if v4 { self.receive_ipv4(packet) } else { self.receive_ipv6(packet) };
         if let Some(Outcome::Reassembled(whole)) = outcome {
             check_whole(&whole, v4);
-            assert!(oracle::matches(stream, 0, &packets::payload(&whole)), "bytes of another datagram");
+            assert!(oracle::matches(stream, 0, &packets::payload(&whole)), "foreign bytes");
         }
     }
 

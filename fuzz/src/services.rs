@@ -25,7 +25,7 @@ const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 const DNS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 3);
 const GATEWAY6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2);
 const DNS6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 3);
-/// RFC 8415 §7.1, and RFC 4291 §2.7.1.
+/// All DHCPv6 servers and relay agents (RFC 8415 §7.1), and all routers (RFC 4291 §2.7.1).
 const SERVERS6: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
 const ROUTERS6: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 /// Longest message.

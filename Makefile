@@ -1,16 +1,16 @@
-# Set-up, demonstration and tests of towpath: two commands, `make demo` and `make test`.
+# Setup, demonstration and tests of towpath: two commands, `make demo` and `make test`.
 
 PREFIX ?= /usr/local
 DESTDIR ?=
 MIB ?= 1024
-# Where rustup and the system keep programs, for shells that do not look there.
+# Directories of rustup and system programs, for shells that lack them.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
 target = $(or $(CARGO_TARGET_DIR),target)
-# What is installed: the command that `make build` built, and the C library of `make library`.
+# `make install` installs the command of `make build` and the C library of `make library`.
 profile ?= release
 built ?= $(target)/$(profile)
 version = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
-# Programs look for the library of the major version that they were linked to.
+# Programs load the library with the major version that they were linked to.
 soname = libtowpath.so.$(firstword $(subst ., ,$(version)))
 lib = $(DESTDIR)$(PREFIX)/lib
 
@@ -49,7 +49,7 @@ build: setup-build
 setup-build:
 	@bash scripts/setup build
 
-# Installs what `make build` and `make library` made, so that nothing is built as root.
+# Installs the results of `make build` and `make library`, so that nothing is built as root.
 .PHONY: install
 install:
 	@test -x $(built)/towpath -o -e $(built)/libtowpath_capi.so || \

@@ -1,4 +1,4 @@
-//! Target: networks, sizes and what belongs to them, as text.
+//! Target: networks, sizes and interface names as text.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use towpath_gateway::config::{Config, Subnet4, Subnet6, parse_size};
@@ -6,7 +6,7 @@ use towpath_gateway::config::{Config, Subnet4, Subnet6, parse_size};
 /// Longer texts find nothing new.
 const TEXT_BYTES_MAX: usize = 128;
 
-/// A text that is tried as each of them.
+/// Parses the input as each kind of text.
 pub fn run(data: &[u8]) {
     let Ok(text) = str::from_utf8(&data[..data.len().min(TEXT_BYTES_MAX)]) else { return };
     if let Ok(subnet) = text.parse() {

@@ -1,9 +1,9 @@
-//! Target: DHCP for IPv4, messages and names in them.
+//! Target: DHCP for IPv4, its messages and their domain names.
 
 use towpath_net::wire::dhcpv4::{MESSAGE_LEN_ANY_CLIENT, Message, MessageType, option};
 use towpath_net::wire::domain;
 
-/// A UDP payload.
+/// Parses a UDP payload.
 pub fn run(data: &[u8]) {
     let Ok(message) = Message::parse(data) else { return };
     let written = message.emit(usize::MAX);

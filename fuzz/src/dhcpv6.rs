@@ -1,9 +1,9 @@
-//! Target: DHCP for IPv6, messages and what their options nest.
+//! Target: DHCP for IPv6, its messages and their nested options.
 
 use towpath_net::wire::dhcpv6::{IdentityAssociation, Message, Status, option};
 use towpath_net::wire::domain;
 
-/// A UDP payload.
+/// Parses a UDP payload.
 pub fn run(data: &[u8]) {
     let Ok(message) = Message::parse(data) else { return };
     assert_eq!(message.emit(usize::MAX), data);

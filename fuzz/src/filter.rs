@@ -1,9 +1,9 @@
-//! Target: filter expressions, and programs from anywhere.
+//! Target: filter expressions, and arbitrary filter programs.
 
 use crate::input::Input;
 use towpath_net::bpf::{INSTRUCTIONS_MAX, Instruction, Program, compile};
 
-/// Bytes of an expression or of instructions, then those of a packet.
+/// Reads the bytes of an expression or of instructions, then those of a packet.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let (kind, len) = (input.u8(), input.u32());

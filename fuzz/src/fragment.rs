@@ -1,7 +1,8 @@
-//! Target: fragments in any order, with any lies, and the way back from fragmentation.
+//! Target: reassembly of arbitrary fragments in any order, and fragmentation followed by
+//! reassembly.
 //!
-//! Payload is a stream of the datagram's own, by offset. So whatever comes out whole must be that
-//! stream from its first byte, and the table must keep to its bounds at every step.
+//! The payload of each datagram is a stream of its own, by offset. So each reassembled payload must
+//! equal that stream from its first byte, and the table must stay within its bounds at every step.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -18,18 +19,18 @@ use towpath_sim::oracle;
 use crate::input::Input;
 use crate::packets;
 
-/// Steps of one input.
+/// Most steps of one input.
 const STEPS_MAX: usize = 200;
 /// Small, so that inputs reach the bounds.
 const LIMITS: Limits = Limits { held_bytes: 64 << 10, datagrams: 8 };
 /// Longest payload of one fragment.
 const PAYLOAD_MAX: usize = 4096;
-/// Length of pieces: some fragments have several.
+/// Length of pieces; some fragments have several.
 const PIECE_MAX: usize = 1500;
-/// What the datagrams of this target carry: no transport header is looked for in it.
+/// Protocol of this target's datagrams; it has no transport header that would be parsed.
 const PROTOCOL: Protocol = Protocol(253);
 
-/// Steps: a byte that says which, and its arguments.
+/// Runs steps: a byte selects each, and its arguments follow.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let mut table = Table {
@@ -77,7 +78,7 @@ impl Table {
         assert!(self.reassembler.next_deadline().is_none_or(|at| at > self.now));
     }
 
-    /// A well-formed fragment of one of a few datagrams.
+    /// Adds a well-formed fragment of one of a few datagrams.
     fn fragment(&mut self, v4: bool, input: &mut Input<'_>) {
         let (ident, source, flags) = (input.u8() & 7, input.u8() & 3, input.u8());
         let offset = input.u16() & 0xfff8;
@@ -97,11 +98,11 @@ impl Table {
         let outcome = if v4 { self.receive_ipv4(packet) } else { self.receive_ipv6(packet) };
         if let Some(Outcome::Reassembled(whole)) = outcome {
             check_whole(&whole, v4);
-            assert!(oracle::matches(stream, 0, &packets::payload(&whole)), "not its own bytes");
+            assert!(oracle::matches(stream, 0, &packets::payload(&whole)), "foreign bytes");
         }
     }
 
-    /// Any header and payload: no oracle but the bounds.
+    /// Adds a fragment with arbitrary header and payload. No oracle checks it, only the bounds.
     fn any_ipv4(&mut self, input: &mut Input<'_>) {
         let mut headers = vec![0; IP_AT];
         headers.extend_from_slice(input.bytes(ipv4::HEADER_LEN));
@@ -129,7 +130,8 @@ impl Table {
         Some(self.reassembler.receive_ipv4(packet, IP_AT, self.now, memory, ledger))
     }
 
-    /// As the stack does it: only what the walk over the headers found is a fragment.
+    /// Receives a packet as the stack does: it is a fragment only if the walk over the headers
+    /// finds a fragment header.
     fn receive_ipv6(&mut self, packet: Packet) -> Option<Outcome> {
         let len = packet.len() - IP_AT;
         let ip = &packet.headers()[IP_AT..];
@@ -144,7 +146,7 @@ impl Table {
         Some(table.receive_ipv6(packet, IP_AT, &fragment, self.now, memory, ledger))
     }
 
-    /// What fragmentation cuts, reassembly puts together, in any order.
+    /// Fragments a packet and reassembles it in any order.
     fn there_and_back(&mut self, input: &mut Input<'_>) {
         let v4 = input.u8() & 1 == 0;
         let mtu = usize::from(input.u16());
@@ -168,7 +170,7 @@ impl Table {
             false => fragment_ipv6(packet, mtu, layout, 7, memory, ledger, &mut out),
         };
         let Ok(count) = cut else {
-            assert!(fragments.is_empty(), "a refused packet leaves nothing");
+            assert!(fragments.is_empty(), "a refused packet makes no fragments");
             return;
         };
         assert_eq!(count, fragments.len());
@@ -197,14 +199,15 @@ impl Table {
     }
 }
 
-/// Only a datagram beyond the table's bounds may not come out. Fragments that share a loan count it
-/// once each.
+/// Checks that a datagram that was not reassembled exceeds the table's bounds. A loan counts once
+/// for each fragment that shares it.
 fn expect_refusal(fragments: usize, held: usize) {
     let within = fragments <= FRAGMENTS_MAX && held <= HELD_BYTES_MAX;
-    assert!(!within, "{fragments} fragments that hold {held} bytes were not put together");
+    assert!(!within, "{fragments} fragments that hold {held} bytes were not reassembled");
 }
 
-/// The headers of a reassembled packet fit its payload and show no trace of fragmentation.
+/// Checks that the headers of a reassembled packet match its payload and show no trace of
+/// fragmentation.
 fn check_whole(whole: &Packet, v4: bool) {
     let len = whole.len() - IP_AT;
     let ip = &whole.headers()[IP_AT..];

@@ -1,7 +1,9 @@
-//! Target: a whole stack that gets any frames with any virtio-net headers, as time passes.
+//! Target: a whole stack that receives arbitrary frames with arbitrary virtio-net headers over
+//! time.
 //!
-//! Beside "no panic": what the stack sends to a device without offloads are correct frames, as
-//! judged by an oracle that shares no code with it; and when the stack is gone, so are its packets.
+//! Goal, besides no panic: frames that the stack sends to a device without offloads are correct, as
+//! judged by an oracle that shares no code with it. When the stack is dropped, all its packets are
+//! returned.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -16,24 +18,24 @@ use towpath_sim::oracle;
 use crate::input::Input;
 use crate::packets;
 
-/// Steps of one input.
+/// Most steps of one input.
 const STEPS_MAX: usize = 64;
-/// Bursts in answer to one step; more would mean that the stack talks to itself.
+/// Most bursts in answer to one step. More would mean that the stack answers itself.
 const BURSTS_MAX: usize = 1000;
 /// MTU of the device.
 const MTU: u16 = 1500;
 /// Payload of a datagram that fits the device, over IPv6.
 const SEGMENT_BYTES_MAX: usize = MTU as usize - 40 - 8;
-/// Few, so that inputs reach the bounds.
+/// Low, so that inputs reach the bounds.
 const LIMITS: Limits =
     Limits { connections: 8, half_open: 4, orphans: 4, time_wait: 4, datagrams: 4 };
 
-/// The stack's address; the stored frames are for it.
+/// The stack's address; the stored frames are sent to it.
 const LOCAL_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
-/// Its IPv6 address.
+/// The stack's IPv6 address.
 const LOCAL_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2);
 
-/// One byte of configuration, then steps: a byte that says which, and its arguments.
+/// Reads one byte of configuration, then runs steps: a byte selects each, and its arguments follow.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let mut owner = Owner::new(input.u8());
@@ -50,15 +52,15 @@ pub fn run(data: &[u8]) {
     packets::check_returned(memory);
 }
 
-/// A stack and whoever uses it.
+/// A stack and its owner.
 struct Owner {
     stack: Stack,
     memory: Memory,
     ledger: Ledger,
     now: Instant,
-    /// The device has no offloads, so that the oracle can judge frames.
+    /// True if the device has no offloads, so that the oracle can judge frames.
     plain: bool,
-    /// What becomes of incoming connections and datagrams.
+    /// How incoming connections and datagrams are handled.
     kind: u8,
 }
 
@@ -123,7 +125,8 @@ impl Owner {
     }
 
     fn receive(&mut self, header: [u8; VirtioHeader::LEN], frame: &[u8]) {
-        // A device drops what has no whole Ethernet header and what it cannot decode.
+        // A device drops frames without a whole Ethernet header or with a header that it cannot
+        // decode.
         let Ok(offload) = VirtioHeader(header).decode() else { return };
         let Some(mut packet) = packets::received(&mut self.memory, frame) else { return };
         packet.set_offload(offload);
@@ -145,7 +148,7 @@ impl Owner {
         let Some(packet) = packets::parsed(&mut self.memory, &[], &bytes, 16 << 10) else {
             return;
         };
-        // The caller's part: datagrams that fit the device, and no more at once than it takes.
+        // The caller must pass datagrams that fit the device, and not too many at once.
         let segment_size = segment_size.filter(|size| {
             let size = usize::from(size.get());
             size <= SEGMENT_BYTES_MAX && len.div_ceil(size) <= UDP_SEGMENTS_MAX
@@ -155,7 +158,7 @@ impl Owner {
         self.stack.udp_send(packet, local, remote, segment_size, &mut cx);
     }
 
-    /// Acts on what the stack reports.
+    /// Handles the stack's events.
     fn drain(&mut self) {
         while let Some((handle, events)) = self.stack.next_event() {
             let mut cx = context(&mut self.memory, &self.ledger, self.now);
@@ -190,7 +193,7 @@ impl Owner {
         }
     }
 
-    /// Takes and judges what the stack sends.
+    /// Takes and checks the packets that the stack sends.
     fn transmit(&mut self) {
         let mut burst = Burst::new();
         for _ in 0..BURSTS_MAX {
@@ -212,7 +215,7 @@ impl Owner {
     }
 }
 
-/// Errors that a datagram may be answered with.
+/// Errors that may answer a datagram.
 const UNREACHABLE: [Unreachable; 5] = [
     Unreachable::Network,
     Unreachable::Host,

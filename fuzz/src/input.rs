@@ -1,13 +1,13 @@
-//! Reads fields off the front of an input. What is not there reads as zero, so that every input
-//! means something and a cut input means nearly the same as the whole.
+//! Reads fields from the front of an input. Missing bytes read as zero, so that every input is
+//! valid and a truncated input means nearly the same as the whole.
 
-/// The bytes that are left.
+/// The remaining bytes of an input.
 pub struct Input<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Input<'a> {
-    /// All of `bytes`.
+    /// An input with all of `bytes`.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
@@ -47,7 +47,7 @@ impl<'a> Input<'a> {
         bytes
     }
 
-    /// Bytes with their length before them.
+    /// Bytes that are preceded by their length.
     pub fn counted(&mut self) -> &'a [u8] {
         let count = usize::from(self.u16());
         self.bytes(count)

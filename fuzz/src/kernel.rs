@@ -1,9 +1,9 @@
-//! Target: what the kernel hands over as bytes: replies of netlink, socket addresses, control
-//! messages, echo replies, frames of a device under test.
+//! Target: bytes from the kernel: netlink replies, socket addresses, control messages, echo
+//! replies, frames of a device under test.
 
 use towpath_io::fuzz;
 
-/// A byte that says what the rest is, and what that needs beside it.
+/// Reads a byte that selects a parser, and the bytes that the parser takes.
 pub fn run(data: &[u8]) {
     let Some((&choice, rest)) = data.split_first() else { return };
     match (choice & 7, rest) {

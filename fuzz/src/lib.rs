@@ -1,12 +1,12 @@
-//! What fuzzing runs: one module for each target, each with a function `run` that takes any bytes.
+//! Fuzz targets: one module for each, with a function `run` that takes arbitrary bytes.
 //!
-//! The same functions run over the stored corpora in the plain test `corpus`, without sanitizer
-//! and fuzzing engine. A body panics if something is wrong and returns in all other cases; it
-//! depends on nothing but its input.
+//! The test `corpus` runs the same functions over the stored corpora, without sanitizer and fuzzing
+//! engine. A target panics if something is wrong and returns in all other cases. It depends only on
+//! its input.
 #![forbid(unsafe_code)]
 
-/// The body of a target's program. Without the engine it does nothing: what the compiler and its
-/// lints say of the target is the same.
+/// The body of a target's program. Without the fuzzing engine it does nothing, so that the compiler
+/// and its lints treat the target the same in both builds.
 #[macro_export]
 macro_rules! target {
     ($name:ident) => {

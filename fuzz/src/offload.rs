@@ -1,7 +1,7 @@
-//! Target: offload claims, segmentation, checksums and coalescing of any packet.
+//! Target: offload claims, segmentation, checksums and coalescing of arbitrary packets.
 //!
-//! What segmentation makes of a packet must be correct frames that carry its payload and nothing
-//! else; what coalescing holds or merges must come out again, byte for byte.
+//! Segmentation must turn a packet into correct frames that carry exactly its payload. Coalescing
+//! must give back all packets that it holds or merges, byte for byte.
 
 use towpath_net::gro::Coalescer;
 use towpath_net::gso::{self, Checksums, Layout};
@@ -17,12 +17,13 @@ use towpath_sim::oracle;
 use crate::input::Input;
 use crate::packets;
 
-/// Packets of one input.
+/// Most packets of one input.
 const PACKETS_MAX: usize = 32;
 /// Longest IP packet.
 const IP_BYTES_MAX: usize = 65_535;
 
-/// Packets: a byte of choices, a virtio-net header of either length, and counted bytes of a frame.
+/// Reads packets: a byte of choices, a virtio-net header of either length, and a frame with its
+/// length.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let mut memory = packets::memory();
@@ -59,7 +60,7 @@ pub fn run(data: &[u8]) {
     packets::check_returned(memory);
 }
 
-/// A packet with its headers parsed as far as its length fields reach, as the stack does it.
+/// Reads a packet whose headers are parsed as far as its length fields reach, as in the stack.
 fn read(input: &mut Input<'_>, choice: u8, memory: &mut Memory) -> Option<(Packet, Layout)> {
     let offload = match choice & 16 {
         0 => VirtioHeader(input.array()).decode().ok()?,
@@ -130,8 +131,8 @@ fn segment(packet: Packet, layout: Layout, memory: &mut Memory, ledger: &Ledger)
     let count = match done {
         Ok(count) => count,
         Err((_, packet)) => {
-            assert!(segments.is_empty(), "a refused packet leaves nothing");
-            assert_eq!(packets::payload(&packet), whole, "a refused packet comes back");
+            assert!(segments.is_empty(), "a refused packet makes no segments");
+            assert_eq!(packets::payload(&packet), whole, "a refused packet is unchanged");
             return;
         }
     };
@@ -153,7 +154,7 @@ fn segment(packet: Packet, layout: Layout, memory: &mut Memory, ledger: &Ledger)
     }
 }
 
-/// Segments of one flow, coalesced, are its payload in order.
+/// Checks that coalescing the segments of one flow yields its payload in order.
 fn coalesce(segments: Vec<Packet>, layout: Layout, whole: &[u8], ledger: &Ledger) {
     if segments.len() < 2 {
         return;
@@ -168,14 +169,14 @@ fn coalesce(segments: Vec<Packet>, layout: Layout, whole: &[u8], ledger: &Ledger
     assert_eq!(payload, whole);
 }
 
-/// A segment is a valid frame, and so is what is in its tunnel.
+/// Checks that a segment is a valid frame, and so is the packet in its tunnel.
 fn check(frame: &[u8], tunnel: Option<Tunnel>) {
     let judge = |frame: &[u8]| {
         if let Err(problem) = oracle::check_frame(&as_ip(frame), IP_BYTES_MAX) {
             panic!("{problem} in {:02x?}", &frame[..frame.len().min(PEEK_BYTES)]);
         }
     };
-    // An outer checksum that nobody was to make is as it was.
+    // An outer checksum that was not requested is unchanged.
     if tunnel.is_none_or(|tunnel| tunnel.checksum) {
         judge(frame);
     }
@@ -184,7 +185,7 @@ fn check(frame: &[u8], tunnel: Option<Tunnel>) {
     }
 }
 
-/// The frame with the EtherType of its IP version, which the oracle goes by.
+/// The frame with the EtherType of its IP version, which the oracle relies on.
 fn as_ip(frame: &[u8]) -> Vec<u8> {
     let mut frame = frame.to_vec();
     let ethertype: u16 = if frame[IP_AT] >> 4 == 4 { 0x0800 } else { 0x86dd };

@@ -1,23 +1,23 @@
-//! Memory and packets for targets, and the proof that all of it came back.
+//! Memory and packets for targets, and the check that all of it was returned.
 
 use std::cell::Cell;
 
 use towpath_packet::{Memory, MemoryConfig, Packet, Piece};
 
-/// Few enough that an input can use them up.
+/// Few enough that an input can exhaust them.
 const CONFIG: MemoryConfig = MemoryConfig { packets: 256, small_frames: 256, large_frames: 64 };
 
 thread_local! {
-    /// Pools of the last input, all free: making them anew takes longer than most inputs.
+    /// Pools of the last input, all free. Creating new ones takes longer than most inputs.
     static SPARE: Cell<Option<Memory>> = const { Cell::new(None) };
 }
 
-/// Pools of which nothing is out.
+/// Pools whose packets and frames are all free.
 pub fn memory() -> Memory {
     SPARE.take().unwrap_or_else(|| Memory::new(CONFIG))
 }
 
-/// `bytes` as a device would have received them: a small frame, then large ones.
+/// `bytes` as a device would receive them: in a small frame, then large ones.
 pub fn received(memory: &mut Memory, bytes: &[u8]) -> Option<Packet> {
     let mut packet = memory.packet()?;
     let mut rest = bytes;
@@ -48,7 +48,7 @@ pub fn parsed(
     Some(packet)
 }
 
-/// `bytes`, at most those of a large frame, as pool memory.
+/// `bytes` as pool memory; at most as many as a large frame holds.
 pub fn piece(memory: &mut Memory, bytes: &[u8]) -> Option<Piece> {
     let fits_small = bytes.len() <= memory.small.frame_bytes();
     let mut frame = if fits_small { memory.small.take()? } else { memory.large.take()? };
@@ -61,9 +61,9 @@ pub fn payload(packet: &Packet) -> Vec<u8> {
     packet.pieces().flat_map(|piece| piece.bytes().expect("pool memory").to_vec()).collect()
 }
 
-/// Panics unless all packets and frames are back; then keeps the pools for the next input.
+/// Panics unless all packets and frames were returned; then keeps the pools for the next input.
 pub fn check_returned(memory: Memory) {
     let out = (memory.packets.out_count(), memory.small.out_count(), memory.large.out_count());
-    assert_eq!(out, (0, 0, 0), "packets, small and large frames that did not come back");
+    assert_eq!(out, (0, 0, 0), "packets, small and large frames that were not returned");
     SPARE.set(Some(memory));
 }

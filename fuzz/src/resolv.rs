@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use towpath_gateway::resolv::{DNS_PORT, FILE_RESOLVERS_MAX, generate, name_servers};
 
-/// A byte of choices and a file, which need not be UTF-8 all through.
+/// Reads a byte of choices and a file, which need not be valid UTF-8.
 pub fn run(data: &[u8]) {
     let Some((&choices, file)) = data.split_first() else { return };
     let file = String::from_utf8_lossy(file);
@@ -14,7 +14,7 @@ pub fn run(data: &[u8]) {
     let dns: IpAddr =
         if choices & 1 == 0 { [10, 0, 2, 3].into() } else { [0xfd00, 0, 0, 0, 0, 0, 0, 3].into() };
     let written = generate(&file, dns);
-    // Whatever the file says, the program asks only who it is to ask.
+    // Whatever the file contains, the program queries only the given server.
     assert_eq!(name_servers(&written, index), [SocketAddr::new(dns, DNS_PORT)]);
     assert_eq!(generate(&written, dns), written);
 }

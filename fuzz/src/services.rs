@@ -1,8 +1,8 @@
-//! Target: what guests send to the services of a network, in any order, as time passes: DHCP,
-//! DHCPv6, questions of DNS, router solicitations, and frames of any bytes.
+//! Target: messages of guests to the services of a network, in any order and over time: DHCP,
+//! DHCPv6, DNS queries, router solicitations, and arbitrary frames.
 //!
-//! Goal: an answer is a correct frame, as judged by an oracle that shares no code; what is written
-//! down about leases is read again as the same; nothing is kept.
+//! Goal: each answer is a correct frame, as judged by an oracle that shares no code with the
+//! services. Stored leases are read back unchanged. All memory is returned.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use towpath_sim::oracle;
 use crate::input::Input;
 use crate::packets;
 
-/// Steps of one input.
+/// Most steps of one input.
 const STEPS_MAX: usize = 64;
 const MTU: u16 = 1500;
 const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
@@ -25,13 +25,13 @@ const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 const DNS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 3);
 const GATEWAY6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2);
 const DNS6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 3);
-/// RFC 8415 §7.1, and RFC 4291 §2.7.1.
+/// All DHCPv6 servers and relay agents (RFC 8415 §7.1), and all routers (RFC 4291 §2.7.1).
 const SERVERS6: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
 const ROUTERS6: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 /// Longest message.
 const PAYLOAD_BYTES_MAX: usize = 1400;
 
-/// Steps: a byte that says which, and its arguments.
+/// Runs steps: a byte selects each, and its arguments follow.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let mut net = Net {
@@ -50,7 +50,7 @@ pub fn run(data: &[u8]) {
     packets::check_returned(net.memory);
 }
 
-/// Few addresses, so that inputs use them up.
+/// Few addresses, so that inputs exhaust them.
 fn config(seed: u8) -> Config {
     let name = |text: &str| text.parse().expect("a domain name");
     Config {
@@ -191,7 +191,7 @@ impl Net {
         }
     }
 
-    /// Leases that are read again are the same, whatever names guests have.
+    /// Checks that stored leases are read back unchanged, whatever names guests have.
     fn check_leases(&self) {
         let wall = Duration::from_secs(1_700_000_000);
         let text = self.services.leases(self.now, wall);

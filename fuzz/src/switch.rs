@@ -1,8 +1,9 @@
-//! Target: frames with any claims through a switch whose ports are made, changed and removed
-//! meanwhile.
+//! Target: frames with arbitrary claims through a switch whose ports are added, changed and
+//! removed.
 //!
-//! Goal: whatever comes in, nothing is kept, nothing is lost uncounted, and what goes out is within
-//! what the port takes: no super-packet, checksum, length or tag that it did not ask for.
+//! Goal, for any input: all memory is returned, each packet is forwarded or counted as dropped, and
+//! each forwarded packet is within the port's capabilities: no super-packet, checksum, length or
+//! tag that the port does not accept.
 
 use std::net::IpAddr;
 
@@ -22,18 +23,18 @@ use towpath_packet::{
 use crate::input::Input;
 use crate::packets;
 
-/// Steps of one input.
+/// Most steps of one input.
 const STEPS_MAX: usize = 64;
-/// Frames of one burst.
+/// Most frames of one burst.
 const FRAMES_MAX: u8 = 8;
-/// Ports, so few that inputs find each other.
+/// Number of ports: few, so that frames often reach a port.
 const PORTS: usize = 6;
-/// Longest frame, beyond what a switch takes.
+/// Longest frame, beyond the switch's limit.
 const FRAME_BYTES_MAX: usize = 14 + 4 + 65_535 + 50;
-/// Addresses of the table, so few that inputs reach the bounds.
+/// Addresses of the table: few, so that inputs reach the bounds.
 const ADDRESSES: u32 = 24;
 
-/// Steps: a byte that says which, and its arguments.
+/// Runs steps: a byte selects each, and its arguments follow.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let config = Config {
@@ -68,7 +69,7 @@ struct Net {
     ledger: Ledger,
     now: Instant,
     ports: Vec<PortId>,
-    /// Packets that a port takes of a burst.
+    /// Packets of a burst that a port accepts.
     room: usize,
 }
 
@@ -157,7 +158,7 @@ impl Net {
         self.switch.config_of(id).expect("it is there").clone()
     }
 
-    /// Counts of all ports together.
+    /// Counters of all ports together.
     fn sums(&self) -> Sums {
         let all = self.ports.iter().map(|&id| self.switch.counters_of(id).expect("it is there"));
         all.fold(Sums::default(), |mut sums, counters: &PortCounters| {
@@ -187,7 +188,7 @@ struct Sums {
     drops: u64,
 }
 
-/// Judges what ports are handed.
+/// Checks the packets that ports receive.
 struct Sink {
     configs: Vec<(PortId, PortConfig)>,
     room: usize,
@@ -200,7 +201,7 @@ impl Egress for Sink {
         for _ in 0..self.room.min(burst.len()) {
             let packet = burst.pop().expect("counted");
             check(&packet, config);
-            // One that its device cuts counts as its segments.
+            // A packet that the device segments counts as its segments.
             self.taken += packet.frames() as u64;
         }
     }
@@ -298,7 +299,8 @@ fn port_config(input: &mut Input<'_>) -> PortConfig {
     }
 }
 
-/// A virtio-net header and a frame: addresses and tag by choice, the rest any bytes.
+/// Reads a virtio-net header and a frame: choices select addresses and tag, the other bytes are
+/// arbitrary.
 fn frame(input: &mut Input<'_>, memory: &mut Memory) -> Option<Packet> {
     let choice = input.u8();
     let station = |number: u8| match number {
@@ -322,7 +324,7 @@ fn frame(input: &mut Input<'_>, memory: &mut Memory) -> Option<Packet> {
         // A few bytes of input make a long packet.
         bytes.resize((bytes.len() + usize::from(input.u16())).min(FRAME_BYTES_MAX), 0x5a);
     }
-    // As rings give short frames to a switch: all but super-packets.
+    // As rings pass frames to a switch: a short frame that is no super-packet may be inline.
     let is_inline = choice & 16 != 0 && bytes.len() <= PEEK_BYTES && offload.gso.is_none();
     let mut packet = if is_inline { memory.packet()? } else { packets::received(memory, &bytes)? };
     if is_inline {

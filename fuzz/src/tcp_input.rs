@@ -1,8 +1,8 @@
-//! Target: an open connection whose peer sends any segments in any order.
+//! Target: an established connection whose peer sends arbitrary segments in any order.
 //!
-//! All payload comes from one stream, by sequence number, whatever else a segment says. So what is
-//! read must be this stream without a gap, what is sent must be the stream that was written, and
-//! nothing may be acknowledged that was not sent.
+//! The payload of each segment comes from one stream, by sequence number; all other fields are
+//! arbitrary. So received data must be this stream without a gap, sent data must be the stream that
+//! was written, and only sent data may be acknowledged.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -18,13 +18,13 @@ use towpath_sim::oracle;
 use crate::input::Input;
 use crate::packets;
 
-/// Steps of one input.
+/// Most steps of one input.
 const STEPS_MAX: usize = 128;
-/// Bursts in answer to one step.
+/// Most bursts in answer to one step.
 const BURSTS_MAX: usize = 1000;
 /// MTU of the device.
 const MTU: u16 = 1500;
-/// Longest payload of a segment: more than one segment, as super-packets are.
+/// Longest payload of a segment: larger than the MTU, like a super-packet.
 const PAYLOAD_MAX: usize = 4096;
 const HEADERS_LEN: usize = ethernet::HEADER_LEN + ipv4::HEADER_LEN;
 
@@ -38,7 +38,7 @@ const REMOTE_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const WRITTEN: u64 = 1;
 const READ: u64 = 2;
 
-/// One byte of configuration, then steps: a byte that says which, and its arguments.
+/// Reads one byte of configuration, then runs steps: a byte selects each, and its arguments follow.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let mut side = Side::new(input.u8());
@@ -54,7 +54,7 @@ pub fn run(data: &[u8]) {
     side.end();
 }
 
-/// A stack with one connection, and what its peer knows.
+/// A stack with one connection, and the peer's state.
 struct Side {
     stack: Stack,
     memory: Memory,
@@ -63,18 +63,18 @@ struct Side {
     handle: TcpHandle,
     /// The stack's initial sequence number.
     iss: u32,
-    /// The peer's.
+    /// The peer's initial sequence number.
     irs: u32,
-    /// Options of the peer's SYN|ACK.
+    /// Options of the peer's SYN-ACK.
     options: tcp::Options,
-    /// Latest acknowledgment of the stack, and the end of what it sent.
+    /// Latest acknowledgment of the stack, and the end of the data that it sent.
     acked: u32,
     sent_end: u32,
-    /// End of what the peer sent so far, counted from the first byte of the stream.
+    /// End of the data that the peer has sent, counted from the first byte of the stream.
     peer_end: u32,
     written: u64,
     read: u64,
-    /// Where the stream of the peer ended, once it did.
+    /// Where the peer's stream ended, once it has ended.
     closed_at: Option<u64>,
 }
 
@@ -111,7 +111,7 @@ impl Side {
         }
     }
 
-    /// The handshake.
+    /// Completes the handshake.
     fn open(&mut self) {
         let frames = self.output();
         let [syn] = &frames[..] else { panic!("{} frames instead of a SYN", frames.len()) };
@@ -131,7 +131,7 @@ impl Side {
             2 => self.read(usize::from(input.u16())),
             3 => self.with(Connection::close_send),
             4 => {
-                // The next bytes, acknowledging everything, as an honest peer would.
+                // The next bytes, acknowledging everything, as an honest peer would send them.
                 let (flags, len) = (Flags::ACK, usize::from(input.u16()) % PAYLOAD_MAX);
                 let options = tcp::Options { timestamps: self.timestamps(), ..Default::default() };
                 self.send(flags, self.acked, self.sent_end, 0xffff, &options, len);
@@ -155,7 +155,8 @@ impl Side {
         }
         let count = options.sack_count.min(3);
         for block in &mut options.sack[..usize::from(count)] {
-            // Relative to what the stack sent: absolute numbers would hardly ever fit.
+            // Relative to the sent data, because arbitrary absolute numbers would hardly ever be
+            // valid.
             *block = (
                 self.sent_end.wrapping_sub(block.0 & 0xffff),
                 self.sent_end.wrapping_sub(block.1 & 0xffff),
@@ -170,7 +171,7 @@ impl Side {
         self.options.timestamps.map(|_| (self.now.millis() as u32, 0))
     }
 
-    /// A segment with the bytes of the stream that belong at its place.
+    /// Sends a segment with the stream's bytes for its sequence numbers.
     fn send(
         &mut self,
         flags: Flags,
@@ -308,12 +309,12 @@ impl Side {
         }
     }
 
-    /// Nothing comes after the end.
+    /// Checks that no data follows the end of the stream.
     fn check(&mut self) {
         let Some(connection) = self.stack.tcp(self.handle) else { return };
         let reached = self.read + connection.received_len() as u64;
         match self.closed_at {
-            Some(end) => assert_eq!(reached, end, "the stream went on after its end"),
+            Some(end) => assert_eq!(reached, end, "data after the end of the stream"),
             None if connection.peer_closed() => self.closed_at = Some(reached),
             None => {}
         }
@@ -356,7 +357,7 @@ fn frame(header: &Header, options: &tcp::Options, payload: &[u8]) -> Vec<u8> {
 }
 
 fn config(configuration: u8) -> Config {
-    // A small buffer is soon full.
+    // A small buffer fills up quickly.
     let receive_buffer = if configuration & 32 == 0 { 256 << 10 } else { 8 << 10 };
     Config {
         mac: LOCAL_MAC,

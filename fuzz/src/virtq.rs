@@ -1,9 +1,9 @@
-//! Target: a guest's memory as a driver could write it, and the device side of a queue on it.
+//! Target: a guest's memory as a driver could write it, and the device side of a queue in it.
 //!
-//! The input is a list of steps: bytes put anywhere into rings, tables, headers and the region of
-//! what is in flight, and calls of the device between them. Short frames come inline or not.
-//! Whatever the steps are, nothing panics, the device stops when nobody reads, and every loan and
-//! packet comes back.
+//! The input is a list of steps: writes of bytes anywhere into rings, tables, headers and the
+//! inflight area, with calls of the device in between. Short frames are inline or not. For all
+//! steps, nothing panics, the device stops (nothing reads lent memory), and every loan and packet
+//! is returned.
 
 use crate::input::Input;
 use std::sync::Arc;
@@ -15,12 +15,13 @@ use towpath_io::vhost_user::virtq::{QueueConfig, ReceiveQueue, Stop, TransmitQue
 use towpath_packet::time::Instant;
 use towpath_packet::{Burst, Context, Ledger, Memory, MemoryConfig, Packet};
 
-/// Two regions of this size each, from guest address zero; the queue lies at the beginning.
+/// Two regions of this size each, from guest address zero; the queue is at the start.
 const REGION: u64 = 0x8000;
 /// Most steps of one input.
 const STEPS_MAX: usize = 200;
 
-/// Features by bits of the first byte; split or packed, and what changes how chains are read.
+/// Features by the bits of the first byte: split or packed, and features that change how chains are
+/// read.
 fn features(bits: u8) -> u64 {
     let all = [
         feature::PACKED,
@@ -47,7 +48,7 @@ struct World {
     now: Instant,
 }
 
-/// See the module text.
+/// Runs steps on a queue. See the module documentation.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let kind = input.u8();
@@ -79,7 +80,7 @@ pub fn run(data: &[u8]) {
 
 fn region(packed: bool) -> Arc<Mapping> {
     let bytes = region_bytes(packed, 8) as u64;
-    let ram = GuestRam::new(0, &[bytes.next_multiple_of(4096)]).expect("as above");
+    let ram = GuestRam::new(0, &[bytes.next_multiple_of(4096)]).expect("memory files can be made");
     Arc::new(Mapping::new(ram.file(), 0, bytes).expect("it is there"))
 }
 
@@ -89,7 +90,7 @@ impl World {
             0 => {
                 let at = u64::from(input.u16());
                 let bytes = input.counted();
-                // What lies behind the memory is not written.
+                // Writes beyond the end of the memory have no effect.
                 let _ = self.ram.memory().write(at, bytes);
             }
             1 => {
@@ -123,7 +124,7 @@ impl World {
                     receive.enable_kicks();
                 }
             }
-            // A process that ends without stopping.
+            // A process that ends without stopping the queue.
             _ => self.transmit = None,
         }
     }
@@ -174,10 +175,10 @@ impl World {
     fn end(mut self) {
         if let Some(transmit) = &mut self.transmit {
             let stopped = transmit.stop(&self.ledger);
-            assert!(matches!(stopped, Stop::Done(_)), "nobody reads");
+            assert!(matches!(stopped, Stop::Done(_)), "nothing reads lent memory");
             assert_eq!(transmit.lent_count(), 0);
         }
-        // Whatever is held outlives the queue.
+        // Packets that are still held outlive the queue.
         self.transmit = None;
         self.held.clear();
         assert_eq!(self.memory.packets.out_count(), 0);

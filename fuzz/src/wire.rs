@@ -1,4 +1,5 @@
-//! Target: all wire formats. Whatever parses is written and read again, and must mean the same.
+//! Target: all wire formats. Each parsed header is emitted and parsed again, and must mean the
+//! same.
 
 use towpath_net::wire::ipv6::{Extensions, emit_fragment_header};
 use towpath_net::wire::{Protocol, arp, ethernet, icmpv4, icmpv6, ipv4, ipv6, tcp, udp};
@@ -9,7 +10,7 @@ use crate::input::Input;
 /// Room for the longest header of any format.
 const ROOM: usize = 512;
 
-/// Two bytes of packet length, then the bytes that every parser gets.
+/// Reads two bytes of packet length, then the bytes that every parser gets.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let len = usize::from(input.u16());
@@ -52,7 +53,7 @@ fn internet(bytes: &[u8], len: usize) {
         let rest = &bytes[ipv6::HEADER_LEN..];
         extensions(header.next_header, rest, usize::from(header.payload_len));
     }
-    // Also without a fixed header before them: shorter inputs reach further.
+    // Also without a fixed header before them, so that shorter inputs reach further.
     if let Some((&first, rest)) = bytes.split_first() {
         extensions(Protocol(first), rest, len);
     }
@@ -67,8 +68,8 @@ fn extensions(first: Protocol, bytes: &[u8], payload_len: usize) {
     assert!(fragment.header_at + ipv6::FRAGMENT_HEADER_LEN <= walked.len);
     assert!(fragment.offset_bytes.is_multiple_of(8));
     let (offset, more, ident) = (fragment.offset_bytes, fragment.more, fragment.ident);
-    // Payload that does not reach beyond the longest packet. It has no next header: others would
-    // have to be whole in a first fragment.
+    // The payload does not exceed the longest packet. It has no next header, because any other
+    // header would have to be complete in a first fragment.
     let payload = if u32::from(offset) + 8 > 0xffff { 0 } else { 8 };
     let mut room = [0xee; ipv6::FRAGMENT_HEADER_LEN + 8];
     let room = &mut room[..ipv6::FRAGMENT_HEADER_LEN + payload];
@@ -97,7 +98,7 @@ fn transports(bytes: &[u8], len: usize) {
             tcp::Header::parse(&room[..written]).expect("what was written parses");
         let header_len = written as u8;
         assert_eq!(header_again, tcp::Header { header_len, ..header });
-        // Timestamps take the place of the fourth SACK block.
+        // Timestamps leave no room for a fourth SACK block.
         let blocks = again.sack_blocks();
         assert_eq!(blocks, &options.sack_blocks()[..blocks.len()]);
         assert_eq!(again.timestamps, options.timestamps);

@@ -5,8 +5,8 @@
 use std::fs;
 use std::path::Path;
 
-/// Goal: no stored input fails any more. Method: all files of a target's folder through its
-/// function; a target without any has been forgotten.
+/// Goal: all stored inputs pass. Method: runs all files of a target's folder through its function.
+/// A target without any file has been forgotten.
 fn replay(name: &str) {
     let (_, run) = towpath_fuzz::TARGETS.iter().find(|(target, _)| *target == name).unwrap();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
@@ -23,7 +23,7 @@ fn replay(name: &str) {
     }
 }
 
-/// No folder without a target.
+/// Every folder has a target.
 #[test]
 fn every_corpus_has_a_target() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");

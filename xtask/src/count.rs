@@ -1,9 +1,9 @@
-//! Counts tests from what test programs print, as they print it.
+//! Counts tests from the output of test programs, as they print it.
 //!
-//! Reads libtest's form, which libtest-mimic has too. A test that could not do its work prints a
-//! line that begins with `skipped:` and returns. Of a program with `--show-output` such a line
-//! stands in the block of its test, which is then counted as skipped instead of passed. Lines
-//! outside of blocks are not counted: programs that print those have said "ignored" as well.
+//! Reads the format of libtest, which libtest-mimic also uses. A test that cannot run prints a line
+//! that starts with `skipped:` and returns. With `--show-output`, this line is in the block of its
+//! test, and the test counts as skipped instead of passed. Lines outside of blocks do not count:
+//! programs that print those also report the test as ignored.
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ impl Count {
         self.skipped += other.skipped;
     }
 
-    /// Reads what is [displayed](fmt::Display).
+    /// Parses the [displayed](fmt::Display) form.
     pub(crate) fn parse(line: &str) -> Option<Self> {
         let mut words = line.split(' ');
         let mut next = |name: &str| {
@@ -44,23 +44,24 @@ impl fmt::Display for Count {
     }
 }
 
-/// Which part of a program's output is read.
+/// The part of a program's output that is being read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Part {
     /// One line for each test.
     Tests,
-    /// What passed tests wrote; the test whose block it is, and whether it counted as skipped.
+    /// Output of passed tests: the test of the current block, and whether it already counted as
+    /// skipped.
     Successes(String, bool),
-    /// What failed tests wrote.
+    /// Output of failed tests.
     Failures,
 }
 
-/// Reads one line after the other.
+/// Reads a program's output line by line.
 #[derive(Debug)]
 pub(crate) struct Counter {
     count: Count,
     part: Part,
-    /// Of the program that is read: passed tests that said they were skipped.
+    /// Passed tests of the current program that reported `skipped:`.
     said_skipped: u64,
 }
 
@@ -73,7 +74,7 @@ impl Counter {
         self.count
     }
 
-    /// Takes a line; returns what of it is worth showing.
+    /// Takes a line; returns the text to show for it.
     pub(crate) fn line(&mut self, line: &str) -> Option<String> {
         if let Some(result) = line.strip_prefix("test result: ") {
             self.result(result);
@@ -102,7 +103,7 @@ impl Counter {
         }
     }
 
-    /// `ok. 3 passed; 0 failed; 1 ignored; ...`
+    /// Parses `ok. 3 passed; 0 failed; 1 ignored; ...`
     fn result(&mut self, text: &str) {
         let number = |word: &str| -> u64 {
             let mut words = text.split([' ', ';', '.']).filter(|word| !word.is_empty());
@@ -125,7 +126,7 @@ impl Counter {
     }
 }
 
-/// The test whose output follows `---- NAME stdout ----`.
+/// The test of a block that starts with `---- NAME stdout ----`.
 fn block_of(line: &str) -> Option<&str> {
     line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
 }

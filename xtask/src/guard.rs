@@ -1,14 +1,12 @@
-//! What a packet costs, compared with what it cost when somebody last looked: `cargo xtask
-//! bench-guard`.
+//! Compares the cost of packets with stored figures: `cargo xtask bench-guard`.
 //!
-//! Nothing is timed. The command does work of a fixed kind N times and 2N times (`--harness`);
+//! Nothing is timed. The benchmark does a kind of work N times and 2N times (`--harness`).
 //! callgrind counts instructions and calls that allocate, strace counts system calls, and the
-//! difference belongs to N pieces of work. Figures are stored in `xtask/figures.txt` with the
-//! compiler and the processor that made them, and the kernel: what others are compared with has
-//! more room.
+//! difference is the cost of N units of work. `xtask/figures.txt` stores the figures with the
+//! compiler, processor and kernel that they depend on. On other ones, the limits are wider.
 //!
-//! Of the gateway's work the system calls of the program and of the peer, for which the command
-//! stands in, are not counted: it tells how many they were.
+//! In gateway cases, the benchmark also acts as the program and as the peer. It reports the number
+//! of their system calls, which are subtracted.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -18,39 +16,39 @@ use std::process::{Command, Stdio};
 use crate::count::Count;
 use crate::{cargo, root, target_folder};
 
-/// A piece of work.
+/// A kind of work.
 struct Case {
     name: &'static str,
-    /// For `--harness`, without the number.
+    /// The value of `--harness` without the number.
     work: &'static str,
-    /// How often, at first.
+    /// N, the number of units of the first run.
     count: u64,
-    /// Rounds of which medians are taken, for figures to be stored and where a first round seems
-    /// worse. More than one where the kernel takes part, which sways instructions.
+    /// Number of rounds whose median counts, when figures are stored and when a first round seems
+    /// worse. More than one if the kernel takes part, because it influences the instructions.
     rounds: usize,
-    /// Over a TAP device, which takes root: system calls alone are counted, as valgrind knows
-    /// nothing of some that make networks.
+    /// Over a TAP device, which needs root. Only system calls are counted, because valgrind does
+    /// not support some of the calls that create network namespaces.
     is_over_tap: bool,
 }
 
 impl Case {
-    /// Of towpath alone.
+    /// A case of towpath alone.
     const fn alone(name: &'static str, work: &'static str, count: u64) -> Self {
         Self { name, work, count, rounds: 1, is_over_tap: false }
     }
 
-    /// With sockets of the kernel.
+    /// A case with kernel sockets.
     const fn sockets(name: &'static str, work: &'static str, count: u64) -> Self {
         Self { name, work, count, rounds: ROUNDS_SWAYED, is_over_tap: false }
     }
 
-    /// With sockets of the kernel on both sides.
+    /// A case with kernel sockets on both sides.
     const fn tap(name: &'static str, work: &'static str, count: u64) -> Self {
         Self { is_over_tap: true, ..Self::sockets(name, work, count) }
     }
 }
 
-/// How often is counted what the kernel sways.
+/// Rounds of cases in which the kernel takes part.
 const ROUNDS_SWAYED: usize = 3;
 
 const CASES: [Case; 23] = [
@@ -79,7 +77,7 @@ const CASES: [Case; 23] = [
     Case::alone("udp_lent_64KiB", "udp_lend,65536", 500),
 ];
 
-/// What one piece of work costs.
+/// The cost of one unit of work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Figures {
     instructions: f64,
@@ -87,17 +85,19 @@ struct Figures {
     system_calls: f64,
 }
 
-/// What may be added before it is a step back, as a share: between two processors 1 % was seen.
+/// Allowed growth of instructions, as a share: two processors differed by 1 %.
 const INSTRUCTIONS_MORE: f64 = 0.06;
 const INSTRUCTIONS_MORE_ELSEWHERE: f64 = 0.12;
-/// The same where the kernel decides when a thread is woken and what comes together.
+/// Allowed growth of instructions if the kernel decides when it wakes a thread and which data
+/// arrives together.
 const INSTRUCTIONS_MORE_SWAYED: f64 = 0.25;
-/// Of the kernel that made the figures, and of others, whose sockets may hold other amounts.
+/// Allowed growth of system calls, on the kernel of the figures and on others, whose sockets may
+/// buffer other amounts.
 const SYSTEM_CALLS_MORE: f64 = 0.15;
 const SYSTEM_CALLS_MORE_ELSEWHERE: f64 = 1.0;
-/// Below that, it is none: tables that grow once.
+/// A smaller number counts as none, for example from tables that grow once.
 const NONE: f64 = 0.02;
-/// The same for instructions: a GiB that is joined takes a hundred for each 64 KiB.
+/// A smaller number of instructions counts as none: a joined flow takes about a hundred per 64 KiB.
 const INSTRUCTIONS_NONE: f64 = 100.0;
 
 /// Compares, or with `--write` stores.
@@ -119,14 +119,14 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
     }
 }
 
-/// Builds what does the work.
+/// Builds the benchmark.
 pub(crate) fn build() -> Result<(), String> {
     let mut build = cargo(["build", "--profile", "guard", "--package", "towpath-bench"]);
     let built = build.arg("--locked").status().map_err(|error| format!("{build:?}: {error}"))?;
     if built.success() { Ok(()) } else { Err(format!("{build:?}: {built}")) }
 }
 
-/// Compares with the stored figures, with the build that there is. Each case is a test.
+/// Compares the existing build with the stored figures. Each case counts as a test.
 pub(crate) fn compare() -> Result<Count, String> {
     if let Some(missing) = missing() {
         println!("skipped: {missing} is not installed");
@@ -138,7 +138,7 @@ pub(crate) fn compare() -> Result<Count, String> {
     let here = Setting::here()?;
     let room = Room::of(&stored.setting, &here);
     if stored.setting != here {
-        println!("with more room, as the figures are of {}", stored.setting);
+        println!("the limits are wider, because the figures are of {}", stored.setting);
     }
     let mut count = Count::default();
     println!("{:<24}{:>14}{:>9}{:>14}{:>9}", "", "instructions", "", "system calls", "");
@@ -152,7 +152,7 @@ pub(crate) fn compare() -> Result<Count, String> {
         let (was, room) = (stored.of(case.name)?, room.for_case(case));
         let mut is = measure(case, 1)?;
         if case.rounds > 1 && !worse(is, was, &room).is_empty() {
-            // It may be the kernel's doing.
+            // The kernel may have caused it.
             is = measure(case, case.rounds)?;
         }
         println!(
@@ -172,22 +172,22 @@ pub(crate) fn compare() -> Result<Count, String> {
     Ok(count)
 }
 
-/// How much more `is` is, in per cent; zero if there was nothing.
+/// Growth from `was` to `is`, in per cent; zero if `was` counts as none.
 fn more(is: f64, was: f64) -> f64 {
     if was > NONE { 100.0 * (is / was - 1.0) } else { 0.0 }
 }
 
-/// True for root, where there are TAP devices.
+/// True if TAP devices can be created, which needs root.
 fn may_make_devices() -> bool {
     let user = Command::new("id").arg("-u").output();
     let is_root = user.is_ok_and(|user| user.stdout.trim_ascii() == b"0");
     is_root && Path::new("/dev/net/tun").exists()
 }
 
-/// What may be added, as a share.
+/// Allowed growth, as a share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Room {
-    /// None: there is nothing to compare with.
+    /// `None` if there is nothing to compare with.
     instructions: Option<f64>,
     system_calls: f64,
 }
@@ -212,7 +212,7 @@ impl Room {
     }
 }
 
-/// What is worse than it was, in words.
+/// Describes the figures that are worse than before.
 fn worse(is: Figures, was: Figures, room: &Room) -> Vec<String> {
     let mut worse = Vec::new();
     let instructions_max = room
@@ -235,7 +235,7 @@ fn store() -> Result<(), String> {
         return Err(format!("{missing} is not installed"));
     }
     if !may_make_devices() {
-        return Err("TAP devices need root, for example by sudo".into());
+        return Err("TAP devices need root: run this with sudo".into());
     }
     let mut text = format!("# {HEAD}\n{}\n", Setting::here()?);
     for case in &CASES {
@@ -254,7 +254,7 @@ fn figures_path() -> PathBuf {
     root().join("xtask/figures.txt")
 }
 
-/// A program that counts and is not there.
+/// A counting program that is missing.
 fn missing() -> Option<&'static str> {
     ["valgrind", "strace", "strip"].into_iter().find(|program| {
         let mut command = Command::new(program);
@@ -263,13 +263,13 @@ fn missing() -> Option<&'static str> {
     })
 }
 
-/// What figures depend on.
+/// The environment that figures depend on.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Setting {
     compiler: String,
-    /// As libc copies memory in the way that suits it.
+    /// libc chooses its copy functions by the processor.
     processor: String,
-    /// Its version, by two numbers.
+    /// The first two numbers of its version.
     kernel: String,
 }
 
@@ -292,7 +292,7 @@ impl Setting {
         Ok(Self { compiler, processor, kernel: version.join(".") })
     }
 
-    /// Sets a field by its name; false if there is none.
+    /// Sets a field by its name; false if there is no such field.
     fn set(&mut self, name: &str, value: &str) -> bool {
         let field = match name {
             "compiler" => &mut self.compiler,
@@ -322,7 +322,7 @@ impl<'a> Stored<'a> {
     fn parse(text: &'a str) -> Result<Self, String> {
         let mut stored = Self { setting: Setting::default(), lines: Vec::new() };
         for line in text.lines().filter(|line| !line.starts_with('#')) {
-            let bad = || format!("xtask/figures.txt: not understood: {line}");
+            let bad = || format!("xtask/figures.txt: cannot parse this line: {line}");
             let (name, rest) = line.split_once(' ').ok_or_else(bad)?;
             if stored.setting.set(name, rest) {
                 continue;
@@ -344,7 +344,7 @@ impl<'a> Stored<'a> {
     }
 }
 
-/// The medians of so many rounds.
+/// Measures a case: the medians of `rounds` rounds.
 fn measure(case: &Case, rounds: usize) -> Result<Figures, String> {
     let all = (0..rounds).map(|_| each(case, system_calls_of));
     let mut all = all.collect::<Result<Vec<_>, _>>()?;
@@ -359,34 +359,34 @@ fn measure(case: &Case, rounds: usize) -> Result<Figures, String> {
     Ok(Figures { instructions, allocations, system_calls })
 }
 
-/// Instructions and allocations of a piece of work.
+/// Instructions and allocations per unit of work.
 fn cost(case: &Case) -> Result<(f64, f64), String> {
     let (once, twice) = (costs_of(&work(case, 1))?, costs_of(&work(case, 2))?);
     Ok((piece(case, once.0, twice.0), piece(case, once.1, twice.1)))
 }
 
-/// `times` as much work as a case counts.
+/// The value of `--harness` for `times` N units of work.
 fn work(case: &Case, times: u64) -> String {
     format!("{},{}", case.work, times * case.count)
 }
 
-/// What a piece of work comes to if the work and twice as much come to these.
+/// Cost per unit, from the costs of N and 2N units.
 fn piece(case: &Case, once: u64, twice: u64) -> f64 {
     twice.saturating_sub(once) as f64 / case.count as f64
 }
 
-/// What `count` finds, by piece.
+/// The number that `count` finds, per unit of work.
 fn each(case: &Case, count: fn(&str) -> Result<u64, String>) -> Result<f64, String> {
     Ok(piece(case, count(&work(case, 1))?, count(&work(case, 2))?))
 }
 
-/// Instructions and allocations.
+/// Counts instructions and allocations of a run.
 fn costs_of(work: &str) -> Result<(u64, u64), String> {
     let file = target_folder("guard.callgrind");
     let path = file.to_str().ok_or("the folder's name is no text")?;
     let out = format!("--callgrind-out-file={path}");
     let log = run_under("valgrind", &["--tool=callgrind", "--compress-strings=no", &out], work)?;
-    // `==7== Collected : 1234567`
+    // callgrind prints `==7== Collected : 1234567`.
     let instructions = number(&log, |line| Some(line.split_once("Collected :")?.1))?;
     let profile = fs::read_to_string(&file).map_err(|error| format!("{path}: {error}"))?;
     let _ = fs::remove_file(&file);
@@ -400,9 +400,9 @@ fn costs_of(work: &str) -> Result<(u64, u64), String> {
     Ok((instructions, allocations))
 }
 
-/// How often a profile of callgrind says that memory was asked for: a line `cfn=malloc` names a
-/// function that is called, the next that begins with `calls=` says how often. `None` if no such
-/// line is there: every program allocates, so the names are not the ones looked for.
+/// Number of allocating calls in a callgrind profile. A line `cfn=malloc` names a called function;
+/// the next line that starts with `calls=` has the number of calls. `None` if there is no such
+/// line: every program allocates, so in that case the names are wrong.
 fn allocations_in(profile: &str) -> Option<u64> {
     let (mut sum, mut counts) = (None, false);
     for line in profile.lines() {
@@ -423,7 +423,7 @@ fn system_calls_of(work: &str) -> Result<u64, String> {
     let said = run_under("strace", &["-f", "-c", "-o", path], work)?;
     let table = fs::read_to_string(&file).map_err(|error| format!("{path}: {error}"))?;
     let _ = fs::remove_file(&file);
-    // The last line: share, seconds, microseconds of a call, calls, perhaps errors, `total`.
+    // The last line: share, seconds, microseconds per call, calls, errors if any, `total`.
     let all = number(&table, |line| {
         line.ends_with(" total").then(|| line.split_whitespace().nth(3)).flatten()
     })?;
@@ -431,24 +431,25 @@ fn system_calls_of(work: &str) -> Result<u64, String> {
     Ok(all - own.unwrap_or(0))
 }
 
-/// The C library's functions that allocate.
+/// The allocating functions of the C library.
 const ALLOCATING: [&str; 6] =
     ["malloc", "calloc", "realloc", "posix_memalign", "aligned_alloc", "memalign"];
 
-/// What the work says before the number of system calls that belong to what it stands in for.
+/// Printed before the number of system calls that are not the gateway's.
 const OWN_CALLS: &str = "system calls that are not the gateway's: ";
 
-/// The number with commas that `find` sees in one of the lines.
+/// The number, with or without commas, that `find` returns from one of the lines.
 fn number<'a>(text: &'a str, find: impl Fn(&'a str) -> Option<&'a str>) -> Result<u64, String> {
     let found = text.lines().find_map(|line| find(line)?.replace(',', "").trim().parse().ok());
-    found.ok_or_else(|| format!("no number in:\n{text}"))
+    found.ok_or_else(|| format!("no count in this output:\n{text}"))
 }
 
-/// Does work under a program that counts; returns what both say.
+/// Runs work under a counting program; returns the output of both.
 fn run_under(program: &str, options: &[&str], work: &str) -> Result<String, String> {
     let mut command = Command::new(program);
     command.args(options).arg(binary()).args(["vm", "--harness", work]);
-    // An instruction that repeats itself counts as often as it does: memory is copied without it.
+    // A repeated string instruction counts once per repetition, so libc must copy memory without
+    // it.
     command.env("GLIBC_TUNABLES", TUNABLES).current_dir(root()).stdin(Stdio::null());
     let output = command.output().map_err(|error| format!("{program}: {error}"))?;
     let [said, log] = [&output.stdout, &output.stderr].map(|it| String::from_utf8_lossy(it));
@@ -494,8 +495,8 @@ mod tests {
         assert_eq!(allocations_in("fn=main\ncfn=free\ncalls=7 0\n13 9\n"), None);
     }
 
-    /// Goal: the guard can fail. Method: beside the figures that are stored, one call, one
-    /// allocation or half of the instructions more for a piece of work are told, of each case.
+    /// Goal: the guard can fail. Method: for each case, one call, one allocation or half of the
+    /// instructions more than stored is reported.
     #[test]
     fn each_case_can_become_worse() {
         let text = fs::read_to_string(figures_path()).unwrap();
@@ -504,7 +505,7 @@ mod tests {
         for case in &CASES {
             let (was, room) = (stored.of(case.name).unwrap(), room.for_case(case));
             assert!(worse(was, was, &room).is_empty(), "{}", case.name);
-            // Of a connection a call more is a share of those that it needs.
+            // For a connection, one more call is a small share of its calls.
             let calls = (was.system_calls * 0.2).max(1.0);
             let counted = if case.is_over_tap { 1 } else { 3 };
             for more in [

@@ -1,7 +1,7 @@
-//! Chores of this repository: `cargo xtask`.
+//! Developer commands of this repository: `cargo xtask`.
 //!
-//! No dependencies, so that it builds at once. Every command prints what it does and ends with a
-//! status that says whether all is well.
+//! This program has no dependencies, so it builds quickly. Every command prints its progress and
+//! exits with a status that tells success from failure.
 #![forbid(unsafe_code)]
 
 mod api;
@@ -21,18 +21,18 @@ use std::process::{Command, ExitCode, Stdio};
 
 const HELP: &str = "\
 cargo xtask COMMAND
-  ci [STEP]                all checks and tests, or one step of them; the last line counts the
-                           tests
-  api [--write]            the public items of `towpath`: as stored?
-  tidy                     what neither compiler nor clippy checks: order, limits, links, words
-  bench-guard [--write]    what packets cost, in instructions, allocations, system calls: not more?
-  fuzz [TARGET] [SECONDS]  one fuzz target, or all of them; 60 seconds each
-  long [STEP]              what takes hours: all end-to-end tests, floods, many seeds, fuzzing
+  ci [STEP]                run all checks and tests, or one step; the last line counts the tests
+  api [--write]            compare the public items of `towpath` with the stored list, or store it
+  tidy                     run checks beyond compiler and clippy: order, limits, links, words
+  bench-guard [--write]    compare instructions, allocations and system calls of packets with the
+                           stored figures, or store them
+  fuzz [TARGET] [SECONDS]  run one fuzz target, or all of them; 60 seconds each by default
+  long [STEP]              run tests that take hours: end-to-end tests, floods, seeds, fuzzing
   man                      write docs/man/towpath.1
-  packetdrill DIR [...]    packetdrill's scripts in DIR (gtests/net of its repository): which pass
-  rfc                      sections of RFCs that code cites, and whether a test cites them too
-  scribble [SECONDS]       a front end that writes anything to shared memory, with the address
-                           sanitizer; 60 seconds";
+  packetdrill DIR [...]    run packetdrill's scripts in DIR, the folder gtests/net of its repository
+  rfc                      list the RFC sections that code cites, and whether tests cite them
+  scribble [SECONDS]       run a front end that writes arbitrary data to shared memory, with the
+                           address sanitizer; 60 seconds by default";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -62,19 +62,19 @@ fn main() -> ExitCode {
     }
 }
 
-/// Where the repository is.
+/// Root directory of the repository.
 fn root() -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     package.parent().expect("the package is in a folder of the repository").to_path_buf()
 }
 
-/// Where builds with other flags go, out of the way of ordinary ones.
+/// Directory for builds with other flags, separate from ordinary builds.
 fn target_folder(name: &str) -> PathBuf {
     let base = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     base.unwrap_or_else(|| root().join("target")).join(name)
 }
 
-/// `cargo` at the root of the repository.
+/// A `cargo` command at the root of the repository.
 fn cargo<const N: usize>(arguments: [&str; N]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
     command.args(arguments).current_dir(root()).stdin(Stdio::null());

@@ -1,4 +1,5 @@
-//! Writes the manual page that is checked in, from the command. A test of the command compares.
+//! Writes the stored manual page from the command's definitions. A test of the command compares
+//! them.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,12 +1,12 @@
-//! Sections of RFCs that the code cites, and whether a test cites them too.
+//! Lists the sections of RFCs that the code cites, and whether a test cites them too.
 //!
-//! Citations read `RFC 9293 §3.10.7.4`. A list to look through, not a gate.
+//! Citations have the form `RFC 9293 §3.10.7.4`. The list is for information, not a check.
 
 use std::collections::BTreeMap;
 
 use crate::source::{self, Source};
 
-/// Files that cite a section: code, tests.
+/// Number of citations of each section, in code and in tests.
 type Citations = BTreeMap<(u32, String), (u32, u32)>;
 
 pub(crate) fn run() -> Result<(), String> {

@@ -1,8 +1,9 @@
-//! Runs the test of a front end that scribbles over what it shares, with the address sanitizer.
+//! Runs the test of a front end that writes arbitrary data to shared memory, with the address
+//! sanitizer.
 //!
-//! The sanitizer's flag is one that the compiler keeps for nightly builds, hence `RUSTC_BOOTSTRAP`.
-//! Where its runtime is not there the command says so and fails: without it the test is one of
-//! those of `cargo xtask ci`.
+//! The compiler accepts the sanitizer's flag only in nightly builds, hence `RUSTC_BOOTSTRAP`. If
+//! the sanitizer's runtime is missing, the command says so and fails. `cargo xtask ci` runs the
+//! test without the sanitizer.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,13 +11,13 @@ use crate::{cargo, fuzz, target_folder};
 
 const SECONDS_DEFAULT: &str = "60";
 
-/// `cargo xtask scribble [SECONDS]`. The seed is another each time, unless `TOWPATH_SEED` is set.
+/// `cargo xtask scribble [SECONDS]`. The seed differs each time, unless `TOWPATH_SEED` is set.
 pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
     let seconds = arguments.first().copied().unwrap_or(SECONDS_DEFAULT);
     seconds.parse::<u32>().map_err(|_| format!("'{seconds}' is not a number of seconds"))?;
     let (host, has_sanitizer) = fuzz::compiler()?;
     if !has_sanitizer {
-        return Err("this compiler comes without the runtime of the address sanitizer".into());
+        return Err("this compiler has no runtime of the address sanitizer".into());
     }
     let seed = std::env::var("TOWPATH_SEED").unwrap_or_else(|_| {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::root;
 
-/// A file with its path from the root.
+/// A file with its path relative to the root.
 pub(crate) struct Source {
     pub(crate) path: String,
     pub(crate) text: String,
@@ -20,7 +20,7 @@ impl Source {
         self.path.ends_with(".rs")
     }
 
-    /// True if nothing in the file is production code.
+    /// True if the file contains no production code.
     pub(crate) fn is_test(&self) -> bool {
         let name = self.path.rsplit('/').next().unwrap_or_default();
         name == "tests.rs"
@@ -29,7 +29,7 @@ impl Source {
                 .any(|part| self.path.contains(part))
     }
 
-    /// Lines before the tests at the end of a file.
+    /// Number of lines before the tests at the end of the file.
     pub(crate) fn production_lines(&self) -> usize {
         let mut after_cfg = false;
         for (index, line) in self.text.lines().enumerate() {
@@ -41,8 +41,8 @@ impl Source {
         self.text.lines().count()
     }
 
-    /// The production part without comments: what the compiler sees, line by line. Line numbers
-    /// count from one.
+    /// The production part without comments, line by line, as the compiler sees it. Line numbers
+    /// start at one.
     pub(crate) fn code(&self) -> impl Iterator<Item = (usize, &str)> {
         self.text.lines().take(self.production_lines()).enumerate().filter_map(|(index, line)| {
             let code = line.split("//").next().unwrap_or_default();
@@ -51,7 +51,7 @@ impl Source {
     }
 }
 
-/// All text files that are looked at, in the order of their paths.
+/// All text files to check, in the order of their paths.
 pub(crate) fn all() -> Result<Vec<Source>, String> {
     let mut files = Vec::new();
     walk(&root(), "", &mut files)?;
@@ -76,7 +76,7 @@ fn walk(folder: &Path, path: &str, files: &mut Vec<Source>) -> Result<(), String
     Ok(())
 }
 
-/// What is not ours or not text.
+/// Folders that are not part of the project's text.
 fn is_left_out(path: &str) -> bool {
     [".git", "target", "fuzz/corpus", "fuzz/artifacts", "demo-out"].contains(&path)
 }

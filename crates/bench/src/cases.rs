@@ -1,4 +1,4 @@
-//! Cases: figures with names, and which of them the user wants.
+//! Cases: named figures, and the user's selection of them.
 //!
 //! Names are stable: other documents and stored figures refer to them.
 
@@ -12,32 +12,32 @@ pub(super) struct Case {
     pub(super) better: Better,
 }
 
-/// Which figures are the better ones.
+/// Which values are better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Better {
     High,
     Low,
 }
 
-/// The cases that the user wants.
+/// The cases that the user selected.
 #[derive(Clone, Debug)]
 pub(super) struct Selection(Vec<&'static Case>);
 
 impl Selection {
-    /// Those of `all` with names that fit one of `globs`.
+    /// Selects the cases of `all` whose names match one of `globs`.
     pub(super) fn new(all: impl Iterator<Item = &'static Case>, globs: &[String]) -> Self {
         let fits = |case: &&Case| globs.iter().any(|glob| matches(glob, &case.name));
         Self(all.filter(fits).collect())
     }
 
-    /// The same and one more, if it is not there.
+    /// Adds a case, if it is not selected yet.
     pub(super) fn add(&mut self, case: &'static Case) {
         if !self.has(case) {
             self.0.push(case);
         }
     }
 
-    /// The same without that one.
+    /// Removes a case.
     pub(super) fn remove(&mut self, case: &Case) {
         self.0.retain(|kept| *kept != case);
     }
@@ -65,7 +65,7 @@ impl Case {
     }
 }
 
-/// Whether `name` fits `glob`, in which `*` stands for any text.
+/// Whether `name` matches `glob`, in which `*` stands for any text.
 fn matches(glob: &str, name: &str) -> bool {
     let Some((first, others)) = glob.split_once('*') else { return glob == name };
     let Some(mut rest) = name.strip_prefix(first) else { return false };

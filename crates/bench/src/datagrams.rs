@@ -1,8 +1,7 @@
-//! Datagrams as fast as they go, in one direction: what arrives is counted.
+//! Datagrams sent at full speed in one direction; counts those that arrive.
 //!
 //! One thread sends and one receives, each with a socket in its own network. The program's side
-//! speaks first, so that the way back is known to whatever lies between. The sender does not care
-//! what is lost.
+//! sends first, so that everything in between learns the return path. The sender ignores losses.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -18,34 +17,34 @@ use super::iperf::Direction;
 use super::lab::Network;
 use super::ping_pong::Stopwatch;
 
-/// What is sent.
+/// A stream of datagrams to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Flood {
-    /// One of both.
+    /// Direction of the datagrams: [`Direction::Out`] or [`Direction::In`].
     pub(super) direction: Direction,
-    /// Of the payload of a datagram.
+    /// Payload bytes of a datagram.
     pub(super) bytes: u16,
-    /// Datagrams that a call sends: more than one with `UDP_SEGMENT`.
+    /// Datagrams per call: more than one with `UDP_SEGMENT`.
     pub(super) per_call: usize,
 }
 
-/// What arrived.
+/// The datagrams that arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Arrived {
     pub(super) bytes: u64,
     pub(super) seconds: f64,
 }
 
-/// A wait for a datagram looks this often whether all is over.
+/// How often a wait for a datagram checks for the end.
 const STEP: Duration = Duration::from_millis(20);
 /// Longest wait for the first datagram.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// What the kernel may keep for a receiver that is late, if it allows that much.
+/// Receive buffer for a receiver that is late, if the kernel allows that much.
 const BUFFER_BYTES: usize = 4 << 20;
-/// Larger than what coalesced datagrams have together.
+/// Larger than a message of coalesced datagrams.
 const MESSAGE_BYTES: usize = 64 << 10;
 
-/// Sends for some seconds.
+/// Sends for some seconds, and returns what arrived.
 pub(super) fn flood(
     program: &Network,
     target: IpAddr,
@@ -122,7 +121,7 @@ fn send(socket: &UdpSocket, flood: Flood, limit: Duration) -> anyhow::Result<()>
         segment_datagrams(socket.as_fd(), flood.bytes).context("UDP_SEGMENT")?;
     }
     let started = Stopwatch::start();
-    // Looking at the clock costs as much as a small part of a call.
+    // Reading the clock costs a small fraction of a call.
     while started.elapsed() < limit {
         for _ in 0..16 {
             match socket.send(&message) {
@@ -136,10 +135,10 @@ fn send(socket: &UdpSocket, flood: Flood, limit: Duration) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Counts until all is over: from the first datagram to the last.
+/// Counts until the end: from the first datagram to the last.
 fn receive(socket: &UdpSocket, is_over: &AtomicBool) -> anyhow::Result<Arrived> {
     coalesce_datagrams(socket.as_fd()).context("UDP_GRO")?;
-    // The kernel takes as much as it allows, whatever is asked for.
+    // The kernel clamps the value to its own limit.
     let _ = rustix::net::sockopt::set_socket_recv_buffer_size(socket, BUFFER_BYTES);
     socket.set_read_timeout(Some(STEP))?;
     let mut message = vec![0; MESSAGE_BYTES];
@@ -147,7 +146,7 @@ fn receive(socket: &UdpSocket, is_over: &AtomicBool) -> anyhow::Result<Arrived> 
     let mut started = Stopwatch::start();
     loop {
         match socket.recv(&mut message) {
-            // What opened the way counts for nothing.
+            // The datagram that opened the path does not count.
             Ok(_) if arrived.bytes == 0 => {
                 started = Stopwatch::start();
                 arrived.bytes = 1;
@@ -182,7 +181,7 @@ mod tests {
         let arrived = thread::scope(|scope| {
             let counting = scope.spawn(|| receive(&receiver, &is_over));
             let flood = Flood { direction: Direction::Out, bytes: 1000, per_call: 4 };
-            // The receiver may come late to what is sent first, not to all of it.
+            // The receiver may miss the first datagrams, but not all of them.
             while !counting.is_finished() {
                 send(&sender, flood, Duration::from_millis(5)).unwrap();
                 is_over.store(true, Ordering::Relaxed);

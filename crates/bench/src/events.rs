@@ -1,25 +1,25 @@
-//! `bench events`: the event queue at work, beside other ways to wait.
+//! `bench events`: the event queue compared with other ways to wait.
 //!
-//! Measurements come in groups: one run of a system yields a figure for each case of its group, and
-//! the systems of a group run one after the other before the next group does, in each round.
+//! Measurements form groups: one run of a system yields a figure for each case of its group. In
+//! each round, the systems of a group run one after the other before the next group starts.
 //!
-//! Most of what is measured is the HTTP server of the example `httpd`: requests per second,
-//! processor time of the server per request, and errors, which there must not be. Names of cases
-//! are made of carrier, kind of connection, size of the file and clients; what is most asked about
-//! has no word: in process, 4 KiB, 100 clients.
+//! Most measurements use the HTTP server of the example `httpd`: requests per second, the server's
+//! processor time per request, and errors, which must be zero. A case name consists of carrier,
+//! kind of connection, file size and number of clients. The defaults are left out of the name: in
+//! process, 4 KiB, 100 clients.
 //!
-//! - in process: on a host, whose clients are on a second host of this process;
-//! - `tap`: on a host, whose client is wrk, in the kernel at the other end of a TAP device;
-//! - `kernel`: on the kernel's sockets, whose client is wrk, at the other end of a veth pair.
+//! - in process: on a host; the clients are on a second host in this process;
+//! - `tap`: on a host; the client is wrk, in the kernel at the other end of a TAP device;
+//! - `kernel`: on kernel sockets; the client is wrk, at the other end of a veth pair.
 //!
-//! On a host, `completions` is the server with operations and `readiness` the one with calls that
-//! do not block. On the kernel's sockets the first is there by `io_uring` and by `epoll`, and the
-//! second as `plain epoll`; and there is nginx.
+//! On a host, `completions` is the server that uses operations, and `readiness` the server that
+//! uses non-blocking calls. On kernel sockets, the first runs over `io_uring` and over `epoll`, and
+//! the second is `plain epoll`; nginx is measured, too.
 //!
-//! In process, processor time is that of all threads, clients and both hosts included.
+//! In process, the processor time is that of all threads, including the clients and both hosts.
 //!
-//! Beside it, operations and calls that wait: much data through few sockets ([`transfer`]), and
-//! reads of a file at several depths ([`reads`]).
+//! Two more benchmarks compare operations with blocking calls: bulk data over few sockets
+//! ([`transfer`]), and file reads at several depths ([`reads`]).
 
 use std::path::Path;
 use std::time::Duration;
@@ -53,19 +53,19 @@ pub(super) fn all() -> impl Iterator<Item = &'static Case> {
     points::all().chain(transfer::all()).chain(reads::all())
 }
 
-/// What is measured together.
+/// Cases that one run of a system measures together.
 struct Group<'a> {
     cases: Vec<&'static Case>,
-    /// towpath's first.
+    /// towpath's system first.
     systems: Vec<&'static str>,
     measure: Box<Measure<'a>>,
 }
 
-/// Measures a system for a while; a figure for each case.
+/// Measures a system for a while, and returns a figure for each case.
 type Measure<'a> = dyn FnMut(&str, Duration) -> anyhow::Result<Vec<f64>> + 'a;
 
-/// Measures; this process must be the first of new namespaces, and have one thread. Also returns
-/// how many measurements of towpath failed.
+/// Measures all selected cases. This process must be the first of new namespaces, and have one
+/// thread. Also returns how many measurements of towpath failed.
 pub(super) fn measure(plan: &Timed, scratch: &Path) -> anyhow::Result<(Results, usize)> {
     process::go_first();
     let networks = [Network::new()?, Network::new()?];
@@ -108,7 +108,8 @@ impl Group<'_> {
         self.cases.iter().map(series).collect()
     }
 
-    /// Measures each system once, another one first in each round; returns how many failed.
+    /// Measures each system once, starting with a different one in each round. Returns how many
+    /// failed.
     fn round(&mut self, round: u32, series: &mut [Series], span: Duration) -> usize {
         let mut failures = 0;
         let mut order: Vec<_> = self.systems.iter().enumerate().collect();
@@ -128,11 +129,11 @@ impl Group<'_> {
         failures
     }
 
-    /// Whether one of its cases is wanted.
+    /// Whether one of its cases is selected.
     fn is_selected(&self, selection: &Selection) -> bool {
         self.cases.iter().any(|case| selection.has(case))
     }
 }
 
-/// As short as shows that it works.
+/// Just long enough to show that it works.
 pub(super) const SPAN_QUICK: Duration = Duration::from_millis(50);

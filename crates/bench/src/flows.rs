@@ -1,7 +1,7 @@
 //! Many connections that are open at once.
 //!
-//! Both ends of all of them are more than one process may have open: the host's ends are kept by
-//! a process of their own, this very program.
+//! Both ends of all connections together exceed the descriptor limit of one process. Another
+//! process, which runs this program, holds the host's ends.
 
 use std::io::{Read, Write, stdout};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -14,17 +14,17 @@ use super::lab::Network;
 use super::ping_pong::{self, Stopwatch};
 use super::process::Running;
 
-/// Longest time that opening may take: at the pace of the slowest peers, all of them would take
+/// Time limit for opening connections. At the pace of the slowest peers, opening all would take
 /// minutes.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Longest wait for one of them.
+/// Longest wait for one connection.
 const CONNECT_WAIT: Duration = Duration::from_secs(5);
-/// The work of the process that keeps the host's ends.
+/// Name of the work of the process that holds the host's ends.
 pub(super) const KEEP: &str = "keep_connections";
 
-/// Opens connections in steps, up to each of `counts`, and has `look` called when so many are open
-/// and each has moved a byte each way. Returns what was looked at, and why that is not all. They
-/// end with a reset, which leaves no port blocked.
+/// Opens connections in steps, up to each of `counts`. Calls `look` when that many are open and
+/// each has moved a byte each way. Returns the results of `look`, and the reason if some are
+/// missing. The connections end with a reset, which leaves no port in TIME-WAIT.
 pub(super) fn open<T: Send>(
     program: &Network,
     target: IpAddr,
@@ -72,15 +72,15 @@ fn connect(to: SocketAddr) -> anyhow::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Says where it listens, answers the first byte of `count` connections and keeps them open until
-/// the last has ended.
+/// Prints its listening port, answers the first byte of `count` connections and keeps them open
+/// until the last one has ended.
 pub(super) fn keep(count: u32) -> anyhow::Result<()> {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).context("cannot listen")?;
     writeln!(stdout(), "{}", listener.local_addr()?.port())?;
     let mut open = Vec::new();
     while open.len() < count as usize {
         let (mut stream, _) = listener.accept().context("cannot accept")?;
-        // A client that fails tells it itself.
+        // A client that fails reports that itself.
         stream.set_read_timeout(Some(CONNECT_WAIT))?;
         let mut byte = [0];
         if stream.read_exact(&mut byte).and_then(|()| stream.write_all(&byte)).is_ok() {
@@ -89,7 +89,7 @@ pub(super) fn keep(count: u32) -> anyhow::Result<()> {
     }
     for mut stream in open {
         stream.set_read_timeout(None)?;
-        // Whatever ends it.
+        // Any end of the connection will do.
         let _ = stream.read(&mut [0]);
     }
     Ok(())

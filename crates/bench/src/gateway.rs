@@ -1,10 +1,9 @@
 //! `towpath-bench gateway`: the rounds.
 //!
-//! In every round all gateways are started anew, each with a program's network of its own; then
-//! every probe goes through all of them, one after the other, before the next probe; another one is
-//! first in each round. So figures
-//! that are compared are taken within seconds of each other, and what a gateway remembers of old
-//! connections ends with the round.
+//! In every round, all gateways are started anew, each with its own program network. Then each
+//! probe runs through all of them, one after the other, before the next probe starts; each round
+//! starts with a different gateway. So figures that are compared are taken within seconds of each
+//! other, and a gateway's memory of old connections ends with the round.
 
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
@@ -31,18 +30,18 @@ use probes::{Kind, Probe};
 pub(super) mod probes;
 mod web;
 
-/// What to do.
+/// Settings of the benchmark.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) selection: Selection,
-    /// towpath first.
+    /// towpath's setup first.
     pub(super) setups: Vec<Setup>,
     pub(super) rounds: u32,
     pub(super) seconds: u32,
 }
 
-/// Measures; this process must be the first of new namespaces, and have one thread. Also returns
-/// how many measurements of towpath failed.
+/// Runs all measurements. This process must be the first of new namespaces, and have one thread.
+/// Also returns how many measurements of towpath failed.
 pub(super) fn measure(
     plan: &Plan,
     kernel: &KernelThreads,
@@ -79,7 +78,7 @@ pub(super) fn measure(
     Ok((results, bench.failures))
 }
 
-/// The plan's setups without those that are not installed.
+/// The setups of the plan whose programs are installed.
 fn installed(plan: &Plan) -> anyhow::Result<Vec<Setup>> {
     ensure!(find_program("ip").is_some(), "ip is not installed (package iproute2)");
     let uses_iperf = |probe: &Probe| {
@@ -106,7 +105,7 @@ fn bare_series(plan: &Plan, setups: &[Setup]) -> Vec<Series> {
     plan.selection.cases().iter().map(|case| Series { case, systems: systems() }).collect()
 }
 
-/// A line about the machine, one about the measurement, one about the peers.
+/// One line each about the machine, the measurement and the peers.
 fn circumstances(plan: &Plan, algorithm: &str, setups: &[Setup]) -> Vec<String> {
     let (rounds, seconds) = (plan.rounds, plan.seconds);
     let mut lines = vec![
@@ -122,16 +121,17 @@ fn circumstances(plan: &Plan, algorithm: &str, setups: &[Setup]) -> Vec<String> 
     lines
 }
 
-/// What a rest lasts: so long that what happens now and then is in it.
+/// Duration of the idle measurement: long enough to include periodic work.
 const IDLE_SECONDS: u32 = 10;
-/// How long a gateway may take to work; the slowest takes less than a second.
+/// Longest time until a gateway works; the slowest takes less than a second.
 const READY_WAIT: Duration = Duration::from_secs(15);
 
 /// A setup and the network that it joins to the host's.
 struct Joined<'a> {
     setup: Setup,
     network: &'a Network,
-    /// Of a program with published ports. They cost memory, which others shall not have to bear.
+    /// Network of another program with published ports. They cost memory, which must not count in
+    /// the other probes.
     publishing: &'a Network,
     subnet: u8,
 }
@@ -141,7 +141,7 @@ struct Live<'a> {
     joined: &'a Joined<'a>,
     /// `None` for the kernel.
     gateway: Option<Running>,
-    /// From start to the first byte that came back.
+    /// Time from start to the first byte that came back.
     ready: Option<Duration>,
 }
 
@@ -150,7 +150,7 @@ impl Live<'_> {
         self.gateway.as_ref().map(Running::tree).unwrap_or_default()
     }
 
-    /// What the gateway had to say, if anything, as the end of a message.
+    /// What the gateway logged, if anything, as the end of a message.
     fn last_words(&self) -> String {
         let words = self.gateway.as_ref().map(Running::last_words).unwrap_or_default();
         if words.is_empty() { words } else { format!(" ({words})") }
@@ -180,11 +180,12 @@ impl<'a> Joined<'a> {
                 ensure!(started.elapsed() < READY_WAIT, "it does not lead to {target}");
                 ping_pong::pause();
             }
-            // With the first address, that is IPv4; others may take longer and count less.
+            // The time until the first address works, which is IPv4. Others may take longer and
+            // matter less.
             ready.get_or_insert(started.elapsed());
         }
         let ready = ready.filter(|_| gateway.is_some());
-        // Its routes are there by now.
+        // Its routes exist by now.
         self.network.inside(lab::name_by_routes)?;
         Ok(Live { joined: self, gateway, ready })
     }
@@ -195,8 +196,9 @@ fn arrived(live: &Live<'_>, flood: Flood, seconds: u32) -> anyhow::Result<Option
     datagrams::flood(live.joined.network, target, flood, seconds).map(Some)
 }
 
-/// True if the port is published and the program, in which nobody listens yet, has refused a
-/// connection to it: one that is still under way would be the next server's only client.
+/// True if the port is published and the program has refused a connection to it, because nothing
+/// listens there yet. A connection that is still in progress would become the only client of the
+/// next server.
 fn refuses_inside(port: u16) -> bool {
     TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok_and(|mut stream| {
         let is_bounded = stream.set_read_timeout(Some(READY_WAIT)).is_ok();
@@ -212,11 +214,11 @@ struct Bench<'a> {
     series: Vec<Series>,
     /// `None` if it is not needed, or not installed.
     web: Option<web::Server>,
-    /// Of towpath.
+    /// Failed measurements of towpath.
     failures: usize,
 }
 
-/// What a probe yields, by case; `None` where that makes no sense.
+/// The figures of a probe, by case; `None` where the case does not apply.
 type Figures = Vec<Option<f64>>;
 
 impl Bench<'_> {
@@ -236,7 +238,7 @@ impl Bench<'_> {
         for probe in probes::probes(&self.plan.selection) {
             let idle = matches!(probe.kind, Kind::Idle).then(|| self.idle(&live));
             let mut firsts = vec![String::new(); live.len()];
-            // Who goes first differs from round to round: what ran before may have left its marks.
+            // The order differs from round to round, because a measurement may affect the next.
             let mut order: Vec<_> = live.iter().enumerate().collect();
             let others = order.len().max(1);
             order.rotate_left(round.saturating_sub(1) as usize % others);
@@ -344,7 +346,7 @@ impl Bench<'_> {
         self.moving(&live.pids(), || iperf::run(network, target, test, self.plan.seconds))
     }
 
-    /// The same with a gateway of its own.
+    /// Runs iperf3 through a published port of a separate gateway.
     fn published(&self, test: Test, joined: &Joined<'_>) -> anyhow::Result<Figures> {
         const FIRST_PORT: u16 = IPERF_PORT + 1;
         let network = joined.publishing;
@@ -360,13 +362,13 @@ impl Bench<'_> {
             ensure!(started.elapsed() < READY_WAIT, "it does not publish a port");
             ping_pong::pause();
         }
-        // Those that the gateway made.
+        // The routes that the gateway made.
         network.inside(lab::name_by_routes)?;
         let run = || iperf::run_published(network, port, test, self.plan.seconds);
         self.moving(&gateway.tree(), run)
     }
 
-    /// Throughput; processor time per GiB of the gateway, and of all processes.
+    /// Throughput, and processor time per GiB of the gateway and of all processes.
     fn moving(
         &self,
         pids: &[i32],
@@ -390,16 +392,16 @@ impl Bench<'_> {
         ])
     }
 
-    /// Memory, and processor time in ms per s, of all systems while nothing happens.
+    /// Memory, and processor time in ms per s, of all systems while idle.
     fn idle(&self, systems: &[anyhow::Result<Live<'_>>]) -> Vec<Figures> {
         let pids = |live: &anyhow::Result<Live<'_>>| live.as_ref().map_or(Vec::new(), Live::pids);
         let pids: Vec<_> = systems.iter().map(pids).collect();
-        // What the start has left to do is no idling.
+        // Work left over from the start does not count as idle.
         std::thread::sleep(Duration::from_millis(200));
         let used = || pids.iter().map(|pids| process::cpu_seconds_fine(pids)).collect::<Vec<_>>();
         let before = used();
         let started = Stopwatch::start();
-        // A second if it has to be quick.
+        // One second in a quick run.
         let seconds = if self.plan.seconds > 1 { self.plan.seconds.max(IDLE_SECONDS) } else { 1 };
         std::thread::sleep(Duration::from_secs(seconds.into()));
         let elapsed = started.elapsed().as_secs_f64();

@@ -1,5 +1,4 @@
-//! Runs of iperf3: a server on the host and a client in the program's network, or the other way
-//! round.
+//! Runs of iperf3: a server on the host and a client in the program's network, or the reverse.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Command;
@@ -12,7 +11,7 @@ use super::lab::{IPERF_PORT, Network};
 use super::ping_pong::{self, Stopwatch};
 use super::process::Running;
 
-/// What is moved.
+/// The traffic of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Test {
     pub(super) ipv6: bool,
@@ -21,7 +20,7 @@ pub(super) struct Test {
     pub(super) flows: u32,
 }
 
-/// Where to, seen from the program.
+/// Direction, from the program's point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     Out,
@@ -29,25 +28,25 @@ pub(super) enum Direction {
     Both,
 }
 
-/// What arrived.
+/// The traffic that arrived.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Moved {
     pub(super) gbits_per_second: f64,
-    /// The other direction's, for [`Direction::Both`].
+    /// The reverse direction's, for [`Direction::Both`].
     pub(super) reverse_gbits_per_second: Option<f64>,
-    /// In the first direction.
+    /// Bytes in the first direction.
     pub(super) bytes: f64,
 }
 
-/// Longest wait beyond the time of the test: for handshakes, and for what is still on its way.
+/// Longest wait beyond the time of the test: for handshakes and data in flight.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// In which a gateway sends on all that a program has left it.
+/// Time for a gateway to forward everything that a program has sent.
 const DRAIN_WAIT: Duration = Duration::from_millis(300);
-/// With headers of IPv6 too, it fits into Ethernet's MTU.
+/// Fits Ethernet's MTU with IPv6 headers, too.
 const DATAGRAM_BYTES: &str = "1400";
 
 impl Direction {
-    /// The same, seen from the other side.
+    /// The direction as seen from the other side.
     fn opposite(self) -> Self {
         match self {
             Self::Out => Self::In,
@@ -57,8 +56,8 @@ impl Direction {
     }
 }
 
-/// Runs it against a server of the host. When it returns, client and server have ended and have
-/// been waited for.
+/// Runs the test against a server on the host. When it returns, client and server have ended and
+/// have been waited for.
 pub(super) fn run(
     program: &Network,
     target: IpAddr,
@@ -71,7 +70,7 @@ pub(super) fn run(
     finish(client, server, test, seconds)
 }
 
-/// The same against a server in the program's network, by `port` of the host's loopback.
+/// Runs the test against a server in the program's network, through `port` of the host's loopback.
 pub(super) fn run_published(
     program: &Network,
     port: u16,
@@ -88,16 +87,16 @@ pub(super) fn run_published(
 fn finish(client: Running, mut server: Running, test: Test, seconds: u32) -> anyhow::Result<Moved> {
     let limit = Duration::from_secs(seconds.into()) + PATIENCE;
     let text = client.output(limit).context("iperf3")?;
-    // One that waits for ever is killed when it is dropped.
+    // A server that never ends is killed when it is dropped.
     server.wait(Duration::from_secs(2))?;
     if test.udp {
-        // What is still on its way would be taken for a client of the next server's.
+        // Otherwise the next server would take data in flight for a new client.
         std::thread::sleep(DRAIN_WAIT);
     }
     moved(&text, test)
 }
 
-/// A server for one test, once it listens.
+/// Starts a server for one test, and waits until it listens.
 fn serve() -> anyhow::Result<Running> {
     let mut command = Command::new("iperf3");
     command.args(["--server", "--one-off", "--forceflush", "--port", &IPERF_PORT.to_string()]);

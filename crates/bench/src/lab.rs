@@ -1,13 +1,13 @@
-//! The networks of a measurement: the host, what lies outside of it, and one per program.
+//! The networks of a measurement: the host, the outside, and one per program.
 //!
 //! ```text
 //!  outside ── veth ── host (own loopback, servers, gateways) ── gateway ── program
 //! ```
 //!
-//! The host's network is that of process 1, where everything starts; the others are held by a
-//! process each, which does nothing. Nothing has a name, so all of it goes with the processes.
-//! Work in another network is done by a thread that enters it and ends there. Limits: networks
-//! must be made before the first thread, because that takes a fork.
+//! The host's network is that of process 1, where everything starts. Each other network is held by
+//! an idle process. Networks have no names, so they disappear with their processes. Work in another
+//! network is done by a thread that enters it and ends there. Limits: networks must be created
+//! before the first thread, because that takes a fork.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -25,15 +25,15 @@ use towpath_io::process_sys::{Forked, fork_into};
 
 use towpath_io::namespace::Kept;
 
-/// The host's side of its link to the outside; to pasta the outside's is the gateway, which it maps
-/// to the host's loopback.
+/// The outside's address on its link to the host. pasta uses it as the gateway and maps it to the
+/// host's loopback.
 pub(super) const OUTSIDE_V4: [u8; 4] = [10, 9, 0, 1];
 pub(super) const OUTSIDE_V6: [u16; 8] = [0xfd09, 0, 0, 0, 0, 0, 0, 1];
 
-/// Below [`LOCAL_PORTS`], so that no client's socket takes it.
+/// Below [`LOCAL_PORTS`], so that no client socket uses it.
 pub(super) const IPERF_PORT: u16 = 5201;
 
-/// A network of its own.
+/// A separate network.
 pub(super) struct Network {
     namespace: NetworkNamespace,
     holder: i32,
@@ -41,7 +41,7 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// Makes one with nothing in it. No thread may run yet.
+    /// Creates an empty network. No thread may run yet.
     pub(super) fn new() -> anyhow::Result<Self> {
         let flags = i32::try_from(UnshareFlags::NEWNET.bits()).expect("it is bit 30");
         match fork_into(flags).context("cannot make a network namespace")? {
@@ -55,12 +55,12 @@ impl Network {
         }
     }
 
-    /// The process that holds it; gateways are told this number.
+    /// Process ID of the holder, for the gateways' command lines.
     pub(super) fn holder(&self) -> i32 {
         self.holder
     }
 
-    /// Does `work` inside: in a thread, whose children start inside too.
+    /// Runs `work` inside the network, on a new thread, whose child processes start inside too.
     pub(super) fn inside<T: Send>(
         &self,
         work: impl FnOnce() -> anyhow::Result<T> + Send,
@@ -75,17 +75,17 @@ impl Network {
     }
 }
 
-/// What a holder does. Without privilege: otherwise only those with as much of it may look up its
-/// namespace, and pasta gives most of its own up before it does.
+/// Runs a holder, without privilege: otherwise only equally privileged processes could open its
+/// namespace, and pasta drops most of its privileges before it does.
 fn hold() -> ! {
     let none = CapabilitySets {
         effective: CapabilitySet::empty(),
         permitted: CapabilitySet::empty(),
         inheritable: CapabilitySet::empty(),
     };
-    // If it fails, so does pasta, and that is told.
+    // If it fails, pasta fails too, and reports it.
     let _ = set_capabilities(None, none);
-    // Where no process 1 takes it along, as beside a harness. It cannot fail.
+    // For a holder that no process 1 takes along, as in a harness. It cannot fail.
     let _ = die_with_parent();
     loop {
         thread::park();
@@ -99,7 +99,7 @@ pub(super) fn prepare_host(outside: &Network) -> anyhow::Result<String> {
     outside.inside(prepare)?;
     let holder = outside.holder();
     ip(&format!("link add up0 type veth peer name up0 netns {holder}"))?;
-    // The largest that the kernel allows, so that pasta, which copies it, is not held back.
+    // The largest MTU that the kernel allows, so that it does not limit pasta, which copies it.
     ip("link set up0 mtu 65520 up")?;
     ip("addr add 10.9.0.2/24 dev up0")?;
     ip("addr add fd09::2/64 dev up0 nodad")?;
@@ -120,7 +120,7 @@ pub(super) fn prepare_program(program: &Network) -> anyhow::Result<()> {
     program.inside(prepare).map(drop)
 }
 
-/// Joins a program's network to the host's by the kernel alone; the host is 10.8.`subnet`.1.
+/// Joins a program's network to the host's with a veth pair; the host is 10.8.`subnet`.1.
 pub(super) fn join_by_veth(program: &Network, subnet: u8, mtu: u16) -> anyhow::Result<()> {
     let (holder, name) = (program.holder(), format!("veth{subnet}"));
     ip(&format!("link add {name} type veth peer name veth0 netns {holder}"))?;
@@ -136,7 +136,7 @@ pub(super) fn join_by_veth(program: &Network, subnet: u8, mtu: u16) -> anyhow::R
     name_by_routes()
 }
 
-/// Gives the kernel's side of a TAP device, which is in the network, its address.
+/// Sets the address of the kernel's side of a TAP device in the network.
 pub(super) fn join_by_tap(
     program: &Network,
     name: &str,
@@ -149,9 +149,10 @@ pub(super) fn join_by_tap(
     })
 }
 
-/// Enough for the connections of one probe; they occupy their ports for a minute.
+/// Enough for the connections of one probe; each port is blocked for a minute.
 const LOCAL_PORTS: &str = "10000 65535";
-/// What most systems use. Some machines' default differs and would be what is measured.
+/// The default of most systems. Some machines have another default, which would distort the
+/// figures.
 const CONGESTION_CONTROL: &str = "cubic";
 
 /// Prepares the network of this thread. Returns the congestion control algorithm in use.
@@ -163,8 +164,8 @@ pub(super) fn prepare() -> anyhow::Result<String> {
     };
     set("ip_local_port_range", LOCAL_PORTS)?;
     set("tcp_tw_reuse", "1")?;
-    // Refused where the first namespace does not list it among those that others may use; routes
-    // may name it all the same.
+    // Refused where the first namespace does not list it among the allowed algorithms; routes may
+    // still name it.
     let _ = set("tcp_congestion_control", CONGESTION_CONTROL);
     name_by_routes()?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -172,8 +173,8 @@ pub(super) fn prepare() -> anyhow::Result<String> {
     sockopt::tcp_congestion(&stream).context("cannot read the congestion control algorithm")
 }
 
-/// Has routes of this thread's network, as they are now, name [`CONGESTION_CONTROL`] for
-/// connections that take them.
+/// Sets [`CONGESTION_CONTROL`] in all routes that this thread's network has now, for connections
+/// that use them.
 pub(super) fn name_by_routes() -> anyhow::Result<()> {
     for family in ["-4", "-6"] {
         let mut command = Command::new("ip");
@@ -186,9 +187,10 @@ pub(super) fn name_by_routes() -> anyhow::Result<()> {
         let is_unnamed = |route: &&str| is_unicast(route) && !route.contains("congctl");
         for route in routes.lines().filter(is_unnamed) {
             let route = route.replace(" linkdown", "");
-            // What cannot be changed is reported by what is used.
+            // If a route cannot be changed, the algorithm in use shows it.
             let made = ip(&format!("{family} route replace {route} congctl {CONGESTION_CONTROL}"));
-            // Of IPv6's, 0 stands for the default: the one made is another, and comes second.
+            // In IPv6, metric 0 stands for the default metric: the new route is an additional one,
+            // in second place.
             if made.is_ok() && route.contains(" metric 0 ") {
                 let _ = ip(&format!("{family} route del {route}"));
             }
@@ -197,7 +199,7 @@ pub(super) fn name_by_routes() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What to tell the user if another algorithm is in use.
+/// A notice for the user if another algorithm is in use.
 pub(super) fn congestion_control_notice(used: &str) -> Option<String> {
     (used != CONGESTION_CONTROL).then(|| {
         format!(
@@ -208,7 +210,7 @@ pub(super) fn congestion_control_notice(used: &str) -> Option<String> {
     })
 }
 
-/// Has ip (iproute2) change the network of this thread.
+/// Runs ip (iproute2) in the network of this thread.
 pub(super) fn ip(arguments: &str) -> anyhow::Result<()> {
     let mut command = Command::new("ip");
     command.args(arguments.split_ascii_whitespace()).stdin(Stdio::null());

@@ -1,20 +1,20 @@
-//! `towpath-bench`: measurements against what users have today.
+//! `towpath-bench`: measurements of towpath against common alternatives.
 //!
-//! Every measurement runs its systems interleaved, several rounds, and reports figures in one
-//! format: a table for people, or with `--json` one object per line with the keys `bench`, `case`,
-//! `unit`, `value`, `against`, `other`, `ratio`, `rounds`, `min`, `max`. `value` and `other` are
-//! medians over the rounds of towpath and of the system `against`; `ratio` is the median of the
-//! rounds' own ratios and always means "towpath better" above 1; `min` and `max` belong to
-//! `value`, and `rounds` counts what it is made of. What could not be measured is null. Names of
-//! cases are stable.
+//! Every measurement runs its systems interleaved over several rounds. Results have one format: a
+//! table for people, or with `--json` one object per line with the keys `bench`, `case`, `unit`,
+//! `value`, `against`, `other`, `ratio`, `rounds`, `min`, `max`. `value` and `other` are the
+//! medians over the rounds, of towpath and of the system `against`. `ratio` is the median of the
+//! per-round ratios; above 1, towpath is better. `min` and `max` are the range of `value`, and
+//! `rounds` is the number of figures behind it. A figure that could not be measured is null. Case
+//! names are stable.
 //!
 //! # Theory of operation
 //!
-//! This process forks one child into new network, mount and PID namespaces and from then on only
-//! waits for it or for a signal. The child, process 1 of its PID namespace, does everything:
-//! however it or this process ends, the kernel kills all processes that take part, and with them
-//! go their namespaces, which have no names. The host's own network is never touched. Sockets lie
-//! in a directory among temporary files, which this process makes and removes.
+//! This process forks one child into new network, mount and PID namespaces. Then it only waits for
+//! the child or for a signal. The child, process 1 of its PID namespace, does everything. When it
+//! or this process ends in any way, the kernel kills all processes that take part, and their
+//! unnamed namespaces disappear. The host's own network is never touched. Sockets are in a
+//! temporary directory, which this process creates and removes.
 //!
 //! Modules form a line, and each uses only those before it: `{cases, lab, process, say, scratch} →
 //! {ping_pong, results, system} → {flows, iperf, report} → {datagrams, plot, vm} → {events, vhost,
@@ -146,7 +146,7 @@ struct Arguments {
     quick: bool,
 }
 
-/// The measurements there are.
+/// The available measurements.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Bench {
     /// A program's network.
@@ -163,16 +163,16 @@ enum Bench {
     Events,
 }
 
-/// What to do where each measurement takes the same time.
+/// Settings of a benchmark whose measurements all take the same time.
 #[derive(Debug)]
 struct Timed {
     selection: Selection,
     rounds: u32,
-    /// Of each measurement.
+    /// Duration of each measurement.
     span: Duration,
 }
 
-/// What to do.
+/// Settings of the chosen benchmark.
 #[derive(Debug)]
 enum Plan {
     Gateway(gateway::Plan),
@@ -191,17 +191,18 @@ enum Ending {
     Interrupt,
 }
 
-/// The code where nothing could be measured, or not everything.
+/// The exit code if nothing, or not everything, could be measured.
 const FAILED: u8 = 125;
-/// Added to the number of a signal that ended a measurement.
+/// Added to the number of the signal that ended a measurement.
 const KILLED_BASE: u8 = 128;
 
 fn main() -> ExitCode {
-    // By that name it is the command that it measures: what it needs is in one file.
+    // Under that name this program acts as the command that it measures, so that one file is
+    // enough.
     if std::env::args_os().next().is_some_and(|name| name == towpath_cli::NAME) {
         return towpath_cli::main();
     }
-    // Wrong usage ends here, with code 2.
+    // Wrong usage exits here, with code 2.
     match bench(&Arguments::parse()) {
         Ok(Ending::Code(code)) => ExitCode::from(code),
         Ok(Ending::Interrupt) => {
@@ -215,7 +216,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Measures and reports.
+/// Runs the benchmark and prints its results.
 fn bench(arguments: &Arguments) -> anyhow::Result<Ending> {
     if let Some(serving) = &arguments.serve {
         serving.run()?;
@@ -230,15 +231,15 @@ fn bench(arguments: &Arguments) -> anyhow::Result<Ending> {
     if !isolation.is_privileged() {
         bail!("this needs root, for example by sudo");
     }
-    // Before the measurement, which takes long.
+    // Opened before the measurement, which takes long.
     let plot = arguments.plot.as_deref().map(create).transpose()?;
-    // Of this process, which removes it also when a signal ends the measurement.
+    // This process owns the directory, so that it is removed even if a signal ends the measurement.
     let scratch = Scratch::inside(&std::env::temp_dir())?;
     let signals = Signals::block()?;
     let child = match isolation.fork()? {
         Forked::Child => {
             let done = measure(arguments, &plan, &isolation, signals, scratch.directory(), plot);
-            // It must not return into what its parent does.
+            // The child must not return into the parent's code.
             let code = done.unwrap_or_else(|error| {
                 say::error(format_args!("{error:#}"));
                 FAILED
@@ -251,7 +252,7 @@ fn bench(arguments: &Arguments) -> anyhow::Result<Ending> {
     let child = Kept::new(child);
     loop {
         match wait(&[signals.as_fd(), pidfd.as_fd()])? {
-            // Everything ends with the child, which is killed when `child` is dropped.
+            // Dropping `child` kills it, and everything ends with it.
             0 => match signals.next()? {
                 Some(arrived) if arrived.is_end() => {
                     let number = u8::try_from(arrived.signal.as_raw()).unwrap_or(0);
@@ -314,7 +315,7 @@ fn plan(arguments: &Arguments) -> Plan {
     }
 }
 
-/// The child's part: process 1 of its namespaces.
+/// Runs the measurements in the child, process 1 of its namespaces.
 fn measure(
     arguments: &Arguments,
     plan: &Plan,
@@ -326,7 +327,7 @@ fn measure(
     isolation.adopt()?;
     signals.mask_before().restore()?;
     drop(signals);
-    // Must be found before /proc shows the new namespaces only.
+    // Must run before /proc shows only the new namespaces.
     let kernel = process::KernelThreads::find();
     mount::make_private()?;
     mount::mount_proc()?;
@@ -362,7 +363,7 @@ fn create(path: &Path) -> anyhow::Result<File> {
     File::create(path).with_context(|| format!("option --plot: cannot write {}", path.display()))
 }
 
-/// The index of a readable descriptor.
+/// Waits until a descriptor is readable, and returns its index.
 fn wait(descriptors: &[BorrowedFd<'_>]) -> anyhow::Result<usize> {
     let mut waiting: Vec<_> =
         descriptors.iter().map(|descriptor| PollFd::new(descriptor, PollFlags::IN)).collect();

@@ -1,8 +1,8 @@
-//! Single bytes there and back, over one connection or with a connection for each.
+//! Round trips of single bytes, over one connection or with a connection for each.
 //!
-//! The server is a thread in the host's network, the client one in the program's. Each run has a
-//! server of its own with a port of its own: connections that have ended block their ports for a
-//! while, and would slow down the next run.
+//! The server is a thread in the host's network; the client is a thread in the program's. Each run
+//! has its own server with its own port: ended connections block their ports for a while, and would
+//! slow down the next run.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -30,21 +30,21 @@ impl Stopwatch {
     }
 }
 
-/// A server that sends back what it gets, one connection at a time.
+/// A server that echoes what it receives, one connection at a time.
 pub(super) struct Server {
     port: u16,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
-    /// Starts it in the host's network, on the processors of `pin` if given.
+    /// Starts the server in the host's network, on the processors of `pin` if given.
     pub(super) fn start(pin: Option<CpuSet>) -> anyhow::Result<Self> {
         let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
         let listener = TcpListener::bind(any).context("cannot listen")?;
         let port = listener.local_addr().context("cannot listen")?.port();
         let thread = thread::spawn(move || {
             if let Some(pin) = pin {
-                // Without it, the client's pinning fails too, and that is told.
+                // If this fails, the client's pinning fails too, and that is reported.
                 let _ = pin_thread(&pin);
             }
             while listener.accept().is_ok_and(|(client, _)| serve(client)) {}
@@ -58,13 +58,13 @@ impl Drop for Server {
         let told = TcpStream::connect((Ipv6Addr::LOCALHOST, self.port))
             .and_then(|mut stream| stream.write_all(&[QUIT]));
         if let (Ok(()), Some(thread)) = (told, self.thread.take()) {
-            // A panic has been reported, and was a single connection's.
+            // A panic has been reported, and affects a single connection only.
             let _ = thread.join();
         }
     }
 }
 
-/// How often a start is looked at.
+/// Interval between checks of a start.
 pub(super) fn pause() {
     thread::sleep(Duration::from_millis(1));
 }
@@ -103,7 +103,7 @@ pub(super) fn round_trips(
     Ok(times)
 }
 
-/// The time that `share` of the sorted `times` do not exceed.
+/// The time that a `share` of the sorted `times` do not exceed.
 pub(super) fn percentile(times: &[Duration], share: f64) -> Duration {
     assert!((0.0..=1.0).contains(&share) && !times.is_empty(), "a share of some times");
     let rank = (times.len() as f64 * share).ceil() as usize;
@@ -133,11 +133,13 @@ pub(super) fn connection_rate(
     })
 }
 
-/// Beyond a round trip, and short because a SYN from before a gateway is ready may be lost.
+/// Longer than a round trip, and short because a SYN that is sent before the gateway is ready may
+/// be lost.
 const REACHABLE_WAIT: Duration = Duration::from_millis(5);
-/// Beyond the time after which TCP tries a handshake again.
+/// Longer than TCP's first retransmission timeout for a handshake.
 const EXCHANGE_WAIT: Duration = Duration::from_secs(2);
-/// At 20,000 a second these take most of a namespace's local ports, which they block for longer.
+/// At 20,000 connections per second, these use most local ports of a namespace. The ports stay
+/// blocked for longer.
 const CONNECTING_MAX: Duration = Duration::from_secs(2);
 /// Round trips before those that count.
 const WARM_UP: usize = 100;
@@ -161,9 +163,9 @@ fn exchange(stream: &mut TcpStream) -> io::Result<()> {
     stream.read_exact(&mut byte)
 }
 
-/// Serves a connection to its end; false if the server is to end.
+/// Serves a connection to its end; false if the server must end.
 fn serve(mut client: TcpStream) -> bool {
-    // A client that went without a word must not hold up the next one for ever.
+    // A client that disappears silently must not block the next one forever.
     let prepared =
         client.set_nodelay(true).and_then(|()| client.set_read_timeout(Some(EXCHANGE_WAIT)));
     let mut byte = [0];

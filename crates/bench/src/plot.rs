@@ -6,7 +6,7 @@ use super::cases::Better;
 use super::report::short;
 use super::results::{Results, Series, Spread, System};
 
-/// An SVG file.
+/// Draws the results as an SVG file.
 pub(super) fn svg(results: &Results) -> String {
     let mut columns = [COLUMN_TOP; 2];
     let mut panels = String::new();
@@ -44,15 +44,15 @@ const MARGIN: usize = 24;
 const TITLE_LINE: usize = 32;
 const TEXT_PITCH: usize = 16;
 const CIRCUMSTANCES_MAX: usize = 3;
-/// Title, circumstances, and a gap.
+/// Height of title, circumstances and a gap.
 const COLUMN_TOP: usize = TITLE_LINE + CIRCUMSTANCES_MAX * TEXT_PITCH + MARGIN;
 const PANEL_WIDTH: usize = 460;
 const PANEL_HEAD: usize = 22;
 const BAR_PITCH: usize = 18;
 const BAR_HEIGHT: usize = 13;
-/// Left of the bars, for names.
+/// Space for names, left of the bars.
 const NAMES_WIDTH: usize = 130;
-/// What the longest bar may take; the rest is for its figure.
+/// Width of the longest bar; the rest is for its figure.
 const BARS_WIDTH: usize = PANEL_WIDTH - NAMES_WIDTH - 60;
 
 fn panel(text: &mut String, at: (usize, usize), series: &Series, systems: &[&System]) {

@@ -1,4 +1,4 @@
-//! Processes that take part: starting, ending, and what they have used.
+//! Processes of a measurement: starting, ending, and their resource usage.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -16,22 +16,22 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 #[derive(Debug)]
 pub(super) struct Running {
     child: Child,
-    /// What it writes to standard error, and to standard output if nobody reads that.
+    /// Its standard error, and its standard output unless that is piped.
     log: File,
 }
 
 impl Running {
-    /// Starts it with its standard output in the log.
+    /// Starts a process with its standard output in the log.
     pub(super) fn start(command: &mut Command) -> anyhow::Result<Self> {
         Self::start_with(command, None)
     }
 
-    /// Starts it with its standard output for [`Running::output`].
+    /// Starts a process with its standard output for [`Running::output`].
     pub(super) fn start_piped(command: &mut Command) -> anyhow::Result<Self> {
         Self::start_with(command, Some(Stdio::piped()))
     }
 
-    /// Starts it as [`Running::start`] does, with its standard input for [`Running::feed`].
+    /// Starts a process as [`Running::start`] does, with its standard input for [`Running::feed`].
     pub(super) fn start_fed(command: &mut Command) -> anyhow::Result<Self> {
         Self::spawn(command.stdin(Stdio::piped()), None)
     }
@@ -58,7 +58,8 @@ impl Running {
         stdin.write_all(text.as_bytes()).context("it reads no more")
     }
 
-    /// Its standard output, once it has ended. Kills it if that takes longer than `limit`.
+    /// Waits for its end, and returns its standard output. Kills it if that takes longer than
+    /// `limit`.
     pub(super) fn output(mut self, limit: Duration) -> anyhow::Result<String> {
         let stdout = self.child.stdout.take();
         let reader = thread::spawn(move || {
@@ -94,11 +95,11 @@ impl Running {
         }
     }
 
-    /// Stops it until [`Running::go_on`]; it has stopped then.
+    /// Stops it until [`Running::go_on`]. When this returns, it has stopped.
     pub(super) fn pause(&self) -> anyhow::Result<()> {
         const OR_ENDED: WaitIdOptions = WaitIdOptions::STOPPED.union(WaitIdOptions::EXITED);
         self.signal(Signal::STOP)?;
-        // It stays to be waited for by whoever owns it.
+        // Does not reap it; its owner waits for it.
         let options = OR_ENDED.union(WaitIdOptions::NOWAIT);
         let status = waitid(WaitId::Pid(self.pid()?), options).context("cannot wait for it")?;
         if status.is_none_or(|status| !status.stopped()) {
@@ -107,7 +108,7 @@ impl Running {
         Ok(())
     }
 
-    /// Lets it go on.
+    /// Continues a stopped process.
     pub(super) fn go_on(&self) -> anyhow::Result<()> {
         self.signal(Signal::CONT)
     }
@@ -120,26 +121,26 @@ impl Running {
         Pid::from_raw(self.number()).context("it has no number")
     }
 
-    /// Its number.
+    /// Its process ID.
     pub(super) fn number(&self) -> i32 {
         i32::try_from(self.child.id()).expect("process numbers have 22 bits")
     }
 
-    /// The end of what it has logged.
+    /// The end of its log.
     pub(super) fn last_words(&self) -> String {
         let text = self.log();
         let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
         lines[lines.len().saturating_sub(3)..].join("; ")
     }
 
-    /// The start of what it has logged.
+    /// The start of its log.
     pub(super) fn log(&self) -> String {
         let mut bytes = [0; 32 << 10];
         let read = self.log.read_at(&mut bytes, 0).unwrap_or(0);
         String::from_utf8_lossy(&bytes[..read]).into_owned()
     }
 
-    /// Its number and those of its descendants.
+    /// Its process ID and those of its descendants.
     pub(super) fn tree(&self) -> Vec<i32> {
         let parents: Vec<(i32, i32)> = numbers_in("/proc")
             .filter_map(|pid| Some((pid, field(&stat(pid)?, STAT_PPID)?)))
@@ -166,12 +167,12 @@ impl Drop for Running {
     }
 }
 
-/// The kernel's threads that move packets for whoever is at hand.
+/// The kernel's softirq threads, which process packets for any process.
 #[derive(Debug)]
 pub(super) struct KernelThreads(Vec<File>);
 
 impl KernelThreads {
-    /// Those that /proc shows. They can be read later even if it shows them no more.
+    /// Finds the threads in /proc. They can be read later even if /proc no longer shows them.
     pub(super) fn find() -> Self {
         let is_softirq = |pid: &i32| {
             let name = fs::read_to_string(format!("/proc/{pid}/comm"));
@@ -192,17 +193,17 @@ impl KernelThreads {
     }
 }
 
-/// All processes of this namespace of processes.
+/// All processes of this PID namespace.
 pub(super) fn all() -> Vec<i32> {
     numbers_in("/proc").collect()
 }
 
-/// Processor time that these processes have used, in steps of the kernel's clock (10 ms).
+/// Processor time of these processes, in steps of the kernel's clock tick (10 ms).
 pub(super) fn cpu_seconds(pids: &[i32]) -> f64 {
     seconds(pids.iter().filter_map(|pid| own_ticks(&stat(*pid)?)).sum())
 }
 
-/// The same, finer but without threads that have ended.
+/// Processor time of these processes with nanosecond resolution, without threads that have ended.
 pub(super) fn cpu_seconds_fine(pids: &[i32]) -> f64 {
     let used = |pid: &i32| {
         let of_thread = |thread: i32| -> Option<u64> {
@@ -217,7 +218,7 @@ pub(super) fn cpu_seconds_fine(pids: &[i32]) -> f64 {
     }
 }
 
-/// Processor time that a thread of this process has used.
+/// Processor time of a thread of this process.
 pub(super) fn thread_cpu(thread: i32) -> anyhow::Result<Duration> {
     let path = format!("/proc/self/task/{thread}/schedstat");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
@@ -225,7 +226,7 @@ pub(super) fn thread_cpu(thread: i32) -> anyhow::Result<Duration> {
     nanoseconds.map(Duration::from_nanos).with_context(|| format!("{path} is not understood"))
 }
 
-/// Processor time that children of this process have used, those that it has waited for.
+/// Processor time of the children of this process that have ended and been waited for.
 pub(super) fn cpu_seconds_of_ended() -> f64 {
     let ticks = fs::read_to_string("/proc/self/stat").ok().and_then(|stat| {
         let stat = behind_name(&stat)?;
@@ -244,10 +245,11 @@ pub(super) fn resident_mib(pids: &[i32]) -> f64 {
     pids.iter().filter_map(resident).sum::<f64>() / 1024.0
 }
 
-/// Lets this process and those that it starts go before others, so that what else the machine does
-/// matters as little as possible. Not essential: where it is refused, figures spread more.
+/// Raises the priority of this process and its children, so that other work on the machine matters
+/// as little as possible. Not essential: if the system refuses it, figures spread more.
 pub(super) fn go_first() {
-    // In a session of its own, because the kernel may share time fairly among sessions first.
+    // In a separate session, because the kernel may first share processor time fairly among
+    // sessions.
     let _ = rustix::process::setsid();
     let _ = fs::write("/proc/self/autogroup", NICE.to_string());
     let _ = rustix::process::nice(NICE);
@@ -258,7 +260,7 @@ pub(super) fn processors() -> anyhow::Result<CpuSet> {
     sched_getaffinity(None).context("cannot find out about processors")
 }
 
-/// The first of them alone.
+/// The first of these processors alone.
 pub(super) fn first_processor() -> anyhow::Result<CpuSet> {
     let all = processors()?;
     let first = (0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).context("no processor")?;
@@ -267,12 +269,12 @@ pub(super) fn first_processor() -> anyhow::Result<CpuSet> {
     Ok(one)
 }
 
-/// Lets this thread run there only.
+/// Restricts this thread to these processors.
 pub(super) fn pin_thread(to: &CpuSet) -> anyhow::Result<()> {
     sched_setaffinity(None, to).context("cannot choose a processor")
 }
 
-/// Lets these processes, with all their threads, run there only.
+/// Restricts these processes, with all their threads, to these processors.
 pub(super) fn pin_processes(pids: &[i32], to: &CpuSet) -> anyhow::Result<()> {
     for thread in pids.iter().flat_map(|pid| numbers_in(&format!("/proc/{pid}/task"))) {
         sched_setaffinity(Pid::from_raw(thread), to).context("cannot choose a processor")?;
@@ -280,10 +282,10 @@ pub(super) fn pin_processes(pids: &[i32], to: &CpuSet) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Above everything ordinary, below what the kernel's own threads may need.
+/// Above all ordinary processes, below the priority that the kernel's own threads may need.
 const NICE: i32 = -15;
 
-/// Places behind the name in /proc/PID/stat, see proc(5).
+/// Indices of fields after the name in /proc/PID/stat, see proc(5).
 const STAT_PPID: usize = 1;
 const STAT_UTIME: usize = 11;
 const STAT_CUTIME: usize = 13;
@@ -292,7 +294,7 @@ fn own_ticks(stat: &str) -> Option<u64> {
     Some(field::<u64>(stat, STAT_UTIME)? + field::<u64>(stat, STAT_UTIME + 1)?)
 }
 
-/// What /proc/PID/stat says behind the name, which may contain anything.
+/// The part of /proc/PID/stat after the name, which may contain any characters.
 fn stat(pid: i32) -> Option<String> {
     behind_name(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?).map(Into::into)
 }

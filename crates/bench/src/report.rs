@@ -6,7 +6,7 @@ use std::fs;
 use super::results::{Results, Series, Spread, System};
 use crate::say;
 
-/// A block per case, a line per system.
+/// A table with a block per case and a line per system.
 pub(super) fn table(results: &Results) -> String {
     let mut text = String::new();
     for line in &results.circumstances {
@@ -40,7 +40,7 @@ pub(super) fn json(results: &Results) -> String {
     text
 }
 
-/// Tells of the last round of a case.
+/// Prints the figures of the last round of a case.
 pub(super) fn told(round: u32, rounds: u32, series: &Series) {
     let figure = |system: &System| {
         let figure = system.rounds.last().copied().flatten().map_or("failed".into(), short);
@@ -51,7 +51,7 @@ pub(super) fn told(round: u32, rounds: u32, series: &Series) {
     say::notice(format_args!("round {round}/{rounds} {name}: {}", figures.join(", ")));
 }
 
-/// What is measured, and on what machine.
+/// The version of towpath, and the machine.
 pub(super) fn machine() -> String {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -59,7 +59,7 @@ pub(super) fn machine() -> String {
     format!("towpath {version}, Linux {}, {processors} processors", kernel.trim())
 }
 
-/// A figure for people: three digits that count.
+/// A figure for people, with three significant digits.
 pub(super) fn short(figure: f64) -> String {
     match figure.abs() {
         size if size >= 99.95 => format!("{figure:.0}"),
@@ -105,7 +105,7 @@ fn object(bench: &str, series: &Series, peer: Option<&System>) -> String {
     format!("{{{}}}", pairs.join(","))
 }
 
-/// Rounded to what a measurement can tell.
+/// A figure in JSON, rounded to the precision of a measurement.
 fn number(figure: Option<f64>) -> String {
     match figure {
         Some(figure) if figure.is_finite() => format!("{}", (figure * 1e6).round() / 1e6),

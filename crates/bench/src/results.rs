@@ -1,18 +1,18 @@
-//! Figures of all rounds, and what is made of them.
+//! Figures of all rounds, and their summaries.
 
 use super::cases::{Better, Case};
 
-/// What a measurement yields.
+/// The results of a benchmark.
 #[derive(Debug)]
 pub(super) struct Results {
     /// Its name on the command line.
     pub(super) bench: &'static str,
-    /// One line each about the circumstances.
+    /// Lines about the circumstances.
     pub(super) circumstances: Vec<String>,
     pub(super) series: Vec<Series>,
 }
 
-/// A case's figures.
+/// The figures of a case.
 #[derive(Debug)]
 pub(super) struct Series {
     pub(super) case: &'static Case,
@@ -20,7 +20,7 @@ pub(super) struct Series {
     pub(super) systems: Vec<System>,
 }
 
-/// One system's figures.
+/// The figures of one system.
 #[derive(Clone, Debug)]
 pub(super) struct System {
     pub(super) name: String,
@@ -34,7 +34,7 @@ pub(super) struct Spread {
     pub(super) median: f64,
     pub(super) min: f64,
     pub(super) max: f64,
-    /// How many figures it is made of.
+    /// The number of figures.
     pub(super) count: usize,
 }
 
@@ -61,18 +61,18 @@ impl Series {
         &self.systems[0]
     }
 
-    /// Those that have a figure at all.
+    /// The peers that have at least one figure.
     pub(super) fn peers(&self) -> impl Iterator<Item = &System> {
         self.systems[1..].iter().filter(|system| system.spread().is_some())
     }
 
-    /// Median of the rounds' ratios; above 1, towpath is better. `None` where a zero makes that
+    /// Median of the per-round ratios; above 1, towpath is better. `None` if a zero makes the ratio
     /// meaningless.
     pub(super) fn ratio(&self, peer: &System) -> Option<f64> {
         self.ratios(peer).map(|ratios| ratios.median)
     }
 
-    /// The rounds' ratios, of which [`ratio`](Self::ratio) is the median.
+    /// The per-round ratios, of which [`ratio`](Self::ratio) is the median.
     pub(super) fn ratios(&self, peer: &System) -> Option<Spread> {
         let pairs = self.towpath().rounds.iter().zip(&peer.rounds);
         let ratios = pairs.filter_map(|(value, other)| match self.case.better {

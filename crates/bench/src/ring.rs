@@ -1,19 +1,18 @@
-//! `bench ring`: what handing packets from thread to thread costs, through a ring and through other
-//! queues.
+//! `bench ring`: the cost of passing packets between threads, through a ring and other queues.
 //!
-//! `ring_1_producer` and `ring_2_producers` pass items of a word each, as a packet's handle is, in
-//! bursts, as fast as both sides can; a side that finds the queue full or empty looks again, and
-//! lets others run now and then. Queues that know no bursts are called item by item; locks are
-//! taken once for a burst, or, as the reference for `port_pps` did, once for an item.
+//! `ring_1_producer` and `ring_2_producers` pass items of one word, the size of a packet handle, in
+//! bursts, as fast as both sides can. A side that finds the queue full or empty polls again, and
+//! yields now and then. Queues without burst calls are called once per item. Locks are taken once
+//! per burst, or, in the queue that is the reference for `port_pps`, once per item.
 //!
-//! `port_pps` is a whole port: a thread makes packets of the smallest size and queues them,
-//! dropping what has no room; another writes them to a TAP device. Packets that were written
-//! count. `port_guest_pps` is the same with a guest's port, whose receive queue is in memory; the
-//! thread that writes is the guest, too. `port_guest_2_producers` has two threads that queue, as
-//! where two guests of different workers send to a third.
+//! `port_pps` measures a whole port. One thread makes packets of the smallest size and queues them;
+//! it drops packets for which there is no room. Another thread writes them to a TAP device. Packets
+//! that were written count. `port_guest_pps` does this with a guest's port, whose receive queue is
+//! in memory; the writing thread also acts as the guest. `port_guest_2_producers` has two threads
+//! that queue, as when two guests of different workers send to a third.
 //!
-//! Each thread has a processor of its own as far as there are enough; the second producer shares
-//! one with the consumer where there are two.
+//! Each thread has its own processor if there are enough. With two processors, the second producer
+//! shares one with the consumer.
 
 use std::time::Duration;
 
@@ -52,11 +51,11 @@ static CASES: [Case; 5] = [
     Case::high(GUEST_TWO, "Mpps"),
 ];
 
-/// Measures; this process must be the first of new namespaces, and have one thread. Also returns
-/// how many measurements failed.
+/// Measures all selected cases. This process must be the first of new namespaces, and have one
+/// thread. Also returns how many measurements failed.
 pub(super) fn measure(plan: &Timed) -> anyhow::Result<(Results, usize)> {
     process::go_first();
-    // Before threads choose processors.
+    // Before the threads are pinned to processors.
     let circumstances = vec![
         machine(),
         format!(
@@ -101,7 +100,7 @@ pub(super) fn measure(plan: &Timed) -> anyhow::Result<(Results, usize)> {
     Ok((Results { bench: "ring", circumstances, series }, failures))
 }
 
-/// What can be measured in a case, towpath's ring first.
+/// The queues that a case can measure, towpath's ring first.
 fn kinds(case: &Case) -> impl Iterator<Item = Kind> + use<> {
     let (producers, packets) = shape(case);
     Kind::ALL.into_iter().filter(move |kind| kind.can(producers, packets))
@@ -122,5 +121,5 @@ fn bare(case: &'static Case) -> Series {
     Series { case, systems: kinds(case).map(system).collect() }
 }
 
-/// As short as shows that it works.
+/// Just long enough to show that it works.
 pub(super) const SPAN_QUICK: Duration = Duration::from_millis(20);

@@ -1,20 +1,20 @@
-//! Words to the user: lines on standard error that begin with the program's name.
+//! Messages to the user: lines on standard error that begin with the program's name.
 
 use std::fmt::Display;
 use std::io::Write;
 
-/// Something failed.
+/// Reports an error.
 pub(crate) fn error(text: impl Display) {
     say(&text);
 }
 
-/// What is done, and what differs from what was asked for.
+/// Reports progress, and deviations from what was requested.
 pub(crate) fn notice(text: impl Display) {
     say(&text);
 }
 
 fn say(text: &dyn Display) {
     let line = format!("towpath-bench: {text}\n");
-    // There is nobody left to tell that standard error is gone.
+    // If standard error is gone, no one can be notified.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }

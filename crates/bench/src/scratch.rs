@@ -1,4 +1,4 @@
-//! Directories for what a measurement has in files, such as sockets.
+//! Directories for files of a measurement, such as sockets.
 
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
@@ -6,26 +6,26 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-/// A directory that goes with this value, with all that is in it. Who has a file open keeps it.
+/// A directory that is removed with this value, with all its files. Open files stay usable.
 #[derive(Debug)]
 pub(super) struct Scratch(PathBuf);
 
 impl Scratch {
-    /// A directory inside of `parent`.
+    /// Creates a directory inside `parent`.
     pub(super) fn inside(parent: &Path) -> anyhow::Result<Self> {
-        // Not by the number of this process, which others have in namespaces of their own; short,
-        // because paths of sockets must be.
+        // Not named by the PID of this process, which is not unique across PID namespaces. The name
+        // is short, because socket paths must be.
         let path = parent.join(format!("towpath-{:08x}", RandomState::new().hash_one(0) as u32));
         fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
         Ok(Self(path))
     }
 
-    /// The directory itself.
+    /// Path of the directory.
     pub(super) fn directory(&self) -> &Path {
         &self.0
     }
 
-    /// Where a file of this name is.
+    /// Path of a file with this name.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
@@ -33,7 +33,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What cannot be removed is of no harm.
+        // Files that cannot be removed do no harm.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

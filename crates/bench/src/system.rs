@@ -1,7 +1,7 @@
-//! The systems that are compared, and how each is started.
+//! The systems that are compared, and how each one starts.
 //!
-//! All join the same kind of network, which exists before them; the program in it reaches servers
-//! on the host's loopback through them.
+//! All systems join the same kind of network, which exists before them. Through them, the program
+//! in it reaches servers on the host's loopback.
 
 use std::env;
 use std::ffi::OsStr;
@@ -32,26 +32,26 @@ pub(super) enum Peer {
     None,
 }
 
-/// A system with its one important setting.
+/// A system and its MTU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Setup {
     pub(super) system: System,
     pub(super) mtu: u16,
 }
 
-/// Something that carries a program's packets.
+/// A system that carries a program's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum System {
-    /// This very program.
+    /// This program.
     Towpath,
-    /// The same with [`WORKERS`].
+    /// This program with [`WORKERS`] workers.
     Workers,
     Pasta,
     Slirp4netns,
     Veth,
 }
 
-/// towpath first, then the peers with what they are compared in.
+/// The setups: towpath first, then the peers at the MTUs to compare.
 pub(super) fn setups(peers: &[Peer]) -> Vec<Setup> {
     let mut setups = vec![Setup { system: System::Towpath, mtu: MTU_ORDINARY }];
     let mut add = |system, mtu| {
@@ -73,7 +73,7 @@ pub(super) fn setups(peers: &[Peer]) -> Vec<Setup> {
             Peer::None => continue,
         };
         add(system, MTU_ORDINARY);
-        // The only size in which they are fast, with a network that is not Ethernet's any more.
+        // These peers are fast only at this MTU, with which the network is no longer Ethernet.
         if system.program().is_some() {
             add(system, MTU_LARGE);
         }
@@ -112,7 +112,7 @@ impl Setup {
     }
 
     /// The command that joins another such network, with its port [`IPERF_PORT`] published on the
-    /// host's loopback; `None` for those without such a short cut.
+    /// host's loopback; `None` for systems without a shortcut between loopbacks.
     pub(super) fn publishing_command(self, holder: i32, port: u16) -> Option<Command> {
         let (mtu, spec) = (self.mtu.to_string(), format!("127.0.0.1/{port}:{IPERF_PORT}"));
         let netns = format!("/proc/{holder}/ns/net");
@@ -133,7 +133,7 @@ impl Setup {
         })
     }
 
-    /// The beginning of a command `towpath`, which this program is by that name.
+    /// The start of a command `towpath`; this program acts as it under that name.
     fn attach(self) -> Command {
         let workers = if self.system == System::Workers { WORKERS } else { 1 };
         let mut command = Command::new("/proc/self/exe");
@@ -142,7 +142,8 @@ impl Setup {
         command
     }
 
-    /// The address by which its program reaches the host's servers; `subnet` is that of a veth.
+    /// The address at which its program reaches the host's servers; `subnet` is that of a veth
+    /// pair.
     pub(super) fn target(self, ipv6: bool, subnet: u8) -> Option<IpAddr> {
         Some(match (self.system, ipv6) {
             (System::Towpath | System::Workers, false) => TOWPATH_V4.into(),
@@ -158,7 +159,7 @@ impl Setup {
 }
 
 impl Setup {
-    /// The address at which its program finds iperf3's server on the program's own loopback.
+    /// The address on the program's own loopback that leads to iperf3's server on the host.
     pub(super) fn loopback(self) -> Option<IpAddr> {
         match self.system {
             System::Towpath | System::Workers | System::Pasta => Some(Ipv4Addr::LOCALHOST.into()),
@@ -198,14 +199,14 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Where a program is installed, if it is.
+/// Path of an installed program.
 pub(super) fn find_program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut places = env::split_paths(&path).map(|place| place.join(OsStr::new(name)));
     places.find(|place| place.is_file())
 }
 
-/// What an installed program says about its version.
+/// An installed program's version text.
 pub(super) fn version(name: &str) -> Option<String> {
     let output = Command::new(name).arg("--version").output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -213,11 +214,11 @@ pub(super) fn version(name: &str) -> Option<String> {
     Some(words.replacen(" version", "", 1))
 }
 
-/// Ethernet's.
+/// Ethernet's MTU.
 const MTU_ORDINARY: u16 = 1500;
 /// The peers' default, chosen for speed.
 const MTU_LARGE: u16 = 65520;
-/// As many as there are processors on the smallest machines.
+/// The number of processors of the smallest machines.
 const WORKERS: usize = 2;
 const TOWPATH_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 const TOWPATH_V6: Ipv6Addr = Ipv6Addr::new(0xfd74, 0x6f77, 0x7061, 0x7468, 0, 0, 0, 2);

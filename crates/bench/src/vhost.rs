@@ -1,17 +1,17 @@
-//! `bench vhost`: packets between two vhost-user ports through towpath's switch, and through the
-//! vhost ports of DPDK's testpmd, which forwards each packet from one port to the other and looks
-//! at none.
+//! `bench vhost`: packets between two vhost-user ports, through towpath's switch and through the
+//! vhost ports of DPDK's testpmd, which forwards each packet from one port to the other without
+//! inspecting it.
 //!
-//! For packets of 64 bytes another testpmd with two virtio-user ports is source and sink of both.
-//! It sends a window of packets into each port and sends back out of the other what comes by one,
-//! so that as many are always on the way and nothing is dropped.
+//! For packets of 64 bytes, another testpmd with two virtio-user ports is the source and sink of
+//! both. It sends a window of packets into each port, and forwards packets that arrive at one port
+//! out of the other. So the number of packets in flight stays constant, and nothing is dropped.
 //!
-//! Super-packets come from the drivers of `bench vm`, as a testpmd makes none. testpmd's ports get
-//! them as plain long frames: it is asked for neither segmentation nor checksums, only to move
-//! bytes.
+//! Super-packets come from the drivers of `bench vm`, because testpmd does not generate any.
+//! testpmd's ports receive them as plain long frames: it has to move the bytes, without
+//! segmentation or checksums.
 //!
-//! What is measured has a processor of its own, and source and sink have another, where there are
-//! two. A testpmd polls: it takes all of its processor, whether there are packets or not.
+//! With two processors, the forwarder has one, and source and sink have the other. testpmd polls:
+//! it uses all of its processor, with or without packets.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -41,29 +41,29 @@ pub(super) fn all() -> impl Iterator<Item = &'static Case> {
 
 static CASES: [Case; 2] = [Case::high(SMALL, "Mpps"), Case::high("vhost_64KiB", "Gbit/s")];
 
-/// What forwards, towpath first.
+/// The forwarders, towpath first.
 #[derive(Clone, Copy)]
 enum Forwarder {
     Towpath,
     Testpmd,
 }
 
-/// One that runs; it ends with this value.
+/// A running forwarder; it ends with this value.
 enum Forwarding {
     Towpath(Serving),
     Testpmd(Running),
 }
 
-/// Where things are.
+/// Processors and directories of a measurement.
 struct Places<'a> {
-    /// Of source and sink, and of what is measured.
+    /// Of source and sink, and of the forwarder.
     processors: [CpuSet; 2],
-    /// Of sockets.
+    /// Directory of sockets.
     scratch: &'a Path,
 }
 
-/// Measures; this process must be the first of new namespaces, and have one thread. Also returns
-/// how many measurements of towpath failed.
+/// Measures all selected cases. This process must be the first of new namespaces, and have one
+/// thread. Also returns how many measurements of towpath failed.
 pub(super) fn measure(plan: &Timed, scratch: &Path) -> anyhow::Result<(Results, usize)> {
     ensure!(find_program(TESTPMD).is_some(), "{TESTPMD} is not installed: in Debian, dpdk-dev");
     process::go_first();
@@ -106,7 +106,7 @@ impl Forwarder {
         }
     }
 
-    /// Starts it with its sockets there.
+    /// Starts the forwarder, with its sockets in `sockets`.
     fn start(self, sockets: &Scratch, place: &CpuSet) -> anyhow::Result<Forwarding> {
         if let Self::Towpath = self {
             return Ok(Forwarding::Towpath(Serving::start(false, sockets, *place)?));
@@ -117,7 +117,8 @@ impl Forwarder {
             let port = format!("net_vhost{index},iface={}", path.display());
             command.args(["--vdev", &port]);
         }
-        // It forwards until its standard input ends. What comes before it begins is not to be lost.
+        // It forwards until its standard input ends. Packets that arrive before it begins must not
+        // be lost.
         command.args(["--", "--auto-start", "--no-flush-rx"]).args(SETTINGS);
         let mut testpmd = Running::start_fed(&mut command)?;
         let are_there = || [SENDER, RECEIVER].iter().all(|name| sockets.path(name).exists());
@@ -154,7 +155,7 @@ impl Places<'_> {
     }
 }
 
-/// Millions of packets of 64 bytes in a second, both ways together.
+/// Millions of packets of 64 bytes per second, in both directions together.
 fn small(
     sockets: &Scratch,
     place: &CpuSet,
@@ -174,17 +175,17 @@ fn small(
     let mut testpmd = Running::start_fed(&mut command)?;
     let mut prompts = 1;
     let mut say = |text: &str| {
-        // It writes its prompts at once, and the rest when it ends.
+        // testpmd writes its prompts at once, and its other output when it ends.
         testpmd.until("prompt", |log| log.matches("testpmd>").count() >= prompts)?;
         prompts += 1;
         testpmd.feed(text)
     };
     say("\n")?;
-    // What came before both ports are known would be dropped.
+    // Packets that arrive before both ports are known would be dropped.
     forwarding.until_connected()?;
     thread::sleep(WARM_UP);
     say(&format!("start tx_first {WINDOW_BURSTS}\n"))?;
-    // The first tells rates since the start, the second since the first.
+    // The first query reports rates since the start, the second since the first.
     for waited in [WARM_UP, span] {
         say("\n")?;
         thread::sleep(waited);
@@ -203,8 +204,8 @@ fn small(
     Ok((first + second) as f64 * 1e-6)
 }
 
-/// Gbit/s of super-packets of nearly 64 KiB, one way. Source and sink are drivers of this process:
-/// those of testpmd send none.
+/// Gbit/s of super-packets of nearly 64 KiB, in one direction. Source and sink are drivers in this
+/// process, because testpmd's drivers send none.
 fn large(
     sockets: &Scratch,
     place: &CpuSet,
@@ -227,7 +228,7 @@ fn large(
 }
 
 impl Forwarding {
-    /// Waits until it knows that both its ports have somebody.
+    /// Waits until it reports that both its ports are connected.
     fn until_connected(&mut self) -> anyhow::Result<()> {
         let Self::Testpmd(testpmd) = self else { return Ok(()) };
         let is_up =
@@ -236,14 +237,14 @@ impl Forwarding {
     }
 }
 
-/// testpmd on one processor with these kinds of ports, none of them yet.
+/// testpmd on one processor with drivers for these kinds of ports, but without ports yet.
 fn testpmd(place: &CpuSet, kinds: &[&str]) -> Command {
     let number = (0..CpuSet::MAX_CPU).find(|cpu| place.is_set(*cpu)).unwrap_or(0);
     let mut command = Command::new(TESTPMD);
     command.arg(format!("--lcores=0@{number},1@{number}"));
     command.args(["--no-pci", "--no-huge", "-m", "512", "--no-telemetry", "--no-shconf"]);
     command.arg("--log-level=*:error");
-    // One by one where they are found, as it loads all there are otherwise.
+    // Loads single drivers where they are found; otherwise testpmd loads all of them.
     if let Some(drivers) = drivers() {
         for kind in ["mempool_ring"].iter().chain(kinds) {
             command.arg("-d").arg(drivers.join(format!("librte_{kind}.so")));
@@ -252,7 +253,7 @@ fn testpmd(place: &CpuSet, kinds: &[&str]) -> Command {
     command
 }
 
-/// The directory of its drivers, where Debian has it.
+/// The directory of DPDK's drivers in Debian.
 fn drivers() -> Option<PathBuf> {
     let inside = |path: &Path| fs::read_dir(path).ok().map(|entries| entries.flatten());
     let machines = inside(Path::new("/usr/lib"))?.map(|entry| entry.path().join("dpdk"));
@@ -264,7 +265,7 @@ fn drivers() -> Option<PathBuf> {
 }
 
 impl Running {
-    /// Waits until something is so, of its log perhaps.
+    /// Waits until the log satisfies `is_so`.
     fn until(&mut self, what: &str, is_so: impl Fn(&str) -> bool) -> anyhow::Result<()> {
         let started = Stopwatch::start();
         while !is_so(&self.log()) {
@@ -280,7 +281,7 @@ impl Running {
 
 const SMALL: &str = "vhost_64B";
 const TESTPMD: &str = "dpdk-testpmd";
-/// Both run with the same.
+/// Options of both testpmd processes.
 const SETTINGS: [&str; 6] = [
     "--forward-mode=io",
     "--nb-cores=1",
@@ -290,12 +291,12 @@ const SETTINGS: [&str; 6] = [
     "--no-lsc-interrupt",
 ];
 const MACS: [&str; 2] = ["02:00:00:00:00:0a", "02:00:00:00:00:0b"];
-/// Half of what a ring holds.
+/// Half of a ring's capacity.
 const WINDOW_BURSTS: u32 = 16;
 const WARM_UP: Duration = Duration::from_millis(300);
-/// As short as shows that it works.
+/// Just long enough to show that it works.
 pub(super) const SPAN_QUICK: Duration = Duration::from_millis(300);
-/// Much longer than it takes to start, on a machine that does much else.
+/// Much longer than it takes to start, even on a busy machine.
 const START_MAX: Duration = Duration::from_secs(60);
-/// And to end.
+/// Much longer than it takes to end.
 const END_MAX: Duration = Duration::from_secs(30);

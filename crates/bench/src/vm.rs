@@ -1,22 +1,23 @@
-//! `bench vm`: what packets between two virtual machines cost, with their payload shared and with
+//! `bench vm`: the cost of packets between two virtual machines, with their payload shared and with
 //! it copied out at the switch.
 //!
-//! Most machines are drivers in this process: [`guest`] does what a guest's driver does, over a
-//! vhost-user socket and memory of its own, as fast as it can. The network is the one that
-//! `towpath up` serves, in a worker thread of its own. Each machine's memory is used in turn and
-//! much larger than caches, so that payload comes from memory and goes there.
+//! Most machines are drivers in this process: [`guest`] does the work of a guest's driver, over a
+//! vhost-user socket and with its own memory, as fast as it can. The network is the one that
+//! `towpath up` serves, in its own worker thread. Each machine's memory is used in turn and is much
+//! larger than the caches, so that payload is read from memory and written to memory.
 //!
-//! One machine keeps a window of packets on the way to the other, as TCP does: nothing is dropped,
-//! and that is checked. Cases have three figures: packets or bytes per second; with `_cpu` the
-//! worker thread's processor time for each GiB of payload, or for each small packet; with `_copies`
-//! how often towpath copied each payload byte.
+//! One machine keeps a window of packets in flight to the other, as TCP does. Nothing is dropped,
+//! and the measurement checks that. A case without suffix is packets or bytes per second. `_cpu` is
+//! the worker thread's processor time per GiB of payload, or per small packet. `_copies` is how
+//! often towpath copied each payload byte.
 //!
-//! The drivers have one processor, the worker has another, where there are two.
+//! With two processors, the drivers have one and the worker has the other.
 //!
-//! `vm_copies_segmented` is what [`copies`] do: the bound of what `vm_to_vm_segmented` compares.
+//! `vm_copies_segmented` measures [`copies`] alone: the bound for what `vm_to_vm_segmented` can
+//! gain.
 //!
-//! Cases of `vm_guests` have real machines: see [`machines`]. They are measured first, so that they
-//! take no time from the others, and left out where there is nothing to boot.
+//! The cases of `vm_guests` use real machines: see [`machines`]. They are measured first, so that
+//! the machines take no time from the other cases, and left out if there is nothing to boot.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -61,19 +62,19 @@ static CASES: [Case; 9] = [
 ];
 const COPIES: &str = "vm_copies_segmented";
 
-/// What the switch does with payload in guests' memory, towpath's way first.
+/// How the switch treats payload in guests' memory, towpath's default first.
 const SYSTEMS: [(&str, bool); 2] = [("shared", false), ("orphan", true)];
 
-/// What is to be measured, and with what.
+/// Settings of the benchmark.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) timed: Timed,
-    /// What real machines boot.
+    /// Directory with the images that real machines boot.
     pub(super) images: PathBuf,
 }
 
-/// Measures; this process must be the first of new namespaces, and have one thread. Sockets are in
-/// `scratch`. Also returns how many measurements failed.
+/// Measures all selected cases. This process must be the first of new namespaces, and have one
+/// thread. Sockets are in `scratch`. Also returns how many measurements failed.
 pub(super) fn measure(
     Plan { timed, images }: &Plan,
     kernel: &KernelThreads,
@@ -156,7 +157,7 @@ fn between_drivers(
     Ok((series, failures))
 }
 
-/// One that fails is the last: the machines may be in any state then.
+/// A failed measurement is the last one: afterwards, the machines may be in any state.
 fn between_machines(
     timed: &Timed,
     cases: &[&'static Case],
@@ -200,5 +201,5 @@ fn bare(case: &'static Case, systems: &[&str]) -> Series {
     Series { case, systems: systems.iter().map(system).collect() }
 }
 
-/// As short as shows that it works.
+/// Just long enough to show that it works.
 pub(super) const SPAN_QUICK: Duration = Duration::from_millis(20);

@@ -1,8 +1,9 @@
-//! Work that is always the same, to be counted instead of timed: instructions, allocations and
-//! system calls of a packet, as `cargo xtask bench-guard` does.
+//! Deterministic work, which is counted instead of timed: instructions, allocations and system
+//! calls of a packet, as `cargo xtask bench-guard` does.
 //!
-//! A harness does its work a given number of times and ends. What twice the number takes more
-//! belongs to the work alone: starting and connecting cancel out.
+//! A harness does its work a given number of times and ends. The difference between a run and a run
+//! with twice the number belongs to the work alone: the costs of starting and connecting cancel
+//! out.
 
 mod gateway;
 pub(super) mod guests;
@@ -17,21 +18,22 @@ use super::vm::workload::{WORKLOADS, Workload};
 use super::zerocopy::harness::Harness as Stacks;
 use super::zerocopy::slices;
 
-/// What is done and how often: as text, `WAY,BYTES,CALLS` for two stacks, `slices,` and
-/// [what](slices::Process), or `NAME,COUNT`.
+/// The kind of work and how often it is done. As text: `WAY,BYTES,CALLS` for two stacks, `slices,`
+/// and a [process](slices::Process), or `NAME,COUNT`.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Work {
-    /// Calls to send, between two stacks.
+    /// Send calls between two stacks.
     Stacks(Stacks),
-    /// Packets of one guest to another.
+    /// Packets from one guest to another.
     Guests(&'static Workload, u32),
-    /// 64 KiB of a program, to the host or from it; or its requests, connections or datagrams.
+    /// Blocks of 64 KiB of a program, to the host or from it; or its requests, connections or
+    /// datagrams.
     Gateway(gateway::Way, u32),
-    /// The same of 64 KiB over a TAP device.
+    /// Blocks of 64 KiB of a program over a TAP device, to the host or from it.
     Tap(tap::Way, u32),
     /// Connections that are kept open, for `towpath-bench gateway`.
     Connections(u32),
-    /// Sends that others measure, for `bench zerocopy`.
+    /// Sends whose cost another process measures, for `bench zerocopy`.
     Slices(slices::Process),
 }
 
@@ -72,7 +74,7 @@ impl FromStr for Work {
     }
 }
 
-/// What `cargo xtask bench-guard` takes off, before the number.
+/// Printed before the number of system calls that `cargo xtask bench-guard` subtracts.
 const OWN_CALLS: &str = "system calls that are not the gateway's: ";
 
 impl Work {
@@ -113,8 +115,9 @@ mod tests {
         }
     }
 
-    /// Goal: of a short connection SYN, answer and FIN are all that the program gets; their ACKs go
-    /// with them. Method: tried until no answer was late, as a busy machine makes them.
+    /// Goal: for a short connection, the program receives only SYN-ACK, answer and FIN; the ACKs
+    /// are part of these packets. Method: tried until no answer was late, as answers are on a busy
+    /// machine.
     #[test]
     fn a_short_connection_is_three_packets() {
         let started = Stopwatch::start();
@@ -126,7 +129,7 @@ mod tests {
         assert!(is_joined(fewest), "{fewest:?} packets");
     }
 
-    /// Beyond the time for which late answers keep the gateway from waiting, many times.
+    /// Many times the period during which late answers keep the gateway from waiting for the next.
     const PATIENCE: Duration = Duration::from_secs(20);
 
     #[test]

@@ -1,19 +1,19 @@
-//! `bench zerocopy`: what sending costs, lending memory and copying it.
+//! `bench zerocopy`: the cost of sending, by lending memory and by copying it.
 //!
-//! Points go one after the other, each lending and copying, before the next round does all of them
-//! again: what is compared is taken within seconds, and [within less](slices) where a socket
-//! chooses by itself, as that is to lose a few per cent at most. A sender walks through
-//! its buffers and sends as fast as it can for a while; then it waits until what it has lent is
-//! back, and only then looks how much processor time was used, so that returns are part of the
-//! price. The receiver reads and forgets.
+//! Points are measured one after the other, each by lending and by copying; then the next round
+//! measures all of them again. So figures that are compared are taken within seconds of each other,
+//! and [in short slices](slices) for sockets that choose by themselves, because their allowed loss
+//! is only a few per cent. A sender walks through its buffers and sends as fast as it can for a
+//! while. Then it waits until all loans have returned, and only then reads its processor time, so
+//! that returns are part of the cost. The receiver reads and discards.
 //!
-//! Instructions are counted beside that, by a harness of two stacks without threads and devices.
+//! Instructions are counted separately, by a harness of two stacks without threads and devices.
 //!
-//! Sizes above what a datagram takes are sent as datagrams that fill packets, many to a call: as
-//! many as a packet of IP's largest size takes, or all of a buffer where it is lent to a host.
+//! Sends larger than a datagram are split into datagrams that fill packets, many per call: as many
+//! as an IP packet of maximum size holds, or, when lending to a host, all of a buffer.
 //!
-//! Each carrier is prepared if a case needs it. One that cannot be had here, for want of a TAP
-//! device or of `ip`, is told of, and its cases are left out.
+//! Each carrier is prepared if a case needs it. A carrier that is not available, for lack of a TAP
+//! device or of `ip`, is reported, and its cases are left out.
 
 use std::time::Duration;
 
@@ -45,16 +45,16 @@ pub(super) mod report;
 pub(super) mod slices;
 mod workload;
 
-/// What to do.
+/// Settings of the benchmark.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) selection: Selection,
     pub(super) rounds: u32,
-    /// Of each measurement; `None` for as little as shows that it works.
+    /// Seconds of each measurement; `None` for the shortest run that shows that it works.
     pub(super) seconds: Option<u32>,
 }
 
-/// What becomes of the bytes that are sent.
+/// How the bytes are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Lend,
@@ -77,7 +77,7 @@ impl Mode {
 
 impl Plan {
     pub(super) fn new(mut selection: Selection, rounds: u32, seconds: Option<u32>) -> Self {
-        // A break-even is made of the figures of all sizes.
+        // A break-even needs the figures of all sizes.
         for group in cases::groups() {
             if selection.has(&group.break_even) {
                 group.points.iter().for_each(|point| selection.add(&point.process));
@@ -87,8 +87,8 @@ impl Plan {
     }
 }
 
-/// Measures; this process must be the first of new namespaces, and have one thread. Also returns
-/// how many measurements failed.
+/// Measures all selected cases. This process must be the first of new namespaces, and have one
+/// thread. Also returns how many measurements failed.
 pub(super) fn measure(plan: &Plan, kernel: &KernelThreads) -> anyhow::Result<(Results, usize)> {
     process::go_first();
     let (network, tapped) = (Network::new()?, Network::new()?);
@@ -124,7 +124,8 @@ pub(super) fn measure(plan: &Plan, kernel: &KernelThreads) -> anyhow::Result<(Re
     Ok((results, bench.failures))
 }
 
-/// What carries packets, if a case needs it; where it cannot be had, its cases are given up.
+/// Prepares a carrier if a case needs it. If it is not available, its cases are removed from the
+/// selection.
 fn prepared<T>(
     selection: &mut Selection,
     carrier: Carrier,
@@ -158,7 +159,7 @@ fn bare_series(selection: &Selection) -> Vec<Series> {
 
 /// The state between rounds.
 struct Bench<'a> {
-    /// Without cases of carriers that are not there.
+    /// Without cases of missing carriers.
     selection: Selection,
     rounds: u32,
     setting: Setting<'a>,
@@ -186,7 +187,7 @@ impl Bench<'_> {
         if ![&point.process, &point.system].into_iter().any(|case| self.selection.has(case)) {
             return;
         }
-        // Each goes first in its turn: what a measurement leaves behind is the next one's.
+        // The order alternates by round, because a measurement affects the next one.
         let mut costs = [None; 2];
         for place in 0..costs.len() {
             let mode = (round as usize + place) % costs.len();
@@ -228,7 +229,7 @@ impl Bench<'_> {
         }
     }
 
-    /// What a point costs; `None` after a failure, which is told.
+    /// The cost of a point; `None` after a failure, which is reported.
     fn cost_of(&mut self, point: &Point, mode: Mode) -> Option<Cost> {
         let cost = self.cost(point, mode);
         if let Err(error) = &cost {
@@ -253,7 +254,8 @@ impl Bench<'_> {
         }
     }
 
-    /// What to know beside the figures; `algorithm` is that of the kernel's TCP.
+    /// Additional information about the figures; `algorithm` is the congestion control of the
+    /// kernel's TCP.
     fn circumstances(&self, algorithm: Option<&str>) -> Vec<String> {
         let Setting { memory, span, arrivals, .. } = &self.setting;
         let mut setting = format!(
@@ -272,7 +274,7 @@ impl Bench<'_> {
         [Some(machine()), Some(setting), copied, arrivals.told()].into_iter().flatten().collect()
     }
 
-    /// Once: the same calls take the same instructions.
+    /// Counts once, because the same calls always take the same instructions.
     fn count_instructions(&mut self) {
         let has = |case: &Case| self.selection.has(case);
         let counts: Vec<_> =
@@ -323,8 +325,8 @@ impl Bench<'_> {
     }
 }
 
-/// Leaves of lending and copying, which a choice is compared with, what is better over all rounds:
-/// the better of each round would be by chance better than either.
+/// Keeps the better of lending and copying, over all rounds, to compare with a choice. The better
+/// of each round would by chance be better than both.
 fn better_of_both(series: &mut Series) {
     let median = |at: usize| series.systems[at].spread().map_or(f64::MAX, |spread| spread.median);
     let worse = if median(1) <= median(2) { 2 } else { 1 };
@@ -332,9 +334,9 @@ fn better_of_both(series: &mut Series) {
     series.systems[1].name = "better of both".into();
 }
 
-/// Finds out, by round, from which size on lending costs the sending thread less; between two sizes
-/// it is taken to follow the logarithm of the size. None where it never does; where it always does,
-/// the smallest size.
+/// Finds for each round the size from which lending costs the sending thread less. Between two
+/// sizes, the cost is interpolated over the logarithm of the size. `None` if lending never costs
+/// less; the smallest size if it always does.
 fn break_even(results: &mut Results, group: &Group) {
     let find = |name: &str| results.series.iter().position(|series| series.case.name == name);
     let Some(at) = find(&group.break_even.name) else { return };
@@ -352,7 +354,7 @@ fn break_even(results: &mut Results, group: &Group) {
         crossing(&points.iter().filter_map(share).collect::<Vec<_>>())
     });
     let mut crossings: Vec<Option<f64>> = crossings.collect();
-    // Never, in most rounds.
+    // Lending never costs less in most rounds.
     if 2 * crossings.iter().flatten().count() < crossings.len() {
         crossings.fill(None);
     }
@@ -361,7 +363,7 @@ fn break_even(results: &mut Results, group: &Group) {
     systems[0].rounds = crossings;
 }
 
-/// Where what lending costs, as a share of what copying costs, falls below 1 for good.
+/// The size at which the cost of lending, relative to copying, falls below 1 permanently.
 fn crossing(shares: &[(usize, f64)]) -> Option<f64> {
     let from = shares.iter().rposition(|(_, share)| *share > 1.0);
     let Some(from) = from else { return shares.first().map(|(size, _)| *size as f64) };
@@ -371,18 +373,18 @@ fn crossing(shares: &[(usize, f64)]) -> Option<f64> {
     Some((low + part * (high - low)).exp())
 }
 
-/// Names of what is compared.
+/// Name of a socket that chooses.
 const AUTO: &str = "auto";
-/// See above.
+/// Name of lending.
 const LEND: &str = "lend";
-/// See above.
+/// Name of copying.
 const COPY: &str = "copy";
 /// A case is measured only if its carrier was prepared.
 const NOT_PREPARED: &str = "its carrier is not there";
-/// Of all buffers together, many times what caches hold.
+/// Bytes of all buffers together: many times the size of caches.
 const COLD_BYTES: usize = 1 << 30;
 const COLD_BYTES_QUICK: usize = 64 << 20;
-/// The same of each of three processes.
+/// Bytes of all buffers of each of three processes.
 const COLD_BYTES_SLICES: usize = 256 << 20;
 const SPAN_QUICK: Duration = Duration::from_millis(20);
 

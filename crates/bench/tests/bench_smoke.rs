@@ -1,6 +1,6 @@
-//! `towpath-bench` works and reports what it should. How fast anything is, is not tested.
+//! `towpath-bench` works and reports all figures. Performance is not tested.
 //!
-//! Needs root, and iperf3 for the gateway; says so when it cannot run.
+//! Needs root, and iperf3 for the gateway; reports when it cannot run.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -108,7 +108,7 @@ fn a_quick_run_of_zerocopy_yields_all_figures() {
     run.check_names(zerocopy_cases().into_iter().filter(is_in));
     for (name, object) in &run.cases {
         if name.contains("break_even") {
-            // Never, where lending does not pay.
+            // Null if lending never pays.
             assert!(object["value"].is_null() || is_measured(object), "{object}");
             continue;
         }
@@ -147,8 +147,8 @@ fn fits(glob: &str, name: &str) -> bool {
     }
 }
 
-/// Goal: cases that need no TAP device are measured where there is none, the others are told of,
-/// and nothing at all is an error. Method: a mount namespace without /dev/net/tun.
+/// Goal: without a TAP device, cases that need none are measured and the others are reported; if no
+/// case is left, that is an error. Method: a mount namespace without /dev/net/tun.
 #[test]
 fn zerocopy_does_without_a_tap_device() {
     if !rustix::process::geteuid().is_root() {
@@ -196,8 +196,8 @@ fn instructions_are_counted() {
     assert!(run.ratio("instructions_call_64KiB").is_some_and(|ratio| ratio > 1.0));
 }
 
-/// Goal: what the guard counts over a TAP device is carried, whoever sends over however many
-/// connections.
+/// Goal: the work that the guard counts over a TAP device completes in both directions, over one
+/// and several connections.
 #[test]
 fn bytes_are_carried_over_a_tap_device() {
     if let Some(reason) = cannot_run(&[]) {
@@ -239,8 +239,8 @@ fn a_quick_run_of_ring_yields_all_figures() {
     }
 }
 
-/// Payload is copied once, and once more where the switch does not share: nothing else copies
-/// between two virtual machines.
+/// Between two virtual machines, payload is copied once, and once more if the switch does not
+/// share; nothing else copies.
 #[test]
 fn a_quick_run_of_vm_yields_all_figures() {
     if let Some(reason) = cannot_run(&[]) {
@@ -263,7 +263,7 @@ fn a_quick_run_of_vm_yields_all_figures() {
     }
 }
 
-/// Whether there are figures; what testpmd can is its own affair.
+/// Checks only that there are figures, not testpmd's performance.
 #[test]
 fn a_quick_run_of_vhost_yields_all_figures() {
     if let Some(reason) = cannot_run(&["dpdk-testpmd"]) {
@@ -277,7 +277,7 @@ fn a_quick_run_of_vhost_yields_all_figures() {
     }
 }
 
-/// Real machines copy as often as drivers do, but for what TCP sends twice and for
+/// Real machines copy as often as drivers do, except for TCP retransmissions and for
 /// acknowledgements, which are too small to be lent.
 #[test]
 fn a_quick_run_with_real_machines_yields_all_figures() {
@@ -298,11 +298,11 @@ fn a_quick_run_with_real_machines_yields_all_figures() {
     assert!(run.cases.values().all(is_measured), "{:?}", run.cases);
     let copies = &run.cases["vm_guests_copies/orphan"];
     let [shared, orphan] = ["value", "other"].map(|key| copies[key].as_f64().unwrap());
-    // On a busy machine some of what is lent comes back copied.
+    // On a busy machine, some loans return copied.
     assert!((0.99..1.9).contains(&shared) && orphan > 1.99, "{copies}");
 }
 
-/// Goal: every way to serve answers, and none makes errors.
+/// Goal: every kind of server answers, without errors.
 #[test]
 fn a_quick_run_of_events_yields_all_figures() {
     if let Some(reason) = cannot_run(&["ip"]) {
@@ -327,7 +327,7 @@ fn a_quick_run_of_events_yields_all_figures() {
     }
 }
 
-/// Goal: transfers move all bytes, by operations and by calls that wait, and reads of a file end.
+/// Goal: transfers by operations and by blocking calls move all bytes, and reads of a file end.
 #[test]
 fn a_quick_run_of_transfers_and_reads_yields_all_figures() {
     if let Some(reason) = cannot_run(&["ip"]) {
@@ -350,18 +350,18 @@ fn a_quick_run_of_transfers_and_reads_yields_all_figures() {
     for name in &expected {
         let object = run.cases.get(name).unwrap_or_else(|| panic!("{name}: {}", run.errors));
         assert!(is_measured(object), "{object}");
-        // Of a short measurement a processor time may be less than the clock can tell.
+        // In a short measurement, processor time may be below the resolution of the clock.
         assert!(name.contains("_cpu") || run.ratio(name) > Some(0.0), "{object}");
     }
-    // The others are those where io_uring can be had.
+    // The other cases exist only where io_uring is available.
     let others = ["/epoll", "/plain io_uring"];
     let is_known =
         |name: &String| expected.contains(name) || others.iter().any(|other| name.ends_with(other));
     assert!(run.cases.keys().all(is_known), "{:?}", run.cases.keys());
 }
 
-/// Goal: without anything to boot, cases with real machines are told of and the others measured;
-/// with nothing left that is an error.
+/// Goal: without images to boot, cases with real machines are reported as skipped and the others
+/// are measured; if no case is left, that is an error.
 #[test]
 fn real_machines_are_left_out_where_there_is_nothing_to_boot() {
     if let Some(reason) = cannot_run(&[]) {
@@ -384,7 +384,7 @@ fn real_machines_are_left_out_where_there_is_nothing_to_boot() {
     assert!(errors.contains("nothing left to measure"), "{errors}");
 }
 
-/// Goal: whoever interrupts a measurement finds no sockets left of it.
+/// Goal: an interrupted measurement leaves no sockets behind.
 #[test]
 fn an_interrupted_run_leaves_nothing_behind() {
     if let Some(reason) = cannot_run(&[]) {
@@ -437,21 +437,21 @@ fn zerocopy_cases() -> Vec<String> {
     names
 }
 
-/// What a quick run of a bench has yielded.
+/// The results of a quick run of a benchmark.
 struct Run {
-    /// The one object of each key, which is the case, or that and the peer.
+    /// One object per key. The key is the case, or the case and the peer.
     cases: BTreeMap<String, Value>,
     errors: String,
 }
 
 impl Run {
-    /// By case; each has one peer.
+    /// Runs a benchmark whose cases have one peer each; the key is the case.
     fn of(bench: &str, arguments: &[&str]) -> Self {
         let key = |object: &Value| object["case"].as_str().unwrap().to_owned();
         Self::keyed(bench, arguments, key)
     }
 
-    /// By case and peer.
+    /// Runs a benchmark; the key is the case and the peer.
     fn with_peers(bench: &str, arguments: &[&str]) -> Self {
         let text = |object: &Value, key: &str| object[key].as_str().unwrap().to_owned();
         let key = |object: &Value| text(object, "case") + "/" + &text(object, "against");
@@ -459,7 +459,7 @@ impl Run {
     }
 
     fn keyed(bench: &str, arguments: &[&str], key: impl Fn(&Value) -> String) -> Self {
-        // Tests run side by side, each in a thread of its own name.
+        // Tests run in parallel, each in a thread with the test's name.
         let thread = std::thread::current();
         let test = thread.name().unwrap_or(bench);
         let file = format!("towpath-bench-{test}-{}.svg", std::process::id());
@@ -504,7 +504,7 @@ fn check_object(object: &Value, bench: &str) {
         ["against", "bench", "case", "max", "min", "other", "ratio", "rounds", "unit", "value"]
     );
     assert_eq!(object["bench"], bench);
-    // The one round is all there is.
+    // There is only one round.
     assert_eq!(object["min"], object["value"]);
     assert_eq!(object["max"], object["value"]);
     assert!(object["unit"].is_string(), "{object}");

@@ -1,4 +1,4 @@
-//! Lists the public items of a crate, one in a line, from rustdoc's JSON: for `cargo xtask api`.
+//! Lists the public items of a crate, one per line, from rustdoc's JSON: for `cargo xtask api`.
 
 use std::process::ExitCode;
 

@@ -1,9 +1,9 @@
 //! Runs packetdrill's scripts on towpath, or on the kernel for comparison.
 //!
-//! Each script runs in a mount and a network namespace of its own, where plain files stand for the
-//! settings in `/proc/sys/net`: so `sysctl`, shells and the loaded stack all read and write the
-//! same, and neither scripts nor tools need to know. Commands that would change devices or routes
-//! are small scripts first in `PATH` that write down what they were asked.
+//! Each script runs in its own mount and network namespaces, where plain files replace the settings
+//! in `/proc/sys/net`. `sysctl`, shells and the loaded stack all read and write these files, and
+//! neither scripts nor tools need changes. Commands that would change devices or routes are small
+//! scripts at the front of `PATH` that record their arguments.
 
 mod report;
 mod settings;
@@ -19,17 +19,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What may be written behind `cargo xtask packetdrill`.
+/// Arguments of `cargo xtask packetdrill`.
 pub(crate) const USAGE: &str = "\
 DIR [-4] [-6] [-m] [-v] [-j N] [--kernel | --honest] [--timeout S] [FILTER...]";
 
-/// What scripts expect of memory that the kernel's own device copies, and its number.
+/// The code that scripts expect if the kernel's own device copies lent memory, and its replacement
+/// in [`Plan::honest`] runs.
 const COPIED: (&str, &str) = ("ee_code=SO_EE_CODE_ZEROCOPY_COPIED", "ee_code=0");
 
-/// A variable of the environment: packetdrill's scripts and, built, the tool.
+/// Environment variable that names the folder with packetdrill's scripts and the built tool.
 const FOLDER: &str = "TOWPATH_PACKETDRILL";
 
-/// Eleven scripts of lending for each version of IP, each of them twice.
+/// Eleven scripts of lending for each of three versions of IP, each run twice.
 const LENDING_CASES: u64 = 66;
 
 /// Longest run of one script.
@@ -52,7 +53,7 @@ impl Version {
         }
     }
 
-    /// Whether a script is meant for this version: its name may end with one.
+    /// Whether a script is meant for this version: its name may end with a version.
     fn fits(self, name: &str) -> bool {
         match self {
             Version::V4 | Version::Mapped => !name.ends_with("v6.pkt"),
@@ -60,7 +61,7 @@ impl Version {
         }
     }
 
-    /// Arguments that packetdrill's own runner gives, and which a script may give itself.
+    /// Arguments that packetdrill's own runner passes, and that a script may set itself.
     fn addresses(self) -> [(&'static str, &'static str); 4] {
         match self {
             Version::V4 | Version::Mapped => [
@@ -78,7 +79,7 @@ impl Version {
         }
     }
 
-    /// The other arguments.
+    /// Arguments that scripts do not set themselves.
     fn fixed(self) -> &'static [&'static str] {
         match self {
             Version::V4 => &[
@@ -116,15 +117,15 @@ impl Version {
     }
 }
 
-/// What the command line says.
+/// The parsed command line.
 struct Plan {
     folder: PathBuf,
     versions: Vec<Version>,
     filters: Vec<String>,
     verbose: bool,
     kernel: bool,
-    /// Notices say what became of the memory; scripts are changed to expect that it was not copied,
-    /// and in nothing else.
+    /// Notices report what happened to the memory. Scripts are changed to expect that it was not
+    /// copied, and in nothing else.
     honest: bool,
     jobs: usize,
     timeout: Duration,
@@ -167,7 +168,7 @@ impl Plan {
             plan.versions = vec![Version::V4, Version::V6, Version::Mapped];
         }
         if plan.kernel {
-            // Real time: another script at the same time would disturb.
+            // In real time, another script would disturb the timing.
             plan.jobs = 1;
         }
         let folder = plan.folder.canonicalize();
@@ -195,12 +196,13 @@ impl Plan {
 
 /// One run of one script.
 struct Case {
-    /// Below the folder.
+    /// Relative to the folder.
     path: String,
     version: Version,
 }
 
-/// Scripts of lending, as they are and [`Plan::honest`], if [`FOLDER`] is set; each is a test.
+/// Plays the scripts of lending, unchanged and as [`Plan::honest`], if [`FOLDER`] is set. Each
+/// counts as a test.
 pub(crate) fn lending() -> Result<Count, String> {
     let Some(folder) = std::env::var_os(FOLDER) else {
         println!("skipped: {FOLDER} does not name the folder gtests/net of packetdrill");
@@ -233,7 +235,7 @@ fn play(arguments: &[&str]) -> Result<Count, String> {
         }
     }
     if cases.is_empty() {
-        return Err("no script fits".into());
+        return Err("no script matches the arguments".into());
     }
     let library = if plan.kernel { None } else { Some(library()?) };
     let stage = tools::Stage::make(&target_folder("packetdrill-run"))?;
@@ -241,7 +243,7 @@ fn play(arguments: &[&str]) -> Result<Count, String> {
     Ok(runner.all(&cases).finish())
 }
 
-/// Scripts below `folder`, in order.
+/// Finds the scripts below `folder`, in order.
 fn find(base: &Path, folder: &Path, found: &mut Vec<String>) -> Result<(), String> {
     let entries = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -275,7 +277,7 @@ struct Runner<'a> {
     stage: tools::Stage,
 }
 
-/// A script under way.
+/// A script in progress.
 struct Running<'a> {
     case: &'a Case,
     child: Child,
@@ -354,9 +356,9 @@ impl Runner<'_> {
         });
         command.arg(&self.tool).args(["--send_omit_free"]).args(case.version.fixed());
         let mut effective = BTreeMap::new();
-        // What a script says itself is meant, as its cookies depend on its addresses; unless it
-        // means another version. One that says who it is and not whom it talks to means the others
-        // that the tool takes by itself.
+        // An address that the script sets itself is not overridden, because its cookies depend on
+        // it, unless it belongs to the other IP version. If a script sets its own address but not
+        // the peer's, packetdrill's defaults apply to the others.
         let own = |name: &str, ours: &str| {
             own_option(&text, name).filter(|own| own.contains(':') == ours.contains(':'))
         };
@@ -376,7 +378,7 @@ impl Runner<'_> {
             let mtu = mtu.or(own_option(&text, "--mtu")).unwrap_or("1500");
             let settings = self.stage.settings.display();
             command.arg(format!("--so_filename={}", library.display()));
-            // Scripts expect notices of lent memory as for the kernel's device, which copies.
+            // Scripts expect notices as from the kernel's device, which copies lent memory.
             let copied = if self.plan.honest { "" } else { "copied," };
             let flags = format!("virtual,{copied}local={local},mtu={mtu},settings={settings}");
             command.arg(format!("--so_flags={flags}"));
@@ -400,13 +402,13 @@ impl Runner<'_> {
     }
 }
 
-/// What a script says in one of its own options.
+/// The value of an option that a script sets itself.
 fn own_option<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let words = text.split_ascii_whitespace();
     words.filter_map(|word| word.strip_prefix(name)?.strip_prefix('=')).next()
 }
 
-/// Ends a script and all that it started.
+/// Kills a script and all processes that it started.
 fn kill(group: u32) {
     let _ = Command::new("kill").args(["-KILL", "--"]).arg(format!("-{group}")).status();
 }

@@ -1,4 +1,4 @@
-//! What came of the scripts: a line for each failure, and a table by folder.
+//! Reports the outcomes of the scripts: a line for each script, and a table by folder.
 
 use super::{Case, Version};
 use crate::count::Count;
@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 /// How a script ended.
 pub(super) enum Outcome {
     Passed,
-    /// With what it printed.
+    /// With its output.
     Failed(String),
-    /// The same, when it was ended.
+    /// With its output so far; the runner ended it.
     TimedOut(String),
 }
 
@@ -18,7 +18,7 @@ pub(super) struct Report {
     total: usize,
     done: usize,
     passed: usize,
-    /// Passed and all, by folder and version.
+    /// Numbers of passed and of all scripts, by folder and version.
     folders: BTreeMap<(String, Version), (usize, usize)>,
 }
 
@@ -48,7 +48,7 @@ impl Report {
         }
     }
 
-    /// Prints the table.
+    /// Prints the table, and returns the counts.
     pub(super) fn finish(self) -> Count {
         let mut versions: Vec<Version> = self.folders.keys().map(|(_, version)| *version).collect();
         versions.sort();

@@ -1,6 +1,6 @@
-//! The settings that scripts can read and write, with the values that Linux 6.18 begins with.
+//! The settings that scripts can read and write, with the default values of Linux 6.18.
 
-/// Names below `/proc/sys/net/ipv4`, and values.
+/// Names below `/proc/sys/net/ipv4`, and their values.
 pub(super) const IPV4: &[(&str, &str)] = &[
     ("icmp_ratelimit", "1000"),
     ("ip_default_ttl", "64"),

@@ -1,16 +1,15 @@
-//! What a script finds around it: settings as plain files, and commands that write down what they
-//! are asked.
+//! The environment of a script: settings as plain files, and commands that record their arguments.
 
 use super::settings;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Runs packetdrill with the arguments given, towpath loaded.
+/// Shell script that runs packetdrill with the given arguments and towpath loaded.
 ///
-/// The folder of settings is a file system of this namespace alone, filled with the defaults, and
-/// seen at its place below `/proc/sys` too. The shell of a script's commands is bash, which one of
-/// them needs.
+/// The folder of settings is a tmpfs in this namespace, filled with the defaults and also
+/// bind-mounted below `/proc/sys`. The shell for a script's commands is bash, because one script
+/// needs it.
 const TOWPATH: &str = r#"set -e
 defaults="$TOWPATH_SETTINGS.defaults"
 mount -t tmpfs towpath "$TOWPATH_SETTINGS"
@@ -22,8 +21,8 @@ export PATH
 LD_PRELOAD="$TOWPATH_LIBRARY" exec "$@"
 "#;
 
-/// Runs packetdrill with the arguments given, on the kernel. It locks its memory, of which an
-/// ordinary user may lock so little that the stacks of its threads have to be small.
+/// Shell script that runs packetdrill with the given arguments on the kernel. packetdrill locks its
+/// memory. The limit of an ordinary user is so low that its threads need small stacks.
 const KERNEL: &str = r#"set -e
 ip link set lo up
 bash=$(command -v bash) && mount --bind "$bash" "$(readlink -f /bin/sh)"
@@ -31,8 +30,8 @@ bash=$(command -v bash) && mount --bind "$bash" "$(readlink -f /bin/sh)"
 exec "$@"
 "#;
 
-/// `ip`: keeps what it is asked about routes, a line each, from the verb on; its words may be
-/// short.
+/// `ip`: records each change of routes as a line with the arguments after the verb. Keywords may be
+/// abbreviated.
 const IP: &str = r#"#!/bin/sh
 case "$*" in *"tcp_metrics flush"*) echo flush >> "$TOWPATH_SETTINGS/metrics" ;; esac
 while [ $# -gt 0 ]; do
@@ -57,7 +56,7 @@ done
 exit 0
 "#;
 
-/// `tc`: keeps the limit of the queue, which may let nothing pass, and whether it paces.
+/// `tc`: records the limit of the queue, which may be 0, and whether it paces.
 const TC: &str = r#"#!/bin/sh
 case "$*" in
 *" root fq"*) echo fq > "$TOWPATH_SETTINGS/qdisc" ;;
@@ -71,13 +70,13 @@ esac
 exit 0
 "#;
 
-/// `ethtool`: keeps which offloads are off.
+/// `ethtool`: records which offloads are switched off or on.
 const ETHTOOL: &str = r#"#!/bin/sh
 echo "$*" >> "$TOWPATH_SETTINGS/offload"
 exit 0
 "#;
 
-/// `nstat`: shows counters that are not zero since the last time.
+/// `nstat`: shows counters that changed since the last call.
 const NSTAT: &str = r#"#!/bin/sh
 counters="$TOWPATH_SETTINGS/counters"
 seen="$TOWPATH_SETTINGS/counters.seen"
@@ -101,7 +100,7 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    /// Makes them in `folder`.
+    /// Creates the files in `folder`.
     pub(super) fn make(folder: &Path) -> Result<Self, String> {
         let stage = Self {
             folder: folder.into(),

@@ -1,13 +1,13 @@
-//! No module uses one that uses it, be it by way of others, wherever they are in a package.
+//! Checks that modules of a package do not use each other in a cycle, not even indirectly.
 //!
-//! Modules beside each other are looked at, those in them with them. That a module uses what is
-//! declared in it, and the other way round, is no cycle.
+//! Compares the modules of the same folder; each includes its inner modules. A module and its own
+//! inner modules may use each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::source::Source;
 
-/// Folders whose modules still use each other, and why.
+/// Folders whose modules still use each other, with the reason.
 const KNOWN: [(&str, &str); 3] = [
     ("crates/net/src/socket", "waits for the objects of TCP"),
     ("crates/net/src/stack", "waits for the objects of TCP"),
@@ -41,7 +41,7 @@ pub(super) fn check(files: &[Source]) -> Vec<String> {
 /// The names that lead to a module.
 type Path<'a> = Vec<&'a str>;
 
-/// The module that a file is.
+/// The path of the module that a file contains.
 fn module(file: &str) -> Path<'_> {
     let mut path: Path<'_> = file.trim_end_matches(".rs").split('/').collect();
     if matches!(path.last(), Some(&("mod" | "lib" | "main"))) {
@@ -50,7 +50,7 @@ fn module(file: &str) -> Path<'_> {
     path
 }
 
-/// The modules of a package, and which others each of them uses.
+/// The modules of a package, and the other modules that each one uses.
 struct Tree<'a> {
     uses: BTreeMap<Path<'a>, BTreeSet<Path<'a>>>,
 }
@@ -69,7 +69,7 @@ impl<'a> Tree<'a> {
         Self { uses: uses.collect() }
     }
 
-    /// Modules that use each other, by the folder in which they are beside each other.
+    /// Modules that use each other, grouped by their folder.
     fn cycles(&self) -> Vec<(Path<'a>, Vec<&'a str>)> {
         let folders: BTreeSet<&[&'a str]> =
             self.uses.keys().filter_map(|path| Some(path.split_last()?.1)).collect();
@@ -91,7 +91,7 @@ impl<'a> Tree<'a> {
         cycles
     }
 
-    /// Which modules of a folder use which others of it, what is in them included.
+    /// Which modules of a folder use which others of it, including their inner modules.
     fn beside(&self, folder: &[&'a str]) -> BTreeMap<&'a str, BTreeSet<&'a str>> {
         let place = |path: &Path<'a>| path.strip_prefix(folder)?.first().copied();
         let mut beside: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
@@ -104,7 +104,7 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// What is used by `name`, by what that uses, and so on.
+/// All modules that `name` uses, directly or indirectly.
 fn reached<'a>(uses: &BTreeMap<&'a str, BTreeSet<&'a str>>, name: &str) -> BTreeSet<&'a str> {
     let (mut found, mut open) = (BTreeSet::new(), vec![name]);
     while let Some(next) = open.pop() {
@@ -117,7 +117,7 @@ fn reached<'a>(uses: &BTreeMap<&'a str, BTreeSet<&'a str>>, name: &str) -> BTree
     found
 }
 
-/// The module that a path in the module `own` leads to or into.
+/// The module that a path in the module `own` refers to or into.
 fn resolve<'a>(known: &BTreeSet<Path<'a>>, own: &Path<'a>, path: &[String]) -> Option<Path<'a>> {
     let mut at = own.clone();
     let mut rest = path.iter().map(String::as_str).peekable();
@@ -144,7 +144,8 @@ fn resolve<'a>(known: &BTreeSet<Path<'a>>, own: &Path<'a>, path: &[String]) -> O
     (at != *own).then_some(at)
 }
 
-/// Paths that code uses: all of `use`, and those elsewhere that begin at a module.
+/// Paths that code uses: all paths of `use`, and other paths that start with `crate`, `self` or
+/// `super`.
 fn paths(code: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     let (mut rest, mut other) = (code, String::new());
@@ -167,7 +168,7 @@ fn paths(code: &str) -> Vec<Vec<String>> {
 
 const USE: &str = "use ";
 
-/// Where the next `use` begins.
+/// Position of the next `use`.
 fn find_use(code: &str) -> Option<usize> {
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     code.match_indices(USE)
@@ -175,7 +176,7 @@ fn find_use(code: &str) -> Option<usize> {
         .find(|at| !code[..*at].chars().next_back().is_some_and(is_word))
 }
 
-/// The paths of a tree of `use`, behind `before`.
+/// Adds the paths of a `use` tree after the prefix `before`.
 fn expand(before: &[String], tree: &str, found: &mut Vec<Vec<String>>) {
     let Some((head, body)) = tree.split_once('{') else {
         let path = tree.split(" as ").next().unwrap_or_default();

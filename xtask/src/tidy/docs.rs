@@ -1,9 +1,9 @@
-//! Links in documents lead somewhere.
+//! Checks that links in documents have a target.
 
 use crate::root;
 use crate::source::Source;
 
-/// Relative links, and anchors within documents.
+/// Checks relative links, and anchors within documents.
 pub(super) fn links(files: &[Source]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files.iter().filter(|file| file.path.ends_with(".md")) {
@@ -16,7 +16,7 @@ pub(super) fn links(files: &[Source]) -> Vec<String> {
     problems
 }
 
-/// What follows `](`, with line numbers. Code blocks have no links.
+/// The text after each `](`, with line numbers. Code blocks have no links.
 fn targets(text: &str) -> Vec<(usize, &str)> {
     let mut targets = Vec::new();
     let mut in_code = false;
@@ -46,7 +46,7 @@ fn problem(file: &Source, target: &str, files: &[Source]) -> Option<String> {
     (!found).then(|| format!("{path} has no heading for #{anchor}"))
 }
 
-/// `path` as seen from the folder of `from`. `None` leads out of the repository.
+/// Resolves `path` relative to the folder of `from`. `None` if it leads out of the repository.
 fn resolve(from: &str, path: &str) -> Option<String> {
     let mut parts: Vec<&str> = from.split('/').collect();
     parts.pop();
@@ -60,7 +60,7 @@ fn resolve(from: &str, path: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// The anchor that a heading makes; empty for other lines.
+/// The anchor of a heading; empty for other lines.
 fn anchor_of(line: &str) -> String {
     let title = line.trim_start_matches('#');
     if title.len() == line.len() {

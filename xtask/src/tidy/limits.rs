@@ -1,7 +1,7 @@
-//! `docs/limits.md` says what the code says.
+//! Checks that `docs/limits.md` matches the code.
 //!
-//! Its tables have columns `name`, `value` and `file`, all in backticks: a constant of that file
-//! and the expression it is, or `Type::field` and what a default sets it to.
+//! Its tables have the columns `name`, `value` and `file`, all in backticks. A row names a constant
+//! of that file and its expression, or `Type::field` and its default.
 
 use crate::source::Source;
 
@@ -49,13 +49,13 @@ fn problem(name: &str, value: &str, path: &str, files: &[Source]) -> Option<Stri
     if found.is_empty() {
         return Some(format!("{path} has no {name}"));
     }
-    // A field's value with a comma in it was cut there.
+    // If a field's value contains a comma, `values` truncated it there.
     let is_there =
         found.iter().any(|found| *found == value) || text.contains(&format!("{field}:{value},"));
     (!is_there).then(|| format!("{name} is {} in {path}", found[0]))
 }
 
-/// What follows each `start`, up to one of `ends`.
+/// The text after each `start`, up to one of `ends`.
 fn values<'a>(text: &'a str, start: &str, ends: &[&str]) -> Vec<&'a str> {
     let to_end = |after: &'a str| {
         let end = ends.iter().filter_map(|end| after.find(end)).min();
@@ -64,7 +64,7 @@ fn values<'a>(text: &'a str, start: &str, ends: &[&str]) -> Vec<&'a str> {
     text.split(start).skip(1).map(to_end).collect()
 }
 
-/// Without white space and comments, which mean nothing here.
+/// The text without whitespace and comments.
 fn dense(text: &str) -> String {
     let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default());
     lines.flat_map(str::chars).filter(|c| !c.is_whitespace()).collect()

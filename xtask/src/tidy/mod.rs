@@ -1,6 +1,6 @@
-//! What neither the compiler nor clippy checks.
+//! Checks that neither the compiler nor clippy makes.
 //!
-//! Each check looks at files and returns problems as `PATH:LINE: what is wrong`.
+//! Each check inspects files and returns problems as `PATH:LINE: what is wrong`.
 
 mod cycles;
 mod docs;

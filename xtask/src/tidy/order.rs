@@ -1,7 +1,7 @@
-//! Modules form a line: each uses only those before it.
+//! Checks that modules form a line: each uses only those before it.
 //!
-//! The line stands in the header of a package's `lib.rs` or `main.rs`, in backticks, with arrows
-//! between the modules; those in braces are beside each other and do not use each other.
+//! The line is in the header of a package's `lib.rs` or `main.rs`, in backticks, with arrows
+//! between the modules. Modules in braces have the same rank and do not use each other.
 
 use crate::source::Source;
 
@@ -36,7 +36,7 @@ fn check_package(package: &str, files: &[Source]) -> Vec<String> {
         let declared = code.trim_start_matches("pub ").strip_prefix("mod ");
         let module = declared.and_then(|module| module.trim_end().strip_suffix(';'));
         if let Some(module) = module.filter(|module| rank(module).is_none()) {
-            problems.push(format!("{}:{number}: `{module}` has no place in the line", lib.path));
+            problems.push(format!("{}:{number}: `{module}` is not in the line", lib.path));
         }
     }
     for file in files.iter().filter(|file| file.path.starts_with(&folder) && !file.is_test()) {
@@ -47,7 +47,7 @@ fn check_package(package: &str, files: &[Source]) -> Vec<String> {
             for used in used(code).into_iter().filter(|used| used != own) {
                 if rank(&used).is_some_and(|used_rank| used_rank >= own_rank) {
                     let place = format!("{}:{number}", file.path);
-                    problems.push(format!("{place}: `{own}` uses `{used}`, not before it"));
+                    problems.push(format!("{place}: `{own}` uses `{used}`, not an earlier one"));
                 }
             }
         }
@@ -55,7 +55,7 @@ fn check_package(package: &str, files: &[Source]) -> Vec<String> {
     problems
 }
 
-/// The line in a header: places with one module or several.
+/// The line in a header; a place has one or several modules.
 fn line_of(text: &str) -> Vec<Vec<String>> {
     let header: Vec<&str> =
         text.lines().map_while(|line| line.strip_prefix("//!")).map(str::trim).collect();
@@ -68,7 +68,7 @@ fn line_of(text: &str) -> Vec<Vec<String>> {
     line.split('→').map(names).collect()
 }
 
-/// Modules that a line of code names by `crate::`.
+/// Modules that a line of code names with `crate::`.
 fn used(code: &str) -> Vec<String> {
     let word = |text: &str| -> String {
         text.trim_start().chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect()

@@ -1,13 +1,13 @@
-//! Shape and words of files.
+//! Checks the shape and words of files.
 
 use crate::source::Source;
 
-/// Lines of a file without its tests.
+/// Most lines of a file without its tests.
 const LINES_MAX: usize = 600;
-/// Characters of a line of Rust.
+/// Most characters of a line of Rust.
 const WIDTH_MAX: usize = 100;
 
-/// Words that do not land. Put together here so that this file may exist.
+/// Words that must not be committed. They are split here so that this file passes.
 const BANNED: [&str; 5] = [
     concat!("FIX", "ME"),
     concat!("XX", "X"),
@@ -15,12 +15,12 @@ const BANNED: [&str; 5] = [
     concat!("to", "do!("),
     concat!("unimple", "mented!("),
 ];
-/// Folders of somebody's machine.
+/// Prefixes of paths on a particular machine.
 const MACHINE_PATHS: [&str; 2] = [concat!("/wo", "rk/"), concat!("/ho", "me/")];
-/// Waits for an issue, whose number follows in parentheses: `(#12)`.
+/// Marks open work; the number of an issue follows in parentheses: `(#12)`.
 const LATER: &str = concat!("TO", "DO");
 
-/// Headers, lengths and widths of Rust files.
+/// Checks headers, numbers of lines and widths of Rust files.
 pub(super) fn shape(files: &[Source]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files.iter().filter(|file| file.is_rust()) {
@@ -30,7 +30,7 @@ pub(super) fn shape(files: &[Source]) -> Vec<String> {
         }
         let lines = file.production_lines();
         if !file.is_test() && lines > LINES_MAX {
-            problems.push(format!("{path}: {lines} lines without tests, of {LINES_MAX}"));
+            problems.push(format!("{path}: {lines} lines without tests, limit {LINES_MAX}"));
         }
         for (index, line) in file.text.lines().enumerate() {
             let width = line.chars().count();
@@ -42,7 +42,7 @@ pub(super) fn shape(files: &[Source]) -> Vec<String> {
     problems
 }
 
-/// Words in all files.
+/// Checks words in all files.
 pub(super) fn words(files: &[Source]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files {
@@ -50,7 +50,7 @@ pub(super) fn words(files: &[Source]) -> Vec<String> {
             let mut complain = |what: &str| {
                 problems.push(format!("{}:{}: {what}", file.path, index + 1));
             };
-            // Documents may talk about these words.
+            // Documents may mention these words.
             if !file.path.ends_with(".md") {
                 BANNED.iter().filter(|word| has_word(line, word)).for_each(|word| complain(word));
                 if line.split(LATER).skip(1).any(|after| !after.starts_with("(#")) {
@@ -58,14 +58,14 @@ pub(super) fn words(files: &[Source]) -> Vec<String> {
                 }
             }
             for path in MACHINE_PATHS.iter().filter(|path| line.contains(**path)) {
-                complain(&format!("{path} is a folder of somebody's machine"));
+                complain(&format!("{path} is a path of a particular machine"));
             }
         }
     }
     problems
 }
 
-/// Whether `word` stands in `line` and not within a longer word.
+/// Whether `word` is in `line` as a whole word.
 fn has_word(line: &str, word: &str) -> bool {
     let is_letter = |c: char| c.is_ascii_alphanumeric() || c == '_';
     line.match_indices(word).any(|(at, _)| {

@@ -1,8 +1,8 @@
-//! Where unsafe code may be, and where atomics come from.
+//! Checks that unsafe code and imports of atomics are only in the permitted files.
 
 use crate::source::Source;
 
-/// Files that may contain unsafe code, beside tests.
+/// Files that may contain unsafe code, besides tests.
 const UNSAFE_FILES: [&str; 29] = [
     "crates/bench/src/events/plain_ring.rs",
     "crates/capi/src/abi.rs",
@@ -34,9 +34,9 @@ const UNSAFE_FILES: [&str; 29] = [
     "crates/packet/src/ring/shared.rs",
     "crates/packet/src/slab.rs",
 ];
-/// The one importer of atomics, so that loom sees all of them.
+/// The only file that imports atomics, so that loom sees all of them.
 const SYNC_FILE: &str = "crates/packet/src/sync.rs";
-/// The word that this is about.
+/// The keyword to look for.
 const UNSAFE: &str = concat!("un", "safe");
 
 pub(super) fn check(files: &[Source]) -> Vec<String> {
@@ -62,7 +62,8 @@ pub(super) fn check(files: &[Source]) -> Vec<String> {
     problems
 }
 
-/// A block, function, implementation, trait or attribute; not a lint's name.
+/// True for an unsafe block, function, implementation, trait or attribute, but not for a lint's
+/// name.
 fn is_unsafe(code: &str) -> bool {
     code.match_indices(UNSAFE).any(|(at, _)| {
         let before = code[..at].chars().next_back();
@@ -77,7 +78,7 @@ fn is_unsafe(code: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// All files of the list, so that only the one given can be a problem.
+    /// Creates all listed files, so that only the given file can have a problem.
     fn problems(path: &str, text: &str) -> usize {
         let mut files: Vec<_> = UNSAFE_FILES.map(|path| Source::new(path, "")).into();
         files.push(Source::new(path, text));

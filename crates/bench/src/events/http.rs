@@ -1,4 +1,4 @@
-//! Servers of HTTP, each asked by clients that want a file of one size.
+//! HTTP servers, each with clients that request files of one size.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -27,10 +27,10 @@ use crate::scratch::Scratch;
 use crate::system::find_program;
 use crate::vm;
 
-/// Files, networks and what is there to be measured.
+/// Files, networks and available systems of the measurement.
 pub(super) struct Http<'a> {
     files: Scratch,
-    /// With a veth pair to this process, and with a TAP device of the server.
+    /// One with a veth pair to this process, and one with the server's TAP device.
     networks: &'a [Network; 2],
     /// The processors of clients and server.
     places: [CpuSet; 2],
@@ -42,7 +42,7 @@ pub(super) struct Http<'a> {
 const SUBNET: u8 = 1;
 const KERNEL_SERVER: Ipv4Addr = Ipv4Addr::new(10, 8, SUBNET, 1);
 const MTU: u16 = 1500;
-/// How long a server may take to start.
+/// Longest time that a server may take to start.
 const START_MAX: Duration = Duration::from_secs(30);
 
 impl<'a> Http<'a> {
@@ -85,7 +85,7 @@ impl<'a> Http<'a> {
         Ok(Self { files, networks, places: vm::places()?, has_wrk, kernel })
     }
 
-    /// What can be measured of what is wanted.
+    /// The groups with selected cases that can be measured.
     pub(super) fn groups<'b>(&'b self, selection: &Selection) -> Vec<Group<'b>> {
         let can = |point: &&Point| match point.carrier {
             Carrier::Process => true,
@@ -122,7 +122,7 @@ impl<'a> Http<'a> {
             _ => serve(system, listen, root),
         };
         until_free(listen)?;
-        // A process is where the thread is that starts it.
+        // A process starts in the network of the thread that starts it.
         let start = || {
             process::pin_thread(server)?;
             Running::start(&mut command)
@@ -146,7 +146,7 @@ impl<'a> Http<'a> {
     }
 }
 
-/// Lets clients ask from this thread's network.
+/// Runs clients in this thread's network, and returns the figures.
 fn figures(
     serving: &Running,
     server: SocketAddr,
@@ -161,7 +161,7 @@ fn figures(
     Ok(vec![made.per_second, used * 1e6 / made.requests, made.errors])
 }
 
-/// This program as a server.
+/// A command that runs this program as a server.
 fn serve(system: &str, listen: SocketAddr, root: &Path) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.args(["events", "--serve"]);
@@ -169,8 +169,8 @@ fn serve(system: &str, listen: SocketAddr, root: &Path) -> Command {
     command
 }
 
-/// Waits until nobody listens there: the kernel closes what a ring of a killed server has a while
-/// after its end.
+/// Waits until nothing listens there. The kernel closes the descriptors of a killed server's ring a
+/// while after its end.
 fn until_free(listen: SocketAddr) -> anyhow::Result<()> {
     let started = Stopwatch::start();
     while TcpStream::connect(listen).is_ok() {
@@ -180,7 +180,7 @@ fn until_free(listen: SocketAddr) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until a server can be asked.
+/// Waits until the log of a server satisfies `is_so`.
 fn until(serving: &mut Running, is_so: impl Fn(&str) -> bool) -> anyhow::Result<()> {
     let started = Stopwatch::start();
     while !is_so(&serving.log()) {
@@ -193,14 +193,14 @@ fn until(serving: &mut Running, is_so: impl Fn(&str) -> bool) -> anyhow::Result<
     Ok(())
 }
 
-/// Whether a server on the kernel's sockets can be had here: io_uring may be forbidden.
+/// Whether this server on kernel sockets can run here; io_uring may be forbidden.
 pub(super) fn can_serve(system: &str) -> bool {
     let back_end = match system {
         "io_uring" => Choice::IoUring,
         "epoll" => Choice::Epoll,
         _ => return true,
     };
-    // Nobody connects: the deadline, which has passed, ends it where it can be begun.
+    // No client connects. If the operation can start, the deadline in the past ends it.
     let accept = || -> std::io::Result<bool> {
         let mut queue = EventQueue::with(&Config { back_end, ..Config::default() })?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;

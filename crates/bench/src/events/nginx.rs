@@ -1,4 +1,4 @@
-//! nginx, set up to do what the example does, and as well as it can.
+//! nginx, set up to do the work of the example server with its best settings.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -10,14 +10,14 @@ use crate::scratch::Scratch;
 /// The program, and the name of the system.
 pub(crate) const NGINX: &str = "nginx";
 
-/// One process that serves `root`. Its files are in `scratch`.
+/// A command that runs one process, which serves `root`. Its files are in `scratch`.
 pub(crate) fn command(
     scratch: &Scratch,
     listen: SocketAddr,
     root: &Path,
 ) -> anyhow::Result<Command> {
     let (directory, root) = (scratch.directory().display(), root.display());
-    // Files are looked up as seldom as by the example.
+    // nginx looks up files as rarely as the example does.
     let text = format!(
         "daemon off; master_process off; worker_processes 1; worker_rlimit_nofile 65536;\n\
          pid {directory}/pid; error_log stderr;\n\

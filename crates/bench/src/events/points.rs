@@ -1,10 +1,10 @@
-//! What is asked of servers: by whom, for what, and how often over one connection.
+//! Loads for servers: carrier, file size, number of clients, requests per connection.
 
 use std::sync::LazyLock;
 
 use crate::cases::{Better, Case};
 
-/// What lies between clients and server.
+/// The path between clients and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Carrier {
     Process,
@@ -12,15 +12,15 @@ pub(super) enum Carrier {
     Kernel,
 }
 
-/// Clients that ask for a file, again and again.
+/// Clients that repeatedly request a file.
 #[derive(Debug)]
 pub(super) struct Point {
     pub(super) carrier: Carrier,
-    /// Whether a connection is for more than one request.
+    /// Whether a connection carries more than one request.
     pub(super) is_kept: bool,
     pub(super) bytes: usize,
     pub(super) clients: u32,
-    /// Requests per second, processor time of one, errors.
+    /// Requests per second, processor time per request, errors.
     pub(super) cases: [Case; 3],
 }
 
@@ -36,7 +36,7 @@ pub(super) fn points() -> &'static [Point] {
     &POINTS
 }
 
-/// Sizes of files, smallest first.
+/// File sizes, smallest first.
 pub(super) const SIZES: [usize; 4] = [4 << 10, 64 << 10, 1 << 20, 10 << 20];
 
 fn of(carrier: Carrier) -> impl Iterator<Item = Point> {
@@ -48,7 +48,7 @@ fn of(carrier: Carrier) -> impl Iterator<Item = Point> {
     })
 }
 
-/// Usually.
+/// The default number of clients.
 const CLIENTS: u32 = 100;
 
 impl Point {
@@ -77,7 +77,7 @@ impl Point {
         Self { carrier, is_kept, bytes, clients, cases }
     }
 
-    /// What is fetched.
+    /// Path of the file in the URL.
     pub(super) fn path(&self) -> String {
         format!("/{}", self.bytes)
     }

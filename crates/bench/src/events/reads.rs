@@ -1,10 +1,10 @@
-//! Reads of a file, so many at a time: by operations, by calls that wait, and by io_uring alone.
+//! Reads of a file at several depths: by operations, by blocking calls, and by io_uring alone.
 //!
-//! A block is read once in a measurement of what a disk has, in an order that looks random and is
-//! always the same. Before it, the kernel is asked to forget the file, so that a disk has to work,
-//! unless the case is `hot`: then all of it is in the kernel's memory. Calls that wait need a
-//! thread for each read at a time. Where the kernel does not forget, as with files in memory, both
-//! are the same.
+//! Blocks are read in a fixed order that looks random. For reads from disk, each block is read once
+//! per measurement, and the kernel is first asked to drop the file from its page cache, so that the
+//! disk has to work. In `hot` cases the whole file is in the page cache. Blocking calls need one
+//! thread per concurrent read. Where the kernel cannot drop the file, as with files in memory, both
+//! kinds of cases are the same.
 
 use std::fs::File;
 use std::io::Write;
@@ -27,23 +27,23 @@ use crate::ping_pong::Stopwatch;
 use crate::say;
 use crate::scratch::Scratch;
 
-/// What is read.
+/// A kind of read to measure.
 #[derive(Debug)]
 struct Point {
     is_hot: bool,
     bytes: usize,
     depth: usize,
-    /// Reads per second, and processor time of all threads for one.
+    /// Reads per second, and processor time of all threads per read.
     cases: [Case; 2],
 }
 
-/// How, towpath's first. The last is io_uring without towpath.
+/// The systems, towpath's first. The last is io_uring without towpath.
 const SYSTEMS: [&str; 4] = ["io_uring", "epoll", "pread", "plain io_uring"];
 
-/// Of the file.
+/// Size of the file.
 const FILE_BYTES: u64 = 512 << 20;
 const FILE_BYTES_SHORT: u64 = 16 << 20;
-/// A factor that shares none with a power of two, and puts neighbours far apart.
+/// Coprime to powers of two, and large, so that neighbours are far apart.
 const STRIDE: u64 = 0x9e37_79b1;
 
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {
@@ -63,18 +63,18 @@ fn points() -> &'static [Point] {
     &POINTS
 }
 
-/// A file to be read.
+/// A file to read.
 pub(super) struct Reads {
-    /// The directory that it is in.
+    /// The directory of the file.
     _directory: Scratch,
     file: Arc<File>,
-    /// Of it.
+    /// Size of the file in bytes.
     bytes: u64,
     systems: Vec<&'static str>,
 }
 
 impl Reads {
-    /// Makes a file for what is wanted; `None` if nothing is.
+    /// Creates a file if a selected case needs it; returns `None` otherwise.
     pub(super) fn new(
         scratch: &Path,
         selection: &Selection,
@@ -104,7 +104,7 @@ impl Reads {
         Ok(Some(Self { _directory: directory, file: Arc::new(file), bytes, systems }))
     }
 
-    /// What is wanted.
+    /// The groups with selected cases.
     pub(super) fn groups<'a>(&'a self, selection: &Selection) -> Vec<Group<'a>> {
         let group = |point: &'static Point| Group {
             cases: point.cases.iter().collect(),
@@ -124,7 +124,7 @@ impl Reads {
         } else {
             fadvise(&self.file, 0, None, Advice::DontNeed).context("posix_fadvise")?;
         }
-        // What is read ahead would be read twice.
+        // Bytes that are read ahead would be read twice.
         fadvise(&self.file, 0, None, Advice::Random).context("posix_fadvise")?;
         let blocks = Blocks {
             bytes: point.bytes,
@@ -147,7 +147,7 @@ impl Reads {
         Ok(vec![done / taken.as_secs_f64(), used.as_secs_f64() * 1e6 / done])
     }
 
-    /// A thread for each read at a time.
+    /// Reads with blocking calls, one thread per concurrent read.
     fn by_calls(&self, blocks: &Blocks, depth: usize) -> anyhow::Result<u64> {
         let read = || -> anyhow::Result<u64> {
             let (mut buffer, mut done) = (vec![0; blocks.bytes], 0);
@@ -211,12 +211,12 @@ impl Reads {
     }
 }
 
-/// Which blocks are to be read, by all threads together.
+/// The blocks to read, shared by all threads.
 struct Blocks {
     bytes: usize,
-    /// A power of two.
+    /// Number of blocks, a power of two.
     count: u64,
-    /// Each may be read several times.
+    /// Each block may be read several times.
     repeats: bool,
     taken: AtomicU64,
     watch: Stopwatch,
@@ -224,9 +224,9 @@ struct Blocks {
 }
 
 impl Blocks {
-    /// Where the next begins; `None` if all were read, or the time is over.
+    /// Offset of the next block; `None` if all were read or the time is over.
     fn next(&self) -> Option<u64> {
-        // Relaxed: nothing else is known by it.
+        // Relaxed: no other memory depends on this counter.
         let number = self.taken.fetch_add(1, Ordering::Relaxed);
         let goes_on = (number < self.count || self.repeats) && self.watch.elapsed() < self.span;
         goes_on.then(|| number.wrapping_mul(STRIDE) % self.count * self.bytes as u64)

@@ -1,4 +1,4 @@
-//! A server in a process of its own, so that what it uses can be told from what others use.
+//! A server in its own process, so that its processor time can be measured separately.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -16,15 +16,15 @@ use server::{Completions, EndBy, Kernel, Limits, Readiness, Report, Serve, Servi
 #[expect(dead_code, reason = "signals and reports are for a program")]
 pub(super) mod server;
 
-/// How bytes are moved.
+/// How the server moves bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Engine {
-    /// By operations, and how they reach the kernel.
+    /// By operations, with this back end.
     Completions(Choice),
     Readiness,
 }
 
-/// What `--serve` is told, as text: the name of a system, where to listen, the directory.
+/// The value of `--serve`: name of a system, address to listen on, directory.
 #[derive(Clone, Debug)]
 pub(crate) struct Serving {
     system: System,
@@ -38,10 +38,10 @@ struct System {
     is_tap: bool,
 }
 
-/// The systems by their names in results; the first is whose figures are towpath's.
+/// The systems by their names in results. The figures of the first one are towpath's.
 pub(super) const KERNEL: [&str; 3] = ["io_uring", "epoll", "plain epoll"];
 pub(super) const STACK: [&str; 2] = ["completions", "readiness"];
-/// The device of the host.
+/// The host's device.
 pub(super) const DEVICE: &str = "httpd0";
 
 impl FromStr for Serving {
@@ -88,7 +88,7 @@ impl Serving {
     }
 }
 
-/// What a server says that can be asked.
+/// Printed by a server when clients can connect.
 pub(super) const LISTENING: &str = "listening";
 
 fn service(root: &Path) -> anyhow::Result<Service> {
@@ -102,7 +102,7 @@ fn completions(choice: Choice, listener: Listener, service: Service) -> anyhow::
     Ok(Completions::new(queue, listener, service, &EndBy::Signals)?.run()?)
 }
 
-/// Serves on a towpath host until it is told to end.
+/// Serves on a towpath host until `end` says so.
 pub(super) fn stack(
     engine: Engine,
     listener: host::TcpListener,
@@ -116,7 +116,7 @@ pub(super) fn stack(
     })
 }
 
-/// Where the server on a towpath host is, and its clients.
+/// Addresses of the server on a towpath host and of its clients.
 pub(super) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 1);
 pub(super) const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 2);
 pub(super) const PORT: u16 = 80;

@@ -19,7 +19,7 @@ use load::Load;
 #[path = "../../../towpath/examples/httpd/load.rs"]
 mod load;
 
-/// Requests per second, microseconds of processor time for one, and errors.
+/// Measures requests per second, microseconds of processor time per request, and errors.
 pub(super) fn measure(
     system: &str,
     point: &Point,

@@ -1,10 +1,10 @@
-//! Much data through few sockets, by operations and by calls that wait.
+//! Bulk data over few sockets, by operations and by blocking calls.
 //!
-//! The program is one end of all connections. With operations it is one thread with an event queue,
-//! and has [`SENDS`] buffers for each socket to send, or [`RECEIVES`] to receive into, one for each
-//! of the kernel's sockets; with calls that wait it is a thread for each socket, as it has to be.
-//! The other ends are the same for both: a thread with an event queue, which lends what it sends
-//! and takes what it receives where it is. Bytes are counted, not looked at.
+//! The program is one end of all connections. With operations it is one thread with an event queue.
+//! For each socket it has [`SENDS`] buffers to send or [`RECEIVES`] buffers to receive into; a
+//! kernel socket has one receive buffer. With blocking calls it needs a thread for each socket. The
+//! other end is the same for both: a thread with an event queue, which lends the data it sends and
+//! receives without a copy. Bytes are counted, not checked.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -23,22 +23,22 @@ use super::serve::{CLIENT, PORT, SERVER};
 use crate::cases::{Better, Case, Selection};
 use crate::ping_pong::Stopwatch;
 
-/// What is done with how many sockets.
+/// A direction with a number of sockets.
 #[derive(Debug)]
 struct Point {
     is_kernel: bool,
     way: Way,
     sockets: usize,
-    /// Speed, processor time of the program's threads, and of all.
+    /// Speed, processor time of the program's threads, and of all threads.
     cases: [Case; 3],
 }
 
-/// What the program does, with operations.
+/// The program's direction, and with operations the kind of receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Send,
     Receive,
-    /// Without copying, which calls that wait are measured without.
+    /// Receives without copying. Blocking calls are measured without this.
     ReceiveLent,
 }
 
@@ -48,19 +48,20 @@ const KERNEL: [&str; 3] = ["io_uring", "epoll", "calls"];
 /// Bytes of a measurement, and of a short one.
 const BYTES: u64 = 1 << 30;
 const BYTES_SHORT: u64 = 16 << 20;
-/// Most bytes of a buffer, with operations and with calls: four that are posted are what a
-/// connection has on its way. Of smaller ones, telling of each is most of what the program's thread
-/// does.
+/// Most bytes of a buffer, for operations and for calls. Four posted buffers hold the data that a
+/// connection has in flight. With smaller ones, the program's thread would mostly handle
+/// completions.
 const BUFFER_BYTES_MAX: usize = 1 << 20;
-/// Most bytes of one buffer of each socket, together: more would be in no cache when they are told.
+/// Most bytes of one buffer of each socket, together. More would not be in a cache when the
+/// completion is reported.
 const BUFFERS_BYTES: usize = 4 << 20;
-/// Buffers to send of a socket: so many are on their way that the stream does not wait for the
-/// return of one, and several come back together.
+/// Send buffers of a socket: enough that the stream does not wait for a single one to return, and
+/// that several return together.
 const SENDS: usize = 8;
-/// Buffers to receive into that are posted to a socket.
+/// Receive buffers posted to a socket.
 const RECEIVES: usize = 4;
 const SOCKETS: [usize; 2] = [1, 10];
-/// What no connection takes as long as.
+/// Longer than any transfer takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {
@@ -82,7 +83,7 @@ fn points() -> &'static [Point] {
     &POINTS
 }
 
-/// What can be measured of what is wanted.
+/// The groups with selected cases that can be measured.
 pub(super) fn groups(selection: &Selection) -> Vec<Group<'static>> {
     let mut kernel = KERNEL.to_vec();
     let needs_kernel = |point: &Point| point.cases.iter().any(|case| selection.has(case));
@@ -148,7 +149,7 @@ impl Point {
         self.between(pairs, choice, count)
     }
 
-    /// Moves `count` bytes over each connection; `None` by calls that wait.
+    /// Moves `count` bytes over each connection; `None` for blocking calls.
     fn between<S>(
         &self,
         pairs: Vec<(S, S)>,
@@ -167,7 +168,7 @@ impl Point {
         thread::scope(|scope| {
             let start = &start;
             let other = scope.spawn(move || {
-                // Kernel's sockets lend nothing, and one way to ask the kernel is as good here.
+                // Kernel sockets lend nothing, and the choice of the back end does not matter here.
                 let way = match (sends, is_kernel) {
                     (false, _) => Way::Send,
                     (true, true) => Way::Receive,
@@ -210,12 +211,13 @@ impl Point {
     }
 }
 
-/// Bytes of a buffer where there are so many sockets: a power of two.
+/// Bytes of a buffer for this many sockets: a power of two.
 fn buffer_bytes(sockets: usize) -> usize {
     (1 << (BUFFERS_BYTES / sockets).ilog2()).min(BUFFER_BYTES_MAX)
 }
 
-/// Does something when all are ready, and tells this thread's processor time for it.
+/// Waits until all threads are ready, runs the work, and returns this thread's processor time for
+/// it.
 fn timed<W>(
     start: &Barrier,
     work: anyhow::Result<W>,
@@ -227,7 +229,7 @@ fn timed<W>(
     Ok(cpu(ClockId::ThreadCPUTime) - before)
 }
 
-/// Moves so many bytes by calls that wait, with a buffer of so many.
+/// Moves `left` bytes by blocking calls, with a buffer of `bytes` bytes.
 fn by_calls(
     mut stream: impl Read + Write,
     sends: bool,
@@ -250,7 +252,7 @@ fn by_calls(
     Ok(())
 }
 
-/// The same by operations, on all sockets in one thread.
+/// Moves bytes by operations, on all sockets in one thread.
 struct Work {
     queue: EventQueue,
     way: Way,
@@ -261,17 +263,17 @@ struct Work {
 
 struct Socket {
     stream: Stream,
-    /// Bytes that no operation is to move yet, or that were not received yet.
+    /// Bytes not yet assigned to a send operation, or not yet received.
     left: u64,
     buffers: Vec<Vec<u8>>,
-    /// A send that was not accepted yet: the next follows it.
+    /// A send that was not accepted yet. The next one waits for it.
     sending: Option<Token>,
-    /// Operations under way.
+    /// Operations in flight.
     posted: usize,
 }
 
 impl Socket {
-    /// Whether there is something to move or, of what was sent, to come back.
+    /// Whether bytes remain to move, or sent buffers have not returned yet.
     fn is_under_way(&self, way: Way) -> bool {
         self.left > 0 || (way == Way::Send && self.posted > 0)
     }
@@ -283,7 +285,7 @@ impl Work {
         let posted = |stream: &Stream| match way {
             Way::Send => SENDS,
             Way::Receive if stream.as_host().is_some() => RECEIVES,
-            // Of several at a time, nothing is said about which of them gets what.
+            // With several concurrent receives, the order of their data is not specified.
             Way::Receive => 1,
             Way::ReceiveLent => 0,
         };
@@ -319,7 +321,7 @@ impl Work {
         Ok(())
     }
 
-    /// Takes what has come of an operation.
+    /// Handles an event of an operation.
     fn told(&mut self, index: usize, token: Token, news: News) -> anyhow::Result<()> {
         let (socket, full) = (&mut self.sockets[index], self.bytes);
         match (self.way, news) {
@@ -358,7 +360,7 @@ impl Work {
         Ok(())
     }
 
-    /// Begins what can be begun.
+    /// Starts all operations that can start.
     fn go_on(&mut self, index: usize) -> anyhow::Result<()> {
         let Self { queue, way, sockets, bytes } = self;
         let Socket { stream, left, buffers, sending, posted } = &mut sockets[index];

@@ -1,4 +1,4 @@
-//! wrk: clients that others wrote.
+//! wrk: third-party HTTP clients.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -12,7 +12,7 @@ use crate::process::Running;
 /// The program.
 pub(crate) const WRK: &str = "wrk";
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Made {
     pub(crate) requests: f64,
@@ -20,29 +20,29 @@ pub(crate) struct Made {
     pub(crate) errors: f64,
 }
 
-/// Clients that ask again and again.
+/// Clients that repeatedly request a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clients<'a> {
     pub(crate) count: u32,
-    /// Whether a connection is for more than one request.
+    /// Whether a connection carries more than one request.
     pub(crate) is_kept: bool,
-    /// What they ask for, with a slash in front.
+    /// Path that they request, with a leading slash.
     pub(crate) path: &'a str,
 }
 
-/// Lets clients ask from this thread's network.
+/// Runs the clients of a load in this thread's network.
 pub(super) fn run(server: SocketAddr, point: &Point, span: Duration) -> anyhow::Result<Made> {
     let (count, is_kept, path) = (point.clients, point.is_kept, &point.path());
     ask(server, Clients { count, is_kept, path }, span)
 }
 
-/// Lets clients ask from this thread's network.
+/// Runs clients in this thread's network.
 pub(crate) fn ask(
     server: SocketAddr,
     clients: Clients<'_>,
     span: Duration,
 ) -> anyhow::Result<Made> {
-    // It knows whole seconds.
+    // wrk accepts only whole seconds.
     let seconds = span.as_secs().max(1);
     let mut command = Command::new(WRK);
     command.args(["--threads", "1", "--timeout", "30"]);

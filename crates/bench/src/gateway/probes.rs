@@ -1,6 +1,6 @@
-//! What `towpath-bench gateway` measures: probes, and the cases whose figures they yield.
+//! The probes of `towpath-bench gateway`, and the cases that they measure.
 //!
-//! "out" is from the program to the host, "in" the other way.
+//! "out" is from the program to the host, "in" the other direction.
 
 use crate::cases::{Case, Selection};
 use crate::datagrams::Flood;
@@ -13,36 +13,37 @@ pub(super) struct Probe {
     pub(super) cases: &'static [Case],
 }
 
-/// What a probe does.
+/// The work of a probe.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     /// Time from start to the first byte that came back.
     Ready,
-    /// Resident memory, and processor time while nothing happens.
+    /// Resident memory and processor time while idle.
     Idle,
     /// iperf3 in one direction: throughput; processor time of the gateway, and of all processes.
     Bulk(Test),
-    /// The same between two loopbacks, past the gateway's TCP.
+    /// iperf3 between two loopbacks, past the gateway's TCP.
     Loopback(Test),
-    /// The same by a published port, from the host's loopback.
+    /// iperf3 through a published port, from the host's loopback.
     Published(Test),
-    /// iperf3 in both directions at once: throughput of both; share of the slower one.
+    /// iperf3 in both directions at once: total throughput; share of the slower direction.
     Both(Test),
-    /// Datagrams as fast as they go: throughput of what arrives.
+    /// Datagrams at full speed: throughput of those that arrive.
     Bytes(Flood),
-    /// The same, as thousands of datagrams per second.
+    /// Datagrams at full speed: thousands per second that arrive.
     Packets(Flood),
-    /// One byte there and back, all processes on one processor: median and percentiles.
+    /// Round trips of one byte, with all processes on one processor: median and percentiles.
     RoundTrips,
     /// Connections, one after the other, with one byte each way.
     Connections,
-    /// wrk asks nginx on the host: requests per second, for many requests on a connection or one.
+    /// wrk sends requests to nginx on the host: requests per second, with many requests per
+    /// connection or one.
     Http { is_kept: bool },
     /// Resident memory with [`OPEN_FLOWS`] connections.
     Flows,
 }
 
-/// The probes that are needed.
+/// The probes that the selection needs.
 pub(super) fn probes(selection: &Selection) -> impl Iterator<Item = &'static Probe> {
     PROBES.iter().filter(|probe| probe.cases.iter().any(|case| selection.has(case)))
 }
@@ -58,10 +59,10 @@ const TCP: Test = Test { ipv6: false, udp: false, direction: Direction::Out, flo
 const TCP_IN: Test = Test { direction: Direction::In, ..TCP };
 /// Enough to hide a stall of one of them.
 const FLOWS: u32 = 8;
-/// What fits an MTU of 1500, and in one call with all that a message can hold.
+/// Datagrams that fit an MTU of 1500, as many per call as one message can hold.
 const SEGMENTS: Flood = Flood { direction: Direction::Out, bytes: 1472, per_call: 44 };
 const SMALL: Flood = Flood { direction: Direction::Out, bytes: 64, per_call: 1 };
-/// How many connections are open when memory is looked at.
+/// Numbers of open connections at which memory is measured.
 pub(super) const OPEN_FLOWS: [usize; 2] = [1000, 10_000];
 
 static PROBES: &[Probe] = &[

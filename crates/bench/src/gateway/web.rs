@@ -1,4 +1,4 @@
-//! A web server on the host, and clients of it in a program's network: nginx and wrk.
+//! A web server on the host and clients in a program's network: nginx and wrk.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -18,11 +18,11 @@ use crate::say;
 use crate::scratch::Scratch;
 use crate::system::find_program;
 
-/// Below the ports that clients' sockets take.
+/// Below the ephemeral ports of clients.
 const PORT: u16 = 8080;
-/// Clients that ask at once.
+/// Concurrent clients.
 const CLIENTS: u32 = 32;
-/// A name in it, and what is in it: little, so that requests count and not bytes.
+/// Name and contents of its file: small, so that the number of requests matters and not their size.
 const FILE: (&str, [u8; 64]) = ("/answer", [b'.'; 64]);
 /// Longest time of a start.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -34,7 +34,8 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts it, with its files in `scratch`, if it is needed and all that it takes is installed.
+    /// Starts nginx, with its files in `scratch`, if the selection needs it and all required
+    /// programs are installed.
     pub(super) fn start_for(selection: &Selection, scratch: &Path) -> anyhow::Result<Option<Self>> {
         let asks = |probe: &probes::Probe| matches!(probe.kind, Kind::Http { .. });
         if !probes::probes(selection).any(asks) {
@@ -65,7 +66,7 @@ impl Server {
         Ok(Self { _process: process, _files: files })
     }
 
-    /// Requests per second; `target` is the host, seen from `program`.
+    /// Measures requests per second; `target` is the host's address in the network of `program`.
     pub(super) fn ask(
         &self,
         program: &Network,

@@ -1,4 +1,4 @@
-//! Threads that pass words through a queue, for a while.
+//! Threads that pass words through a queue for a while.
 
 use std::num::NonZeroU64;
 use std::sync::Barrier;
@@ -16,10 +16,10 @@ use crate::process;
 /// Items moved in one call.
 pub(super) const BURST: usize = 32;
 
-/// What is fixed of a measurement.
+/// The fixed parameters of a measurement.
 pub(super) struct Setting {
     pub(super) span: Duration,
-    /// One each.
+    /// Sets of one processor each.
     processors: Vec<CpuSet>,
 }
 
@@ -37,19 +37,19 @@ impl Setting {
         Ok(Self { span, processors })
     }
 
-    /// Lets this thread run on one processor; threads with the numbers 0, 1, ... on different ones
-    /// as long as there are some.
+    /// Pins this thread to one processor. Threads with the numbers 0, 1, ... get different ones as
+    /// long as there are enough.
     pub(super) fn pin(&self, number: usize) -> anyhow::Result<()> {
         process::pin_thread(&self.processors[number % self.processors.len()])
     }
 
-    /// The consumer is number 1. Where there are two processors, the second producer shares his, so
-    /// that producers meet.
+    /// Number of a producer's thread; the consumer is number 1. With two processors, the second
+    /// producer shares the consumer's, so that both producers run at the same time.
     pub(super) fn number_of_producer(&self, index: usize) -> usize {
         if self.processors.len() == 2 { index } else { 2 * index }
     }
 
-    /// Time that an item takes, in all. This thread consumes.
+    /// Total time per item. This thread consumes.
     pub(super) fn ns_per_item(&self, kind: Kind, producers: usize) -> anyhow::Result<f64> {
         let Ends { fills, mut drain } = kind.of_words(producers)?;
         let (stop, running) = (AtomicBool::new(false), AtomicUsize::new(producers));
@@ -75,7 +75,7 @@ impl Setting {
             let started = Stopwatch::start();
             let (count, sum) = drain_until(drain.as_mut(), running, || {
                 if started.elapsed() >= self.span {
-                    // Relaxed: a producer sees it soon.
+                    // Relaxed: producers only need to see it soon.
                     stop.store(true, Ordering::Relaxed);
                 }
             });
@@ -90,8 +90,8 @@ impl Setting {
     }
 }
 
-/// Takes until no producer is left, calling `look` now and then once something came. Returns how
-/// many came, and their sum.
+/// Drains the queue until no producer is left, calling `look` now and then once an item has
+/// arrived. Returns the number of items and their sum.
 fn drain_until(
     drain: &mut dyn Drain<NonZeroU64>,
     running: &AtomicUsize,
@@ -100,7 +100,8 @@ fn drain_until(
     let (mut places, mut idle) = ([None; BURST], Idle::default());
     let (mut count, mut sum) = (0_u64, 0_u64);
     for turn in 0_u64.. {
-        // Acquire: pairs with the Release of a producer that is done; all is in the queue.
+        // Acquire: pairs with the Release of a producer that has ended; all its items are in the
+        // queue.
         let is_end = running.load(Ordering::Acquire) == 0;
         let taken = drain.drain(&mut places);
         for item in places[..taken].iter_mut().filter_map(Option::take) {
@@ -119,10 +120,10 @@ fn drain_until(
     (count, sum)
 }
 
-/// Returns the sum of what it sent.
+/// Sends until `stop` is set. Returns the sum of the items.
 fn fill_until(fill: &mut dyn Fill<NonZeroU64>, stop: &AtomicBool) -> u64 {
     let (mut next, mut sum, mut idle) = (1_u64, 0_u64, Idle::default());
-    // Relaxed: nothing is ordered by it.
+    // Relaxed: no other memory depends on it.
     while !stop.load(Ordering::Relaxed) {
         let mut items: [_; BURST] = std::array::from_fn(|at| NonZeroU64::new(next + at as u64));
         let mut from = 0;
@@ -143,12 +144,12 @@ fn fill_until(fill: &mut dyn Fill<NonZeroU64>, stop: &AtomicBool) -> u64 {
     sum
 }
 
-/// How a thread passes time.
+/// How a thread waits.
 #[derive(Default)]
 pub(super) struct Idle(u32);
 
 impl Idle {
-    /// For a moment; now and then others get the processor.
+    /// Waits a moment, and yields the processor now and then.
     pub(super) fn wait(&mut self) {
         self.0 += 1;
         if self.0.is_multiple_of(SPINS) {
@@ -160,5 +161,5 @@ impl Idle {
 }
 
 const SPINS: u32 = 128;
-/// So that the clock costs next to nothing.
+/// So that reading the clock costs next to nothing.
 const TURNS_BETWEEN_LOOKS: u64 = 64;

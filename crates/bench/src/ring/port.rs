@@ -1,4 +1,4 @@
-//! A port: packets that one thread or two queue and another writes to a TAP device, or to a guest.
+//! A port: one or two threads queue packets, and another writes them to a TAP device or to a guest.
 
 use std::net::Ipv4Addr;
 use std::sync::Barrier;
@@ -21,7 +21,7 @@ use crate::work::guests::Receiver;
 /// Nothing is received.
 const NO_MEMORY: MemoryConfig = MemoryConfig { packets: 0, small_frames: 0, large_frames: 0 };
 
-/// What packets are written to.
+/// Destination of the packets.
 pub(super) enum Port {
     Tap(Box<Tap>, Box<Memory>, Box<Ledger>),
     Guest(Box<Receiver>, Box<Ledger>),
@@ -35,7 +35,7 @@ impl Port {
         Ok(Self::Tap(Box::new(tap), Box::new(Memory::new(NO_MEMORY)), Box::default()))
     }
 
-    /// The thread that writes does the guest's part, too.
+    /// A guest's port. The writing thread also acts as the guest.
     pub(super) fn guest() -> anyhow::Result<Self> {
         let receiver = Receiver::new(feature::VERSION_1, BUFFER_BYTES)?;
         Ok(Self::Guest(Box::new(receiver), Box::default()))
@@ -62,7 +62,7 @@ impl Port {
         }
     }
 
-    /// Millions of packets in a second, of so many producers. This thread writes them.
+    /// Millions of packets per second from `producers` producers. This thread writes the packets.
     pub(super) fn mpps(
         &mut self,
         kind: Kind,
@@ -90,7 +90,7 @@ impl Port {
                 .collect();
             begin.wait();
             let elapsed = self.write(drain.as_mut(), setting.span);
-            // Relaxed: nothing is ordered by it.
+            // Relaxed: no other memory depends on it.
             stop.store(true, Ordering::Relaxed);
             for thread in threads {
                 thread.join().ok().context("a producer panicked")??;
@@ -102,8 +102,8 @@ impl Port {
         Ok(sent as f64 / elapsed.as_secs_f64() / 1e6)
     }
 
-    /// Writes what comes, for a while, and until there was something; returns how long it was. On a
-    /// busy machine, producers may get no time until the while is over.
+    /// Writes packets for `span`, and longer until at least one has arrived; returns the elapsed
+    /// time. On a busy machine, producers may not run before `span` has passed.
     fn write(&mut self, drain: &mut dyn Drain<Packet>, span: Duration) -> anyhow::Result<Duration> {
         let (before, started) = (self.packets(), Stopwatch::start());
         let (mut places, mut burst) = ([const { None }; BURST], Burst::new());
@@ -127,11 +127,11 @@ impl Port {
     }
 }
 
-/// Makes packets and queues them; drops what has no room.
+/// Makes packets and queues them; drops packets for which there is no room.
 fn produce(fill: &mut dyn Fill<Packet>, stop: &AtomicBool) {
     let mut pool = PacketPool::new(PACKETS);
     let mut idle = Idle::default();
-    // Relaxed: nothing is ordered by it.
+    // Relaxed: no other memory depends on it.
     while !stop.load(Ordering::Relaxed) {
         let mut items = [const { None }; BURST];
         let mut made = 0;
@@ -151,7 +151,7 @@ fn produce(fill: &mut dyn Fill<Packet>, stop: &AtomicBool) {
     }
 }
 
-/// The smallest frame, to everybody, of a protocol for experiments that nobody listens to.
+/// The smallest frame, broadcast, with an EtherType for experiments that nothing listens to.
 const FRAME: [u8; 60] = {
     let mut frame = [0; 60];
     let header = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 0x88, 0xb5];
@@ -162,11 +162,11 @@ const FRAME: [u8; 60] = {
     }
     frame
 };
-/// Twice what a queue holds, so that the pool is never what is waited for.
+/// Twice a queue's capacity, so that the pool never runs out.
 const PACKETS: usize = 2 * CAPACITY;
-/// Of a guest's receive buffer: for an MTU of 1500.
+/// Size of a guest's receive buffer, for an MTU of 1500.
 const BUFFER_BYTES: u32 = 1526;
-/// For the first packet.
+/// Longest wait for the first packet.
 const PATIENCE: Duration = Duration::from_secs(10);
 const NAME: &str = "bench0";
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 7, 2, 1);

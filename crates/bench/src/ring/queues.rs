@@ -1,9 +1,9 @@
-//! The queues: towpath's ring and others, with the same two calls.
+//! The queues: towpath's ring and others, behind the same two calls.
 //!
-//! `null_slots` is a ring as the kernel's `ptr_ring` is: a slot that is not empty is taken, the
-//! sides know nothing of each other's index, and the consumer empties slots a cache line or two at
-//! a time, from the last to the first. Several producers share it under a lock. It passes words
-//! only, as slots of pointers take unsafe code.
+//! `null_slots` is a ring like the kernel's `ptr_ring`. A slot that is not empty is occupied. The
+//! sides do not share their indices, and the consumer clears slots one or two cache lines at a
+//! time, from the last to the first. Several producers share it under a lock. It passes only words,
+//! because slots of pointers need unsafe code.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
@@ -17,33 +17,33 @@ use towpath_packet::ring::{
 };
 use towpath_packet::sync::{AtomicU64, Ordering};
 
-/// Length of a TAP device's queue in Linux, and no power of two.
+/// Default queue length of a TAP device in Linux; not a power of two.
 pub(super) const CAPACITY: usize = 500;
 
 /// A producer's end.
 pub(super) trait Fill<T>: Send {
-    /// Moves items, all of which are there, into the queue, from the first on; returns how many.
+    /// Moves items into the queue in order; all places hold an item. Returns how many were moved.
     fn fill(&mut self, items: &mut [Option<T>]) -> usize;
 }
 
 /// The consumer's end.
 pub(super) trait Drain<T>: Send {
-    /// Moves items to `places`, which are empty, from the first on; returns how many.
+    /// Moves items into `places`, which are empty, in order. Returns how many were moved.
     fn drain(&mut self, places: &mut [Option<T>]) -> usize;
 }
 
-/// Producers' ends and the consumer's.
+/// The producers' ends and the consumer's.
 pub(super) struct Ends<T> {
     pub(super) fills: Vec<Box<dyn Fill<T>>>,
     pub(super) drain: Box<dyn Drain<T>>,
 }
 
-/// Which queue.
+/// A kind of queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// With a doorbell as ports have it.
+    /// With a doorbell as ports use it.
     Ring,
-    /// With one that makes no barriers for producers.
+    /// With a doorbell that makes no barriers for producers.
     RingFenced,
     /// A lock for each item.
     Locked,
@@ -77,7 +77,7 @@ impl Kind {
         }
     }
 
-    /// Whether it takes so many producers, and packets.
+    /// Whether it supports this number of producers, and packets.
     pub(super) fn can(self, producers: usize, packets: bool) -> bool {
         match self {
             Self::Rtrb => producers == 1,
@@ -86,7 +86,7 @@ impl Kind {
         }
     }
 
-    /// A queue of words.
+    /// Opens a queue of words.
     pub(super) fn of_words(self, producers: usize) -> anyhow::Result<Ends<NonZeroU64>> {
         if self != Self::NullSlots {
             return self.open(producers);
@@ -102,7 +102,7 @@ impl Kind {
         Ok(Ends { fills, drain: Box::new(NullConsumer { slots, head: 0, tail: 0 }) })
     }
 
-    /// A queue of anything.
+    /// Opens a queue of items of any type.
     pub(super) fn open<T: Send + 'static>(self, producers: usize) -> anyhow::Result<Ends<T>> {
         let copies = |fill: &dyn Fn() -> Box<dyn Fill<T>>| (0..producers).map(|_| fill()).collect();
         Ok(match self {
@@ -167,7 +167,7 @@ impl<T: Send> Drain<T> for Consumer<T> {
     }
 }
 
-/// Locked for each item.
+/// A queue that is locked for each item.
 struct Locked<T>(Arc<Mutex<VecDeque<T>>>);
 
 impl<T> Clone for Locked<T> {
@@ -206,7 +206,7 @@ impl<T: Send> Drain<T> for Locked<T> {
     }
 }
 
-/// Locked for each burst.
+/// A queue that is locked for each burst.
 struct LockedBursts<T>(Locked<T>);
 
 impl<T> Clone for LockedBursts<T> {
@@ -245,7 +245,7 @@ impl<T: Send> Drain<T> for Arc<ArrayQueue<T>> {
 
 impl<T: Send> Fill<T> for rtrb::Producer<T> {
     fn fill(&mut self, items: &mut [Option<T>]) -> usize {
-        // Asks how many there is room for only if it is not enough by what it knows.
+        // Asks for the number of free slots only if the cached number is too small.
         let chunk = match self.write_chunk_uninit(items.len()) {
             Ok(chunk) => chunk,
             Err(rtrb::chunks::ChunkError::TooFewSlots(count)) => {
@@ -293,7 +293,8 @@ impl Fill<NonZeroU64> for NullProducer {
     }
 }
 
-/// Several, under a lock that the consumer does not take, for each item as in the kernel.
+/// Several producers, under a lock for each item, as in the kernel. The consumer does not take the
+/// lock.
 impl Fill<NonZeroU64> for Arc<Mutex<NullProducer>> {
     fn fill(&mut self, items: &mut [Option<NonZeroU64>]) -> usize {
         let mut count = 0;
@@ -310,13 +311,13 @@ impl Fill<NonZeroU64> for Arc<Mutex<NullProducer>> {
 
 struct NullConsumer {
     slots: Arc<[AtomicU64]>,
-    /// Next to take.
+    /// Next slot to take.
     head: usize,
-    /// First that was taken and is not emptied.
+    /// First slot that was taken and not cleared yet.
     tail: usize,
 }
 
-/// Slots emptied at a time: two cache lines.
+/// Slots cleared at a time: two cache lines.
 const EMPTIED: usize = 16;
 
 impl Drain<NonZeroU64> for NullConsumer {
@@ -327,7 +328,7 @@ impl Drain<NonZeroU64> for NullConsumer {
             self.head += 1;
             let is_end = self.head == self.slots.len();
             if is_end || self.head - self.tail >= EMPTIED {
-                // From the last: the producer waits for the first.
+                // From the last slot, because the producer waits for the first.
                 for slot in self.slots[self.tail..self.head].iter().rev() {
                     // Release: pairs with the Acquire in `NullProducer::fill`.
                     slot.store(0, Ordering::Release);
@@ -340,7 +341,7 @@ impl Drain<NonZeroU64> for NullConsumer {
     }
 }
 
-/// Moves items by `push` until it hands one back; returns how many.
+/// Moves items with `push` until it hands one back; returns how many.
 fn one_by_one<T>(items: &mut [Option<T>], mut push: impl FnMut(T) -> Result<(), T>) -> usize {
     for (count, place) in items.iter_mut().enumerate() {
         let item = place.take().expect("all are there");
@@ -352,7 +353,7 @@ fn one_by_one<T>(items: &mut [Option<T>], mut push: impl FnMut(T) -> Result<(), 
     items.len()
 }
 
-/// Fills places by `pop` until it has none; returns how many.
+/// Fills places with `pop` until it returns none; returns how many.
 fn each<T>(places: &mut [Option<T>], mut pop: impl FnMut() -> Option<T>) -> usize {
     for (count, place) in places.iter_mut().enumerate() {
         let Some(item) = pop() else { return count };
@@ -365,7 +366,7 @@ fn each<T>(places: &mut [Option<T>], mut pop: impl FnMut() -> Option<T>) -> usiz
 mod tests {
     use super::*;
 
-    /// Goal: every queue is one: all items, each once, in order; full at its capacity.
+    /// Goal: every queue passes each item once, in order, and is full at its capacity.
     #[test]
     fn all_queues_keep_items_in_order() {
         for producers in [1, 2] {

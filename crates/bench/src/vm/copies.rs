@@ -1,8 +1,8 @@
-//! The copies of segments alone, with nothing around them: what sharing can gain at most.
+//! The copies of segments alone: the most that sharing can gain.
 //!
-//! Super-packets from memory that no cache has, as segments into buffers of a guest that none has
-//! either: at once, or by way of a buffer that stays in the cache, as `--orphan` does. No ring, no
-//! header, no switch.
+//! Copies super-packets from uncached memory, as segments, into uncached buffers of a guest:
+//! directly, or through a buffer that stays in the cache, as `--orphan` does. There is no ring,
+//! header or switch.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use super::guest::BUFFER_BYTES;
 use super::workload::{MTU_BUFFER, SEGMENT, SUPER_PAYLOAD};
 use crate::ping_pong::Stopwatch;
 
-/// Payload that is copied from, and memory that it is copied to.
+/// Payload that is copied, and the memory that receives it.
 pub(super) struct Copies {
     from: Vec<u8>,
     to: GuestRam,
-    /// What a super-packet is copied to first, if it is.
+    /// Buffer that a super-packet is first copied to, if it is copied twice.
     frame: Vec<u8>,
 }
 
@@ -32,7 +32,7 @@ impl Copies {
         Ok(copies)
     }
 
-    /// Gbit/s of payload, for a while; `twice` by way of the frame.
+    /// Gbit/s of payload during `span`; with `twice`, through the frame.
     pub(super) fn rate(&mut self, twice: bool, span: Duration) -> anyhow::Result<f64> {
         let (started, mut bytes, mut to) = (Stopwatch::start(), 0, 0);
         let mut packets = self.from.chunks_exact(SUPER_PAYLOAD).cycle();

@@ -1,4 +1,4 @@
-//! A machine that is a driver only: a pair of queues, and buffers that are used in turn.
+//! A machine that is only a driver: a pair of queues, and buffers that are used in turn.
 
 use std::path::Path;
 
@@ -8,23 +8,23 @@ use towpath_io::vhost_user::virtq::Segment;
 
 use super::workload::{HEADERS, RECEIVER_MAC, SENDER_MAC, VIRTIO, Workload, pattern};
 
-/// As large as monitors make them.
+/// As large as VMMs make them.
 pub(super) const QUEUE_SIZE: u16 = 1024;
-/// Memory for buffers: several times what caches hold.
+/// Memory for buffers: several times the size of caches.
 pub(super) const BUFFER_BYTES: u64 = 128 << 20;
 
-/// Where buffers begin, behind both queues.
+/// Start of the buffers, behind both queues.
 const BUFFERS: u64 = 4 << 20;
-/// Linux puts payload into stretches of so many bytes.
+/// Linux puts payload into fragments of this size.
 const FRAGMENT: usize = 32 << 10;
 const PAGE: u64 = 4096;
 
 /// The machine that sends.
 pub(super) struct Sender {
     guest: Guest,
-    /// From one packet's memory to that of the next.
+    /// Distance between the memory of successive packets.
     stride: u64,
-    /// Bytes of each buffer of a packet.
+    /// Offset and length of each buffer of a packet.
     parts: Vec<(u64, u32)>,
     next: u64,
 }
@@ -60,11 +60,11 @@ impl Guest {
 }
 
 impl Sender {
-    /// Connected, with its packets in memory.
+    /// Connects a sender, with its packets in memory.
     pub(super) fn connect(path: &Path, workload: &Workload) -> anyhow::Result<Self> {
         let guest = Guest::connect(path, workload.sender())?;
         let (headers, payload) = (workload.headers(), pattern(workload.payload));
-        // Large payload begins at a page of its own, small payload right behind the headers.
+        // Large payload begins at a page boundary, small payload right after the headers.
         let (offset, parts) = if workload.payload > FRAGMENT {
             let fragments = (0..payload.len()).step_by(FRAGMENT);
             let part = |at| (PAGE + at as u64, FRAGMENT.min(payload.len() - at) as u32);
@@ -83,7 +83,7 @@ impl Sender {
         Ok(Self { guest, stride, parts, next: BUFFERS })
     }
 
-    /// Packets after which memory begins again.
+    /// Number of packets until memory is used again.
     pub(super) fn round(&self) -> u64 {
         BUFFER_BYTES / self.stride
     }
@@ -114,7 +114,7 @@ impl Sender {
 }
 
 impl Receiver {
-    /// Connected, with all its buffers offered.
+    /// Connects a receiver that has offered all its buffers.
     pub(super) fn connect(path: &Path, workload: &Workload) -> anyhow::Result<Self> {
         let guest = Guest::connect(path, workload.receiver)?;
         let mut receiver = Self { guest, buffer: workload.buffer, next: BUFFERS };
@@ -123,13 +123,13 @@ impl Receiver {
         Ok(receiver)
     }
 
-    /// Sends a frame, so that the switch knows where this machine is.
+    /// Sends a frame, so that the switch learns this machine's port.
     pub(super) fn introduce(&mut self) -> anyhow::Result<()> {
         const AT: u64 = BUFFERS - PAGE;
         let mut frame = [0; VIRTIO + 60];
         frame[VIRTIO..][..6].copy_from_slice(&SENDER_MAC);
         frame[VIRTIO + 6..][..6].copy_from_slice(&RECEIVER_MAC);
-        // IEEE Std 802, local experimental.
+        // EtherType for local experiments (IEEE Std 802).
         frame[VIRTIO + 12..][..2].copy_from_slice(&[0x88, 0xb5]);
         self.guest.write(AT, &frame)?;
         let segment = Segment { address: AT, bytes: frame.len() as u32 };
@@ -140,8 +140,8 @@ impl Receiver {
         Ok(())
     }
 
-    /// Takes what came, and tells `look` of each buffer: its address and the bytes in it. Returns
-    /// how many bytes.
+    /// Takes all received buffers, and calls `look` with the address of each and the number of
+    /// bytes in it. Returns the total number of bytes.
     pub(super) fn receive(&mut self, mut look: impl FnMut(&GuestRam, u64, u32)) -> u64 {
         let mut bytes = 0;
         while let Some((address, written)) = self.guest.receive.used() {

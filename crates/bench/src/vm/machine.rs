@@ -1,11 +1,11 @@
-//! A virtual machine in QEMU, told by its serial console what to do.
+//! A virtual machine in QEMU, controlled through its serial console.
 //!
-//! It runs under software emulation, so that it needs no rights; what it boots is made by
-//! `scripts/guest`. It ends with the value, whatever happens. Each line of its console is waited
-//! for at most for [`PATIENCE`].
+//! It runs under software emulation, so it needs no privileges. `scripts/guest` makes the images
+//! that it boots. The machine ends when this value is dropped. The wait for a line of the console
+//! is limited by [`PATIENCE`].
 //!
-//! The tests with virtual machines have this file as a module too, so it depends on nothing else
-//! here.
+//! The tests with virtual machines include this file as a module too, so it depends on nothing else
+//! in this package.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
@@ -13,25 +13,25 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// Longest time until a line of the console comes.
+/// Longest wait for a line of the console.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// Several cards with big receive buffers fit.
+/// Enough for several cards with large receive buffers.
 const MEMORY: &str = "192M";
-/// Arguments of the kernel. One that counts ticks against turns of a loop gives up on a busy
-/// machine; one that clears pages before a card writes there makes them dirty by itself.
+/// Kernel arguments. The kernel's timer check counts ticks against loop turns, and fails on a busy
+/// machine. A kernel that clears pages before a card writes to them would dirty them itself.
 const KERNEL: &str = "console=ttyS0 quiet loglevel=0 panic=-1 no_timer_check init_on_alloc=0";
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
 
-/// A machine that runs.
+/// A running machine.
 pub(crate) struct Machine {
     process: Child,
     input: ChildStdin,
     lines: Receiver<String>,
-    /// All that it said, for messages of what failed.
+    /// Everything that it printed, for error messages.
     said: Vec<String>,
 }
 
-/// Why no machine can boot what `scripts/guest` has put into `directory`.
+/// Why no machine can boot the images of `scripts/guest` in `directory`.
 pub(crate) fn missing(directory: &Path) -> Option<String> {
     if Command::new(QEMU).arg("--version").output().is_err() {
         return Some(format!("{QEMU} is not installed"));
@@ -55,7 +55,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Starts a machine as [`boot`](Self::boot) does and does not wait for its guest.
+    /// Starts a machine as [`boot`](Self::boot) does, without waiting for its guest.
     pub(crate) fn start_up(
         directory: &Path,
         initrd: &str,
@@ -79,7 +79,7 @@ impl Machine {
         let output = BufReader::new(process.stdout.take().expect("piped"));
         let (sender, lines) = channel();
         std::thread::spawn(move || {
-            // The console begins with whatever bytes the firmware sends.
+            // The console begins with arbitrary bytes from the firmware.
             for line in output.split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line);
                 if sender.send(line.trim_end_matches('\r').to_owned()).is_err() {
@@ -91,7 +91,7 @@ impl Machine {
         Ok(Self { process, input, lines, said: Vec::new() })
     }
 
-    /// Has the guest run a command; returns what it prints. A command that fails is an error.
+    /// Runs a command in the guest and returns its output. A command that fails is an error.
     pub(crate) fn run(&mut self, command: &str) -> io::Result<Vec<String>> {
         self.start(&format!("{command}; echo towpath-done $?"))?;
         let mut printed = Vec::new();
@@ -107,15 +107,15 @@ impl Machine {
         }
     }
 
-    /// Hands the guest a command and does not wait.
+    /// Passes a command to the guest without waiting for it.
     pub(crate) fn start(&mut self, command: &str) -> io::Result<()> {
         writeln!(self.input, "{command}")
     }
 
-    /// Turns the machine off and waits until it is.
+    /// Powers the machine off and waits until it has ended.
     pub(crate) fn power_off(mut self) -> io::Result<()> {
-        // Linux 6.1 waits for ever for an answer of the card if it sets the card's filters, as new
-        // addresses of IPv6 make it do, when the card is off already.
+        // Linux 6.1 sets the card's filters when IPv6 addresses change. If the card is already off,
+        // it waits forever for the card's answer.
         self.run("for card in /sys/class/net/eth*; do ip link set ${card##*/} down; done")?;
         self.start("poweroff -f")?;
         loop {
@@ -141,7 +141,7 @@ impl Machine {
                 Ok(line)
             }
             Err(why) => {
-                // A console that has ended leaves a process that does.
+                // When the console has ended, the process ends, too.
                 let ended =
                     matches!(why, RecvTimeoutError::Disconnected).then(|| self.process.wait());
                 let text = format!("the machine says no more ({why}, {ended:?}): {:#?}", self.said);
@@ -159,8 +159,8 @@ impl Drop for Machine {
     }
 }
 
-/// QEMU's options for card number `number`, with the other end at a vhost-user `socket` that it
-/// connects to, again after each end. `properties` of the card have a comma in front, each.
+/// QEMU's options for card number `number`, whose other end is a vhost-user `socket`. QEMU connects
+/// to it, and reconnects after each disconnect. `properties` of the card each start with a comma.
 pub(crate) fn vhost_user(
     number: usize,
     socket: &Path,
@@ -169,16 +169,16 @@ pub(crate) fn vhost_user(
 ) -> [String; 6] {
     let chardev = format!("socket,id=c{number},path={},reconnect=1", socket.display());
     let netdev = format!("vhost-user,id=n{number},chardev=c{number},queues={pairs}");
-    // Under emulation QEMU 7.2 dies of vhost-user with MSI-X.
+    // Under emulation, QEMU 7.2 crashes with vhost-user and MSI-X.
     let device = device(number, &format!(",vectors=0{properties}"));
     ["-chardev".into(), chardev, "-netdev".into(), netdev, "-device".into(), device]
 }
 
-/// A network card at QEMU's network `n`, then its number.
+/// A network card on QEMU's network `n` followed by its number.
 pub(crate) fn device(number: usize, properties: &str) -> String {
-    // A later `mac` takes the place of this one.
+    // A later `mac` overrides this one.
     format!("virtio-net-pci,netdev=n{number},romfile=,mac=02:00:00:00:00:02{properties}")
 }
 
-/// What most machines boot.
+/// The image that most machines boot.
 pub(crate) const INITRD: &str = "initrd";

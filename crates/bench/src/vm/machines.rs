@@ -1,16 +1,16 @@
 //! Two real virtual machines, and bulk TCP from one to the other: through towpath with payload
-//! shared and with it copied out at the switch, and through a bridge of the kernel with two TAP
+//! shared and with payload copied out at the switch, and through a kernel bridge with two TAP
 //! devices.
 //!
-//! Both machines have a card for each of these ways, so that the same ones are measured by all. The
-//! card that receives takes no large packets: what the other sends is cut on the way. Bytes are
-//! counted by who receives them. Times are the host's and have the start of two small programs in
-//! them.
+//! Both machines have a card for each of these paths, so that the same machines measure all of
+//! them. The receiving card accepts no large packets: the packets that the other machine sends are
+//! segmented on the way. The receiver counts the bytes. Times are the host's and include the start
+//! of two small programs.
 //!
-//! The machines run under software emulation, which takes nearly all of the time. So speed says
-//! little; what counts is towpath's processor time, and how often it copied each byte. A bridge
-//! works in the time of QEMU and of the kernel's own threads: it can be compared by the processor
-//! time of all that takes part.
+//! The machines run under software emulation, which takes nearly all of the time, so speed says
+//! little. The meaningful figures are towpath's processor time, and how often it copied each byte.
+//! A bridge runs in the time of QEMU and of the kernel's own threads: it can be compared by the
+//! processor time of everything that takes part.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -28,7 +28,7 @@ use crate::say;
 use crate::scratch::Scratch;
 use crate::system::version;
 
-/// In the order of the report, which is that of what [`Machines::measure`] returns.
+/// The cases, in the order of the report and of the figures that [`Machines::measure`] returns.
 pub(super) static CASES: [Case; 4] = [
     Case::high("vm_guests", "Gbit/s"),
     Case::low("vm_guests_cpu", "s/GiB"),
@@ -36,50 +36,50 @@ pub(super) static CASES: [Case; 4] = [
     Case::low("vm_guests_copies", "copies/byte"),
 ];
 
-/// What is between the machines, towpath first.
+/// The paths between the machines, towpath's first.
 const SYSTEMS: [&str; 3] = ["shared", "orphan", "bridge"];
 
-/// Both machines, and what is between them; all of it ends with the value.
+/// Both machines and the paths between them. All of it ends with this value.
 pub(super) struct Machines<'a> {
     sender: Machine,
     receiver: Machine,
     ways: Vec<Way>,
-    /// Why there is no bridge, if so.
+    /// Why there is no bridge.
     no_bridge: Option<String>,
     kernel: &'a KernelThreads,
 }
 
-/// What machines are made of.
+/// The parts that machines need to boot.
 pub(super) struct Booting<'a> {
-    /// The directory of what they boot.
+    /// The directory of the images that they boot.
     pub(super) images: &'a Path,
     /// The directory of sockets.
     pub(super) scratch: &'a Path,
     pub(super) kernel: &'a KernelThreads,
 }
 
-/// One way from machine to machine.
+/// One path from machine to machine.
 struct Way {
-    /// towpath's worker; the bridge is the kernel's.
+    /// towpath's worker; `None` for the kernel's bridge.
     serving: Option<Serving>,
-    /// Bytes per second, last time.
+    /// Bytes per second of the last transfer.
     rate: f64,
     _sockets: Option<Scratch>,
 }
 
-/// Why there are no machines to measure with; they would boot what is in `directory`.
+/// Why there are no machines to measure with; they boot the images in `directory`.
 pub(super) fn missing(directory: &Path) -> Option<String> {
     machine::missing(directory)
 }
 
 impl<'a> Booting<'a> {
-    /// Boots both machines, and moves some bytes along each way.
+    /// Boots both machines, and moves some bytes along each path.
     pub(super) fn boot(&self) -> anyhow::Result<Machines<'a>> {
         let Self { images, scratch, kernel } = *self;
         let (mut ways, mut cards) = (Vec::new(), [Vec::new(), Vec::new()]);
         for orphan in [false, true] {
             let sockets = Scratch::inside(scratch)?;
-            // Anywhere: the machines are not kept to processors either.
+            // On any processor: the machines are not pinned either.
             let serving = Serving::start(orphan, &sockets, processors()?)?;
             for (end, name) in [SENDER, RECEIVER].into_iter().enumerate() {
                 let properties = properties(end, ways.len());
@@ -117,18 +117,18 @@ impl<'a> Booting<'a> {
 }
 
 impl Machines<'_> {
-    /// What is between them.
+    /// Names of the paths between the machines.
     pub(super) fn ways(&self) -> &'static [&'static str] {
         &SYSTEMS[..self.ways.len()]
     }
 
-    /// What has figures of a case.
+    /// The systems that have figures of a case.
     pub(super) fn systems(&self, case: &Case) -> &'static [&'static str] {
         let is_of_towpath = [&CASES[1], &CASES[3]].contains(&case);
         if is_of_towpath { &SYSTEMS[..2] } else { self.ways() }
     }
 
-    /// What they run on, and why something is not measured.
+    /// The software below the machines, and why something is not measured.
     pub(super) fn circumstances(&self) -> impl Iterator<Item = String> {
         let version = version(QEMU).unwrap_or_default();
         let no_bridge = self.no_bridge.as_ref();
@@ -136,8 +136,8 @@ impl Machines<'_> {
         [format!("real machines: {version}, software emulation")].into_iter().chain(no_bridge)
     }
 
-    /// Measures one way for about as long as `span`: a figure for each of [`CASES`], as far as this
-    /// way has them.
+    /// Measures one path for about `span`. Returns a figure for each of [`CASES`] that this path
+    /// has.
     pub(super) fn measure(
         &mut self,
         way: usize,
@@ -147,7 +147,7 @@ impl Machines<'_> {
         self.transfer(way, bytes.clamp(BYTES_MIN, BYTES_MAX))
     }
 
-    /// Turns both off, and looks whether all went well between them.
+    /// Powers both machines off, and checks that the paths served them without errors.
     pub(super) fn finish(self) -> anyhow::Result<()> {
         self.sender.power_off()?;
         self.receiver.power_off()?;
@@ -185,8 +185,8 @@ impl Machines<'_> {
 }
 
 impl Way {
-    /// What has been used since the start: processor time of towpath and of all that takes part,
-    /// and bytes copied by towpath.
+    /// Usage since the start: processor time of towpath and of everything that takes part, and
+    /// bytes copied by towpath.
     fn used(&self, kernel: &KernelThreads) -> anyhow::Result<[Option<f64>; 3]> {
         let all = process::cpu_seconds_fine(&process::all()) + kernel.cpu_seconds();
         let cpu = self.serving.as_ref().map(Serving::cpu).transpose()?;
@@ -195,12 +195,12 @@ impl Way {
     }
 }
 
-/// The figure of a case, of what [`Machines::measure`] has returned.
+/// The figure of a case, from the result of [`Machines::measure`].
 pub(super) fn figure(case: &Case, figures: &[Option<f64>; CASES.len()]) -> Option<f64> {
     CASES.iter().position(|other| other == case).and_then(|at| figures[at])
 }
 
-/// Makes a bridge with two TAP devices. They go with the network that this process is in.
+/// Makes a bridge with two TAP devices. They disappear with the network of this process.
 fn bridge() -> anyhow::Result<()> {
     ip("link add bridge0 type bridge")?;
     ip("link set bridge0 up")?;
@@ -220,17 +220,18 @@ fn properties(end: usize, number: usize) -> String {
     }
 }
 
-/// Each way has a subnet of its own.
+/// A machine's address on one path; each path has its own subnet.
 fn address(end: usize, number: usize) -> Ipv4Addr {
     [10, 1, number as u8, 1 + end as u8].into()
 }
 
-/// The machine that receives, of both.
+/// Index of the receiving machine.
 const RECEIVING: usize = 1;
 const TAPS: [&str; 2] = ["sender0", "receiver0"];
 const PORT: u16 = 9;
-/// What programs in the machines write at once.
+/// Bytes that programs in the machines write at once.
 const BLOCK_BYTES: u64 = 64 << 10;
-/// Few enough for a quick run, and so many that the handshake and acknowledgements do not matter.
+/// Small enough for a quick run, and so large that the handshake and acknowledgements do not
+/// matter.
 const BYTES_MIN: u64 = 16 << 20;
 const BYTES_MAX: u64 = 64 << 30;

@@ -23,16 +23,16 @@ use crate::ping_pong::Stopwatch;
 use crate::process::{pin_thread, processors, thread_cpu};
 use crate::scratch::Scratch;
 
-/// What is the same for all measurements.
+/// Parameters that all measurements share.
 pub(super) struct Rig<'a> {
     span: Duration,
-    /// Where sockets are.
+    /// Directory of sockets.
     scratch: &'a Path,
     /// Of the drivers, and of the worker.
     processors: [CpuSet; 2],
 }
 
-/// What a measurement yields.
+/// The figures of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Figures {
     packets: u64,
@@ -90,7 +90,7 @@ impl<'a> Rig<'a> {
     }
 }
 
-/// A processor for drivers, and another for what is between them if there are two.
+/// A processor for drivers, and, if there are two, another for the forwarder between them.
 pub(crate) fn places() -> anyhow::Result<[CpuSet; 2]> {
     let all = processors()?;
     let mut each = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).map(|cpu| {
@@ -109,12 +109,12 @@ pub(crate) struct Traffic<'a> {
     receiver: Receiver,
     /// Packets sent.
     sent: u64,
-    /// Bytes that came.
+    /// Bytes received.
     bytes: u64,
 }
 
 impl<'a> Traffic<'a> {
-    /// Connects both.
+    /// Connects both drivers.
     pub(crate) fn connect(sockets: &Scratch, workload: &'a Workload) -> anyhow::Result<Self> {
         Ok(Self {
             workload,
@@ -125,7 +125,7 @@ impl<'a> Traffic<'a> {
         })
     }
 
-    /// Has all memory used once, so that both sides have it.
+    /// Uses all memory once, so that both sides have it mapped.
     pub(crate) fn warm_up(&mut self) -> anyhow::Result<()> {
         self.receiver.introduce()?;
         self.check()?;
@@ -133,7 +133,7 @@ impl<'a> Traffic<'a> {
         self.run(|sent| sent >= round)
     }
 
-    /// Payload per second, in Gbit, while it sends for `span`.
+    /// Gbit/s of payload during `span`.
     pub(crate) fn speed(&mut self, span: Duration) -> anyhow::Result<f64> {
         let (sent, started) = (self.sent, Stopwatch::start());
         self.run(|_| started.elapsed() >= span)?;
@@ -141,7 +141,7 @@ impl<'a> Traffic<'a> {
         Ok(payload as f64 * 8e-9 / started.elapsed().as_secs_f64())
     }
 
-    /// Sends until `is_enough` of what was sent, and then waits for the rest.
+    /// Sends until `is_enough` of the number of sent packets, and then waits for the rest.
     fn run(&mut self, is_enough: impl Fn(u64) -> bool) -> anyhow::Result<()> {
         let Workload { window, .. } = *self.workload;
         let of_packet = self.workload.bytes_received();
@@ -183,7 +183,7 @@ impl<'a> Traffic<'a> {
             self.receiver.receive(|ram, address, bytes| {
                 let from = came.len();
                 came.resize(from + bytes as usize, 0);
-                // What is outside stays zero, and is found below.
+                // Bytes that cannot be read stay zero, and fail the comparison below.
                 let _ = ram.memory().read(address, &mut came[from..]);
             });
         }
@@ -208,7 +208,7 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    /// Listens at both sockets, on a thread of its own.
+    /// Listens on both sockets, on a new thread.
     pub(crate) fn start(
         orphan: bool,
         sockets: &Scratch,
@@ -267,7 +267,7 @@ fn serve(
         network.add_port(name, Attachment::VhostUser(path), PortSettings::default())?;
     }
     let mut worker = Worker::serving(&config, network, ledger)?;
-    // Who started this thread waits for it.
+    // The thread that started this one waits for the message.
     let _ = ready.send(gettid().as_raw_nonzero().get());
     worker.run_until(&[stop.as_fd()])?;
     Ok(worker.side().report(worker.now()))
@@ -276,5 +276,5 @@ fn serve(
 pub(crate) const SENDER: &str = "sender";
 pub(crate) const RECEIVER: &str = "receiver";
 const SPINS: u32 = 128;
-/// Much longer than anything takes.
+/// Much longer than any packet takes.
 const STALL: Duration = Duration::from_secs(20);

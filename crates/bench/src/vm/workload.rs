@@ -1,4 +1,4 @@
-//! What one machine sends the other.
+//! The packets that one machine sends to the other.
 
 use towpath_io::vhost_user::virtq::feature;
 use towpath_net::checksum::Sum;
@@ -12,17 +12,17 @@ pub(crate) struct Workload {
     pub(crate) name: &'static str,
     /// TCP payload of a packet.
     pub(crate) payload: usize,
-    /// Most payload of a segment; `None` for a packet that is none of TCP's large ones.
+    /// Most payload of a segment; `None` for a packet that is not a TCP super-packet.
     pub(crate) segment: Option<usize>,
     /// Features of the machine that receives.
     pub(crate) receiver: u64,
     /// Bytes of its buffers.
     pub(crate) buffer: u32,
-    /// Packets on the way.
+    /// Packets in flight.
     pub(super) window: u64,
 }
 
-/// Super-packets that go through whole.
+/// Super-packets that are forwarded whole.
 pub(crate) const WHOLE: Workload = Workload {
     name: "vm_to_vm_whole",
     payload: SUPER_PAYLOAD,
@@ -32,7 +32,7 @@ pub(crate) const WHOLE: Workload = Workload {
     window: SUPER_WINDOW,
 };
 
-/// A super-packet as a device takes it that agrees to none: as a frame that happens to be long.
+/// A super-packet as a device without segmentation offloads receives it: as a long frame.
 pub(crate) const LONG_FRAME: Workload = Workload {
     name: "long_frame",
     payload: SUPER_PAYLOAD,
@@ -70,11 +70,11 @@ pub(crate) static WORKLOADS: [Workload; 3] = [
     },
 ];
 
-/// Features of a machine that sends large packets of TCP.
+/// Features of a machine that sends TCP super-packets.
 pub(crate) const SENDER: u64 = COMMON | feature::CSUM | feature::HOST_TSO4;
 
 impl Workload {
-    /// Which of its figures a case is.
+    /// The figure of this workload that a case names.
     pub(super) fn figure_of(&self, case: &Case) -> Option<Which> {
         match case.name.strip_prefix(self.name)? {
             "" => Some(Which::Speed),
@@ -147,7 +147,7 @@ impl Workload {
     }
 }
 
-/// Payload that is nowhere the same for long.
+/// Payload without long repetitions.
 pub(crate) fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at as u8).wrapping_mul(7) ^ (at >> 8) as u8).collect()
 }
@@ -158,25 +158,26 @@ fn sum(parts: &[&[u8]]) -> Sum {
     sum
 }
 
-/// What any guest agrees to: as Linux does.
+/// Features that any guest accepts, as Linux does.
 const COMMON: u64 = feature::MRG_RXBUF | feature::INDIRECT | feature::EVENT_INDEX;
 
 pub(crate) const RECEIVER_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 2];
 pub(crate) const SENDER_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 1];
 
-/// Of a frame of 1,514 bytes.
+/// Payload of a frame of 1,514 bytes.
 pub(super) const SEGMENT: usize = 1460;
 /// The most whole segments of one IP packet.
 pub(super) const SUPER_PAYLOAD: usize = 44 * SEGMENT;
-/// A megabyte, which a TCP connection has under way easily; all its segments fit a port's queue.
+/// One megabyte, which a TCP connection easily has in flight; all its segments fit into a port's
+/// queue.
 const SUPER_WINDOW: u64 = 16;
-/// For a frame of 1,514 bytes with its header.
+/// Buffer for a frame of 1,514 bytes with its virtio header.
 pub(super) const MTU_BUFFER: u32 = 1536;
-/// For parts of large packets.
+/// Buffer for a part of a large packet.
 const PAGE_BUFFER: u32 = 4096;
 
 pub(super) const VIRTIO: usize = 12;
 const ETHERNET: usize = 14;
-/// Ethernet, IPv4, TCP.
+/// Headers of Ethernet, IPv4 and TCP.
 const FRAME_HEADERS: usize = ETHERNET + 20 + 20;
 pub(crate) const HEADERS: usize = VIRTIO + FRAME_HEADERS;

@@ -1,9 +1,10 @@
-//! Bytes of a program, through the gateway to a socket of the host and the other way round; or
-//! requests and answers of one byte, one after the other, over one connection, several in turn or
-//! one for each; or datagrams. The program is a stack of ours in place of a TAP device; it, the
-//! gateway and the host's peer are one thread, so that nothing is left to who runs when. The peer
-//! is reached by the host's loopback. What needs a real device is in [`tap`](super::tap). System
-//! calls of program and peer are counted here, so that those of the gateway can be told.
+//! Bytes of a program, through the gateway to a host socket or in the other direction; or requests
+//! and responses of one byte, in sequence, over one connection, several connections in turn or a
+//! new one each; or datagrams. The program is a stack of towpath in place of a TAP device. The
+//! program, the gateway and the host's peer run in one thread, so that nothing depends on
+//! scheduling. The peer is reached through the host's loopback. Work that needs a real device is in
+//! [`tap`](super::tap). System calls of program and peer are counted here, so that those of the
+//! gateway can be told apart.
 
 mod datagrams;
 
@@ -33,29 +34,29 @@ use towpath_packet::{Burst, Caps, Context, Device, Input, Ledger, Memory, Memory
 
 use towpath_gateway::flows::allow_many_files;
 
-/// Who sends what.
+/// Which side sends, and what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Way {
-    /// The program.
+    /// The program sends.
     Out,
-    /// The host.
+    /// The host sends.
     In,
-    /// The program, over a joined port of its loopback, past the stack.
+    /// The program sends over a joined port of its loopback, past the stack.
     Joined,
-    /// Each a byte, over a connection that stays.
+    /// Both sides send a byte at a time, over one persistent connection.
     Requests,
-    /// The same over so many connections, each in its turn.
+    /// Both sides send a byte at a time, over this many connections in turn.
     RequestsOf(u32),
-    /// Each a byte, over a new connection, which the program closes first.
+    /// Both sides send a byte over a new connection, which the program closes first.
     Connections,
-    /// The program, in datagrams.
+    /// The program sends datagrams.
     DatagramsOut,
-    /// The host, in datagrams.
+    /// The host sends datagrams.
     DatagramsIn,
 }
 
 impl Way {
-    /// What is carried at a time.
+    /// Bytes of one unit of work.
     fn unit(self) -> u64 {
         match self {
             Self::Out | Self::In | Self::Joined => CHUNK as u64,
@@ -69,22 +70,22 @@ impl Way {
     }
 }
 
-/// What carrying took.
+/// The result of carrying.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Carried {
-    /// Packets towards the program, of the connection with the fewest.
+    /// Fewest packets of a connection towards the program.
     #[cfg_attr(not(test), expect(dead_code, reason = "only a test asks"))]
     pub(super) packets_min: Option<u32>,
     /// System calls of the program and of the peer.
     pub(super) own_calls: u64,
 }
 
-/// Carries as many times [`CHUNK`] bytes or a batch of datagrams, or makes as many connections.
+/// Carries `count` blocks of [`CHUNK`] bytes or batches of datagrams, or makes `count` connections.
 pub(super) fn carry(way: Way, count: u32) -> anyhow::Result<Carried> {
-    // Of each connection two files.
+    // Each connection uses two descriptors.
     allow_many_files();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen")?;
-    // What is sent is not spread over time: that would leave to a clock what comes together.
+    // Sends are not paced: with pacing, timing would decide which data arrives together.
     set_tcp_congestion(&listener, UNPACED).context("cannot choose how the peer sends")?;
     set_socket_send_buffer_size(&listener, 2 * CHUNK).context("cannot choose how much is sent")?;
     let config = Config {
@@ -110,7 +111,7 @@ pub(super) fn carry(way: Way, count: u32) -> anyhow::Result<Carried> {
     Ok(Carried { packets_min: side.fewest, own_calls: side.calls })
 }
 
-/// The inside of the gateway, and the peer of its other side.
+/// The inside of the gateway, and the peer outside.
 struct Program {
     sockets: Sockets,
     stream: SocketId,
@@ -120,31 +121,31 @@ struct Program {
     way: Way,
     listener: TcpListener,
     peer: Option<TcpStream>,
-    /// Other connections that are open, the next first.
+    /// Other open connections; the next one to use is first.
     open: VecDeque<(SocketId, TcpStream)>,
     /// The peer of datagrams.
     datagrams: Option<datagrams::Peer>,
-    /// The peer of datagrams was sent one.
+    /// Whether the peer of datagrams was sent a first one.
     is_greeted: bool,
-    /// The program's own socket of the kernel.
+    /// The program's own kernel socket.
     past_stack: Option<TcpStream>,
     buffer: Vec<u8>,
     total: u64,
-    /// What was given to the sender's socket.
+    /// Bytes given to the sender's socket.
     begun: u64,
-    /// What the receiver got.
+    /// Bytes that the receiver got.
     carried: u64,
-    /// Where connections go.
+    /// Destination of connections.
     to: SocketAddr,
-    /// Packets towards the program since the last connection was made.
+    /// Packets towards the program since the last connection began.
     packets: u32,
     fewest: Option<u32>,
     /// System calls that are not the gateway's.
     calls: u64,
-    /// Readable while there is something to do: `news` is, or the peer can go on.
+    /// Readable while there is work: `news` is readable, or the peer can continue.
     ready: Reactor,
     news: OwnedFd,
-    /// Readable when all has arrived.
+    /// Readable when everything has arrived.
     done: OwnedFd,
 }
 
@@ -211,7 +212,7 @@ impl Program {
         Ok(())
     }
 
-    /// Lets program and peer go on as far as they can.
+    /// Lets program and peer do all the work they can.
     fn go_on(&mut self, now: Instant) -> anyhow::Result<()> {
         if self.peer.is_none() && self.datagrams.is_none() {
             self.accept()?;
@@ -253,7 +254,7 @@ impl Program {
     fn accept(&mut self) -> anyhow::Result<()> {
         self.calls += 1;
         if let Ok((peer, _)) = self.listener.accept() {
-            // With its close.
+            // Counts its close, too.
             self.calls += 3;
             peer.set_nonblocking(true)?;
             self.watch_peer(&peer)?;
@@ -286,7 +287,7 @@ impl Program {
         }
     }
 
-    /// Sends a byte if the last was answered, and takes the answer; true if it is there.
+    /// Sends a byte if the last one was answered, and receives the answer; true if it has arrived.
     fn program_asks(&mut self, now: Instant) -> anyhow::Result<bool> {
         if self.carried == self.total {
             return Ok(false);
@@ -308,7 +309,8 @@ impl Program {
         Ok(true)
     }
 
-    /// The same, and goes on with the next of `flows` connections, the oldest or a new one.
+    /// Exchanges a byte, and continues with the next of `flows` connections: a new one, or the
+    /// oldest.
     fn program_asks_next(&mut self, flows: usize, now: Instant) -> anyhow::Result<bool> {
         if !self.program_asks(now)? {
             return Ok(false);
@@ -323,13 +325,13 @@ impl Program {
         Ok(true)
     }
 
-    /// Sends a byte, takes one, closes and begins again.
+    /// Exchanges a byte, closes the connection and opens the next.
     fn program_connects(&mut self, now: Instant) -> anyhow::Result<()> {
         if !self.program_asks(now)? {
             return Ok(());
         }
         self.sockets.close(self.stream, now).map_err(told)?;
-        // The FIN of the connection before and its ACK are in the number of the next.
+        // The FIN of the previous connection and its ACK count for the next one.
         if self.carried > 1 {
             self.fewest = Some(self.fewest.map_or(self.packets, |least| least.min(self.packets)));
         }
@@ -345,7 +347,7 @@ impl Program {
         }
     }
 
-    /// Sends back what comes, and closes after the program.
+    /// Echoes received bytes, and closes after the program.
     fn peer_echoes(&mut self) -> anyhow::Result<()> {
         let Some(mut peer) = self.peer.as_ref() else { return Ok(()) };
         self.calls += 1;
@@ -361,7 +363,7 @@ impl Program {
         Ok(())
     }
 
-    /// The peer sends, or the program past the stack.
+    /// Sends from the peer, or from the program past the stack.
     fn socket_sends(&mut self) -> anyhow::Result<()> {
         let sender = if self.way == Way::Joined { &self.past_stack } else { &self.peer };
         let Some(mut sender) = sender.as_ref() else { return Ok(()) };
@@ -374,7 +376,8 @@ impl Program {
                 Err(error) => return Err(error.into()),
             }
         }
-        // It can always be written to; nothing is left to write. Removing fails if it was removed.
+        // It is always writable, and nothing is left to write. Removing it fails if it was removed
+        // before.
         drop(self.ready.remove(sender));
         Ok(())
     }
@@ -418,7 +421,7 @@ impl Device for Program {
     }
 
     fn turn(&mut self, _: bool, cx: &mut Context<'_>) -> std::io::Result<()> {
-        // Cleared before it is looked what there is.
+        // Cleared before the state is checked.
         self.calls += 1;
         let _ = rustix::io::read(&self.news, &mut [0; 8]);
         let now = cx.now;
@@ -479,7 +482,7 @@ fn stack_of(config: &Config, net: &Ipv4Config) -> Stack {
     stack
 }
 
-/// A device that can do everything.
+/// A device with all capabilities.
 fn able() -> Caps {
     Caps { checksum: true, tso4: true, uso: true, gso_bytes_max: 65_535 + 14, ..Caps::plain(1500) }
 }
@@ -489,7 +492,7 @@ pub(super) fn new_event() -> rustix::io::Result<OwnedFd> {
 }
 
 pub(super) fn tell(event: &OwnedFd) {
-    // Fails only if the counter is full: then it has been told.
+    // Fails only if the counter is full: then the event is signalled already.
     let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
 }
 
@@ -501,7 +504,7 @@ fn told(error: Error) -> anyhow::Error {
     anyhow!("the stack says {error:?}")
 }
 
-/// A congestion control that every kernel has and that sends what it may at once.
+/// A congestion control that every kernel has and that does not pace.
 pub(super) const UNPACED: &str = "reno";
 /// Bytes of a call.
 pub(super) const CHUNK: usize = 64 << 10;

@@ -1,5 +1,5 @@
-//! Packets of one guest to another, through all that a network has for them: transmit queue,
-//! switch, ring, receive queue. One thread does everything, the drivers' part too.
+//! Packets from one guest to another, through all parts of a network: transmit queue, switch, ring,
+//! receive queue. One thread does everything, including the drivers' part.
 
 use anyhow::{Context as _, ensure};
 use towpath_io::vhost_user::driver::{DriverQueue, GuestRam};
@@ -13,10 +13,10 @@ use towpath_packet::{Burst, Caps, Context, Ledger, Memory, MemoryConfig, Packet}
 
 use crate::vm::workload::{RECEIVER_MAC, SENDER, SENDER_MAC, Workload, pattern};
 
-/// Passes as many packets.
+/// Passes `count` packets.
 pub(super) fn pass(workload: &Workload, count: u32) -> anyhow::Result<()> {
     let mut rig = Rig::new(workload)?;
-    // Small packets come in bursts, large ones one by one.
+    // Small packets arrive in bursts, large ones one at a time.
     let together = if workload.segment.is_some() { 1 } else { TOGETHER };
     let mut left = count;
     while left > 0 {
@@ -43,7 +43,7 @@ struct Rig {
     consumer: Consumer<Packet>,
     memory: Memory,
     ledger: Ledger,
-    /// Of a packet, in the sender's memory.
+    /// Segments of a packet, in the sender's memory.
     parts: Vec<Segment>,
 }
 
@@ -53,13 +53,13 @@ pub(crate) struct Receiver {
     queue: ReceiveQueue,
     /// Bytes of a receive buffer.
     buffer: u32,
-    /// Bytes that came, with their headers.
+    /// Bytes received, with their headers.
     received: u64,
     packets: u64,
 }
 
 impl Receiver {
-    /// With `features`, and buffers of so many bytes.
+    /// A guest with `features`, and buffers of `buffer` bytes.
     pub(crate) fn new(features: u64, buffer: u32) -> anyhow::Result<Self> {
         let ram = GuestRam::new(0, &[RAM_BYTES]).context("no memory")?;
         let mut driver = DriverQueue::new(&ram, 0, QUEUE_LEN, features).context("too large")?;
@@ -72,14 +72,14 @@ impl Receiver {
         Ok(Self { driver, queue, buffer, received: 0, packets: 0 })
     }
 
-    /// Writes packets to the guest, for all of which it has room.
+    /// Writes packets to the guest, which must have room for all of them.
     pub(crate) fn transmit(&mut self, burst: &mut Burst, ledger: &Ledger) -> anyhow::Result<()> {
         self.queue.transmit(burst, ledger)?;
         ensure!(burst.is_empty(), "the receiver has no room");
         Ok(())
     }
 
-    /// Has the guest take what was written, and offer the buffers anew.
+    /// Makes the guest take the received packets and offer the buffers again.
     pub(crate) fn take(&mut self) -> anyhow::Result<()> {
         while let Some((token, bytes)) = self.driver.used() {
             self.received += u64::from(bytes);
@@ -91,7 +91,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Buffers that the guest took; as many as packets, if each fits one.
+    /// Buffers that the guest took: one per packet, if each fits.
     pub(crate) fn packets(&self) -> u64 {
         self.packets
     }
@@ -156,8 +156,8 @@ impl Rig {
     }
 }
 
-/// Writes a packet into the sender's memory: headers and payload of a super-packet apart, a small
-/// packet in one buffer, as drivers have them.
+/// Writes a packet into the sender's memory as drivers do: a super-packet's headers and payload in
+/// separate buffers, a small packet in one.
 fn put(ram: &GuestRam, workload: &Workload) -> anyhow::Result<Vec<Segment>> {
     let (mut first, payload) = (workload.headers().to_vec(), pattern(workload.payload));
     let mut parts = Vec::new();
@@ -173,9 +173,9 @@ fn put(ram: &GuestRam, workload: &Workload) -> anyhow::Result<Vec<Segment>> {
 }
 
 const RAM_BYTES: u64 = 4 << 20;
-/// Where buffers begin, behind the queue.
+/// Start of the buffers, after the queue.
 const BUFFERS: u64 = 1 << 20;
-/// From one buffer to the next.
+/// Distance between buffers.
 const PAGE: u64 = 4096;
 const QUEUE_LEN: u16 = 256;
 /// Small packets of a burst.

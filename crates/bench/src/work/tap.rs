@@ -1,7 +1,7 @@
-//! Bytes of a program, through a TAP device and the gateway to sockets of the host and the other
-//! way round, over one connection or several. The program's sockets are the kernel's, in a network
-//! of their own; they, the gateway and the host's peers are one thread, as in
-//! [`gateway`](super::gateway), so that little is left to who runs when.
+//! Bytes of a program, through a TAP device and the gateway to sockets of the host or in the other
+//! direction, over one connection or several. The program's sockets are kernel sockets, in a
+//! network of their own. They, the gateway and the host's peers run in one thread, as in
+//! [`gateway`](super::gateway), so that little depends on scheduling.
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -24,15 +24,15 @@ use towpath_packet::{Burst, Caps, Context, Input};
 use super::gateway::{CHUNK, UNPACED, new_event, tell};
 use crate::lab::Network;
 
-/// Who sends, over how many connections.
+/// Which side sends, and over how many connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Way {
     pub(super) program_sends: bool,
     pub(super) flows: usize,
 }
 
-/// Carries as many times [`CHUNK`] bytes; returns the system calls of program and peers. No thread
-/// may run yet.
+/// Carries `count` blocks of [`CHUNK`] bytes. Returns the system calls of program and peers. No
+/// other thread may run yet.
 pub(super) fn carry(way: Way, count: u32) -> anyhow::Result<u64> {
     let new = || Network::new().context("networks need root, for example by sudo");
     let (host, program) = (new()?, new()?);
@@ -71,8 +71,8 @@ fn carry_to_here(way: Way, count: u32, program: &Network) -> anyhow::Result<u64>
     Ok(ends.calls)
 }
 
-/// Prepares the network of this thread, and leaves to no clock how much is under way there: what is
-/// sent is not spread over time, packets are as large on slow paths, and buffers do not grow.
+/// Prepares the network of this thread so that the amount of data in flight does not depend on
+/// timing: sends are not paced, packets have the same size on slow paths, and buffers do not grow.
 fn prepare() -> anyhow::Result<()> {
     Netlink::open()?.loopback_up()?;
     let buffers = format!("4096 {BUFFER_BYTES} {BUFFER_BYTES}");
@@ -89,7 +89,7 @@ fn prepare() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The program's interface, as `towpath run` makes it.
+/// The program's interface, configured as `towpath run` does.
 fn interface(config: &Config) -> anyhow::Result<Tap> {
     let name = &config.interface;
     let mut tap = Tap::create(name).with_context(|| format!("cannot make {name}"))?;
@@ -99,7 +99,7 @@ fn interface(config: &Config) -> anyhow::Result<Tap> {
     Ok(tap)
 }
 
-/// A connection of the program that waits for its answer.
+/// Starts a connection of the program without waiting for the answer.
 fn begin(to: SocketAddr) -> anyhow::Result<TcpStream> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
@@ -109,7 +109,7 @@ fn begin(to: SocketAddr) -> anyhow::Result<TcpStream> {
     }
 }
 
-/// Of a socket, of which half is for payload.
+/// Size of a socket buffer, half of which is for payload.
 const BUFFER_BYTES: usize = 16 * CHUNK;
 
 /// Both ends of all connections.
@@ -120,15 +120,15 @@ struct Ends {
     listener: TcpListener,
     buffer: Vec<u8>,
     total: u64,
-    /// What was given to senders' sockets.
+    /// Bytes given to the senders' sockets.
     begun: u64,
-    /// What receivers got.
+    /// Bytes that the receivers got.
     carried: u64,
-    /// System calls, which are not the gateway's.
+    /// System calls that are not the gateway's.
     calls: u64,
-    /// Readable while an end may go on.
+    /// Readable while an end may continue.
     ready: Reactor,
-    /// Readable when all has arrived, or nothing more will.
+    /// Readable when everything has arrived, or nothing more will.
     done: OwnedFd,
 }
 
@@ -160,7 +160,7 @@ impl Ends {
         })
     }
 
-    /// Lets each go on as far as it can.
+    /// Lets each end do all the work it can.
     fn go_on(&mut self) -> anyhow::Result<()> {
         self.accept()?;
         let Self { program, peers, buffer, total, begun, carried, calls, ready, .. } = self;
@@ -174,7 +174,7 @@ impl Ends {
                 *begun += sent as u64;
             }
             if *begun == *total {
-                // It can always be written to. Removing fails if it was removed.
+                // It is always writable. Removing it fails if it was removed before.
                 *calls += 1;
                 drop(ready.remove(sender));
             }
@@ -218,7 +218,7 @@ fn unless_blocked<T>(result: std::io::Result<T>) -> std::io::Result<Option<T>> {
     }
 }
 
-/// The TAP device; its bell is what the ends wait for.
+/// The TAP device, whose bell includes the events of both ends.
 struct Device {
     tap: Tap,
     ends: Ends,

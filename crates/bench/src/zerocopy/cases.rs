@@ -1,38 +1,38 @@
 //! What `bench zerocopy` measures: points, and the cases whose figures they yield.
 //!
-//! A name is made of carrier, protocol, whose processor time, size, and buffers; what is most
-//! asked about has no word: in process, TCP, cold. `process_4KiB`, `kernel_udp_system_1MiB_hot`.
+//! A name consists of carrier, protocol, whose processor time, size, and buffers. The defaults are
+//! left out: in process, TCP, cold. Examples: `process_4KiB`, `kernel_udp_system_1MiB_hot`.
 
 use std::sync::LazyLock;
 
 use crate::cases::{Better, Case, Selection};
 
-/// What carries the packets from the sender to the receiver.
+/// The path of the packets from the sender to the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carrier {
     /// A link between two hosts of one process.
     Process,
     /// A TAP device, to the kernel's sockets.
     Tap,
-    /// The kernel's sockets, over a veth pair.
+    /// Kernel sockets over a veth pair.
     Kernel,
 }
 
-/// Over what the bytes are sent.
+/// Transport protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
     Tcp,
     Udp,
 }
 
-/// Whether the caches hold what is sent.
+/// Whether the sent data is in the caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Buffers {
     Cold,
     Hot,
 }
 
-/// What is measured at one go, lending and copying.
+/// A combination that is measured together, by lending and by copying.
 #[derive(Debug)]
 pub(crate) struct Point {
     pub(crate) carrier: Carrier,
@@ -44,8 +44,8 @@ pub(crate) struct Point {
     pub(crate) process: Case,
     /// Processor time of everything that takes part.
     pub(crate) system: Case,
-    /// The same of a socket that chooses by itself, beside the better of lending and copying; the
-    /// kernel's have no such mode.
+    /// Processor time of everything, for a socket that chooses, compared with the better of lending
+    /// and copying. Kernel sockets have no such mode.
     pub(crate) auto: Option<Case>,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Group {
     pub(crate) protocol: Protocol,
     pub(crate) buffers: Buffers,
     pub(crate) points: Vec<Point>,
-    /// The size from which on lending costs the sending thread less.
+    /// The size from which lending costs the sending thread less.
     pub(crate) break_even: Case,
 }
 
@@ -176,9 +176,9 @@ pub(crate) fn groups() -> &'static [Group] {
 #[derive(Debug)]
 pub(crate) struct Count {
     pub(crate) size: usize,
-    /// Of a call.
+    /// Per call.
     pub(crate) call: Case,
-    /// Of a byte of it.
+    /// Per byte.
     pub(crate) byte: Case,
 }
 
@@ -199,7 +199,7 @@ pub(crate) fn counts() -> &'static [Count] {
     &COUNTS
 }
 
-/// Instructions of a packet of its own that is copied: what nobody pays who does not lend.
+/// Instructions of a copied single packet: programs that do not lend must not pay for lending.
 pub(crate) static PLAIN: Case = Case::low("instructions_plain_packet", "/packet");
 
 /// All cases, in the order of the report.
@@ -208,7 +208,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
     groups().iter().flat_map(Group::cases).chain(counts).chain([&PLAIN])
 }
 
-/// A size as names have it.
+/// A size as it appears in names.
 pub(crate) fn size_name(size: usize) -> String {
     match size {
         _ if size >= 1 << 20 => format!("{}MiB", size >> 20),
@@ -221,7 +221,7 @@ fn prefix(carrier: Carrier, protocol: Protocol) -> String {
     format!("{}{}", carrier.prefix(), protocol.prefix())
 }
 
-/// Bytes of a send. Powers of two, as the walk through the buffers wants them.
+/// Sizes of sends: powers of two, as the walk through the buffers requires.
 pub(crate) const SIZES: [usize; 7] =
     [512, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 

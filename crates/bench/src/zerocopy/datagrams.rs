@@ -1,9 +1,9 @@
-//! Datagrams through the kernel's sockets and towpath's: what a call takes, what of it arrives, and
-//! how a receiver is told that there are no more.
+//! Datagrams through kernel sockets and towpath's sockets: the parts of a call, the share that
+//! arrives, and how a receiver learns that the stream has ended.
 //!
-//! Nobody sends again what a receiver has no room for. A sender that is faster than the receiver
-//! loses datagrams, and what the receiver would have done with them is not part of the cost; so the
-//! circumstances tell how much arrived.
+//! Datagrams are not retransmitted. A sender that is faster than the receiver loses datagrams, and
+//! the receiver's cost for them is missing from the result; so the circumstances report how much
+//! arrived.
 
 use std::cell::Cell;
 use std::thread::{self, JoinHandle};
@@ -14,8 +14,7 @@ use anyhow::{anyhow, ensure};
 use super::cases::Carrier;
 use crate::report::short;
 
-/// The parts of a buffer that a call each takes, which sends them as datagrams of
-/// [`DATAGRAM_BYTES`].
+/// The parts of a buffer. Each call sends one part, as datagrams of [`DATAGRAM_BYTES`].
 pub(super) fn calls(buffer: &'static [u8]) -> impl Iterator<Item = &'static [u8]> {
     buffer.chunks(usize::from(DATAGRAM_BYTES) * DATAGRAMS_PER_CALL)
 }
@@ -31,7 +30,8 @@ struct Bytes {
 }
 
 impl Arrivals {
-    /// Adds those of a measurement, which is of no use if nothing arrived.
+    /// Adds the counts of a measurement. Fails if nothing arrived, because then the measurement is
+    /// useless.
     pub(super) fn add(&self, carrier: Carrier, sent: u64, received: u64) -> anyhow::Result<()> {
         ensure!(received > 0, "{sent} bytes were sent, none received");
         ensure!(received <= sent, "{sent} bytes were sent, {received} received");
@@ -41,7 +41,7 @@ impl Arrivals {
         Ok(())
     }
 
-    /// What share arrived, for people; `None` if no datagram was sent.
+    /// The share that arrived, for people; `None` if no datagram was sent.
     pub(super) fn told(&self) -> Option<String> {
         let share = |carrier: Carrier| {
             let Bytes { sent, received } = self.0[carrier as usize].get();
@@ -53,8 +53,8 @@ impl Arrivals {
     }
 }
 
-/// Ends a receiver by datagrams without bytes, as it may be too busy to take the first of them.
-/// Returns how many bytes it received.
+/// Ends a receiver with empty datagrams, repeatedly, because the receiver may be too busy to take
+/// the first ones. Returns how many bytes it received.
 pub(super) fn end_receiver(
     receiver: JoinHandle<anyhow::Result<u64>>,
     send: impl Fn() -> std::io::Result<usize>,
@@ -63,7 +63,7 @@ pub(super) fn end_receiver(
         if receiver.is_finished() {
             return joined(receiver)?;
         }
-        // Fails if the receiver has just gone; one that stays is told of below.
+        // Fails if the receiver has just ended. A receiver that does not end is reported below.
         let _ = send();
         thread::sleep(Duration::from_millis(1));
     }
@@ -75,11 +75,11 @@ pub(super) fn joined<T>(thread: JoinHandle<T>) -> anyhow::Result<T> {
     thread.join().map_err(|_| anyhow!("the receiver failed"))
 }
 
-/// Of the links that datagrams go over.
+/// MTU of the links that datagrams use.
 pub(super) const MTU: u16 = 1500;
-/// What fits a packet of [`MTU`].
+/// Payload that fits a packet of [`MTU`].
 pub(super) const DATAGRAM_BYTES: u16 = MTU - 28;
-/// As many as fit a packet of IP's largest size.
+/// As many as fit a packet of IP's maximum size.
 const DATAGRAMS_PER_CALL: usize = 40;
 const ENDS_MAX: usize = 10_000;
 

@@ -1,8 +1,8 @@
-//! Two stacks in one thread, which hand each other their packets: no clock, no thread, no device.
-//! The same calls take the same instructions, so that these can be counted.
+//! Two stacks in one thread that pass packets to each other, without a clock, threads or a device.
+//! The same calls always take the same instructions, so these can be counted.
 //!
-//! The client sends, call by call; after each, packets travel until there are none, and the server
-//! drops what it receives. Time goes on by a fixed step for each exchange.
+//! The client sends, call by call. After each call, packets travel until none are left, and the
+//! server discards the data. Time advances by a fixed step per exchange.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
@@ -23,11 +23,11 @@ use towpath_packet::{Burst, Caps, Held, Ledger, Loans, Memory, MemoryConfig};
 
 use super::datagrams::DATAGRAM_BYTES;
 
-/// What is run: as text, `WAY,BYTES,CALLS`.
+/// The work to run, as text: `WAY,BYTES,CALLS`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Harness {
     pub(super) way: Way,
-    /// Of a call.
+    /// Bytes of a call.
     pub(super) bytes: usize,
     pub(super) calls: usize,
 }
@@ -39,11 +39,11 @@ pub(super) enum Way {
     Lend,
     /// Copy, in super-packets.
     Copy,
-    /// Copy, each call a packet of its own.
+    /// Copy, with a separate packet for each call.
     Plain,
-    /// Lend as a datagram, or as many of 1472 bytes if it is longer than one.
+    /// Lend as a datagram, or as datagrams of 1472 bytes if it is longer than one.
     UdpLend,
-    /// The same, copied.
+    /// Copy as a datagram, or as datagrams of 1472 bytes if it is longer than one.
     UdpCopy,
 }
 
@@ -76,7 +76,7 @@ impl Way {
         matches!(self, Self::Lend | Self::UdpLend)
     }
 
-    /// True if they go as datagrams.
+    /// True if the bytes are sent as datagrams.
     fn is_udp(self) -> bool {
         matches!(self, Self::UdpLend | Self::UdpCopy)
     }
@@ -89,8 +89,8 @@ impl Way {
     }
 }
 
-/// Bytes of a call that fills a packet: [`MTU`] without the headers of IPv4 and TCP and without
-/// timestamps.
+/// Bytes of a call that fills a packet: [`MTU`] less the headers of IPv4 and TCP and the timestamps
+/// option.
 pub(super) const PLAIN_BYTES: usize = MTU as usize - 20 - 20 - 12;
 const MTU: u16 = 1500;
 
@@ -126,18 +126,18 @@ const CLIENT: usize = 1;
 
 struct Rig {
     hosts: [Sockets; 2],
-    /// Ends of the connection, by host.
+    /// Sockets at both ends of the connection, by host.
     ends: [SocketId; 2],
     memory: Memory,
     ledger: Ledger,
     loans: Loans,
     now: Instant,
     received: u64,
-    /// The sockets are of UDP.
+    /// Whether the sockets are UDP sockets.
     datagrams: bool,
     /// Pieces of a datagram, which are dropped.
     held: Vec<Held>,
-    /// Packets on their way.
+    /// Packets in transit.
     sent: Burst,
     arrived: Burst,
 }
@@ -159,7 +159,7 @@ impl Rig {
         }
     }
 
-    /// Two hosts with a datagram socket each; the client's has the server's as its peer.
+    /// Two hosts with a datagram socket each; the client's socket is connected to the server's.
     fn of_datagrams(caps: Caps) -> anyhow::Result<Self> {
         let mut hosts = [host(SERVER, caps), host(CLIENT, caps)];
         let server = hosts[SERVER].datagram(Family::V4).map_err(told)?;
@@ -259,7 +259,7 @@ impl Rig {
         hosts[CLIENT].send_lent(ends[CLIENT], call, total, flags, lend, &mut cx)
     }
 
-    /// Lets packets travel until there are none.
+    /// Lets packets travel until none are left.
     fn exchange(&mut self) -> anyhow::Result<()> {
         self.now += STEP;
         for host in [CLIENT, SERVER] {
@@ -278,7 +278,7 @@ impl Rig {
         }
     }
 
-    /// Drops what the server has received.
+    /// Discards the data that the server has received.
     fn receive(&mut self) {
         let Self { hosts, ends, memory, ledger, now, held, received, datagrams, .. } = self;
         let (server, end) = (&mut hosts[SERVER], ends[SERVER]);
@@ -295,7 +295,7 @@ impl Rig {
         }
     }
 
-    /// Moves a burst from a host to the other. False if there was none.
+    /// Moves a burst from one host to the other. False if there was none.
     fn carry(&mut self, from: usize) -> anyhow::Result<bool> {
         let Self { hosts, memory, ledger, now, sent, arrived, .. } = self;
         hosts[from].output(sent, &mut Context { memory, ledger, now: *now });
@@ -339,7 +339,7 @@ fn mac(host: usize) -> MacAddr {
     MacAddr([2, 0, 0, 0, 0, host as u8 + 1])
 }
 
-/// How a buffer of so many bytes goes as datagrams.
+/// How a buffer of `bytes` bytes is sent as datagrams.
 fn send_of(bytes: usize) -> SendTo {
     let cut = bytes > DATAGRAM_MAX;
     SendTo { segment_size: cut.then_some(DATAGRAM_BYTES), ..SendTo::default() }
@@ -349,13 +349,13 @@ fn told(error: Error) -> anyhow::Error {
     anyhow!("the stack says {error:?}")
 }
 
-/// Longer buffers are cut into datagrams of [`DATAGRAM_BYTES`].
+/// Longer buffers are split into datagrams of [`DATAGRAM_BYTES`].
 const DATAGRAM_MAX: usize = u16::MAX as usize - 28;
-/// All of a datagram.
+/// Reads a whole datagram.
 const WHOLE: ReadMost = ReadMost { bytes: usize::MAX, pieces: PIECES_MAX, private: true };
 const PORT: u16 = 80;
 const MEMORY_BYTES: usize = 32 << 20;
-/// More than a send buffer of the smallest sends has.
+/// More than a send buffer holds in loans of the smallest size.
 const LOANS: usize = 16_384;
 /// Time between two exchanges.
 const STEP: Duration = Duration::from_micros(20);

@@ -1,4 +1,4 @@
-//! towpath's own sockets: between two hosts in this process, and over a TAP device to the kernel.
+//! towpath's sockets: between two hosts in this process, and over a TAP device to the kernel.
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -15,7 +15,7 @@ use super::kernel::{read_all, receive_all};
 use super::workload::{Cost, Sender, Setting};
 use crate::lab::{self, Network};
 
-/// Sends from one host of this process to another, which takes the bytes where they are.
+/// Sends from one host of this process to another, which receives the bytes without a copy.
 pub(super) fn in_process(point: &Point, mode: Mode, setting: &Setting<'_>) -> anyhow::Result<Cost> {
     let config = |address: Ipv4Addr| Config::with_address(address, PREFIX_LEN);
     let (sender, receiver) = Host::pair(&config(SENDER), &config(RECEIVER))?;
@@ -73,7 +73,7 @@ impl<'a> OverTap<'a> {
         cost
     }
 
-    /// Makes a socket of the kernel's in the network.
+    /// Makes a kernel socket in the network.
     fn inside<T: Send>(
         &self,
         bind: impl FnOnce(SocketAddr) -> std::io::Result<T> + Send,
@@ -83,7 +83,7 @@ impl<'a> OverTap<'a> {
     }
 }
 
-/// Returns also how many bytes were sent in all. The connection is closed then.
+/// Measures the cost. Also returns how many bytes were sent. Closes the connection.
 fn measure(
     stream: TcpStream,
     point: &Point,
@@ -110,7 +110,7 @@ impl From<Mode> for SendMode {
 
 struct HostSender {
     stream: TcpStream,
-    /// By calls that copy, whatever the socket does.
+    /// Whether to send with calls that always copy, regardless of the socket's mode.
     copies: bool,
     lent: Completions<&'static [u8]>,
     sent: u64,
@@ -133,7 +133,7 @@ impl Sender for HostSender {
     }
 }
 
-/// Sends datagrams from `host` to a receiver, which has ended then.
+/// Sends datagrams from `host` to a receiver, and ends the receiver.
 fn measure_datagrams(
     host: &Host,
     to: SocketAddr,
@@ -160,7 +160,7 @@ fn measure_datagrams(
 
 struct DatagramSender {
     socket: UdpSocket,
-    /// By calls that copy, whatever the socket does.
+    /// Whether to send with calls that always copy, regardless of the socket's mode.
     copies: bool,
     lent: Completions<&'static [u8]>,
     sent: u64,
@@ -186,14 +186,14 @@ impl Sender for DatagramSender {
     }
 }
 
-/// Collects what is back, if much was lent.
+/// Collects returned buffers, if many are lent.
 fn look(lent: &mut Completions<&'static [u8]>) {
     if lent.len() >= OUT_UNTIL_LOOK {
         while lent.try_next().is_some() {}
     }
 }
 
-/// Takes one connection's bytes to its end. Returns how many there were.
+/// Receives one connection's data to its end. Returns the number of bytes.
 fn take_all(listener: &host::TcpListener) -> anyhow::Result<u64> {
     let (stream, _) = listener.accept().context("cannot accept")?;
     let (mut pieces, mut received) = (Vec::new(), 0);
@@ -206,7 +206,7 @@ fn take_all(listener: &host::TcpListener) -> anyhow::Result<u64> {
     }
 }
 
-/// Receives until there is a datagram without bytes. Returns how many bytes there were.
+/// Receives until an empty datagram arrives. Returns the number of bytes.
 fn take_datagrams(socket: &UdpSocket) -> anyhow::Result<u64> {
     let (mut pieces, mut received) = (Vec::new(), 0);
     loop {
@@ -225,5 +225,5 @@ const RECEIVER: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 2);
 const TAP: &str = "bench0";
 const TAP_SENDER: Ipv4Addr = Ipv4Addr::new(10, 7, 1, 1);
 const TAP_RECEIVER: Ipv4Addr = Ipv4Addr::new(10, 7, 1, 2);
-/// How many calls are lent before the returns are looked at.
+/// Number of loans after which returns are collected.
 const OUT_UNTIL_LOOK: usize = 32;

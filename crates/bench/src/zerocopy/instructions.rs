@@ -1,5 +1,5 @@
-//! Instructions of a call, counted by valgrind's cachegrind while it runs the harness in a process
-//! of its own: what twice as many calls take more.
+//! Instructions of a call, counted by valgrind's cachegrind while it runs the harness in a separate
+//! process: the difference between N and 2N calls.
 
 use std::process::Command;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use anyhow::{Context, ensure};
 use super::harness::Way;
 use crate::process::Running;
 
-/// Instructions of a call of `bytes`, on both sides, with everything that follows from it.
+/// Instructions of a call of `bytes`, on both sides, including all consequences of the call.
 pub(super) fn per_call(way: Way, bytes: usize) -> anyhow::Result<f64> {
     let calls = (BYTES / bytes).clamp(CALLS_MIN, CALLS_MAX);
     let (once, twice) = (count(way, bytes, calls)?, count(way, bytes, 2 * calls)?);
@@ -23,7 +23,7 @@ fn count(way: Way, bytes: usize, calls: usize) -> anyhow::Result<u64> {
     command.args(["--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]);
     command.arg(program).args(["zerocopy", "--harness"]);
     command.arg(format!("{},{bytes},{calls}", way.name()));
-    // An instruction that repeats itself would count once for each byte that it copies.
+    // A repeated instruction would count once for each byte that it copies.
     command.env("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_threshold=1073741824");
     let mut running = Running::start(&mut command)?;
     let ended = running.wait(LIMIT)?.context("it takes too long")?;
@@ -31,8 +31,8 @@ fn count(way: Way, bytes: usize, calls: usize) -> anyhow::Result<u64> {
     instructions(&running.log()).context("valgrind does not tell how many instructions there were")
 }
 
-/// What cachegrind says at the end: `==7== I refs:        1,234,567`, before its version 3.21 with
-/// more spaces.
+/// Parses the end of cachegrind's output: `==7== I refs:        1,234,567`, with more spaces before
+/// version 3.21.
 fn instructions(log: &str) -> Option<u64> {
     let count = |line: &str| {
         let (what, count) = line.split_once("refs:")?;
@@ -41,9 +41,9 @@ fn instructions(log: &str) -> Option<u64> {
     log.lines().find_map(count)
 }
 
-/// What counts.
+/// The program that counts.
 pub(super) const PROGRAM: &str = "valgrind";
-/// About as many bytes as a count sends.
+/// Approximate number of bytes that a count sends.
 const BYTES: usize = 8 << 20;
 const CALLS_MIN: usize = 32;
 const CALLS_MAX: usize = 1024;

@@ -1,7 +1,7 @@
-//! The kernel's sockets, from this network over a veth pair into another.
+//! Kernel sockets, from this network over a veth pair into another.
 //!
-//! A veth pair hands packets to a receiver of the same machine, and for that the kernel copies what
-//! it was lent after all; how often is told. A real device would not.
+//! A veth pair delivers packets to a receiver on the same machine, and for that the kernel copies
+//! lent memory after all; the results report how often. A real device would not copy.
 
 use std::cell::Cell;
 use std::io::{ErrorKind, Read, Write};
@@ -20,23 +20,23 @@ use super::datagrams::{self, DATAGRAM_BYTES, MTU, joined};
 use super::workload::{Cost, Sender, Setting};
 use crate::lab::{self, Network};
 
-/// Two networks, joined by a veth pair; that of this process is one of them.
+/// Two networks, joined by a veth pair; one of them is that of this process.
 pub(super) struct Kernel<'a> {
     network: &'a Network,
     /// Calls that lent, over all measurements.
     lent: Cell<Calls>,
 }
 
-/// Calls whose memory is back.
+/// Calls whose memory has returned.
 #[derive(Clone, Copy, Debug, Default)]
 struct Calls {
     all: u64,
-    /// Of them, those whose bytes the kernel copied after all.
+    /// The calls among them whose bytes the kernel copied after all.
     copied: u64,
 }
 
 impl<'a> Kernel<'a> {
-    /// Prepares both. Returns also the congestion control algorithm in use.
+    /// Prepares both networks. Also returns the congestion control algorithm in use.
     pub(super) fn new(network: &'a Network) -> anyhow::Result<(Self, String)> {
         let algorithm = lab::prepare()?;
         lab::prepare_program(network)?;
@@ -88,7 +88,7 @@ impl<'a> Kernel<'a> {
         }
     }
 
-    /// What share of the calls that lent was copied after all, in percent.
+    /// Percentage of the lending calls that were copied after all.
     pub(super) fn copied_percent(&self) -> Option<f64> {
         let Calls { all, copied } = self.lent.get();
         (all > 0).then(|| copied as f64 / all as f64 * 100.0)
@@ -112,7 +112,7 @@ impl<'a> Kernel<'a> {
 
 /// The calls that lend, and their returns.
 struct Lending {
-    /// Calls whose memory is not back yet.
+    /// Calls whose memory has not returned yet.
     out: u32,
     back: Calls,
 }
@@ -130,7 +130,7 @@ impl Lending {
                     self.out += 1;
                     buffer = &buffer[sent..];
                 }
-                // ENOBUFS: returns have to be read, or to happen, first.
+                // ENOBUFS: returns have to be read, or have to arrive, first.
                 Err(error) if error.raw_os_error() == Some(ENOBUFS) => self.wait(socket)?,
                 Err(error) => return Err(error).context("cannot send"),
             }
@@ -141,7 +141,7 @@ impl Lending {
         Ok(())
     }
 
-    /// Takes what returns there are.
+    /// Takes all available returns.
     fn take(&mut self, socket: BorrowedFd<'_>) -> anyhow::Result<bool> {
         let mut any = false;
         while let Some(returned) = take_return(socket).context("cannot read returns")? {
@@ -161,7 +161,7 @@ impl Lending {
         if self.take(socket)? {
             return Ok(());
         }
-        // The error queue is told of whatever is asked for.
+        // poll reports the error queue regardless of the requested events.
         let mut waiting = [PollFd::new(&socket, PollFlags::empty())];
         let ready = poll(&mut waiting, Some(&RETURN_WAIT)).context("cannot wait")?;
         ensure!(ready > 0, "{} calls are not returned", self.out);
@@ -223,7 +223,7 @@ impl Sender for UdpSender {
     }
 }
 
-/// Reads one connection to its end. Returns how many bytes there were.
+/// Reads one connection to its end. Returns the number of bytes.
 pub(super) fn read_all(listener: &TcpListener) -> anyhow::Result<u64> {
     let (mut stream, _) = listener.accept().context("cannot accept")?;
     let mut buffer = vec![0; READ_BYTES];
@@ -238,7 +238,7 @@ pub(super) fn read_all(listener: &TcpListener) -> anyhow::Result<u64> {
     }
 }
 
-/// Receives until there is a datagram without bytes. Returns how many bytes there were.
+/// Receives until an empty datagram arrives. Returns the number of bytes.
 pub(super) fn receive_all(socket: &UdpSocket) -> anyhow::Result<u64> {
     let mut buffer = vec![0; READ_BYTES];
     let mut received = 0;
@@ -250,11 +250,11 @@ pub(super) fn receive_all(socket: &UdpSocket) -> anyhow::Result<u64> {
     }
 }
 
-/// Of the veth pair's addresses.
+/// Subnet of the veth pair's addresses.
 const SUBNET: u8 = 0;
 const RECEIVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 8, SUBNET, 2));
 const READ_BYTES: usize = 256 << 10;
-/// How many calls are lent before the returns are looked at; the kernel ends at some 170.
+/// Number of loans after which returns are collected; the kernel's limit is about 170.
 const OUT_UNTIL_LOOK: u32 = 32;
 const RETURN_WAIT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 const ENOBUFS: i32 = rustix::io::Errno::NOBUFS.raw_os_error();

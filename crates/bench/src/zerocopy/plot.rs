@@ -1,7 +1,7 @@
-//! The picture: what lending costs as a share of what copying costs, by the size of the send.
+//! The picture: the cost of lending relative to copying, by the size of the send.
 //!
-//! A panel per carrier and protocol; one line each for the sending thread and for everything, cold
-//! and hot.
+//! One panel per carrier and protocol; one line each for the sending thread and for everything,
+//! cold and hot.
 
 use std::fmt::{Arguments, Write};
 
@@ -10,7 +10,7 @@ use super::report::{find, percent};
 use crate::plot::escape;
 use crate::results::Results;
 
-/// An SVG file.
+/// Draws the results as an SVG file.
 pub(crate) fn svg(results: &Results) -> String {
     let mut panels = String::new();
     let mut count = 0;
@@ -45,7 +45,7 @@ pub(crate) fn svg(results: &Results) -> String {
     text + &panels + "</svg>\n"
 }
 
-/// Shares by size.
+/// Relative costs by size.
 struct Line {
     name: &'static str,
     color: &'static str,
@@ -160,13 +160,13 @@ fn push(text: &mut String, line: Arguments<'_>) {
 const COLUMNS: usize = 2;
 const MARGIN: usize = 24;
 const TEXT_PITCH: usize = 16;
-/// Title, a few lines of circumstances, and a gap.
+/// Height of title, a few lines of circumstances, and a gap.
 const HEAD: usize = 120;
 const PANEL_WIDTH: usize = 480;
 const PANEL_HEIGHT: usize = 240;
-/// Title and legend.
+/// Height of title and legend.
 const PANEL_HEAD: usize = 44;
-/// Left of the curves, for numbers.
+/// Space for numbers, left of the curves.
 const AXIS: f64 = 36.0;
 const PLOT_WIDTH: f64 = PANEL_WIDTH as f64 - AXIS - 24.0;
 

@@ -7,7 +7,7 @@ use crate::cases::Case;
 use crate::report::short;
 use crate::results::{Results, Series};
 
-/// All that was measured.
+/// A table of all results.
 pub(crate) fn table(results: &Results) -> String {
     let mut text = results.circumstances.join("\n") + "\n";
     for group in cases::groups() {
@@ -41,7 +41,7 @@ fn instructions(text: &mut String, results: &Results) {
     }
 }
 
-/// What lending costs as a share of what copying costs, in percent.
+/// The cost of lending relative to copying, in percent.
 pub(super) fn percent(series: &Series) -> Option<f64> {
     let copy = series.peers().find(|system| system.name == "copy")?;
     Some(100.0 / series.ratio(copy)?)
@@ -92,7 +92,7 @@ fn block(text: &mut String, results: &Results, group: &Group, points: &[&Point])
     }
 }
 
-/// What both cost, and the one's share of the other.
+/// The costs of both, and their ratio.
 fn cells(results: &Results, case: &Case) -> String {
     let Some(series) = find(results, case) else { return format!("{:27}", "") };
     let figures = series.systems.iter().map(|system| match system.spread() {
@@ -112,7 +112,7 @@ pub(super) mod tests {
     use super::*;
     use crate::results::System;
 
-    /// Lending costs a quarter everywhere.
+    /// Results in which lending costs a quarter everywhere.
     pub(in super::super) fn results() -> Results {
         let system = |name: &str, figure| System { name: name.into(), rounds: vec![Some(figure)] };
         let series = |case: &'static Case| Series {

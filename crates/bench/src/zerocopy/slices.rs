@@ -1,13 +1,14 @@
-//! What a socket that chooses costs, beside one that lends and one that copies, in slices of time.
+//! The cost of a socket that chooses, compared with one that lends and one that copies, in slices
+//! of time.
 //!
-//! How fast a machine is may change by the second, and by more than what a choice is to lose at
-//! most. So the three send in turn, a part of a second each, again and again, and cost what they
-//! cost in all their slices together: trials, which are few and dear, count as everything does.
+//! The speed of a machine may change every second, and by more than a choice may lose. So the three
+//! senders take turns of a fraction of a second, and the cost of each is the sum over all its
+//! slices. Trials of the choosing socket, which are rare and expensive, count like everything else.
 //!
-//! Each is a process of its own, because who chooses goes by the processor time of his process. It
-//! sends all the time, and is stopped (SIGSTOP) while others have their turn, of which it notices
-//! only that time has passed. It tells how many bytes it has sent in the file that is its standard
-//! output; its processor time is told by the kernel.
+//! Each sender is a separate process, because a choosing socket measures the processor time of its
+//! process. It sends all the time, and is stopped (SIGSTOP) during the turns of the others; it
+//! notices only that time has passed. It writes the number of bytes sent to the file that is its
+//! standard output. The kernel reports its processor time.
 
 use std::io::stdout;
 use std::process::Command;
@@ -25,8 +26,8 @@ use super::{Mode, NOT_PREPARED, Network};
 use crate::ping_pong::Stopwatch;
 use crate::process::{self, KernelThreads, Running};
 
-/// A process that sends in one way until it is stopped for good: as text, the name of the case, the
-/// way, and how much memory it sends from, `auto_4KiB,lend,1048576`.
+/// A process that sends in one way until it is killed. As text: the name of the case, the way, and
+/// the bytes of memory it sends from, `auto_4KiB,lend,1048576`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Process {
     point: &'static Point,
@@ -53,9 +54,9 @@ impl FromStr for Process {
 }
 
 impl Process {
-    /// Sends for [`SENDING_MAX`]: who started it ends it long before.
+    /// Sends for [`SENDING_MAX`]; the parent ends it long before.
     pub(crate) fn run(self) -> anyhow::Result<()> {
-        // What is written to standard error stands behind it.
+        // Messages on standard error follow this text.
         rustix::io::write(stdout(), &told(0)).context("standard output")?;
         let Self { point, mode, cold_bytes } = self;
         let memory = Memory::new(cold_bytes);
@@ -75,8 +76,8 @@ impl Process {
     }
 }
 
-/// What each of [`Mode::ALL`] costs at a point, of everything that takes part: seconds per GiB.
-/// Each has slices of `span` in all.
+/// The cost of each of [`Mode::ALL`] at a point, for everything that takes part: seconds per GiB.
+/// The slices of each add up to `span`.
 pub(super) fn costs(
     point: &Point,
     cold_bytes: usize,
@@ -96,7 +97,7 @@ pub(super) fn costs(
     }
     let mut costs = [0.0; 3];
     for (cost, mut turns) in costs.iter_mut().zip(turns) {
-        // Short slices may not be enough for bytes to be told.
+        // In short slices, a process may not reach the next report of its bytes.
         for _ in 0..EXTRA_SLICES {
             if turns.bytes().is_none_or(|bytes| bytes > turns.before.bytes) {
                 break;
@@ -111,7 +112,7 @@ pub(super) fn costs(
 /// The turns of one process, which is stopped between them.
 struct Turns {
     running: Running,
-    /// Before the first.
+    /// Figures before the first turn.
     before: Figures,
     kernel_seconds: f64,
 }
@@ -123,8 +124,8 @@ struct Figures {
 }
 
 impl Turns {
-    /// Starts a process, and stops it when windows and caches have got used to it and the first
-    /// trials are over.
+    /// Starts a process, and stops it when windows and caches are warm and the first trials are
+    /// over.
     fn start(point: &Point, mode: Mode, cold_bytes: usize, span: Duration) -> anyhow::Result<Self> {
         let case = &point.auto.as_ref().context("nothing chooses there")?.name;
         let memory = cold_bytes.max(HOT_BYTES);
@@ -174,11 +175,12 @@ impl Turns {
     }
 }
 
-/// With the turns of two others behind it shorter than a loan may be out before it counts as
-/// wasted, and than the machine keeps its speed as a rule.
+/// Duration of a slice. Together with the turns of the two others, it is shorter than the time
+/// after which a loan counts as wasted, and than the time in which the machine usually changes its
+/// speed.
 const SLICE: Duration = Duration::from_millis(50);
-/// How long a process sends before its slices begin: caches and windows have got used to it then.
-/// The first trials of one that chooses are over, as they are in a program that does not end soon.
+/// How long a process sends before its slices begin, so that caches and windows are warm. The first
+/// trials of a choosing socket are over by then, as in a long-running program.
 fn warming_up(mode: Mode) -> Duration {
     match mode {
         Mode::Auto => Duration::from_secs(10),
@@ -186,15 +188,15 @@ fn warming_up(mode: Mode) -> Duration {
     }
 }
 
-/// Short measurements have less time for it.
+/// Warm-up spans of a short measurement.
 const WARMING_UP_SPANS: u32 = 10;
-/// For those that have told nothing.
+/// Additional slices for processes that have not reported bytes yet.
 const EXTRA_SLICES: usize = 100;
 /// Longest wait for a process to begin.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks whether it has begun.
+/// Interval between checks whether it has begun.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long a process sends that nobody ends.
+/// How long a process sends if it is not killed.
 const SENDING_MAX: Duration = Duration::from_secs(600);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What is sent and what it costs: buffers, the clock of the processor, the loop of a sender.
+//! What is sent and its cost: buffers, the processor's clock, the loop of a sender.
 
 use std::io::stdout;
 use std::time::Duration;
@@ -12,21 +12,21 @@ use super::datagrams::Arrivals;
 use crate::ping_pong::Stopwatch;
 use crate::process::KernelThreads;
 
-/// Whoever sends. Calls block.
+/// A sender, whose calls block.
 pub(super) trait Sender {
     /// Sends all of a buffer.
     fn send(&mut self, buffer: &'static [u8]) -> anyhow::Result<()>;
 
-    /// Waits until everything that was lent is back.
+    /// Waits until all loans have returned.
     fn settle(&mut self) -> anyhow::Result<()>;
 }
 
-/// Memory to send from, as an application has it that has made its data before.
+/// Memory to send from, filled beforehand as an application would do.
 #[derive(Debug)]
 pub(super) struct Memory(&'static [u8]);
 
 impl Memory {
-    /// So much of it, a power of two, none of it zero: the kernel has pages for all of it.
+    /// Allocates `bytes` bytes, a power of two, all non-zero: the kernel has backed every page.
     pub(super) fn new(bytes: usize) -> Self {
         assert!(bytes.is_power_of_two() && bytes >= HOT_BYTES);
         Self(vec![0x5a; bytes].leak())
@@ -46,8 +46,8 @@ impl Memory {
     }
 }
 
-/// A walk through all buffers, again and again, in an order in which no two neighbours follow each
-/// other: what the processor loads ahead is of no use.
+/// An endless walk through all buffers, in an order in which neighbours never follow each other, so
+/// that the processor's prefetching is useless.
 #[derive(Debug)]
 pub(super) struct Walk {
     memory: &'static [u8],
@@ -58,22 +58,22 @@ pub(super) struct Walk {
 impl Walk {
     pub(super) fn next(&mut self) -> &'static [u8] {
         let count = self.memory.len() / self.size;
-        // With an odd step, all places of a power of two are met before one is met again.
+        // An odd step reaches all positions of a power of two before it repeats one.
         self.at = self.at.wrapping_add((count * GOLDEN_PARTS / GOLDEN_WHOLE) | 1) & (count - 1);
         &self.memory[self.at * self.size..][..self.size]
     }
 }
 
-/// What is fixed of a measurement.
+/// The fixed parameters of a measurement.
 #[derive(Debug)]
 pub(super) struct Setting<'a> {
     pub(super) memory: &'a Memory,
-    /// How long it takes, without the time in which caches and windows get used to it.
+    /// Duration, without the warm-up of caches and windows.
     pub(super) span: Duration,
-    /// Nothing is measured: the sender tells how far it is, and somebody else measures.
+    /// If true, the sender only reports its progress, and another process measures.
     pub(super) tells: bool,
     pub(super) kernel: &'a KernelThreads,
-    /// What becomes of datagrams.
+    /// How many datagrams arrived.
     pub(super) arrivals: Arrivals,
 }
 
@@ -87,7 +87,7 @@ pub(super) struct Cost {
 }
 
 impl Setting<'_> {
-    /// Sends for a while, and all that was lent comes back within the time that is counted.
+    /// Sends for a while. The counted time includes the return of all loans.
     pub(super) fn cost(&self, sender: &mut dyn Sender, walk: &mut Walk) -> anyhow::Result<Cost> {
         const GIB: f64 = (1_u64 << 30) as f64;
         if self.tells {
@@ -105,13 +105,13 @@ impl Setting<'_> {
         })
     }
 
-    /// Whether bytes that are to be copied are sent by calls that always copy: those who lend are
-    /// compared with such. Who chooses is compared with the same calls on a socket that copies.
+    /// Whether copied bytes are sent by calls that always copy: lending is compared with these. A
+    /// socket that chooses is compared with the same calls on a socket that copies.
     pub(super) fn copies(&self, mode: Mode) -> bool {
         mode == Mode::Copy && !self.tells
     }
 
-    /// Seconds so far.
+    /// Processor seconds so far.
     fn used(&self) -> Cost {
         let own = |clock| {
             let used = clock_gettime(clock);
@@ -124,7 +124,7 @@ impl Setting<'_> {
     }
 }
 
-/// Returns how many bytes it sent.
+/// Sends for `span`; returns the number of bytes.
 fn send_for(span: Duration, sender: &mut dyn Sender, walk: &mut Walk) -> anyhow::Result<u64> {
     let started = Stopwatch::start();
     let mut sent = 0;
@@ -138,15 +138,15 @@ fn send_for(span: Duration, sender: &mut dyn Sender, walk: &mut Walk) -> anyhow:
     Ok(sent)
 }
 
-/// What a processor's own cache holds.
+/// Size of a processor's private cache.
 pub(super) const HOT_BYTES: usize = 256 << 10;
-/// Between two looks at the clock, so that they cost next to nothing.
+/// Bytes between two reads of the clock, so that these cost next to nothing.
 const BYTES_BETWEEN_LOOKS: usize = 256 << 10;
-/// The golden ratio, as steps that are far apart however many there were.
+/// The golden ratio: steps that stay far apart, however many there are.
 const GOLDEN_PARTS: usize = 618;
 const GOLDEN_WHOLE: usize = 1000;
 
-/// Sends for `span`, and tells how many bytes.
+/// Sends for `span`, and reports the number of bytes.
 fn send_and_tell(span: Duration, sender: &mut dyn Sender, walk: &mut Walk) -> anyhow::Result<()> {
     let (started, mut sent) = (Stopwatch::start(), 0);
     while started.elapsed() < span {
@@ -161,12 +161,12 @@ fn send_and_tell(span: Duration, sender: &mut dyn Sender, walk: &mut Walk) -> an
     sender.settle()
 }
 
-/// Always of the same length.
+/// Formats a number of bytes with a fixed length.
 pub(super) fn told(bytes: u64) -> Vec<u8> {
     format!("{bytes:020}\n").into_bytes()
 }
 
-/// So many bytes are told at once: that costs next to nothing.
+/// Bytes between two reports, so that these cost next to nothing.
 const BYTES_TOLD: u64 = 1 << 20;
 
 #[cfg(test)]

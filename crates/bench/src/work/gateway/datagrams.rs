@@ -1,5 +1,5 @@
-//! Datagrams of the program, which it sends in one call, and of the peer, which sends each by
-//! itself. The next go out when all of the last have arrived, so that none is lost.
+//! Datagrams of the program, which sends them in one call, and of the peer, which sends each in its
+//! own call. The next batch is sent when the last one has arrived completely, so that none is lost.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -12,14 +12,14 @@ use towpath_net::time::Instant;
 
 use super::{Program, told};
 
-/// Bytes of as many datagrams as fill packets of an MTU of 1500 and are under way at a time.
+/// Bytes of the datagrams in flight at a time. Each fills a packet at an MTU of 1500.
 pub(super) const BATCH_BYTES: usize = 40 * DATAGRAM_BYTES;
 const DATAGRAM_BYTES: usize = 1472;
 
 /// The host's end.
 pub(super) struct Peer {
     socket: UdpSocket,
-    /// Where the program's datagrams come from, once there was one.
+    /// Source address of the program's datagrams, once one has arrived.
     program: Option<SocketAddr>,
 }
 
@@ -37,7 +37,7 @@ impl Peer {
 }
 
 impl Program {
-    /// Lets the peer receive what there is, and the program send then.
+    /// Lets the peer receive, and then the program send.
     pub(super) fn datagrams_go_out(&mut self, now: Instant) -> anyhow::Result<()> {
         self.carried += self.peer_receives_datagrams()?;
         if self.begun == self.carried && self.begun < self.total {
@@ -47,8 +47,8 @@ impl Program {
         Ok(())
     }
 
-    /// Lets the program receive what there is, and the peer send then. The program says first where
-    /// it is.
+    /// Lets the program receive, and then the peer send. The program first sends a datagram, so
+    /// that the peer learns its address.
     pub(super) fn datagrams_come_in(&mut self, now: Instant) -> anyhow::Result<()> {
         self.peer_receives_datagrams()?;
         self.program_receives_datagrams()?;
@@ -91,7 +91,7 @@ impl Program {
         }
     }
 
-    /// How many bytes there were.
+    /// Receives all available datagrams and returns their bytes.
     fn peer_receives_datagrams(&mut self) -> anyhow::Result<u64> {
         let Some(peer) = &mut self.datagrams else { return Ok(0) };
         let mut bytes = 0;

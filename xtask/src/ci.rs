@@ -92,7 +92,7 @@ const LANES: [Lane; 5] = [
 ];
 
 /// What takes hours, each with the environment that makes it take them: `cargo xtask long`.
-const LONG: [Step; 9] = [
+const LONG: [Step; 10] = [
     Step::new("end-to-end", || {
         long("e2e", "", &[("TOWPATH_LONG", "1"), ("TOWPATH_SOAK_SECONDS", "600")])
     }),
@@ -107,6 +107,11 @@ const LONG: [Step; 9] = [
         Ok(worlds)
     }),
     Step::new("scribble", || scribble::run(&["600"]).map(|()| Count::default())),
+    Step::new("valgrind", || {
+        let mut command = all_tests();
+        command.args(["--test", "abi", "--", "--show-output", "--include-ignored", "valgrind"]);
+        count(&mut command)
+    }),
     Step::new("packages", packages),
     Step::new("fuzz", || fuzz::live(None, 3600, None)),
 ];

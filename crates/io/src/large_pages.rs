@@ -141,8 +141,8 @@ impl fmt::Debug for LargeBlock {
 mod tests {
     use super::*;
 
-    /// Goal: blocks are where a disk wants them, nobody's but their owner's, and used again; the
-    /// memory lives as long as the last of them.
+    /// Goal: blocks are aligned as a disk requires, each has one owner, and they are used again; the
+    /// memory lives as long as the last block.
     #[test]
     fn blocks_are_their_owners() {
         let area = LargePages::new(2).expect("memory");
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(user.join().expect("no panic"), 6);
     }
 
-    /// Goal: more than there can be is an error.
+    /// Goal: an area larger than the address space is refused.
     #[test]
     fn more_than_all_memory_is_refused() {
         for pages in [usize::MAX, usize::MAX / LARGE_PAGE_BYTES, 1 << 40] {

@@ -63,13 +63,13 @@ mod tests {
         file.write_all(&bytes).unwrap();
         assert!(!is_cold(&file, 0, bytes.len() as u64));
         let Some(direct) = reopen(&file) else {
-            println!("skipped: this disk is not read past the kernel's cache");
+            println!("skipped: this file system does not support direct reads");
             return;
         };
         file.sync_all().unwrap();
         fadvise(&file, 0, NonZeroU64::new(bytes.len() as u64), Advice::DontNeed).unwrap();
         if !is_cold(&file, 0, bytes.len() as u64) {
-            println!("skipped: this kernel does not say what it has in memory");
+            println!("skipped: this kernel does not report its page cache");
             return;
         }
         let area = crate::large_pages::LargePages::new(1).unwrap();

@@ -103,7 +103,7 @@ mod tests {
         const PACKETS: u32 = 20_000;
         let with = EventDoorbell::new().expect("a descriptor");
         let without = EventDoorbell::fenced().expect("another");
-        println!("the kernel makes barriers: {}", with.has_barrier);
+        println!("membarrier is available: {}", with.has_barrier);
         for bell in [with, without] {
             let (mut producer, mut consumer) = ring::single(4, bell.clone()).expect("a ring");
             let consumer = thread::spawn(move || {

@@ -14,7 +14,7 @@
 //! outside, process_sys, random, receive, sealed, sys} → {direct, endpoint, netlink, reactor,
 //! socket, tap} → {namespace, pcapng, stream, thread} → {confine, events, vhost_user} → fuzz`.
 #![deny(unsafe_code)]
-#![cfg_attr(not(feature = "confine"), allow(dead_code, reason = "a broker is only there with it"))]
+#![cfg_attr(not(feature = "confine"), allow(dead_code, reason = "only this feature has a broker"))]
 
 #[cfg(feature = "confine")]
 pub mod confine;

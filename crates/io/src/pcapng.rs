@@ -176,7 +176,7 @@ impl<W: AsFd> Writer<W> {
             left -= left.min(piece.len());
         }
         fits &= gather.push_bytes(&trailer[..trailer_bytes]);
-        assert!(fits && gather.bytes() == total as usize, "a block is as long as it says");
+        assert!(fits && gather.bytes() == total as usize, "a block has its announced length");
 
         let is_whole = self.go_on(&mut gather)?;
         self.packets += u64::from(is_whole);

@@ -66,7 +66,7 @@ pub fn fork_into(namespaces: c_int) -> io::Result<Forked> {
     if pid < 0 {
         return Err(io::Error::last_os_error());
     }
-    let pid = i32::try_from(pid).expect("process numbers have 22 bits");
+    let pid = i32::try_from(pid).expect("a PID has at most 22 bits");
     let Some(pid) = Pid::from_raw(pid) else { return Ok(Forked::Child) };
     assert!(pidfd >= 0, "the kernel stores a descriptor when clone succeeds");
     // SAFETY: clone succeeded with CLONE_PIDFD, so `pidfd` is a new descriptor without another
@@ -292,7 +292,7 @@ impl SignalSet {
         for &signal in signals {
             // SAFETY: `set` is initialised and valid; the call rejects an invalid number.
             let added = unsafe { libc::sigaddset(&raw mut set, signal) };
-            assert_eq!(added, 0, "{signal} is no signal");
+            assert_eq!(added, 0, "{signal} is not a valid signal");
         }
         Self(set)
     }
@@ -431,7 +431,7 @@ mod tests {
             // SAFETY: it ends only the child, without running destructors of the parent's state.
             unsafe { libc::_exit(code) };
         }
-        let child = Pid::from_raw(child).expect("the parent is told of its child");
+        let child = Pid::from_raw(child).expect("fork returns the child's PID");
         let status = rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty());
         status.unwrap().and_then(|(_, status)| status.exit_status()).unwrap()
     }

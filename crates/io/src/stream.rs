@@ -209,7 +209,7 @@ impl Stream {
                 return;
             }
             left -= first.len();
-            give(self.unread.pop_front().expect("it was there"));
+            give(self.unread.pop_front().expect("it is not empty"));
         }
     }
 
@@ -262,7 +262,7 @@ impl Stream {
             // The pieces to copy are the last `left` of the queue; each one removed makes room.
             let from = self.unread.len() - left;
             while left > 0 && kept.is_none() {
-                let mut piece = self.unread.remove(from).expect("a piece to go");
+                let mut piece = self.unread.remove(from).expect("a piece to copy");
                 left -= 1;
                 let count = ledger.copy(Site::Squeeze, &piece, &mut frame[filled..]);
                 filled += count;

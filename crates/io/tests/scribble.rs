@@ -111,7 +111,7 @@ fn whoever_scribbles_harms_itself_only() {
         let hostile = hostile.join();
         is_over.store(true, Ordering::Relaxed);
         hostile.expect("the hostile side does not panic");
-        (served.join().expect("the ports go on"), exchanged.expect("the neighbour goes on"))
+        (served.join().expect("both ports run"), exchanged.expect("the neighbour runs"))
     });
     std::fs::remove_dir_all(&folder).expect("the folder is there");
     println!("{served:?}, and the neighbour got {exchanged} packets back");
@@ -134,9 +134,9 @@ fn serve(devices: [VhostUser; 2], is_over: &AtomicBool) -> Served {
         let now = time::Instant::START + start.elapsed();
         let cx = &mut Context { memory: &mut memory, ledger: &ledger, now };
         for device in [&mut hostile, &mut neighbour] {
-            device.turn(true, cx).expect("what a front end does is no error");
+            device.turn(true, cx).expect("a front end causes no error");
         }
-        hostile.receive(&mut received, cx).expect("nor is this");
+        hostile.receive(&mut received, cx).expect("no error");
         while let Some(mut packet) = received.pop() {
             if rounds % 2 == 0 {
                 packet.peek_headers();
@@ -145,15 +145,15 @@ fn serve(devices: [VhostUser; 2], is_over: &AtomicBool) -> Served {
             // Packets that do not fit are lost.
             drop(to.push(packet));
         }
-        hostile.transmit(&mut back, cx).expect("nor is this");
+        hostile.transmit(&mut back, cx).expect("no error");
         back.clear();
         // The neighbour's own packets are not lost: waiting ones are sent before all others.
         if own.is_empty() {
-            neighbour.receive(&mut own, cx).expect("nor is this");
+            neighbour.receive(&mut own, cx).expect("no error");
         }
-        neighbour.transmit(&mut own, cx).expect("nor is this");
+        neighbour.transmit(&mut own, cx).expect("no error");
         if own.is_empty() {
-            neighbour.transmit(&mut noise, cx).expect("nor is this");
+            neighbour.transmit(&mut noise, cx).expect("no error");
         }
         // Kept for some rounds, so that memory is lent while the hostile side writes to it.
         if rounds % 16 == 0 {
@@ -206,7 +206,7 @@ fn exchange(path: &Path, end: Instant) -> u64 {
             let mut bytes = vec![0; written as usize];
             ram.memory().read(place(token), &mut bytes).expect("in memory");
             if bytes[HEADER..].starts_with(MARK) {
-                assert!(bytes[HEADER..] == frame, "packet {number} is as it was");
+                assert!(bytes[HEADER..] == frame, "packet {number} is unchanged");
                 is_back = true;
             }
             let buffer = Segment { address: place(token), bytes: BUFFER as u32 };
@@ -216,7 +216,7 @@ fn exchange(path: &Path, end: Instant) -> u64 {
         }
         // The buffer is used again for the next packet.
         while transmit.used().is_none() {
-            assert!(Instant::now() < deadline, "packet {number} is given back");
+            assert!(Instant::now() < deadline, "packet {number} is used");
             std::thread::yield_now();
         }
         number += 1;

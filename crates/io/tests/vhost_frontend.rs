@@ -153,14 +153,14 @@ impl Bench {
     /// Negotiates features; each later request is acknowledged.
     fn agree(&mut self, more: u64) {
         let front_end = &mut self.front_end;
-        front_end.set_owner().expect("taken");
-        let offered = front_end.get_features().expect("told");
+        front_end.set_owner().expect("acked");
+        let offered = front_end.get_features().expect("answered");
         let features = self.features | feature::VERSION_1 | feature::PROTOCOL_FEATURES | more;
         assert_eq!(features & !offered, 0, "all of it is offered");
-        let offered = front_end.get_protocol_features().expect("told");
-        front_end.set_protocol_features(offered).expect("taken");
+        let offered = front_end.get_protocol_features().expect("answered");
+        front_end.set_protocol_features(offered).expect("acked");
         front_end.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
-        front_end.set_features(features).expect("taken");
+        front_end.set_features(features).expect("acked");
     }
 
     fn region(&self, index: usize) -> VhostUserMemoryRegionInfo {
@@ -190,12 +190,12 @@ impl Bench {
     fn start(&mut self, ring: usize, base: u16) {
         let vring = self.vring(ring);
         let front_end = &mut self.front_end;
-        front_end.set_vring_num(ring, SIZE).expect("taken");
-        front_end.set_vring_addr(ring, &vring).expect("taken");
-        front_end.set_vring_base(ring, base).expect("taken");
-        front_end.set_vring_call(ring, &self.calls[ring]).expect("taken");
+        front_end.set_vring_num(ring, SIZE).expect("acked");
+        front_end.set_vring_addr(ring, &vring).expect("acked");
+        front_end.set_vring_base(ring, base).expect("acked");
+        front_end.set_vring_call(ring, &self.calls[ring]).expect("acked");
         front_end.set_vring_kick(ring, &self.kicks[ring]).expect("it starts");
-        front_end.set_vring_enable(ring, true).expect("taken");
+        front_end.set_vring_enable(ring, true).expect("acked");
     }
 
     /// Sets up everything: the memory in one table, and all rings.
@@ -210,7 +210,7 @@ impl Bench {
 
     fn share(&self) {
         let table = [self.region(0), self.region(1)];
-        self.front_end.set_mem_table(&table).expect("taken");
+        self.front_end.set_mem_table(&table).expect("acked");
     }
 
     fn first_base(&self) -> u16 {
@@ -244,7 +244,7 @@ impl Bench {
 
     /// Waits until the device has used a buffer.
     fn used(&mut self, ring: usize) -> (u64, u32) {
-        wait_until("the device gives something back", || self.queues[ring].used())
+        wait_until("the device uses a buffer", || self.queues[ring].used())
     }
 
     /// Sends frame `sent` on ring `from` and expects it back on ring `to`.
@@ -304,13 +304,13 @@ fn features_are_agreed_upon() {
     let mut bench = Bench::new(pairs(2), 0);
     bench.agree(0);
     let front_end = &mut bench.front_end;
-    assert_eq!(front_end.get_queue_num().expect("told"), 4);
-    assert!(front_end.get_max_mem_slots().expect("told") >= 8);
-    let offered = front_end.get_protocol_features().expect("told");
+    assert_eq!(front_end.get_queue_num().expect("answered"), 4);
+    assert!(front_end.get_max_mem_slots().expect("answered") >= 8);
+    let offered = front_end.get_protocol_features().expect("answered");
     assert_eq!(offered.bits(), protocol::ALWAYS);
     assert!(!offered.contains(VhostUserProtocolFeatures::BACKEND_REQ));
     assert!(is_refused(front_end.set_features(1 << 63)), "not offered");
-    front_end.reset_owner().expect("taken, and without effect");
+    front_end.reset_owner().expect("accepted, without effect");
 }
 
 /// Goal: a packet of three buffers is sent, comes back, and the guest is called, for both ring
@@ -336,13 +336,13 @@ fn pairs_of_queues_come_and_go() {
     (1..=8).for_each(|number| bench.round(0, 3, number));
     let enable = |bench: &mut Bench, ring, on| bench.front_end.set_vring_enable(ring, on);
     for (ring, on) in [(0, false), (1, false)] {
-        enable(&mut bench, ring, on).expect("taken");
+        enable(&mut bench, ring, on).expect("acked");
     }
     (1..=8).for_each(|number| bench.round(2, 3, number));
     bench.send(1, 9);
     assert_eq!(bench.used(1), (9, 0));
     for (ring, on) in [(0, true), (1, true), (2, false), (3, false)] {
-        enable(&mut bench, ring, on).expect("taken");
+        enable(&mut bench, ring, on).expect("acked");
     }
     (1..=8).for_each(|number| bench.round(0, 1, number));
     let (device, _) = bench.device.finish();
@@ -356,15 +356,15 @@ fn the_configuration_space_is_told() {
     let mut bench = Bench::new(Offer { mac: Some(mac), mtu: 1400, ..pairs(3) }, 0);
     bench.agree(feature::MAC | feature::MTU);
     let none = VhostUserConfigFlags::empty();
-    let told = bench.front_end.get_config(0, 12, none, &[0; 12]).expect("told").1;
+    let told = bench.front_end.get_config(0, 12, none, &[0; 12]).expect("answered").1;
     assert_eq!(told, [&mac[..], &[1, 0, 3, 0], &1400_u16.to_le_bytes()].concat());
-    let told = bench.front_end.get_config(6, 2, none, &[0; 2]).expect("told").1;
+    let told = bench.front_end.get_config(6, 2, none, &[0; 2]).expect("answered").1;
     assert_eq!(told, [1, 0], "the link is up");
     assert!(is_refused(bench.front_end.set_config(0, none, &[4; 6])));
     // The crate's name for the specification's migration flag is "writable".
     let restore = VhostUserConfigFlags::WRITABLE;
-    bench.front_end.set_config(0, restore, &[4; 6]).expect("taken");
-    let told = bench.front_end.get_config(0, 6, none, &[0; 6]).expect("told").1;
+    bench.front_end.set_config(0, restore, &[4; 6]).expect("acked");
+    let told = bench.front_end.get_config(0, 6, none, &[0; 6]).expect("answered").1;
     assert_eq!(told, [4; 6]);
 }
 
@@ -396,7 +396,7 @@ fn a_ring_stops_with_loans_out_and_goes_on() {
 fn a_reset_device_starts_again() {
     let mut bench = Bench::started(pairs(1), 0);
     bench.round(0, 1, 1);
-    bench.front_end.reset_device().expect("taken");
+    bench.front_end.reset_device().expect("acked");
     bench.send(1, 2);
     bench.queues = (0..2)
         .map(|ring| {
@@ -404,7 +404,7 @@ fn a_reset_device_starts_again() {
             DriverQueue::new(&bench.ram, at, SIZE, 0).expect("it fits")
         })
         .collect();
-    bench.front_end.set_features(feature::VERSION_1 | feature::PROTOCOL_FEATURES).expect("taken");
+    bench.front_end.set_features(feature::VERSION_1 | feature::PROTOCOL_FEATURES).expect("acked");
     bench.start(0, 0);
     bench.start(1, 0);
     bench.round(0, 1, 3);
@@ -416,13 +416,13 @@ fn memory_comes_and_goes() {
     let mut bench = Bench::started(pairs(1), 0);
     let (first, second) = (bench.region(0), bench.region(1));
     bench.round(0, 1, 1);
-    bench.front_end.remove_mem_region(&second).expect("taken");
+    bench.front_end.remove_mem_region(&second).expect("acked");
     bench.round(0, 1, 2);
     assert!(is_refused(bench.front_end.remove_mem_region(&second)), "it is gone");
-    bench.front_end.add_mem_region(&second).expect("taken");
-    bench.front_end.set_mem_table(&[first]).expect("taken");
+    bench.front_end.add_mem_region(&second).expect("acked");
+    bench.front_end.set_mem_table(&[first]).expect("acked");
     bench.round(0, 1, 3);
-    bench.front_end.add_mem_region(&second).expect("taken");
+    bench.front_end.add_mem_region(&second).expect("acked");
     let overlapping = VhostUserMemoryRegionInfo { guest_phys_addr: BASE + PAGE, ..first };
     assert!(is_refused(bench.front_end.add_mem_region(&overlapping)));
     let beyond = VhostUserMemoryRegionInfo {
@@ -444,7 +444,7 @@ fn what_was_in_flight_outlives_the_device() {
     let asked = VhostUserInflight::new(0, 0, 2, SIZE);
     let (area, file) = bench.front_end.get_inflight_fd(&asked).expect("made");
     assert!(area.mmap_size > 0 && area.num_queues == 2 && area.queue_size == SIZE);
-    bench.front_end.set_inflight_fd(&area, file.as_raw_fd()).expect("taken");
+    bench.front_end.set_inflight_fd(&area, file.as_raw_fd()).expect("acked");
     bench.start(0, 0);
     bench.start(1, 0);
     bench.device.keep(true);
@@ -458,9 +458,9 @@ fn what_was_in_flight_outlives_the_device() {
     bench.front_end = Frontend::from_stream(socket, 2);
     bench.agree(0);
     bench.share();
-    bench.front_end.set_inflight_fd(&area, file.as_raw_fd()).expect("taken");
+    bench.front_end.set_inflight_fd(&area, file.as_raw_fd()).expect("acked");
     // Enabled first, as QEMU does: a disabled ring would drop its packets.
-    (0..2).for_each(|ring| bench.front_end.set_vring_enable(ring, true).expect("taken"));
+    (0..2).for_each(|ring| bench.front_end.set_vring_enable(ring, true).expect("acked"));
     bench.start(0, 0);
     bench.start(1, 0);
     bench.device.wait_for(1);
@@ -488,15 +488,15 @@ fn what_is_written_is_marked_in_the_log() {
     let front_end = &bench.front_end;
     front_end.set_log_base(0, Some(region)).expect("answered with the log");
     let event = File::from(OwnedFd::from(memfd(8)));
-    front_end.set_log_fd(event.as_raw_fd()).expect("taken");
+    front_end.set_log_fd(event.as_raw_fd()).expect("acked");
     let features = feature::VERSION_1 | feature::PROTOCOL_FEATURES;
-    front_end.set_features(features | feature::LOG_ALL).expect("taken");
+    front_end.set_features(features | feature::LOG_ALL).expect("acked");
     // The used rings are logged at the addresses that come with the flag.
     for ring in 0..2 {
         let used = bench.queues[ring].config().device;
         let at = used - bench.region(0).userspace_addr + BASE;
         let vring = VringConfigData { flags: 1, log_addr: Some(at), ..bench.vring(ring) };
-        bench.front_end.set_vring_addr(ring, &vring).expect("taken");
+        bench.front_end.set_vring_addr(ring, &vring).expect("acked");
     }
     bench.round(0, 1, 2);
     let taken = dirty(&log, bytes);
@@ -524,7 +524,7 @@ fn what_is_written_is_marked_in_the_log() {
     // The mark follows the write, so that of the previous round may arrive after the clearing.
     assert!(again.contains(&sent) && again.iter().all(|page| [received, sent].contains(page)));
     // Without the feature no page is marked.
-    bench.front_end.set_features(features).expect("taken");
+    bench.front_end.set_features(features).expect("acked");
     clear(&log, bytes);
     bench.device.keep(false);
     bench.start(1, 3);
@@ -557,9 +557,9 @@ fn nonsense_is_refused() {
     let vring = bench.vring(0);
     let at = |address| VringConfigData { desc_table_addr: address, ..vring };
     let kick = |bench: &Bench| bench.front_end.set_vring_kick(0, &bench.kicks[0]);
-    bench.front_end.set_vring_num(0, 3).expect("taken, and looked at when the ring starts");
+    bench.front_end.set_vring_num(0, 3).expect("accepted, and checked at start");
     assert!(is_refused(kick(&bench)), "no power of two");
-    bench.front_end.set_vring_num(0, SIZE).expect("taken");
+    bench.front_end.set_vring_num(0, SIZE).expect("acked");
     for address in [0, u64::MAX - 15, vring.desc_table_addr + 1, vring.desc_table_addr + REGION * 2]
     {
         // The request may be refused or not: the device tries to start the ring again at once.

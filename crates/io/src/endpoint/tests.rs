@@ -87,5 +87,5 @@ fn a_client_waits_for_the_front_end() {
     let front_end = UnixListener::bind(folder.socket()).unwrap();
     assert!(connect(&folder.socket()).unwrap().is_some());
     drop(front_end);
-    assert!(connect(&folder.socket()).unwrap().is_none(), "nobody listens");
+    assert!(connect(&folder.socket()).unwrap().is_none(), "no listener");
 }

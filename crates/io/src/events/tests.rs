@@ -42,7 +42,7 @@ fn a_doorbell_that_rings_before_the_wait_ends_it() {
             // Another system call gives the kernel an opportunity to report it.
             thread::yield_now();
             back.wait(None, &mut news).unwrap();
-            assert!(news.is_empty(), "{choice:?} did not hear the doorbell");
+            assert!(news.is_empty(), "{choice:?} missed the doorbell");
         }
         done.send(()).unwrap();
         watchdog.join().unwrap();

@@ -172,16 +172,16 @@ mod tests {
         let mut used = Vec::new();
         for _ in 0..2 * KEPT_MAX {
             if source.kept.is_empty() {
-                assert!(source.asked, "else no more would come");
+                assert!(source.asked, "a request is outstanding");
                 source.receive().unwrap();
             }
-            let socket = source.take().expect("one of a message");
+            let socket = source.take().expect("a socket in reserve");
             let (socket, _) = socket.connect(address).unwrap();
             assert_eq!(listener.accept().unwrap().1.ip(), address.ip());
             used.push(socket);
         }
         let numbers: HashSet<_> = used.iter().map(|socket| socket.as_fd().as_raw_fd()).collect();
-        assert_eq!(numbers.len(), 2 * KEPT_MAX, "each is given once");
+        assert_eq!(numbers.len(), 2 * KEPT_MAX, "each is handed out once");
         drop(source);
         opener.join().unwrap().unwrap();
     }

@@ -247,16 +247,16 @@ mod tests {
         sockopt::set_socket_linger(&reader, Some(Duration::ZERO)).expect("linger");
         drop(reader);
         wait(&to, Interest::READ);
-        let error = pipe.drain(&to).expect_err("nobody is there");
+        let error = pipe.drain(&to).expect_err("the peer has gone");
         assert_eq!(Errno::from_io_error(&error), Some(Errno::CONNRESET));
-        let error = pipe.drain(&to).expect_err("nobody is there");
+        let error = pipe.drain(&to).expect_err("the peer has gone");
         assert_eq!(Errno::from_io_error(&error), Some(Errno::PIPE));
-        assert_eq!(pipe.held(), 1, "a byte that was not taken is still there");
+        assert_eq!(pipe.held(), 1, "an undelivered byte stays");
         sockopt::set_socket_linger(&sender, Some(Duration::ZERO)).expect("linger");
         drop(sender);
         wait(&from, Interest::READ);
         let mut empty = Pipe::new().expect("a pipe");
-        let error = empty.fill(&from).expect_err("nobody is there");
+        let error = empty.fill(&from).expect_err("the peer has gone");
         assert_eq!(Errno::from_io_error(&error), Some(Errno::CONNRESET));
     }
 }

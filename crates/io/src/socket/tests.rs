@@ -144,7 +144,7 @@ fn tcp_carries_pieces_both_ways() {
             }
         }
         assert!(back == sent, "{} of {} bytes came back intact", back.len(), sent.len());
-        assert!(partial, "a send was cut short at least once");
+        assert!(partial, "at least one send was partial");
         rig.finish();
     }
 }
@@ -366,7 +366,7 @@ fn udp_joins_what_belongs_together() {
         (other.from, other.tos, other.truncated, other.gro_size, other.len) = before;
     }
     assert!(first.join(&mut other), "the last may be shorter");
-    assert!(!first.join(&mut next(900)), "what follows a shorter one begins anew");
+    assert!(!first.join(&mut next(900)), "none is joined to a shorter one");
     let bytes: Vec<u8> =
         first.pieces.iter().flat_map(|piece| piece.bytes().expect("private").to_vec()).collect();
     assert!(bytes == payload[..first.len]);
@@ -390,7 +390,7 @@ fn udp_that_cannot_be_segmented_says_so() {
     // More segments than any kernel accepts.
     let pieces = rig.pieces(&[1; 2000], 2000);
     let got = sender.send_to(Some(to), pieces.iter(), NonZeroU16::new(1));
-    assert_eq!(got.expect("told, not failed"), Sent::NotSegmentable);
+    assert_eq!(got.expect("reported, not an error"), Sent::NotSegmentable);
     // A payload of one segment is not a super-packet, whatever its segment size is.
     let got = sender.send_to(Some(to), pieces.iter(), NonZeroU16::new(2000));
     assert_eq!(got.expect("room"), Sent::Whole);

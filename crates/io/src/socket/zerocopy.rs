@@ -131,7 +131,7 @@ mod tests {
             let Some(returned) = take_return(stream.as_fd()).expect("a queue") else {
                 let mut events = Events::new();
                 reactor.wait(Some(Duration::from_secs(30)), &mut events).expect("wait");
-                assert!(events.len() == 1, "{told} of {CALLS} were told");
+                assert!(events.len() == 1, "{told} of {CALLS} returns");
                 continue;
             };
             assert_eq!(returned.first, told, "in order: one connection has one path");

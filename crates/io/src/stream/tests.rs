@@ -157,7 +157,7 @@ fn memory_that_is_short_delays_frames_and_loses_none() {
     }
     assert!(received == frames);
     let paused = rig.stream.counters().receive_paused;
-    assert!(paused > 0 && rig.paused == paused, "it is told each time");
+    assert!(paused > 0 && rig.paused == paused, "reported each time");
     rig.assert_all_back();
 }
 
@@ -302,7 +302,7 @@ fn a_port_serves_one_guest_after_the_other() {
     packet.push_header(60);
     burst.push(packet).unwrap();
     port.transmit(&mut burst, &mut cx(&mut memory, &ledger)).unwrap();
-    assert_eq!((burst.len(), port.sessions()), (0, (0, 1)), "nobody is there");
+    assert_eq!((burst.len(), port.sessions()), (0, (0, 1)), "no guest is connected");
 
     let mut guests = [(); 2].map(|()| UnixStream::connect(&path).unwrap());
     for (count, guest) in (1..).zip(&mut guests) {

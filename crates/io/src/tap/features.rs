@@ -190,7 +190,7 @@ mod tests {
         ];
         for (known, expected) in cases {
             let got = Features::negotiate(Features::WITH_TUNNELS, kernel(known));
-            assert_eq!(got.expect("mask 0 is taken").to_string(), expected);
+            assert_eq!(got.expect("mask 0 is accepted").to_string(), expected);
         }
     }
 
@@ -202,20 +202,20 @@ mod tests {
             asked.push(mask);
             kernel(u32::MAX)(mask)
         });
-        assert_eq!(got.expect("taken"), wanted);
+        assert_eq!(got.expect("accepted"), wanted);
         assert_eq!(asked, [0, libc::TUN_F_CSUM | libc::TUN_F_USO4 | libc::TUN_F_USO6]);
     }
 
     #[test]
     fn nothing_goes_without_checksums() {
         let wanted = Features { checksum: false, ..Features::ALL };
-        let got = Features::negotiate(wanted, kernel(u32::MAX)).expect("mask 0 is taken");
+        let got = Features::negotiate(wanted, kernel(u32::MAX)).expect("mask 0 is accepted");
         assert_eq!(got, Features::NONE);
         let checksum = Features { checksum: true, ..Features::NONE };
         assert_eq!(Features::ALL.without(checksum), Features::NONE);
         let tunnel = Features { tunnel: true, ..checksum };
-        let got = Features::negotiate(tunnel, kernel(u32::MAX)).expect("mask 0 is taken");
-        assert_eq!(got, checksum, "nothing is cut");
+        let got = Features::negotiate(tunnel, kernel(u32::MAX)).expect("mask 0 is accepted");
+        assert_eq!(got, checksum, "no super-packets");
         assert_eq!(Features::WITH_TUNNELS.without(Features::ALL), Features::NONE);
     }
 

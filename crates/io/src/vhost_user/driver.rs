@@ -228,7 +228,7 @@ impl DriverQueue {
             Ring::Packed(ring) => ring.used()?,
         };
         let token = self.tokens[usize::from(id)].take();
-        Some((token.expect("the device gives back what it was given, once"), written))
+        Some((token.expect("the device returns a chain once"), written))
     }
 
     /// Requests a call for the next used chain. True if there is one already.

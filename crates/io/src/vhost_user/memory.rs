@@ -403,7 +403,7 @@ impl GuestLender {
         }
         let (start, len) = (stretch.start(), stretch.len() as u32);
         // SAFETY: the range stays mapped as long as `self.memory`, which the lender owns. The loan
-        // keeps the lender alive until it has been told that the loan is over.
+        // keeps the lender alive until it has called `returned`, which ends the loan.
         let piece = unsafe { loans.lend_foreign(start, len, self.clone(), u64::from(group)) };
         if piece.is_none() {
             self.returned(u64::from(group), false);

@@ -391,7 +391,7 @@ impl Session {
         if !is_packed && ring.base > u16::MAX.into() {
             return Err(Refusal::Base(index.into(), ring.base));
         }
-        let addresses = ring.addresses.expect("the caller asked whether it is set up");
+        let addresses = ring.addresses.expect("the caller checked `startable`");
         Ok(RingSetup { size: ring.size, addresses, base: ring.base, features: self.features })
     }
 

@@ -140,7 +140,7 @@ pub(crate) fn joined(
                 if enter_namespace() {
                     let tap = end.tap(features);
                     let features = tap.features();
-                    sender.send((end.host, tap.into_fd(), features)).expect("somebody forwards");
+                    sender.send((end.host, tap.into_fd(), features)).expect("a forwarder");
                     drop(sender);
                     let _raise = Raise(done);
                     body();

@@ -5,7 +5,7 @@ use super::moves::Block;
 use super::{Running, Source, Work};
 
 /// Memory that the kernel may still read or write.
-#[expect(dead_code, reason = "it is there for the kernel only")]
+#[expect(dead_code, reason = "only the kernel uses it")]
 enum Left {
     Buffer(Vec<u8>),
     Source(Source),

@@ -283,7 +283,7 @@ fn short_frames_come_inline_where_that_was_asked_for() {
             assert_eq!(bench.transmit.used(), Some((number.into(), 0)), "copied at once");
             packet
         };
-        assert!(!take(&mut bench, 1).is_inline(), "nobody asked");
+        assert!(!take(&mut bench, 1).is_inline(), "not requested");
         bench.device.set_inline();
         for round in 2..4 {
             send(&bench.socket, GET_VRING_BASE, 1, &[1u32, 0].map(u32::to_ne_bytes).concat(), &[]);
@@ -329,10 +329,10 @@ fn stopping_takes_back_what_is_lent() {
         bench.ram.memory().write(BUFFERS, &[0xff; 0x4000]).unwrap();
         assert_eq!(content(&packets[1]), frame(2));
         bench.send(3);
-        assert!(bench.receive().is_empty(), "it stands");
+        assert!(bench.receive().is_empty(), "it is stopped");
         let config = bench.transmit.config();
         bench.start_ring(1, &config, base);
-        assert_eq!(content(&bench.receive()[0]), frame(3), "it goes on where it was");
+        assert_eq!(content(&bench.receive()[0]), frame(3), "it continues at its base");
     }
 }
 
@@ -344,7 +344,7 @@ fn memory_changes_under_running_rings() {
     let first = bench.receive();
     let layouts = [bench.ram.layouts()[0], bench.ram.layouts()[1]];
     assert_eq!(bench.region(ADD_MEM_REG, layouts[1]), 0);
-    assert_eq!(bench.transmit.used(), Some((1, 0)), "what was lent of the old memory is back");
+    assert_eq!(bench.transmit.used(), Some((1, 0)), "the old loan is recalled");
     assert_eq!(content(&first[0]), frame(1));
     // In the new region.
     let address = layouts[1].guest_address;
@@ -513,13 +513,13 @@ fn calls_do_not_block() {
     bench.send(1);
     drop(bench.receive());
     bench.turn(NOW);
-    assert_eq!(bench.transmit.used(), Some((1, 0)), "given back, and called for");
+    assert_eq!(bench.transmit.used(), Some((1, 0)), "used, and called for");
     // A buffer outside the memory breaks the ring.
     assert!(bench.transmit.add(&[Segment { address: 1 << 40, bytes: 64 }], &[], 2));
     bench.transmit.publish();
     for _ in 0..3 {
         assert!(bench.receive().is_empty());
-        assert_eq!(bench.device.counters().broken, 1, "it is told once");
+        assert_eq!(bench.device.counters().broken, 1, "reported once");
     }
     let mut count = [0; 8];
     rustix::io::read(&full, &mut count).unwrap();

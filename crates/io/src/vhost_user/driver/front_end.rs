@@ -207,7 +207,7 @@ impl FrontEnd {
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !files.is_empty() {
             let fits = control.push(SendAncillaryMessage::ScmRights(files));
-            assert!(fits, "there is room for as many descriptors");
+            assert!(fits, "there is room for all of them");
         }
         // So short a message is sent whole or not at all.
         sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;

@@ -128,8 +128,8 @@ impl Ring {
         // Relaxed: the flags order this load and the next.
         let id = descriptors.load16(at + 12, Ordering::Relaxed);
         let written = descriptors.load32(at + 8, Ordering::Relaxed);
-        assert_eq!(flags & NEXT, 0, "a used descriptor stands alone");
-        assert!(id < self.size, "an identifier is one of ours");
+        assert_eq!(flags & NEXT, 0, "a used descriptor has no next");
+        assert!(id < self.size, "an identifier is in range");
         let count = std::mem::take(&mut self.counts[usize::from(id)]);
         self.used += count;
         if self.used >= self.size {

@@ -194,10 +194,10 @@ fn written_pages_are_marked() {
     assert_eq!(marked(), 0);
     memory.write(31 * PAGE, &[0; 2 * 4096]).expect("in memory");
     memory.write(63 * PAGE, &[0; 4096]).expect("in memory");
-    assert_eq!(marked(), bits(&[31]), "nothing is written behind the log");
+    assert_eq!(marked(), bits(&[31]), "no write past the log");
     let area = memory.area(5 * PAGE, 64, 16).expect("it is there");
     area.store16(0, 1, Ordering::Relaxed);
-    assert_eq!(marked(), 0, "not asked for");
+    assert_eq!(marked(), 0, "not requested");
     area.logged(&memory).store16(0, 1, Ordering::Relaxed);
     assert_eq!(marked(), bits(&[5]));
     memory.clear_log();

@@ -249,7 +249,7 @@ fn the_configuration_space_is_read_and_restored() {
     let space = vec![2, 0, 0, 0, 0, 7, 1, 0, 2, 0, 0xdc, 5];
     assert_eq!(read(0, 12), Reply::Config(0, space.clone()));
     assert_eq!(read(5, 3), Reply::Config(5, space[5..8].to_vec()));
-    assert_eq!(read(10, 4), Reply::Config(10, vec![0xdc, 5, 0, 0]), "zeros behind the end");
+    assert_eq!(read(10, 4), Reply::Config(10, vec![0xdc, 5, 0, 0]), "zeros past the end");
     assert_eq!(read(200, 2), Reply::Config(200, vec![0, 0]));
     let written = Request::SetConfig(4, vec![8, 9, 0, 0], false);
     assert_eq!(session.apply(written).unwrap_err(), Refusal::ReadOnly);

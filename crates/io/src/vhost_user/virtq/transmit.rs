@@ -402,7 +402,7 @@ impl TransmitQueue {
                 };
                 slot.watches[at] = piece.watch();
                 (address, bytes) = (address + piece.len() as u64, bytes - piece.len() as u32);
-                packet.push_piece(piece).expect("a packet has room for so many pieces");
+                packet.push_piece(piece).expect("a packet has room for PIECES_MAX");
                 at += 1;
             }
         }

@@ -38,16 +38,16 @@ fn kicks_are_asked_for_before_a_sleep_only() {
         let first = bench.receive();
         assert_eq!(first.len(), 1);
         assert!(!bench.device.poll());
-        assert!(!bench.send(2), "nobody sleeps: {features:x}");
+        assert!(!bench.send(2), "awake: {features:x}");
         assert!(bench.device.poll());
         assert!(bench.device.arm(), "it came before");
         assert_eq!(bench.receive().len(), 1);
         bench.turn(NOW);
         bench.receive();
         assert!(!bench.device.arm() && !bench.device.arm(), "nothing is left: {features:x}");
-        assert!(bench.send(3), "somebody sleeps: {features:x}");
+        assert!(bench.send(3), "asleep: {features:x}");
         assert_eq!(bench.receive().len(), 1);
-        assert!(!bench.send(4), "and is awake again: {features:x}");
+        assert!(!bench.send(4), "awake again: {features:x}");
     }
 }
 
@@ -87,12 +87,12 @@ fn buffers_are_wanted_while_packets_wait() {
         assert!(bench.device.poll());
         assert_eq!(bench.transmit(&mut burst), 2);
         bench.receive();
-        assert!(!bench.offer(1), "nobody sleeps: {features:x}");
+        assert!(!bench.offer(1), "awake: {features:x}");
         assert!(bench.device.poll());
         assert_eq!(bench.transmit(&mut burst), 1);
         bench.receive();
         assert!(!bench.device.arm());
-        assert!(bench.offer(2), "somebody sleeps: {features:x}");
+        assert!(bench.offer(2), "asleep: {features:x}");
         assert_eq!(bench.transmit(&mut burst), 0);
         bench.receive();
         assert!(!bench.offer(3) && !bench.device.poll(), "no kick is wanted: {features:x}");
@@ -131,7 +131,7 @@ fn rings_that_stand_are_not_looked_at() {
     assert!(!bench.device.poll() && !bench.device.arm());
     let config = bench.transmit.config();
     bench.start_ring(1, &config, 0);
-    assert!(bench.device.arm(), "it was started anew: nobody knows what was asked of it");
+    assert!(bench.device.arm(), "it was restarted");
     bench.device.peer = None;
     assert!(!bench.device.poll() && !bench.device.arm());
 }

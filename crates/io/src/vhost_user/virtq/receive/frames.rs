@@ -103,7 +103,7 @@ pub(super) fn drop_frames(burst: &mut Burst, frames: usize) {
     }
     burst.drop_front(whole);
     if left > 0 {
-        let first = burst.iter_mut().next().expect("frames that are left are of a packet");
+        let first = burst.iter_mut().next().expect("remaining frames are of a packet");
         first.drop_parts(left);
     }
 }

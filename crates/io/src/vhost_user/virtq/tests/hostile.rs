@@ -95,7 +95,7 @@ fn transmit_once(ram: &GuestRam, driver: &crate::vhost_user::driver::DriverQueue
         }
     }
     let stopped = device.stop(&ledger);
-    assert!(matches!(stopped, super::super::Stop::Done(_)), "nobody reads");
+    assert!(matches!(stopped, super::super::Stop::Done(_)), "no packet is read");
     assert_eq!(device.lent_count(), 0);
     drop(held);
     assert_eq!(memory.packets.out_count(), 0);

@@ -90,7 +90,7 @@ impl World {
 
     fn collect(&mut self) {
         while let Some((token, _)) = self.driver.used() {
-            assert!(!self.returned.contains(&token), "given back once");
+            assert!(!self.returned.contains(&token), "returned once");
             self.returned.push(token);
         }
     }

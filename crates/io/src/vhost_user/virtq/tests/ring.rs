@@ -65,7 +65,7 @@ fn run(features: u64, seed: u64, size: u16) {
                     fresh |= offer(&ram, &mut driver, &mut model, &mut random, &mut added);
                 }
                 let kick = driver.publish();
-                assert!(kick || !fresh || !device_waits, "the device sleeps on, {context}");
+                assert!(kick || !fresh || !device_waits, "the device wakes, {context}");
                 device_waits &= !fresh;
             }
             2 => {
@@ -86,7 +86,7 @@ fn run(features: u64, seed: u64, size: u16) {
                     device.complete(head, (number % 100) as u32);
                 }
                 let told = device.publish();
-                assert!(told || count == 0 || !driver_waits, "the driver sleeps on, {context}");
+                assert!(told || count == 0 || !driver_waits, "the driver wakes, {context}");
                 driver_waits &= count == 0;
             }
             4 => {
@@ -195,7 +195,7 @@ fn a_queue_goes_on_from_its_base() {
                 device.complete(head, 0);
             }
             assert!(!device.take().unwrap());
-            assert!(device.publish(), "a driver is told at the first time in any case");
+            assert!(device.publish(), "the first time always calls");
             assert_eq!(std::iter::from_fn(|| driver.used()).count(), 7);
             base = device.base();
         }
@@ -247,7 +247,7 @@ fn lies_break_the_ring() {
             assert!(driver.add(readable, writable, 0));
             driver.publish();
             assert_eq!(device.take(), Err(*reason), "features {features:#x}");
-            assert_eq!(device.take(), Err(*reason), "for good");
+            assert_eq!(device.take(), Err(*reason), "permanently");
             assert_eq!(device.broken(), Some(*reason));
             assert!(!device.enable_kicks());
         }
@@ -307,7 +307,7 @@ fn crooked_split_rings_are_broken() {
     assert!(driver.add(&[Segment { address: good, bytes: 4 }], &[], 0));
     driver.publish();
     put(&ram, BASE, table, rest(16, TABLE, 0));
-    assert_eq!(device.take(), Err(Broken::Indirect), "not agreed upon");
+    assert_eq!(device.take(), Err(Broken::Indirect), "not negotiated");
 }
 
 /// Goal: a table may cross a region border within a descriptor. One that ends outside the memory

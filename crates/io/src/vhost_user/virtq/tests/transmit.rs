@@ -137,7 +137,7 @@ fn packets_are_what_the_guest_sent() {
             }
             bench.turn();
             for slot in bench.used() {
-                assert!(!free.contains(&slot), "given back once");
+                assert!(!free.contains(&slot), "returned once");
                 free.push(slot);
             }
         }
@@ -288,7 +288,7 @@ fn a_loan_ends_with_its_term() {
         assert!(all.iter().enumerate().all(|(at, &byte)| byte == pattern(1, at)));
         drop(packets);
         bench.turn();
-        assert_eq!(bench.used(), [], "given back once");
+        assert_eq!(bench.used(), [], "returned once");
     }
 }
 
@@ -373,7 +373,7 @@ fn the_owner_is_woken_once() {
     let mut packets = bench.receive();
     let wakes = bench.wakes.clone();
     packets.pop();
-    assert_eq!(wakes.0.load(Ordering::SeqCst), 0, "he is awake");
+    assert_eq!(wakes.0.load(Ordering::SeqCst), 0, "it is awake");
     assert!(bench.device.enable_kicks(), "a loan has ended already");
     bench.turn();
     assert!(!bench.device.enable_kicks());
@@ -432,7 +432,7 @@ fn headers_that_lie_are_dropped_and_counted() {
         assert_eq!(bad(&counters), counted, "{bytes} bytes, header {header:?}");
         assert_eq!(packets.len() as u64, counted.0);
         if packets.is_empty() {
-            assert_eq!(bench.used(), [0], "the buffer goes back at once");
+            assert_eq!(bench.used(), [0], "the buffer returns at once");
         } else {
             let claimed = VirtioHeader(header).decode().expect("good ones decode");
             assert_eq!(*packets[0].offload(), claimed);
@@ -441,7 +441,7 @@ fn headers_that_lie_are_dropped_and_counted() {
     }
     let mut bench = Bench::new(OFFLOADS);
     assert!(bench.send(0, 100, 0, header(2, 0, 0, 0, 0)));
-    assert_eq!(bench.receive()[0].offload().checksum, Checksum::None, "not for the guest to say");
+    assert_eq!(bench.receive()[0].offload().checksum, Checksum::None, "the guest may not claim it");
 }
 
 /// Goal: without memory nothing is taken, and nothing is lost.
@@ -535,7 +535,7 @@ fn another_thread_may_read_and_drop() {
         bench.turn();
         free.extend(bench.used());
         free.sort_unstable();
-        assert_eq!(free, [0, 1, 2, 3, 4, 5], "each buffer came back once");
+        assert_eq!(free, [0, 1, 2, 3, 4, 5], "each buffer returned once");
         assert_eq!((bench.device.lent_count(), bench.driver.out_count()), (0, 0));
     }
 }

@@ -141,7 +141,7 @@ impl fmt::Debug for LargeBlock {
 mod tests {
     use super::*;
 
-    /// Goal: blocks are aligned as a disk requires, each has one owner, and they are used again; the
+    /// Goal: blocks are aligned as a disk requires, have one owner each, and are used again; the
     /// memory lives as long as the last block.
     #[test]
     fn blocks_are_their_owners() {

@@ -1,8 +1,8 @@
-//! What a packet costs between two guests, by its size:
-//! `cargo run --release -p towpath-io --example virtq`.
+//! Measures the cost of a packet between two guests, by packet size: `cargo run --release -p
+//! towpath-io --example virtq`.
 //!
-//! Both drivers and the device run on one thread in turns, so that the figures are processor time
-//! of all three; the drivers' part is measured alone and taken off.
+//! Both drivers and the device take turns on one thread, so that the figures are the processor time
+//! of all three. The drivers' share is measured separately and subtracted.
 
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
@@ -13,7 +13,7 @@ use towpath_packet::{Burst, Context, Ledger, Memory, MemoryConfig, time};
 
 const QUEUE: u16 = 256;
 const ROUND: usize = 32;
-/// Memory of a guest that is used in turn: beyond the caches.
+/// Memory of a guest that is used cyclically: larger than the caches.
 const RAM: u64 = 128 << 20;
 const BUFFERS: u64 = 16 << 20;
 
@@ -39,7 +39,7 @@ impl Guests {
         Self { ram, sender, receiver, receive_bytes, next: BUFFERS }
     }
 
-    /// Offers a round of frames.
+    /// Makes a round of frames available.
     fn send(&mut self, bytes: u32) {
         for token in 0..ROUND as u64 {
             self.next += u64::from(bytes + 12).next_multiple_of(2048);
@@ -53,7 +53,7 @@ impl Guests {
         self.sender.publish();
     }
 
-    /// Takes back what both devices used, and offers the receiver's buffers again.
+    /// Collects used buffers of both queues, and offers the receiver's buffers again.
     fn collect(&mut self) {
         while self.sender.used().is_some() {}
         let step = u64::from(self.receive_bytes).next_multiple_of(2048);
@@ -87,7 +87,7 @@ fn main() {
     }
 }
 
-/// Nanoseconds for each packet, drivers included.
+/// Nanoseconds per packet, including the drivers.
 fn both(features: u64, bytes: u32, receive_bytes: u32, rounds: u64) -> f64 {
     let features = features | feature::MRG_RXBUF;
     let mut guests = Guests::new(features, receive_bytes);
@@ -105,7 +105,7 @@ fn both(features: u64, bytes: u32, receive_bytes: u32, rounds: u64) -> f64 {
             let now = time::Instant::START;
             let cx = &mut Context { memory: &mut memory, ledger: &ledger, now };
             transmit.receive(&mut burst, cx).expect("good");
-            // A few packets of 64 KiB take all of the receiver's buffers.
+            // A few packets of 64 KiB fill all of the receiver's buffers.
             while !burst.is_empty() {
                 receive.transmit(&mut burst, &ledger).expect("good");
                 guests.collect();
@@ -114,7 +114,7 @@ fn both(features: u64, bytes: u32, receive_bytes: u32, rounds: u64) -> f64 {
             guests.collect();
         }
     };
-    // Once over all of the memory, so that it is there.
+    // Touches all of the memory once, so that its pages exist.
     for _ in 0..RAM / (ROUND as u64 * 2048) {
         round(&mut guests);
     }
@@ -125,7 +125,7 @@ fn both(features: u64, bytes: u32, receive_bytes: u32, rounds: u64) -> f64 {
     begun.elapsed().as_nanos() as f64 / (rounds * ROUND as u64) as f64
 }
 
-/// The same for the drivers alone, whose chains are given back unread.
+/// Nanoseconds per packet for the drivers alone: a device returns their chains unread.
 fn drivers(features: u64, bytes: u32, rounds: u64) -> f64 {
     let mut guests = Guests::new(features, 2048);
     let map = guests.ram[0].map().expect("mapped before");

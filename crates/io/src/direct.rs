@@ -1,4 +1,4 @@
-//! Reading files past the kernel's cache, where that can be and is worth it.
+//! Reads of files that bypass the kernel's page cache, where this is possible and worthwhile.
 
 use crate::large_pages::{LARGE_BLOCK_BYTES, LARGE_PAGE_BYTES};
 use crate::sys;
@@ -7,10 +7,12 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, openat, statx};
 use std::fs::File;
 use std::os::fd::AsFd;
 
-/// The same file, to be read past the kernel's cache: blocks of [`LARGE_BLOCK_BYTES`] at multiples
-/// of that into a [`LargeBlock`](crate::large_pages::LargeBlock). `None` where the file system does
-/// not tell that it can (`STATX_DIOALIGN`, Linux 6.1; files on a network and those of FUSE do not),
-/// where the file may not be opened once more, and without `/proc`.
+/// Opens the same file again for direct reads, which bypass the page cache.
+///
+/// Reads must transfer blocks of [`LARGE_BLOCK_BYTES`], at file offsets that are multiples of it,
+/// into a [`LargeBlock`](crate::large_pages::LargeBlock). Returns `None` if the file system does
+/// not report support (`STATX_DIOALIGN`, Linux 6.1; network file systems and FUSE do not), if the
+/// file cannot be opened again, or without `/proc`.
 pub fn reopen(file: &File) -> Option<File> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let found = statx(file, "", flags, StatxFlags::DIOALIGN).ok()?;
@@ -26,8 +28,9 @@ pub fn reopen(file: &File) -> Option<File> {
     openat(CWD, path, flags, Mode::empty()).ok().map(File::from)
 }
 
-/// True if the kernel has nothing of these bytes of a file in memory, and says so: it does since
-/// Linux 6.5, of newer versions only to who owns the file or may write it.
+/// True if the kernel reports that its page cache holds none of these bytes of the file. False if
+/// it does not report: it does since Linux 6.5, and newer versions report only to the file's owner
+/// or to a process that may write the file.
 pub fn is_cold(file: &File, at: u64, len: u64) -> bool {
     sys::cached_pages(file.as_fd(), at, len) == Ok(0)
 }
@@ -40,8 +43,8 @@ mod tests {
     use std::num::NonZeroU64;
     use std::os::unix::fs::FileExt;
 
-    /// Goal: what is in memory is not called cold, and what cannot be read past the cache says so.
-    /// Tried: a file in memory, a pipe, one of `/proc`, a range behind the end.
+    /// Goal: cached bytes are not reported as cold, and a file that cannot be read directly is
+    /// refused. Tried: a file in memory, a pipe, a file in `/proc`, a range past the end.
     #[test]
     fn only_what_is_on_a_disk_alone_is_cold() {
         let memory = File::from(memfd_create("test", MemfdFlags::CLOEXEC).unwrap());
@@ -60,13 +63,13 @@ mod tests {
         file.write_all(&bytes).unwrap();
         assert!(!is_cold(&file, 0, bytes.len() as u64));
         let Some(direct) = reopen(&file) else {
-            println!("skipped: this disk is not read past the kernel's cache");
+            println!("skipped: this file system does not support direct reads");
             return;
         };
         file.sync_all().unwrap();
         fadvise(&file, 0, NonZeroU64::new(bytes.len() as u64), Advice::DontNeed).unwrap();
         if !is_cold(&file, 0, bytes.len() as u64) {
-            println!("skipped: this kernel does not say what it has in memory");
+            println!("skipped: this kernel does not report its page cache");
             return;
         }
         let area = crate::large_pages::LargePages::new(1).unwrap();

@@ -1,10 +1,10 @@
-//! A doorbell for consumers of rings: an eventfd, to wait for in a reactor or by itself.
+//! A doorbell for consumers of rings: an eventfd to wait for in a reactor or on its own.
 //!
-//! Where the kernel can (`membarrier`, Linux 4.14; filters for system calls may forbid it), the
-//! consumer makes the memory barrier of all threads when it goes to sleep, so that producers have
-//! none to pay for each time that they publish.
+//! Where the kernel permits it (`membarrier`, Linux 4.14; system call filters may forbid it), the
+//! consumer issues the memory barrier for all threads before it sleeps. Producers then need no
+//! barrier of their own each time they publish.
 //!
-//! Any thread rings; the consumer's waits and clears.
+//! Any thread rings; only the consumer's thread waits and clears.
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,7 +13,7 @@ use rustix::thread::{MembarrierCommand, membarrier};
 use std::sync::Arc;
 use towpath_packet::ring::Doorbell;
 
-/// An eventfd; clones are the same one.
+/// A doorbell. Clones share one eventfd.
 #[derive(Clone, Debug)]
 pub struct EventDoorbell {
     event: Arc<OwnedFd>,
@@ -21,33 +21,34 @@ pub struct EventDoorbell {
 }
 
 impl EventDoorbell {
-    /// One that has not rung. Fails if there are too many descriptors.
+    /// A doorbell that has not rung. Fails if the process has too many descriptors.
     pub fn new() -> Result<Self, Errno> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let has_barrier = membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok();
         Ok(Self { event: Arc::new(event), has_barrier })
     }
 
-    /// One whose producers pay for barriers, for rings that are seldom used and often slept on.
+    /// A doorbell whose producers issue their own barriers, for rings that are seldom used and
+    /// whose consumer often sleeps.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// Those of [`new`](Self::new).
     pub fn fenced() -> Result<Self, Errno> {
         Ok(Self { has_barrier: false, ..Self::new()? })
     }
 
-    /// Sleeps until it rings, unless it has since it was last cleared, and clears it. Signals that
-    /// are handled end the sleep early.
+    /// Sleeps until the doorbell rings, unless it has rung since it was last cleared; then clears
+    /// it. A handled signal ends the sleep early.
     pub fn wait(&self) {
-        // An interruption is as good as a ring: who waits looks what there is.
+        // An interruption is as good as a ring: the caller then looks into its rings.
         let _ = poll(&mut [PollFd::new(&self.event, PollFlags::IN)], None);
         self.clear();
     }
 
-    /// Forgets that it rang: to be called when it was found readable, and before looking what there
-    /// is.
+    /// Forgets all rings so far. Call it when the doorbell is readable, before looking into the
+    /// rings.
     pub fn clear(&self) {
-        // Nothing to read is as good.
+        // Fails only if there was nothing to read, which is no error.
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
     }
 }
@@ -60,7 +61,7 @@ impl AsFd for EventDoorbell {
 
 impl Doorbell for EventDoorbell {
     fn ring(&self) {
-        // Fails only if the counter is full: then it has rung.
+        // Fails only if the counter is at its maximum; then the doorbell has already rung.
         let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
     }
 
@@ -96,13 +97,13 @@ mod tests {
     }
 
     /// Goal: a consumer that sleeps after each packet misses none, with the barrier and without it.
-    /// A wake-up that is lost leaves the test hanging.
+    /// A lost wake-up makes the test hang.
     #[test]
     fn a_consumer_that_sleeps_often_misses_nothing() {
         const PACKETS: u32 = 20_000;
         let with = EventDoorbell::new().expect("a descriptor");
         let without = EventDoorbell::fenced().expect("another");
-        println!("the kernel makes barriers: {}", with.has_barrier);
+        println!("membarrier is available: {}", with.has_barrier);
         for bell in [with, without] {
             let (mut producer, mut consumer) = ring::single(4, bell.clone()).expect("a ring");
             let consumer = thread::spawn(move || {

@@ -1,12 +1,11 @@
-//! Where the monitors of virtual machines are met: a listening socket with a path, or the path of
-//! theirs.
+//! Unix sockets on which virtual machine monitors connect: our listening socket, or a connection to
+//! the monitor's.
 //!
-//! As a server, the socket's file belongs to the endpoint: one left behind by a process that died
-//! is taken over, one that somebody listens on is not, and in the end the file is removed, unless
-//! it is another by then. As a client, the endpoint connects again and again, every
-//! [`RETRY_INTERVAL`], until somebody listens.
+//! A server owns its socket file. It replaces a file that a dead process left behind, but not one
+//! on which another process listens. Dropping the server removes the file, unless another file has
+//! taken its place. A client tries to connect every [`RETRY_INTERVAL`] until the monitor listens.
 //!
-//! No call blocks. One thread at a time.
+//! No call blocks. One thread at a time uses each value.
 
 use crate::outside::{self, Answer, Wanted};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,23 +19,23 @@ use std::time::Duration;
 /// Time between attempts to connect.
 pub const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Monitors that may wait to be told that the device has one.
+/// Connections that may wait to be accepted.
 const BACKLOG: i32 = 4;
 
-/// Why there is no endpoint at a path.
+/// Why an endpoint could not be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EndpointError {
-    /// Somebody listens there.
+    /// Another process listens on this path.
     InUse(PathBuf),
-    /// There is a file that is no socket.
+    /// The path names a file that is not a socket.
     NotASocket(PathBuf),
-    /// The folder that it is to be in does not exist.
+    /// The directory for the socket does not exist.
     NoFolder(PathBuf),
-    /// A socket's path has between 1 and 108 bytes, none of them zero.
+    /// A socket path must have 1 to 108 bytes, none of them zero.
     Path(PathBuf),
-    /// A confined process connects to what was named at its start, and to nothing else.
+    /// A confined process connects only to the paths that were named at its start.
     Confined(PathBuf),
-    /// Anything else.
+    /// Any other error.
     Os(PathBuf, Errno),
 }
 
@@ -80,12 +79,12 @@ impl fmt::Display for EndpointError {
 
 impl std::error::Error for EndpointError {}
 
-/// A socket with a path that monitors connect to.
+/// A listening socket with a path.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
     path: PathBuf,
-    /// Device and number of the file, to know it again.
+    /// Device and inode number of the socket file, to recognise it.
     file: Option<(u64, u64)>,
 }
 
@@ -121,17 +120,18 @@ impl Listener {
         Ok(listener)
     }
 
-    /// The next connection, which does not block.
+    /// Accepts the next connection, a non-blocking socket. Returns `None` if none waits.
     ///
     /// # Errors
-    /// What the system says: it has no descriptors left, for instance. Who connects waits.
+    /// Those of accept4(2), for example when the process has no descriptors left. The peer stays
+    /// queued.
     pub fn accept(&self) -> Result<Option<OwnedFd>, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         loop {
             match rustix::net::accept_with(&self.socket, flags) {
                 Ok(socket) => return Ok(Some(socket)),
                 Err(Errno::AGAIN) => return Ok(None),
-                // It has gone again; so may the next.
+                // That connection has already gone; try the next one.
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(errno) => return Err(errno),
             }
@@ -155,7 +155,7 @@ impl Drop for Listener {
     }
 }
 
-/// Removes the file of a socket, if it is still the one of this identity.
+/// Removes a socket file, if it still has this identity.
 pub(crate) fn unlink(path: &Path, file: (u64, u64)) {
     if rustix::fs::lstat(path).is_ok_and(|stat| identity(&stat) == file) {
         // If it cannot be removed, the next listener takes it over.
@@ -163,10 +163,10 @@ pub(crate) fn unlink(path: &Path, file: (u64, u64)) {
     }
 }
 
-/// Connects to who listens at `path`; `None` if nobody does at this moment.
+/// Connects to the listener at `path`; `None` if no process listens there now.
 ///
 /// # Errors
-/// [`EndpointError`]: trying again would not help.
+/// [`EndpointError`]. Trying again would not help.
 pub fn connect(path: &Path) -> Result<Option<OwnedFd>, EndpointError> {
     match outside::at_path(Wanted::Connect, path) {
         Some(answer) => unfold(path, answer).map(|(socket, _)| socket),
@@ -180,17 +180,17 @@ fn connect_here(path: &Path) -> Result<Option<OwnedFd>, EndpointError> {
     let socket = socket().map_err(failed)?;
     match rustix::net::connect(&socket, &address) {
         Ok(()) => Ok(Some(socket)),
-        // Nobody is there; or he has many waiting.
+        // No process listens, or its backlog is full.
         Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN | Errno::INTR) => Ok(None),
         Err(errno) => Err(failed(errno)),
     }
 }
 
-/// What the broker does: as [`Listener::bind`], for a confined process.
+/// The broker's part of [`Listener::bind`], for a confined process.
 pub(crate) fn listen_for(path: &Path) -> Result<Answer, Errno> {
     Ok(match Listener::bind_here(path) {
         Ok(mut listener) => {
-            // The file is not removed with this value.
+            // Dropping this value must not remove the file.
             let (device, inode) = listener.file.take().unwrap_or_default();
             let file = Some(listener.socket.try_clone().map_err(|_| Errno::MFILE)?);
             Answer { numbers: [0, 0, device, inode], file, ..Answer::default() }
@@ -199,7 +199,7 @@ pub(crate) fn listen_for(path: &Path) -> Result<Answer, Errno> {
     })
 }
 
-/// What the broker does: as [`connect`], for a confined process.
+/// The broker's part of [`connect`], for a confined process.
 pub(crate) fn connect_for(path: &Path) -> Result<Answer, Errno> {
     Ok(match connect_here(path) {
         Ok(file) => Answer { file, ..Answer::default() },
@@ -207,7 +207,7 @@ pub(crate) fn connect_for(path: &Path) -> Result<Answer, Errno> {
     })
 }
 
-/// An error as numbers of an answer.
+/// Encodes an error as the numbers of an answer.
 fn fold(error: &EndpointError) -> Answer {
     let (kind, errno) = match error {
         EndpointError::InUse(_) => (1, 0),
@@ -220,7 +220,7 @@ fn fold(error: &EndpointError) -> Answer {
     Answer { numbers: [kind, errno, 0, 0], ..Answer::default() }
 }
 
-/// The other way: a descriptor and the identity of its file, or an error.
+/// Decodes an answer: a descriptor and the identity of its file, or an error.
 fn unfold(
     path: &Path,
     answer: Result<Answer, Errno>,
@@ -243,7 +243,7 @@ fn unfold(
 
 fn address(path: &Path) -> Result<SocketAddrUnix, EndpointError> {
     let bad = || EndpointError::Path(path.to_owned());
-    // Without a path it would get a name of the kernel's choice.
+    // Binding to an empty path would make the kernel choose a name.
     if path.as_os_str().is_empty() {
         return Err(bad());
     }
@@ -255,7 +255,7 @@ fn socket() -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-/// Removes the socket at `path` if nobody listens on it.
+/// Removes the socket at `path` if no process listens on it.
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), EndpointError> {
     let failed = |errno| EndpointError::Os(path.to_owned(), errno);
     let stat = rustix::fs::lstat(path).map_err(failed)?;

@@ -1,8 +1,8 @@
-//! What the kernel and front ends hand over as bytes, for the fuzz targets of the repository: not
-//! an interface.
+//! Parsers of bytes from the kernel and from front ends, for the repository's fuzz targets. Not a
+//! public interface.
 //!
-//! The parsers are private; each function here feeds one of them and asserts what must hold
-//! whatever the bytes are.
+//! The parsers are private. Each function here feeds one of them and asserts what must hold for any
+//! bytes.
 
 pub use crate::netlink::fuzz::reply as netlink_reply;
 pub use crate::socket::fuzz::{address as socket_address, control as socket_control, echo_reply};

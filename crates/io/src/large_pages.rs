@@ -1,10 +1,10 @@
-//! Blocks of memory in large pages, for reads past the kernel's cache.
+//! Blocks of memory in large pages, for reads that bypass the page cache.
 //!
-//! A disk takes a list of stretches of memory, so reads are as fast as it only where the stretches
-//! are long. An area is one mapping; it takes memory when blocks are first used, in large pages if
-//! the system has some, and keeps it until the area and all of its blocks are gone.
+//! A disk takes a list of memory ranges, so a read reaches its full speed only where the ranges are
+//! long. An area is one mapping. It takes memory when its blocks are first used, in large pages if
+//! the system has some, and keeps it until the area and all of its blocks are dropped.
 //!
-//! Any thread takes blocks and drops them; a lock is held for a step.
+//! Any thread takes and drops blocks. A lock protects the free list and is held briefly.
 #![allow(unsafe_code)]
 
 use rustix::io::Errno;
@@ -16,73 +16,76 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes of a block.
 pub const LARGE_BLOCK_BYTES: usize = 256 << 10;
-/// Bytes of a large page; areas are so many at least.
+/// Bytes of a large page. An area has at least this size.
 pub const LARGE_PAGE_BYTES: usize = 2 << 20;
 const BLOCKS_PER_PAGE: usize = LARGE_PAGE_BYTES / LARGE_BLOCK_BYTES;
 
-/// Memory for blocks.
+/// An area: memory for blocks.
 ///
-/// Invariants: `map` is a mapping of `map_len` bytes of ours, to be read and written; the blocks
-/// are within it from `first` on, and each is either in `free` or somebody's [`LargeBlock`].
+/// Invariants: `map` is our private mapping of `map_len` bytes, readable and writable. The blocks
+/// lie in it from `first` on. Each block is either in `free` or in exactly one [`LargeBlock`].
 pub struct LargePages {
     map: NonNull<u8>,
     map_len: usize,
-    /// Where the first block is.
+    /// Offset of the first block in the mapping.
     first: usize,
-    /// Blocks that are nobody's; the next is the last of them.
+    /// Blocks not in use, as a stack.
     free: Mutex<Vec<u32>>,
 }
 
-// SAFETY: the memory is the same on any thread, and is reached through blocks only, which are
-// exclusive; the list is behind a lock.
+// SAFETY: the memory does not belong to a thread. It is reached only through blocks, each of which
+// has one owner, and the free list is behind a lock.
 unsafe impl Send for LargePages {}
-// SAFETY: as above.
+// SAFETY: a shared area only hands out blocks, each to one owner, and the free list is behind a
+// lock.
 unsafe impl Sync for LargePages {}
 
-/// A block of an area: its bytes, which nobody else has. Zeros at first, and later what they were
-/// when the block was last dropped.
+/// A block of an area. Its owner has exclusive access to its bytes. They are zeros at first, and
+/// later what the previous owner left.
 pub struct LargeBlock {
     area: Arc<LargePages>,
     number: u32,
 }
 
 impl LargePages {
-    /// An area of so many large pages, or one.
+    /// Maps an area of `pages` large pages, at least one.
     ///
     /// # Errors
-    /// Those of mmap(2).
+    /// Those of mmap(2); `NOMEM` if the size overflows.
     pub fn new(pages: usize) -> Result<Arc<Self>, Errno> {
         let pages = pages.max(1);
         let blocks = pages.checked_mul(BLOCKS_PER_PAGE).and_then(|count| u32::try_from(count).ok());
         let blocks = blocks.ok_or(Errno::NOMEM)?;
-        // One more, so that whole ones begin somewhere.
+        // One more, so that the blocks can start at a multiple of a large page.
         let map_len = (pages + 1).checked_mul(LARGE_PAGE_BYTES).ok_or(Errno::NOMEM)?;
         let (hint, access) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping where the system likes, which touches no other memory.
+        // SAFETY: without an address hint and `MAP_FIXED`, the kernel places the new mapping where
+        // no memory is in use.
         let map = unsafe { mmap_anonymous(hint, map_len, access, flags) }?;
         let map = NonNull::new(map.cast::<u8>()).ok_or(Errno::FAULT)?;
         let first = map.addr().get().next_multiple_of(LARGE_PAGE_BYTES) - map.addr().get();
-        // The next one taken is the first of all, so that few pages are used.
+        // The first block is taken first, so that few pages are in use.
         let free = Mutex::new((0..blocks).rev().collect());
         let area = Self { map, map_len, first, free };
-        // Without large pages small ones do.
-        // SAFETY: it is our own mapping, and the advice changes nothing but how it is paged.
+        // Without large pages, the mapping uses small ones.
+        // SAFETY: the range is the mapping made above, and this advice changes only how it is
+        // paged.
         let _ = unsafe { madvise(map.as_ptr().cast(), map_len, Advice::LinuxHugepage) };
         Ok(Arc::new(area))
     }
 
-    /// A block that is nobody's, if there is one.
+    /// Takes a free block, if there is one.
     pub fn take(self: &Arc<Self>) -> Option<LargeBlock> {
         let number = self.lock().pop()?;
         Some(LargeBlock { area: self.clone(), number })
     }
 
-    /// Where a block begins.
+    /// Address of a block.
     fn start(&self, number: u32) -> NonNull<u8> {
         let at = self.first + number as usize * LARGE_BLOCK_BYTES;
-        // SAFETY: `first` is less than a large page, of which the mapping has one more than the
-        // blocks take, so that each of them is within it.
+        // SAFETY: `first` is less than the size of a large page, and the mapping has one large page
+        // more than the blocks take. So every block lies in the mapping.
         unsafe { self.map.add(at) }
     }
 
@@ -93,8 +96,8 @@ impl LargePages {
 
 impl Drop for LargePages {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, to which there is no reference any more: blocks keep the area.
-        // What is mapped can be unmapped.
+        // SAFETY: this is our own mapping, and no reference into it is left, because every block
+        // keeps the area alive. Unmapping a whole mapping cannot fail.
         let _ = unsafe { munmap(self.map.as_ptr().cast(), self.map_len) };
     }
 }
@@ -104,9 +107,9 @@ impl Deref for LargeBlock {
 
     fn deref(&self) -> &[u8] {
         let start = self.area.start(self.number);
-        // SAFETY: mapped as long as the area, which `self` keeps; a block that is somebody's is
-        // in no list, so that no other has its bytes, and `self` is borrowed. They have been zeros
-        // from the beginning.
+        // SAFETY: the block stays mapped while the area lives, and `self` keeps it alive. A block
+        // that is taken is not in the free list, so no other `LargeBlock` has its bytes; `self` is
+        // borrowed. The bytes are initialised, because the mapping starts as zeros.
         unsafe { NonNull::slice_from_raw_parts(start, LARGE_BLOCK_BYTES).as_ref() }
     }
 }
@@ -114,14 +117,16 @@ impl Deref for LargeBlock {
 impl DerefMut for LargeBlock {
     fn deref_mut(&mut self) -> &mut [u8] {
         let start = self.area.start(self.number);
-        // SAFETY: as above, and `self` is borrowed exclusively.
+        // SAFETY: the block stays mapped while the area lives, and `self` keeps it alive. No other
+        // `LargeBlock` has its bytes, and `self` is borrowed exclusively. The mapping started as
+        // zeros.
         unsafe { NonNull::slice_from_raw_parts(start, LARGE_BLOCK_BYTES).as_mut() }
     }
 }
 
 impl Drop for LargeBlock {
     fn drop(&mut self) {
-        // There was room for it.
+        // Never allocates: the list was made for all blocks.
         self.area.lock().push(self.number);
     }
 }
@@ -136,8 +141,8 @@ impl fmt::Debug for LargeBlock {
 mod tests {
     use super::*;
 
-    /// Goal: blocks are where a disk wants them, nobody's but their owner's, and used again; the
-    /// memory lives as long as the last of them.
+    /// Goal: blocks are aligned as a disk requires, have one owner each, and are used again; the
+    /// memory lives as long as the last block.
     #[test]
     fn blocks_are_their_owners() {
         let area = LargePages::new(2).expect("memory");
@@ -161,7 +166,7 @@ mod tests {
         assert_eq!(user.join().expect("no panic"), 6);
     }
 
-    /// Goal: more than there can be is an error.
+    /// Goal: an area larger than the address space is refused.
     #[test]
     fn more_than_all_memory_is_refused() {
         for pages in [usize::MAX, usize::MAX / LARGE_PAGE_BYTES, 1 << 40] {

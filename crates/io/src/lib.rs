@@ -1,19 +1,20 @@
 //! The operating system side of towpath: devices, host sockets, the reactor and capture files.
 //!
-//! Everything here is driven by one thread at a time; nothing blocks unless it says so. Payload
-//! moves by address: a read fills pool frames that become pieces, a write is handed the addresses
-//! of pieces. Only what goes into a guest is copied, and what a `stream` brings in bits.
+//! One thread at a time drives each object. No call blocks unless its documentation says so.
+//! Payload moves by address: a read fills pool frames, which become pieces; a write passes the
+//! addresses of pieces to the kernel. Only two things copy payload: delivery into guest memory, and
+//! a `stream` that receives one frame in many small reads.
 //!
-//! Unsafe code is allowed in `sys` and `process_sys`, one safe function per system call, in
-//! `vhost_user::{shared, memory, cut}`, for memory that guests write, in `sealed`, for mappings
-//! that nobody does, in `large_pages`, for blocks of a mapping, and in `events::ring`, for buffers
-//! that the kernel uses until it says so.
+//! Unsafe code is allowed in `sys` and `process_sys` (one safe function per system call), in
+//! `vhost_user::{shared, memory, cut}` (memory that guests write), in `sealed` (mappings that no
+//! process can write), in `large_pages` (blocks of a mapping) and in `events::ring` (buffers that
+//! the kernel uses until an operation completes).
 //!
-//! Modules form a line, and each uses only those before it: `{doorbell, large_pages, mount,
+//! The modules are ordered, and each uses only modules before it: `{doorbell, large_pages, mount,
 //! outside, process_sys, random, receive, sealed, sys} → {direct, endpoint, netlink, reactor,
 //! socket, tap} → {namespace, pcapng, stream, thread} → {confine, events, vhost_user} → fuzz`.
 #![deny(unsafe_code)]
-#![cfg_attr(not(feature = "confine"), allow(dead_code, reason = "a broker is only there with it"))]
+#![cfg_attr(not(feature = "confine"), allow(dead_code, reason = "only this feature has a broker"))]
 
 #[cfg(feature = "confine")]
 pub mod confine;

@@ -1,7 +1,7 @@
 //! Mounts of a private mount namespace: resolv.conf and /proc.
 //!
-//! Everything here must run inside the new mount namespace, whose mounts nobody else sees and
-//! which ends with its last process. Generated content lives in a tmpfs, never on a disk.
+//! Everything here must run inside the new mount namespace. Processes outside do not see its
+//! mounts, and it ends with its last process. Generated content lives in a tmpfs, never on a disk.
 
 use std::fmt;
 use std::io;
@@ -15,7 +15,7 @@ use rustix::mount::{
 /// Why a mount could not be made.
 #[derive(Debug)]
 pub enum MountError {
-    /// There is no file to put the generated one over.
+    /// The file that the generated one would cover does not exist.
     Missing {
         /// The file.
         path: PathBuf,
@@ -51,7 +51,8 @@ impl std::error::Error for MountError {
     }
 }
 
-/// Cuts the way from this mount namespace back to the host's; the host's mounts still arrive.
+/// Stops mounts in this namespace from propagating to the host; the host's mounts still propagate
+/// into it.
 ///
 /// # Errors
 /// [`MountError::Refused`].
@@ -63,7 +64,7 @@ pub fn make_private() -> Result<(), MountError> {
 /// Mounts a /proc that shows the current PID namespace.
 ///
 /// # Errors
-/// [`MountError::Refused`], above all in containers that mask parts of /proc.
+/// [`MountError::Refused`], mostly in containers that mask parts of /proc.
 pub fn mount_proc() -> Result<(), MountError> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount("proc", "/proc", "proc", flags, None).map_err(refused("mount /proc"))
@@ -100,8 +101,8 @@ fn refused(step: &'static str) -> impl Fn(Errno) -> MountError {
     move |errno| MountError::Refused { step, errno }
 }
 
-/// Where a tmpfs is mounted for the moment of making a file: a directory that every Linux has and
-/// in which no configuration file lies.
+/// Directory on which a tmpfs is mounted briefly to create a file. It exists on every Linux system
+/// and holds no configuration file.
 const WORKBENCH: &str = "/proc";
-/// One file of one page with room for its directory; resolv.conf files are far smaller than 64 KiB.
+/// Room for one page-sized file and its directory; resolv.conf files are far smaller than 64 KiB.
 const TMPFS_OPTIONS: &std::ffi::CStr = c"size=64k,nr_inodes=4,mode=0755";

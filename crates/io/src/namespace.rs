@@ -1,16 +1,17 @@
-//! Namespaces: making new ones, entering others, and a program's network inside of them.
+//! Namespaces: creates new ones, enters existing ones, and configures a program's network in them.
 //!
 //! # Theory of operation
 //!
-//! [`Isolation::fork`] makes user, network, mount and PID namespaces in the moment of forking; the
-//! child is process 1 of the new PID namespace, so that its end is the end of everything in it.
-//! The child first calls [`Isolation::adopt`], then sets up its network and mounts, then becomes
-//! [`init`]. Whoever holds `CAP_SYS_ADMIN` and `CAP_NET_ADMIN` needs no user namespace and keeps
-//! the identity it has; everybody else gets one in which only the own user and group exist.
+//! [`Isolation::fork`] creates user, network, mount and PID namespaces as part of the fork. The
+//! child is process 1 of the new PID namespace, so its end is the end of every process in it. The
+//! child first calls [`Isolation::adopt`], then sets up its network and mounts, then becomes
+//! [`init`]. A process with `CAP_SYS_ADMIN` and `CAP_NET_ADMIN` needs no user namespace and keeps
+//! its identity. Any other process gets a user namespace in which only its own user and group
+//! exist.
 //!
-//! [`enter`] goes the other way: into the network namespace of a running process.
+//! [`enter`] does the reverse: it enters the network namespace of a running process.
 //!
-//! All of this is for a process with one thread; a fork refuses when there are more.
+//! All of this is for a process with one thread; a fork fails if there are more.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -38,18 +39,18 @@ pub mod signals;
 pub mod sockets;
 pub mod terminal;
 
-/// Why namespaces could not be made or set up.
+/// Why namespaces could not be created or set up.
 #[derive(Debug)]
 pub enum NamespaceError {
     /// The system does not let this user make user namespaces.
     Forbidden(Forbidden),
-    /// The kernel refused to make the namespaces for another reason.
+    /// The kernel refused to create the namespaces for another reason.
     Fork(io::Error),
-    /// The identity of the user could not be set inside.
+    /// The user's identity could not be set in the new user namespace.
     Identity {
         /// The file of /proc.
         file: &'static str,
-        /// What went wrong with it.
+        /// The error of writing it.
         source: io::Error,
     },
 }
@@ -76,20 +77,20 @@ impl std::error::Error for NamespaceError {
     }
 }
 
-/// Who forbids user namespaces, as far as one can tell.
+/// Why user namespaces are forbidden, as far as it can be determined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forbidden {
-    /// `user.max_user_namespaces` is zero.
+    /// The sysctl `user.max_user_namespaces` is zero.
     LimitZero,
     /// A limit on the number of namespaces is reached.
     LimitReached,
-    /// Debian's switch `kernel.unprivileged_userns_clone` is off.
+    /// Debian's sysctl `kernel.unprivileged_userns_clone` is off.
     SwitchedOff,
-    /// AppArmor restricts them to programs with a profile.
+    /// AppArmor restricts user namespaces to programs with a profile.
     AppArmor,
-    /// Something else: a seccomp filter or a security module.
+    /// Another cause: a seccomp filter or a security module.
     Sandbox,
-    /// The kernel was built without them, or they are nested too deeply.
+    /// The kernel was built without user namespaces, or they are nested too deeply.
     Unsupported,
 }
 
@@ -127,7 +128,7 @@ impl fmt::Display for Forbidden {
 
 impl std::error::Error for Forbidden {}
 
-/// How a program is separated from its host, and who it is inside.
+/// How a program is separated from the host, and which user it runs as.
 #[derive(Clone, Copy, Debug)]
 pub struct Isolation {
     uid: Uid,
@@ -137,15 +138,15 @@ pub struct Isolation {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// Enough privilege to do without a user namespace.
+    /// This process has enough privilege to need no user namespace.
     Privileged,
-    /// A user namespace in which the own user keeps its number, or is 0.
+    /// A user namespace in which the user keeps its number, or becomes 0.
     User { as_root: bool },
 }
 
 impl Isolation {
-    /// What this process is able to do. Without privilege, `as_root` makes the user appear as
-    /// root inside; with privilege it changes nothing.
+    /// Determines what this process is able to do. Without privilege, `as_root` makes the user
+    /// appear as root inside; with privilege it has no effect.
     ///
     /// # Errors
     /// Those of capget(2).
@@ -161,8 +162,8 @@ impl Isolation {
         self.mode == Mode::Privileged
     }
 
-    /// Forks a child that is process 1 of new namespaces. The child is killed when the thread
-    /// that called this ends, once it has called [`adopt`](Self::adopt).
+    /// Forks a child that is process 1 of new namespaces. Once the child has called
+    /// [`adopt`](Self::adopt), the kernel kills it when the thread that called this ends.
     ///
     /// # Errors
     /// [`NamespaceError::Forbidden`] or [`NamespaceError::Fork`].
@@ -174,22 +175,22 @@ impl Isolation {
         fork_into(namespaces).map_err(|error| self.explain(error))
     }
 
-    /// In the child: dies with the parent from now on, and takes the user's identity.
+    /// In the child: takes the user's identity, and requests to die with the parent from now on.
     ///
     /// # Errors
-    /// [`NamespaceError::Identity`], or [`NamespaceError::Forbidden`] where a security module
-    /// lets user namespaces be made but not used.
+    /// [`NamespaceError::Identity`], or [`NamespaceError::Forbidden`] if a security module permits
+    /// to create user namespaces but not to use them.
     pub fn adopt(&self) -> Result<(), NamespaceError> {
         if let Mode::User { as_root } = self.mode {
             let (uid, gid) = (self.uid.as_raw(), self.gid.as_raw());
             let (uid_inside, gid_inside) = if as_root { (0, 0) } else { (uid, gid) };
-            // user_namespaces(7): a user without privilege may map its own group only after
-            // giving up setgroups.
+            // user_namespaces(7): an unprivileged user may map its own group only after it has
+            // given up setgroups.
             self.write_identity("/proc/self/setgroups", "deny")?;
             self.write_identity("/proc/self/gid_map", &format!("{gid_inside} {gid} 1"))?;
             self.write_identity("/proc/self/uid_map", &format!("{uid_inside} {uid} 1"))?;
         }
-        // After the change of credentials, which clears it.
+        // After the change of credentials, which clears this setting.
         die_with_parent().map_err(NamespaceError::Fork)
     }
 
@@ -228,7 +229,7 @@ impl Isolation {
     }
 }
 
-/// A network interface as a program is to find it.
+/// Configuration of a network interface for the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
     /// Its name.
@@ -248,7 +249,7 @@ pub struct Interface {
 /// Addresses of one IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addresses {
-    /// The interface's own.
+    /// The address of the interface.
     pub address: IpAddr,
     /// Bits of the network's prefix.
     pub prefix_len: u8,
@@ -256,18 +257,18 @@ pub struct Addresses {
     pub gateway: IpAddr,
 }
 
-/// What became of a configured interface.
+/// Result of configuring an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Configured {
-    /// As asked for.
+    /// Everything was configured.
     Whole,
-    /// The kernel does not do IPv6 here; there is IPv4 only.
+    /// The kernel does not support IPv6 here; only IPv4 is configured.
     WithoutIpv6(Errno),
 }
 
 impl Interface {
-    /// Gives the existing link of this name its addresses and routes and switches it on.
-    /// Addresses are usable at once. Also switches loopback on.
+    /// Gives the existing link of this name its addresses and routes and sets it up. The addresses
+    /// are usable at once. Also sets the loopback link up.
     ///
     /// # Errors
     /// [`NetlinkError`]. A kernel without IPv6 is an error only if there is no IPv4.
@@ -284,7 +285,7 @@ impl Interface {
         };
         netlink.link_set(index, &settings)?;
         settings = LinkSettings { address_gen_mode_none: true, ..LinkSettings::default() };
-        // Fails on kernels without IPv6; what that means shows below.
+        // Fails on kernels without IPv6, which is handled below.
         let quiet = netlink.link_set(index, &settings);
         netlink.link_set(index, &LinkSettings { up: true, ..LinkSettings::default() })?;
         if let Some(ipv4) = &self.ipv4 {
@@ -306,8 +307,8 @@ impl Interface {
     }
 }
 
-/// Lets programs without privilege use ports below 1024 and ICMP echo in the current network
-/// namespace, which is their own. Returns false if /proc/sys cannot be written.
+/// Lets unprivileged programs use ports below 1024 and ICMP echo in the current network namespace,
+/// which must be the program's own. Returns false if /proc/sys cannot be written.
 pub fn relax_network_limits(isolation: &Isolation) -> bool {
     let gid = match isolation.mode {
         Mode::Privileged | Mode::User { as_root: true } => 0,
@@ -318,8 +319,8 @@ pub fn relax_network_limits(isolation: &Isolation) -> bool {
     ports.and(echo).is_ok()
 }
 
-/// Asks the kernel to kill this process when the thread that forked it ends. The caller must
-/// still find out whether that has happened already.
+/// Makes the kernel kill this process when the thread that forked it ends. The caller must still
+/// check whether that has happened already.
 ///
 /// # Errors
 /// Those of prctl(2).
@@ -346,14 +347,14 @@ pub fn reap(pid: Pid) -> io::Result<ExitStatus> {
     Ok(ExitStatus::from_raw(status.as_raw()))
 }
 
-/// Kills a child and waits for its end. A child that has ended already is only waited for. Where
-/// the broker has been killed that would do it, the child is left alone: it has asked the kernel to
-/// [die with this process](die_with_parent).
+/// Kills a child and waits for its end; one that has already ended is only waited for. If the
+/// broker would have to kill it but is dead itself, the child is left alone: it [dies with this
+/// process](die_with_parent).
 pub fn kill_and_reap(pid: Pid) {
     match outside::end_child() {
         Some(Ok(())) => {}
         Some(Err(_)) => return,
-        // Fails only if the child has been waited for, as waiting does then.
+        // Fails only if the child has been waited for already; then `reap` fails, too.
         None => drop(rustix::process::kill_process(pid, Signal::KILL)),
     }
     let _ = reap(pid);
@@ -364,7 +365,7 @@ fn add_network(netlink: &mut Netlink, index: u32, network: &Addresses) -> Result
     netlink.route_add_default(index, network.gateway)
 }
 
-/// What a kernel says that has no IPv6 at all, or has it switched off.
+/// True for the errors of a kernel without IPv6, or with IPv6 disabled.
 fn means_no_ipv6(errno: Errno) -> bool {
     matches!(errno, Errno::AFNOSUPPORT | Errno::OPNOTSUPP | Errno::ACCESS | Errno::INVAL)
 }

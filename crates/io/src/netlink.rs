@@ -1,8 +1,8 @@
 //! Network links, addresses and routes of the current network namespace (rtnetlink(7)).
 //!
-//! A [`Netlink`] asks one thing at a time and waits for the kernel's acknowledgement, so that a
-//! failed call names what failed. The kernel's own explanation (extended acknowledgement) is part
-//! of the error where it gives one. The socket belongs to the namespace it was opened in.
+//! A [`Netlink`] sends one request at a time and waits for the kernel's acknowledgement, so that an
+//! error names the request that failed. The error contains the kernel's own explanation (extended
+//! acknowledgement) if there is one. The socket belongs to the namespace in which it was opened.
 
 use std::fmt;
 use std::io;
@@ -25,9 +25,9 @@ mod message;
 /// Why a request failed.
 #[derive(Debug)]
 pub enum NetlinkError {
-    /// The kernel refused.
+    /// The kernel refused the request.
     Refused {
-        /// What was asked for.
+        /// The request.
         what: &'static str,
         /// The kernel's error.
         errno: Errno,
@@ -36,11 +36,11 @@ pub enum NetlinkError {
     },
     /// The netlink socket failed.
     Socket(Errno),
-    /// The network has a way out already.
+    /// The network namespace already has a default route.
     DefaultRouteExists,
-    /// The kernel's answer made no sense.
+    /// The kernel's answer was not understood.
     Answer {
-        /// What was asked for.
+        /// The request.
         what: &'static str,
     },
 }
@@ -90,10 +90,10 @@ impl NetlinkError {
     }
 }
 
-/// What to change about a link; `None` and `false` leave it alone.
+/// Changes to a link; `None` and `false` change nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LinkSettings {
-    /// Switches the link on.
+    /// Set the link up.
     pub up: bool,
     /// Largest IP packet in bytes.
     pub mtu: Option<u16>,
@@ -101,7 +101,7 @@ pub struct LinkSettings {
     pub tx_queue_len: Option<u32>,
     /// Ethernet address.
     pub mac: Option<[u8; 6]>,
-    /// The kernel adds no IPv6 link-local address of its own.
+    /// Keep the kernel from adding an IPv6 link-local address.
     pub address_gen_mode_none: bool,
 }
 
@@ -125,15 +125,16 @@ impl Netlink {
             None, // NETLINK_ROUTE
         )?;
         set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, Some(REPLY_TIMEOUT))?;
-        // Extended acknowledgements came with Linux 4.12; without them errors lack their text.
+        // Extended acknowledgements exist since Linux 4.12; without them errors have no
+        // explanation.
         let _ = netlink_ext_ack(socket.as_fd());
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// Index of the link called `name`.
+    /// Returns the index of the link called `name`.
     ///
     /// # Errors
-    /// ENODEV if there is none.
+    /// ENODEV if there is no such link.
     pub fn link_index(&mut self, name: &str) -> Result<u32, NetlinkError> {
         let index = rustix::net::netdevice::name_to_index(&self.socket, name);
         index.map_err(|errno| NetlinkError::Refused { what: "find link", errno, text: None })
@@ -142,7 +143,7 @@ impl Netlink {
     /// Changes a link.
     ///
     /// # Errors
-    /// [`NetlinkError`]; settings are applied together or not at all, as far as the kernel can.
+    /// [`NetlinkError`]. The kernel applies the settings together or not at all, as far as it can.
     pub fn link_set(&mut self, index: u32, settings: &LinkSettings) -> Result<(), NetlinkError> {
         if settings.address_gen_mode_none {
             self.no_generated_address(index)?;
@@ -160,7 +161,7 @@ impl Netlink {
         self.ask("set up link", request)
     }
 
-    /// Switches the loopback link on.
+    /// Sets the loopback link up.
     ///
     /// # Errors
     /// [`NetlinkError`].
@@ -169,7 +170,7 @@ impl Netlink {
         self.ask("switch on loopback", Request::link(index, true))
     }
 
-    /// Adds an address that is usable at once: no duplicate address detection.
+    /// Adds an address that is usable at once, without duplicate address detection.
     ///
     /// # Errors
     /// [`NetlinkError`].
@@ -193,7 +194,7 @@ impl Netlink {
         self.ask("add address", request)
     }
 
-    /// Adds the default route of `gateway`'s family.
+    /// Adds a default route through `gateway`, of its address family.
     ///
     /// # Errors
     /// [`NetlinkError`].
@@ -247,7 +248,7 @@ impl Netlink {
     }
 }
 
-/// The link-local address that belongs to an Ethernet address (RFC 4291 appendix A).
+/// The link-local address that is derived from an Ethernet address (RFC 4291 appendix A).
 pub fn link_local(mac: [u8; 6]) -> Ipv6Addr {
     let [a, b, c, d, e, f] = mac;
     let universal_bit_flipped = a ^ 0x02;
@@ -263,11 +264,12 @@ impl From<NetlinkError> for io::Error {
     }
 }
 
-/// The kernel answers requests of this kind before `sendto` returns; waiting is for the unknown.
+/// The kernel answers such requests before `sendto` returns; the timeout is for the unexpected.
 const REPLY_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
-/// An acknowledgement repeats the request (below 256 bytes) and may carry a text of one line.
+/// An acknowledgement repeats the request (below 256 bytes) and may contain one line of text.
 const REPLY_BYTES_MAX: usize = 4096;
-/// Nobody else's messages arrive here; more than a few that are not ours mean something is wrong.
+/// The socket receives only answers to its own requests. More unrelated messages than this are an
+/// error.
 const STALE_REPLIES_MAX: usize = 16;
 
 #[cfg(test)]

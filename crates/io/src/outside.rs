@@ -1,18 +1,17 @@
-//! What a confined process cannot do itself, and asks its broker for.
+//! Requests of a confined process to its broker, for what the sandbox forbids.
 //!
 //! # Theory of operation
 //!
-//! A process that is confined (see `confine`) has no file system, no capability
-//! and few system calls. The few things that it needs later are done by its *broker*, a process
-//! outside of the sandbox that was forked before. A request is one message on a pair of sockets
-//! that keep message boundaries: a number that says what is wanted, a number, a text, and at most
-//! one descriptor. One message answers. The set of requests is closed ([`Wanted`]), and the broker
-//! refuses what its process was not started for.
+//! A confined process (see `confine`) has no file system, no capability and few system calls. Its
+//! *broker*, a process outside the sandbox that was forked before, does the few things that it
+//! needs later. A request is one message on a socket pair that keeps message boundaries: the kind
+//! of request, a number, a text and at most one descriptor. One message is the answer. The set of
+//! requests is closed ([`Wanted`]), and the broker refuses requests for which it was not started.
 //!
-//! There is at most one broker for a process. Where there is none, callers do themselves what they
-//! would ask for: [`ask`] returns `None`.
+//! A process has at most one broker. Without one, [`ask`] returns `None` and the caller does the
+//! work itself.
 //!
-//! Any thread; one request at a time. A call waits for the answer.
+//! Any thread may ask; one request is in progress at a time. A call waits for the answer.
 //!
 //! Limit: [`TEXT_BYTES_MAX`].
 
@@ -31,42 +30,44 @@ use rustix::net::{
 };
 use rustix::pipe::{PipeFlags, pipe_with};
 
-/// Longest text of a message: a resolv.conf of the size that is read at most.
+/// Longest text of a message, which is also the largest resolv.conf that the broker reads.
 pub const TEXT_BYTES_MAX: usize = 64 << 10;
 
-/// What can be asked for.
+/// Kinds of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Wanted {
-    /// Bind a socket that comes along to a port that this process may not bind itself.
+    /// Bind the attached socket to a port that this process may not bind itself.
     Bind = 1,
-    /// A raw ICMP (4) or ICMPv6 (6) socket, where datagram sockets for echo are not permitted.
+    /// Open a raw ICMP (4) or ICMPv6 (6) socket, where the system forbids datagram sockets for
+    /// echo.
     Ping = 2,
-    /// The text of the host's resolv.conf, and what tells its version from others.
+    /// Read the host's resolv.conf, and return numbers that identify its version.
     ResolvConf = 3,
-    /// What the served namespace's file is known by now.
+    /// Return the device and inode number of the served namespace's file.
     Namespace = 4,
-    /// Take note of the program: its pidfd comes along. Once.
+    /// Remember the program, whose pidfd is attached. Accepted once.
     Program = 5,
     /// Send the program a signal.
     Signal = 6,
-    /// Kill the child of this process that was forked before.
+    /// Kill the child of this process, which was forked before the broker.
     EndChild = 7,
     /// Remove the control socket.
     Withdraw = 8,
-    /// A TAP device of a name.
+    /// Open the TAP device of a name.
     Tap = 9,
-    /// A Unix socket that listens at a path.
+    /// Open a Unix socket that listens at a path.
     Listen = 10,
-    /// A Unix socket that is connected to a path.
+    /// Open a Unix socket that is connected to a path.
     Connect = 11,
-    /// Remove the file of a socket that was made by [`Wanted::Listen`].
+    /// Remove the file of a socket that [`Wanted::Listen`] made.
     Unlink = 12,
-    /// Replace the lease file by what is in a pipe that comes along; its length is the number.
+    /// Replace the lease file by the content of the attached pipe. The number is its length in
+    /// bytes.
     Leases = 13,
-    /// The file of the lease file's lock.
+    /// Open the lock file of the lease file.
     LeaseLock = 14,
-    /// A pipe or a character device that comes along, opened anew to be written without waiting.
+    /// Open the attached pipe or character device again, for non-blocking writes.
     Reopen = 15,
 }
 
@@ -90,7 +91,7 @@ impl Wanted {
     ];
 }
 
-/// A request, as the broker reads it.
+/// A request as the broker receives it.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) wanted: Wanted,
@@ -99,10 +100,10 @@ pub(crate) struct Request {
     pub(crate) file: Option<OwnedFd>,
 }
 
-/// An answer that is no error.
+/// A successful answer.
 #[derive(Debug, Default)]
 pub struct Answer {
-    /// Numbers, of which each request has a meaning of its own.
+    /// Numbers, whose meaning depends on the request.
     pub numbers: [u64; NUMBERS],
     /// A text.
     pub text: Vec<u8>,
@@ -110,29 +111,30 @@ pub struct Answer {
     pub file: Option<OwnedFd>,
 }
 
-/// Where the broker is asked.
+/// Channel to the broker.
 static BROKER: OnceLock<Mutex<OwnedFd>> = OnceLock::new();
 
-/// Where the one that keeps the lease file is asked: it may wait for a disk.
+/// Channel to the broker that keeps the lease file. It is separate because it may wait for a disk.
 static KEEPER: OnceLock<Mutex<OwnedFd>> = OnceLock::new();
 
-/// Has lease files go to the broker at the other end of `channel`.
+/// Sends lease requests to the broker at the other end of `channel` from now on.
 ///
 /// # Errors
-/// `AlreadyExists`: there is one.
+/// `AlreadyExists` if there is such a broker already.
 pub(crate) fn set_keeper(channel: OwnedFd) -> io::Result<()> {
     KEEPER.set(Mutex::new(channel)).map_err(|_| io::ErrorKind::AlreadyExists.into())
 }
 
-/// Has all requests of this process go to the broker at the other end of `channel`.
+/// Sends all other requests of this process to the broker at the other end of `channel` from now
+/// on.
 ///
 /// # Errors
-/// `AlreadyExists`: there is one.
+/// `AlreadyExists` if there is a broker already.
 pub(crate) fn set(channel: OwnedFd) -> io::Result<()> {
     BROKER.set(Mutex::new(channel)).map_err(|_| io::ErrorKind::AlreadyExists.into())
 }
 
-/// Has the broker do something; `None` if this process has none.
+/// Sends a request to the broker and waits for its answer; `None` if this process has no broker.
 pub fn ask(
     wanted: Wanted,
     number: u64,
@@ -140,29 +142,28 @@ pub fn ask(
     file: Option<BorrowedFd<'_>>,
 ) -> Option<Result<Answer, Errno>> {
     let broker = BROKER.get()?;
-    // What was asked when a thread panicked has been answered or not; the channel is whole.
+    // The channel stays usable after a thread panicked while it held the lock.
     let channel = broker.lock().unwrap_or_else(PoisonError::into_inner);
     let asked = send_request(channel.as_fd(), wanted, number, text, file);
     Some(asked.and_then(|()| receive_answer(channel.as_fd())))
 }
 
-/// Has a pipe or character device opened anew, to be written without waiting; `None` without a
-/// broker.
+/// Opens a pipe or character device again, for non-blocking writes; `None` without a broker.
 pub(crate) fn reopen(file: BorrowedFd<'_>) -> Option<Result<OwnedFd, Errno>> {
     let answer = ask(Wanted::Reopen, 0, &[], Some(file))?;
     Some(answer.and_then(|answer| answer.file.ok_or(Errno::PROTO)))
 }
 
-/// Has the lease file replaced; `None` without a broker that does.
+/// Replaces the lease file; `None` without a broker for it.
 pub fn replace_leases(text: &[u8]) -> Option<io::Result<()>> {
     let keeper = KEEPER.get()?.lock().unwrap_or_else(PoisonError::into_inner);
     let replace = || {
         let (outlet, inlet) = pipe_with(PipeFlags::CLOEXEC)?;
-        // Whoever is killed before all of it is written leaves less than this in the pipe.
+        // If this process is killed during the write, the pipe holds fewer bytes than this.
         let len = text.len() as u64;
         send_request(keeper.as_fd(), Wanted::Leases, len, &[], Some(outlet.as_fd()))?;
         drop(outlet);
-        // It reads to the end, whatever comes; if it has gone, this fails, and so does the answer.
+        // The broker always reads to the end. If it has gone, this fails, and so does the answer.
         let _ = File::from(inlet).write_all(text);
         receive_answer(keeper.as_fd())?;
         Ok(())
@@ -170,7 +171,7 @@ pub fn replace_leases(text: &[u8]) -> Option<io::Result<()>> {
     Some(replace())
 }
 
-/// The file of the lease file's lock; `None` without a broker that keeps one.
+/// Opens the lock file of the lease file; `None` without a broker for it.
 pub fn lease_lock() -> Option<io::Result<File>> {
     let keeper = KEEPER.get()?.lock().unwrap_or_else(PoisonError::into_inner);
     let open = || {
@@ -181,41 +182,41 @@ pub fn lease_lock() -> Option<io::Result<File>> {
     Some(open())
 }
 
-/// Has the broker bind `socket`; `None` without a broker.
+/// Binds `socket` through the broker; `None` without a broker.
 pub fn bind(socket: BorrowedFd<'_>, address: &SocketAddr) -> Option<Result<(), Errno>> {
     let text = address.to_string();
     Some(ask(Wanted::Bind, 0, text.as_bytes(), Some(socket))?.map(drop))
 }
 
-/// A raw socket for echo with `to`; `None` without a broker.
+/// Opens a raw socket for ICMP echo with `to`; `None` without a broker.
 pub fn ping(to: IpAddr) -> Option<Result<OwnedFd, Errno>> {
     let version = if to.is_ipv6() { 6 } else { 4 };
     let answer = ask(Wanted::Ping, version, &[], None)?;
     Some(answer.and_then(|answer| answer.file.ok_or(Errno::PROTO)))
 }
 
-/// The host's resolv.conf, and what tells its version from others; `None` without a broker.
+/// Returns the host's resolv.conf and numbers that identify its version; `None` without a broker.
 pub fn resolv_conf() -> Option<Result<([u64; NUMBERS], String), Errno>> {
     let answer = ask(Wanted::ResolvConf, 0, &[], None)?;
     Some(answer.map(|answer| (answer.numbers, String::from_utf8_lossy(&answer.text).into_owned())))
 }
 
-/// Kills the child of this process; `None` without a broker, an error if that has gone.
+/// Kills the child of this process; `None` without a broker, an error if the broker has gone.
 pub(crate) fn end_child() -> Option<Result<(), Errno>> {
     Some(ask(Wanted::EndChild, 0, &[], None)?.map(drop))
 }
 
-/// True for what [`ask`] fails with when the broker has been killed.
+/// True for the errors with which [`ask`] fails when the broker has been killed.
 pub(crate) fn means_no_broker(errno: Errno) -> bool {
     matches!(errno, Errno::PIPE | Errno::CONNRESET)
 }
 
-/// Removes the control socket; false without a broker.
+/// Removes the control socket; returns false without a broker.
 pub fn withdraw() -> bool {
     ask(Wanted::Withdraw, 0, &[], None).is_some()
 }
 
-/// Asks for something at a path; `None` without a broker.
+/// Sends a request about a path; `None` without a broker.
 pub(crate) fn at_path(wanted: Wanted, path: &Path) -> Option<Result<Answer, Errno>> {
     use std::os::unix::ffi::OsStrExt;
     ask(wanted, 0, path.as_os_str().as_bytes(), None)
@@ -234,10 +235,10 @@ fn send_request(
     send(channel, &head, text, file)
 }
 
-/// The next request; `None` at the end of who asks.
+/// Waits for the next request; `None` once the other end of the channel is closed.
 ///
 /// # Errors
-/// EBADMSG for what is no request; those of recvmsg(2).
+/// EBADMSG for a malformed request; those of recvmsg(2).
 pub(crate) fn receive_request(channel: BorrowedFd<'_>) -> Result<Option<Request>, Errno> {
     let Some((bytes, file)) = receive(channel)? else { return Ok(None) };
     let (head, text) = bytes.split_first_chunk::<REQUEST_HEAD>().ok_or(Errno::BADMSG)?;
@@ -251,7 +252,7 @@ pub(crate) fn receive_request(channel: BorrowedFd<'_>) -> Result<Option<Request>
     }))
 }
 
-/// Answers a request.
+/// Sends the answer to a request.
 pub(crate) fn send_answer(
     channel: BorrowedFd<'_>,
     answer: &Result<Answer, Errno>,
@@ -306,10 +307,10 @@ fn send(
     retry_on_intr(|| sendmsg(channel, &slices, &mut ancillary, SendFlags::NOSIGNAL)).map(drop)
 }
 
-/// A message and its descriptor.
+/// Bytes of a message and its descriptor.
 type Received = (Vec<u8>, Option<OwnedFd>);
 
-/// The next message; `None` at the end of the other side.
+/// Waits for the next message; `None` once the other end of the channel is closed.
 fn receive(channel: BorrowedFd<'_>) -> Result<Option<Received>, Errno> {
     let mut bytes = vec![0; HEAD_MAX + TEXT_BYTES_MAX];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -338,11 +339,11 @@ fn receive(channel: BorrowedFd<'_>) -> Result<Option<Received>, Errno> {
     Ok(Some((bytes, file)))
 }
 
-/// Numbers of an answer.
+/// Numbers in an answer.
 const NUMBERS: usize = 4;
-/// What is wanted, and a number.
+/// Bytes of the kind of request and its number.
 const REQUEST_HEAD: usize = 1 + 8;
-/// The error, or zero, and numbers.
+/// Bytes of the error, or zero, and the numbers.
 const ANSWER_HEAD: usize = 4 + 8 * NUMBERS;
 const HEAD_MAX: usize = ANSWER_HEAD;
 const _: () = assert!(REQUEST_HEAD <= HEAD_MAX);
@@ -371,7 +372,7 @@ mod tests {
         let answer = receive_answer(ours.as_fd()).unwrap();
         assert_eq!((answer.numbers, answer.text.as_slice()), (numbers, &b"y"[..]));
         assert!(answer.file.is_some());
-        // It is a copy of their end.
+        // The received descriptor is a duplicate of the other end.
         drop(answer);
         send_answer(theirs.as_fd(), &Err(Errno::PERM)).unwrap();
         assert_eq!(receive_answer(ours.as_fd()).unwrap_err(), Errno::PERM);

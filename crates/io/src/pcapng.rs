@@ -1,16 +1,16 @@
-//! Capture files in pcapng form, written without copying payload.
+//! Capture files in pcapng format, written without copying payload.
 //!
-//! A [`Writer`] begins a section with one Ethernet interface and adds an enhanced packet block per
-//! packet, in one `writev` of block header, private headers, pieces by address and trailer. Times
-//! are nanoseconds since 1970; the direction goes into the packet's flags. A checksum that a
-//! device was to fill in is captured as it is: partial.
+//! A [`Writer`] begins a section with one Ethernet interface and adds one enhanced packet block per
+//! packet: one `writev` of block header, private headers, pieces by address and trailer. Times are
+//! nanoseconds since 1970; the direction goes into the packet's flags. A checksum that a device
+//! would have completed is captured unchanged, as a partial checksum.
 //!
-//! A file that takes no more ([`Writer::write_some`]) is written on later, from where it stopped;
-//! meanwhile nothing is pinned, so that lent memory can go back. [`writable`] makes such a file of
-//! a pipe. [`Writer::end`] tells how much was seen and how much is missing.
+//! When the file accepts no more bytes ([`Writer::write_some`]), a later call continues where the
+//! write stopped. Nothing is pinned in between, so lent memory can return. [`writable`] makes a
+//! pipe non-blocking for this. [`Writer::end`] records how many packets were seen and lost.
 //!
-//! Invariants: a block is written whole, or the file ends inside it and nothing follows. After an
-//! error a regular file is cut to its last whole block. One thread.
+//! Invariants: each block is written whole, or the file ends inside it and nothing follows. After
+//! an error, a regular file is truncated to its last whole block. One thread.
 //!
 //! Limit: [`SNAP_BYTES_MAX`]. Specification: draft-ietf-opsawg-pcapng.
 
@@ -28,7 +28,7 @@ pub const SNAP_BYTES_MAX: u32 = 256 * 1024;
 
 /// Block header, private headers, pieces, trailer.
 const PARTS: usize = 3 + PIECES_MAX;
-/// Type, total length, interface, time high and low, captured and original length.
+/// Type, total length, interface, timestamp high and low, captured and original length.
 const PACKET_HEADER_BYTES: usize = 7 * 4;
 /// Padding up to 3, `epb_flags` 8, end of options 4, total length 4.
 const TRAILER_BYTES_MAX: usize = 3 + 8 + 4 + 4;
@@ -49,7 +49,7 @@ const OPTION_ISB_USRDELIV: u16 = 8;
 /// Power of ten of the time unit.
 const NANOSECONDS: u8 = 9;
 
-/// Which way a packet went, seen from the device captured.
+/// Direction of a packet, seen from the captured device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// Received by towpath.
@@ -58,35 +58,34 @@ pub enum Direction {
     Outbound,
 }
 
-/// A packet as it was seen.
+/// A packet as it was captured.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
-    /// The packet, or as much of it as is kept.
+    /// The packet, or the part of it that was kept.
     pub packet: &'a Packet,
-    /// Bytes that it had.
+    /// Original length of the packet in bytes.
     pub bytes: usize,
-    /// Which way it went.
+    /// Direction of the packet.
     pub direction: Direction,
-    /// When: nanoseconds since the beginning of 1970.
+    /// Capture time: nanoseconds since the beginning of 1970.
     pub nanoseconds: u64,
 }
 
-/// What a capture has counted, in packets.
+/// Counters of a capture, in packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Passed the place of the capture.
+    /// Packets that passed the capture point.
     pub seen: u64,
-    /// Of these, wanted by the filter.
+    /// Seen packets that the filter accepted.
     pub accepted: u64,
-    /// Of these, lost.
+    /// Accepted packets that were lost.
     pub dropped: u64,
 }
 
-/// The file itself, if writing to it waits for a disk at most; else the same pipe or terminal,
-/// opened so that it never blocks.
+/// Returns a regular file unchanged. Opens a pipe or character device again in non-blocking mode.
 ///
 /// # Errors
-/// It is none of these (`EINVAL`), or it cannot be opened through `/proc`.
+/// `EINVAL` for any other kind of file; errors of opening it through `/proc`.
 pub fn writable(file: OwnedFd) -> io::Result<OwnedFd> {
     let status = rustix::fs::fstat(&file)?;
     match FileType::from_raw_mode(status.st_mode) {
@@ -98,28 +97,29 @@ pub fn writable(file: OwnedFd) -> io::Result<OwnedFd> {
     }
 }
 
-/// A pipe or a character device, opened anew to be written without waiting.
+/// Opens a pipe or character device again, for non-blocking writes.
 pub(crate) fn reopen(file: &OwnedFd) -> Result<OwnedFd, Errno> {
     let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     rustix::fs::open(path, flags, Mode::empty())
 }
 
-/// Writes a capture to a file, a pipe or anything else that takes bytes.
+/// Writes a capture to a file, a pipe or another descriptor that accepts bytes.
 #[derive(Debug)]
 pub struct Writer<W: AsFd> {
     to: W,
     snap_bytes: u32,
-    /// What the file has not taken of its first blocks.
+    /// The part of the first two blocks that the file has not accepted yet.
     preamble: Vec<u8>,
-    /// Bytes of a block that are written, if the file took no more.
+    /// Bytes of the current block that are written, if the file stopped inside it.
     written: usize,
     packets: u64,
 }
 
 impl<W: AsFd> Writer<W> {
-    /// Begins a capture of the interface `name`. Of each packet the first `snap_bytes` are kept;
-    /// `None` keeps all. A file that takes nothing yet gets its beginning with the first packet.
+    /// Begins a capture of the interface `name`. Keeps the first `snap_bytes` of each packet, or
+    /// all with `None`. If the file accepts no bytes yet, the first packet writes the first blocks,
+    /// too.
     ///
     /// # Errors
     /// Those of writev(2).
@@ -131,7 +131,7 @@ impl<W: AsFd> Writer<W> {
         Ok(writer)
     }
 
-    /// Writes what is left of the first blocks; true if they are whole then.
+    /// Writes the rest of the first blocks; true if they are complete afterwards.
     fn write_preamble(&mut self) -> io::Result<bool> {
         if self.preamble.is_empty() {
             return Ok(true);
@@ -150,11 +150,11 @@ impl<W: AsFd> Writer<W> {
         }
     }
 
-    /// Writes a packet, or goes on with the one that was begun. False if the file takes no more
-    /// now: the same packet is wanted again when it does.
+    /// Writes a packet, or continues the one that was begun. Returns false if the file accepts no
+    /// more now; the caller then calls again with the same packet.
     ///
     /// # Errors
-    /// Those of writev(2); the file is of no use any more.
+    /// Those of writev(2); the file must not be used any more.
     ///
     /// # Panics
     /// If the packet is shorter than when it was begun.
@@ -176,14 +176,14 @@ impl<W: AsFd> Writer<W> {
             left -= left.min(piece.len());
         }
         fits &= gather.push_bytes(&trailer[..trailer_bytes]);
-        assert!(fits && gather.bytes() == total as usize, "a block is as long as it says");
+        assert!(fits && gather.bytes() == total as usize, "a block has its announced length");
 
         let is_whole = self.go_on(&mut gather)?;
         self.packets += u64::from(is_whole);
         Ok(is_whole)
     }
 
-    /// Writes what was counted, as the last block. False as for [`Writer::write_some`].
+    /// Writes the counters as the last block. False as for [`Writer::write_some`].
     ///
     /// # Errors
     /// Those of writev(2).
@@ -207,17 +207,17 @@ impl<W: AsFd> Writer<W> {
         self.go_on(&mut gather)
     }
 
-    /// True if the file has taken its first blocks.
+    /// True if the file has accepted the first blocks.
     pub fn has_begun(&self) -> bool {
         self.preamble.is_empty()
     }
 
-    /// True if a block of a packet was begun and is not whole.
+    /// True if a packet's block was begun and is not complete.
     pub fn is_within_block(&self) -> bool {
         self.written > 0
     }
 
-    /// Writes a block from where it stopped; true if it is whole then.
+    /// Continues to write a block where it stopped; true if it is complete afterwards.
     fn go_on<const N: usize>(&mut self, block: &mut Gather<'_, N>) -> io::Result<bool> {
         if !self.write_preamble()? {
             return Ok(false);
@@ -241,10 +241,10 @@ impl<W: AsFd> Writer<W> {
         }
     }
 
-    /// Takes the part of a block that was begun back from a regular file, if nothing follows it.
+    /// Truncates a regular file before an incomplete block, if nothing follows that block.
     fn cut(&mut self) {
         let is_regular = |mode| FileType::from_raw_mode(mode) == FileType::RegularFile;
-        // What cannot be done, or is asked of a pipe, leaves the file as it is.
+        // If a step fails, as for a pipe, the file stays unchanged.
         let (Ok(status), Ok(end)) = (rustix::fs::fstat(&self.to), rustix::fs::tell(&self.to))
         else {
             return;
@@ -259,23 +259,23 @@ impl<W: AsFd> Writer<W> {
         }
     }
 
-    /// Packets written.
+    /// Number of packets written.
     pub fn packets(&self) -> u64 {
         self.packets
     }
 
-    /// The file.
+    /// Returns the file.
     pub fn file(&self) -> &W {
         &self.to
     }
 
-    /// Ends the capture and gives the file back.
+    /// Ends the capture and returns the file.
     pub fn into_inner(self) -> W {
         self.to
     }
 }
 
-/// Writes everything, in as many calls as it takes; what was written is advanced over.
+/// Writes all bytes, in as many calls as needed; advances `gather` past the bytes written.
 fn write_whole<const N: usize>(to: &impl AsFd, gather: &mut Gather<'_, N>) -> Result<(), Errno> {
     while gather.bytes() > 0 {
         match sys::write_gather(to.as_fd(), gather) {
@@ -294,7 +294,7 @@ fn preamble(name: &str, snap_bytes: u32) -> Vec<u8> {
     section.extend(BYTE_ORDER_MAGIC.to_ne_bytes());
     section.extend(1u16.to_ne_bytes());
     section.extend(0u16.to_ne_bytes());
-    // The length of the section is not known yet.
+    // The length of the section is not known.
     section.extend(u64::MAX.to_ne_bytes());
 
     let mut interface = Vec::new();
@@ -342,7 +342,7 @@ fn packet_header(
     bytes
 }
 
-/// Padding, options and total length behind `captured` bytes.
+/// Padding, options and total length that follow `captured` bytes.
 fn packet_trailer(captured: usize, direction: Direction) -> ([u8; TRAILER_BYTES_MAX], usize) {
     let padding = captured.next_multiple_of(4) - captured;
     let len = padding + 16;

@@ -1,12 +1,12 @@
-//! Numbers that nobody can foretell.
+//! Unpredictable numbers.
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::io;
 
-/// A secret from which a stack makes sequence numbers and ports.
+/// A secret from which a stack derives sequence numbers and ports.
 ///
 /// # Errors
-/// The system has no random numbers for this process, as with a filter of system calls.
+/// The system refuses random numbers to this process, for example through a system call filter.
 pub fn secret() -> io::Result<[u64; 2]> {
     let mut bytes = [0; 16];
     let mut at = 0;

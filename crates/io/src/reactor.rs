@@ -1,10 +1,10 @@
-//! The reactor: which files are ready, and when to wake.
+//! The reactor: waits for ready files and deadlines.
 //!
-//! An epoll set with the caller's 64-bit tokens. One thread waits; the array of events is fixed,
-//! so waiting never allocates. Timeouts are kept to the nanosecond where the kernel can
-//! (`epoll_pwait2`, Linux 5.11) and otherwise rounded up to milliseconds: never early.
+//! An epoll set with the caller's 64-bit tokens. One thread waits. The array of events is fixed, so
+//! waiting never allocates. Timeouts have nanosecond resolution where the kernel supports it
+//! (`epoll_pwait2`, Linux 5.11) and are otherwise rounded up to milliseconds. They never end early.
 //!
-//! Limit: [`EVENTS_MAX`] events per wait; the kernel gives the others at the next.
+//! Limit: [`EVENTS_MAX`] events per wait; the next wait returns the others.
 
 use crate::sys;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -17,14 +17,14 @@ use std::time::Duration;
 /// Most events of one wait.
 pub const EVENTS_MAX: usize = 256;
 
-/// What to be told about a file. Errors and hang-ups are always told.
+/// Conditions of a file to report. Errors and hang-ups are always reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Interest {
-    /// There is something to read, or the peer has closed its side.
+    /// There are bytes to read, or the peer has closed its side.
     pub readable: bool,
     /// There is room to write.
     pub writable: bool,
-    /// A byte of the stream is marked as urgent and not read yet.
+    /// A byte of the stream is marked as urgent and has not been read.
     pub urgent: bool,
 }
 
@@ -38,7 +38,7 @@ impl Interest {
     /// Reading and writing.
     pub const BOTH: Self = Self { readable: true, writable: true, ..Self::NONE };
 
-    /// Also urgent data.
+    /// Adds urgent data.
     pub const fn and_urgent(self) -> Self {
         Self { urgent: true, ..self }
     }
@@ -54,16 +54,15 @@ impl Interest {
     }
 }
 
-/// When to be told.
+/// When to report a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Trigger {
-    /// At every wait, as long as it holds.
+    /// At every wait while the condition holds.
     #[default]
     Level,
-    /// Whenever there is something new: the caller then reads and writes until the call would
-    /// block.
+    /// When there is new input or room. The caller then reads or writes until the call would block.
     Edge,
-    /// Once, until the file is modified.
+    /// Once, until the registration is modified.
     OneShot,
 }
 
@@ -73,7 +72,7 @@ impl Trigger {
     }
 }
 
-/// What holds of a file.
+/// State of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Readiness {
     /// There is something to read or to accept, or the peer has closed its side.
@@ -84,17 +83,17 @@ pub struct Readiness {
     pub peer_closed: bool,
     /// Both sides are closed.
     pub hangup: bool,
-    /// An error waits, or the error queue has an entry.
+    /// An error is pending, or the error queue has an entry.
     pub error: bool,
 }
 
 impl Readiness {
-    /// True if nothing holds.
+    /// True if no condition holds.
     pub fn is_empty(self) -> bool {
         self == Self::default()
     }
 
-    /// What `revents` of poll(2) or `events` of epoll(7) says.
+    /// Decodes `revents` of poll(2) or `events` of epoll(7).
     pub(crate) fn of(events: u32) -> Self {
         let flags = EventFlags::from_bits_retain(events);
         Self {
@@ -106,7 +105,7 @@ impl Readiness {
         }
     }
 
-    /// What holds of either.
+    /// Conditions that hold in either.
     pub fn or(self, other: Self) -> Self {
         Self {
             readable: self.readable || other.readable,
@@ -118,7 +117,7 @@ impl Readiness {
     }
 }
 
-// Both calls have the same numbers.
+// poll(2) and epoll(7) use the same bits.
 const _: () = assert!(
     libc::POLLIN as i32 == libc::EPOLLIN
         && libc::POLLOUT as i32 == libc::EPOLLOUT
@@ -127,14 +126,14 @@ const _: () = assert!(
         && libc::POLLERR as i32 == libc::EPOLLERR
 );
 
-/// News of one file.
+/// An event of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// What the file was added with.
+    /// The token that the file was added with.
     pub token: u64,
-    /// What holds of it.
+    /// State of the file.
     pub ready: Readiness,
-    /// A byte is marked as urgent and not read yet.
+    /// A byte is marked as urgent and has not been read.
     pub urgent: bool,
 }
 
@@ -155,20 +154,20 @@ impl Events {
         self.count
     }
 
-    /// True if the wait ended without news.
+    /// True if the wait returned no events.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Forgets them.
+    /// Forgets the events.
     pub fn clear(&mut self) {
         self.count = 0;
     }
 
-    /// The events, in the kernel's order.
+    /// Iterates over the events, in the kernel's order.
     pub fn iter(&self) -> impl Iterator<Item = Event> + '_ {
         self.events[..self.count].iter().map(|event| {
-            // By value: the structure is packed on some architectures.
+            // Copied, because the structure is packed on some architectures.
             let (token, flags) = (event.u64, event.events);
             let urgent = EventFlags::from_bits_retain(flags).contains(EventFlags::PRI);
             Event { token, ready: Readiness::of(flags), urgent }
@@ -192,7 +191,7 @@ impl Default for Events {
 #[derive(Debug)]
 pub struct Reactor {
     epoll: OwnedFd,
-    /// False once the kernel turned out not to know `epoll_pwait2`.
+    /// False once the kernel has shown that it lacks `epoll_pwait2`.
     exact: bool,
 }
 
@@ -202,13 +201,13 @@ impl Reactor {
         Ok(Self { epoll: epoll::create(CreateFlags::CLOEXEC)?, exact: true })
     }
 
-    /// Adds a file. With `edge`, only changes are told: the caller then reads and writes until
+    /// Adds a file. With `edge`, only changes are reported: the caller then reads and writes until
     /// the call would block.
     pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest, edge: bool) -> io::Result<()> {
         self.add_as(fd, token, interest, Trigger::edge(edge))
     }
 
-    /// Adds a file that is told as `trigger` says.
+    /// Adds a file that is reported as `trigger` says.
     pub fn add_as(
         &self,
         fd: impl AsFd,
@@ -219,7 +218,7 @@ impl Reactor {
         Ok(epoll::add(&self.epoll, fd, EventData::new_u64(token), interest.flags(trigger))?)
     }
 
-    /// Changes what is told about a file, and its token.
+    /// Changes the conditions of a file that are reported, and its token.
     pub fn modify(
         &self,
         fd: impl AsFd,
@@ -230,7 +229,7 @@ impl Reactor {
         self.modify_as(fd, token, interest, Trigger::edge(edge))
     }
 
-    /// The same, and when it is told.
+    /// Changes the conditions of a file that are reported, its token and its trigger.
     pub fn modify_as(
         &self,
         fd: impl AsFd,
@@ -246,14 +245,14 @@ impl Reactor {
         Ok(epoll::delete(&self.epoll, fd)?)
     }
 
-    /// Waits for events or until `timeout` has passed; `None` waits for ever, zero not at all. A
-    /// signal ends the wait without events.
+    /// Waits until there are events or `timeout` has passed; `None` waits without a limit, zero
+    /// does not wait. A signal ends the wait without events.
     pub fn wait(&mut self, timeout: Option<Duration>, events: &mut Events) -> io::Result<()> {
         events.count = 0;
         let mut result = Err(Errno::NOSYS);
         if self.exact {
             result = sys::epoll_wait_exact(self.epoll.as_fd(), &mut events.events, timeout);
-            // A container's filter may answer PERM to a call that it does not know.
+            // A container's seccomp filter may answer an unknown call with PERM.
             self.exact = !matches!(result, Err(Errno::NOSYS | Errno::PERM));
         }
         if !self.exact {
@@ -275,7 +274,7 @@ impl AsFd for Reactor {
     }
 }
 
-/// Whole milliseconds, rounded up; -1 for ever.
+/// Milliseconds, rounded up; -1 for no limit.
 fn milliseconds(timeout: Option<Duration>) -> i32 {
     timeout.map_or(-1, |timeout| {
         i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX)

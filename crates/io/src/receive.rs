@@ -1,30 +1,31 @@
 //! Frames offered to reads.
 //!
-//! A read does not know how much it will get. [`ReceiveBuffer`] offers one small frame followed by
-//! large ones; after the read, exactly the frames that were filled become pieces and the others
-//! stay for the next read. A datagram or an ACK so takes a small frame and no more.
+//! The size of a read is not known beforehand. [`ReceiveBuffer`] offers one small frame followed by
+//! large ones. After the read, exactly the frames that were filled become pieces, and the others
+//! stay for the next read. A datagram or an ACK therefore takes one small frame and no more.
 //!
-//! Invariants: large frames stand without gaps from the front; frames offered are not taken back
-//! between [`prepare`](ReceiveBuffer::prepare) and [`take`](ReceiveBuffer::take). One thread, the
-//! one that owns the [`Memory`]. Limit: [`LARGE_FRAMES_MAX`].
+//! Invariants: the large frames fill their array from the front without gaps; frames that are
+//! offered stay in place between [`prepare`](ReceiveBuffer::prepare) and
+//! [`take`](ReceiveBuffer::take). One thread, the one that owns the [`Memory`]. Limit:
+//! [`LARGE_FRAMES_MAX`].
 
 use std::io::IoSliceMut;
 use towpath_packet::pool::{LARGE_FRAME_BYTES, LARGE_FRAMES_PER_PACKET, SMALL_FRAME_BYTES};
 use towpath_packet::{Frame, Memory, Piece};
 
-/// Most large frames offered to one read: two super-packets' worth of a stream.
+/// Most large frames offered to one read: two super-packets of a stream.
 pub const LARGE_FRAMES_MAX: usize = 2 * LARGE_FRAMES_PER_PACKET;
 /// Most frames that one read fills.
 pub const FRAMES_MAX: usize = 1 + LARGE_FRAMES_MAX;
 /// Most bytes offered to one read.
 pub const RECEIVE_BYTES_MAX: usize = SMALL_FRAME_BYTES + LARGE_FRAMES_MAX * LARGE_FRAME_BYTES;
 
-/// Frames offered to reads. See the module text.
+/// Frames offered to reads; see the module documentation.
 #[derive(Default)]
 pub struct ReceiveBuffer {
     small: Option<Frame>,
     large: [Option<Frame>; LARGE_FRAMES_MAX],
-    /// Bytes offered to the read at hand.
+    /// Bytes offered to the current read.
     offered: usize,
 }
 
@@ -34,8 +35,9 @@ impl ReceiveBuffer {
         Self::default()
     }
 
-    /// Tops the frames up and offers the lesser of `bytes` and what the frames hold; returns that.
-    /// Less than asked for means that memory is short or `bytes` exceeds [`RECEIVE_BYTES_MAX`].
+    /// Tops up the frames and offers `bytes` bytes, or as many as the frames hold. Returns that
+    /// number. Fewer than `bytes` means that memory is short or `bytes` exceeds
+    /// [`RECEIVE_BYTES_MAX`].
     pub fn prepare(&mut self, memory: &mut Memory, bytes: usize) -> usize {
         if self.small.is_none() {
             self.small = memory.small.take();
@@ -55,11 +57,11 @@ impl ReceiveBuffer {
         self.offered
     }
 
-    /// A read has filled the first `bytes` of what was offered: gives away the filled frames as
-    /// pieces, in order, and keeps the rest.
+    /// Completes a read that filled the first `bytes` of the offered bytes: passes the filled
+    /// frames as pieces to `give`, in order, and keeps the rest.
     ///
     /// # Panics
-    /// If fewer bytes were offered.
+    /// If fewer than `bytes` bytes were offered.
     pub fn take(&mut self, bytes: usize, mut give: impl FnMut(Piece)) {
         assert!(bytes <= self.offered, "a read fills no more than it was offered");
         self.offered = 0;
@@ -83,17 +85,18 @@ impl ReceiveBuffer {
         self.large.rotate_left(used);
     }
 
-    /// Gives all frames back to their pools: for idle times.
+    /// Returns all frames to their pools, for idle times.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// Frames held.
+    /// Number of frames held.
     pub fn frame_count(&self) -> usize {
         usize::from(self.small.is_some()) + self.large.iter().flatten().count()
     }
 
-    /// Puts what is offered into `slices`, which start empty; returns how many were set.
+    /// Puts the offered bytes into `slices`, which are empty at first; returns the number of slices
+    /// set.
     pub(crate) fn slices<'a>(&'a mut self, slices: &mut [IoSliceMut<'a>]) -> usize {
         let mut left = self.offered;
         let frames = self.small.iter_mut().chain(self.large.iter_mut().flatten());
@@ -112,7 +115,7 @@ impl ReceiveBuffer {
     }
 }
 
-/// `N` slices of no bytes.
+/// `N` empty slices.
 pub(crate) fn empty_slices<'a, const N: usize>() -> [IoSliceMut<'a>; N] {
     std::array::from_fn(|_| IoSliceMut::new(&mut []))
 }
@@ -121,7 +124,7 @@ pub(crate) fn empty_slices<'a, const N: usize>() -> [IoSliceMut<'a>; N] {
 #[derive(Default, Debug)]
 pub struct Pieces {
     pieces: [Option<Piece>; FRAMES_MAX],
-    /// Places used; those whose bytes were dropped are empty.
+    /// Places in use. A piece whose bytes were all dropped leaves its place empty.
     count: usize,
 }
 
@@ -131,17 +134,17 @@ impl Pieces {
         self.iter().count()
     }
 
-    /// True if there is none.
+    /// True if there are no pieces.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes in all of them.
+    /// Total bytes of the pieces.
     pub fn bytes(&self) -> usize {
         self.iter().map(Piece::len).sum()
     }
 
-    /// The pieces, first to last.
+    /// Iterates over the pieces in order.
     pub fn iter(&self) -> impl Iterator<Item = &Piece> {
         self.pieces[..self.count].iter().flatten()
     }
@@ -160,7 +163,7 @@ impl Pieces {
         }
     }
 
-    /// True if those of `other` can be pushed, too.
+    /// True if the pieces of `other` fit in, too.
     pub(crate) fn has_room_for(&self, other: &Self) -> bool {
         self.count + other.count <= FRAMES_MAX
     }

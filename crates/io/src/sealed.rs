@@ -1,11 +1,11 @@
-//! Ranges of memory files that are sealed: mapped, and as good as memory of our own.
+//! Mappings of sealed memory files, which are as safe to read as private memory.
 //!
-//! A mapping of an ordinary file is nobody's: another process may write the file, so that its bytes
-//! are no `&[u8]`, or cut it short, so that reading them is a signal (`SIGBUS`) that ends the
-//! process. Seals of `memfd_create(2)` exclude both for good: with `F_SEAL_WRITE` there is no
-//! mapping that could write and there will be none, and no hole is punched; with `F_SEAL_SHRINK`
-//! the file keeps its size; no seal is ever taken off. Pages are touched when the range is mapped,
-//! so that memory that is short is an error then. From there on they are like anonymous memory.
+//! A mapping of an ordinary file is not safe to read: another process may write the file, so that
+//! the bytes cannot be a `&[u8]`, or truncate it, so that a read raises `SIGBUS`, which ends the
+//! process. Seals of `memfd_create(2)` exclude both permanently. With `F_SEAL_WRITE` no writable
+//! mapping exists or can be made, and no hole can be punched. With `F_SEAL_SHRINK` the file keeps
+//! its size. A seal cannot be removed. `new` populates the pages, so that a shortage of memory is
+//! an error then; from there on the pages behave like anonymous memory.
 //!
 //! Any thread may use a mapping.
 #![allow(unsafe_code)]
@@ -18,42 +18,46 @@ use std::fmt;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
-/// A range of a sealed file, which nobody writes. Dereferences to its bytes.
+/// A mapped range of a sealed file, which no process can write. Its bytes are reached with
+/// `as_ref`.
 pub struct SealedMapping {
-    /// What was mapped: the pages that the range touches.
+    /// Start of the mapping: whole pages around the range.
     map: NonNull<u8>,
     map_len: usize,
-    /// Where the range begins in it.
+    /// Offset of the range in the mapping.
     from: usize,
     len: usize,
 }
 
-// SAFETY: memory that nobody writes and nobody else unmaps; it is the same on any thread.
+// SAFETY: the seals that `new` checked keep every process from writing the memory, and only `drop`
+// unmaps it. Neither depends on the thread.
 unsafe impl Send for SealedMapping {}
-// SAFETY: as above.
+// SAFETY: `&self` gives only shared access to the bytes, which no process writes (seals checked in
+// `new`); only `drop` unmaps them, and it has exclusive access.
 unsafe impl Sync for SealedMapping {}
 
 impl SealedMapping {
-    /// Maps `len` bytes of a file from `offset` on. `None` if it is not sealed against writing and
-    /// shrinking, if the system is too old to touch pages safely (Linux 5.14), or for no bytes.
+    /// Maps `len` bytes of a file, starting at `offset`. Returns `None` if the file is not sealed
+    /// against writing and shrinking, if the kernel cannot populate pages with error reports
+    /// (before Linux 5.14), or if `len` is 0.
     ///
     /// # Errors
-    /// `EINVAL` if the file is shorter, and those of `mmap(2)` and `madvise(2)`.
+    /// `EINVAL` if the file is shorter than the range; those of `mmap(2)` and `madvise(2)`.
     pub fn new(file: impl AsFd, offset: u64, len: usize) -> Result<Option<Self>, Errno> {
         let seals = match fcntl_get_seals(&file) {
             Ok(seals) => seals,
-            // No file in memory.
+            // Not a memory file.
             Err(Errno::INVAL) => return Ok(None),
             Err(error) => return Err(error),
         };
         if !seals.contains(SealFlags::WRITE | SealFlags::SHRINK) || len == 0 {
             return Ok(None);
         }
-        // It does not get shorter any more.
+        // The seal keeps it from shrinking after this.
         let stat = fstat(&file)?;
         let size = u64::try_from(stat.st_size).map_err(|_| Errno::INVAL)?;
         let end = offset.checked_add(len as u64).filter(|end| *end <= size).ok_or(Errno::INVAL)?;
-        // Files of huge pages are mapped in whole ones, which their block size tells.
+        // Files of huge pages must be mapped in whole huge pages; `st_blksize` gives their size.
         let page = page_size() as u64;
         let block = u64::try_from(stat.st_blksize).unwrap_or(0);
         let block = if block.is_power_of_two() { block.max(page) } else { page };
@@ -61,14 +65,15 @@ impl SealedMapping {
         let map_end = end.checked_next_multiple_of(block).ok_or(Errno::INVAL)?;
         let map_len = usize::try_from(map_end - first).map_err(|_| Errno::INVAL)?;
         let (hint, access) = (std::ptr::null_mut(), ProtFlags::READ);
-        // Private, as older systems refuse a shared mapping of what is sealed. A page that nobody
-        // writes is the file's own all the same.
-        // SAFETY: a new mapping where the system likes, which touches no other memory.
+        // A private mapping, because older kernels refuse a shared mapping of a sealed file. Pages
+        // that are never written stay the file's own pages.
+        // SAFETY: without an address hint and `MAP_FIXED`, the kernel places the new mapping where
+        // no memory is in use.
         let map = unsafe { mmap(hint, map_len, access, MapFlags::PRIVATE, file, first) }?;
         let map = NonNull::new(map.cast()).ok_or(Errno::FAULT)?;
         let from = (offset - first) as usize;
         let mapping = Self { map, map_len, from, len };
-        // SAFETY: it is our own mapping, and the advice changes nothing but page tables.
+        // SAFETY: the range is the mapping made above, and this advice changes only page tables.
         match unsafe { madvise(map.as_ptr().cast(), map_len, Advice::LinuxPopulateRead) } {
             Ok(()) => Ok(Some(mapping)),
             Err(Errno::INVAL) => Ok(None),
@@ -79,18 +84,20 @@ impl SealedMapping {
 
 impl AsRef<[u8]> for SealedMapping {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: `from + len` is within the mapping.
+        // SAFETY: `new` made sure that `from + len` is at most `map_len`, so the result is in the
+        // mapping.
         let start = unsafe { self.map.as_ptr().add(self.from) };
-        // SAFETY: mapped as long as `self`, and the seals that `new` found keep everybody from
-        // writing the bytes or taking them away.
+        // SAFETY: the range is in the mapping, which lives as long as `self`. `new` populated its
+        // pages, and the seals that it checked keep every process from writing the bytes or
+        // removing them.
         unsafe { std::slice::from_raw_parts(start, self.len) }
     }
 }
 
 impl Drop for SealedMapping {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, to which there is no reference any more. What is mapped can be
-        // unmapped.
+        // SAFETY: this is the mapping that `new` made, and no reference into it is left, because
+        // references borrow `self`. Unmapping a whole mapping cannot fail.
         let _ = unsafe { munmap(self.map.as_ptr().cast(), self.map_len) };
     }
 }
@@ -116,8 +123,9 @@ mod tests {
         file
     }
 
-    /// Goal: only what nobody can write or cut is mapped, and only within its bounds. Tried: no
-    /// seals, one of two, a file on disk, a pipe, ranges beyond the end and beyond all numbers.
+    /// Goal: only files that no process can write or truncate are mapped, and only within their
+    /// bounds. Tried: no seals, one of the two, a file on disk, a pipe, ranges past the end and
+    /// numbers that overflow.
     #[test]
     fn only_what_is_sealed_is_mapped() {
         let bytes: Vec<u8> = (0..200_000_u32).map(|at| at as u8).collect();
@@ -143,8 +151,8 @@ mod tests {
         assert!(SealedMapping::new(&reader, 0, 1).expect("no error").is_none());
     }
 
-    /// Goal: what the mapping relies on is so: the bytes stay though the file is closed, and nobody
-    /// cuts it, writes it or maps it to be written.
+    /// Goal: the guarantees that the mapping relies on hold: the bytes stay after the file is
+    /// closed, and the file cannot be truncated, written or mapped writable.
     #[test]
     fn seals_hold() {
         let sealed = file(&[7; 5000], SealFlags::WRITE | SealFlags::SHRINK);

@@ -1,15 +1,17 @@
-//! Host sockets: non-blocking, closed on exec, payload by address.
+//! Host sockets: non-blocking, close-on-exec, with payload passed by address.
 //!
-//! What a program inside sends goes out with [`TcpSocket`], [`UdpSocket`] and [`PingSocket`];
-//! what comes back lands in pool frames offered by a
-//! [`ReceiveBuffer`](crate::receive::ReceiveBuffer). [`Pipe`] joins two sockets past all of that.
-//! No call blocks and none copies payload.
-//! `WouldBlock` means what it says; every other error is the kernel's own, unchanged, because the
-//! gateway answers a reset with a reset and an ICMP error with the same ICMP error.
+//! [`TcpSocket`], [`UdpSocket`] and [`PingSocket`] send what a program inside sends. What comes
+//! back lands in pool frames that a [`ReceiveBuffer`](crate::receive::ReceiveBuffer) offers.
+//! [`Pipe`] joins two sockets without moving the bytes through user memory. No call blocks and none
+//! copies payload.
 //!
-//! Buffer sizes are left to the kernel. One thread at a time per socket.
+//! `WouldBlock` means only that the call would block. Every other error is the kernel's own,
+//! unchanged, because the gateway answers a reset with a reset and an ICMP error with the same ICMP
+//! error.
 //!
-//! Limits: [`SEND_PIECES_MAX`].
+//! The kernel chooses the buffer sizes. One thread at a time per socket.
+//!
+//! Limit: [`SEND_PIECES_MAX`].
 
 mod error_queue;
 pub(crate) mod fuzz;
@@ -38,7 +40,7 @@ use towpath_packet::Piece;
 /// Most pieces that one send takes.
 pub const SEND_PIECES_MAX: usize = 64;
 
-/// Flags of every send.
+/// Flags of each send.
 pub(crate) const SEND_FLAGS: i32 = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
 /// Longest interface name.
 const INTERFACE_NAME_MAX: usize = 15;
@@ -52,8 +54,8 @@ fn open(address: &SocketAddr, kind: SocketType, protocol: Option<Protocol>) -> i
     Ok(rustix::net::socket_with(family, kind, flags, protocol)?)
 }
 
-/// Binds to an address and, if named, to an interface. An IPv6 socket leaves IPv4 alone, so that
-/// both families can be bound to one port.
+/// Binds to an address and, if one is named, to an interface. An IPv6 socket does not accept IPv4,
+/// so that both families can be bound to the same port.
 fn bind(fd: &OwnedFd, address: &SocketAddr, interface: Option<&str>) -> io::Result<()> {
     if address.is_ipv6() {
         rustix::net::sockopt::set_ipv6_v6only(fd, true)?;
@@ -65,7 +67,7 @@ fn bind(fd: &OwnedFd, address: &SocketAddr, interface: Option<&str>) -> io::Resu
         sys::set_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_BINDTODEVICE, name.as_bytes())?;
     }
     match rustix::net::bind(fd, address) {
-        // Of a low port: a confined process has no right to it, and its broker may have.
+        // A low port: a confined process may not bind it, but its broker may.
         Err(Errno::ACCESS) => Ok(outside::bind(fd.as_fd(), address).unwrap_or(Err(Errno::ACCESS))?),
         result => Ok(result?),
     }
@@ -79,7 +81,7 @@ fn set_int(fd: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<
     Ok(sys::set_option(fd, level, name, &value.to_ne_bytes())?)
 }
 
-/// Adds pieces until all are in or the parts are full; false in the latter case.
+/// Adds pieces until all are added or the parts are full; false in the latter case.
 fn gather_pieces<'a, 'p: 'a, const N: usize>(
     gather: &mut Gather<'a, N>,
     pieces: impl Iterator<Item = &'p Piece>,

@@ -2,22 +2,22 @@
 //!
 //! # Theory of operation
 //!
-//! Each frame follows its length, four bytes, most significant first. There is no room for offload
-//! fields: each frame is one segment with complete checksums ([`Caps::plain`]).
+//! A four-byte big-endian length precedes each frame. The format has no offload fields: each frame
+//! is one segment with complete checksums ([`Caps::plain`]).
 //!
-//! A read goes into pool frames and brings as many Ethernet frames as were waiting. They are cut
-//! out of what was read as pieces, so that those of one read share its pool frames and no byte is
-//! copied. A frame that a read cut off goes on in the next. Only who sends it in more than
-//! [`UNREAD_PIECES_MAX`] bits has its small pieces put together, counted as [`Site::Squeeze`]: a
-//! packet holds a bounded number.
+//! A read fills pool frames and may return many Ethernet frames. They are sliced out of the read
+//! bytes as pieces, so the Ethernet frames of one read share its pool frames and no byte is copied.
+//! A frame that is cut off at the end of a read continues in the next. Only if a frame arrives in
+//! more than [`UNREAD_PIECES_MAX`] pieces are its small pieces copied together, counted as
+//! [`Site::Squeeze`], because a packet holds a bounded number of pieces.
 //!
-//! A write hands over the addresses of many packets. The socket may take a part of one; its rest
-//! stays here and goes first next time, because the stream has no other way back into step.
+//! A write passes the addresses of many packets. If the socket accepts only part of a packet, the
+//! rest stays here and is written first next time; otherwise the stream would lose its framing.
 //!
-//! Invariants: each packet taken from a burst is transmitted whole, or goes with the connection; a
+//! Invariants: each packet taken from a burst is transmitted whole, unless the connection ends; a
 //! frame is received whole or not at all. No call blocks or allocates. One thread at a time.
 //!
-//! Register the file level-triggered; ask for room to write while [`Stream::has_unsent`].
+//! Register the file level-triggered, and wait for room to write while [`Stream::has_unsent`].
 //!
 //! Limits: [`FRAME_BYTES_MAX`], [`UNREAD_PIECES_MAX`], [`READS_MAX`]. Specification: the
 //! description of `-netdev stream` in QEMU's manual.
@@ -38,36 +38,36 @@ use towpath_packet::packet::PIECES_MAX;
 use towpath_packet::pool::LARGE_FRAME_BYTES;
 use towpath_packet::{Burst, Caps, Context, Device, Input, Ledger, Memory, Packet, Piece, Site};
 
-/// Pieces of a frame not yet complete, above which small ones are put together before the next
-/// read. With those of that read they fit a packet.
+/// Most pieces of an incomplete frame; above it, small pieces are copied together before the next
+/// read. Together with the pieces of that read they fit into a packet.
 pub const UNREAD_PIECES_MAX: usize = PIECES_MAX - FRAMES_MAX;
-/// Reads of one [`Device::receive`]: enough for a burst whose frames each come in two.
+/// Most reads per [`Device::receive`]: enough for a burst whose frames each arrive in two parts.
 pub const READS_MAX: usize = 2 * BURST_MAX;
 
-/// Bytes of a length.
+/// Bytes of the length field.
 const LENGTH_BYTES: usize = 4;
 /// Bytes of an Ethernet header.
 const ETHERNET_BYTES: usize = 14;
 /// Packets of one write.
 const WRITE_PACKETS_MAX: usize = 16;
-/// Parts of one write: two packets with all the pieces there can be, or many with few.
+/// Parts of one write: two packets with the most pieces possible, or more packets with fewer.
 const WRITE_PARTS: usize = 2 * PACKET_PARTS_MAX;
 /// Parts of one packet: length, private headers, pieces.
 const PACKET_PARTS_MAX: usize = 2 + PIECES_MAX;
-// A squeezed frame is pieces of at least half a large frame, and one shorter piece.
+// A squeezed frame consists of pieces of at least half a large frame, and one shorter piece.
 const _: () =
     assert!((FRAME_BYTES_MAX + LENGTH_BYTES).div_ceil(LARGE_FRAME_BYTES / 2) <= UNREAD_PIECES_MAX);
-/// Pieces that wait to be cut into packets: those of an incomplete frame and of one read.
+/// Most pieces that wait to become packets: those of an incomplete frame and of one read.
 const UNREAD_MAX: usize = UNREAD_PIECES_MAX + FRAMES_MAX;
 
-/// Why a connection is of no more use.
+/// Why a connection cannot be used any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamError {
-    /// The other side has closed it.
+    /// The peer has closed it.
     Closed,
-    /// What comes is not what this protocol sends.
+    /// A length field exceeds the longest frame, so the peer does not speak this protocol.
     FrameTooLong(u32),
-    /// Anything else.
+    /// Any other error.
     Os(Errno),
 }
 
@@ -87,25 +87,25 @@ impl fmt::Display for StreamError {
 
 impl std::error::Error for StreamError {}
 
-/// Counters of a connection, seen from us: received is what the guest sent.
+/// Counters of a connection from our side: received means sent by the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamCounters {
-    /// From the guest. Bytes without lengths.
+    /// From the guest. Bytes exclude the length fields.
     pub received: Traffic,
-    /// To the guest, whole packets only. Bytes without lengths.
+    /// To the guest, whole packets only. Bytes exclude the length fields.
     pub transmitted: Traffic,
-    /// Received and dropped: shorter than an Ethernet header.
+    /// Frames dropped because they were shorter than an Ethernet header.
     pub receive_short: u64,
-    /// Times that receiving stopped because memory was short; nothing was dropped.
+    /// Times that receiving paused because memory was short; nothing was dropped.
     pub receive_paused: u64,
     /// Times that the socket was full; nothing was dropped.
     pub transmit_full: u64,
-    /// Packets for the guest, dropped because their memory is not there any more.
+    /// Packets to the guest that were dropped because their memory has disappeared.
     pub transmit_cut: u64,
 }
 
 impl StreamCounters {
-    /// Both together.
+    /// The sum of two sets of counters.
     fn plus(&self, other: &Self) -> Self {
         Self {
             received: self.received.plus(&other.received),
@@ -118,23 +118,24 @@ impl StreamCounters {
     }
 }
 
-/// A connection. See the module text.
+/// A connection; see the module documentation.
 pub struct Stream {
     socket: OwnedFd,
     mtu: u16,
     buffer: ReceiveBuffer,
-    /// Read and not cut into packets yet; begins with a length.
+    /// Pieces read that are not in packets yet; they begin with a length field.
     unread: VecDeque<Piece>,
     unread_bytes: usize,
-    /// A packet of which the socket took the first `sent` bytes, its length included.
+    /// A packet of which the socket has accepted the first `sent` bytes, including its length
+    /// field.
     unsent: Option<Packet>,
     sent: usize,
     counters: StreamCounters,
 }
 
 impl Stream {
-    /// Takes over a connected stream socket that does not block. `mtu` is the largest IP packet
-    /// that the other side is sent.
+    /// Takes over a connected, non-blocking stream socket. `mtu` is the largest IP packet that is
+    /// sent to the peer.
     pub fn new(socket: OwnedFd, mtu: u16) -> Self {
         Self {
             socket,
@@ -158,7 +159,7 @@ impl Stream {
         &self.counters
     }
 
-    /// Cuts packets out of what was read.
+    /// Makes packets from the bytes read.
     fn cut(&mut self, memory: &mut Memory, burst: &mut Burst) -> Result<Cut, StreamError> {
         while !burst.is_full() {
             let Some(length) = self.next_length()? else { return Ok(Cut::All) };
@@ -181,7 +182,7 @@ impl Stream {
         Ok(Cut::Full)
     }
 
-    /// Length of the frame that is next, if that much was read.
+    /// Returns the length of the next frame, if its length field was read.
     fn next_length(&self) -> Result<Option<usize>, StreamError> {
         if self.unread_bytes < LENGTH_BYTES {
             return Ok(None);
@@ -196,7 +197,7 @@ impl Stream {
         Ok(Some(length as usize))
     }
 
-    /// Gives away the first `count` unread bytes.
+    /// Passes the first `count` unread bytes to `give`.
     fn take_unread(&mut self, count: usize, mut give: impl FnMut(Piece)) {
         self.unread_bytes -= count;
         let mut left = count;
@@ -208,7 +209,7 @@ impl Stream {
                 return;
             }
             left -= first.len();
-            give(self.unread.pop_front().expect("it was there"));
+            give(self.unread.pop_front().expect("it is not empty"));
         }
     }
 
@@ -241,14 +242,15 @@ impl Stream {
         }
     }
 
-    /// Puts the small pieces of an incomplete frame together; false if there is no memory for it,
-    /// and nothing is done. Those half a large frame long stay as they are, so that no byte is
-    /// copied more than a few times and few pieces are left.
+    /// Copies the small pieces of an incomplete frame together. Returns false, without a change, if
+    /// there is no memory for it. Pieces of at least half a large frame stay as they are, so that
+    /// each byte is copied only a few times and few pieces remain.
     fn squeeze(&mut self, memory: &mut Memory, ledger: &Ledger) -> bool {
         let large = self.unread.iter().take_while(|piece| piece.len() >= LARGE_FRAME_BYTES / 2);
         let mut left = self.unread.len() - large.count();
         while left > 0 {
-            // Frames held for reads are memory too: a frame in bits must not wait for itself.
+            // Frames held for reads count, too: otherwise a frame in small parts would wait for
+            // itself.
             let Some(mut frame) = memory.large.take().or_else(|| {
                 self.buffer.clear();
                 memory.large.take()
@@ -257,10 +259,10 @@ impl Stream {
             };
             let mut filled = 0;
             let mut kept = None;
-            // The pieces to go are the last `left` of the queue; they make room one by one.
+            // The pieces to copy are the last `left` of the queue; each one removed makes room.
             let from = self.unread.len() - left;
             while left > 0 && kept.is_none() {
-                let mut piece = self.unread.remove(from).expect("a piece to go");
+                let mut piece = self.unread.remove(from).expect("a piece to copy");
                 left -= 1;
                 let count = ledger.copy(Site::Squeeze, &piece, &mut frame[filled..]);
                 filled += count;
@@ -278,7 +280,7 @@ impl Stream {
         true
     }
 
-    /// Hands the socket the rest of a packet and what is in `burst`, in one call; `most` packets.
+    /// Writes the rest of a packet and the packets in `burst`, at most `most`, in one call.
     fn write(&self, burst: &Burst, most: usize) -> Result<usize, Errno> {
         let mut lengths = [[0; LENGTH_BYTES]; WRITE_PACKETS_MAX];
         let mut gather: Gather<'_, WRITE_PARTS> = Gather::new();
@@ -301,7 +303,7 @@ impl Stream {
         sys::send_gather(self.socket.as_fd(), &gather, &[], &[], crate::socket::SEND_FLAGS)
     }
 
-    /// The socket took `count` bytes: drops the packets that are out.
+    /// Accounts for `count` bytes that the socket accepted: drops the packets that were sent whole.
     fn written(&mut self, count: usize, burst: &mut Burst) {
         let mut taken = self.sent + count;
         self.sent = 0;
@@ -373,7 +375,8 @@ impl Device for Stream {
                     self.written(count, burst);
                     most = WRITE_PACKETS_MAX;
                 }
-                // A packet of a guest whose file was cut, and nothing was sent: one by one then.
+                // A guest truncated the file behind a packet's memory, and nothing was sent: send
+                // one packet at a time.
                 Err(Errno::FAULT) if most > 1 => most = 1,
                 Err(Errno::FAULT) if self.unsent.is_none() => {
                     drop(burst.pop());
@@ -395,21 +398,21 @@ impl Device for Stream {
     }
 }
 
-/// How far cutting came.
+/// How far making packets came.
 enum Cut {
-    /// All that is complete is cut.
+    /// All complete frames are in packets.
     All,
     /// The burst is full.
     Full,
-    /// No packet is free.
+    /// No packet handle is free.
     NoMemory,
 }
 
 /// Outcome of one read.
 enum Read {
-    /// There may be more.
+    /// There may be more to read.
     More,
-    /// There was no more.
+    /// The socket is empty now.
     Last,
     Nothing,
     NoMemory,

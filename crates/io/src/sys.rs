@@ -1,11 +1,12 @@
-//! System calls that have no safe form elsewhere: one safe function per call.
+//! System calls without a safe wrapper elsewhere: one safe function per call.
 //!
-//! Owns no state. Everything here may be called from any thread. The calls go through
-//! `libc::syscall`, not through the wrappers of the C library, so that a library which interposes
-//! those wrappers can use this crate.
+//! This module has no state, and any thread may call its functions. The calls go through
+//! `libc::syscall`, not through the C library's wrappers, so that a library which interposes those
+//! wrappers can use this crate.
 //!
-//! Memory is handed to the kernel in two shapes: [`Gather`], addresses that are only read, which
-//! may be foreign memory; and `IoSliceMut`, memory that is ours to write.
+//! Memory is passed to the kernel in two forms: [`Gather`], a list of addresses that the kernel
+//! only reads and that may be foreign memory; and `IoSliceMut`, memory that we own and the kernel
+//! writes.
 #![allow(unsafe_code)]
 
 use rustix::fd::{AsRawFd, BorrowedFd};
@@ -17,23 +18,23 @@ use std::mem::MaybeUninit;
 use std::time::Duration;
 use towpath_packet::{Piece, Pinned};
 
-/// The number of `cachestat`, which is the same on all machines but those of the Alpha kind.
+/// Number of the `cachestat` system call: the same on every architecture but Alpha.
 const SYS_CACHESTAT: c_long = 451;
 
-/// The request of that name, where no architecture has numbers of its own for it.
+/// The `SIOCATMARK` ioctl, on every architecture that uses the generic number.
 pub(crate) const SIOCATMARK: u32 = 0x8905;
 
-/// Addresses and lengths for a call that reads memory: up to `N` stretches, on the stack. Foreign
-/// memory among them cannot go back to its lender meanwhile.
+/// Addresses and lengths for a call that reads memory: up to `N` parts, on the stack. Foreign
+/// memory among them is pinned and cannot return to its lender meanwhile.
 ///
-/// Invariants: each of the first `count` parts stays valid for reads while this lives; the first
-/// `pin_count` pins are there.
+/// Invariants: each of the first `count` parts stays valid for reads while this value lives; the
+/// first `pin_count` pins are initialised.
 pub(crate) struct Gather<'a, const N: usize> {
     parts: [libc::iovec; N],
     first: usize,
     count: usize,
     bytes: usize,
-    /// Those of foreign pieces. Untouched when there are none.
+    /// Pins of foreign pieces.
     pins: [MaybeUninit<Pinned<'a>>; N],
     pin_count: usize,
     lent: PhantomData<&'a Piece>,
@@ -42,14 +43,15 @@ pub(crate) struct Gather<'a, const N: usize> {
 impl<const N: usize> Drop for Gather<'_, N> {
     fn drop(&mut self) {
         for pin in &mut self.pins[..self.pin_count] {
-            // SAFETY: the first `pin_count` are there (invariant), and dropped once.
+            // SAFETY: the first `pin_count` pins are initialised (invariant), and each is dropped
+            // once: here.
             unsafe { pin.assume_init_drop() };
         }
     }
 }
 
 impl<'a, const N: usize> Gather<'a, N> {
-    /// No memory yet.
+    /// A list without parts.
     pub(crate) fn new() -> Self {
         const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         Self {
@@ -63,17 +65,17 @@ impl<'a, const N: usize> Gather<'a, N> {
         }
     }
 
-    /// Adds bytes; false if all parts are taken. No bytes take no part.
+    /// Adds bytes; false if all parts are in use. An empty slice uses no part.
     pub(crate) fn push_bytes(&mut self, bytes: &'a [u8]) -> bool {
         self.push(bytes.as_ptr(), bytes.len())
     }
 
-    /// Adds a piece by address; false if all parts are taken.
+    /// Adds a piece by address; false if all parts are in use.
     pub(crate) fn push_piece(&mut self, piece: &'a Piece) -> bool {
         self.push_piece_start(piece, piece.len())
     }
 
-    /// Adds the first bytes of a piece by address; false if all parts are taken.
+    /// Adds the first bytes of a piece by address; false if all parts are in use.
     pub(crate) fn push_piece_start(&mut self, piece: &'a Piece, bytes: usize) -> bool {
         let bytes = bytes.min(piece.len());
         match piece.bytes() {
@@ -89,14 +91,14 @@ impl<'a, const N: usize> Gather<'a, N> {
             return false;
         }
         if self.count > count {
-            // There are as many pins as parts at most.
+            // Each pin has its part, and there are at most `N` parts.
             self.pins[self.pin_count].write(pinned);
             self.pin_count += 1;
         }
         true
     }
 
-    /// Drops the first `count` bytes, which a call has taken.
+    /// Removes the first `count` bytes, which a call has written.
     pub(crate) fn advance(&mut self, count: usize) {
         assert!(count <= self.bytes);
         self.bytes -= count;
@@ -118,7 +120,7 @@ impl<'a, const N: usize> Gather<'a, N> {
         self.bytes
     }
 
-    // Private: the lifetime of `address` is the business of the callers above.
+    // Private: the callers above guarantee that `address` stays valid for `'a`.
     fn push(&mut self, address: *const u8, bytes: usize) -> bool {
         if bytes == 0 {
             return true;
@@ -144,8 +146,8 @@ pub(crate) fn write_gather<const N: usize>(
     gather: &Gather<'_, N>,
 ) -> Result<usize, Errno> {
     let parts = gather.parts();
-    // SAFETY: `parts` is a live array of this length whose ranges are valid for reads (invariant
-    // of `Gather`); the kernel only reads them.
+    // SAFETY: `parts` is a live array of this length, and its ranges are valid for reads (invariant
+    // of `Gather`). The kernel only reads them.
     let result =
         unsafe { libc::syscall(libc::SYS_writev, fd.as_raw_fd(), parts.as_ptr(), parts.len()) };
     check(result)
@@ -168,16 +170,17 @@ pub(crate) fn send_gather<const N: usize>(
     message.msg_iovlen = parts.len() as _;
     message.msg_control = control.as_ptr().cast_mut().cast();
     message.msg_controllen = control.len() as _;
-    // SAFETY: every pointer in `message` is valid for reads of the length beside it: slices, and
-    // the parts by the invariant of `Gather`. `sendmsg` writes to none of them.
+    // SAFETY: every pointer in `message` is valid for reads of the length beside it: `to` and
+    // `control` are slices, and the parts are valid by the invariant of `Gather`. `sendmsg` only
+    // reads.
     let result =
         unsafe { libc::syscall(libc::SYS_sendmsg, fd.as_raw_fd(), &raw const message, flags) };
     check(result)
 }
 
-/// What `recvmsg` said beside the bytes.
+/// What `recvmsg` returned beside the payload.
 pub(crate) struct Received {
-    /// Bytes of payload put into the slices; with `MSG_TRUNC` asked for, bytes of the message.
+    /// Bytes of payload in the slices, or with `MSG_TRUNC` requested, bytes of the whole message.
     pub(crate) bytes: usize,
     /// Bytes of the sender's address.
     pub(crate) address_len: usize,
@@ -187,7 +190,8 @@ pub(crate) struct Received {
     pub(crate) flags: c_int,
 }
 
-/// `recvmsg`: one message, its sender's address in the kernel's layout, its control messages.
+/// `recvmsg`: receives one message, its sender's address in the kernel's layout and its control
+/// messages.
 pub(crate) fn receive_message(
     fd: BorrowedFd<'_>,
     slices: &mut [IoSliceMut<'_>],
@@ -198,13 +202,13 @@ pub(crate) fn receive_message(
     let mut message = empty_message();
     message.msg_name = address.as_mut_ptr().cast();
     message.msg_namelen = address.len() as _;
-    // `IoSliceMut` is documented to have the layout of `iovec`.
+    // `IoSliceMut` is guaranteed to have the layout of `iovec`.
     message.msg_iov = slices.as_mut_ptr().cast();
     message.msg_iovlen = slices.len() as _;
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = control.len() as _;
-    // SAFETY: every pointer in `message` is valid for writes of the length beside it, being made
-    // from a mutable slice that is borrowed during the call.
+    // SAFETY: every pointer in `message` is valid for writes of the length beside it, because it
+    // comes from a mutable slice that is borrowed for the whole call.
     let result =
         unsafe { libc::syscall(libc::SYS_recvmsg, fd.as_raw_fd(), &raw mut message, flags) };
     #[allow(clippy::unnecessary_cast, reason = "its type differs between C libraries")]
@@ -217,14 +221,14 @@ pub(crate) fn receive_message(
     })
 }
 
-/// `setsockopt` for options that rustix does not know.
+/// `setsockopt` for options that rustix does not cover.
 pub(crate) fn set_option(
     fd: BorrowedFd<'_>,
     level: c_int,
     name: c_int,
     value: &[u8],
 ) -> Result<(), Errno> {
-    // SAFETY: `value` is valid for reads of its length, and setting an option only reads.
+    // SAFETY: `value` is valid for reads of its length, and `setsockopt` only reads it.
     let result = unsafe {
         libc::syscall(
             libc::SYS_setsockopt,
@@ -265,7 +269,7 @@ pub(crate) fn tun_name(fd: BorrowedFd<'_>) -> Result<String, Errno> {
 /// `TUNGETIFF`: the flags that `fd` was attached with (`IFF_TAP` and others).
 pub(crate) fn tun_flags(fd: BorrowedFd<'_>) -> Result<c_int, Errno> {
     let request = tun_request(fd)?;
-    // SAFETY: `TUNGETIFF` succeeded, and it writes the flags; any bits are an integer.
+    // SAFETY: `TUNGETIFF` succeeded, so it has written the flags; any bits are a valid integer.
     let flags = unsafe { request.ifr_ifru.ifru_flags };
     Ok(c_int::from(flags as u16))
 }
@@ -294,12 +298,12 @@ pub(crate) fn tun_set_header_len(fd: BorrowedFd<'_>, bytes: c_int) -> Result<(),
     tun_set_int(fd, libc::TUNSETVNETHDRSZ as c_ulong, bytes)
 }
 
-/// `TUNSETVNETLE`: the header is little endian on every host.
+/// `TUNSETVNETLE`: makes the virtio-net header little-endian, whatever the host's byte order.
 pub(crate) fn tun_set_little_endian(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     tun_set_int(fd, libc::TUNSETVNETLE as c_ulong, 1)
 }
 
-/// `TUNSETOFFLOAD`: what the reader of the device accepts, as `TUN_F_` bits.
+/// `TUNSETOFFLOAD`: the offloads that the device's reader accepts, as `TUN_F_` bits.
 pub(crate) fn tun_set_offload(fd: BorrowedFd<'_>, mask: c_uint) -> Result<(), Errno> {
     // SAFETY: the argument of `TUNSETOFFLOAD` is the value itself; no memory is passed.
     let result = unsafe {
@@ -313,14 +317,15 @@ pub(crate) fn tun_set_offload(fd: BorrowedFd<'_>, mask: c_uint) -> Result<(), Er
     check(result).map(drop)
 }
 
-/// `cachestat`: how many pages the kernel has in memory of so many bytes of a file. Fails with
-/// `NOSYS` before Linux 6.5, and with `PERM` for who neither owns the file nor may write it.
+/// `cachestat`: number of pages in memory, of `len` bytes of a file from `at` on. Fails with
+/// `NOSYS` before Linux 6.5, and with `PERM` if the caller neither owns the file nor may write it.
 pub(crate) fn cached_pages(file: BorrowedFd<'_>, at: u64, len: u64) -> Result<u64, Errno> {
     let range = [at, len];
-    // In memory, dirty, being written, evicted, evicted lately.
+    // Pages in memory, dirty, in writeback, evicted, recently evicted.
     let mut pages = [0_u64; 5];
-    // SAFETY: `range` is two words that are only read, and `pages` the five words that are written,
-    // as `struct cachestat_range` and `struct cachestat` have them; both are on our stack.
+    // SAFETY: the kernel reads `range` as a `struct cachestat_range` of two 64-bit words, and
+    // writes `pages` as a `struct cachestat` of five. Both arrays have that size and are on our
+    // stack.
     let result = unsafe {
         libc::syscall(
             SYS_CACHESTAT,
@@ -333,7 +338,7 @@ pub(crate) fn cached_pages(file: BorrowedFd<'_>, at: u64, len: u64) -> Result<u6
     check(result).map(|_| pages[0])
 }
 
-/// `epoll_pwait2`: like `epoll_wait` with a timeout in nanoseconds; `None` waits for ever. Fails
+/// `epoll_pwait2`: `epoll_wait` with a timeout in nanoseconds; `None` waits without a limit. Fails
 /// with `NOSYS` before Linux 5.11.
 pub(crate) fn epoll_wait_exact(
     epoll: BorrowedFd<'_>,
@@ -345,8 +350,8 @@ pub(crate) fn epoll_wait_exact(
         nanoseconds: i64::from(timeout.subsec_nanos()),
     });
     let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: `events` is valid for writes of its length, `limit` is null or points to a value on
-    // our stack that is only read, and no signal mask is given.
+    // SAFETY: `events` is valid for writes of its length; `limit` is null or points to a value on
+    // our stack that the kernel only reads; the signal mask is null.
     let result = unsafe {
         libc::syscall(
             libc::SYS_epoll_pwait2,
@@ -361,13 +366,13 @@ pub(crate) fn epoll_wait_exact(
     check(result)
 }
 
-/// `epoll_pwait` without a signal mask: a timeout in milliseconds, -1 waits for ever.
+/// `epoll_pwait` without a signal mask. The timeout is in milliseconds; -1 waits without a limit.
 pub(crate) fn epoll_wait_milliseconds(
     epoll: BorrowedFd<'_>,
     events: &mut [libc::epoll_event],
     timeout: c_int,
 ) -> Result<usize, Errno> {
-    // SAFETY: `events` is valid for writes of its length and no signal mask is given.
+    // SAFETY: `events` is valid for writes of its length, and the signal mask is null.
     let result = unsafe {
         libc::syscall(
             libc::SYS_epoll_pwait,
@@ -382,11 +387,11 @@ pub(crate) fn epoll_wait_milliseconds(
     check(result)
 }
 
-/// `poll` without waiting: what holds of files, in `revents`.
+/// `poll` without waiting: sets `revents` to the state of each file.
 pub(crate) fn poll_now(files: &mut [libc::pollfd]) -> Result<usize, Errno> {
     let zero = KernelTimespec { seconds: 0, nanoseconds: 0 };
-    // SAFETY: `files` is valid for reads and writes of its length; the limit is on our stack and
-    // no signal mask is given.
+    // SAFETY: `files` is valid for reads and writes of its length; the limit is on our stack; the
+    // signal mask is null.
     let result = unsafe {
         libc::syscall(
             libc::SYS_ppoll,
@@ -400,16 +405,16 @@ pub(crate) fn poll_now(files: &mut [libc::pollfd]) -> Result<usize, Errno> {
     check(result)
 }
 
-/// Whether the kernel has all of a range of a file in memory (`cachestat`, Linux 6.5). False, too,
-/// if it does not tell.
+/// True if the page cache holds the whole range of a file (`cachestat`, Linux 6.5). False also if
+/// the kernel does not report it.
 pub(crate) fn is_in_memory(file: BorrowedFd<'_>, at: u64, count: usize) -> bool {
-    /// The same on all architectures that this runs on.
+    /// The same number on every supported architecture.
     const SYS_CACHESTAT: c_long = 451;
     let range = [at, count as u64];
-    // Pages in memory come first.
+    // The first counter is the number of pages in memory.
     let mut counts = [0_u64; 5];
-    // SAFETY: `range` is read and `counts` written, which are as large as the structures that the
-    // call takes; both are on our stack.
+    // SAFETY: the kernel reads `range` as two 64-bit words and writes `counts` as five, which is
+    // the size of these arrays. Both are on our stack.
     let result = unsafe {
         libc::syscall(
             SYS_CACHESTAT,
@@ -425,20 +430,22 @@ pub(crate) fn is_in_memory(file: BorrowedFd<'_>, at: u64, count: usize) -> bool 
     check(result).is_ok() && counts[0] >= wanted
 }
 
-/// Gives the whole pages of `bytes` back to the system (`madvise`): they take no memory until they
-/// are used again. Afterwards they hold zeros, if they are anonymous memory, or what they held if
-/// the system keeps them, as it does with locked ones.
+/// Gives the whole pages in `bytes` back to the system (`madvise`): they use no memory until they
+/// are touched again. Afterwards they hold zeros if they are anonymous memory, or their old bytes
+/// if the system keeps them, as it does with locked pages.
 pub fn release_pages(bytes: &mut [u8]) {
     let page = rustix::param::page_size();
     let skip = bytes.as_ptr().align_offset(page).min(bytes.len());
     let bytes = &mut bytes[skip..];
     let len = bytes.len() / page * page;
-    // SAFETY: pages that are ours alone, and any value is a byte.
+    // SAFETY: the pages lie in `bytes`, which is borrowed exclusively; `MADV_DONTNEED` changes only
+    // their content, and any content is valid bytes.
     unsafe { libc::syscall(libc::SYS_madvise, bytes.as_mut_ptr(), len, libc::MADV_DONTNEED) };
 }
 
-/// Requests that the kernel carries out by itself and tells events of (io_submit(2)): only such as
-/// are done, or refused, before the call returns. Of this process, not of children that it forks.
+/// Requests that the kernel completes by itself and signals on an eventfd (io_submit(2)). Only for
+/// requests that are completed or refused before the call returns. Valid in this process, not in
+/// its forked children.
 pub(crate) struct Asynchronous(c_ulong);
 
 /// `struct iocb` of linux/aio_abi.h.
@@ -446,7 +453,7 @@ pub(crate) struct Asynchronous(c_ulong);
 #[derive(Default)]
 struct AsynchronousRequest {
     data: u64,
-    /// In the order of the machine.
+    /// In the machine's byte order.
     key_and_flags: [u32; 2],
     operation: u16,
     priority: i16,
@@ -460,7 +467,7 @@ struct AsynchronousRequest {
 }
 
 impl Asynchronous {
-    /// Done requests that the kernel keeps until they are taken.
+    /// Completed requests that the kernel keeps until they are collected.
     const DONE_MAX: usize = 64;
     const ATTEMPTS_MAX: usize = 1000;
     /// `IOCB_CMD_PREAD`, `IOCB_CMD_POLL` and `IOCB_FLAG_RESFD`.
@@ -468,28 +475,28 @@ impl Asynchronous {
     const POLL: u16 = 5;
     const TELLS: u32 = 1;
 
-    /// Room for the results of a few requests (io_setup(2)).
+    /// Room for the results of `DONE_MAX` requests (io_setup(2)).
     pub(crate) fn new() -> Result<Self, Errno> {
         let mut context: c_ulong = 0;
-        // SAFETY: the kernel writes one number to `context`, which is zero as it asks for.
+        // SAFETY: the kernel writes one number to `context`, which is zero as io_setup(2) requires.
         let made = unsafe {
             libc::syscall(libc::SYS_io_setup, Self::DONE_MAX as c_ulong, &raw mut context)
         };
         check(made).map(|_| Self(context))
     }
 
-    /// Looks whether `file`, which always is, can be read from, and tells `event`.
+    /// Polls `file`, which must always be readable, and signals `event`.
     pub(crate) fn poll(&self, file: BorrowedFd<'_>, event: BorrowedFd<'_>) -> Result<(), Errno> {
         self.submit(Self::POLL, file, libc::POLLIN as u64, event)
     }
 
-    /// Reads nothing from `file`, and tells `event`.
+    /// Reads zero bytes from `file`, and signals `event`.
     pub(crate) fn read(&self, file: BorrowedFd<'_>, event: BorrowedFd<'_>) -> Result<(), Errno> {
         self.submit(Self::READ, file, 0, event)
     }
 
-    /// Makes room for results as often as there is none: other threads may take it meanwhile, of
-    /// which one gets on each time.
+    /// Submits a request. If there is no room for its result, frees some and tries again. Other
+    /// threads may take the room meanwhile, but one of them makes progress each time.
     fn submit(
         &self,
         operation: u16,
@@ -506,8 +513,8 @@ impl Asynchronous {
         Err(Errno::AGAIN)
     }
 
-    /// Nothing that the kernel is handed is used after the call: a read is of no bytes, and a poll
-    /// has a mask in the place of the address.
+    /// Submits a request once. The kernel uses no memory of the request after the call: a read
+    /// transfers zero bytes, and a poll carries its mask in the address field.
     fn submit_once(
         &self,
         operation: u16,
@@ -525,20 +532,20 @@ impl Asynchronous {
         };
         let mut list = [&raw mut request];
         let (count, list): (c_long, _) = (1, list.as_mut_ptr());
-        // SAFETY: the list has one address, of a request that is ours to read and write; neither is
-        // looked at after the call.
+        // SAFETY: the list has one address: that of `request`, which is valid for reads and writes.
+        // The kernel uses neither after the call.
         let submitted = unsafe { libc::syscall(libc::SYS_io_submit, self.0, count, list) };
         check(submitted).map(drop)
     }
 
-    /// Makes room for further results.
+    /// Collects completed requests, to make room for further results.
     fn forget_done(&self) {
-        // `struct io_event` of linux/aio_abi.h: four numbers.
+        // `struct io_event` of linux/aio_abi.h: four 64-bit numbers.
         let mut done = [[0_u64; 4]; Self::DONE_MAX];
         let (least, most) = (0 as c_long, Self::DONE_MAX as c_long);
         let at_once = std::ptr::null_mut::<libc::timespec>();
-        // SAFETY: the kernel writes up to `most` results, for which `done` has room. For none at
-        // least it does not wait, whatever the time is.
+        // SAFETY: the kernel writes at most `most` results, for which `done` has room. The timeout
+        // is null; because `least` is zero, the call does not wait.
         let _ = unsafe {
             libc::syscall(libc::SYS_io_getevents, self.0, least, most, done.as_mut_ptr(), at_once)
         };
@@ -547,7 +554,7 @@ impl Asynchronous {
 
 impl Drop for Asynchronous {
     fn drop(&mut self) {
-        // SAFETY: the call has no memory arguments; the context is ours, and ends here.
+        // SAFETY: the call has no memory arguments. The context is ours, and this is its last use.
         let _ = unsafe { libc::syscall(libc::SYS_io_destroy, self.0) };
     }
 }
@@ -567,12 +574,12 @@ struct KernelTimespec {
 }
 
 fn interface_request() -> libc::ifreq {
-    // SAFETY: `ifreq` is plain data for which all zeros is a value.
+    // SAFETY: `ifreq` is plain data, for which all zeros is a valid value.
     unsafe { std::mem::zeroed() }
 }
 
 fn empty_message() -> libc::msghdr {
-    // SAFETY: `msghdr` is plain data for which all zeros is a value.
+    // SAFETY: `msghdr` is plain data, for which all zeros is a valid value.
     unsafe { std::mem::zeroed() }
 }
 
@@ -596,7 +603,7 @@ mod tests {
         let zeros = bytes.iter().position(|&byte| byte == 0)..bytes.iter().rposition(|&b| b == 0);
         assert_eq!((zeros.start, zeros.end), (Some(first), Some(last - 1)));
         assert!(bytes[first..last].iter().all(|&byte| byte == 0));
-        // Less than a page, and nothing, are left alone.
+        // Ranges shorter than a page, and empty ones, are left alone.
         let mut few = [7; 100];
         release_pages(&mut few);
         release_pages(&mut []);

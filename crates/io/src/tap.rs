@@ -2,22 +2,21 @@
 //!
 //! # Theory of operation
 //!
-//! Each read and each write moves one packet: a virtio-net header of 12 bytes, or of 24 where
-//! super-packets in tunnels were agreed upon, then the frame. A read goes straight into pool
-//! frames, a write is handed the addresses of the packet's pieces; payload is copied by nobody but
-//! the kernel.
+//! Each read and each write moves one packet: a virtio-net header of 12 bytes, or of 24 if tunnel
+//! super-packets were agreed, then the frame. A read fills pool frames directly, and a write passes
+//! the addresses of the packet's pieces. Only the kernel copies payload.
 //!
-//! A TAP device cuts a packet that does not fit its read, and says so to nobody. So every read
-//! offers room for the largest packet: when pool frames are short, a private scratch area stands
-//! in for what is missing, and a packet that reached it is dropped and counted. A packet is never
-//! delivered cut.
+//! A TAP device truncates a packet that does not fit the read, and does not report it. So every
+//! read offers room for the largest packet: when pool frames are short, a private scratch area
+//! takes the place of the missing ones, and a packet that reached it is dropped and counted. No
+//! packet is ever delivered truncated.
 //!
-//! Features ([`Features`]) are agreed with the kernel when the device is made, proved by
-//! [`self_test()`], and taken back while running if the kernel refuses [`REFUSALS_MAX`] packets of
-//! one kind in a row: from then on the stack segments and sums itself.
+//! Features ([`Features`]) are agreed with the kernel when the device is created, and proved by
+//! [`self_test()`]. They are withdrawn at run time if the kernel refuses [`REFUSALS_MAX`] packets
+//! of one kind in a row: from then on the stack segments and computes checksums itself.
 //!
-//! Invariants: each packet taken from a burst is transmitted or counted under one drop reason; so
-//! is each packet read. No call blocks or allocates. One thread at a time.
+//! Invariants: each packet taken from a burst is transmitted or counted under one drop reason, and
+//! so is each packet read. No call blocks or allocates. One thread at a time.
 //!
 //! Register the file level-triggered: [`Device::receive`] may return before the device is empty.
 //!
@@ -51,66 +50,66 @@ use towpath_packet::{
 
 /// Largest frame: 14 bytes of Ethernet, 4 of a tag, 65,535 of IP.
 pub const FRAME_BYTES_MAX: usize = 14 + 4 + 65_535;
-/// Largest super-packet that a device takes: 14 bytes of Ethernet, 65,535 of IP.
+/// Largest super-packet that a device accepts: 14 bytes of Ethernet, 65,535 of IP.
 pub const GSO_BYTES_MAX: u32 = 14 + 65_535;
-/// Packets of one kind refused in a row before their feature is taken back.
+/// Packets of one kind refused in a row before their feature is withdrawn.
 pub const REFUSALS_MAX: u8 = 3;
-/// Reads of one [`Device::receive`]: a burst, and as many drops three times over.
+/// Most reads per [`Device::receive`]: a burst, and three times as many drops.
 pub const READS_MAX: usize = 4 * BURST_MAX;
 
-/// Most packets of one [`Tap::discard_waiting`]: more than interfaces of ours let wait.
+/// Most packets that one [`Tap::discard_waiting`] drops: more than our interfaces queue.
 pub const DISCARDS_MAX: usize = 4096;
 
 /// Bytes of an Ethernet header.
 const ETHERNET_BYTES: usize = 14;
-/// One more than the largest frame, so that a longer one shows.
+/// One byte more than the largest frame, to detect a longer one.
 const READ_BYTES: usize = FRAME_BYTES_MAX + 1;
 /// Slices of a read: header, frames, scratch.
 const READ_SLICES: usize = 1 + FRAMES_MAX + 1;
 /// Parts of a write: header, private headers, pieces.
 const WRITE_PARTS: usize = 2 + PIECES_MAX;
-/// How a file is attached to an interface: whole frames, each with a virtio-net header.
+/// Flags for attaching to an interface: whole frames, each with a virtio-net header.
 const KIND: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-/// Where TUN and TAP devices come from.
+/// The device file of TUN and TAP devices.
 const TUN_PATH: &str = "/dev/net/tun";
 
-/// A TAP device. See the module text.
+/// A TAP device; see the module documentation.
 pub struct Tap {
     fd: OwnedFd,
     mtu: u16,
     features: Features,
-    /// Bytes of the virtio-net header, as the kernel was told.
+    /// Bytes of the virtio-net header, as set in the kernel.
     header_len: usize,
-    /// Features taken back while running.
+    /// Features withdrawn at run time.
     withdrawn: Features,
     refusals: [u8; Kind::COUNT],
     counters: TapCounters,
     buffer: ReceiveBuffer,
-    /// Stands in for frames that are missing; untouched, and so without memory, until then.
+    /// Takes the place of missing frames. It uses no memory until it is touched.
     scratch: Box<[u8]>,
 }
 
 impl Tap {
-    /// Makes the interface `name` in the network namespace of this thread, or attaches to it if
-    /// it is there and free. Without features and with an MTU of 1500.
+    /// Creates the interface `name` in the network namespace of this thread, or attaches to it if
+    /// it exists and is free. The device has no features and an MTU of 1500.
     pub fn create(name: &str) -> Result<Self, TapError> {
         Self::set_up(attach(name, KIND)?)
     }
 
-    /// The same, and the interface may have several queues: this one, and those of
-    /// [`add_queue`](Self::add_queue).
+    /// Creates an interface as [`create`](Self::create) does, but with several queues: this one and
+    /// those of [`add_queue`](Self::add_queue).
     pub fn create_with_queues(name: &str) -> Result<Self, TapError> {
         Self::set_up(attach(name, KIND | libc::IFF_MULTI_QUEUE)?)
     }
 
-    /// Another queue of the interface, with the features that were agreed, for another thread. To
-    /// be called in the network namespace of the interface, which
-    /// [`create_with_queues`](Self::create_with_queues) made.
+    /// Opens another queue of the interface, with the agreed features, for another thread. Call it
+    /// in the network namespace of the interface, which
+    /// [`create_with_queues`](Self::create_with_queues) must have created.
     ///
-    /// The kernel puts a packet into the queue that last wrote one of its flow, in either
-    /// direction, within three seconds; else into one that a hash of protocol, addresses and ports
-    /// tells, which stays the same while the number of queues does. Of fragments and what has no
-    /// ports it takes the addresses alone.
+    /// The kernel puts a packet into the queue that last wrote a packet of its flow, in either
+    /// direction, within three seconds. Otherwise a hash of protocol, addresses and ports selects
+    /// the queue, and stays the same while the number of queues does. Fragments, and packets
+    /// without ports, are hashed by addresses only.
     pub fn add_queue(&self) -> Result<Self, TapError> {
         let fd = attach(&self.name()?, KIND | libc::IFF_MULTI_QUEUE)?;
         let mut queue = Self::from_fd(fd, self.features, self.mtu);
@@ -119,8 +118,8 @@ impl Tap {
         Ok(queue)
     }
 
-    /// Drops what waits to be read, [`DISCARDS_MAX`] packets at most: it was put there before the
-    /// number of queues changed.
+    /// Drops the packets that wait to be read, at most [`DISCARDS_MAX`]: the kernel queued them
+    /// before the number of queues changed.
     pub fn discard_waiting(&self) -> Result<(), TapError> {
         for _ in 0..DISCARDS_MAX {
             match rustix::io::read(&self.fd, &mut [0; VirtioTunnelHeader::LEN]) {
@@ -132,7 +131,7 @@ impl Tap {
         Ok(())
     }
 
-    /// Takes over a device that [`create`](Self::create) made, perhaps in another process.
+    /// Takes over a device that [`create`](Self::create) created, perhaps in another process.
     pub fn from_fd(fd: OwnedFd, features: Features, mtu: u16) -> Self {
         Self {
             fd,
@@ -147,9 +146,9 @@ impl Tap {
         }
     }
 
-    /// Takes over a device that somebody else opened and attached to its interface, with
-    /// `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`. Its file becomes non-blocking. Without features and
-    /// with an MTU of 1500.
+    /// Takes over a device that other code opened and attached to its interface with `IFF_TAP |
+    /// IFF_NO_PI | IFF_VNET_HDR`. Makes its descriptor non-blocking. The device has no features and
+    /// an MTU of 1500.
     pub fn adopt(fd: OwnedFd) -> Result<Self, TapError> {
         let flags = sys::tun_flags(fd.as_fd()).map_err(TapError::from_setup)?;
         if flags & KIND != KIND {
@@ -167,14 +166,14 @@ impl Tap {
         Ok(Self::from_fd(fd, Features::NONE, 1500))
     }
 
-    /// The file, to be handed to another process.
+    /// Returns the descriptor, to pass it to another process.
     pub fn into_fd(self) -> OwnedFd {
         self.fd
     }
 
-    /// Agrees with the kernel on as many features of `wanted` as it has; returns those.
+    /// Agrees with the kernel on as many features of `wanted` as it supports; returns those.
     pub fn set_offload(&mut self, wanted: Features) -> Result<Features, TapError> {
-        // The kernel agrees to tunnels only if the header has a place for them.
+        // The kernel agrees to tunnels only if the header has room for their fields.
         if wanted.tunnel {
             self.set_header_len(wanted)?;
         }
@@ -184,7 +183,7 @@ impl Tap {
         Ok(self.features)
     }
 
-    /// Makes the virtio-net header as long as `features` need it.
+    /// Sets the length of the virtio-net header that `features` require.
     fn set_header_len(&mut self, features: Features) -> Result<(), TapError> {
         let wanted = header_len(features);
         if wanted != self.header_len {
@@ -195,14 +194,14 @@ impl Tap {
         Ok(())
     }
 
-    /// Stops sending what needs `features`. What the kernel sends us stays as agreed.
+    /// Stops using `features` for packets we send. What the kernel sends stays as agreed.
     pub fn disable(&mut self, features: Features) {
         let left = self.features.without(features);
         self.withdrawn = self.withdrawn.or(self.features.without(left).or(features));
         self.features = left;
     }
 
-    /// Tells the device which MTU its interface has.
+    /// Sets the MTU that the device's interface has.
     pub fn set_mtu(&mut self, mtu: u16) {
         self.mtu = mtu;
     }
@@ -212,12 +211,12 @@ impl Tap {
         self.features
     }
 
-    /// Features that were agreed and did not work: for a line in the log.
+    /// Features that were agreed but did not work, for the log.
     pub fn withdrawn(&self) -> Features {
         self.withdrawn
     }
 
-    /// Counters since the device was made or taken over.
+    /// Counters since the device was created or taken over.
     pub fn counters(&self) -> &TapCounters {
         &self.counters
     }
@@ -227,7 +226,7 @@ impl Tap {
         sys::tun_name(self.fd.as_fd()).map_err(TapError::from_use)
     }
 
-    /// Reads one packet into `packet`. `Err` carries what the read call said.
+    /// Reads one packet into `packet`. `Err` carries the error of the read call.
     fn read_packet(&mut self, memory: &mut Memory, packet: &mut Packet) -> Result<Read, Errno> {
         let offered = self.buffer.prepare(memory, READ_BYTES);
         if offered == 0 {
@@ -252,7 +251,7 @@ impl Tap {
         Ok(self.accept(frame_bytes, offered, header, packet))
     }
 
-    /// Checks a packet that was read and moves its frames into `packet`.
+    /// Checks a packet that was read, and moves its frames into `packet`.
     fn accept(
         &mut self,
         bytes: usize,
@@ -292,10 +291,11 @@ impl Tap {
         }
     }
 
-    /// Writes one packet; the kernel takes all of it or nothing.
+    /// Writes one packet; the kernel accepts all of it or nothing.
     fn write_packet(&mut self, packet: &Packet) -> Result<usize, Errno> {
         let headers = packet.wire_headers();
-        // A hint for the kernel; nothing shorter than an Ethernet header is taken as one.
+        // The header length is a hint for the kernel; one below an Ethernet header's would be
+        // invalid.
         let hint = if headers.len() < ETHERNET_BYTES { 0 } else { headers.len() };
         let header = VirtioTunnelHeader::encode(packet.offload(), hint);
         let header = &header.0[..self.header_len];
@@ -309,7 +309,7 @@ impl Tap {
         sys::write_gather(self.fd.as_fd(), &gather)
     }
 
-    /// Counts a packet that the kernel refused; takes its feature back if that was one too many.
+    /// Counts a packet that the kernel refused; withdraws its feature after too many in a row.
     fn refuse(&mut self, errno: Errno, offload: &Offload) {
         match errno {
             Errno::IO => self.counters.transmit_down += 1,
@@ -422,7 +422,7 @@ enum Read {
     NoMemory,
 }
 
-/// Kinds of packet that the kernel may refuse by themselves.
+/// Kinds of packets that the kernel may refuse separately.
 #[derive(Clone, Copy)]
 enum Kind {
     Checksum,
@@ -459,12 +459,12 @@ impl Kind {
     }
 }
 
-/// Bytes of the virtio-net header with these features.
+/// Bytes of the virtio-net header for these features.
 fn header_len(features: Features) -> usize {
     if features.tunnel { VirtioTunnelHeader::LEN } else { VirtioHeader::LEN }
 }
 
-/// A new file that is attached to the interface `name`.
+/// Opens a descriptor and attaches it to the interface `name`.
 fn attach(name: &str, kind: libc::c_int) -> Result<OwnedFd, TapError> {
     if let Some(answer) = outside::ask(Wanted::Tap, kind as u64, name.as_bytes(), None) {
         let Answer { numbers: [step, errno, exists, _], file, .. } =
@@ -484,11 +484,11 @@ fn attach(name: &str, kind: libc::c_int) -> Result<OwnedFd, TapError> {
     })
 }
 
-/// How far the broker came, in its answer: 0 if to the end.
+/// The step at which the broker failed, in its answer; 0 for success.
 const OPENING: u64 = 1;
 const ATTACHING: u64 = 2;
 
-/// What the broker does: as [`attach`], for a confined process.
+/// The broker's part of [`attach`], for a confined process.
 pub(crate) fn attach_for(name: &str, kind: u64) -> Result<Answer, Errno> {
     const KINDS: [libc::c_int; 2] = [KIND, KIND | libc::IFF_MULTI_QUEUE];
     let kind = KINDS.into_iter().find(|known| *known as u64 == kind).ok_or(Errno::INVAL)?;

@@ -1,4 +1,4 @@
-//! Threads that serve for a long time: how they start, and what they do when nothing happens.
+//! Long-lived service threads: how they start, and what they do when idle.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -10,18 +10,19 @@ use crate::process_sys::SignalSet;
 use crate::reactor::{Events, Reactor};
 use crate::release_pages;
 
-/// After so long without an event, memory goes back to the system.
+/// Time without an event after which a thread gives memory back to the system.
 const IDLE_AFTER: Duration = Duration::from_secs(1);
-/// Memory of frames that lies together and then goes back: what a few small flows leave is kept,
-/// and they go on without page faults.
+/// Shortest contiguous range of unused frames that goes back to the system. Memory that a few small
+/// flows leave stays mapped, so that they continue without page faults.
 const RELEASED_MIN: usize = 512 << 10;
-/// Signals of Linux, but for the two that the C library keeps for itself, and for those that the
-/// kernel sends to the thread whose instruction failed: if that thread blocks them, the process
-/// ends whatever handler the program has.
+/// Linux's signals, except the two that the C library reserves and those that the kernel sends to a
+/// thread whose instruction failed: if that thread blocked them, they would end the process even
+/// where the program has a handler.
 const SIGNALS: [RangeInclusive<i32>; 5] = [1..=3, 6..=6, 9..=10, 12..=30, 34..=64];
 
-/// Starts a thread of a library. It blocks all signals that are sent, so that they come to threads
-/// of the program. If it panics the process ends: calls would wait for it for ever.
+/// Starts a service thread of the library. The thread blocks all asynchronous signals, so that the
+/// program's own threads receive them. If it panics, the process aborts, because callers would
+/// otherwise wait for the thread indefinitely.
 ///
 /// # Errors
 /// There are too many threads, or too little memory.
@@ -37,24 +38,24 @@ pub fn spawn(work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>>
     thread
 }
 
-/// Waits for events, and finds the time to rest: a second without any. A thread at rest sleeps on
-/// through its timers; the next event ends it.
+/// Waits for events and detects idleness: one second without an event. A timeout that expires does
+/// not end the rest; the next event does.
 #[derive(Debug, Default)]
 pub struct Rest {
     at_rest: bool,
 }
 
 impl Rest {
-    /// At work.
+    /// A thread that is not at rest.
     pub const fn new() -> Self {
         Self { at_rest: false }
     }
 
-    /// Waits as [`Reactor::wait`] does, and perhaps shorter. True if rest begins: the caller then
-    /// gives back what it kept ready.
+    /// Waits as [`Reactor::wait`] does, possibly for a shorter time. Returns true if the rest
+    /// begins: the caller then gives back the memory that it kept ready.
     ///
     /// # Errors
-    /// As [`Reactor::wait`].
+    /// Those of [`Reactor::wait`].
     pub fn wait(
         &mut self,
         reactor: &mut Reactor,
@@ -69,8 +70,8 @@ impl Rest {
     }
 }
 
-/// Gives memory that is not in use back to the system if it is worth a system call: for
-/// [`towpath_packet::Memory::unused`].
+/// Gives unused memory back to the system if there is enough to be worth a system call. For use
+/// with [`towpath_packet::Memory::unused`].
 pub fn release_unused(bytes: &mut [u8]) {
     if bytes.len() >= RELEASED_MIN {
         release_pages(bytes);
@@ -111,8 +112,8 @@ mod tests {
         let before = blocked(&status());
         let (sender, receiver) = std::sync::mpsc::channel();
         let thread = spawn(move || sender.send(status()).unwrap()).unwrap();
-        // SIGKILL and SIGSTOP cannot be blocked, 32 and 33 are the C library's. An instruction that
-        // fails raises SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV or SIGSYS.
+        // SIGKILL and SIGSTOP cannot be blocked; 32 and 33 belong to the C library. A failing
+        // instruction raises SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV or SIGSYS.
         let never =
             [9, 19, 32, 33, 4, 5, 7, 8, 11, 31].map(|signal| 1 << (signal - 1)).iter().sum::<u64>();
         assert_eq!(blocked(&receiver.recv().unwrap()) | never, u64::MAX);

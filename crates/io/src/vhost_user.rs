@@ -1,11 +1,11 @@
-//! vhost-user: a network device for a virtual machine, whose memory and rings this process shares.
+//! vhost-user: a network device for a virtual machine whose memory and rings this process shares.
 //!
-//! The other side is the *front end* (QEMU, cloud-hypervisor, …). It connects to a UNIX socket and
-//! says in messages where the guest's memory is and how its rings are set up; from then on packets
-//! move through the rings alone.
+//! The peer is the *front end* (QEMU, cloud-hypervisor, …). It connects to a Unix socket and sends
+//! messages that describe the guest's memory and its rings. From then on packets move through the
+//! rings only.
 //!
-//! Follows the vhost-user protocol as QEMU's `docs/interop/vhost-user` describes it, and virtio
-//! 1.2 §2.7, §2.8 and §5.1.
+//! Follows the vhost-user protocol as described in QEMU's `docs/interop/vhost-user`, and virtio 1.2
+//! §2.7, §2.8 and §5.1.
 
 pub mod channel;
 mod closing;
@@ -23,13 +23,13 @@ pub mod session;
 pub mod shared;
 pub mod virtq;
 
-/// Makes what all devices of this process share: a context by which guests are told, and a thread
-/// that closes what front ends should not have sent. The first session does so by itself; whoever
-/// forks or restricts the process calls it at the right moment: in the process that will have the
-/// devices, while it may start threads and call io_setup(2).
+/// Creates what all devices of this process share: a context for signalling guests, and a thread
+/// that closes descriptors that front ends should not have sent. The first session does this by
+/// itself. A program that forks or restricts itself calls this function beforehand: in the process
+/// that will own the devices, while it may still start threads and call io_setup(2).
 ///
 /// # Errors
-/// Those of io_setup(2), eventfd(2), pipe(2), and of starting a thread.
+/// Those of io_setup(2), eventfd(2) and pipe(2), and of starting a thread.
 pub fn prepare() -> std::io::Result<()> {
     event::prepare()?;
     closing::prepare()

@@ -1,15 +1,15 @@
-//! A front end that writes anything to all memory that it shares, at any time, and another that
-//! does nothing wrong: the first must harm itself only.
+//! A hostile front end that writes anything into all memory that it shares, at any time, beside a
+//! well-behaved one. The hostile one must harm only itself.
 //!
-//! One thread serves two ports, as a switch does: what the hostile guest sends goes to it and to
-//! its neighbour, what the neighbour sends comes back to the neighbour, who looks at each byte. The
-//! hostile side is one thread: of each step most of what it writes is what a driver could have
-//! meant, so that more than the first check is reached, and the rest is anything. It writes to
-//! rings, tables, buffers, the area for what is in flight and the dirty log, stops and starts its
-//! rings, cuts its memory and comes again.
+//! One thread serves two ports, as a switch does. The hostile guest's packets go to itself and to
+//! its neighbour. The neighbour's packets come back to the neighbour, which checks each byte. The
+//! hostile side is one thread. Most of what it writes in each step is what a driver could have
+//! written, so that it gets past the first checks; the rest is random. It writes to rings, tables,
+//! buffers, the in-flight region and the dirty log, stops and starts its rings, truncates its
+//! memory file and connects again.
 //!
-//! `TOWPATH_SCRIBBLE_SECONDS` makes it longer, `TOWPATH_SEED` another. `cargo xtask scribble` runs
-//! it with the address sanitizer.
+//! `TOWPATH_SCRIBBLE_SECONDS` sets the duration, `TOWPATH_SEED` the seed. `cargo xtask scribble`
+//! runs the test with the address sanitizer.
 #![expect(clippy::disallowed_methods, reason = "the test watches the clock")]
 
 use std::io::{IoSlice, Read};
@@ -30,9 +30,9 @@ use towpath_io::vhost_user::virtq::{Segment, feature as ring_feature, inflight::
 use towpath_io::vhost_user::{Offer, VhostUser, cut};
 use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig, time};
 
-/// How long it takes in the ordinary run.
+/// Duration of the ordinary run.
 const SECONDS: u64 = 4;
-/// How long the neighbour waits for a packet of its own.
+/// Longest time that the neighbour waits for a packet of its own.
 const PATIENCE: Duration = Duration::from_secs(20);
 const BASE: u64 = 0x10_0000;
 const REGION: u64 = 0x8_0000;
@@ -41,11 +41,11 @@ const SIZE: u16 = 16;
 /// Bytes of the neighbour's buffers.
 const BUFFER: u64 = 0x1000;
 const HEADER: usize = 12;
-/// How the neighbour knows its own packets.
+/// The start of each packet of the neighbour, by which it recognises them.
 const MARK: &[u8; 14] = b"the neighbour!";
 const LOG_BYTES: u64 = (BASE + 2 * REGION) / 4096 / 8;
 
-/// Numbers from a seed: splitmix64.
+/// Pseudo-random numbers from a seed: splitmix64.
 struct Random(u64);
 
 impl Random {
@@ -57,18 +57,18 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Below `bound`.
+    /// A number below `bound`.
     fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 
-    /// Once in so many times.
+    /// True once in `times` calls, on average.
     fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 }
 
-/// What came of the hostile side.
+/// Counters of the hostile side.
 #[derive(Debug)]
 struct Served {
     sessions: u64,
@@ -78,8 +78,8 @@ struct Served {
     received: u64,
 }
 
-/// Goal: whatever a front end and its guest write to the memory that they share, and whenever,
-/// their neighbour's packets come back as they were, and nothing ends but their own session.
+/// Goal: whatever a front end and its guest write to shared memory, and whenever they do, their
+/// neighbour's packets come back unchanged, and no session ends but their own.
 #[test]
 fn whoever_scribbles_harms_itself_only() {
     let seconds = std::env::var("TOWPATH_SCRIBBLE_SECONDS").ok();
@@ -111,17 +111,17 @@ fn whoever_scribbles_harms_itself_only() {
         let hostile = hostile.join();
         is_over.store(true, Ordering::Relaxed);
         hostile.expect("the hostile side does not panic");
-        (served.join().expect("the ports go on"), exchanged.expect("the neighbour goes on"))
+        (served.join().expect("both ports run"), exchanged.expect("the neighbour runs"))
     });
     std::fs::remove_dir_all(&folder).expect("the folder is there");
     println!("{served:?}, and the neighbour got {exchanged} packets back");
-    // Not how many: that is the machine's matter.
+    // The number of packets depends on the machine, so only its sign is checked.
     assert!(exchanged > 0 && served.sessions > 1, "{exchanged} packets, {served:?}");
     let Served { broken, sent, lent, received, .. } = served;
     assert!([broken, sent, lent, received].iter().all(|&count| count > 0), "{served:?}");
 }
 
-/// Serves both ports, in turn.
+/// Serves both ports in turn.
 fn serve(devices: [VhostUser; 2], is_over: &AtomicBool) -> Served {
     let [mut hostile, mut neighbour] = devices;
     let config = MemoryConfig { packets: 512, small_frames: 512, large_frames: 64 };
@@ -134,28 +134,28 @@ fn serve(devices: [VhostUser; 2], is_over: &AtomicBool) -> Served {
         let now = time::Instant::START + start.elapsed();
         let cx = &mut Context { memory: &mut memory, ledger: &ledger, now };
         for device in [&mut hostile, &mut neighbour] {
-            device.turn(true, cx).expect("what a front end does is no error");
+            device.turn(true, cx).expect("a front end causes no error");
         }
-        hostile.receive(&mut received, cx).expect("nor is this");
+        hostile.receive(&mut received, cx).expect("no error");
         while let Some(mut packet) = received.pop() {
             if rounds % 2 == 0 {
                 packet.peek_headers();
             }
             let to = if (rounds / 2) % 2 == 0 { &mut back } else { &mut noise };
-            // What does not fit is lost.
+            // Packets that do not fit are lost.
             drop(to.push(packet));
         }
-        hostile.transmit(&mut back, cx).expect("nor is this");
+        hostile.transmit(&mut back, cx).expect("no error");
         back.clear();
-        // The neighbour's own packets are not lost: those that wait are before all others.
+        // The neighbour's own packets are not lost: waiting ones are sent before all others.
         if own.is_empty() {
-            neighbour.receive(&mut own, cx).expect("nor is this");
+            neighbour.receive(&mut own, cx).expect("no error");
         }
-        neighbour.transmit(&mut own, cx).expect("nor is this");
+        neighbour.transmit(&mut own, cx).expect("no error");
         if own.is_empty() {
-            neighbour.transmit(&mut noise, cx).expect("nor is this");
+            neighbour.transmit(&mut noise, cx).expect("no error");
         }
-        // Kept for some rounds, so that memory is lent while it is written to.
+        // Kept for some rounds, so that memory is lent while the hostile side writes to it.
         if rounds % 16 == 0 {
             noise.clear();
         }
@@ -172,7 +172,7 @@ fn serve(devices: [VhostUser; 2], is_over: &AtomicBool) -> Served {
     }
 }
 
-/// The neighbour: sends packets, and looks whether they come back as they were. Returns how many.
+/// The neighbour: sends packets and checks that they come back unchanged. Returns their number.
 fn exchange(path: &Path, end: Instant) -> u64 {
     let ram = GuestRam::new(BASE, &[REGION]).expect("memory");
     let queue = |at| DriverQueue::new(&ram, BASE + at, SIZE, 0).expect("it fits");
@@ -206,7 +206,7 @@ fn exchange(path: &Path, end: Instant) -> u64 {
             let mut bytes = vec![0; written as usize];
             ram.memory().read(place(token), &mut bytes).expect("in memory");
             if bytes[HEADER..].starts_with(MARK) {
-                assert!(bytes[HEADER..] == frame, "packet {number} is as it was");
+                assert!(bytes[HEADER..] == frame, "packet {number} is unchanged");
                 is_back = true;
             }
             let buffer = Segment { address: place(token), bytes: BUFFER as u32 };
@@ -214,9 +214,9 @@ fn exchange(path: &Path, end: Instant) -> u64 {
             receive.publish();
             front_end.kick(RECEIVE);
         }
-        // Its buffer is used again.
+        // The buffer is used again for the next packet.
         while transmit.used().is_none() {
-            assert!(Instant::now() < deadline, "packet {number} is given back");
+            assert!(Instant::now() < deadline, "packet {number} is used");
             std::thread::yield_now();
         }
         number += 1;
@@ -224,7 +224,7 @@ fn exchange(path: &Path, end: Instant) -> u64 {
     number
 }
 
-/// A packet of the neighbour: of a length that is copied or lent.
+/// A packet of the neighbour, of a length that is either copied or lent.
 fn frame(number: u64) -> Vec<u8> {
     let bytes = 60 + (number * 97 % 1400) as usize;
     let mut frame: Vec<u8> = (0..bytes).map(|at| (number as usize * 31 + at * 7) as u8).collect();
@@ -241,9 +241,9 @@ struct Hostile {
     queues: [DriverQueue; 2],
     features: u64,
     inflight: OwnedFd,
-    /// Area for what is in flight, and the dirty log.
+    /// The in-flight region and the dirty log.
     areas: [Mapping; 2],
-    /// Where the next descriptor of each packed ring goes.
+    /// Position of the next descriptor of each packed ring, and its wrap counter.
     next: [(u16, bool); 2],
     events: [OwnedFd; 3],
 }
@@ -284,7 +284,7 @@ impl Hostile {
         hostile
     }
 
-    /// Says where everything is, and starts both rings.
+    /// Sends the setup messages and starts both rings.
     fn introduce(&mut self, log: &OwnedFd, random: &mut Random) {
         let features = self.features | feature::VERSION_1 | feature::PROTOCOL_FEATURES;
         self.tell(16, &[protocol::ALWAYS], &[]);
@@ -301,10 +301,10 @@ impl Hostile {
             let queues = 2 | u64::from(SIZE) << 16;
             let area = [self.areas[0].bytes() as u64, 0, queues];
             let bytes = area.map(u64::to_ne_bytes).concat();
-            // Without what the last number has too much.
+            // The message ends after the lower half of the last number.
             self.send(32, &bytes[..20], &[self.inflight.as_fd()]);
         }
-        // What a driver would offer.
+        // Buffers that an ordinary driver would offer.
         for (ring, queue) in self.queues.iter_mut().enumerate() {
             for token in 0..4 {
                 let address = BUFFERS + 0x800 * (token + 8 * ring as u64);
@@ -337,14 +337,14 @@ impl Hostile {
         self.next[ring] = (base as u16 & 0x7fff & (SIZE - 1), base & 0x8000 != 0);
     }
 
-    /// Scribbles until the session ends, or has lasted for long enough.
+    /// Scribbles until the session ends, or for a random number of steps.
     fn run(mut self, random: &mut Random, end: Instant) {
         for _ in 0..200 + random.below(600) {
             (0..12).for_each(|_| self.scribble(random));
-            // The device gets on with what it was offered.
+            // Gives the device time to process what was offered.
             std::thread::sleep(Duration::from_micros(20));
             if random.one_in(3) {
-                // A broken ring is left alone until it is started anew.
+                // A broken ring stays stopped until it is started again.
                 let ring = random.below(2) as usize;
                 self.tell(11, &[ring as u64], &[]);
                 self.start(ring, random);
@@ -359,16 +359,16 @@ impl Hostile {
         }
     }
 
-    /// Writes something somewhere.
+    /// Makes one random write.
     fn scribble(&mut self, random: &mut Random) {
         let ring = random.below(2) as usize;
-        // Mostly what a driver does, or a ring would be broken all the time.
+        // Mostly what a driver writes, because otherwise a ring would be broken all the time.
         let what = if random.one_in(4) { random.below(16) } else { 0 };
         match what {
             0..6 if self.features & ring_feature::PACKED != 0 => self.offer_packed(ring, random),
             0..6 => self.offer_split(ring, random),
             6 | 7 => {
-                // A frame, behind a header that is none or anything.
+                // A frame after a virtio-net header that is zero or random.
                 let address = BUFFERS + random.below(0x2_0000);
                 let kind = [0, random.next()][random.below(2) as usize];
                 self.write(address, &[kind, random.next(), random.next()]);
@@ -379,7 +379,7 @@ impl Hostile {
             }
             9 => self.write((BASE + random.below(0x4_0000)) & !1, &[random.next()]),
             10 => {
-                // Flags, indices and events of the rings.
+                // Flags, indices and event fields of the rings.
                 let config = self.queues[ring].config();
                 let area = [config.driver, config.device][random.below(2) as usize];
                 let place = self.guest(area) + 2 * random.below(24);
@@ -401,7 +401,7 @@ impl Hostile {
         }
     }
 
-    /// Another chain of a split ring is available, mostly if there is room.
+    /// Makes another chain of a split ring available, mostly if there is room.
     fn offer_split(&mut self, ring: usize, random: &mut Random) {
         let config = self.queues[ring].config();
         let available = self.guest(config.driver);
@@ -416,7 +416,7 @@ impl Hostile {
         let _ = self.ram.memory().write(available + 2, &index.wrapping_add(1).to_le_bytes());
     }
 
-    /// Another descriptor of a packed ring is available, mostly if there is room.
+    /// Makes another descriptor of a packed ring available, mostly if there is room.
     fn offer_packed(&mut self, ring: usize, random: &mut Random) {
         let (index, wrap) = self.next[ring];
         let place = self.descriptors(ring) + 16 * u64::from(index);
@@ -430,7 +430,7 @@ impl Hostile {
         self.write(place, &[address, rest | flags << 48]);
     }
 
-    /// Both words of a descriptor that may be meant.
+    /// Returns the two words of a descriptor, which is valid most of the time.
     fn descriptor(&self, ring: usize, random: &mut Random) -> [u64; 2] {
         let address = match random.below(200) {
             0 => random.next(),
@@ -439,7 +439,7 @@ impl Hostile {
             2 => BASE + 2 * REGION - random.below(0x1000),
             _ => BUFFERS + random.below(0x2_0000),
         };
-        // Most are of usual lengths.
+        // Most have usual lengths.
         let bytes = match random.below(200) {
             0 => random.next() as u32,
             1..4 => 0x1_0000,
@@ -461,7 +461,7 @@ impl Hostile {
         self.guest(self.queues[ring].config().descriptors)
     }
 
-    /// The guest's address for one of the front end.
+    /// Translates an address of the front end to one of the guest.
     fn guest(&self, user: u64) -> u64 {
         let layout = self.ram.layouts()[0];
         user - layout.user_address + layout.guest_address
@@ -483,7 +483,7 @@ impl Hostile {
         self.send(code, &payload, files);
     }
 
-    /// Sends a request that is acknowledged; it is lost if the session is over.
+    /// Sends a request with an acknowledgement. It is lost if the session is over.
     fn send(&self, code: u32, payload: &[u8], files: &[BorrowedFd<'_>]) {
         const NEED_REPLY: u32 = 8;
         let header = [code, 1 | NEED_REPLY, payload.len() as u32].map(u32::to_ne_bytes);
@@ -496,7 +496,7 @@ impl Hostile {
         let _ = sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
     }
 
-    /// Throws replies away. True if the device has closed the connection.
+    /// Discards replies. True if the device has closed the connection.
     fn is_gone(&mut self) -> bool {
         let mut bytes = [0; 1024];
         loop {

@@ -1,8 +1,8 @@
-//! The device against the front end of the crate `vhost`, which cloud-hypervisor uses.
+//! Tests the device against the front end of the crate `vhost`, which cloud-hypervisor uses.
 //!
-//! Whoever wrote that code read the protocol apart from us. It says everything over the socket;
-//! the rings are driven by [`DriverQueue`]. The device runs on a thread of its own and sends each
-//! packet back to where it came from.
+//! That code implements the protocol independently of ours. It does all communication over the
+//! socket; [`DriverQueue`] drives the rings. The device runs on a thread of its own and sends each
+//! packet back.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -33,7 +33,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// Longest wait for anything.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Guest address of the memory, and where its rings and buffers are.
+/// Guest address of the memory; its rings and buffers follow.
 const BASE: u64 = 0x10_0000;
 const RING_BYTES: u64 = 0x1_0000;
 const BUFFERS: u64 = BASE + 0x10_0000;
@@ -46,13 +46,13 @@ const SIZE: u16 = 16;
 const FRAME: usize = 1400;
 const HEADER: u32 = 12;
 
-/// A device on a thread, which sends back what it gets.
+/// A device on a thread that sends back what it receives.
 struct Reflector {
     thread: JoinHandle<(VhostUser, Option<SessionEnd>)>,
     ends: Arc<AtomicBool>,
-    /// Packets are kept while this is set.
+    /// While this is set, packets are kept.
     keeps: Arc<AtomicBool>,
-    /// Packets that came from the guest.
+    /// Number of packets received from the guest.
     received: Arc<AtomicUsize>,
 }
 
@@ -70,12 +70,12 @@ impl Reflector {
             let (mut memory, ledger, mut burst) =
                 (Memory::new(config), Ledger::new(), Burst::new());
             let (mut held, mut end) = (VecDeque::new(), None);
-            // Bounded: whoever made it ends it.
+            // Bounded: `finish` sets the flag.
             while !is_over.load(Ordering::Relaxed) {
                 let mut files = [PollFd::new(&device, PollFlags::IN)];
                 let soon = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
                 poll(&mut files, Some(&soon)).expect("a descriptor");
-                // No time passes, so that what is kept stays lent.
+                // The time does not advance, so packets that are kept stay lent.
                 let now = Instant::START;
                 let cx = &mut Context { memory: &mut memory, ledger: &ledger, now };
                 device.turn(true, cx).expect("the system has room");
@@ -87,7 +87,7 @@ impl Reflector {
                     burst.push(packet).expect("there is room");
                 }
                 device.transmit(&mut burst, cx).expect("a device");
-                // What waits for buffers is before all others.
+                // Packets that wait for buffers are sent before later ones.
                 let waiting = held.split_off(0);
                 held.extend(std::iter::from_fn(|| burst.pop()));
                 held.extend(waiting);
@@ -106,7 +106,7 @@ impl Reflector {
         self.keeps.store(keeps, Ordering::Relaxed);
     }
 
-    /// Waits until so many packets came from the guest.
+    /// Waits until `count` packets were received from the guest.
     fn wait_for(&self, count: usize) {
         wait_until("the device takes what is sent", || {
             (self.received.load(Ordering::Relaxed) >= count).then_some(())
@@ -131,7 +131,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Connected, with `ring_count` rings that the device does not know yet.
+    /// Connects a front end to a device, with `ring_count` rings that are not set up yet.
     fn new(offer: Offer, features: u64) -> Self {
         let ram = GuestRam::new(BASE, &[REGION, REGION]).expect("memory");
         let ring_count = 2 * offer.pairs;
@@ -150,17 +150,17 @@ impl Bench {
         }
     }
 
-    /// Agrees upon features; each request is acknowledged from then on.
+    /// Negotiates features; each later request is acknowledged.
     fn agree(&mut self, more: u64) {
         let front_end = &mut self.front_end;
-        front_end.set_owner().expect("taken");
-        let offered = front_end.get_features().expect("told");
+        front_end.set_owner().expect("acked");
+        let offered = front_end.get_features().expect("answered");
         let features = self.features | feature::VERSION_1 | feature::PROTOCOL_FEATURES | more;
         assert_eq!(features & !offered, 0, "all of it is offered");
-        let offered = front_end.get_protocol_features().expect("told");
-        front_end.set_protocol_features(offered).expect("taken");
+        let offered = front_end.get_protocol_features().expect("answered");
+        front_end.set_protocol_features(offered).expect("acked");
         front_end.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
-        front_end.set_features(features).expect("taken");
+        front_end.set_features(features).expect("acked");
     }
 
     fn region(&self, index: usize) -> VhostUserMemoryRegionInfo {
@@ -190,15 +190,15 @@ impl Bench {
     fn start(&mut self, ring: usize, base: u16) {
         let vring = self.vring(ring);
         let front_end = &mut self.front_end;
-        front_end.set_vring_num(ring, SIZE).expect("taken");
-        front_end.set_vring_addr(ring, &vring).expect("taken");
-        front_end.set_vring_base(ring, base).expect("taken");
-        front_end.set_vring_call(ring, &self.calls[ring]).expect("taken");
+        front_end.set_vring_num(ring, SIZE).expect("acked");
+        front_end.set_vring_addr(ring, &vring).expect("acked");
+        front_end.set_vring_base(ring, base).expect("acked");
+        front_end.set_vring_call(ring, &self.calls[ring]).expect("acked");
         front_end.set_vring_kick(ring, &self.kicks[ring]).expect("it starts");
-        front_end.set_vring_enable(ring, true).expect("taken");
+        front_end.set_vring_enable(ring, true).expect("acked");
     }
 
-    /// All of it, with the memory as one table and every ring.
+    /// Sets up everything: the memory in one table, and all rings.
     fn started(offer: Offer, features: u64) -> Self {
         let mut bench = Self::new(offer, features);
         bench.agree(0);
@@ -210,19 +210,19 @@ impl Bench {
 
     fn share(&self) {
         let table = [self.region(0), self.region(1)];
-        self.front_end.set_mem_table(&table).expect("taken");
+        self.front_end.set_mem_table(&table).expect("acked");
     }
 
     fn first_base(&self) -> u16 {
         self.queues[0].config().base as u16
     }
 
-    /// A buffer of the guest.
+    /// One of the guest's buffers.
     fn buffer(number: u64) -> Segment {
         Segment { address: BUFFERS + u64::from(BUFFER) * number, bytes: BUFFER }
     }
 
-    /// The guest sends frame `number` by `ring`, in a chain of three buffers.
+    /// Makes the guest send frame `number` on `ring`, in a chain of three buffers.
     fn send(&mut self, ring: usize, number: u8) {
         let Segment { address, .. } = Self::buffer(number.into());
         let memory = self.ram.memory();
@@ -235,19 +235,19 @@ impl Bench {
         self.kicks[ring].write(1).expect("room");
     }
 
-    /// The guest offers buffer `number` to receive into.
+    /// Makes the guest offer buffer `number` for reception.
     fn offer(&mut self, ring: usize, number: u8) {
         assert!(self.queues[ring].add(&[], &[Self::buffer(number.into())], number.into()));
         self.queues[ring].publish();
         self.kicks[ring].write(1).expect("room");
     }
 
-    /// Waits for the device to give back a buffer.
+    /// Waits until the device has used a buffer.
     fn used(&mut self, ring: usize) -> (u64, u32) {
-        wait_until("the device gives something back", || self.queues[ring].used())
+        wait_until("the device uses a buffer", || self.queues[ring].used())
     }
 
-    /// Frame `sent` goes out by ring `from` and comes back by ring `to`.
+    /// Sends frame `sent` on ring `from` and expects it back on ring `to`.
     fn round(&mut self, to: usize, from: usize, sent: u8) {
         let into = 0x80 | sent;
         self.offer(to, into);
@@ -257,7 +257,7 @@ impl Bench {
         assert_eq!(self.content(into), frame(sent));
     }
 
-    /// What was received into a buffer.
+    /// Returns the frame that was received into a buffer.
     fn content(&self, number: u8) -> Vec<u8> {
         let mut content = vec![0; FRAME];
         let address = Self::buffer(number.into()).address + u64::from(HEADER);
@@ -266,12 +266,12 @@ impl Bench {
     }
 }
 
-/// No addresses of Ethernet that a switch would act upon: there is none here.
+/// A frame without meaningful Ethernet addresses: there is no switch here.
 fn frame(number: u8) -> Vec<u8> {
     (0..FRAME).map(|at| (at as u8).wrapping_mul(5) ^ number).collect()
 }
 
-/// Asks every millisecond, for [`PATIENCE`] at least.
+/// Calls `ask` every millisecond, for at least [`PATIENCE`].
 fn wait_until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let found = (0..PATIENCE.as_millis()).find_map(|_| {
         let answer = ask();
@@ -287,7 +287,7 @@ fn pairs(pairs: u16) -> Offer {
     Offer { pairs, ..Offer::default() }
 }
 
-/// True if the device said no and the connection goes on.
+/// True if the device refused the request and the connection continues.
 fn is_refused<T>(result: vhost::Result<T>) -> bool {
     matches!(result, Err(Error::VhostUserProtocol(UserError::BackendInternalError)))
 }
@@ -298,22 +298,23 @@ fn memfd(bytes: u64) -> File {
     file.into()
 }
 
-/// Goal: what we offer is what the other side takes it for.
+/// Goal: the other implementation understands what our device offers.
 #[test]
 fn features_are_agreed_upon() {
     let mut bench = Bench::new(pairs(2), 0);
     bench.agree(0);
     let front_end = &mut bench.front_end;
-    assert_eq!(front_end.get_queue_num().expect("told"), 4);
-    assert!(front_end.get_max_mem_slots().expect("told") >= 8);
-    let offered = front_end.get_protocol_features().expect("told");
+    assert_eq!(front_end.get_queue_num().expect("answered"), 4);
+    assert!(front_end.get_max_mem_slots().expect("answered") >= 8);
+    let offered = front_end.get_protocol_features().expect("answered");
     assert_eq!(offered.bits(), protocol::ALWAYS);
     assert!(!offered.contains(VhostUserProtocolFeatures::BACKEND_REQ));
     assert!(is_refused(front_end.set_features(1 << 63)), "not offered");
-    front_end.reset_owner().expect("taken, and without effect");
+    front_end.reset_owner().expect("accepted, without effect");
 }
 
-/// Goal: a packet of three buffers goes out, comes back and is announced, on both layouts.
+/// Goal: a packet of three buffers is sent, comes back, and the guest is called, for both ring
+/// layouts.
 #[test]
 fn packets_go_both_ways() {
     for features in [0, ring_feature::PACKED, ring_feature::INDIRECT] {
@@ -325,49 +326,49 @@ fn packets_go_both_ways() {
     }
 }
 
-/// Goal: each pair of queues works by itself; a packet that is sent by one that is off is thrown
-/// away, and none comes by it.
+/// Goal: each pair of queues works by itself. A packet sent on a disabled ring is dropped, and
+/// disabled rings receive none.
 #[test]
 fn pairs_of_queues_come_and_go() {
     let mut bench = Bench::started(pairs(2), 0);
-    // No packets of IP: all are one flow, which has the first pair that is on.
+    // These are not IP packets: all are one flow, which uses the first pair that is enabled.
     (1..=8).for_each(|number| bench.round(0, 1, number));
     (1..=8).for_each(|number| bench.round(0, 3, number));
     let enable = |bench: &mut Bench, ring, on| bench.front_end.set_vring_enable(ring, on);
     for (ring, on) in [(0, false), (1, false)] {
-        enable(&mut bench, ring, on).expect("taken");
+        enable(&mut bench, ring, on).expect("acked");
     }
     (1..=8).for_each(|number| bench.round(2, 3, number));
     bench.send(1, 9);
     assert_eq!(bench.used(1), (9, 0));
     for (ring, on) in [(0, true), (1, true), (2, false), (3, false)] {
-        enable(&mut bench, ring, on).expect("taken");
+        enable(&mut bench, ring, on).expect("acked");
     }
     (1..=8).for_each(|number| bench.round(0, 1, number));
     let (device, _) = bench.device.finish();
     assert_eq!(device.traffic().sent.discarded, 1);
 }
 
-/// Goal: the configuration space is read as it is, and written by nobody else than a migration.
+/// Goal: the configuration space can be read, and only a migration can write it.
 #[test]
 fn the_configuration_space_is_told() {
     let mac = [2, 0, 0, 0, 0, 9];
     let mut bench = Bench::new(Offer { mac: Some(mac), mtu: 1400, ..pairs(3) }, 0);
     bench.agree(feature::MAC | feature::MTU);
     let none = VhostUserConfigFlags::empty();
-    let told = bench.front_end.get_config(0, 12, none, &[0; 12]).expect("told").1;
+    let told = bench.front_end.get_config(0, 12, none, &[0; 12]).expect("answered").1;
     assert_eq!(told, [&mac[..], &[1, 0, 3, 0], &1400_u16.to_le_bytes()].concat());
-    let told = bench.front_end.get_config(6, 2, none, &[0; 2]).expect("told").1;
+    let told = bench.front_end.get_config(6, 2, none, &[0; 2]).expect("answered").1;
     assert_eq!(told, [1, 0], "the link is up");
     assert!(is_refused(bench.front_end.set_config(0, none, &[4; 6])));
-    // What the crate calls writable is what the specification calls a migration.
+    // The crate's name for the specification's migration flag is "writable".
     let restore = VhostUserConfigFlags::WRITABLE;
-    bench.front_end.set_config(0, restore, &[4; 6]).expect("taken");
-    let told = bench.front_end.get_config(0, 6, none, &[0; 6]).expect("told").1;
+    bench.front_end.set_config(0, restore, &[4; 6]).expect("acked");
+    let told = bench.front_end.get_config(0, 6, none, &[0; 6]).expect("answered").1;
     assert_eq!(told, [4; 6]);
 }
 
-/// Goal: a ring stops with packets of it lent, says where, and goes on there.
+/// Goal: a ring stops while packets of it are lent, reports its position, and continues there.
 #[test]
 fn a_ring_stops_with_loans_out_and_goes_on() {
     let mut bench = Bench::started(pairs(1), 0);
@@ -390,12 +391,12 @@ fn a_ring_stops_with_loans_out_and_goes_on() {
     assert_eq!(bench.front_end.get_vring_base(0).expect("it stops"), 6);
 }
 
-/// Goal: a reset forgets the rings, and keeps the memory and what was agreed about the protocol.
+/// Goal: a reset forgets the rings, and keeps the memory and the protocol features.
 #[test]
 fn a_reset_device_starts_again() {
     let mut bench = Bench::started(pairs(1), 0);
     bench.round(0, 1, 1);
-    bench.front_end.reset_device().expect("taken");
+    bench.front_end.reset_device().expect("acked");
     bench.send(1, 2);
     bench.queues = (0..2)
         .map(|ring| {
@@ -403,25 +404,25 @@ fn a_reset_device_starts_again() {
             DriverQueue::new(&bench.ram, at, SIZE, 0).expect("it fits")
         })
         .collect();
-    bench.front_end.set_features(feature::VERSION_1 | feature::PROTOCOL_FEATURES).expect("taken");
+    bench.front_end.set_features(feature::VERSION_1 | feature::PROTOCOL_FEATURES).expect("acked");
     bench.start(0, 0);
     bench.start(1, 0);
     bench.round(0, 1, 3);
 }
 
-/// Goal: memory comes and goes beneath running rings.
+/// Goal: memory regions are added and removed while rings run.
 #[test]
 fn memory_comes_and_goes() {
     let mut bench = Bench::started(pairs(1), 0);
     let (first, second) = (bench.region(0), bench.region(1));
     bench.round(0, 1, 1);
-    bench.front_end.remove_mem_region(&second).expect("taken");
+    bench.front_end.remove_mem_region(&second).expect("acked");
     bench.round(0, 1, 2);
     assert!(is_refused(bench.front_end.remove_mem_region(&second)), "it is gone");
-    bench.front_end.add_mem_region(&second).expect("taken");
-    bench.front_end.set_mem_table(&[first]).expect("taken");
+    bench.front_end.add_mem_region(&second).expect("acked");
+    bench.front_end.set_mem_table(&[first]).expect("acked");
     bench.round(0, 1, 3);
-    bench.front_end.add_mem_region(&second).expect("taken");
+    bench.front_end.add_mem_region(&second).expect("acked");
     let overlapping = VhostUserMemoryRegionInfo { guest_phys_addr: BASE + PAGE, ..first };
     assert!(is_refused(bench.front_end.add_mem_region(&overlapping)));
     let beyond = VhostUserMemoryRegionInfo {
@@ -434,7 +435,7 @@ fn memory_comes_and_goes() {
     bench.round(0, 1, 4);
 }
 
-/// Goal: the next device sends what the last one had lent when it was killed, once.
+/// Goal: after the device is killed, the next one sends what it had in flight, once.
 #[test]
 fn what_was_in_flight_outlives_the_device() {
     let mut bench = Bench::new(pairs(1), 0);
@@ -443,13 +444,13 @@ fn what_was_in_flight_outlives_the_device() {
     let asked = VhostUserInflight::new(0, 0, 2, SIZE);
     let (area, file) = bench.front_end.get_inflight_fd(&asked).expect("made");
     assert!(area.mmap_size > 0 && area.num_queues == 2 && area.queue_size == SIZE);
-    bench.front_end.set_inflight_fd(&area, file.as_raw_fd()).expect("taken");
+    bench.front_end.set_inflight_fd(&area, file.as_raw_fd()).expect("acked");
     bench.start(0, 0);
     bench.start(1, 0);
     bench.device.keep(true);
     bench.send(1, 7);
     bench.device.wait_for(1);
-    // It never runs again, and gives nothing back: as if it were killed.
+    // The old device never runs again and returns nothing, as if it had been killed.
     let (device, socket) = Reflector::new(pairs(1));
     let dead = std::mem::replace(&mut bench.device, device);
     let dead = dead.finish();
@@ -457,9 +458,9 @@ fn what_was_in_flight_outlives_the_device() {
     bench.front_end = Frontend::from_stream(socket, 2);
     bench.agree(0);
     bench.share();
-    bench.front_end.set_inflight_fd(&area, file.as_raw_fd()).expect("taken");
-    // Enabled first, as QEMU does: what a ring has while it is not is thrown away.
-    (0..2).for_each(|ring| bench.front_end.set_vring_enable(ring, true).expect("taken"));
+    bench.front_end.set_inflight_fd(&area, file.as_raw_fd()).expect("acked");
+    // Enabled first, as QEMU does: a disabled ring would drop its packets.
+    (0..2).for_each(|ring| bench.front_end.set_vring_enable(ring, true).expect("acked"));
     bench.start(0, 0);
     bench.start(1, 0);
     bench.device.wait_for(1);
@@ -471,8 +472,8 @@ fn what_was_in_flight_outlives_the_device() {
     drop(dead);
 }
 
-/// Goal: a migration. Each page that is written after the log was given is marked in it, buffers
-/// and used rings; what is only read is not. After the log has ended nothing more is marked.
+/// Goal: a migration. Each page written after the log was set is marked in the log: buffers and
+/// used rings, but not memory that is only read. After logging ends, no page is marked.
 #[test]
 fn what_is_written_is_marked_in_the_log() {
     let mut bench = Bench::started(pairs(1), 0);
@@ -487,15 +488,15 @@ fn what_is_written_is_marked_in_the_log() {
     let front_end = &bench.front_end;
     front_end.set_log_base(0, Some(region)).expect("answered with the log");
     let event = File::from(OwnedFd::from(memfd(8)));
-    front_end.set_log_fd(event.as_raw_fd()).expect("taken");
+    front_end.set_log_fd(event.as_raw_fd()).expect("acked");
     let features = feature::VERSION_1 | feature::PROTOCOL_FEATURES;
-    front_end.set_features(features | feature::LOG_ALL).expect("taken");
-    // The used rings are written in the name of the addresses that come with the flag.
+    front_end.set_features(features | feature::LOG_ALL).expect("acked");
+    // The used rings are logged at the addresses that come with the flag.
     for ring in 0..2 {
         let used = bench.queues[ring].config().device;
         let at = used - bench.region(0).userspace_addr + BASE;
         let vring = VringConfigData { flags: 1, log_addr: Some(at), ..bench.vring(ring) };
-        bench.front_end.set_vring_addr(ring, &vring).expect("taken");
+        bench.front_end.set_vring_addr(ring, &vring).expect("acked");
     }
     bench.round(0, 1, 2);
     let taken = dirty(&log, bytes);
@@ -508,7 +509,8 @@ fn what_is_written_is_marked_in_the_log() {
     }
     assert!(!taken.contains(&page_of(Bench::buffer(2).address)), "that was only read");
     assert_eq!(taken.len(), 3, "{taken:x?}");
-    // Taken bits are set again; the last writes are marked when the ring is said to stand.
+    // Cleared bits are set again. The last writes are marked before the reply that the ring has
+    // stopped.
     clear(&log, bytes);
     bench.device.keep(true);
     bench.send(1, 3);
@@ -519,10 +521,10 @@ fn what_is_written_is_marked_in_the_log() {
         page_of(bench.queues[ring].config().device - bench.region(0).userspace_addr + BASE)
     });
     let again = dirty(&log, bytes);
-    // A mark follows its write: that of the round before may come behind the clearing.
+    // The mark follows the write, so that of the previous round may arrive after the clearing.
     assert!(again.contains(&sent) && again.iter().all(|page| [received, sent].contains(page)));
-    // Without the feature nothing is marked.
-    bench.front_end.set_features(features).expect("taken");
+    // Without the feature no page is marked.
+    bench.front_end.set_features(features).expect("acked");
     clear(&log, bytes);
     bench.device.keep(false);
     bench.start(1, 3);
@@ -531,7 +533,7 @@ fn what_is_written_is_marked_in_the_log() {
     assert!(dirty(&log, bytes).is_empty());
 }
 
-/// Pages that are marked.
+/// Pages that the log marks.
 fn dirty(log: &File, bytes: u64) -> Vec<u64> {
     let mut map = vec![0; bytes as usize];
     log.read_exact_at(&mut map, PAGE).expect("so long");
@@ -543,24 +545,24 @@ fn clear(log: &File, bytes: u64) {
     log.write_all_at(&vec![0; bytes as usize], PAGE).expect("so long");
 }
 
-/// Goal: what makes no sense is refused, whatever it is, and the device goes on serving.
+/// Goal: the device refuses all invalid requests and continues to serve.
 #[test]
 fn nonsense_is_refused() {
     let mut bench = Bench::started(pairs(1), 0);
     bench.round(0, 1, 1);
-    // A log that its file is too short for, and one of no bytes.
+    // Too short for the in-flight region that is requested below.
     let log = memfd(PAGE);
     bench.front_end.get_vring_base(0).expect("it stops");
     bench.front_end.get_vring_base(1).expect("it stops");
     let vring = bench.vring(0);
     let at = |address| VringConfigData { desc_table_addr: address, ..vring };
     let kick = |bench: &Bench| bench.front_end.set_vring_kick(0, &bench.kicks[0]);
-    bench.front_end.set_vring_num(0, 3).expect("taken, and looked at when the ring starts");
+    bench.front_end.set_vring_num(0, 3).expect("accepted, and checked at start");
     assert!(is_refused(kick(&bench)), "no power of two");
-    bench.front_end.set_vring_num(0, SIZE).expect("taken");
+    bench.front_end.set_vring_num(0, SIZE).expect("acked");
     for address in [0, u64::MAX - 15, vring.desc_table_addr + 1, vring.desc_table_addr + REGION * 2]
     {
-        // A ring that was to start is tried again at once.
+        // The request may be refused or not: the device tries to start the ring again at once.
         let _ = bench.front_end.set_vring_addr(0, &at(address));
         assert!(is_refused(kick(&bench)), "descriptors at {address:#x}");
     }
@@ -578,7 +580,7 @@ fn nonsense_is_refused() {
     assert_eq!((refused.ring, refused.inflight, refused.total()), (5, 2, 7));
 }
 
-/// Goal: whoever does not ask for acknowledgements loses the connection, and we say why.
+/// Goal: a refusal without an acknowledgement ends the connection, and the device reports why.
 #[test]
 fn a_refusal_without_acknowledgement_ends_the_connection() {
     let mut bench = Bench::started(pairs(1), 0);

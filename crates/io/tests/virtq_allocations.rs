@@ -1,4 +1,4 @@
-//! Neither direction of a guest's queues allocates, whatever the layout.
+//! Neither direction of a guest's queues allocates memory, in either ring layout.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -14,16 +14,18 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: passes everything on to the system's allocator.
+// SAFETY: each call is passed on to the system's allocator, which meets the contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller keeps the contract of `alloc`, which is the same for the system's
+        // allocator.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller keeps the contract of `dealloc`; `memory` came from the system's
+        // allocator.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -33,9 +35,9 @@ static ALLOCATOR: Counting = Counting;
 
 const ROUNDS: u64 = 500;
 
-/// Goal: packets of all sizes pass from one guest to another, lent and copied, merged and not,
-/// indirect and not, inline and not, and nothing is allocated; large payload is copied once, small
-/// twice.
+/// Goal: packets of all sizes pass from one guest to another, lent or copied, in one or several
+/// buffers, with indirect descriptors or not, inline or not, and nothing is allocated. Large
+/// payload is copied once, small payload twice.
 #[test]
 fn guest_to_guest_does_not_allocate() {
     let layouts = [0, feature::PACKED]

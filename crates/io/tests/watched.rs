@@ -1,4 +1,4 @@
-//! The bound of what can be watched. In a process of its own: the table belongs to the process.
+//! The bound on watched mappings. In a process of its own, because the table is per process.
 
 use rustix::fs::MemfdFlags;
 use towpath_io::vhost_user::cut::{WATCHED_MAX, guard};
@@ -6,8 +6,8 @@ use towpath_io::vhost_user::shared::{MapError, Mapping};
 
 const PAGE: u64 = 4096;
 
-/// Goal: what cannot be watched is not mapped; what is mapped up to the bound can be cut and ends
-/// nothing; and there is room again for as many as go.
+/// Goal: a mapping that cannot be watched is refused. Up to the bound, the file of a mapping can be
+/// truncated without a crash. Dropped mappings make room for new ones.
 #[test]
 fn a_mapping_that_cannot_be_watched_is_refused() {
     guard().unwrap();

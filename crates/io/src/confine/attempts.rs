@@ -1,6 +1,6 @@
-//! What a confined process that was taken over would try, for tests: debug builds alone have it.
+//! Attempts to break out of the sandbox, for tests. Only in debug builds.
 //!
-//! Each attempt is one system call, which has no effect worth mentioning where it is permitted.
+//! Each attempt is one system call without a notable effect where it is permitted.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketType, ipproto};
 use crate::outside::{self, Answer, Wanted};
 use crate::process_sys::call_with_nothing;
 
-/// System calls that are tried without arguments.
+/// System calls to try with all arguments zero.
 const CALLS: [(&str, libc::c_long); 17] = [
     ("execve", libc::SYS_execve),
     ("execveat", libc::SYS_execveat),
@@ -34,10 +34,10 @@ const CALLS: [(&str, libc::c_long); 17] = [
     ("setuid", libc::SYS_setuid),
 ];
 
-/// Tries something of a name; what came of it, if this process still runs.
+/// Makes the named attempt. Returns its result, if this process survives.
 ///
 /// # Errors
-/// It was refused.
+/// The attempt was refused.
 pub fn attempt(name: &str) -> io::Result<()> {
     if let Some((_, number)) = CALLS.into_iter().find(|(known, _)| *known == name) {
         return call_with_nothing(number);
@@ -73,7 +73,7 @@ pub fn attempt(name: &str) -> io::Result<()> {
     Ok(done?)
 }
 
-/// A broker tells of some errors by a number.
+/// Turns an answer into a result: the broker reports some errors as a number.
 fn what_came(answer: Answer) -> Result<(), Errno> {
     if answer.numbers[0] == 0 { Ok(()) } else { Err(Errno::IO) }
 }

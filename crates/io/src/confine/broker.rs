@@ -1,10 +1,11 @@
-//! The broker: a small process outside of the sandbox, for what a confined process needs later.
+//! The broker: a small process outside the sandbox that acts for a confined process.
 //!
-//! It is forked before the process that it serves has threads, keeps the rights of the user (of
-//! root's capabilities those that its requests need), and ends with that process. It sees no
-//! packet. It answers one request after the other, and none that it was not started for
-//! ([`Duties`]): a process that has been taken over can have it do these things and no others. Each
-//! number, name and descriptor that comes with a request is checked here.
+//! It is forked before the process that it serves has threads. It keeps the user's rights, and of
+//! root's capabilities those that its requests need. It ends with the process that it serves, and
+//! it sees no packets. It answers one request at a time, and refuses those for which it was not
+//! started ([`Duties`]): an attacker who controls the served process can make the broker do these
+//! things and no others. The broker checks each number, name and descriptor that comes with a
+//! request.
 //!
 //! Limit: [`SOCKETS_MAX`].
 
@@ -32,14 +33,14 @@ use crate::pcapng;
 use crate::process_sys::{Forked, end_with_only, fork_into};
 use crate::tap;
 
-/// Sockets with a path that exist at a time: those of all ports that a network has.
+/// Most Unix sockets at a time: one for each port that a network can have.
 pub const SOCKETS_MAX: usize = 1024;
-/// The host's resolvers.
+/// The host's resolver configuration.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// Longest lease file that is written.
+/// Longest lease file that the broker writes.
 const LEASES_BYTES_MAX: u64 = 64 << 20;
-/// What of root's rights the requests take: low ports, raw sockets, TAP devices, signals to a
-/// program that is another user, and files of others.
+/// Capabilities that the requests need: low ports, raw sockets, TAP devices, signals to a program
+/// of another user, and files of other users.
 const RIGHTS: CapabilitySet = CapabilitySet::NET_BIND_SERVICE
     .union(CapabilitySet::NET_RAW)
     .union(CapabilitySet::NET_ADMIN)
@@ -48,26 +49,26 @@ const RIGHTS: CapabilitySet = CapabilitySet::NET_BIND_SERVICE
     .union(CapabilitySet::CHOWN)
     .union(CapabilitySet::FOWNER);
 
-/// What a broker may be asked for.
+/// Requests that a broker accepts.
 #[derive(Debug, Default)]
 pub struct Duties {
-    /// The ports that sockets may be bound to: these, or any.
+    /// The ports to which it binds sockets.
     pub ports: Ports,
-    /// The names that the control socket's file may have, and its inode: it is removed in the end,
-    /// however that comes.
+    /// The paths that the control socket may have, and its inode. The broker removes it when it is
+    /// asked to or when the served process has gone.
     pub control: Option<(Vec<PathBuf>, u64)>,
-    /// The file of the namespace that is served.
+    /// The file of the served namespace.
     pub namespace: Option<PathBuf>,
-    /// Replaces the lease file.
+    /// The lease file that it replaces.
     pub leases: Option<PathBuf>,
-    /// What a network of guests needs.
+    /// Settings for a network of guests.
     pub guests: Option<Guests>,
 }
 
-/// Ports that sockets may be bound to.
+/// Ports to which sockets may be bound.
 #[derive(Debug)]
 pub enum Ports {
-    /// These of TCP, and these of UDP.
+    /// These TCP ports, and these UDP ports.
     These(Vec<u16>, Vec<u16>),
     /// All.
     Any,
@@ -79,20 +80,20 @@ impl Default for Ports {
     }
 }
 
-/// What a network of guests needs: sockets that listen, TAP devices, and connections.
+/// Settings for a network of guests: it may listen, connect and open TAP devices.
 #[derive(Debug, Default)]
 pub struct Guests {
-    /// Paths that may be connected to, and folders of such.
+    /// Paths that may be connected to, and directories that contain such paths.
     pub connect: Vec<PathBuf>,
 }
 
-/// Forks the broker of this process, which has one thread. `child` is the pidfd of a child that it
-/// may be asked to kill.
+/// Forks the broker of this process, which must have one thread. `child` is the pidfd of the child
+/// that the broker may kill on request.
 ///
 /// # Errors
-/// Those of forking, and `AlreadyExists` if there is a broker.
+/// Those of fork, and `AlreadyExists` if there is a broker already.
 pub fn start(mut duties: Duties, child: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    // A process of its own: a slow disk holds up nobody else who asks.
+    // A separate process, so that a slow disk does not delay other requests.
     if let Some(leases) = duties.leases.take() {
         let keeper = Duties { leases: Some(leases), ..Duties::default() };
         outside::set_keeper(fork(keeper, None)?)?;
@@ -100,7 +101,7 @@ pub fn start(mut duties: Duties, child: Option<BorrowedFd<'_>>) -> io::Result<()
     outside::set(fork(duties, child)?)
 }
 
-/// Forks a broker; what comes back is where it is asked.
+/// Forks a broker; returns the channel to it.
 fn fork(duties: Duties, child: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
@@ -126,12 +127,12 @@ struct Broker<'a> {
     duties: Duties,
     child: Option<BorrowedFd<'a>>,
     program: Option<OwnedFd>,
-    /// Those that it made, with what tells their files from others.
+    /// The sockets it made, with the identities of their files.
     sockets: Vec<(PathBuf, (u64, u64))>,
 }
 
 impl Broker<'_> {
-    /// Answers until nobody is there who asks.
+    /// Answers requests until the other end of the channel is closed.
     fn serve(mut self, channel: BorrowedFd<'_>) -> i32 {
         while let Ok(Some(request)) = outside::receive_request(channel) {
             let answer = self.answer(request);
@@ -139,7 +140,7 @@ impl Broker<'_> {
                 break;
             }
         }
-        // What is left was left by a process that was killed.
+        // Whatever is left belongs to a process that was killed.
         let _ = self.withdraw();
         for (path, identity) in &self.sockets {
             endpoint::unlink(path, *identity);
@@ -226,8 +227,9 @@ impl Broker<'_> {
         Ok(Answer::default())
     }
 
-    /// Replaces the lease file by what comes, if that is `len` bytes: less was begun by a process
-    /// that was killed, and what it had written before is worth more.
+    /// Replaces the lease file by the content of the pipe, if that is `len` bytes long. A shorter
+    /// one comes from a process that was killed during the write; the older file is worth more
+    /// then.
     fn leases(&self, text: OwnedFd, len: u64) -> Result<Answer, Errno> {
         let path = self.duties.leases.as_ref().ok_or(Errno::PERM)?;
         let mut bytes = Vec::new();
@@ -276,7 +278,7 @@ impl Guests {
     }
 }
 
-/// A pipe or character device that captures go to.
+/// Opens a pipe or character device again, for captures.
 fn reopen(file: &OwnedFd) -> Result<Answer, Errno> {
     let mode = rustix::fs::fstat(file)?.st_mode;
     match FileType::from_raw_mode(mode) {
@@ -287,7 +289,7 @@ fn reopen(file: &OwnedFd) -> Result<Answer, Errno> {
     }
 }
 
-/// A raw socket for echo.
+/// Opens a raw socket for ICMP echo.
 fn ping(version: u64) -> Result<Answer, Errno> {
     let (family, protocol) = match version {
         4 => (AddressFamily::INET, ipproto::ICMP),
@@ -299,7 +301,7 @@ fn ping(version: u64) -> Result<Answer, Errno> {
     Ok(Answer { file: Some(file), ..Answer::default() })
 }
 
-/// The text of the resolvers' file, and what tells its version.
+/// Reads the resolver configuration, with numbers that identify its version.
 fn resolv_conf() -> Result<Answer, Errno> {
     let read = || -> io::Result<Answer> {
         let file = File::open(RESOLV_CONF)?;
@@ -315,7 +317,8 @@ fn resolv_conf() -> Result<Answer, Errno> {
     read().map_err(|error| errno_of(&error))
 }
 
-/// The file whose lock says that a file is somebody's.
+/// Opens the lock file of `path`: the process that holds its lock owns the file at
+/// `path`.
 ///
 /// # Errors
 /// Those of the file system.
@@ -325,7 +328,7 @@ pub fn open_lock(path: &Path) -> io::Result<File> {
     File::options().create(true).truncate(false).write(true).open(Path::new(&beside))
 }
 
-/// Puts `bytes` in the place of the file, whole or not at all.
+/// Replaces the file at `path` by `bytes`, completely or not at all.
 ///
 /// # Errors
 /// Those of the file system.
@@ -338,7 +341,7 @@ pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
         fs::rename(&beside, path)
     });
     if written.is_err() {
-        // What was written of it is of no use, and may be what has filled the disk.
+        // A partial file is useless, and may be what filled the disk.
         let _ = fs::remove_file(&beside);
     }
     written
@@ -352,7 +355,7 @@ fn errno_of(error: &io::Error) -> Errno {
 mod tests {
     use super::*;
 
-    /// A file is replaced whole.
+    /// The file is replaced as a whole.
     #[test]
     fn the_lease_file_is_replaced() {
         let dir = std::env::temp_dir().join(format!("towpath-broker-{}", std::process::id()));
@@ -367,8 +370,8 @@ mod tests {
         std::fs::remove_dir_all(&dir).unwrap();
     }
 
-    /// Goal: a process that is killed while it hands over leases leaves the file as it was. Method:
-    /// pipes that end before all has come, or before anything has.
+    /// Goal: a process that is killed while it hands over leases leaves the old file in place.
+    /// Method: pipes that end early, or hold too much.
     #[test]
     fn leases_that_are_not_whole_replace_nothing() {
         let dir = std::env::temp_dir().join(format!("towpath-half-{}", std::process::id()));

@@ -1,6 +1,6 @@
-//! Capabilities: none in any set.
+//! Drops all capabilities from every set.
 //!
-//! Capabilities belong to threads, so this is for a process with one thread; threads that it starts
+//! Capabilities belong to threads. This is for a process with one thread; threads that it starts
 //! later have none either.
 
 use rustix::io::Errno;
@@ -9,9 +9,9 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities,
 };
 
-/// Gives up all capabilities for good, but for those of `kept` that this process has. Those that
-/// nobody without CAP_SETPCAP can give up, of the bounding set, matter no more once
-/// `no_new_privs` is set: no program executed gains anything.
+/// Drops all capabilities permanently, except those of `kept` that this process has. Without
+/// CAP_SETPCAP the bounding set cannot be reduced; it does not matter once `no_new_privs` is set,
+/// because no executed program gains capabilities then.
 ///
 /// # Errors
 /// Those of capset(2).
@@ -27,7 +27,7 @@ pub(super) fn keep(kept: CapabilitySet) -> Result<(), Errno> {
             continue;
         }
         match remove_capability_from_bounding_set(capability) {
-            // Behind the kernel's last; without the right to do so.
+            // The kernel has no capability of this number, or this process may not reduce the set.
             Ok(()) | Err(Errno::INVAL | Errno::PERM) => {}
             Err(errno) => return Err(errno),
         }

@@ -1,9 +1,9 @@
-//! No file system: an empty root in a mount namespace of its own, and Landlock.
+//! Removes access to the file system: an empty root in an own mount namespace, and Landlock.
 //!
-//! Namespaces are made with a user namespace, in which this process has the right to mount; where
-//! those are forbidden, root makes the others without one. Landlock (Linux 5.13) is set up in any
-//! case: where there are no namespaces it alone refuses every path, and it refuses to change
-//! mounts.
+//! The namespaces are created with a user namespace, in which this process may mount. Where user
+//! namespaces are forbidden, root creates the others without one. Landlock (Linux 5.13) is set up
+//! in any case: it also forbids to change mounts, and without namespaces it alone refuses every
+//! path.
 
 use landlock::{
     ABI, Access, AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetStatus, Scope,
@@ -16,36 +16,38 @@ use rustix::process::{chdir, pivot_root};
 
 use crate::process_sys::unshare;
 
-/// Where the empty root is mounted first: a directory that every Linux has.
+/// Where the empty root is mounted first: a directory that exists on every Linux system.
 const WORKBENCH: &str = "/proc";
-/// The root directory alone.
+/// Room for the root directory only.
 const TMPFS_OPTIONS: &std::ffi::CStr = c"size=4k,nr_inodes=1,mode=0555";
 
-/// Moves this process, which has one thread, into namespaces of its own with nothing in its root.
+/// Moves this process, which must have one thread, into namespaces of its own with an empty root.
 ///
 /// # Errors
-/// What the kernel or a sandbox refuses. Namespaces may have been made by then.
+/// Those of the kernel or a sandbox. Some namespaces may have been created by then.
 pub(super) fn leave() -> Result<(), Errno> {
     const OTHERS: i32 = libc::CLONE_NEWNS | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
     unshare(libc::CLONE_NEWUSER | OTHERS).or_else(|_| unshare(OTHERS))?;
-    // Else what is mounted here would be seen outside.
+    // Otherwise the mounts made here would be visible outside.
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::RDONLY;
     mount("towpath", WORKBENCH, "tmpfs", flags, Some(TMPFS_OPTIONS))?;
     chdir(WORKBENCH)?;
-    // The old root is put over the new one, and taken away with all that is mounted in it.
+    // The old root is stacked over the new one, and then detached with all its mounts.
     pivot_root(".", ".")?;
     unmount(".", UnmountFlags::DETACH)?;
     chdir("/")
 }
 
-/// Has Landlock refuse all access by paths to this thread, and those that it starts, and abstract
-/// Unix sockets of others (Linux 6.12). False where the kernel has no Landlock.
+/// Makes Landlock refuse all access by path to this thread and the threads that it starts, and
+/// refuse abstract Unix sockets of other processes (Linux 6.12). Returns false if the kernel has no
+/// Landlock.
 ///
-/// Signals stay permitted: the kernel takes the signal that process 1 of the program asked for in
-/// case of this process's death for one that this process sends, and would leave it alive.
+/// Signals stay permitted. Process 1 of the program has asked for a signal when this process dies.
+/// The kernel treats it as sent by this process; a Landlock restriction would suppress it, and
+/// process 1 would survive.
 pub(super) fn forbid() -> bool {
-    // The newest that is known: of each kernel, all that it can refuse.
+    // The newest ABI known. Each kernel enforces as much of it as it supports.
     let restricted = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(ABI::V6))

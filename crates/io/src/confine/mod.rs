@@ -1,22 +1,23 @@
-//! Confining this process: what it gives up before it serves strangers.
+//! Confines this process: drops its privileges before it handles untrusted input.
 //!
 //! # Theory of operation
 //!
-//! In this order, because each step takes away what those before it need:
+//! In this order, because each step removes what the steps before it need:
 //!
-//! 1. [`broker::start`] forks the broker, which keeps the rights of the user and does the few
-//!    things that are needed later ([`outside`](crate::outside)).
-//! 2. [`isolate`], while there is one thread: namespaces of its own with an empty root, no
-//!    capability in any set, `no_new_privs`, not dumpable, no core file, Landlock. Threads that are
-//!    started from here on have all of that too.
-//! 3. [`seal`], when all threads and files are there and before the first packet is looked at: a
-//!    filter of system calls for all threads, which ends the process at any other.
+//! 1. [`broker::start`] forks the broker, which keeps the user's rights and does the few things
+//!    that the process needs later ([`outside`](crate::outside)).
+//! 2. [`isolate`], while there is one thread: own namespaces with an empty root, no capability in
+//!    any set, `no_new_privs`, not dumpable, no core file, Landlock. Threads that start later
+//!    inherit all of it.
+//! 3. [`seal`], when all threads and files exist and before the first packet is parsed: a system
+//!    call filter for all threads, which kills the process at any other call.
 //!
-//! What the system does not offer is left out, and [`state`] tells what is in force. What needs no
-//! offer, capabilities and the flags of the process, is an error if it fails.
+//! Layers that the system does not offer are left out; [`state`] reports which are in force. A
+//! failure to drop capabilities or to set the process flags is an error, because every system has
+//! them.
 //!
-//! Inherited descriptors are the affair of [`Inherited`](crate::process_sys::Inherited); all others
-//! have owners.
+//! [`Inherited`](crate::process_sys::Inherited) deals with inherited descriptors; all other
+//! descriptors have owners.
 use std::fmt;
 use std::io;
 
@@ -34,16 +35,16 @@ mod seccomp;
 
 pub use seccomp::FilterError;
 
-/// Which system calls are needed.
+/// Which set of system calls a process needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Those of serving one program.
+    /// The calls for serving one program.
     Program,
-    /// Those of serving a network of guests.
+    /// The calls for serving a network of guests.
     Network,
 }
 
-/// What is in force.
+/// The layers of confinement that are in force.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State(u8);
 
@@ -64,7 +65,7 @@ impl State {
         Self::NAMES.into_iter().map(move |(bit, name)| (name, self.0 & bit != 0))
     }
 
-    /// True if nothing hides the host's files.
+    /// True if neither namespaces nor Landlock hides the host's files.
     pub fn has_files(self) -> bool {
         self.0 & (Self::NAMESPACES | Self::LANDLOCK) == 0
     }
@@ -86,25 +87,25 @@ impl fmt::Display for State {
 
 static STATE: AtomicU8 = AtomicU8::new(0);
 
-/// What is in force in this process.
+/// Returns the layers that are in force in this process.
 pub fn state() -> State {
-    // Relaxed: nothing is read that the number stands for.
+    // Relaxed: the number protects no other memory.
     State(STATE.load(Ordering::Relaxed))
 }
 
 fn add(layer: u8) {
-    // Relaxed: as above.
+    // Relaxed: the number protects no other memory.
     STATE.fetch_or(layer, Ordering::Relaxed);
 }
 
-/// Gives up everything but system calls. For a process with one thread, which has had its broker
-/// forked. What is returned is why there are no namespaces, if so.
+/// Gives up everything but system calls. The process must have one thread, and its broker must have
+/// been forked. Returns the reason if namespaces could not be made.
 ///
 /// # Errors
-/// Those of giving up privileges, which never fails where there is nothing wrong with the system.
+/// Those of dropping privileges, which no working system refuses.
 pub fn isolate() -> io::Result<Option<Errno>> {
-    // Memory that is lent to the kernel counts against this limit once CAP_IPC_LOCK is gone. Who
-    // may not raise it had neither before.
+    // Memory that is lent to the kernel counts against this limit once CAP_IPC_LOCK is gone. A
+    // process that may not raise the limit did not have the capability either.
     let _ = setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None });
     let namespaces = filesystem::leave();
     if namespaces.is_ok() {
@@ -118,17 +119,17 @@ pub fn isolate() -> io::Result<Option<Errno>> {
     Ok(namespaces.err())
 }
 
-/// Has the process killed at any system call that `mode` does not need, in all threads.
+/// Kills the process at any system call that `mode` does not need, in any thread.
 ///
 /// # Errors
-/// [`FilterError`]: none is in force then.
+/// [`FilterError`]; no filter is in force then.
 pub fn seal(mode: Mode) -> Result<(), FilterError> {
     seccomp::install(mode)?;
     add(State::SECCOMP);
     Ok(())
 }
 
-/// Gives up capabilities but `kept`, and what programs and debuggers could make of this process.
+/// Drops all capabilities but `kept`, and forbids new privileges, core files and debuggers.
 fn give_up(kept: CapabilitySet) -> io::Result<()> {
     capabilities::keep(kept)?;
     set_no_new_privs(true)?;

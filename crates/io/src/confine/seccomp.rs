@@ -1,10 +1,10 @@
-//! The system calls that a serving process may make, and nothing else: the process is killed at any
-//! other.
+//! The system calls that a serving process may make. The kernel kills the process at any other
+//! call.
 //!
-//! docs/threat-model.md has a line for each, with the reason; a test compares the two. Where an
-//! argument decides what a call can do, it is checked: what sockets are opened and set up with,
-//! what is done with descriptors and devices, and that no memory becomes executable. Calls that
-//! take paths, make processes or threads, execute, trace, mount, or signal others are missing.
+//! docs/threat-model.md lists each call with its reason, and a test compares the two lists. Where
+//! an argument decides what a call can do, the filter checks it: the type and options of sockets,
+//! the operations on descriptors and devices, and that no memory becomes executable. Calls that
+//! take paths, create processes or threads, execute, trace, mount, or signal others are missing.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,23 +18,24 @@ use seccompiler::{
 
 use super::Mode;
 
-/// What an argument has to be.
+/// A condition on an argument of a system call.
 #[derive(Clone, Copy)]
 enum Argument {
-    /// This number.
+    /// It has this value.
     Is(u8, u32),
-    /// A null pointer.
+    /// It is null.
     Null(u8),
-    /// One without these bits.
+    /// It has none of these bits.
     Lacks(u8, u32),
-    /// The type of a socket, whatever flags are beside it.
+    /// It is this socket type, with any flags.
     Kind(u8, u32),
-    /// The number of this process.
+    /// It is the PID of this process.
     Own(u8),
 }
 use Argument::{Is, Kind, Lacks, Null, Own};
 
-/// A system call: with no rules in any case, else if all arguments of one of the rules are so.
+/// A system call. It is allowed without rules, or if its arguments match all conditions of one
+/// rule.
 struct Call {
     #[cfg_attr(not(test), expect(dead_code, reason = "the documentation is compared with it"))]
     name: &'static str,
@@ -54,9 +55,9 @@ macro_rules! calls {
     (@ $rules:expr) => { &$rules };
 }
 
-/// Bits of a socket's type that are no flags.
+/// Bits of a socket type that are not flags.
 const KIND_BITS: u64 = 0xf;
-/// How the C library starts a thread, and no process.
+/// Flags with which the C library starts a thread; they cannot start a process.
 const THREAD: u32 = (libc::CLONE_VM
     | libc::CLONE_FS
     | libc::CLONE_FILES
@@ -80,9 +81,9 @@ const IPV6: u32 = libc::IPPROTO_IPV6 as u32;
 const RAW: u32 = libc::SOL_RAW as u32;
 const SOCKET: u32 = libc::SOL_SOCKET as u32;
 
-/// Those of all modes.
+/// The calls of all modes.
 const ALWAYS: &[Call] = calls! {
-    // Data: host sockets, TAP devices, pipes between sockets, capture files, bells and timers.
+    // Data: host sockets, TAP devices, pipes between sockets, capture files, doorbells and timers.
     read SYS_read;
     write SYS_write;
     readv SYS_readv;
@@ -105,7 +106,7 @@ const ALWAYS: &[Call] = calls! {
     clock_nanosleep SYS_clock_nanosleep;
     sched_yield SYS_sched_yield;
     restart_syscall SYS_restart_syscall;
-    // Flows of the host: sockets of the internet alone, without raw ones.
+    // Flows of the host: internet sockets only, and no raw ones.
     socket SYS_socket [
         &[Is(0, INET), Kind(1, STREAM), Is(2, 0)],
         &[Is(0, INET), Kind(1, STREAM), Is(2, TCP)],
@@ -151,7 +152,7 @@ const ALWAYS: &[Call] = calls! {
         &[Is(1, IPV6), Is(2, libc::IPV6_DONTFRAG as u32)],
         &[Is(1, IPV6), Is(2, libc::IPV6_RECVTCLASS as u32)],
         &[Is(1, IPV6), Is(2, libc::IPV6_TCLASS as u32)],
-        // Filters of the raw sockets for echo that the broker hands over.
+        // Filters of the raw echo sockets that come from the broker.
         &[Is(1, RAW), Is(2, 1)],
         &[Is(1, ICMPV6), Is(2, 1)]
     ];
@@ -194,19 +195,19 @@ const ALWAYS: &[Call] = calls! {
     rt_sigprocmask SYS_rt_sigprocmask;
     rt_sigreturn SYS_rt_sigreturn;
     sigaltstack SYS_sigaltstack;
-    // Threads that were started just before may be about to begin yet.
+    // A thread that was started just before the filter may still be initialising.
     set_robust_list SYS_set_robust_list;
     rseq SYS_rseq;
     sched_getaffinity SYS_sched_getaffinity;
     prctl SYS_prctl [&[Is(0, libc::PR_SET_NAME as u32)]];
-    // Limits of this process, to be read.
+    // Limits of this process, read only.
     prlimit64 SYS_prlimit64 [&[Is(0, 0), Null(2)]];
     wait4 SYS_wait4;
     exit SYS_exit;
     exit_group SYS_exit_group;
 };
 
-/// Those that the C library or rustix prefer on this architecture.
+/// Calls that the C library or rustix prefers on this architecture.
 #[cfg(target_arch = "x86_64")]
 const OF_ARCHITECTURE: &[Call] = calls! {
     poll SYS_poll;
@@ -215,9 +216,9 @@ const OF_ARCHITECTURE: &[Call] = calls! {
 #[cfg(not(target_arch = "x86_64"))]
 const OF_ARCHITECTURE: &[Call] = &[];
 
-/// Those that serving a network of guests takes besides.
+/// Further calls for serving a network of guests.
 const NETWORK: &[Call] = calls! {
-    // Ports that are added while it runs.
+    // Ports that are added at run time.
     eventfd2 SYS_eventfd2;
     timerfd_create SYS_timerfd_create;
     fcntl SYS_fcntl [
@@ -238,20 +239,20 @@ const NETWORK: &[Call] = calls! {
     fallocate SYS_fallocate;
     flock SYS_flock;
     fstatfs SYS_fstatfs;
-    // Events of front ends, which are told without a call that may block.
+    // Events of front ends, which are signalled without a call that may block.
     io_setup SYS_io_setup;
     io_submit SYS_io_submit;
     io_getevents SYS_io_getevents;
     io_destroy SYS_io_destroy;
-    // Threads of captures.
+    // Capture threads.
     clone SYS_clone [&[Is(0, THREAD)]];
 };
 
-/// Those that fail without harm, instead of ending the process: what a panic looks for to name its
-/// callers, and what the C library tries before [`libc::SYS_clone`].
+/// Calls that fail harmlessly instead of killing the process: those by which a panic finds the
+/// names for its backtrace, and one that the C library tries before [`libc::SYS_clone`].
 const REFUSED: &[Call] = calls! {
     openat SYS_openat;
-    // Of an open file it is harmless.
+    // On an open file it is harmless.
     statx SYS_statx [&[Lacks(2, libc::AT_EMPTY_PATH as u32)]];
     newfstatat SYS_newfstatat;
     readlinkat SYS_readlinkat;
@@ -279,10 +280,10 @@ impl fmt::Display for FilterError {
 
 impl std::error::Error for FilterError {}
 
-/// Puts the filter of `mode` into force for all threads.
+/// Installs the filter of `mode` for all threads.
 ///
 /// # Errors
-/// The kernel has no such filters, or none for this architecture.
+/// The kernel does not support filters, or not for this architecture.
 pub(super) fn install(mode: Mode) -> Result<(), FilterError> {
     let failed = |error: seccompiler::Error| FilterError(error.to_string());
     let refused = || REFUSED.iter().chain(REFUSED_OF_ARCHITECTURE);
@@ -292,7 +293,8 @@ pub(super) fn install(mode: Mode) -> Result<(), FilterError> {
     let allowed = ALWAYS.iter().chain(OF_ARCHITECTURE).chain(of_mode).chain(refused());
     let strict =
         compile(allowed, SeccompAction::KillProcess, SeccompAction::Allow).map_err(failed)?;
-    // Of two filters the harsher answer counts. The second forbids to install others.
+    // Where two filters differ, the stricter result applies. The second filter forbids further
+    // ones.
     apply_filter_all_threads(&polite).map_err(failed)?;
     apply_filter_all_threads(&strict).map_err(failed)
 }
@@ -327,7 +329,7 @@ fn condition(argument: &Argument) -> Result<SeccompCondition, seccompiler::Backe
             (index, Eq, own.cast_unsigned())
         }
     };
-    // Numbers have 32 bits; the kernel ignores what lies above.
+    // These arguments have 32 bits; the kernel ignores the upper half.
     SeccompCondition::new(index, SeccompCmpArgLen::Dword, operator, value.into())
 }
 
@@ -336,7 +338,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Goal: the documentation has a line for each call, and for no other.
+    /// Goal: the documentation has a line for each call, and no further lines.
     #[test]
     fn each_call_is_documented() {
         const PAGE: &str = include_str!("../../../../docs/threat-model.md");
@@ -354,7 +356,7 @@ mod tests {
         }
     }
 
-    /// Goal: a call with rules has no second entry without, which would allow it with any argument.
+    /// Goal: a call with rules has no entry without rules, which would allow it with any arguments.
     #[test]
     fn rules_are_not_undone() {
         let all: Vec<_> = ALWAYS.iter().chain(NETWORK).chain(REFUSED).collect();

@@ -1,9 +1,9 @@
-//! Listening sockets and the files that they leave.
+//! Listening sockets and the files they leave behind.
 
 use super::*;
 use std::os::unix::net::{UnixListener, UnixStream};
 
-/// A folder of its own, removed in the end.
+/// A directory for one test, removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -58,7 +58,7 @@ fn a_socket_in_use_and_other_files_are_left_alone() {
     assert_eq!(std::fs::read(&file).unwrap(), b"kept");
 }
 
-/// Somebody removed the file and listens there now: his file stays.
+/// Another process has removed the file and listens there now: its file stays.
 #[test]
 fn the_file_of_a_successor_is_left_alone() {
     let folder = Folder::new("successor");
@@ -87,5 +87,5 @@ fn a_client_waits_for_the_front_end() {
     let front_end = UnixListener::bind(folder.socket()).unwrap();
     assert!(connect(&folder.socket()).unwrap().is_some());
     drop(front_end);
-    assert!(connect(&folder.socket()).unwrap().is_none(), "nobody listens");
+    assert!(connect(&folder.socket()).unwrap().is_none(), "no listener");
 }

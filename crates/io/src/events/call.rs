@@ -1,4 +1,5 @@
-//! Steps by system calls: on sockets by those that do not block, on files by those that may.
+//! Carries out steps by system calls: non-blocking ones on sockets, possibly blocking ones on
+//! files.
 
 use super::job::Step;
 use super::mounts;
@@ -10,10 +11,10 @@ use rustix::pipe::SpliceFlags;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Carries out a step on sockets. Accepting is not one of them.
+/// Carries out a step on sockets, except an accept.
 ///
 /// # Errors
-/// `AGAIN` if it cannot be done now; else those of the call.
+/// `AGAIN` if it would block; otherwise those of the system call.
 pub(super) fn socket(step: Step<'_>) -> Result<usize, Errno> {
     match step {
         Step::Receive { socket, into, .. } => {
@@ -45,7 +46,7 @@ pub(super) fn socket(step: Step<'_>) -> Result<usize, Errno> {
     }
 }
 
-/// Carries out a step on a file, which may take as long as a disk does.
+/// Carries out a step on a file, which may block for as long as a disk takes.
 pub(super) fn file(step: Step<'_>) -> Result<usize, Errno> {
     let result = match step {
         Step::Look { file, into } => {
@@ -63,17 +64,18 @@ pub(super) fn file(step: Step<'_>) -> Result<usize, Errno> {
     result.map_err(|error| errno(&error))
 }
 
-/// The next connection of a listener that does not block. It is like one of the standard library.
+/// Accepts the next connection of a non-blocking listener. The connection is blocking, as in the
+/// standard library.
 pub(super) fn accept(listener: impl AsFd) -> Result<OwnedFd, Errno> {
     rustix::net::accept_with(listener, SocketFlags::CLOEXEC)
 }
 
-/// The number of an error of the system.
+/// The error number of a system error.
 pub(super) fn errno(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-/// A call that would send SIGPIPE, without it: there is no flag for these.
+/// Makes a call without letting it raise SIGPIPE; these calls have no flag for that.
 fn quietly(call: impl FnOnce() -> Result<usize, Errno>) -> Result<usize, Errno> {
     let pipe = SignalSet::of(&[libc::SIGPIPE]);
     let before = pipe.block().map_err(|error| errno(&error))?;

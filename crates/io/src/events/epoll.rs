@@ -1,8 +1,8 @@
 //! The back end on epoll, with threads for steps on files.
 //!
-//! A system call for each change of a file that is watched, none for the files that a wait tells
-//! of. A step on a socket is tried at once, and again when the socket is ready; in between, its
-//! slot watches the socket. Jobs take turns of [`TURN_BYTES`].
+//! Each change of a watched file takes a system call; a file that a wait reports takes none. A step
+//! on a socket is tried at once, and again when the socket is ready; in between, its slot watches
+//! the socket. Jobs take turns of [`TURN_BYTES`].
 
 use super::call;
 use super::files::Files;
@@ -20,37 +20,36 @@ use std::time::Duration;
 /// Token of the doorbell.
 const BELL: u64 = u64::MAX;
 
-/// See the module's documentation.
+/// The epoll back end; see the module documentation.
 #[derive(Debug)]
 pub(super) struct Epoll {
     reactor: Reactor,
     events: Box<Events>,
     doorbell: EventDoorbell,
     files: Files,
-    /// Second descriptors of files that are watched for several slots: the kernel takes each
-    /// descriptor once.
+    /// Duplicate descriptors of files that several slots watch: epoll accepts each descriptor once.
     doubles: HashMap<u32, OwnedFd>,
     jobs: HashMap<u32, Doing>,
-    /// Jobs that can go on.
+    /// Jobs that can continue.
     turns: Vec<u32>,
-    /// Jobs that came back from the threads.
+    /// Jobs that the threads returned.
     back: Vec<(u32, Box<Running>)>,
-    /// Came while something else was done.
+    /// Events that other calls produced before the next wait.
     early: Vec<News>,
 }
 
-/// A job.
+/// A job and what its slot watches.
 #[derive(Debug, Default)]
 struct Doing {
-    /// `None` while the threads have it.
+    /// The job; `None` while the threads have it.
     running: Option<Box<Running>>,
     watched: Option<Watched>,
-    /// The error queue of a socket had something, which is news until the program reads it.
+    /// The socket's error queue had an entry, which is reported until the program reads it.
     is_noisy: bool,
     cancelled: bool,
 }
 
-/// What a slot watches for its job.
+/// The socket that a slot watches for its job.
 #[derive(Debug)]
 struct Watched {
     socket: Socket,
@@ -153,7 +152,7 @@ impl Epoll {
         self.files.disown();
     }
 
-    /// Whether a wait has something to tell or to do without the kernel.
+    /// True if a wait has events to return or jobs to continue without the kernel.
     pub(super) fn is_busy(&self) -> bool {
         !self.early.is_empty() || !self.turns.is_empty()
     }
@@ -195,7 +194,7 @@ impl Epoll {
         Ok(())
     }
 
-    /// Carries out the steps of a job as far as they can be done, for one turn.
+    /// Carries out the steps of a job for one turn, as far as possible.
     fn go_on(&mut self, slot: u32) {
         let Some(Doing { running, .. }) = self.jobs.get_mut(&slot) else { return };
         let Some(mut running) = running.take() else { return };
@@ -241,8 +240,8 @@ impl Epoll {
         }
     }
 
-    /// Has a job go on when its socket is ready, or when there is something new on it if an error
-    /// queue with entries would make it always ready.
+    /// Lets a job continue when its socket is ready. If an error queue with entries would keep the
+    /// socket ready, waits for a change on it instead.
     fn watch(&mut self, slot: u32, running: &Running) -> io::Result<()> {
         let (socket, interest) = running.waits_for().expect("a step on a socket");
         let Some(doing) = self.jobs.get_mut(&slot) else { return Ok(()) };
@@ -268,7 +267,7 @@ impl Epoll {
 
     fn unwatch(&mut self, slot: u32, watched: Option<Watched>) {
         if let Some(Watched { socket, .. }) = watched {
-            // It is watched, and open.
+            // Cannot fail: the socket is watched and open.
             let _ = self.remove(slot, socket.as_fd());
         }
     }

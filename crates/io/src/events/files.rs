@@ -1,8 +1,9 @@
-//! Steps on files by a few threads, which are started when they are needed.
+//! Threads that carry out steps on files. They start when they are needed.
 //!
-//! Threads and owner share two lists behind a lock. A thread carries out the steps of a job that
-//! are on files, and then rings the owner's doorbell. What no thread has begun can be taken back.
-//! Dropping the owner waits for nobody: a thread ends after its job, and frees its buffers.
+//! The threads and the owner share two lists behind a lock. A thread carries out the steps of a job
+//! that are on files, and then rings the owner's doorbell. A job that no thread has begun can be
+//! withdrawn. Dropping the owner does not wait: each thread ends after its job and frees its
+//! buffers.
 
 use super::call;
 use super::job::Running;
@@ -13,25 +14,25 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use towpath_packet::ring::Doorbell;
 
-/// Threads of one back end: twice as many as the operations that a disk works on at a time, so that
-/// one that does not answer leaves some.
+/// Most threads of one back end: twice the number of operations that a disk typically works on at a
+/// time, so that one unresponsive disk leaves some threads free.
 pub const THREADS_MAX: usize = 8;
 
 /// The owner's side.
 #[derive(Debug)]
 pub(super) struct Files {
     shared: Arc<Shared>,
-    /// Jobs that the threads have.
+    /// Jobs that are with the threads.
     jobs: usize,
     threads: usize,
-    /// The threads are those of another process.
+    /// The threads belong to another process.
     disowned: bool,
 }
 
 #[derive(Debug)]
 struct Shared {
     lists: Mutex<Lists>,
-    /// There is something to do, or the end.
+    /// Notified when a job waits, and at the end.
     work: Condvar,
     doorbell: EventDoorbell,
 }
@@ -42,7 +43,7 @@ type Numbered = (u32, Box<Running>);
 struct Lists {
     waiting: VecDeque<Numbered>,
     done: Vec<Numbered>,
-    /// Threads that wait for work.
+    /// Threads that wait for a job.
     idle: usize,
     ended: bool,
 }
@@ -53,7 +54,7 @@ impl Files {
         Self { shared: Arc::new(shared), jobs: 0, threads: 0, disowned: false }
     }
 
-    /// Has a job go on whose next step is on a file.
+    /// Hands a job, whose next step is on a file, to the threads.
     ///
     /// # Errors
     /// There is no thread, and none can be started.
@@ -67,7 +68,7 @@ impl Files {
             let shared = self.shared.clone();
             match thread::spawn(move || work(&shared)) {
                 Ok(_) => self.threads += 1,
-                // The others will do it.
+                // The existing threads will do it.
                 Err(_) if self.threads > 0 => {}
                 Err(error) => return Err((call::errno(&error), running)),
             }
@@ -78,7 +79,7 @@ impl Files {
         Ok(())
     }
 
-    /// Takes back what no thread has begun.
+    /// Withdraws a job that no thread has begun.
     pub(super) fn cancel(&mut self, slot: u32) -> Option<Box<Running>> {
         let mut lists = self.shared.lock();
         let at = lists.waiting.iter().position(|(waiting, _)| *waiting == slot)?;
@@ -87,12 +88,12 @@ impl Files {
         Some(running)
     }
 
-    /// Leaves the threads alone: they are another process's.
+    /// Leaves the threads alone, because they belong to another process.
     pub(super) fn disown(&mut self) {
         self.disowned = true;
     }
 
-    /// Takes what the threads are done with.
+    /// Takes the jobs that the threads are done with.
     pub(super) fn take(&mut self, into: &mut Vec<Numbered>) {
         if self.jobs == 0 {
             return;
@@ -106,7 +107,7 @@ impl Files {
 impl Drop for Files {
     fn drop(&mut self) {
         if self.disowned {
-            // A thread that this process does not have may have held the lock.
+            // In this process, the lock may be held by a thread that does not exist here.
             return;
         }
         let mut lists = self.shared.lock();
@@ -122,7 +123,7 @@ impl Shared {
     }
 }
 
-/// What a thread does.
+/// The main function of a thread.
 fn work(shared: &Shared) {
     let mut lists = shared.lock();
     while !lists.ended {
@@ -140,7 +141,7 @@ fn work(shared: &Shared) {
     }
 }
 
-/// Carries out the steps on files.
+/// Carries out the next steps of a job that are on files.
 fn run(running: &mut Running) {
     loop {
         let step = running.next();

@@ -1,9 +1,9 @@
-//! Operations as steps, which both back ends carry out alike.
+//! Operations as sequences of steps, which both back ends carry out alike.
 //!
-//! A [`Running`] says what is to be done [next](Running::next), and is told what became of it
-//! ([`Running::done`]), until it is over. Between two steps it can be [stopped](Running::stop).
-//! Whoever carries out a step decides how: by a request, by a call that does not block, or in a
-//! thread; what is counted and what is an error is decided here, so that it is the same for all.
+//! A [`Running`] returns its [next](Running::next) step and takes the result ([`Running::done`])
+//! until it is complete. Between two steps it can be [stopped](Running::stop). The back end decides
+//! how to carry out a step: by a request, by a non-blocking call, or in a thread. What is counted
+//! and what is an error is decided here, so that it is the same for all.
 
 mod abandon;
 mod moves;
@@ -26,79 +26,80 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes that are moved by one step between a file and a socket, or between two sockets.
+/// Most bytes of one step between a file and a socket, or between two sockets.
 pub const BLOCK_BYTES: usize = 128 << 10;
-/// A file that is sent with header and trailer in no more bytes than this is copied.
+/// A file is copied if it is sent with header and trailer in no more bytes than this.
 pub const COPIED_FILE_MAX: usize = 16 << 10;
-/// Connections that were accepted and not taken yet, unless more came at the same time.
+/// Most connections accepted and not yet taken, unless more arrive at the same time.
 pub const ACCEPTED_MAX: u32 = 64;
-/// How often a step is tried again that was interrupted, before that is taken for its error: no
-/// program gets signals like that, but a file system may answer so without end.
+/// Most retries of an interrupted step before the interruption is treated as an error. No program
+/// receives so many signals, but a file system may return the error forever.
 const INTERRUPTIONS_MAX: u32 = 256;
 
-/// A socket of the kernel. Operations keep it open.
+/// A kernel socket. Operations keep it open.
 pub type Socket = Arc<OwnedFd>;
 
-/// What a back end is to do.
+/// A job for a back end.
 #[derive(Debug)]
 pub enum Job {
     /// An operation on a file.
     File(Operation),
     /// Read a block of a file.
     ReadBlock(BlockRead),
-    /// Ask whoever keeps a file what it is like now.
+    /// Ask a file's server for the current status of the file.
     Look(Look),
-    /// Connect a socket that does not block. Whether it is to, when this is over.
+    /// Connect a non-blocking socket. The flag says whether to make it blocking afterwards.
     Connect(Socket, SocketAddr, bool),
-    /// Accept connections until it is cancelled.
+    /// Accept connections until the job is cancelled.
     Accept(Socket),
-    /// Receive into a buffer, however few bytes.
+    /// Receive at least one byte into a buffer.
     Receive(Socket, Vec<u8>),
-    /// Receive until a buffer is full, or no more will come.
+    /// Receive until a buffer is full or the stream ends.
     ReceiveAll(Socket, Vec<u8>),
     /// Send all of a buffer.
     Send(Socket, Vec<u8>),
-    /// The same by lending it, where back end, kernel and socket can. It is over when it is back.
+    /// Send all of a buffer by lending it, where back end, kernel and socket support it. The job is
+    /// complete when the buffer has returned.
     Lend(Socket, Vec<u8>),
-    /// One of these two, of memory that is no `Vec`.
+    /// Send or lend memory that is not a `Vec`.
     SendMemory(Socket, Memory),
-    /// Send a file. The socket is made not to block when the first of it goes by sendfile(2).
+    /// Send a file. The socket becomes non-blocking before its first sendfile(2).
     SendFile(Socket, SendFile),
-    /// Write what comes to a range of a file.
+    /// Write received bytes to a range of a file.
     ReceiveFile(Socket, Arc<File>, Range<u64>),
-    /// Send on the second socket so many bytes that the first receives. Both are made not to block.
+    /// Send this many bytes that the first socket receives on the second. Both become non-blocking.
     Splice(Socket, Socket, u64),
-    /// Make calls of the program's own.
+    /// Make the program's own calls.
     Call(Calls),
 }
 
-/// A block of a file that is read past the kernel's cache, or as any other if that fails.
+/// Reads a block of a file directly, bypassing the page cache, or normally if that fails.
 #[derive(Debug)]
 pub struct BlockRead {
     /// The file, which stays open meanwhile.
     pub file: Arc<File>,
-    /// The [same](crate::direct::reopen).
+    /// The same file, opened for [direct reads](crate::direct::reopen).
     pub direct: Option<Arc<File>>,
-    /// Where in it.
+    /// Offset of the block in the file.
     pub at: u64,
-    /// All of it is to be read.
+    /// The block to fill.
     pub block: LargeBlock,
 }
 
-/// A question of what a file is like.
+/// Asks for the status of a file.
 #[derive(Debug)]
 pub struct Look {
     /// The file.
     pub file: Arc<File>,
-    /// What the kernel [knew](super::status) of it, and the answer, but for its mount.
+    /// What the kernel [knew](super::status) of it, replaced by the answer, which lacks the mount.
     pub status: Box<Statx>,
 }
 
 impl Job {
-    /// The file that it reads or writes, which has to have offsets.
+    /// Returns the file that the job reads or writes, which must have offsets.
     ///
     /// # Errors
-    /// `INVAL` for an offset that no file has, or a range that ends before it begins.
+    /// `INVAL` if an offset is too large for any file, or if a range ends before it begins.
     pub(super) fn file(&self) -> Result<Option<&Arc<File>>, Errno> {
         let (file, end) = match self {
             Self::File(Operation { action, file, .. }) => match *action {
@@ -118,15 +119,15 @@ impl Job {
     }
 }
 
-/// What became of a job.
+/// Result of a job.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Bytes that were read, written, received, sent or moved, also after a failure.
+    /// Bytes read, written, received, sent or moved, also after a failure.
     pub bytes: u64,
-    /// Why not all was done. `CANCELED` if it was cancelled, `NODATA` if a file that was to be sent
-    /// ended too early.
+    /// Why the job is incomplete: `CANCELED` if it was cancelled, `NODATA` if a file to send ended
+    /// too early, or another error.
     pub failure: Option<Errno>,
-    /// What the job had.
+    /// The job's buffers and sockets.
     pub parts: Parts,
 }
 
@@ -137,33 +138,33 @@ pub enum Parts {
     None,
     /// A buffer, with its length unchanged.
     Buffer(Vec<u8>),
-    /// A block; whether it was read past the kernel's cache.
+    /// A block; true if it was read past the kernel's cache.
     Block(LargeBlock, bool),
-    /// What a file is like, if that could be found out.
+    /// Status of a file, if it could be determined.
     Status(Box<Statx>),
-    /// A buffer that was to be sent, an empty one for [`Memory`]; whether some of it was copied.
+    /// The buffer that was sent, an empty one for [`Memory`]; true if some of it was copied.
     Sent(Vec<u8>, bool),
-    /// The socket that was to be connected.
+    /// The socket that was connected.
     Socket(Socket),
-    /// What was to be sent.
+    /// The parts that were sent.
     File(SendFile),
-    /// Bytes that were taken from their source and have not arrived.
+    /// Bytes that were taken from their source and not delivered.
     Rest(Vec<u8>),
-    /// Nothing, of calls.
+    /// Nothing, for calls.
     Called {
-        /// They were to send so many bytes.
+        /// True if the calls were to send a given number of bytes.
         sent: bool,
     },
 }
 
-/// A job that was begun.
+/// A job in progress.
 #[derive(Debug)]
 pub(super) struct Running {
     work: Work,
     bytes: u64,
     failure: Option<Errno>,
     is_over: bool,
-    /// Of the step, without any progress.
+    /// Interruptions of the current step without progress.
     interruptions: u32,
 }
 
@@ -173,12 +174,13 @@ enum Work {
     ReadBlock(BlockRead),
     Look(Look),
     Connect(Socket, SocketAddr, bool),
-    /// With how many connections may be accepted now; below zero if more were than should be.
+    /// Also the number of connections that may be accepted; negative if more than that were
+    /// accepted.
     Accept(Socket, i64),
     Receive {
         socket: Socket,
         buffer: Vec<u8>,
-        /// Until it is full.
+        /// Receive until it is full.
         all: bool,
     },
     Send {
@@ -198,7 +200,7 @@ enum Work {
     Call(Calls),
 }
 
-/// What is sent.
+/// Memory that is sent.
 #[derive(Debug)]
 enum Source {
     Buffer(Vec<u8>),
@@ -214,17 +216,17 @@ impl Source {
     }
 }
 
-/// What is to be done.
+/// The next step of a job.
 #[derive(Debug)]
 pub(super) enum Step<'a> {
-    /// Nothing any more.
+    /// Nothing: the job is complete.
     Over,
-    /// Nothing, until connections have been taken.
+    /// Nothing, until the caller has taken connections.
     Idle,
     Accept {
         listener: &'a OwnedFd,
     },
-    /// These four may take as long as a disk does.
+    /// `Look`, `Read`, `Write` and `Sync` may block for as long as a disk takes.
     Look {
         file: &'a File,
         into: &'a mut Statx,
@@ -243,7 +245,7 @@ pub(super) enum Step<'a> {
         file: &'a File,
         data_only: bool,
     },
-    /// These two are requests to io_uring, or calls.
+    /// `Receive` and `Send` are io_uring requests, or calls.
     Receive {
         socket: &'a OwnedFd,
         into: &'a mut [u8],
@@ -254,14 +256,14 @@ pub(super) enum Step<'a> {
         bytes: &'a [u8],
         more: bool,
     },
-    /// A request to io_uring, for the rest of so many bytes in `all`, which are the kernel's until
-    /// it gives them back.
+    /// An io_uring request that lends the rest of a buffer of `all` bytes. The kernel uses the
+    /// bytes until it reports that it is done with them.
     Lend {
         socket: &'a OwnedFd,
         bytes: &'a [u8],
         all: u64,
     },
-    /// These are calls on both back ends.
+    /// `Connect` and the following steps are calls in both back ends.
     Connect {
         socket: &'a OwnedFd,
         remote: SocketAddr,
@@ -276,7 +278,7 @@ pub(super) enum Step<'a> {
         from: &'a OwnedFd,
         to: &'a OwnedFd,
         count: usize,
-        /// Where the bytes go in the end, while none is on the way.
+        /// The destination, while no byte is in the pipe.
         sink: Option<&'a mut Sink>,
     },
     Call {
@@ -286,7 +288,7 @@ pub(super) enum Step<'a> {
 }
 
 impl Step<'_> {
-    /// True if it may take as long as a disk does.
+    /// True if the step may block for as long as a disk takes.
     pub(super) fn is_on_file(&self) -> bool {
         matches!(
             self,
@@ -344,7 +346,7 @@ impl Running {
         Ok(Self { work, bytes: 0, failure: None, is_over, interruptions: 0 })
     }
 
-    /// What is to be done. The same again, until it is [done](Self::done).
+    /// Returns the next step. Repeats it until [`done`](Self::done) is called.
     pub(super) fn next(&mut self) -> Step<'_> {
         if self.is_over {
             return Step::Over;
@@ -397,12 +399,12 @@ impl Running {
         }
     }
 
-    /// Whether it reads what the disk puts in its place by itself.
+    /// True if the disk writes directly into the memory that is read into.
     pub(super) fn is_direct(&self) -> bool {
         matches!(&self.work, Work::ReadBlock(BlockRead { direct: Some(_), .. }))
     }
 
-    /// What a step on a socket waits for if it cannot be done now.
+    /// The condition for which a step on a socket waits if it would block.
     pub(super) fn waits_for(&self) -> Option<(&Socket, Interest)> {
         Some(match &self.work {
             Work::File(..) | Work::ReadBlock(_) | Work::Look(_) => return None,
@@ -416,7 +418,7 @@ impl Running {
         })
     }
 
-    /// What became of the step: bytes, or connections that were accepted; the error.
+    /// Takes the result of a step: bytes moved or connections accepted, or the error.
     pub(super) fn done(&mut self, result: Result<usize, Errno>) {
         let count = match result {
             Ok(count) => count,
@@ -431,7 +433,7 @@ impl Running {
             Work::File(..) => self.bytes += count as u64,
             Work::ReadBlock(read) => {
                 self.bytes += count as u64;
-                // The rest begins anywhere.
+                // The rest does not start at a block boundary.
                 if self.bytes < all {
                     read.direct = None;
                 }
@@ -468,7 +470,7 @@ impl Running {
         self.is_over = ended || (self.bytes > before && self.bytes >= all);
     }
 
-    /// The step was interrupted: it is to be done again, unless that is so without end.
+    /// The step was interrupted. It is repeated, unless that has happened too often.
     pub(super) fn interrupted(&mut self, why: Errno) {
         self.interruptions += 1;
         if self.interruptions > INTERRUPTIONS_MAX {
@@ -476,7 +478,7 @@ impl Running {
         }
     }
 
-    /// More connections may be accepted. True if there were to be none before.
+    /// Allows more connections to be accepted. True if none were allowed before.
     pub(super) fn give_room(&mut self, count: u32) -> bool {
         match &mut self.work {
             Work::Accept(_, room) => {
@@ -487,21 +489,21 @@ impl Running {
         }
     }
 
-    /// The back end lends nothing: a buffer that was to be lent is copied.
+    /// Copies a buffer that should be lent, because the back end cannot lend.
     pub(super) fn copies(&mut self) {
         if let Work::Send { lends, .. } = &mut self.work {
             *lends = false;
         }
     }
 
-    /// Some of a buffer that was lent was copied after all.
+    /// Notes that the kernel copied some of a lent buffer.
     pub(super) fn was_copied(&mut self) {
         if let Work::Send { copied, .. } = &mut self.work {
             *copied = true;
         }
     }
 
-    /// Ends it for this reason, unless it is over.
+    /// Ends the job for this reason, unless it is complete.
     pub(super) fn stop(&mut self, why: Errno) {
         if !std::mem::replace(&mut self.is_over, true) {
             self.failure = Some(why);
@@ -519,7 +521,7 @@ impl Running {
             Work::Accept(..) => Parts::None,
             Work::Connect(socket, _, blocks) => {
                 if blocks {
-                    // It is open, so this cannot fail.
+                    // Cannot fail, because the socket is open.
                     let _ = ioctl_fionbio(&socket, false);
                 }
                 Parts::Socket(socket)
@@ -536,7 +538,7 @@ impl Running {
         Outcome { bytes, failure, parts }
     }
 
-    /// Bytes of all of it, where that is known.
+    /// Total bytes of the job, or the maximum if the total is unknown.
     fn all(&self) -> u64 {
         match &self.work {
             Work::File(Operation { buffer, .. }) | Work::Receive { buffer, .. } => {
@@ -552,10 +554,10 @@ impl Running {
         }
     }
 
-    /// An error after which there is another way.
+    /// True for an error after which the job continues in another way.
     fn does_without(&mut self, errno: Errno) -> bool {
         match &mut self.work {
-            // As it is read otherwise, or fails.
+            // The file is then read normally, or that fails.
             Work::ReadBlock(read) => read.direct.take().is_some(),
             Work::SendFile(sending) if sending.way == Way::File && errno == Errno::INVAL => {
                 sending.always_reads = true;
@@ -564,14 +566,14 @@ impl Running {
             Work::Splice(splicing) if splicing.in_pipe == 0 && errno == Errno::INVAL => {
                 splicing.pipe.take().is_some()
             }
-            // Memory that may be locked, other limits of the socket; what its kind or the kernel
-            // does not know.
+            // The limit on locked memory, other limits of the socket, or no support by the socket
+            // or the kernel.
             Work::Send { lends: lends @ true, .. } => {
                 let refused = [Errno::NOMEM, Errno::NOBUFS, Errno::OPNOTSUPP, Errno::INVAL];
                 *lends = !refused.contains(&errno);
                 !*lends
             }
-            // The peer has gone before it was accepted.
+            // The peer has gone before its connection was accepted.
             Work::Accept(..) => errno == Errno::CONNABORTED,
             _ => false,
         }

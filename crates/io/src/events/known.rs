@@ -1,27 +1,27 @@
-//! What is known of files and holds for ever, as that they have offsets: a system call for each
-//! file instead of one for each operation.
+//! Remembers permanent properties of files, such as that they have offsets. This costs one system
+//! call per file instead of one per operation.
 //!
-//! Those of the last operations are known by their place in memory, which a weak reference keeps,
-//! and the file may be closed all the same.
+//! The files of the last operations are recognised by their address in memory. A weak reference
+//! keeps the address from being used again; the file itself may be closed.
 
 use rustix::io::Errno;
 use std::fs::File;
 use std::sync::{Arc, Weak};
 
-/// What was found of files that were looked at.
+/// Properties found of files.
 #[derive(Debug, Default)]
 pub struct Known<T>([(Weak<File>, T); FILES_MAX]);
 
-/// Files that are known at a time: as many as a server sends again and again.
+/// Most files remembered: as many as a server typically sends repeatedly.
 const FILES_MAX: usize = 32;
-/// Bytes between two places: of a counted file.
+/// Distance of two addresses: the size of a counted file.
 const PLACE_BYTES: usize = size_of::<[usize; 4]>();
 
 impl<T: Copy> Known<T> {
-    /// What a look at a file finds, or found before.
+    /// Returns the result of `look` for a file, from memory if possible.
     ///
     /// # Errors
-    /// What was found to be wrong with it; it is looked at again.
+    /// Those of `look`. They are not remembered, so the next call looks again.
     pub fn check(
         &mut self,
         file: &Arc<File>,
@@ -41,7 +41,7 @@ impl<T: Copy> Known<T> {
 mod tests {
     use super::*;
 
-    /// Goal: what is known of a file is never taken for another's that came to be where it was.
+    /// Goal: the properties of a file are never returned for another file at the same address.
     #[test]
     fn pipes_have_none_wherever_they_are() {
         let mut known = Known::default();

@@ -1,11 +1,11 @@
-//! The kernel's side of an event queue: which files are ready, and operations on files.
+//! The kernel side of an event queue: reports which files are ready, and carries out operations.
 //!
 //! Two back ends with the same results behind one type: io_uring, where the kernel allows it, and
 //! epoll with a few threads for files. The caller names files and operations by small numbers,
-//! *slots*, and hears of a slot only what was asked for since it was last added: what was on its
-//! way when a slot was removed is dropped here.
+//! *slots*. Events of a slot belong to what was last added to it: events that were under way when a
+//! slot was removed are dropped here.
 //!
-//! Level-triggered news come at most once in a wait. One thread at a time calls. How it works:
+//! A wait reports each level-triggered file at most once. One thread at a time calls. How it works:
 //! `docs/theory/events.md`.
 
 mod call;
@@ -38,74 +38,74 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What to do with a file.
+/// An action on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Fill the buffer from this offset on, as far as the file goes.
+    /// Fill the buffer from this offset on, up to the end of the file.
     Read(u64),
-    /// Write the buffer to this offset.
+    /// Write the buffer at this offset.
     Write(u64),
-    /// Bring data and attributes to the disk.
+    /// Flush data and metadata to the disk.
     Sync,
-    /// Bring data to the disk, and what is needed to find it.
+    /// Flush data to the disk, and the metadata needed to find it.
     SyncData,
 }
 
-/// An operation on a file. The buffer is the kernel's until the operation is over.
+/// An operation on a file. The kernel uses the buffer until the operation completes.
 #[derive(Debug)]
 pub struct Operation {
-    /// What to do.
+    /// The action.
     pub action: Action,
-    /// With which file, which stays open meanwhile.
+    /// The file, which stays open meanwhile.
     pub file: Arc<File>,
-    /// All of its bytes take part.
+    /// The buffer, all of whose bytes are read or written.
     pub buffer: Vec<u8>,
 }
 
-/// What is to be sent: a header, a range of a file, and a trailer.
+/// Data to send: a header, a range of a file, and a trailer.
 #[derive(Debug)]
 pub struct SendFile {
-    /// What goes before.
+    /// Bytes before the range.
     pub header: Vec<u8>,
     /// The file, which stays open meanwhile.
     pub file: Arc<File>,
-    /// Where in it.
+    /// The range of the file.
     pub range: Range<u64>,
-    /// What comes behind.
+    /// Bytes after the range.
     pub trailer: Vec<u8>,
 }
 
-/// News of a slot.
+/// An event of a slot.
 #[derive(Debug)]
 pub enum What {
     /// A file is ready.
     Ready(Readiness),
     /// A connection was accepted.
     Accepted(OwnedFd),
-    /// All of a buffer that is [lent](Job::Lend) was sent: so many bytes.
+    /// All of a buffer that is [lent](Job::Lend) was sent; its length in bytes.
     Sent(u64),
-    /// The job is over. The slot is free.
+    /// The job is complete. The slot is free.
     Over(Outcome),
 }
 
-/// News and their slot.
+/// An event and its slot.
 pub type News = (u32, What);
 
-/// Slots are smaller than this.
+/// Slots are below this number.
 pub const SLOTS_MAX: u32 = 1 << 24;
 
-/// Bytes that a job moves by calls before others have their turn.
+/// Bytes that a job may move by system calls before other jobs have their turn.
 const TURN_BYTES: usize = 8 * BLOCK_BYTES;
 
-/// Tries to make a ring, and the time between them: half a second in all, twenty times what was
-/// seen.
+/// Attempts to create a ring, and the time between them: half a second in all, twenty times the
+/// longest delay observed.
 const RING_TRIES_MAX: u32 = 101;
 const RING_TRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Which back end to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Choice {
-    /// io_uring where the kernel allows it, else epoll.
+    /// io_uring where the kernel allows it, otherwise epoll.
     #[default]
     Best,
     /// io_uring, or an error.
@@ -114,11 +114,11 @@ pub enum Choice {
     Epoll,
 }
 
-/// A back end.
+/// A back end of an event queue.
 #[derive(Debug)]
 pub struct BackEnd {
     kind: Kind,
-    /// Files that have offsets, and whether they may wait although they are told not to.
+    /// Files known to have offsets, each with whether its reads may block despite `IOCB_NOWAIT`.
     seekable: Known<bool>,
     mounts: Mounts,
 }
@@ -139,11 +139,11 @@ macro_rules! each {
 }
 
 impl BackEnd {
-    /// An empty one, which `doorbell` wakes from a wait.
+    /// Creates an empty back end, whose waits end when `doorbell` rings.
     ///
     /// # Errors
-    /// With [`Choice::IoUring`] those of io_uring_setup(2): `PERM` where `kernel.io_uring_disabled`
-    /// or a filter forbids it, `NOSYS` where the kernel does not have it or not enough of it.
+    /// With [`Choice::IoUring`] those of io_uring_setup(2): `PERM` if `kernel.io_uring_disabled` or
+    /// a filter forbids it, `NOSYS` if the kernel lacks it or a required feature.
     pub fn new(choice: Choice, doorbell: &EventDoorbell) -> io::Result<Self> {
         if choice != Choice::Epoll {
             match Self::ring(choice, doorbell) {
@@ -159,9 +159,10 @@ impl BackEnd {
         Self { kind, seekable: Known::default(), mounts: Mounts::default() }
     }
 
-    /// A ring. Without CAP_IPC_LOCK the memory of rings counts with what a user may lock, and the
-    /// kernel gives that back some time after the last descriptor of a ring was closed: who makes
-    /// one queue after the other finds none left, and waits a little if nothing else will do.
+    /// Creates a ring. Without CAP_IPC_LOCK, the memory of rings counts against the limit on locked
+    /// memory. The kernel returns it some time after the last descriptor of a ring is closed, so a
+    /// process that creates one queue after the other may find none left. With [`Choice::IoUring`]
+    /// this retries for a while.
     fn ring(choice: Choice, doorbell: &EventDoorbell) -> io::Result<Ring> {
         let mut tries = if choice == Choice::IoUring { RING_TRIES_MAX } else { 1 };
         loop {
@@ -175,12 +176,13 @@ impl BackEnd {
         }
     }
 
-    /// What it is.
+    /// True if this is the io_uring back end.
     pub fn is_io_uring(&self) -> bool {
         matches!(self.kind, Kind::Ring(_))
     }
 
-    /// Begins to watch a file. The caller keeps it open until it removes the slot.
+    /// Starts to watch a file. The caller keeps it open until it has removed the slot and called
+    /// [`settle`](Self::settle).
     ///
     /// # Errors
     /// `PERM` for a file on disk, which is always ready; `EXIST` if the slot is in use.
@@ -194,10 +196,11 @@ impl BackEnd {
         each!(self, back => back.add(slot, fd, interest, trigger))
     }
 
-    /// Changes what is told of a file, and tells what holds already.
+    /// Changes the conditions of a file that are reported. Conditions that already hold are
+    /// reported.
     ///
     /// # Errors
-    /// `NOENT` if the slot is of no file.
+    /// `NOENT` if no file is in the slot.
     pub fn modify(
         &mut self,
         slot: u32,
@@ -208,16 +211,16 @@ impl BackEnd {
         each!(self, back => back.modify(slot, fd, interest, trigger))
     }
 
-    /// Ends watching a file: nothing is told of it any more. The caller keeps it open until this is
-    /// [settled](Self::settle).
+    /// Stops watching a file: it is not reported any more. The caller keeps it open until the back
+    /// end has [settled](Self::settle).
     ///
     /// # Errors
-    /// `NOENT` if the slot is of no file.
+    /// `NOENT` if no file is in the slot.
     pub fn remove(&mut self, slot: u32, fd: BorrowedFd<'_>) -> io::Result<()> {
         each!(self, back => back.remove(slot, fd))
     }
 
-    /// Lets the kernel let go of files that were removed.
+    /// Makes the kernel release removed files, so that they can be closed.
     pub fn settle(&mut self) -> io::Result<()> {
         match &mut self.kind {
             Kind::Epoll(_) => Ok(()),
@@ -225,16 +228,17 @@ impl BackEnd {
         }
     }
 
-    /// A level-triggered file was told of and is not to be, until it is [resumed](Self::resume).
+    /// Stops reports of a level-triggered file that was reported, until it is
+    /// [resumed](Self::resume).
     pub fn pause(&mut self, slot: u32, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<()> {
         match &mut self.kind {
             Kind::Epoll(epoll) => epoll.modify(slot, fd, interest, Trigger::OneShot),
-            // It is told once in a wait by itself.
+            // A ring reports it only once until it is resumed.
             Kind::Ring(_) => Ok(()),
         }
     }
 
-    /// A level-triggered file that was told of is to be told of again.
+    /// Restarts reports of a level-triggered file that was reported.
     pub fn resume(
         &mut self,
         slot: u32,
@@ -248,12 +252,12 @@ impl BackEnd {
         }
     }
 
-    /// Begins a job, of which a wait tells once that it is over. It may be over at once.
+    /// Starts a job. A wait reports once that it is complete. It may complete immediately.
     ///
     /// # Errors
-    /// The slot is in use; `SPIPE` if what is to be read or written has no offsets, `INVAL` if it
-    /// has none so large, or if a range ends before it begins; those of making sockets not to
-    /// block, and of making a pipe. The job is handed back.
+    /// `EXIST` if the slot is in use; `SPIPE` if a file has no offsets; `INVAL` if an offset is too
+    /// large or a range ends before it begins; those of making sockets non-blocking and of creating
+    /// a pipe. The job is handed back.
     pub fn submit(&mut self, slot: u32, job: Job) -> Result<(), (Errno, Job)> {
         let waits = match self.check(&job) {
             Ok(waits) => waits,
@@ -265,30 +269,31 @@ impl BackEnd {
         }
     }
 
-    /// Whether a job can be begun, and its file may wait although it is told not to, which matters
-    /// to a ring.
+    /// Checks whether a job can start. Returns true if the back end is a ring and reads of the file
+    /// may block despite `IOCB_NOWAIT`.
     fn check(&mut self, job: &Job) -> Result<bool, Errno> {
         let Some(file) = job.file()? else { return Ok(false) };
         let is_ring = self.is_io_uring();
         self.seekable.check(file, |file| {
-            // io_uring would read a pipe all the same, and knows an offset that means another.
+            // io_uring would read a pipe as well, and treats the offset -1 as the current position.
             rustix::fs::tell(file)?;
             Ok(is_ring && self.mounts.may_wait(file, &mounts::status(file)?))
         })
     }
 
-    /// So many connections of an [accept](Job::Accept) were taken, and as many more may come.
+    /// Reports that the caller has taken `count` connections of an [accept](Job::Accept), so that
+    /// as many more may be accepted.
     pub fn give_room(&mut self, slot: u32, count: u32) {
         each!(self, back => back.give_room(slot, count));
     }
 
-    /// Asks for the end of a job, which tells what became of it as ever: it may have been too late.
+    /// Requests the cancellation of a job. A wait still reports its outcome, because the request
+    /// may come too late.
     pub fn cancel(&mut self, slot: u32) {
         each!(self, back => back.cancel(slot));
     }
 
-    /// Whether a wait would not sleep: there is something to tell that the descriptor does not
-    /// show.
+    /// True if a wait would return at once because of events that the descriptor does not show.
     pub fn is_busy(&self) -> bool {
         match &self.kind {
             Kind::Epoll(epoll) => epoll.is_busy(),
@@ -296,14 +301,14 @@ impl BackEnd {
         }
     }
 
-    /// Waits for news until the doorbell rings or `timeout` has passed; `None` waits for ever, zero
-    /// not at all. Signals that are handled end it early. The doorbell is cleared.
+    /// Waits until there are events, the doorbell rings or `timeout` has passed; `None` waits
+    /// without a limit, zero does not wait. A handled signal ends the wait early. Clears the
+    /// doorbell.
     pub fn wait(&mut self, timeout: Option<Duration>, news: &mut Vec<News>) -> io::Result<()> {
         each!(self, back => back.wait(timeout, news))
     }
 
-    /// Hands over what the caller asked for and the kernel was not told yet: before somebody waits
-    /// for the descriptor.
+    /// Submits pending requests to the kernel. Call it before waiting for the descriptor.
     pub fn flush(&mut self, news: &mut Vec<News>) -> io::Result<()> {
         match &mut self.kind {
             Kind::Epoll(_) => Ok(()),
@@ -311,14 +316,15 @@ impl BackEnd {
         }
     }
 
-    /// Leaves the kernel's side alone from now on: in the child of a fork, where it is the
-    /// parent's.
+    /// Leaves the kernel side alone from now on. For the child of a fork, where it belongs to the
+    /// parent.
     pub fn disown(&mut self) {
         each!(self, back => back.disown());
     }
 }
 
-/// Readable while there are news or the doorbell has rung; it may be readable without.
+/// Readable while there are events or after the doorbell rang; it may also be readable without
+/// either.
 impl AsFd for BackEnd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.kind {
@@ -328,7 +334,7 @@ impl AsFd for BackEnd {
     }
 }
 
-/// What holds of a file now.
+/// Returns the current state of a file.
 pub fn look(fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Readiness> {
     let mut flags = PollFlags::empty();
     flags.set(PollFlags::IN | PollFlags::RDHUP, interest.readable);
@@ -338,7 +344,7 @@ pub fn look(fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Readiness> {
     Ok(Readiness::of(files[0].revents().bits().into()))
 }
 
-/// Who may watch it: a file on disk is always ready.
+/// Refuses files on disk, which are always ready.
 fn check_can_wait(fd: BorrowedFd<'_>) -> io::Result<()> {
     use rustix::fs::FileType;
     match mounts::kind(&mounts::status(fd)?) {

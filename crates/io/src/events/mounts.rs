@@ -1,18 +1,18 @@
-//! Which files may keep a caller waiting although he says that he does not want to.
+//! Determines which files may block a caller that requested not to be blocked.
 //!
-//! io_uring begins a read or write of a regular file in the thread that asks for it, with
-//! `IOCB_NOWAIT`, and hands it to a worker when the file system answers `AGAIN`. Those that take no
-//! notice of the flag, as FUSE for files without a cache, keep the thread until their server
-//! answers. A file does not tell; the kind of file system does. stat(2) is alike: it may ask a
-//! server, but what the kernel [knows already](status) is there at once.
+//! io_uring starts a read or write of a regular file in the calling thread, with `IOCB_NOWAIT`, and
+//! hands it to a worker if the file system answers `AGAIN`. File systems that ignore the flag, such
+//! as FUSE for uncached files, block the thread until their server answers. A file does not reveal
+//! this, but its file system type does. stat(2) has the same problem: it may ask a server, but what
+//! the kernel [knows already](status) is available at once.
 
 use rustix::fd::AsFd;
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, fcntl_get_seals, makedev, statx};
 use rustix::io::Errno;
 use std::fs::{File, read_to_string};
 
-/// What the kernel knows of a file without asking whoever keeps it: its kind, its device and its
-/// mount for sure; sizes and times may be of a while ago if it [may wait](Mounts::may_wait).
+/// Returns the kernel's information about a file, without asking the file's server. Its kind,
+/// device and mount are exact; sizes and times may be outdated if it [may wait](Mounts::may_wait).
 ///
 /// # Errors
 /// Those of statx(2).
@@ -21,44 +21,44 @@ pub fn status(file: impl AsFd) -> Result<Statx, Errno> {
     statx(file, "", flags, StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)
 }
 
-/// What kind of file it is.
+/// The kind of the file.
 pub fn kind(status: &Statx) -> FileType {
     FileType::from_raw_mode(status.stx_mode.into())
 }
 
-/// The device that it is on, as stat(2) numbers it.
+/// The number of the file's device, as in stat(2).
 pub fn device(status: &Statx) -> u64 {
     makedev(status.stx_dev_major, status.stx_dev_minor)
 }
 
-/// As [`status`], from whoever keeps the file, which may take as long as a disk, a server or a
-/// network does.
+/// Returns current information about a file. The file's server may be asked, which may take as long
+/// as a disk or a network does.
 pub(super) fn ask(file: &File) -> Result<Statx, Errno> {
     statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
 }
 
-/// What was found out about the mounts that files are on.
+/// Remembers for mounts whether their files may block.
 #[derive(Debug, Default)]
 pub struct Mounts(Vec<(Mount, bool)>);
 
-/// A mount and its device: its number may be another's when it has gone.
+/// A mount and its device. The number alone is not unique: it may be used again after an unmount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mount(u64, u32, u32);
 
-/// Mounts that are known at a time.
+/// Most mounts remembered.
 const MOUNTS_MAX: usize = 64;
-/// File systems that read what the kernel has in memory, and nothing more if they are told so.
-/// Others are only slower for not being here.
+/// File systems that respect `IOCB_NOWAIT` and return only what is in the page cache. One that is
+/// missing here is only slower.
 const HEEDFUL: [&str; 11] = [
     "btrfs", "erofs", "exfat", "ext2", "ext3", "ext4", "f2fs", "overlay", "squashfs", "vfat", "xfs",
 ];
 
 impl Mounts {
-    /// Whether to read, write or stat a file may take as long as a disk, a server or a network does
-    /// in spite of `IOCB_NOWAIT`. It asks nobody but the kernel, which knows this
-    /// [of it](status).
+    /// True if a read, write or stat of a file may take as long as a disk, a server or a network
+    /// does, despite `IOCB_NOWAIT`. Asks only the kernel; `status` is its [information](status)
+    /// about the file.
     pub fn may_wait(&mut self, file: &File, status: &Statx) -> bool {
-        // Only files in memory have seals, on whatever mount; some are on none.
+        // Only memory files have seals, on any mount; some are on no mount.
         self.mount_may_wait(status) && fcntl_get_seals(file).is_err()
     }
 
@@ -84,12 +84,12 @@ impl Mount {
         Self(found.stx_mnt_id, found.stx_dev_major, found.stx_dev_minor)
     }
 
-    /// Whether its file system is one of [`HEEDFUL`]. A mount that is not among those of this
-    /// process is not.
+    /// True if the file system is one of [`HEEDFUL`]. False for a mount that this process does not
+    /// see.
     fn is_heedful(self) -> bool {
         let Ok(mounts) = read_to_string("/proc/self/mountinfo") else { return false };
         let kind = mounts.lines().find_map(|line| {
-            // proc_pid_mountinfo(5): optional fields end with a dash, then comes the kind.
+            // proc_pid_mountinfo(5): a dash ends the optional fields, and the type follows.
             let (fields, rest) = line.split_once(" - ")?;
             let number = fields.split(' ').next()?.parse();
             (number == Ok(self.0)).then(|| rest.split(' ').next().unwrap_or_default())
@@ -103,8 +103,8 @@ mod tests {
     use super::*;
     use rustix::fs::{MemfdFlags, memfd_create};
 
-    /// Goal: files in memory do not wait, wherever they are; those of a file system that is not
-    /// known to heed the request may; a second file of a mount is known by the first.
+    /// Goal: memory files do not block, on whatever mount; files of a file system that is not
+    /// listed may; the second file of a mount uses the result of the first.
     #[test]
     fn what_may_wait_is_known_by_its_mount() {
         let mut mounts = Mounts::default();
@@ -117,7 +117,8 @@ mod tests {
         assert_eq!(mounts.0.len(), 2);
     }
 
-    /// Goal: what is remembered of mounts has a limit, and is right when it has been forgotten.
+    /// Goal: the number of remembered mounts is bounded, and forgotten ones are determined
+    /// correctly again.
     #[test]
     fn many_mounts_are_forgotten() {
         let others = (0..MOUNTS_MAX).map(|number| (Mount(u64::MAX, 0, number as u32), true));
@@ -127,7 +128,7 @@ mod tests {
         assert_eq!(mounts.0.len(), 1);
     }
 
-    /// Goal: what the kernel knows of a file is what stat(2) says of it.
+    /// Goal: the kernel's information about a file agrees with stat(2).
     #[test]
     fn status_is_that_of_stat() {
         let file = File::open("/proc/self/exe").unwrap();

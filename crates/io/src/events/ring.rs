@@ -1,20 +1,22 @@
-//! The back end on io_uring. Unsafe zone: the kernel uses buffers until it says so.
+//! The back end on io_uring. Contains unsafe code: the kernel uses buffers until it reports
+//! completion.
 //!
-//! A file that is told of once, or by level, is a poll that ends with its news; a level is polled
-//! again when the caller asks for it, which the next wait tells the kernel along with everything
-//! else. As a poll tells what held when it ended, one more call looks whether it holds still; all
-//! files of a wait in one. An edge is a poll that goes on, and a hint. Jobs are in [`jobs`].
+//! A one-shot or level-triggered file is a poll request that ends with its event. A level is polled
+//! again when the caller requests it, in the same system call as the next wait. A poll reports the
+//! state at its end, so one more call checks whether the state still holds, for all files of a wait
+//! together. An edge-triggered file is a multishot poll, whose events are hints. Jobs are in
+//! [`jobs`].
 //!
-//! What comes back names its slot and the *round* of the slot, which counts what was begun in it:
-//! news of an earlier round are dropped. The kernel keeps what the completion queue has no room
-//! for.
+//! A completion names its slot and the slot's *round*, which counts what was started in the slot:
+//! completions of an earlier round are dropped. The kernel keeps completions for which the queue
+//! has no room.
 //!
 //! # Buffers
 //!
-//! A job is in its slot from before the kernel learns of its buffers until the kernel says that it
-//! is done with them, and nobody looks at it meanwhile. Dropping the ring cancels what is under way
-//! and waits for it, [`DROP_WAIT_MAX`] at most; what the kernel has not given back then, it keeps:
-//! those jobs are never freed.
+//! A job stays in its slot from before the kernel receives its buffers until the kernel reports
+//! that it is done with them, and no code accesses the buffers meanwhile. Dropping the ring cancels
+//! operations in progress and waits for them, at most [`DROP_WAIT_MAX`]. The memory of jobs that
+//! the kernel has not completed by then is leaked.
 #![allow(unsafe_code)]
 
 mod jobs;
@@ -31,45 +33,45 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-/// Entries of the submission queue: what one call tells the kernel at most.
+/// Entries of the submission queue: the most requests in one system call.
 const SUBMISSIONS_MAX: u32 = 256;
-/// Entries of the completion queue; the kernel keeps what does not fit.
+/// Entries of the completion queue; the kernel keeps those that do not fit.
 const COMPLETIONS_MAX: u32 = 4096;
-/// How long dropping waits for operations.
+/// Longest time that dropping waits for operations.
 const DROP_WAIT_MAX: Duration = Duration::from_secs(1);
-/// Rounds of waiting within [`DROP_WAIT_MAX`].
+/// Number of waits in [`DROP_WAIT_MAX`].
 const DROP_ROUNDS_MAX: u32 = 10;
 
-/// Names the poll of the doorbell.
+/// User data of the doorbell's poll.
 const BELL: u64 = u64::MAX;
-/// Names what nobody wants to hear of.
+/// User data of requests whose completions are ignored.
 const NOBODY: u64 = u64::MAX - 1;
 
-/// See the module's documentation.
+/// The io_uring back end; see the module documentation.
 pub(super) struct Ring {
     ring: IoUring,
     doorbell: EventDoorbell,
     bell_is_polled: bool,
-    /// The doorbell has rung, which the caller does not know yet.
+    /// The doorbell has rung, and no wait has returned since.
     has_rung: bool,
     slots: Vec<Slot>,
-    /// Slots whose poll is to begin again, and their rounds.
+    /// Slots to poll again, and their rounds.
     again: Vec<(u32, u32)>,
-    /// Came while something else was done.
+    /// Events that other calls produced before the next wait.
     early: Vec<News>,
-    /// For looking at levels.
+    /// Buffer for checking levels.
     polled: Vec<libc::pollfd>,
-    /// Completions as they were taken: name, result, flags.
+    /// Completions taken from the queue: user data, result, flags.
     taken: Vec<(u64, i32, u32)>,
-    /// The kernel was told of all files that were removed.
+    /// The kernel has released all removed files.
     is_settled: bool,
-    /// Jobs that can go on, and their rounds.
+    /// Jobs that can continue, and their rounds.
     turns: Vec<(u32, u32)>,
-    /// Jobs that are not over.
+    /// Number of jobs in progress.
     jobs: usize,
-    /// The kernel accepts many connections by one request, and sends what is lent (Linux 6.0).
+    /// The kernel supports multishot accepts and zero-copy sends (Linux 6.0).
     is_recent: bool,
-    /// The kernel's side is another process's.
+    /// The kernel side belongs to another process.
     disowned: bool,
 }
 
@@ -87,20 +89,20 @@ enum Content {
     Job(Box<Doing>),
 }
 
-/// A file that is watched.
+/// A watched file.
 #[derive(Clone, Copy)]
 struct Watch {
     fd: RawFd,
     mask: u32,
     trigger: Trigger,
-    /// The kernel has a poll of it, or is about to.
+    /// A poll request is with the kernel or in the queue.
     is_polled: bool,
 }
 
 impl Ring {
     pub(super) fn new(doorbell: EventDoorbell) -> io::Result<Self> {
-        // What the kernel has to do in this thread it does when the thread enters it, without an
-        // interrupt, which Linux before 5.19 does not offer.
+        // With this flag the kernel does pending work when this thread next enters it, instead of
+        // interrupting the thread. Linux before 5.19 lacks the flag.
         let ring = Self::make(true).or_else(|error| match is(&error, Errno::INVAL) {
             true => Self::make(false),
             false => Err(error),
@@ -176,7 +178,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Files that were removed may be closed afterwards: the kernel must have let go of them.
+    /// Makes the kernel release removed files, so that they can be closed afterwards.
     pub(super) fn settle(&mut self) -> io::Result<()> {
         match std::mem::replace(&mut self.is_settled, true) {
             true => Ok(()),
@@ -184,7 +186,7 @@ impl Ring {
         }
     }
 
-    /// Lets the kernel look at a level again.
+    /// Polls a level-triggered file again.
     pub(super) fn resume(&mut self, slot: u32) -> io::Result<()> {
         match self.slot(slot).content {
             Content::File(watch) if !watch.is_polled => self.poll(slot),
@@ -201,7 +203,7 @@ impl Ring {
         timeout: Option<Duration>,
         news: &mut Vec<News>,
     ) -> io::Result<()> {
-        // In this order: what was cancelled is begun again before anybody sleeps.
+        // In this order, so that cancelled polls start again before the thread sleeps.
         self.take_completions()?;
         self.take_turns();
         self.prepare()?;
@@ -215,12 +217,12 @@ impl Ring {
                 None => args,
             };
             let result = self.ring.submitter().submit_with_args(1, &args);
-            // Too many completions are there, the time is over, or a signal came.
+            // Too many completions are waiting, the time is over, or a signal arrived.
             ignore(result, &[Errno::BUSY, Errno::TIME, Errno::INTR, Errno::AGAIN])?;
         } else {
             if self.ring.submission().taskrun() {
-                // Once: what is to be done in another thread, from which the queue came, may take
-                // its time.
+                // Only once: work that belongs to another thread, from which the queue came, may
+                // take longer.
                 ignore(self.ring.submit(), &[Errno::BUSY, Errno::INTR, Errno::AGAIN])?;
             }
             self.submit_all()?;
@@ -232,12 +234,12 @@ impl Ring {
         Ok(())
     }
 
-    /// Whether a wait has something to tell or to do without the kernel.
+    /// True if a wait has events to return or jobs to continue without the kernel.
     pub(super) fn is_busy(&self) -> bool {
         !self.early.is_empty() || !self.turns.is_empty()
     }
 
-    /// Forgets news that do not hold any more, but of edges, and polls for them again.
+    /// Drops events whose state no longer holds, except edges, and polls for them again.
     fn check_levels(&mut self) -> io::Result<()> {
         let Self { slots, early, polled, again, .. } = self;
         polled.clear();
@@ -270,7 +272,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Afterwards all that is asked for is being polled, and what is new is in the kernel's queue.
+    /// Afterwards all requested polls are active, and new completions are in the kernel's queue.
     pub(super) fn flush(&mut self, news: &mut Vec<News>) -> io::Result<()> {
         loop {
             self.wait(Some(Duration::ZERO), news)?;
@@ -284,7 +286,7 @@ impl Ring {
         }
     }
 
-    /// Polls what is to be polled again, and the doorbell.
+    /// Starts the polls that were requested again, and the doorbell's.
     fn prepare(&mut self) -> io::Result<()> {
         while let Some((slot, round)) = self.again.pop() {
             let content = self.slot(slot);
@@ -294,7 +296,7 @@ impl Ring {
         }
         if !self.bell_is_polled {
             let fd = Fd(self.doorbell.as_fd().as_raw_fd());
-            // Each ring is told, so that nobody needs to clear it.
+            // Each ring of the doorbell is reported, so it need not be cleared.
             let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true).build();
             self.push(&entry.user_data(BELL))?;
             self.bell_is_polled = true;
@@ -302,7 +304,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Begins the poll of a file, in a new round.
+    /// Starts the poll of a file, in a new round.
     fn poll(&mut self, slot: u32) -> io::Result<()> {
         let entry = self.slot(slot);
         entry.round = entry.round.wrapping_add(1);
@@ -315,7 +317,7 @@ impl Ring {
         self.push(&poll.user_data(name))
     }
 
-    /// Ends the poll of a file. Whether there was one.
+    /// Ends the poll of a file; true if there was one.
     fn end_poll(&mut self, slot: u32) -> io::Result<bool> {
         let name = self.name(slot);
         let Content::File(watch) = &mut self.slot(slot).content else {
@@ -323,17 +325,17 @@ impl Ring {
         };
         let was_polled = std::mem::replace(&mut watch.is_polled, false);
         if was_polled {
-            // Removing a poll is refused while news of it are on their way; cancelling is not.
+            // A poll cannot be removed while its completion is under way, but it can be cancelled.
             self.push(&quiet(opcode::AsyncCancel::new(name).build()))?;
         }
         Ok(was_polled)
     }
 
-    /// Takes all completions; their news are in `early`.
+    /// Processes all completions; their events go into `early`.
     fn take_completions(&mut self) -> io::Result<()> {
         self.keep_completions();
         let mut result = Ok(());
-        // Going on with an operation may take more of them.
+        // Continuing an operation may take more completions.
         while !self.taken.is_empty() {
             let mut taken = std::mem::take(&mut self.taken);
             for (name, code, flags) in taken.drain(..) {
@@ -351,7 +353,7 @@ impl Ring {
             BELL => {
                 (self.bell_is_polled, self.has_rung) = (more, true);
                 if !more {
-                    // A new poll tells what it finds.
+                    // A new poll reports the state that it finds.
                     self.doorbell.clear();
                 }
                 return Ok(());
@@ -378,7 +380,7 @@ impl Ring {
         watch.is_polled = more;
         let goes_on = watch.trigger == Trigger::Edge && !more;
         if code == -libc::ECANCELED {
-            // Not by us: the thread that began it has ended.
+            // Cancelled by the kernel: the thread that started it has ended.
             self.again.push((slot, round));
             return Ok(());
         }
@@ -392,15 +394,16 @@ impl Ring {
     /// Puts a request into the submission queue.
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         loop {
-            // SAFETY: requests are made in this file and in `jobs` only. Those of polls, syncs,
-            // accepting and cancelling name no memory, a pause names a static time. Those of
-            // `jobs::request` name bytes of a `Vec`, a `LargeBlock` or a `Memory` in the job that
-            // is in the slot which the request names, or its `Box<Statx>`, laid out as the
-            // kernel's, and a static string; what a `Memory` has shown by a shared reference stays
-            // until somebody has an exclusive one. The job is boxed, and nobody looks at it while
-            // its `Doing::with_kernel` says that the kernel has a request, until `on_step` is
-            // called for the last completion of that request, when the kernel is done with the
-            // bytes; or until `drop`, which leaks the job if that did not come.
+            // SAFETY: the memory that a request names must stay valid until the kernel is done with
+            // it. Only this file and `jobs` create requests. Polls, syncs, accepts and
+            // cancellations name no memory; a timeout names a static. Requests of `jobs::request`
+            // name a static string and memory that the job in their slot owns: bytes of a `Vec`, a
+            // `LargeBlock` or a `Memory`, or the `Box<Statx>`, which has the kernel's layout. Bytes
+            // that a `Memory` returned for a shared reference stay valid until code gets an
+            // exclusive one. The job is boxed, so it does not move, and no code accesses the memory
+            // while `Doing::with_kernel` says that the kernel has a request. That ends in
+            // `on_step`, for the last completion of the request, when the kernel is done with the
+            // memory; or in `drop`, which leaks the memory if that completion did not arrive.
             let pushed = unsafe { self.ring.submission().push(entry) };
             if pushed.is_ok() {
                 return Ok(());
@@ -409,13 +412,13 @@ impl Ring {
         }
     }
 
-    /// Hands the submission queue to the kernel; all of it, unless that fails.
+    /// Submits the whole queue to the kernel, unless that fails.
     fn submit_all(&mut self) -> io::Result<()> {
         while !self.ring.submission().is_empty() || self.ring.submission().cq_overflow() {
             match self.ring.submit() {
                 Ok(_) => {}
                 Err(error) if is(&error, Errno::INTR) => {}
-                // Completions are in the way.
+                // Completions must be taken first.
                 Err(error) if is(&error, Errno::BUSY) => {}
                 Err(error) => return Err(error),
             }
@@ -424,7 +427,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Makes room in the completion queue.
+    /// Takes completions, which makes room in the queue.
     fn keep_completions(&mut self) {
         let completions = self.ring.completion();
         self.taken.extend(completions.map(|c| (c.user_data(), c.result(), c.flags())));
@@ -438,7 +441,7 @@ impl Ring {
         &mut self.slots[index]
     }
 
-    /// Names what is under way in a slot.
+    /// User data for the current round of a slot.
     fn name(&mut self, slot: u32) -> u64 {
         u64::from(self.slot(slot).round) << 32 | u64::from(slot)
     }
@@ -453,7 +456,7 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         if self.disowned {
-            // The kernel uses the memory of another process.
+            // The kernel works for the parent, with the parent's memory.
             return;
         }
         for slot in 0..self.slots.len() as u32 {
@@ -468,16 +471,16 @@ impl Drop for Ring {
         }
         for slot in &mut self.slots {
             if let Content::Job(doing) = std::mem::take(&mut slot.content) {
-                // The kernel still has its memory.
+                // The kernel still has the job's memory.
                 doing.abandon();
             }
         }
     }
 }
 
-/// A descriptor that the kernel has made for us.
+/// Takes ownership of a descriptor that the kernel created.
 fn adopt(code: i32) -> OwnedFd {
-    // SAFETY: the completion of an accept has a new descriptor, which nobody else knows.
+    // SAFETY: the result of a successful accept is a new descriptor without another owner.
     unsafe { OwnedFd::from_raw_fd(code) }
 }
 
@@ -493,7 +496,7 @@ impl fmt::Debug for Ring {
     }
 }
 
-/// A request that nobody hears of.
+/// Makes a request whose completion is ignored.
 fn quiet(entry: squeue::Entry) -> squeue::Entry {
     entry.flags(squeue::Flags::SKIP_SUCCESS).user_data(NOBODY)
 }
@@ -524,7 +527,7 @@ fn is(error: &io::Error, errno: Errno) -> bool {
     Errno::from_io_error(error) == Some(errno)
 }
 
-/// An error that is no news.
+/// Turns the listed errors into success.
 fn ignore<T>(result: io::Result<T>, errnos: &[Errno]) -> io::Result<()> {
     match result {
         Err(error) if !errnos.iter().any(|&errno| is(&error, errno)) => Err(error),

@@ -1,4 +1,4 @@
-//! Unit tests of waiting: what holds whichever back end it is.
+//! Unit tests of waiting, for both back ends.
 
 use super::{BackEnd, BlockRead, Calls, Choice, Interest, Job, Parts, Socket, Trigger, What};
 use crate::doorbell::EventDoorbell;
@@ -14,11 +14,11 @@ use std::thread;
 use std::time::Duration;
 use towpath_packet::ring::Doorbell;
 
-/// Longer than anything takes here.
+/// Longer than any step here takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Goal: who rings after the caller looked and before it waits is heard, although the kernel may
-/// tell of it before the wait has begun.
+/// Goal: a doorbell that rings after the caller has checked and before it waits ends the wait, even
+/// if the kernel reports it before the wait starts.
 #[test]
 fn a_doorbell_that_rings_before_the_wait_ends_it() {
     for choice in [Choice::IoUring, Choice::Epoll] {
@@ -36,22 +36,22 @@ fn a_doorbell_that_rings_before_the_wait_ends_it() {
         });
         for _ in 0..3 {
             let mut news = Vec::new();
-            // Afterwards the kernel looks at the doorbell.
+            // From here on the kernel polls the doorbell.
             back.wait(Some(Duration::ZERO), &mut news).unwrap();
             bell.ring();
-            // Another system call gives the kernel the occasion to tell.
+            // Another system call gives the kernel an opportunity to report it.
             thread::yield_now();
             back.wait(None, &mut news).unwrap();
-            assert!(news.is_empty(), "{choice:?} did not hear the doorbell");
+            assert!(news.is_empty(), "{choice:?} missed the doorbell");
         }
         done.send(()).unwrap();
         watchdog.join().unwrap();
     }
 }
 
-/// Goal: a block comes by the ordinary way where it cannot be read past the kernel's cache, and
-/// says so; no more than there is. Tried: a descriptor that may not be read, one that begins in the
-/// middle of what a disk reads, the last block of a file.
+/// Goal: a block that cannot be read past the page cache is read normally, the outcome says so, and
+/// no more than the file has is read. Tried: a descriptor without read access, an offset that a
+/// disk cannot start at, the last block of a file.
 #[test]
 fn a_block_that_cannot_be_read_directly_is_read_all_the_same() {
     let dir = std::env::temp_dir();
@@ -88,10 +88,10 @@ fn a_block_that_cannot_be_read_directly_is_read_all_the_same() {
     }
 }
 
-/// Goal: an operation that waits on a socket with an unread notice of a send that lent, which is
-/// news for whoever asks until the program reads it, does not keep the thread busy, and goes on
-/// when its own news come. Method: the waits that end early are counted. Tried: a step that is a
-/// request to io_uring, and one that is a call.
+/// Goal: a job that waits on a socket with an unread zero-copy notice, which poll reports until the
+/// program reads it, does not keep the thread busy, and continues when its own event arrives.
+/// Method: counts the waits that end early. Tried: a step that is an io_uring request, and one that
+/// is a call.
 #[test]
 fn an_unread_notice_keeps_nobody_busy() {
     let receive = |socket| Job::Receive(socket, vec![0; 9]);
@@ -133,8 +133,8 @@ fn an_unread_notice_keeps_nobody_busy() {
     }
 }
 
-/// Goal: a socket of a job that the kernel does not give back is closed with the queue; only the
-/// memory stays. Method: a long buffer is lent, and the peer does not read.
+/// Goal: a socket of a job that the kernel has not completed is closed with the queue; only the
+/// memory is leaked. Method: lends a long buffer to a peer that does not read.
 #[test]
 fn a_queue_that_ends_closes_the_sockets_of_its_jobs() {
     for choice in [Choice::IoUring, Choice::Epoll] {
@@ -154,7 +154,7 @@ fn a_queue_that_ends_closes_the_sockets_of_its_jobs() {
         back.wait(Some(Duration::from_millis(100)), &mut Vec::new()).unwrap();
         drop(back);
         assert!(weak.upgrade().is_none(), "{choice:?} keeps the socket");
-        // What was sent before comes, and then the end or a reset.
+        // The bytes sent before arrive, and then the end or a reset.
         peer.set_read_timeout(Some(PATIENCE)).unwrap();
         let end = peer.read_to_end(&mut Vec::new());
         assert!(end.is_ok() || end.unwrap_err().kind() == std::io::ErrorKind::ConnectionReset);

@@ -1,8 +1,8 @@
-//! Messages between towpath and the process that it forked.
+//! Messages between towpath and the process it forked.
 //!
-//! A pair of connected sockets that keep message boundaries; a message is a tag, a number and at
-//! most [`QUEUES_MAX`] descriptors. The end of the other side shows as [`ChannelError::Closed`],
-//! which is how each side learns of the other's death.
+//! The channel is a pair of connected sockets that keep message boundaries. A message is a tag, a
+//! number and at most [`QUEUES_MAX`] descriptors. When the other process ends, calls return
+//! [`ChannelError::Closed`].
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -22,11 +22,11 @@ use rustix::net::{
 /// Why a message could not be exchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChannelError {
-    /// The other process has ended.
+    /// The other process has ended or closed its end.
     Closed,
-    /// A message that neither side sends.
+    /// A message that is not part of the protocol.
     Unexpected,
-    /// No descriptor is left for the one that came with a message.
+    /// This process has no descriptor left for the one that came with a message.
     NoDescriptor,
     /// The socket failed.
     Socket(Errno),
@@ -58,32 +58,32 @@ impl std::error::Error for ChannelError {
 /// A message.
 #[derive(Debug)]
 pub enum Message {
-    /// To towpath: a socket that listens inside, and the port of the host that it leads to.
+    /// To towpath: a socket that listens inside, and the host's port to which it leads.
     Listener(u16, OwnedFd),
-    /// To towpath: the channel to a process inside that opens sockets, see
+    /// To towpath: the channel to the process inside that opens sockets; see
     /// [`sockets`](super::sockets).
     Opener(OwnedFd),
-    /// To towpath: the network is set up; the queues of its TAP device, from one to
-    /// [`QUEUES_MAX`], and a number that describes it.
+    /// To towpath: the network is set up. Carries the queues of its TAP device, 1 to
+    /// [`QUEUES_MAX`], and a number that describes the device.
     Ready(u32, Vec<OwnedFd>),
-    /// To the child: towpath serves, begin.
+    /// To the child: towpath is ready to serve, begin.
     Go,
-    /// To towpath: the program runs; its pidfd.
+    /// To towpath: the program has started. Carries its pidfd.
     Started(OwnedFd),
     /// To towpath: the program has ended with this status of wait(2).
     Ended(i32),
-    /// To who opens sockets inside: some more.
+    /// To the opener: open more sockets.
     Open,
-    /// To towpath: at most [`QUEUES_MAX`] sockets of the namespace, and of what kind they are.
+    /// To towpath: at most [`QUEUES_MAX`] sockets of the namespace, and their kind.
     Sockets(u32, Vec<OwnedFd>),
 }
 
-/// One end of the pair.
+/// One end of a channel.
 #[derive(Debug)]
 pub struct Channel(OwnedFd);
 
 impl Channel {
-    /// Two ends of a new channel. Neither is inherited by programs executed later.
+    /// Creates the two ends of a channel. Programs executed later inherit neither.
     ///
     /// # Errors
     /// [`ChannelError::Socket`].
@@ -100,7 +100,7 @@ impl Channel {
     /// [`ChannelError::Closed`] or [`ChannelError::Socket`].
     ///
     /// # Panics
-    /// If there are more descriptors than [`QUEUES_MAX`].
+    /// If there are more than [`QUEUES_MAX`] descriptors.
     pub fn send(&self, message: &Message) -> Result<(), ChannelError> {
         let (tag, number, descriptors) = match message {
             Message::Listener(port, socket) => {
@@ -132,7 +132,7 @@ impl Channel {
         }
     }
 
-    /// Waits for a message.
+    /// Waits for the next message.
     ///
     /// # Errors
     /// [`ChannelError`].
@@ -181,7 +181,7 @@ impl Channel {
 }
 
 impl From<OwnedFd> for Channel {
-    /// An end of a pair that another process has handed over.
+    /// Wraps an end of a pair that another process has handed over.
     fn from(fd: OwnedFd) -> Self {
         Self(fd)
     }
@@ -199,8 +199,8 @@ impl AsFd for Channel {
     }
 }
 
-/// Waits until one of `descriptors` is readable or at its end; returns the first such index, or
-/// `None` when `timeout` has passed.
+/// Waits until one of `descriptors` is readable or at its end; returns the index of the first such
+/// descriptor, or `None` when `timeout` has passed.
 ///
 /// # Errors
 /// Those of poll(2).
@@ -216,7 +216,7 @@ pub fn wait_readable(
     Ok(polled.iter().position(|fd| !fd.revents().is_empty()))
 }
 
-/// Most descriptors that a message hands over, above all the queues of a device.
+/// Most descriptors in a message, such as the queues of a device.
 pub const QUEUES_MAX: usize = 8;
 
 const TAG_LISTENER: u8 = b'l';
@@ -227,7 +227,7 @@ const TAG_STARTED: u8 = b's';
 const TAG_ENDED: u8 = b'e';
 const TAG_OPEN: u8 = b'm';
 const TAG_SOCKETS: u8 = b'k';
-/// Tag and number.
+/// Bytes of the tag and the number.
 const MESSAGE_LEN: usize = 1 + 4;
 
 #[cfg(test)]

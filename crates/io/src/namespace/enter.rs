@@ -1,7 +1,7 @@
-//! Entering the network namespace of somebody else.
+//! Enters the network namespace of another process.
 //!
-//! Making an interface needs privilege in the user namespace that owns the network namespace; a
-//! process without it gets it by entering that user namespace, which it may if it owns it.
+//! Creating an interface needs privilege in the user namespace that owns the network namespace. A
+//! process without it gets it by entering that user namespace, which a process of its owner may do.
 
 use std::fmt;
 use std::fs::File;
@@ -21,26 +21,26 @@ use crate::process_sys::owning_user_namespace;
 /// Why a namespace could not be entered.
 #[derive(Debug)]
 pub enum EnterError {
-    /// Its file cannot be opened.
+    /// The namespace's file cannot be opened.
     Open {
         /// The file.
         path: PathBuf,
         /// Why.
         source: io::Error,
     },
-    /// The file is no network namespace.
+    /// The file is not a network namespace.
     NotNetwork {
         /// The file.
         path: PathBuf,
     },
-    /// There is no process of this number.
+    /// There is no process with this PID.
     NoProcess(i32),
-    /// It is the one that this process is in.
+    /// This process is in that namespace already.
     Own {
         /// The file.
         path: PathBuf,
     },
-    /// It belongs to somebody else.
+    /// The namespace belongs to another user.
     NotPermitted {
         /// The file.
         path: PathBuf,
@@ -88,8 +88,8 @@ impl std::error::Error for EnterError {
     }
 }
 
-/// What a namespace is known by for as long as it exists. Holds nothing open, so that the file it
-/// was found by can be unmounted.
+/// Identifies a namespace as long as it exists. Holds nothing open, so that the file by which it
+/// was found can be unmounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     device: u64,
@@ -113,7 +113,7 @@ impl Identity {
     }
 }
 
-/// A network namespace that stays alive as long as this value.
+/// A network namespace, kept alive by this value.
 #[derive(Debug)]
 pub struct NetworkNamespace {
     file: File,
@@ -136,7 +136,7 @@ impl NetworkNamespace {
         }
     }
 
-    /// Checks that it is another than the one that this process is in.
+    /// Checks that this process is in another namespace.
     ///
     /// # Errors
     /// [`EnterError::Own`].
@@ -148,7 +148,8 @@ impl NetworkNamespace {
         }
     }
 
-    /// Moves this process there, and into the user namespace that owns it where that is another.
+    /// Moves this process into the namespace, and into the user namespace that owns it if that is
+    /// another.
     ///
     /// # Errors
     /// [`EnterError`].
@@ -161,7 +162,7 @@ impl NetworkNamespace {
             .map_err(|errno| self.error(errno))
     }
 
-    /// What this namespace is known by.
+    /// Returns the identity of this namespace.
     ///
     /// # Errors
     /// [`EnterError::Os`].
@@ -169,15 +170,15 @@ impl NetworkNamespace {
         fstat(&self.file).map(Identity::of).map_err(|errno| self.error(errno))
     }
 
-    /// The process `pid`'s network namespace, and a descriptor that becomes readable when that
-    /// process ends.
+    /// Opens the network namespace of the process `pid`, and a descriptor that becomes readable
+    /// when that process ends.
     ///
     /// # Errors
-    /// [`EnterError::NoProcess`], or those of [`open`](Self::open).
+    /// [`EnterError::NoProcess`], and those of [`open`](Self::open).
     pub fn of_process(pid: i32) -> Result<(Self, OwnedFd), EnterError> {
-        // Pid takes no negative number.
+        // `Pid` cannot hold a negative number.
         let number = Pid::from_raw(pid.max(0)).ok_or(EnterError::NoProcess(pid))?;
-        // Held before the namespace is looked up, so that both are of one process.
+        // Opened before the namespace is looked up, so that both belong to the same process.
         let pidfd = pidfd_open(number, PidfdFlags::empty());
         let pidfd = pidfd.map_err(|_| EnterError::NoProcess(pid))?;
         let namespace = Self::open(Path::new(&format!("/proc/{pid}/ns/net")))?;
@@ -209,7 +210,7 @@ impl NetworkNamespace {
     }
 }
 
-/// Becomes readable when a name in a file's directory goes away: the file's own, perhaps.
+/// A descriptor that becomes readable when a file's directory loses a name, perhaps that file's.
 #[derive(Debug)]
 pub struct RemovalWatch(OwnedFd);
 
@@ -229,7 +230,7 @@ impl RemovalWatch {
         Ok(Self(watch))
     }
 
-    /// Forgets what was reported, so that it becomes readable for new reports only.
+    /// Forgets the reports so far, so that only new ones make it readable.
     pub fn clear(&self) {
         let mut reports = [0; 4096];
         while matches!(rustix::io::read(&self.0, &mut reports), Ok(1..)) {}

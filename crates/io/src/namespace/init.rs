@@ -1,9 +1,9 @@
-//! Process 1 of a program's PID namespace.
+//! Process 1 of the program's PID namespace.
 //!
-//! It starts the program, collects whatever dies in the namespace, tells towpath the program's
-//! status and ends; the kernel then kills what the program left behind. The kernel delivers it
-//! no signal from inside that it does not handle, and it handles none: a signal of the terminal
-//! concerns the program alone.
+//! It starts the program, reaps every process that dies in the namespace, reports the program's
+//! exit status to towpath and ends. The kernel then kills the remaining processes of the namespace.
+//! Process 1 handles no signal, so the kernel delivers it none from inside the namespace: signals
+//! of the terminal affect only the program.
 
 use std::fmt;
 use std::io;
@@ -22,7 +22,7 @@ use crate::process_sys::{Inherited, SignalSet};
 pub enum InitError {
     /// The program could not be executed.
     Execute(io::Error),
-    /// towpath has gone or misbehaved.
+    /// towpath has gone, or sent an unexpected message.
     Channel(ChannelError),
     /// A system call failed.
     System(io::Error),
@@ -60,11 +60,11 @@ impl From<io::Error> for InitError {
     }
 }
 
-/// Waits for the permission to begin, runs `command` with the signal mask `mask`, and returns its
-/// status once that has been told to towpath. The caller then ends.
+/// Waits for the message to begin, runs `command` with the signal mask `mask`, and returns its exit
+/// status after reporting it to towpath. The caller then ends.
 ///
 /// # Errors
-/// [`InitError`]; towpath has been told nothing then.
+/// [`InitError`]; then towpath has not received a status.
 pub fn run(
     channel: &Channel,
     mut command: Command,
@@ -74,10 +74,10 @@ pub fn run(
     let Message::Go = channel.receive()? else {
         return Err(ChannelError::Unexpected.into());
     };
-    // The program inherits it.
+    // The program inherits the mask.
     mask.restore()?;
     let program = command.spawn().map_err(InitError::Execute)?;
-    // The program has them.
+    // The program has inherited these.
     drop((command, inherited));
     let pid = i32::try_from(program.id()).ok().and_then(Pid::from_raw);
     let pid = pid.expect("a started process has a positive number");
@@ -89,8 +89,8 @@ pub fn run(
     Ok(ExitStatus::from_raw(status))
 }
 
-/// Lets go of standard input, output and error, so that their other ends see only the program's
-/// copies closing.
+/// Redirects standard input, output and error to /dev/null, so that their other ends see a close as
+/// soon as the program closes its copies.
 ///
 /// # Errors
 /// Those of opening and duplicating /dev/null.
@@ -100,8 +100,7 @@ pub(crate) fn release_standard_streams() -> io::Result<()> {
     Ok(rustix::stdio::dup2_stderr(null)?)
 }
 
-/// Lets go of standard input and output, which become `null`, but keeps standard error for
-/// messages.
+/// Redirects standard input and output to `null`, but keeps standard error for messages.
 ///
 /// # Errors
 /// Those of dup2(2).
@@ -111,7 +110,7 @@ pub fn release_input_and_output(null: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// /dev/null.
+/// Opens /dev/null.
 ///
 /// # Errors
 /// Those of opening it.
@@ -119,7 +118,7 @@ pub fn null_device() -> io::Result<OwnedFd> {
     Ok(rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Waits for all children until `program` is among the dead; returns its status of wait(2).
+/// Reaps children until `program` has ended; returns its status of wait(2).
 fn reap_until(program: Pid) -> io::Result<i32> {
     loop {
         match rustix::io::retry_on_intr(|| wait(WaitOptions::empty()))? {

@@ -1,4 +1,4 @@
-//! A child that ends with the value that keeps it.
+//! A child process that ends with the value that owns it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,7 +7,7 @@ use std::process::ExitStatus;
 use super::{kill_and_reap, reap};
 use crate::process_sys::Child;
 
-/// A forked child, which does not outlive this value: dropping it kills the child.
+/// A forked child that does not outlive this value: dropping it kills the child.
 #[derive(Debug)]
 pub struct Kept(Option<Child>);
 
@@ -17,7 +17,7 @@ impl Kept {
         Self(Some(child))
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the child.
     ///
     /// # Errors
     /// Those of waitpid(2).

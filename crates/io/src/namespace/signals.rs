@@ -1,9 +1,9 @@
-//! Signals that reach towpath, and which of them concern the program it runs.
+//! Signals that reach towpath, and which of them go to the program.
 //!
-//! towpath blocks them and reads them from a descriptor. Signals of the terminal (Ctrl-C, Ctrl-\,
-//! a new window size) go to the whole foreground process group, which the program belongs to, so
-//! it has them already; a signal that somebody sends to towpath alone is for towpath to pass on.
-//! Ctrl-Z is not among them: it stops towpath and program alike, as it should.
+//! towpath blocks these signals and reads them from a descriptor. The terminal sends its signals
+//! (Ctrl-C, Ctrl-\, window size changes) to the whole foreground process group, which includes the
+//! program, so the program has them already. towpath passes on a signal that was sent to towpath
+//! alone. Ctrl-Z is not handled: it stops both towpath and the program, as intended.
 
 use std::ffi::c_int;
 use std::io;
@@ -20,11 +20,11 @@ use crate::process_sys::SignalSet;
 pub struct Arrived {
     /// Which one.
     pub signal: Signal,
-    /// The kernel sent it, to the whole foreground process group.
+    /// True if the kernel sent it to the whole foreground process group.
     pub from_terminal: bool,
 }
 
-/// Blocked signals, readable as events. Dropping it leaves them blocked.
+/// Blocked signals, readable as events. They stay blocked after this value is dropped.
 #[derive(Debug)]
 pub struct Signals {
     descriptor: OwnedFd,
@@ -32,7 +32,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Blocks the signals that towpath handles, in this thread and those it starts later.
+    /// Blocks the signals that towpath handles, in this thread and in those that it starts later.
     ///
     /// # Errors
     /// Those of pthread_sigmask(3) and signalfd(2).
@@ -42,12 +42,12 @@ impl Signals {
         Ok(Self { descriptor: set.descriptor()?, mask_before })
     }
 
-    /// The mask before; what a program started by this one should have.
+    /// The previous signal mask, with which the program should be started.
     pub fn mask_before(&self) -> &SignalSet {
         &self.mask_before
     }
 
-    /// The next signal, if one has arrived.
+    /// Returns the next signal, if one has arrived.
     ///
     /// # Errors
     /// Those of read(2).
@@ -73,28 +73,28 @@ impl AsFd for Signals {
 }
 
 impl Arrived {
-    /// True if the program has this signal already, being in the terminal's foreground group. A
-    /// hangup is told to the session's leader too, who may be towpath: it is passed on always.
+    /// True if the program already has this signal, as a member of the terminal's foreground group.
+    /// A hangup also goes to the session leader, which may be towpath, so it is always passed on.
     pub fn is_known_to_program(&self) -> bool {
         self.from_terminal && self.signal != Signal::HUP
     }
 
-    /// Sends this signal to the process behind `pidfd`. It may have ended.
+    /// Sends this signal to the process behind `pidfd`, which may have ended.
     ///
     /// # Errors
-    /// The broker has gone, which would send it.
+    /// The broker, which would send it, has gone.
     pub fn pass_on(&self, pidfd: BorrowedFd<'_>) -> io::Result<()> {
         let number = self.signal.as_raw().unsigned_abs().into();
         match outside::ask(Wanted::Signal, number, &[], None) {
             Some(Err(errno)) if outside::means_no_broker(errno) => return Err(errno.into()),
             Some(_) => {}
-            // A process that has ended needs no signal.
+            // Fails if the process has ended, and needs no signal then.
             None => drop(rustix::process::pidfd_send_signal(pidfd, self.signal)),
         }
         Ok(())
     }
 
-    /// True if this is a request to end.
+    /// True if the signal asks for termination.
     pub fn is_end(&self) -> bool {
         matches!(self.signal, Signal::INT | Signal::QUIT | Signal::TERM | Signal::HUP)
     }
@@ -104,16 +104,16 @@ impl Arrived {
 pub const INTERRUPT_NUMBER: u8 = 2;
 const _: () = assert!(INTERRUPT_NUMBER as c_int == libc::SIGINT);
 
-/// Ends this process by SIGINT, so that a shell sees how the program ended. Returns only if that
-/// is impossible, as for process 1 of a container.
+/// Ends this process by SIGINT, so that a shell sees how the program ended. Returns only if that is
+/// impossible, as for process 1 of a container.
 pub fn end_by_interrupt() {
-    // Nothing can be done about a failure but what the caller does next: exit.
+    // If either call fails, the function returns, and the caller exits.
     let _ = SignalSet::of(&[]).restore();
     let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::INT);
 }
 
-/// Has signals go to the program behind `pidfd` by way of the broker, if there is one: it may send
-/// them also to a program that has become another user.
+/// Passes the program's `pidfd` to the broker, if there is one, which sends signals to the program
+/// from then on. The broker may also signal a program that has changed its user.
 ///
 /// # Errors
 /// The broker has gone.
@@ -124,12 +124,12 @@ pub fn tell_program(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// The signal of this number, if it is one that is passed on.
+/// The signal with this number, if it is one that is passed on.
 pub(crate) fn passed_on(number: c_int) -> Option<Signal> {
     HANDLED.into_iter().find(|signal| signal.as_raw() == number)
 }
 
-/// Those that ask a program to do something, except for job control.
+/// The signals that ask a program for something, except job control.
 const HANDLED: [Signal; 7] = [
     Signal::HUP,
     Signal::INT,

@@ -1,19 +1,20 @@
-//! Sockets of a namespace that this process is not in.
+//! Sockets that belong to a network namespace that this process is not in.
 //!
 //! # Theory of operation
 //!
-//! A socket belongs to the network namespace in which it was opened, whoever uses it. A process
-//! inside, the *opener*, does nothing but open TCP sockets when it is asked for some, and hand them
-//! over. Towpath keeps a few of them, and asks for more before they run out. One message asks and
-//! one answers, so neither side ever waits for the other to read.
+//! A socket belongs to the network namespace in which it was opened, whichever process uses it. A
+//! process inside the namespace, the *opener*, only opens TCP sockets on request and hands them
+//! over. towpath keeps a few of them in reserve and requests more before they run out. Each request
+//! and each answer is one message, so neither side ever waits for the other to read.
 //!
-//! The opener ends when towpath's end of the channel closes. A program inside runs as the same user
-//! and may kill or stop it: then there are no more sockets, and whoever wanted one does without. It
-//! cannot look into it or send in its name: the kernel does not let it be traced.
+//! The opener ends when towpath closes its end of the channel. A program inside the namespace runs
+//! as the same user and may kill or stop the opener: then there are no more sockets, and callers do
+//! without. The program cannot inspect the opener or send in its name, because the opener cannot be
+//! traced.
 //!
-//! The opener is a process with one thread; [`SocketSource`] belongs to one thread.
+//! The opener is a process with one thread; one thread owns a [`SocketSource`].
 //!
-//! Limits: [`KEPT_MAX`].
+//! Limit: [`KEPT_MAX`].
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,13 +26,13 @@ use super::channel::{Channel, ChannelError, Message, QUEUES_MAX};
 use super::init::release_standard_streams;
 use crate::socket::UnconnectedTcp;
 
-/// Most sockets that wait for a use.
+/// Most sockets kept in reserve.
 pub const KEPT_MAX: usize = 4 * QUEUES_MAX;
 
-/// The opener: serves until the other end of `channel` closes.
+/// Runs the opener: answers requests until the other end of `channel` closes.
 ///
 /// # Errors
-/// Those of the channel and of giving up standard streams. The caller ends in any case.
+/// Those of the channel and of releasing standard streams. The caller ends in any case.
 pub fn open_for(channel: &Channel) -> io::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     release_standard_streams()?;
@@ -53,7 +54,7 @@ fn answer(channel: &Channel) -> io::Result<()> {
     }
 }
 
-/// As many as a message takes, or as can be opened.
+/// Opens as many sockets as fit into a message, or as can be opened.
 fn open_some() -> Message {
     let (kind, open): (_, fn() -> io::Result<OwnedFd>) = match open_dual() {
         Ok(_) => (DUAL, open_dual),
@@ -62,7 +63,7 @@ fn open_some() -> Message {
     Message::Sockets(kind, (0..QUEUES_MAX).map_while(|_| open().ok()).collect())
 }
 
-/// A socket for both families.
+/// Opens a socket for IPv6 and IPv4.
 fn open_dual() -> io::Result<OwnedFd> {
     let socket = open(AddressFamily::INET6)?;
     sockopt::set_ipv6_v6only(&socket, false)?;
@@ -74,17 +75,17 @@ fn open(family: AddressFamily) -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?)
 }
 
-/// Where towpath has them from.
+/// towpath's reserve of the opener's sockets.
 #[derive(Debug)]
 pub struct SocketSource {
     channel: Channel,
     kept: Vec<UnconnectedTcp>,
-    /// An answer is due.
+    /// A request is outstanding.
     asked: bool,
 }
 
 impl SocketSource {
-    /// Has sockets from the opener at the other end. Waits for the first of them.
+    /// Uses the opener at the other end of the channel. Waits for its first sockets.
     ///
     /// # Errors
     /// [`ChannelError`].
@@ -95,19 +96,19 @@ impl SocketSource {
         Ok(source)
     }
 
-    /// A socket of the namespace, if one is there; sees to it that more come.
+    /// Takes a socket of the namespace, if one is in reserve, and requests more if needed.
     pub fn take(&mut self) -> Option<UnconnectedTcp> {
         let socket = self.kept.pop();
-        // Without an opener there are none, which `receive` tells.
+        // An error means that the opener has gone, which `receive` reports.
         let _ = self.ask();
         socket
     }
 
-    /// Takes what has come. Call it when the channel is readable.
+    /// Receives an answer of the opener. Call it when the channel is readable.
     ///
     /// # Errors
-    /// [`ChannelError`]: no more will come. That there was no descriptor for them is no error; they
-    /// are asked for again when one is taken.
+    /// [`ChannelError`]: there will be no more sockets. It is no error if this process had no
+    /// descriptors left for them; they are requested again when one is taken.
     pub fn receive(&mut self) -> Result<(), ChannelError> {
         let received = self.channel.receive();
         self.asked = false;
@@ -116,7 +117,7 @@ impl SocketSource {
                 let came = sockets.len();
                 let sockets = sockets.into_iter();
                 self.kept.extend(sockets.map(|fd| UnconnectedTcp::new(fd, kind == DUAL)));
-                // Who could open none is not asked again at once.
+                // An opener that could open none is not asked again at once.
                 if came == 0 { Ok(()) } else { self.ask() }
             }
             Err(ChannelError::NoDescriptor) => Ok(()),
@@ -125,12 +126,12 @@ impl SocketSource {
         }
     }
 
-    /// Closes the sockets that wait for a use.
+    /// Closes the sockets in reserve.
     pub fn release(&mut self) {
         self.kept.clear();
     }
 
-    /// Asks for more, if there is room and none are due.
+    /// Requests sockets, if there is room and no request is outstanding.
     fn ask(&mut self) -> Result<(), ChannelError> {
         if !self.asked && self.kept.len() + QUEUES_MAX <= KEPT_MAX {
             self.channel.send(&Message::Open)?;
@@ -147,7 +148,7 @@ impl AsFd for SocketSource {
     }
 }
 
-/// Kinds of sockets: for both families, or for IPv4 where the kernel has no IPv6.
+/// Kinds of sockets: for IPv6 and IPv4, or for IPv4 only where the kernel has no IPv6.
 const DUAL: u32 = 46;
 const IPV4_ONLY: u32 = 4;
 
@@ -159,8 +160,8 @@ mod tests {
     use std::os::fd::AsRawFd;
     use std::thread;
 
-    /// Goal: sockets are there at once, connect, and come again as they are used; the opener ends
-    /// with its source.
+    /// Goal: sockets are available at once, connect, and are replaced as they are used; the opener
+    /// ends with its source.
     #[test]
     fn sockets_come_as_they_are_used() {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -171,21 +172,21 @@ mod tests {
         let mut used = Vec::new();
         for _ in 0..2 * KEPT_MAX {
             if source.kept.is_empty() {
-                assert!(source.asked, "else no more would come");
+                assert!(source.asked, "a request is outstanding");
                 source.receive().unwrap();
             }
-            let socket = source.take().expect("one of a message");
+            let socket = source.take().expect("a socket in reserve");
             let (socket, _) = socket.connect(address).unwrap();
             assert_eq!(listener.accept().unwrap().1.ip(), address.ip());
             used.push(socket);
         }
         let numbers: HashSet<_> = used.iter().map(|socket| socket.as_fd().as_raw_fd()).collect();
-        assert_eq!(numbers.len(), 2 * KEPT_MAX, "each is given once");
+        assert_eq!(numbers.len(), 2 * KEPT_MAX, "each is handed out once");
         drop(source);
         opener.join().unwrap().unwrap();
     }
 
-    /// Goal: no more are kept than there may be, and those that wait can be given up.
+    /// Goal: no more than the limit are kept, and the reserve can be closed.
     #[test]
     fn few_are_kept() {
         let (ours, theirs) = Channel::pair().unwrap();
@@ -203,7 +204,7 @@ mod tests {
         opener.join().unwrap().unwrap();
     }
 
-    /// Goal: an opener that misbehaves or has gone is an error, one that can open nothing is not.
+    /// Goal: an opener that misbehaves or has gone is an error; one that can open no socket is not.
     #[test]
     fn openers_may_fail() {
         let (ours, theirs) = Channel::pair().unwrap();

@@ -1,7 +1,7 @@
-//! The controlling terminal: who is in the foreground.
+//! The controlling terminal and its foreground process group.
 //!
-//! A shell that runs as the program makes process groups of its own and may leave the terminal to
-//! one that no longer exists; [`Foreground::restore`] puts that right.
+//! A shell that runs as the program creates process groups of its own, and may leave the terminal
+//! to one that no longer exists; [`Foreground::restore`] corrects this.
 
 use std::os::fd::OwnedFd;
 
@@ -11,26 +11,26 @@ use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
 use crate::process_sys::SignalSet;
 
-/// The terminal of which this process's group was in the foreground.
+/// The terminal in whose foreground this process's group was, if any.
 #[derive(Debug)]
 pub struct Foreground(Option<OwnedFd>);
 
 impl Foreground {
-    /// Notes whether this process's group is in the foreground of a terminal now.
+    /// Notes whether this process's group is in the foreground of its terminal now.
     pub fn note() -> Self {
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         let terminal = rustix::fs::open("/dev/tty", flags, Mode::empty()).ok();
         Self(terminal.filter(|terminal| tcgetpgrp(terminal) == Ok(getpgrp())))
     }
 
-    /// Puts this process's group into the foreground again if it was there.
+    /// Puts this process's group into the foreground again, if it was there.
     pub fn restore(&self) {
         let Some(terminal) = &self.0 else { return };
-        // From the background the call would stop this process with SIGTTOU.
+        // The call from the background would otherwise stop this process with SIGTTOU.
         let Ok(mask) = SignalSet::of(&[Signal::TTOU.as_raw()]).block() else { return };
-        // A terminal that is gone needs no foreground.
+        // Fails if the terminal is gone, and is not needed then.
         let _ = tcsetpgrp(terminal, getpgrp());
-        // The mask was valid before.
+        // Cannot fail, because the mask was valid before.
         let _ = mask.restore();
     }
 }

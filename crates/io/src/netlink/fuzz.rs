@@ -1,13 +1,13 @@
-//! The kernel's replies as any bytes.
+//! Feeds arbitrary bytes to the parser of the kernel's replies.
 
 use super::message::Reply;
 
-/// The acknowledgement of request `sequence` in `bytes`: a refusal has the number of an error, and
-/// its text is not longer than all that came.
+/// Parses `bytes` as the acknowledgement of request `sequence`. A refusal must have a positive
+/// error number, and its text must not be longer than the input allows.
 pub fn reply(bytes: &[u8], sequence: u32) {
     if let Reply::Refused { errno, text } = Reply::parse(bytes, sequence) {
         assert!(errno.raw_os_error() > 0, "{errno:?}");
-        // A byte that is no UTF-8 is replaced by one character of three.
+        // An invalid UTF-8 byte is replaced by a character of three bytes.
         assert!(text.is_none_or(|text| text.len() <= 3 * bytes.len()));
     }
 }

@@ -1,7 +1,7 @@
 //! Encoding of rtnetlink requests and decoding of acknowledgements.
 //!
-//! Layouts are those of linux/netlink.h, linux/rtnetlink.h, linux/if_link.h and linux/if_addr.h;
-//! numbers are in the machine's byte order, every attribute starts at a multiple of four.
+//! Layouts are those of linux/netlink.h, linux/rtnetlink.h, linux/if_link.h and linux/if_addr.h.
+//! Numbers are in the machine's byte order; each attribute starts at a multiple of four bytes.
 
 use std::net::IpAddr;
 
@@ -20,7 +20,7 @@ pub(super) const RTA_OIF: u16 = 4;
 pub(super) const RTA_GATEWAY: u16 = 5;
 pub(super) const AF_INET6: u16 = 10;
 
-/// A request under construction. The header is filled in by [`Request::finish`].
+/// A request under construction. [`Request::finish`] fills in its header.
 pub(super) struct Request {
     bytes: Vec<u8>,
     kind: u16,
@@ -28,7 +28,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Changes the link `index` (`struct ifinfomsg`).
+    /// Starts a change of the link `index` (`struct ifinfomsg`).
     pub(super) fn link(index: u32, up: bool) -> Self {
         let mut request = Self::new(RTM_NEWLINK, 0);
         request.bytes.extend([AF_UNSPEC, 0, 0, 0]); // family, padding, device type
@@ -39,7 +39,7 @@ impl Request {
         request
     }
 
-    /// Adds an address to the link `index` (`struct ifaddrmsg`).
+    /// Starts the addition of an address to the link `index` (`struct ifaddrmsg`).
     pub(super) fn address(index: u32, address: &IpAddr, prefix_len: u8) -> Self {
         let mut request = Self::new(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL);
         let link_local = matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
@@ -49,7 +49,7 @@ impl Request {
         request
     }
 
-    /// Adds the default route of `gateway`'s family (`struct rtmsg`).
+    /// Starts the addition of a default route through `gateway` (`struct rtmsg`).
     pub(super) fn default_route(gateway: &IpAddr) -> Self {
         let mut request = Self::new(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL);
         let (destination_len, source_len, tos) = (0, 0, 0);
@@ -64,7 +64,7 @@ impl Request {
         self.nested(kind, |request| request.bytes.extend(value));
     }
 
-    /// Appends an attribute made of the attributes that `fill` appends.
+    /// Appends an attribute that consists of the attributes that `fill` appends.
     pub(super) fn nested(&mut self, kind: u16, fill: impl FnOnce(&mut Self)) {
         let start = self.bytes.len();
         self.bytes.extend([0; ATTRIBUTE_HEADER_LEN]);
@@ -75,7 +75,7 @@ impl Request {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 
-    /// The finished message (`struct nlmsghdr` and what follows).
+    /// Returns the finished message (`struct nlmsghdr` and its payload).
     pub(super) fn finish(mut self, sequence: u32) -> Vec<u8> {
         let length = u32::try_from(self.bytes.len()).expect("requests are short");
         self.bytes[0..4].copy_from_slice(&length.to_ne_bytes());
@@ -91,19 +91,19 @@ impl Request {
     }
 }
 
-/// What the kernel answered.
+/// The kernel's reply.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reply {
-    /// It did what was asked for.
+    /// The kernel carried the request out.
     Done,
-    /// It refused, perhaps with an explanation.
+    /// The kernel refused the request, perhaps with an explanation.
     Refused { errno: Errno, text: Option<String> },
-    /// No answer to this request.
+    /// Not a reply to this request.
     Other,
 }
 
 impl Reply {
-    /// Reads the acknowledgement of request `sequence` from a received message.
+    /// Parses the acknowledgement of request `sequence` from a received message.
     pub(super) fn parse(bytes: &[u8], sequence: u32) -> Self {
         Self::parse_ack(bytes, sequence).unwrap_or(Reply::Other)
     }
@@ -126,7 +126,7 @@ impl Reply {
     }
 }
 
-/// The text among the attributes that follow the error and the (possibly capped) request.
+/// Returns the text from the attributes after the error and the (possibly capped) request.
 fn ack_text(message: &[u8], flags: u16) -> Option<String> {
     let request = HEADER_LEN + 4;
     let request_len = match flags & NLM_F_CAPPED {
@@ -161,7 +161,7 @@ fn family(address: &IpAddr) -> u8 {
     }
 }
 
-/// What the kernel uses for errors (`MAX_ERRNO`).
+/// The kernel's range of error numbers (`MAX_ERRNO`).
 const ERRNO_RANGE: std::ops::Range<i32> = 1..4096;
 const HEADER_LEN: usize = 16;
 const ATTRIBUTE_HEADER_LEN: usize = 4;

@@ -1,5 +1,5 @@
-//! Requests are compared with bytes written out by hand; the kernel itself is the judge in the
-//! command's tests.
+//! Requests are compared with bytes written out by hand. The command's tests check them against the
+//! kernel.
 
 use super::message::{Reply, Request};
 use super::*;
@@ -30,7 +30,7 @@ fn attributes_are_padded_to_four_bytes() {
     assert_eq!(bytes[32..34], 10u16.to_ne_bytes(), "the length leaves the padding out");
 }
 
-/// An answer as the kernel gives it: header, error, header of the request, attributes.
+/// A kernel's answer: header, error, header of the request, attributes.
 fn answer(error: i32, flags: u16, sequence: u32, attributes: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let length = u32::try_from(16 + 4 + 16 + attributes.len()).unwrap();
@@ -57,8 +57,8 @@ fn answers_are_read() {
     );
 }
 
-/// Goal: no answer, however short or wrong, makes the parser panic. Method: every prefix of a
-/// valid answer, and the valid answer with each byte set to each of a few values.
+/// Goal: no answer, however short or wrong, makes the parser panic. Method: every prefix of a valid
+/// answer, and the valid answer with each byte set to each of a few values.
 #[test]
 fn damaged_answers_do_no_harm() {
     let text = [&9u16.to_ne_bytes()[..], &1u16.to_ne_bytes()[..], b"gone\0", &[0; 3]].concat();

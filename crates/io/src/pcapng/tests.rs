@@ -1,4 +1,4 @@
-//! Capture files as other readers see them, and writing that fails.
+//! Capture files as other programs read them, and failing writes.
 
 use super::*;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -57,7 +57,7 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
 
-/// Reads blocks and checks that both lengths agree.
+/// Reads blocks and checks that both of their lengths agree.
 fn blocks(mut bytes: &[u8]) -> Vec<Block> {
     let mut blocks = Vec::new();
     while !bytes.is_empty() {
@@ -81,7 +81,7 @@ fn file() -> File {
     File::from(memfd_create("capture", MemfdFlags::CLOEXEC).expect("memory file"))
 }
 
-/// Goal: raw, peeked and pulled packets look the same in a capture, whatever their pieces.
+/// Goal: raw, peeked and pulled packets look alike in a capture, whatever their pieces.
 #[test]
 fn each_packet_state_is_captured_as_on_the_wire() {
     let mut memory = memory();
@@ -137,8 +137,8 @@ fn a_snap_length_cuts_headers_and_pieces() {
     }
 }
 
-/// Goal: an error leaves whole blocks in a file, also where a file system takes part of one.
-/// Method: a limit of the size of files, in a process of its own.
+/// Goal: an error leaves only whole blocks in a file, even if the file system accepted a part of
+/// one. Method: a limit on the file size, in a child process.
 #[test]
 fn an_error_leaves_whole_blocks() {
     const CHILD: &str = "TOWPATH_FILE_LIMIT";
@@ -177,8 +177,8 @@ fn an_error_leaves_whole_blocks() {
     assert!(bytes.len() as u64 + of_packet > LIMIT, "{} bytes", bytes.len());
 }
 
-/// Goal: a packet larger than a pipe is written in parts, its memory can go back in between, and
-/// the file is what it would have been. Method: a reader who takes a page at a time.
+/// Goal: a packet larger than a pipe is written in parts, its memory can return in between, and the
+/// bytes are the same as without the pauses. Method: a reader that takes one page at a time.
 #[test]
 fn a_file_that_is_full_is_written_on_later() {
     let mut memory = memory();
@@ -214,7 +214,7 @@ fn a_file_that_is_full_is_written_on_later() {
     assert_eq!(counts, [9, 6, 7, 1]);
 }
 
-/// Goal: a pipe that is full at first gets its beginning later.
+/// Goal: a pipe that is full at first receives the first blocks later.
 #[test]
 fn a_pipe_that_is_full_is_begun_later() {
     let mut memory = memory();
@@ -234,7 +234,7 @@ fn a_pipe_that_is_full_is_begun_later() {
     assert_eq!(blocks(&bytes).len(), 3);
 }
 
-/// Bad input tried: files that are neither on a disk nor a pipe, and one that may not be written.
+/// Bad input tried: files that are neither on a disk nor pipes, and one that may not be written.
 #[test]
 fn what_cannot_be_written_to_is_refused() {
     let (socket, _) = std::os::unix::net::UnixStream::pair().expect("a pair");
@@ -246,7 +246,7 @@ fn what_cannot_be_written_to_is_refused() {
     assert!(Writer::new(read_only.expect("a file"), "tap0", None).is_err());
 }
 
-/// Goal: others read what we write. Method: tshark, if it is installed, lists what we captured.
+/// Goal: other programs read the captures. Method: tshark, if it is installed, lists the packets.
 #[test]
 fn tshark_reads_it() {
     let path = std::env::temp_dir().join(format!("towpath-capture-{}.pcapng", std::process::id()));

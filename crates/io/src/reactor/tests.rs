@@ -17,7 +17,7 @@ fn wait(reactor: &mut Reactor, timeout: Option<Duration>) -> Vec<Event> {
     events.iter().collect()
 }
 
-/// Both ways of waiting: the exact one, and the one for kernels that lack it.
+/// One reactor with exact timeouts, and one that waits as on kernels without them.
 fn reactors() -> [Reactor; 2] {
     let exact = Reactor::new().expect("epoll");
     let mut rounded = Reactor::new().expect("epoll");
@@ -68,7 +68,7 @@ fn an_edge_is_told_once_and_a_level_again() {
     assert_eq!(wait(&mut reactor, SOON).len(), 2);
 }
 
-/// Goal: more ready files than one wait can tell are told by the next ones.
+/// Goal: ready files that do not fit into one wait are reported by the next ones.
 #[test]
 fn all_files_have_their_turn() {
     let mut reactor = Reactor::new().expect("epoll");
@@ -91,7 +91,7 @@ fn a_timeout_is_never_early_and_short_ones_are_short() {
         let timeout = Duration::from_micros(300);
         let (mut shortest, mut begin) = (Duration::MAX, std::time::Instant::now());
         let short = timeout + Duration::from_millis(1 + slack);
-        // Many, until one was not held up by what else the machine does.
+        // Repeat until one round was not delayed by other load on the machine.
         for round in 0..2000 {
             if round >= 20 && shortest < short {
                 break;

@@ -1,4 +1,4 @@
-//! Frames of a read: which are used, which stay for the next.
+//! Which frames a read uses, and which stay for the next read.
 
 use super::*;
 use towpath_packet::MemoryConfig;
@@ -7,7 +7,7 @@ fn memory(small_frames: usize, large_frames: usize) -> Memory {
     Memory::new(MemoryConfig { packets: 1, small_frames, large_frames })
 }
 
-/// Writes `bytes` into what is offered, as a read would.
+/// Writes `bytes` into the offered slices, as a read would.
 fn fill(buffer: &mut ReceiveBuffer, bytes: &[u8]) {
     let mut slices = empty_slices::<FRAMES_MAX>();
     let count = buffer.slices(&mut slices);
@@ -38,13 +38,13 @@ fn a_small_read_uses_the_small_frame_only() {
     assert_eq!(pieces[0].bytes(), Some(&[7; 2048][..]));
     assert_eq!(memory.large.out_count(), 4);
 
-    // The next read finds the large frames where they were and takes one small frame.
+    // The next read finds the large frames in place and takes one small frame.
     assert_eq!(buffer.prepare(&mut memory, 60_000), 60_000);
     assert_eq!((memory.small.out_count(), memory.large.out_count()), (2, 4));
 }
 
-/// Goal: what was read comes out in order, and each frame is used once. Method: reads of all
-/// interesting sizes, one after the other.
+/// Goal: pieces come out in the order of the bytes read, and each frame is used once. Method:
+/// consecutive reads of sizes around every boundary.
 #[test]
 fn reads_of_any_size_come_out_in_order() {
     let mut memory = memory(2, 9);
@@ -71,7 +71,7 @@ fn no_more_is_offered_than_asked_for() {
     let mut memory = memory(1, 8);
     let mut buffer = ReceiveBuffer::new();
     assert_eq!(buffer.prepare(&mut memory, 100_000), 100_000);
-    // Frames are held for more, and the read at hand is for less.
+    // More frames are held than this read is offered.
     for bytes in [0, 1, 2048, 2049, 50_000] {
         assert_eq!(buffer.prepare(&mut memory, bytes), bytes);
         let mut slices = empty_slices::<FRAMES_MAX>();
@@ -88,7 +88,7 @@ fn short_memory_shows_in_what_is_offered() {
     let two = SMALL_FRAME_BYTES + 2 * LARGE_FRAME_BYTES;
     assert_eq!(buffer.prepare(&mut tight, RECEIVE_BYTES_MAX), two);
     let held = take(&mut buffer, 10);
-    // The small frame is out: large ones alone are offered, and used.
+    // The small frame is in use: only large ones are offered and used.
     assert_eq!(buffer.prepare(&mut tight, 1000), 1000);
     let large = take(&mut buffer, 10);
     assert_eq!(large[0].held(), LARGE_FRAME_BYTES);

@@ -1,7 +1,7 @@
-//! The error queue of datagram sockets: ICMP errors that came back for what was sent.
+//! The error queue of datagram sockets: ICMP errors that datagrams caused.
 //!
-//! Reading an entry never blocks and never fails: no entry, no event. Specification: `ip(7)`,
-//! `IP_RECVERR`; codes are those of RFC 792 and RFC 4443.
+//! Reading an entry never blocks and never fails; without an entry there is no event.
+//! Specification: `ip(7)`, `IP_RECVERR`; the codes are those of RFC 792 and RFC 4443.
 
 use super::message::{ADDRESS_BYTES, Control, array, control_messages, decode_address};
 use crate::sys;
@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 /// What happened to a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// Nobody listens on the port.
+    /// No socket is bound to the port.
     PortUnreachable,
     /// The host cannot be reached.
     HostUnreachable,
@@ -23,11 +23,11 @@ pub enum ErrorKind {
         /// Largest packet that passes, in bytes; 0 if unknown.
         mtu: u32,
     },
-    /// The hop limit ran out.
+    /// The hop limit reached zero.
     TimeExceeded,
-    /// It cannot be reached for another reason, which `code` tells.
+    /// Unreachable for another reason; see `code`.
     Unreachable,
-    /// Anything else; `code` and `icmp_type` tell.
+    /// Another error; see `icmp_type` and `code`.
     Other,
 }
 
@@ -36,23 +36,23 @@ pub enum ErrorKind {
 pub struct SocketErrorEvent {
     /// What happened.
     pub kind: ErrorKind,
-    /// ICMP type; 0 if the error is this host's own.
+    /// ICMP type; 0 if this host itself caused the error.
     pub icmp_type: u8,
-    /// ICMP code; 0 if the error is this host's own.
+    /// ICMP code; 0 if this host itself caused the error.
     pub code: u8,
-    /// Where the datagram was sent.
+    /// Destination of the datagram.
     pub to: Option<SocketAddr>,
-    /// Who sent the ICMP error, if it was one.
+    /// Sender of the ICMP error, if it was one.
     pub offender: Option<IpAddr>,
-    /// What it quotes of the datagram.
+    /// The start of the datagram's payload, as far as the error quotes it.
     pub quote: Quote,
 }
 
-/// Bytes that are kept of a datagram that an error is about: what IPv4 routers quote at least, and
-/// what programs put into probes to recognise them.
+/// Most bytes kept of a quoted datagram: the least that IPv4 routers quote, and what programs put
+/// into probes to recognise them.
 const QUOTE_BYTES_MAX: usize = 64;
 
-/// The beginning of a datagram's payload, on a ping socket of its ICMP message.
+/// The start of a datagram's payload; on a ping socket, of its ICMP message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quote {
     bytes: [u8; QUOTE_BYTES_MAX],
@@ -62,13 +62,13 @@ pub struct Quote {
 impl Quote {
     const NONE: Self = Self { bytes: [0; QUOTE_BYTES_MAX], len: 0 };
 
-    /// The bytes.
+    /// The quoted bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 }
 
-/// Switches the error queue on.
+/// Enables the error queue.
 pub(super) fn enable(fd: BorrowedFd<'_>, v6: bool) -> io::Result<()> {
     let (level, name) = if v6 {
         (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
@@ -78,7 +78,7 @@ pub(super) fn enable(fd: BorrowedFd<'_>, v6: bool) -> io::Result<()> {
     super::set_int(fd, level, name, 1)
 }
 
-/// Takes the oldest entry.
+/// Takes the oldest entry, if there is one.
 pub(super) fn take(fd: BorrowedFd<'_>) -> Option<SocketErrorEvent> {
     let mut address = [0; ADDRESS_BYTES];
     let mut control = Control::new();
@@ -91,7 +91,7 @@ pub(super) fn take(fd: BorrowedFd<'_>) -> Option<SocketErrorEvent> {
     Some(SocketErrorEvent { quote, ..event(to, &control.0[..received.control_len]) })
 }
 
-/// The entry that `control` messages tell of, about a datagram sent `to` this address.
+/// Decodes the entry that `control` messages carry, for a datagram sent to `to`.
 pub(super) fn event(to: Option<SocketAddr>, control: &[u8]) -> SocketErrorEvent {
     let mut event = SocketErrorEvent {
         kind: ErrorKind::Other,
@@ -111,7 +111,7 @@ pub(super) fn event(to: Option<SocketAddr>, control: &[u8]) -> SocketErrorEvent 
     event
 }
 
-/// Reads a `sock_extended_err` and the offender's address behind it.
+/// Decodes a `sock_extended_err` and the offender's address after it.
 fn decode(data: &[u8], event: &mut SocketErrorEvent) -> Option<()> {
     let errno = i32::from_ne_bytes(array(data, 0)?);
     let [origin, icmp_type, code, _] = array(data, 4)?;

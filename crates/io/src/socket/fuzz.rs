@@ -1,4 +1,4 @@
-//! Socket addresses and control messages as any bytes.
+//! Feeds arbitrary bytes to the parsers of socket addresses and control messages.
 
 use super::error_queue;
 use super::message::{AddressBytes, control_messages, decode_address};
@@ -6,7 +6,8 @@ use super::ping::{PingKind, parse_reply};
 use super::udp::Datagram;
 use crate::receive::Pieces;
 
-/// A socket address: what can be read is written as it was read.
+/// Parses a socket address. If it is valid, encoding and parsing it again must yield the same
+/// address.
 pub fn address(bytes: &[u8]) {
     if let Some(address) = decode_address(bytes) {
         let encoded = AddressBytes::encode(Some(address));
@@ -14,8 +15,8 @@ pub fn address(bytes: &[u8]) {
     }
 }
 
-/// The control messages of a received datagram and of an entry of the error queue: they lie one
-/// after the other within `bytes`, and a segment size is smaller than the datagram.
+/// Parses the control messages of a received datagram and of an error queue entry. They must lie in
+/// `bytes` one after the other, and a segment size must be smaller than the datagram.
 pub fn control(bytes: &[u8], datagram_len: usize) {
     let from = ([127, 0, 0, 1], 1).into();
     let mut datagram = Datagram {
@@ -38,7 +39,7 @@ pub fn control(bytes: &[u8], datagram_len: usize) {
     assert_eq!(event.to, Some(from));
 }
 
-/// An echo reply: its headers lie within `bytes`.
+/// Parses an echo reply. Its headers must lie in `bytes`.
 pub fn echo_reply(bytes: &[u8]) {
     for kind in [PingKind::Raw, PingKind::Datagram] {
         for v6 in [false, true] {

@@ -1,6 +1,6 @@
-//! Socket addresses and control messages in the kernel's layout, written and read as bytes.
+//! Encodes and decodes socket addresses and control messages in the kernel's layout.
 //!
-//! Everything that is read is bounds-checked: a message that is too short is no message.
+//! Every read is bounds-checked: a message that is too short is ignored.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::num::NonZeroU8;
@@ -11,11 +11,11 @@ pub(super) const ADDRESS_BYTES: usize = 28;
 const ADDRESS_V4_BYTES: usize = 16;
 
 /// Bytes for the control messages of one receive. The largest is `sock_extended_err` with an IPv6
-/// address, 16 + 16 + 28; beside it stand a traffic class and a segment size, 24 each, and the
-/// address that a datagram came to, 40.
+/// address: 16 + 16 + 28. Others are a traffic class and a segment size, 24 each, and the
+/// destination address of a datagram, 40.
 pub(super) const CONTROL_BYTES: usize = 192;
 
-/// `in_pktinfo`: interface, local address, address of the header.
+/// `in_pktinfo`: interface, local address, destination address of the header.
 const PKTINFO_V4_BYTES: usize = 12;
 /// `in6_pktinfo`: address, interface.
 const PKTINFO_V6_BYTES: usize = 20;
@@ -23,11 +23,11 @@ const PKTINFO_V6_BYTES: usize = 20;
 /// each padded.
 const CONTROL_TO_SEND_BYTES: usize = 3 * HEADER_BYTES + 8 + PKTINFO_V6_BYTES + 4 + 8;
 
-/// Header of a control message: a length of one word, level, type.
+/// Header of a control message: length (one machine word), level, type.
 const HEADER_BYTES: usize = size_of::<usize>() + 8;
 const _: () = assert!(HEADER_BYTES == size_of::<libc::cmsghdr>());
 
-/// Memory for control messages, aligned as the kernel wants it.
+/// Memory for control messages, aligned as the kernel requires.
 #[repr(align(8))]
 pub(super) struct Control(pub(super) [u8; CONTROL_BYTES]);
 
@@ -37,14 +37,14 @@ impl Control {
     }
 }
 
-/// A socket address as bytes.
+/// A socket address in the kernel's layout.
 pub(super) struct AddressBytes {
     bytes: [u8; ADDRESS_BYTES],
     len: usize,
 }
 
 impl AddressBytes {
-    /// The bytes of `address`; none for no address.
+    /// Encodes `address`; `None` gives no bytes.
     pub(super) fn encode(address: Option<SocketAddr>) -> Self {
         let mut bytes = [0; ADDRESS_BYTES];
         let len = match address {
@@ -72,7 +72,7 @@ impl AddressBytes {
     }
 }
 
-/// Reads a socket address; `None` for another family or too few bytes.
+/// Decodes a socket address; `None` for other families and for too few bytes.
 pub(super) fn decode_address(bytes: &[u8]) -> Option<SocketAddr> {
     let family = i32::from(u16::from_ne_bytes(array(bytes, 0)?));
     let port = u16::from_be_bytes(array(bytes, 2)?);
@@ -91,14 +91,15 @@ pub(super) fn decode_address(bytes: &[u8]) -> Option<SocketAddr> {
     }
 }
 
-/// One control message.
+/// A received control message.
 pub(super) struct ControlMessage<'a> {
     pub(super) level: i32,
     pub(super) kind: i32,
     pub(super) data: &'a [u8],
 }
 
-/// The control messages in `bytes`, which `recvmsg` filled. Ends at the first that is malformed.
+/// Iterates over the control messages in `bytes`, which `recvmsg` filled. Ends at the first
+/// malformed message.
 pub(super) fn control_messages(bytes: &[u8]) -> impl Iterator<Item = ControlMessage<'_>> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -111,7 +112,7 @@ pub(super) fn control_messages(bytes: &[u8]) -> impl Iterator<Item = ControlMess
     })
 }
 
-/// Control messages to be sent.
+/// Control messages to send.
 #[repr(align(8))]
 pub(super) struct ControlToSend {
     bytes: [u8; CONTROL_TO_SEND_BYTES],
@@ -123,7 +124,7 @@ impl ControlToSend {
         Self { bytes: [0; CONTROL_TO_SEND_BYTES], len: 0 }
     }
 
-    /// Adds a message. There is room for one segment size, one source address and one hop limit.
+    /// Adds a message. There is room for a segment size, a source address and a hop limit.
     pub(super) fn push(&mut self, level: i32, kind: i32, data: &[u8]) {
         let (word, len) = (size_of::<usize>(), HEADER_BYTES + data.len());
         let bytes = &mut self.bytes[self.len..self.len + align(len)];
@@ -134,7 +135,7 @@ impl ControlToSend {
         self.len += align(len);
     }
 
-    /// Adds the source address that a datagram is to have (`in_pktinfo`, `in6_pktinfo`).
+    /// Adds the source address for a datagram (`in_pktinfo`, `in6_pktinfo`).
     pub(super) fn push_source(&mut self, source: IpAddr) {
         match source {
             IpAddr::V4(source) => {
@@ -150,7 +151,7 @@ impl ControlToSend {
         }
     }
 
-    /// Adds the hop limit that a datagram is to have.
+    /// Adds the hop limit for a datagram.
     pub(super) fn push_hops(&mut self, is_v6: bool, hops: NonZeroU8) {
         let (level, kind) = if is_v6 {
             (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT)
@@ -165,8 +166,8 @@ impl ControlToSend {
     }
 }
 
-/// The local address that a datagram came to, if the message is an `in_pktinfo` or an
-/// `in6_pktinfo`: the one to answer from, also if it came by broadcast.
+/// The local address at which a datagram arrived, if the message is an `in_pktinfo` or
+/// `in6_pktinfo`. It is the address to answer from, also for a broadcast.
 pub(super) fn destination(message: &ControlMessage<'_>) -> Option<IpAddr> {
     match (message.level, message.kind) {
         (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
@@ -179,7 +180,7 @@ pub(super) fn destination(message: &ControlMessage<'_>) -> Option<IpAddr> {
     }
 }
 
-/// `N` bytes at `at`, if they are there.
+/// Copies `N` bytes from `at`; `None` if there are fewer.
 pub(super) fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
@@ -227,7 +228,7 @@ mod tests {
             .map(|message| (message.level, message.kind, message.data.len()))
             .collect();
         assert_eq!(values, [(17, 104, 2), (0, 1, 2)]);
-        // A length that exceeds what is there, and one shorter than its own header.
+        // A length beyond the end, and lengths shorter than the message's header.
         for len in [usize::MAX, 4096, HEADER_BYTES - 1, 0] {
             bytes[..size_of::<usize>()].copy_from_slice(&len.to_ne_bytes());
             assert_eq!(control_messages(&bytes).count(), 0);

@@ -1,8 +1,9 @@
-//! ICMP echo with a host: datagram sockets where they are permitted, else raw ones.
+//! ICMP echo with a host: over datagram sockets where they are permitted, otherwise over raw
+//! sockets.
 //!
-//! One socket serves one pair of address and identifier. A datagram socket's identifier is the
-//! kernel's own, so what comes back is given the one that was asked for; a raw socket sends the
-//! identifier as it is and drops replies to others.
+//! One socket serves one pair of address and identifier. The kernel chooses the identifier of a
+//! datagram socket, so replies are given the identifier that was requested. A raw socket sends the
+//! identifier unchanged and drops replies to others.
 
 use super::message::array;
 use super::set_int;
@@ -22,9 +23,9 @@ use towpath_packet::{Memory, Piece};
 
 /// Bytes of an echo header.
 const ECHO_BYTES: usize = 8;
-/// Largest message: a full IP packet.
+/// Largest message: that of a full IP packet.
 const MESSAGE_BYTES_MAX: usize = 65_535;
-/// Replies to others that one receive drops before it lets go.
+/// Most replies to others that one receive drops.
 const DROPS_MAX: usize = 32;
 
 /// ICMP types, RFC 792 and RFC 4443.
@@ -39,21 +40,21 @@ const ICMP_FILTER: i32 = 1;
 /// `ICMPV6_FILTER` of `linux/icmpv6.h`.
 const ICMPV6_FILTER: i32 = 1;
 
-/// How a ping socket was had.
+/// Kind of a ping socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PingKind {
-    /// A datagram socket: the kernel keeps the identifier.
+    /// A datagram socket: the kernel chooses the identifier.
     Datagram,
     /// A raw socket.
     Raw,
 }
 
-/// Why there is no ping socket.
+/// Why no ping socket could be opened.
 #[derive(Debug)]
 pub enum PingError {
     /// Neither kind of socket is permitted.
     NotPermitted,
-    /// Anything else.
+    /// Any other error.
     Os(io::Error),
 }
 
@@ -88,7 +89,7 @@ impl From<io::Error> for PingError {
 /// An echo reply.
 #[derive(Debug)]
 pub struct Echo {
-    /// Identifier that the socket was made for.
+    /// The identifier for which the socket was opened.
     pub ident: u16,
     /// Sequence number.
     pub sequence: u16,
@@ -108,7 +109,7 @@ pub struct PingSocket {
 }
 
 impl PingSocket {
-    /// A socket for echo requests with this identifier to this address.
+    /// Opens a socket for echo requests to this address with this identifier.
     pub fn connect(to: IpAddr, ident: u16) -> Result<Self, PingError> {
         let (fd, kind) = match Self::open(to, SocketType::DGRAM) {
             Ok(fd) => (fd, PingKind::Datagram),
@@ -129,7 +130,8 @@ impl PingSocket {
         Ok(socket)
     }
 
-    /// Sends an echo request. The payload is private memory: its checksum may have to be summed.
+    /// Sends an echo request. The payload must be private memory, because its checksum may be
+    /// computed.
     pub fn send<'a>(
         &self,
         sequence: u16,
@@ -140,7 +142,7 @@ impl PingSocket {
         header[0] = request;
         header[4..6].copy_from_slice(&self.ident.to_be_bytes());
         header[6..8].copy_from_slice(&sequence.to_be_bytes());
-        // The kernel sums for datagram sockets and for all of ICMPv6.
+        // The kernel computes the checksum for datagram sockets and for all of ICMPv6.
         if self.kind == PingKind::Raw && !self.v6 {
             let mut sum = Sum::default();
             sum.add(&header);
@@ -155,14 +157,14 @@ impl PingSocket {
         }
         let send = || sys::send_gather(self.fd.as_fd(), &gather, &[], &[], SEND_FLAGS);
         match send() {
-            // The fate of an earlier request, told by the error queue too.
+            // The error of an earlier request, which is also in the error queue.
             Err(errno) if is_soft(errno) => send()?,
             result => result?,
         };
         Ok(())
     }
 
-    /// The hop limit of requests from now on; `None` for the kernel's.
+    /// Sets the hop limit of the following requests; `None` for the kernel's default.
     pub fn set_hops(&self, hops: Option<NonZeroU8>) -> io::Result<()> {
         let (level, name) = if self.v6 {
             (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS)
@@ -172,14 +174,14 @@ impl PingSocket {
         set_int(self.as_fd(), level, name, hops.map_or(-1, |hops| hops.get().into()))
     }
 
-    /// Whether requests from now on must not be fragmented, here or on the way. Those that are too
-    /// large are refused with `EMSGSIZE`, and the error queue tells what passes.
+    /// Forbids or permits to fragment the following requests, here or on the path. Requests that
+    /// are too large then fail with `EMSGSIZE`, and the error queue reports the MTU.
     pub fn set_dont_fragment(&self, on: bool) -> io::Result<()> {
         let (level, name, how) = match (self.v6, on) {
             (false, true) => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO),
             (false, false) => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DONT),
             (true, true) => (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO),
-            // No router fragments for IPv6: the kernel has to know what passes.
+            // IPv6 routers do not fragment: the kernel must track the path MTU.
             (true, false) => {
                 (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_WANT)
             }
@@ -222,20 +224,20 @@ impl PingSocket {
         error_queue::take(self.fd.as_fd())
     }
 
-    /// Sequence number and beginning of the payload of the request that an error is about; `None`
-    /// if it was not sent here, or if the error does not say.
+    /// Returns the sequence number and the start of the payload of the request that caused an
+    /// error. `None` if it was not a request of this socket, or if the error does not quote it.
     pub fn request_of<'a>(&self, error: &'a SocketErrorEvent) -> Option<(u16, &'a [u8])> {
         let quote = error.quote.bytes();
         let [kind, _, _, _, ident @ .., sequence_high, sequence_low] =
             array::<ECHO_BYTES>(quote, 0)?;
         let request = if self.v6 { ECHO_REQUEST_V6 } else { ECHO_REQUEST_V4 };
-        // The kernel has sorted errors about datagram sockets by their own identifiers.
+        // The kernel delivers errors for datagram sockets by their own identifiers.
         let ours = self.kind == PingKind::Datagram || ident == self.ident.to_be_bytes();
         let sequence = u16::from_be_bytes([sequence_high, sequence_low]);
         (kind == request && ours).then(|| (sequence, &quote[ECHO_BYTES..]))
     }
 
-    /// How the socket was had.
+    /// Kind of the socket.
     pub fn kind(&self) -> PingKind {
         self.kind
     }
@@ -252,7 +254,7 @@ impl PingSocket {
         open(&SocketAddr::new(to, 0), kind, Some(protocol))
     }
 
-    /// Lets nothing but echo replies in: a bit set keeps its type out.
+    /// Lets only echo replies in: a bit that is set blocks its type.
     fn filter(&self) -> io::Result<()> {
         if !self.v6 {
             let blocked = !(1u32 << ECHO_REPLY_V4);
@@ -265,11 +267,11 @@ impl PingSocket {
         Ok(sys::set_option(self.fd.as_fd(), libc::IPPROTO_ICMPV6, ICMPV6_FILTER, &value)?)
     }
 
-    /// Takes the headers off a reply that is for us.
+    /// Removes the headers from a reply, if it is for this socket.
     fn accept(&self, mut pieces: Pieces, bytes: usize) -> Option<Echo> {
         let start = pieces.iter().next()?.bytes()?;
         let reply = parse_reply(start, self.kind, self.v6)?;
-        // The kernel has sorted the replies to datagram sockets by ident.
+        // The kernel delivers the replies to datagram sockets by identifier.
         if self.kind == PingKind::Raw && reply.ident != self.ident {
             return None;
         }
@@ -280,7 +282,7 @@ impl PingSocket {
     }
 }
 
-/// What the headers of an echo reply say.
+/// Headers of an echo reply.
 pub(super) struct ReplyHeaders {
     pub(super) ident: u16,
     pub(super) sequence: u16,
@@ -288,11 +290,11 @@ pub(super) struct ReplyHeaders {
     pub(super) header_bytes: usize,
 }
 
-/// Reads the headers of an echo reply; `None` for other messages and what is too short. Raw IPv4
-/// sockets deliver the IP header too (raw(7)), others begin with the ICMP message.
+/// Parses the headers of an echo reply; `None` for other messages and for too few bytes. Raw IPv4
+/// sockets deliver the IP header, too (raw(7)); others start with the ICMP message.
 pub(super) fn parse_reply(start: &[u8], kind: PingKind, v6: bool) -> Option<ReplyHeaders> {
     let ip_bytes = if kind == PingKind::Raw && !v6 {
-        // RFC 791: the low four bits count words.
+        // RFC 791: the low four bits count 32-bit words.
         usize::from(start.first()? & 0x0f) * 4
     } else {
         0
@@ -313,7 +315,7 @@ impl AsFd for PingSocket {
     }
 }
 
-/// The Internet checksum (RFC 1071) of bytes that come in stretches of any length.
+/// The Internet checksum (RFC 1071) of bytes that are added in parts of any length.
 #[derive(Default)]
 struct Sum {
     total: u64,
@@ -351,7 +353,7 @@ impl Sum {
 mod tests {
     use super::*;
 
-    /// Goal: where the payload is cut does not change its checksum.
+    /// Goal: the checksum does not depend on how the payload is split.
     #[test]
     fn a_sum_in_stretches_is_the_sum() {
         let bytes: Vec<u8> = (0..=255).cycle().take(1001).collect();

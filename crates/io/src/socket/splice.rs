@@ -1,11 +1,12 @@
-//! Bytes from one TCP socket to another through a pipe, by splice(2): the kernel hands pages over,
-//! and nothing of them enters user memory.
+//! Moves bytes from one TCP socket to another through a pipe with splice(2). The kernel moves
+//! pages, and no byte enters user memory.
 //!
-//! A pipe holds bytes between [`Pipe::fill`] and [`Pipe::drain`]; one that is empty may serve any
-//! other pair of sockets. Urgent data has no meaning of its own here: it is carried in its place in
-//! the stream. splice stops in front of it, so that one byte is read and written instead.
+//! A pipe holds bytes between [`Pipe::fill`] and [`Pipe::drain`]; an empty pipe can serve any other
+//! pair of sockets. Urgent data has no special meaning here and keeps its place in the stream.
+//! splice(2) stops before it, so that byte is read and written instead.
 //!
-//! A sink whose peer has gone raises SIGPIPE, which Rust programs ignore from their start on.
+//! Writing to a socket whose peer has gone raises SIGPIPE, which Rust programs ignore from the
+//! start.
 //!
 //! Limit: [`PIPE_BYTES`].
 
@@ -16,8 +17,8 @@ use rustix::net::RecvFlags;
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 use std::io;
 
-/// Most bytes in a pipe, and what the kernel is asked to make room for. A super-packet of the
-/// loopback takes two or three places of a page each, but may take one for each of its pages.
+/// Most bytes in a pipe, and the pipe size that is requested. A loopback super-packet usually takes
+/// two or three slots of a page each, but may take one slot for each of its pages.
 pub const PIPE_BYTES: usize = 512 << 10;
 
 /// A pipe between two sockets.
@@ -29,27 +30,27 @@ pub struct Pipe {
 }
 
 impl Pipe {
-    /// An empty pipe: two descriptors.
+    /// Creates an empty pipe, which takes two descriptors.
     ///
     /// # Errors
-    /// Those of pipe(2). That it stays smaller than asked for, which happens to users without
-    /// privilege who have many, is none.
+    /// Those of pipe(2). It is no error if the pipe stays smaller than requested, as it does for
+    /// unprivileged users with many pipes.
     pub fn new() -> io::Result<Self> {
         let (outlet, inlet) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         let _ = fcntl_setpipe_size(&inlet, PIPE_BYTES);
         Ok(Self { outlet, inlet, held: 0 })
     }
 
-    /// Bytes in it.
+    /// Bytes in the pipe.
     pub fn held(&self) -> usize {
         self.held
     }
 
-    /// Takes what `from` has, as far as there is room; 0 after the peer's FIN.
+    /// Moves bytes from `from` into the pipe, as far as there is room; 0 after the peer's FIN.
     ///
     /// # Errors
-    /// `WouldBlock` if there is nothing to read; if the pipe holds bytes it may be full instead.
-    /// Others are those of the connection.
+    /// `WouldBlock` if there is nothing to read, or if a pipe that holds bytes is full. Others are
+    /// those of the connection.
     pub fn fill(&mut self, from: &TcpSocket) -> io::Result<usize> {
         let room = PIPE_BYTES.saturating_sub(self.held);
         if room == 0 {
@@ -57,7 +58,7 @@ impl Pipe {
         }
         let mut result = splice(&from.fd, None, &self.inlet, None, room, FLAGS);
         if self.held == 0 && matches!(result, Ok(0) | Err(Errno::AGAIN)) && has_bytes(from) {
-            // They came just now, or splice will not touch them.
+            // Either they arrived just now, or splice stops before them.
             result = match splice(&from.fd, None, &self.inlet, None, room, FLAGS) {
                 Ok(0) | Err(Errno::AGAIN) => self.take_byte(from),
                 result => result,
@@ -68,10 +69,10 @@ impl Pipe {
         Ok(count)
     }
 
-    /// Gives `to` what it takes; bytes given.
+    /// Moves bytes from the pipe to `to`; returns how many.
     ///
     /// # Errors
-    /// `WouldBlock` if it takes nothing now. Others are those of the connection.
+    /// `WouldBlock` if `to` accepts none now. Others are those of the connection.
     pub fn drain(&mut self, to: &TcpSocket) -> io::Result<usize> {
         if self.held == 0 {
             return Ok(0);
@@ -85,12 +86,12 @@ impl Pipe {
         }
     }
 
-    /// Moves the byte in front of which splice stops.
+    /// Moves the one byte before which splice stops.
     fn take_byte(&self, from: &TcpSocket) -> Result<usize, Errno> {
         let mut byte = [0];
         match rustix::net::recv(&from.fd, &mut byte, RecvFlags::DONTWAIT)? {
             (_, 0) => Ok(0),
-            // The pipe is empty.
+            // This cannot block, because the pipe is empty.
             _ => rustix::io::write(&self.inlet, &byte),
         }
     }
@@ -98,7 +99,7 @@ impl Pipe {
 
 const FLAGS: SpliceFlags = SpliceFlags::MOVE.union(SpliceFlags::NONBLOCK);
 
-/// Fails on no connected socket.
+/// True if bytes wait to be read. The ioctl cannot fail on a connected socket.
 fn has_bytes(socket: &TcpSocket) -> bool {
     rustix::io::ioctl_fionread(&socket.fd).is_ok_and(|count| count > 0)
 }
@@ -113,10 +114,10 @@ mod tests {
     use std::net::TcpStream;
     use std::time::Duration;
 
-    /// Far more than anything here takes.
+    /// Far longer than any step here takes.
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// One of ours and its peer.
+    /// A socket of ours and its peer.
     fn connected() -> (TcpSocket, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0".parse().expect("one"), None).expect("bind");
         let peer = TcpStream::connect(listener.local().expect("bound")).expect("connect");
@@ -157,7 +158,7 @@ mod tests {
         assert_eq!(pipe.fill(&from).expect("the end"), 0);
     }
 
-    /// Goal: a sink that takes no more is no error and loses nothing; nor does a full pipe.
+    /// Goal: a full socket or a full pipe causes no error and no loss.
     #[test]
     fn a_sink_that_is_full_stops_the_pipe() {
         let ((from, mut sender), (to, mut reader)) = (connected(), connected());
@@ -204,7 +205,7 @@ mod tests {
         assert_eq!((came, pipe.held()), (total, 0));
     }
 
-    /// Goal: urgent bytes keep their places, also several and one in front of the end.
+    /// Goal: urgent bytes keep their places, even two of them, and even directly before the end.
     #[test]
     fn urgent_bytes_stay_in_the_stream() {
         let ((from, mut sender), (to, mut reader)) = (connected(), connected());
@@ -246,16 +247,16 @@ mod tests {
         sockopt::set_socket_linger(&reader, Some(Duration::ZERO)).expect("linger");
         drop(reader);
         wait(&to, Interest::READ);
-        let error = pipe.drain(&to).expect_err("nobody is there");
+        let error = pipe.drain(&to).expect_err("the peer has gone");
         assert_eq!(Errno::from_io_error(&error), Some(Errno::CONNRESET));
-        let error = pipe.drain(&to).expect_err("nobody is there");
+        let error = pipe.drain(&to).expect_err("the peer has gone");
         assert_eq!(Errno::from_io_error(&error), Some(Errno::PIPE));
-        assert_eq!(pipe.held(), 1, "a byte that was not taken is still there");
+        assert_eq!(pipe.held(), 1, "an undelivered byte stays");
         sockopt::set_socket_linger(&sender, Some(Duration::ZERO)).expect("linger");
         drop(sender);
         wait(&from, Interest::READ);
         let mut empty = Pipe::new().expect("a pipe");
-        let error = empty.fill(&from).expect_err("nobody is there");
+        let error = empty.fill(&from).expect_err("the peer has gone");
         assert_eq!(Errno::from_io_error(&error), Some(Errno::CONNRESET));
     }
 }

@@ -1,10 +1,10 @@
-//! TCP sockets of the host: connect, listen, and streams of pieces.
+//! TCP sockets of the host: they connect, listen, and carry streams of pieces.
 //!
-//! How a connection ends is told exactly: `Closed` is the peer's FIN, `ECONNRESET` its RST, and
-//! [`TcpSocket::take_error`] says why a connect failed.
+//! The end of a connection is reported exactly: `Closed` is the peer's FIN, `ECONNRESET` its RST,
+//! and [`TcpSocket::take_error`] returns why a connect failed.
 //!
-//! A byte that the peer marks as urgent (RFC 6093) stays in its place in the stream, and reads end
-//! in front of it: [`TcpSocket::is_at_mark`].
+//! A byte that the peer marks as urgent (RFC 6093) keeps its place in the stream, and a read ends
+//! before it: [`TcpSocket::is_at_mark`].
 
 use super::{SEND_FLAGS, SEND_PIECES_MAX, bind, gather_pieces, local, open};
 use crate::receive::{FRAMES_MAX, RECEIVE_BYTES_MAX, ReceiveBuffer, empty_slices};
@@ -17,35 +17,35 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use towpath_packet::{Memory, Piece};
 
-/// Connections that wait for [`TcpListener::accept`]; the kernel lowers it to its own limit.
+/// Connections that may wait for [`TcpListener::accept`]; the kernel may lower it to its own limit.
 const BACKLOG: i32 = 4096;
 
-/// What a receive brought.
+/// Result of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// Bytes, all given away as pieces.
+    /// Bytes, all passed on as pieces.
     Bytes {
-        /// How many.
+        /// Number of bytes.
         count: usize,
-        /// Fewer than were asked for: nothing is left to read at this moment.
+        /// Fewer bytes than requested: the socket is empty now.
         drained: bool,
     },
-    /// The peer has shut down its side: no byte will follow.
+    /// The peer has shut down its side: no more bytes will follow.
     Closed,
-    /// No frame is free: nothing was read and nothing is lost.
+    /// No frame is free: nothing was read, and nothing is lost.
     NoMemory,
 }
 
-/// A TCP connection, or one being made.
+/// A TCP connection, established or in progress.
 #[derive(Debug)]
 pub struct TcpSocket {
     pub(super) fd: OwnedFd,
 }
 
 impl TcpSocket {
-    /// Begins to connect; true if the connection is made already, as with most peers on this
-    /// machine. Else the socket turns writable when it is made or has failed, and
-    /// [`take_error`](Self::take_error) tells which.
+    /// Starts to connect. Returns true if the connection is established at once, as with most peers
+    /// on this machine. Otherwise the socket becomes writable when it is established or has failed,
+    /// and [`take_error`](Self::take_error) returns which.
     pub fn connect(to: SocketAddr) -> io::Result<(Self, bool)> {
         Self::connect_by(open(&to, SocketType::STREAM, None)?, to)
     }
@@ -54,18 +54,18 @@ impl TcpSocket {
         sockopt::set_socket_oobinline(&fd, true)?;
         let mut result = rustix::net::connect(&fd, &to);
         if result == Err(Errno::INPROGRESS) {
-            // A peer on this machine answers within the call, and only the next one is told so.
+            // A peer on this machine answers during the call, but only the next call returns that.
             result = rustix::net::connect(&fd, &to);
         }
         match result {
-            // Systems that stand in for Linux may answer the second call in their own way.
+            // Systems that emulate Linux may answer the second call differently.
             Ok(()) | Err(Errno::ISCONN) => Ok((Self { fd }, true)),
             Err(Errno::ALREADY | Errno::INPROGRESS) => Ok((Self { fd }, false)),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    /// The error that waits on this socket, if any; it is told once.
+    /// Returns the pending error of this socket, if any, and clears it.
     pub fn take_error(&self) -> Option<io::Error> {
         match sockopt::socket_error(&self.fd) {
             Ok(Ok(())) => None,
@@ -73,14 +73,14 @@ impl TcpSocket {
         }
     }
 
-    /// Sends the first [`SEND_PIECES_MAX`] pieces in one call; returns the bytes taken, perhaps
-    /// fewer than there are.
+    /// Sends the first [`SEND_PIECES_MAX`] pieces in one call; returns the number of bytes that the
+    /// socket accepted, which may be fewer than there are.
     pub fn send<'a>(&self, mut pieces: impl Iterator<Item = &'a Piece>) -> io::Result<usize> {
         let begin = [pieces.next(), pieces.next()];
         if let [Some(only), None] = begin
             && let Some(bytes) = only.bytes()
         {
-            // A request, most likely: it costs the kernel less than a message of one part.
+            // Most likely a request: send(2) costs the kernel less than a message of one part.
             let flags = SendFlags::from_bits_retain(SEND_FLAGS as u32);
             return Ok(rustix::net::send(&self.fd, bytes, flags)?);
         }
@@ -92,7 +92,7 @@ impl TcpSocket {
         Ok(sys::send_gather(self.fd.as_fd(), &gather, &[], &[], SEND_FLAGS)?)
     }
 
-    /// Receives up to `bytes_max` bytes, at least one, in one call and gives them away in order.
+    /// Receives 1 to `bytes_max` bytes in one call, and passes them to `give` in order.
     pub fn receive(
         &self,
         buffer: &mut ReceiveBuffer,
@@ -129,26 +129,26 @@ impl TcpSocket {
         Ok((count > 0).then_some(byte[0]))
     }
 
-    /// Sends a piece whose last byte is marked as urgent; returns the bytes taken. The mark goes
-    /// with the last of them.
+    /// Sends a piece whose last byte is marked as urgent; returns the number of bytes that the
+    /// socket accepted. The mark is on the last accepted byte.
     pub fn send_urgent(&self, piece: &Piece) -> io::Result<usize> {
         let mut gather: Gather<'_, 1> = Gather::new();
         gather_pieces(&mut gather, std::iter::once(piece));
         Ok(sys::send_gather(self.fd.as_fd(), &gather, &[], &[], SEND_FLAGS | libc::MSG_OOB)?)
     }
 
-    /// Ends our side of the stream: a FIN follows what was sent.
+    /// Shuts down our side of the stream: a FIN follows the bytes sent.
     pub fn shutdown_write(&self) -> io::Result<()> {
         Ok(rustix::net::shutdown(&self.fd, Shutdown::Write)?)
     }
 
-    /// Closes at once: the peer gets a RST, and what was not sent is dropped.
+    /// Closes at once: the peer receives a RST, and unsent bytes are dropped.
     pub fn reset(self) {
-        // Fails only on what is no socket; closing without it would be a graceful close.
+        // Fails only for a descriptor that is not a socket. If it fails, the close is graceful.
         let _ = sockopt::set_socket_linger(&self.fd, Some(Duration::ZERO));
     }
 
-    /// Sends small segments at once instead of waiting for more.
+    /// Sends small segments at once, without waiting for more data (`TCP_NODELAY`).
     pub fn set_nodelay(&self, on: bool) -> io::Result<()> {
         Ok(sockopt::set_tcp_nodelay(&self.fd, on)?)
     }
@@ -161,7 +161,7 @@ impl TcpSocket {
         }
     }
 
-    /// Our own address.
+    /// The local address.
     pub fn local(&self) -> io::Result<SocketAddr> {
         local(self.fd.as_fd())
     }
@@ -173,21 +173,21 @@ impl AsFd for TcpSocket {
     }
 }
 
-/// A socket that was opened elsewhere, to connect from there.
+/// A TCP socket that was opened in another place, for connections from there.
 #[derive(Debug)]
 pub struct UnconnectedTcp {
     fd: OwnedFd,
-    /// An IPv6 socket that does IPv4 too, by mapped addresses (RFC 4291 §2.5.5.2).
+    /// True for an IPv6 socket that also connects to IPv4, by mapped addresses (RFC 4291 §2.5.5.2).
     is_dual: bool,
 }
 
 impl UnconnectedTcp {
-    /// A non-blocking socket of TCP without an address.
+    /// Takes a non-blocking TCP socket without an address.
     pub fn new(fd: OwnedFd, is_dual: bool) -> Self {
         Self { fd, is_dual }
     }
 
-    /// As [`TcpSocket::connect`].
+    /// Starts to connect; the results are those of [`TcpSocket::connect`].
     pub fn connect(self, mut to: SocketAddr) -> io::Result<(TcpSocket, bool)> {
         if let (true, SocketAddr::V4(v4)) = (self.is_dual, to) {
             to = SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port());
@@ -203,28 +203,29 @@ pub struct TcpListener {
 }
 
 impl TcpListener {
-    /// Listens on `address`, if named only on one interface. An address may be taken again while
-    /// connections of an earlier listener linger.
+    /// Listens on `address`, on one interface only if it is named. An address can be bound again
+    /// while connections of an earlier listener linger.
     pub fn bind(address: SocketAddr, interface: Option<&str>) -> io::Result<Self> {
         let fd = open(&address, SocketType::STREAM, None)?;
         sockopt::set_socket_reuseaddr(&fd, true)?;
-        // What it accepts is like it.
+        // Accepted connections inherit the option.
         sockopt::set_socket_oobinline(&fd, true)?;
         bind(&fd, &address, interface)?;
         rustix::net::listen(&fd, BACKLOG)?;
         Ok(Self { fd })
     }
 
-    /// Takes the next connection and its peer's address.
+    /// Accepts the next connection; returns it with its peer's address.
     pub fn accept(&self) -> io::Result<(TcpSocket, SocketAddr)> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (fd, peer) = rustix::net::acceptfrom_with(&self.fd, flags)?;
-        // No address, or of no family we know: the connection was gone before we took it.
+        // No address or an unknown family means that the connection was gone before it was
+        // accepted.
         let peer = peer.ok_or(io::ErrorKind::ConnectionAborted)?;
         Ok((TcpSocket { fd }, peer.try_into()?))
     }
 
-    /// The address listened on: tells the port if the kernel chose it.
+    /// The address on which it listens, with the port if the kernel chose it.
     pub fn local(&self) -> io::Result<SocketAddr> {
         local(self.fd.as_fd())
     }
@@ -237,9 +238,9 @@ impl AsFd for TcpListener {
 }
 
 impl From<OwnedFd> for TcpListener {
-    /// A socket that listens, is non-blocking and is closed on exec.
+    /// Takes a listening, non-blocking, close-on-exec socket.
     fn from(fd: OwnedFd) -> Self {
-        // Fails only on what is no socket, which no accept succeeds on.
+        // Fails only for a descriptor that is not a socket, on which accept fails, too.
         let _ = sockopt::set_socket_oobinline(&fd, true);
         Self { fd }
     }

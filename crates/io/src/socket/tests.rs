@@ -10,7 +10,7 @@ use std::time::Duration;
 use towpath_packet::{Memory, MemoryConfig};
 
 const LOOPBACK: &str = "127.0.0.1:0";
-/// Rounds of receiving before a test gives up.
+/// Most receive rounds of a test.
 const ROUNDS: usize = 2000;
 
 /// Both loopback addresses, or the one that this machine has.
@@ -52,7 +52,7 @@ impl Rig {
     }
 }
 
-/// Waits until `fd` is ready for `interest`, or an error waits.
+/// Waits until `fd` is ready for `interest` or has an error.
 fn ready(fd: impl AsFd, interest: Interest) {
     let mut reactor = Reactor::new().expect("epoll");
     reactor.add(fd, 0, interest, false).expect("add");
@@ -105,15 +105,16 @@ fn receive_all(
     }
 }
 
-/// Goal: every byte arrives once and in order, however sends and receives are cut. Method: 4 MiB
-/// in pieces of a prime length, more per call than the socket takes, echoed by the other end.
+/// Goal: every byte arrives once and in order, however sends and receives split the stream. Method:
+/// 4 MiB in pieces of a prime length, more per call than the socket accepts, echoed by the peer.
 #[test]
 fn tcp_carries_pieces_both_ways() {
     for text in loopbacks() {
         let mut rig = Rig::new();
         let (client, server) = connected(text);
         client.set_nodelay(true).expect("a TCP socket");
-        // A buffer that is set does not grow: what is sent before anybody reads cannot all fit.
+        // A buffer size that is set does not grow: what is sent before the peer reads cannot all
+        // fit.
         sockopt::set_socket_send_buffer_size(&client, 64 << 10).expect("a socket");
         let sent = pattern(4 << 20, 1);
         let (mut at, mut echoed, mut back) = (0, Vec::new(), Vec::new());
@@ -130,7 +131,7 @@ fn tcp_carries_pieces_both_ways() {
                     Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
                 }
             }
-            // The receiver begins late, so that the sender meets a full socket.
+            // The receiver starts late, so that the sender finds a full socket.
             if round < 40 {
                 continue;
             }
@@ -143,13 +144,14 @@ fn tcp_carries_pieces_both_ways() {
             }
         }
         assert!(back == sent, "{} of {} bytes came back intact", back.len(), sent.len());
-        assert!(partial, "a send was cut short at least once");
+        assert!(partial, "at least one send was partial");
         rig.finish();
     }
 }
 
-/// Goal: a piece alone, which goes by a call of its own, arrives in order with others, and is cut
-/// or refused as they are. Method: pieces alone, of all of their sizes, until the socket is full.
+/// Goal: a single piece, which is sent by a different system call, arrives in order with others,
+/// and is sent in part or refused like them. Method: single pieces of various sizes until the
+/// socket is full.
 #[test]
 fn tcp_sends_a_piece_alone() {
     let mut rig = Rig::new();
@@ -180,7 +182,7 @@ fn tcp_sends_a_piece_alone() {
     rig.finish();
 }
 
-/// Goal: `drained` is true exactly when fewer bytes came than were asked for.
+/// Goal: `drained` is true exactly when fewer bytes arrived than were requested.
 #[test]
 fn tcp_receive_is_bounded_and_tells_when_drained() {
     let mut rig = Rig::new();
@@ -221,7 +223,7 @@ fn tcp_without_memory_loses_nothing() {
     rig.finish();
 }
 
-/// Goal: FIN, half-close and RST are told apart, exactly.
+/// Goal: FIN, half-close and RST are distinguished exactly.
 #[test]
 fn tcp_ends_are_told_apart() {
     for text in loopbacks() {
@@ -232,7 +234,7 @@ fn tcp_ends_are_told_apart() {
         ready(&server, Interest::READ);
         let end = receive_all(&mut rig, &server, &mut bytes, 100);
         assert_eq!(end, Some(Received::Closed));
-        // The other direction goes on.
+        // The other direction continues.
         let pieces = rig.pieces(b"half", 4);
         server.send(pieces.iter()).expect("room");
         ready(&client, Interest::READ);
@@ -270,7 +272,7 @@ fn tcp_refusal_is_told_by_take_error() {
     assert_eq!(missing.expect_err("no link").raw_os_error(), Some(libc::ENODEV));
 }
 
-/// Goal: one port serves both families with one listener each.
+/// Goal: one listener for each family can share a port.
 #[test]
 fn both_families_share_a_port() {
     let Ok(v6) = TcpListener::bind(address("[::]:0"), None) else {
@@ -282,7 +284,7 @@ fn both_families_share_a_port() {
     assert!(v4.is_ok());
 }
 
-/// Goal: a super-packet sent in one call arrives whole, coalesced or not, at a socket of ours.
+/// Goal: a super-packet sent in one call arrives whole, coalesced or not.
 #[test]
 fn udp_segments_and_coalesces() {
     for text in loopbacks() {
@@ -321,9 +323,8 @@ fn udp_segments_and_coalesces() {
     }
 }
 
-/// Goal: datagrams that follow each other are joined as the kernel would, and no others.
-/// Bad input: another sender or traffic class, a longer one, one behind a shorter one, an empty
-/// one, more than there is room for.
+/// Goal: consecutive datagrams are joined as the kernel would, and no others. Bad input: another
+/// sender or traffic class, a longer one, one after a shorter one, an empty one, more than fit.
 #[test]
 fn udp_joins_what_belongs_together() {
     let mut rig = Rig::new();
@@ -365,7 +366,7 @@ fn udp_joins_what_belongs_together() {
         (other.from, other.tos, other.truncated, other.gro_size, other.len) = before;
     }
     assert!(first.join(&mut other), "the last may be shorter");
-    assert!(!first.join(&mut next(900)), "what follows a shorter one begins anew");
+    assert!(!first.join(&mut next(900)), "none is joined to a shorter one");
     let bytes: Vec<u8> =
         first.pieces.iter().flat_map(|piece| piece.bytes().expect("private").to_vec()).collect();
     assert!(bytes == payload[..first.len]);
@@ -386,18 +387,18 @@ fn udp_that_cannot_be_segmented_says_so() {
     let receiver = UdpSocket::bind(address(LOOPBACK), None).expect("bound");
     let to = receiver.local().expect("bound");
     let sender = UdpSocket::bind(address(LOOPBACK), None).expect("bound");
-    // More segments than any kernel takes.
+    // More segments than any kernel accepts.
     let pieces = rig.pieces(&[1; 2000], 2000);
     let got = sender.send_to(Some(to), pieces.iter(), NonZeroU16::new(1));
-    assert_eq!(got.expect("told, not failed"), Sent::NotSegmentable);
-    // A payload of one segment is no super-packet, whatever its size field says.
+    assert_eq!(got.expect("reported, not an error"), Sent::NotSegmentable);
+    // A payload of one segment is not a super-packet, whatever its segment size is.
     let got = sender.send_to(Some(to), pieces.iter(), NonZeroU16::new(2000));
     assert_eq!(got.expect("room"), Sent::Whole);
     drop(pieces);
     rig.finish();
 }
 
-/// Goal: with frames short, a datagram that does not fit waits, and one that fits comes.
+/// Goal: when frames are short, a datagram that does not fit waits, and one that fits is received.
 #[test]
 fn udp_without_memory_waits() {
     let mut rig = Rig::new();
@@ -470,7 +471,7 @@ fn udp_too_big_is_told_with_its_mtu() {
     rig.finish();
 }
 
-/// Goal: echo works with whatever kind of socket this machine permits.
+/// Goal: echo works with the kind of socket that this machine permits.
 #[test]
 fn ping_answers() {
     for text in loopbacks() {
@@ -484,7 +485,7 @@ fn ping_answers() {
             }
             Err(error) => panic!("{error}"),
         };
-        // A second socket with another identifier must not see these replies.
+        // A second socket with another identifier must not receive these replies.
         let other = PingSocket::connect(host, 0xcafe).expect("as the first");
         let payload = pattern(3001, 5);
         let pieces = rig.pieces(&payload, 501);

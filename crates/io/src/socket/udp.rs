@@ -1,8 +1,8 @@
-//! UDP sockets of the host: datagrams in pieces, segmented late and coalesced early.
+//! UDP sockets of the host: datagrams in pieces, segmented and coalesced by the kernel.
 //!
-//! A super-packet goes out in one call with `UDP_SEGMENT`, and several datagrams of one sender
-//! come in as one with `UDP_GRO`. ICMP errors are kept in the error queue and leave the data path
-//! alone: a send or receive that finds one pending is tried again.
+//! A super-packet is sent in one call with `UDP_SEGMENT`, and several datagrams of one sender are
+//! received as one with `UDP_GRO`. ICMP errors go to the error queue and do not disturb the data
+//! path: a send or receive that returns one is repeated.
 
 use super::message::{
     ADDRESS_BYTES, AddressBytes, Control, ControlMessage, ControlToSend, array, control_messages,
@@ -20,63 +20,64 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::{NonZeroU8, NonZeroU16};
 use towpath_packet::{Memory, Piece};
 
-/// Largest payload of a datagram, and of datagrams coalesced into one.
+/// Largest payload of a datagram, and of coalesced datagrams.
 const PAYLOAD_BYTES_MAX: usize = 65_535;
-/// What headers take of the bytes that a super-packet may have.
+/// Most header bytes of a super-packet.
 const HEADERS_BYTES_MAX: usize = 48;
 /// `UDP_SEGMENT` and `UDP_GRO` of `linux/udp.h`.
 const UDP_SEGMENT: i32 = 103;
 const UDP_GRO: i32 = 104;
 
-/// What became of a datagram.
+/// Result of sending a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// It is on its way.
+    /// It was sent.
     Whole,
-    /// The kernel will not segment here: the caller sends each segment by itself. Nothing went out.
+    /// The kernel cannot segment on this path. Nothing was sent; the caller sends each segment by
+    /// itself.
     NotSegmentable,
 }
 
-/// A datagram, or several of one sender that the kernel put together.
+/// A datagram, or several of one sender that the kernel coalesced.
 #[derive(Debug)]
 pub struct Datagram {
-    /// Who sent it.
+    /// Its sender.
     pub from: SocketAddr,
     /// Payload.
     pub pieces: Pieces,
     /// Bytes of payload.
     pub len: usize,
-    /// Set if there are several: payload bytes of each but the last, which may have fewer.
+    /// Set for coalesced datagrams: payload bytes of each but the last, which may be shorter.
     pub gro_size: Option<NonZeroU16>,
-    /// Bytes at the end are missing.
+    /// True if bytes at the end are missing.
     pub truncated: bool,
     /// Traffic class: DSCP and ECN.
     pub tos: Option<u8>,
-    /// Our address that it came to, after [`UdpSocket::tell_destinations`].
+    /// The local address at which it arrived, after [`UdpSocket::tell_destinations`].
     pub to: Option<IpAddr>,
 }
 
 /// Fields of a datagram's IP header; the kernel chooses those that are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IpFields {
-    /// One of our addresses, of the socket's family.
+    /// The source address: one of this host, of the socket's family.
     pub from: Option<IpAddr>,
-    /// Hop limit; only on sockets that are not connected.
+    /// Hop limit; only on unconnected sockets.
     pub hops: Option<NonZeroU8>,
 }
 
-/// What a receive brought.
+/// Result of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct DatagramsReceived {
-    /// Datagrams given away; coalesced ones count once.
+    /// Datagrams passed on; coalesced ones count once.
     pub count: usize,
-    /// Their payload.
+    /// Bytes of their payload.
     pub bytes: usize,
-    /// Nothing is left to read at this moment.
+    /// The socket is empty now.
     pub drained: bool,
-    /// Frames are short: a datagram waits in the socket, nothing is lost.
+    /// Frames are short: a datagram waits in the socket, and nothing is lost.
     pub no_memory: bool,
-    /// The error queue has something to say.
+    /// The error queue has an entry.
     pub error_pending: bool,
 }
 
@@ -87,22 +88,22 @@ pub struct UdpSocket {
 }
 
 impl UdpSocket {
-    /// A socket that exchanges datagrams with one peer only.
+    /// Opens a socket that exchanges datagrams with one peer only.
     pub fn connect(to: SocketAddr) -> io::Result<Self> {
         let socket = Self::open(&to)?;
         rustix::net::connect(&socket.fd, &to)?;
         Ok(socket)
     }
 
-    /// A socket on a local address, if named only on one interface, for any peer.
+    /// Opens a socket on a local address, for any peer, on one interface only if it is named.
     pub fn bind(address: SocketAddr, interface: Option<&str>) -> io::Result<Self> {
         let socket = Self::open(&address)?;
         bind(&socket.fd, &address, interface)?;
         Ok(socket)
     }
 
-    /// From now on each datagram tells which of our addresses it came to: for sockets that are
-    /// bound to all of them and answer.
+    /// Reports the local address at which each datagram arrives from now on, for sockets that are
+    /// bound to all addresses and answer.
     pub fn tell_destinations(&self) -> io::Result<()> {
         let (level, name) = if self.local()?.is_ipv6() {
             (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)
@@ -112,8 +113,8 @@ impl UdpSocket {
         set_int(self.fd.as_fd(), level, name, 1)
     }
 
-    /// Sends one datagram, or with `gso_size` a super-packet of segments of this many payload
-    /// bytes. `to` is needed unless the socket is connected.
+    /// Sends one datagram, or with `gso_size` a super-packet with segments of that many payload
+    /// bytes. `to` is required unless the socket is connected.
     pub fn send_to<'a>(
         &self,
         to: Option<SocketAddr>,
@@ -123,8 +124,8 @@ impl UdpSocket {
         self.send_from(&IpFields::default(), to, pieces, gso_size)
     }
 
-    /// Sends as [`UdpSocket::send_to`] does, with these fields in the datagram's header. They go
-    /// with the same call.
+    /// Sends as [`UdpSocket::send_to`] does, and sets these fields of the datagram's header in the
+    /// same call.
     pub fn send_from<'a>(
         &self,
         fields: &IpFields,
@@ -152,7 +153,7 @@ impl UdpSocket {
         let (to, control) = (to.as_bytes(), control.as_bytes());
         let send = || sys::send_gather(self.fd.as_fd(), &gather, to, control, SEND_FLAGS);
         let result = match send() {
-            // The fate of an earlier datagram, told by the error queue too: this one was not tried.
+            // The error of an earlier datagram, also in the error queue; this one was not sent.
             Err(errno) if is_soft(errno) => send(),
             result => result,
         };
@@ -167,7 +168,7 @@ impl UdpSocket {
         }
     }
 
-    /// Receives up to `max` datagrams, one call each, until they have `bytes_max` bytes together.
+    /// Receives up to `max` datagrams, one per call, until their payload reaches `bytes_max` bytes.
     pub fn receive(
         &self,
         buffer: &mut ReceiveBuffer,
@@ -206,7 +207,7 @@ impl UdpSocket {
         error_queue::take(self.fd.as_fd())
     }
 
-    /// Our own address.
+    /// The local address.
     pub fn local(&self) -> io::Result<SocketAddr> {
         local(self.fd.as_fd())
     }
@@ -219,7 +220,7 @@ impl UdpSocket {
         } else {
             sockopt::set_ip_recvtos(&fd, true)?;
         }
-        // Kernels before 5.0 deliver each datagram by itself, which is as good.
+        // Kernels before 5.0 deliver each datagram by itself, which works as well.
         let _ = set_int(fd.as_fd(), libc::IPPROTO_UDP, UDP_GRO, 1);
         Ok(Self { fd })
     }
@@ -260,7 +261,7 @@ impl UdpSocket {
         Ok(Some(datagram))
     }
 
-    /// Bytes of the next datagram, which stays.
+    /// Length of the next datagram, which stays in the socket.
     fn next_len(&self) -> Result<usize, Errno> {
         let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK | libc::MSG_TRUNC;
         Ok(sys::receive_message(self.fd.as_fd(), &mut [], &mut [], &mut [], flags)?.bytes)
@@ -268,9 +269,9 @@ impl UdpSocket {
 }
 
 impl Datagram {
-    /// Takes in the bytes of the next datagram of the same sender, if both together are what the
-    /// kernel could have put together: all of one size but the last, which may have fewer bytes.
-    /// Else returns false, and `next` is as it was.
+    /// Appends the next datagram of the same sender, if the kernel could have coalesced the two:
+    /// all of the same size but the last, which may be shorter. Otherwise returns false and leaves
+    /// `next` unchanged.
     pub fn join(&mut self, next: &mut Self) -> bool {
         let size = self.gro_size.map_or(self.len, |size| usize::from(size.get()));
         let gro_size = u16::try_from(size).ok().and_then(NonZeroU16::new);
@@ -316,7 +317,7 @@ impl AsFd for UdpSocket {
     }
 }
 
-/// True for errors that tell of an earlier datagram and are in the error queue too.
+/// True for errors that concern an earlier datagram and are also in the error queue.
 pub(super) fn is_soft(errno: Errno) -> bool {
     matches!(
         errno,

@@ -1,10 +1,10 @@
-//! The kernel's own sends that lend (`MSG_ZEROCOPY`), on sockets that the caller has made.
+//! The kernel's zero-copy sends (`MSG_ZEROCOPY`), on sockets that the caller created.
 //!
-//! Memory that is lent must live, and stay as it is, until the kernel has told of its return: here
-//! it is `'static`, so that nobody can do it wrong. Returns are told as ranges of the numbers of
-//! the calls that lent, counted from zero for each socket.
+//! Lent memory must stay valid and unchanged until the kernel reports its return. It is `'static`
+//! here, so that callers cannot get this wrong. Returns are reported as ranges of call numbers;
+//! each socket counts the calls that lent memory from zero.
 //!
-//! A call blocks if its socket does. Follows Documentation/networking/msg_zerocopy.rst.
+//! A call blocks if its socket is blocking. Follows Documentation/networking/msg_zerocopy.rst.
 
 use super::message::{ADDRESS_BYTES, Control, array, control_messages};
 use super::set_int;
@@ -18,44 +18,44 @@ const ORIGIN_ZEROCOPY: u8 = 5;
 /// `SO_EE_CODE_ZEROCOPY_COPIED`.
 const CODE_COPIED: u8 = 1;
 
-/// Calls whose memory is the caller's again.
+/// Calls whose memory has returned to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LentReturn {
-    /// Number of the first of them.
+    /// Number of the first of these calls.
     pub first: u32,
-    /// Number of the last of them.
+    /// Number of the last of these calls.
     pub last: u32,
-    /// The kernel copied the bytes after all.
+    /// True if the kernel copied the bytes instead of borrowing them.
     pub copied: bool,
 }
 
 impl LentReturn {
-    /// How many calls they are.
+    /// Number of calls in the range.
     pub fn calls(&self) -> u32 {
         self.last.wrapping_sub(self.first).wrapping_add(1)
     }
 }
 
-/// Lets [`send_lent`] lend on this socket (`SO_ZEROCOPY`).
+/// Lets [`send_lent`] lend memory on this socket (`SO_ZEROCOPY`).
 pub fn enable_lending(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_int(socket, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 1)
 }
 
-/// Cuts what this datagram socket sends into datagrams of `bytes` each (`UDP_SEGMENT`).
+/// Segments what this datagram socket sends into datagrams of `bytes` each (`UDP_SEGMENT`).
 pub fn segment_datagrams(socket: BorrowedFd<'_>, bytes: u16) -> io::Result<()> {
     set_int(socket, libc::SOL_UDP, libc::UDP_SEGMENT, bytes.into())
 }
 
-/// Lets several datagrams of one sender come as one message (`UDP_GRO`).
+/// Lets the kernel deliver several datagrams of one sender as one message (`UDP_GRO`).
 pub fn coalesce_datagrams(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_int(socket, libc::SOL_UDP, libc::UDP_GRO, 1)
 }
 
-/// Sends without copying; returns how many bytes. Each call that returns has the next number, also
-/// if it took a part only.
+/// Sends without copying; returns the number of bytes sent. Each successful call gets the next call
+/// number, even if it sent only a part.
 ///
 /// # Errors
-/// Those of `send(2)`. `ENOBUFS` when too many returns are not read yet, or too much is lent.
+/// Those of `send(2)`. `ENOBUFS` if too many returns are unread or too much memory is lent.
 pub fn send_lent(socket: BorrowedFd<'_>, bytes: &'static [u8]) -> io::Result<usize> {
     let mut gather = Gather::<1>::new();
     gather.push_bytes(bytes);
@@ -63,14 +63,14 @@ pub fn send_lent(socket: BorrowedFd<'_>, bytes: &'static [u8]) -> io::Result<usi
     Ok(sys::send_gather(socket, &gather, &[], &[], flags)?)
 }
 
-/// The next return that the kernel tells of; `None` if there is none yet. Never waits.
+/// Returns the next reported return; `None` if there is none yet. Never waits.
 pub fn take_return(socket: BorrowedFd<'_>) -> io::Result<Option<LentReturn>> {
     let mut address = [0; ADDRESS_BYTES];
     let mut control = Control::new();
     let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
     loop {
         match sys::receive_message(socket, &mut [], &mut address, &mut control.0, flags) {
-            // What is no return, an ICMP error for example, is not asked for here.
+            // Other entries, such as ICMP errors, are skipped.
             Ok(received) => match decode(&control.0[..received.control_len]) {
                 Some(returned) => return Ok(Some(returned)),
                 None => continue,
@@ -81,7 +81,7 @@ pub fn take_return(socket: BorrowedFd<'_>) -> io::Result<Option<LentReturn>> {
     }
 }
 
-/// The return that `control` messages tell of (`sock_extended_err`).
+/// Decodes a return from `control` messages (`sock_extended_err`).
 fn decode(control: &[u8]) -> Option<LentReturn> {
     let is_error = |level, kind| {
         (level, kind) == (libc::IPPROTO_IP, libc::IP_RECVERR)
@@ -106,7 +106,7 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
-    /// Goal: what is lent arrives, and each call's return is told once.
+    /// Goal: lent bytes arrive, and the return of each call is reported once.
     #[test]
     fn the_kernel_tells_of_every_call() {
         const CALLS: u32 = 8;
@@ -131,7 +131,7 @@ mod tests {
             let Some(returned) = take_return(stream.as_fd()).expect("a queue") else {
                 let mut events = Events::new();
                 reactor.wait(Some(Duration::from_secs(30)), &mut events).expect("wait");
-                assert!(events.len() == 1, "{told} of {CALLS} were told");
+                assert!(events.len() == 1, "{told} of {CALLS} returns");
                 continue;
             };
             assert_eq!(returned.first, told, "in order: one connection has one path");

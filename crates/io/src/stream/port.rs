@@ -1,7 +1,8 @@
-//! The place where streams of frames begin: a socket with a path, and the guest that is connected.
+//! A listening socket for streams of frames, and the guest that is connected to it.
 //!
-//! One guest at a time; another waits until it has gone. Without one, packets for it are dropped
-//! and counted. All that is waited for hangs in a reactor of its own, which is the device's file.
+//! One guest at a time; another one waits until the first has gone. Without a guest, packets for it
+//! are dropped and counted. All files to wait for are in a reactor of the port, which is the
+//! device's file.
 
 use super::{Stream, StreamCounters, StreamError};
 use crate::endpoint::{EndpointError, Listener};
@@ -18,12 +19,12 @@ use towpath_packet::{Burst, Caps, Context, Device, Input};
 const TOKEN_LISTENER: u64 = 0;
 const TOKEN_STREAM: u64 = 1;
 
-/// Why a port cannot be had or used.
+/// Why a port could not be opened or used.
 #[derive(Debug)]
 pub enum StreamPortError {
-    /// Its socket cannot be had.
+    /// Its socket could not be opened.
     Endpoint(EndpointError),
-    /// The system refuses what every port needs.
+    /// The system refused a resource that every port needs.
     Os(io::Error),
 }
 
@@ -57,16 +58,16 @@ impl From<io::Error> for StreamPortError {
     }
 }
 
-/// A port for guests that connect. See the module text.
+/// A port to which guests connect; see the module documentation.
 pub struct StreamPort {
     listener: Listener,
     reactor: Reactor,
     events: Box<Events>,
     stream: Option<Stream>,
-    /// The reactor tells of room to write.
+    /// The reactor reports room to write.
     asks_for_room: bool,
     mtu: u16,
-    /// Those of streams that ended.
+    /// Counters of connections that have ended.
     before: StreamCounters,
     sessions: u64,
     no_guest: u64,
@@ -74,14 +75,14 @@ pub struct StreamPort {
 }
 
 impl StreamPort {
-    /// Listens at `path`. Guests are sent IP packets of `mtu` bytes at most.
+    /// Listens at `path`. Sends guests IP packets of at most `mtu` bytes.
     ///
     /// # Errors
     /// [`StreamPortError`].
     pub fn listen(path: &Path, mtu: u16) -> Result<Self, StreamPortError> {
         let listener = Listener::bind(path)?;
         let reactor = Reactor::new()?;
-        // For changes only: who has to wait is no news all the time.
+        // Edge-triggered: a guest that has to wait must not be reported again and again.
         reactor.add(&listener, TOKEN_LISTENER, Interest::READ, true)?;
         Ok(Self {
             listener,
@@ -102,7 +103,7 @@ impl StreamPort {
         self.stream.is_some()
     }
 
-    /// Why the last connection ended; told once.
+    /// Returns why the last connection ended, once.
     pub fn take_end(&mut self) -> Option<StreamError> {
         self.end.take()
     }
@@ -115,7 +116,7 @@ impl StreamPort {
         }
     }
 
-    /// Guests that have connected, and packets that were dropped for want of one.
+    /// Number of guests that have connected, and of packets dropped because no guest was connected.
     pub fn sessions(&self) -> (u64, u64) {
         (self.sessions, self.no_guest)
     }
@@ -132,24 +133,25 @@ impl StreamPort {
                 self.sessions += 1;
                 Ok(())
             }
-            // No descriptors or no memory: it waits until another connects.
+            // Out of descriptors or memory: the guest waits until another one connects.
             Ok(None) | Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => Ok(()),
             Err(errno) => Err(io::Error::from(errno).into()),
         }
     }
 
-    /// The guest has gone, or sent what is none of the protocol: meets the next.
+    /// Handles the end of a connection: the guest has gone or violated the protocol. Accepts the
+    /// next.
     fn part(&mut self, error: StreamError) -> Result<(), StreamPortError> {
         if let Some(stream) = self.stream.take() {
             self.before = self.before.plus(stream.counters());
-            // It was added, and is still open.
+            // Cannot fail: the socket was added and is still open.
             let _ = self.reactor.remove(&stream);
         }
         self.end = Some(error);
         self.meet()
     }
 
-    /// Asks the reactor for room to write if a packet waits for it, and only then.
+    /// Requests reports of room to write exactly while a packet waits for it.
     fn watch(&mut self) -> Result<(), StreamPortError> {
         let Some(stream) = &self.stream else { return Ok(()) };
         if stream.has_unsent() != self.asks_for_room {
@@ -178,7 +180,7 @@ impl Device for StreamPort {
         Some(self.reactor.as_fd())
     }
 
-    /// Meets guests. What a guest does is never an error.
+    /// Accepts guests. Nothing that a guest does is an error here.
     fn turn(&mut self, _: bool, _: &mut Context<'_>) -> Result<(), StreamPortError> {
         self.reactor.wait(Some(Duration::ZERO), &mut self.events)?;
         self.meet()

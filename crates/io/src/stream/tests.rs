@@ -1,5 +1,5 @@
-//! Frames over socket pairs. Bad input tried: lengths beyond any frame, runts, no bytes at all,
-//! frames in bits of one byte, a connection that ends inside a frame.
+//! Frames over socket pairs. Bad input tried: lengths beyond any frame, runts, empty frames, frames
+//! in parts of one byte, a connection that ends inside a frame.
 
 use super::*;
 use crate::vhost_user::driver::{DriverQueue, GuestRam};
@@ -10,20 +10,20 @@ use std::os::unix::net::UnixStream;
 use towpath_packet::MemoryConfig;
 use towpath_packet::time::Instant;
 
-/// Rounds of a test that moves bytes bit by bit.
+/// Rounds of a test that moves a few bytes at a time.
 const ROUNDS: usize = 10_000;
 
-/// A connection and its other side, which does not block either.
+/// A connection and its peer, which does not block either.
 struct Rig {
     stream: Stream,
     guest: UnixStream,
     memory: Memory,
     ledger: Ledger,
-    /// Calls that said that memory was short.
+    /// Calls that returned because memory was short.
     paused: u64,
 }
 
-/// The time of a test in which nothing is due.
+/// A context without deadlines.
 fn cx<'a>(memory: &'a mut Memory, ledger: &'a Ledger) -> Context<'a> {
     Context { memory, ledger, now: Instant::START }
 }
@@ -54,7 +54,7 @@ impl Rig {
         self.stream.transmit(burst, &mut cx(&mut self.memory, &self.ledger))
     }
 
-    /// A packet of private headers and of payload in pieces of `piece_bytes`.
+    /// A packet of private headers and payload in pieces of `piece_bytes`.
     fn packet(&mut self, frame: &[u8], piece_bytes: usize) -> Packet {
         let mut packet = self.memory.packet().unwrap();
         let (headers, payload) = frame.split_at(ETHERNET_BYTES);
@@ -67,7 +67,7 @@ impl Rig {
         packet
     }
 
-    /// Writes what fits.
+    /// Writes as many bytes as fit.
     fn write(&mut self, bytes: &[u8]) -> usize {
         match self.guest.write(bytes) {
             Ok(count) => count,
@@ -76,7 +76,7 @@ impl Rig {
         }
     }
 
-    /// Reads at most `bytes_max` bytes that are there.
+    /// Reads at most `bytes_max` of the available bytes.
     fn read(&mut self, bytes_max: usize) -> Vec<u8> {
         let mut bytes = vec![0; bytes_max];
         match self.guest.read(&mut bytes) {
@@ -141,7 +141,7 @@ fn a_frame_in_bits_is_put_together() {
 
 #[test]
 fn memory_that_is_short_delays_frames_and_loses_none() {
-    // As many large frames as an incomplete frame may have pieces, and one to put them into.
+    // As many large frames as an incomplete frame may have pieces, and one to copy them into.
     let config = MemoryConfig { packets: 2, small_frames: 2, large_frames: UNREAD_MAX + 1 };
     let mut rig = Rig::with(config);
     let frames: Vec<_> = (0..20).map(|seed| frame(9000, seed)).collect();
@@ -157,7 +157,7 @@ fn memory_that_is_short_delays_frames_and_loses_none() {
     }
     assert!(received == frames);
     let paused = rig.stream.counters().receive_paused;
-    assert!(paused > 0 && rig.paused == paused, "it is told each time");
+    assert!(paused > 0 && rig.paused == paused, "reported each time");
     rig.assert_all_back();
 }
 
@@ -216,8 +216,8 @@ fn packets_leave_in_few_writes() {
     rig.assert_all_back();
 }
 
-/// Goal: a guest that cuts its memory file loses its own packets; others arrive, and the
-/// connection goes on.
+/// Goal: a guest that truncates its memory file loses its own packets; others arrive, and the
+/// connection continues.
 #[test]
 fn a_packet_whose_memory_was_cut_is_dropped_alone() {
     const BUFFER: u64 = 0x1_0000;
@@ -268,7 +268,7 @@ fn a_socket_that_is_full_is_gone_on_with_where_it_stopped() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..<_>::default() })]
 
-    /// Goal: however writes cut the stream, the same frames arrive.
+    /// Goal: the same frames arrive, however the writes split the stream.
     #[test]
     fn frames_arrive_however_they_are_cut(
         lengths in prop::collection::vec(14..9000usize, 1..20),
@@ -290,7 +290,7 @@ proptest! {
     }
 }
 
-/// Goal: guests come and go, one after the other, and each is served.
+/// Goal: guests connect one after the other, and each is served.
 #[test]
 fn a_port_serves_one_guest_after_the_other() {
     let path = std::env::temp_dir().join(format!("towpath-stream-{}", std::process::id()));
@@ -302,7 +302,7 @@ fn a_port_serves_one_guest_after_the_other() {
     packet.push_header(60);
     burst.push(packet).unwrap();
     port.transmit(&mut burst, &mut cx(&mut memory, &ledger)).unwrap();
-    assert_eq!((burst.len(), port.sessions()), (0, (0, 1)), "nobody is there");
+    assert_eq!((burst.len(), port.sessions()), (0, (0, 1)), "no guest is connected");
 
     let mut guests = [(); 2].map(|()| UnixStream::connect(&path).unwrap());
     for (count, guest) in (1..).zip(&mut guests) {

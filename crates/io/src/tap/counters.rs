@@ -1,4 +1,4 @@
-//! What passed through a TAP device and what did not, by reason.
+//! Counters of a TAP device: traffic, and drops by reason.
 
 /// Traffic of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -7,30 +7,30 @@ pub struct Traffic {
     pub packets: u64,
     /// Bytes of Ethernet frames, without the virtio-net header.
     pub bytes: u64,
-    /// Those of the packets that were super-packets.
+    /// The packets that were super-packets.
     pub super_packets: u64,
-    /// System calls, including those that found nothing to do.
+    /// System calls, including those that moved nothing.
     pub calls: u64,
 }
 
-/// Counters of a TAP device, seen from us: received is what programs sent.
+/// Counters of a TAP device from our side: received means sent by programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TapCounters {
     /// From the device.
     pub received: Traffic,
     /// To the device.
     pub transmitted: Traffic,
-    /// Received and dropped: the frames at hand were too few to hold the packet.
+    /// Dropped on receive: too few frames were free to hold the packet.
     pub receive_no_memory: u64,
-    /// Received and dropped: shorter than an Ethernet header.
+    /// Dropped on receive: shorter than an Ethernet header.
     pub receive_short: u64,
-    /// Received and dropped: longer than the largest IP packet.
+    /// Dropped on receive: longer than the largest IP packet.
     pub receive_long: u64,
-    /// Received and dropped: the virtio-net header makes no sense.
+    /// Dropped on receive: invalid virtio-net header.
     pub receive_bad_header: u64,
-    /// Lost by the kernel at the read: a kind of super-packet that its header cannot express.
+    /// Lost by the kernel at the read: super-packets of a kind that the header cannot express.
     pub receive_lost: u64,
-    /// Times that receiving stopped because there was no memory at all; nothing was dropped here.
+    /// Times that receiving paused because no memory was free; nothing was dropped.
     pub receive_paused: u64,
     /// Not transmitted: the kernel refused the packet.
     pub transmit_refused: u64,
@@ -52,7 +52,7 @@ impl TapCounters {
             + self.receive_lost
     }
 
-    /// Of both devices together.
+    /// The sum of two devices' counters.
     pub fn plus(&self, other: &Self) -> Self {
         Self {
             received: self.received.plus(&other.received),
@@ -83,7 +83,7 @@ impl Traffic {
         self.super_packets += u64::from(offload.gso.is_some());
     }
 
-    /// Both together.
+    /// The sum of two directions or devices.
     pub(crate) fn plus(&self, other: &Self) -> Self {
         Self {
             packets: self.packets + other.packets,

@@ -1,26 +1,26 @@
-//! Why a TAP device cannot be had or used, and what to do about it.
+//! Why a TAP device could not be opened or used, and what to do about it.
 
 use rustix::io::Errno;
 use std::fmt;
 
-/// Why a TAP device cannot be had or used.
+/// Why a TAP device could not be opened or used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TapError {
-    /// The kernel offers no `/dev/net/tun`.
+    /// `/dev/net/tun` does not exist.
     NoDevice,
-    /// `/dev/net/tun` is there, and we may not open it.
+    /// `/dev/net/tun` exists, but this process may not open it.
     DeviceForbidden,
-    /// The device may be opened but no interface made.
+    /// The device was opened, but this process may not create an interface.
     NotPermitted,
     /// The interface exists and is in use.
     NameInUse,
-    /// The name cannot be an interface's.
+    /// The name is not valid for an interface.
     NameInvalid,
-    /// The kernel does not know what we need of a TAP device.
+    /// The kernel lacks a required feature of TAP devices.
     Unsupported,
-    /// The interface was deleted, or the file never had one.
+    /// The interface was deleted, or the descriptor was never attached to one.
     Gone,
-    /// Anything else.
+    /// Any other error.
     Os(Errno),
 }
 
@@ -67,7 +67,7 @@ impl TapError {
         }
     }
 
-    /// `exists` tells an interface that is of another kind from a name that is impossible.
+    /// `exists` distinguishes an interface of another kind from an invalid name.
     pub(super) fn from_attach(errno: Errno, exists: bool) -> Self {
         match errno {
             Errno::PERM | Errno::ACCESS => Self::NotPermitted,
@@ -97,7 +97,7 @@ impl TapError {
 mod tests {
     use super::*;
 
-    /// Goal: whoever reads the message knows what to do next.
+    /// Goal: each message says what to do next.
     #[test]
     fn each_error_names_its_remedy() {
         let remedy = |error: TapError| error.to_string();

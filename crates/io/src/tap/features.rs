@@ -1,9 +1,9 @@
-//! What a TAP device does for packets, and how that is agreed with the kernel.
+//! Offload features of a TAP device, and their negotiation with the kernel.
 //!
-//! The kernel refuses a mask of which it does not know or allow every bit, so the mask is tried
-//! in steps, largest first. Rules of `TUNSETOFFLOAD`: everything needs the checksum bit, the two
-//! UDP bits come together or not at all, and those of tunnels (Linux 6.17) need one for
-//! super-packets without.
+//! The kernel refuses a mask with any bit that it does not know or allow. So masks are tried in
+//! steps, largest first. Rules of `TUNSETOFFLOAD`: every bit requires the checksum bit; the two UDP
+//! bits must be set together; those of tunnels (Linux 6.17) require one for super-packets without a
+//! tunnel.
 
 use rustix::io::Errno;
 use std::fmt;
@@ -17,22 +17,23 @@ pub struct Features {
     pub tso4: bool,
     /// TCP super-packets over IPv6.
     pub tso6: bool,
-    /// UDP super-packets over both.
+    /// UDP super-packets over IPv4 and IPv6.
     pub uso: bool,
-    /// Super-packets of these kinds in UDP tunnels, with and without an outer checksum.
+    /// Super-packets of these kinds in UDP tunnels, with or without an outer checksum.
     pub tunnel: bool,
 }
 
 impl Features {
-    /// All features, for a switch: whoever asks for tunnels has to cut what is in them.
+    /// All features, for a switch: a caller that requests tunnels must segment tunnelled
+    /// super-packets.
     pub const WITH_TUNNELS: Self = Self { tunnel: true, ..Self::ALL };
-    /// All features that a stack has a use for.
+    /// All features that a stack uses.
     pub const ALL: Self = Self { checksum: true, tso4: true, tso6: true, uso: true, tunnel: false };
     /// No feature.
     pub const NONE: Self =
         Self { checksum: false, tso4: false, tso6: false, uso: false, tunnel: false };
 
-    /// The features of `self` that are in `other` too.
+    /// The features that are in both sets.
     pub fn and(self, other: Self) -> Self {
         Self {
             checksum: self.checksum && other.checksum,
@@ -43,8 +44,8 @@ impl Features {
         }
     }
 
-    /// The features of `self` that are not in `other`. Without checksums there is nothing left, and
-    /// without super-packets there are none in tunnels.
+    /// The features of `self` that are not in `other`. Removing checksums removes everything, and
+    /// removing super-packets removes tunnels.
     pub fn without(self, other: Self) -> Self {
         Self {
             checksum: self.checksum && !other.checksum,
@@ -56,7 +57,7 @@ impl Features {
         .consistent()
     }
 
-    /// The features of either.
+    /// The features that are in either set.
     pub fn or(self, other: Self) -> Self {
         Self {
             checksum: self.checksum || other.checksum,
@@ -67,24 +68,24 @@ impl Features {
         }
     }
 
-    /// True if super-packets of any kind are among them.
+    /// True if the set contains super-packets of any kind.
     pub fn any_gso(self) -> bool {
         self.tso4 || self.tso6 || self.uso
     }
 
-    /// Drops what cannot be had without checksums, and tunnels without anything for them.
+    /// Drops features that lack checksums, and tunnels without a kind of super-packet.
     pub(super) fn consistent(self) -> Self {
         let tunnel = self.tunnel && self.any_gso();
         if self.checksum { Self { tunnel, ..self } } else { Self::NONE }
     }
 
-    /// The largest part of `wanted` that `set`, which is `TUNSETOFFLOAD`, takes. Fails only if the
-    /// device does not even take an empty mask.
+    /// Negotiates the largest part of `wanted` that `set` (`TUNSETOFFLOAD`) accepts. Fails only if
+    /// the device does not even accept an empty mask, or with an error other than `EINVAL`.
     pub(super) fn negotiate(
         wanted: Self,
         mut set: impl FnMut(u32) -> Result<(), Errno>,
     ) -> Result<Self, Errno> {
-        // A device that outlived an earlier owner has that one's mask.
+        // A device that outlived an earlier owner still has that owner's mask.
         set(0)?;
         let steps = [
             Self::WITH_TUNNELS,
@@ -150,16 +151,16 @@ impl fmt::Display for Features {
     }
 }
 
-/// Super-packets in UDP tunnels (`linux/if_tun.h`; not in libc yet).
+/// Super-packets in UDP tunnels (`linux/if_tun.h`; missing in libc).
 const TUN_F_UDP_TUNNEL_GSO: u32 = 0x080;
-/// Also those whose outer checksum is partial.
+/// Super-packets in UDP tunnels whose outer checksum is partial.
 const TUN_F_UDP_TUNNEL_GSO_CSUM: u32 = 0x100;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A kernel that knows the bits of `known` and has Linux's rules.
+    /// A kernel that knows the bits of `known` and enforces Linux's rules.
     fn kernel(known: u32) -> impl FnMut(u32) -> Result<(), Errno> {
         move |mask| {
             let uso = libc::TUN_F_USO4 | libc::TUN_F_USO6;
@@ -189,7 +190,7 @@ mod tests {
         ];
         for (known, expected) in cases {
             let got = Features::negotiate(Features::WITH_TUNNELS, kernel(known));
-            assert_eq!(got.expect("mask 0 is taken").to_string(), expected);
+            assert_eq!(got.expect("mask 0 is accepted").to_string(), expected);
         }
     }
 
@@ -201,20 +202,20 @@ mod tests {
             asked.push(mask);
             kernel(u32::MAX)(mask)
         });
-        assert_eq!(got.expect("taken"), wanted);
+        assert_eq!(got.expect("accepted"), wanted);
         assert_eq!(asked, [0, libc::TUN_F_CSUM | libc::TUN_F_USO4 | libc::TUN_F_USO6]);
     }
 
     #[test]
     fn nothing_goes_without_checksums() {
         let wanted = Features { checksum: false, ..Features::ALL };
-        let got = Features::negotiate(wanted, kernel(u32::MAX)).expect("mask 0 is taken");
+        let got = Features::negotiate(wanted, kernel(u32::MAX)).expect("mask 0 is accepted");
         assert_eq!(got, Features::NONE);
         let checksum = Features { checksum: true, ..Features::NONE };
         assert_eq!(Features::ALL.without(checksum), Features::NONE);
         let tunnel = Features { tunnel: true, ..checksum };
-        let got = Features::negotiate(tunnel, kernel(u32::MAX)).expect("mask 0 is taken");
-        assert_eq!(got, checksum, "nothing is cut");
+        let got = Features::negotiate(tunnel, kernel(u32::MAX)).expect("mask 0 is accepted");
+        assert_eq!(got, checksum, "no super-packets");
         assert_eq!(Features::WITH_TUNNELS.without(Features::ALL), Features::NONE);
     }
 

@@ -1,22 +1,21 @@
 //! Proves the features of a TAP device through the device itself.
 //!
-//! What the kernel agrees to and what works are two things: a container runtime may filter, a
-//! kernel may know a bit and lack the rest. So before any program runs, sockets in the namespace
-//! talk to this module, which plays their peer on the other side of the device:
+//! What the kernel agrees to does not always work: a container runtime may filter, and a kernel may
+//! know a bit but lack the rest. So before any program runs, sockets in the namespace exchange
+//! packets with this module, which acts as their peer on the other side of the device:
 //!
-//! - a datagram must come out with a partial checksum, and one with a partial checksum must be
-//!   taken;
-//! - a `UDP_SEGMENT` send must come out as one super-packet, and a super-packet be taken;
-//! - a TCP connection must send super-packets, and take one.
+//! - the kernel must send a datagram with a partial checksum, and accept one;
+//! - it must send a `UDP_SEGMENT` send as one super-packet, and accept one;
+//! - a TCP connection must send super-packets, and accept one.
 //!
-//! Each over IPv4 and IPv6, as far as there are addresses; bytes are compared. A feature that fails
-//! is switched off and the report says why; so is one that could not be tried, since nothing can
-//! use it either.
+//! Each test runs over IPv4 and IPv6, as far as there are addresses, and compares bytes. A feature
+//! that fails is switched off, and the report contains the reason. So is one that could not be
+//! tested: nothing can use it either.
 //!
-//! Runs on a thread inside the namespace, when the link is up and has its addresses, and may wait
-//! in vain for [`TIME_MAX`] in all. Leaves nothing behind: neighbour entries are deleted, the
-//! connections end with RST, packets left in the device are read and dropped. Ports are above those
-//! that the kernel gives out.
+//! The test runs on a thread inside the namespace, after the link is up and has its addresses. It
+//! may wait without success for [`TIME_MAX`] in total. It leaves nothing behind: it deletes its
+//! neighbour entries, closes its connections with RST, and reads and drops packets left in the
+//! device. Its ports are above the kernel's ephemeral ports.
 
 pub(crate) mod frame;
 mod neighbour;
@@ -33,17 +32,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 use wire::Wire;
 
-/// Longest time that a self-test waits in vain, even if everything fails.
+/// Longest time that a self-test waits without success, even if everything fails.
 pub const TIME_MAX: Duration = Duration::from_millis(280);
-/// Longest time that it waits for one packet; a working device needs microseconds.
+/// Longest wait for one packet; a working device needs microseconds.
 const STEP_TIME_MAX: Duration = Duration::from_millis(60);
-/// Longest time that the first packet of a family is tried again: a new IPv6 address is made known
-/// to the kernel's input by a work queue, some time after the call that added it has returned.
+/// Longest time for which the first packet of a family is repeated: the kernel's input learns of a
+/// new IPv6 address from a work queue, some time after the call that added the address has
+/// returned.
 const SETTLE_TIME_MAX: Duration = Duration::from_millis(150);
-/// How long each such try waits.
+/// Wait after each such repetition.
 const SETTLE_STEP: Duration = Duration::from_millis(2);
 
-/// What a self-test has to know about the network inside.
+/// What a self-test needs to know about the network inside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SelfTest {
     /// Ethernet address of the interface.
@@ -65,21 +65,21 @@ pub struct SelfTest {
 /// Why a feature is off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Nobody asked for it, or the kernel did not agree.
+    /// It was not requested, or the kernel did not agree.
     NotAgreed,
-    /// There is no address to try it with.
+    /// There is no address to test it with.
     NoAddress,
-    /// Partial checksums do not work, and it needs them.
+    /// It requires partial checksums, which do not work.
     NoChecksum,
-    /// No packet came out of the device in time.
+    /// The device delivered no packet in time.
     Silent,
     /// A packet written to the device did not reach its socket in time.
     NotTaken,
-    /// Packets came with finished checksums.
+    /// Packets arrived with complete checksums.
     Finished,
-    /// A super-packet came in single segments.
+    /// A super-packet arrived as single segments.
     Cut,
-    /// The bytes that came are not those that were sent.
+    /// The bytes received differ from those sent.
     Altered,
     /// A call failed.
     Failed(&'static str, Errno),
@@ -101,14 +101,14 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Outcome of a self-test.
+/// Result of a self-test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Features that work, and are on.
+    /// Features that work and are on.
     pub features: Features,
-    /// Features that are off, and why, in the order checksum, tso4, tso6, uso.
+    /// Features that are off, with the reasons, in the order checksum, tso4, tso6, uso.
     pub off: Vec<(&'static str, Reason)>,
-    /// How long it took.
+    /// Duration of the self-test.
     pub elapsed: Duration,
 }
 
@@ -126,13 +126,13 @@ impl fmt::Display for Report {
     }
 }
 
-/// Proves the features that were agreed on and switches off those that fail. See the module text.
+/// Proves the agreed features and switches off those that fail; see the module documentation.
 pub fn self_test(tap: &mut Tap, setup: &SelfTest) -> Report {
     self_test_patiently(tap, setup, 1)
 }
 
-/// As [`self_test`], but it may take `patience` times as long: for who would rather wait than go
-/// without a feature because the machine is busy.
+/// Runs [`self_test`] with time limits that are `patience` times as long, for callers that prefer
+/// to wait over losing a feature because the machine is busy.
 pub fn self_test_patiently(tap: &mut Tap, setup: &SelfTest, patience: u32) -> Report {
     let agreed = tap.features();
     let mut wire = Wire::new(tap.as_fd(), patience);
@@ -152,7 +152,7 @@ pub fn self_test_patiently(tap: &mut Tap, setup: &SelfTest, patience: u32) -> Re
     Report { features, off: verdicts.restrict(features).failures().collect(), elapsed }
 }
 
-/// What became of each feature: `None` if it works.
+/// The result for each feature: `None` if it works.
 struct Verdicts {
     checksum: Option<Reason>,
     tso4: Option<Reason>,
@@ -206,7 +206,7 @@ impl Verdicts {
         Self { checksum, tso4: tso(agreed.tso4, v4), tso6: tso(agreed.tso6, v6), uso }
     }
 
-    /// What was proved and is not among `features` after all was not agreed.
+    /// A feature that was proved but is not in `features` in the end was not agreed.
     fn restrict(self, features: Features) -> Self {
         let restrict = |verdict: Option<Reason>, on: bool| {
             verdict.or(if on { None } else { Some(Reason::NotAgreed) })

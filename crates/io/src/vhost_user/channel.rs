@@ -1,15 +1,15 @@
-//! One connection to a front end: requests in, replies out.
+//! A connection to a front end: receives requests, sends replies.
 //!
-//! The socket is a stream, so a message may come in parts, and its descriptors with any of them.
-//! No more is read than the message at hand still lacks: descriptors cannot get to the wrong one.
-//! No call blocks. One thread at a time.
+//! The socket is a stream, so a message may arrive in parts, with its descriptors attached to any
+//! part. A read never goes beyond the current message, so descriptors cannot be assigned to the
+//! wrong one. No call blocks. One thread at a time.
 //!
-//! Of what a front end can send only events and memory are answered for by the kernel alone. To ask
-//! anything else, even to close it, may wait for whoever serves it, so that the first other
-//! descriptor is the end of the connection. It is kept until [`Channel::into_files`].
+//! Of the descriptors that a front end can send, the kernel alone answers for events and memory
+//! files. Any call on another file, even close(2), may wait for the file's server. So the first
+//! other descriptor ends the connection. It stays open until [`Channel::into_files`].
 //!
-//! Limits: [`DESCRIPTORS_MAX`] per message; a front end that does not read its replies until the
-//! socket is full loses the connection.
+//! Limits: [`DESCRIPTORS_MAX`] per message. A front end that does not read its replies loses the
+//! connection when the socket is full.
 
 use super::event;
 use super::message::{
@@ -27,18 +27,18 @@ use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 
-/// Why a connection is over.
+/// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChannelError {
     /// The front end has closed it.
     Closed,
-    /// A message that leaves unknown where the next begins.
+    /// A header after which the start of the next message is unknown.
     Header(HeaderError),
-    /// More descriptors than any message has.
+    /// More descriptors than any message may carry.
     Descriptors,
     /// A descriptor that is neither an event nor memory.
     Foreign,
-    /// Replies pile up.
+    /// The front end does not read its replies.
     NotRead,
     /// The socket failed.
     Os(Errno),
@@ -86,31 +86,31 @@ impl From<Errno> for ChannelError {
     }
 }
 
-/// A message that has come.
+/// A received message.
 #[derive(Debug)]
 pub struct Incoming {
-    /// The number that a reply repeats.
+    /// The request number, which a reply repeats.
     pub code: u32,
-    /// An acknowledgement is asked for, if that was agreed upon.
+    /// An acknowledgement is requested; valid if the feature is negotiated.
     pub need_reply: bool,
-    /// What it asks for, or why it is refused.
+    /// The request, or why it is refused.
     pub request: Result<Request, RequestError>,
 }
 
-/// See the module text.
+/// A connection to a front end; see the module documentation.
 #[derive(Debug)]
 pub struct Channel {
     socket: OwnedFd,
     bytes: [u8; HEADER_BYTES + PAYLOAD_BYTES_MAX],
     filled: usize,
-    /// Events and memory.
+    /// Received descriptors of events and memory.
     descriptors: Vec<OwnedFd>,
-    /// All else.
+    /// All other received descriptors.
     foreign: Vec<OwnedFd>,
 }
 
 impl Channel {
-    /// Takes over a connected stream socket, which must not block.
+    /// Takes over a connected, non-blocking stream socket.
     pub fn new(socket: OwnedFd) -> Self {
         Self {
             socket,
@@ -121,10 +121,10 @@ impl Channel {
         }
     }
 
-    /// The next message, if all of it is there.
+    /// Returns the next message, if all of it has arrived.
     ///
     /// # Errors
-    /// [`ChannelError`]: the connection is of no further use.
+    /// [`ChannelError`]; the connection cannot be used any more.
     pub fn receive(&mut self) -> Result<Option<Incoming>, ChannelError> {
         if !self.fill(HEADER_BYTES)? {
             return Ok(None);
@@ -141,17 +141,17 @@ impl Channel {
         Ok(Some(Incoming { code: header.code, need_reply: header.need_reply, request }))
     }
 
-    /// The socket, and what a front end must not send: to close them may take long.
+    /// Returns the socket and the forbidden descriptors. Closing them may block.
     pub fn into_files(self) -> Vec<OwnedFd> {
         let mut files = self.foreign;
         files.push(self.socket);
         files
     }
 
-    /// Answers request `code`; `descriptor` goes along.
+    /// Sends the reply to request `code`, with `descriptor` attached.
     ///
     /// # Errors
-    /// [`ChannelError`]: the connection is of no further use.
+    /// [`ChannelError`]; the connection cannot be used any more.
     pub fn send(
         &self,
         code: u32,
@@ -173,16 +173,17 @@ impl Channel {
             rustix::io::retry_on_intr(|| sendmsg(&self.socket, &slices, &mut control, flags));
         match sent {
             Ok(count) if count == bytes.len() => Ok(()),
-            // So short a reply is cut only if nothing more fits.
+            // A reply is so short that it is truncated only if the socket is full.
             Ok(_) | Err(Errno::AGAIN) => Err(ChannelError::NotRead),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    /// Reads until there are `end` bytes; false if they are not there yet.
+    /// Reads until there are `end` bytes; false if they have not arrived yet.
     fn fill(&mut self, end: usize) -> Result<bool, ChannelError> {
         while self.filled < end {
-            // For all that can come: the kernel closes here, and waits, what it has no room for.
+            // Room for the most descriptors possible: the kernel would close those that do not fit,
+            // here, and that may block.
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SENT_MAX))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let mut slices = [IoSliceMut::new(&mut self.bytes[self.filled..end])];
@@ -218,7 +219,7 @@ impl Channel {
     }
 }
 
-/// Descriptors of one message that the kernel passes on (`SCM_MAX_FD`).
+/// Most descriptors in one message that the kernel passes on (`SCM_MAX_FD`).
 const SENT_MAX: usize = 253;
 
 impl AsFd for Channel {

@@ -1,9 +1,9 @@
-//! Carrying out requests: the guest's memory, its dirty log, the area for what is in flight, and
-//! starting rings with all of it.
+//! Carries out requests on the guest's memory, its dirty log and the in-flight region, and starts
+//! rings with them.
 //!
-//! What changes here, changes while the rings that rest upon it stand still; the device sees to
-//! that. A request that fails leaves everything as it was, but for rings that do not start: they
-//! wait for another kick descriptor.
+//! The rings that depend on a change are stopped while it is made; the device ensures that. A
+//! request that fails changes nothing, except that rings which fail to start wait for another kick
+//! descriptor.
 
 use super::event;
 use super::memory::{GuestMemory, MemoryError};
@@ -20,26 +20,26 @@ use std::sync::Arc;
 use std::task::Waker;
 use towpath_packet::{Burst, Memory};
 
-/// Why a request is not carried out.
+/// Why a request was not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControlError {
-    /// It is wrong by itself.
+    /// The request is malformed.
     Request(RequestError),
-    /// It is wrong at this point.
+    /// The request is not permitted in this state.
     Refusal(Refusal),
-    /// The guest's memory is not as it says.
+    /// The guest's memory does not match its description.
     Memory(MemoryError),
     /// A ring does not start.
     Start(u16, StartError),
     /// A ring's kick descriptor cannot be watched.
     Kick(u16),
-    /// What is to be signalled for a ring, or signals it, is no event.
+    /// A kick, call or error descriptor is not an event.
     NoEvent(u32),
-    /// The area for what is in flight does not fit its rings.
+    /// The in-flight region does not fit its rings.
     Inflight(u64),
-    /// The area for what is in flight cannot be mapped.
+    /// The in-flight region cannot be mapped.
     InflightMap(MapError),
-    /// The system refuses.
+    /// A system call failed.
     Os(Errno),
 }
 
@@ -101,20 +101,20 @@ impl From<Errno> for ControlError {
     }
 }
 
-/// What goes back to the front end: a reply that is due in any case, and its descriptor.
+/// Answer to a request: a reply that is always sent, and its descriptor.
 pub(super) type Answer = (Option<Reply>, Option<OwnedFd>);
 
-/// The area that keeps what is in flight over the end of this process.
+/// The shared memory of the in-flight region, which survives this process.
 struct InflightArea {
     layout: InflightLayout,
     mapping: Arc<Mapping>,
 }
 
-/// What requests have set up beside the rings. See the module text.
+/// State that requests set up beside the rings.
 pub(super) struct Control {
     memory: GuestMemory,
     inflight: Option<InflightArea>,
-    /// The address that the network is to be told.
+    /// The address to announce to the network.
     announce: Option<[u8; 6]>,
 }
 
@@ -123,12 +123,12 @@ impl Control {
         Self { memory: GuestMemory::new(), inflight: None, announce: None }
     }
 
-    /// True if what the front end gave us is not there any more.
+    /// True if a file that the front end shares was truncated while mapped.
     pub(super) fn is_cut(&self) -> bool {
         self.memory.is_cut() || self.inflight.as_ref().is_some_and(|area| area.mapping.is_cut())
     }
 
-    /// Carries out a request. Its rings stand still.
+    /// Carries out a request whose rings are stopped.
     pub(super) fn carry_out(
         &mut self,
         session: &mut Session,
@@ -174,7 +174,7 @@ impl Control {
     /// Starts all rings that are set up.
     ///
     /// # Errors
-    /// That of the first which does not start; the others do.
+    /// That of the first ring that does not start; the others start.
     pub(super) fn start(
         &self,
         session: &mut Session,
@@ -199,13 +199,13 @@ impl Control {
         result
     }
 
-    /// Adds the packet that tells the network where the guest is now, if one is due.
+    /// Adds the packet that announces the guest's location to the network, if one is due.
     pub(super) fn announce(&mut self, memory: &mut Memory, burst: &mut Burst) {
         let Some(mac) = self.announce else { return };
         if burst.is_full() {
             return;
         }
-        // Tried again if memory is short.
+        // Tried again later if memory is short.
         let (Some(mut frame), Some(mut packet)) = (memory.small.take(), memory.packet()) else {
             return;
         };
@@ -229,7 +229,7 @@ impl Control {
         }
     }
 
-    /// Maps the area, which must have room for as many rings of such a size as it says.
+    /// Maps the in-flight region, which must have room for the rings that it describes.
     fn set_inflight(
         &mut self,
         session: &Session,
@@ -246,7 +246,7 @@ impl Control {
         Ok(())
     }
 
-    /// The part of the area that belongs to a ring.
+    /// The part of the in-flight region that belongs to a ring.
     fn inflight_of(&self, session: &Session, ring: u16) -> Option<Area> {
         let InflightArea { layout, mapping } = self.inflight.as_ref()?;
         let bytes = region_bytes(session, layout.queue_size).ok()? as usize;
@@ -255,7 +255,7 @@ impl Control {
     }
 }
 
-/// Makes an area for so many rings of such a size.
+/// Creates an in-flight region for the requested number and size of rings.
 fn make_inflight(session: &Session, asked: InflightLayout) -> Result<Answer, ControlError> {
     let bytes = u64::from(asked.queues) * region_bytes(session, asked.queue_size)?;
     if bytes == 0 || asked.queues > session.ring_count() {
@@ -267,7 +267,7 @@ fn make_inflight(session: &Session, asked: InflightLayout) -> Result<Answer, Con
     Ok((Some(Reply::Inflight(layout)), Some(file)))
 }
 
-/// Bytes of the area for each ring.
+/// Bytes of the in-flight region for each ring.
 fn region_bytes(session: &Session, size: u16) -> Result<u64, ControlError> {
     if size == 0 || size > QUEUE_SIZE_MAX {
         return Err(ControlError::Inflight(0));
@@ -279,12 +279,12 @@ fn region_bytes(session: &Session, size: u16) -> Result<u64, ControlError> {
 /// Ethernet, reverse ARP, and padding to the shortest frame.
 const RARP_BYTES: usize = 60;
 
-/// RFC 903: a station asks for its own address, which tells switches where it is.
+/// RFC 903: a station asks for its own address, from which switches learn its location.
 fn reverse_arp(mac: [u8; 6]) -> [u8; RARP_BYTES] {
     let mut frame = [0; RARP_BYTES];
     frame[..6].fill(0xff);
     frame[6..12].copy_from_slice(&mac);
-    // Reverse ARP; Ethernet, IPv4, their lengths, request.
+    // Reverse ARP; then Ethernet, IPv4, their address lengths, request.
     frame[12..22].copy_from_slice(&[0x80, 0x35, 0, 1, 8, 0, 6, 4, 0, 3]);
     frame[22..28].copy_from_slice(&mac);
     frame[32..38].copy_from_slice(&mac);

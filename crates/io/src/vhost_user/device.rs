@@ -1,27 +1,28 @@
-//! The device: a front end's session, the guest's memory and the rings, as a [`Device`].
+//! The device: a front end's session, the guest's memory and its rings, as a [`Device`].
 //!
 //! # Theory of operation
 //!
-//! All that a device waits for hangs in a reactor of its own: the endpoint, the connection, the
-//! kick descriptors of rings that run, and an event that tells that loans ended. That reactor is
-//! the device's file. Kick descriptors are events, watched for changes and never read.
+//! Everything that a device waits for is in a reactor of its own: the endpoint, the connection, the
+//! kick descriptors of running rings, and an event for loans that end. That reactor is the device's
+//! file. Kick descriptors are eventfds, watched edge-triggered and never read.
 //!
-//! Requests are carried out one after the other. One that changes what rings rest upon waits until
-//! these rings stand still ([`Stop`]); meanwhile no packets move, and no further request is read.
-//! Then it takes effect, all rings that are set up start again, and the reply goes out. The end of
-//! a connection is such a request too: what was lent is taken back first, and used entries are
+//! Requests are carried out one after the other. A request that changes what rings depend on waits
+//! until these rings have stopped ([`Stop`]); meanwhile no packets move, and no further request is
+//! read. Then it takes effect, all rings that are set up start again, and the reply is sent. The
+//! end of a connection is handled as such a request: loans are recalled first and used entries are
 //! written, so that the next session of this guest finds its rings in order.
 //!
-//! A request that cannot be carried out is answered so, if the front end asked for an
-//! acknowledgement; otherwise there is no way to tell, and the connection ends. It ends too if a
-//! file that the front end shared was [cut](super::cut). [`VhostUser::take_news`] tells all of it.
+//! If a request cannot be carried out, the reply says so, if the front end requested an
+//! acknowledgement. Otherwise there is no way to report it, and the connection ends. The connection
+//! also ends if a file that the front end shared was [truncated](super::cut).
+//! [`VhostUser::take_news`] reports all of this.
 //!
 //! One front end at a time: others are disconnected at once. Without one, packets for the guest are
-//! dropped and counted. No call blocks, whatever descriptors the front end sent: connections that
-//! it did not close itself are closed on another thread. Packets move without allocation.
+//! dropped and counted. No call blocks, whatever descriptors the front end sent: another thread
+//! closes connections that the front end did not close itself. Moving packets does not allocate.
 //! One thread at a time.
 //!
-//! Limits: [`REQUESTS_PER_TURN`].
+//! Limit: [`REQUESTS_PER_TURN`].
 
 mod error;
 mod kicks;
@@ -50,48 +51,48 @@ use std::time::Duration;
 use towpath_packet::time::{Instant, earliest};
 use towpath_packet::{Burst, Caps, Context, Device, Input, Ledger};
 
-/// Requests of one turn: more than a start takes, so that packets get their turn.
+/// Most requests of one turn: more than a start takes, and few enough to let packets move.
 pub const REQUESTS_PER_TURN: usize = 64;
-/// When to look again for rings that could not be stopped at once.
+/// Interval for trying again to stop rings that could not be stopped at once.
 const STOP_RETRY: Duration = Duration::from_millis(1);
 
-/// Tokens of the reactor; kick descriptors have that of their ring behind them.
+/// Tokens of the reactor. The token of a kick descriptor is `TOKEN_KICK` plus its ring.
 const TOKEN_ENDPOINT: u64 = 0;
 const TOKEN_CHANNEL: u64 = 1;
 const TOKEN_WAKE: u64 = 2;
 const TOKEN_KICK: u64 = 3;
 
-/// What happened to a device.
+/// Counters of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VhostUserCounters {
     /// Front ends that connected.
     pub sessions: u64,
-    /// Front ends disconnected because there was one already.
+    /// Front ends disconnected because another was connected already.
     pub turned_away: u64,
     /// Requests.
     pub requests: u64,
     /// Requests that were refused, by reason.
     pub refused: Refusals,
-    /// Sessions that ended otherwise than by their front end.
+    /// Sessions that the device ended.
     pub sent_away: u64,
     /// Rings that their driver broke.
     pub broken: u64,
-    /// Packets dropped because no guest takes any: no front end, no ring that runs and is enabled.
+    /// Packets dropped because no guest takes them: no front end, or no running and enabled ring.
     pub no_guest: u64,
 }
 
-/// Where front ends come from.
+/// How the device and front ends connect.
 #[derive(Debug)]
 enum Endpoint {
-    /// They connect to us.
+    /// Front ends connect to the device.
     Server(Listener),
-    /// We connect to them, again from a moment on.
+    /// The device connects to them, from this time on.
     Client(PathBuf, Instant),
-    /// There is one, which was connected before.
+    /// The device has the one connection that it was created with.
     Nowhere,
 }
 
-/// What is done when rings stand still.
+/// What to do when rings have stopped.
 #[derive(Debug)]
 enum Next {
     Request(u32, bool, Request),
@@ -102,11 +103,11 @@ enum Next {
 struct Peer {
     channel: Channel,
     session: Session,
-    /// Rings still to be stopped, and what then.
+    /// Rings that are still to be stopped, and what to do then.
     pending: Option<(RingSet, Next)>,
 }
 
-/// Wakes the thread that drives the device.
+/// Wakes up the thread that drives the device.
 struct WakeEvent(OwnedFd);
 
 impl Wake for WakeEvent {
@@ -115,12 +116,12 @@ impl Wake for WakeEvent {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Full after 2^64 wake-ups that nobody read; the event is there all the same.
+        // Fails only if the counter is at its maximum; the event is readable then anyway.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 }
 
-/// A vhost-user device. See the module text.
+/// A vhost-user device; see the module documentation.
 pub struct VhostUser {
     offer: Offer,
     endpoint: Endpoint,
@@ -132,9 +133,9 @@ pub struct VhostUser {
     reactor: Reactor,
     events: Box<Events>,
     wake: Waker,
-    /// When to look again for work that no file announces.
+    /// Next time to check for work that no file reports.
     turn_at: Option<Instant>,
-    /// When to accept again, after the system had no room for a connection.
+    /// Time to accept again, after the system had no resources for a connection.
     accept_at: Option<Instant>,
     counters: VhostUserCounters,
     news: Board,
@@ -142,7 +143,7 @@ pub struct VhostUser {
 }
 
 impl VhostUser {
-    /// A device that front ends connect to at `path`. Copies of payload are counted in `ledger`.
+    /// Creates a device to which front ends connect at `path`.
     ///
     /// # Errors
     /// [`VhostUserError`].
@@ -152,19 +153,20 @@ impl VhostUser {
     pub fn listen(path: &Path, offer: Offer) -> Result<Self, VhostUserError> {
         let listener = Listener::bind(path)?;
         let mut device = Self::new(Endpoint::Nowhere, offer)?;
-        // For changes only: who cannot be accepted now is no news all the time.
+        // Edge-triggered: a front end that cannot be accepted now must not be reported again and
+        // again.
         device.reactor.add(&listener, TOKEN_ENDPOINT, Interest::READ, true)?;
         device.endpoint = Endpoint::Server(listener);
         Ok(device)
     }
 
-    /// A device that connects to front ends at `path`, again after each.
+    /// Creates a device that connects to front ends at `path`, and connects again after each.
     ///
     /// # Errors
-    /// [`VhostUserError`]; a front end that is not there yet is none.
+    /// [`VhostUserError`]. It is no error if no front end listens yet.
     ///
     /// # Panics
-    /// As [`VhostUser::listen`].
+    /// If `offer` has no pair of queues, or too many.
     pub fn connect(path: &Path, offer: Offer) -> Result<Self, VhostUserError> {
         let mut device = Self::new(Endpoint::Nowhere, offer)?;
         if let Some(socket) = endpoint::connect(path)? {
@@ -174,14 +176,14 @@ impl VhostUser {
         Ok(device)
     }
 
-    /// A device for the front end at the other end of `socket`, a connected stream socket, and no
-    /// other.
+    /// Creates a device for one front end, at the other end of `socket`, which must be a connected
+    /// stream socket.
     ///
     /// # Errors
     /// [`VhostUserError::Os`].
     ///
     /// # Panics
-    /// As [`VhostUser::listen`].
+    /// If `offer` has no pair of queues, or too many.
     pub fn from_socket(socket: OwnedFd, offer: Offer) -> Result<Self, VhostUserError> {
         let mut device = Self::new(Endpoint::Nowhere, offer)?;
         device.meet(socket)?;
@@ -193,7 +195,7 @@ impl VhostUser {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let event = eventfd(0, flags).map_err(io::Error::from)?;
         let reactor = Reactor::new()?;
-        // For changes only, so that nobody needs to read it.
+        // Edge-triggered, so that the event need not be read.
         reactor.add(&event, TOKEN_WAKE, Interest::READ, true)?;
         Ok(Self {
             offer,
@@ -213,21 +215,21 @@ impl VhostUser {
         })
     }
 
-    /// From now on the owner polls: what drivers do is told by [`Device::poll`], and by the file
-    /// only after [`Device::arm`]. A driver then has no kicks to make while its packets move.
+    /// The owner polls from now on: [`Device::poll`] reports what drivers do, and the file does so
+    /// only after [`Device::arm`]. Drivers then need no kicks while their packets move.
     pub fn set_polled(&mut self) {
         self.rings.set_polled();
     }
 
-    /// From now on, from the next start of a ring, short frames of drivers come
-    /// [inline](towpath_packet::Packet::is_inline): for an owner who forwards packets by their
-    /// headers and wants no payload of them, as a switch. Up to
+    /// Makes short frames of drivers [inline](towpath_packet::Packet::is_inline), on rings that
+    /// start from now on. For an owner, such as a switch, that forwards packets by their headers
+    /// and needs no payload of them. Applies to frames of up to
     /// [`INLINE_BYTES_MAX`](super::virtq::transmit::INLINE_BYTES_MAX) bytes.
     pub fn set_inline(&mut self) {
         self.rings.set_inline();
     }
 
-    /// True if there is a front end, and its rings need not stand still.
+    /// True if a front end is connected and no rings are being stopped.
     fn can_move(&self) -> bool {
         self.peer.as_ref().is_some_and(|peer| peer.pending.is_none())
     }
@@ -237,27 +239,27 @@ impl VhostUser {
         self.peer.is_some()
     }
 
-    /// True if packets can move: there is a ring that runs.
+    /// True if packets can move: at least one ring runs.
     pub fn is_running(&self) -> bool {
         self.peer.as_ref().is_some_and(|peer| !peer.session.running().is_empty())
     }
 
-    /// What happened beside packets, oldest first; told once.
+    /// Returns the oldest unread event.
     pub fn take_news(&mut self) -> Option<News> {
         self.news.take()
     }
 
-    /// Counters since the device was made.
+    /// Counters since the device was created.
     pub fn counters(&self) -> &VhostUserCounters {
         &self.counters
     }
 
-    /// What went through the rings since the device was made.
+    /// Traffic through the rings since the device was created.
     pub fn traffic(&self) -> Traffic {
         self.rings.traffic()
     }
 
-    /// Takes a front end on.
+    /// Starts a session with a front end.
     fn meet(&mut self, socket: OwnedFd) -> Result<(), VhostUserError> {
         super::prepare()?;
         self.reactor.add(&socket, TOKEN_CHANNEL, Interest::READ, false)?;
@@ -268,7 +270,7 @@ impl VhostUser {
         Ok(())
     }
 
-    /// Takes on who has connected, or sends him away.
+    /// Accepts front ends that have connected, or disconnects them if there is a session already.
     fn accept(&mut self, now: Instant) -> Result<(), VhostUserError> {
         self.accept_at = None;
         loop {
@@ -284,7 +286,7 @@ impl VhostUser {
                 }
                 Ok(Some(socket)) => self.meet(socket)?,
                 Ok(None) => return Ok(()),
-                // No descriptors or no memory: it waits, and so do we.
+                // Out of descriptors or memory: try again later.
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
                     self.accept_at = Some(now + RETRY_INTERVAL);
                     return Ok(());
@@ -294,7 +296,8 @@ impl VhostUser {
         }
     }
 
-    /// As a client without a front end: connects when it is time. Returns when that is.
+    /// As a client without a front end: connects when it is time. Returns the time of the next
+    /// attempt.
     fn call_again(&mut self, now: Instant) -> Result<Option<Instant>, VhostUserError> {
         let Endpoint::Client(path, at) = &mut self.endpoint else { return Ok(None) };
         if self.peer.is_some() {
@@ -314,7 +317,7 @@ impl VhostUser {
         }
     }
 
-    /// Carries out requests, until there are no more or one has to wait.
+    /// Carries out requests until there are no more or one has to wait.
     fn serve(&mut self, is_readable: bool, cx: &Context<'_>) {
         let Some(mut peer) = self.peer.take() else { return };
         for _ in 0..REQUESTS_PER_TURN {
@@ -344,7 +347,7 @@ impl VhostUser {
         self.peer = Some(peer);
     }
 
-    /// Ends the session if what it rests upon is gone: it is the next thing that is done.
+    /// Ends the session if a shared file was truncated; nothing else is done before.
     fn leave_cut(&mut self) {
         if !self.control.is_cut() {
             return;
@@ -355,7 +358,7 @@ impl VhostUser {
         }
     }
 
-    /// What is to be done about a message.
+    /// Returns what to do about a message.
     fn begin(&mut self, peer: &Peer, incoming: Incoming) -> Option<(RingSet, Next)> {
         self.counters.requests += 1;
         let Incoming { code, need_reply, request } = incoming;
@@ -375,7 +378,7 @@ impl VhostUser {
         (peer.session.running(), Next::End(end))
     }
 
-    /// Stops rings; returns those that could not be yet.
+    /// Stops rings; returns those that could not be stopped yet.
     fn stop(&mut self, stops: RingSet, session: &mut Session, ledger: &Ledger) -> RingSet {
         let mut left = stops;
         for ring in stops.iter() {
@@ -387,7 +390,7 @@ impl VhostUser {
         left
     }
 
-    /// Carries out a request whose rings stand still, and answers it.
+    /// Carries out a request whose rings have stopped, and sends the reply.
     fn carry_out(
         &mut self,
         peer: &mut Peer,
@@ -410,7 +413,7 @@ impl VhostUser {
         Ok(())
     }
 
-    /// Says that a request is not carried out, if the front end wants to know.
+    /// Reports that a request was refused, if the front end requested an acknowledgement.
     fn refuse(
         &mut self,
         peer: &Peer,
@@ -425,7 +428,7 @@ impl VhostUser {
         Ok(peer.channel.send(code, &Reply::Number(1), None)?)
     }
 
-    /// Forgets a front end whose rings stand still.
+    /// Ends the session of a front end whose rings have stopped.
     fn part(&mut self, peer: Peer, end: SessionEnd, now: Instant) {
         self.unwatch_kicks();
         self.control = Control::new();
@@ -439,14 +442,14 @@ impl VhostUser {
         }
     }
 
-    /// Closes a connection in which descriptors may wait.
+    /// Closes a connection in which descriptors may be queued.
     fn hang_up(&self, channel: Channel) {
-        // It was added, and is still open.
+        // Cannot fail: the socket was added and is still open.
         let _ = self.reactor.remove(&channel);
         self.closing.close(channel.into_files());
     }
 
-    /// Tells which rings their driver broke, once each.
+    /// Reports rings that their driver broke, once each.
     fn tell_broken(&mut self) {
         let broken = self.rings.take_broken();
         let Some(peer) = &self.peer else { return };
@@ -490,16 +493,17 @@ impl Device for VhostUser {
         Some(self.reactor.as_fd())
     }
 
-    /// The moment that the last turn has found, or an earlier one at which memory of a guest is to
-    /// be taken back. The first turn is due at once.
+    /// The time that the last turn determined, or an earlier deadline for recalling guest memory.
+    /// The first turn is due at once.
     fn next_deadline(&self) -> Option<Instant> {
         earliest([self.turn_at, self.rings.next_deadline()])
     }
 
-    /// Meets front ends, carries out their requests and gives back what is over.
+    /// Accepts front ends, carries out their requests, and returns buffers whose loans are over.
     ///
     /// # Errors
-    /// [`VhostUserError::Os`]: the device is of no further use. What a front end does is never one.
+    /// [`VhostUserError::Os`]; the device cannot be used any more. Nothing that a front end does is
+    /// an error.
     fn turn(&mut self, _: bool, cx: &mut Context<'_>) -> Result<(), VhostUserError> {
         let mut events = std::mem::take(&mut self.events);
         let waited = self.reactor.wait(Some(Duration::ZERO), &mut events);
@@ -521,8 +525,8 @@ impl Device for VhostUser {
         Ok(())
     }
 
-    /// True if there is something to do for an owner who polls: to turn if memory is gone, else to
-    /// receive, and to transmit what waits.
+    /// For an owner that polls: true if it should call `receive`, and `transmit` for packets that
+    /// wait, or `turn` if a shared file was truncated.
     fn poll(&mut self) -> bool {
         self.can_move() && (self.rings.has_work() || self.control.is_cut())
     }

@@ -1,12 +1,12 @@
-//! The other end of a virtqueue: a small driver in this process, for tests and benchmarks.
+//! The driver's side of a virtqueue, for tests and benchmarks: a small driver in this process.
 //!
-//! It does what a guest's driver does, over memory of its own that a device maps a second time, and
-//! knows nothing of how the device side is written: split and packed rings, indirect tables, event
-//! index, chains of any shape. [`GuestRam`] is the memory, [`DriverQueue`] a queue in it.
+//! It does what a guest's driver does, in memory of its own that a device maps a second time. It
+//! shares no code with the device side. It supports split and packed rings, indirect tables, the
+//! event index, and chains of any shape. [`GuestRam`] is the memory, [`DriverQueue`] a queue in it.
 //!
-//! Invariant: a token that was [added](DriverQueue::add) comes back once, by
-//! [`used`](DriverQueue::used); a device that gives back what it does not have is found, and
-//! panics. One thread drives a queue. Limits: [`TABLE_MAX`].
+//! Invariant: [`used`](DriverQueue::used) returns each token that was [added](DriverQueue::add)
+//! once. A device that returns a buffer that it does not have causes a panic. One thread drives a
+//! queue. Limit: [`TABLE_MAX`].
 
 mod front_end;
 mod packed;
@@ -21,14 +21,14 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 
-/// Most buffers of a chain: what Linux's driver needs for the largest packet, and to spare.
+/// Most buffers of a chain: more than Linux's driver needs for the largest packet.
 pub const TABLE_MAX: usize = 24;
 /// Bytes of an indirect table.
 const TABLE_BYTES: usize = 16 * TABLE_MAX;
-/// Front ends have memory elsewhere than guests do.
+/// Difference between front-end addresses and guest addresses.
 const USER_OFFSET: u64 = 0x7f00_0000_0000;
 
-/// The memory of a guest that does not exist: a file in memory, in regions that follow each other.
+/// Guest memory without a guest: a memory file with regions that follow each other.
 pub struct GuestRam {
     file: OwnedFd,
     layouts: Vec<RegionLayout>,
@@ -36,8 +36,8 @@ pub struct GuestRam {
 }
 
 impl GuestRam {
-    /// Regions of these sizes, one after the other from guest address `first`, in a file that
-    /// nobody can cut. Sizes are multiples of a page.
+    /// Creates regions of these sizes, one after the other from guest address `first`, in a file
+    /// that is sealed against truncation. Sizes are multiples of a page.
     pub fn new(first: u64, sizes: &[u64]) -> Result<Self, Errno> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("guest", flags)?;
@@ -46,7 +46,7 @@ impl GuestRam {
         Ok(ram)
     }
 
-    /// The same in an empty file that the caller has.
+    /// Creates regions of these sizes, as [`new`](Self::new) does, in an empty file of the caller.
     pub fn in_file(file: OwnedFd, first: u64, sizes: &[u64]) -> Result<Self, Errno> {
         rustix::fs::ftruncate(&file, sizes.iter().sum())?;
         let mut layouts = Vec::new();
@@ -61,22 +61,22 @@ impl GuestRam {
         Ok(Self { file, layouts, memory })
     }
 
-    /// The file, to be handed to a device.
+    /// The file, to pass to a device.
     pub fn file(&self) -> &OwnedFd {
         &self.file
     }
 
-    /// Its regions.
+    /// The regions.
     pub fn layouts(&self) -> &[RegionLayout] {
         &self.layouts
     }
 
-    /// The driver's own view.
+    /// The driver's own mapping.
     pub fn memory(&self) -> &GuestMemory {
         &self.memory
     }
 
-    /// Maps it once more, as a device does.
+    /// Maps the memory again, as a device does.
     pub fn map(&self) -> Result<GuestMemory, Errno> {
         map(&self.file, &self.layouts)
     }
@@ -90,7 +90,7 @@ fn map(file: &OwnedFd, layouts: &[RegionLayout]) -> Result<GuestMemory, Errno> {
     Ok(memory)
 }
 
-/// Where a queue's areas are, by guest address.
+/// Guest addresses of a queue's areas.
 #[derive(Clone, Copy, Debug)]
 struct Places {
     descriptors: u64,
@@ -117,20 +117,21 @@ enum Ring {
     Packed(packed::Ring),
 }
 
-/// A queue, seen from the driver.
+/// The driver's side of a queue.
 pub struct DriverQueue {
     ring: Ring,
     memory: GuestMemory,
     places: Places,
     size: u16,
     features: u64,
-    /// What was added, by the identifier that the device knows it by.
+    /// Tokens of chains that the device has, by the chain's identifier.
     tokens: Box<[Option<u64>]>,
 }
 
 impl DriverQueue {
-    /// A queue of `size` descriptors at guest address `at`, in zeroed memory. `features` decides on
-    /// layout, event index and indirect tables. `None` if it does not fit its region.
+    /// Creates a queue of `size` descriptors at guest address `at`, in zeroed memory. `features`
+    /// selects the layout, the event index and indirect tables. `None` if it does not fit into its
+    /// region.
     pub fn new(ram: &GuestRam, at: u64, size: u16, features: u64) -> Option<Self> {
         let places = Places::new(at, size);
         let memory = ram.memory().clone();
@@ -151,12 +152,12 @@ impl DriverQueue {
         Some(Self { ring, memory, places, size, features, tokens })
     }
 
-    /// The first guest address behind the queue.
+    /// The first guest address after the queue.
     pub fn end(&self) -> u64 {
         self.places.end
     }
 
-    /// What a device needs to start its end, from the beginning.
+    /// Configuration for a device that starts its side from the beginning.
     pub fn config(&self) -> QueueConfig {
         QueueConfig {
             size: self.size,
@@ -164,7 +165,7 @@ impl DriverQueue {
             descriptors: self.places.descriptors + USER_OFFSET,
             driver: self.places.driver + USER_OFFSET,
             device: self.places.device + USER_OFFSET,
-            // A packed ring begins with the wrap counter set.
+            // The wrap counter of a packed ring is initially set.
             base: if self.features & feature::PACKED != 0 { 0x8000 } else { 0 },
             log: false,
             inflight: None,
@@ -172,8 +173,8 @@ impl DriverQueue {
         }
     }
 
-    /// Offers a chain: buffers to be read, then buffers to be written. False if there is no room.
-    /// Visible after [`DriverQueue::publish`].
+    /// Adds a chain: buffers to read, then buffers to write. Returns false if there is no room.
+    /// [`DriverQueue::publish`] makes it available.
     ///
     /// # Panics
     /// If the chain is empty or longer than [`TABLE_MAX`].
@@ -209,7 +210,7 @@ impl DriverQueue {
         true
     }
 
-    /// Makes what was added visible. True if the device wants a kick.
+    /// Makes the added chains available. True if the device wants a kick.
     pub fn publish(&mut self) -> bool {
         match &mut self.ring {
             Ring::Split(ring) => ring.publish(),
@@ -217,20 +218,20 @@ impl DriverQueue {
         }
     }
 
-    /// The next chain that the device gave back: its token, and the bytes written.
+    /// Returns the next used chain: its token, and the number of bytes written.
     ///
     /// # Panics
-    /// If the device gives back what it does not have.
+    /// If the device returns a chain that it does not have.
     pub fn used(&mut self) -> Option<(u64, u32)> {
         let (id, written) = match &mut self.ring {
             Ring::Split(ring) => ring.used()?,
             Ring::Packed(ring) => ring.used()?,
         };
         let token = self.tokens[usize::from(id)].take();
-        Some((token.expect("the device gives back what it was given, once"), written))
+        Some((token.expect("the device returns a chain once"), written))
     }
 
-    /// Asks to be told of the next chain given back. True if there is one already.
+    /// Requests a call for the next used chain. True if there is one already.
     pub fn enable_calls(&mut self) -> bool {
         match &mut self.ring {
             Ring::Split(ring) => ring.enable_calls(),
@@ -238,7 +239,7 @@ impl DriverQueue {
         }
     }
 
-    /// Asks not to be told.
+    /// Requests no calls.
     pub fn disable_calls(&mut self) {
         match &mut self.ring {
             Ring::Split(ring) => ring.disable_calls(),
@@ -246,7 +247,7 @@ impl DriverQueue {
         }
     }
 
-    /// Chains that the device has.
+    /// Number of chains that the device has.
     pub fn out_count(&self) -> usize {
         self.tokens.iter().flatten().count()
     }

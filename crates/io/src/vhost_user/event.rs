@@ -1,17 +1,17 @@
-//! Events of front ends (eventfd(2)): told from all else, and signalled, by calls that never wait.
+//! Events of front ends (eventfd(2)): recognises and signals them by calls that never block.
 //!
-//! Whoever sent an event has the same open file. It can make it blocking and fill it at any moment,
-//! between a question whether there is room and the write, so an event is never written to. The
-//! kernel's own users of events only add one, which waits for nobody, and a full event stays full.
-//! One of them can be asked for by anybody: a request of io_submit(2) names an event that is told
-//! when the request is done. Here it asks for the readiness of a file that is always ready, and is
-//! done before the call returns: one call for each signal.
+//! The sender of an event descriptor has the same open file. It can make it blocking and fill it at
+//! any moment, even between a check for room and the write, so this process never writes to an
+//! event. The kernel's own users of eventfds add one without waiting, and a full eventfd stays
+//! full. One of them is available to every process: a request of io_submit(2) names an eventfd that
+//! is signalled when the request completes. Here the request polls a file that is always readable,
+//! and completes before the call returns: one call per signal.
 //!
-//! The kernel refuses such a request if what it names is no event. It looks for that before
-//! anything else, at the kind of the open file, and asks nobody who may serve it. So a request that
-//! is refused for another reason tells which descriptors are events.
+//! The kernel refuses such a request if the named descriptor is not an eventfd. It checks this
+//! first, by the type of the open file, and asks no file server. So a request that is refused for
+//! another reason shows that the descriptor is an eventfd.
 //!
-//! One context for all devices of a process, in which they were made: [`prepare`]. Any thread.
+//! One context serves all devices of the process that called [`prepare`]. Any thread.
 
 use crate::sys::Asynchronous;
 use rustix::event::{EventfdFlags, eventfd};
@@ -20,18 +20,18 @@ use rustix::io::Errno;
 use std::io;
 use std::sync::OnceLock;
 
-/// What signals are asked for with.
+/// Context for signalling.
 struct Bell {
     requests: Asynchronous,
-    /// Readable for ever.
+    /// An eventfd that is always readable.
     ready: OwnedFd,
-    /// Of a pipe that nobody reads: it cannot be read from.
+    /// The write end of a pipe, which cannot be read from.
     unreadable: OwnedFd,
 }
 
 static BELL: OnceLock<Result<Bell, Errno>> = OnceLock::new();
 
-/// Makes what signals need, once in a process.
+/// Creates the context, once per process.
 pub(super) fn prepare() -> io::Result<()> {
     bell().map(drop).map_err(|errno| {
         let text = "the kernel's asynchronous requests (io_setup), by which guests are told, fail";
@@ -39,20 +39,20 @@ pub(super) fn prepare() -> io::Result<()> {
     })
 }
 
-/// True if `file` is an event.
+/// True if `file` is an eventfd.
 pub(super) fn is_event(file: impl AsFd) -> bool {
-    // Of an event the request is refused with EBADF, as it is to read what cannot be read.
+    // For an eventfd, the read request fails with EBADF, because its file cannot be read.
     bell().is_ok_and(|bell| {
         let read = bell.requests.read(bell.unreadable.as_fd(), file.as_fd());
         read == Err(Errno::BADF)
     })
 }
 
-/// Tells whoever waits for the event.
+/// Signals an event.
 pub(super) fn signal(event: impl AsFd) {
     if let Ok(bell) = bell() {
-        // No event at all, or no memory for a request: the kernel has none for others either, and
-        // the next signal tells of what this one would have told of.
+        // Fails if it is not an eventfd, or without memory for the request; then the kernel has
+        // none for others either, and the next signal also stands for this one.
         let _ = bell.requests.poll(bell.ready.as_fd(), event.as_fd());
     }
 }
@@ -74,11 +74,11 @@ mod tests {
     use std::time::{Duration, Instant};
     use towpath_packet::sync::{AtomicBool, AtomicU64, Ordering};
 
-    /// Most that somebody can write into an event.
+    /// The largest value of an eventfd.
     const FULL: u64 = u64::MAX - 1;
 
-    /// Goal: a signal adds one, and does not wait for an event that is full, whatever its flags
-    /// say. Method: it would wait for ever.
+    /// Goal: a signal adds one, and does not block on a full eventfd, whatever its flags are.
+    /// Method: it would block forever.
     #[test]
     fn a_signal_never_waits() {
         let event = eventfd(0, EventfdFlags::empty()).unwrap();
@@ -95,9 +95,9 @@ mod tests {
         assert!(u64::from_ne_bytes(count) >= FULL);
     }
 
-    /// Goal: nothing that a front end does to its event between two instructions of ours makes us
-    /// wait. Method: a thread fills it and makes it blocking, again and again, and looks each time
-    /// whether signals go on.
+    /// Goal: nothing that a front end does to its event between two of our instructions blocks us.
+    /// Method: a thread repeatedly fills it and makes it blocking, and checks each time that
+    /// signals continue.
     #[test]
     fn an_event_that_fills_at_any_moment_holds_nobody_up() {
         const PATIENCE: Duration = Duration::from_secs(20);
@@ -135,7 +135,7 @@ mod tests {
         let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
         let null = std::fs::File::open("/dev/null").unwrap();
         let memory = rustix::fs::memfd_create("m", rustix::fs::MemfdFlags::empty()).unwrap();
-        // Asks all that it watches when it is asked itself.
+        // Polling an epoll set polls all files in it.
         let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC);
         let kinds = [reader.into(), writer.into(), socket.into(), null.into(), memory];
         for file in kinds.into_iter().chain(epoll) {

@@ -1,4 +1,4 @@
-//! A front end that says anything, to a device.
+//! A front end that sends arbitrary messages to a device.
 
 use super::device::VhostUser;
 use super::session::Offer;
@@ -13,14 +13,14 @@ use std::time::Duration;
 use towpath_packet::time::Instant;
 use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig};
 
-/// Most messages of an input.
+/// Most messages of one input.
 const MESSAGES_MAX: usize = 64;
 /// Bytes of the file that stands for guest memory.
 const FILE_BYTES: u64 = 1 << 16;
 
-/// Sends what `data` says: of each message its request, flags, length of the payload and kinds of
-/// descriptors, a byte each and the length of two, then the payload. All replies are read. In the
-/// end no descriptor is open any more that was sent.
+/// Sends the messages that `data` encodes. Each has one byte for the request, one for the flags,
+/// two for the length of the payload and one for the kinds of descriptors, and then the payload.
+/// All replies are read. At the end no descriptor that was sent is still open.
 pub fn front_end(data: &[u8]) {
     let (socket, ours) = UnixStream::pair().expect("descriptors");
     let offer = Offer { pairs: 2, mac: Some([2; 6]), ..Offer::default() };
@@ -39,7 +39,7 @@ pub fn front_end(data: &[u8]) {
         let words = [u32::from(*code), u32::from(*flags), length as u32];
         let bytes = [&words.map(u32::to_ne_bytes).concat(), payload].concat();
         send(&socket, &bytes, *kinds, &files);
-        // A failure would be the system's; what the front end does is none.
+        // An error would be the system's; nothing that the front end does is one.
         let now = Instant::START + Duration::from_millis(number as u64);
         let cx = &mut Context { memory: &mut memory, ledger: &ledger, now };
         device.turn(true, cx).expect("descriptors");
@@ -52,7 +52,7 @@ pub fn front_end(data: &[u8]) {
     assert_eq!(end.read(&mut [0]).expect("a pipe"), 0, "a descriptor is still open");
 }
 
-/// Descriptors of each kind that messages carry, and of one that none does.
+/// One descriptor of each kind that messages carry, and one that none carries.
 fn files(pipe: OwnedFd) -> [OwnedFd; 3] {
     let file = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).expect("descriptors");
     rustix::fs::ftruncate(&file, FILE_BYTES).expect("memory");
@@ -60,8 +60,8 @@ fn files(pipe: OwnedFd) -> [OwnedFd; 3] {
     [file, event, pipe]
 }
 
-/// Sends as many descriptors as the low four bits of `kinds` say, beginning with the kind that the
-/// others name. Fails if the front end was sent away.
+/// Sends as many descriptors as the low four bits of `kinds` say, starting with the kind in the
+/// high four bits. Fails if the device has disconnected the front end.
 fn send(socket: &UnixStream, bytes: &[u8], kinds: u8, files: &[OwnedFd; 3]) {
     let (count, first) = (usize::from(kinds & 15), usize::from(kinds >> 4));
     let kinds = (0..count).map(|number| files[(first + number) % files.len()].as_fd());

@@ -1,12 +1,13 @@
 //! A guest's memory: regions of shared files, found by guest address or by front-end address.
 //!
-//! A [`GuestMemory`] is a value: a queue that has a clone of it keeps the regions mapped, whatever
-//! the front end takes away afterwards, and so does each loan ([`GuestLender`]). Adding and
-//! removing regions makes a new value; who uses the old one stops first, or goes on with it.
+//! A [`GuestMemory`] is a value. A queue that has a clone keeps its regions mapped, whatever the
+//! front end removes later, and so does each loan ([`GuestLender`]). Adding or removing a region
+//! makes a new value; users of the old one stop first, or continue with it.
 //!
-//! Invariants: regions are sorted, do not overlap by either address and do not wrap. Addresses come
-//! from the guest or the front end and are checked at each use. What is written is marked in the
-//! log of dirty pages afterwards, if there is one. Any thread; limits: [`REGIONS_MAX`].
+//! Invariants: regions are sorted, do not overlap in either address space and do not wrap.
+//! Addresses come from the guest or the front end and are checked at each use. Pages that were
+//! written are marked in the dirty log afterwards, if there is one. Any thread; limit:
+//! [`REGIONS_MAX`].
 //!
 //! Follows the vhost-user protocol's sections on memory regions and on migration.
 #![allow(unsafe_code)]
@@ -20,21 +21,21 @@ use std::task::Waker;
 use towpath_packet::sync::Ordering;
 use towpath_packet::{Lender, Loans, Piece, Pins, Returns};
 
-/// Bytes at the beginning of a buffer that are looked at first: two cache lines.
+/// Bytes at the start of a buffer that are read first: two cache lines.
 const HEAD_BYTES: usize = 128;
-/// Bytes of a page of the log, whatever the guest's pages are.
+/// Bytes of a page in the dirty log, whatever the guest's page size is.
 pub const LOG_PAGE_BYTES: u64 = 4096;
 
 /// Why a region was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryError {
-    /// It is empty, or wraps at the end of an address space.
+    /// It is empty, or wraps around the end of an address space.
     Range,
-    /// It overlaps one that is there.
+    /// It overlaps an existing region.
     Overlap,
-    /// There are [`REGIONS_MAX`].
+    /// There are [`REGIONS_MAX`] already.
     TooMany,
-    /// No such region is there.
+    /// There is no such region.
     Unknown,
     /// Its file could not be mapped.
     Map(MapError),
@@ -67,7 +68,7 @@ impl From<MapError> for MemoryError {
     }
 }
 
-/// An address, or a part of what follows it, is in no region.
+/// An address, or a part of the range that follows it, is in no region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfRange;
 
@@ -82,15 +83,15 @@ impl std::error::Error for OutOfRange {}
 #[derive(Clone)]
 struct Region {
     layout: RegionLayout,
-    /// How often it was added.
+    /// Number of times that it was added.
     count: u32,
     mapping: Arc<Mapping>,
 }
 
-/// The bitmap of pages that were written to, shared with the front end.
+/// The bitmap of written pages, shared with the front end.
 struct DirtyLog(Mapping);
 
-/// The memory of a guest. See the module text.
+/// The memory of a guest; see the module documentation.
 #[derive(Clone, Default)]
 pub struct GuestMemory {
     /// Sorted by guest address.
@@ -99,17 +100,17 @@ pub struct GuestMemory {
 }
 
 impl GuestMemory {
-    /// No memory yet.
+    /// Empty memory.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The same without regions: with the log.
+    /// A copy without regions, but with the dirty log.
     pub fn without_regions(&self) -> Self {
         Self { regions: Arc::default(), ..self.clone() }
     }
 
-    /// Maps a region of `file`. One that is there already is counted, and stays until it was
+    /// Maps a region of `file`. If it exists already, it is counted instead, and stays until it was
     /// removed as often: QEMU before 8.1 adds each region once for each pair of queues.
     pub fn add(&mut self, layout: RegionLayout, file: &OwnedFd) -> Result<(), MemoryError> {
         let RegionLayout { guest_address, bytes, user_address, file_offset } = layout;
@@ -143,8 +144,8 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Takes a region away, known by both addresses and its length, if it was added no more often.
-    /// It stays mapped for others.
+    /// Removes a region, identified by both addresses and its length, if it was added only once;
+    /// otherwise counts down. It stays mapped for other users.
     pub fn remove(&mut self, layout: &RegionLayout) -> Result<(), MemoryError> {
         let place = self.place_of(layout).ok_or(MemoryError::Unknown)?;
         let mut regions = self.regions.to_vec();
@@ -156,38 +157,40 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// The region with both addresses and the length of `layout`.
+    /// Index of the region with both addresses and the length of `layout`.
     fn place_of(&self, layout: &RegionLayout) -> Option<usize> {
         let key = |layout: &RegionLayout| (layout.guest_address, layout.user_address, layout.bytes);
         self.regions.iter().position(|region| key(&region.layout) == key(layout))
     }
 
-    /// Has writes marked in the bitmap at `offset` of `file`, a bit for each page from address 0.
+    /// Marks writes in the bitmap at `offset` of `file`, one bit per page from address 0, from now
+    /// on.
     pub fn set_log(&mut self, file: &OwnedFd, bytes: u64, offset: u64) -> Result<(), MemoryError> {
         self.log = Some(Arc::new(DirtyLog(Mapping::new(file, offset, bytes)?)));
         Ok(())
     }
 
-    /// Ends that.
+    /// Ends the marking of writes.
     pub fn clear_log(&mut self) {
         self.log = None;
     }
 
-    /// Regions.
+    /// Number of regions.
     pub fn region_count(&self) -> usize {
         self.regions.len()
     }
 
-    /// True if a file was cut while it is mapped, that of the log included.
+    /// True if a file was truncated while mapped, including that of the dirty log.
     pub fn is_cut(&self) -> bool {
         self.regions.iter().any(|region| region.mapping.is_cut())
             || self.log.as_ref().is_some_and(|log| log.0.is_cut())
     }
 
-    /// What is mapped without a gap at a guest address, up to `bytes`; `None` if nothing is.
+    /// Returns the memory at a guest address that is mapped without a gap, up to `bytes`; `None` if
+    /// none is.
     #[inline]
     pub fn locate(&self, guest: u64, bytes: usize) -> Option<Stretch<'_>> {
-        // One after the other: most guests have one or two.
+        // A linear search: most guests have one or two regions.
         let start = |region: &Region| region.layout.guest_address;
         let is_inside = |region: &&Region| guest.wrapping_sub(start(region)) < region.layout.bytes;
         let region = self.regions.iter().find(is_inside)?;
@@ -197,14 +200,14 @@ impl GuestMemory {
         Some(region.mapping.stretch(at as usize, bytes))
     }
 
-    /// The range, if it lies in one region: nearly always.
+    /// Returns the range if it lies in one region, which is nearly always the case.
     #[inline]
     pub(crate) fn locate_whole(&self, guest: u64, bytes: usize) -> Option<Stretch<'_>> {
         self.locate(guest, bytes).filter(|stretch| stretch.len() == bytes)
     }
 
-    /// Calls `each` with all stretches of the range, in order. Nothing is called for what lies
-    /// behind the first address that is not mapped.
+    /// Calls `each` with all parts of the range, in order. Stops at the first address that is not
+    /// mapped.
     fn stretches(
         &self,
         guest: u64,
@@ -221,12 +224,12 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// True if all of the range is mapped.
+    /// True if the whole range is mapped.
     pub fn contains(&self, guest: u64, bytes: usize) -> bool {
         self.locate_whole(guest, bytes).is_some() || self.stretches(guest, bytes, |_, _| {}).is_ok()
     }
 
-    /// Copies out of the guest's memory. What is in `to` after an error is of no meaning.
+    /// Copies from the guest's memory. After an error the content of `to` is undefined.
     pub fn read(&self, guest: u64, to: &mut [u8]) -> Result<(), OutOfRange> {
         if let Some(stretch) = self.locate_whole(guest, to.len()) {
             stretch.read(to);
@@ -235,7 +238,7 @@ impl GuestMemory {
         self.stretches(guest, to.len(), |at, stretch| stretch.read(&mut to[at..][..stretch.len()]))
     }
 
-    /// Copies into the guest's memory; after an error a part may have been written.
+    /// Copies into the guest's memory. After an error a part may have been written.
     pub fn write(&self, guest: u64, from: &[u8]) -> Result<(), OutOfRange> {
         let write = |at: usize, stretch: Stretch<'_>| stretch.write(&from[at..][..stretch.len()]);
         let result = self.stretches(guest, from.len(), write);
@@ -243,11 +246,11 @@ impl GuestMemory {
         result
     }
 
-    /// Copies `bytes` of `piece`, beginning with its byte `from`, into the guest's memory, as
-    /// [`GuestMemory::write`] does. To be counted by the caller.
+    /// Copies `bytes` bytes of `piece`, from its byte `from` on, into the guest's memory, as
+    /// [`GuestMemory::write`] does. The caller counts the copy.
     ///
     /// # Panics
-    /// If the piece is shorter.
+    /// If the piece is shorter than that.
     pub fn write_piece<'a>(
         &self,
         guest: u64,
@@ -263,15 +266,16 @@ impl GuestMemory {
         result
     }
 
-    /// Has those of the `bytes` at a guest address fetched that are looked at first: headers, or a
-    /// table of descriptors.
+    /// Prefetches the first bytes at a guest address, up to `bytes`: headers, or a descriptor
+    /// table.
     pub(crate) fn prefetch(&self, guest: u64, bytes: u32) {
         if let Some(stretch) = self.locate(guest, HEAD_BYTES.min(bytes as usize)) {
             stretch.prefetch_read();
         }
     }
 
-    /// The area of `bytes` at a front-end address, aligned to `align` and within one region.
+    /// Returns the area of `bytes` bytes at a front-end address, aligned to `align` and in one
+    /// region.
     pub fn area(&self, user: u64, bytes: usize, align: usize) -> Option<LoggedArea> {
         let inside = |region: &&Region| {
             let at = user.checked_sub(region.layout.user_address);
@@ -283,8 +287,8 @@ impl GuestMemory {
         Some(LoggedArea { area, guest: region.layout.guest_address + at, log: None })
     }
 
-    /// Marks pages that were written to. Those that the log has no bit for are left out: the front
-    /// end made it for the memory that it moves.
+    /// Marks pages as written. Pages beyond the log are ignored: the front end sized it for the
+    /// memory that it migrates.
     pub(crate) fn mark(&self, guest: u64, bytes: usize) {
         if let Some(log) = &self.log {
             log.mark(guest, bytes);
@@ -307,7 +311,7 @@ impl DirtyLog {
     }
 }
 
-/// Fields of a ring. Writing marks the page in the log, if that was asked for.
+/// Fields of a ring. Writes mark the page in the dirty log, if requested.
 #[derive(Clone)]
 pub struct LoggedArea {
     area: Area,
@@ -316,7 +320,7 @@ pub struct LoggedArea {
 }
 
 impl LoggedArea {
-    /// Has writes marked in the log of `memory`.
+    /// Makes writes mark pages in the dirty log of `memory`.
     pub fn logged(mut self, memory: &GuestMemory) -> Self {
         self.log = memory.log.clone();
         self
@@ -368,9 +372,9 @@ impl LoggedArea {
     }
 }
 
-/// Lends a guest's memory: keeps it mapped until the loan is over, then tells [`Returns`].
+/// Lends a guest's memory: keeps it mapped until the loan is over, then notifies [`Returns`].
 ///
-/// The token of a loan is a group there, so that a group may be several loans.
+/// The token of a loan is a group of [`Returns`], and several loans may belong to one group.
 pub struct GuestLender {
     memory: GuestMemory,
     returns: Arc<Returns>,
@@ -378,14 +382,14 @@ pub struct GuestLender {
 }
 
 impl GuestLender {
-    /// Lends of `memory`. `wake` is called for the first group that ends after [`Returns::arm`].
+    /// Lends from `memory`. `wake` is called for the first group that ends after [`Returns::arm`].
     pub fn new(memory: GuestMemory, returns: Arc<Returns>, wake: Option<Waker>) -> Arc<Self> {
         Arc::new(Self { memory, returns, wake })
     }
 
-    /// Lends what is mapped without a gap at a guest address, up to `bytes`, as one loan of
-    /// `group`, which gets another share. `None` if all descriptors are out, nothing is mapped
-    /// there or the group is over.
+    /// Lends the memory at a guest address that is mapped without a gap, up to `bytes`, as one loan
+    /// of `group`, which gets one more share. Returns `None` if no loan descriptor is free, if
+    /// nothing is mapped there, or if the group is over.
     pub fn lend(
         self: &Arc<Self>,
         loans: &mut Loans,
@@ -398,8 +402,8 @@ impl GuestLender {
             return None;
         }
         let (start, len) = (stretch.start(), stretch.len() as u32);
-        // SAFETY: the stretch is mapped as long as `self.memory` is, which the lender keeps: it is
-        // dropped after it was told.
+        // SAFETY: the range stays mapped as long as `self.memory`, which the lender owns. The loan
+        // keeps the lender alive until it has called `returned`, which ends the loan.
         let piece = unsafe { loans.lend_foreign(start, len, self.clone(), u64::from(group)) };
         if piece.is_none() {
             self.returned(u64::from(group), false);

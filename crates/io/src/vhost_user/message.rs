@@ -1,13 +1,14 @@
-//! Messages of the vhost-user protocol: bytes and descriptors to requests, replies to bytes.
+//! Messages of the vhost-user protocol: parses requests, encodes replies.
 //!
-//! A message is a header of [`HEADER_BYTES`], a payload whose length follows from the request, and
-//! the descriptors that came with either. Any bytes and any descriptors are taken without a panic:
-//! a [`Request`] exists only if its payload has the right length, its values contradict nothing and
-//! exactly the descriptors came that belong to it. Those of a refused message are closed.
+//! A message consists of a header of [`HEADER_BYTES`], a payload whose length depends on the
+//! request, and the descriptors that came with either. The parser accepts any bytes and any
+//! descriptors without a panic. A [`Request`] exists only if its payload has the right length, its
+//! values are consistent and exactly its own descriptors came along. The descriptors of a refused
+//! message are closed.
 //!
-//! All numbers are in the byte order of the machine, as the protocol says: both ends are on it.
+//! All numbers are in the machine's byte order, as the protocol specifies: both ends are on it.
 //!
-//! Owns no state; any thread. Limits: [`PAYLOAD_BYTES_MAX`], [`DESCRIPTORS_MAX`].
+//! This module has no state; any thread. Limits: [`PAYLOAD_BYTES_MAX`], [`DESCRIPTORS_MAX`].
 
 mod name;
 mod reply;
@@ -20,11 +21,11 @@ use rustix::fd::OwnedFd;
 
 /// Bytes of a header: request, flags, length of the payload.
 pub const HEADER_BYTES: usize = 12;
-/// Regions of one memory table.
+/// Most regions of one memory table.
 pub const TABLE_REGIONS_MAX: usize = 8;
-/// Most regions of a guest's memory: the 32 slots that QEMU's own back ends have.
+/// Most regions of a guest's memory: the 32 slots of QEMU's own back ends.
 pub const REGIONS_MAX: usize = 32;
-/// Bytes of a device's configuration space that one message may read or write.
+/// Most bytes of the configuration space that one message may read or write.
 pub const CONFIG_BYTES_MAX: usize = 256;
 /// Most descriptors of one message: those of a memory table.
 pub const DESCRIPTORS_MAX: usize = TABLE_REGIONS_MAX;
@@ -38,18 +39,18 @@ const INFLIGHT_BYTES: usize = 24;
 
 const _: () = assert!(TABLE_HEADER_BYTES + TABLE_REGIONS_MAX * REGION_BYTES <= PAYLOAD_BYTES_MAX);
 
-/// The version that both ends speak, in the lowest two bits of the flags.
+/// The protocol version, in the lowest two bits of the flags.
 const VERSION: u32 = 1;
 const VERSION_MASK: u32 = 3;
 const FLAG_REPLY: u32 = 1 << 2;
 const FLAG_NEED_REPLY: u32 = 1 << 3;
 
-/// Of a message that names a ring and carries its descriptor: the ring.
+/// In a message that names a ring and carries its descriptor: the bits of the ring.
 const RING_MASK: u64 = 0xff;
-/// In the same place: there is no descriptor.
+/// In the same field: there is no descriptor.
 const NO_DESCRIPTOR: u64 = 1 << 8;
 
-/// Of ring addresses: writes to the used ring are to be logged.
+/// Flag of ring addresses: writes to the used ring are logged.
 const RING_FLAG_LOG: u32 = 1;
 
 /// Numbers of requests.
@@ -89,11 +90,11 @@ pub(super) mod code {
 /// Why no further message can be read from a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderError {
-    /// Another version than ours.
+    /// Not our protocol version.
     Version(u32),
-    /// A reply, where a request is expected.
+    /// A reply where a request is expected.
     Reply,
-    /// More than any request has.
+    /// A longer payload than any request has.
     TooLong(u32),
 }
 
@@ -114,23 +115,23 @@ impl std::error::Error for HeaderError {}
 /// Why a request is not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestError {
-    /// A request that we do not know, or offer no feature for.
+    /// Unknown, or of a feature that is not offered.
     Unknown(u32),
-    /// The payload is not as long as this request's.
+    /// The payload has the wrong length for this request.
     Length {
-        /// The request.
+        /// The request number.
         code: u32,
-        /// What came.
+        /// Bytes of the payload.
         bytes: usize,
     },
-    /// More or fewer descriptors than belong to it.
+    /// The request came with too many or too few descriptors.
     Descriptors {
-        /// The request.
+        /// The request number.
         code: u32,
-        /// What came.
+        /// Number of descriptors.
         count: usize,
     },
-    /// A value that is not possible.
+    /// An impossible value.
     Value(u32),
 }
 
@@ -154,19 +155,19 @@ impl std::error::Error for RequestError {}
 /// The header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Number of the request.
+    /// The request number.
     pub code: u32,
-    /// An acknowledgement is asked for, if that was agreed upon.
+    /// An acknowledgement is requested; valid if the feature is negotiated.
     pub need_reply: bool,
-    /// Bytes of payload that follow.
+    /// Bytes of the payload that follows.
     pub payload_bytes: usize,
 }
 
 impl Header {
-    /// The header of a request.
+    /// Parses the header of a request.
     ///
     /// # Errors
-    /// [`HeaderError`]: where the next message begins is not known any more.
+    /// [`HeaderError`]; the start of the next message is then unknown.
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, HeaderError> {
         let [code, flags, payload_bytes] = words(bytes);
         if flags & VERSION_MASK != VERSION {
@@ -183,33 +184,33 @@ impl Header {
     }
 }
 
-/// A stretch of guest memory, and where it lies in a file.
+/// A range of guest memory, and its location in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionLayout {
-    /// Where the guest has it. Nothing here wraps at the end of the address space.
+    /// Guest address. No range wraps around the end of its address space.
     pub guest_address: u64,
-    /// Its length; more than none.
+    /// Length in bytes; not zero.
     pub bytes: u64,
-    /// Where the front end has it.
+    /// Front-end address.
     pub user_address: u64,
-    /// Where it begins in the file.
+    /// Offset in the file.
     pub file_offset: u64,
 }
 
-/// Where a ring's three areas are, as addresses of the front end.
+/// The areas of a ring, as front-end addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingAddresses {
     /// Descriptor table, or packed ring.
     pub descriptors: u64,
-    /// Used ring, or what the device says about events.
+    /// Used ring, or device event suppression.
     pub used: u64,
-    /// Available ring, or what the driver says about events.
+    /// Available ring, or driver event suppression.
     pub available: u64,
-    /// Where writes to the used ring are logged, as a guest address; `None`: nowhere.
+    /// Guest address at which writes to the used ring are logged; `None` if they are not.
     pub log: Option<u64>,
 }
 
-/// A part of the configuration space.
+/// A range of the configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConfigRange {
     /// First byte.
@@ -218,95 +219,95 @@ pub struct ConfigRange {
     pub bytes: usize,
 }
 
-/// The area that keeps what is in flight over a crash of ours.
+/// Description of an in-flight region, which survives a crash of the back end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InflightLayout {
-    /// Bytes of the area.
+    /// Bytes of the region.
     pub bytes: u64,
-    /// Where it begins in its file.
+    /// Offset in its file.
     pub file_offset: u64,
-    /// Rings that have a part of it.
+    /// Number of rings that it is for.
     pub queues: u16,
-    /// Size of each of these rings.
+    /// Size of each ring.
     pub queue_size: u16,
 }
 
-/// What the front end asks for about one ring.
+/// A request about one ring.
 #[derive(Debug)]
 pub enum RingRequest {
-    /// `SET_VRING_NUM`: descriptors.
+    /// `SET_VRING_NUM`: number of descriptors.
     Size(u16),
-    /// `SET_VRING_ADDR`: where it is.
+    /// `SET_VRING_ADDR`: addresses of the ring.
     Addresses(RingAddresses),
-    /// `SET_VRING_BASE`: where it goes on.
+    /// `SET_VRING_BASE`: where the ring continues.
     Base(u32),
-    /// `GET_VRING_BASE`: stop, and tell where it is to go on.
+    /// `GET_VRING_BASE`: stop the ring, and report where it continues.
     Stop,
-    /// `SET_VRING_KICK`: what signals that buffers are there; the ring may start. `None`: look
-    /// without being told.
+    /// `SET_VRING_KICK`: event by which the driver announces buffers; the ring may start. `None`:
+    /// poll the ring.
     Kick(Option<OwnedFd>),
-    /// `SET_VRING_CALL`: what to signal when buffers were used. `None`: nothing.
+    /// `SET_VRING_CALL`: event to signal when buffers were used. `None`: no event.
     Call(Option<OwnedFd>),
-    /// `SET_VRING_ERR`: what to signal when the ring is broken. `None`: nothing.
+    /// `SET_VRING_ERR`: event to signal when the ring breaks. `None`: no event.
     Error(Option<OwnedFd>),
-    /// `SET_VRING_ENABLE`: its packets count, or do not.
+    /// `SET_VRING_ENABLE`: whether the ring carries packets.
     Enable(bool),
 }
 
-/// What the front end asks for.
+/// A request of the front end.
 #[derive(Debug)]
 pub enum Request {
-    /// Which features of virtio and of the protocol itself we offer.
+    /// Report the offered features of virtio and of vhost-user.
     GetFeatures,
-    /// Which of these are in use.
+    /// Use these features.
     SetFeatures(u64),
-    /// Which features of the protocol we offer.
+    /// Report the offered protocol features.
     GetProtocolFeatures,
-    /// Which of these are in use.
+    /// Use these protocol features.
     SetProtocolFeatures(u64),
     /// The session begins.
     SetOwner,
-    /// Deprecated, and to be ignored.
+    /// Deprecated; ignored.
     ResetOwner,
-    /// All of the guest's memory, in place of what was known.
+    /// Replace the guest's memory by these regions.
     SetMemTable(Vec<(RegionLayout, OwnedFd)>),
-    /// How many regions [`Request::AddMemReg`] may make.
+    /// Report how many regions there may be.
     GetMaxMemSlots,
-    /// A further region.
+    /// Add a region.
     AddMemReg(RegionLayout, OwnedFd),
-    /// A region less. Where it lies in the file does not matter.
+    /// Remove a region. Its offset in the file does not matter.
     RemMemReg(RegionLayout),
-    /// The bitmap of pages that were written to: file, bytes, where it begins in the file.
+    /// Use this dirty log: file, length, offset in the file.
     SetLogBase(OwnedFd, u64, u64),
-    /// What to signal when the bitmap changes; not used.
+    /// Event to signal when the dirty log changes; not used.
     SetLogFd,
-    /// Something about one ring, named by a number that is not yet checked.
+    /// A request about one ring, whose number is not checked yet.
     Ring(u32, RingRequest),
-    /// How many rings we serve.
+    /// Report the number of rings.
     GetQueueNum,
-    /// Tell the network where this Ethernet address is now.
+    /// Announce the new location of this Ethernet address to the network.
     SendRarp([u8; 6]),
-    /// The MTU that the guest is told.
+    /// The MTU to report to the guest.
     NetSetMtu(u16),
-    /// Reads the configuration space.
+    /// Read a range of the configuration space.
     GetConfig(ConfigRange),
-    /// Writes these bytes from an offset on, within [`CONFIG_BYTES_MAX`]. True if a migration
+    /// Write these bytes at an offset, within [`CONFIG_BYTES_MAX`]. The flag is true if a migration
     /// restores them.
     SetConfig(usize, Vec<u8>, bool),
-    /// Make an area for what is in flight: for so many rings of such a size.
+    /// Create an in-flight region for this number and size of rings.
     GetInflightFd(InflightLayout),
-    /// Use this area.
+    /// Use this in-flight region.
     SetInflightFd(InflightLayout, OwnedFd),
-    /// Back to the beginning, but for memory and owner.
+    /// Reset the device, except memory and owner.
     ResetDevice,
-    /// The status field of virtio.
+    /// Set the virtio status field.
     SetStatus(u8),
-    /// The same, to be told.
+    /// Report the virtio status field.
     GetStatus,
 }
 
 impl Request {
-    /// The request `code` with this payload and these descriptors.
+    /// Parses the request `code` with this payload and these descriptors.
     ///
     /// # Errors
     /// [`RequestError`]; the descriptors are closed.
@@ -319,7 +320,7 @@ impl Request {
     }
 }
 
-/// A payload and its descriptors while they are looked at.
+/// A payload and its descriptors during parsing.
 struct Payload<'a> {
     code: u32,
     bytes: &'a [u8],
@@ -338,7 +339,8 @@ impl Payload<'_> {
                 return Ok(Request::AddMemReg(self.single_region()?, file));
             }
             code::REM_MEM_REG => {
-                // One that front ends send by mistake is closed, as the protocol says.
+                // Some front ends send a descriptor by mistake. It is closed, as the protocol
+                // specifies.
                 self.descriptors.truncate(self.descriptors.len().saturating_sub(1));
                 self.no_descriptor()?;
                 return Ok(Request::RemMemReg(self.single_region()?));
@@ -447,7 +449,7 @@ impl Payload<'_> {
         self.region(&self.bytes[PADDING_BYTES..])
     }
 
-    /// A message that is a ring's number and, unless it says otherwise, a descriptor.
+    /// Parses a message that consists of a ring's number and a descriptor, or of a flag for none.
     fn ring_file(
         mut self,
         request: fn(Option<OwnedFd>) -> RingRequest,
@@ -483,7 +485,7 @@ impl Payload<'_> {
         Ok(Request::Ring(ring, RingRequest::Addresses(addresses)))
     }
 
-    /// Range, flags, and the bytes of the range.
+    /// Returns the range, the flags, and the bytes of the range.
     fn config(&self) -> Result<(ConfigRange, u32, &[u8]), RequestError> {
         if self.bytes.len() < CONFIG_HEADER_BYTES {
             return Err(self.length());
@@ -501,7 +503,7 @@ impl Payload<'_> {
     }
 
     fn inflight(&self) -> Result<InflightLayout, RequestError> {
-        // Front ends send the structure with the padding at its end, or without it.
+        // Front ends send the structure with or without the padding at its end.
         const WITHOUT_PADDING: usize = 20;
         if ![WITHOUT_PADDING, INFLIGHT_BYTES].contains(&self.bytes.len()) {
             return Err(self.length());
@@ -533,7 +535,7 @@ impl Payload<'_> {
         N::try_from(wide).map_err(|_| self.value())
     }
 
-    /// The one descriptor of this message.
+    /// Takes the only descriptor of this message.
     fn descriptor(&mut self) -> Result<OwnedFd, RequestError> {
         match self.descriptors.pop() {
             Some(descriptor) if self.descriptors.is_empty() => Ok(descriptor),
@@ -562,12 +564,12 @@ impl Payload<'_> {
     }
 }
 
-/// The first `N` numbers of 32 bits.
+/// The first `N` 32-bit numbers.
 fn words<const N: usize>(bytes: &[u8]) -> [u32; N] {
     std::array::from_fn(|index| u32::from_ne_bytes(bytes.as_chunks().0[index]))
 }
 
-/// The first `N` numbers of 64 bits.
+/// The first `N` 64-bit numbers.
 fn long_words<const N: usize>(bytes: &[u8]) -> [u64; N] {
     std::array::from_fn(|index| u64::from_ne_bytes(bytes.as_chunks().0[index]))
 }

@@ -1,8 +1,8 @@
-//! What happened to a device beside packets: refusals and their reasons, sessions and their ends.
+//! Events of a device other than packets: refusals with their reasons, sessions and their ends.
 //!
-//! Everything is counted. For whoever wants to read it, the last [`NEWS_MAX`] events are kept in
-//! words; of what is refused or broken in one session only the first [`REFUSALS_TOLD_MAX`] are, so
-//! that a front end cannot fill a log by them.
+//! Everything is counted. In addition, the last [`NEWS_MAX`] events are kept with their details. Of
+//! the refusals and broken rings of one session only the first [`REFUSALS_TOLD_MAX`] are kept, so
+//! that a front end cannot fill a log with them.
 
 use super::channel::ChannelError;
 use super::control::ControlError;
@@ -11,23 +11,24 @@ use super::virtq::Broken;
 use std::collections::VecDeque;
 use std::fmt;
 
-/// News that wait to be read; the oldest go first.
+/// Most unread events; the oldest are dropped.
 pub const NEWS_MAX: usize = 32;
-/// Refusals and broken rings of one session that are told and not only counted.
+/// Most refusals and broken rings of one session that become events, and are not only counted.
 pub const REFUSALS_TOLD_MAX: u32 = 16;
 
 /// Why a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionEnd {
-    /// By the connection.
+    /// The connection ended.
     Channel(ChannelError),
-    /// A file that it gave us was cut, so that memory, log or inflight area are lost.
+    /// A shared file was truncated, so that guest memory, the dirty log or the in-flight region is
+    /// lost.
     Cut,
-    /// A request could not be carried out, and no acknowledgement was asked for.
+    /// A request could not be carried out, and no acknowledgement was requested.
     Refused {
-        /// The request.
+        /// The request number.
         code: u32,
-        /// Why.
+        /// The reason.
         error: ControlError,
     },
 }
@@ -61,26 +62,26 @@ impl From<ChannelError> for SessionEnd {
     }
 }
 
-/// What happened to a device.
+/// An event of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum News {
     /// A front end has connected.
     Began,
-    /// A request was refused, and the front end was told.
+    /// A request was refused, and the refusal was acknowledged.
     Refused {
-        /// The request.
+        /// The request number.
         code: u32,
-        /// Why.
+        /// The reason.
         error: ControlError,
     },
-    /// The driver broke a ring, which is left alone until it is started anew.
+    /// The driver broke a ring, which stays stopped until it is started again.
     Broken {
         /// The ring.
         ring: u16,
-        /// How.
+        /// The reason.
         reason: Broken,
     },
-    /// A session is over.
+    /// A session ended.
     Ended(SessionEnd),
 }
 
@@ -99,23 +100,23 @@ impl fmt::Display for News {
     }
 }
 
-/// Refused requests by reason.
+/// Number of refused requests, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Refusals {
-    /// Not known, of a wrong length, with other descriptors than belong to it, or with values that
-    /// nothing can have.
+    /// Unknown, of the wrong length, with the wrong descriptors, or with impossible values.
     pub malformed: u64,
-    /// Wrong at this point: not offered, not agreed upon, or against what was said before.
+    /// Not permitted in this state: not offered, not negotiated, or in conflict with earlier
+    /// requests.
     pub out_of_place: u64,
-    /// Memory or a log that cannot be mapped, or that overlaps.
+    /// Memory or a dirty log that cannot be mapped, or regions that overlap.
     pub memory: u64,
     /// A ring that cannot start.
     pub ring: u64,
-    /// A descriptor that is no event.
+    /// A descriptor that is not an event.
     pub event: u64,
-    /// An area for what is in flight that does not fit.
+    /// An in-flight region that does not fit or cannot be mapped.
     pub inflight: u64,
-    /// The system refused.
+    /// A system call failed.
     pub system: u64,
 }
 
@@ -132,7 +133,7 @@ impl Refusals {
         } += 1;
     }
 
-    /// Each reason and its number.
+    /// Each reason and its count.
     pub fn reasons(&self) -> [(&'static str, u64); 7] {
         let Self { malformed, out_of_place, memory, ring, event, inflight, system } = *self;
         [
@@ -146,17 +147,17 @@ impl Refusals {
         ]
     }
 
-    /// All of them.
+    /// Sum of all reasons.
     pub fn total(&self) -> u64 {
         self.reasons().iter().map(|(_, count)| count).sum()
     }
 }
 
-/// News that wait. See the module text.
+/// Unread events; see the module documentation.
 #[derive(Default)]
 pub(super) struct Board {
     waiting: VecDeque<News>,
-    /// Refusals and broken rings told since the session began.
+    /// Refusals and broken rings reported in this session.
     told: u32,
 }
 
@@ -184,7 +185,7 @@ mod tests {
     use super::*;
     use rustix::io::Errno;
 
-    /// Goal: nobody who reads finds the end of the session however much was refused before.
+    /// Goal: the end of a session is always reported, however much was refused before.
     #[test]
     fn a_flood_of_refusals_hides_nothing() {
         let mut board = Board::default();

@@ -1,13 +1,13 @@
-//! The rings of one device: started, stopped, and asked for packets.
+//! The rings of one device: starts and stops them, and moves packets through them.
 //!
 //! Even rings are the driver's receive queues, odd ones its transmit queues (virtio 1.2 §5.1.2). A
-//! ring is stopped before anything that it rests upon changes; stopping gives back all that was
-//! taken from it, and may take several turns while somebody reads lent memory.
+//! ring is stopped before anything that it depends on changes. Stopping returns everything that was
+//! taken from it, which may take several turns while lent memory is being read.
 //!
-//! Of several receive queues, packets of one flow go to the same, chosen by a hash of their
-//! addresses and ports. Packets that wait for one queue make those behind them in the burst wait.
+//! With several receive queues, packets of one flow go to the same queue, selected by a hash of
+//! their addresses and ports. Packets that wait for one queue delay those behind them in the burst.
 //!
-//! No call blocks or, but for starting and stopping, allocates. One thread at a time.
+//! No call blocks. Only starting and stopping allocate. One thread at a time.
 
 use super::memory::GuestMemory;
 use super::session::{RINGS_MAX, RingSet, Session};
@@ -22,35 +22,35 @@ use std::task::Waker;
 use towpath_packet::time::Instant;
 use towpath_packet::{Burst, Context, Ledger, Packet};
 
-/// Times that a queue is looked at again because buffers came while it was left.
+/// Most times that a queue is checked again because buffers arrived at the end of a pass.
 const LOOKS_MAX: usize = 4;
 
-/// The rings of a device. See the module text.
+/// The rings of a device; see the module documentation.
 pub(super) struct Rings {
     receive: Box<[Option<ReceiveQueue>]>,
     transmit: Box<[Option<TransmitQueue>]>,
-    /// Packets on their way to each receive queue, while they are told apart.
+    /// Packets for each receive queue, while a burst is distributed.
     lanes: Box<[Burst]>,
-    /// The transmit queue that is asked first.
+    /// The transmit queue that the last pass started with.
     first: usize,
-    /// Rings found broken and not yet told.
+    /// Rings found broken and not reported yet.
     broken: RingSet,
-    /// The owner polls: kicks and ends of loans are asked for by [`Rings::arm`] only.
+    /// The owner polls: only [`Rings::arm`] requests kicks and wake-ups for loans that end.
     is_polled: bool,
-    /// They were, and nothing has moved since.
+    /// Kicks and wake-ups were requested, and nothing has moved since.
     is_armed: bool,
-    /// Transmit queues give short frames inline.
+    /// Transmit queues copy short frames inline.
     is_inline: bool,
-    /// Receive queues, of an owner who polls, that had too few buffers the last time.
+    /// For an owner that polls: receive queues that had too few buffers last time.
     short: RingSet,
-    /// Of queues that were stopped.
+    /// Counters of stopped queues.
     past: Traffic,
 }
 
-/// What went through the queues of a device.
+/// Traffic through the queues of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Packets that the guest sent.
+    /// Packets from the guest.
     pub sent: TransmitCounters,
     /// Packets for the guest.
     pub received: ReceiveCounters,
@@ -72,7 +72,7 @@ impl Rings {
         }
     }
 
-    /// Starts a ring that does not run.
+    /// Starts a stopped ring.
     pub(super) fn start(
         &mut self,
         ring: u16,
@@ -94,7 +94,7 @@ impl Rings {
         Ok(())
     }
 
-    /// Stops a ring that runs. Until that is done it must not be asked for packets.
+    /// Stops a running ring. It must not be used for packets until that is done.
     pub(super) fn stop(&mut self, ring: u16, ledger: &Ledger) -> Stop {
         let pair = usize::from(ring / 2);
         let stop = if is_receive(ring) {
@@ -117,7 +117,7 @@ impl Rings {
         stop
     }
 
-    /// Another call descriptor for a ring, if it runs.
+    /// Sets another call descriptor for a ring, if it runs.
     pub(super) fn set_call(&mut self, ring: u16, call: Option<Arc<OwnedFd>>) {
         let pair = usize::from(ring / 2);
         if is_receive(ring) {
@@ -129,36 +129,36 @@ impl Rings {
         }
     }
 
-    /// Gives back what is over, and has what is lent for too long recalled.
+    /// Returns buffers whose loans are over, and recalls loans whose term has passed.
     pub(super) fn turn(&mut self, now: Instant, ledger: &Ledger) {
         for queue in self.transmit.iter_mut().flatten() {
             queue.turn(now, ledger);
         }
     }
 
-    /// When the oldest loan is due to be recalled, for the first time or again.
+    /// Deadline for recalling the oldest loan, or for another attempt.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let queues = self.transmit.iter().flatten();
         queues.filter_map(TransmitQueue::next_deadline).min()
     }
 
-    /// Times that the rings that run stopped receiving because memory was short.
+    /// Number of times that running rings stopped receiving because memory was short.
     pub(super) fn paused(&self) -> u64 {
         self.transmit.iter().flatten().map(|queue| queue.counters().paused).sum()
     }
 
-    /// From now on the owner polls.
+    /// The owner polls from now on.
     pub(super) fn set_polled(&mut self) {
         self.is_polled = true;
     }
 
-    /// From now on transmit queues that start give short frames inline.
+    /// Transmit queues that start from now on copy short frames inline.
     pub(super) fn set_inline(&mut self) {
         self.is_inline = true;
     }
 
-    /// True if there is something to do: the driver has sent something, or offered buffers where
-    /// they were too few, or loans have ended.
+    /// True if there is work: the driver has sent packets, has offered buffers where there were too
+    /// few, or loans have ended.
     pub(super) fn has_work(&mut self) -> bool {
         let Self { receive, transmit, short, .. } = self;
         let mut has_more = |ring: u16| {
@@ -169,8 +169,8 @@ impl Rings {
             || !short.is_empty() && short.iter().any(&mut has_more)
     }
 
-    /// Asks for kicks, and for wake-ups when loans end, from an owner who polled. True if there is
-    /// something to do already: then it is not certain that any comes.
+    /// Requests kicks, and wake-ups for loans that end, for an owner that polls. Returns true if
+    /// there is work already; then a kick or wake-up may not come.
     pub(super) fn arm(&mut self) -> bool {
         if self.is_armed {
             return false;
@@ -187,8 +187,8 @@ impl Rings {
         has_work
     }
 
-    /// Adds what the driver sends to `burst`. When it returns with room left, the driver will kick
-    /// for more, or `wake` was called, unless the owner polls.
+    /// Adds the packets that the driver sends to `burst`. If there is room left afterwards, the
+    /// driver will kick for more packets, or `wake` was called, unless the owner polls.
     pub(super) fn receive(
         &mut self,
         session: &Session,
@@ -203,7 +203,7 @@ impl Rings {
             let ring = transmit_ring(pair);
             let Some(queue) = &mut self.transmit[pair] else { continue };
             if queue.broken().is_some() {
-                // It was told, and is left alone until it is started anew.
+                // It was reported, and stays stopped until it is started again.
                 continue;
             }
             let mut looks = 0;
@@ -232,9 +232,9 @@ impl Rings {
         }
     }
 
-    /// Hands packets from the front of `burst` to the driver; what is left waits for buffers, for
-    /// which the driver will kick unless the owner polls. Packets that no queue takes are dropped;
-    /// returns the number of their frames.
+    /// Passes packets from the front of `burst` to the driver. The rest waits for buffers, for
+    /// which the driver will kick, unless the owner polls. Packets that no queue accepts are
+    /// dropped; returns the number of their frames.
     pub(super) fn transmit(
         &mut self,
         session: &Session,
@@ -274,7 +274,8 @@ impl Rings {
         0
     }
 
-    /// Gives one receive queue what is in its lane, or in `burst`; what is left ends in `burst`.
+    /// Fills one receive queue from its lane, or from `burst`. Packets that do not fit end up in
+    /// `burst`.
     fn fill(
         &mut self,
         pair: usize,
@@ -314,7 +315,7 @@ impl Rings {
         }
     }
 
-    /// What went through all queues, stopped ones included.
+    /// Traffic through all queues, including stopped ones.
     pub(super) fn traffic(&self) -> Traffic {
         let mut sum = self.past;
         self.receive.iter().flatten().for_each(|queue| sum.received += *queue.counters());
@@ -327,7 +328,7 @@ impl Rings {
         std::mem::take(&mut self.broken)
     }
 
-    /// What broke a ring that runs.
+    /// Why a running ring is broken.
     pub(super) fn reason(&self, ring: u16) -> Option<Broken> {
         let pair = usize::from(ring / 2);
         if is_receive(ring) {
@@ -377,8 +378,8 @@ fn transmit_ring(pair: usize) -> u16 {
     receive_ring(pair) + 1
 }
 
-/// A number that is the same for all packets of a flow: of the addresses, and of the ports where
-/// they are in their usual place. Zero for packets whose headers are not there or not known.
+/// A hash of a packet's flow: of its addresses, and of its ports where they are at their usual
+/// offset. Zero for packets without headers or with unknown ones.
 fn flow_hash(packet: &Packet) -> u32 {
     const ETHERTYPE: usize = 12;
     let headers = packet.headers();
@@ -390,7 +391,7 @@ fn flow_hash(packet: &Packet) -> u32 {
         Some([0x86, 0xdd]) => 22..58,
         _ => return 0,
     };
-    // FNV-1a: a few bytes, and nothing to gain by making it go wrong.
+    // FNV-1a: the input is short, and a sender gains nothing from collisions.
     let bytes = headers.get(range).unwrap_or_default();
     bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }

@@ -1,24 +1,24 @@
-//! What one front end has said so far: features, rings, configuration.
+//! The state that one front end has set up: features, rings, configuration.
 //!
 //! # Theory of operation
 //!
-//! A request is carried out in four steps, of which the first, second and last are here and touch
-//! nothing outside:
+//! A request is carried out in four steps. The first, second and last are in this module and have
+//! no effect outside:
 //!
-//! 1. [`Session::stops`] tells which rings must stand still for it. The device stops them, which
-//!    may take several turns, and says where they stopped.
-//! 2. [`Session::apply`] checks the request, remembers what it says, and tells what is left for the
-//!    device to do ([`Effect`]).
-//! 3. The device does that, and starts all rings that [`Session::startable`] tells.
+//! 1. [`Session::stops`] returns the rings that must be stopped for it. The device stops them,
+//!    which may take several turns, and reports where they stopped.
+//! 2. [`Session::apply`] checks the request, stores it, and returns what the device has to do
+//!    ([`Effect`]).
+//! 3. The device does that, and starts all rings that [`Session::startable`] returns.
 //! 4. [`Outcome::reply`] is sent, if there is one.
 //!
-//! A ring can run once its size, addresses and kick descriptor are known and features are agreed
-//! upon; it is started then, not at its first kick, which a front end that reconnects may never
-//! send. Stopping it with `GET_VRING_BASE` forgets kick and call descriptors. Whether its packets
-//! count is another matter: `SET_VRING_ENABLE` is taken at any time, also before features are
-//! agreed upon, and stays over stops, because QEMU says it early and may not say it again.
+//! A ring starts once its size, addresses and kick descriptor are known and features are
+//! negotiated. It does not wait for its first kick, which a front end that reconnects may never
+//! send. `GET_VRING_BASE` stops it and forgets its kick and call descriptors. `SET_VRING_ENABLE` is
+//! independent of that: it is accepted at any time, even before features are negotiated, and
+//! survives stops, because QEMU sends it early and may not repeat it.
 //!
-//! Requests that need a feature of the protocol are refused without it.
+//! Requests that belong to a protocol feature are refused without it.
 //!
 //! Limit: [`RINGS_MAX`]. One thread at a time.
 
@@ -34,12 +34,12 @@ use super::virtq;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Rings of a device: a bit of [`RingSet`] each.
+/// Most rings of a device: one bit of [`RingSet`] each.
 pub const RINGS_MAX: u16 = 64;
-/// Smallest MTU that a guest may be told (RFC 791 §3.2).
+/// Smallest MTU that may be reported to a guest (RFC 791 §3.2).
 pub const MTU_MIN: u16 = 68;
 
-/// Features of virtio that matter here; the others are the rings'.
+/// Features of virtio and vhost-user that matter here; the others are those of the rings.
 pub mod feature {
     /// The configuration space has an MTU.
     pub const MTU: u64 = 1 << 3;
@@ -53,38 +53,38 @@ pub mod feature {
     pub const MULTI_QUEUE: u64 = 1 << 22;
     /// Writes to guest memory are logged (vhost).
     pub const LOG_ALL: u64 = 1 << 26;
-    /// Features of the protocol are agreed upon (vhost-user).
+    /// Protocol features are negotiated (vhost-user).
     pub const PROTOCOL_FEATURES: u64 = 1 << 30;
-    /// The device follows virtio 1.
+    /// The device conforms to virtio 1.
     pub const VERSION_1: u64 = 1 << 32;
     /// Rings have the packed layout.
     pub const RING_PACKED: u64 = 1 << 34;
 }
 
-/// Features of the protocol.
+/// Features of the vhost-user protocol.
 pub mod protocol {
-    /// The number of rings can be asked for.
+    /// The front end can ask for the number of rings.
     pub const MULTI_QUEUE: u64 = 1 << 0;
     /// The dirty log is shared memory.
     pub const LOG_SHMFD: u64 = 1 << 1;
-    /// The device tells the network where a guest went.
+    /// The back end announces a migrated guest to the network.
     pub const RARP: u64 = 1 << 2;
     /// Requests can ask for an acknowledgement.
     pub const REPLY_ACK: u64 = 1 << 3;
     /// The front end sets the MTU.
     pub const MTU: u64 = 1 << 4;
-    /// The configuration space is the device's.
+    /// The back end has the configuration space.
     pub const CONFIG: u64 = 1 << 9;
-    /// What is in flight outlives a crash of the device.
+    /// The in-flight region survives a crash of the back end.
     pub const INFLIGHT_SHMFD: u64 = 1 << 12;
     /// The device can be reset.
     pub const RESET_DEVICE: u64 = 1 << 13;
-    /// Regions of memory come and go one by one.
+    /// Memory regions are added and removed one by one.
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
-    /// The status field of virtio is the device's.
+    /// The back end has the virtio status field.
     pub const STATUS: u64 = 1 << 16;
 
-    /// Those that are offered in any case.
+    /// The protocol features that are always offered.
     pub const ALWAYS: u64 = MULTI_QUEUE
         | LOG_SHMFD
         | RARP
@@ -96,7 +96,7 @@ pub mod protocol {
         | STATUS;
 }
 
-/// In the status field: the driver asks whether its features are accepted.
+/// Status bit by which the driver asks whether its features are accepted.
 const STATUS_FEATURES_OK: u8 = 8;
 
 /// What a device offers to each front end.
@@ -106,12 +106,12 @@ pub struct Offer {
     pub features: u64,
     /// Pairs of queues; each is two rings.
     pub pairs: u16,
-    /// Regions of memory at a time.
+    /// Most memory regions at a time.
     pub memory_slots: u64,
-    /// Largest MTU, and the one that the guest is told unless the front end says otherwise.
+    /// Largest MTU, which is also the one reported to the guest unless the front end sets another.
     pub mtu: u16,
-    /// The guest's Ethernet address, if it is ours to choose. Then the configuration space is ours,
-    /// too; QEMU's network devices have their own, and warn of one that is offered.
+    /// The guest's Ethernet address, if the device chooses it. Then the device also has the
+    /// configuration space. QEMU's network devices have their own, and warn if one is offered.
     pub mac: Option<[u8; 6]>,
 }
 
@@ -124,12 +124,12 @@ impl Default for Offer {
 }
 
 impl Offer {
-    /// All features.
+    /// All offered features.
     pub fn features(&self) -> u64 {
         let mut features = self.features | feature::VERSION_1 | feature::PROTOCOL_FEATURES;
         features |= feature::LOG_ALL | feature::MTU | feature::STATUS;
         if self.pairs > 1 {
-            // virtio 1.2 §5.1.3.1: several queues need a control queue.
+            // virtio 1.2 §5.1.3.1: several queues require a control queue.
             features |= feature::MULTI_QUEUE | feature::CONTROL_QUEUE;
         }
         if self.mac.is_some() {
@@ -138,39 +138,39 @@ impl Offer {
         features
     }
 
-    /// All features of the protocol.
+    /// All offered protocol features.
     pub fn protocol_features(&self) -> u64 {
         let config = if self.mac.is_some() { protocol::CONFIG } else { 0 };
         protocol::ALWAYS | config
     }
 }
 
-/// A set of rings, a bit for each.
+/// A set of rings, one bit each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct RingSet(u64);
 
 impl RingSet {
-    /// The rings, in order.
+    /// Iterates over the rings, in order.
     pub fn iter(self) -> impl Iterator<Item = u16> {
         (0..RINGS_MAX).filter(move |ring| self.contains(*ring))
     }
 
-    /// True if `ring` is one of them.
+    /// True if `ring` is in the set.
     pub fn contains(self, ring: u16) -> bool {
         self.0 & (1 << ring) != 0
     }
 
-    /// True if there is none.
+    /// True if the set is empty.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Puts `ring` in.
+    /// Adds `ring`.
     pub fn insert(&mut self, ring: u16) {
         self.0 |= 1 << ring;
     }
 
-    /// Takes `ring` out.
+    /// Removes `ring`.
     pub fn remove(&mut self, ring: u16) {
         self.0 &= !(1 << ring);
     }
@@ -180,52 +180,52 @@ impl RingSet {
     }
 }
 
-/// What a ring is started with.
+/// Parameters for starting a ring.
 #[derive(Clone, Copy, Debug)]
 pub struct RingSetup {
-    /// Descriptors.
+    /// Number of descriptors.
     pub size: u16,
-    /// Its areas, as addresses of the front end.
+    /// Its areas, as front-end addresses.
     pub addresses: RingAddresses,
-    /// Where it goes on.
+    /// Where it continues.
     pub base: u32,
-    /// All features that are in use.
+    /// All negotiated features.
     pub features: u64,
 }
 
-/// What is left to be done for a request.
+/// What the device has to do for a request.
 #[derive(Debug)]
 pub enum Effect {
     /// Nothing.
     Done,
-    /// All of the guest's memory.
+    /// Replace the guest's memory by these regions.
     SetMemory(Vec<(RegionLayout, OwnedFd)>),
-    /// A further region.
+    /// Add a region.
     AddRegion(RegionLayout, OwnedFd),
-    /// A region less.
+    /// Remove a region.
     RemoveRegion(RegionLayout),
-    /// The dirty log: file, bytes, where it begins.
+    /// Use this dirty log: file, length, offset in the file.
     SetLog(OwnedFd, u64, u64),
-    /// No dirty log any more.
+    /// Stop dirty logging.
     EndLog,
-    /// Make an area for what is in flight.
+    /// Create an in-flight region.
     MakeInflight(InflightLayout),
-    /// Use this one from the next start of a ring on.
+    /// Use this in-flight region for rings that start from now on.
     SetInflight(InflightLayout, OwnedFd),
-    /// A ring has another call descriptor.
+    /// Use a ring's new call descriptor.
     Call(u16),
-    /// Tell the network where this address is.
+    /// Announce this address to the network.
     Announce([u8; 6]),
-    /// Log and inflight area are forgotten.
+    /// Forget the dirty log and the in-flight region.
     Reset,
 }
 
-/// What was made of a request.
+/// Result of applying a request.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What is left to be done.
+    /// What the device has to do.
     pub effect: Effect,
-    /// What the front end waits for whatever was asked; `None`: an acknowledgement, if it asked.
+    /// A reply that the front end always expects; `None`: an acknowledgement, if it requested one.
     pub reply: Option<Reply>,
 }
 
@@ -241,24 +241,24 @@ impl From<Reply> for Outcome {
     }
 }
 
-/// One ring, as far as it is set up.
+/// The state of one ring.
 #[derive(Debug, Default)]
 struct Ring {
     size: u16,
     addresses: Option<RingAddresses>,
     base: u32,
-    /// `SET_VRING_KICK` came since the last stop.
+    /// `SET_VRING_KICK` was received since the last stop.
     started: bool,
-    /// The device says that it runs.
+    /// The device has started the ring.
     running: bool,
     kick: Option<Arc<OwnedFd>>,
     call: Option<Arc<OwnedFd>>,
     error: Option<OwnedFd>,
-    /// What `SET_VRING_ENABLE` said last.
+    /// The last value of `SET_VRING_ENABLE`.
     enable: Option<bool>,
 }
 
-/// See the module text.
+/// The state of a session; see the module documentation.
 #[derive(Debug)]
 pub struct Session {
     offer: Offer,
@@ -271,7 +271,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A front end that has said nothing yet.
+    /// The state before the first request.
     ///
     /// # Panics
     /// If there are no rings, or more than [`RINGS_MAX`].
@@ -289,7 +289,7 @@ impl Session {
         }
     }
 
-    /// Rings that must stand still while `request` is carried out.
+    /// Rings that must be stopped while `request` is carried out.
     pub fn stops(&self, request: &Request) -> RingSet {
         let running = self.running();
         match *request {
@@ -308,17 +308,17 @@ impl Session {
         }
     }
 
-    /// The device stopped a ring, which is to go on at `base`.
+    /// The device has stopped a ring, which continues at `base`.
     pub fn stopped(&mut self, ring: u16, base: u32) {
         let ring = &mut self.rings[usize::from(ring)];
         ring.running = false;
         ring.base = base;
     }
 
-    /// Takes a request in.
+    /// Applies a request.
     ///
     /// # Errors
-    /// [`Refusal`]: nothing has changed.
+    /// [`Refusal`]; nothing has changed.
     pub fn apply(&mut self, request: Request) -> Result<Outcome, Refusal> {
         self.require(needed(&request))?;
         let outcome = match request {
@@ -330,7 +330,8 @@ impl Session {
                 self.protocol_features = features;
                 Effect::Done.into()
             }
-            // Any sender owns the session; giving it up is deprecated, and ignored as advised.
+            // Any sender owns the session. Giving it up is deprecated, and ignored as the
+            // specification advises.
             Request::SetOwner | Request::ResetOwner => Effect::Done.into(),
             Request::SetMemTable(regions) => Effect::SetMemory(regions).into(),
             Request::GetMaxMemSlots => Reply::Number(self.offer.memory_slots).into(),
@@ -338,12 +339,13 @@ impl Session {
             Request::RemMemReg(region) => Effect::RemoveRegion(region).into(),
             Request::SetLogBase(file, bytes, offset) => Outcome {
                 effect: Effect::SetLog(file, bytes, offset),
-                // The specification names no payload: QEMU takes any, others want their own again.
+                // The specification does not define the payload. QEMU accepts any, others expect
+                // their own back.
                 reply: Some(Reply::Log(bytes, offset)),
             },
             Request::SetLogFd => Effect::Done.into(),
-            // In rings: QEMU takes it for pairs, which errs towards more than there are and is
-            // refused ring by ring; others take it as it is meant.
+            // The number of rings. QEMU expects pairs, and may then use more than exist, which is
+            // refused ring by ring; other front ends expect rings.
             Request::GetQueueNum => Reply::Number(self.ring_count().into()).into(),
             Request::SendRarp(mac) => Effect::Announce(mac).into(),
             Request::NetSetMtu(mtu) => self.set_mtu(mtu)?.into(),
@@ -376,29 +378,29 @@ impl Session {
         RingSet::collect((0..self.ring_count()).filter(ready))
     }
 
-    /// What the ring `index` is to be started with.
+    /// Parameters for starting the ring `index`.
     ///
     /// # Errors
     /// [`Refusal::Base`].
     ///
     /// # Panics
-    /// If it is not one of [`Session::startable`].
+    /// If it is not in [`Session::startable`].
     pub fn setup(&self, index: u16) -> Result<RingSetup, Refusal> {
         let ring = &self.rings[usize::from(index)];
         let is_packed = self.features & feature::RING_PACKED != 0;
         if !is_packed && ring.base > u16::MAX.into() {
             return Err(Refusal::Base(index.into(), ring.base));
         }
-        let addresses = ring.addresses.expect("the caller asked whether it is set up");
+        let addresses = ring.addresses.expect("the caller checked `startable`");
         Ok(RingSetup { size: ring.size, addresses, base: ring.base, features: self.features })
     }
 
-    /// The device started a ring.
+    /// The device has started a ring.
     pub fn started(&mut self, ring: u16) {
         self.rings[usize::from(ring)].running = true;
     }
 
-    /// The device could not start a ring: it needs another kick descriptor to be tried again.
+    /// The device could not start a ring, which then needs another kick descriptor.
     pub fn failed(&mut self, ring: u16) {
         self.rings[usize::from(ring)].started = false;
     }
@@ -409,39 +411,39 @@ impl Session {
         RingSet::collect((0..self.ring_count()).filter(running))
     }
 
-    /// Number of rings, each of which may run or not.
+    /// Number of rings, running or not.
     pub fn ring_count(&self) -> u16 {
         self.rings.len() as u16
     }
 
-    /// True if packets of a ring count. Otherwise those that the guest sends are thrown away, and
-    /// it is given none.
+    /// True if a ring is enabled. On a disabled ring, packets that the guest sends are dropped, and
+    /// it receives none.
     pub fn is_enabled(&self, ring: u16) -> bool {
         let without_being_told = self.features & feature::PROTOCOL_FEATURES == 0;
         self.rings[usize::from(ring)].enable.unwrap_or(without_being_told)
     }
 
-    /// What signals that a ring has buffers; `None`: nothing does.
+    /// Event by which the driver kicks a ring; `None` if there is none.
     pub fn kick(&self, ring: u16) -> Option<&Arc<OwnedFd>> {
         self.rings[usize::from(ring)].kick.as_ref()
     }
 
-    /// What is signalled when buffers were used.
+    /// Event to signal when buffers of a ring were used.
     pub fn call(&self, ring: u16) -> Option<Arc<OwnedFd>> {
         self.rings[usize::from(ring)].call.clone()
     }
 
-    /// What is signalled when a ring is broken.
+    /// Event to signal when a ring breaks.
     pub fn error(&self, ring: u16) -> Option<BorrowedFd<'_>> {
         self.rings[usize::from(ring)].error.as_ref().map(AsFd::as_fd)
     }
 
-    /// The MTU that the guest is told.
+    /// The MTU reported to the guest.
     pub fn mtu(&self) -> u16 {
         self.mtu
     }
 
-    /// Features of virtio in use.
+    /// Negotiated features.
     pub fn features(&self) -> u64 {
         self.features
     }
@@ -504,8 +506,8 @@ impl Session {
         Ok(Effect::Done)
     }
 
-    /// virtio 1.2 §5.1.4: address, status, pairs, MTU; fields of features that are not offered
-    /// read as zeros.
+    /// virtio 1.2 §5.1.4: address, status, pairs, MTU. Fields whose features are not offered read
+    /// as zeros.
     fn config(&self, range: ConfigRange) -> Reply {
         const LINK_UP: u16 = 1;
         let mut space = Vec::with_capacity(range.offset + range.bytes);
@@ -517,7 +519,8 @@ impl Session {
         Reply::Config(range.offset, space[range.offset..][..range.bytes].to_vec())
     }
 
-    /// Only a migration writes, and of what it brings only the address is not ours to know.
+    /// Only a migration writes, and the address is the only field that this device does not know
+    /// itself.
     fn set_config(
         &mut self,
         offset: usize,
@@ -540,7 +543,7 @@ impl Session {
     }
 
     fn status(&self) -> u8 {
-        // virtio 1.2 §3.1.1: the bit does not stay if the features are not accepted.
+        // virtio 1.2 §3.1.1: the bit is cleared if the features are not accepted.
         if self.features & feature::VERSION_1 == 0 {
             self.status & !STATUS_FEATURES_OK
         } else {
@@ -553,7 +556,7 @@ impl Session {
     }
 }
 
-/// The feature of the protocol that a request belongs to; none for those of all front ends.
+/// The protocol feature that a request belongs to; 0 for requests of all front ends.
 fn needed(request: &Request) -> u64 {
     match request {
         Request::SetLogBase(..) => protocol::LOG_SHMFD,

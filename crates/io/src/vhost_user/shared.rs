@@ -1,17 +1,17 @@
-//! Memory that is shared with another process: mapped files, read and written without references.
+//! Memory shared with another process: mapped files that are accessed without Rust references.
 //!
-//! Owns mappings. A byte of a mapping may change at any time, so it is never seen through a Rust
-//! reference to data: numbers that both sides agree upon are atomic accesses of one field each,
-//! everything else is copied in or out whole. All accesses are checked against the length.
+//! Owns mappings. A byte of a mapping may change at any time, so it is never accessed through a
+//! Rust reference to data. Numbers that both sides use are accessed atomically, one field each; all
+//! other data is copied in or out as a whole. All accesses are checked against the length.
 //!
 //! Invariant: `start` points to `bytes` bytes that stay mapped, readable and writable while the
-//! [`Mapping`] lives. They may still fail to be *there*: if somebody cuts the file, or no page can
-//! be had for a hole in it, touching them raises SIGBUS. So every mapping is watched, see
-//! [`cut`](super::cut), or refused.
+//! [`Mapping`] lives. An access may still raise SIGBUS: if the file was truncated, or if no page
+//! can be allocated for a hole in it. So every mapping is watched (see [`cut`](super::cut)), or
+//! refused.
 //!
-//! Only memory is mapped: files of memfd_create(2), tmpfs and hugetlbfs. Pages of all others come
-//! from somewhere that may never answer, such as a process that serves the file (FUSE), and whoever
-//! touches them would wait for it. Any thread.
+//! Only memory files are mapped: those of memfd_create(2), tmpfs and hugetlbfs. Pages of any other
+//! file come from a source that may never answer, such as a FUSE server, and an access would wait
+//! for it. Any thread.
 #![allow(unsafe_code)]
 
 use super::cut::Watch;
@@ -29,13 +29,13 @@ use towpath_packet::{Piece, Pins, foreign};
 /// Why a file could not be mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapError {
-    /// There are no bytes, or they end behind the end of the address space.
+    /// The range is empty, or exceeds the address space.
     Range,
     /// The file ends before the range does.
     Short,
-    /// The file is no memory: touching it may wait for whoever serves it.
+    /// The file is not memory: an access may wait for the file's server.
     Kind,
-    /// Its pages are huge, and there are not as many.
+    /// The file has huge pages, and too few of them are free.
     HugePages,
     /// There are [`WATCHED_MAX`](super::cut::WATCHED_MAX) mappings.
     TooMany,
@@ -64,16 +64,16 @@ impl fmt::Display for MapError {
 
 impl std::error::Error for MapError {}
 
-/// A range of a file in our address space, shared with whoever else has the file.
+/// A range of a file in our address space, shared with other holders of the file.
 pub struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
-    /// Dropped before what it watches is unmapped: others may get the same addresses.
+    /// Dropped before the mapping is unmapped, because a new mapping may get the same addresses.
     watch: Watch,
     _whole: Whole,
 }
 
-/// A whole mapping, which begins and ends on pages.
+/// A whole mapping, which starts and ends at page boundaries.
 struct Whole {
     start: NonNull<c_void>,
     bytes: usize,
@@ -81,15 +81,15 @@ struct Whole {
 
 // SAFETY: a mapping belongs to the process, not to a thread.
 unsafe impl Send for Mapping {}
-// SAFETY: `&Mapping` reads and writes by atomics and by copies that allow for concurrent writers.
+// SAFETY: `&Mapping` reads and writes by atomics, and by copies that permit concurrent writers.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the bytes `offset..offset + bytes` of `file`, which is not needed afterwards. Waits for
-    /// nobody, whatever the file is.
+    /// Maps the bytes `offset..offset + bytes` of `file`, which may be closed afterwards. Never
+    /// blocks, whatever kind of file it is.
     pub fn new(file: &OwnedFd, offset: u64, bytes: u64) -> Result<Self, MapError> {
         let end = offset.checked_add(bytes).ok_or(MapError::Range)?;
-        // Before anything else is asked: who serves another file may not answer.
+        // First of all, because the server of any other file may not answer further calls.
         if !is_memory(file) {
             return Err(MapError::Kind);
         }
@@ -99,7 +99,7 @@ impl Mapping {
         }
         let file_system = rustix::fs::fstatfs(file).map_err(MapError::System)?.f_type;
         let is_huge = file_system as u64 == HUGETLBFS_MAGIC;
-        // Files of huge pages are mapped in whole ones, which their block size tells.
+        // Files of huge pages must be mapped in whole huge pages; `st_blksize` gives their size.
         let page = rustix::param::page_size() as u64;
         let block = u64::try_from(stat.st_blksize).unwrap_or(0);
         let block = if block.is_power_of_two() { block.max(page) } else { page };
@@ -110,11 +110,12 @@ impl Mapping {
         if bytes == 0 || isize::try_from(map_bytes).is_err() {
             return Err(MapError::Range);
         }
-        // Of huge pages those that the file lacks are reserved now, or this fails: they do not come
-        // from memory at large, and touching one that cannot be had is the end of the session.
+        // Missing huge pages of the file are reserved now, or the mapping fails: they come from a
+        // separate pool, and an access to a page that cannot be allocated would end the session.
         let reserve = if is_huge { MapFlags::empty() } else { MapFlags::NORESERVE };
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | reserve);
-        // SAFETY: a new mapping at an address that the kernel chooses.
+        // SAFETY: without an address hint and `MAP_FIXED`, the kernel places the new mapping where
+        // no memory is in use.
         let map = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), map_bytes, protection, flags, file, first)
         };
@@ -124,46 +125,49 @@ impl Mapping {
         })?;
         let map = NonNull::new(map).ok_or(MapError::Range)?;
         let whole = Whole { start: map, bytes: map_bytes };
-        // SAFETY: `offset - first < block`, and the mapping reaches to `end` at least.
+        // SAFETY: `offset - first` is less than `block`, and the mapping extends at least to `end`,
+        // so the result is in the mapping.
         let start = unsafe { map.cast::<u8>().add((offset - first) as usize) };
-        // SAFETY: all of the mapping, which ends with the value, after the watch. What is in it
-        // may change at any time anyhow.
+        // SAFETY: the range is the whole mapping, which is unmapped only after `watch` is dropped
+        // (order of fields). All accesses permit bytes that change at any time.
         let watch = unsafe { Watch::new(map, map_bytes) }.ok_or(MapError::TooMany)?;
         Ok(Self { start, bytes, watch, _whole: whole })
     }
 
-    /// Bytes that were asked for.
+    /// Length of the requested range.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// True if somebody has cut the file and what was there is lost.
+    /// True if the file was truncated and its content is lost.
     pub fn is_cut(&self) -> bool {
         self.watch.is_cut()
     }
 
-    /// The bytes `at..at + bytes`.
+    /// Returns the bytes `at..at + bytes`.
     ///
     /// # Panics
-    /// If they are not within the mapping.
+    /// If they are not in the mapping.
     #[inline]
     pub fn stretch(&self, at: usize, bytes: usize) -> Stretch<'_> {
         assert!(at <= self.bytes && bytes <= self.bytes - at);
-        // SAFETY: within the mapping, as just asserted.
+        // SAFETY: `at` is in the mapping, as asserted above.
         let start = unsafe { self.start.add(at) };
         Stretch { start, bytes, mapped: PhantomData }
     }
 
-    /// Sets bits of the byte at `at`; false if it is not within the mapping.
+    /// Sets bits of the byte at `at`; false if it is outside the mapping.
     pub(crate) fn set_bits(&self, at: usize, bits: u8) -> bool {
         if at >= self.bytes {
             return false;
         }
         let field = self.stretch(at, 1).start;
-        // SAFETY: one byte of the mapping; others reach it by atomics or as another process.
+        // SAFETY: the byte is in the mapping (checked above), which makes it valid and aligned.
+        // Other accesses to it are atomic, or come from another process.
         let byte = unsafe { AtomicU8::from_ptr(field.as_ptr()) };
-        // Release: pairs with the Acquire of whoever takes the bit and reads what it stands for. It
-        // is set again even if it is seen set: it may be taken between the look and the write.
+        // Release: pairs with the Acquire of the process that reads the bit and then the page. The
+        // bit is set even if it seems to be set already, because it may be cleared between a check
+        // and the write.
         byte.fetch_or(bits, Ordering::Release);
         true
     }
@@ -171,19 +175,20 @@ impl Mapping {
 
 impl Drop for Whole {
     fn drop(&mut self) {
-        // SAFETY: our mapping, and whoever points into it borrows or counts the value that this is
-        // a part of. An error means that it was not mapped, which is what is wanted.
+        // SAFETY: this is our own mapping. Every pointer into it belongs to a value that borrows or
+        // counts the [`Mapping`] that this is a field of, so none is left. An error means that
+        // nothing was mapped there, which is the goal.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr(), self.bytes) };
     }
 }
 
-/// True if `file` is memory: of memfd_create(2), tmpfs or hugetlbfs. Files of no other kind have
-/// seals, and the kernel asks nobody for them.
+/// True if `file` is memory: of memfd_create(2), tmpfs or hugetlbfs. Only such files have seals,
+/// and the kernel asks no file server for them.
 pub(super) fn is_memory(file: impl AsFd) -> bool {
     rustix::fs::fcntl_get_seals(file).is_ok()
 }
 
-/// Files of huge pages (statfs(2)).
+/// File system type of huge pages (statfs(2)).
 const HUGETLBFS_MAGIC: u64 = 0x958458f6;
 
 /// A range of a mapping.
@@ -195,84 +200,88 @@ pub struct Stretch<'a> {
 }
 
 impl Stretch<'_> {
-    /// Bytes.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// True if there are none.
+    /// True if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Where it begins.
+    /// Address of the first byte.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Copies the start out.
+    /// Copies bytes from the start into `to`.
     ///
     /// # Panics
-    /// If `to` is longer.
+    /// If `to` is longer than the range.
     #[inline]
     pub fn read(&self, to: &mut [u8]) {
         assert!(to.len() <= self.bytes);
-        // SAFETY: both are valid for so many bytes; `to` is ours, so that they do not overlap.
+        // SAFETY: both ranges are valid for `to.len()` bytes (asserted above). `to` is private
+        // memory, so they do not overlap.
         unsafe { foreign::copy(self.start.as_ptr(), to.as_mut_ptr(), to.len()) };
     }
 
-    /// Copies `from` to the start.
+    /// Copies `from` to the start of the range.
     ///
     /// # Panics
-    /// If `from` is longer.
+    /// If `from` is longer than the range.
     #[inline]
     pub fn write(&self, from: &[u8]) {
         assert!(from.len() <= self.bytes);
-        // SAFETY: as above.
+        // SAFETY: both ranges are valid for `from.len()` bytes (asserted above). `from` is private
+        // memory, so they do not overlap.
         unsafe { foreign::copy(from.as_ptr(), self.start.as_ptr(), from.len()) };
     }
 
-    /// Copies `len` bytes of `piece`, beginning with its byte `at`, to the start. The piece may be
-    /// memory of another guest, or of this one: bytes that are both read and written come out as
-    /// anything. It stays pinned until `pins` pins another.
+    /// Copies `len` bytes of `piece`, from its byte `at` on, to the start of the range. The piece
+    /// may be memory of any guest, including this one; bytes that are read and written at the same
+    /// time get undefined values. The piece stays pinned until `pins` pins another.
     ///
     /// # Panics
-    /// If either is shorter.
+    /// If the piece or the range is shorter.
     #[inline]
     pub fn write_piece<'a>(&self, pins: &mut Pins<'a>, piece: &'a Piece, at: usize, len: usize) {
         assert!(len <= self.bytes && at <= piece.len() && len <= piece.len() - at);
         let address = pins.address(piece);
-        // SAFETY: `at` is within the piece, whose address is valid for its length while pinned.
+        // SAFETY: `at` is within the piece (asserted above), whose address is valid for its length
+        // while it is pinned.
         let from = unsafe { address.add(at) };
-        // SAFETY: as above; they may overlap.
+        // SAFETY: both ranges are valid for `len` bytes: asserted above, and the piece is pinned.
+        // The copy permits them to overlap.
         unsafe { foreign::copy(from, self.start.as_ptr(), len) };
     }
 
-    /// The bytes from `at` on.
+    /// Returns the bytes from `at` on.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If `at` is beyond the end.
     #[inline]
     pub fn tail(&self, at: usize) -> Self {
         assert!(at <= self.bytes);
-        // SAFETY: within the stretch, as just asserted.
+        // SAFETY: `at` is within the range, as asserted above.
         let start = unsafe { self.start.add(at) };
         Self { start, bytes: self.bytes - at, mapped: PhantomData }
     }
 
-    /// Has up to [`foreign::PREFETCH_BYTES_MAX`] bytes fetched that are read soon.
+    /// Prefetches up to [`foreign::PREFETCH_BYTES_MAX`] bytes that will be read soon.
     pub(crate) fn prefetch_read(&self) {
         foreign::prefetch_read(self.start.as_ptr(), self.bytes);
     }
 
-    /// Tells the processor that up to [`foreign::PREFETCH_BYTES_MAX`] bytes will be written soon.
+    /// Prefetches up to [`foreign::PREFETCH_BYTES_MAX`] bytes that will be written soon.
     pub fn prefetch_write(&self) {
         foreign::prefetch_write(self.start.as_ptr(), self.bytes);
     }
 }
 
-/// A range of a mapping that holds numbers which both sides change: little endian, aligned. Keeps
-/// the mapping.
+/// A range of a mapping with numbers that both sides change: little-endian, aligned. Keeps the
+/// mapping alive.
 #[derive(Clone)]
 pub struct Area {
     mapping: Arc<Mapping>,
@@ -281,15 +290,15 @@ pub struct Area {
 }
 
 impl Area {
-    /// The bytes `at..at + bytes` of `mapping`; `None` if they are not within it, or if the first
-    /// is not aligned to `align`.
+    /// The bytes `at..at + bytes` of `mapping`. Returns `None` if they are not in the mapping, or
+    /// if the first one is not aligned to `align`.
     pub fn new(mapping: Arc<Mapping>, at: usize, bytes: usize, align: usize) -> Option<Self> {
         let fits = at <= mapping.bytes && bytes <= mapping.bytes - at;
         let aligned = fits && mapping.stretch(at, 0).start.addr().get().is_multiple_of(align);
         aligned.then_some(Self { mapping, at, bytes })
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -297,7 +306,7 @@ impl Area {
     /// Reads the 16-bit number at `at`.
     ///
     /// # Panics
-    /// If it is not within the area, or not aligned; so do the others.
+    /// If it is outside the area or not aligned. The other accesses panic likewise.
     #[inline]
     pub fn load16(&self, at: usize, order: Ordering) -> u16 {
         u16::from_le(self.atomic16(at).load(order))
@@ -333,30 +342,33 @@ impl Area {
         self.atomic64(at).store(value.to_le(), order);
     }
 
-    /// Where a field of `T` is.
+    /// Address of a field of type `T`.
     #[inline]
     fn field<T>(&self, at: usize) -> *mut T {
         let end = at.checked_add(size_of::<T>());
         assert!(end.is_some_and(|end| end <= self.bytes), "a field lies within its area");
-        // SAFETY: within the area, as just asserted, which `new` has found to be within the
-        // mapping; neither changes.
+        // SAFETY: the field is in the area, as asserted above. `new` checked that the area is in
+        // the mapping, and neither changes afterwards.
         let field = unsafe { self.mapping.start.add(self.at + at) }.cast::<T>();
         assert!(field.is_aligned(), "a field is aligned to its size");
         field.as_ptr()
     }
 
     fn atomic16(&self, at: usize) -> &AtomicU16 {
-        // SAFETY: within the mapping and aligned; this process reaches it by atomics only.
+        // SAFETY: `field` returns an aligned address in the mapping, which `self` keeps mapped.
+        // This process accesses the area only by atomics.
         unsafe { AtomicU16::from_ptr(self.field(at)) }
     }
 
     fn atomic32(&self, at: usize) -> &AtomicU32 {
-        // SAFETY: as above.
+        // SAFETY: `field` returns an aligned address in the mapping, which `self` keeps mapped.
+        // This process accesses the area only by atomics.
         unsafe { AtomicU32::from_ptr(self.field(at)) }
     }
 
     fn atomic64(&self, at: usize) -> &AtomicU64 {
-        // SAFETY: as above.
+        // SAFETY: `field` returns an aligned address in the mapping, which `self` keeps mapped.
+        // This process accesses the area only by atomics.
         unsafe { AtomicU64::from_ptr(self.field(at)) }
     }
 }

@@ -1,30 +1,29 @@
-//! Virtqueues, seen from the device: which buffers a driver offers, and giving them back.
+//! The device's side of virtqueues: takes available buffers and returns used ones.
 //!
-//! [`Queue`] is a ring of either layout, split or packed, without knowledge of networks; what it
-//! offers are [`Chain`]s, and what it takes back are their [`Head`]s, in any order. The two
-//! directions of a network device are built on it: [`TransmitQueue`] turns the driver's packets
-//! into loans, [`ReceiveQueue`] copies packets into the driver's buffers. A queue, and so a pair of
-//! them, belongs to one thread at a time.
+//! [`Queue`] is a ring of either layout, split or packed, without knowledge of networks. It takes
+//! [`Chain`]s, and returns them by their [`Head`]s in any order. The two directions of a network
+//! device are built on it: [`TransmitQueue`] turns the driver's packets into loans,
+//! [`ReceiveQueue`] copies packets into the driver's buffers. One thread at a time owns a queue,
+//! and so a pair of queues.
 //!
 //! # Theory of operation
 //!
-//! Everything in a ring is written by a driver that may lie, at any time. Each field is read once,
-//! checked, and used from the copy. What contradicts itself breaks the ring ([`Broken`]): nothing
-//! more is taken from it or given back until it is started anew, since whoever wrote one lie may
-//! have written others. Chains are bounded by [`CHAIN_MAX`], and every address is looked up when
-//! the chain is read.
+//! A driver may write anything into a ring, at any time. Each field is read once, checked, and used
+//! from the copy. A contradiction breaks the ring ([`Broken`]): from then on nothing is taken from
+//! it or returned to it until it is started again, because the driver may have written other wrong
+//! values as well. [`CHAIN_MAX`] bounds chains, and every address is checked when the chain is
+//! read.
 //!
-//! Used entries become visible together, with [`Queue::publish`], which also decides whether the
-//! driver wants to be told. Both directions of that, and of kicks, are a store of one side followed
-//! by a load of what the other has stored: a fence with the strongest order stands between them,
-//! whose partner is the memory barrier that virtio 1.2 §2.7.13.4, §2.7.14 and §2.8.21.3.1 ask of
-//! the driver.
+//! [`Queue::publish`] makes used entries visible together, and decides whether the driver wants a
+//! call. For calls and for kicks, one side stores and then loads what the other side has stored. A
+//! sequentially consistent fence separates the two; its partner is the memory barrier that virtio
+//! 1.2 §2.7.13.4, §2.7.14 and §2.8.21.3.1 require of the driver.
 //!
-//! With an [`inflight`] region, what was taken and not given back is written down there, so that
-//! the next process offers it again.
+//! With an [`inflight`] region, chains that were taken and not returned are recorded there, so that
+//! the next process takes them again.
 //!
-//! Limits: [`QUEUE_SIZE_MAX`], [`CHAIN_MAX`]. Follows virtio 1.2 §2.7 and §2.8. No call blocks
-//! or, after the start, allocates.
+//! Limits: [`QUEUE_SIZE_MAX`], [`CHAIN_MAX`]. Follows virtio 1.2 §2.7 and §2.8. No call blocks, and
+//! only the start allocates.
 
 pub mod chain;
 pub mod inflight;
@@ -45,48 +44,48 @@ use rustix::fd::OwnedFd;
 use std::fmt;
 use std::sync::Arc;
 
-/// Most descriptors of a queue: four times what QEMU gives its users.
+/// Most descriptors of a queue: four times the maximum of QEMU.
 pub const QUEUE_SIZE_MAX: u16 = 4096;
-/// Most buffers of a chain: what Linux's devices take (`UIO_MAXIOV`).
+/// Most buffers of a chain: the maximum of Linux's devices (`UIO_MAXIOV`).
 pub const CHAIN_MAX: usize = 1024;
 
-/// Feature bits that these queues know (virtio 1.2 §5.1.3 and §6), as masks.
+/// Feature bits that these queues implement (virtio 1.2 §5.1.3 and §6), as masks.
 pub mod feature {
-    /// The driver may leave checksums to the device.
+    /// The device handles packets with partial checksums.
     pub const CSUM: u64 = 1 << 0;
-    /// The driver takes packets with partial or verified checksums.
+    /// The driver handles packets with partial or verified checksums.
     pub const GUEST_CSUM: u64 = 1 << 1;
-    /// The driver takes TCP super-packets over IPv4.
+    /// The driver accepts TCP super-packets over IPv4.
     pub const GUEST_TSO4: u64 = 1 << 7;
-    /// The driver takes TCP super-packets over IPv6.
+    /// The driver accepts TCP super-packets over IPv6.
     pub const GUEST_TSO6: u64 = 1 << 8;
-    /// The driver takes TCP super-packets with congestion marks.
+    /// The driver accepts TCP super-packets with ECN.
     pub const GUEST_ECN: u64 = 1 << 9;
-    /// The device takes TCP super-packets over IPv4.
+    /// The device accepts TCP super-packets over IPv4.
     pub const HOST_TSO4: u64 = 1 << 11;
-    /// The device takes TCP super-packets over IPv6.
+    /// The device accepts TCP super-packets over IPv6.
     pub const HOST_TSO6: u64 = 1 << 12;
-    /// The device takes TCP super-packets with congestion marks.
+    /// The device accepts TCP super-packets with ECN.
     pub const HOST_ECN: u64 = 1 << 13;
-    /// A packet may fill several receive buffers.
+    /// A packet may use several receive buffers.
     pub const MRG_RXBUF: u64 = 1 << 15;
-    /// A descriptor may point to a table of descriptors.
+    /// A descriptor may refer to a table of descriptors.
     pub const INDIRECT: u64 = 1 << 28;
-    /// Both sides say at which entry they want to be told.
+    /// Each side requests a notification at a certain entry.
     pub const EVENT_INDEX: u64 = 1 << 29;
-    /// Little endian, and a header of twelve bytes.
+    /// Little-endian rings, and a header of twelve bytes.
     pub const VERSION_1: u64 = 1 << 32;
     /// The packed layout.
     pub const PACKED: u64 = 1 << 34;
-    /// The driver takes UDP super-packets over IPv4.
+    /// The driver accepts UDP super-packets over IPv4.
     pub const GUEST_USO4: u64 = 1 << 54;
-    /// The driver takes UDP super-packets over IPv6.
+    /// The driver accepts UDP super-packets over IPv6.
     pub const GUEST_USO6: u64 = 1 << 55;
-    /// The device takes UDP super-packets.
+    /// The device accepts UDP super-packets.
     pub const HOST_USO: u64 = 1 << 56;
 }
 
-/// All of them.
+/// All features that these queues implement.
 pub const FEATURES: u64 = feature::CSUM
     | feature::GUEST_CSUM
     | feature::GUEST_TSO4
@@ -104,11 +103,11 @@ pub const FEATURES: u64 = feature::CSUM
     | feature::GUEST_USO6
     | feature::HOST_USO;
 
-/// Where a queue is and how it is used.
+/// Configuration of a queue.
 pub struct QueueConfig {
-    /// Descriptors.
+    /// Number of descriptors.
     pub size: u16,
-    /// What was agreed with the driver, of [`FEATURES`] and others.
+    /// Features negotiated with the driver, of [`FEATURES`] and others.
     pub features: u64,
     /// Front-end address of the descriptor table, or of the packed ring.
     pub descriptors: u64,
@@ -116,30 +115,31 @@ pub struct QueueConfig {
     pub driver: u64,
     /// Front-end address of the used ring, or of the device's event suppression.
     pub device: u64,
-    /// Where to begin, as `SET_VRING_BASE` says it: the next available entry; of a packed ring 15
-    /// bits and the wrap counter, for the next available and above it for the next used, or zero
-    /// there if both are the same. Not looked at if `inflight` tells.
+    /// Where to begin, as in `SET_VRING_BASE`. For a split ring, the next available entry. For a
+    /// packed ring, two values of 15 bits and a wrap counter: the next available descriptor, and in
+    /// the upper half the next used one, or zero if both are the same. Ignored if `inflight`
+    /// contains the position.
     pub base: u32,
-    /// Mark the ring's own pages in the log of the guest's memory.
+    /// True to mark the ring's own pages in the dirty log of the guest's memory.
     pub log: bool,
-    /// Where to write down what is in flight: [`inflight::region_bytes`] of shared memory.
+    /// Where to record chains in flight: [`inflight::region_bytes`] of shared memory.
     pub inflight: Option<Area>,
-    /// Written to when the driver is to be told.
+    /// Event to signal when the driver wants a call.
     pub call: Option<Arc<OwnedFd>>,
 }
 
 /// Why a queue cannot start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartError {
-    /// Zero, too large, or no power of two where the layout needs one.
+    /// Zero, too large, or not a power of two where the layout requires one.
     Size,
-    /// An area is not in the guest's memory, crosses its regions or is not aligned.
+    /// An area is outside the guest's memory, crosses regions or is not aligned.
     Address,
-    /// The base points outside of the ring.
+    /// The base is outside the ring.
     Base,
-    /// The region for what is in flight is too small, or belongs to another queue.
+    /// The in-flight region is too small, or belongs to another queue.
     Inflight,
-    /// Neither side may do without [`feature::VERSION_1`].
+    /// [`feature::VERSION_1`] is required, and was not negotiated.
     Legacy,
 }
 
@@ -159,7 +159,7 @@ impl fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
-/// What the driver did to break its ring.
+/// How the driver broke its ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
     /// More entries are available than the ring has.
@@ -168,11 +168,12 @@ pub enum Broken {
     Descriptor,
     /// A chain is a loop, or longer than [`CHAIN_MAX`] or the queue.
     TooLong,
-    /// A buffer lies outside of the guest's memory.
+    /// A buffer is outside the guest's memory.
     Address,
-    /// An indirect descriptor that was not agreed upon, is nested, goes on, or has no proper table.
+    /// An indirect descriptor that was not negotiated, is nested, is not the last one, or has an
+    /// invalid table.
     Indirect,
-    /// A buffer to be read behind one to be written, or of the wrong kind for its queue.
+    /// A readable buffer after a writable one, or a buffer of the wrong kind for the queue.
     Direction,
 }
 
@@ -191,12 +192,12 @@ impl fmt::Display for Broken {
 
 impl std::error::Error for Broken {}
 
-/// What came of [`stopping`](TransmitQueue::stop) a queue.
+/// Result of [`stopping`](TransmitQueue::stop) a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// It has stopped: the base to begin with the next time.
+    /// The queue has stopped. Carries the base with which it continues.
     Done(u32),
-    /// Somebody is reading lent memory at this moment. Try again.
+    /// Lent memory is being read. Try again.
     Busy,
     /// There is no memory to copy lent bytes to. Try again when some loans are over.
     NoMemory,
@@ -208,29 +209,29 @@ enum Ring {
     Packed(packed::Ring),
 }
 
-/// Where a queue is: which chain is taken next.
+/// A position in a queue: the chain that is taken next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     next: u16,
     wrap: bool,
-    /// Entries of the last process offered again.
+    /// Number of recovered chains that were taken again.
     again: usize,
 }
 
-/// A virtqueue. See the module text.
+/// The device's side of a virtqueue; see the module documentation.
 pub struct Queue {
     ring: Ring,
     memory: GuestMemory,
     call: Option<Arc<OwnedFd>>,
     chain: Chain,
     broken: Option<Broken>,
-    /// The driver was not told yet since the start.
+    /// The driver was not called since the start.
     is_new: bool,
     size: u16,
 }
 
 impl Queue {
-    /// Starts a queue in a guest's memory, which it keeps.
+    /// Starts a queue in a guest's memory, and keeps that memory.
     pub fn start(config: QueueConfig, memory: &GuestMemory) -> Result<Self, StartError> {
         if config.features & feature::VERSION_1 == 0 {
             return Err(StartError::Legacy);
@@ -254,11 +255,11 @@ impl Queue {
         })
     }
 
-    /// Takes the next available chain; false if there is none. It is [held](Queue::hold), or the
-    /// queue goes back to where it was.
+    /// Takes the next available chain; false if there is none. The caller then [holds](Queue::hold)
+    /// it, or [seeks](Queue::seek) back.
     ///
     /// # Errors
-    /// The ring is broken, and stays so.
+    /// The ring is broken, and stays broken.
     #[inline]
     pub fn take(&mut self) -> Result<bool, Broken> {
         self.check()?;
@@ -278,8 +279,8 @@ impl Queue {
         result
     }
 
-    /// Takes the next chain if it is one buffer with room for `bytes`, as most are that are offered
-    /// to be written. All else is left to [`Queue::take`].
+    /// Takes the next chain if it is one writable buffer of at least `bytes` bytes, as most receive
+    /// buffers are. Leaves any other chain to [`Queue::take`].
     #[inline]
     pub(crate) fn take_room(&mut self, bytes: usize) -> Option<(Head, Segment)> {
         let Ring::Split(ring) = &mut self.ring else { return None };
@@ -290,8 +291,8 @@ impl Queue {
         ring.take_single(&self.memory, has_room).map(|(head, segment, _)| (head, segment))
     }
 
-    /// Takes and holds the next chain if it is one buffer to be read, and `take` takes what is in
-    /// it. All else is left to [`Queue::take`], which reads it anew.
+    /// Takes and holds the next chain if it is one readable buffer that `take` accepts. Leaves any
+    /// other chain to [`Queue::take`], which reads it again.
     #[inline]
     pub(crate) fn take_frame(&mut self, take: impl FnOnce(Stretch<'_>) -> bool) -> Option<Head> {
         let Ring::Split(ring) = &mut self.ring else { return None };
@@ -303,7 +304,7 @@ impl Queue {
         Some(ring.hold(head))
     }
 
-    /// Has the beginning fetched of what lies so many chains `ahead` of the next. A hint.
+    /// Prefetches the start of the chain that is `ahead` chains after the next one. A hint.
     #[inline]
     pub(crate) fn prefetch(&self, ahead: u16) {
         match &self.ring {
@@ -318,7 +319,7 @@ impl Queue {
         &self.chain
     }
 
-    /// Keeps the chain taken last: it is given back with [`Queue::complete`].
+    /// Keeps the chain taken last. [`Queue::complete`] returns it.
     #[inline]
     pub fn hold(&mut self) -> Head {
         let Chain { head, descriptors, .. } = &self.chain;
@@ -328,7 +329,7 @@ impl Queue {
         }
     }
 
-    /// Keeps a chain taken earlier. `descriptors` are those of the chain.
+    /// Keeps a chain that was taken earlier. `descriptors` are its descriptors.
     #[inline]
     pub(crate) fn hold_earlier(&mut self, head: Head, descriptors: &[chain::Descriptor]) -> Head {
         match &mut self.ring {
@@ -337,7 +338,7 @@ impl Queue {
         }
     }
 
-    /// Where the queue is.
+    /// Returns the queue's position.
     #[inline]
     pub fn position(&self) -> Position {
         match &self.ring {
@@ -346,8 +347,8 @@ impl Queue {
         }
     }
 
-    /// Goes to where the queue was: the chains taken since then, none of them held, are available
-    /// again. Or on again, to where it was before it went back.
+    /// Seeks to an earlier position: the chains taken since then, none of which may be held, become
+    /// available again. Can also seek forward again, to the position before that.
     #[inline]
     pub fn seek(&mut self, position: Position) {
         match &mut self.ring {
@@ -356,8 +357,8 @@ impl Queue {
         }
     }
 
-    /// Gives a chain back, of whose buffers the first `written` bytes to be written were written.
-    /// Visible after [`Queue::publish`].
+    /// Returns a chain in whose writable buffers the first `written` bytes were written. Visible to
+    /// the driver after [`Queue::publish`].
     #[inline]
     pub fn complete(&mut self, head: Head, written: u32) {
         match &mut self.ring {
@@ -366,14 +367,14 @@ impl Queue {
         }
     }
 
-    /// Makes what was given back visible, all at once, and tells the driver if it wants that. True
-    /// if it was told.
+    /// Makes all returned chains visible to the driver at once, and calls the driver if it wants
+    /// that. True if the driver was called.
     pub fn publish(&mut self) -> bool {
         let wanted = match &mut self.ring {
             Ring::Split(ring) => ring.publish(),
             Ring::Packed(ring) => ring.publish(),
         };
-        // The first time in any case: who was here before may have ended between the two.
+        // Always the first time: a previous process may have ended between publishing and calling.
         let tell = wanted.is_some_and(|wanted| wanted || self.is_new);
         if tell {
             self.is_new = false;
@@ -382,8 +383,8 @@ impl Queue {
         tell
     }
 
-    /// Asks the driver for a kick with the next available chain. True if there is one already:
-    /// then no kick may come.
+    /// Requests a kick for the next available chain. True if there is one already: then a kick may
+    /// not come.
     pub fn enable_kicks(&mut self) -> bool {
         self.broken.is_none()
             && match &mut self.ring {
@@ -392,7 +393,7 @@ impl Queue {
             }
     }
 
-    /// True if a chain is available, or the driver says so. It may be a moment ago that none was.
+    /// True if a chain seems to be available. The result may be outdated.
     pub fn has_next(&self) -> bool {
         self.broken.is_none()
             && match &self.ring {
@@ -401,7 +402,7 @@ impl Queue {
             }
     }
 
-    /// Asks the driver not to kick. It may all the same.
+    /// Asks the driver not to kick, which it may ignore.
     pub fn disable_kicks(&mut self) {
         match &mut self.ring {
             Ring::Split(ring) => ring.disable_kicks(),
@@ -409,14 +410,14 @@ impl Queue {
         }
     }
 
-    /// Changes the descriptor that tells the driver. Used entries may have been published before
-    /// it came, so the driver is told once.
+    /// Changes the call descriptor. Calls the driver once, because used entries may have been
+    /// published before.
     pub fn set_call(&mut self, call: Option<Arc<OwnedFd>>) {
         self.call = call;
         self.signal();
     }
 
-    /// Where to begin the next time, as [`QueueConfig::base`] has it, when nothing is held.
+    /// The base to continue with, as in [`QueueConfig::base`], when no chain is held.
     pub fn base(&self) -> u32 {
         match &self.ring {
             Ring::Split(ring) => ring.base(),
@@ -424,12 +425,12 @@ impl Queue {
         }
     }
 
-    /// What broke the ring.
+    /// Why the ring is broken, if it is.
     pub fn broken(&self) -> Option<Broken> {
         self.broken
     }
 
-    /// Breaks the ring for a reason that its owner found.
+    /// Breaks the ring for a reason that the owner found.
     pub fn break_for(&mut self, reason: Broken) -> Broken {
         *self.broken.get_or_insert(reason)
     }
@@ -439,13 +440,15 @@ impl Queue {
         &self.memory
     }
 
-    /// Descriptors of the ring.
+    /// Number of descriptors of the ring.
     pub fn size(&self) -> u16 {
         self.size
     }
 
+    /// Fails if the ring is broken.
+    ///
     /// # Errors
-    /// The ring is broken.
+    /// Why it is broken.
     pub(crate) fn check(&self) -> Result<(), Broken> {
         self.broken.map_or(Ok(()), Err)
     }

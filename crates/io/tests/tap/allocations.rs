@@ -1,4 +1,4 @@
-//! Neither direction allocates.
+//! Neither direction of a TAP device allocates memory.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -16,16 +16,18 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: passes everything on to the system's allocator.
+// SAFETY: each call is passed on to the system's allocator, which meets the contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller keeps the contract of `alloc`, which is the same for the system's
+        // allocator.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller keeps the contract of `dealloc`; `memory` came from the system's
+        // allocator.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -33,7 +35,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Goal: neither receiving nor transmitting allocates, large packets, drops and refusals included.
+/// Goal: neither direction allocates, even for large packets, drops and refused packets.
 #[test]
 fn the_data_path_does_not_allocate() {
     isolated(|| {

@@ -1,4 +1,4 @@
-//! What the kernel refuses, what makes no sense, and how it is told.
+//! Packets that the kernel refuses, invalid packets, and how both are counted.
 
 use std::num::NonZeroU16;
 
@@ -9,8 +9,8 @@ use towpath_packet::{Burst, Checksum, Device, Gso, GsoKind, Memory, Offload};
 use crate::network::{ONE, isolated};
 use crate::support::{cx, memory, pattern, pieces, scripted};
 
-/// Goal: packets that the kernel refuses are dropped and counted, and a feature of which several
-/// in a row are refused is taken back.
+/// Goal: packets that the kernel refuses are dropped and counted, and a feature is withdrawn after
+/// several refusals in a row.
 #[test]
 fn refused_super_packets_withdraw_their_feature() {
     isolated(|| {
@@ -42,7 +42,7 @@ fn refused_super_packets_withdraw_their_feature() {
     });
 }
 
-/// Goal: too short frames and a link that is down are counted under their own names.
+/// Goal: frames that are too short and a link that is down have their own counters.
 #[test]
 fn drops_have_reasons() {
     isolated(|| {
@@ -61,8 +61,8 @@ fn drops_have_reasons() {
     });
 }
 
-/// Goal: whatever a device delivers is taken whole or dropped under its own reason, and drops cost
-/// no frame.
+/// Goal: whatever a device delivers is accepted whole or dropped under its own reason, and drops
+/// leak no frame.
 #[test]
 fn odd_frames_are_dropped_with_reasons() {
     let (mut tap, peer) = scripted();
@@ -102,8 +102,8 @@ fn odd_frames_are_dropped_with_reasons() {
     assert_eq!((packets.out_count(), small.out_count(), large.out_count()), (0, 0, 0));
 }
 
-/// Goal: raw, peeked and pulled packets are the same on the wire; a device that is full keeps
-/// what is left, in order.
+/// Goal: raw, peeked and pulled packets are the same on the wire; a full device leaves the rest of
+/// the burst, in order.
 #[test]
 fn packets_are_written_whole_and_wait_when_full() {
     let (mut tap, peer) = scripted();

@@ -1,4 +1,4 @@
-//! Namespaces with a device each, alone or joined.
+//! Namespaces with one device each, alone or joined.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use crate::support::cx;
 
 const TICK: Option<Duration> = Some(Duration::from_millis(20));
 
-/// One end of a test network: a TAP device in a namespace, and addresses on both sides of it.
+/// One end of a test network: a TAP device in a namespace, with addresses on both sides.
 #[derive(Clone, Copy)]
 pub(crate) struct End {
     pub(crate) host: u8,
@@ -71,7 +71,8 @@ impl End {
         }
     }
 
-    /// A device of this end, up and with addresses, in the namespace of this thread.
+    /// Creates this end's device in the namespace of this thread, sets it up and adds its
+    /// addresses.
     pub(crate) fn tap(&self, wanted: Features) -> Tap {
         let mut tap = Tap::create("tap0").expect("a TAP device");
         tap.set_offload(wanted).expect("features");
@@ -84,9 +85,10 @@ impl End {
 pub(crate) const ONE: End = End { host: 1, other: 2, mtu: 1500 };
 pub(crate) const TWO: End = End { host: 2, other: 1, mtu: 1500 };
 
-/// Moves this thread into a fresh network namespace; false, with a message, if it may not.
+/// Moves this thread into a new network namespace; false, with a message, if that is not permitted.
 fn enter_namespace() -> bool {
-    // SAFETY: a network namespace shares no file descriptors and no memory.
+    // SAFETY: the call is safe unless it unshares descriptors; this one unshares only the network
+    // namespace.
     match unsafe { unshare_unsafe(UnshareFlags::NEWNET) } {
         Ok(()) => {}
         Err(errno) => {
@@ -113,15 +115,15 @@ pub(crate) fn isolated(body: impl FnOnce() + Send) {
     });
 }
 
-/// What a pair of ends forwarded.
+/// Counters of the packets forwarded between two ends.
 pub(crate) struct Forwarded {
     pub(crate) memory: Memory,
     pub(crate) taps: [Tap; 2],
-    /// Longest frame, and the piece lengths of it.
+    /// Lengths of the pieces of the longest frame.
     pub(crate) longest: Vec<usize>,
 }
 
-/// Runs `one` and `two` in two namespaces and forwards between them until both are done.
+/// Runs `one` and `two` in two namespaces, and forwards between them until both are finished.
 pub(crate) fn joined(
     features: Features,
     one: impl FnOnce() + Send,
@@ -138,7 +140,7 @@ pub(crate) fn joined(
                 if enter_namespace() {
                     let tap = end.tap(features);
                     let features = tap.features();
-                    sender.send((end.host, tap.into_fd(), features)).expect("somebody forwards");
+                    sender.send((end.host, tap.into_fd(), features)).expect("a forwarder");
                     drop(sender);
                     let _raise = Raise(done);
                     body();
@@ -160,7 +162,7 @@ pub(crate) fn joined(
     })
 }
 
-/// Raises a flag when dropped: also when a test fails, so that nobody waits for it.
+/// Sets a flag when dropped, also when a test fails, so that no thread waits for it forever.
 struct Raise<'a>(&'a AtomicBool);
 
 impl Drop for Raise<'_> {
@@ -197,7 +199,7 @@ fn forward(mut taps: [Tap; 2], done: &[AtomicBool; 2]) -> Forwarded {
 }
 
 impl Forwarded {
-    /// Goal shared by all tests with two ends: nothing dropped on the way, no frame lost.
+    /// Goal shared by all tests with two ends: nothing is dropped on the way, and no frame is lost.
     pub(crate) fn finish(mut self) {
         for tap in &mut self.taps {
             assert_eq!(tap.counters().receive_dropped(), 0);

@@ -1,4 +1,4 @@
-//! Packets of all sizes, both ways, with and without features, in much and in little memory.
+//! Packets of all sizes, both ways, with and without features, with much and with little memory.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -18,8 +18,8 @@ use crate::support::{
     retry,
 };
 
-/// Goal: TCP super-packets of 64 KiB cross two devices whole: large as the kernel makes them, in a
-/// small frame and large ones, and every byte intact.
+/// Goal: TCP super-packets of 64 KiB cross two devices whole: as large as the kernel makes them, in
+/// one small frame and several large ones, with every byte intact.
 #[test]
 fn tcp_super_packets_cross_two_devices() {
     const BYTES: usize = 256 << 20;
@@ -63,7 +63,7 @@ fn tcp_super_packets_cross_two_devices() {
     }
 }
 
-/// Goal: a UDP super-packet sent in one namespace is received as one in the other.
+/// Goal: a UDP super-packet sent in one namespace arrives as a super-packet in the other.
 #[test]
 fn udp_super_packets_cross_two_devices() {
     const ROUNDS: usize = 50;
@@ -119,8 +119,8 @@ fn udp_super_packets_cross_two_devices() {
     }
 }
 
-/// Goal: without features the kernel segments and sums for us, and nothing larger than the MTU
-/// comes.
+/// Goal: without features the kernel segments and computes checksums for us, and no packet larger
+/// than the MTU arrives.
 #[test]
 fn without_features_packets_are_plain() {
     isolated(|| {
@@ -134,7 +134,7 @@ fn without_features_packets_are_plain() {
     });
 }
 
-/// Goal: a small packet takes a small frame and no large one.
+/// Goal: a small packet takes one small frame and no large one.
 #[test]
 fn a_small_packet_takes_a_small_frame() {
     isolated(|| {
@@ -149,15 +149,15 @@ fn a_small_packet_takes_a_small_frame() {
             assert_eq!(held, SMALL_FRAME_BYTES);
             assert_eq!(packet.offload().checksum, Checksum::Partial { start: 34, offset: 6 });
         }
-        // The read that found nothing keeps one small frame and four large ones for the next.
+        // The read that found nothing keeps one small frame and four large ones for the next read.
         assert_eq!((memory.small.out_count(), memory.large.out_count()), (1, 4));
         tap.rest();
         assert_eq!((memory.small.out_count(), memory.large.out_count()), (0, 0));
     });
 }
 
-/// Goal: when frames are short, a packet is dropped and counted, never cut, and smaller ones still
-/// come; with no memory at all nothing is read and nothing is lost.
+/// Goal: when frames are short, a packet is dropped and counted, never truncated, and smaller ones
+/// still arrive. Without any memory, nothing is read and nothing is lost.
 #[test]
 fn short_memory_drops_whole_packets() {
     isolated(|| {
@@ -199,7 +199,7 @@ fn short_memory_drops_whole_packets() {
     });
 }
 
-/// Goal: the largest IP packet comes whole.
+/// Goal: the largest IP packet arrives whole.
 #[test]
 fn the_largest_packet_fits() {
     isolated(|| {

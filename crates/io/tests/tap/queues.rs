@@ -1,4 +1,4 @@
-//! Several queues of one device: which of them the kernel puts packets into.
+//! Several queues of one device: the kernel's choice of the queue for a packet.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use crate::support::{
     broadcast, broadcaster_at, cx, memory, now, pattern, receive_datagram, retry,
 };
 
-/// Longer than the kernel remembers which queue wrote last for a flow.
+/// Longer than the kernel remembers which queue last wrote a packet of a flow.
 const REST: Duration = Duration::from_millis(4500);
-/// How long the kernel remembers it at least.
+/// Time for which the kernel remembers it at least.
 const REMEMBERED: Duration = Duration::from_secs(2);
-/// Flows: by chance, all come to one of two queues in one run of 2^31.
+/// Number of flows. By chance, all of them use the same one of two queues in one run of 2^31.
 const FLOWS: u16 = 32;
 
-/// Waits for the next datagram; in which queue it came.
+/// Waits for the next datagram; returns it with the index of its queue.
 fn next(taps: &mut [Tap; 2], memory: &mut Memory) -> (usize, Packet) {
     retry(|| {
         let mut come = taps.iter_mut().enumerate();
@@ -26,8 +26,8 @@ fn next(taps: &mut [Tap; 2], memory: &mut Memory) -> (usize, Packet) {
     })
 }
 
-/// What a peer would answer: the same datagram with the ends exchanged, which only the kernel's
-/// table of flows looks at; its address is nobody's.
+/// Turns the packet into an answer: swaps the addresses and ports. Only the kernel's flow table
+/// looks at it; no host has its address.
 fn answer(packet: &mut Packet) {
     packet.set_offload(Offload::default());
     let headers = packet.headers_mut();
@@ -38,9 +38,9 @@ fn answer(packet: &mut Packet) {
     }
 }
 
-/// Goal: what workers rely on: a flow comes to one queue, whichever that is; to another one that
-/// wrote for it; and after a rest to the first again.
-/// Method: many flows of datagrams, each answered by the queue that it did not come to.
+/// Goal: the rules that workers rely on. A flow uses one queue, whichever that is. After another
+/// queue has written a packet of it, it uses that queue; after a rest it uses the first again.
+/// Method: many UDP flows, each answered on the queue that it does not use.
 #[test]
 fn a_flow_has_one_queue() {
     isolated(|| {
@@ -83,7 +83,7 @@ fn a_flow_has_one_queue() {
     });
 }
 
-/// Goal: what waited before is gone, and nothing else is.
+/// Goal: packets that waited before are dropped, and later ones are not.
 #[test]
 fn what_waits_is_discarded() {
     isolated(|| {
@@ -99,7 +99,7 @@ fn what_waits_is_discarded() {
     });
 }
 
-/// Bad input: another queue for a device that was made for one; such a device made a second time.
+/// Bad input: a second queue for a single-queue device; the same device opened again.
 #[test]
 fn a_device_for_one_queue_has_no_other() {
     isolated(|| {

@@ -1,4 +1,4 @@
-//! Figures of one device.
+//! Throughput figures of one device.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
@@ -11,7 +11,8 @@ use towpath_packet::{Burst, Device};
 use crate::network::{End, ONE, isolated};
 use crate::support::{broadcast, broadcaster_at, cx, memory, now, pattern, pieces};
 
-/// Figures, not a test: what one thread moves through a device, with payload of 60,000 bytes.
+/// Prints figures, tests nothing: the rate of one thread through a device, with 60,000-byte
+/// payloads.
 #[test]
 #[ignore = "prints rates; run with --release --ignored --nocapture"]
 fn rates() {
@@ -36,7 +37,7 @@ fn rates() {
             let begin = now();
             tap.receive(&mut burst, &mut cx(&mut memory)).expect("received");
             read += begin.elapsed();
-            // Sent back to where it came from, with the addresses changed places.
+            // Sent back to its sender, with the addresses swapped.
             while let Some(mut packet) = burst.pop() {
                 if packet.len() < payload.len() {
                     continue;

@@ -1,4 +1,4 @@
-//! The self-test, where everything works and where something does not.
+//! The self-test, on devices where everything works and on devices where something does not.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use towpath_packet::{Burst, Device};
 use crate::network::{End, ONE, isolated};
 use crate::support::{cx, memory};
 
-/// Every limit so many times as long: what works is found to work on a busy machine too.
+/// Factor on each time limit, so that features that work are found to work on a busy machine, too.
 const PATIENCE: u32 = 100;
-/// Self-tests of which the quickest counts: a busy machine may stop any of them for a while.
+/// Number of self-tests, of which the fastest counts: a busy machine may suspend any of them.
 const TRIES: usize = 50;
 
 fn tested(end: End, features: Features) -> Report {
@@ -21,7 +21,7 @@ fn tested(end: End, features: Features) -> Report {
     report
 }
 
-/// The first of several times that is below `max`, or else the shortest.
+/// Returns the first time that is below `max`, or else the shortest.
 fn quickest(max: Duration, time: impl FnMut() -> Duration) -> Duration {
     let mut times = std::iter::repeat_with(time).take(TRIES);
     let mut shortest = Duration::MAX;
@@ -33,7 +33,7 @@ fn quickest(max: Duration, time: impl FnMut() -> Duration) -> Duration {
     shortest
 }
 
-/// Goal: on a kernel where everything works, the self-test says so, quickly.
+/// Goal: on a kernel where everything works, the self-test proves all of it, quickly.
 #[test]
 fn self_test_passes() {
     for mtu in [1280, 1500, 9000, 65_520] {
@@ -51,7 +51,8 @@ fn self_test_passes() {
     }
 }
 
-/// Goal: features that were not agreed are not claimed, and the others are still proved.
+/// Goal: features that were not agreed are not reported as working, and the others are still
+/// proved.
 #[test]
 fn self_test_with_features_missing() {
     let cases = [
@@ -81,7 +82,7 @@ fn self_test_with_features_missing() {
     }
 }
 
-/// Goal: a family without addresses costs its own features only.
+/// Goal: a family without addresses affects only its own features.
 #[test]
 fn self_test_without_ipv6() {
     isolated(|| {
@@ -95,8 +96,8 @@ fn self_test_without_ipv6() {
     });
 }
 
-/// Goal: a feature that does not work is found out. Method: the device's mask is changed behind
-/// the back of the test, so that what was agreed is not what the kernel does.
+/// Goal: a feature that does not work is detected. Method: the device's mask is changed behind the
+/// self-test's back, so that the kernel does not do what was agreed.
 #[test]
 fn self_test_finds_what_does_not_work() {
     let cases = [
@@ -125,7 +126,7 @@ fn self_test_finds_what_does_not_work() {
     }
 }
 
-/// Goal: a device on which nothing works is told in time, without a panic.
+/// Goal: a device on which nothing works is reported in time, without a panic.
 #[test]
 fn self_test_of_a_dead_device_ends_in_time() {
     let in_time = |setup: &SelfTest, device: fn() -> Tap| {
@@ -148,12 +149,13 @@ fn self_test_of_a_dead_device_ends_in_time() {
         tap.set_offload(Features::ALL).expect("features");
         tap
     });
-    // Up, but the addresses are not those it is told: everything times out or fails.
+    // The link is up, but has other addresses than the self-test is given: each probe times out or
+    // fails.
     let setup = SelfTest { program_mac: [2, 9, 9, 9, 9, 9], ..ONE.self_test() };
     in_time(&setup, || ONE.tap(Features::ALL));
 }
 
-/// Goal: a self-test leaves no socket, no connection, no neighbour and no packet behind.
+/// Goal: a self-test leaves no socket, connection, neighbour entry or packet behind.
 #[test]
 fn self_test_leaves_nothing_behind() {
     isolated(|| {
@@ -180,7 +182,7 @@ fn self_test_leaves_nothing_behind() {
         let mut burst = Burst::new();
         tap.receive(&mut burst, &mut cx(&mut memory)).expect("received");
         while let Some(mut packet) = burst.pop() {
-            // The kernel's own multicast reports may come at any time.
+            // The kernel's own multicast reports may arrive at any time.
             let headers = packet.peek_headers();
             let is_report = headers[12..14] == [0x86, 0xdd] && matches!(headers[20], 0 | 58);
             assert!(is_report, "{headers:02x?}");

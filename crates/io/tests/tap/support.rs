@@ -1,4 +1,4 @@
-//! Small things that the tests share.
+//! Helpers that the tests share.
 
 use std::net::SocketAddr;
 use std::sync::LazyLock;
@@ -12,7 +12,7 @@ use towpath_io::tap::{Features, Tap};
 use towpath_packet::pool::LARGE_FRAME_BYTES;
 use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig, Packet, Piece, time};
 
-/// Longest that a test waits for anything.
+/// Longest time that a test waits for anything.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) fn now() -> Instant {
@@ -20,7 +20,7 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// TAP devices count nothing in a ledger and need no time.
+/// A context for TAP devices, which copy nothing and need no time.
 pub(crate) fn cx(memory: &mut Memory) -> Context<'_> {
     static LEDGER: LazyLock<Ledger> = LazyLock::new(Ledger::new);
     Context { memory, ledger: &LEDGER, now: time::Instant::START }
@@ -62,9 +62,9 @@ pub(crate) fn memory(packets: usize, small_frames: usize, large_frames: usize) -
     Memory::new(MemoryConfig { packets, small_frames, large_frames })
 }
 
-/// Sends a datagram out of the namespace of this thread to everybody: needs no neighbour.
+/// Broadcasts a datagram in the namespace of this thread, which needs no neighbour entry.
 pub(crate) fn broadcast(socket: &std::net::UdpSocket, payload: &[u8]) {
-    // An address, not a text: resolving a text allocates.
+    // An address instead of a text, because resolving a text allocates.
     let everybody = SocketAddr::from(([10, 9, 8, 255], 4000));
     socket.send_to(payload, everybody).expect("sent");
 }
@@ -79,7 +79,7 @@ pub(crate) fn broadcaster_at(port: u16) -> std::net::UdpSocket {
     socket
 }
 
-/// Receives until a UDP packet to port 4000 comes; other packets are dropped.
+/// Receives until a UDP packet to port 4000 arrives; drops other packets.
 pub(crate) fn receive_datagram(tap: &mut Tap, memory: &mut Memory) -> Option<Packet> {
     let mut burst = Burst::new();
     tap.receive(&mut burst, &mut cx(memory)).expect("received");
@@ -92,7 +92,7 @@ pub(crate) fn receive_datagram(tap: &mut Tap, memory: &mut Memory) -> Option<Pac
     found
 }
 
-/// A device whose other side is a socket of ours: takes and gives whatever the test wants.
+/// A device whose other side is a socket of the test, which can read and write anything.
 pub(crate) fn scripted() -> (Tap, OwnedFd) {
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;

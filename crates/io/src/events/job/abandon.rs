@@ -1,11 +1,11 @@
-//! Jobs that the kernel does not give back while the queue that has them ends.
+//! Jobs that the kernel has not completed when their queue ends.
 
 use super::super::SendFile;
 use super::moves::Block;
 use super::{Running, Source, Work};
 
-/// What the kernel may still read or write.
-#[expect(dead_code, reason = "it is there for the kernel only")]
+/// Memory that the kernel may still read or write.
+#[expect(dead_code, reason = "only the kernel uses it")]
 enum Left {
     Buffer(Vec<u8>),
     Source(Source),
@@ -15,8 +15,8 @@ enum Left {
 }
 
 impl Running {
-    /// Gives up a job of which the kernel still has memory, which stays for ever. Sockets do not:
-    /// the kernel keeps those that it needs open by itself.
+    /// Leaks the memory of a job that the kernel still uses. Drops the sockets: the kernel itself
+    /// keeps those that it needs open.
     pub(in super::super) fn abandon(self) {
         let left = match self.work {
             Work::Accept(..) | Work::Connect(..) => return,

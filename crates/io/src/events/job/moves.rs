@@ -1,11 +1,11 @@
-//! Bytes on their way between files and sockets, and between two sockets.
+//! Moves bytes between files and sockets, and between two sockets.
 //!
 //! # Files to sockets
 //!
-//! What is small goes out in one send, along with what is around it. Of the rest, what the kernel
-//! has in memory is sent where it is, by sendfile(2), and what it has not is read first: a call of
-//! the queue's thread never waits for a disk. Memory that the kernel drops between the look and the
-//! call is an exception, and costs reads of at most [`SENDFILE_BYTES`].
+//! A small file is sent in one call, together with its header and trailer. Of a larger one,
+//! sendfile(2) sends what is in the page cache, and the rest is read into memory first, so that a
+//! call of the queue's thread never waits for a disk. The exception is memory that the kernel
+//! evicts between the check and the call, which costs reads of at most [`SENDFILE_BYTES`].
 
 use super::super::SendFile;
 use super::sink::Sink;
@@ -22,39 +22,39 @@ use std::ops::Range;
 /// Most bytes of a file that one call sends.
 const SENDFILE_BYTES: u64 = 1 << 20;
 
-/// Bytes on their way through memory.
+/// Bytes that pass through memory.
 #[derive(Debug, Default)]
 pub(super) struct Block {
     buffer: Vec<u8>,
-    /// Which of them are still to be sent or written.
+    /// The bytes that are still to be sent or written.
     pub(super) left: Range<usize>,
 }
 
-/// A file on its way into a socket.
+/// A file that is being sent to a socket.
 #[derive(Debug)]
 pub(super) struct Sending {
     pub(super) socket: Socket,
     pub(super) parts: SendFile,
     pub(super) block: Block,
-    /// What the last step was.
+    /// The kind of the last step.
     pub(super) way: Way,
-    /// The kernel does not send this file, or to this socket: each block is read.
+    /// The kernel cannot send this file, or not to this socket: each block is read.
     pub(super) always_reads: bool,
-    /// Up to here the kernel had the file in memory when it was looked at.
+    /// The page cache held the file up to here at the last check.
     pub(super) seen: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// None yet.
+    /// No step yet.
     Begin,
     Bytes,
     File,
     Read,
 }
 
-/// Bytes on their way between two sockets: in a pipe, or in memory if the kernel does not move
-/// them.
+/// Bytes that move between two sockets: through a pipe, or through memory if the kernel does not
+/// support that.
 #[derive(Debug)]
 pub(super) struct Splicing {
     from: Socket,
@@ -66,7 +66,7 @@ pub(super) struct Splicing {
 }
 
 impl SendFile {
-    /// Bytes of it all. A range of a file and two buffers are fewer than the type can count.
+    /// Total bytes. The sum is clamped to what the type can hold.
     pub fn bytes(&self) -> u64 {
         let around = (self.header.len() + self.trailer.len()) as u64;
         around.saturating_add(self.range.end.saturating_sub(self.range.start))
@@ -78,14 +78,14 @@ impl Block {
         &self.buffer[self.left.clone()]
     }
 
-    /// Room for so many bytes, or for some of them.
+    /// Returns a buffer of `count` bytes, or of fewer.
     pub(super) fn room(&mut self, count: u64) -> &mut [u8] {
         let count = usize::try_from(count).map_or(BLOCK_BYTES, |count| count.min(BLOCK_BYTES));
         self.buffer.resize(self.buffer.len().max(count), 0);
         &mut self.buffer[..count]
     }
 
-    /// All that is to be sent, if it is little and the kernel has the file in memory.
+    /// Copies all parts together, if they are small and the page cache holds the file.
     fn fill(&mut self, parts: &SendFile) {
         let all = parts.bytes();
         if all > COPIED_FILE_MAX as u64 {
@@ -102,14 +102,15 @@ impl Block {
     }
 }
 
-/// Reads what the kernel has in memory of a file, without waiting for a disk: this many bytes.
+/// Reads the bytes of a file that are in the page cache, without waiting for a disk; returns how
+/// many.
 pub fn read_now(file: &File, into: &mut [u8], at: u64) -> usize {
-    // What is wrong with the file is told by the read that follows.
+    // An error shows again in the read that follows.
     preadv2(file, &mut [IoSliceMut::new(into)], at, ReadWriteFlags::NOWAIT).unwrap_or(0)
 }
 
 impl Sending {
-    /// Where `done` bytes were sent.
+    /// Returns the next step after `done` bytes were sent.
     pub(super) fn next(&mut self, done: u64) -> Step<'_> {
         let Self { socket, parts, block, way, always_reads, seen } = self;
         if *way == Way::Begin {
@@ -123,12 +124,12 @@ impl Sending {
             &parts.header[done as usize..]
         } else if done < trailer {
             let (at, left) = (parts.range.start + (done - header), trailer - done);
-            // What a socket had no room for was seen with what it took.
+            // The check also covers bytes for which the socket had no room then.
             let most = if at < *seen { *seen - at } else { SENDFILE_BYTES };
             let count = left.min(most) as usize;
             let file = &*parts.file;
-            // After such a step the socket is as it must be. It is left alone where none is taken:
-            // on one that blocks, requests to io_uring wait without a poll.
+            // Makes the socket non-blocking before the first such step. A socket without such a
+            // step stays as it is: on a blocking one, io_uring requests wait without a poll.
             if !*always_reads
                 && (at < *seen || sys::is_in_memory(file.as_fd(), at, count))
                 && (*way == Way::File || ioctl_fionbio(&*socket, true).is_ok())
@@ -136,7 +137,8 @@ impl Sending {
                 (*way, *seen) = (Way::File, at + count as u64);
                 return Step::SendFile { socket, file, at, count };
             }
-            // As root only, and the owner, are told what is in memory.
+            // The kernel reports what is in memory only to root and to the file's owner, so try a
+            // read.
             let read = read_now(file, block.room(left), at);
             if read == 0 {
                 *way = Way::Read;
@@ -151,7 +153,7 @@ impl Sending {
         Step::Send { socket, bytes, more: done + (bytes.len() as u64) < all }
     }
 
-    /// Bytes of the last step that were sent.
+    /// Takes the result of the last step; returns the bytes that were sent.
     pub(super) fn done(&mut self, count: usize) -> u64 {
         match self.way {
             Way::Read => {
@@ -180,7 +182,7 @@ impl Splicing {
         self.in_pipe == 0 && self.block.left.is_empty()
     }
 
-    /// What a step waits for that cannot be done now.
+    /// The condition for which a step waits if it would block.
     pub(super) fn waits_for(&self) -> (&Socket, Interest) {
         match self.holds_none() {
             true => (self.to.either().unwrap_or(&self.from), Interest::READ),
@@ -206,7 +208,7 @@ impl Splicing {
         }
     }
 
-    /// Bytes of the last step that have arrived.
+    /// Takes the result of the last step; returns the bytes that were delivered.
     pub(super) fn done(&mut self, count: usize) -> u64 {
         let was_sent = !self.holds_none();
         match (&self.pipe, was_sent) {
@@ -218,11 +220,11 @@ impl Splicing {
         if was_sent { count as u64 } else { 0 }
     }
 
-    /// What was taken and has not arrived.
+    /// Bytes that were taken from the source and not delivered.
     pub(super) fn rest(self) -> Vec<u8> {
         let Some((out, _)) = self.pipe else { return self.block.bytes().to_vec() };
         let mut rest = vec![0; self.in_pipe];
-        // It is there, and the pipe is ours: this neither waits nor fails.
+        // The bytes are in our own pipe, so this neither waits nor fails.
         let count = rustix::io::read(out, &mut rest).unwrap_or(0);
         rest.truncate(count);
         rest

@@ -1,4 +1,4 @@
-//! What is the program's own in a job: memory of any kind, and calls.
+//! Memory of any type and calls, which the program provides for a job.
 
 use super::Socket;
 use crate::reactor::Interest;
@@ -6,11 +6,11 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::fmt;
 
-/// Memory that is sent and is no `Vec`.
+/// Memory to send that is not a `Vec`.
 pub struct Memory {
-    /// All of it is sent. It is dropped when the job is over.
+    /// The bytes, all of which are sent. Dropped when the job is complete.
     pub bytes: Box<dyn AsRef<[u8]> + Send>,
-    /// It is [lent](super::Job::Lend), not copied.
+    /// True if it is [lent](super::Job::Lend) instead of copied.
     pub lends: bool,
 }
 
@@ -20,21 +20,21 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// Calls on a socket, which are made when it is ready: the way of messages, and of memory that is
-/// received into and is no `Vec`.
+/// System calls on a socket, which are made when it is ready. Used for messages, and for receiving
+/// into memory that is not a `Vec`.
 pub struct Calls {
     /// The socket.
     pub socket: Socket,
-    /// What a call waits for that says `AGAIN`.
+    /// The condition to wait for when a call returns `AGAIN`.
     pub interest: Interest,
-    /// They are over after so many bytes or more, or when one moves none. `None` after the first
-    /// that does not have to wait.
+    /// The job is complete after at least this many bytes, or when a call moves none. `None`: after
+    /// the first call that would not block.
     pub all: Option<u64>,
-    /// Makes a call that does not block, after so many bytes: how many more it has moved.
+    /// Makes one non-blocking call, given the bytes moved before; returns the bytes that it moved.
     pub call: Box<Call>,
 }
 
-/// See [`Calls::call`]. What it has is dropped when the job is over.
+/// See [`Calls::call`]. It is dropped when the job is complete.
 pub type Call = dyn FnMut(&OwnedFd, u64) -> Result<usize, Errno> + Send;
 
 impl fmt::Debug for Calls {

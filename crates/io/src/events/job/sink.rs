@@ -1,4 +1,4 @@
-//! Sinks that break while nothing comes for them.
+//! Detects sinks that break while no bytes arrive for them.
 
 use super::Socket;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -8,13 +8,14 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_error;
 use std::sync::Arc;
 
-/// Where spliced bytes go, as far as it concerns whoever waits for more of them.
+/// The destination of spliced bytes, for a job that waits for more bytes from the source.
 #[derive(Debug)]
 pub(in super::super) struct Sink {
     socket: Socket,
-    /// Readable when the source is, or when the sink is broken. Made for the first wait.
+    /// An epoll set that is readable when the source is, or when the sink is broken. Created for
+    /// the first wait.
     either: Option<Socket>,
-    /// There is news of the sink that is none to end for: a wait for such would not be one.
+    /// The sink has an event that does not end the job, and that would end a wait at once.
     is_noisy: bool,
 }
 
@@ -27,32 +28,32 @@ impl Sink {
         &self.socket
     }
 
-    /// What to wait for instead of the source, if that can be watched together with the sink.
+    /// The set to wait for instead of the source, if it can be used.
     pub(super) fn either(&self) -> Option<&Socket> {
         self.either.as_ref().filter(|_| !self.is_noisy)
     }
 
-    /// `source` has nothing now: why there is no use in waiting for more, or
-    /// [`either`](Self::either) is made.
+    /// Call this when `source` has no bytes now. Returns the reason if waiting for more is useless;
+    /// otherwise creates the set for [`either`](Self::either).
     pub(in super::super) fn look(&mut self, source: impl AsFd) -> Option<Errno> {
         let news = news(&self.socket);
         let why = failure(&self.socket, news);
         self.is_noisy = !news.is_empty();
         if why.is_none() && self.either.is_none() {
-            // Without a descriptor the source alone is waited for.
+            // Without a descriptor for the set, only the source is waited for.
             self.either = watch(source, &self.socket).ok();
         }
         why
     }
 }
 
-/// Why nothing can be sent to a socket any more: it was reset, or is closed in both directions.
-/// `None` if it can, or is about to be connected.
+/// Returns why nothing can be sent to a socket any more: it was reset, or is closed in both
+/// directions. `None` if it can, or if it is not connected yet.
 pub fn broken(sink: impl AsFd) -> Option<Errno> {
     failure(&sink, news(&sink))
 }
 
-/// Of errors and the end, which are told whoever asks.
+/// Returns errors and hang-ups, which poll(2) always reports.
 fn news(sink: &impl AsFd) -> PollFlags {
     let mut polled = [PollFd::new(sink, PollFlags::empty())];
     let found = poll(&mut polled, Some(&Timespec::default()));
@@ -65,7 +66,7 @@ fn failure(sink: &impl AsFd, news: PollFlags) -> Option<Errno> {
     }
     match socket_error(sink) {
         Ok(Err(errno)) => Some(errno),
-        // Notices of buffers that are back are news, too.
+        // A zero-copy notice also counts as an error, and does not end the job.
         _ => news.contains(PollFlags::HUP).then_some(Errno::PIPE),
     }
 }

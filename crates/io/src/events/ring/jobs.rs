@@ -1,10 +1,11 @@
-//! Jobs on io_uring: a step is a request, or a call where a request would be done by a thread of
-//! the kernel (moving files and pipes to sockets) or gains nothing (connecting).
+//! Jobs on io_uring. A step is a request. It is a system call instead where the kernel would use a
+//! thread for the request (moving files and pipes to sockets) or a request gains nothing
+//! (connecting).
 //!
-//! A call that cannot be made now is made again after a poll of its socket, and so is a request on
-//! a socket that does not block, which the kernel refuses. Where entries of the socket's error
-//! queue keep such a poll from waiting, it is a millisecond. An accept is one request for many
-//! connections, where the kernel can do that.
+//! A call that would block is made again after a poll of its socket. So is a request on a
+//! non-blocking socket, which the kernel refuses if it would block. Where entries of the socket's
+//! error queue make such a poll return at once, a pause of a millisecond takes its place. An accept
+//! is one multishot request, where the kernel supports it.
 
 use super::super::job::{Job, Running, Step};
 use super::{Content, Ring, TURN_BYTES, What, adopt, call, mask, quiet};
@@ -15,10 +16,10 @@ use rustix::fs::StatxFlags;
 use rustix::io::{Errno, ioctl_fionbio};
 use std::ptr;
 
-/// Bytes of one request; a longer step is several.
+/// Most bytes of one request; a longer step takes several.
 const STEP_BYTES_MAX: usize = 1 << 30;
-/// Reads and writes of so many bytes are the kernel's workers': to copy them takes longer than to
-/// hand them over.
+/// Reads and writes from this size on go to the kernel's worker threads: copying them takes longer
+/// than handing them over.
 const WORKER_BYTES_MIN: usize = 128 << 10;
 
 /// `IORING_SEND_ZC_REPORT_USAGE` and `IORING_NOTIF_USAGE_ZC_COPIED` of `linux/io_uring.h`.
@@ -30,43 +31,43 @@ pub(super) struct Doing {
     running: Running,
     with_kernel: Option<Request>,
     cancelled: bool,
-    /// Its file may wait although it is told not to, which would keep the queue's thread.
+    /// Reads of its file may block despite `IOCB_NOWAIT`, which would block the queue's thread.
     waits: bool,
-    /// The last poll told of an error queue with entries, which it does until the program has read
+    /// The last poll reported an error queue with entries, as it does until the program has read
     /// them.
     is_noisy: bool,
-    /// What became of a send whose bytes are not back.
+    /// Result of a zero-copy send whose bytes the kernel still uses.
     lent: Option<i32>,
 }
 
 impl Doing {
-    /// Gives up a job that the kernel does not give back.
+    /// Leaks the memory of a job that the kernel has not completed.
     pub(super) fn abandon(self) {
         self.running.abandon();
     }
 }
 
-/// How long a job pauses while entries of its socket's error queue keep a poll from waiting.
+/// Pause of a job while entries of its socket's error queue make a poll return at once.
 static LOOK_AGAIN_AFTER: Timespec = Timespec::new().nsec(1_000_000);
 
-/// What the kernel has of a job.
+/// The request that the kernel has of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Request {
-    /// Or a pause in place of one.
+    /// A poll, or a pause in its place.
     Poll,
     Accept,
-    /// Which is to end, as there is no room for more connections.
+    /// An accept that is being cancelled, because there is no room for more connections.
     LastAccept,
     Step,
     Lend {
-        /// Bytes that are left of all.
+        /// Bytes of the buffer not sent before this request.
         rest: usize,
         all: u64,
     },
 }
 
 impl Ring {
-    /// Begins a job; whether its file `waits` although it is told not to.
+    /// Starts a job. `waits` says that reads of its file may block despite `IOCB_NOWAIT`.
     pub(in super::super) fn submit(
         &mut self,
         slot: u32,
@@ -120,11 +121,12 @@ impl Ring {
             return self.go_on(slot);
         }
         let entry = quiet(opcode::AsyncCancel::new(name).build());
-        // What cannot be asked for now is not cancelled: it tells what became of it all the same.
+        // If the cancellation cannot be submitted now, the job continues and reports its outcome
+        // later.
         let _ = self.push(&entry).and_then(|()| self.submit_all());
     }
 
-    /// Has jobs go on whose turn was over.
+    /// Continues jobs whose turn was over.
     pub(super) fn take_turns(&mut self) {
         for (slot, round) in std::mem::take(&mut self.turns) {
             if self.slot(slot).round == round {
@@ -133,7 +135,7 @@ impl Ring {
         }
     }
 
-    /// Makes calls for a job, for one turn, or tells the kernel what is to be done.
+    /// Makes the calls of a job for one turn, or submits its next request.
     fn go_on(&mut self, slot: u32) {
         let accepts_many = self.is_recent;
         let mut moved = 0;
@@ -191,7 +193,7 @@ impl Ring {
         self.turns.push((slot, round));
     }
 
-    /// A request is over; an accept goes on if there is to be `more`.
+    /// Handles the completion of a request; `more` means that a multishot request continues.
     pub(super) fn on_step(&mut self, slot: u32, code: i32, more: bool) {
         let name = self.name(slot);
         let Content::Job(doing) = &mut self.slot(slot).content else { return };
@@ -220,7 +222,7 @@ impl Ring {
             (Some(Request::Poll), result) => {
                 doing.is_noisy = result.is_ok_and(|mask| mask & libc::POLLERR as usize != 0);
             }
-            // The thread that began it has ended, or a signal came; or it was to end.
+            // The thread that started it has ended, a signal arrived, or it was cancelled.
             (_, Err(why @ (Errno::CANCELED | Errno::INTR))) => doing.running.interrupted(why),
             (Some(Request::Accept | Request::LastAccept), Ok(_)) => {
                 doing.running.done(Ok(1));
@@ -232,7 +234,7 @@ impl Ring {
                 self.early.push((slot, What::Accepted(adopt(code))));
                 if asks {
                     let entry = quiet(opcode::AsyncCancel::new(name).build());
-                    // Else some more are accepted.
+                    // If this fails, a few more connections are accepted.
                     let _ = self.push(&entry);
                 }
             }
@@ -271,9 +273,10 @@ impl Ring {
 }
 
 impl Doing {
-    /// A completion of a send that lends: the first says what became of it, and the second, if
-    /// there is to be `more`, that the bytes are back and whether they were copied. Whether all was
-    /// sent, of which `rest` was left; and the code of the send when it is over.
+    /// Handles a completion of a zero-copy send. The first has the result, and `more` is set if a
+    /// second follows, which reports that the kernel is done with the bytes and whether it copied
+    /// them. Returns whether all of the `rest` bytes were sent, and the result of the send once it
+    /// is complete.
     fn on_lent(&mut self, code: i32, more: bool, rest: usize) -> (bool, Option<i32>) {
         match self.lent.take() {
             None if more => {
@@ -290,8 +293,8 @@ impl Doing {
         }
     }
 
-    /// What became of a call; the poll to wait for if it cannot be made now, or the time to wait
-    /// where a poll would not wait.
+    /// Processes the result of a call. If it would block, returns the poll to wait for, or a
+    /// timeout where a poll would return at once.
     fn after(&mut self, result: Result<usize, Errno>) -> Option<squeue::Entry> {
         match (result, self.running.waits_for()) {
             (Err(Errno::INTR), _) => {
@@ -316,7 +319,7 @@ fn fd(file: &impl AsRawFd) -> Fd {
     Fd(file.as_raw_fd())
 }
 
-/// What the kernel has with the request for a step.
+/// The kind of request that a step becomes.
 fn kind(step: &Step<'_>) -> Request {
     match step {
         Step::Lend { bytes, all, .. } => Request::Lend { rest: bytes.len(), all: *all },
@@ -324,14 +327,14 @@ fn kind(step: &Step<'_>) -> Request {
     }
 }
 
-/// Whether a step is a request to the kernel.
+/// True if a step is a request to the kernel.
 fn is_request(step: &Step<'_>) -> bool {
     step.is_on_file()
         || matches!(step, Step::Receive { .. } | Step::Send { .. } | Step::Lend { .. })
 }
 
-/// The request for a step: it names the step's bytes. One on a file is the kernel's workers' from
-/// `worker_min` bytes on.
+/// Builds the request for a step, which names the step's bytes. One on a file goes to the kernel's
+/// workers if it has at least `worker_min` bytes.
 fn request(step: Step<'_>, worker_min: usize) -> squeue::Entry {
     let length = |bytes: &[u8]| bytes.len().min(STEP_BYTES_MAX) as u32;
     let by = |bytes: &[u8]| match bytes.len() >= worker_min {
@@ -361,7 +364,7 @@ fn request(step: Step<'_>, worker_min: usize) -> squeue::Entry {
             opcode::Recv::new(fd(socket), into.as_mut_ptr(), length(into)).flags(flags).build()
         }
         Step::Send { socket, bytes, more } => {
-            // All of it, so that one request is enough.
+            // Sends all of it, so that one request is enough.
             let more = if more { libc::MSG_MORE } else { 0 };
             let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL | more;
             opcode::Send::new(fd(socket), bytes.as_ptr(), length(bytes)).flags(flags).build()

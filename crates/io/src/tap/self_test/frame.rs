@@ -1,7 +1,7 @@
-//! Frames of a self-test: built for the way in, recognised on the way out.
+//! Frames of a self-test: builds those for the program, and parses those from it.
 //!
-//! Just enough of Ethernet, IP, UDP and TCP for packets without extension headers, which is what
-//! sockets without options send.
+//! Implements just enough of Ethernet, IP, UDP and TCP for packets without extension headers, which
+//! is what sockets without options send.
 
 use std::net::IpAddr;
 use towpath_packet::{Checksum, Gso, GsoKind, Offload};
@@ -26,7 +26,7 @@ pub(super) struct Path {
     pub(super) mtu: u16,
 }
 
-/// Ports of a frame, and what TCP adds.
+/// Ports of a frame, and its TCP fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Transport {
     pub(super) source: u16,
@@ -39,11 +39,11 @@ pub(super) struct Tcp {
     pub(super) sequence: u32,
     pub(super) acknowledged: u32,
     pub(super) flags: u8,
-    /// The MSS option, when building.
+    /// The MSS option, when a frame is built.
     pub(super) mss: Option<u16>,
 }
 
-/// For the fuzz targets: a frame that is recognised has a payload within it.
+/// For the fuzz targets: the payload of a frame that parses must lie in the frame.
 pub fn fuzz(frame: &[u8], v4: bool) {
     let (program, gateway): (IpAddr, IpAddr) = if v4 {
         ([10, 0, 2, 15].into(), [10, 0, 2, 2].into())
@@ -59,19 +59,19 @@ pub fn fuzz(frame: &[u8], v4: bool) {
 }
 
 impl Path {
-    /// Payload bytes of one segment that every link carries: 1400, or what the MTU leaves after
-    /// the longest headers.
+    /// Payload bytes of one segment that every link carries: 1400, or what the MTU leaves after the
+    /// longest headers.
     pub(super) fn segment_bytes(&self) -> u16 {
         self.mtu.saturating_sub(40 + 20).clamp(256, 1400)
     }
 
-    /// Bytes in front of the transport header.
+    /// Bytes before the transport header.
     pub(super) fn transport_at(&self) -> usize {
         ETHERNET_BYTES + if self.program.is_ipv4() { 20 } else { 40 }
     }
 
-    /// A frame from the gateway to the program with a partial checksum, and its offload fields.
-    /// With more than one segment's payload it is a super-packet.
+    /// Builds a frame from the gateway to the program with a partial checksum, and its offload
+    /// fields. It is a super-packet if the payload is longer than one segment's.
     pub(super) fn build(&self, transport: &Transport, payload: &[u8]) -> (Vec<u8>, Offload) {
         let (segment, checksum_offset) = self.transport(transport, payload);
         let mut frame = Vec::with_capacity(self.transport_at() + segment.len());
@@ -98,7 +98,7 @@ impl Path {
         }
     }
 
-    /// The transport fields and the payload of a frame from the program to the gateway.
+    /// Parses a frame from the program to the gateway: its transport fields and its payload.
     pub(super) fn parse<'a>(&self, frame: &'a [u8]) -> Option<(Transport, &'a [u8])> {
         let v4 = self.program.is_ipv4();
         let kind = frame.get(12..14)?;
@@ -133,8 +133,8 @@ impl Path {
         }
     }
 
-    /// Transport header with the sum of the pseudo header in its checksum field, and payload; also
-    /// where that field is.
+    /// Builds a transport header, with the pseudo-header's sum in its checksum field, and the
+    /// payload. Also returns the offset of that field.
     fn transport(&self, transport: &Transport, payload: &[u8]) -> (Vec<u8>, u16) {
         let mut bytes = Vec::new();
         bytes.extend(transport.source.to_be_bytes());
@@ -173,7 +173,7 @@ impl Path {
         if self.program.is_ipv4() {
             frame.extend([0x45, 0]);
             frame.extend((20 + segment_bytes).to_be_bytes());
-            // No identification, may not be fragmented, 64 hops.
+            // No identification, don't fragment, 64 hops.
             frame.extend([0, 0, 0x40, 0, 64, protocol, 0, 0]);
         } else {
             frame.extend([0x60, 0, 0, 0]);

@@ -1,4 +1,4 @@
-//! A neighbour entry for the time of a self-test, so that nothing has to answer ARP.
+//! A neighbour entry for the duration of a self-test, so that nothing has to answer ARP.
 //!
 //! Messages are those of `rtnetlink(7)`: a header, an `ndmsg`, two attributes.
 
@@ -30,7 +30,7 @@ pub(super) struct Neighbour {
 }
 
 impl Neighbour {
-    /// Says that `address` on the link `interface` has the Ethernet address `mac`.
+    /// Adds an entry: `address` on the link `interface` has the Ethernet address `mac`.
     pub(super) fn add(interface: &str, address: IpAddr, mac: [u8; 6]) -> Result<Self, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
@@ -59,7 +59,7 @@ impl Neighbour {
         message.extend([0; 8]);
         message.extend(body);
         sendto(&self.socket, &message, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
-        // The kernel has answered when `sendto` returns.
+        // The kernel has answered before `sendto` returns.
         let mut reply = [0; 512];
         let (bytes, _) = recv(&self.socket, &mut reply[..], RecvFlags::empty())?;
         let reply = &reply[..bytes];
@@ -71,7 +71,7 @@ impl Neighbour {
         }
         match i32::from_ne_bytes([error[0], error[1], error[2], error[3]]) {
             0 => Ok(()),
-            // What is no error number would make `Errno` panic.
+            // `Errno` would panic on a number outside this range.
             error @ -4095..0 => Err(Errno::from_raw_os_error(-error)),
             _ => Err(Errno::BADMSG),
         }
@@ -80,7 +80,7 @@ impl Neighbour {
 
 impl Drop for Neighbour {
     fn drop(&mut self) {
-        // What is left in the worst case is an entry that says the truth.
+        // If this fails, an entry that is correct stays behind.
         let _ = self.ask(RTM_DELNEIGH, 0, None);
     }
 }

@@ -11,14 +11,14 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use towpath_packet::{Checksum, GsoKind, Offload};
 
-/// Above the ports that the kernel gives out (32768 to 60999 unless configured).
+/// Above the kernel's ephemeral ports (32768 to 60999 unless configured).
 const PROGRAM_PORT: u16 = 61_007;
 const GATEWAY_PORT: u16 = 61_008;
 /// Segments of a UDP super-packet: together just below 64 KiB.
 const USO_SEGMENTS: usize = 44;
-/// Segments that TCP sends before the first acknowledgement: below its initial window of 10.
+/// Segments that TCP sends before the first acknowledgement: fewer than its initial window of 10.
 const TSO_SEGMENTS_OUT: usize = 8;
-/// Segments sent to TCP: well below its initial receive window.
+/// Segments sent to TCP: far fewer than its initial receive window.
 const TSO_SEGMENTS_IN: usize = 20;
 /// Our initial sequence number.
 const ISS: u32 = 0x7fff_f000;
@@ -26,7 +26,7 @@ const ISS: u32 = 0x7fff_f000;
 const UDP_SEGMENT: i32 = 103;
 const UDP_GRO: i32 = 104;
 
-/// A datagram comes out with a partial checksum, and one with a partial checksum is taken.
+/// Expects the kernel to send a datagram with a partial checksum, and to accept one.
 pub(super) fn checksum(wire: &mut Wire<'_>, path: &Path) -> Result<(), Reason> {
     let socket = udp_socket(path)?;
     let payload = pattern(usize::from(path.segment_bytes()));
@@ -41,7 +41,7 @@ pub(super) fn checksum(wire: &mut Wire<'_>, path: &Path) -> Result<(), Reason> {
     expect_bytes(wire, &socket, &payload)
 }
 
-/// A segmented send comes out as one super-packet, and a super-packet is taken.
+/// Expects the kernel to send a segmented send as one super-packet, and to accept a super-packet.
 pub(super) fn uso(wire: &mut Wire<'_>, path: &Path) -> Result<(), Reason> {
     let socket = udp_socket(path)?;
     let size = path.segment_bytes();
@@ -65,7 +65,7 @@ pub(super) fn uso(wire: &mut Wire<'_>, path: &Path) -> Result<(), Reason> {
     expect_bytes(wire, &socket, &payload)
 }
 
-/// A TCP connection sends super-packets, and takes one.
+/// Expects a TCP connection to send super-packets, and to accept one.
 pub(super) fn tso(wire: &mut Wire<'_>, path: &Path) -> Result<(), Reason> {
     let socket = tcp_socket(path)?;
     let mut peer = Peer::accept(wire, path)?;
@@ -75,7 +75,7 @@ pub(super) fn tso(wire: &mut Wire<'_>, path: &Path) -> Result<(), Reason> {
     expect_bytes(wire, &socket, &payload)
 }
 
-/// The far end of a TCP connection, which loses nothing and never repeats.
+/// The peer of a TCP connection. It never retransmits, because nothing is lost.
 struct Peer {
     port: u16,
     snd_nxt: u32,
@@ -83,7 +83,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// Answers the SYN of the connection that is being made.
+    /// Accepts the connection in progress: answers its SYN.
     fn accept(wire: &mut Wire<'_>, path: &Path) -> Result<Self, Reason> {
         let (port, syn) = wire.read(|_, frame| {
             let (transport, _) = path.parse(frame)?;
@@ -96,7 +96,7 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Lets the program send and checks that it does so in super-packets.
+    /// Lets the program send, and checks that it sends super-packets.
     fn receive(&mut self, wire: &mut Wire<'_>, path: &Path, from: &OwnedFd) -> Result<(), Reason> {
         let size = path.segment_bytes();
         let payload = pattern(usize::from(size) * TSO_SEGMENTS_OUT);
@@ -135,7 +135,7 @@ impl Peer {
     }
 }
 
-/// Receives until as many bytes have come as there are in `payload`, and compares.
+/// Receives as many bytes as `payload` has, and compares them.
 fn expect_bytes(wire: &Wire<'_>, socket: &OwnedFd, payload: &[u8]) -> Result<(), Reason> {
     let mut buffer = vec![0; payload.len()];
     let mut filled = 0;
@@ -178,7 +178,7 @@ fn udp_socket(path: &Path) -> Result<OwnedFd, Reason> {
 
 fn tcp_socket(path: &Path) -> Result<OwnedFd, Reason> {
     let socket = open(path, SocketType::STREAM, 0)?;
-    // Closing sends a RST and leaves nothing, whatever has happened.
+    // Closing then sends a RST and leaves no connection behind in any state.
     sockopt::set_socket_linger(&socket, Some(Duration::ZERO))
         .map_err(|errno| Reason::Failed("set linger", errno))?;
     Ok(socket)
@@ -205,7 +205,7 @@ fn send(socket: &OwnedFd, payload: &[u8]) -> Result<(), Reason> {
     }
 }
 
-/// Bytes of which no two stretches of a segment's length are equal.
+/// Pseudo-random bytes, in which no two ranges of a segment's length are equal.
 fn pattern(bytes: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_u32;
     let next = |_| {

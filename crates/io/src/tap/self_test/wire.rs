@@ -1,7 +1,7 @@
-//! Our side of the device during a self-test: whole frames, read and written within a time limit.
+//! Our side of the device during a self-test: reads and writes whole frames within a time limit.
 //!
-//! The limit is on time spent waiting in vain. On a busy machine the thread may not run for longer
-//! than that; what has come meanwhile has come in time.
+//! The limit is on time spent waiting without success. On a busy machine the thread may be
+//! suspended for longer than that; packets that arrived meanwhile are in time.
 
 use super::{Reason, SETTLE_STEP, SETTLE_TIME_MAX, STEP_TIME_MAX, TIME_MAX};
 use crate::sys::{self, Gather};
@@ -16,14 +16,14 @@ pub(super) struct Wire<'a> {
     fd: BorrowedFd<'a>,
     buffer: Vec<u8>,
     begin: Instant,
-    /// How long may still be waited in vain.
+    /// Remaining time for waiting without success.
     left: Cell<Duration>,
     step: Duration,
     settle: Duration,
 }
 
 impl<'a> Wire<'a> {
-    /// Every limit is `patience` times what it is by default.
+    /// Each limit is `patience` times its default.
     pub(super) fn new(fd: BorrowedFd<'a>, patience: u32) -> Self {
         let begin = now();
         let buffer = vec![0; VirtioHeader::LEN + FRAME_BYTES_MAX];
@@ -36,12 +36,12 @@ impl<'a> Wire<'a> {
         now() - self.begin
     }
 
-    /// Reads frames until `accept` makes something of one; drops the others.
+    /// Reads frames until `accept` returns a value for one; drops the others.
     pub(super) fn read<T>(
         &mut self,
         mut accept: impl FnMut(&Offload, &[u8]) -> Option<T>,
     ) -> Result<T, Reason> {
-        // The kernel sends a few by itself.
+        // The kernel sends a few frames of its own.
         for _ in 0..READS_MAX {
             if !self.wait(self.fd, self.step) {
                 break;
@@ -67,12 +67,12 @@ impl<'a> Wire<'a> {
             .map_err(|errno| Reason::Failed("write to device", errno))
     }
 
-    /// Waits until what was written reaches the socket `fd`.
+    /// Waits until a written packet reaches the socket `fd`.
     pub(super) fn wait_taken(&self, fd: BorrowedFd<'_>) -> Result<(), Reason> {
         if self.wait(fd, self.step) { Ok(()) } else { Err(Reason::NotTaken) }
     }
 
-    /// Writes a frame again and again until it reaches the socket `fd`.
+    /// Writes a frame repeatedly until it reaches the socket `fd`.
     pub(super) fn settle(
         &self,
         frame: &[u8],
@@ -90,7 +90,7 @@ impl<'a> Wire<'a> {
         Err(Reason::NotTaken)
     }
 
-    /// Reads and drops what is left in the device.
+    /// Reads and drops the packets left in the device.
     pub(super) fn drain(&mut self) {
         for _ in 0..READS_MAX {
             if !self.wait(self.fd, Duration::ZERO)
@@ -101,7 +101,7 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// True if `fd` became readable within `limit` and what is left.
+    /// True if `fd` became readable within `limit` and the remaining time.
     fn wait(&self, fd: BorrowedFd<'_>, limit: Duration) -> bool {
         let limit = limit.min(self.left.get());
         let timeout =
@@ -116,7 +116,7 @@ impl<'a> Wire<'a> {
     }
 }
 
-/// Length of the headers: up to the payload of UDP, or of TCP without options.
+/// Length of the headers up to the payload, for UDP and for TCP without options.
 fn header_bytes(offload: &Offload, frame: &[u8]) -> usize {
     use towpath_packet::Checksum;
     let Checksum::Partial { start, offset } = offload.checksum else { return 0 };

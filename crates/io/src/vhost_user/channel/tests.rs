@@ -1,4 +1,4 @@
-//! Messages in parts, with descriptors where they do not belong, and without end.
+//! Messages in parts, misplaced descriptors, and messages that never end.
 
 use super::*;
 use crate::reactor::{Events, Interest, Reactor};
@@ -32,7 +32,8 @@ fn send(socket: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
     assert_eq!(sent, Ok(bytes.len()));
 }
 
-/// An event, and who tells whether it is open anywhere: of what is closed nothing is told.
+/// An event, and a reactor that reports whether it is open anywhere: a closed event is not
+/// reported.
 fn watched() -> (Reactor, OwnedFd) {
     let event = eventfd(1, EventfdFlags::empty()).unwrap();
     let reactor = Reactor::new().unwrap();
@@ -61,7 +62,7 @@ fn a_message_may_come_byte_by_byte() {
     assert!(channel.receive().unwrap().is_none());
 }
 
-/// Two messages at once, of which the second has the descriptor.
+/// Two messages at once; the second has the descriptor.
 #[test]
 fn descriptors_stay_with_their_message() {
     let (front_end, mut channel) = pair();
@@ -74,7 +75,8 @@ fn descriptors_stay_with_their_message() {
     assert!(matches!(second.request, Ok(Request::Ring(0, RingRequest::Kick(Some(_))))));
 }
 
-/// A descriptor may come with the payload, too; what is wrong is refused, and the next is taken.
+/// A descriptor may also come with the payload. A malformed message is refused, and the next is
+/// accepted.
 #[test]
 fn a_refused_message_is_followed_by_others() {
     let (front_end, mut channel) = pair();
@@ -106,7 +108,7 @@ fn too_many_descriptors_end_the_connection() {
     assert_eq!(channel.receive().unwrap_err(), ChannelError::Descriptors);
     drop((channel, file));
     assert!(!is_open(&mut reactor));
-    // One with each byte.
+    // One descriptor with each byte.
     let (front_end, mut channel) = pair();
     let (mut reactor, file) = watched();
     for byte in message(GET_FEATURES, &[]) {
@@ -129,8 +131,8 @@ fn the_end_in_the_middle_of_a_message() {
     assert!(!is_open(&mut reactor));
 }
 
-/// Goal: what is neither an event nor memory ends the connection, wherever it comes, and is left
-/// for somebody who can wait to close it.
+/// Goal: a descriptor that is neither an event nor memory ends the connection, wherever it is
+/// attached. It stays open, so that another thread can close it.
 #[test]
 fn descriptors_of_other_kinds_end_the_connection() {
     let (front_end, mut channel) = pair();
@@ -140,7 +142,7 @@ fn descriptors_of_other_kinds_end_the_connection() {
     send(&front_end, &message(GET_FEATURES, &[])[..3], &files);
     drop(event);
     assert_eq!(channel.receive().unwrap_err(), ChannelError::Foreign);
-    // The socket goes along.
+    // Also contains the socket.
     assert_eq!(channel.into_files().len(), 2 + 1);
     assert!(!is_open(&mut reactor));
 }
@@ -176,7 +178,7 @@ fn replies_carry_a_descriptor() {
     assert!(!is_open(&mut reactor));
 }
 
-/// A front end that asks and never reads.
+/// A front end that sends requests and never reads replies.
 #[test]
 fn replies_that_nobody_reads_end_the_connection() {
     let (front_end, channel) = pair();

@@ -1,15 +1,15 @@
-//! Why there is no device.
+//! Why a device could not be created or used.
 
 use crate::endpoint::EndpointError;
 use std::fmt;
 use std::io;
 
-/// Why a device cannot be had or used.
+/// Why a device could not be created or used.
 #[derive(Debug)]
 pub enum VhostUserError {
-    /// Its socket cannot be had.
+    /// Its socket could not be opened.
     Endpoint(EndpointError),
-    /// The system refuses what every device needs.
+    /// The system refused a resource that every device needs.
     Os(io::Error),
 }
 

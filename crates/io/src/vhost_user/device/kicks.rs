@@ -1,4 +1,4 @@
-//! Kick descriptors, as the device's reactor watches them.
+//! Watches kick descriptors in the device's reactor.
 
 use super::super::control::ControlError;
 use super::super::session::Session;
@@ -7,7 +7,7 @@ use crate::reactor::Interest;
 use std::sync::Arc;
 
 impl VhostUser {
-    /// Has the reactor watch the kick descriptors of rings that run, and no others.
+    /// Makes the reactor watch exactly the kick descriptors of running rings.
     pub(super) fn watch_kicks(&mut self, session: &Session) -> Result<(), ControlError> {
         let running = session.running();
         let mut result = Ok(());
@@ -22,7 +22,7 @@ impl VhostUser {
                 continue;
             }
             if let Some(old) = watched.take() {
-                // It was added, and is still open.
+                // Cannot fail: the descriptor was added and is still open.
                 let _ = self.reactor.remove(&*old);
             }
             let Some(wanted) = wanted else { continue };
@@ -37,7 +37,7 @@ impl VhostUser {
 
     pub(super) fn unwatch_kicks(&mut self) {
         for kick in self.kicks.iter_mut().filter_map(Option::take) {
-            // As above.
+            // Cannot fail: the descriptor was added and is still open.
             let _ = self.reactor.remove(&*kick);
         }
     }

@@ -1,4 +1,4 @@
-//! A front end that speaks over a socket, and a driver whose rings lie in its memory.
+//! A front end that uses a socket, and a driver whose rings lie in the front end's memory.
 
 use super::*;
 use crate::vhost_user::driver::{DriverQueue, GuestRam};
@@ -19,13 +19,13 @@ mod polling;
 
 /// Guest address of the memory.
 const BASE: u64 = 0x1_0000;
-/// Of the guest's buffers, behind both rings.
+/// Guest address of the guest's buffers, after both rings.
 const BUFFERS: u64 = BASE + 0x8000;
 const REGION: u64 = 0x2_0000;
 const SIZE: u16 = 16;
 /// Longer than what is copied at once.
 const FRAME: usize = 1000;
-/// The time of a test in which nothing else is due.
+/// The time of tests in which nothing else is due.
 const NOW: Instant = Instant::from_micros(1_000_000);
 
 const GET_FEATURES: u32 = 1;
@@ -39,7 +39,7 @@ const SET_INFLIGHT_FD: u32 = 32;
 const ADD_MEM_REG: u32 = 37;
 const REM_MEM_REG: u32 = 38;
 
-/// A front end with a guest, and the device that it talks to.
+/// A front end with a guest, and the device that it is connected to.
 struct Bench {
     ram: GuestRam,
     receive: DriverQueue,
@@ -52,7 +52,7 @@ struct Bench {
     kicks: Vec<OwnedFd>,
 }
 
-/// A turn of a device that moves no packets.
+/// Runs a turn of a device that moves no packets.
 fn turn(device: &mut VhostUser, now: Instant) {
     let mut memory = Memory::new(MemoryConfig { packets: 0, small_frames: 0, large_frames: 0 });
     let cx = &mut Context { memory: &mut memory, ledger: &Ledger::new(), now };
@@ -67,7 +67,7 @@ fn device() -> (UnixStream, VhostUser) {
 }
 
 impl Bench {
-    /// Connected, with the first region of memory.
+    /// Connects a front end and shares the first memory region.
     fn new(features: u64) -> Self {
         let ram = GuestRam::new(BASE, &[REGION, REGION]).unwrap();
         let receive = DriverQueue::new(&ram, BASE, SIZE, features).unwrap();
@@ -89,7 +89,7 @@ impl Bench {
         assert_eq!(self.region(ADD_MEM_REG, layout), 0);
     }
 
-    /// Starts both rings, at these bases.
+    /// Starts both rings at these bases.
     fn start(&mut self, bases: [u32; 2]) {
         let configs = [self.receive.config(), self.transmit.config()];
         for (ring, (config, base)) in (0..).zip(configs.into_iter().zip(bases)) {
@@ -127,19 +127,19 @@ impl Bench {
         self.ask(code, &values.map(u64::to_ne_bytes).concat(), files)
     }
 
-    /// Has no memory from now on, or some again.
+    /// Replaces the packet memory; `packets` may be zero.
     fn set_memory(&mut self, packets: usize) {
         let config = MemoryConfig { packets, small_frames: 64, large_frames: 16 };
         self.memory = Memory::new(config);
     }
 
-    /// Sends a request that has no reply.
+    /// Sends a request without a reply.
     fn tell(&mut self, code: u32, payload: &[u8], files: &[BorrowedFd<'_>]) {
         send(&self.socket, code, 1, payload, files);
         self.turn(NOW);
     }
 
-    /// Sends a request with an acknowledgement, and returns that.
+    /// Sends a request with an acknowledgement, and returns the acknowledgement.
     fn ask(&mut self, code: u32, payload: &[u8], files: &[BorrowedFd<'_>]) -> u64 {
         const NEED_REPLY: u32 = 8;
         send(&self.socket, code, 1 | NEED_REPLY, payload, files);
@@ -154,8 +154,8 @@ impl Bench {
         (bytes[12..].to_vec(), file)
     }
 
-    /// The guest sends frame `number`, from the buffer of that number. True if the device wants to
-    /// be told.
+    /// Sends frame `number` as the guest, from the buffer of that number. True if the device wants
+    /// a kick.
     fn send(&mut self, number: u8) -> bool {
         let address = BUFFERS + 0x800 * u64::from(number);
         self.ram.memory().write(address, &[0; 12]).unwrap();
@@ -165,7 +165,7 @@ impl Bench {
         self.transmit.publish()
     }
 
-    /// Why the session ended.
+    /// Returns why the session ended.
     fn end(&mut self) -> Option<SessionEnd> {
         std::iter::from_fn(|| self.device.take_news()).find_map(|news| match news {
             News::Ended(end) => Some(end),
@@ -180,13 +180,13 @@ impl Bench {
         std::iter::from_fn(|| burst.pop()).collect()
     }
 
-    /// Receives without a turn before it.
+    /// Receives without a preceding turn.
     fn receive_at(&mut self, now: Instant, burst: &mut Burst) -> Input {
         let Self { device, memory, ledger, .. } = self;
         device.receive(burst, &mut Context { memory, ledger, now }).unwrap()
     }
 
-    /// Has packets for the guest wait; how many are left of them.
+    /// Transmits packets to the guest; returns how many are left.
     fn transmit(&mut self, burst: &mut Burst) -> usize {
         let Self { device, memory, ledger, .. } = self;
         device.transmit(burst, &mut Context { memory, ledger, now: NOW }).unwrap();
@@ -266,8 +266,8 @@ fn packets_go_both_ways() {
     }
 }
 
-/// Goal: an owner who wants it has short frames inline, from rings that start later and after each
-/// new start; they go to a guest as they came.
+/// Goal: an owner that requests it gets short frames inline, on rings that start later and after
+/// each restart. They reach a guest unchanged.
 #[test]
 fn short_frames_come_inline_where_that_was_asked_for() {
     for features in LAYOUTS {
@@ -283,7 +283,7 @@ fn short_frames_come_inline_where_that_was_asked_for() {
             assert_eq!(bench.transmit.used(), Some((number.into(), 0)), "copied at once");
             packet
         };
-        assert!(!take(&mut bench, 1).is_inline(), "nobody asked");
+        assert!(!take(&mut bench, 1).is_inline(), "not requested");
         bench.device.set_inline();
         for round in 2..4 {
             send(&bench.socket, GET_VRING_BASE, 1, &[1u32, 0].map(u32::to_ne_bytes).concat(), &[]);
@@ -308,7 +308,8 @@ fn short_frames_come_inline_where_that_was_asked_for() {
     }
 }
 
-/// `GET_VRING_BASE` with loans out: they are recalled, and the packets keep their bytes.
+/// `GET_VRING_BASE` while packets are lent: the loans are recalled, and the packets keep their
+/// bytes.
 #[test]
 fn stopping_takes_back_what_is_lent() {
     for features in LAYOUTS {
@@ -321,21 +322,21 @@ fn stopping_takes_back_what_is_lent() {
         bench.turn(NOW);
         let (state, _) = bench.reply(GET_VRING_BASE);
         let base = u32::from_ne_bytes(state[4..].try_into().unwrap());
-        // A packed ring says both of its places, with their wrap counters.
+        // A packed ring reports both positions, with their wrap counters.
         assert_eq!(base, if features == 0 { 2 } else { 0x8002_8002 });
         assert_eq!(bench.transmit.used(), Some((1, 0)));
         assert_eq!(bench.transmit.used(), Some((2, 0)));
         bench.ram.memory().write(BUFFERS, &[0xff; 0x4000]).unwrap();
         assert_eq!(content(&packets[1]), frame(2));
         bench.send(3);
-        assert!(bench.receive().is_empty(), "it stands");
+        assert!(bench.receive().is_empty(), "it is stopped");
         let config = bench.transmit.config();
         bench.start_ring(1, &config, base);
-        assert_eq!(content(&bench.receive()[0]), frame(3), "it goes on where it was");
+        assert_eq!(content(&bench.receive()[0]), frame(3), "it continues at its base");
     }
 }
 
-/// A region comes and goes while packets of another are lent; the rings go on.
+/// A region is added and removed while packets of another are lent; the rings continue.
 #[test]
 fn memory_changes_under_running_rings() {
     let mut bench = Bench::started(0);
@@ -343,9 +344,9 @@ fn memory_changes_under_running_rings() {
     let first = bench.receive();
     let layouts = [bench.ram.layouts()[0], bench.ram.layouts()[1]];
     assert_eq!(bench.region(ADD_MEM_REG, layouts[1]), 0);
-    assert_eq!(bench.transmit.used(), Some((1, 0)), "what was lent of the old memory is back");
+    assert_eq!(bench.transmit.used(), Some((1, 0)), "the old loan is recalled");
     assert_eq!(content(&first[0]), frame(1));
-    // From the new region.
+    // In the new region.
     let address = layouts[1].guest_address;
     bench.ram.memory().write(address, &[0; 12]).unwrap();
     bench.ram.memory().write(address + 12, &frame(5)).unwrap();
@@ -356,7 +357,7 @@ fn memory_changes_under_running_rings() {
     assert_eq!(bench.region(REM_MEM_REG, layouts[1]), 0);
     assert_eq!(content(&second[0]), frame(5));
     assert_eq!(bench.transmit.used(), Some((5, 0)));
-    // Twice the same, and none that is there.
+    // Removed twice, and added although another region is there.
     assert_eq!(bench.region(REM_MEM_REG, layouts[1]), 1);
     let shifted = RegionLayout { guest_address: BASE + 0x1000, ..layouts[0] };
     assert_eq!(bench.region(ADD_MEM_REG, shifted), 1, "it overlaps");
@@ -366,7 +367,7 @@ fn memory_changes_under_running_rings() {
     assert_eq!(content(&bench.receive()[0]), frame(2));
 }
 
-/// Rings whose memory is taken away do not start again; nothing else happens.
+/// Rings whose memory is removed do not start again; nothing else happens.
 #[test]
 fn a_ring_without_its_memory_stops() {
     let mut bench = Bench::started(0);
@@ -378,7 +379,7 @@ fn a_ring_without_its_memory_stops() {
     assert!(bench.device.is_connected());
 }
 
-/// The front end dies with loans out: used entries are written, packets stay whole.
+/// The front end dies while packets are lent: used entries are written, and packets stay whole.
 #[test]
 fn the_end_of_a_connection_gives_everything_back() {
     let mut bench = Bench::started(0);
@@ -396,7 +397,8 @@ fn the_end_of_a_connection_gives_everything_back() {
     assert_eq!((burst.len(), bench.device.counters().no_guest), (0, 1));
 }
 
-/// The device dies with a packet lent; the next one gets the inflight area and offers it again.
+/// The device dies while a packet is lent; the next one gets the in-flight region and receives the
+/// packet again.
 #[test]
 fn what_was_in_flight_is_offered_to_the_next_device() {
     for features in LAYOUTS {
@@ -440,7 +442,8 @@ fn a_disabled_ring_throws_away_what_is_sent() {
     assert_eq!(bench.device.traffic().sent.discarded, 1);
 }
 
-/// Requests that are refused: told if the front end asked, the end of the connection otherwise.
+/// Refused requests: reported if the front end requested an acknowledgement, otherwise the
+/// connection ends.
 #[test]
 fn refusals_are_told() {
     let mut bench = Bench::new(0);
@@ -461,8 +464,8 @@ fn refusals_are_told() {
     assert_eq!(bench.device.counters().sent_away, 1);
 }
 
-/// Goal: what was lent is taken back in time, though nothing comes any more. Method: the term of
-/// what was received just now is told without a turn.
+/// Goal: loans are recalled in time even if nothing else happens. Method: the deadline of a packet
+/// received just now is available without a turn.
 #[test]
 fn receiving_tells_when_it_is_due() {
     let mut bench = Bench::started(0);
@@ -480,7 +483,7 @@ fn receiving_tells_when_it_is_due() {
     assert_eq!(content(&burst.pop().unwrap()), frame(1));
 }
 
-/// Kick descriptors that are none, for instance memory.
+/// Kick descriptors that are not events, for example memory.
 #[test]
 fn a_kick_descriptor_must_be_an_event() {
     let mut bench = Bench::started(0);
@@ -489,7 +492,7 @@ fn a_kick_descriptor_must_be_an_event() {
     assert!(bench.device.is_connected());
 }
 
-/// Descriptors to be signalled: only events, and a full one holds nobody up.
+/// Call and error descriptors: only events are accepted, and a full one does not block the device.
 #[test]
 fn calls_do_not_block() {
     const SET_VRING_CALL: u32 = 13;
@@ -510,13 +513,13 @@ fn calls_do_not_block() {
     bench.send(1);
     drop(bench.receive());
     bench.turn(NOW);
-    assert_eq!(bench.transmit.used(), Some((1, 0)), "given back, and called for");
-    // A buffer that is nowhere breaks the ring.
+    assert_eq!(bench.transmit.used(), Some((1, 0)), "used, and called for");
+    // A buffer outside the memory breaks the ring.
     assert!(bench.transmit.add(&[Segment { address: 1 << 40, bytes: 64 }], &[], 2));
     bench.transmit.publish();
     for _ in 0..3 {
         assert!(bench.receive().is_empty());
-        assert_eq!(bench.device.counters().broken, 1, "it is told once");
+        assert_eq!(bench.device.counters().broken, 1, "reported once");
     }
     let mut count = [0; 8];
     rustix::io::read(&full, &mut count).unwrap();
@@ -536,7 +539,7 @@ fn the_network_is_told_where_a_guest_went() {
     assert!(bench.receive().is_empty(), "once");
 }
 
-/// One front end at a time; the next one after it.
+/// One front end at a time; another one can follow.
 #[test]
 fn further_front_ends_are_turned_away() {
     let path = std::env::temp_dir().join(format!("towpath-device-{}", std::process::id()));
@@ -548,7 +551,7 @@ fn further_front_ends_are_turned_away() {
     turn(&mut device, Instant::START);
     assert_eq!(device.counters().turned_away, 1);
     assert_eq!(rustix::io::read(&second, &mut [0; 1]), Ok(0));
-    // It goes and the next one comes in the same turn.
+    // The first one leaves and the next one connects in the same turn.
     drop(first);
     let third = UnixStream::connect(&path).unwrap();
     turn(&mut device, Instant::START);
@@ -556,8 +559,8 @@ fn further_front_ends_are_turned_away() {
     drop(third);
 }
 
-/// Goal: who drives the device learns that memory was short, so that he waits for some, and the
-/// packet is there when there is.
+/// Goal: the caller is notified that memory was short, so that it waits for memory, and then
+/// receives the packet.
 #[test]
 fn what_finds_no_memory_waits() {
     let mut bench = Bench::started(0);

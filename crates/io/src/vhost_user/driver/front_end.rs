@@ -1,8 +1,8 @@
-//! A front end: tells a device over its socket where a guest's memory and rings are.
+//! A front end: announces a guest's memory and rings to a device over its socket.
 //!
-//! It speaks the vhost-user protocol as a monitor does, for one pair of queues, asks for an
-//! acknowledgement of each message, and waits for it at most [`REPLY_WAIT`]. The device is not to
-//! call: its user looks at the rings. One thread; the device runs on another.
+//! It speaks the vhost-user protocol as a virtual machine monitor does, for one pair of queues. It
+//! requests an acknowledgement of each message and waits for it at most [`REPLY_WAIT`]. The device
+//! is asked not to call: the caller polls the rings. One thread; the device runs on another.
 
 use super::{DriverQueue, GuestRam};
 use crate::vhost_user::message::{HEADER_BYTES, RegionLayout, TABLE_REGIONS_MAX, code};
@@ -17,29 +17,29 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// Number of the ring that the guest receives from.
+/// Number of the guest's receive ring.
 pub const RECEIVE: usize = 0;
-/// Number of the ring that the guest transmits to.
+/// Number of the guest's transmit ring.
 pub const TRANSMIT: usize = 1;
 
-/// How long a device may take to answer.
+/// Longest time that a device may take to reply.
 const REPLY_WAIT: Duration = Duration::from_secs(10);
 
 const VERSION: u32 = 1;
 const NEED_REPLY: u32 = 1 << 3;
-/// Beside the number of a ring: no descriptor comes along.
+/// Flag beside the number of a ring: no descriptor is attached.
 const NO_FILE: u64 = 1 << 8;
 
-/// Why a guest was not attached.
+/// Why a guest could not be attached.
 #[derive(Debug)]
 pub enum FrontEndError {
-    /// The socket failed, or the device did not answer in time.
+    /// The socket failed, or the device did not reply in time.
     Os(io::Error),
     /// The device does not offer these features.
     Features(u64),
-    /// The device answered something else than it was asked.
+    /// The device sent a reply to another request.
     Reply(u32),
-    /// The device refused.
+    /// The device refused the request.
     Refused(u32),
 }
 
@@ -69,15 +69,15 @@ impl From<io::Error> for FrontEndError {
     }
 }
 
-/// A connected front end. The device forgets the guest when it is dropped.
+/// A connected front end. When it is dropped, the device forgets the guest.
 pub struct FrontEnd {
     socket: UnixStream,
     kicks: [OwnedFd; 2],
 }
 
 impl FrontEnd {
-    /// Attaches a guest with `features` to the device that listens at `path`: `queues` are
-    /// [`RECEIVE`] and [`TRANSMIT`], not used yet, and lie in `ram`.
+    /// Attaches a guest with `features` to the device that listens at `path`. `queues` are the
+    /// queues of [`RECEIVE`] and [`TRANSMIT`]; they must be unused and lie in `ram`.
     ///
     /// # Errors
     /// [`FrontEndError`]; the device has no guest then.
@@ -90,7 +90,7 @@ impl FrontEnd {
         Self::over(UnixStream::connect(path)?, ram, features, queues)
     }
 
-    /// The same over a socket that is connected.
+    /// Attaches a guest as [`connect`](Self::connect) does, over a connected socket.
     ///
     /// # Errors
     /// [`FrontEndError`]; the device has no guest then.
@@ -116,13 +116,13 @@ impl FrontEnd {
         Ok(front_end)
     }
 
-    /// Tells the device to look at a ring.
+    /// Kicks a ring of the device.
     pub fn kick(&self, ring: usize) {
-        // Full after 2^64 kicks that the device did not read; it is awake all the same.
+        // Fails only if the counter is at its maximum; the device has been woken then anyway.
         let _ = rustix::io::write(&self.kicks[ring], &1u64.to_ne_bytes());
     }
 
-    /// Agrees upon features; returns those of the protocol.
+    /// Negotiates features; returns the protocol features.
     fn agree(&mut self, features: u64) -> Result<u64, FrontEndError> {
         let features = features | feature::VERSION_1 | feature::PROTOCOL_FEATURES;
         let missing = features & !self.ask(code::GET_FEATURES)?;
@@ -134,7 +134,7 @@ impl FrontEnd {
             return Err(FrontEndError::Features(protocol::REPLY_ACK));
         }
         let wanted = offered & (protocol::REPLY_ACK | protocol::CONFIGURE_MEM_SLOTS);
-        // Only behind this are acknowledgements to be had.
+        // Acknowledgements are available only after this request.
         self.send(code::SET_PROTOCOL_FEATURES, 0, &wanted.to_ne_bytes(), &[])?;
         self.tell(code::SET_OWNER, &[], &[])?;
         self.tell(code::SET_FEATURES, &features.to_ne_bytes(), &[])?;
@@ -150,7 +150,7 @@ impl FrontEnd {
         Ok(())
     }
 
-    /// For devices that take all regions together only.
+    /// For devices that accept regions only as one table.
     fn share_table(&mut self, ram: &GuestRam) -> Result<(), FrontEndError> {
         let layouts = ram.layouts();
         let count = (layouts.len() as u64).to_ne_bytes();
@@ -169,18 +169,18 @@ impl FrontEnd {
         self.tell(code::SET_VRING_ADDR, &[&state(0), addresses.as_flattened()].concat(), &[])?;
         let kick = self.kicks[ring as usize].try_clone()?;
         self.tell(code::SET_VRING_KICK, &u64::from(ring).to_ne_bytes(), &[kick.as_fd()])?;
-        // Some devices wait until they have been told that there is none.
+        // Some devices start a ring only once they know that there is no call descriptor.
         self.tell(code::SET_VRING_CALL, &(u64::from(ring) | NO_FILE).to_ne_bytes(), &[])?;
         self.tell(code::SET_VRING_ENABLE, &state(1), &[])
     }
 
-    /// Sends a request that is answered with a number.
+    /// Sends a request whose reply is a number.
     fn ask(&mut self, code: u32) -> Result<u64, FrontEndError> {
         self.send(code, 0, &[], &[])?;
         self.reply(code)
     }
 
-    /// Sends a request that is acknowledged.
+    /// Sends a request with an acknowledgement.
     fn tell(
         &mut self,
         code: u32,
@@ -207,9 +207,9 @@ impl FrontEnd {
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !files.is_empty() {
             let fits = control.push(SendAncillaryMessage::ScmRights(files));
-            assert!(fits, "there is room for as many descriptors");
+            assert!(fits, "there is room for all of them");
         }
-        // So short a message is sent whole or not.
+        // So short a message is sent whole or not at all.
         sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
         Ok(())
     }
@@ -225,7 +225,7 @@ impl FrontEnd {
     }
 }
 
-/// A region in the protocol's form.
+/// Encodes a region as the protocol specifies.
 fn region(layout: &RegionLayout) -> Vec<u8> {
     let RegionLayout { guest_address, bytes, user_address, file_offset } = *layout;
     [guest_address, bytes, user_address, file_offset].map(u64::to_ne_bytes).concat()
@@ -238,9 +238,9 @@ mod tests {
     use crate::vhost_user::message::{Reply, Request, RingRequest};
     use std::thread;
 
-    /// Goal: a device that takes memory as a table only, and rings only once it was told of their
-    /// call descriptors, gets both. Method: one that agrees to everything, and to nothing newer
-    /// than acknowledgements, tells what it was asked.
+    /// Goal: a device that accepts memory only as a table, and starts rings only after a message
+    /// about their call descriptors, gets both. Method: a device that accepts every request but
+    /// offers only acknowledgements counts what it receives.
     #[test]
     fn devices_without_slots_are_told_all_regions_together() {
         let (ours, theirs) = UnixStream::pair().unwrap();

@@ -1,4 +1,4 @@
-//! The driver's end of a packed ring (virtio 1.2 §2.8).
+//! The driver's side of a packed ring (virtio 1.2 §2.8).
 
 use super::{Areas, Buffers};
 use crate::vhost_user::virtq::Segment;
@@ -15,17 +15,17 @@ pub(super) struct Ring {
     event_index: bool,
     /// Free identifiers, as a stack.
     free: Vec<u16>,
-    /// Descriptors of each chain that is out, by its identifier.
+    /// Number of descriptors of each chain that the device has, by its identifier.
     counts: Box<[u16]>,
-    /// Descriptors that are neither out nor waited for.
+    /// Number of free descriptors.
     room: u16,
     next: u16,
     wrap: bool,
     used: u16,
     used_wrap: bool,
-    /// The first descriptor not published yet, with the flags that make it visible.
+    /// The first descriptor not published yet, with the flags that will make it available.
     hidden: Option<(u16, u16)>,
-    /// Descriptors put since the last publishing.
+    /// Descriptors written since the last `publish`.
     fresh: u16,
 }
 
@@ -69,12 +69,12 @@ impl Ring {
         self.offer(first, INDIRECT);
     }
 
-    /// Writes the next descriptor. The head of what is not published gets its flags last.
+    /// Writes the next descriptor. The flags of the first unpublished head are written last.
     fn write(&mut self, id: u16, segment: &Segment, flags: u16, is_head: bool) {
         let at = 16 * usize::from(self.next);
         let flags = flags | if self.wrap { AVAIL } else { USED };
         let descriptors = &self.areas.descriptors;
-        // Relaxed: published by the flags of the first, as are the others here.
+        // Relaxed: the flags of the first descriptor publish this store and the following ones.
         descriptors.store64(at, segment.address, Ordering::Relaxed);
         descriptors.store32(at + 8, segment.bytes, Ordering::Relaxed);
         descriptors.store16(at + 12, id, Ordering::Relaxed);
@@ -98,17 +98,17 @@ impl Ring {
         let Some((first, flags)) = self.hidden.take() else { return false };
         let fresh = std::mem::take(&mut self.fresh);
         let at = 16 * usize::from(first) + 14;
-        // Release: all descriptors put; pairs with the device's look at the flags.
+        // Release: publishes all descriptors written; pairs with the device's load of the flags.
         self.areas.descriptors.store16(at, flags, Ordering::Release);
-        // SeqCst: between our flags and the look at what the device asked for; pairs with the
-        // device's fence of `enable_kicks`.
+        // SeqCst: between the store of our flags and the load of the device's request; pairs with
+        // the fence in the device's `enable_kicks`.
         fence(Ordering::SeqCst);
         let wish = self.areas.device.load16(2, Ordering::Acquire);
         if wish != 2 {
             return wish == 0;
         }
         let event = self.areas.device.load16(0, Ordering::Relaxed);
-        // How far the device's descriptor lies behind the first of those put.
+        // Distance from the first written descriptor to the one for which the device wants a kick.
         let first_wrap = flags & AVAIL != 0;
         let mut distance = i32::from(event & 0x7fff) - i32::from(first);
         if (event >> 15 != 0) != first_wrap {
@@ -125,11 +125,11 @@ impl Ring {
         if !self.is_used(flags) {
             return None;
         }
-        // Relaxed: ordered by the flags, as is the next.
+        // Relaxed: the flags order this load and the next.
         let id = descriptors.load16(at + 12, Ordering::Relaxed);
         let written = descriptors.load32(at + 8, Ordering::Relaxed);
-        assert_eq!(flags & NEXT, 0, "a used descriptor stands alone");
-        assert!(id < self.size, "an identifier is one of ours");
+        assert_eq!(flags & NEXT, 0, "a used descriptor has no next");
+        assert!(id < self.size, "an identifier is in range");
         let count = std::mem::take(&mut self.counts[usize::from(id)]);
         self.used += count;
         if self.used >= self.size {
@@ -148,13 +148,14 @@ impl Ring {
         if self.event_index {
             let event = self.used | u16::from(self.used_wrap) << 15;
             self.areas.driver.store16(0, event, Ordering::Relaxed);
-            // Release: the descriptor before; pairs with the device's look at the flags.
+            // Release: publishes the descriptor stored before; pairs with the device's load of the
+            // flags.
             self.areas.driver.store16(2, 2, Ordering::Release);
         } else {
             self.areas.driver.store16(2, 0, Ordering::Relaxed);
         }
-        // SeqCst: between our request and the look at the ring; pairs with the device's fence when
-        // it publishes.
+        // SeqCst: between the store of our request and the load of the ring; pairs with the fence
+        // in the device's `publish`.
         fence(Ordering::SeqCst);
         let flags =
             self.areas.descriptors.load16(16 * usize::from(self.used) + 14, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The driver's end of a split ring (virtio 1.2 §2.7).
+//! The driver's side of a split ring (virtio 1.2 §2.7).
 
 use super::{Areas, Buffers};
 use crate::vhost_user::virtq::Segment;
@@ -12,7 +12,7 @@ pub(super) struct Ring {
     event_index: bool,
     /// Free descriptors, as a stack.
     free: Vec<u16>,
-    /// Descriptors of each chain that is out, by its head; the reserved ones first.
+    /// Descriptors of each chain that the device has, by its head.
     chains: Box<[Vec<u16>]>,
     available: u16,
     published: u16,
@@ -33,7 +33,7 @@ impl Ring {
         }
     }
 
-    /// Takes descriptors for a chain; its head.
+    /// Takes descriptors for a chain; returns its head.
     pub(super) fn reserve(&mut self, count: u16) -> Option<u16> {
         let from = self.free.len().checked_sub(usize::from(count))?;
         let head = *self.free.last()?;
@@ -60,7 +60,8 @@ impl Ring {
     fn write(&self, number: u16, segment: &Segment, flags: u16, next: u16) {
         let at = 16 * usize::from(number);
         let descriptors = &self.areas.descriptors;
-        // Relaxed: published by the index, as are the next two.
+        // Relaxed: the available index publishes it. The same applies to the next store and the
+        // entry.
         descriptors.store64(at, segment.address, Ordering::Relaxed);
         let rest = u64::from(segment.bytes) | u64::from(flags) << 32 | u64::from(next) << 48;
         descriptors.store64(at + 8, rest, Ordering::Relaxed);
@@ -74,11 +75,11 @@ impl Ring {
 
     pub(super) fn publish(&mut self) -> bool {
         let (old, new) = (self.published, self.available);
-        // Release: descriptors and entries; pairs with the device's look at the index.
+        // Release: publishes descriptors and entries; pairs with the device's load of the index.
         self.areas.driver.store16(2, new, Ordering::Release);
         self.published = new;
-        // SeqCst: between our index and the look at what the device asked for; pairs with the
-        // device's fence of `enable_kicks`.
+        // SeqCst: between the store of our index and the load of the device's request; pairs with
+        // the fence in the device's `enable_kicks`.
         fence(Ordering::SeqCst);
         if !self.event_index {
             return old != new && self.areas.device.load16(0, Ordering::Relaxed) & 1 == 0;
@@ -94,7 +95,7 @@ impl Ring {
             return None;
         }
         let at = 4 + 8 * usize::from(self.used & (self.size - 1));
-        // Relaxed: ordered by the index, as is the next.
+        // Relaxed: the index orders this load and the next.
         let head = self.areas.device.load32(at, Ordering::Relaxed);
         let written = self.areas.device.load32(at + 4, Ordering::Relaxed);
         let head = u16::try_from(head).expect("a head has 16 bits");
@@ -110,8 +111,8 @@ impl Ring {
         } else {
             self.areas.driver.store16(0, 0, Ordering::Relaxed);
         }
-        // SeqCst: between our request and the look at the index; pairs with the device's fence
-        // when it publishes.
+        // SeqCst: between the store of our request and the load of the index; pairs with the fence
+        // in the device's `publish`.
         fence(Ordering::SeqCst);
         self.areas.device.load16(2, Ordering::Relaxed) != self.used
     }

@@ -1,4 +1,4 @@
-//! Regions, ranges across them, areas, and the log of dirty pages.
+//! Regions, ranges that cross them, areas, and the dirty log.
 
 use super::*;
 use crate::vhost_user::shared::Mapping;
@@ -16,7 +16,7 @@ fn layout(guest_address: u64, bytes: u64, user_address: u64, file_offset: u64) -
     RegionLayout { guest_address, bytes, user_address, file_offset }
 }
 
-/// Goal: regions that cannot be are refused, each with its reason, and leave what was there.
+/// Goal: invalid regions are refused, each for its reason, and do not change the existing ones.
 #[test]
 fn impossible_regions_are_refused() {
     let file = file(8 * PAGE, MemfdFlags::ALLOW_SEALING);
@@ -48,7 +48,7 @@ fn impossible_regions_are_refused() {
     memory.remove(&layout(0x1_0000, 2 * PAGE, 0x9_0000, 7)).expect("the offset does not matter");
 }
 
-/// Goal: a region that is added once for each pair of queues, as QEMU 7.2 does, is one region, and
+/// Goal: a region that is added once for each pair of queues, as by QEMU 7.2, is one region, and
 /// stays until it was removed as often.
 #[test]
 fn a_region_is_there_as_long_as_one_pair_of_queues_has_it() {
@@ -66,8 +66,8 @@ fn a_region_is_there_as_long_as_one_pair_of_queues_has_it() {
     assert_eq!(memory.remove(&region), Err(MemoryError::Unknown));
 }
 
-/// Goal: only memory is mapped, however it is sealed. Method: each kind of file that somebody may
-/// share, those among them whose pages come from elsewhere.
+/// Goal: only memory is mapped, with any seals. Method: each kind of file that a front end may
+/// share, including those whose pages come from elsewhere.
 #[test]
 fn files_that_are_no_memory_are_refused() {
     let region = layout(0, PAGE, 0, 0);
@@ -88,8 +88,8 @@ fn files_that_are_no_memory_are_refused() {
     }
 }
 
-/// Goal: huge pages that cannot be had are refused when they are shared, and do not end the process
-/// when they are touched.
+/// Goal: missing huge pages are refused when the file is shared, and do not end the process when
+/// they are touched.
 #[test]
 fn huge_pages_that_are_not_there_are_refused() {
     let free = std::fs::read_to_string("/proc/meminfo").expect("of every kernel");
@@ -115,14 +115,14 @@ fn huge_pages_that_are_not_there_are_refused() {
     }
 }
 
-/// Goal: every byte of the address space is either found where it belongs or refused, across
-/// neighbours and gaps. Method: against a plain table of bytes.
+/// Goal: each range of the address space is found at the right place or refused, across adjacent
+/// regions and gaps. Method: compares with a plain table of bytes.
 #[test]
 fn ranges_are_found_across_neighbours_and_not_across_gaps() {
     let file = file(8 * PAGE, MemfdFlags::ALLOW_SEALING);
     let mut memory = GuestMemory::new();
-    // Added out of order; the second follows the first, then a gap of a page. Their place in the
-    // file is another.
+    // Added out of order; the second follows the first, then there is a gap of a page. Their order
+    // in the file differs.
     for (guest, bytes, offset) in [(5, 1, 0), (2, 2, 1), (1, 1, 5)] {
         let region = layout(guest * PAGE, bytes * PAGE, guest * 16 * PAGE, offset * PAGE);
         memory.add(region, &file).expect("a proper region");
@@ -149,7 +149,7 @@ fn ranges_are_found_across_neighbours_and_not_across_gaps() {
     assert_eq!(page, text[..PAGE as usize], "guest page 1 is page 5 of the file");
 }
 
-/// Goal: areas are found by the front end's address, within one region and aligned only.
+/// Goal: areas are found by front-end address, and only aligned and in one region.
 #[test]
 fn areas_lie_in_one_region() {
     let file = file(4 * PAGE, MemfdFlags::ALLOW_SEALING);
@@ -168,14 +168,14 @@ fn areas_lie_in_one_region() {
     }
 }
 
-/// Goal: every page that is written is marked, no other, and a log that is too short hurts nobody.
+/// Goal: every written page is marked and no other, and a log that is too short does no harm.
 #[test]
 fn written_pages_are_marked() {
     let ram = file(64 * PAGE, MemfdFlags::ALLOW_SEALING);
     let log = file(PAGE, MemfdFlags::ALLOW_SEALING);
     let mut memory = GuestMemory::new();
     memory.add(layout(0, 64 * PAGE, 0, 0), &ram).expect("proper");
-    // Bits for the first 32 pages, behind the first 8 bytes of the file.
+    // Bits for the first 32 pages, after the first 8 bytes of the file.
     memory.set_log(&log, 4, 8).expect("mapped");
     let raw = Mapping::new(&log, 0, PAGE).expect("mapped");
     let marked = || {
@@ -194,10 +194,10 @@ fn written_pages_are_marked() {
     assert_eq!(marked(), 0);
     memory.write(31 * PAGE, &[0; 2 * 4096]).expect("in memory");
     memory.write(63 * PAGE, &[0; 4096]).expect("in memory");
-    assert_eq!(marked(), bits(&[31]), "nothing is written behind the log");
+    assert_eq!(marked(), bits(&[31]), "no write past the log");
     let area = memory.area(5 * PAGE, 64, 16).expect("it is there");
     area.store16(0, 1, Ordering::Relaxed);
-    assert_eq!(marked(), 0, "not asked for");
+    assert_eq!(marked(), 0, "not requested");
     area.logged(&memory).store16(0, 1, Ordering::Relaxed);
     assert_eq!(marked(), bits(&[5]));
     memory.clear_log();

@@ -1,8 +1,8 @@
-//! Names of requests, for people.
+//! Names of requests, for messages to users.
 
 use super::code;
 
-/// The name that the protocol has for a request, or what stands for all that we do not know.
+/// The protocol's name of a request, or a phrase for any unknown request.
 pub fn name(code: u32) -> &'static str {
     match code {
         code::GET_FEATURES => "GET_FEATURES",

@@ -1,26 +1,26 @@
-//! What goes back to a front end, as bytes.
+//! Replies to a front end and their encoding.
 
 use super::{FLAG_REPLY, HEADER_BYTES, InflightLayout, PAYLOAD_BYTES_MAX, VERSION};
 
-/// What goes back to the front end.
+/// A reply to the front end.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// A number; of an acknowledgement, zero for success.
+    /// A number; in an acknowledgement, zero for success.
     Number(u64),
-    /// A ring and where it goes on.
+    /// A ring, and where it continues.
     RingState(u32, u32),
-    /// The dirty log as it was given: its bytes, and where it begins in its file.
+    /// The dirty log as it was set: its length, and its offset in its file.
     Log(u64, u64),
-    /// The configuration space from an offset on: at most `CONFIG_BYTES_MAX`.
+    /// Bytes of the configuration space from an offset on: at most `CONFIG_BYTES_MAX`.
     Config(usize, Vec<u8>),
     /// No payload: the configuration space could not be read.
     Nothing,
-    /// An area for what is in flight; its descriptor goes along.
+    /// An in-flight region, whose descriptor is attached.
     Inflight(InflightLayout),
 }
 
 impl Reply {
-    /// Writes the reply to request `code`; returns its bytes.
+    /// Encodes the reply to request `code`; returns the encoded bytes.
     pub fn emit<'a>(&self, code: u32, to: &'a mut [u8; REPLY_BYTES_MAX]) -> &'a [u8] {
         let mut end = HEADER_BYTES;
         let mut push = |bytes: &[u8]| {

@@ -1,11 +1,11 @@
-//! Requests as front ends send them, and as they must not.
+//! Requests that front ends send, and malformed ones.
 
 use super::*;
 use proptest::prelude::*;
 use std::fs::File;
 use std::io::{PipeReader, Read};
 
-/// Requests without descriptors, and the payload that each has.
+/// Requests without descriptors, and the payload length of each.
 const PLAIN: [(u32, usize); 20] = [
     (code::GET_FEATURES, 0),
     (code::SET_FEATURES, 8),
@@ -47,7 +47,7 @@ fn files(count: usize) -> Vec<OwnedFd> {
     (0..count).map(|_| file()).collect()
 }
 
-/// A payload in which everything that must not be zero is one.
+/// A payload in which every field that must not be zero is one.
 fn payload(code: u32, bytes: usize) -> Vec<u8> {
     let mut payload = vec![0; bytes];
     if code == code::ADD_MEM_REG {
@@ -90,8 +90,7 @@ fn headers_say_what_follows() {
     assert_eq!(header([5, VERSION, u32::MAX]), Err(HeaderError::TooLong(u32::MAX)));
 }
 
-/// Each request is taken with its own length and no other, and with its own number of descriptors
-/// and no other.
+/// Each request is accepted only with its own payload length and its own number of descriptors.
 #[test]
 fn lengths_and_descriptors_are_exact() {
     let all = PLAIN.map(|(code, bytes)| (code, bytes, 0)).into_iter();
@@ -145,7 +144,7 @@ fn memory_tables_have_a_descriptor_for_each_region() {
     assert!(Request::parse(code, &table(&[]), Vec::new()).is_ok(), "no memory is a table too");
 }
 
-/// Regions without a byte, or that wrap at the end of any of their three address spaces.
+/// Regions without a byte, or that wrap around in any of their three address spaces.
 #[test]
 fn impossible_regions_are_refused() {
     const END: u64 = u64::MAX - 0xff;
@@ -235,7 +234,8 @@ fn ranges_of_the_configuration_end_within_it() {
 
 #[test]
 fn unknown_requests_are_told_from_bad_ones() {
-    // The channel of the back end, the IOMMU, post-copy and in-band kicks are not offered.
+    // Requests for the back-end channel, the IOMMU, post-copy and in-band kicks, which are not
+    // offered.
     for code in [0, 21, 22, 26, 28, 33, 35, 41, u32::MAX] {
         let parsed = Request::parse(code, &[0; 8], files(1));
         assert_eq!(parsed.unwrap_err(), RequestError::Unknown(code));
@@ -270,7 +270,7 @@ fn replies_are_laid_out_as_requests() {
 }
 
 proptest! {
-    /// Whatever comes, the answer is a request or an error; regions never wrap.
+    /// Any input gives a request or an error, and regions never wrap.
     #[test]
     fn any_bytes_are_taken(
         code in 0u32..45,

@@ -1,4 +1,4 @@
-//! Which packets stay together.
+//! Packets of one flow use one queue.
 
 use super::*;
 use towpath_packet::{Memory, MemoryConfig};
@@ -11,7 +11,7 @@ fn hash(headers: &[u8]) -> u32 {
     flow_hash(&packet)
 }
 
-/// Ethernet, IPv4 and ports; the last byte of an address, a port and a byte that is no flow's.
+/// Ethernet, IPv4 and ports, with the last byte of an address, a port and a byte outside the flow.
 fn v4(host: u8, port: u8, other: u8) -> Vec<u8> {
     let mut frame = vec![0; 14 + 20 + 8];
     frame[12..15].copy_from_slice(&[8, 0, 0x45]);
@@ -33,14 +33,15 @@ fn packets_of_a_flow_stay_together_and_others_need_not() {
         assert_eq!(flow, hash(&frame(1, 1, 2)));
         assert_ne!(flow, hash(&frame(2, 1, 1)));
         assert_ne!(flow, hash(&frame(1, 2, 1)));
-        // All queues are used: of 256 ports each of four gets a fair part.
+        // All queues are used: of 256 ports each of four queues gets a fair share.
         let mut counts = [0; 4];
         (0..=255).for_each(|port| counts[hash(&frame(1, port, 0)) as usize % 4] += 1);
         assert!(counts.iter().all(|count| (32..=96).contains(count)), "{counts:?}");
     }
 }
 
-/// Options move the ports: then addresses alone decide. What is cut or unknown is one flow.
+/// With IP options the ports move, and the addresses alone decide. Short or unknown packets are one
+/// flow.
 #[test]
 fn headers_that_are_not_as_usual() {
     let options = |port| {

@@ -5,19 +5,19 @@ use std::fmt;
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// A ring that we do not have.
+    /// There is no such ring.
     NoRing(u32),
     /// Features that were not offered.
     Features(u64),
-    /// The request needs a feature of the protocol that is not in use.
+    /// The request belongs to a protocol feature that was not negotiated.
     NotAgreed(u64),
-    /// The ring runs.
+    /// The ring is running.
     Running(u32),
-    /// A base that the ring's layout cannot have.
+    /// A base that is impossible in the ring's layout.
     Base(u32, u32),
-    /// An MTU that the network does not carry.
+    /// An MTU that the network does not support.
     Mtu(u16),
-    /// The configuration space is not the driver's to write.
+    /// The driver may not write the configuration space.
     ReadOnly,
 }
 

@@ -1,4 +1,4 @@
-//! Sessions in the order in which front ends talk, and out of it.
+//! Sessions with requests in the usual order, and in other orders.
 
 use super::*;
 use std::fs::File;
@@ -11,7 +11,7 @@ fn session() -> Session {
     Session::new(offer())
 }
 
-/// A session with all features of the protocol, and these of virtio.
+/// A session with all protocol features, and with these virtio features.
 fn agreed(features: u64) -> Session {
     let mut session = session();
     done(&mut session, Request::SetProtocolFeatures(protocol::ALWAYS));
@@ -31,7 +31,7 @@ fn addresses() -> RingAddresses {
     RingAddresses { descriptors: 0x1000, used: 0x2000, available: 0x3000, log: None }
 }
 
-/// A request without a reply of its own.
+/// Applies a request without a reply of its own.
 fn done(session: &mut Session, request: Request) -> Effect {
     let outcome = session.apply(request).unwrap();
     assert_eq!(outcome.reply, None);
@@ -42,14 +42,14 @@ fn reply(session: &mut Session, request: Request) -> Reply {
     session.apply(request).unwrap().reply.unwrap()
 }
 
-/// Sets a ring up as far as it can be without a kick descriptor.
+/// Sets a ring up, except for its kick descriptor.
 fn set_up(session: &mut Session, number: u32, base: u32) {
     done(session, ring(number, RingRequest::Size(256)));
     done(session, ring(number, RingRequest::Base(base)));
     done(session, ring(number, RingRequest::Addresses(addresses())));
 }
 
-/// Sets a ring up, and says that it runs.
+/// Sets a ring up, and marks it as running.
 fn run(session: &mut Session, number: u32) {
     set_up(session, number, 0);
     done(session, ring(number, RingRequest::Kick(Some(file()))));
@@ -94,7 +94,8 @@ fn rings_of_legacy_drivers_do_not_start() {
     assert_eq!(reply(&mut session, Request::GetStatus), Reply::Number(15));
 }
 
-/// QEMU enables rings before it agrees upon features, and not again when the guest restarts.
+/// QEMU enables rings before it negotiates features, and does not repeat it when the guest
+/// restarts.
 #[test]
 fn enabling_early_lasts() {
     let mut session = session();
@@ -133,7 +134,8 @@ fn stopping_tells_the_base_and_forgets_the_descriptors() {
     assert_eq!(session.setup(1).unwrap().base, 42);
 }
 
-/// Memory, log and features change under stopped rings, which go on where they were.
+/// Memory, dirty log and features change while rings are stopped, which then continue where they
+/// were.
 #[test]
 fn what_the_rings_rest_upon_changes_while_they_stand() {
     let mut session = agreed(feature::VERSION_1);
@@ -181,7 +183,7 @@ fn a_running_ring_keeps_size_and_base() {
     assert_eq!(refused, Refusal::Running(2));
 }
 
-/// A packed ring says with 32 bits where it is; a split ring has 16.
+/// The base of a packed ring has 32 bits; that of a split ring has 16.
 #[test]
 fn bases_fit_the_layout_of_the_ring() {
     let mut session = agreed(feature::VERSION_1);
@@ -247,7 +249,7 @@ fn the_configuration_space_is_read_and_restored() {
     let space = vec![2, 0, 0, 0, 0, 7, 1, 0, 2, 0, 0xdc, 5];
     assert_eq!(read(0, 12), Reply::Config(0, space.clone()));
     assert_eq!(read(5, 3), Reply::Config(5, space[5..8].to_vec()));
-    assert_eq!(read(10, 4), Reply::Config(10, vec![0xdc, 5, 0, 0]), "zeros behind the end");
+    assert_eq!(read(10, 4), Reply::Config(10, vec![0xdc, 5, 0, 0]), "zeros past the end");
     assert_eq!(read(200, 2), Reply::Config(200, vec![0, 0]));
     let written = Request::SetConfig(4, vec![8, 9, 0, 0], false);
     assert_eq!(session.apply(written).unwrap_err(), Refusal::ReadOnly);

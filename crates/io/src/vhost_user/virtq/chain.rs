@@ -1,4 +1,4 @@
-//! Chains of descriptors, and reading them from either layout (virtio 1.2 §2.7.5, §2.8.6).
+//! Chains of descriptors, read from either layout (virtio 1.2 §2.7.5, §2.8.6).
 
 use super::{Broken, CHAIN_MAX};
 use crate::vhost_user::memory::GuestMemory;
@@ -15,8 +15,8 @@ pub(crate) const INDIRECT: u16 = 4;
 /// Bytes of a descriptor.
 pub(crate) const DESCRIPTOR_BYTES: usize = 16;
 
-/// A descriptor of either layout. Split rings have the next one's number where packed ones have
-/// the buffer's, before the flags instead of behind them.
+/// A descriptor of either layout. A split ring has the number of the next descriptor where a packed
+/// ring has the buffer's identifier, and the flags and the number are in the opposite order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Descriptor {
     pub(crate) address: u64,
@@ -27,56 +27,56 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
-    /// From the two words of a split ring's descriptor.
+    /// Decodes the two words of a split ring's descriptor.
     pub(crate) fn split(address: u64, rest: u64) -> Self {
         let (bytes, flags, number) = (rest as u32, (rest >> 32) as u16, (rest >> 48) as u16);
         Self { address, bytes, flags, number }
     }
 
-    /// From the two words of a packed ring's descriptor.
+    /// Decodes the two words of a packed ring's descriptor.
     pub(crate) fn packed(address: u64, rest: u64) -> Self {
         let (bytes, number, flags) = (rest as u32, (rest >> 32) as u16, (rest >> 48) as u16);
         Self { address, bytes, flags, number }
     }
 }
 
-/// A buffer of a chain, by guest address. Inside of the guest's memory.
+/// A buffer of a chain, by guest address. It lies in the guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where it begins.
+    /// Guest address.
     pub address: u64,
-    /// Its length; more than none.
+    /// Length in bytes; not zero.
     pub bytes: u32,
 }
 
-/// What a chain that was held is given back by.
+/// Identifies a held chain, to return it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Head {
-    /// What the driver knows it by.
+    /// The driver's identifier of the chain.
     pub id: u16,
-    /// Descriptors of the ring that it takes.
+    /// Number of ring descriptors that it uses.
     pub(crate) descriptors: u16,
-    /// Its entry in the region of what is in flight.
+    /// Its entry in the in-flight region.
     pub(crate) entry: u16,
-    /// It was in flight when the last process ended.
+    /// It was in flight when the previous process ended.
     pub(crate) again: bool,
 }
 
-/// Buffers that belong together: first those to be read, then those to be written.
+/// Buffers that belong together: first the readable ones, then the writable ones.
 pub struct Chain {
     pub(crate) head: Head,
     segments: Vec<Segment>,
-    /// The first segment to be written.
+    /// Index of the first writable segment.
     writable_from: usize,
     readable_bytes: usize,
     writable_bytes: usize,
-    /// Descriptors in the ring itself, to be written down as in flight: of a packed ring only, and
-    /// if that is wanted.
+    /// Descriptors in the ring itself, to be recorded as in flight. Only for packed rings with an
+    /// in-flight region.
     pub(crate) descriptors: Vec<Descriptor>,
 }
 
 impl Chain {
-    /// An empty chain with room for the longest.
+    /// An empty chain with capacity for the longest.
     pub(crate) fn new() -> Self {
         Self {
             head: Head::default(),
@@ -88,22 +88,22 @@ impl Chain {
         }
     }
 
-    /// Buffers to be read.
+    /// Readable buffers.
     pub fn readable(&self) -> &[Segment] {
         &self.segments[..self.writable_from]
     }
 
-    /// Buffers to be written.
+    /// Writable buffers.
     pub fn writable(&self) -> &[Segment] {
         &self.segments[self.writable_from..]
     }
 
-    /// Bytes to be read.
+    /// Total length of the readable buffers.
     pub fn readable_bytes(&self) -> usize {
         self.readable_bytes
     }
 
-    /// Bytes to be written at most.
+    /// Total length of the writable buffers.
     pub fn writable_bytes(&self) -> usize {
         self.writable_bytes
     }
@@ -115,7 +115,7 @@ impl Chain {
         (self.writable_from, self.readable_bytes, self.writable_bytes) = (0, 0, 0);
     }
 
-    /// Makes an empty chain one of a single buffer, which is in the guest's memory.
+    /// Fills an empty chain with one buffer, which must lie in the guest's memory.
     pub(crate) fn set(&mut self, head: Head, segment: Segment, is_write: bool) {
         self.head = head;
         self.segments.push(segment);
@@ -127,7 +127,7 @@ impl Chain {
         }
     }
 
-    /// Adds a buffer. Empty ones are left out.
+    /// Adds a buffer, unless it is empty.
     #[inline]
     pub(crate) fn push(
         &mut self,
@@ -158,8 +158,8 @@ impl Chain {
         Ok(())
     }
 
-    /// Adds the buffers of the table that an indirect descriptor of a split ring points to: linked,
-    /// beginning with the first.
+    /// Adds the buffers of the table of an indirect descriptor of a split ring: linked, starting
+    /// with the first.
     pub(crate) fn push_linked(
         &mut self,
         memory: &GuestMemory,
@@ -167,7 +167,7 @@ impl Chain {
     ) -> Result<(), Broken> {
         let table = Table::find(memory, table)?;
         let mut index = 0;
-        // A loop ends here: each turn takes one of the descriptors.
+        // A loop ends here: the number of iterations is bounded.
         for _ in 0..table.count.min(CHAIN_MAX) {
             let (address, rest) = table.words(index)?;
             let descriptor = Descriptor::split(address, rest);
@@ -186,8 +186,8 @@ impl Chain {
         Err(Broken::TooLong)
     }
 
-    /// Adds the buffers of the table that an indirect descriptor of a packed ring points to: all of
-    /// them, one after the other.
+    /// Adds the buffers of the table of an indirect descriptor of a packed ring: all of them, in
+    /// order.
     pub(crate) fn push_all(
         &mut self,
         memory: &GuestMemory,
@@ -209,13 +209,13 @@ impl Chain {
     }
 }
 
-/// A table of descriptors in the guest's memory. Each is read when the chain comes to it, and what
-/// no chain comes to need not be mapped.
+/// A descriptor table in the guest's memory. Each descriptor is read when the chain reaches it;
+/// descriptors that no chain reaches need not be mapped.
 struct Table<'a> {
     memory: &'a GuestMemory,
     address: u64,
     count: usize,
-    /// Its beginning, which is all of it unless it crosses regions.
+    /// The start of the table, which is all of it unless it crosses regions.
     stretch: Stretch<'a>,
 }
 
@@ -229,7 +229,7 @@ impl<'a> Table<'a> {
         Ok(Self { memory, address, count: bytes / DESCRIPTOR_BYTES, stretch })
     }
 
-    /// Both words of a descriptor below `count`.
+    /// Reads both words of the descriptor `index`, which is below `count`.
     fn words(&self, index: usize) -> Result<(u64, u64), Broken> {
         let at = index * DESCRIPTOR_BYTES;
         let mut bytes = [0; DESCRIPTOR_BYTES];
@@ -244,12 +244,12 @@ impl<'a> Table<'a> {
     }
 }
 
-/// A place in a row of segments, where bytes are read or written next.
+/// A position in a list of segments, at which bytes are read or written next.
 #[derive(Clone, Copy)]
 pub(crate) struct Cursor<'a> {
     memory: &'a GuestMemory,
     segments: &'a [Segment],
-    /// Bytes of the first segment that are behind us.
+    /// Offset in the first segment.
     at: u32,
 }
 
@@ -258,7 +258,7 @@ impl<'a> Cursor<'a> {
         Self { memory, segments, at: 0 }
     }
 
-    /// What is left of the segment at hand, and that many bytes of it at most; moves on.
+    /// Returns the rest of the current segment, at most `bytes` bytes, and advances past it.
     pub(crate) fn step(&mut self, bytes: usize) -> Option<Segment> {
         let first = self.segments.first()?;
         let left = first.bytes - self.at;
@@ -272,7 +272,7 @@ impl<'a> Cursor<'a> {
         Some(part)
     }
 
-    /// Moves on by `bytes`, or to the end.
+    /// Advances by `bytes`, or to the end.
     pub(crate) fn skip(&mut self, bytes: usize) {
         let mut left = bytes;
         while left > 0 {
@@ -281,7 +281,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Copies out; returns how many bytes there were.
+    /// Copies to `to`; returns the number of bytes copied.
     pub(crate) fn read(&mut self, to: &mut [u8]) -> usize {
         let mut done = 0;
         while done < to.len() {
@@ -293,7 +293,7 @@ impl<'a> Cursor<'a> {
         done
     }
 
-    /// Copies in; returns how many bytes had room.
+    /// Copies from `from`; returns the number of bytes that fitted.
     pub(crate) fn write(&mut self, from: &[u8]) -> usize {
         let mut done = 0;
         while done < from.len() {
@@ -305,7 +305,7 @@ impl<'a> Cursor<'a> {
         done
     }
 
-    /// Copies these bytes of a piece in; returns how many had room.
+    /// Copies a range of a piece; returns the number of bytes that fitted.
     pub(crate) fn write_piece<'p>(
         &mut self,
         pins: &mut Pins<'p>,
@@ -323,5 +323,5 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Why an address of a segment is there.
+/// Why the address of a segment is valid.
 const KNOWN: &str = "a chain's addresses were looked up in the memory that its queue keeps";

@@ -1,15 +1,15 @@
-//! What a queue has taken and not given back, written down in shared memory.
+//! The in-flight region: records in shared memory which chains a queue has taken and not returned.
 //!
-//! The front end keeps the memory when this process ends, and gives it to the next one, which
-//! offers the same chains again, oldest first. Each step is ordered such that whatever was stored
-//! when the process ended can be completed or taken back; only the order of our own stores matters,
-//! as nobody reads it at the same time. The stores that conclude a step are Releases for that
-//! reason alone.
+//! The front end keeps the memory when this process ends, and passes it to the next one, which
+//! takes the same chains again, oldest first. The stores of each step are ordered so that the step
+//! can be completed or undone, whichever of them were made when the process ended. Only the order
+//! of our own stores matters, because no other process reads the region at the same time. This is
+//! the only reason why the last store of each step is a Release.
 //!
-//! The front end can write anything to it, at any time. So each word is read once, when a queue
-//! starts: what is found is copied, checked, and refused if it contradicts itself. From then on the
-//! region is only written to, and what was written is kept here as well: nothing that the front end
-//! changes later is ever looked at.
+//! The front end can write anything into the region, at any time. So each word is read once, when a
+//! queue starts: the content is copied, checked, and refused if it contradicts itself. From then on
+//! the region is only written, and this process has its own copy of what it wrote. It never reads
+//! what the front end changes later.
 //!
 //! Follows the vhost-user protocol's section on inflight I/O tracking, version 1 of the layout.
 
@@ -20,16 +20,16 @@ use crate::vhost_user::shared::Area;
 use std::ops::Range;
 use towpath_packet::sync::Ordering::{Relaxed, Release};
 
-/// Version of the layout; a region that nobody has used yet has zero.
+/// Version of the layout; zero in a region that was never used.
 const VERSION: u16 = 1;
-/// Fields of both layouts' beginning.
+/// Fields at the start of both layouts.
 const VERSION_AT: usize = 8;
 const COUNT_AT: usize = 10;
-/// Fields of an entry in both.
+/// Fields of an entry in both layouts.
 const TAKEN: usize = 0;
 const COUNTER: usize = 8;
 
-/// Bytes of the region of a queue of `size` descriptors: a multiple of a cache line.
+/// Bytes of the region for a queue of `size` descriptors: a multiple of a cache line.
 pub const fn region_bytes(packed: bool, size: u16) -> usize {
     let (first, entry) = if packed {
         (PackedRegion::ENTRIES, PackedRegion::ENTRY_BYTES)
@@ -39,7 +39,7 @@ pub const fn region_bytes(packed: bool, size: u16) -> usize {
     (first + entry * size as usize).next_multiple_of(64)
 }
 
-/// Whether a process has used the region; `None` if it cannot be the region of such a queue.
+/// True if no process has used the region; `None` if it cannot be the region of this queue.
 fn is_new(area: &Area, packed: bool, size: u16) -> Option<bool> {
     if area.bytes() < region_bytes(packed, size) {
         return None;
@@ -51,14 +51,14 @@ fn is_new(area: &Area, packed: bool, size: u16) -> Option<bool> {
     }
 }
 
-/// Of a split ring: an entry for each descriptor.
+/// The region of a split ring: one entry per descriptor.
 pub(super) struct SplitRegion {
     area: Area,
     size: u16,
     counter: u64,
-    /// The head that was given back last: what the next batch is linked to.
+    /// The head that was returned last, to which the next batch is linked.
     last: u16,
-    /// Heads given back and not published.
+    /// Heads returned and not published.
     batch: Vec<u16>,
 }
 
@@ -69,9 +69,9 @@ impl SplitRegion {
     const ENTRY_BYTES: usize = 16;
     const NEXT: usize = 6;
 
-    /// Takes the region over, and with it the heads that the last process had, oldest first; none
-    /// of a new region. What that process began is concluded; `used` is the ring's index. `None` if
-    /// it belongs to another queue.
+    /// Takes over the region. Returns it with the heads that the previous process held, oldest
+    /// first, or `None` for them if the region is new. Completes what that process began; `used` is
+    /// the ring's used index. Returns `None` if the region belongs to another queue.
     pub(super) fn open(area: Area, size: u16, used: u16) -> Option<(Self, Option<Vec<u16>>)> {
         let is_new = is_new(&area, false, size)?;
         let batch = Vec::with_capacity(usize::from(size));
@@ -85,7 +85,7 @@ impl SplitRegion {
     }
 
     fn recover(&mut self, used: u16) -> Vec<u16> {
-        // Published, and not noted as given back.
+        // Heads published in the ring, and not recorded as returned.
         let count = used.wrapping_sub(self.area.load16(Self::USED, Relaxed)).min(self.size);
         let mut given_back = vec![false; usize::from(self.size)];
         let mut head = self.last;
@@ -97,7 +97,7 @@ impl SplitRegion {
             self.area.store16(entry(head), 0, Release);
             head = self.area.load16(entry(head) + Self::NEXT, Relaxed);
         }
-        // Read before they are sorted: they may change meanwhile.
+        // Read once, before sorting, because the values may change meanwhile.
         let mut taken: Vec<(u64, u16)> = (0..self.size)
             .filter(|&head| !given_back[usize::from(head)])
             .filter(|&head| self.area.load16(entry(head) + TAKEN, Relaxed) & 0xff != 0)
@@ -119,14 +119,14 @@ impl SplitRegion {
         self.area.store16(entry(head) + Self::NEXT, self.last, Relaxed);
         self.area.store16(Self::LAST_BATCH, head, Release);
         self.last = head;
-        // More than the ring has are some of them twice, which an honest driver does not offer. The
-        // note that stays is of its own chain.
+        // More heads than the ring has contain duplicates, which an honest driver never makes
+        // available. The record that stays behind concerns only the driver's own chain.
         if self.batch.len() < usize::from(self.size) {
             self.batch.push(head);
         }
     }
 
-    /// The ring's index is `used` now.
+    /// The used index of the ring is `used` now.
     pub(super) fn publish(&mut self, used: u16) {
         for &head in self.batch.iter().rev() {
             self.area.store16(entry(head) + TAKEN, 0, Release);
@@ -136,17 +136,17 @@ impl SplitRegion {
     }
 }
 
-/// Where a split ring's descriptor has its entry.
+/// Offset of the entry for a split ring's descriptor.
 fn entry(head: u16) -> usize {
     SplitRegion::ENTRIES + SplitRegion::ENTRY_BYTES * usize::from(head)
 }
 
-/// What the last process had of a packed ring, as it was found: chains in the order in which they
-/// were taken.
+/// The chains of a packed ring that the previous process held, copied from the region, in the order
+/// in which they were taken.
 #[derive(Default)]
 pub(super) struct Recovered {
     descriptors: Vec<Descriptor>,
-    /// Of each chain its first entry in the region, and where its descriptors are above.
+    /// For each chain its first entry in the region, and the range of its descriptors above.
     chains: Vec<(u16, Range<usize>)>,
 }
 
@@ -155,13 +155,13 @@ impl Recovered {
         self.chains.len()
     }
 
-    /// Descriptors of all chains.
+    /// Number of descriptors of all chains.
     pub(super) fn descriptors(&self) -> u16 {
-        // No more than the ring has: no entry is in two chains.
+        // At most the ring's size, because no entry is in two chains.
         self.descriptors.len() as u16
     }
 
-    /// The chain `at`, whose descriptors are added.
+    /// Appends the descriptors of chain number `at`; returns its head.
     pub(super) fn chain(&self, at: usize, descriptors: &mut Vec<Descriptor>) -> Option<Head> {
         let (entry, range) = self.chains.get(at)?;
         let own = &self.descriptors[range.clone()];
@@ -171,26 +171,28 @@ impl Recovered {
     }
 }
 
-/// An entry of the lists: where they go on, and of a chain's first its last.
+/// Links of an entry: the next entry, and for the first entry of a chain its last.
 #[derive(Clone, Copy, Default)]
 struct Links {
     next: u16,
     last: u16,
 }
 
-/// Of a packed ring, whose descriptors are overwritten: a copy of each, in lists.
+/// The region of a packed ring, whose descriptors are overwritten: lists with a copy of each
+/// descriptor.
 pub(super) struct PackedRegion {
     area: Area,
     size: u16,
     counter: u64,
-    /// The lists, as they were written down. Those of entries that are taken or free stay below
-    /// `size`, but for the end of the free ones, which is `size`.
+    /// The lists, as they were written to the region. The links of entries that are taken or free
+    /// stay below `size`, except the end of the free list, which is `size`.
     links: Box<[Links]>,
     free: u16,
-    /// Where the next used descriptor goes, and where it went before the batch that is published.
+    /// The position of the next used descriptor, and that position before the batch being
+    /// published.
     used: Place,
     old: Place,
-    /// First entries of the chains given back and not published.
+    /// First entries of the chains returned and not published.
     batch: Vec<u16>,
 }
 
@@ -199,7 +201,7 @@ impl PackedRegion {
     const OLD_FREE: usize = 14;
     const USED: usize = 16;
     const OLD_USED: usize = 18;
-    /// Both wrap counters, a byte each: the current one first.
+    /// Both wrap counters, one byte each: the current one first.
     const WRAPS: usize = 20;
     const ENTRIES: usize = 32;
     const ENTRY_BYTES: usize = 32;
@@ -211,10 +213,11 @@ impl PackedRegion {
     const LENGTH: usize = 20;
     const ADDRESS: usize = 24;
 
-    /// Takes the region over, and with it what the last process had, unless it is new: then it
-    /// begins at `used`. What that process began is concluded or taken back: `is_available` tells
-    /// whether the ring's descriptor there is still as the driver wrote it. `None` if the region
-    /// belongs to another queue or contradicts itself.
+    /// Takes over the region. Returns it with the chains that the previous process held, or `None`
+    /// for them if the region is new; then it starts at `used`. Completes or undoes what that
+    /// process began: `is_available` returns whether the ring's descriptor at a position is still
+    /// as the driver wrote it. Returns `None` if the region belongs to another queue or contradicts
+    /// itself.
     pub(super) fn open(
         area: Area,
         size: u16,
@@ -234,7 +237,7 @@ impl PackedRegion {
         Some((region, again))
     }
 
-    /// Where the next used descriptor goes.
+    /// The position of the next used descriptor.
     pub(super) fn used(&self) -> Place {
         self.used
     }
@@ -252,14 +255,14 @@ impl PackedRegion {
         if self.used.index >= self.size {
             return None;
         }
-        // Entries that are free count as such whatever they say: the last process may have ended
-        // before it marked them.
+        // Entries on the free list are free, whatever they contain: the previous process may have
+        // ended before it marked them.
         let mut is_known = vec![false; usize::from(self.size)];
         while free < self.size && !std::mem::replace(&mut is_known[usize::from(free)], true) {
             self.area.store16(packed_entry(free) + TAKEN, 0, Release);
             free = self.load(free, Self::NEXT);
         }
-        // Read before they are sorted: they may change meanwhile.
+        // Read once, before sorting, because the values may change meanwhile.
         let mut taken: Vec<(u64, u16)> = (0..self.size)
             .filter(|&first| !is_known[usize::from(first)])
             .filter(|&first| self.load(first, TAKEN) & 0xff != 0)
@@ -274,8 +277,8 @@ impl PackedRegion {
         Some(again)
     }
 
-    /// Copies the chain whose first entry is `first`; `None` if it contradicts itself, or has an
-    /// entry that `is_known` already.
+    /// Copies the chain whose first entry is `first`. Returns `None` if it contradicts itself, or
+    /// contains an entry that `is_known` already has.
     fn read(&mut self, first: u16, is_known: &mut [bool], again: &mut Recovered) -> Option<()> {
         let count = self.load(first, Self::COUNT);
         if count == 0 || usize::from(count) > CHAIN_MAX {
@@ -302,8 +305,8 @@ impl PackedRegion {
         Some(())
     }
 
-    /// Puts all entries that are in none of these chains on the list of free ones, lowest first,
-    /// and writes down how entries are linked.
+    /// Puts all entries that are in none of these chains on the free list, lowest first, and writes
+    /// the links of the entries.
     fn relink(&mut self, chains: &[(u16, Range<usize>)]) {
         let mut is_taken = vec![false; usize::from(self.size)];
         for (first, range) in chains {
@@ -322,8 +325,8 @@ impl PackedRegion {
         self.area.store16(Self::FREE, self.free, Relaxed);
     }
 
-    /// Writes a chain down, of no more descriptors than there are free entries; returns its first
-    /// entry.
+    /// Records a chain, which must not have more descriptors than there are free entries. Returns
+    /// its first entry.
     pub(super) fn take(&mut self, descriptors: &[Descriptor]) -> u16 {
         let first = self.free;
         self.area.store64(packed_entry(first) + COUNTER, self.counter, Relaxed);
@@ -342,7 +345,7 @@ impl PackedRegion {
         self.store(first, Self::LAST, last);
         self.free = index;
         self.area.store16(Self::FREE, index, Relaxed);
-        // From here on it counts as taken.
+        // From this store on the chain counts as taken.
         self.area.store16(Self::OLD_FREE, index, Release);
         first
     }
@@ -363,7 +366,7 @@ impl PackedRegion {
         self.note_used(used);
     }
 
-    /// It is published.
+    /// The batch has been published.
     pub(super) fn publish(&mut self) {
         for at in 0..self.batch.len() {
             self.store(self.batch[at], TAKEN, 0);
@@ -404,7 +407,7 @@ impl PackedRegion {
     }
 }
 
-/// Where an entry of a packed ring's region is.
+/// Offset of an entry in a packed ring's region.
 fn packed_entry(index: u16) -> usize {
     PackedRegion::ENTRIES + PackedRegion::ENTRY_BYTES * usize::from(index)
 }

@@ -1,5 +1,5 @@
-//! The packed layout: one ring that both sides write, and a word of event suppression each (virtio
-//! 1.2 §2.8).
+//! The packed layout: one ring that both sides write, and one event suppression structure for each
+//! side (virtio 1.2 §2.8).
 
 use super::chain::{Chain, Descriptor, Head, INDIRECT, NEXT, WRITE};
 use super::inflight::{PackedRegion, Recovered};
@@ -9,15 +9,15 @@ use crate::vhost_user::memory::{GuestMemory, LoggedArea};
 use crate::vhost_user::shared::Area;
 use towpath_packet::sync::{Ordering, fence};
 
-/// Equal to the driver's wrap counter: available.
+/// Equal to the driver's wrap counter if the descriptor is available.
 const AVAIL: u16 = 1 << 7;
-/// Equal to the wrap counter as well: used.
+/// Also equal to the wrap counter if the descriptor is used.
 const USED: u16 = 1 << 15;
-/// Event suppression: tell always, never, or at one descriptor.
+/// Event suppression: notify always, never, or at one descriptor.
 const ENABLE: u16 = 0;
 const DISABLE: u16 = 1;
 const AT_DESCRIPTOR: u16 = 2;
-/// Where event suppression has its descriptor and its flags.
+/// Offsets of the descriptor and the flags in the event suppression structure.
 const EVENT: usize = 0;
 const EVENT_FLAGS: usize = 2;
 const EVENT_BYTES: usize = 4;
@@ -31,13 +31,13 @@ pub(super) struct Ring {
     indirect: bool,
     /// The next descriptor to take.
     next: Place,
-    /// The next to write as used.
+    /// The next descriptor to write as used.
     used: Place,
-    /// The first used one that is not visible yet, and the flags that make it so.
+    /// The first used descriptor that is not visible yet, and the flags that will make it visible.
     hidden: Option<(Place, u16)>,
     kicks: u16,
     inflight: Option<PackedRegion>,
-    /// Chains that the last process had, to be offered first.
+    /// Chains that the previous process held, which are taken first.
     again: Recovered,
     again_at: usize,
 }
@@ -54,7 +54,7 @@ impl Ring {
             descriptors = descriptors.logged(memory);
             device = device.logged(memory);
         }
-        // Front ends that give the lower half alone mean a ring in which all was given back.
+        // Front ends that send only the lower half mean a ring in which every chain was returned.
         let (low, high) = (config.base as u16, (config.base >> 16) as u16);
         let next = Place::from_bits(low, size).ok_or(StartError::Base)?;
         let used = if high == 0 { Some(next) } else { Place::from_bits(high, size) };
@@ -77,14 +77,14 @@ impl Ring {
         if let Some(area) = &config.inflight {
             ring.recover(area.clone())?;
         }
-        // What is not given back yet is a part of the ring: no more can be taken than is left.
+        // Chains that are not returned yet count: no more can be taken than the ring has left.
         if ring.out() > u32::from(size) {
             return Err(StartError::Base);
         }
         Ok(ring)
     }
 
-    /// Takes over what the last process wrote down, if there is anything.
+    /// Takes over what the previous process recorded, if anything.
     fn recover(&mut self, area: Area) -> Result<(), StartError> {
         let flags = |place: Place| self.flags(place.index, Ordering::Acquire);
         let is_available = |place| is_available(flags(place), place.wrap);
@@ -92,8 +92,8 @@ impl Ring {
         let (region, again) = found.ok_or(StartError::Inflight)?;
         if let Some(again) = again {
             (self.used, self.next) = (region.used(), region.used());
-            // Of a batch whose first was not visible yet, others may look used: they are the
-            // driver's no more than the first.
+            // If the first descriptor of a batch was not visible yet, the others may look used. The
+            // driver does not own them any more than the first.
             for _ in 0..again.descriptors() {
                 let flags = if self.next.wrap { AVAIL } else { USED };
                 let at = 16 * usize::from(self.next.index) + 14;
@@ -107,7 +107,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Descriptors that the driver does not have back: those taken, and those not visible yet.
+    /// Number of descriptors that the driver does not have: those taken, and those not visible yet.
     fn out(&self) -> u32 {
         let first = self.hidden.map_or(self.used, |(first, _)| first);
         self.next.since(first, self.size)
@@ -127,8 +127,8 @@ impl Ring {
             self.again_at += 1;
             return Ok(true);
         }
-        // Acquire: pairs with the barrier of §2.8.21.1: all of the chain was written before the
-        // flags of its head.
+        // Acquire: pairs with the driver's barrier of §2.8.21.1: the whole chain was written before
+        // the flags of its head.
         if !is_available(self.flags(self.next.index, Ordering::Acquire), self.next.wrap) {
             return Ok(false);
         }
@@ -138,9 +138,9 @@ impl Ring {
                 return Err(Broken::Index);
             }
             let at = 16 * usize::from(place.index);
-            // Relaxed: ordered by the flags of the head.
+            // Relaxed: the flags of the head order this load.
             let address = self.descriptors.load64(at, Ordering::Relaxed);
-            // Relaxed: as above.
+            // Relaxed: the flags of the head order this load.
             let rest = self.descriptors.load64(at + 8, Ordering::Relaxed);
             let descriptor = Descriptor::packed(address, rest);
             self.push(memory, chain, &descriptor)?;
@@ -160,16 +160,16 @@ impl Ring {
         Err(Broken::TooLong)
     }
 
-    /// Has a buffer fetched that lies `ahead` of the next, if it is available.
+    /// Prefetches the buffer that is `ahead` descriptors after the next, if it is available.
     pub(super) fn prefetch(&self, memory: &GuestMemory, ahead: u16) {
         let mut place = self.next;
         place.advance(ahead.min(self.size - 1), self.size);
-        // Relaxed: a hint; all is read again when it is taken.
+        // Relaxed: a hint; everything is read again when it is taken.
         if is_available(self.flags(place.index, Ordering::Relaxed), place.wrap) {
             let at = 16 * usize::from(place.index);
-            // Relaxed: as above.
+            // Relaxed: a hint; everything is read again when it is taken.
             let address = self.descriptors.load64(at, Ordering::Relaxed);
-            // Relaxed: as above.
+            // Relaxed: a hint; everything is read again when it is taken.
             memory.prefetch(address, self.descriptors.load32(at + 8, Ordering::Relaxed));
         }
     }
@@ -183,7 +183,7 @@ impl Ring {
         if descriptor.flags & INDIRECT == 0 {
             return chain.push(memory, descriptor);
         }
-        // §2.8.8: the last of its chain, and not agreed upon is not there.
+        // §2.8.8: only as the last of its chain, and only if negotiated.
         if !self.indirect || descriptor.flags & NEXT != 0 {
             return Err(Broken::Indirect);
         }
@@ -210,9 +210,9 @@ impl Ring {
 
     pub(super) fn complete(&mut self, head: Head, written: u32) {
         let at = 16 * usize::from(self.used.index);
-        // Relaxed: published by the flags of the first of a batch.
+        // Relaxed: the flags of the first descriptor of the batch publish this store.
         self.descriptors.store32(at + 8, written, Ordering::Relaxed);
-        // Relaxed: as above.
+        // Relaxed: the flags of the first descriptor of the batch publish this store.
         self.descriptors.store16(at + 12, head.id, Ordering::Relaxed);
         let mut flags = if self.used.wrap { AVAIL | USED } else { 0 };
         if written > 0 {
@@ -221,7 +221,7 @@ impl Ring {
         if self.hidden.is_none() {
             self.hidden = Some((self.used, flags));
         } else {
-            // Relaxed: the driver goes one by one, and the first is not there yet.
+            // Relaxed: the driver reads in order, and the first descriptor is not visible yet.
             self.descriptors.store16(at + 14, flags, Ordering::Relaxed);
         }
         self.used.advance(head.descriptors, self.size);
@@ -230,51 +230,53 @@ impl Ring {
         }
     }
 
-    /// `None` if there was nothing; else whether the driver is to be told.
+    /// Returns `None` if there was nothing to publish, otherwise whether the driver wants a call.
     pub(super) fn publish(&mut self) -> Option<bool> {
         let (first, flags) = self.hidden.take()?;
         if let Some(region) = &mut self.inflight {
             region.prepare(self.used);
         }
-        // Release: all entries of the batch; pairs with the driver's barrier of §2.8.22 behind its
-        // look at the flags.
+        // Release: publishes all entries of the batch; pairs with the driver's barrier of §2.8.22
+        // after its load of the flags.
         self.descriptors.store16(16 * usize::from(first.index) + 14, flags, Ordering::Release);
         if let Some(region) = &mut self.inflight {
             region.publish();
         }
-        // SeqCst: between our flags and the look at what the driver asked for; its partner stands
-        // between the driver's request and its look at the ring (§2.8.14).
+        // SeqCst: between the store of our flags and the load of the driver's request; its partner
+        // is between the driver's store of the request and its load of the ring (§2.8.14).
         fence(Ordering::SeqCst);
-        // Acquire: pairs with the driver's barrier between the descriptor and the flags.
+        // Acquire: pairs with the driver's barrier between its stores of the descriptor and of the
+        // flags.
         let wish = self.driver.load16(EVENT_FLAGS, Ordering::Acquire);
         if wish != AT_DESCRIPTOR || !self.event_index {
             return Some(wish != DISABLE);
         }
-        // Relaxed: ordered by the flags.
+        // Relaxed: the flags order this load.
         let event = self.driver.load16(EVENT, Ordering::Relaxed);
         let event = Place { index: event & 0x7fff, wrap: event & 0x8000 != 0 };
-        // The descriptor that it waits for is among those from `first` to `used`. One that cannot
-        // be in the ring is told of, for want of a better reading.
+        // The descriptor that the driver waits for is among those from `first` to `used`. One that
+        // is outside the ring also leads to a call, because its meaning is unclear.
         let distance = event.since(first, self.size);
         Some(event.index >= self.size || distance < self.used.since(first, self.size))
     }
 
     pub(super) fn enable_kicks(&mut self) -> bool {
         if self.event_index {
-            // Relaxed: ordered by the flags.
+            // Relaxed: the flags order this store.
             self.device.store16(EVENT, self.next.bits(), Ordering::Relaxed);
             self.set_kicks(AT_DESCRIPTOR);
         } else {
             self.set_kicks(ENABLE);
         }
-        // SeqCst: between our request and the look at the ring; its partner is the barrier that
-        // §2.8.21.3.1 wants between the driver's flags and its look at our request.
+        // SeqCst: between the store of our request and the load of the ring; its partner is the
+        // barrier that §2.8.21.3.1 requires between the driver's store of the flags and its load of
+        // our request.
         fence(Ordering::SeqCst);
         self.has_next()
     }
 
     pub(super) fn has_next(&self) -> bool {
-        // Relaxed: taken with an Acquire when it is used.
+        // Relaxed: `take` reads the flags again with Acquire.
         self.again_at < self.again.len()
             || is_available(self.flags(self.next.index, Ordering::Relaxed), self.next.wrap)
     }
@@ -286,7 +288,8 @@ impl Ring {
     fn set_kicks(&mut self, wish: u16) {
         if self.kicks != wish {
             self.kicks = wish;
-            // Release: the descriptor before; pairs with the driver's read barrier.
+            // Release: publishes the descriptor stored before; pairs with the driver's read
+            // barrier.
             self.device.store16(EVENT_FLAGS, wish, Ordering::Release);
         }
     }

@@ -1,12 +1,12 @@
-//! The driver's receive queue: packets are copied into the buffers that it offers.
+//! The driver's receive queue: copies packets into the buffers that the driver makes available.
 //!
-//! The one copy of payload on the way into a guest, counted at [`Site::Guest`]: two guests share no
-//! memory. Of inline packets all bytes count, headers as well. A packet takes one chain, or several
-//! where the driver agreed to merged buffers; if there are not enough, it waits. Super-packets that
-//! are to be cut here take chains for each part, and wait for the rest of them. Used entries of a
-//! pass, of up to as many frames as a burst has packets, become visible together.
+//! This is the only copy of payload on the way into a guest, counted at [`Site::Guest`]: two guests
+//! share no memory. For inline packets all bytes count, including headers. A packet uses one chain,
+//! or several if merged buffers were negotiated; if there are too few, it waits. A super-packet
+//! that is segmented here uses chains for each part, and waits for the missing ones. The used
+//! entries of a pass, of up to `BURST_MAX` frames, become visible together.
 //!
-//! Follows virtio 1.2 §5.1.6.3 and §5.1.6.4. One thread at a time; nothing blocks or allocates.
+//! Follows virtio 1.2 §5.1.6.3 and §5.1.6.4. One thread at a time; no call blocks or allocates.
 
 mod frames;
 
@@ -21,39 +21,40 @@ use towpath_packet::{
     Burst, Caps, Checksum, GsoKind, Ledger, Offload, Packet, Pins, Site, VirtioHeader,
 };
 
-/// What happened to packets on their way into the guest.
+/// Counters of packets to the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveCounters {
-    /// Packets put into the guest's buffers.
+    /// Packets copied into the guest's buffers.
     pub packets: u64,
     /// Bytes of their frames.
     pub bytes: u64,
-    /// Bursts that did not fit: the driver offered too few buffers.
+    /// Bursts that did not fit because the driver made too few buffers available.
     pub full: u64,
-    /// Packets dropped because no chain of the driver, or all of them together, can hold them.
+    /// Packets dropped because no chain of the driver, or not even all of them together, can hold
+    /// them.
     pub too_small: u64,
-    /// Packets dropped because the driver did not agree to what their offload fields ask for.
+    /// Packets dropped because the driver did not negotiate what their offload fields require.
     pub refused: u64,
 }
 
-/// A chain that was taken.
+/// A taken chain.
 struct Buffer {
     head: Head,
     bytes: usize,
-    /// Its descriptors: up to here.
+    /// End of its descriptors in the list.
     descriptors_to: usize,
 }
 
-/// What was found for a frame.
+/// Chains reserved for a frame.
 struct Room {
-    /// Bytes of header and frame; none for one that is dropped.
+    /// Bytes of header and frame; 0 for a frame to be dropped.
     needed: usize,
-    /// Its chains and their segments: up to here.
+    /// End of its chains, and of their segments, in the lists.
     buffers_to: usize,
     segments_to: usize,
 }
 
-/// What was filled: up to here.
+/// Ends of what has been filled, in the lists.
 #[derive(Default)]
 struct Filled {
     rooms: usize,
@@ -62,34 +63,34 @@ struct Filled {
     descriptors: usize,
     /// Bytes of payload.
     payload: usize,
-    /// Of the packet at hand.
+    /// Position in the current packet.
     place: Place,
 }
 
-/// Whether the chains that were taken have room for a packet.
+/// Whether the taken chains have room for a packet.
 enum Taken {
     Enough,
-    /// More would not help.
+    /// More chains would not help.
     TooSmall,
-    /// There are no more.
+    /// No more chains are available.
     TooFew,
 }
 
-/// See the module text.
+/// The driver's receive queue; see the module documentation.
 pub struct ReceiveQueue {
     queue: Queue,
     features: u64,
     counters: ReceiveCounters,
-    /// The end of what the driver offered, if that is not enough for the packet that waits.
+    /// End of the available chains, if they are too few for the packet that waits.
     end: Option<Position>,
-    /// For frames from the front of the burst at hand.
+    /// Rooms for frames from the front of the current burst.
     rooms: Vec<Room>,
     buffers: Vec<Buffer>,
     segments: Vec<Segment>,
     descriptors: Vec<Descriptor>,
-    /// Those of parts for which room was found.
+    /// Headers of the parts for which room was found.
     heads: Heads,
-    /// Behind the payload of the last of these.
+    /// Position after the payload of the last of these parts.
     ahead: Place,
 }
 
@@ -111,15 +112,15 @@ impl ReceiveQueue {
         })
     }
 
-    /// What the guest takes: for [`Device::caps`](towpath_packet::Device::caps).
+    /// The guest's capabilities, for [`Device::caps`](towpath_packet::Device::caps).
     pub fn caps(features: u64, mtu: u16) -> Caps {
         let has = |bits: u64| features & bits == bits;
         let checksum = has(feature::GUEST_CSUM);
         let (tso4, tso6) = (has(feature::GUEST_TSO4), has(feature::GUEST_TSO6));
         let uso = has(feature::GUEST_USO4 | feature::GUEST_USO6);
         let gso_bytes_max = if tso4 || tso6 || uso { crate::tap::GSO_BYTES_MAX } else { 0 };
-        // §5.1.3.1: super-packets need checksums, which the driver agrees to first. Tunnels: virtio
-        // 1.4 has features 65 to 68 for them, and a front end can say the first 64.
+        // §5.1.3.1: super-packets require checksums, so these must be negotiated. Tunnels: virtio
+        // 1.4 has features 65 to 68 for them, but a front end can negotiate only the first 64.
         Caps {
             mtu,
             checksum,
@@ -132,12 +133,12 @@ impl ReceiveQueue {
         }
     }
 
-    /// Puts packets from the front of `burst` into the guest's buffers until it is empty or the
-    /// buffers are used up; what is left stays in `burst`. The driver need not kick until
+    /// Copies packets from the front of `burst` into the guest's buffers, until the burst is empty
+    /// or the buffers are used up. The rest stays in `burst`. The driver need not kick until
     /// [`ReceiveQueue::enable_kicks`].
     ///
     /// # Errors
-    /// The ring is broken: the packets stay.
+    /// The ring is broken; the packets stay in `burst`.
     pub fn transmit(&mut self, burst: &mut Burst, ledger: &Ledger) -> Result<(), Broken> {
         burst.prefetch();
         self.queue.disable_kicks();
@@ -153,18 +154,18 @@ impl ReceiveQueue {
         result.map(drop)
     }
 
-    /// Asks for a kick when the driver offers more buffers; true if it did meanwhile. Buffers that
-    /// were too few for the packet that waits do not count.
+    /// Requests a kick when the driver makes more buffers available; true if it already has.
+    /// Buffers that are too few for the packet that waits do not count.
     pub fn enable_kicks(&mut self) -> bool {
         self.at_end(Queue::enable_kicks)
     }
 
-    /// True if the driver has offered more buffers since some were too few: for owners who poll.
+    /// True if the driver has added buffers since there were too few, for owners that poll.
     pub fn has_more(&mut self) -> bool {
         self.at_end(|queue| queue.has_next())
     }
 
-    /// Does something with the queue as if all buffers were taken that are known to be too few.
+    /// Calls `act` at the position after the buffers that are known to be too few.
     fn at_end<R>(&mut self, act: impl FnOnce(&mut Queue) -> R) -> R {
         let start = self.queue.position();
         self.queue.seek(self.end.unwrap_or(start));
@@ -173,12 +174,12 @@ impl ReceiveQueue {
         result
     }
 
-    /// Changes the descriptor that tells the driver.
+    /// Changes the call descriptor.
     pub fn set_call(&mut self, call: Option<Arc<OwnedFd>>) {
         self.queue.set_call(call);
     }
 
-    /// Stops: nothing is ever held between calls, so that this is done at once.
+    /// Stops the queue. This completes at once, because no chain is held between calls.
     pub fn stop(&mut self, _ledger: &Ledger) -> Stop {
         self.queue.publish();
         Stop::Done(self.queue.base())
@@ -189,15 +190,15 @@ impl ReceiveQueue {
         &self.counters
     }
 
-    /// What broke the ring.
+    /// Why the ring is broken, if it is.
     pub fn broken(&self) -> Option<Broken> {
         self.queue.broken()
     }
 
-    /// Fills chains with frames from the front of `burst`, of which there is then a room for each;
-    /// true unless there are too few chains for the next. Room is found [`PACKETS_AHEAD`] frames
-    /// before it is filled, and nothing between two of them waits for the stores of the first: so
-    /// what one of them misses in the caches is fetched while another is worked on.
+    /// Fills chains with frames from the front of `burst`; afterwards `rooms` has one entry for
+    /// each. Returns true unless there are too few chains for the next frame. Room is reserved
+    /// [`PACKETS_AHEAD`] frames before it is filled, and no step waits for the stores of the other.
+    /// So cache misses of one frame overlap with work on another.
     fn pass(&mut self, burst: &Burst, ledger: &Ledger) -> Result<bool, Broken> {
         self.rooms.clear();
         self.buffers.clear();
@@ -223,7 +224,7 @@ impl ReceiveQueue {
         found
     }
 
-    /// Takes as many chains as a frame needs, and notes which; false if there are too few.
+    /// Reserves as many chains as a frame needs; false if there are too few.
     fn find_room(&mut self, frame: &Frame<'_>) -> Result<bool, Broken> {
         let buffers_from = self.buffers.len();
         let Some(needed) = self.take_for(frame)? else {
@@ -243,7 +244,7 @@ impl ReceiveQueue {
         Ok(true)
     }
 
-    /// Takes as many chains as a frame needs; returns its bytes, none if it is to be dropped, or
+    /// Takes as many chains as a frame needs. Returns its length, 0 if it is to be dropped, or
     /// `None` if there are too few chains.
     fn take_for(&mut self, frame: &Frame<'_>) -> Result<Option<usize>, Broken> {
         if !self.takes(frame.packet.offload()) {
@@ -312,7 +313,7 @@ impl ReceiveQueue {
         Ok(Taken::TooFew)
     }
 
-    /// Fills the next room with its frame, and gives its chains back.
+    /// Copies a frame into its room, and returns its chains.
     fn fill<'a>(&mut self, frame: &Frame<'a>, pins: &mut Pins<'a>, filled: &mut Filled) {
         let Self { queue, rooms, buffers, segments, descriptors, counters, .. } = self;
         let (number, room) = (filled.rooms, &rooms[filled.rooms]);
@@ -349,7 +350,7 @@ impl ReceiveQueue {
         filled.payload += frame.payload();
     }
 
-    /// True if the driver agreed to get packets with these fields.
+    /// True if the driver negotiated packets with these offload fields.
     fn takes(&self, offload: &Offload) -> bool {
         let checksum = match offload.checksum {
             Checksum::Partial { .. } => self.has(feature::GUEST_CSUM),
@@ -371,11 +372,11 @@ impl ReceiveQueue {
     }
 }
 
-/// The virtio-net header of a packet in so many buffers.
+/// The virtio-net header of a packet that uses this number of buffers.
 fn header(packet: &Packet, features: u64, buffers: usize) -> VirtioHeader {
     let mut offload = *packet.offload();
     if let (Some(gso), 0) = (&mut offload.gso, features & feature::GUEST_ECN) {
-        // The mark in the TCP header stays; only this hint is not for this driver.
+        // The mark in the TCP header stays; only this hint is withheld from the driver.
         gso.ecn = false;
     }
     if offload.checksum == Checksum::Unnecessary && features & feature::GUEST_CSUM == 0 {
@@ -384,10 +385,11 @@ fn header(packet: &Packet, features: u64, buffers: usize) -> VirtioHeader {
     VirtioHeader::encode_merged(&offload, packet.wire_headers().len(), buffers as u16)
 }
 
-/// Has the beginnings of a frame and of its last segment fetched, which are used soon. Of a short
-/// one that takes longer than it saves. Payload of parts is [fetched](Place::prefetch) by itself:
-/// where that is from memory, the processor fetches the segments in time, as they lie in a row, and
-/// asking for them takes places from the payload's lines.
+/// Prefetches the start of a frame and of its last segment, which are used soon. For a short frame
+/// the prefetch costs more than it saves. The payload of parts is [prefetched](Place::prefetch)
+/// separately: where it comes from memory, the processor fetches the segments in time by itself,
+/// because they are contiguous, and prefetching them would take slots from the payload's cache
+/// lines.
 #[inline]
 fn prefetch(memory: &GuestMemory, frame: &Frame<'_>, needed: usize, last: &Segment) {
     let is_whole = frame.part.is_none();
@@ -405,11 +407,11 @@ fn prefetch(memory: &GuestMemory, frame: &Frame<'_>, needed: usize, last: &Segme
     }
 }
 
-/// Frames for which room is found ahead of the one that is filled.
+/// Number of frames for which room is reserved ahead of the one being filled.
 const PACKETS_AHEAD: usize = 2;
-/// Packets of so many bytes, with their virtio header, are not fetched ahead: the switch has just
-/// looked at most of them.
+/// Packets of up to this length, including the virtio-net header, are not prefetched: the switch
+/// has just read most of them.
 const SHORT_BYTES_MAX: usize = 256;
-/// Segments of a batch at most: as long as there are fewer than a chain may have, another packet is
-/// looked at, which stops at so many and the longest chain.
+/// Most segments of a batch: while there are fewer than a chain may have, another packet is
+/// examined, which adds at most that number and the longest chain.
 const BATCH_SEGMENTS_MAX: usize = 3 * CHAIN_MAX;

@@ -1,5 +1,5 @@
-//! The split layout: a descriptor table, an available ring that the driver writes and a used ring
-//! that we write (virtio 1.2 §2.7).
+//! The split layout: a descriptor table, an available ring that the driver writes, and a used ring
+//! that the device writes (virtio 1.2 §2.7).
 
 use super::chain::{Chain, Descriptor, Head, INDIRECT, NEXT, Segment, WRITE};
 use super::inflight::SplitRegion;
@@ -8,11 +8,11 @@ use crate::vhost_user::memory::{GuestMemory, LoggedArea};
 use crate::vhost_user::shared::Stretch;
 use towpath_packet::sync::{Ordering, fence};
 
-/// Of the available ring: the driver does not want to be told.
+/// Flag of the available ring: the driver wants no calls.
 const NO_INTERRUPT: u16 = 1;
-/// Of the used ring: we do not want a kick.
+/// Flag of the used ring: the device wants no kicks.
 const NO_NOTIFY: u16 = 1;
-/// Where both rings have their flags, their index and their entries.
+/// Offsets of the flags, the index and the entries in both rings.
 const FLAGS: usize = 0;
 const INDEX: usize = 2;
 const ENTRIES: usize = 4;
@@ -24,20 +24,21 @@ pub(super) struct Ring {
     driver: LoggedArea,
     device: LoggedArea,
     size: u16,
-    /// One less, for places in the rings. Of `size` the compiler would load the next field, too,
-    /// and wait for its last store and all before.
+    /// `size - 1`, for positions in the rings. If the code used `size`, the compiler would load the
+    /// next field together with it, and wait for the last store to that field and all stores before
+    /// it.
     mask: usize,
     event_index: bool,
     indirect: bool,
-    /// The next available entry to take, and the driver's index as it was read last.
+    /// The next available entry to take, and the driver's index when it was last read.
     next: u16,
     seen: u16,
-    /// The next used entry to write, and the one up to which they are visible.
+    /// The next used entry to write, and the first entry that is not visible yet.
     used: u16,
     published: u16,
     no_notify: bool,
     inflight: Option<SplitRegion>,
-    /// Heads that the last process had, to be offered first.
+    /// Heads that the previous process held, which are taken first.
     again: Vec<u16>,
     again_at: usize,
 }
@@ -49,7 +50,7 @@ impl Ring {
             return Err(StartError::Size);
         }
         let count = usize::from(size);
-        // Both rings end with an event index; whoever did not agree on it may leave it out.
+        // Each ring ends with an event index, which a driver without that feature may leave out.
         let event_index = config.features & feature::EVENT_INDEX != 0;
         let event_bytes = if event_index { 2 } else { 0 };
         let area =
@@ -60,7 +61,7 @@ impl Ring {
         if config.log {
             device = device.logged(memory);
         }
-        // Relaxed: ours alone, and nothing hangs on it.
+        // Relaxed: only this side writes the field, and no other memory depends on it.
         let used = device.load16(INDEX, Ordering::Relaxed);
         let mut next = u16::try_from(config.base).map_err(|_| StartError::Base)?;
         let mut again = Vec::new();
@@ -93,9 +94,10 @@ impl Ring {
         })
     }
 
-    /// Takes the next chain if it was seen, is one buffer in one region, as small packets and most
-    /// receive buffers are, and `fits`, which sees it and whether it is to be written: the short
-    /// way. All else is [`Ring::take`]'s, which reads it anew.
+    /// The fast path: takes the next chain if its index was already read, it is one buffer in one
+    /// region, as small packets and most receive buffers are, and `fits` accepts it. `fits` gets
+    /// the buffer and whether it is writable. Leaves any other chain to [`Ring::take`], which reads
+    /// it again.
     #[inline]
     pub(super) fn take_single(
         &mut self,
@@ -111,9 +113,9 @@ impl Ring {
             return None;
         }
         let at = 16 * usize::from(head);
-        // Relaxed: ordered by the index of the available ring.
+        // Relaxed: the index of the available ring orders this load.
         let address = self.descriptors.load64(at, Ordering::Relaxed);
-        // Relaxed: as above.
+        // Relaxed: the index of the available ring orders this load.
         let rest = self.descriptors.load64(at + 8, Ordering::Relaxed);
         let Descriptor { bytes, flags, .. } = Descriptor::split(address, rest);
         if flags & (NEXT | INDIRECT) != 0 || bytes == 0 {
@@ -138,8 +140,8 @@ impl Ring {
             return Ok(true);
         }
         if self.seen == self.next {
-            // Acquire: pairs with the barrier of §2.7.13.3.1: the entries and their descriptors
-            // were written before the index.
+            // Acquire: pairs with the driver's barrier of §2.7.13.3.1: the entries and their
+            // descriptors were written before the index.
             self.seen = self.driver.load16(INDEX, Ordering::Acquire);
         }
         match self.seen.wrapping_sub(self.next) {
@@ -153,27 +155,28 @@ impl Ring {
         Ok(true)
     }
 
-    /// The head in an available entry that was seen.
+    /// Returns the head in an available entry below the index that was read.
     #[inline]
     fn entry(&self, index: u16) -> u16 {
         let place = ENTRIES + 2 * (usize::from(index) & self.mask);
-        // Relaxed: ordered by the index.
+        // Relaxed: the index of the available ring orders this load.
         self.driver.load16(place, Ordering::Relaxed)
     }
 
-    /// Has the first buffer fetched of the chain that is `ahead` of the next, if it was seen.
+    /// Prefetches the first buffer of the chain that is `ahead` chains after the next, if the index
+    /// covers it.
     #[inline]
     pub(super) fn prefetch(&self, memory: &GuestMemory, ahead: u16) {
         if self.seen.wrapping_sub(self.next) <= ahead {
             return;
         }
-        // Read again when it is taken.
+        // It is read again when it is taken.
         let head = self.entry(self.next.wrapping_add(ahead));
         if head < self.size {
             let at = 16 * usize::from(head);
-            // Relaxed: ordered by the index.
+            // Relaxed: the index of the available ring orders this load.
             let address = self.descriptors.load64(at, Ordering::Relaxed);
-            // Relaxed: as above.
+            // Relaxed: the index of the available ring orders this load.
             let bytes = self.descriptors.load32(at + 8, Ordering::Relaxed);
             memory.prefetch(address, bytes);
         }
@@ -187,13 +190,13 @@ impl Ring {
                 return Err(Broken::Descriptor);
             }
             let at = 16 * usize::from(index);
-            // Relaxed: ordered by the index of the available ring.
+            // Relaxed: the index of the available ring orders this load.
             let address = self.descriptors.load64(at, Ordering::Relaxed);
-            // Relaxed: as above.
+            // Relaxed: the index of the available ring orders this load.
             let rest = self.descriptors.load64(at + 8, Ordering::Relaxed);
             let descriptor = Descriptor::split(address, rest);
             if descriptor.flags & INDIRECT != 0 {
-                // §2.7.5.3.1: the last of its chain, and not agreed upon is not there.
+                // §2.7.5.3.1: only as the last of its chain, and only if negotiated.
                 if !self.indirect || descriptor.flags & NEXT != 0 {
                     return Err(Broken::Indirect);
                 }
@@ -229,9 +232,9 @@ impl Ring {
     #[inline]
     pub(super) fn complete(&mut self, head: Head, written: u32) {
         let place = ENTRIES + USED_BYTES * (usize::from(self.used) & self.mask);
-        // Relaxed: published by the index.
+        // Relaxed: the index publishes the entry.
         self.device.store32(place, u32::from(head.id), Ordering::Relaxed);
-        // Relaxed: as above.
+        // Relaxed: the index publishes the entry.
         self.device.store32(place + 4, written, Ordering::Relaxed);
         self.used = self.used.wrapping_add(1);
         if let Some(region) = &mut self.inflight {
@@ -239,57 +242,58 @@ impl Ring {
         }
     }
 
-    /// `None` if there was nothing; else whether the driver is to be told.
+    /// Returns `None` if there was nothing to publish, otherwise whether the driver wants a call.
     pub(super) fn publish(&mut self) -> Option<bool> {
         let old = self.published;
         if self.used == old {
             return None;
         }
-        // Release: the entries; pairs with the driver's barrier of §2.7.14 behind its look at the
-        // index.
+        // Release: publishes the entries; pairs with the driver's barrier of §2.7.14 after its load
+        // of the index.
         self.device.store16(INDEX, self.used, Ordering::Release);
         if let Some(region) = &mut self.inflight {
             region.publish(self.used);
         }
         self.published = self.used;
-        // SeqCst: between our index and the look at what the driver asked for; its partner stands
-        // between the driver's request and its look at the index (§2.7.7.2).
+        // SeqCst: between the store of our index and the load of the driver's request; its partner
+        // is between the driver's store of the request and its load of the index (§2.7.7.2).
         fence(Ordering::SeqCst);
         if !self.event_index {
-            // Relaxed: ordered by the fence.
+            // Relaxed: the fence orders this load.
             return Some(self.driver.load16(FLAGS, Ordering::Relaxed) & NO_INTERRUPT == 0);
         }
         let at = ENTRIES + 2 * usize::from(self.size);
-        // Relaxed: as above.
+        // Relaxed: the fence orders this load.
         let event = self.driver.load16(at, Ordering::Relaxed);
-        // §2.7.7.2: the entry that it waits for is among those published now.
+        // §2.7.7.2: the entry that the driver waits for is among those published now.
         Some(self.used.wrapping_sub(event).wrapping_sub(1) < self.used.wrapping_sub(old))
     }
 
     pub(super) fn enable_kicks(&mut self) -> bool {
         if self.event_index {
             let at = ENTRIES + USED_BYTES * usize::from(self.size);
-            // Relaxed: ordered by the fence.
+            // Relaxed: the fence orders this store.
             self.device.store16(at, self.next, Ordering::Relaxed);
         } else if self.no_notify {
             self.no_notify = false;
-            // Relaxed: as above.
+            // Relaxed: the fence orders this store.
             self.device.store16(FLAGS, 0, Ordering::Relaxed);
         }
-        // SeqCst: between our request and the look at the index; its partner is the barrier that
-        // §2.7.13.4.1 wants between the driver's index and its look at our request.
+        // SeqCst: between the store of our request and the load of the index; its partner is the
+        // barrier that §2.7.13.4.1 requires between the driver's store of the index and its load of
+        // our request.
         fence(Ordering::SeqCst);
         self.has_next()
     }
 
     pub(super) fn has_next(&self) -> bool {
-        // Relaxed: taken with an Acquire when it is used.
+        // Relaxed: `take` reads the index again with Acquire.
         self.again_at < self.again.len()
             || self.driver.load16(INDEX, Ordering::Relaxed) != self.next
     }
 
     pub(super) fn disable_kicks(&mut self) {
-        // With an event index, one that was passed already asks for nothing.
+        // With an event index, an index that has been passed already requests no kick.
         if !self.event_index && !self.no_notify {
             self.no_notify = true;
             // Relaxed: a request that the driver may see late.
@@ -298,7 +302,7 @@ impl Ring {
     }
 
     pub(super) fn base(&self) -> u32 {
-        // What the last process had and nobody has offered again lies before `next`.
+        // Heads of the previous process that were not taken again lie before `next`.
         u32::from(self.next)
     }
 }

@@ -1,4 +1,4 @@
-//! Queues against the driver of [`driver`](crate::vhost_user::driver).
+//! Queues, tested with the driver of [`driver`](crate::vhost_user::driver).
 
 mod hostile;
 mod inflight;
@@ -9,10 +9,10 @@ mod transmit;
 use super::feature;
 use crate::vhost_user::driver::{DriverQueue, GuestRam};
 
-/// Where the guest's memory begins, and where it is split into two regions.
+/// Start of the guest's memory, and size of each of its two regions.
 const BASE: u64 = 0x10_0000;
 const REGION: u64 = 0x10_0000;
-/// Buffers begin here; queues lie below.
+/// Start of the buffers; queues are below.
 const BUFFERS: u64 = BASE + 0x8_0000;
 
 /// Memory in two adjacent regions, so that a buffer may cross from one to the other.
@@ -26,7 +26,7 @@ fn queue(ram: &GuestRam, size: u16, features: u64) -> DriverQueue {
     queue
 }
 
-/// Each layout with and without what changes how rings are read.
+/// Each layout, with and without the features that change how rings are read.
 fn layouts() -> impl Iterator<Item = u64> {
     let pick = |bits: u64, index: u64, bit: u64| if index & bit != 0 { bits } else { 0 };
     (0..8).map(move |index| {
@@ -36,7 +36,7 @@ fn layouts() -> impl Iterator<Item = u64> {
     })
 }
 
-/// Numbers from a seed: splitmix64.
+/// Pseudo-random numbers from a seed: splitmix64.
 struct Random(u64);
 
 impl Random {
@@ -48,13 +48,13 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Below `bound`.
+    /// A number below `bound`.
     fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound as u64) as usize
     }
 }
 
-/// A byte that depends on a packet's number and the place in it.
+/// A byte that depends on a packet's number and the offset in it.
 fn pattern(number: u64, at: usize) -> u8 {
     (number as usize * 31 + at * 7 + at / 251) as u8
 }

@@ -1,27 +1,26 @@
-//! The driver's transmit queue: its packets, as loans of the guest's memory.
+//! The driver's transmit queue: turns its packets into loans of the guest's memory.
 //!
-//! The virtio-net header is copied and checked; the frame behind it is lent as it lies in the
-//! guest's memory, one loan for each buffer, and the chain is given back when the last of its loans
-//! is over, in whatever order that happens. Frames of up to [`COPY_BYTES_MAX`] are copied at once,
-//! and their chains given back at once: a loan costs more than that. For an owner who forwards
-//! packets by their headers ([`TransmitQueue::set_inline`]) frames of up to [`INLINE_BYTES_MAX`]
-//! are copied into the packet's private bytes, and take no frame of the pool.
+//! The virtio-net header is copied and checked. The frame after it is lent in place, one loan per
+//! buffer, and the chain is returned when its last loan is over, in any order. Frames of up to
+//! [`COPY_BYTES_MAX`] are copied, and their chains returned, at once, because a loan costs more.
+//! For an owner that forwards packets by their headers ([`TransmitQueue::set_inline`]), frames of
+//! up to [`INLINE_BYTES_MAX`] are copied into the packet's private bytes, and use no pool frame.
 //!
-//! # Theory of operation: a ring that is not starved
+//! # Theory of operation: keeping the ring from starving
 //!
-//! A guest counts what is in its ring as sent and not gone, so a chain that stays out for long
-//! slows the guest's own senders, and a ring that is all out stops it. So a loan ends early, by
-//! being recalled (`towpath_packet::recall`), for one of two reasons: it is older than
-//! [`LOAN_TERM`], or more than three quarters of the ring are out; then the oldest go until half of
-//! it is free. Where a recall has to wait for somebody who reads at that moment, new packets are
-//! copied meanwhile.
+//! A guest counts packets in its ring as queued. So a chain that is held for long slows the guest's
+//! own senders, and a ring without free descriptors stops them. Loans therefore end early, by a
+//! recall (`towpath_packet::recall`), for one of two reasons: the loan is older than [`LOAN_TERM`];
+//! or more than three quarters of the ring are lent, and then the oldest loans are recalled until
+//! half of it is free. While a recall waits for a thread that is reading the memory, new packets
+//! are copied.
 //!
-//! The chains that are lent stand in a table of slots. A slot is a group of [`Returns`], its
-//! loans are the shares; the thread that drops the last piece puts the group on a list, and wakes
-//! the owner of the ring only if he sleeps ([`TransmitQueue::enable_kicks`]).
+//! Lent chains have slots in a table. A slot is a group of [`Returns`], and its loans are the
+//! shares. The thread that drops the last piece puts the group on a list. It wakes up the owner of
+//! the ring only if the owner sleeps ([`TransmitQueue::enable_kicks`]).
 //!
-//! Follows virtio 1.2 §5.1.6.2. One thread at a time; pieces go anywhere. Nothing blocks, and
-//! nothing allocates but a recall.
+//! Follows virtio 1.2 §5.1.6.2. One thread at a time; pieces may move to any thread. No call
+//! blocks, and only a recall allocates.
 
 mod slots;
 
@@ -44,64 +43,65 @@ use towpath_packet::{
     Site, VirtioHeader,
 };
 
-/// Frames of up to so many bytes are copied: where a copy costs about as much as a loan.
+/// Longest frame that is copied: at this length a copy costs about as much as a loan.
 pub const COPY_BYTES_MAX: usize = 256;
-/// Frames of up to so many bytes come inline where that was asked for: all that a packet's private
-/// memory has room for.
+/// Longest frame that is copied inline, if requested: all that a packet's private memory has room
+/// for.
 pub const INLINE_BYTES_MAX: usize = PEEK_BYTES;
-/// How long a loan may take: half of what slowed a guest's TCP down to a half when it was held.
+/// Longest time of a loan: half of the time that, when loans were held for it, halved a guest's TCP
+/// rate.
 pub const LOAN_TERM: Duration = Duration::from_millis(20);
-/// When to ask again for what somebody was reading.
+/// Interval for another attempt to recall memory that was being read.
 pub const BUSY_RETRY: Duration = Duration::from_millis(1);
-/// Loan descriptors for each descriptor of the ring: a super-packet of 64 KiB is two or three
-/// buffers of a Linux guest and four in the worst usual case; beyond it is copied.
+/// Loan descriptors per ring descriptor. A super-packet of 64 KiB is two or three buffers of a
+/// Linux guest, and four in the worst usual case. Frames beyond that are copied.
 pub const LOANS_PER_DESCRIPTOR: usize = 4;
-/// Chains of one [`TransmitQueue::receive`]: a burst, and as many drops three times over.
+/// Most chains of one [`TransmitQueue::receive`]: a burst, and three times as many drops.
 pub const CHAINS_PER_CALL_MAX: usize = 4 * BURST_MAX;
 
-/// Chains whose beginning is fetched ahead of the one that is taken.
+/// Chains whose start is prefetched ahead of the one being taken.
 const CHAINS_AHEAD: u16 = 4;
 const _: () = assert!(COPY_BYTES_MAX <= SMALL_FRAME_BYTES, "a short frame fits one of the pool's");
 /// Bytes of an Ethernet header.
 const ETHERNET_BYTES: usize = 14;
-/// What happened to packets that the guest sent.
+/// Counters of packets that the guest sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TransmitCounters {
-    /// Packets taken from the guest.
+    /// Packets received from the guest.
     pub packets: u64,
     /// Bytes of their frames.
     pub bytes: u64,
-    /// Packets of them that were lent, the others were copied.
+    /// Those packets that were lent; the others were copied.
     pub lent: u64,
-    /// Chains given back early because their loans were recalled.
+    /// Chains returned early because their loans were recalled.
     pub recalled: u64,
-    /// Packets dropped because there is no Ethernet header.
+    /// Packets dropped because they are too short for an Ethernet header.
     pub short: u64,
-    /// Packets dropped because they are longer than any frame.
+    /// Packets dropped because they are longer than the longest frame.
     pub long: u64,
-    /// Packets dropped because their virtio-net header is wrong or asks for what was not agreed.
+    /// Packets dropped because their virtio-net header is invalid or uses features not negotiated.
     pub bad_header: u64,
-    /// Packets dropped because the queue is disabled.
+    /// Packets dropped because the ring is disabled.
     pub discarded: u64,
-    /// Calls that ended because packet memory was short.
+    /// Calls that ended early because packet memory was short.
     pub paused: u64,
 }
 
-/// See the module text.
+/// The driver's transmit queue; see the module documentation.
 pub struct TransmitQueue {
     queue: Queue,
     features: u64,
     counters: TransmitCounters,
     buffer: ReceiveBuffer,
-    /// Short frames come inline.
+    /// Short frames are copied inline.
     is_inline: bool,
-    /// Bytes copied that are not in the ledger yet.
+    /// Bytes copied and not counted in the ledger yet.
     copied: usize,
     loans: Loans,
     returns: Arc<Returns>,
     lender: Arc<GuestLender>,
     slots: Slots,
-    /// When to ask again for what somebody was reading.
+    /// Time of the next attempt to recall memory that was being read.
     retry_at: Option<Instant>,
 }
 
@@ -112,7 +112,8 @@ enum Taken {
 }
 
 impl TransmitQueue {
-    /// Starts the queue in a guest's memory. `wake` wakes its owner when loans end while he sleeps.
+    /// Starts the queue in a guest's memory. `wake` wakes up the owner when loans end while it
+    /// sleeps.
     pub fn start(
         config: QueueConfig,
         memory: &GuestMemory,
@@ -136,18 +137,18 @@ impl TransmitQueue {
         })
     }
 
-    /// From now on frames of up to [`INLINE_BYTES_MAX`] come [inline](Packet::is_inline), but for
-    /// super-packets, whose headers end where their payload begins.
+    /// Copies frames of up to [`INLINE_BYTES_MAX`] [inline](Packet::is_inline) from now on, except
+    /// super-packets, whose headers must end where their payload begins.
     pub fn set_inline(&mut self) {
         self.is_inline = true;
     }
 
-    /// Adds packets that the guest sent to `burst` until it is full, nothing is left or `memory` is
-    /// short. They are neither peeked nor checked beyond their length. The driver need not kick
-    /// until [`TransmitQueue::enable_kicks`].
+    /// Adds packets that the guest sent to `burst`, until it is full, none is left or `memory` is
+    /// short. They are not peeked, and only their length and virtio-net header are checked. The
+    /// driver need not kick until [`TransmitQueue::enable_kicks`].
     ///
     /// # Errors
-    /// The ring is broken. What is in the burst is good, and loans go on.
+    /// The ring is broken. Packets in the burst are valid, and loans continue.
     pub fn receive(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), Broken> {
         self.queue.disable_kicks();
         self.collect();
@@ -163,8 +164,8 @@ impl TransmitQueue {
         Ok(())
     }
 
-    /// Gives back the chains whose loans are over, and ends loans that are due. To be called once
-    /// each turn, when the waker was woken, and at the moment that the last call returned.
+    /// Returns chains whose loans are over, and recalls loans whose term has passed. Call it once
+    /// each turn, after a wake-up, and at the time that the last call returned.
     pub fn turn(&mut self, now: Instant, ledger: &Ledger) -> Option<Instant> {
         self.collect();
         self.retry_at = None;
@@ -185,7 +186,7 @@ impl TransmitQueue {
         self.next_deadline()
     }
 
-    /// Takes what the guest sent and drops it: for a queue that is disabled.
+    /// Takes and drops the packets that the guest sent, for a disabled ring.
     pub fn discard(&mut self) -> Result<(), Broken> {
         for _ in 0..CHAINS_PER_CALL_MAX {
             if !self.queue.take()? {
@@ -199,32 +200,31 @@ impl TransmitQueue {
         Ok(())
     }
 
-    /// Asks for a kick when the driver sends more, and for a wake-up when loans end. True if either
-    /// came meanwhile: then the owner does not sleep.
+    /// Requests a kick when the driver sends more, and a wake-up when loans end. True if either has
+    /// already happened: then the owner must not sleep.
     pub fn enable_kicks(&mut self) -> bool {
         let has_returned = !self.returns.arm();
         self.queue.enable_kicks() || has_returned
     }
 
-    /// When the oldest loan is due to be recalled by [`TransmitQueue::turn`], for the first time or
-    /// again.
+    /// Deadline at which [`TransmitQueue::turn`] recalls the oldest loan, or tries again.
     pub fn next_deadline(&self) -> Option<Instant> {
         let oldest = self.slots.table.get(usize::from(self.slots.oldest))?;
         let due = oldest.since.map(|since| since + LOAN_TERM)?;
         Some(self.retry_at.map_or(due, |at| at.max(due)))
     }
 
-    /// True if the driver has sent something, or loans have ended: for owners who poll.
+    /// True if the driver has sent packets or loans have ended, for owners that poll.
     pub fn has_work(&self) -> bool {
         self.queue.has_next() || self.returns.has_ended()
     }
 
-    /// Changes the descriptor that tells the driver.
+    /// Changes the call descriptor.
     pub fn set_call(&mut self, call: Option<Arc<OwnedFd>>) {
         self.queue.set_call(call);
     }
 
-    /// Recalls all loans and gives their chains back. When it is done, nobody reads the guest's
+    /// Recalls all loans and returns their chains. Once it is done, no thread reads the guest's
     /// memory because of this queue; pieces that are still held show copies.
     pub fn stop(&mut self, ledger: &Ledger) -> Stop {
         let mut worst = Recall::Gone;
@@ -238,7 +238,7 @@ impl TransmitQueue {
         match worst {
             _ if self.slots.oldest == NONE => Stop::Done(self.queue.base()),
             Recall::NoMemory => Stop::NoMemory,
-            // Whoever drops the last piece of a loan at this moment is about to tell us.
+            // A thread that is just dropping the last piece of a loan will report it shortly.
             _ => Stop::Busy,
         }
     }
@@ -248,19 +248,19 @@ impl TransmitQueue {
         &self.counters
     }
 
-    /// Chains that are lent.
+    /// Number of chains that are lent.
     pub fn lent_count(&self) -> usize {
         self.slots.table.len() - self.slots.free.len()
     }
 
-    /// What broke the ring.
+    /// Why the ring is broken, if it is.
     pub fn broken(&self) -> Option<Broken> {
         self.queue.broken()
     }
 
-    /// Takes chains until the burst is full, nothing is left or memory is short.
+    /// Takes chains until the burst is full, none is left or memory is short.
     fn fill(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), Broken> {
-        // Also when no chain is looked at, as there is no packet for it.
+        // Before the loop, which takes no chain if there is no packet handle for it.
         self.queue.check()?;
         let mut spare = None;
         for _ in 0..CHAINS_PER_CALL_MAX {
@@ -294,8 +294,8 @@ impl TransmitQueue {
         Ok(())
     }
 
-    /// Takes the next chain if it is one buffer with a frame that is good and may be inline: the
-    /// short way. All else is left to [`TransmitQueue::take`], which reads it anew.
+    /// The fast path: takes the next chain if it is one buffer with a valid frame that may be
+    /// inline. Leaves any other chain to [`TransmitQueue::take`], which reads it again.
     #[inline]
     fn take_inline(&mut self, packet: &mut Packet) -> bool {
         let features = self.features;
@@ -324,7 +324,7 @@ impl TransmitQueue {
         true
     }
 
-    /// Checks the chain taken last and makes a packet of it.
+    /// Checks the chain taken last, and turns it into a packet.
     fn take(&mut self, packet: &mut Packet, cx: &mut Context<'_>) -> Taken {
         let bytes = self.queue.chain().readable_bytes();
         let mut header = VirtioHeader::default();
@@ -378,13 +378,13 @@ impl TransmitQueue {
         Taken::Dropped
     }
 
-    /// True unless too much of the ring is out.
+    /// True unless too much of the ring is lent.
     fn may_lend(&self) -> bool {
         self.slots.descriptors_out <= usize::from(self.queue.size()) * 3 / 4
     }
 
-    /// Lends the frame of the chain taken last to `packet`; false, and nothing done, if that cannot
-    /// be.
+    /// Lends the frame of the chain taken last to `packet`; returns false, without a change, if
+    /// that is impossible.
     fn lend(&mut self, now: Instant, packet: &mut Packet) -> bool {
         let Some(number) = self.slots.free.pop() else { return false };
         let group = u32::from(number);
@@ -402,7 +402,7 @@ impl TransmitQueue {
                 };
                 slot.watches[at] = piece.watch();
                 (address, bytes) = (address + piece.len() as u64, bytes - piece.len() as u32);
-                packet.push_piece(piece).expect("a packet has room for so many pieces");
+                packet.push_piece(piece).expect("a packet has room for PIECES_MAX");
                 at += 1;
             }
         }
@@ -414,14 +414,14 @@ impl TransmitQueue {
             packet.clear();
         }
         self.slots.push(number);
-        // The share of this call: a group that was given up ends here, and its slot comes back with
-        // the others.
+        // Ends the share of this call. If lending was given up, this ends the group, whose slot is
+        // then freed with those of other groups.
         self.returns.end(group, false);
         is_whole
     }
 
-    /// Copies the frame of the chain taken last into pool frames and gives the chain back; false,
-    /// and nothing done, if there are none.
+    /// Copies the frame of the chain taken last into pool frames, and returns the chain; returns
+    /// false, without a change, if there are no frames.
     fn copy(&mut self, memory: &mut Memory, packet: &mut Packet, bytes: usize) -> bool {
         let small = if bytes <= SMALL_FRAME_BYTES { memory.small.take() } else { None };
         if let Some(mut frame) = small {
@@ -445,14 +445,14 @@ impl TransmitQueue {
         true
     }
 
-    /// Gives the chain taken last back, of whose frame so many bytes were copied.
+    /// Returns the chain taken last, of whose frame `bytes` bytes were copied.
     fn note_copied(&mut self, bytes: usize) {
         self.copied += bytes;
         let head = self.queue.hold();
         self.queue.complete(head, 0);
     }
 
-    /// Recalls the oldest loans if too much of the ring is out.
+    /// Recalls the oldest loans if too much of the ring is lent.
     fn relieve(&mut self, ledger: &Ledger) {
         if self.may_lend() {
             return;
@@ -471,7 +471,7 @@ impl TransmitQueue {
         self.collect();
     }
 
-    /// Ends the loans of a slot early. What came of it is the worst of all of them.
+    /// Recalls the loans of a slot. Returns the worst of their results.
     fn recall(&mut self, number: u16, ledger: &Ledger) -> Recall {
         let mut worst = Recall::Gone;
         let mut is_done = false;
@@ -488,7 +488,7 @@ impl TransmitQueue {
         worst
     }
 
-    /// Gives back the chains whose loans are over; visible after the next publishing.
+    /// Returns chains whose loans are over; they become visible with the next `publish`.
     fn collect(&mut self) {
         let Self { returns, slots, queue, .. } = self;
         if !returns.has_ended() {
@@ -503,8 +503,8 @@ impl TransmitQueue {
     }
 }
 
-/// What a sender who agreed to `features` may claim of what it claims; `None` if it did not agree
-/// to that.
+/// The offload fields that a driver with `features` may claim, of those that it claims; `None` if
+/// it claims something that was not negotiated.
 fn allowed(features: u64, mut offload: Offload, frame_bytes: usize) -> Option<Offload> {
     let has = |bits: u64| features & bits == bits;
     match offload.checksum {
@@ -514,7 +514,7 @@ fn allowed(features: u64, mut offload: Offload, frame_bytes: usize) -> Option<Of
                 return None;
             }
         }
-        // §5.1.6.2.1: not for the driver to say.
+        // §5.1.6.2.1: the driver may not claim this.
         Checksum::Unnecessary => offload.checksum = Checksum::None,
         Checksum::None => {}
     }
@@ -527,7 +527,7 @@ fn allowed(features: u64, mut offload: Offload, frame_bytes: usize) -> Option<Of
     (agreed && (!gso.ecn || has(feature::HOST_ECN))).then_some(offload)
 }
 
-/// All of the chain taken last, if it is one buffer in one region, as small packets are.
+/// The whole chain taken last, if it is one buffer in one region, as small packets are.
 #[inline]
 fn whole(queue: &Queue) -> Option<Stretch<'_>> {
     match queue.chain().readable() {
@@ -536,15 +536,15 @@ fn whole(queue: &Queue) -> Option<Stretch<'_>> {
     }
 }
 
-/// The frame of the chain taken last, behind its header.
+/// The frame of the chain taken last, after its virtio-net header.
 fn frame_of(queue: &Queue) -> Cursor<'_> {
     let mut cursor = Cursor::new(queue.memory(), queue.chain().readable());
     cursor.skip(VirtioHeader::LEN);
     cursor
 }
 
-/// Copies the frame of a short chain, which is a header and that, into one pool frame; false, and
-/// nothing done, if there is none.
+/// Copies the frame of a short chain of one buffer into one pool frame; returns false, without a
+/// change, if there is none.
 #[inline]
 fn copy_whole(chain: Stretch<'_>, memory: &mut Memory, packet: &mut Packet) -> bool {
     let Some(mut frame) = memory.small.take() else { return false };

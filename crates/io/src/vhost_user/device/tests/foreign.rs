@@ -1,4 +1,4 @@
-//! Descriptors that should not have come: files of somebody who does not answer, and others.
+//! Descriptors that front ends must not send: files of unresponsive servers, and others.
 
 use super::*;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -7,15 +7,15 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::sync::mpsc::channel;
 
-/// Bytes in front of requests and of answers, and of attributes (linux/fuse.h).
+/// Bytes of the header of requests, of the header of answers, and of attributes (linux/fuse.h).
 const ASK_BYTES: usize = 40;
 const ANSWER_BYTES: usize = 16;
 const ATTRIBUTE_BYTES: usize = 88;
-/// After all that a bench did before.
+/// Later than everything that a bench did before.
 const LATER: Instant = Instant::from_micros(2_000_000);
 
-/// A file of a file system whose server has not answered since it was opened. Whatever asks for it
-/// waits until the server ends.
+/// A file whose FUSE server has not answered since it was opened. Any call on it waits until the
+/// server ends.
 struct Silent {
     server: File,
     file: OwnedFd,
@@ -34,7 +34,7 @@ impl Silent {
             let path = folder.join("file");
             let opener =
                 std::thread::spawn(move || File::options().read(true).write(true).open(path));
-            // Greeting, look-up, opening.
+            // INIT, LOOKUP, OPEN.
             while answer(&mut server) != 14 {}
             let file = opener.join().unwrap();
             unmount(&folder, UnmountFlags::DETACH).unwrap();
@@ -45,22 +45,22 @@ impl Silent {
     }
 }
 
-/// Answers a request; returns which.
+/// Answers a request; returns its code.
 fn answer(server: &mut File) -> u32 {
     let mut asked = [0; 1 << 16];
     let bytes = server.read(&mut asked).unwrap();
     assert!(bytes >= ASK_BYTES);
     let code = u32::from_ne_bytes(asked[4..8].try_into().unwrap());
     let mut attributes = [0_u8; ATTRIBUTE_BYTES];
-    // Number, length and mode of a file with as many bytes as a region.
+    // Inode, size and mode of a file as large as a region.
     attributes[..8].copy_from_slice(&2_u64.to_ne_bytes());
     attributes[8..16].copy_from_slice(&REGION.to_ne_bytes());
     attributes[60..64].copy_from_slice(&0o100_666_u32.to_ne_bytes());
     attributes[64..68].copy_from_slice(&1_u32.to_ne_bytes());
     let payload = match code {
-        // The greeting: version 7.31.
+        // INIT: version 7.31.
         26 => [&[7_u32, 31].map(u32::to_ne_bytes).concat()[..], &[0; 56]].concat(),
-        // A look-up: the file's number, and attributes that are to be asked for each time.
+        // LOOKUP: the inode, and attributes that must be requested again each time.
         1 => [&2_u64.to_ne_bytes()[..], &[0; 32], &attributes].concat(),
         3 => [&[0; 16][..], &attributes].concat(),
         14 => vec![0; 16],
@@ -72,7 +72,7 @@ fn answer(server: &mut File) -> u32 {
     code
 }
 
-/// What a message with one descriptor may be: code and payload.
+/// Messages with one descriptor: code and payload.
 fn messages() -> Vec<(u32, Vec<u8>)> {
     let words = |words: &[u64]| -> Vec<u8> { words.iter().flat_map(|w| w.to_ne_bytes()).collect() };
     let inflight = [&words(&[REGION, 0])[..], &[2, 0, SIZE as u8, 0]].concat();
@@ -87,8 +87,8 @@ fn messages() -> Vec<(u32, Vec<u8>)> {
     ]
 }
 
-/// Goal: a file of somebody who does not answer holds nobody up, whatever it is sent for: not when
-/// it is looked at, and not when it is closed. It ends the session.
+/// Goal: a file of an unresponsive server blocks nothing, whatever message it comes with: neither
+/// when it is checked nor when it is closed. It ends the session.
 #[test]
 fn files_of_a_silent_server_hold_nobody_up() {
     let Some(Silent { server, file }) = Silent::open() else {
@@ -110,7 +110,7 @@ fn files_of_a_silent_server_hold_nobody_up() {
     });
     let ends: Vec<_> =
         messages().iter().map_while(|_| done.recv_timeout(Duration::from_secs(20)).ok()).collect();
-    // From here on whoever waits for it gets an error.
+    // From here on, calls that wait for the server fail.
     drop(server);
     thread.join().unwrap();
     let foreign = Some(SessionEnd::Channel(ChannelError::Foreign));
@@ -118,8 +118,8 @@ fn files_of_a_silent_server_hold_nobody_up() {
     assert_eq!(ends, all);
 }
 
-/// Goal: what is neither an event nor memory ends the session and is closed; what is one of them,
-/// and in the place of the other, is refused.
+/// Goal: a descriptor that is neither an event nor memory ends the session and is closed. An event
+/// in place of memory, or memory in place of an event, is refused.
 #[test]
 fn descriptors_of_other_kinds_are_not_taken() {
     for (code, payload) in messages() {
@@ -144,7 +144,7 @@ fn descriptors_of_other_kinds_are_not_taken() {
     }
 }
 
-/// Goal: a port whose front ends leave more behind than is closed meets no others until it is.
+/// Goal: a port with too many pending closes accepts no front ends until some are done.
 #[test]
 fn a_port_that_waits_for_its_closing_meets_nobody() {
     use crate::vhost_user::closing::{CLOSING_MAX, Closing};

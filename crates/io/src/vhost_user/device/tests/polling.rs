@@ -1,4 +1,4 @@
-//! A device whose owner polls: what it is told by looking, and what by the file.
+//! A device whose owner polls: what polling reports, and what the file reports.
 
 use super::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,7 +13,7 @@ impl Bench {
         bench
     }
 
-    /// The guest offers a buffer; true if that is to be told.
+    /// Makes a buffer available as the guest; true if the device wants a kick.
     fn offer(&mut self, number: u64) -> bool {
         let segment = Segment { address: BUFFERS + 0x4000 + 0x800 * number, bytes: 2048 };
         assert!(self.receive.add(&[], &[segment], number));
@@ -27,8 +27,8 @@ impl Bench {
     }
 }
 
-/// Goal: while packets move, the driver has no kicks to make; before a sleep it is asked for one,
-/// and nothing that came meanwhile is overlooked.
+/// Goal: while packets move, the driver needs no kicks. Before the owner sleeps, the device
+/// requests one, and nothing that happened meanwhile is missed.
 #[test]
 fn kicks_are_asked_for_before_a_sleep_only() {
     for features in ALL {
@@ -38,21 +38,21 @@ fn kicks_are_asked_for_before_a_sleep_only() {
         let first = bench.receive();
         assert_eq!(first.len(), 1);
         assert!(!bench.device.poll());
-        assert!(!bench.send(2), "nobody sleeps: {features:x}");
+        assert!(!bench.send(2), "awake: {features:x}");
         assert!(bench.device.poll());
         assert!(bench.device.arm(), "it came before");
         assert_eq!(bench.receive().len(), 1);
         bench.turn(NOW);
         bench.receive();
         assert!(!bench.device.arm() && !bench.device.arm(), "nothing is left: {features:x}");
-        assert!(bench.send(3), "somebody sleeps: {features:x}");
+        assert!(bench.send(3), "asleep: {features:x}");
         assert_eq!(bench.receive().len(), 1);
-        assert!(!bench.send(4), "and is awake again: {features:x}");
+        assert!(!bench.send(4), "awake again: {features:x}");
     }
 }
 
-/// Goal: loans that end are seen by looking, without a system call for whoever ends them; a sleeper
-/// is woken by them.
+/// Goal: polling sees loans that end, without a system call on the thread that ends them; a
+/// sleeping owner is woken by them.
 #[test]
 fn loans_that_end_wake_a_sleeper_only() {
     for features in LAYOUTS {
@@ -73,7 +73,7 @@ fn loans_that_end_wake_a_sleeper_only() {
     }
 }
 
-/// Goal: buffers are looked for, and asked for, only while a packet waits for them.
+/// Goal: buffers are polled for, and kicks requested, only while a packet waits for them.
 #[test]
 fn buffers_are_wanted_while_packets_wait() {
     for features in ALL {
@@ -87,12 +87,12 @@ fn buffers_are_wanted_while_packets_wait() {
         assert!(bench.device.poll());
         assert_eq!(bench.transmit(&mut burst), 2);
         bench.receive();
-        assert!(!bench.offer(1), "nobody sleeps: {features:x}");
+        assert!(!bench.offer(1), "awake: {features:x}");
         assert!(bench.device.poll());
         assert_eq!(bench.transmit(&mut burst), 1);
         bench.receive();
         assert!(!bench.device.arm());
-        assert!(bench.offer(2), "somebody sleeps: {features:x}");
+        assert!(bench.offer(2), "asleep: {features:x}");
         assert_eq!(bench.transmit(&mut burst), 0);
         bench.receive();
         assert!(!bench.offer(3) && !bench.device.poll(), "no kick is wanted: {features:x}");
@@ -100,7 +100,7 @@ fn buffers_are_wanted_while_packets_wait() {
     }
 }
 
-/// Goal: a loan has its whole term, however long before it the last turn was.
+/// Goal: a loan has its whole term, whenever the last turn was.
 #[test]
 fn the_term_of_a_loan_begins_when_it_is_lent() {
     for features in LAYOUTS {
@@ -118,7 +118,8 @@ fn the_term_of_a_loan_begins_when_it_is_lent() {
     }
 }
 
-/// Goal: who has no front end, or rings that stand, has nothing to look for, whatever lies there.
+/// Goal: a device without a front end, or with stopped rings, has no work, whatever is in the
+/// rings.
 #[test]
 fn rings_that_stand_are_not_looked_at() {
     let mut bench = Bench::polled(0);
@@ -130,7 +131,7 @@ fn rings_that_stand_are_not_looked_at() {
     assert!(!bench.device.poll() && !bench.device.arm());
     let config = bench.transmit.config();
     bench.start_ring(1, &config, 0);
-    assert!(bench.device.arm(), "it was started anew: nobody knows what was asked of it");
+    assert!(bench.device.arm(), "it was restarted");
     bench.device.peer = None;
     assert!(!bench.device.poll() && !bench.device.arm());
 }

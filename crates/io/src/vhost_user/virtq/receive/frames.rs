@@ -1,8 +1,9 @@
-//! Frames on their way into the guest: packets as they are, and parts of super-packets that are
-//! cut here.
+//! Frames on their way into the guest: whole packets, and parts of super-packets that are segmented
+//! here.
 //!
-//! A part is never a packet: its headers are made in one of a few places ([`Heads`]), its payload
-//! is copied from where it lies in the whole. No loan is shared and no handle taken for it.
+//! A part is never a packet of its own: its headers are made in one of a few places ([`Heads`]),
+//! and its payload is copied from the super-packet. No loan is shared, and no packet handle is
+//! taken.
 
 use super::super::Segment;
 use super::super::chain::Cursor;
@@ -11,16 +12,16 @@ use towpath_packet::cut::Part;
 use towpath_packet::packet::HEADER_BYTES;
 use towpath_packet::{Burst, Packet, Piece, Pins, VirtioHeader};
 
-/// A packet, or one part of it.
+/// A packet, or one part of a super-packet.
 #[derive(Clone, Copy)]
 pub(super) struct Frame<'a> {
     pub(super) packet: &'a Packet,
-    /// If the packet is cut, and whether this is the first that is left of it.
+    /// The part, and whether it is the first remaining one; `None` for a whole packet.
     pub(super) part: Option<(Part, bool)>,
 }
 
 impl<'a> Frame<'a> {
-    /// The headers that it has before they become those of a part.
+    /// The headers, before they are changed for a part.
     pub(super) fn headers(&self) -> &'a [u8] {
         match self.part {
             Some(_) => self.packet.headers(),
@@ -34,7 +35,7 @@ impl<'a> Frame<'a> {
         self.part.map_or_else(|| self.packet.payload_len(), |(part, _)| part.len)
     }
 
-    /// Bytes behind the virtio-net header.
+    /// Bytes after the virtio-net header.
     #[inline]
     pub(super) fn len(&self) -> usize {
         match self.part {
@@ -43,23 +44,23 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Whether the payload is most likely in a cache: frames of pools are used again soon.
+    /// True if the payload is probably cached: pool frames are soon used again.
     #[inline]
     pub(super) fn is_near(&self) -> bool {
         self.packet.pieces().next().is_none_or(Piece::is_frame)
     }
 
-    /// Bytes whose copy counts.
+    /// Bytes that count as copied.
     #[inline]
     pub(super) fn payload(&self) -> usize {
         if self.packet.is_inline() { self.packet.len() } else { self.payload_len() }
     }
 }
 
-/// The frames of a burst, first to last.
+/// Iterates over the frames of a burst, first to last.
 pub(super) struct Frames<'a, I> {
     packets: I,
-    /// The packet that is being cut, its next part and how many it has.
+    /// The packet being segmented, its next part and its number of parts.
     cut: Option<(&'a Packet, usize, usize)>,
 }
 
@@ -90,7 +91,7 @@ impl<'a, I: Iterator<Item = &'a Packet>> Iterator for Frames<'a, I> {
     }
 }
 
-/// Drops the first frames of a burst: packets, and of the last one perhaps some parts only.
+/// Drops the first frames of a burst: whole packets, and perhaps some parts of the next one.
 pub(super) fn drop_frames(burst: &mut Burst, frames: usize) {
     let (mut whole, mut left) = (0, frames);
     for packet in burst.iter() {
@@ -102,19 +103,19 @@ pub(super) fn drop_frames(burst: &mut Burst, frames: usize) {
     }
     burst.drop_front(whole);
     if left > 0 {
-        let first = burst.iter_mut().next().expect("frames that are left are of a packet");
+        let first = burst.iter_mut().next().expect("remaining frames are of a packet");
         first.drop_parts(left);
     }
 }
 
-/// Headers of parts, the virtio-net header before them: made some frames before they are copied.
-/// What was just stored byte by byte is not loaded in vectors before those stores, and all before
-/// them, are done; and these are payload, to memory that no cache has.
+/// Headers of parts, preceded by the virtio-net header. They are made some frames before they are
+/// copied: a vector load of bytes that were just stored one by one waits for those stores and for
+/// all earlier ones, which include payload stores to uncached memory.
 pub(super) struct Heads {
     places: Box<[Head; HEADS]>,
 }
 
-/// Begins at a cache line.
+/// Aligned to a cache line.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Head([u8; HEAD_BYTES]);
@@ -124,7 +125,8 @@ impl Heads {
         Self { places: Box::new([Head([0; HEAD_BYTES]); HEADS]) }
     }
 
-    /// Makes the head of a part: the frame with this number, in place of that [`HEADS`] before.
+    /// Makes the head of a part, for frame `number`. It replaces the head of the frame [`HEADS`]
+    /// before.
     #[inline]
     pub(super) fn make(&mut self, number: usize, frame: &Frame<'_>, header: &VirtioHeader) {
         let (Some(cut), Some((part, _))) = (frame.packet.cut(), frame.part) else { return };
@@ -136,14 +138,14 @@ impl Heads {
         cut.template().patch(&part, rest);
     }
 
-    /// The head of the frame with this number.
+    /// Returns the head of frame `number`.
     #[inline]
     pub(super) fn head(&self, number: usize, frame: &Frame<'_>) -> &[u8] {
         &self.places[number % HEADS].0[..VirtioHeader::LEN + frame.headers().len()]
     }
 }
 
-/// A place in the payload of a packet.
+/// A position in the payload of a packet.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Place {
     piece: usize,
@@ -151,7 +153,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Has the payload of a frame fetched unless it is [near](Frame::is_near); moves on behind it.
+    /// Prefetches the payload of a frame, unless it is [near](Frame::is_near); advances past it.
     #[inline]
     pub(super) fn prefetch(&mut self, frame: &Frame<'_>) {
         if frame.is_near() {
@@ -160,13 +162,13 @@ impl Place {
         self.walk(frame.packet, frame.payload_len(), Piece::prefetch_far);
     }
 
-    /// Moves on behind a frame.
+    /// Advances past a frame.
     pub(super) fn skip(&mut self, frame: &Frame<'_>) {
         self.walk(frame.packet, frame.payload_len(), |_, _, _| {});
     }
 
-    /// Calls `each` with the pieces of the next `len` bytes of a packet, and which of a piece's
-    /// bytes they are; moves on.
+    /// Calls `each` with the pieces of the next `len` bytes of a packet, and the offset and length
+    /// in each piece; advances past them.
     #[inline]
     fn walk<'a>(
         &mut self,
@@ -188,10 +190,10 @@ impl Place {
     }
 }
 
-/// Copies a frame into segments: what comes first, and then its payload from `place` on.
+/// Copies a frame into segments: `first`, and then the payload from `place` on.
 ///
 /// # Panics
-/// If they have no room for it: for `needed` bytes.
+/// If the segments have less room than `needed` bytes.
 pub(super) fn copy<'a>(
     pins: &mut Pins<'a>,
     (frame, place): (&Frame<'a>, &mut Place),
@@ -200,13 +202,13 @@ pub(super) fn copy<'a>(
     (memory, segments): (&GuestMemory, &[Segment]),
 ) {
     let mut at = first[0].len() + first[1].len();
-    // Most drivers offer buffers of one stretch, which is looked up once.
+    // Most drivers use buffers in one region, which need one look-up.
     if let &[segment, ..] = segments
         && segment.bytes as usize >= needed
         && let Some(stretch) = memory.locate_whole(segment.address, needed)
     {
         stretch.write(first[0]);
-        // The packet has none before it was peeked, and nothing takes long to be copied.
+        // A packet that was not peeked has no headers, and an empty copy would cost time.
         if !first[1].is_empty() {
             stretch.tail(first[0].len()).write(first[1]);
         }
@@ -225,7 +227,7 @@ pub(super) fn copy<'a>(
     assert_eq!(at, needed, "the chains have room for the packet");
 }
 
-/// Places for heads: more than the frames that one is made ahead.
+/// Number of heads: more than are made ahead.
 pub(super) const HEADS: usize = 4;
 const HEAD_BYTES: usize = VirtioHeader::LEN + HEADER_BYTES;
 const _: () = assert!(super::PACKETS_AHEAD + 1 < HEADS);

@@ -12,7 +12,7 @@ use towpath_packet::{Burst, Context, Ledger, Memory, MemoryConfig};
 
 const ROUNDS: u64 = 150;
 
-/// Writes into the guest's rings what a driver might, and what it would not, until told to stop.
+/// Writes plausible and implausible values into the guest's rings, until it is stopped.
 fn scribble(ram: &GuestRam, mut random: Random, rings_end: u64, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let at = BASE + random.below((rings_end - BASE) as usize / 2) as u64 * 2;
@@ -23,7 +23,7 @@ fn scribble(ram: &GuestRam, mut random: Random, rings_end: u64, stop: &AtomicBoo
             _ => 0x8080 >> (8 * random.below(2)),
         };
         ram.memory().write(at, &value.to_le_bytes()).expect("in memory");
-        // Plausible descriptors, so that more than the first check is reached.
+        // Plausible descriptors, which get past the first checks.
         let mut descriptor = [0; 16];
         let address = BUFFERS + random.below(0x1000) as u64;
         descriptor[..8].copy_from_slice(&address.to_le_bytes());
@@ -39,9 +39,9 @@ fn scribble(ram: &GuestRam, mut random: Random, rings_end: u64, stop: &AtomicBoo
     }
 }
 
-/// Goal: whatever a guest writes while a device works, the device neither panics nor reads outside
-/// of the guest's memory, and every loan ends. Method: one thread writes at random, the device is
-/// started anew each time the ring breaks.
+/// Goal: whatever a guest writes while a device works, the device neither panics nor accesses
+/// memory outside the guest's, and every loan ends. Method: one thread writes at random, and the
+/// device is started again each time the ring breaks.
 #[test]
 fn a_guest_that_writes_at_the_same_time_harms_itself_only() {
     for (features, seed) in layouts().zip(0..) {
@@ -95,7 +95,7 @@ fn transmit_once(ram: &GuestRam, driver: &crate::vhost_user::driver::DriverQueue
         }
     }
     let stopped = device.stop(&ledger);
-    assert!(matches!(stopped, super::super::Stop::Done(_)), "nobody reads");
+    assert!(matches!(stopped, super::super::Stop::Done(_)), "no packet is read");
     assert_eq!(device.lent_count(), 0);
     drop(held);
     assert_eq!(memory.packets.out_count(), 0);
@@ -118,7 +118,7 @@ fn receive_once(ram: &GuestRam, driver: &crate::vhost_user::driver::DriverQueue)
     }
 }
 
-/// Goal: memory that the front end takes away stays readable for who holds it.
+/// Goal: memory that the front end removes stays readable for its holders.
 #[test]
 fn memory_taken_away_stays_while_it_is_lent() {
     let ram = ram();

@@ -1,4 +1,4 @@
-//! A process ends, and the next one goes on with what was in flight.
+//! A process ends, and the next one continues with the chains in flight.
 
 use super::super::inflight::region_bytes;
 use super::super::transmit::TransmitQueue;
@@ -12,7 +12,7 @@ use towpath_packet::{Burst, Context, Ledger, Memory, MemoryConfig, Packet};
 
 const SIZE: u16 = 16;
 
-/// A guest and the region that outlive their device.
+/// A guest and an in-flight region that outlive their device.
 struct World {
     ram: GuestRam,
     driver: DriverQueue,
@@ -38,13 +38,13 @@ impl World {
         Area::new(self.region.clone(), 0, self.region.bytes(), 8).expect("all of it")
     }
 
-    /// A new process. Front ends give a base that they know; here the beginning.
+    /// Starts a new process. Front ends give a base that they know; here it is the initial one.
     fn start(&self) -> Queue {
         let config = QueueConfig { inflight: Some(self.area()), ..self.driver.config() };
         Queue::start(config, &self.ram.map().unwrap()).expect("the region is good")
     }
 
-    /// Offers a chain of up to three buffers, whose first says its number.
+    /// Makes a chain of up to three buffers available, whose first contains its number.
     fn add(&mut self, random: &mut Random) {
         let at = BUFFERS + (self.added % 64) * 64;
         let segments: Vec<Segment> = (0..1 + random.below(3) as u64)
@@ -57,7 +57,7 @@ impl World {
         }
     }
 
-    /// Offers a frame of so many bytes in one buffer.
+    /// Makes a frame of `bytes` bytes available in one buffer.
     fn send(&mut self, bytes: usize) {
         let (number, address) = (self.added, BUFFERS + 0x1000 * self.added);
         let frame: Vec<u8> = (0..bytes).map(|at| pattern(number, at)).collect();
@@ -69,7 +69,7 @@ impl World {
         self.added += 1;
     }
 
-    /// A new process that takes short frames inline.
+    /// Starts a new process that copies short frames inline.
     fn transmit(&self) -> TransmitQueue {
         let config = QueueConfig { inflight: Some(self.area()), ..self.driver.config() };
         let guest = self.ram.map().expect("mapped before");
@@ -90,7 +90,7 @@ impl World {
 
     fn collect(&mut self) {
         while let Some((token, _)) = self.driver.used() {
-            assert!(!self.returned.contains(&token), "given back once");
+            assert!(!self.returned.contains(&token), "returned once");
             self.returned.push(token);
         }
     }
@@ -104,15 +104,15 @@ impl World {
     }
 }
 
-/// Goal: whenever a process ends between two calls, the next one is offered exactly what was taken
-/// and not given back visibly, in the order in which it was taken, and then what is new.
+/// Goal: whenever a process ends between two calls, the next one takes exactly the chains that were
+/// taken and not visibly returned, in the order in which they were taken, and then new ones.
 #[test]
 fn the_next_process_is_offered_what_was_in_flight() {
     for (features, seed) in layouts().flat_map(|f| (0..20).map(move |seed| (f, seed))) {
         let context = format!("features {features:#x}, seed {seed}");
         let (mut world, mut random) = (World::new(features), Random(seed));
         let mut device = world.start();
-        // In the order of taking; those given back and not published at the end.
+        // In the order of taking. `hidden` are those returned and not published at the end.
         let mut held: Vec<(Head, u64)> = Vec::new();
         let mut hidden: Vec<(Head, u64)> = Vec::new();
         for _ in 0..400 {
@@ -156,9 +156,9 @@ fn the_next_process_is_offered_what_was_in_flight() {
     }
 }
 
-/// Goal: frames that came inline are done when their call returns, and are not offered again; those
-/// lent between them are. What a process took and did not give back comes inline from the next one,
-/// before what is new.
+/// Goal: frames that were copied inline are complete when the call returns, and are not taken
+/// again; lent ones between them are. Frames that a process took and did not return are inline in
+/// the next process, before new ones.
 #[test]
 fn inline_frames_are_taken_once() {
     for features in layouts() {
@@ -206,9 +206,8 @@ fn inline_frames_are_taken_once() {
     }
 }
 
-/// Goal: a process that ends in the middle of giving back either gave back the whole batch or
-/// nothing of it. Method: the states that lie between the stores are made from those before and
-/// after.
+/// Goal: a process that ends while it returns a batch has returned either all of it or none.
+/// Method: the states between the stores are made from those before and after.
 #[test]
 fn a_batch_is_given_back_whole_or_not_at_all() {
     for features in layouts() {
@@ -243,13 +242,15 @@ fn a_batch_is_given_back_whole_or_not_at_all() {
     }
 }
 
-/// The region when the batch was prepared, and the ring perhaps written, and nothing concluded.
+/// The region after a batch was prepared, perhaps with the ring written, but before it was
+/// completed.
 fn unconcluded(world: &World, before: &[u8], after: &[u8]) -> Vec<u8> {
     if world.features & feature::PACKED == 0 {
         return before.to_vec();
     }
     let mut region = after.to_vec();
-    // Old head of the free list, old used index and its wrap counter; entries still taken.
+    // Old head of the free list, old used index and its wrap counter; the entries still count as
+    // taken.
     for at in [14, 15, 18, 19, 21] {
         region[at] = before[at];
     }
@@ -259,14 +260,14 @@ fn unconcluded(world: &World, before: &[u8], after: &[u8]) -> Vec<u8> {
     region
 }
 
-/// Goal: a region that somebody filled with anything neither panics nor lends what is not there.
+/// Goal: a region with arbitrary content causes no panic, and nothing outside the memory is lent.
 #[test]
 fn regions_full_of_lies_are_survived() {
     for (features, seed) in layouts().flat_map(|f| (0..200).map(move |seed| (f, seed))) {
         let (mut world, mut random) = (World::new(features), Random(seed));
         let mut lies: Vec<u8> = (0..world.region.bytes()).map(|_| random.next() as u8).collect();
         if random.below(4) > 0 {
-            // A version and a count that are accepted; and sometimes small numbers everywhere.
+            // An acceptable version and count; sometimes also small numbers everywhere.
             lies[8..12].copy_from_slice(&[1, 0, SIZE as u8, 0]);
             if random.below(2) == 0 {
                 let small = |(at, byte): (usize, &mut u8)| *byte &= [15, 0][at % 2];
@@ -296,10 +297,10 @@ fn regions_full_of_lies_are_survived() {
     }
 }
 
-/// Goal: what a front end writes into the region of a queue that runs is never looked at: chains
-/// that were in flight are offered as they were found, and given back. Method: two chains are in
-/// flight, and after the start every word of the region is overwritten: first as the front end
-/// would that wants the lengths and links of those chains to be others, then with anything.
+/// Goal: writes of a front end into the region of a running queue are never read: chains in flight
+/// are taken as they were found, and returned. Method: two chains are in flight, and after the
+/// start every word of the region is overwritten: first with other lengths and links of those
+/// chains, then with random values.
 #[test]
 fn a_region_that_changes_under_a_queue_is_not_looked_at() {
     for (features, seed) in layouts().flat_map(|f| (0..20).map(move |seed| (f, seed))) {
@@ -313,7 +314,7 @@ fn a_region_that_changes_under_a_queue_is_not_looked_at() {
         let scribble = |random: &mut Random| {
             for at in (32..region.bytes()).step_by(2) {
                 let word = match (seed, at % 32) {
-                    // Of an entry of a packed ring: a link to itself, and a length of 1000.
+                    // In an entry of a packed ring: a link to itself, and a length of 1000.
                     (0, 2) => (at / 32 - 1) as u16,
                     (0, 6) => 1000,
                     (0, _) => continue,

@@ -1,4 +1,4 @@
-//! Packets into the guest's buffers.
+//! Packets copied into the guest's buffers.
 
 use super::super::receive::ReceiveQueue;
 use super::super::{Broken, Segment, feature};
@@ -30,7 +30,7 @@ impl Bench {
         Self { ram, driver, device, memory, ledger }
     }
 
-    /// Offers a buffer of `bytes`, as two halves if it is larger than a byte.
+    /// Makes a buffer of `bytes` bytes available, as two halves if it is longer than a byte.
     fn offer(&mut self, token: u64, bytes: u32) -> bool {
         let address = BUFFERS + token * 0x4000;
         let half = bytes / 2;
@@ -42,7 +42,7 @@ impl Bench {
         is_added
     }
 
-    /// A packet of `bytes`: 54 of them private headers, the rest in frames.
+    /// A packet of `bytes` bytes: 54 of them private headers, the rest in frames.
     fn packet(&mut self, number: u64, bytes: usize) -> Packet {
         let mut packet = self.memory.packet().expect("enough packets");
         let all: Vec<u8> = (0..bytes).map(|at| pattern(number, at)).collect();
@@ -58,7 +58,7 @@ impl Bench {
         packet
     }
 
-    /// Sends packets; those left over come back.
+    /// Transmits packets; returns those left over.
     fn transmit(&mut self, packets: Vec<Packet>) -> Result<Burst, Broken> {
         let mut burst = Burst::new();
         for packet in packets {
@@ -68,7 +68,7 @@ impl Bench {
         Ok(burst)
     }
 
-    /// The next packet that the driver finds: header, frame, buffers.
+    /// The next packet that the driver receives: header, frame, buffers.
     fn received(&mut self) -> Option<(VirtioHeader, Vec<u8>, Vec<u64>)> {
         let mut bytes = Vec::new();
         let mut tokens = Vec::new();
@@ -86,8 +86,8 @@ impl Bench {
     }
 }
 
-/// Goal: packets of every size arrive whole, in order, each buffer given back once, merged or not;
-/// payload is copied once.
+/// Goal: packets of every size arrive whole and in order, merged or not; each buffer is returned
+/// once, and payload is copied once.
 #[test]
 fn packets_arrive_as_they_were_sent() {
     for (features, mergeable) in layouts().flat_map(|f| [(f, false), (f, true)]) {
@@ -123,8 +123,8 @@ fn packets_arrive_as_they_were_sent() {
     }
 }
 
-/// Goal: inline packets arrive whole, in order among others, in one buffer or merged ones, with
-/// their offload fields; all of their bytes are counted as copied.
+/// Goal: inline packets arrive whole and in order among others, in one or several buffers, with
+/// their offload fields. All of their bytes count as copied.
 #[test]
 fn inline_packets_arrive() {
     let partial = Offload { checksum: Checksum::Partial { start: 34, offset: 6 }, gso: None };
@@ -159,8 +159,8 @@ fn inline_packets_arrive() {
     }
 }
 
-/// Goal: what does not fit at the moment waits; what can never fit is dropped and counted, and
-/// takes no buffer.
+/// Goal: a packet that does not fit now waits; one that can never fit is dropped and counted, and
+/// uses no buffer.
 #[test]
 fn packets_wait_for_buffers_and_no_longer() {
     for features in layouts() {
@@ -201,7 +201,7 @@ fn packets_wait_for_buffers_and_no_longer() {
     assert_eq!(bench.received().expect("it fits exactly").2.len(), 32);
 }
 
-/// Goal: an owner whose packet waits for more buffers than there are sleeps until there are more.
+/// Goal: an owner whose packet waits for more buffers sleeps until there are more.
 #[test]
 fn buffers_that_are_too_few_do_not_wake() {
     for features in layouts() {
@@ -222,7 +222,7 @@ fn buffers_that_are_too_few_do_not_wake() {
     }
 }
 
-/// Goal: offload fields reach a driver that agreed to them; others never see them.
+/// Goal: offload fields reach a driver that negotiated them, and no other.
 #[test]
 fn offload_fields_are_what_was_agreed() {
     let partial = Checksum::Partial { start: 34, offset: 16 };
@@ -263,7 +263,7 @@ fn offload_fields_are_what_was_agreed() {
     assert!(caps.tso4 && !caps.tunnel);
 }
 
-/// Goal: a buffer that is there to be read breaks a receive queue; the packet is not lost.
+/// Goal: a readable buffer breaks a receive queue, and the packet is not lost.
 #[test]
 fn buffers_of_the_wrong_kind_break_the_queue() {
     for readable in [true, false] {
@@ -278,8 +278,8 @@ fn buffers_of_the_wrong_kind_break_the_queue() {
     }
 }
 
-/// Goal: packets of a burst stay in order around those that are dropped, and each gets its own
-/// bytes, though many of them show one loan.
+/// Goal: packets of a burst stay in order around dropped ones, and each gets its own bytes,
+/// although many of them refer to one loan.
 #[test]
 fn a_burst_arrives_in_order_around_what_is_dropped() {
     for features in layouts() {
@@ -324,7 +324,7 @@ fn a_burst_arrives_in_order_around_what_is_dropped() {
     }
 }
 
-/// Goal: packets before a chain that breaks the ring arrive; those from there on stay.
+/// Goal: packets before a chain that breaks the ring arrive; those from there on stay in the burst.
 #[test]
 fn what_came_before_a_broken_chain_arrives() {
     for features in layouts() {

@@ -1,4 +1,4 @@
-//! Rings of both layouts: what is offered is taken once, and given back once.
+//! Rings of both layouts: each chain is taken once and returned once.
 
 use super::super::chain::Cursor;
 use super::super::{Broken, Head, Queue, QueueConfig, Segment, StartError, feature};
@@ -6,9 +6,9 @@ use super::{BASE, BUFFERS, REGION, Random, layouts, pattern, queue, ram};
 use crate::vhost_user::driver::{DriverQueue, GuestRam, TABLE_MAX};
 use crate::vhost_user::memory::GuestMemory;
 
-/// What the driver waits for: sum of a chain's bytes to be read, bytes to be written.
+/// The chains that the device has, as the driver expects them to be used.
 struct Model {
-    /// By token, what the device has to do with it.
+    /// By token, the buffers and the content of a chain.
     out: Vec<Option<Expected>>,
     next: usize,
 }
@@ -19,7 +19,7 @@ struct Expected {
     writable: Vec<Segment>,
 }
 
-/// Cuts `bytes` at `address` into buffers of random lengths.
+/// Splits `bytes` at `address` into buffers of random lengths.
 fn cut(random: &mut Random, mut address: u64, bytes: usize, most: usize) -> Vec<Segment> {
     let mut segments = Vec::new();
     let mut left = bytes;
@@ -32,14 +32,14 @@ fn cut(random: &mut Random, mut address: u64, bytes: usize, most: usize) -> Vec<
     segments
 }
 
-/// Goal: for every layout, chains of any shape come out as they were put in, are given back in any
-/// order, each once, with what the device wrote; and nobody sleeps while the other waits.
-/// Method: random steps of both sides; a request to be told that found nothing must lead to being
-/// told.
+/// Goal: in every layout, chains of any shape are taken as they were added, and are returned in any
+/// order, each once, with what the device wrote; and neither side sleeps while the other waits.
+/// Method: random steps of both sides; a request for a notification that found nothing must lead to
+/// a notification.
 #[test]
 fn chains_are_taken_and_given_back_once() {
     for (features, seed) in layouts().flat_map(|f| (0..6).map(move |seed| (f, seed))) {
-        // Packed rings need no power of two.
+        // The size of a packed ring need not be a power of two.
         let odd = features & feature::PACKED != 0 && seed % 2 == 1;
         let size = if odd { 27 } else { 32 };
         run(features, seed, size);
@@ -65,7 +65,7 @@ fn run(features: u64, seed: u64, size: u16) {
                     fresh |= offer(&ram, &mut driver, &mut model, &mut random, &mut added);
                 }
                 let kick = driver.publish();
-                assert!(kick || !fresh || !device_waits, "the device sleeps on, {context}");
+                assert!(kick || !fresh || !device_waits, "the device wakes, {context}");
                 device_waits &= !fresh;
             }
             2 => {
@@ -86,7 +86,7 @@ fn run(features: u64, seed: u64, size: u16) {
                     device.complete(head, (number % 100) as u32);
                 }
                 let told = device.publish();
-                assert!(told || count == 0 || !driver_waits, "the driver sleeps on, {context}");
+                assert!(told || count == 0 || !driver_waits, "the driver wakes, {context}");
                 driver_waits &= count == 0;
             }
             4 => {
@@ -149,7 +149,7 @@ fn offer(
     true
 }
 
-/// Checks the chain taken last, fills its buffers and holds it.
+/// Checks the chain taken last, fills its writable buffers and holds it.
 fn take(memory: &GuestMemory, device: &mut Queue) -> (Head, u64) {
     let chain = device.chain();
     let mut bytes = vec![0; chain.readable_bytes()];
@@ -174,7 +174,7 @@ fn check_written(ram: &GuestRam, expected: &Expected) {
     }
 }
 
-/// Goal: a queue that stops goes on where it was, whatever its layout, in another process.
+/// Goal: a queue that stops continues at its position in another process, in every layout.
 #[test]
 fn a_queue_goes_on_from_its_base() {
     for features in layouts() {
@@ -195,14 +195,14 @@ fn a_queue_goes_on_from_its_base() {
                 device.complete(head, 0);
             }
             assert!(!device.take().unwrap());
-            assert!(device.publish(), "a driver is told at the first time in any case");
+            assert!(device.publish(), "the first time always calls");
             assert_eq!(std::iter::from_fn(|| driver.used()).count(), 7);
             base = device.base();
         }
     }
 }
 
-/// Goal: a driver is told no more often than it asked for, and a kick is not asked for in vain.
+/// Goal: a driver is called no more often than it requested, and a requested kick is made.
 #[test]
 fn who_does_not_want_to_be_told_is_not() {
     for features in layouts() {
@@ -227,7 +227,7 @@ fn who_does_not_want_to_be_told_is_not() {
     }
 }
 
-/// Goal: each lie of a driver breaks the ring, for its own reason, and for good.
+/// Goal: each invalid value breaks the ring permanently, for its own reason.
 #[test]
 fn lies_break_the_ring() {
     let buffer = |address, bytes| Segment { address, bytes };
@@ -247,14 +247,14 @@ fn lies_break_the_ring() {
             assert!(driver.add(readable, writable, 0));
             driver.publish();
             assert_eq!(device.take(), Err(*reason), "features {features:#x}");
-            assert_eq!(device.take(), Err(*reason), "for good");
+            assert_eq!(device.take(), Err(*reason), "permanently");
             assert_eq!(device.broken(), Some(*reason));
             assert!(!device.enable_kicks());
         }
     }
 }
 
-/// Writes two words of a descriptor.
+/// Writes the two words of a descriptor.
 fn put(ram: &GuestRam, at: u64, address: u64, rest: u64) {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&address.to_le_bytes());
@@ -262,12 +262,12 @@ fn put(ram: &GuestRam, at: u64, address: u64, rest: u64) {
     ram.memory().write(at, &bytes).expect("in memory");
 }
 
-/// What a split ring's descriptor has behind its address.
+/// The second word of a split ring's descriptor.
 fn rest(bytes: u32, flags: u16, next: u16) -> u64 {
     u64::from(bytes) | u64::from(flags) << 32 | u64::from(next) << 48
 }
 
-/// Goal: loops, tables that are wrong and numbers that are too large are found in split rings.
+/// Goal: loops, invalid tables and numbers that are too large are detected in split rings.
 #[test]
 fn crooked_split_rings_are_broken() {
     const NEXT: u16 = 1;
@@ -307,11 +307,11 @@ fn crooked_split_rings_are_broken() {
     assert!(driver.add(&[Segment { address: good, bytes: 4 }], &[], 0));
     driver.publish();
     put(&ram, BASE, table, rest(16, TABLE, 0));
-    assert_eq!(device.take(), Err(Broken::Indirect), "not agreed upon");
+    assert_eq!(device.take(), Err(Broken::Indirect), "not negotiated");
 }
 
-/// Goal: a table may cross from one region to the next within a descriptor, and one that ends
-/// outside of the memory breaks the ring if the chain gets there.
+/// Goal: a table may cross a region border within a descriptor. One that ends outside the memory
+/// breaks the ring if the chain reaches that part.
 #[test]
 fn tables_are_read_as_far_as_chains_go() {
     const NEXT: u16 = 1;
@@ -349,7 +349,7 @@ fn tables_are_read_as_far_as_chains_go() {
     }
 }
 
-/// Goal: an index that runs away, or a head that is none, breaks the ring.
+/// Goal: an available index that is too far ahead, or an invalid head, breaks the ring.
 #[test]
 fn an_index_that_runs_away_breaks_the_ring() {
     for (index, head, reason) in [(17u16, 0u16, Broken::Index), (1, 16, Broken::Descriptor)] {
@@ -363,7 +363,7 @@ fn an_index_that_runs_away_breaks_the_ring() {
     }
 }
 
-/// Goal: a queue that cannot be is refused, with the reason.
+/// Goal: an impossible queue is refused, with the reason.
 #[test]
 fn impossible_queues_do_not_start() {
     let ram = ram();
@@ -384,7 +384,7 @@ fn impossible_queues_do_not_start() {
         let result = start(&|config| config.descriptors = address);
         assert_eq!(result, Some(StartError::Address), "{address:#x}");
     }
-    // A ring may not lie across two regions, which need not be neighbours for the front end.
+    // A ring must not cross regions, which need not be adjacent in the front end.
     let border = driver.config().descriptors + REGION - 128;
     assert_eq!(start(&|config| config.descriptors = border), Some(StartError::Address));
     assert_eq!(start(&|config| config.base = 0x1_0000), Some(StartError::Base));

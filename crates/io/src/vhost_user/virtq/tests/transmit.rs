@@ -1,4 +1,4 @@
-//! What the guest sends, as loans.
+//! Packets from the guest, as loans.
 
 use super::super::transmit::{COPY_BYTES_MAX, INLINE_BYTES_MAX, LOAN_TERM, TransmitQueue};
 use super::super::{Segment, Stop, feature};
@@ -52,14 +52,14 @@ impl Bench {
         Self { ram, driver, device, memory, ledger, now, wakes }
     }
 
-    /// Sends frame `number` of so many bytes, from the buffer of `slot`.
+    /// Sends frame `number` of `bytes` bytes, from the buffer of `slot`.
     fn send(&mut self, number: u64, bytes: usize, slot: u64, header: [u8; 12]) -> bool {
         let address = BUFFERS + BUFFER * slot + 5;
         let frame: Vec<u8> = (0..bytes).map(|at| pattern(number, at)).collect();
         let memory = self.ram.memory();
         memory.write(address, &header).expect("in memory");
         memory.write(address + 12, &frame).expect("in memory");
-        // Header and first bytes in one buffer, the rest in two others.
+        // The header and the first bytes in one buffer, the rest in two others.
         let total = 12 + bytes as u32;
         let (first, second) = (total.min(12 + 60), (total.saturating_sub(72)).min(1000));
         let mut segments = vec![Segment { address, bytes: first }];
@@ -103,8 +103,8 @@ fn bytes_of(packet: &Packet, ledger: &Ledger) -> Vec<u8> {
     bytes
 }
 
-/// Goal: frames of every size come out as they were sent, large ones without a copy, and each
-/// buffer goes back when its packet is gone, in any order.
+/// Goal: frames of every size arrive as they were sent, large ones without a copy, and each buffer
+/// is returned when its packet is dropped, in any order.
 #[test]
 fn packets_are_what_the_guest_sent() {
     let sizes = [14, 60, 256, 257, 1514, 4096, 9000, 65_549, FRAME_BYTES_MAX];
@@ -122,7 +122,7 @@ fn packets_are_what_the_guest_sent() {
                 let counters = bench.device.counters();
                 assert_eq!(packets.len(), 1, "{bytes} bytes, {features:#x}, {counters:?}");
                 let packet = packets.remove(0);
-                // Neither a recall nor the ring's shortage may have made it a copy.
+                // Neither a recall nor a shortage of the ring may have made it a copy.
                 let is_lent = packet.pieces().all(|piece| piece.is_foreign());
                 assert_eq!(is_lent, bytes > COPY_BYTES_MAX, "{bytes} bytes, {features:#x}");
                 copied += if is_lent { 0 } else { bytes };
@@ -137,7 +137,7 @@ fn packets_are_what_the_guest_sent() {
             }
             bench.turn();
             for slot in bench.used() {
-                assert!(!free.contains(&slot), "given back once");
+                assert!(!free.contains(&slot), "returned once");
                 free.push(slot);
             }
         }
@@ -152,9 +152,9 @@ fn packets_are_what_the_guest_sent() {
     }
 }
 
-/// Goal: for who forwards by headers, each frame that fits lies in its packet whole, however the
-/// chain is cut; it takes no frame of the pool, keeps its place among those that are lent, and its
-/// buffers are back before the packet is gone. Others come as ever.
+/// Goal: for an owner that forwards by headers, each frame that fits is whole in its packet,
+/// however the chain is split. It uses no pool frame, keeps its order among lent ones, and its
+/// buffers are returned before the packet is dropped. Other frames are not affected.
 #[test]
 fn short_frames_come_inline() {
     let sizes = [14, 15, 59, 60, 61, 128, INLINE_BYTES_MAX, INLINE_BYTES_MAX + 1, 256, 257, 1514];
@@ -164,7 +164,7 @@ fn short_frames_come_inline() {
         // One after the other: a ring of 32 descriptors without tables has room for few.
         let (mut held, mut inlined) = (Vec::new(), 0);
         for (slot, bytes) in (0..).zip(sizes) {
-            // At the end of a region, so that the frame goes on in the next.
+            // At the end of a region, so that the frame continues in the next.
             let address = if is_cut { BASE + REGION - 40 } else { BUFFERS + BUFFER * slot };
             let frame: Vec<u8> = (0..bytes).map(|at| pattern(slot, at)).collect();
             let memory = bench.ram.memory();
@@ -180,7 +180,7 @@ fn short_frames_come_inline() {
             assert_eq!(bytes_of(&packet, &bench.ledger), frame, "{bytes} bytes, {features:#x}");
             let is_back = bench.used() == [slot];
             assert_eq!(is_back, bytes <= COPY_BYTES_MAX, "{bytes} bytes, {features:#x}");
-            // What the guest writes now changes nothing.
+            // Later writes of the guest change nothing.
             if is_inline {
                 bench.ram.memory().write(address, &[0xff; 80]).unwrap();
                 assert_eq!(packet.headers(), frame);
@@ -203,8 +203,8 @@ fn short_frames_come_inline() {
     }
 }
 
-/// Goal: a burst of inline and lent packets is in the guest's order; the offload fields are those
-/// of each; super-packets are not inline; and chains of several buffers are joined.
+/// Goal: a burst of inline and lent packets is in the guest's order, each with its own offload
+/// fields; super-packets are not inline; chains of several buffers are joined.
 #[test]
 fn inline_packets_keep_order_and_offload_fields() {
     for features in layouts() {
@@ -234,8 +234,9 @@ fn inline_packets_keep_order_and_offload_fields() {
     }
 }
 
-/// Goal: what is wrong is dropped and counted as ever. Tried: no Ethernet header, a checksum behind
-/// the end of the frame, one that was not agreed upon, an unknown kind of super-packet.
+/// Goal: invalid packets are dropped and counted, as without inline frames. Tried: no Ethernet
+/// header, a checksum past the end of the frame, one that was not negotiated, an unknown kind of
+/// super-packet.
 #[test]
 fn wrong_short_frames_are_not_inline() {
     let mut beyond = [0; 12];
@@ -265,7 +266,8 @@ fn wrong_short_frames_are_not_inline() {
     }
 }
 
-/// Goal: a loan ends when its term is over, with the bytes as they were then; its packet goes on.
+/// Goal: a loan ends after its term, with the bytes of that time, and its packet continues to
+/// exist.
 #[test]
 fn a_loan_ends_with_its_term() {
     for features in layouts() {
@@ -286,12 +288,12 @@ fn a_loan_ends_with_its_term() {
         assert!(all.iter().enumerate().all(|(at, &byte)| byte == pattern(1, at)));
         drop(packets);
         bench.turn();
-        assert_eq!(bench.used(), [], "given back once");
+        assert_eq!(bench.used(), [], "returned once");
     }
 }
 
-/// Goal: somebody who holds all packets does not stop the guest: beyond three quarters of the ring,
-/// the oldest loans end.
+/// Goal: a holder of all packets does not stop the guest: beyond three quarters of the ring, the
+/// oldest loans end.
 #[test]
 fn a_ring_is_not_starved_by_who_holds_packets() {
     let mut bench = Bench::new(feature::INDIRECT);
@@ -314,7 +316,7 @@ fn a_ring_is_not_starved_by_who_holds_packets() {
     assert_eq!(bench.device.counters().packets, 200);
 }
 
-/// Goal: a queue that stops has all its buffers back; what is held shows copies.
+/// Goal: a queue that stops has returned all its buffers; packets still held show copies.
 #[test]
 fn stopping_ends_all_loans() {
     for features in layouts() {
@@ -332,7 +334,7 @@ fn stopping_ends_all_loans() {
             let is_right = |(at, &byte): (usize, &u8)| byte == pattern(number as u64, at);
             assert!(all.iter().enumerate().all(is_right));
         }
-        // A new process begins where this one ended; packets outlive the queue and the guest.
+        // A new process starts where this one ended; packets outlive the queue and the guest.
         let config = super::super::QueueConfig { base, ..bench.driver.config() };
         bench.device = TransmitQueue::start(config, &bench.ram.map().unwrap(), None).unwrap();
         assert!(bench.send(7, 300, 7, [0; 12]));
@@ -342,7 +344,7 @@ fn stopping_ends_all_loans() {
     }
 }
 
-/// Goal: while somebody reads a packet, its memory does not go back, and stopping says so.
+/// Goal: while a packet is being read, its memory is not returned, and `stop` reports that.
 #[test]
 fn a_reader_is_waited_for() {
     let mut bench = Bench::new(0);
@@ -361,7 +363,7 @@ fn a_reader_is_waited_for() {
     assert_eq!(bench.used(), [0]);
 }
 
-/// Goal: the owner is woken by the first loan that ends while he sleeps, and only then.
+/// Goal: the first loan that ends while the owner sleeps wakes it, and no other does.
 #[test]
 fn the_owner_is_woken_once() {
     let mut bench = Bench::new(0);
@@ -371,7 +373,7 @@ fn the_owner_is_woken_once() {
     let mut packets = bench.receive();
     let wakes = bench.wakes.clone();
     packets.pop();
-    assert_eq!(wakes.0.load(Ordering::SeqCst), 0, "he is awake");
+    assert_eq!(wakes.0.load(Ordering::SeqCst), 0, "it is awake");
     assert!(bench.device.enable_kicks(), "a loan has ended already");
     bench.turn();
     assert!(!bench.device.enable_kicks());
@@ -381,15 +383,16 @@ fn the_owner_is_woken_once() {
     assert_eq!(bench.used().len(), 3);
 }
 
-/// Goal: what the guest claims reaches the packet if it was agreed upon, else the packet is dropped
-/// and counted. Bad input tried: no Ethernet header, too long, unknown kinds, sizes of nothing,
-/// offsets behind the end, claims that were not agreed upon, tunnels, which nobody can agree upon.
+/// Goal: what the guest claims reaches the packet if it was negotiated; otherwise the packet is
+/// dropped and counted. Bad input tried: no Ethernet header, too long, unknown kinds, sizes of
+/// zero, offsets past the end, claims that were not negotiated, tunnels, which cannot be
+/// negotiated.
 #[test]
 fn headers_that_lie_are_dropped_and_counted() {
     let header = |flags: u8, kind: u8, size: u16, start: u16, offset: u16| {
         let mut bytes = [0; 12];
         (bytes[0], bytes[1]) = (flags, kind);
-        // A hint that nobody may trust.
+        // A hint that must not be trusted.
         bytes[2..4].copy_from_slice(&0xffffu16.to_le_bytes());
         bytes[4..6].copy_from_slice(&size.to_le_bytes());
         bytes[6..8].copy_from_slice(&start.to_le_bytes());
@@ -429,7 +432,7 @@ fn headers_that_lie_are_dropped_and_counted() {
         assert_eq!(bad(&counters), counted, "{bytes} bytes, header {header:?}");
         assert_eq!(packets.len() as u64, counted.0);
         if packets.is_empty() {
-            assert_eq!(bench.used(), [0], "the buffer goes back at once");
+            assert_eq!(bench.used(), [0], "the buffer returns at once");
         } else {
             let claimed = VirtioHeader(header).decode().expect("good ones decode");
             assert_eq!(*packets[0].offload(), claimed);
@@ -438,7 +441,7 @@ fn headers_that_lie_are_dropped_and_counted() {
     }
     let mut bench = Bench::new(OFFLOADS);
     assert!(bench.send(0, 100, 0, header(2, 0, 0, 0, 0)));
-    assert_eq!(bench.receive()[0].offload().checksum, Checksum::None, "not for the guest to say");
+    assert_eq!(bench.receive()[0].offload().checksum, Checksum::None, "the guest may not claim it");
 }
 
 /// Goal: without memory nothing is taken, and nothing is lost.
@@ -463,7 +466,7 @@ fn short_memory_leaves_packets_in_the_ring() {
     }
 }
 
-/// Goal: a disabled queue takes what is sent and gives it back.
+/// Goal: a disabled queue takes and returns what is sent.
 #[test]
 fn a_disabled_queue_drops() {
     let mut bench = Bench::new(0);
@@ -493,7 +496,7 @@ fn a_buffer_may_cross_regions() {
     assert_eq!(bench.used(), [0]);
 }
 
-/// Goal: packets that another thread reads and drops go back once each, with their bytes right,
+/// Goal: packets that another thread reads and drops are returned once each, with the right bytes,
 /// while their loans are recalled at the same time.
 #[test]
 fn another_thread_may_read_and_drop() {
@@ -532,7 +535,7 @@ fn another_thread_may_read_and_drop() {
         bench.turn();
         free.extend(bench.used());
         free.sort_unstable();
-        assert_eq!(free, [0, 1, 2, 3, 4, 5], "each buffer came back once");
+        assert_eq!(free, [0, 1, 2, 3, 4, 5], "each buffer returned once");
         assert_eq!((bench.device.lent_count(), bench.driver.out_count()), (0, 0));
     }
 }

@@ -1,6 +1,6 @@
-//! The chains of a transmit queue that are lent: a table, free places on a stack, those that are
-//! out in the order of lending. As many as the ring has descriptors; nothing is allocated later.
-//! One thread, the queue's.
+//! The lent chains of a transmit queue: a table, a stack of free slots, and a list of used slots in
+//! the order of lending. There are as many slots as the ring has descriptors, so nothing is
+//! allocated later. One thread, the queue's.
 
 use super::super::Head;
 use towpath_packet::Watch;
@@ -10,25 +10,25 @@ use towpath_packet::time::Instant;
 /// End of a list of slots.
 pub(super) const NONE: u16 = u16::MAX;
 
-/// A chain that is lent.
+/// A lent chain.
 pub(super) struct Slot {
-    /// `None` if the chain was given back already.
+    /// `None` if the chain was returned already.
     pub(super) head: Option<Head>,
-    /// Of each loan that is not known to be over.
+    /// A watch for each loan that is not known to be over.
     pub(super) watches: [Option<Watch>; PIECES_MAX],
-    /// `None` before the slot is used.
+    /// `None` before the first use.
     pub(super) since: Option<Instant>,
     pub(super) older: u16,
     pub(super) newer: u16,
 }
 
-/// All slots: free ones on a stack, those that are out in the order of lending.
+/// All slots: free ones on a stack, used ones in a list in the order of lending.
 pub(super) struct Slots {
     pub(super) table: Box<[Slot]>,
     pub(super) free: Vec<u16>,
     pub(super) oldest: u16,
     pub(super) newest: u16,
-    /// Descriptors of the ring that are out.
+    /// Number of ring descriptors that are lent.
     pub(super) descriptors_out: usize,
 }
 
@@ -62,7 +62,7 @@ impl Slots {
         }
     }
 
-    /// Takes a slot out and frees it; returns the chain that was lent.
+    /// Removes a slot from the list and frees it; returns the lent chain.
     pub(super) fn remove(&mut self, number: u16) -> Option<Head> {
         let slot = &mut self.table[usize::from(number)];
         slot.watches = [const { None }; PIECES_MAX];

@@ -35,7 +35,7 @@ impl Packet {
     /// If the packet is not segmented by the device, or has no more than `count` parts.
     pub fn drop_parts(&mut self, count: usize) {
         let cut = *self.cut().expect("a packet that is cut has parts");
-        assert!(count < cut.count(self.payload_len()), "a packet without parts is dropped whole");
+        assert!(count < cut.count(self.payload_len()), "at least one part has to be left");
         self.body_mut().cut.advance(count);
         self.drop_front(count * cut.size());
     }

@@ -20,7 +20,7 @@ pub struct Holders {
 }
 
 impl Holders {
-    /// Slices like [`Piece::slice`], using one of these holders if it is one of the same loan.
+    /// Slices like [`Piece::slice`]; uses up one of these holders if they belong to the same loan.
     ///
     /// # Panics
     /// If the range is not within the piece.

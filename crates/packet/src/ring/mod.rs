@@ -43,7 +43,7 @@ use core::fmt;
 /// Largest capacity. At ten million packets a second, a million packets are a tenth of a second; a
 /// longer queue is of no use, and 32-bit positions need a bound.
 pub const CAPACITY_MAX: usize = 1 << 20;
-// The difference of two positions as a signed number tells which one is newer.
+// The difference of two positions as a signed number shows which one is newer.
 const _: () = assert!(CAPACITY_MAX < i32::MAX as usize);
 
 /// Bytes that a VLAN tag adds to an untagged packet.

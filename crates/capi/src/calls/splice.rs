@@ -197,7 +197,7 @@ impl State {
             return Ok(None);
         }
         let taken = self.engine.protocols.discard(id, moved, now)?;
-        assert_eq!(taken, moved, "what was seen can be taken");
+        assert_eq!(taken, moved, "peeked bytes can be taken");
         Ok(Some(moved))
     }
 

@@ -103,7 +103,7 @@ impl Driver {
         let settings = settings.map_err(|error| format!("settings: {error}"))?;
         let instance = Instance::driven(&config, SECRET, clock);
         let driver = Self {
-            instance: instance.map_err(|errno| format!("an instance: error {}", errno.0))?,
+            instance: instance.map_err(|errno| format!("no instance: error {}", errno.0))?,
             main: thread::current().id(),
             threads: Mutex::default(),
             settings: Mutex::new(settings),

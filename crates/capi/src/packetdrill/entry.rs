@@ -337,7 +337,7 @@ unsafe extern "C" fn netdev_receive(
     // SAFETY: packetdrill passes a pointer to the size of its room.
     let len = unsafe { &mut *len };
     let Some((at, packet)) = driver.receive() else {
-        eprintln!("towpath: no packet leaves any more");
+        eprintln!("towpath: no more packets will leave");
         *len = 0;
         return 0;
     };

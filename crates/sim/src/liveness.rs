@@ -107,7 +107,7 @@ impl Calls {
         for (&(id, bits), &since) in &self.waiting {
             let reads = bits == Readiness::IN.bits();
             if reads && sockets.readiness(id).contains(Readiness::IN) {
-                return Some(format!("{id:?} may be read, and nobody was told"));
+                return Some(format!("{id:?} is readable, and there was no notification"));
             }
             if !reads && now.since(since) > WAIT_MAX {
                 return Some(format!("{id:?} waits since {since:?} to send"));

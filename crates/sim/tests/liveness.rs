@@ -408,7 +408,7 @@ fn silent_peers_are_given_up() {
 }
 
 /// Goal: a packet that waits for a neighbour's address arrives, or is counted as dropped, however
-/// many strangers ask meanwhile.
+/// many unknown hosts send requests meanwhile.
 fn strangers(seed: u64) {
     let mut rng = Rng::new(seed);
     let plenty = MemoryConfig::within(16 << 20);

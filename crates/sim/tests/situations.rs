@@ -100,7 +100,7 @@ fn simultaneous_open_and_close() {
         for sack in [false, true] {
             let mut world = world(Settings { sack, timestamps: sack, ..Settings::default() });
             let ends = [endpoint(0, v6, 1000), endpoint(1, v6, 1000)];
-            // Both know the neighbour, so the SYNs cross.
+            // Both have the address of the neighbour, so the SYNs cross.
             for host in 0..2 {
                 let peer = config(1 - host, Settings::default());
                 let address = ends[1 - host].ip();

@@ -409,8 +409,8 @@ pub(super) struct Drain<T> {
     generation: usize,
 }
 
-// SAFETY: only the thread that owns the one `Drain` reaches the array through it, in slots that
-// belong to the consumer at that time (see above).
+// SAFETY: a ring has one `Drain`, and only the thread that owns it reaches the array through it, in
+// slots whose position the tail has passed and the head has not. Producers do not touch those.
 unsafe impl<T: Send> Send for Drain<T> {}
 
 impl<T> Drain<T> {

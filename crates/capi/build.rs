@@ -1,4 +1,4 @@
-//! Names the C library: programs look for the one of the major version that they were linked to.
+//! Sets the soname of the C library, which contains the major version.
 
 fn main() {
     let major = std::env::var("CARGO_PKG_VERSION_MAJOR").unwrap_or_default();

@@ -4,8 +4,9 @@
  *     cc crates/capi/examples/echo.c $(pkg-config --cflags --libs towpath) -o echo
  *     echo tap0 192.0.2.2/24 7
  *
- * What a peer has sent is received into a buffer of its own and lent from there: the stack copies it once on its
- * way in and not at all on its way out. The buffer is used again when the peer has acknowledged it.
+ * The server receives a peer's bytes into a buffer of that connection and lends them from there:
+ * the stack copies them once on the way in and not at all on the way out. The buffer is reused when
+ * the peer has acknowledged the bytes.
  */
 #include <towpath.h>
 
@@ -24,16 +25,16 @@ struct server {
 	struct towpath *net;
 	struct towpath_queue *queue;
 	int listener;
-	/* Connections that are open, and were. */
+	/* Open connections, and all connections served. */
 	unsigned long open, served;
-	/* Those that are open. */
+	/* The open connections. */
 	struct peer *peers;
 };
 
 /* A connection, which has one operation at a time. */
 struct peer {
 	int fd;
-	/* It sends, or it receives. */
+	/* It sends; otherwise it receives. */
 	int sends;
 	struct peer *next, **place;
 	char buffer[BUFFER_BYTES];
@@ -50,7 +51,7 @@ static int submit(struct server *server, struct towpath_operation *operation)
 	return towpath_queue_submit(server->queue, operation, 1) == 1 ? 0 : -1;
 }
 
-/* Receives the next bytes, or sends those that came. */
+/* Receives the next bytes, or sends the received ones. */
 static int go_on(struct server *server, struct peer *peer, size_t len)
 {
 	struct towpath_operation operation;
@@ -94,7 +95,7 @@ static void begin(struct server *server, int fd)
 		end(server, peer);
 }
 
-/* False if the server is to end. */
+/* False if the server should end. */
 static int handle(struct server *server, const struct towpath_event *event)
 {
 	struct peer *peer = event->data.ptr;
@@ -109,7 +110,7 @@ static int handle(struct server *server, const struct towpath_event *event)
 		fprintf(stderr, "accept: %s\n", strerror(event->error));
 		return 0;
 	}
-	/* That a socket has accepted all of a buffer does not make it free again. */
+	/* The acceptance of all bytes of a buffer does not make the buffer free again. */
 	if (event->what == TOWPATH_DONE
 	    && (event->result <= 0 || go_on(server, peer, peer->sends ? 0 : event->result) != 0))
 		end(server, peer);
@@ -160,7 +161,7 @@ int main(int argc, char **argv)
 	server.queue = towpath_queue_new(0);
 	int status = server.net && server.queue ? serve(&server, atoi(argv[3])) : failed(argv[1]);
 	fprintf(stderr, "%lu connections, %lu of them open\n", server.served, server.open);
-	/* Buffers are ours again when the queue is closed. */
+	/* The buffers belong to the program again when the queue is closed. */
 	while (server.queue && towpath_queue_close(server.queue) != 0)
 		fprintf(stderr, "waiting for memory\n");
 	while (server.peers)

@@ -1,20 +1,29 @@
 /*
  * towpath: sockets on a TCP/IP stack in this process.
  *
- * Calls have the shapes, constants, structures and errors of POSIX and Linux; the instance comes
- * first. They return -1 and set errno on errors. Memory belongs to the caller before, during and
- * after each call, except for what is sent with MSG_ZEROCOPY on a socket with SO_ZEROCOPY: it is
- * lent, and must stay readable until a notice on the error queue (recvmsg with MSG_ERRQUEUE) tells
- * that it is the caller's again, for what towpath_recvmsg_lent() hands out, and for operations of event
- * queues. All calls may be made by any thread, those on event queues by one at a time; none raises SIGPIPE.
+ * Calls have the names, constants, structures and errors of POSIX and Linux, with the instance as
+ * the first argument. On an error a call returns -1 (NULL where it returns a pointer) and sets
+ * errno. A NULL instance, or a NULL pointer where memory is needed, fails with EFAULT. A descriptor
+ * that does not belong to the instance fails with EBADF. No call raises SIGPIPE.
  *
- * Structures of this header may get fields behind those that they have. So the library is told how long they are, as
- * the program was compiled: in a field (struct towpath_config), with the call (towpath_get_stats()), in `len` of an
- * operation (struct towpath_transfer, struct towpath_lent), or, for arrays, by the functions whose names end in _sized,
- * which inline functions call for programs in C and C++. `size` is that of one element there. What an older program
- * does not know is as if it were 0, and is not told. What a newer program has set that the library does not know is
- * E2BIG, of that structure alone; else all works, and fields that the library does not know are told as 0. A size that
- * no version has is EINVAL, one above 4096 E2BIG. Structures within others stay as they are.
+ * Threads: any thread may make any call. An event queue is used by one thread at a time.
+ *
+ * Memory: buffers belong to the caller before, during and after each call, with three exceptions.
+ * Memory sent with MSG_ZEROCOPY on a socket with SO_ZEROCOPY is lent: it must stay readable until a
+ * notice on the error queue (recvmsg with MSG_ERRQUEUE) returns it. Memory that
+ * towpath_recvmsg_lent() hands out belongs to the instance. Memory of an event queue's operation
+ * belongs to the operation until TOWPATH_DONE.
+ *
+ * Versions: later versions may append fields to the structures of this header. The program
+ * therefore passes the size of each structure as it was compiled: in a field (struct
+ * towpath_config), as an argument (towpath_get_stats()), in `len` of an operation (struct
+ * towpath_transfer, struct towpath_lent) or, for arrays, through the functions whose names end in
+ * _sized, where `size` is the size of one element. Inline functions pass it for programs in C and
+ * C++. Fields that an older program does not know count as 0 and are not filled in. If a newer
+ * program sets a field that the library does not know, that structure fails with E2BIG; otherwise
+ * everything works, and the library fills in 0 for fields that it does not know. A size that no
+ * version of the structure has fails with EINVAL, a size above 4096 with E2BIG. Structures within
+ * other structures never change.
  */
 #ifndef TOWPATH_H
 #define TOWPATH_H
@@ -34,7 +43,7 @@
 extern "C" {
 #endif
 
-/* The version of this header; a number that later versions exceed. */
+/* The version of this header as one number, which grows with each version. */
 #define TOWPATH_MAKE_VERSION(major, minor, patch) ((unsigned int)(major) << 16 | (minor) << 8 | (patch))
 #define TOWPATH_VERSION_MAJOR 0
 #define TOWPATH_VERSION_MINOR 1
@@ -42,81 +51,118 @@ extern "C" {
 #define TOWPATH_VERSION \
 	TOWPATH_MAKE_VERSION(TOWPATH_VERSION_MAJOR, TOWPATH_VERSION_MINOR, TOWPATH_VERSION_PATCH)
 
-/* That of the library that is in use, as TOWPATH_VERSION of its header. */
+/* Returns the version of the library in use, encoded like TOWPATH_VERSION. Cannot fail. */
 unsigned int towpath_version(void);
 
-/* A stack, its memory and its descriptors. */
+/* An instance: a TCP/IP stack with its memory and its descriptors. */
 struct towpath;
 
 /*
- * Makes an instance whose packets the caller moves. `addresses` are its addresses as text, each
- * with the length of its link's prefix ("192.0.2.1/24"), separated by spaces; `mtu` is the
- * largest IP packet. NULL with errno if an argument is wrong.
+ * Makes an instance whose packets the caller moves with towpath_input(), towpath_output() and
+ * towpath_run_timers(). `addresses` lists its addresses as text, separated by spaces, each with its
+ * prefix length ("192.0.2.1/24 2001:db8::1/64"). `mtu` is the size of the largest IP packet in
+ * bytes. Both are read during the call only. The caller ends the instance with towpath_free().
+ *
+ * Returns NULL on errors: EINVAL (an address or the MTU is invalid), EFAULT.
  */
 struct towpath *towpath_new(const char *addresses, int mtu);
 /*
- * Waits until the peers have acknowledged all that was written, on open and on closed sockets, and the end of
- * those that were shut down or closed; or until nothing more can arrive, as when a connection is reset. `timeout`
- * is in milliseconds; -1 is for as long as it takes. ETIMEDOUT: something is left; towpath_get_stats() tells how
- * much (`sending`, `unacknowledged_bytes`), and it goes on its way. Of an instance made by towpath_new(), other
- * threads move the packets meanwhile.
+ * Waits until the peers have acknowledged all data written and the FIN of each socket that was
+ * closed or shut down, or until nothing more can arrive, as after a reset. Closed sockets count,
+ * too. `timeout` is in milliseconds; -1 waits without a limit. If the instance was made by
+ * towpath_new(), other threads have to move its packets meanwhile.
+ *
+ * Returns 0, or -1 with ETIMEDOUT if data is left: `sending` and `unacknowledged_bytes` of
+ * towpath_get_stats() report how much. The instance continues to send it.
  */
 int towpath_finish(struct towpath *instance, int timeout);
 /*
- * Closes all sockets and ends an instance, with its thread if it has one. Nobody may use it any more. As with the
- * kernel's sockets when a program ends, what was written before is still sent: this waits as towpath_finish(), for
- * as long as `linger` of struct towpath_config says, 5 seconds by default; what has not arrived by then is lost.
- * It waits for nothing if the instance was made by towpath_new(), as nobody could move its packets. NULL is a
- * no-op. In the child of a fork instances are the parent's: this does nothing, other calls fail with EPERM.
+ * Closes all sockets and ends an instance, with its thread if it has one. No thread may use the
+ * instance afterwards. Data written before is still sent, as the kernel does when a program exits:
+ * the call waits as towpath_finish() does, for at most the `linger` of struct towpath_config
+ * (default 5 seconds). Data that has not arrived by then is lost. An instance made by towpath_new()
+ * is not waited for, because nothing could move its packets.
+ *
+ * NULL is a no-op. In the child of a fork, instances still belong to the parent: this call does
+ * nothing there, and all other calls fail with EPERM.
  */
 void towpath_free(struct towpath *instance);
 
-/* What an attached instance is told. Zero in a field stands for the default. */
+/* Configuration of an attached instance. Zero in a field selects the default. */
 struct towpath_config {
-	/* sizeof(struct towpath_config), so that later versions may add fields. */
+	/* sizeof(struct towpath_config), always. */
 	size_t size;
-	/* As for towpath_new(). */
+	/* Addresses with prefix lengths, as for towpath_new(). Not optional. */
 	const char *addresses;
-	/* Next hops for what is not on the link: at most one of each family, or NULL. */
+	/*
+	 * Next hops for destinations that are not on the link, as text: at most one of each family.
+	 * NULL for none.
+	 */
 	const char *gateways;
 	/* Bytes of packet memory; 64 MiB by default. */
 	size_t memory;
-	/* Largest IP packet; 1500 by default. That of the interface is for its owner to set. */
+	/*
+	 * Size of the largest IP packet in bytes; default 1500. The program sets the MTU of the
+	 * interface.
+	 */
 	unsigned int mtu;
-	/* Link-layer address; one is made up by default. */
+	/* Link-layer address, unicast; random by default. */
 	unsigned char mac[6];
-	/* Zero. */
+	/* Must be zero. */
 	unsigned char reserved[6];
-	/* Bytes of files in memory that TOWPATH_SENDFILE sends; 64 MiB by default. */
+	/* Bytes of memory that caches files for TOWPATH_SENDFILE; default 64 MiB. */
 	size_t file_cache;
-	/* Milliseconds that towpath_free() waits for what was written; 5000 by default, -1 for none. */
+	/* Milliseconds that towpath_free() waits for unsent data; default 5000, -1 for no wait. */
 	int linger;
-	/* Zero. */
+	/* Must be zero. */
 	int more_reserved;
 };
 
 /*
- * Makes an instance on the TAP interface `name` of this network namespace (which is made if it is
- * not there), and a thread in this process that drives it: calls then block, wait and time out in
- * real time. NULL with errno on errors.
+ * Makes an instance on the TAP interface `name` of this network namespace. Creates the interface if
+ * it does not exist, and a thread in this process that drives the instance: calls block and time
+ * out in real time. The thread blocks all signals. `name` and `config` are read during the call
+ * only. The program itself brings the interface up and configures the kernel's side. The caller
+ * ends the instance with towpath_free().
+ *
+ * Returns NULL on errors: EINVAL (the configuration or the name is invalid), E2BIG (a field is set
+ * that this library does not know), ENODEV (there is no TAP device), EACCES (the device file may
+ * not be opened), EPERM (the program may not use the interface), EBUSY (the name is in use),
+ * EOPNOTSUPP (the device has no virtio-net header), EFAULT.
  */
 struct towpath *towpath_attach(const char *name, const struct towpath_config *config);
 /*
- * The same on an open file of /dev/net/tun, attached with IFF_TAP | IFF_NO_PI | IFF_VNET_HDR. The
- * instance uses a duplicate; the file becomes non-blocking.
+ * Makes an instance as towpath_attach() does, on an open file of /dev/net/tun that the caller has
+ * attached with IFF_TAP | IFF_NO_PI | IFF_VNET_HDR. The instance uses a duplicate of `fd`; the file
+ * becomes non-blocking. The caller may close `fd` after the call. Errors are the same as for
+ * towpath_attach(), and EBADF.
  */
 struct towpath *towpath_attach_fd(int fd, const struct towpath_config *config);
 
 /*
- * For instances made by towpath_new(). Gives the instance an IP packet, as if its device had
- * received it.
+ * Hands an IP packet to an instance made by towpath_new(), as if its device had received the
+ * packet. The packet is copied. Returns 0, or -1: ENOBUFS (no packet memory), EOPNOTSUPP (the
+ * instance has a device of its own).
  */
 int towpath_input(struct towpath *instance, const void *packet, size_t len);
-/* Takes the next IP packet that leaves; 0 if there is none. What does not fit is cut off. */
+/*
+ * Copies the next IP packet that the instance sends into `packet`, which has room for `len` bytes,
+ * and truncates it to that. Returns its length, or 0 if there is none or if the instance has a
+ * device of its own.
+ */
 ssize_t towpath_output(struct towpath *instance, void *packet, size_t len);
-/* Runs the timers that are due; milliseconds until the next, or -1 if there is none. */
+/*
+ * Runs the timers that are due. Returns the milliseconds until the next timer, rounded up, or -1 if
+ * there is none or if the instance has a device of its own.
+ */
 int towpath_run_timers(struct towpath *instance);
 
+/*
+ * The following functions do what the system calls of the same names do, with the same results and
+ * errors, on sockets of the instance. Domains are AF_INET, AF_INET6 (SOCK_STREAM, SOCK_DGRAM,
+ * SOCK_RAW) and AF_PACKET (SOCK_RAW, SOCK_DGRAM), with SOCK_NONBLOCK and SOCK_CLOEXEC. The
+ * descriptors that they return are valid only in calls of the same instance.
+ */
 int towpath_socket(struct towpath *instance, int domain, int type, int protocol);
 int towpath_bind(struct towpath *instance, int fd, const struct sockaddr *address,
 		 socklen_t len);
@@ -129,9 +175,12 @@ int towpath_connect(struct towpath *instance, int fd, const struct sockaddr *add
 		    socklen_t len);
 int towpath_shutdown(struct towpath *instance, int fd, int how);
 /*
- * Its number is free at once. What was written is still sent: the instance goes on with it, until towpath_free().
- * With SO_LINGER and a time, the call waits until the peer has acknowledged all, the end too, or that time is over;
- * with a time of 0, or with received bytes that nobody has read, the connection is reset and the rest is lost.
+ * Closes a descriptor, whose number is free at once. Written data is still sent: the instance
+ * continues with it until towpath_free(). With SO_LINGER and a time above 0 the call waits until
+ * the peer has acknowledged all data and the FIN, or until the time is over, even if the descriptor
+ * does not block. With a time of 0, or with received data that was not read, the connection is
+ * reset and unsent data is lost. Calls that wait on the socket fail with EBADF. Returns 0, or -1
+ * with EBADF.
  */
 int towpath_close(struct towpath *instance, int fd);
 
@@ -146,20 +195,29 @@ struct mmsghdr;
 int towpath_recvmmsg(struct towpath *instance, int fd, struct mmsghdr *messages,
 		     unsigned int count, int flags, struct timespec *timeout);
 /*
- * As towpath_recvmsg(), but copies nothing: fills msg_iov, which has room for msg_iovlen pieces, with
- * the addresses and lengths of what was received, and msg_iovlen with their number. They may be read,
- * not written, and stay as they are until towpath_return() is called with the token, whatever becomes
- * of the socket; the token is 0 if there are none. What is held takes room of the receive buffer; if
- * it is too much, the call fails with ENOBUFS and copying calls go on. A datagram in more pieces than
- * there is room for stays (EMSGSIZE). Of the flags, MSG_DONTWAIT is known.
+ * Receives a message as towpath_recvmsg() does, without a copy. msg_iov has room for msg_iovlen
+ * pieces: the call fills in the address and length of each piece received and sets msg_iovlen to
+ * their number. The program may read the pieces but must not write to them. They stay valid until
+ * towpath_return() is called with the token, even after the socket was closed, but not beyond
+ * towpath_free(). The token is 0 if there is nothing to return. MSG_DONTWAIT is the only flag with
+ * a meaning here.
  *
- * On sockets of AF_PACKET and of AF_INET with SOCK_RAW the first piece is the caller's room for headers, at least
- * TOWPATH_HEADERS_MAX bytes (EMSGSIZE). They are copied into it, and its length becomes how many they are.
+ * Returns the bytes received, or -1. ENOBUFS: pieces that were not returned fill the receive
+ * buffer; calls that copy still work. EMSGSIZE: a datagram has more pieces than msg_iov has room
+ * for; it stays in the queue. EOPNOTSUPP: a flag is not supported.
+ *
+ * On sockets of AF_PACKET with SOCK_RAW, and of AF_INET with SOCK_RAW, the first entry of msg_iov
+ * names a buffer of the caller for headers, of at least TOWPATH_HEADERS_MAX bytes (EMSGSIZE).
+ * Headers that lie outside the pieces are copied there, and the length of the entry is set to their
+ * size.
  */
 #define TOWPATH_HEADERS_MAX 256
 ssize_t towpath_recvmsg_lent(struct towpath *instance, int fd, struct msghdr *message,
 			     int flags, uint64_t *token);
-/* Gives back what such a call handed out: EINVAL if there is nothing with this token. */
+/*
+ * Returns pieces that towpath_recvmsg_lent() handed out. Any thread may call. Returns 0, or -1 with
+ * EINVAL if the token is unknown.
+ */
 int towpath_return(struct towpath *instance, uint64_t token);
 ssize_t towpath_write(struct towpath *instance, int fd, const void *buffer, size_t len);
 ssize_t towpath_writev(struct towpath *instance, int fd, const struct iovec *pieces,
@@ -174,98 +232,125 @@ int towpath_sendmmsg(struct towpath *instance, int fd, struct mmsghdr *messages,
 		     unsigned int count, int flags);
 
 /*
- * When lent memory comes back at the latest, in milliseconds after the call that lent it: an int at
- * SOL_SOCKET, for the calls from then on; 0, the default, is no such time. As a control message of
- * towpath_sendmsg() it is that call's, if it is not 0. What is still needed then is copied, and the
- * notice says SO_EE_CODE_ZEROCOPY_COPIED.
+ * Socket option at SOL_SOCKET, an int: the term of loans in milliseconds. Lent memory comes back at
+ * the latest that long after the call that lent it. The option applies to calls made after it is
+ * set; 0, the default, sets no term. As a control message of towpath_sendmsg() it applies to that
+ * call alone, unless it is 0. When the term ends, bytes still in use are copied, and the notice has
+ * the code SO_EE_CODE_ZEROCOPY_COPIED.
  */
 #define TOWPATH_SO_ZEROCOPY_TERM 0x7001
 /*
- * Asks for the memory of the calls `first` to `last` of a socket at once; notices tell of them as
- * ever. 0 if none of it is used any more. EAGAIN, ENOMEM: not yet, but soon.
+ * Recalls the memory that the zero-copy calls numbered `first` to `last` of a socket have lent.
+ * Notices report these calls as usual. Returns 0 if none of the memory is in use any more, or -1.
+ * EAGAIN: the memory is being read right now. ENOMEM: there is no memory for a copy. In both cases
+ * it comes back later, without another call.
  */
 int towpath_recall(struct towpath *instance, int fd, uint32_t first, uint32_t last);
 /*
- * How much sockets may lend from now on; a call beyond that fails with ENOBUFS. `notices` is bytes of
- * the notices of each socket, 768 for one, from the call until it is read: 131072 at first
- * (net.core.optmem_max of Linux). `memory` is bytes that all sockets of the instance lend at a time,
- * of each call its whole pages and two more, until they come back: at first SIZE_MAX, for no limit
- * (RLIMIT_MEMLOCK of Linux, which the library does not look at).
+ * Limits how much sockets may lend from now on. A call beyond a limit fails with ENOBUFS.
+ *
+ * `notices` limits the bytes of notices of each socket. A notice counts 768 bytes, from the call
+ * that lends until the program reads it. The default is 131072, as net.core.optmem_max in Linux.
+ *
+ * `memory` limits the bytes that all sockets of the instance lend at a time. A call counts its
+ * whole pages and two more until they come back. The default is SIZE_MAX, no limit. It corresponds
+ * to RLIMIT_MEMLOCK in Linux, which the library does not check.
+ *
+ * Returns 0.
  */
 int towpath_limit_lent(struct towpath *instance, size_t notices, size_t memory);
 
 /*
- * What an instance has lent and copied so far: bytes of payload, unless a field says otherwise.
- * copied / carried are the copies per byte, hits / lent is the part of zero-copy sends that was one.
+ * Statistics of an instance since it was made. Counters are bytes of payload unless the field says
+ * otherwise. copied / carried is the number of copies per byte; hits / lent is the fraction of
+ * zero-copy sends that were not copied.
  */
 struct towpath_stats {
-	/* Passed between the program and the stack, each way. */
+	/* Bytes passed between the program and the stack, in both directions. */
 	uint64_t carried;
-	/* Copied in all; the fields copied_... tell where. */
+	/* Bytes copied in total; the fields copied_... give the reasons. */
 	uint64_t copied;
-	/* Sent with MSG_ZEROCOPY, and what of that was not copied after all (at least). */
+	/* Bytes sent with MSG_ZEROCOPY, and (at least) how many of them were not copied. */
 	uint64_t lent;
 	uint64_t hits;
-	/* Lent now: calls that no notice tells of yet, their bytes, microseconds since the first. */
+	/*
+	 * Lent now: calls that no notice has reported yet, their bytes, and microseconds since the
+	 * oldest.
+	 */
 	uint64_t lent_calls;
 	uint64_t lent_bytes;
 	uint64_t oldest_us;
-	/* How often a term ended a loan: a count. */
+	/* Count: loans that their term ended. */
 	uint64_t terms_fired;
-	/* For readers that need one stretch; quoted in ICMP errors. */
+	/* Copied for readers that need contiguous bytes; copied to quote them in ICMP errors. */
 	uint64_t copied_linearise;
 	uint64_t copied_icmp_quote;
-	/* By calls that send and receive with a copy. */
+	/* Copied by calls that send and receive with a copy. */
 	uint64_t copied_socket_send;
 	uint64_t copied_socket_receive;
-	/* Datagrams in too many fragments; lent memory that came back early. */
+	/* Copied because a datagram had too many fragments; because lent memory came back early. */
 	uint64_t copied_squeeze;
 	uint64_t copied_recall;
-	/* Small pieces put together; before checksums made here. */
+	/*
+	 * Copied to pack small pieces together; copied before checksums are computed in software.
+	 */
 	uint64_t copied_pack;
 	uint64_t copied_checksum;
 	/*
-	 * Counts: ranges of memory that came back early, by a term or because they were asked for; how
-	 * often there was no memory for the copy that this needs, which is tried again; packets that
-	 * were dropped as the device is gone.
+	 * Counts: ranges of memory that came back early, by a term or a recall; attempts for which
+	 * there was no memory for the copy, which are repeated; packets dropped because the device
+	 * is gone.
 	 */
 	uint64_t recalls;
 	uint64_t recalls_starved;
 	uint64_t dropped_link_gone;
-	/* Of files that TOWPATH_SENDFILE sends: bytes read into memory. */
+	/* Bytes of files that TOWPATH_SENDFILE read into memory. */
 	uint64_t copied_file;
 	/*
-	 * Memory that files take now, in bytes. Counts of blocks: wanted and there; read; read for one
-	 * send alone, as all memory was lent; given up for others.
+	 * Bytes of memory that files take now. Counts of blocks: found in memory; read; read for
+	 * one send only, because all memory was lent; evicted.
 	 */
 	uint64_t file_cache_bytes;
 	uint64_t file_cache_hits;
 	uint64_t file_cache_misses;
 	uint64_t file_cache_private;
 	uint64_t file_cache_evicted;
-	/* Count: of blocks that were read past the kernel's cache, which is no copy. */
+	/* Count: blocks read past the kernel's page cache (direct I/O), which is not a copy. */
 	uint64_t file_cache_direct;
-	/* Count: of packets that the device refused, such as those whose lent memory was unmapped. */
+	/*
+	 * Count: packets that the device rejected, such as packets whose lent memory was unmapped.
+	 */
 	uint64_t refused_by_device;
 	/*
-	 * Now: connections, open or closed by the program, whose peer has not acknowledged all that was
-	 * written, or the end; and bytes of that.
+	 * Now: connections, open or closed by the program, whose peer has not acknowledged all data
+	 * or the FIN; the unacknowledged bytes of these connections.
 	 */
 	uint64_t sending;
 	uint64_t unacknowledged_bytes;
 };
 /*
- * Fills `stats`. `size` is sizeof(struct towpath_stats), so that later versions may add fields; what
- * the library does not know becomes zero. EINVAL, E2BIG: no size of this structure.
+ * Fills `stats`. `size` is sizeof(struct towpath_stats); fields that the library does not know are
+ * set to 0. Returns 0, or -1: EINVAL (the size is 0 or no multiple of 8), E2BIG (the size is above
+ * 4096), EFAULT.
  */
 int towpath_get_stats(struct towpath *instance, struct towpath_stats *stats, size_t size);
 
-/* From a file of the kernel's to a socket; between a socket and a pipe of the kernel's. */
+/* As sendfile(2), from a file of the kernel to a socket. `offset` is updated if it is not NULL. */
 ssize_t towpath_sendfile(struct towpath *instance, int to, int from, off_t *offset,
 			 size_t count);
+/*
+ * As splice(2), between a socket of the instance and a pipe of the kernel, in either direction.
+ * Both offsets must be NULL (ESPIPE). It does not wait for the pipe with SPLICE_F_NONBLOCK or if
+ * the pipe does not block (EAGAIN).
+ */
 ssize_t towpath_splice(struct towpath *instance, int from, int64_t *from_offset, int to,
 		       int64_t *to_offset, size_t count, unsigned int flags);
 
+/*
+ * The following functions do what the system calls of the same names do. An option that is not
+ * supported fails with ENOPROTOOPT. Commands of fcntl are F_GETFL, F_SETFL, F_GETFD and F_SETFD;
+ * requests of ioctl are FIONBIO, FIONREAD, SIOCATMARK, SIOCOUTQ and SIOCOUTQNSD.
+ */
 int towpath_getsockname(struct towpath *instance, int fd, struct sockaddr *address,
 			socklen_t *len);
 int towpath_getpeername(struct towpath *instance, int fd, struct sockaddr *address,
@@ -277,7 +362,10 @@ int towpath_getsockopt(struct towpath *instance, int fd, int level, int name, vo
 int towpath_fcntl(struct towpath *instance, int fd, int command, int argument);
 int towpath_ioctl(struct towpath *instance, int fd, unsigned long request, int *argument);
 
-/* On descriptors of this instance only. */
+/*
+ * As poll(2) and epoll(7), with EPOLLET and EPOLLONESHOT. Entries and sets may hold descriptors of
+ * this instance only; a set cannot hold another set (EPERM).
+ */
 int towpath_poll(struct towpath *instance, struct pollfd *entries, nfds_t count,
 		 int timeout);
 int towpath_epoll_create1(struct towpath *instance, int flags);
@@ -287,42 +375,49 @@ int towpath_epoll_wait(struct towpath *instance, int set, struct epoll_event *ev
 		       int max, int timeout);
 
 /*
- * Event queues: one place to wait for sockets of instances, descriptors of the kernel, timers,
- * signals, ends of processes, changes of files and other threads. A queue belongs to no instance;
- * sockets of several may be in one.
+ * An event queue: one place to wait for sockets of instances, descriptors of the kernel, timers,
+ * signals, exits of processes, changes of files, and other threads. A queue belongs to no instance
+ * and may hold sockets of several.
  *
- * One thread at a time uses a queue; a call that finds another one in it fails with EBUSY. Any
- * thread may call towpath_queue_notify(). In the child of a fork all calls but
- * towpath_queue_close() fail with EPERM.
+ * One thread at a time uses a queue: a call made while another thread is in the queue fails with
+ * EBUSY. Any thread may call towpath_queue_notify(). In the child of a fork all calls but
+ * towpath_queue_close() fail with EPERM. A NULL queue fails with EFAULT.
  */
 struct towpath_queue;
 
-/* How the kernel is asked. By default by io_uring where it is allowed, else by epoll. */
+/* Back ends of a queue. By default it uses io_uring where that is allowed, else epoll. */
 #define TOWPATH_QUEUE_EPOLL 1u
 #define TOWPATH_QUEUE_IO_URING 2u
 
-/* Makes a queue with one of the two, or 0. NULL with errno if it is not to be had. */
+/*
+ * Makes an empty queue with one of the two back ends, or with the default if `back_end` is 0.
+ * Returns NULL on errors: EINVAL (no such back end), EPERM (io_uring is forbidden), ENOSYS (the
+ * kernel has no suitable io_uring), EMFILE, ENFILE, ENOMEM.
+ */
 struct towpath_queue *towpath_queue_new(unsigned int back_end);
 /*
- * Ends a queue and its operations; nobody may use it any more then, and all memory is the caller's. NULL is
- * nothing. EBUSY: another thread uses it, or memory of operations was not back within a second: the queue is
- * still there.
+ * Cancels the operations of a queue and ends it. All memory of operations and groups then belongs
+ * to the caller, and no thread may use the queue any more. NULL is a no-op. In the child of a fork
+ * it releases the child's copy only. Returns 0, or -1 with EBUSY: another thread uses the queue, or
+ * memory of an operation did not come back within a second. The queue still exists then and may be
+ * closed again.
  */
 int towpath_queue_close(struct towpath_queue *queue);
-/* Which back end it has. */
+/* Returns TOWPATH_QUEUE_EPOLL or TOWPATH_QUEUE_IO_URING, or -1. */
 int towpath_queue_back_end(struct towpath_queue *queue);
 /*
- * A descriptor of the kernel that is readable while there are events, for another loop; it may be so a
- * moment longer. The caller closes it. Good as long as the queue is there.
+ * Returns a new descriptor of the kernel that is readable while there are events, and possibly a
+ * moment longer, so that another event loop can wait for the queue. It is valid until the queue is
+ * closed. The caller closes it. Returns -1 on errors: EMFILE and others.
  */
 int towpath_queue_fd(struct towpath_queue *queue);
 
-/* What is done to a registration. */
+/* Commands of a change. */
 #define TOWPATH_ADD 1
 #define TOWPATH_MODIFY 2
 #define TOWPATH_REMOVE 3
 
-/* What is registered. */
+/* Sources of events. */
 #define TOWPATH_SOURCE_FD 1
 #define TOWPATH_SOURCE_TIMER 2
 #define TOWPATH_SOURCE_USER 3
@@ -330,58 +425,68 @@ int towpath_queue_fd(struct towpath_queue *queue);
 #define TOWPATH_SOURCE_CHILD 5
 #define TOWPATH_SOURCE_FILE 6
 
-/* it_value of a timer is a moment of CLOCK_MONOTONIC, not a time from now on. */
+/* In `events` of a timer: it_value is a time of CLOCK_MONOTONIC, not relative to now. */
 #define TOWPATH_ABSTIME 1u
 
-/* As struct itimerspec, which programs in strict C11 do not have. */
+/* Like struct itimerspec, which is not declared for programs in strict C11. */
 struct towpath_times {
 	struct timespec it_interval;
 	struct timespec it_value;
 };
 
-/* One change of a queue's registrations. What a change does not need is zero. */
+/* One change of a queue's registrations. Fields that a change does not need are zero. */
 struct towpath_change {
-	/* TOWPATH_ADD, TOWPATH_MODIFY (of descriptors and timers), TOWPATH_REMOVE. */
+	/* TOWPATH_ADD, TOWPATH_MODIFY (descriptors and timers) or TOWPATH_REMOVE. */
 	int command;
-	/* Filled in: 0, or why the change was not made. */
+	/* Filled in: 0, or an error number if the change was not made. */
 	int error;
-	/* Names the registration, and no other ever (ESTALE once it is over). TOWPATH_ADD fills it in. */
+	/*
+	 * Identifies the registration. TOWPATH_ADD fills it in. It is never reused: once the
+	 * registration is over, it fails with ESTALE.
+	 */
 	uint64_t id;
-	/* TOWPATH_SOURCE_FD or another source; not needed by TOWPATH_REMOVE. */
+	/* TOWPATH_SOURCE_FD or another source. TOWPATH_REMOVE does not need it. */
 	int source;
 	/*
-	 * Of a descriptor EPOLLIN, EPOLLOUT, and EPOLLET or EPOLLONESHOT; without those two it is told as
-	 * long as it holds. Of a timer TOWPATH_ABSTIME.
+	 * For a descriptor: EPOLLIN and EPOLLOUT, with EPOLLET or EPOLLONESHOT. Without either of
+	 * these it is level-triggered. For a timer: TOWPATH_ABSTIME, or 0.
 	 */
 	uint32_t events;
 	/*
-	 * The descriptor, signal or process. Of a descriptor of the kernel's the queue keeps a duplicate
-	 * until the registration is removed; closing it is not enough.
+	 * The descriptor, signal number or process ID. The queue keeps a duplicate of a kernel
+	 * descriptor until the registration is removed: closing the descriptor does not end the
+	 * registration.
 	 */
 	int ident;
 	unsigned int reserved;
-	/* Of a descriptor: the instance that it is one of, or NULL for the kernel's. */
+	/* For a descriptor: the instance that it belongs to, or NULL for the kernel. */
 	struct towpath *instance;
-	/* Of a file or directory: its path. */
+	/* For a file or directory: its path. */
 	const char *path;
-	/* Of a timer: when, and how often then, or 0 for once. A modified one keeps its it_interval. */
+	/*
+	 * For a timer: first expiry, and the interval or 0 for a single expiry. When a timer is
+	 * modified, it keeps its interval, and it_interval must be zero.
+	 */
 	struct towpath_times timer;
-	/* Comes with the events. */
+	/* Returned with each event of the registration. */
 	epoll_data_t data;
 };
 
 /*
- * Makes changes in order; one that fails does not keep the others from being made. Returns how many were
- * made; the others have an error. What holds already is told by the next wait.
+ * Makes changes in order; a failed change does not stop the others. The array belongs to the caller
+ * before and after the call. A source that is already ready when it is added is reported by the
+ * next wait. Returns the number of changes made; each failed one has its `error` set. Returns -1 if
+ * no change was looked at: EFAULT, EINVAL, E2BIG, EBUSY, EPERM.
  */
 int towpath_queue_change_sized(struct towpath_queue *queue, struct towpath_change *changes, int count, size_t size);
 
+/* Calls towpath_queue_change_sized() with the size of struct towpath_change of this header. */
 static inline int towpath_queue_change(struct towpath_queue *queue, struct towpath_change *changes, int count)
 {
 	return towpath_queue_change_sized(queue, changes, count, sizeof(*changes));
 }
 
-/* What a queue does with sockets of instances and of the kernel, and with files of the kernel's. */
+/* Operations of a queue: on sockets of instances, and on sockets and files of the kernel. */
 #define TOWPATH_CONNECT 1
 #define TOWPATH_ACCEPT 2
 #define TOWPATH_RECV 3
@@ -398,78 +503,101 @@ static inline int towpath_queue_change(struct towpath_queue *queue, struct towpa
 #define TOWPATH_RECV_MULTISHOT 14
 #define TOWPATH_RECVMSG_LENT 15
 
-/* Most bytes that TOWPATH_RECVFILE and TOWPATH_SPLICE can have left over. */
+/* Most bytes that TOWPATH_RECVFILE and TOWPATH_SPLICE can leave undelivered. */
 #define TOWPATH_REST_MAX (128 << 10)
 
-/* What is moved between a stream and a file of the kernel's, or another stream. What is not needed is zero. */
+/*
+ * Arguments of a transfer between a stream and a file of the kernel, or between two streams. Fields
+ * that are not needed are zero.
+ */
 struct towpath_transfer {
-	/* The file; of TOWPATH_SPLICE the stream that the bytes are sent on. */
+	/* The file. TOWPATH_SPLICE: the stream to send on. */
 	int fd;
 	unsigned int reserved;
-	/* Of TOWPATH_SPLICE: the instance that this stream is one of, or NULL for the kernel's. Else NULL. */
+	/*
+	 * TOWPATH_SPLICE: the instance that `fd` belongs to, or NULL for the kernel. Otherwise
+	 * NULL.
+	 */
 	struct towpath *instance;
-	/* Where in the file, and how many bytes: no more of a file than this; fewer if the source ends. */
+	/* Offset in the file, and the most bytes to move; fewer are moved if the source ends. */
 	off_t offset;
 	uint64_t count;
-	/* TOWPATH_SENDFILE: what goes before and behind, which is copied by the call that submits it. */
+	/*
+	 * TOWPATH_SENDFILE: bytes sent before and after the file. The submitting call copies them.
+	 */
 	const void *header;
 	size_t header_len;
 	const void *trailer;
 	size_t trailer_len;
-	/* Others: where what was taken and has not arrived goes if it fails. It is the operation's until then. */
+	/*
+	 * Others: memory for bytes that were taken from the source but not delivered when the
+	 * operation failed. It belongs to the operation until TOWPATH_DONE.
+	 */
 	void *rest;
 	size_t rest_len;
 };
 
-/* What TOWPATH_RECVMSG_LENT receives. */
+/* Argument of TOWPATH_RECVMSG_LENT. */
 struct towpath_lent {
-	/* As with towpath_recvmsg_lent(). */
+	/* The message, as for towpath_recvmsg_lent(). */
 	struct msghdr message;
-	/* Filled in, first with 0: what towpath_return() is called with. */
+	/* Filled in: 0 by the submitting call, later the token for towpath_return(). */
 	uint64_t token;
 };
 
-/* One operation. What it does not need is zero. */
+/* One operation. Fields that it does not need are zero. */
 struct towpath_operation {
 	/* TOWPATH_CONNECT or another. */
 	int operation;
-	/* Filled in: 0, or why it was not begun. */
+	/* Filled in: 0, or an error number if the operation was not started. */
 	int error;
-	/* Filled in: names the operation, and no other ever. */
+	/* Filled in: identifies the operation. It is never reused. */
 	uint64_t id;
-	/* The descriptor, and the instance that it is one of; NULL for a file or a socket of the kernel's. */
+	/*
+	 * The descriptor, and the instance that it belongs to, or NULL for a file or socket of the
+	 * kernel.
+	 */
 	struct towpath *instance;
 	int fd;
 	/*
-	 * TOWPATH_ACCEPT: SOCK_NONBLOCK, SOCK_CLOEXEC. TOWPATH_RECV: MSG_WAITALL. TOWPATH_RECVMSG: MSG_PEEK, MSG_TRUNC.
-	 * TOWPATH_SEND: MSG_ZEROCOPY, to lend to the kernel, too, where it can be lent.
+	 * TOWPATH_ACCEPT: SOCK_NONBLOCK, SOCK_CLOEXEC. TOWPATH_RECV: MSG_WAITALL. TOWPATH_RECVMSG:
+	 * MSG_PEEK, MSG_TRUNC. TOWPATH_SEND: MSG_ZEROCOPY, to lend to the kernel, too, where it
+	 * accepts loans.
 	 */
 	int flags;
 	/*
-	 * TOWPATH_CONNECT: the address, and of operations that move a struct towpath_transfer, which are read by
-	 * the call that submits them. TOWPATH_RECVMSG, TOWPATH_SENDMSG: a struct msghdr. TOWPATH_RECVMSG_LENT: a struct
-	 * towpath_lent. Others: memory. That and
-	 * the message, with all that it names, is the operation's until TOWPATH_DONE: nobody writes what is sent or
-	 * written, nobody uses what is received or read into.
+	 * TOWPATH_CONNECT: the address. Operations that move bytes: a struct towpath_transfer. The
+	 * submitting call reads both. TOWPATH_RECVMSG, TOWPATH_SENDMSG: a struct msghdr.
+	 * TOWPATH_RECVMSG_LENT: a struct towpath_lent. Others: a buffer.
+	 *
+	 * A message, all memory that it names, and a buffer belong to the operation until
+	 * TOWPATH_DONE. Until then the program must not write to memory that is sent or written,
+	 * and must not use memory that is received or read into.
 	 */
 	void *buffer;
 	size_t len;
-	/* TOWPATH_READ, TOWPATH_WRITE: where in the file. */
+	/* TOWPATH_READ, TOWPATH_WRITE: offset in the file. */
 	off_t offset;
-	/* TOWPATH_RECV_MULTISHOT: whose buffers it fills. */
+	/* TOWPATH_RECV_MULTISHOT: the group whose buffers it fills. */
 	int group;
 	unsigned int reserved;
-	/* The moment of CLOCK_MONOTONIC at which it is cancelled (ETIMEDOUT), or NULL. */
+	/*
+	 * Time of CLOCK_MONOTONIC at which the operation is cancelled (ETIMEDOUT), or NULL. The
+	 * submitting call reads it.
+	 */
 	const struct timespec *deadline;
-	/* Comes with the events. */
+	/* Returned with each event of the operation. */
 	epoll_data_t data;
 };
 
 /*
- * These fill an operation: what they are not told is zero. `deadline` and `data` are the caller's to set afterwards.
- * `instance` is NULL for a socket of the kernel's. Flags are those of struct towpath_operation.
+ * The following functions fill an operation and cannot fail; the submitting call reports invalid
+ * arguments. Fields without an argument are set to zero. The caller may set `deadline` and `data`
+ * afterwards. `instance` is NULL for a socket of the kernel. Flags are those of struct
+ * towpath_operation.
  */
 
+/* Fills an operation with its kind, instance and descriptor; the other functions use it. */
 static inline void towpath_prep_operation(struct towpath_operation *operation, int what, struct towpath *instance,
 					  int fd)
 {
@@ -479,6 +607,7 @@ static inline void towpath_prep_operation(struct towpath_operation *operation, i
 	operation->fd = fd;
 }
 
+/* Connects a stream to an address. */
 static inline void towpath_prep_connect(struct towpath_operation *operation, struct towpath *instance, int fd,
 					const struct sockaddr *address, socklen_t len)
 {
@@ -487,7 +616,7 @@ static inline void towpath_prep_connect(struct towpath_operation *operation, str
 	operation->len = len;
 }
 
-/* One connection after the other. */
+/* Accepts one connection after the other, until it is cancelled or fails. */
 static inline void towpath_prep_accept(struct towpath_operation *operation, struct towpath *instance, int fd,
 				       int flags)
 {
@@ -495,6 +624,7 @@ static inline void towpath_prep_accept(struct towpath_operation *operation, stru
 	operation->flags = flags;
 }
 
+/* Receives into a buffer. */
 static inline void towpath_prep_recv(struct towpath_operation *operation, struct towpath *instance, int fd,
 				     void *buffer, size_t len, int flags)
 {
@@ -504,7 +634,7 @@ static inline void towpath_prep_recv(struct towpath_operation *operation, struct
 	operation->flags = flags;
 }
 
-/* Again and again, into buffers of a group. */
+/* Receives repeatedly, into buffers of a group. */
 static inline void towpath_prep_recv_multishot(struct towpath_operation *operation, struct towpath *instance,
 					       int fd, int group)
 {
@@ -512,6 +642,7 @@ static inline void towpath_prep_recv_multishot(struct towpath_operation *operati
 	operation->group = group;
 }
 
+/* Receives one message on a datagram socket. */
 static inline void towpath_prep_recvmsg(struct towpath_operation *operation, struct towpath *instance, int fd,
 					struct msghdr *message, int flags)
 {
@@ -521,7 +652,7 @@ static inline void towpath_prep_recvmsg(struct towpath_operation *operation, str
 	operation->flags = flags;
 }
 
-/* Without a copy. */
+/* Receives without a copy, on a socket of an instance. */
 static inline void towpath_prep_recvmsg_lent(struct towpath_operation *operation, struct towpath *instance, int fd,
 					     struct towpath_lent *lent)
 {
@@ -530,6 +661,7 @@ static inline void towpath_prep_recvmsg_lent(struct towpath_operation *operation
 	operation->len = sizeof(*lent);
 }
 
+/* Sends all of a buffer. An instance borrows the buffer; the kernel copies it. */
 static inline void towpath_prep_send(struct towpath_operation *operation, struct towpath *instance, int fd,
 				     const void *buffer, size_t len)
 {
@@ -538,7 +670,9 @@ static inline void towpath_prep_send(struct towpath_operation *operation, struct
 	operation->len = len;
 }
 
-/* Lends to the kernel, too, where it can be lent; to instances each send lends. */
+/*
+ * Sends all of a buffer, and lends it to the kernel, too, where possible. Instances always borrow.
+ */
 static inline void towpath_prep_send_zc(struct towpath_operation *operation, struct towpath *instance, int fd,
 					const void *buffer, size_t len)
 {
@@ -546,6 +680,7 @@ static inline void towpath_prep_send_zc(struct towpath_operation *operation, str
 	operation->flags = MSG_ZEROCOPY;
 }
 
+/* Sends one message on a datagram socket, with a copy. */
 static inline void towpath_prep_sendmsg(struct towpath_operation *operation, struct towpath *instance, int fd,
 					const struct msghdr *message)
 {
@@ -554,7 +689,7 @@ static inline void towpath_prep_sendmsg(struct towpath_operation *operation, str
 	operation->len = sizeof(*message);
 }
 
-/* On files of the kernel's. */
+/* Reads from a file of the kernel at an offset. */
 static inline void towpath_prep_read(struct towpath_operation *operation, int fd, void *buffer, size_t len,
 				     off_t offset)
 {
@@ -564,6 +699,7 @@ static inline void towpath_prep_read(struct towpath_operation *operation, int fd
 	operation->offset = offset;
 }
 
+/* Writes to a file of the kernel at an offset. */
 static inline void towpath_prep_write(struct towpath_operation *operation, int fd, const void *buffer, size_t len,
 				      off_t offset)
 {
@@ -573,19 +709,22 @@ static inline void towpath_prep_write(struct towpath_operation *operation, int f
 	operation->offset = offset;
 }
 
+/* Flushes a file of the kernel to disk, as fsync(2). */
 static inline void towpath_prep_fsync(struct towpath_operation *operation, int fd)
 {
 	towpath_prep_operation(operation, TOWPATH_FSYNC, NULL, fd);
 }
 
+/* Flushes the data of a file of the kernel to disk, as fdatasync(2). */
 static inline void towpath_prep_fdatasync(struct towpath_operation *operation, int fd)
 {
 	towpath_prep_operation(operation, TOWPATH_FDATASYNC, NULL, fd);
 }
 
 /*
- * The following fill `transfer`, too, which is read by the call that submits them: `header`, `trailer` and `rest` are the
- * caller's to set afterwards.
+ * The following functions also fill `transfer`, which the submitting call reads: it has to exist
+ * until then. The caller may set `header`, `trailer` and `rest` afterwards. This one is used by the
+ * others.
  */
 static inline void towpath_prep_transfer(struct towpath_operation *operation, int what, struct towpath *instance,
 					 int fd, struct towpath_transfer *transfer)
@@ -596,7 +735,7 @@ static inline void towpath_prep_transfer(struct towpath_operation *operation, in
 	operation->len = sizeof(*transfer);
 }
 
-/* Sends `count` bytes of a file. */
+/* Sends `count` bytes of a file, from `offset` on. */
 static inline void towpath_prep_sendfile(struct towpath_operation *operation, struct towpath *instance, int fd,
 					 struct towpath_transfer *transfer, int file, off_t offset, uint64_t count)
 {
@@ -606,7 +745,7 @@ static inline void towpath_prep_sendfile(struct towpath_operation *operation, st
 	transfer->count = count;
 }
 
-/* Writes what is received to a file. */
+/* Writes up to `count` received bytes to a file, from `offset` on. */
 static inline void towpath_prep_recvfile(struct towpath_operation *operation, struct towpath *instance, int fd,
 					 struct towpath_transfer *transfer, int file, off_t offset, uint64_t count)
 {
@@ -616,7 +755,10 @@ static inline void towpath_prep_recvfile(struct towpath_operation *operation, st
 	transfer->count = count;
 }
 
-/* Sends on the stream `to_fd` of `to` what is received. */
+/*
+ * Sends up to `count` received bytes on the stream `to_fd` of the instance `to`, or of the kernel
+ * if `to` is NULL.
+ */
 static inline void towpath_prep_splice(struct towpath_operation *operation, struct towpath *instance, int fd,
 				       struct towpath_transfer *transfer, struct towpath *to, int to_fd,
 				       uint64_t count)
@@ -628,34 +770,53 @@ static inline void towpath_prep_splice(struct towpath_operation *operation, stru
 }
 
 /*
- * Begins operations in order, and returns how many were begun; the others have an error, and their memory is the
- * caller's. Each ends with one TOWPATH_DONE: only waits carry it on. TOWPATH_ACCEPT tells each connection and
- * TOWPATH_SEND that all was accepted by TOWPATH_PROGRESS before.
+ * Starts operations in order; a failed one does not stop the others. Returns the number of
+ * operations started; each other one has its `error` set, and its memory belongs to the caller.
+ * Returns -1 if no operation was looked at: EFAULT, EINVAL, E2BIG, EBUSY, EPERM.
+ *
+ * Each operation that was started ends with one TOWPATH_DONE. Operations on sockets advance only
+ * while a thread waits on the queue. Before the end, TOWPATH_PROGRESS reports each connection of a
+ * TOWPATH_ACCEPT, and that the socket has accepted all bytes of a TOWPATH_SEND.
  */
 int towpath_queue_submit_sized(struct towpath_queue *queue, struct towpath_operation *operations, int count,
 			       size_t size);
 
+/* Calls towpath_queue_submit_sized() with the size of struct towpath_operation of this header. */
 static inline int towpath_queue_submit(struct towpath_queue *queue, struct towpath_operation *operations, int count)
 {
 	return towpath_queue_submit_sized(queue, operations, count, sizeof(*operations));
 }
 
-/* Asks for the end of an operation, which is told as ever: with ECANCELED, unless it did something before. */
+/*
+ * Cancels an operation. TOWPATH_DONE still reports its end: with ECANCELED, unless the operation
+ * had a result before. Returns 0, or -1: ESTALE (the operation is over or never existed), EBUSY,
+ * EPERM.
+ */
 int towpath_queue_cancel(struct towpath_queue *queue, uint64_t id);
 
 /*
- * Lends a group of `count` buffers of `size` bytes each, one behind the other from `memory` on; its number, which is
- * no other's ever. TOWPATH_RECV_MULTISHOT fills one whenever there are bytes, and tells it by TOWPATH_PROGRESS: the
- * buffer is the caller's then, until it is given back. Without a buffer it tells TOWPATH_STARVED, once, and goes on
- * when there is one. The queue keeps the others until the group is removed, or itself is closed.
+ * Lends a group of `count` contiguous buffers of `size` bytes each, starting at `memory`.
+ * TOWPATH_RECV_MULTISHOT fills a free buffer whenever there are bytes and reports it with
+ * TOWPATH_PROGRESS: the buffer then belongs to the caller until towpath_queue_give(). If no buffer
+ * is free, TOWPATH_STARVED reports that once, and the receive continues when one is free. The queue
+ * keeps free buffers until the group is removed or the queue is closed.
+ *
+ * Returns the number of the group, which is never reused, or -1: EINVAL (no buffers, or an invalid
+ * size), ENOSPC (too many groups or buffers), EFAULT, EBUSY, EPERM.
  */
 int towpath_queue_add_group(struct towpath_queue *queue, void *memory, size_t size, int count);
-/* Gives the buffer of this number back, the first of which is 0. EINVAL if it is not the caller's. */
+/*
+ * Returns a buffer to its group; buffers are numbered from 0. Returns 0, or -1: EINVAL (the buffer
+ * does not exist or does not belong to the caller), ESTALE (no such group), EBUSY, EPERM.
+ */
 int towpath_queue_give(struct towpath_queue *queue, int group, int buffer);
-/* Ends a group: all its memory is the caller's. EBUSY while an operation may fill buffers of it. */
+/*
+ * Removes a group: all its memory belongs to the caller again. Returns 0, or -1: EBUSY (an
+ * operation still uses the group, or another thread the queue), ESTALE, EPERM.
+ */
 int towpath_queue_remove_group(struct towpath_queue *queue, int group);
 
-/* What happened. */
+/* Kinds of events: `what`. */
 #define TOWPATH_READY 1
 #define TOWPATH_EXPIRED 2
 #define TOWPATH_NOTIFIED 3
@@ -666,12 +827,12 @@ int towpath_queue_remove_group(struct towpath_queue *queue, int group);
 #define TOWPATH_DONE 8
 #define TOWPATH_STARVED 9
 
-/* In `flags`: the registration is over, and its id is stale. */
+/* In `flags`: the registration or operation is over, and its id is stale. */
 #define TOWPATH_OVER 1u
-/* And with TOWPATH_DONE of a TOWPATH_SEND: some bytes were copied, or all. */
+/* In `flags` of TOWPATH_DONE for a TOWPATH_SEND: some or all bytes were copied. */
 #define TOWPATH_COPIED 2u
 
-/* What became of a file, or of one in a directory. */
+/* In `detail` of TOWPATH_CHANGED: what happened to a file, or to a file in a directory. */
 #define TOWPATH_CHANGED_MODIFIED 0x01u
 #define TOWPATH_CHANGED_ATTRIBUTES 0x02u
 #define TOWPATH_CHANGED_WRITTEN 0x04u
@@ -681,27 +842,30 @@ int towpath_queue_remove_group(struct towpath_queue *queue, int group);
 #define TOWPATH_CHANGED_REMOVED 0x40u
 #define TOWPATH_CHANGED_MISSED 0x80u
 
+/* One event of a queue. */
 struct towpath_event {
-	/* Of which registration, and what that was added with. */
+	/* The registration or operation, and the `data` that it was added with. */
 	uint64_t id;
 	epoll_data_t data;
 	/*
-	 * TOWPATH_EXPIRED, TOWPATH_NOTIFIED: how often since it was last told. TOWPATH_SIGNALLED: the
-	 * signal. TOWPATH_EXITED: the exit code or the signal. TOWPATH_PROGRESS: the descriptor of an accepted
-	 * connection, the bytes that were accepted to be sent, or those in a buffer of a group. TOWPATH_DONE:
-	 * bytes that were moved, 0 for others, or -1. Between a socket and another or a file it is the bytes also
-	 * if not all were moved: then there is an error, too.
+	 * TOWPATH_EXPIRED, TOWPATH_NOTIFIED: how often, since the last report. TOWPATH_SIGNALLED:
+	 * the signal. TOWPATH_EXITED: the exit code or the signal. TOWPATH_PROGRESS: the descriptor
+	 * of an accepted connection, the bytes that the socket accepted for sending, or the bytes
+	 * in a buffer of a group. TOWPATH_DONE: bytes moved, 0 for operations that move none, or -1
+	 * on an error. A transfer reports the bytes that it delivered even if it failed; `error` is
+	 * set, too, then.
 	 */
 	int64_t result;
 	/* TOWPATH_READY or another. */
 	int what;
-	/* Of an operation that failed, why; else 0. */
+	/* TOWPATH_DONE: the error number if the operation failed, else 0. */
 	int error;
 	/*
-	 * TOWPATH_READY: EPOLLIN and others. TOWPATH_SIGNALLED: the process that sent it, or 0.
-	 * TOWPATH_EXITED: CLD_EXITED, CLD_KILLED, or 0 if it was waited for already or is no child.
-	 * TOWPATH_CHANGED: TOWPATH_CHANGED_MODIFIED and others. TOWPATH_DONE: how many bytes are left over.
-	 * TOWPATH_PROGRESS: the number of the buffer.
+	 * TOWPATH_READY: EPOLLIN and others. TOWPATH_SIGNALLED: the process that sent the signal,
+	 * or 0. TOWPATH_EXITED: CLD_EXITED, CLD_KILLED, or 0 if the process is not a child or was
+	 * waited for already. TOWPATH_CHANGED: TOWPATH_CHANGED_MODIFIED and others. TOWPATH_DONE:
+	 * bytes taken from the source but not delivered. TOWPATH_PROGRESS: the number of the
+	 * buffer.
 	 */
 	uint32_t detail;
 	/* TOWPATH_OVER, TOWPATH_COPIED. */
@@ -709,20 +873,26 @@ struct towpath_event {
 };
 
 /*
- * Waits until there are at least `min` events, or `deadline`, a moment of CLOCK_MONOTONIC, has passed; NULL
- * is never. Fills in those that there are, `max` at most, and returns how many: 0 after the deadline. With a
- * `min` of 0 it does not sleep. Signals that are handled do not end it.
+ * Waits for at least `min` events or until `deadline`, a time of CLOCK_MONOTONIC; NULL sets no
+ * deadline. With a `min` of 0 it does not sleep. Signals with a handler do not interrupt it. Fills
+ * in up to `max` events and returns their number, 0 if there are none; further events are reported
+ * by the next wait. Returns -1 on errors: EFAULT, EINVAL (`min` is negative or above `max`, `max`
+ * is not above 0, or the deadline is invalid), E2BIG, EBUSY, EPERM.
  */
 int towpath_queue_wait_sized(struct towpath_queue *queue, struct towpath_event *events, int min, int max,
 			     const struct timespec *deadline, size_t size);
 
+/* Calls towpath_queue_wait_sized() with the size of struct towpath_event of this header. */
 static inline int towpath_queue_wait(struct towpath_queue *queue, struct towpath_event *events, int min, int max,
 				     const struct timespec *deadline)
 {
 	return towpath_queue_wait_sized(queue, events, min, max, deadline, sizeof(*events));
 }
 
-/* Causes an event of a TOWPATH_SOURCE_USER, from any thread. */
+/*
+ * Triggers a TOWPATH_SOURCE_USER. Any thread may call, also during a wait; a signal handler must
+ * not. Returns 0, or -1: ESTALE (the registration is over or is no such source), EPERM, EFAULT.
+ */
 int towpath_queue_notify(struct towpath_queue *queue, uint64_t id);
 
 #ifdef __cplusplus

@@ -1,18 +1,19 @@
-//! What C sees: functions named `towpath_*`, shaped like those of POSIX, with the instance first.
+//! The functions that C calls: named `towpath_*`, with the shapes of POSIX and the instance as the
+//! first argument.
 //!
-//! Each is a shell: it turns pointers into slices, calls one safe function and turns the outcome
-//! into a number, or -1 with `errno` set. A null pointer where memory is needed is `EFAULT`. No
-//! panic leaves the library: it ends the process, as an `extern "C"` function does. In the child of
-//! a fork, which has no instance, it is `EPERM`.
+//! Each function turns pointers into slices, calls one safe function and turns the result into a
+//! number, or into -1 with `errno` set. A null pointer where memory is needed is `EFAULT`. In the
+//! child of a fork the instance cannot be used: `EPERM`. No panic leaves the library: it ends the
+//! process, as in every `extern "C"` function.
 //!
-//! Other files: `lifetime` makes, drives and ends instances, `queue` has event queues, `shapes` has
-//! what C fills, `grown` reads and writes it by its size, `several` has calls with several
-//! messages, `held` receives without a copy.
+//! Other files: `lifetime` makes, drives and ends instances; `queue` contains event queues;
+//! `shapes` the structures that C fills; `grown` reads and writes these by their size; `several`
+//! contains calls with several messages; `held` receives without a copy.
 //!
-//! Memory belongs to the caller before, during and after each call; nothing is kept, except what is
-//! sent with `MSG_ZEROCOPY` on a socket with `SO_ZEROCOPY`: that stays lent until the error queue
-//! tells, or what a closed socket sent is over; and except for operations of event queues, whose
-//! memory is theirs until their end was told.
+//! Memory belongs to the caller before, during and after each call, with two exceptions. Memory
+//! sent with `MSG_ZEROCOPY` on a socket with `SO_ZEROCOPY` stays lent until the error queue reports
+//! its return, or until a closed socket no longer needs it. Memory of an event queue's operation
+//! belongs to the operation until its end is reported.
 #![allow(unsafe_code)]
 
 use crate::calls::options;
@@ -30,18 +31,18 @@ use libc::{
 };
 use rustix::process::Resource;
 
-/// Most events of one wait (`EP_MAX_EVENTS`).
+/// Most events of one wait, as in Linux.
 const EVENTS_MAX: usize = c_int::MAX as usize / size_of::<epoll_event>();
 
 /// Sets `errno`.
 pub(crate) fn set_errno(Errno(number): Errno) {
-    // SAFETY: the C library gives each thread a place of its own.
+    // SAFETY: the C library has a place for each thread, so this cannot fail.
     let place = unsafe { libc::__errno_location() };
-    // SAFETY: as above: valid, and this thread's alone.
+    // SAFETY: the pointer is valid, and only this thread uses the place.
     unsafe { *place = number };
 }
 
-/// A number for C: -1 with `errno` for errors.
+/// The result as a number for C: -1 with `errno` for errors.
 pub(crate) fn give<T: TryInto<isize>>(outcome: Outcome<T>) -> isize {
     match outcome.and_then(|value| value.try_into().map_err(|_| Errno(libc::EOVERFLOW))) {
         Ok(value) => value,
@@ -52,17 +53,17 @@ pub(crate) fn give<T: TryInto<isize>>(outcome: Outcome<T>) -> isize {
     }
 }
 
-/// An `int` for C.
+/// The result as an `int` for C.
 pub(crate) fn give_int<T: TryInto<isize>>(outcome: Outcome<T>) -> c_int {
     give(outcome) as c_int
 }
 
-/// Zero for C.
+/// Zero, or -1 with `errno`, for C.
 pub(crate) fn give_done(outcome: Outcome<()>) -> c_int {
     give_int(outcome.map(|()| 0_i32))
 }
 
-/// The instance behind C's pointer.
+/// The instance behind C's pointer. `None` if that is null.
 ///
 /// # Safety
 /// `instance` is null, or was made by this library and not freed.
@@ -71,21 +72,22 @@ unsafe fn instance<'a>(instance: *const Instance) -> Option<&'a Instance> {
     unsafe { instance.as_ref() }
 }
 
-/// The count of pieces that `readv` and `writev` take; the kernel says otherwise for messages.
+/// The number of pieces for `readv` and `writev`. Too many are `EINVAL` here; for messages the
+/// kernel has another error.
 fn iov_count(count: c_int) -> Outcome<usize> {
     usize::try_from(count).ok().filter(|count| *count <= IOV_MAX).ok_or(Errno::INVAL)
 }
 
-/// The outcome of a call on a descriptor: that it is wrong is said before all else is.
+/// The result of a call on a descriptor. `EBADF` takes precedence over all other errors.
 fn on<T>(of: &Instance, fd: c_int, outcome: Outcome<T>) -> Outcome<T> {
     outcome.map_err(|errno| if of.has(fd) { errno } else { Errno::BADF })
 }
 
-/// Sends, or lends if the flags and the socket say so.
+/// Sends, or lends if flags and socket ask for it.
 ///
 /// # Safety
-/// With `MSG_ZEROCOPY` and `SO_ZEROCOPY` the memory of `buffers` can be read until the program is
-/// told that it is its own again.
+/// With `MSG_ZEROCOPY` and `SO_ZEROCOPY` the memory of `buffers` can be read until its return is
+/// reported to the program.
 unsafe fn send(
     of: &Instance,
     fd: c_int,
@@ -109,8 +111,8 @@ macro_rules! exported {
         $(#[$doc])*
         ///
         /// # Safety
-        /// The instance is one that was made and not freed; pointers are null or valid for what
-        /// the call of POSIX with this name does with them.
+        /// The instance is null, or was made and not freed. Other pointers are null, or valid for
+        /// what the POSIX call of the same name does with them.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(
             instance: *const Instance
@@ -221,7 +223,7 @@ exported! {
         give(on(of, fd, buffer.and_then(|buffer| of.receive(fd, &mut [buffer], flags))))
     }
 
-    /// `recvfrom(2)`. The source of a stream is not told.
+    /// `recvfrom(2)`. A stream reports no source.
     fn towpath_recvfrom(
         of,
         fd: c_int,
@@ -279,7 +281,7 @@ exported! {
         give(on(of, fd, sent))
     }
 
-    /// `sendto(2)`, without `SIGPIPE`. A connected stream pays no heed to the address.
+    /// `sendto(2)`, without `SIGPIPE`. A connected stream ignores the address.
     fn towpath_sendto(
         of,
         fd: c_int,
@@ -305,7 +307,7 @@ exported! {
 
     /// `sendmsg(2)`, without `SIGPIPE`.
     fn towpath_sendmsg(of, fd: c_int, message: *const msghdr, flags: c_int) -> isize {
-        // SAFETY: the caller vouches for it; it is read only.
+        // SAFETY: the caller vouches for it; the message is only read.
         let sent = unsafe { Message::new(message.cast_mut()) }.and_then(|message| {
             message.send(|buffers, address, control| {
                 // SAFETY: the caller vouches for it.
@@ -373,7 +375,7 @@ exported! {
             return give_int::<c_int>(on(of, fd, Err(Errno::INVAL)));
         };
         let found = of.option(fd, level, name, room).and_then(|found| {
-            // SAFETY: the caller vouches for `room` bytes, and there are no more in `found`.
+            // SAFETY: the caller vouches for `room` bytes, and `found` has no more.
             let to = unsafe { bytes_mut(value, found.len()) }?;
             to.copy_from_slice(&found);
             *len = found.len() as socklen_t;
@@ -400,7 +402,7 @@ exported! {
 
     /// `poll(2)`, on descriptors of this instance only.
     fn towpath_poll(of, entries: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-        // As the kernel: no more than a process may have descriptors.
+        // As in the kernel: no more than a process may have descriptors.
         if count > rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) {
             return give_int::<c_int>(Err(Errno::INVAL));
         }
@@ -467,14 +469,14 @@ exported! {
                 // SAFETY: the caller vouches for `max` places, and there are no more events.
                 let place = unsafe { events.add(index) };
                 let event = epoll_event { events: event.events, u64: event.data };
-                // SAFETY: as above.
+                // SAFETY: `place` is within the caller's `max` places.
                 unsafe { place.write(event) };
             }
         }
         give_int(told.map(|told| told.len()))
     }
 
-    /// `sendfile(2)`, from a file of the kernel's to a socket.
+    /// `sendfile(2)`, from a file of the kernel to a socket.
     fn towpath_sendfile(
         of,
         to: c_int,
@@ -499,7 +501,7 @@ exported! {
         give(sent)
     }
 
-    /// `splice(2)`, between a socket and a pipe of the kernel's.
+    /// `splice(2)`, between a socket and a pipe of the kernel.
     fn towpath_splice(
         of,
         from: c_int,
@@ -526,10 +528,11 @@ exported! {
     }
 }
 
-/// Accepts and tells who it was. As in Linux, a connection whose peer cannot be told is closed.
+/// Accepts a connection and writes the peer's address. As in Linux, the connection is closed if the
+/// address cannot be written.
 ///
 /// # Safety
-/// As [`write_address`].
+/// The requirements of [`write_address`].
 unsafe fn accept(
     of: &Instance,
     fd: c_int,

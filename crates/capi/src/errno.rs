@@ -1,10 +1,10 @@
-//! Error numbers of Linux.
+//! Linux error numbers.
 
 use rustix::io::Errno as Kernel;
 use std::io;
 use towpath::layers::net::socket::Error;
 
-/// Why a call failed: a number of `errno.h`.
+/// Why a call failed: a number from `errno.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
@@ -31,7 +31,8 @@ impl From<Kernel> for Errno {
     }
 }
 
-/// Errors that are no system's: a file that ends too early is `ENODATA`, all others are `EIO`.
+/// Errors without a system error number: a premature end of a file is `ENODATA`, all others are
+/// `EIO`.
 impl From<io::Error> for Errno {
     fn from(error: io::Error) -> Self {
         Errno(error.raw_os_error().unwrap_or(match error.kind() {
@@ -41,5 +42,5 @@ impl From<io::Error> for Errno {
     }
 }
 
-/// What a call comes to.
+/// The result of a call.
 pub(crate) type Outcome<T> = Result<T, Errno>;

@@ -1,4 +1,4 @@
-//! An instance: sockets with their device, its descriptors and its time, behind one lock.
+//! An instance: sockets with their device, descriptors and clock, behind one lock.
 
 use crate::errno::{Errno, Outcome};
 use crate::table::{Files, HandedOut, SocketFile, Told, Watchers, What};
@@ -23,16 +23,16 @@ use towpath::layers::net::tcp::Connection;
 use towpath::layers::net::time::{Duration, Instant};
 use towpath::layers::packet::{Burst, Caps, Context, Loans, Memory, MemoryConfig};
 
-/// How long the end of an instance waits, unless told otherwise.
+/// How long the end of an instance waits by default.
 const LINGER_DEFAULT: Duration = Duration::from_secs(5);
 
-/// What an instance is told when it is made.
+/// Configuration of an instance.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// What a host is told. Of an instance whose packets the caller moves, gateways and link-layer
-    /// address mean nothing.
+    /// Configuration of the host. For an instance whose packets the caller moves, gateways and the
+    /// link-layer address have no effect.
     pub host: host::Config,
-    /// Of an attached instance: how long its end waits for what was sent.
+    /// For an attached instance: how long its end waits for unsent data.
     pub linger: Duration,
 }
 
@@ -43,8 +43,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// With addresses given as text, separated by spaces, each with the length of its link's
-    /// prefix.
+    /// Makes a configuration with these addresses, as text separated by spaces, each with its
+    /// prefix length.
     pub fn with_addresses(text: &str) -> Outcome<Self> {
         let address = |word: &str| {
             let (address, len) = word.split_once('/')?;
@@ -58,7 +58,7 @@ impl Config {
         Ok(Self { host, ..Self::default() })
     }
 
-    /// The same with next hops given as text, separated by spaces.
+    /// Adds next hops, as text separated by spaces.
     pub fn with_gateways(mut self, text: &str) -> Outcome<Self> {
         let gateways: Result<Vec<IpAddr>, _> =
             text.split_ascii_whitespace().map(str::parse).collect();
@@ -91,24 +91,24 @@ impl From<TapError> for Errno {
     }
 }
 
-/// When virtual time begins, since 1970: in November 2023.
+/// Start of virtual time, since 1970: in November 2023.
 #[cfg(feature = "packetdrill")]
 pub(crate) const VIRTUAL_EPOCH: Duration = Duration::from_secs(1_700_000_000);
-/// Where the instance's own time begins then: an hour after its start.
+/// The instance's own time at the start of virtual time: one hour.
 #[cfg(feature = "packetdrill")]
 pub(crate) const VIRTUAL_START: Instant = Instant::from_micros(3_600_000_000);
 
-/// Where time comes from.
+/// Source of time.
 pub(crate) enum Clock {
-    /// The system.
+    /// The system's clock.
     Real(RealClock),
-    /// Whoever drives the instance.
+    /// Time that the driver of the instance sets.
     #[cfg(feature = "packetdrill")]
     Virtual(Instant),
 }
 
 impl Clock {
-    /// Now.
+    /// The current time.
     pub(crate) fn now(&self) -> Instant {
         match self {
             Clock::Real(clock) => clock.now(),
@@ -117,7 +117,7 @@ impl Clock {
         }
     }
 
-    /// A moment of the past by the calendar, as time since 1970.
+    /// Converts a time in the past to calendar time since 1970.
     pub(crate) fn wall(&self, at: Instant) -> Duration {
         match self {
             Clock::Real(clock) => {
@@ -131,47 +131,47 @@ impl Clock {
     }
 }
 
-/// What the lock guards.
+/// State that the lock protects.
 pub(crate) struct State {
     pub(crate) engine: SocketEngine,
     pub(crate) files: Files,
     pub(crate) clock: Clock,
-    /// Where packets wait for the caller; `None` on a device.
+    /// Packets that wait for the caller. `None` on a device.
     pub(crate) wire: Option<Wire>,
-    /// The worker is to end.
+    /// The worker should end.
     pub(crate) ending: bool,
-    /// What lends memory of the program's, once it does.
+    /// Loans of the program's memory, made when they are first needed.
     pub(crate) loans: Option<Loans>,
-    /// What the program received without a copy and has not returned.
+    /// Pieces that the program received without a copy and has not returned.
     pub(crate) handed_out: HandedOut,
-    /// Who waits for some of that to be returned.
+    /// Tasks that wait until the program returns some of these pieces.
     pub(crate) crowded: Vec<Waker>,
-    /// Something changed that a waiting call may wait for.
+    /// Signalled when something changes that a waiting call may wait for.
     changed: Arc<Condvar>,
-    /// Counts changes that a waiting call may wait for.
+    /// Counts these changes.
     epoch: u64,
-    /// Calls that wait.
+    /// Number of calls that wait.
     pub(crate) parked: usize,
-    /// Calls that were waiting and have not looked at the latest change yet, or that have ended
-    /// their wait: whoever drives the clock lets them go on before it advances.
+    /// Number of calls that were woken and have not checked the latest change, or have ended their
+    /// wait. The driver of a virtual clock waits for them before it advances the clock.
     pub(crate) running: usize,
-    /// When the waits end at the latest.
+    /// Deadlines of the waiting calls.
     pub(crate) waits: Vec<Instant>,
 }
 
 impl State {
-    /// Now.
+    /// The current time.
     pub(crate) fn now(&self) -> Instant {
         self.clock.now()
     }
 
-    /// Lets `act` use the sockets with their memory.
+    /// Calls `act` with the sockets and their memory.
     pub(crate) fn with<R>(&mut self, act: impl FnOnce(&mut Sockets, &mut Context<'_>) -> R) -> R {
         let now = self.now();
         self.engine.with(now, act)
     }
 
-    /// Takes a received IP packet. False without memory for it.
+    /// Accepts a received IP packet. False if there is no memory for it.
     pub(crate) fn receive(&mut self, bytes: &[u8]) -> bool {
         let Some(packet) = wire::packet(bytes, &mut self.engine.memory) else { return false };
         let mut burst = Burst::new();
@@ -180,13 +180,13 @@ impl State {
         pushed
     }
 
-    /// When something is due without a packet or a call.
+    /// Time at which work is due without a packet or a call.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let waits = self.waits.iter().copied().min();
         [self.engine.protocols.next_deadline(), waits].into_iter().flatten().min()
     }
 
-    /// Sends what there is to send, and wakes calls that may wait for what follows.
+    /// Sends pending packets, and wakes calls that may wait for the results.
     pub(crate) fn send(&mut self) {
         self.settle(self.now());
     }
@@ -196,17 +196,18 @@ impl State {
         self.engine.run_timers(self.clock.now());
     }
 
-    /// Lets all waiting calls look again.
+    /// Makes all waiting calls check again.
     pub(crate) fn notify(&mut self) {
         self.epoch += 1;
         self.running += self.parked;
-        // Who waits for this change is parked; to wake nobody takes a system call, too.
+        // Every call that waits for this change is parked. Without one there is nothing to wake,
+        // which saves a system call.
         if std::mem::take(&mut self.parked) > 0 {
             self.changed.notify_all();
         }
     }
 
-    /// The socket behind a descriptor.
+    /// The socket of a descriptor.
     pub(crate) fn id(&self, fd: i32) -> Outcome<SocketId> {
         Ok(self.files.socket(fd)?.id)
     }
@@ -234,7 +235,7 @@ impl State {
         }))
     }
 
-    /// How long a call on `fd` may wait: not at all, so long, or (`None`) without end.
+    /// How long a call on `fd` may wait: zero for not at all, `None` without a limit.
     pub(crate) fn timeout(&self, fd: i32, flags: i32, send: bool) -> Outcome<Option<Duration>> {
         let file = self.files.socket(fd)?;
         if file.nonblocking || flags & libc::MSG_DONTWAIT != 0 {
@@ -257,7 +258,7 @@ impl Driven for State {
         self.clock.now()
     }
 
-    /// Wakes calls that may wait for what has happened.
+    /// Wakes calls that may wait for events that have happened.
     fn take_up(&mut self, _: Instant) -> bool {
         let mut news = false;
         while let Some((id, what)) = self.engine.protocols.next_wake() {
@@ -275,9 +276,9 @@ impl Driven for State {
         false
     }
 
-    /// Sends what there is to send, on the thread of the call.
+    /// Sends pending packets on the thread of the call.
     fn settle(&mut self, now: Instant) {
-        // A device that fails is gone; the engine counts what is sent from then on.
+        // A device that fails is gone; the engine then counts the packets that it cannot send.
         let _ = self.engine.send(usize::MAX, now, |_| {});
         self.take_up(now);
     }
@@ -287,38 +288,38 @@ impl Driven for State {
     }
 }
 
-/// A stack in this process. All calls may be made by any thread.
+/// A TCP/IP stack in this process. Any thread may make any call.
 pub struct Instance {
     driver: Arc<Driver<State>>,
-    /// Of the process that made it.
+    /// Identifies the process that made the instance.
     generation: u64,
-    /// How long its end waits for what was sent.
+    /// How long its end waits for unsent data.
     pub(crate) linger: Duration,
-    /// What queues send of files.
+    /// Files in memory that queues send.
     pub(crate) file_cache: Arc<FileCache>,
-    /// Something changed that a waiting call may wait for.
+    /// Signalled when something changes that a waiting call may wait for.
     changed: Arc<Condvar>,
-    /// Of an attached instance, until it ends.
+    /// The worker of an attached instance, until the instance ends.
     worker: Mutex<Option<Worker<State>>>,
-    /// No call is running any more.
+    /// Signalled when no call is running.
     #[cfg(feature = "packetdrill")]
     pub(crate) settled: Condvar,
 }
 
-/// The lock, held.
+/// The lock while it is held.
 pub(crate) type Guard<'a> = DriverGuard<'a, State>;
 
 impl Instance {
-    /// An instance whose packets the caller moves.
+    /// Makes an instance whose packets the caller moves.
     pub fn new(config: &Config) -> Outcome<Self> {
         config.host.check()?;
-        // What the caller moves is complete: each packet fits the MTU and has its checksum.
+        // Packets on the wire are complete: each fits the MTU and has its checksum.
         let caps = Caps::plain(config.host.mtu);
         Self::on_wire(config, secret()?, Clock::Real(RealClock::new()), caps)
     }
 
-    /// An instance on `tap`, driven by a thread of its own. Super-packets and checksums are used
-    /// as far as the kernel agrees.
+    /// Makes an instance on `tap`, with its own worker thread. Uses super-packets and partial
+    /// checksums as far as the kernel supports them.
     pub fn attach(config: &Config, mut tap: Tap) -> Outcome<Arc<Self>> {
         config.host.check()?;
         tap.set_offload(Features::ALL)?;
@@ -339,7 +340,7 @@ impl Instance {
             state.ending = true;
             state.files.wake_all();
         }
-        // With the lock of its place free again: dropping it waits for its thread.
+        // The lock of `worker` is released first: dropping the worker waits for its thread.
         let worker = self.worker().take();
         drop(worker);
     }
@@ -348,13 +349,12 @@ impl Instance {
         self.worker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// False in the child of a fork: its thread is not there, and the lock may be one that is
-    /// never opened.
+    /// False in the child of a fork, where the worker does not exist and the lock may stay locked.
     pub(crate) fn is_ours(&self) -> bool {
         self.generation == generation()
     }
 
-    /// Takes an IP packet, as if the device had received it.
+    /// Accepts an IP packet as if the device had received it.
     ///
     /// # Errors
     /// `ENOBUFS` without memory; `EOPNOTSUPP` if the instance has a device of its own.
@@ -366,7 +366,8 @@ impl Instance {
         if taken { Ok(()) } else { Err(Errno(libc::ENOBUFS)) }
     }
 
-    /// The next IP packet that leaves; none ever if the instance has a device of its own.
+    /// Takes the next IP packet that the instance sends. Always `None` if the instance has a device
+    /// of its own.
     pub fn output(&self) -> Option<Vec<u8>> {
         let mut state = self.lock();
         let wire = state.wire.clone()?;
@@ -378,8 +379,8 @@ impl Instance {
         taken.map(|(_, packet)| packet)
     }
 
-    /// Runs the timers that are due; how long until the next, if there is one. The worker of an
-    /// attached instance does so by itself.
+    /// Runs the timers that are due. Returns the time until the next one, if there is one. For an
+    /// attached instance it does nothing, because the worker runs the timers.
     pub fn run_timers(&self) -> Option<Duration> {
         if self.is_attached() {
             return None;
@@ -389,7 +390,7 @@ impl Instance {
         state.next_due().map(|at| at.since(state.now()))
     }
 
-    /// Packets and frames that are in use: received and not read, or sent and not acknowledged.
+    /// Packets and frames in use: received and not read, or sent and not acknowledged.
     pub fn memory_in_use(&self) -> usize {
         let Memory { packets, small, large } = &self.lock().engine.memory;
         packets.out_count() + small.out_count() + large.out_count()
@@ -399,13 +400,14 @@ impl Instance {
         self.lock().wire.is_none()
     }
 
-    /// An instance whose super-packets somebody else takes whole, without checksums, on its time.
+    /// Makes an instance whose super-packets the driver takes whole, without checksums, in the
+    /// driver's time.
     #[cfg(feature = "packetdrill")]
     pub(crate) fn driven(config: &Config, secret: [u64; 2], clock: Clock) -> Outcome<Self> {
         Self::on_wire(config, secret, clock, wire::wire_caps(config.host.mtu))
     }
 
-    /// On a wire a stack has one neighbour, for every destination.
+    /// On a wire the stack has one neighbour, for every destination.
     fn on_wire(config: &Config, secret: [u64; 2], clock: Clock, caps: Caps) -> Outcome<Self> {
         let alone = |ip: IpAddr| if ip.is_ipv4() { (ip, 32) } else { (ip, 128) };
         let addresses = config.host.addresses.iter().map(|&(ip, _)| alone(ip)).collect();
@@ -461,23 +463,23 @@ impl Instance {
         }
     }
 
-    /// Takes the lock, in the order of the asking.
+    /// Takes the lock, in the order of requests.
     pub(crate) fn lock(&self) -> Guard<'_> {
         self.driver.lock()
     }
 
-    /// Takes the lock, lets `act` do a call that does not wait, and sees to what follows.
+    /// Takes the lock, runs `act`, which does not wait, and handles the results.
     pub(crate) fn call<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
         self.driver.call(|state, _| act(state))
     }
 
-    /// After a change: sends what there is to send, and wakes calls that may wait for it.
+    /// After a change: sends pending packets, and wakes calls that may wait for the change.
     pub(crate) fn settle(&self, state: &mut Guard<'_>) {
         self.driver.settle(state);
     }
 
-    /// Does `attempt` until it is anything but [`Errno::AGAIN`], waiting in between for changes:
-    /// `timeout` at most, without end if that is `None`, not at all if it is zero.
+    /// Repeats `attempt` until it returns anything but [`Errno::AGAIN`], and waits for changes in
+    /// between: at most for `timeout`, without a limit if that is `None`, not at all if it is zero.
     pub(crate) fn block<R>(
         &self,
         timeout: Option<Duration>,
@@ -493,16 +495,16 @@ impl Instance {
             if !again || deadline.is_some_and(|at| at <= state.now()) {
                 return result;
             }
-            // Settling collects what has come back, which may be what is waited for: nobody would
-            // tell of it again.
+            // Settling collects returned loans and packets. That may be the change to wait for, and
+            // it would not be signalled again.
             if state.epoch == epoch {
                 state = self.park(state, deadline);
             }
         }
     }
 
-    /// The same for a socket. `EBADF` if it is closed meanwhile, though its number may be that of
-    /// another by then.
+    /// Repeats `attempt` on a socket as [`Instance::block`] does. `EBADF` if the socket is closed
+    /// meanwhile, even if its number belongs to another socket then.
     pub(crate) fn block_on<R>(
         &self,
         fd: i32,

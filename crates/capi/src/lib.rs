@@ -1,24 +1,24 @@
-//! C library of towpath: sockets as POSIX and Linux have them, on a stack in this process.
+//! C library of towpath: POSIX and Linux sockets on a TCP/IP stack in this process.
 //!
 //! # Theory of operation
 //!
-//! An [`Instance`] is a [driver](towpath::driver) whose state has a table of descriptors. A call
-//! takes the lock, does what the sockets let it do now, sends what follows from it on its own
-//! thread, and returns. A blocking call that cannot go on waits on a condition variable until
-//! something has changed. There is no hidden state: two instances in one process know nothing of
-//! each other.
+//! An [`Instance`] is a [driver](towpath::driver) whose state contains a table of descriptors. A
+//! call takes the lock, does what the sockets allow at that time, sends the resulting packets on
+//! its own thread, and returns. A blocking call that cannot continue waits on a condition variable
+//! until something has changed. There is no hidden state: two instances in one process share
+//! nothing.
 //!
-//! An instance is on a device, which a worker drives, or on a *wire*, whose packets the caller
-//! moves.
+//! An instance is attached to a device, which a worker drives, or to a *wire*, whose packets the
+//! caller moves.
 //!
-//! Descriptor numbers are real ones: each is held by an eventfd, so that it can never be that
-//! of a file of the kernel's.
+//! Descriptor numbers are real: an eventfd reserves each of them, so none can be a file of the
+//! kernel.
 //!
-//! `abi` has the functions that C sees, and only they handle pointers, with `memory::pointers`;
-//! everything below them is safe code that takes slices. Errors are Linux's numbers.
+//! `abi` contains the functions that C calls. Only they handle pointers, with `memory::pointers`;
+//! all code below is safe and takes slices. Errors are Linux's numbers.
 //!
-//! With the feature `packetdrill` the library has one more entry point, for the test tool of that
-//! name.
+//! With the feature `packetdrill` the library has an additional entry point, for the test tool of
+//! that name.
 //!
 //! Modules form a line, and each uses only those before it: `{errno, wire} → table → memory →
 //! instance → calls → queue → abi → packetdrill`.

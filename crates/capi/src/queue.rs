@@ -1,10 +1,10 @@
-//! Event queues for C: those of `towpath::events`, with sockets of instances among their sources.
+//! Event queues for C, based on `towpath::events`, with sockets of instances as additional sources.
 //!
-//! A queue is used by one thread at a time: a second one that calls meanwhile is told so (`EBUSY`),
-//! so that nobody waits behind a thread that sleeps. Any thread notifies. The child of a fork
-//! cannot use the queue (`EPERM`).
+//! One thread at a time uses a queue. A call by a second thread fails with `EBUSY`, so that no
+//! thread waits behind one that sleeps. Any thread may notify. The child of a fork cannot use the
+//! queue (`EPERM`).
 //!
-//! Identifiers are tokens plus one, so that zero is nobody's.
+//! Identifiers are tokens plus one, so that zero is never valid.
 
 mod groups;
 mod kept;
@@ -42,41 +42,41 @@ use towpath::events::{
 use towpath::layers::io::process_sys::generation;
 pub(crate) use work::{FileWork, Other, SocketWork, Transfer, Way};
 
-/// Longest that the end of a queue waits for memory of operations.
+/// Longest time that the end of a queue waits for memory of operations.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(1);
-/// Events of one look meanwhile, and how long one takes.
+/// Most events of one check during that wait, and the duration of a check.
 const CLOSE_EVENTS: usize = 256;
 const CLOSE_STEP: Duration = Duration::from_millis(10);
 
-/// One of many changes.
+/// One requested change.
 pub(crate) enum Asked {
     Add(Source, u64),
     Modify(u64, Interest, Trigger),
-    /// When a timer expires.
+    /// Sets when a timer expires.
     Set(u64, Instant),
     Remove(u64),
 }
 
 /// An event queue.
 pub struct Queue {
-    /// The process that made it.
+    /// Identifies the process that made it.
     process: u64,
     inner: Mutex<Inner>,
-    /// Of user events, which any thread may cause.
+    /// Notifiers of user events, which any thread may trigger.
     notifiers: Mutex<HashMap<u64, Notifier>>,
 }
 
 struct Inner {
     events: EventQueue,
-    /// Room for what a wait finds.
+    /// Events of one wait.
     found: Vec<Event>,
-    /// Operations whose end was not told.
+    /// Operations whose end was not reported.
     operations: HashMap<u64, Kept>,
     groups: Groups,
 }
 
 impl Queue {
-    /// An empty queue.
+    /// Makes an empty queue.
     pub fn new(back_end: Choice) -> Outcome<Self> {
         let config = Config { back_end, ..Config::default() };
         let events = EventQueue::with(&config)?;
@@ -92,7 +92,7 @@ impl Queue {
         })
     }
 
-    /// A descriptor that is readable while there are events.
+    /// Makes a descriptor that is readable while there are events.
     pub fn descriptor(&self) -> Outcome<OwnedFd> {
         self.enter()?.events.descriptor().map_err(Errno::from)
     }
@@ -102,12 +102,12 @@ impl Queue {
         Ok(self.enter()?.events.is_io_uring())
     }
 
-    /// The queue's time.
+    /// The current time of the queue.
     pub(crate) fn now(&self) -> Outcome<Instant> {
         Ok(self.enter()?.events.now())
     }
 
-    /// Makes changes in order, and tells what became of each: its identifier or an error.
+    /// Makes changes in order. Returns the identifier or the error of each.
     pub(crate) fn change(&self, asked: Vec<Outcome<Asked>>) -> Outcome<Vec<Outcome<u64>>> {
         let mut inner = self.enter()?;
         let mut results = Vec::with_capacity(asked.len());
@@ -129,7 +129,7 @@ impl Queue {
                 let id = id(token);
                 match inner.events.notifier(token) {
                     Some(notifier) => notifiers.insert(id, notifier),
-                    // It was removed, or is something else.
+                    // It was removed, or is not a user source.
                     None => notifiers.remove(&id),
                 };
                 id
@@ -138,7 +138,7 @@ impl Queue {
         Ok(results)
     }
 
-    /// Begins an operation on a stream of an instance; its identifier.
+    /// Starts an operation on a socket of an instance. Returns its identifier.
     pub(crate) fn submit(
         &self,
         of: (&Arc<Instance>, i32),
@@ -157,7 +157,7 @@ impl Queue {
         self.begin(|events| Ok((events.start(task, deadline, data)?, kept)))
     }
 
-    /// Begins an operation on a file of the kernel's, of which the queue has a duplicate.
+    /// Starts an operation on a file of the kernel, of which the queue gets a duplicate.
     pub(crate) fn submit_file(
         &self,
         file: BorrowedFd<'_>,
@@ -167,7 +167,7 @@ impl Queue {
         self.begin(|events| kernel::begin_on_file(events, file, work, when))
     }
 
-    /// The same on a socket of the kernel's.
+    /// Starts an operation on a socket of the kernel, of which the queue gets a duplicate.
     pub(crate) fn submit_socket(
         &self,
         socket: BorrowedFd<'_>,
@@ -190,22 +190,22 @@ impl Queue {
         self.begin(|events| groups::begin(events, end, group, when))
     }
 
-    /// Lends memory as a group of buffers; its number.
+    /// Lends memory as a group of buffers. Returns its number.
     pub(crate) fn add_group(&self, memory: Posted, size: usize, count: usize) -> Outcome<i32> {
         self.enter()?.groups.add(memory, size, count)
     }
 
-    /// Gives a buffer back to its group.
+    /// Returns a buffer to its group.
     pub fn give(&self, group: i32, buffer: i32) -> Outcome<()> {
         self.enter()?.groups.get(group)?.give(buffer)
     }
 
-    /// Ends a group, whose memory is the program's again.
+    /// Removes a group, whose memory belongs to the program again.
     pub fn remove_group(&self, group: i32) -> Outcome<()> {
         self.enter()?.groups.remove(group)
     }
 
-    /// Begins an operation; its identifier.
+    /// Starts an operation. Returns its identifier.
     fn begin(&self, begin: impl FnOnce(&mut EventQueue) -> Outcome<(Token, Kept)>) -> Outcome<u64> {
         let mut inner = self.enter()?;
         let (token, kept) = begin(&mut inner.events)?;
@@ -213,24 +213,24 @@ impl Queue {
         Ok(id(token))
     }
 
-    /// Asks for the end of an operation, which is told as ever.
+    /// Cancels an operation, whose end is still reported.
     pub fn cancel(&self, id: u64) -> Outcome<()> {
         self.enter()?.events.cancel(token(id)?).map_err(Errno::from)
     }
 
-    /// Ends all operations, and waits for their memory, but not long.
+    /// Cancels all operations, and waits for a short time until their memory is back.
     ///
     /// # Errors
-    /// `EBUSY` if some of it is not back: the queue goes on.
+    /// `EBUSY` if some memory is not back: the queue continues to exist.
     pub(crate) fn end_operations(&self) -> Outcome<()> {
         if self.check_process().is_err() {
-            // They are the parent's.
+            // The operations belong to the parent.
             return Ok(());
         }
         let mut inner = self.enter()?;
         let Inner { events, found, operations, .. } = &mut *inner;
         for &id in operations.keys() {
-            // One that is over is told below.
+            // An error means that it is over; the loop below takes its report.
             let _ = events.cancel(token(id)?);
         }
         let end = events.now() + CLOSE_WAIT_MAX;
@@ -240,7 +240,7 @@ impl Queue {
             let waited = events.wait_many(found, min..=CLOSE_EVENTS, Some(step));
             for event in found.drain(..) {
                 if event.news == News::Connection {
-                    // Closed, so that the end can be told.
+                    // Closed, so that the end of the operation can be reported.
                     drop(events.take(event.token));
                 } else if event.is_over || event.news == News::Completed {
                     operations.remove(&id(event.token));
@@ -252,15 +252,15 @@ impl Queue {
         if operations.is_empty() { Ok(()) } else { Err(Errno(libc::EBUSY)) }
     }
 
-    /// Causes a user event, from any thread.
+    /// Triggers a user event, from any thread.
     pub fn notify(&self, id: u64) -> Outcome<()> {
         self.check_process()?;
         let notifiers = self.notifiers();
         notifiers.get(&id).map(Notifier::notify).ok_or(Errno(libc::ESTALE))
     }
 
-    /// Waits until there are `min` events or `deadline` has passed, and hands over each of those
-    /// that there are, `max` at most. Returns how many.
+    /// Waits until there are `min` events or `deadline` has passed, and calls `tell` with at most
+    /// `max` events. Returns their number.
     pub(crate) fn wait(
         &self,
         (min, max): (usize, usize),
@@ -293,11 +293,11 @@ impl Queue {
             }
             tell(told);
         }
-        // What was told is told, whatever came then.
+        // Events that were reported count, even if the wait failed afterwards.
         if count > 0 { Ok(count) } else { waited }
     }
 
-    /// The one who uses it now.
+    /// The queue, if no other thread uses it.
     fn enter(&self) -> Outcome<MutexGuard<'_, Inner>> {
         self.check_process()?;
         match self.inner.try_lock() {
@@ -316,11 +316,11 @@ impl Queue {
     }
 }
 
-/// A source by what C says of it.
+/// A source, from the fields that C has filled.
 pub(crate) enum Given<'a> {
-    /// A descriptor of the kernel's.
+    /// A descriptor of the kernel.
     File(BorrowedFd<'a>),
-    /// One of an instance.
+    /// A socket of an instance.
     Socket(ManuallyDrop<Arc<Instance>>, i32),
     Timer(Instant, Option<Duration>),
     User,
@@ -330,7 +330,7 @@ pub(crate) enum Given<'a> {
 }
 
 impl Given<'_> {
-    /// The source. The queue has a duplicate of a descriptor.
+    /// The source. The queue gets a duplicate of a kernel descriptor.
     pub(crate) fn source(self, (interest, trigger): (Interest, Trigger)) -> Outcome<Source> {
         Ok(match self {
             Self::File(fd) => {
@@ -349,7 +349,7 @@ impl Given<'_> {
     }
 }
 
-/// What `EPOLLIN` and others ask for. What is always told may be asked for, too.
+/// Interest and trigger from `EPOLLIN` and others. Events that are always reported are allowed.
 pub(crate) fn interest(events: u32) -> Outcome<(Interest, Trigger)> {
     let has = |flag: i32| events & flag as u32 != 0;
     let known = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET | libc::EPOLLONESHOT;

@@ -1,5 +1,5 @@
-//! Instances whose packets the caller moves: IP packets, without Ethernet headers, which are put on
-//! and taken off here.
+//! The device of instances whose packets the caller moves. It carries IP packets; Ethernet headers
+//! are added and removed here.
 
 use rustix::fd::BorrowedFd;
 use std::collections::VecDeque;
@@ -12,51 +12,51 @@ use towpath::layers::packet::{Burst, Caps, Context, Device, Input, Ledger, Memor
 
 /// Bytes of an Ethernet header.
 const ETHERNET_LEN: usize = 14;
-/// Our link-layer address on a wire that has none.
+/// The instance's link-layer address on a wire, which has none.
 pub(crate) const OUR_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
-/// The one neighbour's.
+/// The link-layer address of the only neighbour.
 pub(crate) const PEER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
-/// Next hops of a wire without addresses: from the ranges for documentation, so that they are
-/// nobody's.
+/// Next hops on a wire without addresses. They are from the documentation ranges, so no host has
+/// them.
 pub(crate) const PEERS: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(203, 0, 113, 254)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 0xfffe)),
 ];
-/// Packets that may wait for whoever moves them, so that the stack's own queues fill up, and calls
-/// wait or fail, where nobody takes any: more than a window of 4 MiB in segments of 1,448 bytes.
+/// Most packets that wait for the caller: more than a window of 4 MiB in segments of 1,448 bytes.
+/// If the caller takes none, the stack's own queues fill up, and calls wait or fail.
 const PACKETS_MAX: usize = 4096;
 
-/// A packet that left, and when.
+/// A packet that left, and the time when it left.
 pub(crate) type Departed = (Instant, Vec<u8>);
 
-/// What the caller has of a wire. Clones are of the same wire.
+/// The caller's end of a wire. Clones belong to the same wire.
 #[derive(Clone)]
 pub(crate) struct Wire(Arc<Mutex<Line>>);
 
 struct Line {
-    /// Packets that left and were not taken yet.
+    /// Packets that left and that the caller has not taken.
     out: VecDeque<Departed>,
     caps: Caps,
 }
 
 impl Wire {
-    /// A wire that takes what such a device would.
+    /// A wire with the capabilities `caps`.
     pub(crate) fn new(caps: Caps) -> Self {
         Self(Arc::new(Mutex::new(Line { out: VecDeque::new(), caps })))
     }
 
-    /// From the next packets on the wire takes what such a device would.
+    /// Changes the capabilities for later packets.
     #[cfg(feature = "packetdrill")]
     pub(crate) fn set_caps(&self, caps: Caps) {
         self.lock().caps = caps;
     }
 
-    /// The next packet that waits for the caller.
+    /// Takes the next packet that waits for the caller.
     pub(crate) fn take(&self) -> Option<Departed> {
         self.lock().out.pop_front()
     }
 
-    /// Nothing more is taken from the stack until the caller has taken what waits.
+    /// True if the stack must not send until the caller has taken a packet.
     pub(crate) fn is_full(&self) -> bool {
         self.lock().out.len() >= PACKETS_MAX
     }
@@ -85,7 +85,7 @@ impl Device for WireEnd {
         None
     }
 
-    /// The caller hands packets to the stack itself.
+    /// The caller passes packets to the stack directly.
     fn receive(&mut self, _: &mut Burst, _: &mut Context<'_>) -> Result<Input, Infallible> {
         Ok(Input::Done)
     }
@@ -112,7 +112,7 @@ fn flatten(packet: &Packet, ledger: &Ledger) -> Vec<u8> {
     bytes
 }
 
-/// An IP packet as a device would have received it; `None` without memory.
+/// An IP packet in the form in which a device would have received it. `None` without memory.
 pub(crate) fn packet(bytes: &[u8], memory: &mut Memory) -> Option<Packet> {
     let kind: [u8; 2] = if bytes.first()? >> 4 == 4 { [0x08, 0x00] } else { [0x86, 0xdd] };
     let mut packet = memory.packet()?;
@@ -134,7 +134,7 @@ pub(crate) fn packet(bytes: &[u8], memory: &mut Memory) -> Option<Packet> {
     Some(packet)
 }
 
-/// A wire that takes super-packets whole.
+/// Capabilities of a wire that accepts super-packets.
 #[cfg(feature = "packetdrill")]
 pub(crate) const fn wire_caps(mtu: u16) -> Caps {
     Caps {
@@ -153,7 +153,7 @@ pub(crate) const fn wire_caps(mtu: u16) -> Caps {
 mod tests {
     use super::*;
 
-    /// Goal: the device tells the engine, which asks after each turn, what was switched off.
+    /// Goal: the device reports to the engine, which asks after each turn, what was switched off.
     #[test]
     fn offloads_stay_off() {
         let wire = Wire::new(wire_caps(1500));

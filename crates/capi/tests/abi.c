@@ -1,6 +1,6 @@
 /*
- * Two instances in one process, back to back: a connection, bytes both ways, errors as Linux has
- * them. Every packet that leaves one is given to the other.
+ * Two instances in one process, back to back: a connection, bytes in both directions, and Linux's
+ * errors. Every packet that leaves one is passed to the other.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -40,7 +40,7 @@ static void settle(struct towpath *a, struct towpath *b)
 	CHECK(!moved);
 }
 
-/* Datagrams that nobody takes fill the send buffer, and all that were taken in arrive. */
+/* Datagrams that are not taken fill the send buffer, and all accepted ones arrive. */
 static void nobody_takes(void)
 {
 	struct towpath *a = towpath_new("192.0.2.1/24", 1500);
@@ -60,7 +60,10 @@ static void nobody_takes(void)
 	towpath_free(a);
 }
 
-/* Urgent data of `fd` comes to `peer`, told of by poll and epoll, and is read apart or in line. */
+/*
+ * Urgent data of `fd` arrives at `peer`, is reported by poll and epoll, and is read separately or
+ * inline.
+ */
 static void urgent(struct towpath *client, int fd, struct towpath *server, int peer)
 {
 	struct pollfd polled = { .fd = peer, .events = POLLIN | POLLPRI };
@@ -70,7 +73,10 @@ static void urgent(struct towpath *client, int fd, struct towpath *server, int p
 	char bytes[8];
 	int at_mark = -1, on = 1, set = towpath_epoll_create1(server, 0);
 
-	/* A wait of its own is neither changed nor made of another, and for some events only. */
+	/*
+	 * An exclusive wait cannot be modified or made from another one, and is limited to some
+	 * events.
+	 */
 	event.events = EPOLLIN | EPOLLPRI | EPOLLEXCLUSIVE;
 	CHECK(towpath_epoll_ctl(server, set, EPOLL_CTL_ADD, peer, &event) == -1 && errno == EINVAL);
 	event.events = EPOLLOUT | EPOLLEXCLUSIVE;
@@ -91,7 +97,7 @@ static void urgent(struct towpath *client, int fd, struct towpath *server, int p
 	CHECK(towpath_poll(server, &polled, 1, 0) == 1);
 	CHECK(polled.revents == (POLLIN | POLLPRI));
 	CHECK(towpath_epoll_wait(server, set, &event, 1, 0) == 1 && event.events == EPOLLPRI);
-	/* One call ends in front of the mark, whatever buffers it has, and waits for nothing. */
+	/* One call ends before the mark, whatever buffers it has, and does not wait. */
 	pieces[0] = (struct iovec) { .iov_base = bytes, .iov_len = 2 };
 	pieces[1] = (struct iovec) { .iov_base = bytes + 2, .iov_len = 6 };
 	CHECK(towpath_recvmsg(server, peer, &message, MSG_WAITALL) == 2);
@@ -115,7 +121,7 @@ static void urgent(struct towpath *client, int fd, struct towpath *server, int p
 	CHECK(towpath_close(server, set) == 0);
 }
 
-/* What was received is handed out where it lies, and stays until it is returned. */
+/* Received bytes are handed out in place, and stay until they are returned. */
 static void lent(struct towpath *client, int fd, struct towpath *server, int peer)
 {
 	static char sent[4000];
@@ -140,7 +146,7 @@ static void lent(struct towpath *client, int fd, struct towpath *server, int pee
 	message.msg_iovlen = 16;
 	CHECK(towpath_recvmsg_lent(server, peer, &message, 0, &token) == sizeof(sent) - 1448);
 	CHECK(token != 0 && token != other && message.msg_iovlen == 2);
-	/* What comes later does not touch it. */
+	/* Later bytes do not affect them. */
 	CHECK(towpath_write(client, fd, sent, 100) == 100);
 	settle(client, server);
 	CHECK(towpath_read(server, peer, sent, 100) == 100);
@@ -155,7 +161,7 @@ static void lent(struct towpath *client, int fd, struct towpath *server, int pee
 	CHECK(towpath_return(server, 0) == -1 && towpath_return(server, ~0ull) == -1);
 }
 
-/* IP_MTU and who believes what routers say about it. */
+/* IP_MTU, and which sockets believe routers' reports about it. */
 static void check_mtu_options(struct towpath *of, int fd, int unconnected)
 {
 	socklen_t len = sizeof(int);
@@ -189,8 +195,9 @@ static void check_mtu_options(struct towpath *of, int fd, int unconnected)
 }
 
 /*
- * Limits of all sockets and of one, where a call lends nothing, and lends again with more room: two
- * calls of less than a page, which count as two pages each; no notice at all. No instance.
+ * Limits of all sockets and of one, at which a call lends nothing, and lends again after the limit
+ * is raised: two calls of less than a page, which count two pages each; no notice at all. No
+ * instance.
  */
 static void limits(struct towpath *client, struct towpath *server, int fd, int peer)
 {
@@ -217,8 +224,8 @@ static void limits(struct towpath *client, struct towpath *server, int fd, int p
 }
 
 /*
- * What is lent is told until it is acknowledged, and counted when it is asked for early. Sizes of
- * other versions of the structure are fine, other sizes are not.
+ * Lent memory is reported until it is acknowledged, and counted when it is recalled. Sizes of other
+ * versions of the structure are valid, other sizes are not.
  */
 static void stats(struct towpath *client, int fd, struct towpath *server, int peer)
 {
@@ -238,7 +245,7 @@ static void stats(struct towpath *client, int fd, struct towpath *server, int pe
 	CHECK(towpath_read(server, peer, got, sizeof(got)) == 1000);
 	settle(client, server);
 	CHECK(towpath_get_stats(client, &now, sizeof(now)) == 0);
-	/* A device without checksums: what is lent is copied for them, and no hit. */
+	/* A device without checksums: lent memory is copied for them, and is not a hit. */
 	CHECK(now.lent == 1000 && now.hits == 0 && now.copied_checksum == 1000);
 	CHECK(now.carried == before.carried + 1000);
 	CHECK(now.copied_socket_send == before.copied_socket_send);
@@ -255,7 +262,7 @@ static void stats(struct towpath *client, int fd, struct towpath *server, int pe
 	CHECK(newer.known.lent == 3000 && newer.known.copied_recall == 2000);
 	CHECK(now.recalls == 0 && newer.known.recalls == 1);
 	CHECK(newer.known.recalls_starved == 0 && newer.known.dropped_link_gone == 0);
-	/* A program of the first version, which knew sixteen figures. */
+	/* A program of the first version, which knew sixteen fields. */
 	memset(&now, 0xff, sizeof(now));
 	CHECK(towpath_get_stats(client, &now, 16 * sizeof(uint64_t)) == 0);
 	CHECK(now.copied_checksum == newer.known.copied_checksum && now.recalls == UINT64_MAX);
@@ -274,7 +281,7 @@ static void stats(struct towpath *client, int fd, struct towpath *server, int pe
 	limits(client, server, fd, peer);
 }
 
-/* Looks that the calls `first` to `last` are told of, and no other. */
+/* Checks that exactly the calls `first` to `last` are reported. */
 static void told(struct towpath *of, int fd, unsigned int first, unsigned int last)
 {
 	char control[128];
@@ -290,7 +297,9 @@ static void told(struct towpath *of, int fd, unsigned int first, unsigned int la
 	CHECK(towpath_recvmsg(of, fd, &message, MSG_ERRQUEUE) == -1 && errno == EAGAIN);
 }
 
-/* A connection that is ended by its own side gives back what it was lent; the socket goes on, and so do its numbers. */
+/*
+ * A connection that its own side ends returns its lent memory; the socket and its numbers continue.
+ */
 static void disconnected(struct towpath *client, struct towpath *server, int listener)
 {
 	static char memory[200000], got[200000];
@@ -307,7 +316,7 @@ static void disconnected(struct towpath *client, struct towpath *server, int lis
 		settle(client, server);
 		int accepted = towpath_accept(server, listener, NULL, NULL);
 		CHECK(accepted >= 0);
-		/* Some under way, some not sent yet. */
+		/* Some bytes are in flight, some are not sent yet. */
 		CHECK(towpath_send(client, fd, memory, 1000, MSG_ZEROCOPY) == 1000);
 		CHECK(towpath_send(client, fd, memory, sizeof(memory), MSG_ZEROCOPY) > 0);
 		CHECK(towpath_poll(client, &polled, 1, 0) == 0);
@@ -324,7 +333,7 @@ static void disconnected(struct towpath *client, struct towpath *server, int lis
 	CHECK(towpath_close(client, fd) == 0);
 }
 
-/* The child of a fork has no instance; the parent's goes on. */
+/* The child of a fork cannot use the instance; the parent continues to use it. */
 static void forked(struct towpath *of, int fd)
 {
 	struct towpath_operation operation;
@@ -391,7 +400,7 @@ int main(void)
 				       SOCK_NONBLOCK);
 	CHECK(accepted >= 0 && len == sizeof(peer));
 	CHECK(peer.sin_addr.s_addr == inet_addr("192.0.2.2"));
-	/* It lends as its listener does. */
+	/* The accepted socket lends as its listener does. */
 	int lends = 0;
 	len = sizeof(lends);
 	CHECK(towpath_getsockopt(server, accepted, SOL_SOCKET, SO_ZEROCOPY, &lends, &len) == 0);

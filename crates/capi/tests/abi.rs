@@ -1,4 +1,4 @@
-//! The C side: the header agrees with the library, and a C program compiles and runs.
+//! The C side: the header agrees with the library, and C programs compile and run.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -7,7 +7,7 @@ fn package() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Names that begin with `towpath_` and are followed by an opening bracket, in order.
+/// Names that begin with `towpath_` and are followed by an opening parenthesis, sorted.
 fn functions(text: &str, before: &str) -> Vec<String> {
     let mut names = Vec::new();
     for line in text.lines().filter(|line| line.contains(before) && !line.starts_with("//")) {
@@ -24,7 +24,7 @@ fn functions(text: &str, before: &str) -> Vec<String> {
     names
 }
 
-/// Goal: no function is missing in the header, none is declared and not there.
+/// Goal: the header declares exactly the functions of the library.
 #[test]
 fn the_header_declares_what_the_library_has() {
     let header = std::fs::read_to_string(package().join("include/towpath.h")).expect("header");
@@ -32,7 +32,7 @@ fn the_header_declares_what_the_library_has() {
         ["abi.rs", "abi/held.rs", "abi/lifetime.rs", "abi/queue.rs", "abi/several.rs"]
             .map(|path| std::fs::read_to_string(package().join("src").join(path)).expect("source"))
             .concat();
-    // Programs compile what is inline.
+    // Programs compile inline functions themselves.
     let inline = functions(&header, "static inline");
     let mut declared = functions(&header, "");
     declared.retain(|name| !inline.contains(name));
@@ -40,7 +40,7 @@ fn the_header_declares_what_the_library_has() {
     assert_eq!(declared, functions(&source, "fn towpath_"));
 }
 
-/// Goal: programs in strict C and C++ of any version can use the header.
+/// Goal: the header can be used in all versions of strict C and C++.
 #[test]
 fn the_header_compiles_in_all_versions_of_c() {
     for (compiler, language, standards) in [
@@ -64,7 +64,7 @@ fn the_header_compiles_in_all_versions_of_c() {
     }
 }
 
-/// Goal: programs and library mean the same by the numbers of event queues.
+/// Goal: the numbers of event queues are the same in the header and in the library.
 #[test]
 fn the_header_has_the_numbers_of_the_library() {
     let header = std::fs::read_to_string(package().join("include/towpath.h")).expect("header");
@@ -86,18 +86,18 @@ fn the_header_has_the_numbers_of_the_library() {
     }
 }
 
-/// Compiles a program of C against header and library: its path, and that of the library's folder.
+/// Compiles a C program against header and library. Returns its path, and the library's folder.
 fn compile(name: &str, source: &Path) -> (PathBuf, PathBuf) {
     compile_with(name, source, &[])
 }
 
-/// Compiles a program of C with more flags than [`compile`] has.
+/// Compiles a C program with additional flags.
 fn compile_with(name: &str, source: &Path, flags: &[&str]) -> (PathBuf, PathBuf) {
     let own = std::env::current_exe().expect("path of this program");
     let libraries = own.parent().expect("folder").to_path_buf();
     let library = libraries.join("libtowpath_capi.so");
     assert!(library.exists(), "{} was built with this test", library.display());
-    // By the name that programs look for.
+    // The name that programs look for.
     let found = libraries.join(concat!("libtowpath.so.", env!("CARGO_PKG_VERSION_MAJOR")));
     let _ = std::os::unix::fs::symlink("libtowpath_capi.so", &found);
     let program: PathBuf = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -150,7 +150,7 @@ fn an_installed_library_is_found_by_pkg_config() {
         assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
         let flags = String::from_utf8(told.stdout).expect("text");
         if kind == "static" {
-            // Both are there: the linker takes the shared one where it can.
+            // Both libraries are installed, and the linker prefers the shared one.
             std::fs::remove_file(libraries.join("libtowpath.so")).expect("it was installed");
         }
         let program = root.join(kind);
@@ -171,7 +171,7 @@ fn an_installed_library_is_found_by_pkg_config() {
     }
 }
 
-/// Says its version, if header and library have the same.
+/// A program that prints its version if header and library have the same one.
 const VERSION_OF_THE_LIBRARY: &str = r#"
 #include <towpath.h>
 #include <stdio.h>
@@ -197,69 +197,71 @@ fn assert_ok(ran: &Output) {
     assert_eq!(ran.stdout, b"ok\n");
 }
 
-/// Goal: C programs can use it. Method: two instances back to back.
+/// Goal: C programs can use the library. Method: two instances back to back.
 #[test]
 fn a_c_program_compiles_and_runs() {
     assert_ok(&compile_and_run("abi", &package().join("tests/abi.c")));
 }
 
-/// Goal: sends until nothing is taken leave memory for what acknowledges them.
+/// Goal: sends until no more is accepted leave enough memory for the acknowledgments.
 #[test]
 fn a_c_program_sends_all_it_can() {
     assert_ok(&compile_and_run("pressure", &package().join("tests/pressure.c")));
 }
 
-/// Goal: event queues tell C programs of each kind of source, and of what is wrong.
+/// Goal: event queues report every kind of source and every error to C programs.
 #[test]
 fn a_c_program_waits_for_everything() {
     assert_ok(&compile_and_run("queue", &package().join("tests/queue.c")));
 }
 
-/// Goal: programs of other versions of the library pass structures of other sizes, and prepared
-/// operations are what they seem.
+/// Goal: programs of other versions of the library can pass structures of other sizes, and prepared
+/// operations are filled correctly.
 #[test]
 fn a_c_program_passes_structures_of_any_version() {
     assert_ok(&compile_and_run("shapes", &package().join("tests/shapes.c")));
 }
 
-/// Goal: operations of event queues do what the calls would, and give back all memory.
+/// Goal: operations of event queues do what the calls would do, and return all memory.
 #[test]
 fn a_c_program_submits_operations() {
     assert_ok(&compile_and_run("operations", &package().join("tests/operations.c")));
 }
 
-/// Goal: the same on sockets of the kernel, and with datagrams and files.
+/// Goal: operations of event queues on sockets of the kernel, on datagrams and on files do what the
+/// calls would do, and return all memory.
 #[test]
 fn a_c_program_submits_operations_to_the_kernel() {
     assert_ok(&compile_and_run("kernel", &package().join("tests/kernel.c")));
 }
 
-/// Goal: sends lend the program's memory and tell twice: accepted, and back, copied or not.
+/// Goal: sends lend the program's memory and report twice: when it is accepted, and when it is
+/// back, copied or not.
 #[test]
 fn a_c_program_sends_without_copying() {
     assert_ok(&compile_and_run("zerocopy", &package().join("tests/zerocopy.c")));
 }
 
-/// Goal: bytes go between files and streams of instances and of the kernel, whole, and what ends
-/// early says what became of each byte.
+/// Goal: bytes move completely between files and streams of instances and of the kernel. A transfer
+/// that ends early accounts for each byte.
 #[test]
 fn a_c_program_moves_bytes_of_instances() {
     assert_ok(&compile_and_run("transfer", &package().join("tests/transfer.c")));
 }
 
-/// Goal: receives that go on fill buffers of groups, and no byte and no buffer is lost.
+/// Goal: multishot receives fill buffers of groups, and no byte and no buffer is lost.
 #[test]
 fn a_c_program_receives_into_groups() {
     assert_ok(&compile_and_run("groups", &package().join("tests/groups.c")));
 }
 
-/// Goal: what ends early loses no byte and no registration.
+/// Goal: operations that end early lose no byte and no registration.
 #[test]
 fn what_ends_early_loses_nothing() {
     assert_ok(&compile_and_run("endings", &package().join("tests/endings.c")));
 }
 
-/// Goal: who copies the example of the README has a program.
+/// Goal: the example of the README is a complete program.
 #[test]
 fn the_example_of_the_readme_compiles() {
     let readme = std::fs::read_to_string(package().join("../../README.md")).expect("README");
@@ -270,7 +272,7 @@ fn the_example_of_the_readme_compiles() {
     compile("readme", &source);
 }
 
-/// Goal: each function is in a manual page.
+/// Goal: every function is in a manual page.
 #[test]
 fn manual_pages_name_what_the_header_declares() {
     let pages: String = [
@@ -296,8 +298,8 @@ fn manual_pages_name_what_the_header_declares() {
     }
 }
 
-/// Goal: on a TAP device a C program talks to the kernel's TCP both ways, over both versions of
-/// IP, and nothing is left when the instance has ended.
+/// Goal: on a TAP device a C program exchanges data with the kernel's TCP in both directions, over
+/// both versions of IP, and nothing is left when the instance has ended.
 #[test]
 fn a_c_program_talks_to_the_kernel() {
     let ran = compile_and_run("tap", &package().join("tests/tap.c"));
@@ -308,7 +310,7 @@ fn a_c_program_talks_to_the_kernel() {
     assert_ok(&ran);
 }
 
-/// Goal: what was written arrives though its instance ends, in a bounded time, and programs can
+/// Goal: written data arrives within a bounded time although its instance ends, and programs can
 /// wait for it.
 #[test]
 fn what_a_c_program_wrote_arrives() {
@@ -320,7 +322,7 @@ fn what_a_c_program_wrote_arrives() {
     assert_ok(&ran);
 }
 
-/// Goal: the example of event queues serves clients of the kernel, woken by the instance's thread.
+/// Goal: the example of event queues serves the kernel's clients, woken by the instance's thread.
 #[test]
 fn the_echo_server_echoes() {
     let ran = compile_and_run("echo", &package().join("tests/echo.c"));
@@ -331,7 +333,8 @@ fn the_echo_server_echoes() {
     assert_ok(&ran);
 }
 
-/// Goal: the same with datagrams, and both give the same answers to what is wrong.
+/// Goal: datagrams pass between an instance on a TAP device and the kernel, and both return the
+/// same errors.
 #[test]
 fn a_c_program_sends_datagrams_to_the_kernel() {
     let ran = compile_and_run("udp", &package().join("tests/udp.c"));
@@ -342,7 +345,8 @@ fn a_c_program_sends_datagrams_to_the_kernel() {
     assert_ok(&ran);
 }
 
-/// Goal: the same with packets of IP.
+/// Goal: raw IP packets pass between an instance on a TAP device and the kernel, and both return
+/// the same errors.
 #[test]
 fn a_c_program_sends_packets_to_the_kernel() {
     let ran = compile_and_run("raw", &package().join("tests/raw.c"));
@@ -353,7 +357,8 @@ fn a_c_program_sends_packets_to_the_kernel() {
     assert_ok(&ran);
 }
 
-/// Goal: the same with frames.
+/// Goal: frames pass between an instance on a TAP device and the kernel, and both return the same
+/// errors.
 #[test]
 fn a_c_program_sends_frames_to_the_kernel() {
     let ran = compile_and_run("packet", &package().join("tests/packet.c"));
@@ -367,7 +372,7 @@ fn a_c_program_sends_frames_to_the_kernel() {
 /// Exit code of a C program that cannot run on this machine.
 const SKIPPED: i32 = 77;
 
-/// All programs of the tests.
+/// All C programs of the tests.
 const PROGRAMS: [&str; 16] = [
     "abi",
     "echo",
@@ -387,16 +392,16 @@ const PROGRAMS: [&str; 16] = [
     "zerocopy",
 ];
 
-/// Programs that valgrind looks at each time, as they take seconds there.
+/// Programs that always run under valgrind, because they take only seconds there.
 const UNDER_VALGRIND: [&str; 1] = ["shapes"];
 
-/// And those that it cannot run: it does not know system calls that they need, has not enough
-/// memory for what they map, is slower than what they measure the time of, or takes wrong arguments
-/// that the kernel is asked about (`tap`) for errors.
+/// Programs that cannot run under valgrind: it does not support their system calls, lacks memory
+/// for their mappings, is too slow for their time limits, or reports the invalid arguments that
+/// they pass to the kernel on purpose (`tap`).
 const NOT_UNDER_VALGRIND: [&str; 6] = ["echo", "kernel", "pressure", "queue", "raw", "tap"];
 
-/// What finds wrong uses of memory, and what is undefined. With more optimisation or more for a
-/// debugger some programs take a minute to compile.
+/// Flags that detect invalid uses of memory and undefined behaviour. With more optimisation or
+/// debug information some programs take a minute to compile.
 const SANITIZERS: [&str; 4] =
     ["-Og", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"];
 
@@ -404,7 +409,7 @@ fn source_of(program: &str) -> PathBuf {
     package().join("tests").join(program).with_extension("c")
 }
 
-/// Goal: no program is left out of those that are looked at.
+/// Goal: the list contains every program.
 #[test]
 fn all_c_programs_are_known() {
     let files = std::fs::read_dir(package().join("tests")).expect("the tests");
@@ -415,8 +420,8 @@ fn all_c_programs_are_known() {
     assert_eq!(names, PROGRAMS);
 }
 
-/// Goal: programs and library use no memory that is not theirs, leave none behind, and do nothing
-/// that C leaves undefined. The library's own allocations are looked at as they are the program's.
+/// Goal: programs and library use no memory that is not theirs, leak none, and have no undefined
+/// behaviour. The library's own allocations are checked like the program's.
 #[test]
 fn c_programs_are_clean_under_sanitizers() {
     let source = Path::new(env!("CARGO_TARGET_TMPDIR")).join("nothing.c");
@@ -439,14 +444,14 @@ fn c_programs_are_clean_under_sanitizers() {
     }
 }
 
-/// Goal: valgrind, which looks at each instruction of the library, too, finds no wrong use of
+/// Goal: valgrind, which checks each instruction, also of the library, finds no invalid use of
 /// memory.
 #[test]
 fn some_c_programs_are_clean_under_valgrind() {
     under_valgrind(&UNDER_VALGRIND);
 }
 
-/// Goal: valgrind finds none in any program that it can run.
+/// Goal: valgrind finds no invalid use of memory in any program that it can run.
 #[test]
 #[ignore = "takes minutes"]
 fn c_programs_are_clean_under_valgrind() {
@@ -461,8 +466,8 @@ fn under_valgrind(programs: &[&str]) {
     }
     let known = package().join("tests/valgrind.supp");
     for program in programs {
-        // What is lost is told by the sanitizers; here it would be that of children, too, which
-        // have no threads to hold it.
+        // The sanitizers report leaks. Here valgrind would also report those of child processes,
+        // which have no threads that hold the memory.
         let name = format!("{program}-under-valgrind");
         let (path, libraries) = compile_with(&name, &source_of(program), &["-g1"]);
         let ran = Command::new("valgrind")

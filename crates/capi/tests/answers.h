@@ -1,13 +1,13 @@
 /*
- * The same questions to both ends: what each says of every call, outcome and errno, and where they
- * differ. For programs that have a `struct end`.
+ * Compares the kernel and an instance: both get the same calls, and the results and errno of each
+ * are recorded and compared. For programs that have a `struct end`.
  */
 #ifndef ANSWERS_H
 #define ANSWERS_H
 
 #include "tap.h"
 
-/* What one side said: of each call its outcome and errno. */
+/* The answers of one side: the result and errno of each call. */
 #define ANSWERS_MAX 512
 struct answers {
 	int count;
@@ -37,7 +37,7 @@ static int setting(struct end *end, int fd, int level, int name, int value)
 	return CALL(end, setsockopt, fd, level, name, &value, sizeof(value));
 }
 
-/* Fails if they differ, and says where. */
+/* Fails if they differ, and prints where. */
 static void compare(const struct answers *kernel, const struct answers *ours, const char *what)
 {
 	int wrong = 0;

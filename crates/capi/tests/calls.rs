@@ -1,8 +1,9 @@
-//! Goal: no order of calls and no argument ends the process, hangs it or leaves anything behind.
+//! Goal: no order of calls and no argument ends the process, hangs it, or leaves memory or
+//! descriptors behind.
 //!
-//! Method: random calls on two instances back to back, right and wrong ones, from a seed; then all
-//! is closed, and packets go on until nothing is held any more. One test program by itself, for it
-//! counts the descriptors of the process.
+//! Method: random calls on two instances back to back, valid and invalid ones, from a seed; then
+//! all sockets are closed, and packets are moved until no memory is in use. The test is a program
+//! of its own, because it counts the descriptors of the process.
 #![expect(
     clippy::multiple_unsafe_ops_per_block,
     reason = "one promise holds for all calls of a choice"
@@ -16,9 +17,9 @@ use std::time::{Duration, Instant};
 use towpath_capi::Instance;
 use towpath_capi::abi::*;
 
-/// Seeds of every run; one more is fresh.
+/// Seeds of every run, to which one new seed is added.
 const SEEDS: [u64; 4] = [1, 2, 3, 4];
-/// Calls of one run.
+/// Number of calls of one run.
 const CALLS: usize = 8000;
 /// Longest wait for the last packets.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -46,7 +47,7 @@ impl Random {
         from[self.below(from.len())]
     }
 
-    /// A number that is often right and sometimes hostile.
+    /// A number that is often valid and sometimes hostile.
     fn int(&mut self) -> c_int {
         match self.below(4) {
             0 => self.next() as c_int,
@@ -62,7 +63,7 @@ struct Run {
     open: [Vec<c_int>; 2],
     sets: [Vec<c_int>; 2],
     buffer: Vec<u8>,
-    /// Connections taken, bytes received, datagrams received with their source.
+    /// Counts of accepted connections, received bytes, and datagrams received with their source.
     accepted: usize,
     received: isize,
     datagrams: usize,
@@ -89,7 +90,7 @@ impl Run {
         }
     }
 
-    /// A descriptor: mostly an open one of this instance.
+    /// A descriptor: usually an open one of this instance.
     fn fd(&mut self, side: usize) -> c_int {
         let from = if self.random.one_in(20) { 1 - side } else { side };
         if self.open[from].is_empty() || self.random.one_in(40) {
@@ -107,13 +108,14 @@ impl Run {
         self.sets[side][index]
     }
 
-    /// An address of one of the two, or anything; and its length, or another.
+    /// The address of one of the two instances, or arbitrary bytes; with its length, or another
+    /// one.
     fn address(&mut self) -> ([u8; 128], socklen_t) {
         let port = (self.random.below(4) as u16 * 80).to_be_bytes();
         let host = self.random.below(3) as u8;
         let mut bytes = [0; 128];
         bytes[2..4].copy_from_slice(&port);
-        // The fields of `struct sockaddr_in` and `sockaddr_in6`.
+        // The fields of `struct sockaddr_in` and `struct sockaddr_in6`.
         let (family, len) = self.random.pick(&[(libc::AF_INET, 16), (libc::AF_INET6, 28)]);
         bytes[..2].copy_from_slice(&(family as u16).to_ne_bytes());
         match (family, host) {
@@ -139,11 +141,11 @@ impl Run {
             for side in 0..2 {
                 let [from, to] = [self.instances[side], self.instances[1 - side]];
                 let room = self.buffer.as_mut_ptr().cast::<c_void>();
-                // SAFETY: both live; the buffer has as many bytes.
+                // SAFETY: both instances live, and the buffer has as many bytes.
                 let len = unsafe { towpath_output(from, room, self.buffer.len()) };
                 if len > 0 {
                     moved = true;
-                    // SAFETY: as above.
+                    // SAFETY: both instances live, and the buffer has as many bytes.
                     unsafe { towpath_input(to, room, len as usize) };
                 }
             }
@@ -153,7 +155,7 @@ impl Run {
         }
     }
 
-    /// Makes a descriptor that does not block.
+    /// Makes a descriptor non-blocking.
     fn open(&mut self, side: usize) {
         let of = self.instances[side];
         let domain = self.random.pick(&[libc::AF_INET, libc::AF_INET6, libc::AF_INET, 99, -1]);
@@ -161,22 +163,22 @@ impl Run {
         let kind = libc::SOCK_NONBLOCK | kind;
         let kind = if self.random.one_in(20) { self.random.int() } else { kind };
         let protocol = if self.random.one_in(20) { self.random.int() } else { 0 };
-        // SAFETY: it lives.
+        // SAFETY: the instance lives.
         let fd = unsafe { towpath_socket(of, domain, kind, protocol) };
         if fd >= 0 {
-            // SAFETY: it lives.
+            // SAFETY: the instance lives.
             unsafe { towpath_fcntl(of, fd, libc::F_SETFL, libc::O_NONBLOCK) };
             self.open[side].push(fd);
         }
     }
 
-    /// Two ends of a connection, made by the book.
+    /// Makes both ends of a connection, with valid calls.
     fn connect(&mut self, side: usize) {
         let (server, client) = (self.instances[side], self.instances[1 - side]);
         let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK;
         let (mut at, mut len) = ([0_u8; 28], 28);
         let to = at.as_mut_ptr().cast::<sockaddr>();
-        // SAFETY: here and below: they live, and the address has 28 bytes.
+        // SAFETY: here and below: the instances live, and the address has 28 bytes.
         unsafe {
             let listener = towpath_socket(server, libc::AF_INET6, kind, 0);
             let fd = towpath_socket(client, libc::AF_INET6, kind, 0);
@@ -197,7 +199,7 @@ impl Run {
         self.accepted += 1;
     }
 
-    /// Opening and closing.
+    /// Calls that open and close.
     fn call_of_state(&mut self, side: usize) {
         let (of, fd) = (self.instances[side], self.fd(side));
         let (address, len) = self.address();
@@ -205,31 +207,32 @@ impl Run {
         let number = self.random.int();
         match self.random.below(9) {
             0 if self.open[side].len() < 40 => self.open(side),
-            // SAFETY: it lives; the address has 128 bytes, or there is none.
+            // SAFETY: the instance lives; the address has 128 bytes or is null.
             0 | 1 => _ = unsafe { towpath_bind(of, fd, at, len) },
-            // SAFETY: it lives.
+            // SAFETY: the instance lives.
             2 => _ = unsafe { towpath_listen(of, fd, number) },
-            // SAFETY: as for bind.
+            // SAFETY: the instance lives; the address has 128 bytes or is null.
             3 | 4 => _ = unsafe { towpath_connect(of, fd, at, len) },
             5 | 6 => {
                 let (mut peer, mut len) = ([0_u8; 128], self.random.pick(&[0, 16, 28, u32::MAX]));
                 let to = if self.random.one_in(2) { null_mut() } else { peer.as_mut_ptr().cast() };
                 let size = if self.random.one_in(9) { null_mut() } else { &raw mut len };
-                // SAFETY: it lives; there are 128 bytes, of which `len` says less or nonsense.
+                // SAFETY: the instance lives; the address has 128 bytes, and `len` says less or is
+                // invalid.
                 let new = unsafe { towpath_accept4(of, fd, to, size, libc::SOCK_NONBLOCK) };
                 if new >= 0 {
                     self.accepted += 1;
                     self.open[side].push(new);
                 }
             }
-            // SAFETY: it lives.
+            // SAFETY: the instance lives.
             7 => _ = unsafe { towpath_shutdown(of, fd, self.random.pick(&[0, 1, 2, 2, 9, -1])) },
             _ => self.close(side, fd),
         }
     }
 
     fn close(&mut self, side: usize, fd: c_int) {
-        // SAFETY: it lives.
+        // SAFETY: the instance lives.
         let closed = unsafe { towpath_close(self.instances[side], fd) } == 0;
         let known = self.open[side].contains(&fd) || self.sets[side].contains(&fd);
         assert_eq!(closed, known, "only what is open can be closed");
@@ -237,7 +240,7 @@ impl Run {
         self.sets[side].retain(|other| *other != fd);
     }
 
-    /// Bytes.
+    /// Calls that move bytes.
     fn call_of_bytes(&mut self, side: usize) {
         let (of, fd) = (self.instances[side], self.fd(side));
         let len = self.random.pick(&[0, 1, 100, 1460, 30_000, 100_000]);
@@ -253,7 +256,7 @@ impl Run {
         let count = if count == -2 { pieces.len() as c_int } else { count };
         let (address, address_len) = self.address();
         let to = if self.random.one_in(2) { null() } else { address.as_ptr().cast::<sockaddr>() };
-        // SAFETY: nothing to do with memory: any bytes are one.
+        // SAFETY: this is plain memory, for which any bytes are valid.
         let mut message: libc::msghdr = unsafe { zeroed() };
         message.msg_iov = pieces.as_ptr().cast_mut();
         message.msg_iovlen = pieces.len();
@@ -273,8 +276,8 @@ impl Run {
         if self.random.one_in(30) {
             message.msg_iovlen = usize::MAX;
         }
-        // SAFETY: here and below: it lives; the buffer has `len` bytes, longer lengths and counts
-        // are refused before memory is looked at.
+        // SAFETY: here and below: the instance lives; the buffer has `len` bytes, and larger
+        // lengths and counts are rejected before memory is accessed.
         unsafe {
             match self.random.below(9) {
                 0 => self.received += towpath_read(of, fd, at, hostile).max(0),
@@ -295,7 +298,7 @@ impl Run {
         }
     }
 
-    /// A control message that says how to send, or anything.
+    /// A control message for a send, or arbitrary bytes.
     fn control(&mut self) -> [u8; 64] {
         let mut bytes = [0; 64];
         let (level, kind, len) = self.random.pick(&[
@@ -315,7 +318,7 @@ impl Run {
         bytes
     }
 
-    /// A datagram each way, by the book.
+    /// Sends a datagram in each direction, with valid calls.
     fn exchange(&mut self, side: usize) {
         let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK;
         let of = self.instances;
@@ -323,7 +326,7 @@ impl Run {
         at[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
         at[4..8].copy_from_slice(&[192, 0, 2, side as u8 + 1]);
         let mut len = 16;
-        // SAFETY: here and below: they live, the address has 16 bytes, and so have the buffers.
+        // SAFETY: here and below: the instances live; the address and the buffers have 16 bytes.
         unsafe {
             let to = at.as_mut_ptr().cast::<sockaddr>();
             let server = towpath_socket(of[side], libc::AF_INET, kind, 0);
@@ -334,7 +337,7 @@ impl Run {
             assert_eq!(towpath_sendto(of[1 - side], client, bytes, 5000, 0, to, len), 5000);
             self.settle();
             let got = towpath_recvfrom(of[side], server, bytes, 9000, 0, to, &raw mut len);
-            // Sockets that nobody reads may have taken all that may wait.
+            // Sockets that are not read may have filled all queues.
             if got == 5000 {
                 self.datagrams += 1;
                 assert_eq!(towpath_sendto(of[side], server, bytes, 1, 0, to, len), 1);
@@ -345,15 +348,15 @@ impl Run {
         }
     }
 
-    /// Options and what is ready.
+    /// Options, and queries of readiness.
     fn call_of_options(&mut self, side: usize) {
         let (of, fd, set) = (self.instances[side], self.fd(side), self.set(side));
         let level = self.random.pick(&[1, 6, 6, 6, 0, 41, 17, -1]);
         let name = self.random.below(80) as c_int;
         let udp = self.random.pick(&[libc::UDP_SEGMENT, libc::UDP_GRO, libc::UDP_CORK]);
         let name = if level == libc::SOL_UDP { udp } else { name };
-        // A close that lingers would wait, and so would the end for a byte in a second; and the
-        // address in a filter is one that is read from, as the kernel would.
+        // A close that lingers would wait, and so would the end for one byte per second. The
+        // address in a filter is read from, as in the kernel.
         let harmful = [libc::SO_LINGER, libc::SO_MAX_PACING_RATE, libc::SO_ATTACH_FILTER];
         let harms = level == libc::SOL_SOCKET && harmful.contains(&name);
         let mut value = [0_i32; 64];
@@ -367,8 +370,8 @@ impl Run {
         let mut entry = libc::pollfd { fd, events: polled, revents: 0 };
         let mut event = libc::epoll_event { events: self.random.next() as u32, u64: 1 };
         let count = if self.random.one_in(20) { u64::MAX } else { 1 };
-        // SAFETY: here and below: it lives; there are 256 bytes, and no length names more that is
-        // not refused before memory is looked at.
+        // SAFETY: here and below: the instance lives; there are 256 bytes, and larger lengths are
+        // rejected before memory is accessed.
         unsafe {
             match self.random.below(9) {
                 0 | 1 => _ = towpath_setsockopt(of, fd, level, name, at, len),
@@ -415,13 +418,13 @@ impl Run {
             if self.random.one_in(50) {
                 let len = self.random.below(100);
                 let junk: Vec<u8> = (0..len).map(|_| self.random.next() as u8).collect();
-                // SAFETY: it lives; the bytes are there.
+                // SAFETY: the instance lives, and the bytes exist.
                 unsafe { towpath_input(self.instances[side], junk.as_ptr().cast(), len) };
             }
         }
     }
 
-    /// Closes all; ends when neither side holds any memory.
+    /// Closes everything, and returns when no side holds any memory.
     #[expect(clippy::disallowed_methods, reason = "the wait is bounded")]
     fn finish(mut self) {
         for side in 0..2 {
@@ -431,7 +434,7 @@ impl Run {
         let begun = Instant::now();
         loop {
             self.settle();
-            // SAFETY: they live.
+            // SAFETY: the instances live.
             let held = self.instances.map(|instance| unsafe { &*instance }.memory_in_use());
             if held == [0, 0] {
                 break;
@@ -439,12 +442,12 @@ impl Run {
             assert!(begun.elapsed() < PATIENCE, "held: {held:?}");
             std::thread::sleep(Duration::from_millis(5));
             for instance in self.instances {
-                // SAFETY: it lives.
+                // SAFETY: the instance lives.
                 unsafe { towpath_run_timers(instance) };
             }
         }
         for instance in self.instances {
-            // SAFETY: it lives, and nobody uses it any more.
+            // SAFETY: the instance lives, and it is not used any more.
             unsafe { towpath_free(instance) };
         }
     }
@@ -467,7 +470,7 @@ fn any_calls_in_any_order() {
         println!("seed: {seed}");
         let mut run = Run::new(seed);
         run.play();
-        // Else the test would show little.
+        // Otherwise the test would show little.
         let Run { accepted, received, datagrams, .. } = run;
         println!("{accepted} connections taken, {received} bytes read, {datagrams} datagrams");
         assert!(accepted > 20 && received > 20_000 && datagrams > 20);

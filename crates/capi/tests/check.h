@@ -1,6 +1,6 @@
 /*
- * What the C programs of the tests have in common: a condition that must hold, or the program ends
- * and says where.
+ * Common to the C programs of the tests: a condition that must hold; otherwise the program ends and
+ * prints where.
  */
 #ifndef CHECK_H
 #define CHECK_H

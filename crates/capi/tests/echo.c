@@ -1,12 +1,12 @@
 /*
- * The echo server of the examples on a TAP device, in a thread of this program: clients of the kernel get back what
- * they send, and one that goes early harms nobody.
+ * The echo server of the examples on a TAP device, in a thread of this program: clients of the
+ * kernel get back what they send, and a client that leaves early does no harm.
  */
 #define _GNU_SOURCE
 #define main echo_main
 #include "../examples/echo.c"
 #undef main
-/* It has functions of its own by these names. */
+/* The example defines functions with these names. */
 #define begin tap_begin
 #include "tap.h"
 
@@ -25,7 +25,7 @@ static void *run_server(void *argument)
 	return (void *)(intptr_t)echo_main(4, argv);
 }
 
-/* A connection, once the server listens. */
+/* A connection, as soon as the server listens. */
 static int connection(void)
 {
 	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(7) };
@@ -37,7 +37,7 @@ static int connection(void)
 		CHECK(fd >= 0);
 		if (connect(fd, (struct sockaddr *)&at, sizeof(at)) == 0)
 			return fd;
-		/* Nobody listens yet, or nobody was found in time. */
+		/* The server does not listen yet, or its neighbour entry timed out. */
 		CHECK(errno == ECONNREFUSED || errno == EHOSTUNREACH || errno == ETIMEDOUT);
 		CHECK(close(fd) == 0);
 		usleep(10000);
@@ -72,7 +72,7 @@ int main(void)
 	sigaddset(&blocked, SIGTERM);
 	CHECK(pthread_sigmask(SIG_BLOCK, &blocked, NULL) == 0);
 	CHECK(pthread_create(&server, NULL, run_server, NULL) == 0);
-	/* The server makes the device. */
+	/* The server creates the device. */
 	char path[] = "/proc/sys/net/ipv6/conf/echo0/accept_dad";
 	for (status = 0; access(path, F_OK) != 0 && status < 6000; status++)
 		usleep(10000);
@@ -94,7 +94,7 @@ int main(void)
 		CHECK(len == 0 && sum == BYTES);
 		CHECK(pthread_join(senders[i], NULL) == 0 && close(fds[i]) == 0);
 	}
-	/* One is open at the end. */
+	/* One connection is open at the end. */
 	int left = connection();
 	CHECK(left >= 0 && kill(getpid(), SIGTERM) == 0);
 	CHECK(pthread_join(server, &ended) == 0 && ended == NULL);

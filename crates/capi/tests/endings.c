@@ -1,6 +1,6 @@
 /*
- * What becomes of bytes and descriptors when something ends early: bytes that a pipe does not take, descriptors
- * whose number is another's while their close still waits.
+ * Bytes and descriptors when something ends early: bytes that a pipe does not accept, and
+ * descriptors whose number is reused while their close still waits.
  */
 #define _GNU_SOURCE
 #include "queue.h"
@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <unistd.h>
 
-/* What is spliced: several times what there is room for. */
+/* Bytes to splice: several times what there is room for. */
 #define SPLICED 20000
 #define PAGE 4096
 
@@ -53,7 +53,7 @@ static ssize_t splice_out(struct pair *pair, int pipe, unsigned int flags)
 	return towpath_splice(pair->b, pair->server, NULL, pipe, NULL, SPLICED, flags);
 }
 
-/* A pipe with room for one page, of which many small writes have taken the others. */
+/* A pipe with room for one page; many small writes have filled the other pages. */
 static void begin_pipe(int ends[2], int flags)
 {
 	char byte = 0;
@@ -65,7 +65,7 @@ static void begin_pipe(int ends[2], int flags)
 		CHECK(write(ends[1], &byte, 1) == 1);
 }
 
-/* Takes what the pipe has, but for the bytes of begin_pipe(); how much. */
+/* Reads the pipe, except for the bytes of begin_pipe(). Returns the number of bytes. */
 static size_t drain(int pipe, unsigned char *into, size_t room, int *padding)
 {
 	unsigned char packet[PAGE];
@@ -88,7 +88,7 @@ static size_t drain(int pipe, unsigned char *into, size_t room, int *padding)
 	return taken;
 }
 
-/* Bytes that a pipe does not take stay in the socket, and no call waits for room twice. */
+/* Bytes that a pipe does not accept stay in the socket, and no call waits for room twice. */
 static void splices(int flags, unsigned int splice_flags)
 {
 	static unsigned char sent[SPLICED], received[SPLICED];
@@ -114,12 +114,12 @@ static void splices(int flags, unsigned int splice_flags)
 		arrived += moved;
 	}
 	CHECK(!memcmp(sent, received, SPLICED));
-	/* Nothing is left; then the end. */
+	/* Nothing is left; then the end of the stream. */
 	CHECK(splice_out(&pair, ends[1], splice_flags) == -1 && errno == EAGAIN);
 	CHECK(towpath_shutdown(pair.a, pair.client, SHUT_WR) == 0);
 	settle(pair.a, pair.b);
 	CHECK(splice_out(&pair, ends[1], splice_flags) == 0);
-	/* A file is no pipe, and takes nothing. */
+	/* A file is not a pipe, and accepts nothing. */
 	int file = open("/dev/null", O_WRONLY | O_CLOEXEC);
 	CHECK(file >= 0 && splice_out(&pair, file, splice_flags) == -1 && errno == EINVAL);
 	CHECK(close(file) == 0 && close(ends[0]) == 0);
@@ -136,7 +136,7 @@ static void *close_client(void *argument)
 	return NULL;
 }
 
-/* While a close lingers its number is free: what another thread does with it stays. */
+/* While a close lingers its number is free: what another thread does with the number persists. */
 static void lingers(void)
 {
 	struct pair pair = begin_pair();
@@ -149,7 +149,7 @@ static void lingers(void)
 	CHECK(set >= 0 && on >= 0);
 	CHECK(towpath_setsockopt(pair.a, number, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)) == 0);
 	CHECK(towpath_epoll_ctl(pair.a, set, EPOLL_CTL_ADD, number, &event) == 0);
-	/* Nobody acknowledges it, as no packet moves. */
+	/* It is not acknowledged, because no packet moves. */
 	CHECK(towpath_write(pair.a, number, "bytes", 5) == 5);
 	CHECK(towpath_fcntl(pair.a, number, F_SETFL, 0) == 0);
 	CHECK(pthread_create(&closer, NULL, close_client, &pair) == 0);
@@ -166,7 +166,7 @@ static void lingers(void)
 	end_pair(&pair);
 }
 
-/* A set of descriptors is readable as long as something in it is ready, also for one who waits for it. */
+/* A set of descriptors is readable as long as one of them is ready, also for a call that waits. */
 static void *poll_set(void *argument)
 {
 	struct pair *pair = argument;
@@ -185,7 +185,7 @@ static void polls_sets(void)
 	pthread_t thread;
 	char bytes[8];
 
-	/* Nothing is in it, or nothing that is ready. */
+	/* The set is empty, or no descriptor is ready. */
 	CHECK(set >= 0 && towpath_poll(pair.b, entries, 2, 0) == 0);
 	CHECK(towpath_epoll_ctl(pair.b, set, EPOLL_CTL_ADD, pair.server, &event) == 0);
 	CHECK(towpath_poll(pair.b, entries, 2, 0) == 0 && !entries[0].revents);
@@ -196,17 +196,17 @@ static void polls_sets(void)
 	settle(pair.a, pair.b);
 	CHECK(pthread_join(thread, NULL) == 0);
 	CHECK(towpath_poll(pair.b, entries, 2, 0) == 2 && entries[0].revents == POLLIN);
-	/* Only what is asked for is told. */
+	/* Only the requested events are reported. */
 	entries[0].events = POLLOUT | POLLPRI;
 	CHECK(towpath_poll(pair.b, entries, 1, 0) == 0 && !entries[0].revents);
 	entries[0].events = POLLIN;
-	/* By edge it is told once, and looking at the set is not telling. */
+	/* An edge is reported once, and polling the set does not report it. */
 	CHECK(towpath_epoll_wait(pair.b, set, &event, 1, 0) == 1 && event.events == EPOLLIN);
 	CHECK(towpath_poll(pair.b, entries, 1, 0) == 0);
 	event = (struct epoll_event) { .events = EPOLLIN };
 	CHECK(towpath_epoll_ctl(pair.b, set, EPOLL_CTL_MOD, pair.server, &event) == 0);
 	CHECK(towpath_epoll_wait(pair.b, set, &event, 1, 0) == 1 && towpath_poll(pair.b, entries, 1, 0) == 1);
-	/* What was read is not ready any more, though it was noted. */
+	/* A descriptor that was read is not ready any more, although it was noted. */
 	CHECK(towpath_read(pair.b, pair.server, bytes, 8) == 4 && towpath_poll(pair.b, entries, 1, 0) == 0);
 	CHECK(towpath_close(pair.b, set) == 0 && towpath_poll(pair.b, entries, 1, 0) == 1);
 	CHECK(entries[0].revents == POLLNVAL);
@@ -232,7 +232,7 @@ static void *receive_one(void *argument)
 	return NULL;
 }
 
-/* True once the thread sleeps, as it does in the call. */
+/* True once the thread sleeps in the call. */
 static bool is_asleep(const struct waiting *waiting)
 {
 	char path[64], state = 0;
@@ -248,7 +248,7 @@ static bool is_asleep(const struct waiting *waiting)
 	return state == 'S';
 }
 
-/* A call that waits on a socket that is closed does not go on with another one of that number. */
+/* A call that waits on a socket that is closed does not continue on another one of that number. */
 static void waits_for_its_own(void)
 {
 	struct towpath *instance = towpath_new("192.0.2.1/24", 1500);

@@ -1,8 +1,9 @@
 /*
- * What was written arrives though its socket is closed and its instance ends, in a bounded time; and a program can
- * wait for that. The kernel is the peer, over a TAP device in a network namespace of the program's own.
+ * Written data arrives within a bounded time although its socket is closed and its instance ends;
+ * and a program can wait for that. The peer is the kernel, over a TAP device in a separate network
+ * namespace.
  *
- * Exit code 77: not possible here.
+ * Exit code 77: not possible on this machine.
  */
 #define _GNU_SOURCE
 #include "tap.h"
@@ -13,17 +14,17 @@
 
 unsigned int if_nametoindex(const char *name);
 
-/* Longest that this program runs, in seconds. */
+/* Longest run time of this program, in seconds. */
 #define PATIENCE 120
 #define WRITTEN (1 << 20)
 
-/* The byte at a place of what is written. */
+/* The byte at an offset of the written data. */
 static unsigned char at(size_t place)
 {
 	return place * 7 + place / 251;
 }
 
-/* A connection from the instance to a socket of the kernel's, which is returned. */
+/* Makes a connection from the instance to a socket of the kernel, which is returned. */
 static int connect_both(struct towpath *instance, int *fd)
 {
 	struct end kernel = { NULL };
@@ -33,7 +34,7 @@ static int connect_both(struct towpath *instance, int *fd)
 
 	CHECK(listener >= 0);
 	CHECK(setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) == 0);
-	/* So that much of what is written waits in the instance. */
+	/* Much of the data should wait in the instance. */
 	CHECK(setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small)) == 0);
 	CHECK(bind(listener, &to.any, len) == 0 && listen(listener, 1) == 0);
 	*fd = towpath_socket(instance, AF_INET, SOCK_STREAM, 0);
@@ -43,7 +44,7 @@ static int connect_both(struct towpath *instance, int *fd)
 	return peer;
 }
 
-/* Fills the send buffer; how much it took. */
+/* Fills the send buffer. Returns the number of bytes that it accepted. */
 static size_t write_some(struct towpath *instance, int fd)
 {
 	static unsigned char bytes[WRITTEN];
@@ -57,7 +58,7 @@ static size_t write_some(struct towpath *instance, int fd)
 	return count;
 }
 
-/* Reads to the end; how much there was. */
+/* Reads to the end of the stream. Returns the number of bytes. */
 static size_t read_all(int peer)
 {
 	static unsigned char bytes[10000];
@@ -92,7 +93,7 @@ static struct towpath_stats stats_of(struct towpath *instance)
 	return stats;
 }
 
-/* The instance ends when all has arrived, whether the socket was closed before or not. */
+/* An instance ends after all data has arrived, whether its sockets were closed before or not. */
 static void ends(const struct towpath_config *config, int closes)
 {
 	struct towpath *instance = towpath_attach("tap0", config);
@@ -110,7 +111,7 @@ static void ends(const struct towpath_config *config, int closes)
 	CHECK(received == written);
 }
 
-/* A wait ends in time, tells what is left, and ends at once when nothing is. */
+/* A wait ends in time, reports what is left, and ends at once when nothing is left. */
 static void finishes(const struct towpath_config *config)
 {
 	struct towpath *instance = towpath_attach("tap0", config);
@@ -135,7 +136,7 @@ static void finishes(const struct towpath_config *config)
 	towpath_free(instance);
 }
 
-/* A peer who never reads keeps no instance for longer than was configured. */
+/* A peer that never reads does not delay the end of an instance beyond the configured time. */
 static void gives_up(struct towpath_config config)
 {
 	int lingers[] = { -1, 100 };
@@ -175,7 +176,7 @@ static void delete_device(const char *name)
 	CHECK(close(fd) == 0);
 }
 
-/* Without a device nothing can arrive, and nothing is waited for. */
+/* Without a device nothing can arrive, and no call waits. */
 static void has_no_device(const struct towpath_config *config)
 {
 	struct towpath *instance = towpath_attach("tap0", config);

@@ -1,6 +1,6 @@
 /*
- * Receives that go on and fill buffers of groups, on both back ends, on streams of instances and of the kernel: more
- * bytes than buffers, streams that share a group, each end of it; and what is wrong.
+ * Multishot receives into buffers of groups, on both back ends, on streams of instances and of the
+ * kernel: more bytes than buffers, streams that share a group, each way to end; and errors.
  */
 #define _GNU_SOURCE
 #include "scene.h"
@@ -9,7 +9,7 @@
 
 static char memory[4 * SIZE];
 
-/* A receive on the end that is not the writer's. */
+/* A receive on the end opposite to the writer's. */
 static struct towpath_operation receive(struct scene *scene, int of_kernel, int group)
 {
 	struct towpath_operation of;
@@ -35,7 +35,7 @@ static int group_of(struct scene *scene, int count)
 	return group;
 }
 
-/* Looks that the next event has these bytes in a buffer; its number. */
+/* Checks that the next event has these bytes in a buffer. Returns its number. */
 static int heard(struct scene *scene, uint64_t id, const char *words)
 {
 	struct towpath_event event = step(scene);
@@ -71,14 +71,17 @@ static void goes_on(int of_kernel)
 
 	say(&scene, of_kernel, "hello");
 	int first = heard(&scene, id, "hello");
-	/* More than there are buffers for: what is left stays with the stream, and nothing is told twice. */
+	/*
+	 * More bytes than buffers: the rest stays in the stream, and the lack of a buffer is
+	 * reported once.
+	 */
 	say(&scene, of_kernel, "0123456789abcdef0123456789ABCDEFlast");
 	int second = heard(&scene, id, "0123456789abcdef");
 	CHECK(first != second && !memcmp(memory + first * SIZE, "hello", 5));
 	starves(&scene, id);
 	struct towpath_event event;
 	CHECK(now(scene.queue, &event, 1) == 0);
-	/* Given back, and twice; and numbers that are none. */
+	/* Given back, and again; and invalid numbers. */
 	CHECK(towpath_queue_give(scene.queue, group, second) == 0);
 	CHECK(towpath_queue_give(scene.queue, group, second) == -1 && errno == EINVAL);
 	CHECK(towpath_queue_give(scene.queue, group, -1) == -1 && errno == EINVAL);
@@ -88,7 +91,7 @@ static void goes_on(int of_kernel)
 	CHECK(towpath_queue_give(scene.queue, group, first) == 0);
 	CHECK(heard(&scene, id, "last") == first);
 	CHECK(towpath_queue_remove_group(scene.queue, group) == -1 && errno == EBUSY);
-	/* Cancelled without a buffer, late with one: what comes then stays. */
+	/* Cancelled without a buffer, late with one: later bytes stay in the stream. */
 	CHECK(towpath_queue_cancel(scene.queue, id) == 0);
 	ends_with(&scene, id, -1, ECANCELED);
 	CHECK(towpath_queue_give(scene.queue, group, first) == 0);
@@ -111,7 +114,10 @@ static void goes_on(int of_kernel)
 	end_scene(&scene);
 }
 
-/* Two streams share one buffer: who has to wait for it is next, and who ends leaves it to the other. */
+/*
+ * Two streams share one buffer: the one that has to wait is next, and the one that ends leaves it
+ * to the other.
+ */
 static void shares(void)
 {
 	struct scene scene = begin_scene();
@@ -127,7 +133,7 @@ static void shares(void)
 	starves(&scene, id);
 	CHECK(towpath_queue_give(scene.queue, group, buffer) == 0);
 	heard(&scene, other, "two");
-	/* One that is in the line, and ends when it is its turn. */
+	/* A receive in the line that ends when it is its turn. */
 	say(&scene, 1, "four");
 	starves(&scene, other);
 	CHECK(towpath_queue_cancel(scene.queue, id) == 0);
@@ -140,9 +146,9 @@ static void shares(void)
 		else
 			CHECK(event.what == TOWPATH_PROGRESS && event.result == 4 && !memcmp(memory, "four", 4));
 	}
-	/* What was not received is still there. */
+	/* Bytes that were not received are still there. */
 	CHECK(towpath_read(scene.b, scene.server, memory, 16) == 5 && !memcmp(memory, "three", 5));
-	/* A socket that is closed under one, and a queue that ends with one. */
+	/* A socket that is closed under a receive, and a queue that ends with one. */
 	id = submit(scene.queue, receive(&scene, 0, group));
 	CHECK(towpath_close(scene.b, scene.server) == 0);
 	ends_with(&scene, id, -1, ECANCELED);
@@ -188,7 +194,7 @@ static void wrong(void)
 	CHECK(no(queue, bad) == ENOTSOCK);
 	bad.fd = -1;
 	CHECK(no(queue, bad) == EBADF);
-	/* No more groups than there may be; each that ends makes room. */
+	/* No more groups than the limit; each one that ends makes room. */
 	int last = group;
 	for (int i = 1; i < 64; i++)
 		last = group_of(&scene, 1);

@@ -1,7 +1,7 @@
 /*
- * Operations of event queues on sockets of the kernel, on both back ends, over loopback: streams, datagrams of the
- * kernel and of instances, files that are sent and received, streams that are spliced; all of it cut short; and what is
- * wrong.
+ * Operations of event queues on sockets of the kernel, on both back ends, over loopback: streams,
+ * datagrams of the kernel and of instances, files that are sent and received, streams that are
+ * spliced; each interrupted; and errors.
  */
 #define _GNU_SOURCE
 #include "queue.h"
@@ -17,7 +17,7 @@
 
 _Static_assert(sizeof(struct towpath_transfer) == 80, "as the library has it");
 
-/* More than buffers of sockets have room for. */
+/* More than sockets' buffers have room for. */
 #define LARGE (8 << 20)
 
 static unsigned int back_end;
@@ -59,7 +59,7 @@ static int listens(struct sockaddr_in *address)
 	return fd;
 }
 
-/* A connection over loopback, which keeps much less than LARGE. */
+/* A connection over loopback, which buffers much less than LARGE. */
 static void connection(int ends[2])
 {
 	struct sockaddr_in address;
@@ -79,7 +79,7 @@ static void close_both(int ends[2])
 	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0);
 }
 
-/* Receives so many bytes into `received`, by operations. */
+/* Receives `len` bytes into `received`, with operations. */
 static void drain(struct towpath_queue *queue, int fd, size_t len)
 {
 	struct towpath_operation all = of(TOWPATH_RECV, fd, received, len);
@@ -128,14 +128,14 @@ static void connects(void)
 	ends[1] = events[0].result;
 	CHECK(!flag(ends[1], F_GETFL, O_NONBLOCK) && flag(ends[1], F_GETFD, FD_CLOEXEC));
 	close_both(ends);
-	/* A queue that ends with connections that nobody was told of. */
+	/* A queue that ends with connections that were not reported. */
 	for (int i = 0; i < 3; i++) {
 		ends[0] = socket(AF_INET, SOCK_STREAM, 0);
 		CHECK(connect(ends[0], (struct sockaddr *)&address, sizeof(address)) == 0);
 		CHECK(close(ends[0]) == 0);
 	}
 	CHECK(now(queue, events, 1) <= 1 && towpath_queue_close(queue) == 0);
-	/* Where nobody listens any more. */
+	/* A port that no longer has a listener. */
 	queue = begin_queue();
 	CHECK(close(listener) == 0);
 	ends[0] = socket(AF_INET, SOCK_STREAM, 0);
@@ -153,7 +153,7 @@ static void streams(void)
 	char bytes[64] = "";
 
 	connection(ends);
-	/* What is there, however little, into the program's memory; or all of it. */
+	/* As many bytes as there are, into the program's memory; or the whole buffer. */
 	uint64_t id = submit(queue, of(TOWPATH_RECV, ends[1], bytes, sizeof(bytes)));
 	CHECK(now(queue, &event, 1) == 0 && remove_id(queue, id) == EBUSY);
 	CHECK(write(ends[0], "hello", 5) == 5);
@@ -167,7 +167,7 @@ static void streams(void)
 	over(queue, id, 10, 0);
 	CHECK(!memcmp(bytes, "0123456789", 10));
 	over(queue, submit(queue, of(TOWPATH_RECV, ends[1], NULL, 0)), 0, 0);
-	/* Cancelled and late: no byte is lost, and what came is told. */
+	/* Cancelled and late: no byte is lost, and received bytes are reported. */
 	id = submit(queue, of(TOWPATH_RECV, ends[1], bytes, 64));
 	CHECK(towpath_queue_cancel(queue, id) == 0);
 	over(queue, id, -1, ECANCELED);
@@ -179,7 +179,7 @@ static void streams(void)
 	CHECK(write(ends[0], "part", 4) == 4 && poll(&there, 1, PATIENCE_S * 1000) == 1);
 	soon = in_ns(5000000);
 	over(queue, submit(queue, all), 4, 0);
-	/* All of a send, however large, while it is received: accepted and back. */
+	/* All bytes of a large send, while they are received: accepted and back. */
 	uint64_t sends = submit(queue, of(TOWPATH_SEND, ends[0], sent, LARGE));
 	all = of(TOWPATH_RECV, ends[1], received, LARGE), all.flags = MSG_WAITALL;
 	uint64_t receives = submit(queue, all);
@@ -191,7 +191,7 @@ static void streams(void)
 			CHECK(event.what == (step++ ? TOWPATH_DONE : TOWPATH_PROGRESS));
 	}
 	CHECK(step == 2 && !memcmp(sent, received, LARGE));
-	/* One that is cancelled when some of it was sent. */
+	/* Cancelled when some bytes were sent. */
 	sends = submit(queue, of(TOWPATH_SEND, ends[0], sent, LARGE));
 	CHECK(now(queue, &event, 1) == 0 && towpath_queue_cancel(queue, sends) == 0);
 	event = next(queue);
@@ -203,7 +203,10 @@ static void streams(void)
 	event = next(queue);
 	CHECK(event.id == sends && event.what == TOWPATH_PROGRESS && event.result == 0);
 	over(queue, sends, 0, 0);
-	/* A descriptor that is closed meanwhile: the queue has its own. The end of the stream, and a peer that is gone. */
+	/*
+	 * A descriptor that is closed meanwhile: the queue has a duplicate. The end of the stream,
+	 * and a peer that is gone.
+	 */
 	id = submit(queue, of(TOWPATH_RECV, ends[1], bytes, 64));
 	CHECK(now(queue, &event, 1) == 0 && close(ends[1]) == 0 && write(ends[0], "late", 4) == 4);
 	over(queue, id, 4, 0);
@@ -217,7 +220,7 @@ static void streams(void)
 	id = submit(queue, of(TOWPATH_RECV, ends[0], bytes, 64));
 	over(queue, id, 0, 0);
 	close_both(ends);
-	/* A queue that ends with operations out. */
+	/* A queue that ends with operations in progress. */
 	connection(ends);
 	submit(queue, of(TOWPATH_RECV, ends[1], bytes, 64));
 	submit(queue, of(TOWPATH_SEND, ends[0], sent, LARGE));
@@ -226,7 +229,9 @@ static void streams(void)
 	close_both(ends);
 }
 
-/* One message from `from` to `to`, of an instance or of the kernel, both ways of which are operations. */
+/*
+ * One message from `from` to `to`, of an instance or of the kernel, with operations on both sides.
+ */
 static void messages(struct towpath *a, struct towpath *b, int from, int to, struct sockaddr_in address)
 {
 	struct towpath_queue *queue = begin_queue();
@@ -255,7 +260,7 @@ static void messages(struct towpath *a, struct towpath *b, int from, int to, str
 	over(queue, id, 9, 0);
 	CHECK(!memcmp(in, "a message", 10) && get.msg_namelen == sizeof(source) && !get.msg_flags);
 	CHECK(source.sin_family == AF_INET && source.sin_port != 0);
-	/* A small buffer tells of what was cut off, and the flags are those of the call. */
+	/* A small buffer reports truncation, and the flags are those of the call. */
 	over(queue, submit(queue, sends), 9, 0);
 	if (a)
 		settle(a, b);
@@ -265,13 +270,13 @@ static void messages(struct towpath *a, struct towpath *b, int from, int to, str
 	receives.flags = 0;
 	over(queue, submit(queue, receives), 4, 0);
 	CHECK(get.msg_flags == MSG_TRUNC && !memcmp(in, "a message", 10));
-	/* One without bytes. */
+	/* A message without bytes. */
 	put.msg_iovlen = 0;
 	over(queue, submit(queue, sends), 0, 0);
 	if (a)
 		settle(a, b);
 	over(queue, submit(queue, receives), 0, 0);
-	/* Cancelled, late, closed with it out; and too large. */
+	/* Cancelled, late, closed in progress; and too large. */
 	id = submit(queue, receives);
 	CHECK(now(queue, &event, 1) == 0 && towpath_queue_cancel(queue, id) == 0);
 	over(queue, id, -1, ECANCELED);
@@ -280,7 +285,7 @@ static void messages(struct towpath *a, struct towpath *b, int from, int to, str
 	receives.deadline = NULL;
 	bytes[0] = (struct iovec) { sent, 1 << 17 }, put.msg_iovlen = 1;
 	over(queue, submit(queue, sends), -1, EMSGSIZE);
-	/* What is wrong. */
+	/* Invalid operations. */
 	struct towpath_operation bad = receives;
 	bad.len = 1;
 	CHECK(no(queue, bad) == EINVAL);
@@ -334,7 +339,7 @@ static void datagrams(void)
 	towpath_free(b);
 }
 
-/* A file with what is sent. */
+/* A file with the first bytes of `sent`. */
 static int file_of(size_t len)
 {
 	char name[] = "/tmp/towpath-kernel-XXXXXX";
@@ -371,11 +376,14 @@ static void files(void)
 	over(queue, submit(queue, sends), 108, 0);
 	drain(queue, ends[1], 108);
 	CHECK(!memcmp(received + 4, sent, 100));
-	/* One that ends too early: what there was, no trailer, and both are told. */
+	/*
+	 * A file that ends early: its bytes are sent without the trailer; result and error are both
+	 * set.
+	 */
 	move.offset = 50;
 	over(queue, submit(queue, sends), 54, ENODATA);
 	drain(queue, ends[1], 54);
-	/* Into a file: as much as is asked for, or comes. */
+	/* Into a file: as many bytes as requested, or as are received. */
 	struct towpath_transfer store;
 	struct towpath_operation gets;
 	towpath_prep_recvfile(&gets, NULL, ends[1], &store, into, 1000, 300);
@@ -384,7 +392,7 @@ static void files(void)
 	CHECK(pread(into, received, 2000, 1000) == 300 && !memcmp(received, sent, 300));
 	drain(queue, ends[1], 100);
 	CHECK(!memcmp(received, sent + 300, 100));
-	/* A file that takes nothing: what was received is handed back. */
+	/* A file that accepts nothing: received bytes are handed back. */
 	char rest[64] = "";
 	store.fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
 	store.rest = rest, store.rest_len = 3;
@@ -411,10 +419,10 @@ static void files(void)
 	uint64_t id = submit(queue, splice);
 	CHECK(now(queue, &event, 1) == 0 && towpath_queue_cancel(queue, id) == 0);
 	CHECK(over(queue, id, 0, ECANCELED) == 0);
-	/* A peer that is gone: what was taken is handed back. */
+	/* A peer that is gone: bytes that were taken are handed back. */
 	CHECK(shutdown(other[0], SHUT_WR) == 0 && write(ends[0], "back", 4) == 4);
 	CHECK(over(queue, submit(queue, splice), 0, EPIPE) == 4 && !memcmp(rest, "back", 4));
-	/* The end of the source is none. */
+	/* The end of the source is not an error. */
 	CHECK(shutdown(ends[0], SHUT_WR) == 0);
 	over(queue, submit(queue, gets), 0, 0);
 	close_both(other);
@@ -423,7 +431,7 @@ static void files(void)
 	CHECK(towpath_queue_close(queue) == 0);
 }
 
-/* Buffers of 4 GiB are as good as others: what there is comes to their beginning. */
+/* Buffers of 4 GiB work like others: available bytes are stored at their beginning. */
 static void huge(void)
 {
 	struct towpath_queue *queue = begin_queue();
@@ -436,14 +444,14 @@ static void huge(void)
 	over(queue, submit(queue, of(TOWPATH_RECV, ends[1], room, len)), 1000, 0);
 	CHECK(!memcmp(room, sent, 1000));
 	over(queue, submit(queue, of(TOWPATH_READ, file, room, len)), 100, 0);
-	/* All of it, until the stream ends. */
+	/* The whole buffer, until the stream ends. */
 	struct towpath_operation all = of(TOWPATH_RECV, ends[1], room, len);
 	all.flags = MSG_WAITALL;
 	uint64_t id = submit(queue, all);
 	CHECK(write(ends[0], sent + 1000, 2000) == 2000 && shutdown(ends[0], SHUT_WR) == 0);
 	over(queue, id, 2000, 0);
 	CHECK(!memcmp(room, sent + 1000, 2000));
-	/* A range of a file that no memory has room for ends where the file does. */
+	/* A read of a range larger than any memory ends at the end of the file. */
 	struct towpath_transfer move = { .fd = file, .count = 1ull << 40 };
 	over(queue, submit(queue, of(TOWPATH_SENDFILE, ends[1], &move, sizeof(move))), 100, ENODATA);
 	close_both(ends);
@@ -507,13 +515,13 @@ static void wrong(void)
 	CHECK(close(local) == 0 && close(file) == 0 && towpath_queue_close(queue) == 0);
 }
 
-/* What ends an operation: the last two are deadlines, one that has passed and one that comes. */
+/* How an operation ends: the last two are deadlines, in the past and in the near future. */
 enum { CANCEL, CLOSE, PAST, SOON, WAYS };
 
-/* Descriptors that operations wait on, and what belongs to them. */
+/* Descriptors on which operations wait, and what belongs to them. */
 enum { NEAR, FAR, SINK, BEYOND, QUIET, FULL, FILLER, IDLE, STORE, DESCRIPTORS };
 
-/* A listener that answers nobody, as it keeps one connection more than it may, and its address. */
+/* A listener that does not answer, because its backlog is full, and its address. */
 static void fill(int fds[DESCRIPTORS], struct sockaddr_in *address)
 {
 	fds[FULL] = listens(address), fds[FILLER] = socket(AF_INET, SOCK_STREAM, 0);
@@ -524,7 +532,7 @@ static void fill(int fds[DESCRIPTORS], struct sockaddr_in *address)
 	CHECK(poll(&there, 1, PATIENCE_S * 1000) == 1);
 }
 
-/* Looks that a connection is still being made, and its descriptor as it was. */
+/* Checks that a connection attempt continues, and that its descriptor is unchanged. */
 static void goes_on(int fd)
 {
 	struct tcp_info info;
@@ -536,8 +544,8 @@ static void goes_on(int fd)
 }
 
 /*
- * Receives until the end of the stream; how much. A ring that was just closed may cut single calls
- * short, with MSG_WAITALL, too.
+ * Receives until the end of the stream. Returns the number of bytes. A ring that was just closed
+ * may interrupt single calls, even with MSG_WAITALL.
  */
 static int64_t all_of(int fd)
 {
@@ -550,7 +558,7 @@ static int64_t all_of(int fd)
 	return sum;
 }
 
-/* Ends one operation in one way: once, with the reason, and what comes behind it is not its own. */
+/* Ends one operation in one way: it ends once, with the reason, and does not take later bytes. */
 static void cut_short(int operation, int own, int other, int way)
 {
 	struct towpath_queue *queue = begin_queue();
@@ -579,7 +587,7 @@ static void cut_short(int operation, int own, int other, int way)
 		cut.deadline = &at;
 	uint64_t id = submit(queue, cut);
 	CHECK(is_late || now(queue, &event, 1) == 0);
-	/* The queue has a duplicate, so only a cancel ends it. */
+	/* The queue has a duplicate, so only a cancel ends the operation. */
 	if (way == CLOSE)
 		CHECK(close(fds[own]) == 0 && now(queue, &event, 1) == 0);
 	CHECK(is_late || towpath_queue_cancel(queue, id) == 0);

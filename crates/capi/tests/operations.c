@@ -1,6 +1,6 @@
 /*
- * Operations of event queues on streams of two instances, on both back ends: done, cancelled at each step, late,
- * with sockets closed under them and queues closed around them; and what is wrong.
+ * Operations of event queues on streams of two instances, on both back ends: completed, cancelled
+ * at each step, late, with sockets closed under them and queues closed around them; and errors.
  */
 #define _GNU_SOURCE
 #include "queue.h"
@@ -15,11 +15,11 @@
 
 _Static_assert(sizeof(struct towpath_operation) == 80, "as the library has it");
 
-/* More than buffers of sockets have room for. */
+/* More than sockets' buffers have room for. */
 #define LARGE (8 << 20)
 /*
- * A hole is so long that no memory was ever in its middle: what was found at an address is remembered for a while, also
- * if it is gone.
+ * A hole so long that its middle never contained memory: the library remembers the state of an
+ * address for a while, even when its memory is gone.
  */
 #define HOLE (1ul << 30)
 
@@ -42,8 +42,8 @@ static struct sockaddr_in address = { .sin_family = AF_INET };
 static unsigned int back_end;
 
 /*
- * Looks that the next event is the end of a send, and the only event. Bytes that are handed over by towpath_output()
- * have been copied, as have those that were asked for.
+ * Checks that the next event is the end of a send, and the only event. The bytes were copied:
+ * towpath_output() copies all bytes that it returns, and a recall copies the others.
  */
 static void copied(struct scene *scene, uint64_t id, int64_t result)
 {
@@ -53,7 +53,7 @@ static void copied(struct scene *scene, uint64_t id, int64_t result)
 	CHECK(now(scene->queue, &event, 1) == 0);
 }
 
-/* Looks that the next event is the end of an operation with this result, and the only event. */
+/* Checks that the next event is the end of an operation with this result, and the only event. */
 static void done(struct scene *scene, uint64_t id, int64_t result, int error)
 {
 	struct towpath_event event;
@@ -62,7 +62,7 @@ static void done(struct scene *scene, uint64_t id, int64_t result, int error)
 	CHECK(now(scene->queue, &event, 1) == 0);
 }
 
-/* The result of the next event, which is progress. */
+/* The result of the next event, which is TOWPATH_PROGRESS. */
 static int64_t progress(struct scene *scene, uint64_t id)
 {
 	struct towpath_event event = next(scene->queue);
@@ -109,7 +109,7 @@ static struct scene begin_scene(void)
 	CHECK(events[1 - first].result == 0 && !events[1 - first].error);
 	CHECK(events[1 - first].data.u64 == 3);
 	scene.server = events[first].result;
-	/* It goes on, until it is cancelled; then connections stay with the listener. */
+	/* It continues until it is cancelled; further connections stay with the listener then. */
 	int other = stream(scene.a);
 	CHECK(towpath_connect(scene.a, other, (struct sockaddr *)&address, sizeof(address)) == -1);
 	settle(scene.a, scene.b);
@@ -194,14 +194,17 @@ static void wrong(void)
 	CHECK(towpath_queue_cancel(queue, 0) == -1 && errno == ESTALE);
 	uint64_t user = add(queue, (struct towpath_change) { .source = TOWPATH_SOURCE_USER });
 	CHECK(towpath_queue_cancel(queue, user) == -1 && errno == EINVAL);
-	/* What only the call itself finds out is told at its end: one that is connected, one that listens. */
+	/*
+	 * Errors that only the call itself detects are reported at the end: a connected and a
+	 * listening socket.
+	 */
 	bad.flags = 0, bad.fd = scene.server;
 	done(&scene, submit(queue, bad), -1, EINVAL);
 	bad = receive(&scene, &byte, 1), bad.fd = scene.listener;
 	done(&scene, submit(queue, bad), -1, ENOTCONN);
 	bad = sends(&scene, &byte, 1), bad.instance = scene.b, bad.fd = scene.listener;
 	done(&scene, submit(queue, bad), -1, EPIPE);
-	/* Where nobody listens. */
+	/* A port without a listener. */
 	int fd = stream(scene.a);
 	address.sin_port = htons(81);
 	uint64_t refused = submit(queue, (struct towpath_operation) {
@@ -212,7 +215,7 @@ static void wrong(void)
 	CHECK(now(queue, &event, 1) == 0);
 	settle(scene.a, scene.b);
 	done(&scene, refused, -1, ECONNREFUSED);
-	/* One of three. */
+	/* One valid operation of three. */
 	struct towpath_operation three[] = { bad, good, bad };
 	three[0].fd = three[2].fd = -1;
 	CHECK(towpath_queue_submit(queue, three, 3) == 1 && three[0].error == EBADF && !three[1].error);
@@ -227,7 +230,7 @@ static void receives(void)
 	struct towpath_event event;
 	char bytes[64] = "";
 
-	/* What is there, however little; or all of it. */
+	/* As many bytes as there are; or the whole buffer. */
 	uint64_t id = submit(scene.queue, receive(&scene, bytes, 64));
 	CHECK(now(scene.queue, &event, 1) == 0 && remove_id(scene.queue, id) == EBUSY);
 	CHECK(towpath_write(scene.a, scene.client, "hello", 5) == 5);
@@ -245,7 +248,7 @@ static void receives(void)
 	done(&scene, id, 10, 0);
 	CHECK(!memcmp(bytes, "0123401234", 10));
 	done(&scene, submit(scene.queue, receive(&scene, NULL, 0)), 0, 0);
-	/* Cancelled and late: no byte is lost, and what came is told. */
+	/* Cancelled and late: no byte is lost, and received bytes are reported. */
 	id = submit(scene.queue, receive(&scene, bytes, 64));
 	CHECK(towpath_queue_cancel(scene.queue, id) == 0);
 	CHECK(towpath_write(scene.a, scene.client, "kept", 4) == 4);
@@ -272,7 +275,7 @@ static void receives(void)
 	end_scene(&scene);
 }
 
-/* Reads what there is to read of the server's side; how much. */
+/* Reads all available bytes on the server's side. Returns their number. */
 static size_t drain(struct scene *scene, char *bytes, size_t room)
 {
 	size_t sum = 0;
@@ -294,7 +297,7 @@ static void lends(void)
 
 	for (size_t i = 0; i < LARGE; i++)
 		sent[i] = i * 31 + i / 251;
-	/* A small one: accepted at once, and back when the peer has acknowledged it. */
+	/* A small send: accepted at once, and back when the peer has acknowledged it. */
 	uint64_t id = submit(scene.queue, sends(&scene, sent, 100));
 	CHECK(progress(&scene, id) == 100 && now(scene.queue, &event, 1) == 0);
 	settle(scene.a, scene.b);
@@ -303,7 +306,7 @@ static void lends(void)
 	id = submit(scene.queue, sends(&scene, NULL, 0));
 	CHECK(progress(&scene, id) == 0);
 	done(&scene, id, 0, 0);
-	/* More than there is room for. */
+	/* A send larger than the room. */
 	id = submit(scene.queue, sends(&scene, sent, LARGE));
 	for (int turn = 0; sum < LARGE && turn < 100000; turn++) {
 		if (now(scene.queue, &event, 1) == 1) {
@@ -318,7 +321,7 @@ static void lends(void)
 	copied(&scene, id, LARGE);
 	CHECK(towpath_get_stats(scene.a, &stats, sizeof(stats)) == 0);
 	CHECK(stats.copied_socket_send == 0 && stats.lent >= LARGE);
-	/* Cancelled on its way: what was accepted is sent, and the memory is back at once. */
+	/* Cancelled in flight: accepted bytes are still sent, and the memory is back at once. */
 	id = submit(scene.queue, sends(&scene, sent, LARGE));
 	CHECK(now(scene.queue, &event, 1) == 0 && towpath_queue_cancel(scene.queue, id) == 0);
 	accepted = progress(&scene, id);
@@ -335,7 +338,7 @@ static void lends(void)
 		sum += len;
 	}
 	CHECK(sum == (size_t)accepted);
-	/* Before anything was done. */
+	/* Cancelled before any byte was accepted. */
 	id = submit(scene.queue, sends(&scene, sent, 10));
 	CHECK(towpath_queue_cancel(scene.queue, id) == 0);
 	done(&scene, id, -1, ECANCELED);
@@ -343,11 +346,11 @@ static void lends(void)
 	struct towpath_operation late = sends(&scene, sent, 10);
 	late.deadline = &past;
 	done(&scene, submit(scene.queue, late), -1, ETIMEDOUT);
-	/* More than any peer takes at once. */
+	/* More than any peer accepts at once. */
 	size_t huge = 1ull << 32;
 	char *zeros = mmap(NULL, huge, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	CHECK(zeros != MAP_FAILED);
-	/* Large pages cost less to look at; without them it takes longer. */
+	/* With huge pages the check of the memory is fast; without them it takes longer. */
 	madvise(zeros, huge, MADV_HUGEPAGE);
 	id = submit(scene.queue, sends(&scene, zeros, huge));
 	CHECK(now(scene.queue, &event, 1) == 0 && towpath_queue_cancel(scene.queue, id) == 0);
@@ -358,7 +361,10 @@ static void lends(void)
 	end_scene(&scene);
 }
 
-/* Sockets, instances and queues end with operations out: all memory comes back, or the queue stays. */
+/*
+ * Sockets, instances and queues end with operations in progress: all memory comes back, or the
+ * queue stays.
+ */
 static void ends(void)
 {
 	static char sent[LARGE];
@@ -385,7 +391,7 @@ static void ends(void)
 	done(&scene, get, -1, ECANCELED);
 	CHECK(towpath_queue_close(scene.queue) == 0);
 
-	/* The queue first; a child of a fork leaves it alone. */
+	/* The queue is closed first; a child of a fork does not affect it. */
 	scene = begin_scene();
 	int status;
 	submit(scene.queue, sends(&scene, sent, LARGE));
@@ -408,7 +414,7 @@ static void ends(void)
 	end_scene(&scene);
 }
 
-/* Files are read, written and brought to the disk beside all else. */
+/* Files are read, written and synchronised beside other events. */
 static void files(void)
 {
 	static char written[3 << 20], bytes[4 << 20];
@@ -432,7 +438,7 @@ static void files(void)
 	done(&scene, submit(scene.queue, in), 0, 0);
 	for (int i = 0; i < 2; i++)
 		done(&scene, submit(scene.queue, syncs[i]), 0, 0);
-	/* What is wrong is told at once, or by the end. */
+	/* Errors are reported when the operation is submitted, or at its end. */
 	struct towpath_operation bad = in;
 	bad.offset = -1;
 	CHECK(no(scene.queue, bad) == EINVAL);
@@ -457,7 +463,10 @@ static void files(void)
 	int read_only = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
 	bad = out, bad.fd = read_only;
 	done(&scene, submit(scene.queue, bad), -1, EBADF);
-	/* One that is closed at once, as the operation has a duplicate; and cancelled ones are told as well. */
+	/*
+	 * A file that is closed at once, because the operation has a duplicate; cancelled
+	 * operations are reported, too.
+	 */
 	in.offset = 5;
 	uint64_t id = submit(scene.queue, in);
 	CHECK(close(file) == 0);
@@ -469,24 +478,26 @@ static void files(void)
 	event = next(scene.queue);
 	CHECK(event.id == id && event.what == TOWPATH_DONE);
 	CHECK(event.result == 1000 || (event.result == -1 && event.error == ECANCELED));
-	/* The queue ends with some out. */
+	/* The queue ends with operations in progress. */
 	for (int i = 0; i < 10; i++)
 		submit(scene.queue, in);
 	CHECK(towpath_queue_close(scene.queue) == 0);
 	CHECK(close(read_only) == 0 && close(fds[0]) == 0 && close(fds[1]) == 0);
 }
 
-/* What ends an operation: the last two are deadlines, one that has passed and one that comes. */
+/* How an operation ends: the last two are deadlines, in the past and in the near future. */
 enum { CANCEL, CLOSE, PAST, SOON, WAYS };
 
-/* What an operation may use until its end. */
+/* Memory that an operation may use until its end. */
 struct memory {
 	struct msghdr message;
 	struct iovec bytes;
 	char text[64], rest[64];
 };
 
-/* An operation that waits for packets to be moved; a message, for the queue to be waited for. */
+/*
+ * An operation that waits until packets are moved or, for a message, until the queue is waited on.
+ */
 static struct towpath_operation waits(struct scene *scene, int operation, struct memory *memory)
 {
 	struct towpath_operation waits = { .operation = operation, .instance = scene->a };
@@ -512,7 +523,7 @@ static struct towpath_operation waits(struct scene *scene, int operation, struct
 	return waits;
 }
 
-/* Ends one operation in one way: once, with the reason, and what comes behind it is not its own. */
+/* Ends one operation in one way: it ends once, with the reason, and does not take later bytes. */
 static void cut_short(int operation, int way)
 {
 	struct scene scene = begin_scene();
@@ -551,7 +562,7 @@ static void cut_short(int operation, int way)
 	CHECK(now(scene.queue, &event, 1) == 0 && lseek(file, 0, SEEK_END) == 0);
 	ssize_t len = towpath_read(scene.b, scene.server, bytes, sizeof(bytes));
 	CHECK(is_move && is_closed ? len == -1 && errno == EBADF : len == 4);
-	/* A connection that was being made goes on. */
+	/* A connection attempt continues. */
 	int came = towpath_accept(scene.b, scene.listener, NULL, NULL) >= 0;
 	CHECK(way == SOON || came == (operation == TOWPATH_CONNECT && way == CANCEL));
 	end_scene(&scene);
@@ -572,7 +583,7 @@ static void waiting(void)
 	}
 }
 
-/* A deadline of what is done with files: all of it was done, or nothing. */
+/* A deadline of a file operation: it is carried out completely, or not at all. */
 static void late_files(void)
 {
 	int past = 0;
@@ -605,7 +616,7 @@ static void late_files(void)
 		CHECK(towpath_queue_cancel(queue, id) == -1 && errno == ESTALE);
 		CHECK(close(file) == 0 && towpath_queue_close(queue) == 0);
 	}
-	/* A thread may be earlier than the first wait, but not each time. */
+	/* A thread may be faster than the first wait, but not every time. */
 	CHECK(past > 0);
 }
 

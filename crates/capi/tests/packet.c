@@ -1,8 +1,8 @@
 /*
- * Packet sockets of an instance on a TAP device and the kernel's own: frames go both ways, and both
- * sides tell the same of them and give the same answers to calls that are wrong.
+ * Packet sockets of an instance on a TAP device and of the kernel: frames in both directions, for
+ * which both sides report the same; and both return the same errors for invalid calls.
  *
- * Runs in a network namespace of its own. Exit code 77: not possible here.
+ * Runs in its own network namespace. Exit code 77: not possible on this machine.
  */
 #define _GNU_SOURCE
 #include "answers.h"
@@ -19,11 +19,11 @@
 #define PACKET_IGNORE_OUTGOING 23
 #endif
 
-/* Longest that this program runs, in seconds. */
+/* Longest run time of this program, in seconds. */
 #define PATIENCE 300
-/* For experiments (IEEE 802). */
+/* An EtherType for experiments (IEEE 802). */
 #define OTHER 0x88b5
-/* An index that no link has. */
+/* An index without a link. */
 #define NO_LINK 999
 
 static unsigned char out[3000], in[70000];
@@ -49,7 +49,7 @@ static struct sockaddr_ll name_of(struct end *end, int protocol, const unsigned 
 	return name;
 }
 
-/* A socket bound to the link of its side; tells the address. */
+/* Makes a socket bound to the link of its side. Fills in the link-layer address. */
 static int packet_of(struct end *end, int type, int protocol, unsigned char *address)
 {
 	struct timeval limit = { .tv_sec = 10 };
@@ -69,7 +69,7 @@ static int packet_of(struct end *end, int type, int protocol, unsigned char *add
 	return fd;
 }
 
-/* Receives a frame of the protocol, and passes over others. */
+/* Receives a frame of the protocol, and skips others. */
 static int take(struct end *end, int fd, int kind, const unsigned char *source)
 {
 	for (;;) {
@@ -87,7 +87,7 @@ static int take(struct end *end, int fd, int kind, const unsigned char *source)
 	}
 }
 
-/* Frames from one side to the other, made whole and made of a payload. */
+/* Frames from one side to the other, given as whole frames and as payloads. */
 static void frames(struct end *to, struct end *from)
 {
 	static const unsigned char all[] = { 255, 255, 255, 255, 255, 255 };
@@ -140,7 +140,7 @@ static void frames(struct end *to, struct end *from)
 	CHECK(CALL(from, close, watcher) == 0);
 }
 
-/* The instance's packet sockets lend, which the kernel's do not. */
+/* Packet sockets of the instance lend; those of the kernel do not. */
 static void lending(struct end *to, struct end *from)
 {
 	unsigned char there[ETH_ALEN], here[ETH_ALEN];
@@ -167,7 +167,7 @@ static void lending(struct end *to, struct end *from)
 	CHECK(CALL(to, close, taker) == 0 && CALL(from, close, sender) == 0);
 }
 
-/* Frames of OTHER that begin with `first`; all bytes of them, or 20. */
+/* A filter for frames of OTHER that begin with `first`: all of their bytes, or 20. */
 static void attach(struct end *end, int fd, int first, int all)
 {
 	struct sock_filter code[] = {
@@ -183,7 +183,7 @@ static void attach(struct end *end, int fd, int first, int all)
 	CHECK(CALL(end, setsockopt, fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)) == 0);
 }
 
-/* A filter chooses frames and cuts them, on both sides alike. */
+/* A filter selects and truncates frames, with the same result on both sides. */
 static void filters(struct end *to, struct end *from)
 {
 	unsigned char there[ETH_ALEN], here[ETH_ALEN];
@@ -197,7 +197,9 @@ static void filters(struct end *to, struct end *from)
 			CHECK(CALL(to, setsockopt, taker, SOL_SOCKET, SO_DETACH_FILTER, &one, sizeof(one)) == 0);
 		else
 			attach(to, taker, 5, round == 0);
-		/* Of two frames the second is wanted, and at last the first, too. */
+		/*
+		 * The filter accepts the second of two frames; in the last round both are received.
+		 */
 		for (int i = 0; i < 2; i++) {
 			memset(out, 4 + i, 500);
 			int len = i ? 500 : 300;
@@ -212,7 +214,7 @@ static void filters(struct end *to, struct end *from)
 	CHECK(CALL(to, close, taker) == 0 && CALL(from, close, sender) == 0);
 }
 
-/* The instance hands out frames that come and that leave where they are, with their headers. */
+/* The instance hands out received and sent frames in place, with their headers. */
 static void sniffs(struct end *ours, struct end *kernel)
 {
 	unsigned char there[ETH_ALEN], here[ETH_ALEN], headers[TOWPATH_HEADERS_MAX];
@@ -237,7 +239,7 @@ static void sniffs(struct end *ours, struct end *kernel)
 			out[at] = at * 7 % 251 + i;
 		out[0] = 6;
 		CHECK(CALL(makers[i], sendto, fds[i], out, 1400, 0, (struct sockaddr *)&name, sizeof(name)) == 1400);
-		/* Too little room, and none: the frame stays. */
+		/* Too little room, and none: the frame stays in the queue. */
 		struct pollfd polled = { .fd = sniffer, .events = POLLIN };
 		CHECK(CALL(ours, poll, &polled, 1, 60000) == 1);
 		pieces[0].iov_len--;
@@ -260,7 +262,7 @@ static void sniffs(struct end *ours, struct end *kernel)
 		CHECK(sum == 1400 + ETH_HLEN && !memcmp(in + ETH_HLEN, out, 1400));
 		kept[i] = pieces[1];
 	}
-	/* What is kept stays as it was, whatever comes and though the socket is closed. */
+	/* Pieces that are held do not change, even when frames arrive and the socket is closed. */
 	CHECK(CALL(ours, close, sniffer) == 0);
 	for (int i = 0; i < 2; i++) {
 		CHECK(((unsigned char *)kept[i].iov_base)[kept[i].iov_len - 1] == 1399 * 7 % 251 + i);
@@ -270,7 +272,7 @@ static void sniffs(struct end *ours, struct end *kernel)
 	CHECK(CALL(ours, close, own) == 0 && CALL(kernel, close, other) == 0);
 }
 
-/* Calls that are wrong, and some that are right, for what they change. */
+/* Invalid calls, and some valid ones, for their effects. */
 static void ask(struct end *end, struct answers *answers)
 {
 	static const unsigned char nobody[] = { 2, 9, 9, 9, 9, 9 };

@@ -1,6 +1,7 @@
 /*
- * A hundred connections send without blocking, in small writes and large ones, until nothing more is taken. Acknowledgments
- * come in all the same, nobody is told in vain that it may write, and by edges alone everything arrives.
+ * A hundred connections send without blocking, in small writes and large ones, until no more is
+ * accepted. Acknowledgments are still received, writability is never reported without need, and
+ * with edges alone all data arrives.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -25,7 +26,7 @@ static struct flow flows[CONNECTIONS];
 static struct towpath *a, *b;
 static unsigned char bytes[1 << 16];
 
-/* Moves packets until neither side has any: each finds memory at the other. */
+/* Moves packets until neither side has any. Each side must have memory for them. */
 static void settle(void)
 {
 	static char packet[1 << 16];
@@ -50,7 +51,7 @@ static unsigned char byte_at(size_t at)
 	return at % 251;
 }
 
-/* Sends until nothing more is taken; then the socket is not writable. */
+/* Sends until no more is accepted; then the socket is not writable. */
 static void fill(struct flow *flow, size_t size)
 {
 	struct pollfd polled = { .fd = flow->client, .events = POLLOUT };

@@ -1,6 +1,4 @@
-/*
- * Event queues: each kind of source, what is told of it and when, on both back ends; and what is wrong.
- */
+/* Event queues: each kind of source, its events and their times, on both back ends; and errors. */
 #define _GNU_SOURCE
 #include "queue.h"
 
@@ -81,12 +79,12 @@ static void wrong_changes(struct towpath_queue *queue)
 	CHECK(towpath_queue_change(queue, &change, -1) == -1 && errno == EINVAL);
 	CHECK(towpath_queue_change(queue, NULL, 0) == 0);
 	CHECK(towpath_queue_change(NULL, &change, 1) == -1 && errno == EFAULT);
-	/* A file on disk is always ready; a descriptor that was closed is none. */
+	/* A file on disk is always ready; a closed descriptor is invalid. */
 	change.source = TOWPATH_SOURCE_FD;
 	change.ident = file;
 	CHECK(file >= 0 && refused(queue, change) == EPERM);
 	CHECK(close(file) == 0 && refused(queue, change) == EBADF);
-	/* What is wrong keeps nothing else from being done. */
+	/* An invalid change does not stop the others. */
 	CHECK(pipe(fds) == 0);
 	struct towpath_change three[] = {
 		{ .command = TOWPATH_ADD, .source = TOWPATH_SOURCE_USER },
@@ -125,7 +123,10 @@ static void wrong(void)
 	CHECK(towpath_queue_close(queue) == 0);
 }
 
-/* Levels, edges and one-shots of a pipe; a registration keeps it open; stale identifiers. */
+/*
+ * Level-triggered, edge-triggered and one-shot events of a pipe; a registration keeps the pipe
+ * open; stale identifiers.
+ */
 static void descriptors(void)
 {
 	struct towpath_queue *queue = new_queue();
@@ -157,12 +158,12 @@ static void descriptors(void)
 	CHECK(write(fds[1], "c", 1) == 1);
 	CHECK(next(queue).id == edge && remove_id(queue, level) == ESTALE);
 	CHECK(remove_id(queue, edge) == 0);
-	/* Writing, and the end of the other side. */
+	/* Writability, and the end of the other side. */
 	uint64_t writer = add_fd(queue, NULL, fds[1], EPOLLOUT);
 	CHECK(next(queue).detail == EPOLLOUT);
 	CHECK(close(fds[0]) == 0 && next(queue).detail & EPOLLERR);
 	CHECK(remove_id(queue, writer) == 0 && close(fds[1]) == 0);
-	/* It is the registration's until that is removed. */
+	/* The descriptor belongs to the registration until that is removed. */
 	uint64_t reader = add_fd(queue, NULL, other[0], EPOLLIN);
 	CHECK(close(other[0]) == 0 && write(other[1], "d", 1) == 1);
 	CHECK(next(queue).id == reader && remove_id(queue, reader) == 0);
@@ -186,7 +187,7 @@ static void timers(void)
 	CHECK(event.result == 1 && event.flags == TOWPATH_OVER && remove_id(queue, once) == ESTALE);
 	CHECK(after.tv_sec > before.tv_sec
 	      || (after.tv_sec == before.tv_sec && after.tv_nsec >= before.tv_nsec));
-	/* A moment that has passed, and one that is put off. */
+	/* A time in the past, and a timer that is modified. */
 	once = add(queue, (struct towpath_change) {
 		.source = TOWPATH_SOURCE_TIMER, .events = TOWPATH_ABSTIME, .timer.it_value = before,
 	});
@@ -204,7 +205,7 @@ static void timers(void)
 		.command = TOWPATH_MODIFY, .id = once, .source = TOWPATH_SOURCE_FD,
 	}) == EINVAL);
 	CHECK(next(queue).id == once);
-	/* Each period counts, whether it is told in time or not. */
+	/* Each period counts, whether it is reported in time or not. */
 	uint64_t periodic = add(queue, (struct towpath_change) {
 		.source = TOWPATH_SOURCE_TIMER,
 		.timer = { .it_value.tv_nsec = 1000000, .it_interval.tv_nsec = 1000000 },
@@ -240,7 +241,7 @@ static void *sleep_in(void *argument)
 	struct towpath_event event;
 	int count;
 
-	/* The other thread may be looking. */
+	/* The other thread may be in the queue. */
 	do
 		count = towpath_queue_wait(argument, &event, 1, 1, &deadline);
 	while (count == -1 && errno == EBUSY);
@@ -248,13 +249,13 @@ static void *sleep_in(void *argument)
 	return NULL;
 }
 
-/* 0, or why the queue cannot be used. */
+/* Returns 0, or the error if the queue cannot be used. */
 static int now_or_busy(struct towpath_queue *queue)
 {
 	return towpath_queue_back_end(queue) == -1 ? errno : 0;
 }
 
-/* Nothing that other threads tell is lost; a second thread is told that the first is waiting. */
+/* No event of other threads is lost; a second thread gets EBUSY while the first one waits. */
 static void threads(void)
 {
 	struct towpath_queue *queue = new_queue();
@@ -283,7 +284,7 @@ static void threads(void)
 		CHECK(pthread_join(threads[i], NULL) == 0);
 		CHECK(towpath_queue_notify(queue, notifiers[i].id) == 0);
 	}
-	/* At least three, and no more than two. */
+	/* At least three, and at most two events. */
 	CHECK(towpath_queue_wait(queue, events, 3, 8, &deadline) == 3);
 	for (int i = 0; i < 3; i++)
 		CHECK(towpath_queue_notify(queue, notifiers[i].id) == 0);
@@ -353,7 +354,7 @@ static void processes(void)
 	CHECK(towpath_queue_close(queue) == 0);
 }
 
-/* Whether a queue without events is told as such in the end: its descriptor may be readable a moment longer. */
+/* True if the queue's descriptor finally reports no events: it may be readable a moment longer. */
 static int is_quiet(struct towpath_queue *queue, struct pollfd *polled)
 {
 	struct towpath_event event;
@@ -386,7 +387,7 @@ static void nested(void)
 	CHECK(towpath_queue_close(queue) == 0);
 }
 
-/* The child of a fork has no queue; the parent's goes on. */
+/* The child of a fork cannot use the queue; the parent continues to use it. */
 static void forks(void)
 {
 	struct towpath_queue *queue = new_queue();
@@ -412,7 +413,7 @@ static void forks(void)
 	CHECK(towpath_queue_close(queue) == 0 && close(fds[0]) == 0 && close(fds[1]) == 0);
 }
 
-/* Ten thousand of each kind that costs no descriptor, and of descriptors as many as there may be. */
+/* Ten thousand of each kind without a descriptor, and as many descriptors as possible. */
 static void many(void)
 {
 	static struct towpath_change changes[2 * MANY];
@@ -440,7 +441,7 @@ static void many(void)
 		CHECK(events[i].id == changes[events[i].data.u64].id && !seen[events[i].data.u64]++);
 		changes[i].command = TOWPATH_REMOVE;
 	}
-	/* Timers are over. */
+	/* The timers are over. */
 	CHECK(towpath_queue_change(queue, changes, 2 * MANY) == MANY && changes[0].error == ESTALE);
 
 	int file = eventfd(1, EFD_CLOEXEC);
@@ -460,7 +461,7 @@ static void many(void)
 	CHECK(close(file) == 0 && towpath_queue_close(queue) == 0);
 }
 
-/* A socket of an instance, bound to its address; with a port, so that others find it. */
+/* A socket of an instance, bound to its address, and to a port if that is not 0. */
 static int bound(struct towpath *instance, const char *address, int type, int port)
 {
 	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(port) };
@@ -472,7 +473,7 @@ static int bound(struct towpath *instance, const char *address, int type, int po
 	return fd;
 }
 
-/* Sockets of two instances: each kind of them is told of like any descriptor, until it is closed. */
+/* Sockets of two instances: each kind is reported like any descriptor, until it is closed. */
 static void sockets(void)
 {
 	struct towpath *a = towpath_new("192.0.2.1/24", 1500), *b = towpath_new("192.0.2.2/24", 1500);
@@ -496,7 +497,7 @@ static void sockets(void)
 		CHECK(events[i].id == accepts || events[i].id == opens);
 		CHECK(events[i].detail == (events[i].id == accepts ? EPOLLIN : EPOLLOUT));
 	}
-	/* The one is told of as long as it holds, the other once. */
+	/* One is reported as long as it is ready, the other one once. */
 	CHECK(now(queue, events, 8) == 1 && events[0].id == accepts);
 	int server = towpath_accept(b, listener, NULL, NULL);
 	CHECK(server >= 0 && now(queue, events, 8) == 0);
@@ -524,7 +525,7 @@ static void sockets(void)
 	CHECK(now(queue, events, 8) == 1 && events[0].id == echoes);
 	CHECK(remove_id(queue, echoes) == 0 && now(queue, events, 8) == 0);
 
-	/* A socket that is closed ends its registration; so does the end of its instance. */
+	/* Closing a socket ends its registration, and so does the end of its instance. */
 	CHECK(towpath_close(b, datagrams[1]) == 0);
 	CHECK(now(queue, events, 8) == 1 && events[0].id == comes);
 	CHECK(events[0].detail == (EPOLLERR | EPOLLHUP) && events[0].flags == TOWPATH_OVER);
@@ -539,7 +540,7 @@ static void sockets(void)
 	towpath_free(b);
 	CHECK(now(queue, events, 8) == 2 && events[0].flags == TOWPATH_OVER);
 	CHECK(events[1].flags == TOWPATH_OVER && remove_id(queue, accepts) == ESTALE);
-	/* A queue goes with registrations, and an instance after it. */
+	/* A queue is closed with registrations, and an instance after it. */
 	CHECK(towpath_queue_close(queue) == 0);
 	towpath_free(a);
 }

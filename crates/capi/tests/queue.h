@@ -1,5 +1,6 @@
 /*
- * What the C programs have in common that test event queues: moments, single changes, waits that end.
+ * Common to the C programs that test event queues: deadlines, single changes, and waits with a
+ * limit.
  */
 #ifndef QUEUE_H
 #define QUEUE_H
@@ -10,7 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-/* More than any step takes. */
+/* Longer than any step takes. */
 #define PATIENCE_S 60
 
 static inline struct timespec in_ns(long long ns)
@@ -29,7 +30,7 @@ static inline struct timespec later(void)
 	return in_ns(PATIENCE_S * 1000000000ll);
 }
 
-/* Adds something; its id. */
+/* Adds a registration. Returns its id. */
 static inline uint64_t add(struct towpath_queue *queue, struct towpath_change change)
 {
 	change.command = TOWPATH_ADD;
@@ -46,7 +47,7 @@ static inline uint64_t add_fd(struct towpath_queue *queue, struct towpath *insta
 	});
 }
 
-/* The error that a change comes to, or 0. */
+/* The error of a change, or 0. */
 static inline int refused(struct towpath_queue *queue, struct towpath_change change)
 {
 	int made = towpath_queue_change(queue, &change, 1);
@@ -60,7 +61,7 @@ static inline int remove_id(struct towpath_queue *queue, uint64_t id)
 	return refused(queue, (struct towpath_change) { .command = TOWPATH_REMOVE, .id = id });
 }
 
-/* The events that there are now. */
+/* Reads the events that are available now. */
 static inline int now(struct towpath_queue *queue, struct towpath_event *events, int max)
 {
 	int count = towpath_queue_wait(queue, events, 0, max, NULL);
@@ -69,7 +70,7 @@ static inline int now(struct towpath_queue *queue, struct towpath_event *events,
 	return count;
 }
 
-/* The next event. */
+/* Waits for the next event. */
 static inline struct towpath_event next(struct towpath_queue *queue)
 {
 	struct towpath_event event;
@@ -79,21 +80,24 @@ static inline struct towpath_event next(struct towpath_queue *queue)
 	return event;
 }
 
-/* Begins an operation; its id. */
+/* Starts an operation. Returns its id. */
 static inline uint64_t submit(struct towpath_queue *queue, struct towpath_operation operation)
 {
 	CHECK(towpath_queue_submit(queue, &operation, 1) == 1 && !operation.error && operation.id);
 	return operation.id;
 }
 
-/* The error that an operation comes to at once. */
+/* The error of an operation when it is submitted. */
 static inline int no(struct towpath_queue *queue, struct towpath_operation operation)
 {
 	CHECK(towpath_queue_submit(queue, &operation, 1) == 0);
 	return operation.error;
 }
 
-/* Looks that the next event is the end of an operation with this result and these flags besides; what else it says. */
+/*
+ * Checks that the next event is the end of an operation with this result and, besides TOWPATH_OVER,
+ * these flags. Returns the event.
+ */
 static inline uint32_t over_with(struct towpath_queue *queue, uint64_t id, int64_t result, int error, uint32_t flags)
 {
 	struct towpath_event event = next(queue);
@@ -106,7 +110,7 @@ static inline uint32_t over_with(struct towpath_queue *queue, uint64_t id, int64
 	return event.detail;
 }
 
-/* The same without other flags. */
+/* Checks that the next event is the end of an operation with this result and no other flags. */
 static inline uint32_t over(struct towpath_queue *queue, uint64_t id, int64_t result, int error)
 {
 	return over_with(queue, id, result, error, 0);
@@ -130,7 +134,7 @@ static inline void settle(struct towpath *a, struct towpath *b)
 	CHECK(still == 2);
 }
 
-/* Runs all of `cases` on both back ends, as far as the kernel has them. */
+/* Runs all of `cases` with both back ends, if the kernel supports them. */
 static inline int on_both(void (*cases)(unsigned int back_end))
 {
 	unsigned int back_ends[] = { TOWPATH_QUEUE_EPOLL, TOWPATH_QUEUE_IO_URING };

@@ -1,9 +1,9 @@
 /*
- * Sockets of packets of IP between an instance on a TAP device and the kernel's own: each scene is
- * played over IPv4 and IPv6, once with the kernel as the server and once with the instance; and
- * both give the same answers to calls that are wrong.
+ * Raw IP sockets of an instance on a TAP device and of the kernel: each scene runs over IPv4 and
+ * IPv6, once with the kernel as the server and once with the instance; and both return the same
+ * errors for invalid calls.
  *
- * Runs in a network namespace of its own. Exit code 77: not possible here.
+ * Runs in its own network namespace. Exit code 77: not possible on this machine.
  */
 #define _GNU_SOURCE
 #include "answers.h"
@@ -25,9 +25,9 @@
 #define ICMP6_FILTER 1
 #endif
 
-/* Longest that this program runs, in seconds. */
+/* Longest run time of this program, in seconds. */
 #define PATIENCE 300
-/* A protocol that nobody knows (RFC 3692). */
+/* A protocol for experiments (RFC 3692), which neither side uses. */
 #define OTHER 253
 
 static unsigned char out[70000], in[70000];
@@ -42,7 +42,7 @@ static int raw_of(struct end *end, int domain, int protocol)
 	return fd;
 }
 
-/* Bytes of the IP header that a read begins with. */
+/* Bytes of the IP header at the start of received packets. */
 static int header_of(int domain)
 {
 	return domain == AF_INET ? 20 : 0;
@@ -72,7 +72,7 @@ static void packets(struct scene *scene)
 		CHECK(head == 0 || (in[0] == 0x45 && in[9] == OTHER));
 	}
 	if (scene->server->towpath) {
-		/* The same where it lies, behind the header. */
+		/* The packet in place, behind its header, without a copy. */
 		unsigned char header[TOWPATH_HEADERS_MAX];
 		struct iovec pieces[18] = { { header, sizeof(header) } };
 		struct msghdr message = { .msg_iov = pieces, .msg_iovlen = 18 };
@@ -100,7 +100,7 @@ static uint16_t sum_of(const unsigned char *bytes, int len)
 	return ~sum;
 }
 
-/* A ping by hand: only the answer passes the filter; the checksum of ICMPv6 is the socket's work. */
+/* A ping: only the answer passes the filter; for ICMPv6 the socket computes the checksum. */
 static void echo(struct scene *scene)
 {
 	int v4 = scene->domain == AF_INET, head = header_of(scene->domain);
@@ -129,7 +129,7 @@ static void echo(struct scene *scene)
 	CHECK(CALL(scene->client, close, client) == 0);
 }
 
-/* With a header of its own a packet goes as it is, completed. */
+/* A packet with its own header is sent unchanged, except that the header is completed. */
 static void headers(struct scene *scene)
 {
 	if (scene->domain != AF_INET)
@@ -151,7 +151,7 @@ static void headers(struct scene *scene)
 	CHECK(CALL(scene->client, close, client) == 0 && CALL(scene->server, close, server) == 0);
 }
 
-/* The instance's raw sockets lend, which the kernel's do not. */
+/* Raw sockets of the instance lend; those of the kernel do not. */
 static void lending(struct scene *scene)
 {
 	int one = 1, head = header_of(scene->domain);
@@ -185,7 +185,7 @@ static void lending(struct scene *scene)
 	CHECK(CALL(scene->client, close, client) == 0 && CALL(scene->server, close, server) == 0);
 }
 
-/* Calls that are wrong, in every way; and some that are right, for what they change. */
+/* Invalid calls of all kinds, and some valid ones, for their effects. */
 static void ask(struct end *end, struct end *peer, int domain, struct answers *answers)
 {
 	int v4 = domain == AF_INET, sink = raw_of(peer, domain, OTHER);
@@ -243,7 +243,7 @@ static void ask(struct end *end, struct end *peer, int domain, struct answers *a
 		SAY(setting(end, icmp, IPPROTO_IPV6, IPV6_CHECKSUM, 2));
 		SAY(option(end, icmp, IPPROTO_ICMPV6, ICMP6_FILTER));
 	}
-	/* All has arrived, so that none of it is there for who asks next. */
+	/* Receives everything, so that nothing is left for the next comparison. */
 	CHECK(CALL(end, send, fd, "end", 3, 0) == 3);
 	do
 		CHECK(CALL(peer, recv, sink, in, sizeof(in), 0) > 0);

@@ -1,6 +1,6 @@
 /*
- * What the C programs have in common that test operations of event queues on two instances and the kernel: connections,
- * and operations on their ends.
+ * Common to the C programs that test operations of event queues on two instances and the kernel:
+ * connections, and operations on their ends.
  */
 #ifndef SCENE_H
 #define SCENE_H
@@ -14,7 +14,7 @@
 
 static unsigned int back_end;
 
-/* Two instances with a connection between them, and one over the kernel's loopback. */
+/* Two instances with a connection between them, and a connection over the kernel's loopback. */
 struct scene {
 	struct towpath_queue *queue;
 	struct towpath *a, *b;
@@ -77,7 +77,7 @@ static inline void end_scene(struct scene *scene)
 	CHECK(close(scene->kernel[0]) == 0 && close(scene->kernel[1]) == 0);
 }
 
-/* An operation on the client, the server, and an end of the kernel's connection. */
+/* An operation on the client, the server, or an end of the kernel's connection. */
 static inline struct towpath_operation on_client(struct scene *scene, int operation, void *buffer, size_t len)
 {
 	return (struct towpath_operation) {
@@ -102,7 +102,7 @@ static inline struct towpath_operation on_kernel(struct scene *scene, int end, i
 	return of;
 }
 
-/* The next event, before which packets are carried on. */
+/* Moves packets, then waits for the next event. */
 static inline struct towpath_event step(struct scene *scene)
 {
 	struct timespec patience = later(), moment;

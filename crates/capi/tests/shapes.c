@@ -1,13 +1,14 @@
 /*
- * Structures of the header, on both back ends: arrays of elements that are longer than those of the library, or shorter
- * than any version's; and what the functions fill in whose names begin with towpath_prep.
+ * Structures of the header, on both back ends: arrays of elements that are longer than the
+ * library's, or shorter than those of any version; and the structures that the functions named
+ * towpath_prep_* fill.
  */
 #define _GNU_SOURCE
 #include "scene.h"
 
 #include <sys/mman.h>
 
-/* What a later version may have. */
+/* A structure of a later version. */
 #define LATER(name) struct { struct name known; uint64_t more[2]; }
 
 static int file_of(const char *words)
@@ -18,7 +19,7 @@ static int file_of(const char *words)
 	return file;
 }
 
-/* What a later version has and this one does not is told of by each element by itself. */
+/* Each element reports separately that it sets a field that this version does not know. */
 static void longer(void)
 {
 	struct scene scene = begin_scene();
@@ -64,7 +65,7 @@ static void longer(void)
 	end_scene(&scene);
 }
 
-/* Structures that operations point to may have any size, too. */
+/* Structures that operations point to may also have any size. */
 static void pointed_to(void)
 {
 	struct scene scene = begin_scene();
@@ -127,7 +128,7 @@ static void wrong(void)
 	CHECK(towpath_queue_close(queue) == 0);
 }
 
-/* Looks that an operation is filled like this, whatever was there before. */
+/* Checks that an operation is filled like this, whatever it contained before. */
 static void is(struct towpath_operation *filled, struct towpath_operation expected)
 {
 	CHECK(!memcmp(filled, &expected, sizeof(expected)));

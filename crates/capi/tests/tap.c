@@ -1,8 +1,8 @@
 /*
- * An instance on a TAP device talks to the kernel's own TCP, in real time: every scene is played
- * over IPv4 and IPv6, once with the kernel as the server and once with the instance.
+ * An instance on a TAP device talks to the kernel's TCP, in real time: every scene runs over IPv4
+ * and IPv6, once with the kernel as the server and once with the instance.
  *
- * Runs in a network namespace of its own. Exit code 77: not possible here.
+ * Runs in its own network namespace. Exit code 77: not possible on this machine.
  */
 #define _GNU_SOURCE
 #include "tap.h"
@@ -20,7 +20,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
-/* Longest that this program runs, in seconds. */
+/* Longest run time of this program, in seconds. */
 #define PATIENCE 300
 #define TRANSFER_BYTES (16 << 20)
 #define MANY 200
@@ -53,7 +53,7 @@ static int connect_to(struct scene *scene, int port, int flags)
 	return -1;
 }
 
-/* What one direction of a transfer carries: bytes of a generator with this seed. */
+/* The bytes of one direction of a transfer: from a generator with this seed. */
 struct flow {
 	struct end *end;
 	int fd;
@@ -105,7 +105,7 @@ static void receive_all(struct flow *flow)
 	CHECK(count == 0 && received == TRANSFER_BYTES);
 }
 
-/* Sends and receives at once; each direction ends by itself. */
+/* Sends and receives at once; each direction ends separately. */
 static void exchange(struct end *end, int fd, uint64_t own, uint64_t other)
 {
 	struct flow out = { end, fd, own }, in = { end, fd, other };
@@ -147,7 +147,6 @@ static void transfer(struct scene *scene)
 	CHECK(CALL(scene->server, close, served.listener) == 0);
 }
 
-/* A client that has sent its end still gets an answer. */
 /* Buffers that are lent in turn. */
 #define LENT 16
 #define LENT_BYTES 100000
@@ -155,11 +154,11 @@ static void transfer(struct scene *scene)
 struct lender {
 	struct end *end;
 	int fd;
-	/* Calls made, and calls whose memory is ours again. */
+	/* Calls made, and calls whose memory has come back. */
 	uint32_t called, returned;
-	/* Copies are no surprise. */
+	/* Copies are allowed. */
 	int may_copy;
-	/* Term of each call, in milliseconds; 0 for that of the socket. */
+	/* Term of each call, in milliseconds; 0 selects that of the socket. */
 	int term;
 };
 
@@ -171,7 +170,7 @@ static void wait_for(struct lender *lender, uint32_t wanted)
 		struct msghdr message = { .msg_control = control, .msg_controllen = sizeof(control) };
 		struct pollfd polled = { .fd = lender->fd };
 
-		/* Without end: at the end of a time it would see what it was not woken for. */
+		/* No timeout: poll checks at its end, and so would not detect a missing wake-up. */
 		CHECK(CALL(lender->end, poll, &polled, 1, -1) == 1 && polled.revents & POLLERR);
 		CHECK(CALL(lender->end, recvmsg, lender->fd, &message, MSG_ERRQUEUE) == 0);
 		struct cmsghdr *header = CMSG_FIRSTHDR(&message);
@@ -180,13 +179,13 @@ static void wait_for(struct lender *lender, uint32_t wanted)
 		memcpy(&notice, CMSG_DATA(header), sizeof(notice));
 		CHECK(notice.ee_origin == SO_EE_ORIGIN_ZEROCOPY && notice.ee_errno == 0);
 		CHECK(notice.ee_info == lender->returned && notice.ee_data < lender->called);
-		/* Our own stack copied nothing; the kernel's does for a TAP. */
+		/* The instance has copied nothing; the kernel copies for a TAP device. */
 		CHECK(!lender->end->towpath || lender->may_copy || notice.ee_code == 0);
 		lender->returned = notice.ee_data + 1;
 	}
 }
 
-/* Lends all that it sends, and writes over each buffer as soon as it is its own again. */
+/* Lends all that it sends, and overwrites each buffer as soon as it is back. */
 static void *lend_all(void *argument)
 {
 	struct flow *flow = argument;
@@ -265,7 +264,7 @@ static ssize_t lend_some(struct lender *lender, void *bytes, size_t len)
 	return CALL(lender->end, sendmsg, lender->fd, &message, MSG_DONTWAIT | MSG_ZEROCOPY);
 }
 
-/* Lends more than the peer takes without reading; how much. */
+/* Lends more than the peer accepts without reading. Returns the number of bytes. */
 static size_t lend_too_much(struct lender *lender, unsigned char *bytes, size_t len, uint64_t seed)
 {
 	size_t sent = 0;
@@ -282,8 +281,9 @@ static size_t lend_too_much(struct lender *lender, unsigned char *bytes, size_t 
 }
 
 /*
- * A peer that never reads keeps no memory: it comes back by the socket's term, then because it is
- * asked for, then by the calls' own terms, and is written over at once. When the peer reads after all it gets what was sent.
+ * A peer that never reads does not keep memory: it comes back by the socket's term, then by a
+ * recall, then by the terms of calls, and is overwritten at once. When the peer finally reads, it
+ * gets the bytes that were sent.
  */
 static void terms(struct scene *scene)
 {
@@ -337,7 +337,7 @@ static void terms(struct scene *scene)
 	CHECK(CALL(scene->server, close, listener) == 0);
 }
 
-/* What a child does to its copy of lent memory is the child's alone. */
+/* A child's writes to its copy of lent memory do not affect the parent. */
 static void lent_across_fork(struct scene *scene)
 {
 	static unsigned char bytes[1 << 20], got[1 << 16];
@@ -372,6 +372,7 @@ static void lent_across_fork(struct scene *scene)
 	CHECK(CALL(scene->server, close, listener) == 0);
 }
 
+/* A client that has shut down its sending side still gets an answer. */
 static void half_close(struct scene *scene)
 {
 	int listener = listen_at(scene->server, scene->domain, 81);
@@ -394,7 +395,7 @@ static void half_close(struct scene *scene)
 	CHECK(CALL(scene->server, close, listener) == 0);
 }
 
-/* Closes both ends by a reset, after which nothing is lent. */
+/* Closes both ends with a reset, after which nothing is lent. */
 static void close_at_once(struct scene *scene, int fd, int accepted, int listener)
 {
 	struct linger linger = { .l_onoff = 1 };
@@ -407,9 +408,9 @@ static void close_at_once(struct scene *scene, int fd, int accepted, int listene
 }
 
 /*
- * Wrong input of a send, lent or not: more ranges than IOV_MAX, a negative length, no memory at an
- * address, pages that nobody may read, and more bytes than one call may have, in one range and in
- * the sum of several: what is beyond is not even looked at.
+ * Invalid input of a send, lent or not: more ranges than IOV_MAX, a negative length, no memory at
+ * an address, pages that cannot be read, and more bytes than one call may have, in one range and in
+ * the sum of several: further bytes are not even accessed.
  */
 static void wrong_ranges(struct scene *scene)
 {
@@ -417,7 +418,7 @@ static void wrong_ranges(struct scene *scene)
 	static struct iovec pieces[MOST + 1];
 	static char byte[MOST], got[MOST];
 	const size_t huge = 5ul << 30, call_max = 0x7ffff000;
-	/* The compiler knows better than to ask so. */
+	/* Prevents a warning of the compiler about the negative length. */
 	volatile int negative = -1;
 	struct lender lender = { .end = scene->client };
 	struct msghdr message = { .msg_iov = pieces };
@@ -484,8 +485,8 @@ static void wrong_ranges(struct scene *scene)
 }
 
 /*
- * Memory that is unmapped while it is lent: no byte but those that were lent arrives, the connection
- * stands still until it is given up, and the instance goes on.
+ * Memory that is unmapped while it is lent: only lent bytes arrive, the connection makes no
+ * progress until it is given up, and the instance continues.
  */
 static void memory_that_goes(struct scene *scene)
 {
@@ -526,8 +527,9 @@ static void memory_that_goes(struct scene *scene)
 }
 
 /*
- * Memory that is freed while it is lent, and is then somebody else's of the same program: what arrives
- * may be of either, and that many bytes do; each call is told of; the socket goes on.
+ * Memory that is freed while it is lent, and is then used by other code of the same program: the
+ * bytes that arrive may be of either, but their number is right; each call is reported; the socket
+ * continues.
  */
 static void memory_that_is_freed(struct scene *scene)
 {
@@ -595,7 +597,7 @@ static double seconds(void)
 	return now.tv_sec + now.tv_nsec / 1e9;
 }
 
-/* Waits end in time: of poll, of a receive with a limit, of a call that may not wait. */
+/* Waits end in time: of poll, of a receive with a timeout, of a call that must not wait. */
 static void waits(struct scene *scene)
 {
 	int listener = listen_at(scene->server, scene->domain, 83);
@@ -618,7 +620,7 @@ static void waits(struct scene *scene)
 	CHECK(CALL(scene->server, close, listener) == 0);
 }
 
-/* Takes MANY connections and returns every byte, with one set of descriptors. */
+/* Accepts MANY connections and returns every byte, with one epoll set. */
 static void *serve_many(void *argument)
 {
 	struct served *served = argument;
@@ -695,7 +697,7 @@ static void many(struct scene *scene)
 	CHECK(CALL(scene->server, close, served.listener) == 0);
 }
 
-/* Entries of a folder of /proc/self. */
+/* Number of entries of a folder of /proc/self. */
 static int entries(const char *path)
 {
 	DIR *folder = opendir(path);
@@ -708,7 +710,7 @@ static int entries(const char *path)
 	return count;
 }
 
-/* A send of an event queue to a peer that reads comes back, and nothing of it was copied. */
+/* A send of an event queue to a peer that reads comes back, and no byte was copied. */
 static void sends_by_queue(struct scene *scene)
 {
 	static unsigned char bytes[4 << 20], got[sizeof(bytes)];
@@ -769,7 +771,7 @@ static void play(struct scene *scene)
 	}
 }
 
-/* Pages of memory that the program has. */
+/* Resident pages of the program. */
 static long resident(void)
 {
 	long size, pages;
@@ -779,7 +781,7 @@ static long resident(void)
 	return pages;
 }
 
-/* An instance that has nothing to do gives memory of packets back to the system. */
+/* An idle instance returns packet memory to the system. */
 static void comes_to_rest(struct towpath *instance)
 {
 	struct end ours = { instance }, kernel = { NULL };
@@ -805,7 +807,7 @@ static int open_device(const char *name)
 	return fd;
 }
 
-/* What is wrong is refused. */
+/* Invalid arguments are rejected. */
 static void refusals(const struct towpath_config *right)
 {
 	struct towpath_config config = *right;
@@ -859,7 +861,7 @@ int main(void)
 	struct end ours = { instance }, kernel = { NULL };
 	struct scene scene = { &kernel, &ours, AF_INET };
 	half_close(&scene);
-	/* Ends with connections open. */
+	/* Ends with open connections. */
 	int listener = listen_at(&ours, AF_INET6, 80);
 	scene = (struct scene){ &ours, &kernel, AF_INET6 };
 	int left = connect_to(&scene, 80, 0);

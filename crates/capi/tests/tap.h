@@ -1,6 +1,7 @@
 /*
- * What the C programs have in common that talk to the kernel over a TAP device: who makes a call,
- * addresses of both sides, how it begins, the kernel's side of the device. Includes what is needed for that.
+ * Common to the C programs that talk to the kernel over a TAP device: the side that makes a call,
+ * the addresses of both sides, the setup, and the kernel's side of the device. Includes the headers
+ * for that.
  */
 #ifndef TAP_H
 #define TAP_H
@@ -29,10 +30,10 @@
 		.gateways = KERNEL_V4 " " KERNEL_V6,                                       \
 	}
 
-/* Exit code of a program that cannot run here. */
+/* Exit code of a program that cannot run on this machine. */
 #define NOT_POSSIBLE 77
 
-/* Who makes the calls: an instance, or the kernel if there is none. */
+/* The side that makes the calls: an instance, or the kernel if there is none. */
 struct end {
 	struct towpath *towpath;
 };
@@ -67,8 +68,10 @@ static inline socklen_t address_of(struct end *end, int domain, int port, union 
 	return sizeof(address->v6);
 }
 
-/* Begins: a network namespace of the program's own, and an end after so many seconds. False if there
- * is none to be had, or no device. */
+/*
+ * Sets up a separate network namespace, and an alarm after `seconds`. False if there is no
+ * namespace or no device.
+ */
 static inline int begin(unsigned int seconds)
 {
 	alarm(seconds);
@@ -78,7 +81,7 @@ static inline int begin(unsigned int seconds)
 	return 0;
 }
 
-/* Gives the kernel's side of the device its addresses. */
+/* Configures the addresses of the kernel's side of the device. */
 static void configure(const char *name)
 {
 	struct { struct in6_addr address; uint32_t prefix_len; int index; } v6;
@@ -89,7 +92,7 @@ static void configure(const char *name)
 
 	CHECK(four >= 0 && six >= 0);
 	strcpy(request.ifr_name, name);
-	/* An address of IPv6 is to be usable at once. */
+	/* The IPv6 address should be usable at once. */
 	snprintf(path, sizeof(path), "/proc/sys/net/ipv6/conf/%s/accept_dad", name);
 	int file = open(path, O_WRONLY);
 	CHECK(file >= 0 && write(file, "0", 1) == 1 && close(file) == 0);
@@ -105,7 +108,10 @@ static void configure(const char *name)
 	v6.prefix_len = 64;
 	v6.index = request.ifr_ifindex;
 	CHECK(ioctl(six, SIOCSIFADDR, &v6) == 0);
-	/* It is once the kernel has heard that the link is up, which may take a second. */
+	/*
+	 * The address is usable when the kernel has noticed that the link is up, which may take a
+	 * second.
+	 */
 	union address own = { .v6 = { .sin6_family = AF_INET6, .sin6_addr = v6.address } };
 	for (int tries = 0; bind(six, &own.any, sizeof(own.v6)) != 0; tries++) {
 		CHECK(errno == EADDRNOTAVAIL && tries < 500);
@@ -114,7 +120,7 @@ static void configure(const char *name)
 	CHECK(close(four) == 0 && close(six) == 0);
 }
 
-/* Plays over IPv4 and IPv6, once with the kernel as the server and once with the instance. */
+/* Runs `play` over IPv4 and IPv6, once with the kernel as the server and once with the instance. */
 static inline void each_way(struct towpath *instance, void (*play)(struct scene *))
 {
 	struct end ours = { instance }, kernel = { NULL };

@@ -1,7 +1,7 @@
 /*
- * Transfers in which an instance has a part, on both back ends: files to its streams and back, and between two
- * streams of instances and of the kernel; cut short at each end, cancelled, late, with all of it closed under them;
- * and what is wrong.
+ * Transfers that involve an instance, on both back ends: files to its streams and back, and between
+ * two streams of instances and of the kernel; interrupted at each end, cancelled, late, and with
+ * everything closed under them; and errors.
  */
 #define _GNU_SOURCE
 #include "scene.h"
@@ -10,12 +10,14 @@
 
 _Static_assert(sizeof(struct towpath_transfer) == 80, "as the library has it");
 
-/* More than buffers of sockets have room for. */
+/* More than sockets' buffers have room for. */
 #define LARGE (8 << 20)
 
 static char sent[LARGE], received[LARGE + 64];
 
-/* Carries packets and operations on until all of these are over; how each of them ended. */
+/*
+ * Moves packets and runs operations until all of these are over. Fills in how each of them ended.
+ */
 static void carry(struct scene *scene, int count, const uint64_t *ids, struct towpath_event *ended)
 {
 	for (int left = count; left > 0;) {
@@ -32,7 +34,7 @@ static void carry(struct scene *scene, int count, const uint64_t *ids, struct to
 	}
 }
 
-/* The same with one. */
+/* Runs one operation to its end and checks it. Returns the undelivered bytes. */
 static uint32_t ends_with(struct scene *scene, uint64_t id, int64_t result, int error)
 {
 	struct towpath_event event;
@@ -44,7 +46,7 @@ static uint32_t ends_with(struct scene *scene, uint64_t id, int64_t result, int 
 	return event.detail;
 }
 
-/* Carries on until nothing changes any more without more being read. */
+/* Continues until nothing changes without further reads. */
 static void stall(struct scene *scene)
 {
 	struct towpath_event event;
@@ -57,7 +59,7 @@ static void stall(struct scene *scene)
 	}
 }
 
-/* A file with the first bytes of what is sent. */
+/* A file with the first bytes of `sent`. */
 static int file_of(size_t len)
 {
 	char name[] = "/tmp/towpath-transfer-XXXXXX";
@@ -78,7 +80,9 @@ static void sends_files(void)
 
 	towpath_prep_sendfile(&sends, scene.a, scene.client, &move, file, 3, LARGE - 3);
 	move.header = "head", move.header_len = 4, move.trailer = "tail", move.trailer_len = 4;
-	/* A large one, with what goes before and behind; what it is told by is the caller's after the call. */
+	/*
+	 * A large file with header and trailer; the structure belongs to the caller after the call.
+	 */
 	ids[0] = submit(scene.queue, sends);
 	move.header = move.trailer = NULL;
 	ids[1] = submit(scene.queue, on_server(&scene, TOWPATH_RECV, received, LARGE + 5));
@@ -87,7 +91,7 @@ static void sends_files(void)
 		CHECK(ended[i].result == LARGE + 5 && !ended[i].error && !ended[i].detail);
 	CHECK(!memcmp(received, "head", 4) && !memcmp(received + 4, sent + 3, LARGE - 3));
 	CHECK(!memcmp(received + LARGE + 1, "tail", 4));
-	/* Small, empty, and nothing at all. */
+	/* A small file, an empty one, and no bytes at all. */
 	move.fd = small, move.offset = 10, move.count = 90, move.header = "head", move.trailer = "tail";
 	ends_with(&scene, submit(scene.queue, sends), 98, 0);
 	move.count = 0;
@@ -97,14 +101,17 @@ static void sends_files(void)
 	ends_with(&scene, submit(scene.queue, on_server(&scene, TOWPATH_RECV, received, 106)), 106, 0);
 	CHECK(!memcmp(received, "head", 4) && !memcmp(received + 4, sent + 10, 90));
 	CHECK(!memcmp(received + 94, "tailheadtail", 12));
-	/* A file that ends too early: what there was, and no trailer; one that is closed meanwhile does not matter. */
+	/*
+	 * A file that ends early: its bytes are sent, without the trailer. The file may be closed
+	 * meanwhile.
+	 */
 	move.header_len = move.trailer_len = 4, move.offset = 50, move.count = 100;
 	ids[0] = submit(scene.queue, sends);
 	CHECK(close(small) == 0);
 	ends_with(&scene, ids[0], 54, ENODATA);
 	ends_with(&scene, submit(scene.queue, on_server(&scene, TOWPATH_RECV, received, 54)), 54, 0);
 	CHECK(!memcmp(received + 4, sent + 50, 50));
-	/* One that is cut off under way. */
+	/* A file that is truncated during the transfer. */
 	move.fd = file, move.offset = 0, move.count = LARGE;
 	ids[0] = submit(scene.queue, sends);
 	stall(&scene);
@@ -121,8 +128,8 @@ static void sends_files(void)
 }
 
 /*
- * A file that is sent again and again is read once, and copied by no send. One that was not changed lately is
- * needed for that, so it is one of the system's.
+ * A file that is sent repeatedly is read once, and no send copies it. That needs a file that was
+ * not changed recently, so it is one of the system's.
  */
 static void sends_one_file_often(void)
 {
@@ -152,7 +159,7 @@ static void sends_one_file_often(void)
 	CHECK(last.copied_file == first.copied_file && last.file_cache_misses == blocks);
 	CHECK(last.file_cache_hits == first.file_cache_hits + 4 * blocks);
 	CHECK(last.lent == 5 * first.lent && first.lent == (uint64_t)len && last.copied_socket_send == 0);
-	/* No notice tells of what the program has not lent. */
+	/* Memory that the program has not lent causes no notice. */
 	struct msghdr none = { 0 };
 	CHECK(towpath_recvmsg(scene.a, scene.client, &none, MSG_ERRQUEUE | MSG_DONTWAIT) == -1 && errno == EAGAIN);
 	CHECK(close(file) == 0);
@@ -169,7 +176,7 @@ static void receives_files(void)
 	struct towpath_event ended[2];
 	char rest[64] = "";
 
-	/* From file to file by way of both instances; what is beyond the range stays in the stream. */
+	/* From file to file through both instances; bytes beyond the range stay in the stream. */
 	uint64_t ids[] = {
 		submit(scene.queue, on_client(&scene, TOWPATH_SENDFILE, &move, sizeof(move))),
 		submit(scene.queue, gets),
@@ -182,7 +189,10 @@ static void receives_files(void)
 	CHECK(!memcmp(received, sent + LARGE - 100, 100));
 	store.count = 0;
 	CHECK(ends_with(&scene, submit(scene.queue, gets), 0, 0) == 0);
-	/* Files that take nothing: a full disk, and one that is only read. What was received is handed back. */
+	/*
+	 * Files that accept nothing: a full disk, and a file open for reading. Received bytes are
+	 * handed back.
+	 */
 	store.count = 300, store.offset = 0, store.rest = rest, store.rest_len = 3;
 	store.fd = open("/dev/full", O_WRONLY | O_CLOEXEC);
 	CHECK(store.fd >= 0 && towpath_write(scene.a, scene.client, "lost?", 5) == 5);
@@ -194,7 +204,7 @@ static void receives_files(void)
 	settle(scene.a, scene.b);
 	CHECK(ends_with(&scene, submit(scene.queue, gets), 0, EBADF) == 5 && !memcmp(rest, "found", 5));
 	CHECK(close(store.fd) == 0);
-	/* Cancelled and late, with some of it in the file; the end of the stream. */
+	/* Cancelled and late, with some bytes in the file; the end of the stream. */
 	store.fd = into;
 	ids[0] = submit(scene.queue, gets);
 	CHECK(towpath_write(scene.a, scene.client, "some", 4) == 4);
@@ -251,19 +261,19 @@ static void splices(void)
 	struct towpath_operation late = on_server(&scene, TOWPATH_SPLICE, &move, sizeof(move));
 	late.deadline = &soon;
 	CHECK(ends_with(&scene, submit(scene.queue, late), 0, ETIMEDOUT) == 0);
-	/* A sink that takes no more: what was taken is handed back. */
+	/* A sink that accepts no more: bytes that were taken are handed back. */
 	move.instance = NULL, move.fd = scene.kernel[0], move.rest = rest, move.rest_len = sizeof(rest);
 	CHECK(shutdown(scene.kernel[0], SHUT_WR) == 0);
 	CHECK(towpath_write(scene.a, scene.client, "back", 4) == 4);
 	ids[0] = submit(scene.queue, on_server(&scene, TOWPATH_SPLICE, &move, sizeof(move)));
 	CHECK(ends_with(&scene, ids[0], 0, EPIPE) == 4 && !memcmp(rest, "back", 4));
-	/* The end of a source is none. */
+	/* The end of a source is not an error. */
 	move.instance = scene.b, move.fd = scene.server;
 	CHECK(ends_with(&scene, submit(scene.queue, on_kernel(&scene, 1, TOWPATH_SPLICE, &move, sizeof(move))), 0, 0) == 0);
 	end_scene(&scene);
 }
 
-/* All of it ends under transfers; a file larger than any memory takes little of it. */
+/* Everything is closed under transfers; a file larger than any memory needs little memory. */
 static void ends(void)
 {
 	struct scene scene = begin_scene();
@@ -279,7 +289,7 @@ static void ends(void)
 	CHECK(towpath_queue_cancel(scene.queue, id) == 0);
 	carry(&scene, 1, &id, &ended);
 	CHECK(ended.error == ECANCELED && ended.result > 0 && ended.result < 2 * LARGE);
-	/* Before anything was done, a moment that has passed, and a socket that is closed. */
+	/* Cancelled before the start, a deadline in the past, and a socket that is closed. */
 	id = submit(scene.queue, sends);
 	CHECK(towpath_queue_cancel(scene.queue, id) == 0);
 	ends_with(&scene, id, 0, ECANCELED);
@@ -292,12 +302,12 @@ static void ends(void)
 	CHECK(towpath_close(scene.a, scene.client) == 0);
 	carry(&scene, 1, &id, &ended);
 	CHECK(ended.error == ECANCELED);
-	/* A queue that ends with some under way. */
+	/* A queue that ends with transfers in progress. */
 	sends = on_server(&scene, TOWPATH_SENDFILE, &move, sizeof(move));
 	submit(scene.queue, sends);
 	submit(scene.queue, on_server(&scene, TOWPATH_RECVFILE, &move, sizeof(move)));
 	end_scene(&scene);
-	/* An instance that does. */
+	/* An instance that ends with a transfer in progress. */
 	scene = begin_scene();
 	move.fd = scene.kernel[0];
 	struct towpath_operation splice = on_server(&scene, TOWPATH_SPLICE, &move, sizeof(move));
@@ -349,7 +359,7 @@ static void wrong(void)
 	CHECK(no(scene.queue, moves) == EFAULT);
 	move.header_len = 0, move.rest = &byte, move.rest_len = 1;
 	CHECK(no(scene.queue, moves) == EINVAL);
-	/* Whose kind is wrong for a splice. */
+	/* Descriptors of the wrong kind for a splice. */
 	moves = on_server(&scene, TOWPATH_SPLICE, &move, sizeof(move)), move = good;
 	CHECK(no(scene.queue, moves) == ENOTSOCK);
 	move.fd = scene.kernel[0], move.offset = 1;
@@ -360,7 +370,7 @@ static void wrong(void)
 	CHECK(no(scene.queue, moves) == EBADF);
 	moves.instance = NULL, moves.fd = file, move.fd = scene.client;
 	CHECK(no(scene.queue, moves) == ENOTSOCK);
-	/* A stream that is connected to nobody is found out at the end. */
+	/* A stream that is not connected is detected at the end. */
 	int lonely = stream(scene.a);
 	moves = on_client(&scene, TOWPATH_RECVFILE, &move, sizeof(move)), move = good, moves.fd = lonely;
 	ends_with(&scene, submit(scene.queue, moves), 0, ENOTCONN);

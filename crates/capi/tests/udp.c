@@ -1,9 +1,9 @@
 /*
- * Datagrams between an instance on a TAP device and the kernel's own UDP: every scene is played
- * over IPv4 and IPv6, once with the kernel as the server and once with the instance; and both give
- * the same answers to calls that are wrong.
+ * Datagrams between an instance on a TAP device and the kernel's UDP: every scene runs over IPv4
+ * and IPv6, once with the kernel as the server and once with the instance; and both return the same
+ * errors for invalid calls.
  *
- * Runs in a network namespace of its own. Exit code 77: not possible here.
+ * Runs in its own network namespace. Exit code 77: not possible on this machine.
  */
 #define _GNU_SOURCE
 #include "answers.h"
@@ -27,7 +27,7 @@
 #define SOL_UDP 17
 #endif
 
-/* Longest that this program runs, in seconds. */
+/* Longest run time of this program, in seconds. */
 #define PATIENCE 300
 #define BYTES_MAX 70000
 #define PAGE 4096
@@ -53,7 +53,7 @@ static void set_int(struct end *end, int fd, int level, int name, int value)
 	CHECK(CALL(end, setsockopt, fd, level, name, &value, sizeof(value)) == 0);
 }
 
-/* Every size arrives whole and comes back, in fragments if it has to. */
+/* Every size arrives whole and comes back, in fragments if necessary. */
 static void echo(struct scene *scene)
 {
 	static const int sizes[] = { 0, 1, 1000, 1452, 1473, 20000, 65507 };
@@ -91,7 +91,7 @@ static void echo(struct scene *scene)
 	CHECK(CALL(scene->server, close, server) == 0);
 }
 
-/* A port that nobody has: told to who is connected, with all that is known of it if asked for. */
+/* A port without a socket: reported to a connected socket, with all details if requested. */
 static void refused(struct scene *scene)
 {
 	int v4 = scene->domain == AF_INET;
@@ -134,12 +134,15 @@ static void refused(struct scene *scene)
 	memcpy(&offender, CMSG_DATA(told) + sizeof(error), to_len);
 	address_of(scene->server, scene->domain, 0, &expected);
 	CHECK(memcmp(&offender, &expected, to_len) == 0);
-	/* With the error its pending twin is gone. */
+	/* Reading the error also clears the pending error of the socket. */
 	CHECK(CALL(scene->client, recv, client, in, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
 	CHECK(CALL(scene->client, close, client) == 0);
 }
 
-/* Sends 20,001 bytes as datagrams of 1,000, once told by the socket and once by the message. */
+/*
+ * Sends 20,001 bytes as datagrams of 1,000, selected once by a socket option and once by the
+ * message.
+ */
 static void send_segments(struct scene *scene, int client, int by_message)
 {
 	union address to;
@@ -165,7 +168,7 @@ static void send_segments(struct scene *scene, int client, int by_message)
 	set_int(scene->client, client, SOL_UDP, UDP_SEGMENT, 0);
 }
 
-/* A super-packet leaves whole, and comes as datagrams or as few large ones. */
+/* A super-packet leaves whole, and arrives as datagrams or as few large ones. */
 static void segments(struct scene *scene)
 {
 	int server = socket_at(scene->server, scene->domain, 103);
@@ -209,8 +212,10 @@ static void segments(struct scene *scene)
 	CHECK(CALL(scene->server, close, server) == 0);
 }
 
-/* A server that is bound to all addresses is told which was meant, answers from it, and sees how
- * the datagram was sent. */
+/*
+ * A server that is bound to all addresses learns the destination address, answers from it, and sees
+ * how the datagram was sent.
+ */
 static void packet_information(struct scene *scene)
 {
 	int v4 = scene->domain == AF_INET, level = v4 ? IPPROTO_IP : IPPROTO_IPV6;
@@ -259,7 +264,7 @@ static void packet_information(struct scene *scene)
 		}
 	}
 	CHECK(seen == 7);
-	/* Back with what came: only the address to answer from is left. */
+	/* Sends the received control messages back, reduced to the address to answer from. */
 	struct cmsghdr *told = CMSG_FIRSTHDR(&message);
 	if (told->cmsg_type == (v4 ? IP_PKTINFO : IPV6_PKTINFO)) {
 		message.msg_controllen = CMSG_ALIGN(told->cmsg_len);
@@ -279,7 +284,7 @@ static double seconds(void)
 	return now.tv_sec + now.tv_nsec / 1e9;
 }
 
-/* One that waits in another thread, and what it got. */
+/* A thread that waits for a datagram, and its result. */
 struct waiter {
 	struct end *end;
 	int fd, got;
@@ -294,7 +299,9 @@ static void *wait_for_one(void *argument)
 	return NULL;
 }
 
-/* Waits end: in time, by a datagram, by the end of receiving; and edges are told once each. */
+/*
+ * Waits end: in time, with a datagram, with the end of receiving; and each edge is reported once.
+ */
 static void waits(struct scene *scene)
 {
 	int server = socket_at(scene->server, scene->domain, 107);
@@ -340,7 +347,7 @@ static void waits(struct scene *scene)
 	CHECK(CALL(scene->server, close, server) == 0);
 }
 
-/* A socket of IPv6 takes IPv4 and shows it as mapped. */
+/* An IPv6 socket accepts IPv4 and shows it as mapped addresses. */
 static void mapped(struct end *end, struct end *peer)
 {
 	int fd = CALL(end, socket, AF_INET6, SOCK_DGRAM, 0), other = socket_at(peer, AF_INET, 109);
@@ -354,7 +361,7 @@ static void mapped(struct end *end, struct end *peer)
 	CHECK(len == sizeof(from.v6) && IN6_IS_ADDR_V4MAPPED(&from.v6.sin6_addr));
 	CHECK(CALL(end, sendto, fd, "y", 1, 0, &from.any, len) == 1);
 	CHECK(CALL(peer, recv, other, in, 2, 0) == 1 && in[0] == 'y');
-	/* By an address of IPv4 as such, and connected. */
+	/* With a plain IPv4 address, and connected. */
 	to_len = address_of(peer, AF_INET, 109, &to);
 	CHECK(CALL(end, sendto, fd, "z", 1, 0, &to.any, to_len) == 1);
 	CHECK(CALL(peer, recv, other, in, 2, 0) == 1 && in[0] == 'z');
@@ -368,7 +375,7 @@ static void mapped(struct end *end, struct end *peer)
 	CHECK(CALL(end, close, fd) == 0 && CALL(peer, close, other) == 0);
 }
 
-/* A datagram of several calls goes where the first said. */
+/* A datagram of several calls goes to the address of the first one. */
 static void several_calls(struct scene *scene)
 {
 	int server = socket_at(scene->server, scene->domain, 114);
@@ -379,7 +386,7 @@ static void several_calls(struct scene *scene)
 	address_of(scene->server, scene->domain, 9, &other);
 	CHECK(CALL(scene->client, sendto, client, "ab", 2, MSG_MORE, &to.any, len) == 2);
 	int bad = CALL(scene->client, sendto, client, "cd", 2, MSG_MORE, &other.any, 3);
-	/* Only IPv6 looks at it. */
+	/* Only IPv6 checks the address. */
 	CHECK(scene->domain == AF_INET ? bad == 2 : bad == -1 && errno == EINVAL);
 	if (bad < 0)
 		CHECK(CALL(scene->client, sendto, client, "cd", 2, MSG_MORE, &other.any, len) == 2);
@@ -398,7 +405,9 @@ static void several_calls(struct scene *scene)
 	CHECK(CALL(scene->server, close, server) == 0);
 }
 
-/* What a small buffer cannot hold is lost, and the next that comes tells how much. */
+/*
+ * Datagrams that a small buffer cannot hold are lost, and the next one reports how many were lost.
+ */
 static void losses(struct scene *scene)
 {
 	int server = socket_at(scene->server, scene->domain, 116), got = 0;
@@ -415,7 +424,7 @@ static void losses(struct scene *scene)
 	set_int(scene->server, server, SOL_SOCKET, SO_RXQ_OVFL, 1);
 	for (int i = 0; i < 50; i++)
 		CHECK(CALL(scene->client, sendto, client, out, 1000 + i, 0, &to.any, len) == 1000 + i);
-	/* When this one has arrived, all before it have, one way or the other. */
+	/* When this datagram has arrived, all earlier ones have arrived or were lost. */
 	CHECK(CALL(scene->client, sendto, client, "y", 1, 0, &to_last.any, len) == 1);
 	CHECK(CALL(scene->server, recv, last, in, sizeof(in), 0) == 1);
 	while (CALL(scene->server, recv, server, in, sizeof(in), MSG_DONTWAIT) >= 1000)
@@ -439,8 +448,8 @@ static void losses(struct scene *scene)
 }
 
 /*
- * Reads notices of lent memory until `wanted` calls from `next` on were told of, in order; the
- * number of the call after them. -1 if none comes.
+ * Reads notices of lent memory until `wanted` calls from `next` on are reported, in order. Returns
+ * the number of the call after them, or -1 if there is no notice.
  */
 static int64_t returned(struct end *end, int fd, int domain, uint32_t next, uint32_t wanted)
 {
@@ -466,11 +475,11 @@ static int64_t returned(struct end *end, int fd, int domain, uint32_t next, uint
 		memcpy(&notice, CMSG_DATA(told), sizeof(notice));
 		CHECK(notice.ee_origin == SO_EE_ORIGIN_ZEROCOPY && notice.ee_errno == 0);
 		CHECK(notice.ee_info == next);
-		/* Our own stack copied nothing; the kernel's does for a TAP. */
+		/* The instance has copied nothing; the kernel copies for a TAP device. */
 		CHECK(!end->towpath || notice.ee_code == 0);
 		next = notice.ee_data + 1;
 	}
-	/* Notices are no errors, and none is left. */
+	/* Notices are not errors, and none is left. */
 	struct msghdr none = { 0 };
 	CHECK(CALL(end, recvmsg, fd, &none, MSG_ERRQUEUE) == -1 && errno == EAGAIN);
 	int error = -1;
@@ -482,7 +491,7 @@ static int64_t returned(struct end *end, int fd, int domain, uint32_t next, uint
 #define LENT 8
 #define LENT_BYTES 65507
 
-/* Lent datagrams of every size arrive as they were, though their memory changes once it is back. */
+/* Lent datagrams of every size arrive unchanged, although their memory changes once it is back. */
 static void lending(struct scene *scene)
 {
 	static unsigned char buffers[LENT][LENT_BYTES];
@@ -529,7 +538,7 @@ static void lending(struct scene *scene)
 	CHECK(CALL(scene->server, recv, server, in, sizeof(in), 0) == 300);
 	CHECK(in[0] == 'a' && in[99] == 'a' && in[100] == 'b' && in[299] == 'c');
 	next += 3;
-	/* A super-packet is one call; the peer gets the datagrams. */
+	/* A super-packet is one call; the peer receives the datagrams. */
 	set_int(end, client, SOL_UDP, UDP_SEGMENT, 1000);
 	memset(buffers[0], 7, 20001);
 	CHECK(CALL(end, sendto, client, buffers[0], 20001, MSG_ZEROCOPY, &to.any, len) == 20001);
@@ -539,14 +548,14 @@ static void lending(struct scene *scene)
 		CHECK(CALL(scene->server, recv, server, in, sizeof(in), 0) == (i < 20 ? 1000 : 1));
 		CHECK(in[0] == 7);
 	}
-	/* What is closed tells nobody. */
+	/* A closed socket gets no notices. */
 	CHECK(CALL(end, sendto, client, buffers[0], 1000, MSG_ZEROCOPY, &to.any, len) == 1000);
 	CHECK(CALL(end, close, client) == 0);
 	CHECK(CALL(scene->server, recv, server, in, sizeof(in), 0) == 1000);
 	CHECK(CALL(scene->server, close, server) == 0);
 }
 
-/* What a control message says is how long the call lends; `size` of its four bytes. */
+/* Lends with the term in a control message, of which `size` bytes are passed. */
 static ssize_t lend_for(struct end *end, int fd, const union address *to, socklen_t len, void *bytes,
 			int term, size_t size, int flags)
 {
@@ -564,8 +573,8 @@ static ssize_t lend_for(struct end *end, int fd, const union address *to, sockle
 }
 
 /*
- * A datagram that waits for more keeps memory no longer than its call's term, also where the socket
- * has a longer one, and arrives as it was. Wrong terms are refused and lend nothing.
+ * A datagram that waits for more data keeps memory no longer than its call's term, even if the
+ * socket's term is longer, and arrives unchanged. Invalid terms are rejected and lend nothing.
  */
 static void terms(struct scene *scene)
 {
@@ -587,7 +596,7 @@ static void terms(struct scene *scene)
 	CHECK(before.lent_calls == 0);
 	memset(bytes, 'a', sizeof(bytes));
 	CHECK(lend_for(end, client, &to, len, bytes, 20, 4, MSG_ZEROCOPY | MSG_MORE) == 1000);
-	/* It is over when the bytes are copied: within the term and a little. */
+	/* The loan ends when the bytes are copied: at the end of the term or a little later. */
 	for (int i = 0; i < 5000; i++) {
 		CHECK(towpath_get_stats(end->towpath, &after, sizeof(after)) == 0);
 		if (after.copied_recall > before.copied_recall)
@@ -597,7 +606,7 @@ static void terms(struct scene *scene)
 	CHECK(after.copied_recall == before.copied_recall + 1000);
 	CHECK(after.terms_fired == before.terms_fired + 1);
 	memset(bytes, 'b', sizeof(bytes));
-	/* The flag alone decides: without it the term means nothing. */
+	/* Without the flag the term has no effect. */
 	CHECK(lend_for(end, client, &to, len, bytes, 20, 4, 0) == 1000);
 	CHECK(CALL(scene->server, recv, server, in, sizeof(in), 0) == 2000);
 	for (int at = 0; at < 2000; at++)
@@ -660,7 +669,7 @@ static void ask_messages(struct end *end, struct end *peer, int domain, struct a
 	WITH(SOL_UDP, 99, data, 4, CMSG_LEN(4));
 	WITH(level, 99, data, 4, CMSG_LEN(4));
 	WITH(SOL_SOCKET, SCM_CREDENTIALS + 90, data, 4, CMSG_LEN(4));
-	/* From an address that is the peer's, and from the own. */
+	/* From the peer's address, and from the own. */
 	address_of(end, domain, 0, &own);
 	for (int i = 0; i < 2; i++) {
 		union address *from = i ? &own : &to;
@@ -677,7 +686,7 @@ static void ask_messages(struct end *end, struct end *peer, int domain, struct a
 	CHECK(CALL(end, close, fd) == 0 && CALL(peer, close, sink) == 0);
 }
 
-/* Lent sends that are wrong, and which of all have numbers. */
+/* Invalid lent sends, and which calls get numbers. */
 static void ask_lending(struct end *end, struct end *peer, int domain, struct answers *answers)
 {
 	static unsigned char pages[64][8192];
@@ -705,7 +714,7 @@ static void ask_lending(struct end *end, struct end *peer, int domain, struct an
 	SAY(LEND(18));
 	SAY(LEND(64));
 	TOLD(1);
-	/* Empty ranges are none, and no range at all is an empty datagram. */
+	/* Empty ranges do not count, and no range at all is an empty datagram. */
 	pieces[0].iov_len = 0;
 	SAY(LEND(18));
 	SAY(LEND(1));
@@ -716,7 +725,10 @@ static void ask_lending(struct end *end, struct end *peer, int domain, struct an
 	SAY(LEND(4));
 	pieces[3].iov_base = pages[3];
 	SAY(CALL(end, sendto, fd, NULL, 1, MSG_ZEROCOPY, &to.any, len));
-	/* Pages that are there, that nobody may read, that are gone, and that have no file behind. */
+	/*
+	 * Pages that are mapped, that cannot be read, that are unmapped, and that lie beyond the
+	 * end of their file.
+	 */
 	unsigned char *some = mmap(NULL, 4 * PAGE, PROT_READ | PROT_WRITE,
 				   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	int file = memfd_create("short", 0);
@@ -740,9 +752,9 @@ static void ask_lending(struct end *end, struct end *peer, int domain, struct an
 	SAY(CALL(end, send, fd, out, 1, MSG_ZEROCOPY));
 	SAY(CALL(end, connect, fd, &to.any, len));
 	SAY(CALL(end, send, fd, out, 1, MSG_ZEROCOPY));
-	/* The two that could not be cut are told of, too. */
+	/* The two calls that could not be segmented are reported, too. */
 	TOLD(3);
-	/* Too small a room for the notice loses it. */
+	/* If the room for a notice is too small, the notice is lost. */
 	char control[32];
 	struct msghdr small = { .msg_control = control, .msg_controllen = sizeof(control) };
 	struct pollfd polled = { .fd = fd };
@@ -760,7 +772,7 @@ static void ask_lending(struct end *end, struct end *peer, int domain, struct an
 	CHECK(CALL(end, close, fd) == 0 && CALL(peer, close, sink) == 0);
 }
 
-/* Calls that are wrong, in every way; and some that are right, for what they change. */
+/* Invalid calls of all kinds, and some valid ones, for their effects. */
 static void ask(struct end *end, struct end *peer, int domain, struct answers *answers)
 {
 	union address own, to, foreign, zero, unspecified = { 0 }, odd = { .any.sa_family = 99 };
@@ -769,7 +781,7 @@ static void ask(struct end *end, struct end *peer, int domain, struct answers *a
 	int fd = CALL(end, socket, domain, SOCK_DGRAM | SOCK_NONBLOCK, 0);
 	char byte;
 
-	/* Somebody is there, so that no error comes from him in between. */
+	/* The peer has a socket there, so that it does not report errors in between. */
 	int sink = socket_at(peer, domain, 111);
 
 	address_of(peer, domain, 111, &to);
@@ -862,7 +874,9 @@ static void same_answers(struct end *ours, struct end *kernel, int domain)
 	compare(&first, &second, domain == AF_INET ? "IPv4" : "IPv6");
 }
 
-/* Messages by the dozen: as many as are there, and what is wrong with a later one is told later. */
+/*
+ * Several messages in a call: as many as are available. An error of a later one is reported later.
+ */
 static void several_messages(struct scene *scene)
 {
 	enum { COUNT = 5 };
@@ -886,28 +900,28 @@ static void several_messages(struct scene *scene)
 	CHECK(CALL(scene->client, sendmmsg, -1, sent, 0, 0) == -1 && errno == EBADF);
 	CHECK(CALL(scene->client, sendmmsg, client, sent, 3, 0) == 3);
 	CHECK(sent[0].msg_len == 1 && sent[2].msg_len == 3);
-	/* All that was asked for. */
+	/* All requested messages. */
 	CHECK(CALL(scene->server, recvmmsg, server, got, 3, 0, &limit) == 3);
 	CHECK(got[0].msg_len == 1 && got[1].msg_len == 2 && got[2].msg_len == 3);
 	CHECK(in[22] == 12 && limit.tv_sec < 5);
-	/* The fourth names nobody. */
+	/* The fourth message has no address. */
 	sent[3].msg_hdr.msg_name = NULL;
 	sent[3].msg_hdr.msg_namelen = 0;
 	CHECK(CALL(scene->client, sendmmsg, client, sent + 2, 3, 0) == 1);
 	CHECK(CALL(scene->client, sendmmsg, client, sent + 3, 2, 0) == -1 && errno == EDESTADDRREQ);
-	/* What is there, but one at least. */
+	/* Available messages, at least one. */
 	CHECK(CALL(scene->server, recvmmsg, server, got, COUNT, MSG_WAITFORONE, NULL) == 1);
 	CHECK(CALL(scene->server, recvmmsg, server, got, COUNT, MSG_DONTWAIT, NULL) == -1 &&
 	      errno == EAGAIN);
 	CHECK(CALL(scene->server, recvmmsg, server, got, 1, 0, &wrong) == -1 && errno == EINVAL);
 	CHECK(CALL(scene->server, recvmmsg, server, got, 0, 0, NULL) == 0);
 	CHECK(CALL(scene->server, recvmmsg, -1, got, 1, 0, NULL) == -1 && errno == EBADF);
-	/* A time that is over after the first. */
+	/* A timeout that has expired after the first message. */
 	limit = (struct timespec){ 0 };
 	CHECK(CALL(scene->client, sendmmsg, client, sent, 2, 0) == 2);
 	CHECK(CALL(scene->server, recvmmsg, server, got, 2, 0, &limit) == 1);
 	CHECK(CALL(scene->server, recv, server, in, 10, 0) == 2);
-	/* An error that waits comes before messages. */
+	/* A pending error comes before messages. */
 	len = address_of(scene->server, scene->domain, 9, &to);
 	CHECK(CALL(scene->client, connect, client, &to.any, len) == 0);
 	CHECK(CALL(scene->client, send, client, "x", 1, 0) == 1);

@@ -1,8 +1,8 @@
 /*
- * What event queues move without copying it, on both back ends. Sends lend the program's memory, to the kernel and to
- * instances: accepted and back are two events, and the second says whether bytes were copied; they are cancelled, late,
- * failed, closed under them, and queues end with memory out. Receives hand out what lies there. What stays on a host is
- * copied by the kernel in the end.
+ * Zero-copy operations of event queues, on both back ends. Sends lend the program's memory, to the
+ * kernel and to instances: acceptance and return are two events, and the second says whether bytes
+ * were copied. They are cancelled, late, failed, closed under them, and queues end with memory
+ * lent. Receives hand out bytes in place. The kernel finally copies bytes that stay on its host.
  */
 #define _GNU_SOURCE
 #include "scene.h"
@@ -14,12 +14,12 @@
 
 /* More than sockets have room for. */
 #define LARGE (8 << 20)
-/* More than a peer takes that does not read, and less than a socket sends ahead. */
+/* More than a peer accepts that does not read, and less than a socket sends in advance. */
 #define AHEAD (200 << 10)
 
 static char sent[LARGE], received[LARGE];
 
-/* Whether the kernel lends, and tells of copies: io_uring of Linux 6.2. */
+/* True if the kernel accepts loans and reports copies: io_uring of Linux 6.2. */
 static int lends(void)
 {
 	struct utsname name;
@@ -29,7 +29,7 @@ static int lends(void)
 	return back_end == TOWPATH_QUEUE_IO_URING && (major > 6 || (major == 6 && minor >= 2));
 }
 
-/* A connection over loopback whose peer, the second, takes little before it reads. */
+/* A connection over loopback. The peer, the second end, accepts little before it reads. */
 static void narrow(int ends[2])
 {
 	struct sockaddr_in address = {
@@ -59,7 +59,7 @@ static struct towpath_operation send_of(int fd, void *buffer, size_t len, int fl
 	return operation;
 }
 
-/* Looks that the next event is progress with this result. */
+/* Checks that the next event is TOWPATH_PROGRESS with this result. */
 static void accepted(struct towpath_queue *queue, uint64_t id, int64_t result)
 {
 	struct towpath_event event = next(queue);
@@ -68,7 +68,7 @@ static void accepted(struct towpath_queue *queue, uint64_t id, int64_t result)
 	CHECK(event.result == result);
 }
 
-/* Reads so many bytes of the kernel's socket, which are those that were sent. */
+/* Reads `len` bytes from the kernel's socket and checks that they are the sent ones. */
 static void drain(int fd, size_t len)
 {
 	for (size_t sum = 0; sum < len;) {
@@ -80,7 +80,7 @@ static void drain(int fd, size_t len)
 	CHECK(!memcmp(sent, received, len));
 }
 
-/* Runs `drain` in another process: memory that is lent comes back while a peer reads. */
+/* Runs `drain` in another process: lent memory comes back while a peer reads. */
 static pid_t drain_beside(int fd, size_t len)
 {
 	pid_t child = fork();
@@ -109,7 +109,7 @@ static void returns(void)
 	uint64_t id;
 
 	CHECK(queue);
-	/* Nothing, little, much; asked to lend, and not. */
+	/* No bytes, few, many; with the request to lend, and without. */
 	size_t lens[] = { 0, 1, LARGE };
 	for (int i = 0; i < 6; i++) {
 		size_t len = lens[i / 2];
@@ -123,7 +123,7 @@ static void returns(void)
 		joined(reader);
 		CHECK(close(ends[0]) == 0 && close(ends[1]) == 0);
 	}
-	/* What is lent is out as long as the peer does not take it, and the next may go. */
+	/* Lent memory is out until the peer accepts it, and the next send may start. */
 	narrow(ends);
 	id = submit(queue, send_of(ends[0], sent, AHEAD, MSG_ZEROCOPY));
 	accepted(queue, id, AHEAD);
@@ -137,7 +137,7 @@ static void returns(void)
 	drain(ends[1], AHEAD);
 	over_with(queue, id, AHEAD, 0, TOWPATH_COPIED);
 	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0);
-	/* A socket of a kind that cannot lend. */
+	/* A kind of socket that cannot lend. */
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, local) == 0);
 	id = submit(queue, send_of(local[0], sent, 1000, MSG_ZEROCOPY));
 	accepted(queue, id, 1000);
@@ -146,7 +146,7 @@ static void returns(void)
 	CHECK(close(local[0]) == 0 && close(local[1]) == 0 && towpath_queue_close(queue) == 0);
 }
 
-/* A send that stops in the middle: what was accepted arrives, and no more. */
+/* A send that is stopped in the middle: exactly the accepted bytes arrive. */
 static void stopped(int flags, char *memory, size_t len)
 {
 	struct towpath_queue *queue = towpath_queue_new(back_end);
@@ -157,7 +157,7 @@ static void stopped(int flags, char *memory, size_t len)
 	CHECK(queue);
 	uint64_t id = submit(queue, send_of(ends[0], memory, len, flags));
 	CHECK(now(queue, &event, 1) == 0 && towpath_queue_cancel(queue, id) == 0);
-	/* With what the peer takes the memory comes back; the end of the stream is after it. */
+	/* The memory comes back as the peer reads; then the stream ends. */
 	int pid = fork();
 	CHECK(pid >= 0);
 	if (pid == 0) {
@@ -188,15 +188,15 @@ static void fails(void)
 	CHECK(queue);
 	stopped(MSG_ZEROCOPY, sent, LARGE);
 	stopped(0, sent, LARGE);
-	/* More than any peer takes at once. */
+	/* More than any peer accepts at once. */
 	size_t huge = 1ull << 32;
 	char *zeros = mmap(NULL, huge, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	CHECK(zeros != MAP_FAILED);
-	/* Large pages cost less to look at; without them it takes longer. */
+	/* With huge pages the check of the memory is fast; without them it takes longer. */
 	madvise(zeros, huge, MADV_HUGEPAGE);
 	stopped(MSG_ZEROCOPY, zeros, huge);
 	CHECK(munmap(zeros, huge) == 0);
-	/* Late before it was begun: then nothing is sent, unless all was accepted at once. */
+	/* Late before the start: nothing is sent, unless all bytes were accepted at once. */
 	narrow(ends);
 	struct towpath_operation late = send_of(ends[0], sent, 9, MSG_ZEROCOPY);
 	late.deadline = &past;
@@ -206,11 +206,14 @@ static void fails(void)
 		over_with(queue, id, 9, 0, TOWPATH_COPIED);
 	else
 		CHECK(event.what == TOWPATH_DONE && event.error == ETIMEDOUT && event.result == -1);
-	/* A socket that sends no more; a signal would end this program. */
+	/* A socket that was shut down for sending. A signal would end this program. */
 	CHECK(shutdown(ends[0], SHUT_WR) == 0);
 	over_with(queue, submit(queue, send_of(ends[0], sent, AHEAD, MSG_ZEROCOPY)), -1, EPIPE, 0);
 	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0);
-	/* A descriptor that is closed and a peer that goes with bytes unread: both are told. */
+	/*
+	 * A descriptor that is closed, and a peer that leaves bytes unread: both events are
+	 * reported.
+	 */
 	narrow(ends);
 	id = submit(queue, send_of(ends[0], sent, LARGE, MSG_ZEROCOPY));
 	CHECK(now(queue, &event, 1) == 0 && close(ends[0]) == 0);
@@ -220,7 +223,7 @@ static void fails(void)
 	int64_t before = event.result;
 	event = next(queue);
 	CHECK(event.id == id && event.what == TOWPATH_DONE && event.result == before && !event.error);
-	/* What is wrong. */
+	/* Invalid operations. */
 	char *unmapped = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	CHECK(unmapped != MAP_FAILED && munmap(unmapped, 4096) == 0);
 	narrow(ends);
@@ -235,7 +238,7 @@ static void fails(void)
 	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0 && towpath_queue_close(queue) == 0);
 }
 
-/* A queue with memory out that nobody asked about stays until it is back, whatever becomes of descriptors. */
+/* A queue with lent memory stays until the memory is back, even if descriptors are closed. */
 static void ends_late(void)
 {
 	struct towpath_queue *queue = towpath_queue_new(back_end);
@@ -258,7 +261,7 @@ static void of_instances(void)
 	struct towpath_operation sends = on_client(&scene, TOWPATH_SEND, sent, 100);
 	struct towpath_event event;
 
-	/* It lends in any case, and copies what towpath_output() hands over. */
+	/* Instances always borrow, and copy what towpath_output() returns. */
 	for (int i = 0; i < 2; i++) {
 		sends.flags = i ? MSG_ZEROCOPY : 0;
 		uint64_t id = submit(scene.queue, sends);
@@ -268,7 +271,7 @@ static void of_instances(void)
 		over_with(scene.queue, id, 100, 0, TOWPATH_COPIED);
 		CHECK(towpath_read(scene.b, scene.server, received, LARGE) == 100 && !memcmp(sent, received, 100));
 	}
-	/* One that is cancelled when it was accepted: the memory comes back, copied, and is written. */
+	/* Cancelled when it was accepted: the memory comes back, copied, and is overwritten. */
 	sends.len = LARGE;
 	uint64_t id = submit(scene.queue, sends);
 	CHECK(now(scene.queue, &event, 1) == 0 && towpath_queue_cancel(scene.queue, id) == 0);
@@ -285,7 +288,7 @@ static void of_instances(void)
 		CHECK(len > 0 && !memcmp(part, received + sum, len));
 		sum += len;
 	}
-	/* Nothing of it was lent: the socket is shut. */
+	/* Nothing was lent: the socket was shut down. */
 	CHECK(towpath_shutdown(scene.a, scene.client, SHUT_WR) == 0);
 	over_with(scene.queue, submit(scene.queue, sends), -1, EPIPE, 0);
 	end_scene(&scene);
@@ -300,7 +303,7 @@ static struct towpath_operation lent_of(struct scene *scene, struct towpath_lent
 	return operation;
 }
 
-/* The other way round: what is received is where it lies, until it is returned. */
+/* The other direction: received bytes stay in place until they are returned. */
 static void receives(void)
 {
 	struct scene scene = begin_scene();
@@ -319,7 +322,7 @@ static void receives(void)
 	CHECK(!memcmp(pieces[0].iov_base, "where it lies", 13));
 	CHECK(towpath_return(scene.b, lent.token) == 0);
 	CHECK(towpath_return(scene.b, lent.token) == -1 && errno == EINVAL);
-	/* Cancelled, late: nothing is handed out, and nothing lost. */
+	/* Cancelled, late: nothing is handed out, and nothing is lost. */
 	gets = lent_of(&scene, &lent, pieces, 4);
 	id = submit(scene.queue, gets);
 	CHECK(towpath_queue_cancel(scene.queue, id) == 0);
@@ -332,7 +335,7 @@ static void receives(void)
 	gets.deadline = NULL;
 	over(scene.queue, submit(scene.queue, gets), 4, 0);
 	CHECK(!memcmp(pieces[0].iov_base, "kept", 4) && towpath_return(scene.b, lent.token) == 0);
-	/* A datagram that has no room stays. */
+	/* A datagram for which there is no room stays in the queue. */
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(53) };
 	int from = towpath_socket(scene.a, AF_INET, SOCK_DGRAM, 0), to = towpath_socket(scene.b, AF_INET, SOCK_DGRAM, 0);
 	CHECK(from >= 0 && to >= 0 && inet_pton(AF_INET, "192.0.2.2", &address.sin_addr) == 1);
@@ -350,10 +353,10 @@ static void receives(void)
 		over(scene.queue, submit(scene.queue, gets), count ? 8 : -1, count ? 0 : EMSGSIZE);
 	}
 	CHECK(address.sin_port != htons(53) && !memcmp(pieces[0].iov_base, "datagram", 8));
-	/* It stays though all is closed. */
+	/* It stays although its socket is closed. */
 	CHECK(towpath_close(scene.b, to) == 0 && !memcmp(pieces[0].iov_base, "datagram", 8));
 	CHECK(towpath_return(scene.b, lent.token) == 0);
-	/* The end of the stream, and a socket that is closed under it. */
+	/* The end of the stream, and a socket that is closed under the operation. */
 	gets = lent_of(&scene, &lent, pieces, 4);
 	id = submit(scene.queue, gets);
 	CHECK(towpath_shutdown(scene.a, scene.client, SHUT_WR) == 0);
@@ -365,7 +368,7 @@ static void receives(void)
 	id = submit(scene.queue, gets);
 	CHECK(now(scene.queue, &event, 1) == 0 && towpath_close(scene.a, scene.client) == 0);
 	over(scene.queue, id, -1, ECANCELED);
-	/* What is wrong. */
+	/* Invalid operations. */
 	CHECK(no(scene.queue, gets) == EBADF);
 	bad.instance = NULL, bad.fd = scene.kernel[0];
 	CHECK(no(scene.queue, bad) == EOPNOTSUPP);
@@ -383,7 +386,7 @@ static void receives(void)
 #define SOCKETS 64
 #define EACH 100
 
-/* Where the program holds all that it may, a receive waits until it returns some of that. */
+/* If the program holds as much as it may, a receive waits until it returns some of that. */
 static void waits_for_returns(void)
 {
 	static uint64_t tokens[SOCKETS * EACH];
@@ -419,7 +422,7 @@ static void waits_for_returns(void)
 	gets.fd = to;
 	uint64_t id = submit(scene.queue, gets);
 	CHECK(now(scene.queue, &event, 1) == 0);
-	/* An end while it waits: the datagram stays. */
+	/* The operation ends while it waits: the datagram stays in the queue. */
 	CHECK(towpath_queue_cancel(scene.queue, id) == 0);
 	over(scene.queue, id, -1, ECANCELED);
 	gets = lent_of(&scene, &lent, pieces, 4);

@@ -1,11 +1,12 @@
-//! A burst: up to [`BURST_MAX`] packets moved in one call, first in, first out.
+//! A burst: up to [`BURST_MAX`] packets that one call moves, first in, first out.
 
 use crate::packet::{Dropping, Packet};
 
-/// Most packets of one burst: enough to spread a call's cost, few enough to stay in the cache.
+/// Most packets of one burst: enough to amortise the cost of a call, few enough to stay in the
+/// cache.
 pub const BURST_MAX: usize = 64;
 
-/// An array of packets.
+/// An array of packets, used as a queue.
 pub struct Burst {
     packets: [Option<Packet>; BURST_MAX],
     head: usize,
@@ -25,17 +26,18 @@ impl Burst {
         Self::limited(BURST_MAX)
     }
 
-    /// An empty burst that is full with `limit` packets, at least one and at most [`BURST_MAX`].
+    /// An empty burst that is full when it contains `limit` packets, at least one and at most
+    /// [`BURST_MAX`].
     pub const fn limited(limit: usize) -> Self {
         assert!(limit > 0 && limit <= BURST_MAX);
         Self { packets: [const { None }; BURST_MAX], head: 0, tail: 0, limit }
     }
 
-    /// Has an empty burst full with `limit` packets from now on, at least one and at most
+    /// Sets the number of packets at which an empty burst is full, at least one and at most
     /// [`BURST_MAX`].
     ///
     /// # Panics
-    /// If it is not empty, or for another limit.
+    /// If the burst is not empty, or if the limit is out of range.
     pub fn limit(&mut self, limit: usize) {
         assert!(self.is_empty() && limit > 0 && limit <= BURST_MAX);
         (self.head, self.tail, self.limit) = (0, 0, limit);
@@ -51,22 +53,22 @@ impl Burst {
         self.iter().map(Packet::frames).sum()
     }
 
-    /// True if there is no packet.
+    /// True if the burst contains no packets.
     pub fn is_empty(&self) -> bool {
         self.head == self.tail
     }
 
-    /// True if no packet can be added before the burst has been emptied.
+    /// True if no packet can be added before the burst was emptied.
     pub fn is_full(&self) -> bool {
         self.tail == self.limit
     }
 
-    /// Packets that can be added before the burst has been emptied.
+    /// Packets that can be added before the burst was emptied.
     pub fn room(&self) -> usize {
         self.limit - self.tail
     }
 
-    /// Adds a packet at the end; hands it back if the burst is full.
+    /// Appends a packet. Returns it if the burst is full.
     #[inline]
     pub fn push(&mut self, packet: Packet) -> Result<(), Packet> {
         if self.is_full() {
@@ -77,7 +79,7 @@ impl Burst {
         Ok(())
     }
 
-    /// Takes the first packet.
+    /// Takes the first packet out.
     pub fn pop(&mut self) -> Option<Packet> {
         if self.is_empty() {
             return None;
@@ -90,7 +92,7 @@ impl Burst {
         packet
     }
 
-    /// The first packet, left in place.
+    /// The first packet, which stays in the burst.
     pub fn first(&self) -> Option<&Packet> {
         self.packets.get(self.head)?.as_ref()
     }
@@ -100,18 +102,19 @@ impl Burst {
         self.packets[self.head..self.tail].iter().flatten()
     }
 
-    /// As [`Packet::prefetch`], for all.
+    /// Prefetches the first line of each packet, as [`Packet::prefetch`] does.
     #[inline]
     pub fn prefetch(&self) {
         self.iter().for_each(Packet::prefetch);
     }
 
-    /// The packets, to be taken from the front; [`taken`](Self::taken) tells how many were.
+    /// The packets. The caller takes some out at the front and reports their number with
+    /// [`taken`](Self::taken).
     pub(crate) fn packets_mut(&mut self) -> &mut [Option<Packet>] {
         &mut self.packets[self.head..self.tail]
     }
 
-    /// The first `count` packets were taken.
+    /// Records that the first `count` packets were taken out.
     pub(crate) fn taken(&mut self, count: usize) {
         assert!(count <= self.len());
         self.head += count;
@@ -120,18 +123,19 @@ impl Burst {
         }
     }
 
-    /// Empty places at the end; [`added`](Self::added) tells how many were filled.
+    /// Empty places at the end. The caller fills some and reports their number with
+    /// [`added`](Self::added).
     pub(crate) fn places_mut(&mut self) -> &mut [Option<Packet>] {
         &mut self.packets[self.tail..self.limit]
     }
 
-    /// The first `count` places were filled.
+    /// Records that the first `count` places were filled.
     pub(crate) fn added(&mut self, count: usize) {
         assert!(count <= self.limit - self.tail);
         self.tail += count;
     }
 
-    /// The packets, first to last, to be changed.
+    /// The packets, first to last, mutable.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Packet> {
         self.packets[self.head..self.tail].iter_mut().flatten()
     }
@@ -141,7 +145,7 @@ impl Burst {
         self.drop_front(self.len());
     }
 
-    /// Drops the first `count` packets, for less than one by one.
+    /// Drops the first `count` packets, at a lower cost than one by one.
     ///
     /// # Panics
     /// If there are fewer.

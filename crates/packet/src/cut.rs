@@ -1,12 +1,13 @@
-//! What the headers of the parts of a super-packet are, and super-packets that a device cuts.
+//! Headers for the segments of a super-packet, and super-packets that a device segments.
 //!
-//! A device that takes no super-packets may still be the best place to cut one: if it copies each
-//! part to where it goes anyway, then a part needs no handle and no share of the loans, only
-//! headers of its own. Whoever knows the protocols makes a [`Template`] of the whole's headers and
-//! hands it along with the packet as a [`Cut`]; the device writes each part's headers with it.
+//! A device that does not accept super-packets may still be the best place to segment them: if it
+//! copies each part to its destination anyway, a part needs no packet handle and no holder of the
+//! loans, only its own headers. The code that knows the protocols makes a [`Template`] from the
+//! headers of the whole packet and attaches it to the packet as a [`Cut`]; the device uses it to
+//! write the headers of each part.
 //!
-//! Lengths are those that were checked when the template was made: a packet with a [`Cut`] is not
-//! changed but from the front, by whole parts ([`Packet::drop_parts`]).
+//! Lengths were checked when the template was made. A packet with a [`Cut`] changes only at the
+//! front, by whole parts ([`Packet::drop_parts`]).
 //!
 //! RFC 9293 §3.1, RFC 768, RFC 791, RFC 8200; RFC 3168 §6.1.2 (CWR), RFC 6864 (identification).
 //!
@@ -16,26 +17,26 @@ use core::num::NonZeroU16;
 
 use crate::offload::{Gso, GsoKind};
 
-/// One part of a super-packet.
+/// One part (segment) of a super-packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Which one, from zero.
+    /// Its index, from zero.
     pub index: usize,
-    /// Where its payload begins in the whole.
+    /// Offset of its payload in the whole payload.
     pub offset: usize,
     /// Bytes of its payload.
     pub len: usize,
-    /// None follows.
+    /// It is the last part.
     pub last: bool,
 }
 
-/// Where fields are in the headers of a TCP or UDP packet, and sums over what all parts have in
-/// common. Places count from the start of the frame.
+/// Offsets of fields in the headers of a TCP or UDP packet, and sums over the fields that all parts
+/// share. Offsets count from the start of the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// The IP header is IPv4's.
+    /// The IP header is IPv4.
     pub is_ipv4: bool,
-    /// The transport header is TCP's; otherwise it is UDP's.
+    /// The transport header is TCP; otherwise it is UDP.
     pub is_tcp: bool,
     /// Start of the IP header.
     pub ip_at: u16,
@@ -45,36 +46,36 @@ pub struct Layout {
     pub end: u16,
     /// The sum of the pseudo-header without the length, not complemented.
     pub pseudo_header: u16,
-    /// That of an IPv4 header without length, identification and checksum.
+    /// The sum of an IPv4 header without length, identification and checksum, not complemented.
     pub ip_header: u16,
 }
 
-/// Writes the headers of parts after those of the whole.
+/// Writes the headers of parts from the headers of the whole packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Template {
     layout: Layout,
-    /// The whole's headers are those of a part with so much payload already.
+    /// Payload size for which the headers of the whole packet are already filled in.
     prepared: Option<NonZeroU16>,
 }
 
 impl Template {
-    /// For a super-packet whose headers lie so.
+    /// A template for a super-packet with this layout.
     pub const fn new(layout: Layout) -> Self {
         Self { layout, prepared: None }
     }
 
-    /// Writes to the whole's headers what parts with `payload` bytes have in common, as most have
-    /// that many: each of them then gets the rest only.
+    /// Fills in the headers of the whole packet for parts with `payload` bytes, which most parts
+    /// have: each of these then needs only the remaining fields.
     pub fn prepare(&mut self, headers: &mut [u8], payload: NonZeroU16) {
         self.fit(payload.get().into(), headers);
         self.prepared = Some(payload);
     }
 
-    /// Makes `to`, a copy of the whole's headers, those of `part`; the transport checksum is
-    /// partial.
+    /// Turns `to`, a copy of the headers of the whole packet, into the headers of `part`. The
+    /// transport checksum becomes partial.
     ///
     /// # Panics
-    /// If `to` is shorter, or the part longer than an IP packet.
+    /// If `to` is shorter than the headers, or the part is longer than an IP packet.
     #[inline]
     pub fn patch(&self, part: &Part, to: &mut [u8]) {
         let to = &mut to[..usize::from(self.layout.end)];
@@ -83,7 +84,7 @@ impl Template {
         }
         let Layout { is_ipv4, is_tcp, ip_at, transport_at, .. } = self.layout;
         if is_ipv4 {
-            // Identifications count on from the first; they are 16 bits wide and wrap.
+            // Identifications count up from the first. They are 16 bits wide and wrap.
             let ip = &mut to[ip_at.into()..];
             let ident = read_u16(ip, IPV4_IDENT).wrapping_add(part.index as u16);
             write_u16(ip, IPV4_IDENT, ident);
@@ -95,7 +96,7 @@ impl Template {
         }
     }
 
-    /// Writes lengths and the partial checksum of a part with `payload` bytes.
+    /// Writes the lengths and the partial checksum of a part with `payload` bytes.
     #[inline]
     fn fit(&self, payload: usize, to: &mut [u8]) {
         let Layout { is_ipv4, is_tcp, ip_at, transport_at, end, pseudo_header, .. } = self.layout;
@@ -114,21 +115,21 @@ impl Template {
         write_u16(transport, at, add(pseudo_header, transport_len));
     }
 
-    /// Bytes of the IP packet with `payload` bytes behind the transport header.
+    /// Length of the IP packet with `payload` bytes behind the transport header.
     #[inline]
     fn ip_len(&self, payload: usize) -> u16 {
         length(usize::from(self.layout.end - self.layout.ip_at) + payload)
     }
 }
 
-/// Sequence number and flags of one part.
+/// Writes the sequence number and the flags of one part.
 #[inline]
 fn write_tcp(header: &mut [u8], part: &Part) {
     let field = &mut header[TCP_SEQUENCE..TCP_SEQUENCE + 4];
     let sequence = u32::from_be_bytes(field.try_into().expect("four bytes"));
     field.copy_from_slice(&sequence.wrapping_add(part.offset as u32).to_be_bytes());
     if part.index > 0 {
-        // RFC 3168 §6.1.2: CWR is said once.
+        // RFC 3168 §6.1.2: only the first segment carries CWR.
         header[TCP_FLAGS] &= !TCP_CWR;
     }
     if !part.last {
@@ -136,25 +137,26 @@ fn write_tcp(header: &mut [u8], part: &Part) {
     }
 }
 
-/// How a device cuts a super-packet.
+/// How a device segments a super-packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// Writes the headers of parts; prepared for `size`.
+    /// Writes the headers of parts. Prepared for `size`.
     template: Template,
     /// Bytes of payload in each part but the last.
     size: NonZeroU16,
-    /// Parts that the device has sent.
+    /// Parts that the device has already sent.
     gone: u16,
 }
 
 impl Cut {
-    /// Into parts of `size` bytes; `headers` become what these have in common.
+    /// Segmentation into parts of `size` bytes. Changes `headers` to what these parts have in
+    /// common.
     pub fn new(mut template: Template, headers: &mut [u8], size: NonZeroU16) -> Self {
         template.prepare(headers, size);
         Self { template, size, gone: 0 }
     }
 
-    /// What writes the headers of a part.
+    /// The template that writes the headers of a part.
     #[inline]
     pub fn template(&self) -> &Template {
         &self.template
@@ -166,13 +168,13 @@ impl Cut {
         self.size.get().into()
     }
 
-    /// Parts of so much payload.
+    /// Number of parts of `payload` bytes.
     #[inline]
     pub fn count(&self, payload: usize) -> usize {
         payload.div_ceil(self.size())
     }
 
-    /// The part that is so many behind the next, of `payload` bytes that are left.
+    /// The part that is `ahead` positions behind the next one, when `payload` bytes are left.
     #[inline]
     pub fn part(&self, ahead: usize, payload: usize) -> Part {
         let index = usize::from(self.gone) + ahead;
@@ -181,7 +183,7 @@ impl Cut {
         Part { index, offset, len, last: len == left }
     }
 
-    /// The fields of the super-packet that is left, whose headers these are.
+    /// Offload fields of the remaining super-packet, whose headers are `headers`.
     pub(crate) fn gso(&self, headers: &[u8]) -> Gso {
         let Layout { is_ipv4, is_tcp, transport_at, .. } = self.template.layout;
         let kind = match (is_tcp, is_ipv4) {
@@ -194,12 +196,12 @@ impl Cut {
         Gso { kind, size: self.size, ecn, tunnel: None }
     }
 
-    /// So many more parts were sent.
+    /// Records that `parts` more parts were sent.
     pub(crate) fn advance(&mut self, parts: usize) {
         self.gone += u16::try_from(parts).expect("a packet has fewer parts");
     }
 
-    /// Nothing: what a packet has that is not cut.
+    /// A placeholder for packets that the device does not segment.
     pub(crate) const fn none() -> Self {
         let layout = Layout {
             is_ipv4: false,
@@ -238,7 +240,7 @@ fn write_u16(bytes: &mut [u8], at: usize, value: u16) {
     bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }
 
-/// Places of fields in their headers.
+/// Offsets of fields in their headers.
 const IPV4_TOTAL_LEN: usize = 2;
 const IPV4_IDENT: usize = 4;
 const IPV4_CHECKSUM: usize = 10;
@@ -249,7 +251,7 @@ const TCP_FLAGS: usize = 13;
 const TCP_CHECKSUM: usize = 16;
 const UDP_LENGTH: usize = 4;
 const UDP_CHECKSUM: usize = 6;
-/// Bits of TCP's flags.
+/// TCP flag bits.
 const TCP_FIN: u8 = 0x01;
 const TCP_PSH: u8 = 0x08;
 const TCP_CWR: u8 = 0x80;

@@ -1,4 +1,4 @@
-//! The contract between devices and the threads that drive them.
+//! The interface between devices and the threads that drive them.
 
 use crate::burst::Burst;
 use crate::ledger::Ledger;
@@ -8,30 +8,31 @@ use alloc::boxed::Box;
 use core::time::Duration;
 use std::os::fd::BorrowedFd;
 
-/// What a device takes and gives.
+/// Capabilities of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
     /// Largest IP packet that is one segment, in bytes.
     pub mtu: u16,
-    /// Partial checksums may be sent to and come from the device.
+    /// The device accepts and delivers partial checksums.
     pub checksum: bool,
-    /// TCP super-packets over IPv4.
+    /// It accepts TCP super-packets over IPv4.
     pub tso4: bool,
-    /// TCP super-packets over IPv6.
+    /// It accepts TCP super-packets over IPv6.
     pub tso6: bool,
-    /// UDP super-packets over both.
+    /// It accepts UDP super-packets over both.
     pub uso: bool,
-    /// Super-packets of these kinds in UDP tunnels, whether the outer checksum is partial or not.
+    /// It accepts super-packets of these kinds in UDP tunnels, with a partial outer checksum or
+    /// without.
     pub tunnel: bool,
     /// Largest super-packet in bytes, Ethernet header included.
     pub gso_bytes_max: u32,
-    /// It cuts super-packets that are no tunnels' as it transmits them, if they have a
-    /// [`Cut`](crate::Cut); for devices that take partial checksums.
+    /// It segments super-packets outside tunnels as it transmits them, if they have a
+    /// [`Cut`](crate::Cut). For devices that accept partial checksums.
     pub cuts: bool,
 }
 
 impl Caps {
-    /// A device that offers nothing beyond frames of `mtu` bytes.
+    /// A device with no capabilities beyond frames of `mtu` bytes.
     pub const fn plain(mtu: u16) -> Self {
         Self {
             mtu,
@@ -46,108 +47,109 @@ impl Caps {
     }
 }
 
-/// What calls of a device, and of the stack behind it, work with.
+/// Resources for the calls of a device and of the stack behind it.
 pub struct Context<'a> {
     /// Packets and frames.
     pub memory: &'a mut Memory,
-    /// Where copies of payload are counted.
+    /// Counts copies of payload.
     pub ledger: &'a Ledger,
-    /// Now.
+    /// The current time.
     pub now: Instant,
 }
 
 /// Why a device stopped receiving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// Nothing is left, or the burst is full.
+    /// No packet is left, or the burst is full.
     Done,
-    /// Memory is short: what is left waits in the device.
+    /// Memory is short: further packets stay in the device.
     NoMemory,
     /// The device passed packets of this many bytes to other queues. There may be more to receive,
-    /// though the burst is not full.
+    /// although the burst is not full.
     HandedOver(usize),
 }
 
-/// One queue of packets in each direction: all that the thread needs that drives it.
+/// A pair of queues, one in each direction: the complete interface for the thread that drives the
+/// device.
 ///
 /// No call blocks, and none reads a clock: [`Context::now`] is the time. One thread at a time calls
-/// a device. It may be another one later.
+/// a device; the thread may change.
 ///
-/// A thread that has nothing to do calls [`Device::arm`], then sleeps until [`Device::file`] is
-/// readable (watched level-triggered) or [`Device::next_deadline`] has come. After the sleep it
-/// calls [`Device::turn`], then [`Device::receive`].
+/// A thread without work calls [`Device::arm`], then sleeps until [`Device::file`] is readable
+/// (level-triggered) or [`Device::next_deadline`] is reached. After that it calls [`Device::turn`],
+/// then [`Device::receive`].
 pub trait Device {
-    /// What makes the device unusable. After an error it moves no more packets.
+    /// An error that makes the device unusable. After it the device moves no more packets.
     type Error;
 
-    /// What it can do. This may change: look again after [`Device::turn`] and
+    /// Its capabilities. They may change: read them again after [`Device::turn`] and
     /// [`Device::transmit`].
     fn caps(&self) -> Caps;
 
-    /// The file that is readable while there is something to do. `None` if packets come from
-    /// another thread of this process, which wakes the one that drives this device.
+    /// The file that is readable while there is work. `None` if packets come from another thread of
+    /// this process, which wakes the thread that drives this device.
     fn file(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Which of the queues of its interface it is; 0 for the only one.
+    /// The number of this queue of its interface; 0 for the only one.
     fn queue(&self) -> u16 {
         0
     }
 
-    /// When [`Device::turn`] is to be called, if its file is not readable before. A call of
-    /// [`Device::receive`] can make it earlier.
+    /// Time at which to call [`Device::turn`] if the file is not readable before. A call of
+    /// [`Device::receive`] can move it to an earlier time.
     fn next_deadline(&self) -> Option<Instant> {
         None
     }
 
-    /// Does what is due beside packets. `is_readable` says that its file was readable.
+    /// Does work that is due apart from packets. `is_readable` says whether the file was readable.
     fn turn(&mut self, is_readable: bool, cx: &mut Context<'_>) -> Result<(), Self::Error> {
         let _ = (is_readable, cx);
         Ok(())
     }
 
-    /// For how long a thread should [poll](Device::poll) it before it sleeps. Zero if it cannot be
-    /// polled.
+    /// How long a thread should [poll](Device::poll) the device before it sleeps. Zero if the
+    /// device cannot be polled.
     fn busy_poll(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// True if there is something to do. This costs a few loads and no system call.
+    /// True if there is work. Costs a few loads and no system call.
     fn poll(&mut self) -> bool {
         false
     }
 
-    /// To be called before a sleep: from now on the file becomes readable when there is something
-    /// to do, until the next [`Device::turn`]. True if there is something to do already.
+    /// Prepares for a sleep: until the next [`Device::turn`], the file becomes readable when there
+    /// is work. Returns true if there is work already.
     fn arm(&mut self) -> bool {
         false
     }
 
-    /// True if each look for another packet is a system call, and what is left after
-    /// [`Device::receive`] keeps the file readable: then it is cheaper to ask for few packets.
+    /// True if each check for another packet is a system call, and packets left by
+    /// [`Device::receive`] keep the file readable: then it is cheaper to ask for few packets.
     fn looks_by_call(&self) -> bool {
         false
     }
 
-    /// Adds received packets to `burst` until it is full, nothing is left or memory is short; the
-    /// result tells the last. Packets are neither peeked nor checked.
+    /// Appends received packets to `burst` until the burst is full, no packet is left or memory is
+    /// short, as the result says. Packets are neither peeked nor checked.
     fn receive(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<Input, Self::Error>;
 
-    /// Sends packets from the front of `burst` until it is empty or the device is full; what is
-    /// left stays in `burst`. A packet that the device refuses for good is dropped and counted.
+    /// Transmits packets from the front of `burst` until it is empty or the device is full. The
+    /// rest stays in `burst`. Packets that the device rejects permanently are dropped and counted.
     fn transmit(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), Self::Error>;
 
-    /// Packets that it took and lost since the last call, as whoever was to get them has gone. They
-    /// are counted as dropped.
+    /// Packets that the device accepted and lost since the last call because their receiver is
+    /// gone. They are counted as dropped.
     fn take_lost(&mut self) -> usize {
         0
     }
 
-    /// Packets that it refused for good since it was made.
+    /// Packets that the device has rejected permanently since it was made.
     fn refused(&self) -> u64 {
         0
     }
 
-    /// Gives back memory that it keeps ready: nothing has happened for a while.
+    /// Releases memory that the device keeps ready. Called when nothing has happened for a while.
     fn rest(&mut self) {}
 }
 

@@ -1,37 +1,37 @@
-//! Copying memory that others may write while it is copied.
+//! Copies of memory that others may write during the copy.
 //!
-//! The bytes may come out torn, and that is all: what comes out of each is a value that it had,
-//! nothing is decided by what was read, and no reference to such memory exists. Where the processor
-//! has instructions for it, the copy is one that the compiler does not look into; elsewhere it is
-//! made of volatile accesses. Long copies of memory that is ours are made here too, for their speed
-//! ([`copy_own`]). Any thread.
+//! A copy may be torn, but that is its only flaw: each byte is a value that the byte had, no
+//! decision depends on the bytes read, and there is no reference to such memory. On x86-64 the copy
+//! is assembly, which the compiler does not see into; elsewhere it consists of volatile accesses.
+//! Long copies of memory that belongs to us are made here, too, for speed ([`copy_own`]). Any
+//! thread may call.
 #![allow(unsafe_code)]
 
-/// From here on the instruction for whole strings is used, which takes long to begin: vectors are
-/// quicker for headers, and for the payload of a frame.
+/// Copies from this size on use the string instruction. It has a long start-up time: vectors are
+/// faster for headers and for the payload of one frame.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const STRING_BYTES_MIN: usize = 1537;
 
-/// Distances from source to target, between multiples of a page, that strings take an order of
-/// magnitude longer for: on processors of AMD (measured on Zen 4) those of a part of a cache line.
+/// Distances from source to target, modulo the page size, at which string instructions take an
+/// order of magnitude longer: on AMD processors (measured on Zen 4) those below a cache line.
 #[cfg(any(test, all(target_arch = "x86_64", not(miri))))]
 const SLOW_DISTANCES: core::ops::Range<usize> = 1..LINE_BYTES;
 #[cfg(any(test, all(target_arch = "x86_64", not(miri))))]
 const PAGE_BYTES: usize = 4096;
 
-/// From here on vectors of 32 bytes are used where there are some: with fewer, what is done before
-/// and behind the loop is most of it.
+/// Copies from this size on use vectors of 32 bytes if the processor has them. For shorter copies
+/// the code before and after the loop would take most of the time.
 #[cfg(any(test, all(target_arch = "x86_64", not(miri))))]
 const WIDE_BYTES_MIN: usize = 256;
 
-/// Bytes that one call has fetched at most: more would push out what was fetched before.
+/// Most bytes that one call prefetches: more would evict bytes that were prefetched before.
 pub const PREFETCH_BYTES_MAX: usize = 1536;
-/// Bytes of the virtio-net header, which is in front of each packet of a guest.
+/// Bytes of the virtio-net header, which precedes each packet of a guest.
 pub(crate) const VIRTIO_HEADER_BYTES: usize = 12;
 /// Bytes of a cache line.
 pub(crate) const LINE_BYTES: usize = 64;
 
-/// Copies all of `from` to the start of `to`, as `copy_from_slice` does; quick also at the
+/// Copies all of `from` to the start of `to`, as `copy_from_slice` does. It is also fast at the
 /// distances at which memcpy of the C library takes an order of magnitude longer.
 ///
 /// # Panics
@@ -47,34 +47,34 @@ pub fn copy_own(from: &[u8], to: &mut [u8]) {
     to.copy_from_slice(from);
 }
 
-/// Has memory fetched that is read soon. Any address will do: what is not there is left out.
+/// Prefetches memory that is read soon. Any address is allowed: unmapped memory is skipped.
 #[inline]
 pub fn prefetch_read(at: *const u8, len: usize) {
     each_line(at, len, prefetch_line_read);
 }
 
-/// The same of memory that no cache has, as far as the second cache only: few lines can be on their
-/// way into the first, and copies of what is there already need those.
+/// Prefetches memory that is in no cache, into the second-level cache only: few lines can be on
+/// their way into the first level at a time, and copies of present data need those.
 #[inline]
 pub fn prefetch_read_far(at: *const u8, len: usize) {
     each_line(at, len, prefetch_line_read_far);
 }
 
-/// As [`prefetch_read`] for memory that is written soon.
+/// Prefetches memory that is written soon. Any address is allowed.
 #[inline]
 pub fn prefetch_write(at: *const u8, len: usize) {
     each_line(at, len, prefetch_line_write);
 }
 
-/// A function that asks for one cache line with an instruction of the processor.
+/// Defines a function that prefetches one cache line with an instruction of the processor.
 macro_rules! line_hint {
     ($(#[$doc:meta])* $visibility:vis $name:ident, $instruction:literal) => {
         $(#[$doc])*
         #[inline]
         $visibility fn $name(at: *const u8) {
             #[cfg(all(target_arch = "x86_64", not(miri)))]
-            // SAFETY: a hint, which reads nothing and cannot fail; processors that do not know it
-            // do nothing.
+            // SAFETY: a hint, which accesses no memory and cannot fail. Processors without the
+            // instruction do nothing.
             unsafe {
                 core::arch::asm!(concat!($instruction, " [{}]"), in(reg) at,
                                  options(nostack, preserves_flags, readonly));
@@ -86,25 +86,25 @@ macro_rules! line_hint {
 }
 
 line_hint! {
-    /// As [`prefetch_read`], of the cache line at an address.
+    /// Prefetches the cache line at an address, for reading.
     pub(crate) prefetch_line_read, "prefetcht0"
 }
 line_hint! {
-    /// As [`prefetch_read_far`], of one cache line.
+    /// Prefetches one cache line into the second-level cache, for reading.
     prefetch_line_read_far, "prefetcht1"
 }
 line_hint! {
-    /// As [`prefetch_line_read`] for a line that is written soon.
+    /// Prefetches the cache line at an address, for writing.
     pub(crate) prefetch_line_write, "prefetchw"
 }
 
-/// Calls `each` with an address in each cache line of the first bytes.
+/// Calls `each` with an address in each cache line of the range, up to `PREFETCH_BYTES_MAX`.
 #[inline]
 fn each_line(at: *const u8, len: usize, each: impl Fn(*const u8)) {
     let before = at.addr() % LINE_BYTES;
     let mut left = (before + len.min(PREFETCH_BYTES_MAX)).div_ceil(LINE_BYTES);
     let mut line = at.wrapping_sub(before);
-    // Four to a round: counting them would take as long as asking for them.
+    // Unrolled by four: the loop counter would take as long as the prefetches.
     while left >= 4 {
         for number in 0..4 {
             each(line.wrapping_add(number * LINE_BYTES));
@@ -116,48 +116,51 @@ fn each_line(at: *const u8, len: usize, each: impl Fn(*const u8)) {
     }
 }
 
-/// Copies `len` bytes; either end may be memory that others write meanwhile. If they overlap, those
-/// at `to` come out as any.
+/// Copies `len` bytes. Others may write either range during the copy. If the ranges overlap, the
+/// bytes at `to` are unspecified.
 ///
 /// # Safety
 /// `from` is valid for reads and `to` for writes of `len` bytes.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     match len {
-        // SAFETY: the caller's promise, and this length.
+        // SAFETY: the caller guarantees the ranges, and the length is that of the header.
         VIRTIO_HEADER_BYTES => unsafe { copy_virtio_header(from, to) },
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees the ranges, and the length is at least eight.
         8..16 => unsafe { copy_words(from, to, len) },
-        // SAFETY: as above; fewer than those of vectors, or so far apart that strings are quick.
+        // SAFETY: the caller guarantees the ranges. Too short for vectors.
         ..8 => unsafe { copy_string(from, to, len) },
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees the ranges.
         STRING_BYTES_MIN.. if !is_slow_as_string(from, to) => unsafe {
             copy_string(from, to, len);
         },
-        // SAFETY: as above; the processor and the system have such vectors.
+        // SAFETY: the caller guarantees the ranges; the length suffices, and these vectors are
+        // there.
         WIDE_BYTES_MIN.. if wide::is_there() => unsafe { copy_wide(from, to, len) },
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees the ranges, and the length is at least sixteen.
         _ => unsafe { copy_vectors(from, to, len) },
     }
 }
 
-/// Whether the target begins so little behind the source, pages aside, that strings are slow.
+/// True if the target begins so shortly behind the source, modulo the page size, that string
+/// instructions are slow.
 #[cfg(any(test, all(target_arch = "x86_64", not(miri))))]
 #[inline]
 fn is_slow_as_string(from: *const u8, to: *mut u8) -> bool {
     SLOW_DISTANCES.contains(&(to.addr().wrapping_sub(from.addr()) % PAGE_BYTES))
 }
 
-/// Eight bytes and four: what was stored as these can be loaded before the stores are done. Other
-/// loads would wait for all stores before them, such as a packet's to memory that no cache has.
+/// Copies eight bytes and four: a load of the same size as an earlier store can take its data
+/// before the store is complete. Other loads would wait for all earlier stores, such as those of a
+/// packet to memory that is in no cache.
 ///
 /// # Safety
-/// As for `copy`, of twelve bytes.
+/// `from` is valid for reads and `to` for writes of twelve bytes.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 unsafe fn copy_virtio_header(from: *const u8, to: *mut u8) {
-    // SAFETY: reads and writes eight bytes from 0 on and four from 8 on, within what the caller
-    // vouches for; no alignment is asked for, and no other state is touched.
+    // SAFETY: reads and writes eight bytes at 0 and four at 8, which the caller guarantees; the
+    // instructions need no alignment and touch no other state.
     unsafe {
         core::arch::asm!(
             "mov {first}, [{from}]",
@@ -173,15 +176,16 @@ unsafe fn copy_virtio_header(from: *const u8, to: *mut u8) {
     }
 }
 
-/// The first eight bytes and the last eight, which may overlap.
+/// Copies the first eight bytes and the last eight, which may overlap.
 ///
 /// # Safety
-/// As for `copy`, of eight bytes or more; those beyond sixteen are not copied.
+/// `from` is valid for reads and `to` for writes of `len` bytes, which is at least eight. Bytes
+/// beyond sixteen are not copied.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: reads and writes eight bytes from 0 on and from `len - 8` on, within what the caller
-    // vouches for; no alignment is asked for, and no other state is touched.
+    // SAFETY: reads and writes eight bytes at 0 and eight at `len - 8`, which the caller
+    // guarantees; the instructions need no alignment and touch no other state.
     unsafe {
         core::arch::asm!(
             "mov {first}, [{from}]",
@@ -198,18 +202,18 @@ unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// By sixteen bytes, four at a time where there are so many; the last sixteen may overlap those
-/// before them.
+/// Copies sixteen bytes at a time, in blocks of four where possible. The last sixteen may overlap
+/// those before them.
 ///
 /// # Safety
-/// As for `copy`, of sixteen bytes or more.
+/// `from` is valid for reads and `to` for writes of `len` bytes, which is at least sixteen.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 unsafe fn copy_vectors(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: reads and writes 64 bytes at multiples of 64 as long as `len` bytes are not
-    // exceeded, sixteen at multiples of 16 below `len - 16`, and sixteen at `len - 16`: within what
-    // the caller vouches for. No alignment is asked for; the flags and the registers are said to
-    // change.
+    // SAFETY: reads and writes 64 bytes at multiples of 64 while that stays within `len` bytes,
+    // sixteen at multiples of 16 below `len - 16`, and sixteen at `len - 16`: all within the ranges
+    // that the caller guarantees. The instructions need no alignment; the flags and the registers
+    // are declared as changed.
     unsafe {
         core::arch::asm!(
             "cmp {last}, 48",
@@ -251,19 +255,21 @@ unsafe fn copy_vectors(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// By 32 bytes: the first, then from a multiple of 32 of `to` on, where no store touches two cache
-/// lines; the last 128 may overlap those before them.
+/// Copies the first 32 bytes, then blocks from a multiple of 32 of `to` on, where no store crosses
+/// a cache line. The last 128 bytes may overlap those before them.
 ///
 /// # Safety
-/// As for `copy`, of 128 bytes or more, and [`wide::is_there`].
+/// `from` is valid for reads and `to` for writes of `len` bytes, which is at least 128, and
+/// [`wide::is_there`] returned true.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 unsafe fn copy_wide(from: *const u8, to: *mut u8, len: usize) {
     let aligned = 32 - to.addr() % 32;
-    // SAFETY: reads and writes 32 bytes at 0, 128 from `aligned` on as long as they begin below
-    // `len - 128`, and 128 at `len - 128`: within what the caller vouches for. The stores of the
-    // loop are at multiples of 32. The instructions are there, by the caller's promise; the flags
-    // and all registers whose upper halves are cleared at the end are said to change.
+    // SAFETY: reads and writes 32 bytes at 0, 128 from `aligned` on while they begin below `len -
+    // 128`, and 128 at `len - 128`: all within the ranges that the caller guarantees. The stores of
+    // the loop are at multiples of 32 of `to`. The caller guarantees that the instructions exist.
+    // The flags, and all registers whose upper halves are cleared at the end, are declared as
+    // changed.
     unsafe {
         core::arch::asm!(
             "vmovdqu ymm0, [{from}]",
@@ -305,15 +311,15 @@ unsafe fn copy_wide(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Byte by byte, as the processor likes it.
+/// Copies with the string instruction, byte by byte for the program.
 ///
 /// # Safety
-/// As for `copy`.
+/// `from` is valid for reads and `to` for writes of `len` bytes.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 unsafe fn copy_string(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: moves `len` bytes upwards from `rsi` to `rdi`, which the caller vouches for; the
-    // direction flag is clear, as at every function's start; the three registers are given back
+    // SAFETY: moves `len` bytes upwards from `rsi` to `rdi`, which the caller guarantees. The
+    // direction flag is clear, as at the start of every function. The three registers are declared
     // as changed, and no other state is touched.
     unsafe {
         core::arch::asm!(
@@ -326,8 +332,8 @@ unsafe fn copy_string(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes; either end may be memory that others write meanwhile. If they overlap, those
-/// at `to` come out as any.
+/// Copies `len` bytes. Others may write either range during the copy. If the ranges overlap, the
+/// bytes at `to` are unspecified.
 ///
 /// # Safety
 /// `from` is valid for reads and `to` for writes of `len` bytes.
@@ -343,11 +349,12 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
         for _ in 0..words {
             // SAFETY: `at + WORD <= len`.
             let source = unsafe { from.add(at) }.cast::<u64>();
-            // SAFETY: as above.
+            // SAFETY: `at + WORD <= len`, so the target is within the caller's range.
             let target = unsafe { to.add(at) }.cast::<u64>();
-            // SAFETY: valid by the caller, aligned by `head`.
+            // SAFETY: the caller guarantees that it is valid, and `head` bytes align it.
             let word = unsafe { source.read_volatile() };
-            // SAFETY: as above; both ends have the same alignment.
+            // SAFETY: the caller guarantees that it is valid, and both ranges have the same
+            // alignment.
             unsafe { target.write_volatile(word) };
             at += WORD;
         }
@@ -356,28 +363,29 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     unsafe { copy_bytes(from, to, at, len) };
 }
 
-/// Copies the bytes from `at` to `end`, one by one; returns how many.
+/// Copies the bytes from `at` to `end`, one by one, and returns their number.
 ///
 /// # Safety
-/// As for `copy`, of `end` bytes.
+/// `from` is valid for reads and `to` for writes of `end` bytes.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 unsafe fn copy_bytes(from: *const u8, to: *mut u8, at: usize, end: usize) -> usize {
     for index in at..end {
-        // SAFETY: `index < end`.
+        // SAFETY: `index < end`, so it is within the caller's range.
         let byte = unsafe { from.add(index).read_volatile() };
-        // SAFETY: as above.
+        // SAFETY: `index < end`, so it is within the caller's range.
         unsafe { to.add(index).write_volatile(byte) };
     }
     end.saturating_sub(at)
 }
 
-/// Whether the processor has vectors of 32 bytes, and the system keeps them for each thread.
+/// Detects whether the processor has vectors of 32 bytes, and the operating system saves them for
+/// each thread.
 #[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
 mod wide {
     use crate::sync::{AtomicU8, Ordering};
 
     pub(super) fn is_there() -> bool {
-        // Relaxed: a number that stands for itself, and that everybody finds the same.
+        // Relaxed: the value depends on nothing else, and every thread finds the same one.
         match KNOWN.load(Ordering::Relaxed) {
             UNKNOWN => look(),
             known => known == YES,
@@ -388,16 +396,16 @@ mod wide {
     fn look() -> bool {
         let features = features();
         let is_there = features & AVX != 0 && enabled(features) & STATES == STATES;
-        // Relaxed: as above.
+        // Relaxed: the value depends on nothing else.
         KNOWN.store(if is_there { YES } else { NO }, Ordering::Relaxed);
         is_there
     }
 
-    /// Of the processor.
+    /// Feature bits of the processor.
     fn features() -> u32 {
         let features;
-        // SAFETY: leaf 1 exists on every x86-64; `rbx`, which the compiler keeps for itself, is
-        // put back.
+        // SAFETY: leaf 1 exists on every x86-64 processor. `rbx`, which the compiler reserves, is
+        // restored.
         unsafe {
             core::arch::asm!(
                 "mov {kept}, rbx", "cpuid", "mov rbx, {kept}",
@@ -411,13 +419,13 @@ mod wide {
         features
     }
 
-    /// What the system keeps for each thread.
+    /// Register states that the operating system saves for each thread.
     fn enabled(features: u32) -> u32 {
         if features & OSXSAVE == 0 {
             return 0;
         }
         let states;
-        // SAFETY: the instruction is there, as the feature says; it reads a register.
+        // SAFETY: the instruction exists, as the feature bit says. It reads a register.
         unsafe {
             core::arch::asm!(
                 "xgetbv",
@@ -436,11 +444,11 @@ mod wide {
     const YES: u8 = 2;
     const OSXSAVE: u32 = 1 << 27;
     const AVX: u32 = 1 << 28;
-    /// Those of `xmm` and `ymm` registers.
+    /// States of the `xmm` and `ymm` registers.
     const STATES: u32 = 1 << 1 | 1 << 2;
 }
 
-/// Loom's atomics are no constants.
+/// Loom's atomics cannot be constants, so the model does without this.
 #[cfg(all(target_arch = "x86_64", not(miri), loom))]
 mod wide {
     pub(super) fn is_there() -> bool {
@@ -453,7 +461,7 @@ mod tests {
     use super::*;
     use alloc::vec::Vec;
 
-    /// Goal: exactly the bytes asked for arrive, at every alignment of both ends.
+    /// Goal: exactly the requested bytes arrive, at every alignment of both ends.
     #[test]
     #[cfg_attr(
         miri,
@@ -473,8 +481,8 @@ mod tests {
         }
     }
 
-    /// Goal: long copies are whole at each distance near those that strings are slow at, and which
-    /// these are.
+    /// Goal: long copies are complete at each distance near those at which string instructions are
+    /// slow, and these distances are recognised.
     #[test]
     #[cfg_attr(miri, ignore = "there is no assembly under Miri")]
     fn long_copies_are_whole_at_any_distance() {
@@ -498,8 +506,8 @@ mod tests {
         }
     }
 
-    /// Goal: the same where vectors are wide, whose stores are aligned in the midst of a copy.
-    /// Method: every alignment of the target, lengths around those where the loop ends.
+    /// Goal: wide copies, whose stores are aligned from the second on, are complete. Method: every
+    /// alignment of the target, and lengths around those at which the loop ends.
     #[test]
     #[cfg_attr(miri, ignore = "there is no assembly under Miri")]
     fn stores_that_are_aligned_leave_nothing_out() {

@@ -1,18 +1,20 @@
-//! Pieces that readers keep: counted as long as they do, whoever drops them.
+//! Pieces that readers keep: they count for as long as they exist, on any thread.
 //!
-//! What was received is handed to a reader as it lies in memory, which he then keeps from its
-//! lender. A [`Held`] is a piece that counts: with its [`Reader`], and with all [`Readers`] of a
-//! stack. Both counts go down when it is dropped, on any thread.
+//! Received pieces are handed to a reader in place, without a copy; while the reader keeps them,
+//! their lender cannot have the memory back. A [`Held`] is a piece that counts: with its
+//! [`Reader`], and with all [`Readers`] of a stack. Dropping it, on any thread, decreases both
+//! counts.
 //!
 //! # Theory of operation
 //!
-//! The owner of the counts may wait for a part of what a reader keeps ([`Readers::wait`]): a bit
-//! beside the count, in the same word. The drop that finds the count low enough clears the bit and
-//! puts the reader's number on a list of [`Returns`], as a group that has ended. As both are one
-//! word, either the owner sees the lower count or the drop sees the bit. The list needs no memory,
-//! so telling cannot fail.
+//! The owner of the counts may wait until a reader holds little enough ([`Readers::wait`]). A bit
+//! beside the count, in the same word, says that it waits. The drop that finds the count low enough
+//! clears the bit and puts the reader's number on a list of [`Returns`], as a group that has ended.
+//! Because count and bit are one word, either the owner sees the lower count or the drop sees the
+//! bit. The list needs no memory, so the notification cannot fail.
 //!
-//! Any thread may drop a [`Held`] and look at a [`Reader`]; all else is for the owner's thread.
+//! Any thread may drop a [`Held`] and query a [`Reader`]. All other calls belong to the owner's
+//! thread.
 
 use crate::ledger::{Ledger, Site};
 use crate::loan::{Piece, View};
@@ -23,29 +25,29 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::task::Waker;
 
-/// The owner waits: the lowest bit of a reader's state. The bytes held are above it.
+/// Lowest bit of a reader's state: the owner waits. The other bits are the bytes held.
 const WAITED: u64 = 1;
 
-/// What all readers share with those who drop.
+/// State that all readers share with the threads that drop pieces.
 struct Shared {
     /// Bytes that all readers keep from their lenders.
     held: AtomicU64,
-    /// Readers whom the owner has waited for long enough.
+    /// Readers that the owner waits for and that hold little enough.
     told: Arc<Returns>,
-    /// Woken for each of them.
+    /// Woken for each reader on that list.
     waker: Option<Waker>,
 }
 
-/// What the owner knows of a number.
+/// The owner's state of a reader's number.
 #[derive(Clone, Copy, Default)]
 struct Place {
-    /// Waited for, and not taken from the list since.
+    /// The owner waits for the reader, or has not taken it from the list yet.
     waited: bool,
-    /// Its reader is no more.
+    /// The reader is closed.
     closed: bool,
 }
 
-/// All readers of a stack. See the module's documentation.
+/// All readers of a stack. See the module text.
 pub struct Readers {
     shared: Arc<Shared>,
     places: Vec<Place>,
@@ -54,14 +56,15 @@ pub struct Readers {
 }
 
 impl Readers {
-    /// Room for `max` readers. `waker` is woken whenever [`Readers::take`] will find something new.
+    /// Room for `max` readers. `waker` is woken whenever there is a new reader for
+    /// [`Readers::take`].
     pub fn new(max: usize, waker: Option<Waker>) -> Self {
         let (held, told) = (AtomicU64::new(0), Returns::new(max));
         let shared = Arc::new(Shared { held, told, waker });
         Self { shared, places: Vec::new(), free: Vec::new(), max }
     }
 
-    /// A reader who holds nothing yet; `None` if there are too many.
+    /// Opens a reader, which holds nothing. `None` if there are `max` readers.
     pub fn open(&mut self) -> Option<Arc<Reader>> {
         let number = match self.free.pop() {
             Some(number) => number,
@@ -76,42 +79,43 @@ impl Readers {
         Some(Arc::new(Reader { state, mark, number, shared: self.shared.clone() }))
     }
 
-    /// A reader reads no more; what he holds stays his, and counts until he drops it.
+    /// Closes a reader: it reads no more. The pieces that it holds stay valid and count until they
+    /// are dropped.
     pub fn close(&mut self, reader: &Reader) {
         let place = &mut self.places[reader.number as usize];
         place.closed = true;
         if place.waited {
-            // The number is free when it comes back from the list.
+            // The number is free when the owner takes it from the list.
             reader.stop_waiting();
         } else {
             self.free.push(reader.number);
         }
     }
 
-    /// Has [`Readers::take`] tell of the reader once he holds no more than `mark` bytes, whatever
-    /// mark he was waited for with before.
+    /// Makes [`Readers::take`] report the reader once it holds no more than `mark` bytes. Replaces
+    /// an earlier mark.
     pub fn wait(&mut self, reader: &Reader, mark: u64) {
         let place = &mut self.places[reader.number as usize];
         let waited = core::mem::replace(&mut place.waited, true);
         if !waited {
             self.shared.told.begin(reader.number);
         }
-        // Relaxed: published by the exchange below.
+        // Relaxed: the exchange below publishes it.
         reader.mark.store(mark, Ordering::Relaxed);
-        // Release: publishes the mark; pairs with the Acquire of a drop. The bit stays cleared if a
-        // drop was first to clear it.
+        // Release: publishes the mark; pairs with the Acquire of a drop. If a drop has already
+        // cleared the bit of an earlier wait, the bit stays cleared.
         let before = reader.state.fetch_or(if waited { 0 } else { WAITED }, Ordering::AcqRel);
         if before >> 1 <= mark {
             reader.stop_waiting();
         }
     }
 
-    /// True if [`Readers::take`] would find something.
+    /// True if [`Readers::take`] would report a reader.
     pub fn has_told(&self) -> bool {
         self.shared.told.has_ended()
     }
 
-    /// Tells `each` the numbers of the readers who were waited for and hold little enough.
+    /// Calls `each` with the number of each reader that was waited for and holds little enough.
     pub fn take(&mut self, mut each: impl FnMut(u32)) {
         let (places, free) = (&mut self.places, &mut self.free);
         self.shared.told.take(|number, _| {
@@ -123,64 +127,64 @@ impl Readers {
 
     /// Bytes that all readers keep from their lenders.
     pub fn held(&self) -> u64 {
-        // Relaxed: a count that may be old.
+        // Relaxed: the count may be outdated.
         self.shared.held.load(Ordering::Relaxed)
     }
 }
 
-/// One who reads without copying. Shared by the owner and what the reader holds.
+/// A reader that does not copy. Shared by the owner and the pieces that the reader holds.
 pub struct Reader {
-    /// Twice the bytes that he keeps from their lenders, and [`WAITED`].
+    /// Twice the bytes that it keeps from their lenders, plus [`WAITED`].
     state: AtomicU64,
-    /// What he may hold at most when the owner hears of it.
+    /// The owner is notified when the reader holds at most this many bytes.
     mark: AtomicU64,
     number: u32,
     shared: Arc<Shared>,
 }
 
 impl Reader {
-    /// His number among the readers of his stack.
+    /// Its number among the readers of its stack.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Bytes that a piece counts for with a reader: those that it [keeps](Piece::held), or its own
-    /// if there are more, as of a part of a large loan.
+    /// Bytes that a piece counts for with a reader: the bytes that it [keeps](Piece::held), or its
+    /// own length if that is larger, as for a large part of a large loan.
     pub fn charge(piece: &Piece) -> usize {
         piece.held().max(piece.len())
     }
 
-    /// Bytes that he keeps from their lenders.
+    /// Bytes that the reader keeps from their lenders.
     pub fn held(&self) -> u64 {
-        // Relaxed: a count that may be old.
+        // Relaxed: the count may be outdated.
         self.state.load(Ordering::Relaxed) >> 1
     }
 
-    /// Hands him a piece: he holds what it [counts for](Reader::charge), and as often as he has
-    /// pieces of its loan.
+    /// Gives the reader a piece, which counts as [`Reader::charge`] says. Several pieces of one
+    /// loan count separately.
     pub fn hold(self: &Arc<Self>, piece: Piece) -> Held {
         let held = Self::charge(&piece) as u64;
-        // Relaxed: taking more orders nothing.
+        // Relaxed: an increase orders nothing.
         self.state.fetch_add(held << 1, Ordering::Relaxed);
-        // Relaxed: as above.
+        // Relaxed: an increase orders nothing.
         self.shared.held.fetch_add(held, Ordering::Relaxed);
         Held { piece, held, reader: self.clone() }
     }
 
     fn release(&self, held: u64) {
-        // Relaxed: a count; memory is ordered by the piece.
+        // Relaxed: only a count; the piece orders accesses to memory.
         self.shared.held.fetch_sub(held, Ordering::Relaxed);
         // Acquire: pairs with the Release of `wait`, for the mark.
         let before = self.state.fetch_sub(held << 1, Ordering::AcqRel);
-        // Relaxed: published by the bit.
+        // Relaxed: the bit publishes it.
         if before & WAITED != 0 && (before >> 1) - held <= self.mark.load(Ordering::Relaxed) {
             self.stop_waiting();
         }
     }
 
-    /// Whoever clears the bit tells, so that it is told once.
+    /// Clears the bit. The thread that clears it notifies the owner, so there is one notification.
     fn stop_waiting(&self) {
-        // AcqRel: between the setting of the bit and the next.
+        // AcqRel: orders this clearing between two settings of the bit.
         if self.state.fetch_and(!WAITED, Ordering::AcqRel) & WAITED == 0 {
             return;
         }
@@ -191,7 +195,7 @@ impl Reader {
     }
 }
 
-/// A piece that its reader keeps. Dropping it gives the memory back.
+/// A piece that its reader keeps. Dropping it returns the memory.
 pub struct Held {
     piece: Piece,
     held: u64,
@@ -204,23 +208,24 @@ impl Held {
         self.piece.len()
     }
 
-    /// True for a piece of no bytes.
+    /// True if the piece has no bytes.
     pub fn is_empty(&self) -> bool {
         self.piece.is_empty()
     }
 
-    /// The bytes, if nobody can write them; `None` for foreign memory. While what this returns
-    /// lives, the memory cannot go back to its lender, whatever its term.
+    /// A view of the bytes, if they cannot change. `None` for foreign memory. While the view
+    /// exists, the memory cannot go back to its lender, even after its term.
     pub fn bytes(&self) -> Option<View<'_>> {
         self.piece.view()
     }
 
-    /// Copies the start into `to`, which foreign memory needs to be read; returns how much.
+    /// Copies the beginning into `to` and returns the number of bytes. The only way to read foreign
+    /// memory.
     pub fn copy(&self, to: &mut [u8], ledger: &Ledger) -> usize {
         ledger.copy(Site::SocketReceive, &self.piece, to)
     }
 
-    /// The piece, to be sent on. A clone of it does not count with the reader.
+    /// The piece, for sending it on. A clone of it does not count with the reader.
     pub fn piece(&self) -> &Piece {
         &self.piece
     }
@@ -251,8 +256,8 @@ mod tests {
         taken
     }
 
-    /// Goal: what is held counts until it is dropped, with the reader and with all, and a clone of
-    /// the piece keeps the frame but does not count.
+    /// Goal: held bytes count until they are dropped, with the reader and with all readers; a clone
+    /// of the piece keeps the frame but does not count.
     #[test]
     fn what_is_held_counts() {
         let mut pool = Pool::new(3, 2048);
@@ -272,7 +277,8 @@ mod tests {
         assert_eq!(readers.open().unwrap().number(), b.number());
     }
 
-    /// Goal: a part of a large loan counts for a super-packet, or for its own bytes if more.
+    /// Goal: a part of a large loan counts as a super-packet, or with its own length if that is
+    /// larger.
     #[test]
     fn parts_of_a_large_loan_count_for_what_they_show() {
         let mut loans = crate::Loans::new(1);
@@ -296,8 +302,8 @@ mod tests {
         }
     }
 
-    /// Goal: the owner hears of a reader when enough is back, once for each time that he waits,
-    /// also if he waits too late, and never after the reader was closed.
+    /// Goal: the owner is notified of a reader when enough is back, once for each wait, even if it
+    /// waits too late, and never after the reader was closed.
     #[test]
     fn the_owner_hears_when_enough_is_back() {
         let mut pool = Pool::new(3, 2048);

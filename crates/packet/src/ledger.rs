@@ -1,40 +1,41 @@
-//! The ledger: every copy of payload bytes, counted by the place that made it.
+//! The ledger: counts every copy of payload bytes by the site that made it.
 //!
 //! Copies of payload go through [`Ledger::copy`] or are reported with [`Ledger::count`]; header
-//! bytes do not count. What passed through is counted too, so that copies per byte is a number
-//! and not a claim. Counters are relaxed: they order nothing.
+//! bytes do not count. Bytes carried are counted, too, so that the number of copies per byte is
+//! measured. Counters are relaxed: they order nothing.
 
 use crate::loan::Piece;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The places that may copy payload.
+/// The sites that may copy payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Site {
-    /// A packet's payload put into one stretch because a consumer cannot take pieces.
+    /// Payload of a packet made contiguous, because a consumer cannot take pieces.
     Linearise,
     /// The beginning of an offending packet quoted in an ICMP error.
     IcmpQuote,
-    /// Bytes that a program gave to a socket, put into frames.
+    /// Bytes that a program passed to a socket, copied into frames.
     SocketSend,
-    /// Received bytes put where a program wants them.
+    /// Received bytes, copied to a buffer of the program.
     SocketReceive,
-    /// What came in many bits, as fragments of a datagram or in a stream, put into fewer frames,
-    /// because a packet has room for a bounded number of pieces.
+    /// Bytes that came in many small parts, as fragments of a datagram or in a stream, copied into
+    /// fewer frames because a packet has room for a bounded number of pieces.
     Squeeze,
-    /// Lent memory whose lender gets it back before the last piece is gone.
+    /// Lent memory that goes back to its lender before the last piece is dropped.
     Recall,
-    /// Small received pieces put into one frame, so that who keeps them keeps less memory.
+    /// Small received pieces packed into one frame, so that their holder keeps less memory.
     Pack,
-    /// Memory that others may write, put into frames because its checksum is made in software.
+    /// Memory that others may write, copied into frames because its checksum is computed in
+    /// software.
     Checksum,
-    /// What goes into a guest's receive buffers.
+    /// Bytes copied into a guest's receive buffers.
     Guest,
-    /// Frames of a guest that are not lent: small ones, and those beyond what may be out at once.
+    /// Frames of a guest that are not lent: small ones, and those above the limit of loans.
     GuestSmall,
-    /// Lent memory put into frames at a switch that is told not to share it.
+    /// Lent memory copied into frames at a switch that is configured not to share it.
     Orphan,
-    /// What is read of files into memory that is lent.
+    /// Bytes read from files into memory that is lent.
     File,
 }
 
@@ -55,7 +56,7 @@ impl Site {
         Site::File,
     ];
 
-    /// Name used in reports.
+    /// The name used in reports.
     pub fn name(self) -> &'static str {
         match self {
             Site::Linearise => "linearise",
@@ -74,7 +75,8 @@ impl Site {
     }
 }
 
-/// Counts payload copies by site and payload bytes carried. Shared by reference; any thread.
+/// Counts payload copies by site, and payload bytes carried. Shared by reference; any thread may
+/// use it.
 #[derive(Default, Debug)]
 pub struct Ledger {
     copied: [AtomicU64; Site::ALL.len()],
@@ -88,15 +90,15 @@ impl Ledger {
         Self::default()
     }
 
-    /// Copies the start of `piece` into `to` and counts it; returns the bytes copied, the lesser
-    /// of both lengths.
+    /// Copies the beginning of `piece` into `to` and counts it. Returns the number of bytes copied,
+    /// the smaller of both lengths.
     pub fn copy(&self, site: Site, piece: &Piece, to: &mut [u8]) -> usize {
         let copied = piece.copy_to(to);
         self.count(site, copied);
         copied
     }
 
-    /// Counts `bytes` of payload copied at `site` by other means.
+    /// Counts `bytes` of payload that were copied at `site` by other means.
     pub fn count(&self, site: Site, bytes: usize) {
         // Relaxed: a statistic.
         self.copied[site as usize].fetch_add(bytes as u64, Ordering::Relaxed);
@@ -108,7 +110,7 @@ impl Ledger {
         self.carried.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Counts `bytes` that a program lent instead of having them copied.
+    /// Counts `bytes` that a program lent and did not pass for copying.
     pub fn lend(&self, bytes: usize) {
         // Relaxed: a statistic.
         self.lent.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -137,15 +139,15 @@ impl Ledger {
         self.lent.load(Ordering::Relaxed)
     }
 
-    /// Lent bytes that were not copied after all. A loan is recalled whole, and what is sent again
-    /// may be copied for its checksum again, so this is a lower bound.
+    /// Lent bytes that were not copied. A lower bound: a loan is recalled as a whole, and bytes
+    /// that are retransmitted may be copied for their checksum again.
     pub fn hits(&self) -> u64 {
         let copied = self.copied_at(Site::Recall) + self.copied_at(Site::Checksum);
         self.lent().saturating_sub(copied)
     }
 
-    /// The part of the lent bytes that was not copied after all, as [`Ledger::hits`] has it; one
-    /// before the first byte.
+    /// The fraction of lent bytes that were not copied, from [`Ledger::hits`]; one if nothing was
+    /// lent.
     pub fn hit_rate(&self) -> f64 {
         match self.lent() {
             0 => 1.0,
@@ -153,7 +155,7 @@ impl Ledger {
         }
     }
 
-    /// Copies per payload byte carried; zero before the first byte.
+    /// Copies per payload byte carried; zero if nothing was carried.
     pub fn copies_per_byte(&self) -> f64 {
         match self.carried() {
             0 => 0.0,

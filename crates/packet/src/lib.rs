@@ -1,18 +1,19 @@
 //! Packets and loans: the only place where towpath shares memory between threads.
 //!
-//! A [`Packet`] is a short private header plus [`Piece`]s, references to ranges of somebody's
-//! memory. Every piece belongs to a *loan*: a counted descriptor of lent bytes. When the last
-//! piece of a loan is dropped, its lender is told, once; there is no other way back. Pool frames,
-//! application buffers and memory that other programs can write are all lent like this.
+//! A [`Packet`] consists of short private headers and of [`Piece`]s, references to ranges of lent
+//! memory. Every piece belongs to a *loan*: a reference-counted descriptor of lent bytes. When the
+//! last piece of a loan is dropped, or when the loan is recalled, its lender is notified, exactly
+//! once. Pool frames, application buffers and memory that other programs can write are all lent
+//! like this.
 //!
 //! Modules, each using only those before it:
 //! `{sync, time} → foreign → slab → region → loan → lend → returns → ledger → {held, recall} →
 //! offload → cut → packet → pool → burst → ring → {device, ready}`.
 //!
-//! The standard library is there for one type, the descriptor of a device's file: see [`device`].
+//! Only [`device`] uses the standard library, for one type: the file descriptor of a device.
 //!
-//! Unsafe code is allowed in `slab`, `region`, `foreign`, `loan`, `lend`, `recall`, `packet`,
-//! `pool` and three parts of `ring` only.
+//! Unsafe code is allowed only in `slab`, `region`, `foreign`, `loan`, `lend`, `recall`, `packet`,
+//! `pool` and three parts of `ring`.
 #![cfg_attr(not(loom), no_std)]
 #![deny(unsafe_code)]
 

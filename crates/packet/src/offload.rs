@@ -1,26 +1,25 @@
-//! What a device does for a packet, or has done: checksums and segmentation.
+//! Work on a packet that a device does or has done: checksums and segmentation.
 //!
 //! The fields are those of the virtio-net header (virtio 1.2 §5.1.6; for tunnels virtio 1.4), which
-//! TAP devices use too.
-//! Offsets count from the start of the Ethernet frame. They are claims: whoever parses the packet
-//! checks them against its real headers before acting on them.
+//! TAP devices use, too. Offsets count from the start of the Ethernet frame. The fields are claims:
+//! a caller that parses the packet checks them against the real headers before it relies on them.
 
 use core::num::NonZeroU16;
 
 /// State of the transport checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Checksum {
-    /// Nothing known: complete on transmit, to be verified on receive.
+    /// Nothing known: complete on transmit, still to be verified on receive.
     #[default]
     None,
-    /// Verified by the device or made by a sender that is trusted with it.
+    /// Verified by the device, or computed by a trusted sender.
     Unnecessary,
-    /// The field holds the sum of the pseudo header only; the sum from `start` to the end of the
-    /// packet is still to be stored at `start + offset`.
+    /// The checksum field holds only the sum of the pseudo-header. The sum from `start` to the end
+    /// of the packet still has to be stored at `start + offset`.
     Partial {
-        /// Where summing begins, from the start of the frame.
+        /// Start of the summed bytes, from the start of the frame.
         start: u16,
-        /// Where the sum goes, from `start`.
+        /// Offset of the checksum field, from `start`.
         offset: u16,
     },
 }
@@ -32,54 +31,54 @@ pub enum GsoKind {
     Tcp4,
     /// TCP over IPv6.
     Tcp6,
-    /// UDP over either: each segment is a datagram.
+    /// UDP over IPv4 or IPv6: each segment is a datagram.
     Udp,
 }
 
-/// A super-packet: to be cut into segments of `size` payload bytes.
+/// A super-packet, to be segmented into packets with `size` payload bytes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gso {
     /// Protocols.
     pub kind: GsoKind,
-    /// Payload bytes per segment; the last may have fewer.
+    /// Payload bytes per segment; the last segment may have fewer.
     pub size: NonZeroU16,
-    /// TCP's CWR flag is set and belongs to the first segment only.
+    /// TCP's CWR flag is set; it belongs to the first segment only.
     pub ecn: bool,
-    /// The headers around it, if what is to be cut is the packet in a UDP tunnel.
+    /// The tunnel headers, if the super-packet is the inner packet of a UDP tunnel.
     pub tunnel: Option<Tunnel>,
 }
 
-/// The headers of a UDP tunnel, such as VXLAN or Geneve, around a super-packet: each segment has
-/// them. The kind of the super-packet and the place of the partial checksum, which is never
-/// missing, are those of the inner packet.
+/// The headers of a UDP tunnel, such as VXLAN or Geneve, around a super-packet. Each segment gets
+/// them. The kind of the super-packet and the partial checksum, which is mandatory, are those of
+/// the inner packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tunnel {
-    /// Where the outer UDP header begins, from the start of the frame.
+    /// Start of the outer UDP header, from the start of the frame.
     pub transport_at: u16,
-    /// Where the inner IP header begins, from the start of the frame. What lies in front of it and
-    /// behind the UDP header is copied as it is.
+    /// Start of the inner IP header, from the start of the frame. The bytes between the outer UDP
+    /// header and this are copied unchanged.
     pub network_at: u16,
-    /// The outer IP header is IPv6's.
+    /// The outer IP header is IPv6.
     pub is_ipv6: bool,
-    /// The outer UDP checksum is partial, and to be completed in each segment. If not, the field
-    /// stays as it is: zero, or right for all of them.
+    /// The outer UDP checksum is partial and has to be completed in each segment. Otherwise the
+    /// field stays unchanged: it is zero, or correct for all segments.
     pub checksum: bool,
 }
 
 /// Offload fields of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Offload {
-    /// Transport checksum.
+    /// State of the transport checksum.
     pub checksum: Checksum,
-    /// Segmentation; `None` for a packet that is one segment.
+    /// Segmentation. `None` for a packet that is one segment.
     pub gso: Option<Gso>,
 }
 
 const _: () = assert!(size_of::<Offload>() <= 16);
 
 impl Offload {
-    /// Moves all offsets along with what they point to: by so many bytes to the back, or to the
-    /// front if negative.
+    /// Moves all offsets by `by` bytes, together with the headers: towards the end of the frame, or
+    /// towards its start if negative.
     pub fn shift(&mut self, by: i16) {
         if let Checksum::Partial { start, .. } = &mut self.checksum {
             *start = start.saturating_add_signed(by);
@@ -91,14 +90,15 @@ impl Offload {
     }
 }
 
-/// Why a virtio-net header was refused.
+/// Why a virtio-net header was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VirtioHeaderError {
-    /// A segmentation type that is unknown or was not negotiated.
+    /// The segmentation type is unknown or was not negotiated.
     UnknownGso,
-    /// A segment size of 0 or 0xffff.
+    /// The segment size is 0 or 0xffff.
     BadGsoSize,
-    /// A tunnel over both versions of IP, or around no super-packet, or without a partial checksum.
+    /// The tunnel is marked as both IPv4 and IPv6, is not around a super-packet, or has no partial
+    /// checksum.
     BadTunnel,
 }
 
@@ -126,7 +126,7 @@ const GSO_TUNNEL_IPV6: u8 = 0x40;
 const GSO_TUNNEL: u8 = GSO_TUNNEL_IPV4 | GSO_TUNNEL_IPV6;
 const GSO_ECN: u8 = 0x80;
 
-/// The 12-byte virtio-net header in front of each frame, little endian. It has no place for
+/// The 12-byte virtio-net header in front of each frame, little-endian. It cannot represent
 /// [`Gso::tunnel`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct VirtioHeader(pub [u8; VirtioHeader::LEN]);
@@ -135,13 +135,14 @@ impl VirtioHeader {
     /// Bytes of the header with the `num_buffers` field.
     pub const LEN: usize = crate::foreign::VIRTIO_HEADER_BYTES;
 
-    /// The header for a packet with these fields, whose headers take `header_len` bytes.
+    /// Encodes these fields for a packet whose headers take `header_len` bytes.
     pub fn encode(offload: &Offload, header_len: usize) -> Self {
         Self::encode_merged(offload, header_len, 0)
     }
 
-    /// The same for a packet in so many merged buffers. It is put together in registers and stored
-    /// as a word and half a word, as it is read when it is [copied](crate::foreign::copy).
+    /// Encodes these fields for a packet in `buffers` merged receive buffers. The header is
+    /// composed in registers and stored as a 64-bit and a 32-bit word, the sizes in which a
+    /// [copy](crate::foreign::copy) reads it.
     #[inline]
     pub fn encode_merged(offload: &Offload, header_len: usize, buffers: u16) -> Self {
         let (flags, start, offset) = match offload.checksum {
@@ -169,7 +170,7 @@ impl VirtioHeader {
         Self(bytes)
     }
 
-    /// The fields that a sender claims. `hdr_len` is a hint that nobody may trust: ignored.
+    /// Decodes the fields that a sender claims. Ignores `hdr_len`, a hint that must not be trusted.
     pub fn decode(&self) -> Result<Offload, VirtioHeaderError> {
         let word = |at: usize| u16::from_le_bytes([self.0[at], self.0[at + 1]]);
         let checksum = if self.0[0] & FLAG_NEEDS_CSUM != 0 {
@@ -195,13 +196,12 @@ impl VirtioHeader {
     }
 }
 
-/// The virtio-net header where super-packets in tunnels were agreed upon (virtio 1.4; Linux's
-/// `virtio_net_hdr_v1_hash_tunnel`): [`VirtioHeader`], 8 bytes for a hash of the flow, and the
-/// tunnel's offsets.
+/// The virtio-net header if super-packets in tunnels were negotiated (virtio 1.4): a
+/// [`VirtioHeader`], 8 bytes for a hash of the flow, and the offsets of the tunnel.
 ///
-/// Which of the two bits for tunnels is set says the version of the outer IP header, as on Linux.
-/// virtio 1.4 §5.1.6.2 names the inner one where it says what a driver sets, and the outer where it
-/// says what that means.
+/// Of the two tunnel bits, the one that is set names the version of the outer IP header, as on
+/// Linux. virtio 1.4 §5.1.6.2 is inconsistent: it names the inner version where it says what a
+/// driver sets, and the outer version where it says what the bit means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct VirtioTunnelHeader(pub [u8; VirtioTunnelHeader::LEN]);
 
@@ -212,7 +212,7 @@ impl VirtioTunnelHeader {
     const TRANSPORT_AT: usize = Self::LEN - 4;
     const NETWORK_AT: usize = Self::LEN - 2;
 
-    /// As [`VirtioHeader::encode`].
+    /// Encodes these fields for a packet whose headers take `header_len` bytes.
     pub fn encode(offload: &Offload, header_len: usize) -> Self {
         let mut bytes = [0; Self::LEN];
         bytes[..VirtioHeader::LEN].copy_from_slice(&VirtioHeader::encode(offload, header_len).0);
@@ -225,7 +225,7 @@ impl VirtioTunnelHeader {
         Self(bytes)
     }
 
-    /// As [`VirtioHeader::decode`].
+    /// Decodes the fields that a sender claims, including the tunnel.
     pub fn decode(&self) -> Result<Offload, VirtioHeaderError> {
         let mut plain = self.plain();
         plain.0[1] &= !GSO_TUNNEL;
@@ -250,7 +250,7 @@ impl VirtioTunnelHeader {
         Ok(offload)
     }
 
-    /// The first bytes: all of the header where tunnels were not agreed upon.
+    /// The first bytes: the complete header if tunnels were not negotiated.
     pub fn plain(&self) -> VirtioHeader {
         let mut bytes = [0; VirtioHeader::LEN];
         bytes.copy_from_slice(&self.0[..VirtioHeader::LEN]);
@@ -264,7 +264,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever decodes, encodes to something that decodes to the same.
+        /// Goal: every header that decodes is encoded to a header that decodes to the same fields.
         #[test]
         fn decode_and_encode_agree(bytes: [u8; 12]) {
             if let Ok(offload) = VirtioHeader(bytes).decode() {
@@ -272,11 +272,12 @@ mod tests {
             }
         }
 
-        /// The same with tunnels; a header without one is read as the shorter one is.
+        /// Goal: encoding and decoding agree for tunnels, too; a header without a tunnel is decoded
+        /// like the shorter one.
         #[test]
         fn decode_and_encode_agree_about_tunnels(mut bytes: [u8; 24], is_super: bool) {
             if is_super {
-                // What is likely to decode.
+                // Makes it likely that the header decodes.
                 bytes[0] = bytes[0] & FLAG_TUNNEL_CSUM | FLAG_NEEDS_CSUM;
                 bytes[1] = GSO_UDP_L4 | bytes[1] & GSO_TUNNEL;
             }
@@ -292,7 +293,7 @@ mod tests {
         }
     }
 
-    /// TCP over IPv4 in Geneve over IPv4, as Linux has it.
+    /// TCP over IPv4 in Geneve over IPv4, as encoded by Linux.
     #[test]
     fn a_known_tunnel_decodes() {
         let mut bytes = [0; 24];
@@ -314,7 +315,7 @@ mod tests {
         assert_eq!(Offload { gso: Some(Gso { tunnel: Some(tunnel), ..gso }), ..moved }, offload);
     }
 
-    /// Tried: both versions of IP, no super-packet, no partial checksum, a checksum that is partial
+    /// Cases: both versions of IP, no super-packet, no partial checksum, a checksum that is partial
     /// and verified, UDP that is cut into fragments.
     #[test]
     fn impossible_tunnels_are_refused() {
@@ -343,7 +344,7 @@ mod tests {
         assert_eq!(VirtioHeader(bytes).decode(), Err(VirtioHeaderError::BadGsoSize));
     }
 
-    /// Measured on a TAP: an outgoing UDP datagram with its checksum left to the device.
+    /// Observed on a TAP device: an outgoing UDP datagram whose checksum is left to the device.
     #[test]
     fn a_known_header_decodes() {
         let bytes = [1, 0, 0, 0, 0, 0, 0x22, 0, 6, 0, 0, 0];

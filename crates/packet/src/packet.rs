@@ -4,22 +4,22 @@
 //!
 //! A received packet arrives as pieces that cover the whole frame. [`Packet::peek_headers`] copies
 //! its first bytes, once, into private memory; every decision uses this copy. When the length of
-//! the headers is known, [`Packet::pull`] cuts them off the pieces: from then on the headers are
-//! the private bytes, the pieces are the payload, and whoever changes the lent memory changes
-//! nothing that was decided.
+//! the headers is known, [`Packet::pull`] removes them from the pieces: from then on the headers
+//! are the private bytes and the pieces are the payload. A later write to the lent memory cannot
+//! affect decisions that were made.
 //!
-//! A packet to transmit starts empty: payload is added with [`Packet::push_piece`], headers are
-//! put in front with [`Packet::push_header`], innermost first.
+//! A packet to transmit starts empty: [`Packet::push_piece`] appends payload,
+//! [`Packet::push_header`] prepends headers, innermost first.
 //!
 //! ```text
 //! headers:  [ headroom | private header bytes ... ]      pieces: [p0][p1]...[pn]
 //!                      ^start               ^end          payload by reference
 //! ```
 //!
-//! A frame that is short enough may lie in the private bytes whole ([`Packet::fill_inline`]): it
-//! holds no loan, and there is nothing to peek or to pull.
+//! A frame that is short enough may lie in the private bytes completely ([`Packet::fill_inline`]):
+//! it has no loan, and nothing to peek or to pull.
 //!
-//! A handle is one pointer into a pool; bursts of packets move by moving handles.
+//! A handle is one pointer into a pool; moving a burst of packets moves handles.
 #![allow(unsafe_code)]
 
 mod copies;
@@ -37,21 +37,21 @@ use core::ptr::NonNull;
 
 /// Bytes of a packet's private header memory.
 pub const HEADER_BYTES: usize = 256;
-/// Bytes of it kept free in front of a received header, for what a switch may add.
+/// Bytes of it that stay free in front of a received header, for headers that a switch adds.
 pub const RECEIVE_HEADROOM: usize = 64;
-/// Most bytes of a received frame that are copied as its headers: Ethernet with a tag 18, IPv6
-/// 40, extension headers up to 74, TCP with options 60; or these in VXLAN over IPv6 (8 and 8)
+/// Most bytes of a received frame that are copied as its headers: Ethernet with a tag 18, IPv6 40,
+/// extension headers up to 74, TCP with options 60; or all of these in VXLAN over IPv6 (8 and 8),
 /// without extension headers.
 pub const PEEK_BYTES: usize = HEADER_BYTES - RECEIVE_HEADROOM;
 const _: () = assert!(PEEK_BYTES >= 18 + 40 + 74 + 60);
 const _: () = assert!(PEEK_BYTES >= 18 + 40 + 8 + 8 + 18 + 40 + 60);
 
-/// Most pieces of one packet. A super-packet read from a device has five; one that a send queue
-/// of small writes makes is closed when it is full.
+/// Most pieces of one packet. A super-packet read from a device has five; a super-packet that a
+/// send queue makes of small writes is complete when this many are reached.
 pub const PIECES_MAX: usize = 18;
 
-/// In the order of use: of most packets the first line is read and written, which the slot begins
-/// with, and one or two of the headers.
+/// Fields in the order of use: most packets use only the first cache line, where the slot begins,
+/// and one or two lines of the headers.
 #[repr(C)]
 struct Body {
     offload: Offload,
@@ -61,20 +61,20 @@ struct Body {
     piece_count: u8,
     /// The headers are a copy of bytes that the pieces still cover.
     peeked: bool,
-    /// The headers are a whole frame, payload included.
+    /// The headers are a whole frame, including its payload.
     inline: bool,
-    /// A device cuts it as `cut` says.
+    /// The device segments the packet as `cut` describes.
     is_cut: bool,
-    /// Number of the port by which it came into a switch, or [`NO_INGRESS`].
+    /// Number of the port by which the packet entered a switch, or [`NO_INGRESS`].
     ingress: u16,
     pieces: [Option<Piece>; PIECES_MAX],
     cut: Cut,
-    /// Puts the headers at the beginning of a line, and so those that are received.
+    /// Aligns the headers, and so received headers, to a cache line.
     gap: [u8; GAP_BYTES],
     headers: [u8; HEADER_BYTES],
 }
 
-/// No port: the packet was not received by a switch.
+/// Not a port: the packet did not enter through a switch.
 const NO_INGRESS: u16 = u16::MAX;
 
 const GAP_BYTES: usize = 48 - size_of::<Cut>();
@@ -106,10 +106,11 @@ impl Body {
     }
 }
 
-/// Slot content: reached by the one handle only.
+/// Slot content. Only the packet's handle reaches it.
 struct Place(UnsafeCell<Body>);
 
-// SAFETY: the body is reached through the one `Packet` that holds the slot, or by nobody.
+// SAFETY: the body is reached only through the one `Packet` that holds the slot, or not at all
+// while the slot is free.
 unsafe impl Sync for Place {}
 
 /// The packets of one worker. One thread takes; any thread gives back by dropping.
@@ -118,12 +119,12 @@ pub struct PacketPool {
 }
 
 impl PacketPool {
-    /// A pool of `count` packets; `None` if the system has not so much memory.
+    /// A pool of `count` packets. `None` if there is not enough memory.
     pub fn try_new(count: usize) -> Option<Self> {
         Some(Self { slab: Slab::try_new(count, |_| Place(UnsafeCell::new(Body::empty())))? })
     }
 
-    /// As [`try_new`](Self::try_new), for small ones.
+    /// Makes a pool as [`try_new`](Self::try_new) does, for small ones.
     ///
     /// # Panics
     /// If there is no memory.
@@ -131,17 +132,17 @@ impl PacketPool {
         Self::try_new(count).expect("memory for packets")
     }
 
-    /// Takes an empty packet, or `None` when all are out.
+    /// Takes an empty packet. `None` if all are out.
     pub fn take(&mut self) -> Option<Packet> {
         Some(Packet { slot: self.slab.take()? })
     }
 
-    /// Packets that can be taken, at least.
+    /// Packets that can be taken, at least. Collects returned packets.
     pub fn free_count(&mut self) -> usize {
         self.slab.free_count()
     }
 
-    /// Packets that can be taken without a look at those given back: as many, or fewer.
+    /// Packets that can be taken without collecting returned ones: a lower bound.
     #[inline]
     pub fn free_at_least(&self) -> usize {
         self.slab.free_at_least()
@@ -166,7 +167,7 @@ pub struct Packet {
 
 const _: () = assert!(size_of::<Packet>() == 8 && size_of::<Option<Packet>>() == 8);
 
-// SAFETY: the one handle moves, and with it the right to reach the body; pieces are `Send`.
+// SAFETY: the right to reach the body moves with the one handle; pieces are `Send`.
 unsafe impl Send for Packet {}
 
 impl Packet {
@@ -174,7 +175,7 @@ impl Packet {
     fn body(&self) -> &Body {
         // SAFETY: the slot is out, and this handle is its one holder.
         let place = unsafe { self.slot.as_ref() }.value();
-        // SAFETY: as above; `&self` allows shared reads.
+        // SAFETY: this handle is the one holder, and `&self` allows only shared reads.
         unsafe { &*place.0.get() }
     }
 
@@ -182,18 +183,18 @@ impl Packet {
     fn body_mut(&mut self) -> &mut Body {
         // SAFETY: the slot is out, and this handle is its one holder.
         let place = unsafe { self.slot.as_ref() }.value();
-        // SAFETY: `&mut self` is the only way to the body.
+        // SAFETY: this handle is the one holder, so `&mut self` is the only access to the body.
         unsafe { &mut *place.0.get() }
     }
 
-    /// Has fetched what each use of the packet begins with: for packets from another thread, some
-    /// time before.
+    /// Prefetches the first line of the packet, which every use reads: for packets from another
+    /// thread, some time before they are used.
     #[inline]
     pub fn prefetch(&self) {
         prefetch_line_write(self.slot.as_ptr().cast());
     }
 
-    /// Has the beginning of the private header bytes fetched.
+    /// Prefetches the beginning of the private header bytes.
     #[inline]
     pub fn prefetch_headers(&self) {
         let body = self.body();
@@ -208,12 +209,12 @@ impl Packet {
         headers + body.piece_bytes as usize
     }
 
-    /// True if there is neither header nor payload.
+    /// True if there are neither headers nor payload.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Offload fields.
+    /// The offload fields.
     #[inline]
     pub fn offload(&self) -> &Offload {
         &self.body().offload
@@ -232,13 +233,13 @@ impl Packet {
         &body.headers[body.start as usize..body.end as usize]
     }
 
-    /// The private header bytes, to be changed.
+    /// The private header bytes, mutable.
     pub fn headers_mut(&mut self) -> &mut [u8] {
         let body = self.body_mut();
         &mut body.headers[body.start as usize..body.end as usize]
     }
 
-    /// Puts `count` zero bytes in front of the headers and returns them.
+    /// Prepends `count` zero bytes to the headers and returns them.
     ///
     /// # Panics
     /// If the header memory is full, or the headers are still a copy (see [`Packet::pull`]).
@@ -248,7 +249,7 @@ impl Packet {
         pushed
     }
 
-    /// `count` bytes in front of the headers, with anything in them.
+    /// Prepends `count` bytes of arbitrary content to the headers.
     fn reserve_header(&mut self, count: usize) -> &mut [u8] {
         let body = self.body_mut();
         assert!(!body.peeked, "headers are pulled before others are pushed");
@@ -258,30 +259,30 @@ impl Packet {
         &mut body.headers[start..start + count]
     }
 
-    /// Puts a copy of `header` in front of the headers and returns it.
+    /// Prepends a copy of `header` to the headers and returns it.
     ///
     /// # Panics
-    /// As [`Packet::push_header`].
+    /// If the header memory is full, or the headers are still a copy (see [`Packet::pull`]).
     pub fn push_header_of(&mut self, header: &[u8]) -> &mut [u8] {
         let pushed = self.reserve_header(header.len());
         pushed.copy_from_slice(header);
         pushed
     }
 
-    /// Drops the first `count` header bytes.
+    /// Removes the first `count` header bytes.
     ///
     /// # Panics
-    /// If there are fewer, or the headers are still a copy.
+    /// If there are fewer, or if the headers are still a copy.
     pub fn pop_header(&mut self, count: usize) {
         let body = self.body_mut();
         assert!(!body.peeked && count <= (body.end - body.start) as usize);
         body.start += count as u16;
     }
 
-    /// Receives a frame of `len` bytes into the private memory of an empty packet: `fill` gets its
-    /// place, with anything in it, and writes all of it. All of the frame is headers then: room is
-    /// in front of them, and no pieces are behind. Who fills it counts the copy in the ledger, and
-    /// so does whoever copies it on: see [`Packet::is_inline`].
+    /// Receives a frame of `len` bytes into the private memory of an empty packet. `fill` gets the
+    /// memory, of arbitrary content, and writes all of it. The whole frame then counts as headers,
+    /// with headroom and without pieces. The caller counts this copy in the ledger, and so does
+    /// every caller that copies the bytes on: see [`Packet::is_inline`].
     ///
     /// # Panics
     /// If the packet is not empty, or `len` is more than [`PEEK_BYTES`].
@@ -295,16 +296,16 @@ impl Packet {
         body.inline = true;
     }
 
-    /// True if the headers are a whole frame, whose payload cannot be told from them here. Copying
-    /// them is a copy for the ledger, of all of their bytes.
+    /// True if the headers are a whole frame: headers and payload are not separated. A copy of them
+    /// counts in the ledger with all of their bytes.
     #[inline]
     pub fn is_inline(&self) -> bool {
         self.body().inline
     }
 
     /// Copies the first bytes of a received frame into private memory and returns them: up to
-    /// [`PEEK_BYTES`], fewer if the frame is shorter. Header bytes: not a copy for the ledger.
-    /// Peeked again, a packet shows the same copy.
+    /// [`PEEK_BYTES`], fewer if the frame is shorter. Header bytes do not count in the ledger.
+    /// Further calls return the same copy.
     ///
     /// # Panics
     /// If the packet has headers that were pushed or pulled.
@@ -327,8 +328,8 @@ impl Packet {
         self.headers()
     }
 
-    /// Cuts the first `count` bytes, which were peeked, off the pieces: they are the headers now
-    /// and the pieces are the payload.
+    /// Removes the first `count` bytes, which were peeked, from the pieces: they are the headers
+    /// now, and the pieces are the payload.
     ///
     /// # Panics
     /// If fewer bytes were peeked.
@@ -340,9 +341,9 @@ impl Packet {
         self.drop_front(count);
     }
 
-    /// Moves the first `count` bytes of the payload to the end of the headers: they are copied
-    /// into private memory, once, and cut off the pieces. False, and nothing done, if there are
-    /// fewer bytes or the header memory is full.
+    /// Moves the first `count` bytes of the payload to the end of the headers: copies them into
+    /// private memory, once, and removes them from the pieces. Returns false and does nothing if
+    /// there are fewer bytes or the header memory is full.
     pub fn pull_more(&mut self, count: usize) -> bool {
         let body = self.body_mut();
         assert!(!body.peeked, "headers are pulled before more of them");
@@ -381,8 +382,8 @@ impl Packet {
         self.body().piece_count as usize
     }
 
-    /// Adds a piece at the end; joins it to the last if it continues it. Hands it back if the
-    /// packet has [`PIECES_MAX`]. Empty pieces are dropped.
+    /// Appends a piece, or joins it to the last piece if it continues that. Returns it if the
+    /// packet has [`PIECES_MAX`]. Drops empty pieces.
     pub fn push_piece(&mut self, piece: Piece) -> Result<(), Piece> {
         let body = self.body_mut();
         let bytes = piece.len() as u32;
@@ -410,7 +411,7 @@ impl Packet {
         Ok(())
     }
 
-    /// Drops the first `count` bytes of the pieces.
+    /// Removes the first `count` bytes of the pieces.
     ///
     /// # Panics
     /// If there are fewer.
@@ -436,7 +437,7 @@ impl Packet {
         }
     }
 
-    /// Keeps the first `len` bytes of the pieces; no effect if there are fewer.
+    /// Keeps the first `len` bytes of the pieces. No effect if there are fewer.
     pub fn truncate(&mut self, len: usize) {
         let body = self.body_mut();
         let mut left = len;
@@ -455,13 +456,13 @@ impl Packet {
         body.piece_bytes = body.piece_bytes.min(len as u32);
     }
 
-    /// Takes all pieces out, first to last. Those that the caller leaves are dropped.
+    /// Takes out all pieces, first to last. Drops those that the caller does not take.
     pub fn take_pieces(&mut self) -> impl Iterator<Item = Piece> + '_ {
         TakePieces { packet: self, next: 0 }
     }
 
-    /// Another packet of the same bytes and offload fields: private headers are copied, to the same
-    /// place, and each piece gets one more holder. `None` if all handles are out.
+    /// Makes another packet with the same bytes and offload fields: copies the private headers to
+    /// the same position and adds a holder to each piece. `None` if all handles are out.
     pub fn share(&self, packets: &mut PacketPool) -> Option<Packet> {
         let mut shared = packets.take()?;
         let (body, other) = (self.body(), shared.body_mut());
@@ -478,12 +479,12 @@ impl Packet {
         Some(shared)
     }
 
-    /// Drops headers, pieces and offload fields.
+    /// Removes headers, pieces and offload fields.
     pub fn clear(&mut self) {
         self.empty(drop);
     }
 
-    /// The same; `each` gets the pieces.
+    /// Removes headers, pieces and offload fields, and passes each piece to `each`.
     fn empty(&mut self, mut each: impl FnMut(Piece)) {
         let body = self.body_mut();
         for piece in &mut body.pieces[..body.piece_count as usize] {
@@ -532,14 +533,14 @@ impl Drop for TakePieces<'_> {
 impl Drop for Packet {
     fn drop(&mut self) {
         self.clear();
-        // SAFETY: this handle was the one holder; the body is empty for the next.
+        // SAFETY: this handle was the one holder; the body is empty for the next use.
         unsafe { slab::give_back(self.slot) };
     }
 }
 
-/// Packets that are dropped together. Each loan that packets behind each other share is counted
-/// down once, and handles of one pool go back in one exchange: locked instructions wait for all
-/// stores before them, and after each packet these would be its copy.
+/// Packets that are dropped together. Consecutive holders of a loan are released in one
+/// subtraction, and handles of one pool go back in one exchange. An atomic read-modify-write waits
+/// for all earlier stores, which after each packet would be those of its copy.
 #[derive(Default)]
 pub(crate) struct Dropping {
     pieces: Leaving,
@@ -550,8 +551,8 @@ impl Dropping {
     pub(crate) fn add(&mut self, packet: Packet) {
         let mut packet = ManuallyDrop::new(packet);
         packet.empty(|piece| self.pieces.add(piece));
-        // SAFETY: this handle was the one holder, and is not dropped; the body is empty for the
-        // next.
+        // SAFETY: this handle was the one holder and is not dropped; the body is empty for the next
+        // use.
         unsafe { self.handles.add(packet.slot) };
     }
 }

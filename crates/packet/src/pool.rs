@@ -1,16 +1,17 @@
-//! Pools: fixed sets of equal frames, and [`Memory`], the pools that one worker owns.
+//! Pools: fixed sets of equal frames; and [`Memory`], the pools of one worker.
 //!
-//! A [`Frame`] is written by its one holder, then frozen into a [`Piece`] and lent like any other
-//! memory; the descriptor of its loan is made at the first use and stays with the frame. When the
-//! last piece is dropped, on any thread, the frame is free again.
+//! The one holder of a [`Frame`] writes it and then freezes it into a [`Piece`], which is lent like
+//! any other memory. The descriptor of its loan is made when the frame is first used and stays with
+//! the frame. When the last piece is dropped, on any thread, the frame is free again.
 //!
-//! Two sizes, so that what a read leaves unused is small: a read is offered one small frame
-//! followed by large ones, a datagram or an ACK fills only the small one, and a super-packet of
-//! 64 KiB spills into four large ones. Frames that a read did not reach stay for the next.
+//! There are two sizes, so that a read leaves little memory unused: a read is offered one small
+//! frame followed by large ones. A datagram or an ACK fills only the small one; a super-packet of
+//! 64 KiB continues into four large ones. Frames that a read did not reach are used by the next
+//! read.
 //!
-//! Frame memory is zeroed and untouched until first used: a pool of hundreds of megabytes costs
-//! address space only, and frames used last are used next. What a busy time leaves behind can be
-//! given back to the system ([`Pool::unused`]).
+//! Frame memory is zeroed and not touched before it is first used: a pool of hundreds of megabytes
+//! costs only address space. Frames used last are used next. Memory that a busy period has used can
+//! be returned to the system ([`Pool::unused`]).
 #![allow(unsafe_code)]
 
 use crate::loan::{Extent, Kind, Loan, Owner, Piece, end_loan};
@@ -30,7 +31,7 @@ pub const LARGE_FRAME_BYTES: usize = 16 * 1024;
 /// Large frames that a read of one super-packet may need.
 pub const LARGE_FRAMES_PER_PACKET: usize = 4;
 
-// A read must never be cut: 18 bytes of Ethernet with a tag, and 65,535 of IP.
+// A read must never be truncated: 18 bytes of Ethernet with a tag, and 65,535 of IP.
 const _: () = assert!(
     SMALL_FRAME_BYTES + LARGE_FRAMES_PER_PACKET * LARGE_FRAME_BYTES >= 18 + 65_535,
     "a read buffer holds the largest packet"
@@ -44,11 +45,11 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of `count` frames of `frame_bytes` each, a multiple of 64; `None` if the system has
-    /// not so much memory.
+    /// A pool of `count` frames of `frame_bytes` each, a multiple of 64. `None` if there is not
+    /// enough memory.
     ///
     /// # Panics
-    /// If `frame_bytes` is none of these, or 4 GiB.
+    /// If `frame_bytes` is zero, is not a multiple of 64, or is 4 GiB or more.
     pub fn try_new(count: usize, frame_bytes: usize) -> Option<Self> {
         assert!(frame_bytes > 0 && frame_bytes.is_multiple_of(FRAME_ALIGN));
         let capacity = u32::try_from(frame_bytes).expect("a frame is smaller than 4 GiB");
@@ -64,48 +65,50 @@ impl Pool {
         Some(Self { slab, region, frame_bytes: capacity })
     }
 
-    /// As [`try_new`](Self::try_new), for small ones.
+    /// Makes a pool as [`try_new`](Self::try_new) does, for small ones.
     ///
     /// # Panics
-    /// As there, and if there is no memory.
+    /// If there is no memory, or if `frame_bytes` is zero, is not a multiple of 64, or is 4 GiB or
+    /// more.
     pub fn new(count: usize, frame_bytes: usize) -> Self {
         Self::try_new(count, frame_bytes).expect("memory for a pool")
     }
 
-    /// Takes a frame, or `None` when all are out.
+    /// Takes a frame. `None` if all are out.
     pub fn take(&mut self) -> Option<Frame> {
         let slot = self.slab.take()?;
-        // SAFETY: out of the slab.
+        // SAFETY: the slot is out of the slab, so its storage is valid.
         let loan = unsafe { slot.as_ref() }.value();
-        // Relaxed: nobody else can reach the slot, so that looking and writing need not be one.
+        // Relaxed: no other thread can reach the slot, so the check and the store need not be one
+        // operation.
         assert_eq!(loan.holders.load(Ordering::Relaxed), 0, "a free frame has no holder");
-        // Relaxed: as above.
+        // Relaxed: no other thread can reach the slot.
         loan.holders.store(1, Ordering::Relaxed);
         Some(Frame { slot: Some(slot) })
     }
 
-    /// Lends `each` the memory of frames that were used and are free, in stretches as long as
-    /// possible, to do with as it likes: for idle times, in which it may go back to the system.
-    /// Looks at all frames that were ever used, and allocates.
+    /// Calls `each` with the memory of frames that were used and are free, in ranges as long as
+    /// possible. `each` may overwrite it or return it to the system. For idle times: scans all
+    /// frames that were ever used, and allocates.
     pub fn unused(&mut self, mut each: impl FnMut(&mut [u8])) {
         let (first, frame_bytes) = (self.region.first_frame(), self.frame_bytes());
         self.slab.free_runs(|run| {
             // SAFETY: the frames of the run lie within the region.
             let start = unsafe { first.add(run.start * frame_bytes) };
             let len = run.len() * frame_bytes;
-            // SAFETY: initialised memory of free frames, one after the other. None can be taken
-            // while `self` is borrowed, and who had them is done with them.
+            // SAFETY: this is initialised memory of free frames that follow each other. No frame
+            // can be taken while `self` is borrowed, and the former holders no longer use them.
             each(unsafe { core::slice::from_raw_parts_mut(start.as_ptr(), len) });
         });
     }
 
-    /// Frames that can be taken, at least.
+    /// Frames that can be taken, at least. Collects returned frames.
     #[inline]
     pub fn free_count(&mut self) -> usize {
         self.slab.free_count()
     }
 
-    /// Frames that can be taken without a look at those given back: as many, or fewer.
+    /// Frames that can be taken without collecting returned ones: a lower bound.
     #[inline]
     pub fn free_at_least(&self) -> usize {
         self.slab.free_at_least()
@@ -129,20 +132,20 @@ impl Pool {
     }
 }
 
-/// A frame that one holder may write. Dereferences to all its bytes, which hold whatever an
-/// earlier use left there.
+/// A frame that its one holder may write. Dereferences to all its bytes, which keep the content of
+/// an earlier use.
 pub struct Frame {
     /// `None` only after [`Frame::freeze`] took it.
     slot: Option<NonNull<Slot<Loan>>>,
 }
 
-// SAFETY: the one holder of the memory moves with the value.
+// SAFETY: the right to the memory moves with the value, its one holder.
 unsafe impl Send for Frame {}
 
 impl Frame {
-    /// Makes a piece the frame that it is a range of again, so that more can be written behind it;
-    /// the range comes with it. The piece comes back if it is no frame's, or if others hold the
-    /// frame too.
+    /// Turns a piece back into the frame that it is a range of, so that more can be written behind
+    /// it. Returns the range as well. Returns the piece if it is not part of a frame, or if the
+    /// frame has other holders.
     pub fn reopen(piece: Piece) -> Result<(Self, Range<usize>), Piece> {
         let (slot, range) = piece.into_frame()?;
         Ok((Self { slot: Some(slot) }, range))
@@ -155,7 +158,7 @@ impl Frame {
     pub fn freeze(mut self, len: usize) -> Piece {
         assert!(len <= self.extent().capacity as usize);
         let slot = self.slot.take().expect("a frame is frozen once");
-        // SAFETY: the frame was the one holder and passes its share on; the range fits.
+        // SAFETY: the frame was the one holder and passes that to the piece; the range fits.
         unsafe { Piece::first(slot, 0, len as u32) }
     }
 
@@ -165,7 +168,7 @@ impl Frame {
 
     fn loan(&self) -> &Loan {
         let slot = self.slot.expect("a frame that is not frozen has its slot");
-        // SAFETY: a slot that is out stays in its slab's storage, and `self` borrows us.
+        // SAFETY: a slot that is out stays in its slab's storage, and this frame holds it.
         unsafe { slot.as_ref() }.value()
     }
 }
@@ -175,7 +178,7 @@ impl Deref for Frame {
 
     fn deref(&self) -> &[u8] {
         let extent = self.extent();
-        // SAFETY: initialised memory of this length, ours alone.
+        // SAFETY: initialised memory of this length, of which this frame is the one holder.
         unsafe { core::slice::from_raw_parts(extent.base.as_ptr(), extent.capacity as usize) }
     }
 }
@@ -193,13 +196,13 @@ impl DerefMut for Frame {
 impl Drop for Frame {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.take() {
-            // SAFETY: the frame was the one holder.
+            // SAFETY: the frame was the one holder, and it is not used afterwards.
             unsafe { end_loan(slot, &mut Returning::new()) };
         }
     }
 }
 
-/// How many frames and packets a worker gets.
+/// Numbers of packets and frames of one worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryConfig {
     /// Packet handles.
@@ -212,7 +215,7 @@ pub struct MemoryConfig {
 
 impl MemoryConfig {
     /// Divides `bytes`: a quarter to small frames, the rest to large ones. Handles (2.5 MB) and
-    /// descriptors (one for each frame) come on top, as far as they are used.
+    /// descriptors (one for each frame) need memory in addition, as far as they are used.
     pub fn within(bytes: usize) -> Self {
         Self {
             packets: 4096,
@@ -228,10 +231,10 @@ impl MemoryConfig {
     }
 }
 
-/// The system has not as much memory as pools were to have.
+/// There is not enough memory for the pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoMemory {
-    /// Bytes of frames that were asked for.
+    /// Bytes of frames that were requested.
     pub bytes: usize,
 }
 
@@ -240,7 +243,7 @@ impl fmt::Display for NoMemory {
         let fits = |(shift, _): &&(u32, &str)| self.bytes.is_multiple_of(1 << shift);
         let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
         let (shift, unit) = *units.iter().find(fits).unwrap_or(&(0, "bytes"));
-        write!(f, "the system does not give {} {unit} for packets", self.bytes >> shift)
+        write!(f, "not enough memory: cannot allocate {} {unit} for packets", self.bytes >> shift)
     }
 }
 
@@ -260,7 +263,7 @@ impl Memory {
     /// Makes the pools.
     ///
     /// # Errors
-    /// [`NoMemory`]: the system has not so much.
+    /// [`NoMemory`] if there is not enough memory.
     pub fn try_new(config: MemoryConfig) -> Result<Self, NoMemory> {
         let make = || {
             Some(Self {
@@ -272,7 +275,7 @@ impl Memory {
         make().ok_or(NoMemory { bytes: config.bytes() })
     }
 
-    /// As [`try_new`](Self::try_new), for small ones.
+    /// Makes the pools as [`try_new`](Self::try_new) does, for small ones.
     ///
     /// # Panics
     /// If there is no memory.
@@ -280,12 +283,12 @@ impl Memory {
         Self::try_new(config).expect("memory for packets")
     }
 
-    /// A packet handle, or `None` when all are out.
+    /// Takes a packet handle. `None` if all are out.
     pub fn packet(&mut self) -> Option<Packet> {
         self.packets.take()
     }
 
-    /// Lends `each` the memory of both pools' frames that were used and are free: see
+    /// Calls `each` with the memory of frames of both pools that were used and are free: see
     /// [`Pool::unused`].
     pub fn unused(&mut self, mut each: impl FnMut(&mut [u8])) {
         self.small.unused(&mut each);
@@ -297,22 +300,22 @@ impl Memory {
         self.small.capacity() * SMALL_FRAME_BYTES + self.large.capacity() * LARGE_FRAME_BYTES
     }
 
-    /// Looks at frames that were given back: they are taken next, while they are warm.
+    /// Collects returned frames: they are taken next, while they are warm in the cache.
     #[inline]
     pub fn collect(&mut self) {
         self.small.slab.collect();
         self.large.slab.collect();
     }
 
-    /// True if [`Memory::free_share`] is at least `share`. Looks at frames that were given back
-    /// only if there are too few without them.
+    /// True if [`Memory::free_share`] is at least `share`. Collects returned frames only if there
+    /// are too few without them.
     #[inline]
     pub fn has_free(&mut self, share: u32) -> bool {
         let has = |pool: &Pool| pool.free_at_least() * 256 > pool.capacity() * share as usize;
         has(&self.small) && has(&self.large) || self.free_share() >= share
     }
 
-    /// Free frame memory in 1/256 of all: what windows are scaled by when memory runs short.
+    /// Free frame memory in 1/256 of all: receive windows are scaled by it when memory runs short.
     #[inline(never)]
     pub fn free_share(&mut self) -> u32 {
         let small = self.small.free_count() * 256 / self.small.capacity().max(1);

@@ -1,23 +1,23 @@
-//! Which of many sources have news: told by any thread, heard by one owner, who may sleep.
+//! A list of sources that are ready: any thread marks a source, one owner takes them and may sleep.
 //!
-//! An owner adds an entry for each source and gives a [`Raiser`] to whoever has the source's news.
-//! Raising an entry that is ready already costs one atomic operation and lists it once; how often
-//! it was raised is counted. The owner takes all that are ready at once, in the order in which they
-//! became ready.
+//! The owner adds an entry for each source and gives a [`Raiser`] to the threads that signal it.
+//! Raising an entry that is ready already costs one atomic operation and does not list it again;
+//! the number of raises is counted. The owner takes all ready entries at once, in the order in
+//! which they became ready.
 //!
 //! # Theory of operation
 //!
-//! Entries that are ready are linked through themselves, so that raising needs no memory, takes no
-//! lock and cannot fail. The list's head is one word. An owner who is going to sleep arms the empty
-//! list by that word, and the push that finds it armed rings the doorbell: either the owner sees
-//! the entry and stays awake, or the push sees the mark. The owner takes the whole list at once, so
-//! that no entry can be pushed again while somebody looks at it.
+//! Ready entries are linked through themselves, so raising allocates no memory, takes no lock and
+//! cannot fail. The head of the list is one word. Before the owner sleeps it arms the empty list by
+//! setting that word to a mark. A push that finds the mark rings the doorbell. So either the owner
+//! sees the entry and stays awake, or the push sees the mark. The owner takes the whole list at
+//! once, so no entry can be pushed again while another thread reads it.
 //!
-//! An entry leaves the list before its owner looks at its source. News that come later list it
-//! again; what came before is seen. An entry that is removed while it is listed keeps its number
-//! until it was taken, so that the number cannot stand for another one meanwhile.
+//! An entry leaves the list before the owner checks its source. Later events list it again; earlier
+//! ones are seen by the check. An entry that is removed while it is listed keeps its number until
+//! it is taken, so the number cannot stand for another entry meanwhile.
 //!
-//! Any thread may raise; all else is for the owner's thread.
+//! Any thread may raise. All other calls belong to the owner's thread.
 
 use crate::ring::Doorbell;
 use crate::sync::{Arc, AtomicU32, AtomicU64, Ordering};
@@ -25,14 +25,14 @@ use alloc::vec::Vec;
 
 /// End of the list.
 const NONE: u32 = u32::MAX;
-/// An empty list whose owner wants to hear of the next entry.
+/// An empty list whose owner waits for a doorbell.
 const ARMED: u32 = u32::MAX - 1;
-/// Bit of [`Entry::state`]: it is listed, or about to be.
+/// Bit of [`Entry::state`]: the entry is listed, or about to be.
 const LISTED: u32 = 1;
-/// Bit of [`Entry::state`]: its owner has removed it.
+/// Bit of [`Entry::state`]: the owner has removed the entry.
 const REMOVED: u32 = 2;
 
-/// Most entries of a list: two numbers mean something else.
+/// Most entries of a list: two numbers are reserved.
 pub const ENTRIES_MAX: usize = ARMED as usize;
 
 /// One source.
@@ -40,34 +40,34 @@ struct Entry {
     state: AtomicU32,
     /// The entry that became ready before this one.
     next: AtomicU32,
-    /// How often it was raised since it was taken.
+    /// Raises since the entry was taken.
     count: AtomicU64,
 }
 
-/// What the owner shares with those who raise.
+/// State that the owner shares with raisers.
 struct Shared<D> {
     /// The entry that became ready last.
     head: AtomicU32,
     doorbell: D,
 }
 
-/// Entries, and which of them are ready. See the module's documentation.
+/// Entries, some of which are ready. See the module text.
 pub struct ReadyList<D> {
     shared: Arc<Shared<D>>,
     entries: Vec<Option<Arc<Entry>>>,
     free: Vec<u32>,
-    /// Taken from the list, the last one first.
+    /// Entries taken from the list, the newest first.
     taken: Vec<u32>,
 }
 
 impl<D: Doorbell> ReadyList<D> {
-    /// No entries. `doorbell` wakes the owner.
+    /// A list without entries. `doorbell` wakes the owner.
     pub fn new(doorbell: D) -> Self {
         let shared = Arc::new(Shared { head: AtomicU32::new(NONE), doorbell });
         Self { shared, entries: Vec::new(), free: Vec::new(), taken: Vec::new() }
     }
 
-    /// A new entry, which is not ready. `None` at [`ENTRIES_MAX`].
+    /// Adds an entry, which is not ready. `None` at [`ENTRIES_MAX`].
     pub fn add(&mut self) -> Option<Raiser<D>> {
         let entry = Arc::new(Entry {
             state: AtomicU32::new(0),
@@ -89,10 +89,10 @@ impl<D: Doorbell> ReadyList<D> {
     /// Removes an entry: raising it has no effect from now on, and it is not taken any more.
     ///
     /// # Panics
-    /// If it is no entry.
+    /// If there is no such entry.
     pub fn remove(&mut self, index: u32) {
         let entry = self.entries[index as usize].as_ref().expect("an entry is removed once");
-        // AcqRel: pairs with the other changes of `state`; whoever changes it later sees the mark.
+        // AcqRel: pairs with the other changes of `state`. Every later change sees the mark.
         let before = entry.state.fetch_or(REMOVED, Ordering::AcqRel);
         assert_eq!(before & REMOVED, 0, "an entry is removed once");
         if before & LISTED == 0 {
@@ -100,37 +100,38 @@ impl<D: Doorbell> ReadyList<D> {
         }
     }
 
-    /// Calls `each` with the number of every entry that is ready and how often it was raised. None
-    /// of them is ready any more.
+    /// Calls `each` with the number of every ready entry and the number of its raises. None of
+    /// these entries is ready afterwards.
     pub fn take(&mut self, mut each: impl FnMut(u32, u64)) {
-        // Relaxed: a push that is not seen yet is seen the next time, or finds the list armed.
+        // Relaxed: a push that is not seen yet is seen by the next call, or finds the list armed.
         if matches!(self.shared.head.load(Ordering::Relaxed), NONE | ARMED) {
             return;
         }
-        // Acquire: pairs with the Release of each push that is on the list.
+        // Acquire: pairs with the Release of each push on the list.
         let mut at = self.shared.head.swap(NONE, Ordering::Acquire);
         while at < ARMED {
             self.taken.push(at);
             let entry = self.entries[at as usize].as_ref().expect("listed entries stay");
-            // Relaxed: ordered by the head.
+            // Relaxed: the Acquire of the head orders it.
             at = entry.next.load(Ordering::Relaxed);
         }
         while let Some(index) = self.taken.pop() {
             let entry = self.entries[index as usize].as_ref().expect("listed entries stay");
-            // AcqRel: who raised before this is seen below and by whoever looks at the source; who
-            // raises after it lists the entry again. Pairs with `Raiser::raise`.
+            // AcqRel: pairs with `Raiser::raise`. Earlier raises are visible below and to the check
+            // of the source; a later raise lists the entry again.
             let state = entry.state.fetch_and(!LISTED, Ordering::AcqRel);
             if state & REMOVED != 0 {
                 self.release(index);
                 continue;
             }
-            // Relaxed: ordered by `state`.
+            // Relaxed: the change of `state` orders it.
             each(index, entry.count.swap(0, Ordering::Relaxed));
         }
     }
 
-    /// The owner is going to sleep: from now on the first entry that becomes ready rings the
-    /// doorbell. False if one is ready already: then the owner must not sleep. Taking ends it.
+    /// Announces that the owner is going to sleep: from now on the first entry that becomes ready
+    /// rings the doorbell. Returns false if an entry is ready already: then the owner must not
+    /// sleep. Taking entries disarms the list.
     pub fn arm(&self) -> bool {
         // Relaxed: the mark publishes nothing, and a list that is not empty is taken first.
         match self.shared.head.compare_exchange(NONE, ARMED, Ordering::Relaxed, Ordering::Relaxed) {
@@ -139,19 +140,19 @@ impl<D: Doorbell> ReadyList<D> {
         }
     }
 
-    /// The owner does not sleep any more: nobody needs to ring.
+    /// Announces that the owner is awake: no doorbell is needed.
     pub fn disarm(&self) {
-        // Relaxed: as in `arm`. If an entry came first, it has rung.
+        // Relaxed: the mark publishes nothing. If an entry came first, its push has rung.
         let _ =
             self.shared.head.compare_exchange(ARMED, NONE, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Numbers that are in use.
+    /// Numbers in use.
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
 
-    /// True if there is no entry.
+    /// True if there are no entries.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -162,7 +163,7 @@ impl<D: Doorbell> ReadyList<D> {
     }
 }
 
-/// Makes one entry ready. Clones are for the same one.
+/// Makes one entry ready. Clones raise the same entry.
 pub struct Raiser<D> {
     shared: Arc<Shared<D>>,
     entry: Arc<Entry>,
@@ -175,20 +176,20 @@ impl<D: Doorbell> Raiser<D> {
         self.index
     }
 
-    /// Makes the entry ready. What it is about was done before.
+    /// Makes the entry ready. The caller has made the event visible in the source before.
     pub fn raise(&self) {
-        // Relaxed: ordered by `state`.
+        // Relaxed: the change of `state` orders it.
         self.entry.count.fetch_add(1, Ordering::Relaxed);
         // AcqRel: pairs with the owner's change in `take`. This writes in any case: if the entry is
-        // listed still, the owner's change comes after and sees what was done before.
+        // still listed, the owner's later change sees what was done before.
         if self.entry.state.fetch_or(LISTED, Ordering::AcqRel) != 0 {
             return;
         }
-        // Relaxed: the exchange looks again.
+        // Relaxed: the exchange checks the value.
         let mut head = self.shared.head.load(Ordering::Relaxed);
         loop {
             let next = if head == ARMED { NONE } else { head };
-            // Relaxed: published by the exchange.
+            // Relaxed: the exchange publishes it.
             self.entry.next.store(next, Ordering::Relaxed);
             // Release: pairs with the Acquire of `take`.
             match self.shared.head.compare_exchange_weak(

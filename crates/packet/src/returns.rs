@@ -1,22 +1,22 @@
-//! Which groups of loans are over: told by whoever drops the last piece, heard by one owner.
+//! Groups of loans that are over: any thread ends a share, one owner collects the groups.
 //!
 //! A sender often lends in groups: all pieces of a call, or of several calls that share a notice.
-//! [`Returns`] counts the shares of each group; a share is a loan, or a call that still adds some.
-//! When the last share is gone, the group joins a list that the owner takes now and then.
+//! [`Returns`] counts the shares of each group. A share is a loan, or a call that still adds loans.
+//! When the last share ends, the group joins a list that the owner takes from time to time.
 //!
 //! # Theory of operation
 //!
-//! Groups are named by small numbers that the owner hands out and takes back. The list of those
-//! that ended is linked through the groups themselves, so that ending one needs no memory and
-//! cannot fail. Any thread pushes, one pointer-sized exchange each; the owner takes the whole list
-//! at once, so that no number can be pushed again while somebody looks at it. Groups come in the
-//! order in which they ended.
+//! Groups are named by small numbers that the owner assigns and reuses. The list of ended groups is
+//! linked through the groups themselves, so ending a group allocates no memory and cannot fail. Any
+//! thread pushes, with one 32-bit exchange; the owner takes the whole list at once, so no number
+//! can be pushed again while another thread reads it. Groups are reported in the order in which
+//! they ended.
 //!
-//! An owner who is going to sleep arms the empty list: the push that finds it armed says so, and
-//! whoever pushed wakes the owner. List and mark are one word, so that either the owner sees the
-//! group and stays awake or the push sees the mark.
+//! Before the owner sleeps it arms the empty list by setting its head to a mark. The push that
+//! finds the mark reports that, and its caller wakes the owner. Head and mark are one word, so
+//! either the owner sees the group and stays awake or the push sees the mark.
 //!
-//! Any thread may end a share; all else is for the owner's thread.
+//! Any thread may end a share. All other calls belong to the owner's thread.
 
 use crate::loan::Lender;
 use crate::sync::{AtomicBool, AtomicU32, Ordering};
@@ -26,7 +26,7 @@ use alloc::vec::Vec;
 
 /// End of the list.
 const NONE: u32 = u32::MAX;
-/// An empty list whose owner wants to hear of the next group.
+/// An empty list whose owner wants to be woken for the next group.
 const ARMED: u32 = u32::MAX - 1;
 
 /// Most shares of one group.
@@ -34,15 +34,15 @@ const SHARES_MAX: u32 = u32::MAX / 2;
 
 /// One group.
 struct Group {
-    /// Shares. Zero while the group is nobody's, or on the list.
+    /// Number of shares. Zero while the group is unused or on the list.
     shares: AtomicU32,
-    /// Bytes of it were copied after all.
+    /// Bytes of the group were copied.
     copied: AtomicBool,
     /// The group that ended before this one.
     next: AtomicU32,
 }
 
-/// Groups of loans. See the module's documentation.
+/// Groups of loans. See the module text.
 pub struct Returns {
     groups: Box<[Group]>,
     /// The group that ended last.
@@ -50,7 +50,7 @@ pub struct Returns {
 }
 
 impl Returns {
-    /// Room for `count` groups at a time, numbered from zero.
+    /// Room for `count` simultaneous groups, numbered from zero.
     pub fn new(count: usize) -> Arc<Self> {
         assert!(count < ARMED as usize, "groups have 32-bit numbers");
         let group = || Group {
@@ -62,41 +62,41 @@ impl Returns {
         Arc::new(Self { groups: groups.into(), ended: AtomicU32::new(NONE) })
     }
 
-    /// Begins a group with one share, which the caller [ends](Self::end).
+    /// Begins a group with one share, which the caller has to [end](Self::end).
     ///
     /// # Panics
-    /// If the group has shares.
+    /// If the group still has shares.
     pub fn begin(&self, group: u32) {
         let group = self.group(group);
-        // Relaxed: nobody else knows the group yet; the loans that will be made order this. The
+        // Relaxed: no other thread knows the group yet, and the loans made later order this. The
         // shares of a group that is not over stay.
         let begun = group.shares.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed);
         assert!(begun.is_ok(), "a group that is not over is not begun");
-        // Relaxed: as above.
+        // Relaxed: no other thread knows the group yet.
         group.copied.store(false, Ordering::Relaxed);
     }
 
-    /// Another share of a group that has some; the caller ends it. False if the group is over, or
-    /// has as many as can be counted.
+    /// Adds a share to a group that has some; the caller has to end it. False if the group is over,
+    /// or if it has the largest number of shares.
     pub fn share(&self, group: u32) -> bool {
-        // Relaxed: a share is made from a share, nothing is published by it.
+        // Relaxed: a share is made from a share, which publishes nothing.
         let more = |shares: u32| (1..SHARES_MAX).contains(&shares).then(|| shares + 1);
         self.group(group).shares.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    /// Ends a share. `copied` says that bytes of it were copied after all. True if the owner
-    /// [asked](Self::arm) to be woken for what ended now.
+    /// Ends a share. `copied` says that bytes of it were copied. True if the owner
+    /// [asked](Self::arm) to be woken and this has ended a group.
     ///
     /// # Panics
-    /// If the group has none.
+    /// If the group has no shares.
     pub fn end(&self, group: u32, copied: bool) -> bool {
         let cell = self.group(group);
         if copied {
-            // Relaxed: ordered by the decrement.
+            // Relaxed: the decrement orders it.
             cell.copied.store(true, Ordering::Relaxed);
         }
-        // Release: what the share's holder did is over; Acquire: pairs with the Release of the
-        // others' decrements, for the last.
+        // Release: the work of the share's holder is over. Acquire: pairs with the Release of the
+        // other decrements, for the last one.
         let fewer = |shares: u32| shares.checked_sub(1);
         let before = cell.shares.fetch_update(Ordering::AcqRel, Ordering::Relaxed, fewer);
         let before = before.expect("a share ends once");
@@ -104,13 +104,13 @@ impl Returns {
     }
 
     fn push(&self, group: u32) -> bool {
-        // Relaxed: the exchange publishes it.
+        // Relaxed: the exchange checks the value.
         let mut last = self.ended.load(Ordering::Relaxed);
         loop {
             let next = if last == ARMED { NONE } else { last };
             self.group(group).next.store(next, Ordering::Relaxed);
-            // Release: the link and what the group's holders did; pairs with the Acquire of `take`,
-            // through the exchanges of later pushes too.
+            // Release: publishes the link and the work of the group's holders. Pairs with the
+            // Acquire of `take`, also through the exchanges of later pushes.
             match self.ended.compare_exchange_weak(
                 last,
                 group,
@@ -123,22 +123,23 @@ impl Returns {
         }
     }
 
-    /// True if [`Returns::take`] would find something.
+    /// True if [`Returns::take`] would report a group.
     pub fn has_ended(&self) -> bool {
-        // Relaxed: an answer that may be old.
+        // Relaxed: the answer may be outdated.
         !matches!(self.ended.load(Ordering::Relaxed), NONE | ARMED)
     }
 
-    /// Has the next [`Returns::end`] of a group say that the owner is to be woken, once. False if
-    /// a group has ended already: the owner takes it instead of sleeping.
+    /// Asks that the next [`Returns::end`] of a group reports, once, that the owner has to be
+    /// woken. False if a group has ended already: then the owner has to take it instead of
+    /// sleeping.
     pub fn arm(&self) -> bool {
-        // Relaxed: nothing is read by it; what a group's holders did is acquired by `take`.
+        // Relaxed: this publishes and reads nothing; `take` acquires what a group's holders did.
         let armed = self.ended.compare_exchange(NONE, ARMED, Ordering::Relaxed, Ordering::Relaxed);
         matches!(armed, Ok(_) | Err(ARMED))
     }
 
-    /// Takes the groups that ended since the last call, in that order, and tells `each` whether
-    /// bytes were copied. The numbers are the owner's again.
+    /// Takes the groups that ended since the last call, in that order, and passes to `each` whether
+    /// bytes were copied. The owner may use the numbers again.
     pub fn take(&self, mut each: impl FnMut(u32, bool)) {
         // Acquire: pairs with the Release of `push`.
         let mut last = self.ended.swap(NONE, Ordering::Acquire);
@@ -147,13 +148,13 @@ impl Returns {
         }
         let mut first = NONE;
         while last != NONE {
-            // Relaxed: the list is ours alone now.
+            // Relaxed: the list belongs to this thread alone now.
             let next = self.group(last).next.swap(first, Ordering::Relaxed);
             first = core::mem::replace(&mut last, next);
         }
         while first != NONE {
             let group = self.group(first);
-            // Read before the owner hears of the group: he may begin it anew.
+            // Read before the call: the owner may begin the group again in it.
             let next = group.next.load(Ordering::Relaxed);
             each(first, group.copied.load(Ordering::Relaxed));
             first = next;
@@ -165,7 +166,7 @@ impl Returns {
     }
 }
 
-/// A loan whose token is the number of a group is a share of it.
+/// A loan whose token is the number of a group is a share of that group.
 impl Lender for Returns {
     fn returned(&self, token: u64, copied: bool) {
         self.end(token as u32, copied);
@@ -203,7 +204,7 @@ mod tests {
         assert_eq!(taken(&returns), []);
     }
 
-    /// Goal: an owner who goes to sleep is woken once, by the group that ends into the empty list.
+    /// Goal: an owner that sleeps is woken once, by the group that ends while the list is empty.
     #[test]
     fn the_first_end_after_arming_wakes() {
         let returns = Returns::new(2);
@@ -231,7 +232,7 @@ mod tests {
         returns.end(0, false);
     }
 
-    /// Goal: what is refused changes nothing: shares that are out stay counted.
+    /// Goal: a rejected call changes nothing; the shares that are out stay counted.
     #[test]
     fn refused_calls_leave_the_shares() {
         let returns = Returns::new(1);

@@ -1,26 +1,26 @@
-//! A fixed set of slots with one owner who takes and any thread that gives back.
+//! A fixed set of slots: one owner takes them, any thread gives them back.
 //!
 //! # Theory of operation
 //!
-//! The owner keeps two sources of free slots: a private stack of recycled slots, and a mark below
-//! which slots have never been used. Whoever drops the last holder of a slot pushes its index on
-//! `returned`, a lock-free list that grows at its front, by one slot or a run of them, and is only
-//! ever taken *whole*. Since nobody pops single slots from it, the list has no ABA problem and
-//! needs no tags.
+//! The owner has two sources of free slots: a private stack of recycled slots, and a mark from
+//! which on slots were never used. The thread that drops the last holder of a slot pushes the
+//! slot's index onto `returned`, a lock-free list that grows at its head by one slot or a run of
+//! slots. The owner always takes this list *whole*. Because no thread pops single slots, there is
+//! no ABA problem, and indices need no tags.
 //!
-//! Taking prefers recycled over returned over fresh slots: memory that is warm in the cache comes
-//! first and memory never needed is never touched. A slot is made when it is first taken; those
-//! below the mark are, and only they are ever on the list.
+//! The owner prefers recycled over returned over fresh slots: memory that is warm in the cache
+//! comes first, and memory that is never needed is never touched. A slot is constructed when it is
+//! first taken. So all slots below the mark are constructed, and only they can be on the list.
 //!
-//! Slots that come from another thread are in its processor's cache, and each line of it takes a
-//! while to come over. So links of the list lie side by side, apart from the slots, and the owner
-//! moves a list that he has taken to his stack at once: from then on he knows which slots are next,
-//! and has their first lines fetched ahead.
+//! Slots that come from another thread are in the cache of its processor, and each of their lines
+//! takes time to transfer. Therefore the links of the list are stored together, apart from the
+//! slots, and the owner moves a list that it has taken to its stack at once: it then knows which
+//! slots are next and prefetches their first lines.
 //!
-//! Dropping the owner closes the list. Slots still out keep the storage alive; `left` counts
-//! them, and whoever brings it to zero frees the storage. A giver that saw the closed list
-//! subtracts his slots, possibly before the owner has added the number of slots out, so that the
-//! intermediate value is negative and zero is reached exactly once.
+//! Dropping the owner closes the list. Slots that are still out keep the storage alive: `left`
+//! counts them, and the thread that brings it to zero frees the storage. A thread that finds the
+//! list closed subtracts its slots, possibly before the owner has added the number of slots out.
+//! Then the intermediate value is negative, and zero is reached exactly once.
 #![allow(unsafe_code)]
 
 use crate::foreign::prefetch_line_write;
@@ -37,13 +37,13 @@ use core::ptr::NonNull;
 const NONE: u32 = u32::MAX;
 /// Value of `returned` once the owner is gone.
 const CLOSED: u32 = u32::MAX - 1;
-/// Slots from the one that is taken to the one whose first line is fetched: making a packet takes
-/// a fraction of the time that a line needs.
+/// Distance from the slot that is taken to the slot whose first line is prefetched: making a packet
+/// takes a fraction of the time that a line needs.
 const SLOTS_AHEAD: usize = 4;
-/// Most slots in one slab; the two values above are not indices.
+/// Most slots in one slab. `NONE` and `CLOSED` are not indices.
 pub const SLOTS_MAX: usize = (u32::MAX - 2) as usize;
 
-/// One place of a slab. No two share a cache line; the beginning of the value is in its first.
+/// One slot of a slab. No two share a cache line; the beginning of the value is in the first line.
 #[repr(C, align(64))]
 pub struct Slot<T> {
     home: NonNull<Shared<T>>,
@@ -52,56 +52,56 @@ pub struct Slot<T> {
 }
 
 impl<T> Slot<T> {
-    /// Where the value begins.
+    /// Offset of the value in the slot.
     pub const VALUE_AT: usize = offset_of!(Self, value);
 
-    /// The value that lives in this slot; it stays across uses.
+    /// The value in this slot. It persists when the slot is reused.
     pub fn value(&self) -> &T {
         &self.value
     }
 }
 
-/// Memory of a slot that may not be made yet.
+/// Memory of a slot that may not be constructed yet.
 type Place<T> = MaybeUninit<UnsafeCell<Slot<T>>>;
 
 struct Shared<T> {
     places: Box<[Place<T>]>,
-    /// For each slot on the list the one that was given back before it.
+    /// For each slot on the list, the slot that was returned before it.
     links: Box<[AtomicU32]>,
-    /// Slots that were made when the owner went: the first so many. Nothing before.
+    /// Number of slots constructed when the owner was dropped: the first ones. Zero before.
     made: AtomicU32,
     changing: Changing,
 }
 
-/// What givers change, apart from what everybody reads.
+/// What returning threads change, on cache lines apart from what all threads read.
 #[repr(align(128))]
 struct Changing {
-    /// Slots given back and not yet taken again, newest first; or `CLOSED`.
+    /// Slots returned and not taken again, newest first; or `CLOSED`.
     returned: AtomicU32,
     /// After closing: slots still out. See the module text.
     left: AtomicIsize,
 }
 
-/// The owner's side: takes slots. One thread at a time.
+/// The owner's side: takes slots. Used by one thread at a time.
 pub struct Slab<T> {
     shared: NonNull<Shared<T>>,
     /// Makes the value of a slot.
     make: Box<dyn FnMut(usize) -> T + Send>,
-    /// Slots seen to have come back; the last is taken next. Has room for all.
+    /// Slots that were collected; the last one is taken next. Has room for all.
     recycled: Vec<u32>,
-    /// Slots from here on were never taken, and are not made.
+    /// Slots from here on were never taken and are not constructed.
     fresh: u32,
     count: u32,
 }
 
-// SAFETY: the owner's fields are plain values and a closure that is `Send`, and `shared` is reached
-// by other threads only through `give_back`, which touches atomics. `T: Send + Sync` because a slot
+// SAFETY: the owner's fields are plain values and a closure that is `Send`. Other threads reach
+// `shared` only through `give_back`, which writes atomics only. `T: Send + Sync` because a slot
 // taken on this thread may be read and given back on another.
 unsafe impl<T: Send + Sync> Send for Slab<T> {}
 
 impl<T> Slab<T> {
-    /// A slab of `count` slots; `make(index)` fills each once, when it is first taken. `None` if
-    /// the system has not so much memory, or if `count` exceeds [`SLOTS_MAX`].
+    /// A slab of `count` slots. `make(index)` constructs each one when it is first taken. `None` if
+    /// there is not enough memory, or if `count` exceeds [`SLOTS_MAX`].
     pub fn try_new(count: usize, make: impl FnMut(usize) -> T + Send + 'static) -> Option<Self> {
         if count > SLOTS_MAX {
             return None;
@@ -124,7 +124,7 @@ impl<T> Slab<T> {
         Some(Self { shared, make, recycled, fresh: 0, count: count as u32 })
     }
 
-    /// As [`try_new`](Self::try_new), for small ones.
+    /// Makes a slab as [`try_new`](Self::try_new) does, for small ones.
     ///
     /// # Panics
     /// If there is no memory, or `count` exceeds [`SLOTS_MAX`].
@@ -132,7 +132,7 @@ impl<T> Slab<T> {
         Self::try_new(count, make).expect("memory for a slab")
     }
 
-    /// Takes a slot, or `None` when all are out.
+    /// Takes a slot. `None` if all are out.
     #[inline]
     pub fn take(&mut self) -> Option<NonNull<Slot<T>>> {
         if self.recycled.is_empty() {
@@ -157,26 +157,27 @@ impl<T> Slab<T> {
         })
     }
 
-    /// Makes the first slot that was never taken.
+    /// Constructs the first slot that was never taken.
     fn make_slot(&mut self) {
         let index = self.fresh;
         let value = (self.make)(index as usize);
         let slot = Slot { home: self.shared, index, value };
         let place = self.shared().place(index);
-        // SAFETY: within the storage, and nobody else has this slot's address: it was never taken,
-        // so it is on no list either. `UnsafeCell` allows writing behind a shared reference.
+        // SAFETY: the place is within the storage, and no other thread has this slot's address: it
+        // was never taken, so it is on no list. `UnsafeCell` allows the write behind a shared
+        // reference.
         unsafe { place.write(slot) };
         self.fresh += 1;
     }
 
-    /// Slots that can still be taken, at least. Exact while no other thread gives back.
+    /// Slots that can still be taken, at least. Exact while no other thread gives slots back.
     #[inline]
     pub fn free_count(&mut self) -> usize {
         self.collect();
         self.free_at_least()
     }
 
-    /// Slots that can be taken without a look at those given back: as many, or fewer.
+    /// Slots that can be taken without collecting returned ones: a lower bound.
     #[inline]
     pub fn free_at_least(&self) -> usize {
         (self.count - self.out()) as usize
@@ -187,16 +188,16 @@ impl<T> Slab<T> {
         self.count as usize
     }
 
-    /// Slots out, exactly, as long as no other thread gives back meanwhile. Walks the returned
-    /// slots: for tests and reports, not for the data path.
+    /// Slots out. Exact while no other thread gives slots back. Walks the returned slots: for tests
+    /// and reports, not for the data path.
     pub fn out_count(&self) -> usize {
         // Acquire: pairs with the Release in `push`; makes the links visible.
         let head = self.shared().changing.returned.load(Ordering::Acquire);
         self.out() as usize - self.shared().list(head).count()
     }
 
-    /// Tells `each` the runs of slots that were used and are free, in their order. Looks at all
-    /// that were ever used, and allocates: not for the data path.
+    /// Calls `each` with the runs of slots that were used and are free, in ascending order. Scans
+    /// all slots that were ever used, and allocates: not for the data path.
     pub fn free_runs(&mut self, mut each: impl FnMut(Range<usize>)) {
         self.collect();
         let mut free = vec![false; self.fresh as usize];
@@ -212,15 +213,15 @@ impl<T> Slab<T> {
         }
     }
 
-    /// Slots taken minus slots seen to have come back; at least the number of slots out.
+    /// Slots taken minus slots collected; at least the number of slots out.
     fn out(&self) -> u32 {
         self.fresh - self.recycled.len() as u32
     }
 
-    /// Looks at the slots given back: they are taken next.
+    /// Moves returned slots to the stack: they are taken next.
     #[inline]
     pub fn collect(&mut self) {
-        // Relaxed: only a hint; the swap of `collect_returned` orders.
+        // Relaxed: only a hint; the swap in `collect_returned` orders.
         if self.shared().changing.returned.load(Ordering::Relaxed) != NONE {
             self.collect_returned();
         }
@@ -228,10 +229,11 @@ impl<T> Slab<T> {
 
     #[inline(never)]
     fn collect_returned(&mut self) {
-        // SAFETY: as in `shared`.
+        // SAFETY: the storage is freed only after closing, and only our own drop closes, so it
+        // outlives `self`.
         let shared = unsafe { self.shared.as_ref() };
-        // Acquire: pairs with the Release in `push`; what the givers did with the slots happened
-        // before we hand them out again.
+        // Acquire: pairs with the Release in `push`. All uses of the slots by other threads happen
+        // before the slots are handed out again.
         let head = shared.changing.returned.swap(NONE, Ordering::Acquire);
         let before = self.recycled.len();
         self.recycled.extend(shared.list(head));
@@ -239,22 +241,22 @@ impl<T> Slab<T> {
     }
 
     fn shared(&self) -> &Shared<T> {
-        // SAFETY: the storage is freed by whoever brings `left` to zero after closing, and only
-        // our own drop closes; so it lives at least as long as `self`.
+        // SAFETY: the thread that brings `left` to zero after closing frees the storage, and only
+        // our own drop closes. So the storage lives at least as long as `self`.
         unsafe { self.shared.as_ref() }
     }
 }
 
 impl<T> Shared<T> {
-    /// Where a slot is, made or not.
+    /// Address of a slot, constructed or not.
     fn place(&self, index: u32) -> NonNull<Slot<T>> {
         NonNull::from(&self.places[index as usize]).cast()
     }
 
-    /// The slots of a list, newest first, for who acquired its head.
+    /// The slots of a list, newest first. The caller has acquired its head.
     fn list(&self, head: u32) -> impl Iterator<Item = u32> {
         core::iter::successors((head != NONE).then_some(head), |&index| {
-            // Relaxed: ordered by the Acquire of the head for each slot on the list.
+            // Relaxed: the Acquire of the head orders the links of all slots on the list.
             let next = self.links[index as usize].load(Ordering::Relaxed);
             (next != NONE).then_some(next)
         })
@@ -263,10 +265,10 @@ impl<T> Shared<T> {
 
 impl<T> Drop for Shared<T> {
     fn drop(&mut self) {
-        // Relaxed: whoever frees has acquired `left`, which the owner wrote afterwards.
+        // Relaxed: the thread that frees has acquired `left`, which the owner wrote after `made`.
         for index in 0..self.made.load(Ordering::Relaxed) {
-            // SAFETY: made, as it is below the mark; no slot is out and the owner is gone, so that
-            // this is the last use.
+            // SAFETY: the slot is constructed, because it is below the mark. No slot is out and the
+            // owner is gone, so this is the last use.
             unsafe { self.place(index).drop_in_place() };
         }
     }
@@ -274,33 +276,33 @@ impl<T> Drop for Shared<T> {
 
 impl<T> Drop for Slab<T> {
     fn drop(&mut self) {
-        // Acquire: pairs with the Release in `push`, so that freeing comes after all uses.
+        // Acquire: pairs with the Release in `push`, so that freeing happens after all uses.
         let head = self.shared().changing.returned.swap(CLOSED, Ordering::Acquire);
         let out = self.out() as isize - self.shared().list(head).count() as isize;
-        // Relaxed: published by the addition below to whoever frees.
+        // Relaxed: the addition below publishes it to the thread that frees.
         self.shared().made.store(self.fresh, Ordering::Relaxed);
-        // AcqRel: pairs with the other side's `fetch_sub`; the one who frees saw all uses end.
+        // AcqRel: pairs with `fetch_sub` in `push`. All uses happen before the storage is freed.
         let before = self.shared().changing.left.fetch_add(out, Ordering::AcqRel);
         if before + out == 0 {
-            // SAFETY: nobody is left: each slot out has been given back after closing, and its
-            // giver left no further access behind its `fetch_sub`.
+            // SAFETY: no user is left. Each slot that was out has been given back after closing,
+            // and its thread accesses nothing after its `fetch_sub`.
             unsafe { free(self.shared) };
         }
     }
 }
 
-/// Gives a slot back; any thread.
+/// Gives a slot back. Any thread may call.
 ///
 /// # Safety
-/// `slot` was taken from a slab and is given back once; the caller does not use it afterwards.
+/// `slot` was taken from a slab and is given back once. The caller does not use it afterwards.
 pub unsafe fn give_back<T>(slot: NonNull<Slot<T>>) {
     let mut together = Returning::new();
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract is the same.
     unsafe { together.add(slot) };
 }
 
-/// Slots on their way back: those of one slab that are added one after the other go back in one
-/// exchange, when another's is added or this is dropped. On the thread that has it.
+/// Slots on their way back. Consecutive slots of one slab go back in one exchange, when a slot of
+/// another slab is added or when this is dropped. Belongs to one thread.
 pub struct Returning<T> {
     run: Option<Run<T>>,
 }
@@ -314,18 +316,18 @@ struct Run<T> {
 }
 
 impl<T> Returning<T> {
-    /// None yet.
+    /// No slots yet.
     pub const fn new() -> Self {
         Self { run: None }
     }
 
-    /// Adds a slot. The one added last is taken first.
+    /// Adds a slot. The slot added last is taken first.
     ///
     /// # Safety
-    /// As for [`give_back`].
+    /// The requirements of [`give_back`].
     #[inline]
     pub unsafe fn add(&mut self, slot: NonNull<Slot<T>>) {
-        // SAFETY: out, by the caller.
+        // SAFETY: the caller guarantees that the slot is out, so its storage is valid.
         let &Slot { home, index, .. } = unsafe { slot.as_ref() };
         if let Some(run) = &mut self.run {
             if run.home == home {
@@ -342,11 +344,11 @@ impl<T> Returning<T> {
         self.run = Some(Run { home, first: index, last: index, count: 1 });
     }
 
-    /// Puts the run on the list of its slab.
+    /// Pushes the run onto the list of its slab.
     #[inline(never)]
     fn push(&mut self) {
         if let Some(run) = self.run.take() {
-            // SAFETY: promised by those who added its slots.
+            // SAFETY: the callers of `add` have guaranteed this for each slot of the run.
             unsafe { push(run) };
         }
     }
@@ -367,10 +369,10 @@ impl<T> Drop for Returning<T> {
     }
 }
 
-/// Puts a run on the list of its slab.
+/// Pushes a run onto the list of its slab.
 ///
 /// # Safety
-/// Each slot of the run is out, is given back once and not used afterwards.
+/// Each slot of the run is out, is given back once and is not used afterwards.
 unsafe fn push<T>(run: Run<T>) {
     // SAFETY: slots that are out keep their storage alive (module text).
     let Shared { changing, links, .. } = unsafe { run.home.as_ref() };
@@ -380,17 +382,18 @@ unsafe fn push<T>(run: Run<T>) {
     loop {
         if head == CLOSED {
             let count = run.count as isize;
-            // AcqRel: pairs with `Slab::drop` and with the other givers.
+            // AcqRel: pairs with `Slab::drop` and with other returning threads.
             if changing.left.fetch_sub(count, Ordering::AcqRel) == count {
-                // SAFETY: zero is reached once, by the last slot out after closing.
+                // SAFETY: `left` reaches zero once, with the last slot out after closing, so no
+                // user is left.
                 unsafe { free(run.home) };
             }
             return;
         }
         // Relaxed: published by the exchange.
         link.store(head, Ordering::Relaxed);
-        // Release: pairs with the Acquire in `collect_returned`; our use of the slots is over
-        // before the owner can hand them out again.
+        // Release: pairs with the Acquire in `collect_returned`. Our use of the slots ends before
+        // the owner can hand them out again.
         match changing.returned.compare_exchange_weak(
             head,
             run.first,
@@ -403,10 +406,12 @@ unsafe fn push<T>(run: Run<T>) {
     }
 }
 
+/// Frees the storage.
+///
 /// # Safety
-/// Called once, when no slot is out and the owner is gone.
+/// This is called once, when no slot is out and the owner is gone.
 unsafe fn free<T>(shared: NonNull<Shared<T>>) {
-    // SAFETY: made by `Box::leak` in `Slab::new`; the caller is the last user.
+    // SAFETY: `Slab::try_new` made it with `Box::leak`, and the caller is the last user.
     drop(unsafe { Box::from_raw(shared.as_ptr()) });
 }
 
@@ -436,8 +441,8 @@ mod tests {
         assert_eq!(slab.free_count(), 3);
     }
 
-    /// Goal: what came back last is taken first, of one run and of several, and before what came
-    /// back earlier.
+    /// Goal: slots that came back last are taken first, within a run and across runs, and before
+    /// slots that came back earlier.
     #[test]
     fn what_came_back_last_is_taken_first() {
         let mut slab = Slab::new(8, |index| index);
@@ -465,7 +470,7 @@ mod tests {
         }
     }
 
-    /// Regression: slots that came back while others were still in the free list did not count.
+    /// Regression: slots that came back while others were in the free list did not count.
     #[test]
     fn what_came_back_counts_as_free() {
         let mut slab = Slab::new(8, |_| ());

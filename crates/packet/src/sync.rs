@@ -1,5 +1,5 @@
-//! The only importer of atomics: `core` in a normal build, loom's model under `--cfg loom`. Cells
-//! and counted references that loom is to watch come from here too.
+//! The only importer of atomics: from `core` in a normal build, from loom's model with `--cfg
+//! loom`. Cells and counted references that loom checks come from here, too.
 
 #[cfg(not(loom))]
 pub use alloc::sync::Arc;
@@ -19,7 +19,8 @@ pub use loom::sync::atomic::{
     Ordering, fence,
 };
 
-/// A cell that is reached by address; loom's has the same calls and finds races.
+/// A cell whose content is accessed by address. Loom's cell has the same calls and detects data
+/// races.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub struct UnsafeCell<T>(core::cell::UnsafeCell<T>);
@@ -31,21 +32,21 @@ impl<T> UnsafeCell<T> {
         Self(core::cell::UnsafeCell::new(content))
     }
 
-    /// Calls `look` with the address of the content, which it only reads.
+    /// Calls `look` with the address of the content. `look` only reads it.
     #[inline(always)]
     pub fn with<R>(&self, look: impl FnOnce(*const T) -> R) -> R {
         look(self.0.get())
     }
 
-    /// Calls `change` with the address of the content.
+    /// Calls `change` with the address of the content. `change` may write it.
     #[inline(always)]
     pub fn with_mut<R>(&self, change: impl FnOnce(*mut T) -> R) -> R {
         change(self.0.get())
     }
 }
 
-/// Stands in the model for memory behind a pointer, which loom does not see. Nothing in a normal
-/// build.
+/// Stands, in the model, for memory behind a pointer, whose accesses loom does not see. Empty in a
+/// normal build.
 pub(crate) struct Shadow {
     #[cfg(loom)]
     cell: UnsafeCell<()>,
@@ -59,14 +60,14 @@ impl Shadow {
         }
     }
 
-    /// The memory is read at this moment.
+    /// Tells the model that the memory is read here.
     #[inline(always)]
     pub(crate) fn read(&self) {
         #[cfg(loom)]
         self.cell.with(|_| ());
     }
 
-    /// The memory is written or freed at this moment.
+    /// Tells the model that the memory is written or freed here.
     #[inline(always)]
     pub(crate) fn write(&self) {
         #[cfg(loom)]

@@ -1,17 +1,16 @@
-//! Time as protocols see it: microseconds since a start that the driver chose.
+//! Time for protocols: microseconds since a start that the driver chose.
 //!
-//! No call of this crate, or of the protocols, asks for the time: one that needs it is given
-//! `now`.
+//! Neither this crate nor the protocols read a clock: calls that depend on the time take `now`.
 
 use core::fmt;
 use core::num::NonZeroU64;
 use core::ops::{Add, AddAssign, Sub};
 pub use core::time::Duration;
 
-/// A moment, in microseconds since an arbitrary start. Never goes backwards.
+/// A point in time, in microseconds since an arbitrary start. Never goes backwards.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant {
-    /// They begin at one, so that none at all takes no room of its own.
+    /// Stored plus one, so that `Option<Instant>` needs no extra space.
     micros: NonZeroU64,
 }
 
@@ -19,7 +18,7 @@ impl Instant {
     /// The start.
     pub const START: Instant = Instant { micros: NonZeroU64::MIN };
 
-    /// The moment `micros` microseconds after the start.
+    /// The time `micros` microseconds after the start.
     pub const fn from_micros(micros: u64) -> Self {
         Self { micros: NonZeroU64::MIN.saturating_add(micros) }
     }
@@ -34,16 +33,16 @@ impl Instant {
         self.micros() / 1000
     }
 
-    /// Time since `earlier`; zero if that is later.
+    /// Time since `earlier`, or zero if `earlier` is later.
     pub fn since(self, earlier: Instant) -> Duration {
         Duration::from_micros(self.micros.get().saturating_sub(earlier.micros.get()))
     }
 }
 
-/// The earliest of some moments, if there is one.
+/// The earliest of some times, or `None` if all are `None`.
 pub fn earliest<const COUNT: usize>(moments: [Option<Instant>; COUNT]) -> Option<Instant> {
-    // Not `flatten().min()`: this is asked for in each call, and takes no branch. Zero stands for
-    // none, and less than that is the largest number.
+    // Not `flatten().min()`: this runs in each call and must not branch. Zero stands for `None`,
+    // and subtracting one wraps it to the largest number.
     let mut first = u64::MAX;
     for moment in moments {
         first = first.min(moment.map_or(0, |at| at.micros.get()).wrapping_sub(1));

@@ -2,9 +2,9 @@
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p towpath-packet --test loom --release`.
 //!
-//! Loom sees the cells of a loan, and what stands for memory: `Shadow` for frames and copies, the
-//! cell of a `Writer` for what was lent. So each ordering of `loan`, `recall` and `returns` has a
-//! model that fails when it is weakened; "fails without" names them.
+//! Loom checks the cells of a loan and the stand-ins for memory: `Shadow` for frames and copies,
+//! the cell of a `Writer` for lent memory. So each ordering of `loan`, `recall` and `returns` has a
+//! model that fails when the ordering is weakened; "Fails without" names the ordering.
 #![cfg(loom)]
 
 use loom::cell::UnsafeCell;
@@ -29,8 +29,8 @@ struct Watched(UnsafeCell<u32>);
 
 unsafe impl Sync for Watched {}
 
-/// Tells another thread how far one has come, and orders nothing. Loom remembers the last access to
-/// an atomic only, so it does not find each interleaving by itself.
+/// Signals to another thread how far this one is, and orders nothing. Loom records only the last
+/// access to an atomic, so it does not find each interleaving without this.
 #[derive(Clone)]
 struct Flag(Arc<AtomicBool>);
 
@@ -54,7 +54,8 @@ struct Carry<T>(std::ptr::NonNull<T>);
 
 unsafe impl<T> Send for Carry<T> {}
 
-/// Goal: what a giver did with a slot happened before the owner hands it out again.
+/// Goal: a thread's accesses to a slot that it gives back happen before the owner hands it out
+/// again.
 #[test]
 fn a_slot_given_back_elsewhere_is_handed_over_whole() {
     loom::model(|| {
@@ -74,7 +75,7 @@ fn a_slot_given_back_elsewhere_is_handed_over_whole() {
     });
 }
 
-/// Goal: two givers lose no slot.
+/// Goal: no slot is lost when two threads give slots back.
 #[test]
 fn two_givers_lose_nothing() {
     loom::model(|| {
@@ -94,8 +95,8 @@ fn two_givers_lose_nothing() {
     });
 }
 
-/// Goal: storage is freed once, whoever comes last: the owner or a giver. Loom reports a double
-/// free or a leak of its own objects, which live in the slots.
+/// Goal: storage is freed once, by the owner or a returning thread, whichever is last. Loom reports
+/// a double free or a leak of its own objects, which are in the slots.
 #[test]
 fn storage_is_freed_once_by_whoever_is_last() {
     loom::model(|| {
@@ -114,8 +115,8 @@ fn storage_is_freed_once_by_whoever_is_last() {
     });
 }
 
-/// Goal: pieces read and dropped on two threads return their loan exactly once, and the lender, who
-/// writes at once, meets no reader.
+/// Goal: pieces read and dropped on two threads return their loan exactly once, and the lender,
+/// which writes at once, does not race with a reader.
 ///
 /// Fails without the Release of `Piece::drop` or the first Acquire of `end_loan`.
 #[test]
@@ -138,7 +139,7 @@ fn a_loan_shared_by_two_threads_returns_once() {
     });
 }
 
-/// Goal: holders counted together and pieces of them end on two threads, once.
+/// Goal: reserved holders and pieces made of them end the loan once, on two threads.
 #[test]
 fn holders_counted_together_end_on_two_threads() {
     loom::model(|| {
@@ -158,8 +159,8 @@ fn holders_counted_together_end_on_two_threads() {
     });
 }
 
-/// Goal: packets dropped together on one thread leave what they share with another, and go back
-/// whole while the pool's owner takes.
+/// Goal: packets dropped together on one thread keep what another thread shares, and return
+/// completely while the pool's owner takes packets.
 #[test]
 fn packets_dropped_together_go_back_whole() {
     loom::model(|| {
@@ -183,7 +184,8 @@ fn packets_dropped_together_go_back_whole() {
     });
 }
 
-/// Goal: a run of slots and a single one go back while their owner goes: storage is freed once.
+/// Goal: storage is freed once when a run of slots and a single slot go back while the owner is
+/// dropped.
 #[test]
 fn a_run_of_slots_outlives_its_owner() {
     loom::model(|| {
@@ -202,8 +204,8 @@ fn a_run_of_slots_outlives_its_owner() {
     });
 }
 
-/// Goal: a frame freed on another thread can be taken again, is then held once, and is not written
-/// before it was read.
+/// Goal: a frame freed on another thread can be taken again, has one holder then, and is not
+/// written before all reads are over.
 #[test]
 fn a_frame_freed_elsewhere_is_taken_again() {
     loom::model(|| {
@@ -226,8 +228,8 @@ fn a_frame_freed_elsewhere_is_taken_again() {
     });
 }
 
-/// Goal: a frame is written behind a piece of it only when nobody else holds it, and not before it
-/// was read. Fails without the Acquire of `Piece::into_frame`.
+/// Goal: a frame is written behind a piece only if there is no other holder, and not before all
+/// reads are over. Fails without the Acquire of `Piece::into_frame`.
 #[test]
 fn a_frame_is_reopened_by_its_only_holder() {
     loom::model(|| {
@@ -246,8 +248,8 @@ fn a_frame_is_reopened_by_its_only_holder() {
     });
 }
 
-/// Goal: a group whose shares end on two threads while its owner looks and lends on is told once
-/// for each time that it was begun, and says that it was copied.
+/// Goal: a group whose shares end on two threads, while its owner checks and lends more, is
+/// reported once for each time it was begun, with `copied` set.
 #[test]
 fn a_group_ends_once_while_its_owner_looks() {
     loom::model(|| {
@@ -268,7 +270,7 @@ fn a_group_ends_once_while_its_owner_looks() {
             });
         };
         look(&returns);
-        // Another call joins the group if it is not over.
+        // Another call joins the group unless it is over.
         if returns.share(0) {
             returns.end(0, false);
         }
@@ -281,7 +283,8 @@ fn a_group_ends_once_while_its_owner_looks() {
     });
 }
 
-/// Goal: whatever the holders of shares did is over when the owner hears that their group is.
+/// Goal: accesses by the holders of shares happen before the owner learns that their group has
+/// ended.
 ///
 /// Fails without the Acquire or the Release of `Returns::end`, the Release of `push` or the
 /// Acquire of `take`.
@@ -321,7 +324,7 @@ fn what_holders_did_is_over_when_their_group_is() {
     });
 }
 
-/// Eight bytes of a lender that writes to them as soon as they are his again. Loom checks the
+/// Eight bytes of a lender that writes to them as soon as they are returned. Loom checks the
 /// accesses to `cell`, which stands for them.
 struct Writer {
     memory: u64,
@@ -340,7 +343,7 @@ impl Lender for Writer {
 }
 
 impl Writer {
-    /// Lends; `None` while all descriptors are out.
+    /// Lends the bytes. `None` while all descriptors are out.
     fn lend(loans: &mut Loans) -> Option<(std::sync::Arc<Writer>, Piece)> {
         let memory = u64::from_ne_bytes([7; 8]);
         let writer = Writer { memory, cell: UnsafeCell::new(()), told: AtomicUsize::new(0) };
@@ -356,13 +359,13 @@ impl Writer {
         (writer, piece, watch)
     }
 
-    /// Reads the bytes of a piece, as a system call does; whether that was the copy.
+    /// Reads the bytes of a piece as a system call does. Returns whether that was the copy.
     fn read(&self, piece: &Piece) -> bool {
         let pinned = piece.pin();
         self.look(pinned.address())
     }
 
-    /// Reads a byte of a piece that is pinned; whether it was one of the copy.
+    /// Reads a byte of a pinned piece. Returns whether it was a byte of the copy.
     fn look(&self, from: *const u8) -> bool {
         let old = std::ptr::from_ref(&self.memory).cast::<u8>();
         let is_copy = !(old..old.wrapping_add(8)).contains(&from);
@@ -379,7 +382,8 @@ impl Writer {
     }
 }
 
-/// Goal: a lender that writes as soon as he is told never meets a reader, whenever a recall comes.
+/// Goal: a lender that writes as soon as it is notified never races with a reader, at whatever time
+/// the recall runs.
 ///
 /// Fails without the Release of `Pinned::drop`, the Acquire at the end of a recall, the Release of
 /// `Watch::swap` or either Acquire of `Loan::pin`.
@@ -401,9 +405,9 @@ fn memory_that_was_recalled_is_not_read() {
     });
 }
 
-/// Goal: pieces pinned one after the other are read as if each had been pinned by itself.
+/// Goal: pieces pinned one after the other are read as if each were pinned separately.
 ///
-/// Fails as `memory_that_was_recalled_is_not_read` does.
+/// Fails for the same reasons as `memory_that_was_recalled_is_not_read`.
 #[test]
 fn memory_pinned_for_several_pieces_is_not_recalled_between_them() {
     loom::model(|| {
@@ -426,11 +430,11 @@ fn memory_pinned_for_several_pieces_is_not_recalled_between_them() {
     });
 }
 
-/// Goal: two readers of one loan hold its memory each for himself.
+/// Goal: each of two readers of one loan holds its memory.
 #[test]
 fn each_reader_holds_the_memory() {
     let mut model = loom::model::Builder::new();
-    // Three threads: all interleavings with few switches that nobody waited for.
+    // With three threads: all interleavings with few preemptions.
     model.preemption_bound = Some(2);
     model.check(|| {
         let (mut loans, ledger) = (Loans::new(1), Ledger::new());
@@ -439,7 +443,8 @@ fn each_reader_holds_the_memory() {
             let writer = writer.clone();
             thread::spawn(move || {
                 writer.read(&piece);
-                // Held until the end, so that the recall tells and not the end of the loan.
+                // Held until the end, so that the recall notifies the lender and not the end of the
+                // loan.
                 piece
             })
         });
@@ -453,8 +458,9 @@ fn each_reader_holds_the_memory() {
     });
 }
 
-/// Goal: the last piece is read and dropped while the loan is recalled and the watch ends: the
-/// lender is told once, the copy is not freed while it is read, and the descriptor is free once.
+/// Goal: when the last piece is read and dropped while the loan is recalled and the watch ends, the
+/// lender is notified once, the copy is not freed while it is read, and the descriptor is freed
+/// once.
 ///
 /// Fails without the Release of `OVER` in `finish` or the Acquire of `Watch::drop`.
 #[test]
@@ -470,7 +476,7 @@ fn a_loan_that_ends_while_it_is_recalled_is_told_once() {
         let recalled = watch.recall(&ledger);
         assert!(writer.told() == 1 || matches!(recalled, Recall::Busy | Recall::Gone));
         drop(watch);
-        // Nothing but the descriptor's return orders what is written to it here.
+        // Only the return of the descriptor orders the writes to it here.
         drop(Writer::lend(&mut loans));
         reader.join().unwrap();
         assert_eq!(writer.told(), 1);
@@ -478,7 +484,8 @@ fn a_loan_that_ends_while_it_is_recalled_is_told_once() {
     });
 }
 
-/// Goal: the copy is freed after its last reader, who may end the loan while the recall goes on.
+/// Goal: the copy is freed after its last reader, which may end the loan while the recall is
+/// running.
 ///
 /// Fails without either half of the change that ends a recall, or of `ENDED` in `end_loan`.
 #[test]
@@ -501,7 +508,7 @@ fn a_copy_is_freed_after_its_last_reader() {
     });
 }
 
-/// Goal: a descriptor is used again when neither the watch nor the last holder looks at it any
+/// Goal: a descriptor is reused only when neither the watch nor the last holder accesses it any
 /// more.
 ///
 /// Fails without the Acquire of `state` in `end_loan` or in `finish`, the Acquire of `OVER` there,
@@ -523,7 +530,7 @@ fn a_descriptor_is_lent_anew_after_its_watch() {
     });
 }
 
-/// Goal: a watch that follows another finds done what that one did.
+/// Goal: a second watch sees all that the first one did.
 ///
 /// Fails without the Acquire of `state` in `Piece::watch`.
 #[test]
@@ -539,7 +546,7 @@ fn a_watch_follows_another() {
         assert!(matches!(second, None | Some(Recall::Gone)));
         writer.read(&piece);
         match recaller.join().unwrap() {
-            Recall::Busy => assert_eq!(second, None, "nobody reads before the second watch"),
+            Recall::Busy => assert_eq!(second, None, "no thread reads before the second watch"),
             first => assert_eq!(first, Recall::Done),
         }
         drop(piece);
@@ -548,7 +555,7 @@ fn a_watch_follows_another() {
     });
 }
 
-/// Goal: a watch of a loan that others read before, without pins, finds their reads over.
+/// Goal: when a loan was read without pins, a later watch starts after these reads are over.
 ///
 /// Fails without the Acquire of `holders` in `Piece::watch`.
 #[test]
@@ -574,12 +581,13 @@ fn a_watch_follows_other_holders() {
     });
 }
 
-/// Goal: an owner who waits for what a reader holds is told once, however his waiting and two drops
-/// fall together, and all counts end at nothing.
+/// Goal: an owner that waits for a reader is notified once, for every interleaving of its wait and
+/// two drops, and all counts end at zero.
 #[test]
 fn an_owner_who_waits_for_a_reader_is_told_once() {
     let mut model = loom::model::Builder::new();
-    // Three threads, as above; without a bound it holds as well, but takes ten minutes.
+    // Three threads, so preemptions are bounded; the model also holds without a bound, but takes
+    // ten minutes.
     model.preemption_bound = Some(3);
     model.check(|| {
         let mut pool = Pool::new(2, 64);
@@ -600,8 +608,8 @@ fn an_owner_who_waits_for_a_reader_is_told_once() {
     });
 }
 
-/// Goal: an owner who goes to sleep is woken for a group that ends, or sees it before: whatever the
-/// order of his arming and two ends, he takes both and misses none.
+/// Goal: an owner that sleeps is woken for a group that ends, or sees it before it sleeps: for
+/// every interleaving of arming and two ends it takes both groups.
 #[test]
 fn an_owner_who_sleeps_is_woken() {
     let mut model = loom::model::Builder::new();
@@ -618,10 +626,10 @@ fn an_owner_who_sleeps_is_woken() {
         let asleep = returns.arm();
         if !asleep {
             returns.take(|_, _| taken += 1);
-            assert!(taken > 0, "he stays awake for a reason");
+            assert!(taken > 0, "it stays awake for a reason");
         }
         let woken: usize = enders.map(|ender| ender.join().unwrap()).iter().sum();
-        assert_eq!(woken, usize::from(asleep), "once, and only if he sleeps");
+        assert_eq!(woken, usize::from(asleep), "once, and only if it sleeps");
         returns.take(|_, _| taken += 1);
         assert_eq!(taken, 2);
     });

@@ -1,11 +1,11 @@
 //! Goodput of one connection under loss, in virtual time: `cargo run --release -p towpath-sim
 //! --example loss [SECONDS [RUNS]]`.
 //!
-//! The path is that of `scripts/loss-guest`, which measures a kernel: frames are lost one by one on
-//! the way there, over a link of [`RATE`] that lets [`BURST_BYTES`] pass at once and holds
-//! [`QUEUE_BYTES`], and the round trip is spent on the way back. The application is that of iperf3:
-//! writes of [`WRITE`], or of all the room there is, and everything is read as it comes. One line
-//! for each run, in the same form: `loss % rtt ms mbit`.
+//! The path is that of `scripts/loss-guest`, which measures a kernel: frames are lost independently
+//! in the forward direction, over a link of [`RATE`] that lets [`BURST_BYTES`] pass at once and
+//! queues [`QUEUE_BYTES`]; the round-trip time is spent in the reverse direction. The application
+//! works like iperf3: it writes [`WRITE`] bytes at a time, or as many as there is room for, and
+//! reads everything at once. Prints one line for each run, in the same form: `loss % rtt ms mbit`.
 
 use towpath_net::tcp::Settings;
 use towpath_net::time::{Duration, Instant};
@@ -16,17 +16,17 @@ use towpath_sim::link::{Link, LinkConfig, Medium};
 use towpath_sim::scenario::{able, config, endpoint};
 use towpath_sim::world::World;
 
-/// Bytes a second: 100 Mbit/s.
+/// Bytes per second: 100 Mbit/s.
 const RATE: u64 = 12_500_000;
 /// Bytes that pass the link at once after a pause.
 const BURST_BYTES: u64 = 6000;
-/// Bytes of a write, as iperf3 writes.
+/// Bytes of a write, as in iperf3.
 const WRITE: usize = 128 << 10;
-/// Bytes that wait for the link: 25 ms of it.
+/// Bytes that the link queues: 25 ms.
 const QUEUE_BYTES: u64 = 312_500;
-/// Losses in parts per million.
+/// Loss in parts per million.
 const LOSSES: [u32; 3] = [1000, 10_000, 30_000];
-/// Round trips in milliseconds.
+/// Round-trip times in milliseconds.
 const ROUND_TRIPS: [u64; 3] = [1, 20, 100];
 /// Default length of a run and number of runs.
 const SECONDS: u64 = 30;
@@ -69,7 +69,7 @@ fn goodput(loss: u32, rtt: u64, seconds: u64, seed: u64) -> f64 {
     read as f64 * 8.0 / 1e6 / seconds as f64
 }
 
-/// What the kernel has: buffers that grow to 4 MiB for sending and 6 MiB for receiving.
+/// The kernel's settings: buffers that grow to 4 MiB for sending and 6 MiB for receiving.
 fn settings() -> Settings {
     Settings { receive_buffer_max: 12 << 20, send_buffer_max: 4 << 20, ..Settings::default() }
 }

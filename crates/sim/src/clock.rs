@@ -1,4 +1,4 @@
-//! The clock of a world: jumps from deadline to deadline, never back.
+//! The clock of a world: it jumps from deadline to deadline and never goes back.
 
 use towpath_net::time::Instant;
 
@@ -9,13 +9,12 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Now.
+    /// The current time.
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// Jumps to `next`; stays where it is if that is past, as a deadline that was missed is due
-    /// at once.
+    /// Jumps to `next`. Stays in place if that is in the past: a missed deadline is due at once.
     pub fn jump(&mut self, next: Instant) {
         self.now = self.now.max(next);
     }

@@ -1,5 +1,5 @@
-//! One side of a connection as an application sees it: writes a known stream in odd sizes, reads
-//! and judges the other's, pauses, closes or aborts.
+//! One side of a connection as an application: it writes a known stream in various sizes, reads and
+//! checks the peer's stream, pauses, closes or aborts.
 
 use crate::oracle;
 use crate::seed::{Ppm, Rng};
@@ -9,12 +9,12 @@ use towpath_net::tcp::{Connection, ConnectionError, Events};
 use towpath_net::time::{Duration, Instant};
 use towpath_packet::{Loans, Memory, Piece};
 
-/// What a flow does once it has written everything.
+/// What a flow does after it has written everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// Closes its direction and reads on.
+    /// Closes its direction and continues to read.
     Close,
-    /// Closes its direction only after the other has.
+    /// Closes its direction after the peer has closed.
     CloseAfterPeer,
     /// Resets the connection.
     Abort,
@@ -22,54 +22,54 @@ pub enum Ending {
     Stay,
 }
 
-/// What an application does with a connection.
+/// How an application uses a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Bytes to write.
     pub write: u64,
-    /// Smallest single write, if there is room for it and so much is left.
+    /// Smallest single write, if there is room and enough is left.
     pub write_min: usize,
     /// Largest single write.
     pub write_max: usize,
-    /// What follows the last byte.
+    /// The action after the last byte.
     pub ending: Ending,
-    /// Chance of a pause after each read.
+    /// Probability of a pause after each read.
     pub pause: Ppm,
     /// Longest pause.
     pub pause_max: Duration,
-    /// Nothing is read before this long after the start.
+    /// No byte is read before this time after the start.
     pub read_after: Duration,
     /// Most bytes read at once.
     pub read_max: usize,
-    /// Small segments go out at once.
+    /// Small segments are sent at once.
     pub nodelay: bool,
-    /// Where it accepts: what comes is said to be answered within so long.
+    /// For accepted connections: announces that requests are answered within this time.
     pub answers_within: Option<Duration>,
-    /// An answer is late as soon as there is nothing to do.
+    /// Announces a late answer as soon as there is no work.
     pub sleeps_on_answers: bool,
-    /// Probes an idle peer.
+    /// Sends keepalive probes to an idle peer.
     pub keepalive: bool,
-    /// The handle is let go as soon as the direction is closed.
+    /// Releases the handle as soon as the direction is closed.
     pub release_early: bool,
-    /// Both sides speak in turn.
+    /// Both sides write in turns.
     pub turns: Option<Turns>,
-    /// How long it stays idle before the ending.
+    /// Idle time before the ending.
     pub idle: Duration,
 }
 
-/// Requests and answers.
+/// Requests and answers in turns.
 #[derive(Clone, Copy, Debug)]
 pub struct Turns {
-    /// Speaks first.
+    /// This side begins.
     pub first: bool,
     /// Bytes of each turn of this side.
     pub ours: u64,
-    /// Bytes of each turn of the other.
+    /// Bytes of each turn of the peer.
     pub theirs: u64,
 }
 
 impl Turns {
-    /// How much may be written after so much was read.
+    /// Most bytes that may be written after `read` bytes were read.
     fn limit(&self, read: u64) -> u64 {
         (read / self.theirs + u64::from(self.first)).saturating_mul(self.ours)
     }
@@ -99,40 +99,40 @@ impl Default for Plan {
 
 /// One side of a connection.
 pub struct Flow {
-    /// The connection; `None` once released.
+    /// The connection; `None` after its release.
     pub handle: Option<TcpHandle>,
-    /// Its own endpoint.
+    /// The local endpoint.
     pub local: SocketAddr,
-    /// What it does.
+    /// The plan of the application.
     pub plan: Plan,
-    /// Stream that it writes.
+    /// Number of the stream that it writes.
     pub writes: u64,
-    /// Stream that it expects.
+    /// Number of the stream that it expects.
     pub reads: u64,
     /// Bytes written.
     pub written: u64,
     /// Bytes read.
     pub read: u64,
-    /// The peer's FIN came.
+    /// The peer's FIN was received.
     pub peer_closed: bool,
-    /// The handshake was over.
+    /// The handshake is complete.
     pub established: bool,
-    /// The connection ended, and how.
+    /// The connection has ended, with this error or none.
     pub closed: Option<Option<ConnectionError>>,
-    /// What was found wrong.
+    /// The first error found.
     pub problem: Option<String>,
-    /// When it last got anywhere.
+    /// When it last made progress.
     pub progress: Instant,
     closing: bool,
     probing: bool,
     next_read: Instant,
-    /// When the ending is due, once everything is written.
+    /// When the ending is due, after everything was written.
     end_at: Option<Instant>,
 }
 
 impl Flow {
-    /// A flow for `handle`, started at `now`.
-    /// Writes and reads the streams of these numbers.
+    /// Makes a flow for `handle`, started at `now`, which writes and reads the streams with these
+    /// numbers.
     pub fn new(
         handle: TcpHandle,
         local: SocketAddr,
@@ -160,19 +160,19 @@ impl Flow {
         }
     }
 
-    /// True when there is nothing left to do.
+    /// True when no work is left.
     pub fn is_done(&self) -> bool {
         self.handle.is_none()
     }
 
-    /// When it wants to act without an event.
+    /// When it acts next without an event.
     pub fn deadline(&self, now: Instant) -> Option<Instant> {
         let end = self.end_at.filter(|_| !self.closing);
         let times = [Some(self.next_read), end].into_iter().flatten();
         times.filter(|at| !self.is_done() && *at > now).min()
     }
 
-    /// Takes note of what the stack says.
+    /// Records events of the stack.
     pub fn on_events(&mut self, events: Events) {
         if self.closed.is_some() {
             self.complain(format!("{events:?} after the end"));
@@ -184,7 +184,7 @@ impl Flow {
         }
     }
 
-    /// Lets the application act; true if it did anything.
+    /// Lets the application act. True if it did anything.
     pub fn act(
         &mut self,
         stack: &mut Stack,

@@ -1,4 +1,4 @@
-//! A host: a stack with its memory and the applications that use it.
+//! A host: a stack, its memory and its applications.
 
 use crate::flow::{Flow, Plan};
 use crate::link::Link;
@@ -10,32 +10,32 @@ use towpath_net::tcp::{Connection, Events};
 use towpath_net::time::Instant;
 use towpath_packet::{Burst, Caps, Ledger, Loans, Memory, MemoryConfig, Packet};
 
-/// Loans of application memory that may be out at a time.
+/// Most loans of application memory at a time.
 const LOANS_MAX: usize = 4096;
 
 /// A stack, its memory and its applications.
 pub struct Host {
     /// The stack.
     pub stack: Stack,
-    /// Its packets and frames.
+    /// Packets and frames.
     pub memory: Memory,
-    /// Its copies.
+    /// Counts copies.
     pub ledger: Ledger,
-    /// Its applications' memory.
+    /// Loans of application memory.
     pub loans: Loans,
     /// Connections, in the order in which they began.
     pub flows: Vec<Flow>,
-    /// Frames that found no memory.
+    /// Frames dropped because there was no memory.
     pub no_memory: u64,
-    /// What the next incoming connection does; none is refused by a listener without a plan.
+    /// The plan for the incoming connections of each listening address.
     listeners: HashMap<SocketAddr, Plan>,
     by_handle: HashMap<TcpHandle, usize>,
-    /// Flows that are not done.
+    /// Flows that are not finished.
     live: Vec<usize>,
 }
 
 impl Host {
-    /// A host.
+    /// Makes a host.
     pub fn new(config: Config, caps: Caps, memory: MemoryConfig) -> Self {
         Self {
             stack: Stack::new(config, caps),
@@ -50,13 +50,13 @@ impl Host {
         }
     }
 
-    /// Accepts connections to `local` and treats each as `plan` says.
+    /// Accepts connections to `local` and handles each by `plan`.
     pub fn listen(&mut self, local: SocketAddr, plan: Plan) {
         self.stack.tcp_listen(local);
         self.listeners.insert(local, plan);
     }
 
-    /// Connects and does as `plan` says.
+    /// Connects and acts by `plan`.
     pub fn connect(
         &mut self,
         local: SocketAddr,
@@ -94,14 +94,14 @@ impl Host {
         self.flows.iter().rev().find(|flow| flow.local == local)
     }
 
-    /// Packets, small and large frames, and loans that did not come back yet.
+    /// Packets, small and large frames, and loans that are still out.
     pub fn out_counts(&self) -> [usize; 4] {
         let memory = &self.memory;
         let (small, large) = (memory.small.out_count(), memory.large.out_count());
         [memory.packets.out_count(), small, large, self.loans.out_count()]
     }
 
-    /// Takes what the link brought; true if there was anything.
+    /// Receives frames from the link. True if there were any.
     pub fn receive(&mut self, link: &mut Link, now: Instant) -> bool {
         let mut burst = Burst::new();
         let mut any = false;
@@ -131,7 +131,7 @@ impl Host {
         assert!(burst.is_empty(), "a stack takes all packets");
     }
 
-    /// Lets applications act on events and time; true if anything happened.
+    /// Lets applications react to events and time. True if anything happened.
     pub fn act(&mut self, rng: &mut Rng, now: Instant) -> bool {
         let mut any = false;
         while let Some((handle, events)) = self.stack.next_event() {
@@ -162,7 +162,7 @@ impl Host {
         self.flows[index].on_events(events);
     }
 
-    /// Sends what the stack has; true if there was anything.
+    /// Transmits the stack's packets. True if there were any.
     pub fn transmit(&mut self, link: &mut Link, rng: &mut Rng, now: Instant) -> bool {
         let mut any = false;
         let mut burst = Burst::new();
@@ -189,7 +189,7 @@ impl Host {
         }
     }
 
-    /// When something is to be done without a frame.
+    /// When work is due without a frame.
     pub fn deadline(&self, now: Instant) -> Option<Instant> {
         let flows = self.live.iter().filter_map(|index| self.flows[*index].deadline(now)).min();
         [self.stack.next_deadline(), flows].into_iter().flatten().min()
@@ -201,7 +201,7 @@ fn stream(source: SocketAddr, destination: SocketAddr) -> u64 {
     u64::from(source.port()) << 16 | u64::from(destination.port())
 }
 
-/// A frame as a device puts it into memory: small frame first, large ones after. `None` without
+/// Stores a frame as a device does: in a small frame first, then in large ones. `None` without
 /// memory.
 pub fn received(bytes: &[u8], memory: &mut Memory) -> Option<Packet> {
     let mut packet = memory.packet()?;

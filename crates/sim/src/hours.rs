@@ -1,18 +1,18 @@
-//! Hours of a small network, drawn from a seed: hosts on a switch, connections of all kinds that
-//! come and go, and faults that come and go too.
+//! Hours of a small network, drawn from a seed: hosts on a switch, connections of all kinds, and
+//! faults that come and go.
 //!
 //! # Theory of operation
 //!
-//! [`Hours::draw`] makes hosts with settings of their own, each on a wire or on a virtual device
-//! that takes super-packets, which the switch cuts for the others. [`Hours::run`] lets connections
-//! begin for [`BUSY`] of virtual time, one or a whole crowd at once, each of a [`Kind`]; meanwhile
-//! the *weather* changes: one cable gets other faults, is cut for a while, or becomes clean, and
-//! now and then the MTU of the whole network changes. Then all becomes clean and everything must
+//! [`Hours::draw`] makes hosts with individual settings, each on a wire or on a virtual device that
+//! accepts super-packets, which the switch segments for the others. [`Hours::run`] starts
+//! connections for [`BUSY`] of virtual time, one or many at once, each of a [`Kind`]. Meanwhile the
+//! *weather* changes: one cable gets other faults, is cut for a while, or becomes clean; from time
+//! to time the MTU of the whole network changes. Then all cables become clean, and everything must
 //! end.
 //!
-//! What must hold, beside what [`crate::lan`] and [`crate::flow`] check: a connection gets on
-//! within [`PROGRESS_MAX`] beyond the pauses of its own plans; each stream arrives whole unless
-//! somebody aborts; at the end no connection, packet, frame or loan is left.
+//! Invariants beside those of [`crate::lan`] and [`crate::flow`]: a connection makes progress
+//! within [`PROGRESS_MAX`], plus the pauses of its own plans; each stream arrives completely unless
+//! one side aborts; at the end no connection, packet, frame or loan is left.
 
 use crate::flow::{Ending, Flow, Plan, Turns};
 use crate::host::Host;
@@ -26,45 +26,45 @@ use towpath_net::tcp::Settings;
 use towpath_net::time::{Duration, Instant};
 use towpath_packet::{Caps, MemoryConfig};
 
-/// Time in which connections begin.
+/// Time in which connections are started.
 pub const BUSY: Duration = Duration::from_secs(2 * 3600);
-/// Time in which everything must have ended after that.
+/// Time after that in which everything must end.
 pub const CALM: Duration = Duration::from_secs(2 * 3600);
-/// Longest that a connection may stand still for no reason of its own: a cable that is cut, then
-/// the longest timeout (RFC 6298 §2.4), and as much again for what was lost meanwhile.
+/// Longest time without progress for no reason of the connection itself: a cable that is cut, then
+/// the longest timeout (RFC 6298 §2.4), and as much again for frames lost meanwhile.
 pub const PROGRESS_MAX: Duration = Duration::from_secs(600);
-/// Longest that a cable is cut.
+/// Longest time for which a cable is cut.
 const CUT_MAX: Duration = Duration::from_secs(60);
-/// Longest pause of a stalled reader and of an idle connection. When a window was shut in front of
-/// data for longer, few answers that are lost end the connection, as in Linux.
+/// Longest pause of a stalled reader and of an idle connection. If a window is closed in front of
+/// data for longer, a few lost answers end the connection, as in Linux.
 const STALL_MAX: Duration = Duration::from_secs(120);
-/// Connections begin at most this far apart.
+/// Longest time between the starts of two connections.
 const GAP_MAX: Duration = Duration::from_secs(60);
-/// The weather changes at most this far apart.
+/// Longest time between two changes of the weather.
 const WEATHER_MAX: Duration = Duration::from_secs(120);
-/// How often progress is looked at.
+/// Interval of progress checks.
 const LOOK: Duration = Duration::from_secs(60);
-/// Most short connections that begin at once.
+/// Most short connections that start at once.
 const CROWD_MAX: u64 = 30;
-/// Ports of clients and servers count up from here.
+/// First port numbers of clients and of servers.
 const PORTS: [u16; 2] = [10_000, 30_000];
 
-/// What two applications do with a connection.
+/// How two applications use a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Much data both ways at once.
+    /// Much data in both directions at once.
     Bulk,
-    /// Requests and answers in turn.
+    /// Requests and answers in turns.
     Requests,
-    /// One side closes and goes on reading.
+    /// One side closes and continues to read.
     HalfClose,
     /// One side aborts in the middle.
     Abort,
-    /// A reader does not read for minutes.
+    /// A reader pauses for minutes.
     Stalled,
-    /// Little data; many of them at once.
+    /// Little data; many connections at once.
     Short,
-    /// Little data, then nothing for minutes, then the end.
+    /// Little data, then minutes without data, then the end.
     Idle,
 }
 
@@ -80,7 +80,7 @@ impl Kind {
         Kind::Idle,
     ];
 
-    /// What both sides do, the side that connects first.
+    /// The plans of both sides; the connecting side is first.
     fn plans(self, rng: &mut Rng) -> [Plan; 2] {
         let mut bytes = |most: u64| rng.between(1, most);
         let base = Plan { keepalive: true, ..Plan::default() };
@@ -123,7 +123,7 @@ struct Pair {
     server: usize,
     local: SocketAddr,
     remote: SocketAddr,
-    /// Pauses that both plans make on purpose.
+    /// Intended pauses of both plans.
     pauses: Duration,
 }
 
@@ -134,14 +134,14 @@ pub struct Hours {
     caps: Vec<Caps>,
     clean: LinkConfig,
     pairs: Vec<Pair>,
-    /// Pairs that were not over when last looked at.
+    /// Pairs that were open at the last check.
     open: Vec<usize>,
-    /// When cables that are cut come back.
+    /// When cut cables are restored.
     cuts: Vec<(Instant, usize)>,
 }
 
 impl Hours {
-    /// A network with everything drawn from `seed`.
+    /// Draws a network from `seed`.
     pub fn draw(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let delay = Duration::from_micros(rng.pick(&[50, 1000, 10_000, 40_000]));
@@ -168,7 +168,7 @@ impl Hours {
     /// Runs to the end and checks everything.
     ///
     /// # Panics
-    /// If anything does not hold; the message has the seed.
+    /// If an invariant is violated. The message contains the seed.
     pub fn run(mut self) -> Lan {
         let end = Instant::START + BUSY;
         let (mut next_pair, mut next_weather) = (self.lan.now(), self.lan.now());
@@ -196,7 +196,7 @@ impl Hours {
         self.lan
     }
 
-    /// Begins a connection, or several.
+    /// Starts one connection or several.
     fn begin(&mut self) {
         let kind = self.lan.rng.pick(&Kind::ALL);
         let count = if kind == Kind::Short { self.lan.rng.between(1, CROWD_MAX) } else { 1 };
@@ -267,7 +267,7 @@ impl Hours {
         }
     }
 
-    /// Joins cables whose time has come.
+    /// Restores cables that were cut long enough.
     fn mend(&mut self) {
         let now = self.lan.now();
         self.cuts.retain(|(at, _)| *at > now);
@@ -308,7 +308,7 @@ impl Hours {
         [find(pair.client, pair.local), find(pair.server, pair.remote)]
     }
 
-    /// Every connection that is not over got on of late.
+    /// Checks that every open connection has made progress recently.
     fn look(&mut self) {
         let now = self.lan.now();
         let mut problems = self.lan.problems();
@@ -316,7 +316,7 @@ impl Hours {
         self.open.retain(|index| {
             let pair = &pairs[*index];
             let flows = Self::flows(lan, pair);
-            // Who aborts at once is perhaps never heard of.
+            // A connection that is aborted at once may never reach the server.
             let begins = pair.kind != Kind::Abort;
             let open = flows.iter().any(|flow| flow.map_or(begins, |flow| !flow.is_done()));
             let latest = flows.into_iter().flatten().map(|flow| flow.progress).max();
@@ -361,7 +361,7 @@ impl Hours {
     }
 }
 
-/// A cable like others, of some medium: a super-packet has room in the queue of each.
+/// The configuration of a cable for a medium. A super-packet fits into each queue.
 fn cable(clean: LinkConfig, medium: Medium) -> LinkConfig {
     let more = if medium == Medium::Tap { u64::from(able(0).gso_bytes_max) } else { 0 };
     LinkConfig { medium, queue_bytes: clean.queue_bytes + more, ..clean }
@@ -382,7 +382,8 @@ fn show(flows: [Option<&Flow>; 2]) -> String {
     format!("{}; {}", side(flows[0]), side(flows[1]))
 }
 
-/// Settings of a host. SYNs outlast a cable that is cut; who waits for a vanished peer notices.
+/// Settings of a host: SYNs outlast a cable that is cut, and a host detects that its peer has
+/// vanished.
 fn host_settings(rng: &mut Rng) -> Settings {
     Settings {
         keepalive_idle: Duration::from_secs(120),

@@ -1,6 +1,6 @@
-//! Many hosts on a switch, a cable with two directions for each, and time.
+//! Many hosts on a switch, each with a cable of two directions, and a clock.
 //!
-//! Work is done only where something is due, so that quiet hours cost nothing.
+//! Work is done only where it is due, so quiet hours cost nothing.
 
 use crate::clock::Clock;
 use crate::host::Host;
@@ -12,20 +12,20 @@ use towpath_net::switch::{self, Context, Egress, PortConfig, PortId, Switch};
 use towpath_net::time::Instant;
 use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig, Packet};
 
-/// Steps without time passing before a run counts as stuck.
+/// Steps without time passing after which a run counts as stuck.
 const STEPS_PER_MOMENT_MAX: u32 = 100_000;
 
 /// A host and its cable.
 pub struct Port {
     /// The host.
     pub host: Host,
-    /// What it sends.
+    /// The direction from the host to the switch.
     pub up: Link,
-    /// What it receives.
+    /// The direction from the switch to the host.
     pub down: Link,
-    /// Something was done to the host from outside.
+    /// The host was changed from outside.
     pub awake: bool,
-    /// When the host wants to act, as known when time last passed.
+    /// When the host has work next, computed when time last passed.
     next: Option<Instant>,
     silences: Silences,
 }
@@ -37,29 +37,29 @@ impl Port {
     }
 }
 
-/// Everything there is.
+/// The simulated network.
 pub struct Lan {
     /// The seed that is printed with failures.
     pub seed: u64,
-    /// All chance.
+    /// The source of all random numbers.
     pub rng: Rng,
     /// The only clock.
     pub clock: Clock,
-    /// Hosts with their cables.
+    /// The hosts and their cables.
     pub ports: Vec<Port>,
-    /// What joins them.
+    /// The switch that connects them.
     pub switch: Switch,
-    /// Its port for each cable.
+    /// The port of the switch for each cable.
     ids: Vec<PortId>,
-    /// Its packets and frames.
+    /// Packets and frames of the switch.
     memory: Memory,
-    /// Its copies.
+    /// Copies made by the switch.
     ledger: Ledger,
 }
 
 impl Lan {
-    /// A network at its start. A port of the switch takes from its host what `caps` says, if
-    /// there is a device between them, and whole frames if there is a wire.
+    /// Makes a network at its start. A port of the switch has the capabilities `caps` if there is a
+    /// device between it and its host, and takes whole frames if there is a wire.
     pub fn new(seed: u64, rng: Rng, ports: Vec<Port>, caps: &[Caps]) -> Self {
         let mut switch = Switch::new(switch::Config { seed, ..switch::Config::default() });
         let configs = ports.iter().zip(caps);
@@ -70,13 +70,13 @@ impl Lan {
         Self { seed, rng, clock: Clock::default(), ports, switch, ids, memory, ledger }
     }
 
-    /// Tells the switch what the device of a host takes now.
+    /// Sets the capabilities of a host's device in the switch.
     pub fn set_caps(&mut self, index: usize, caps: Caps) {
         let caps = caps_of(&self.ports[index], caps);
         self.switch.set_caps(self.ids[index], caps).expect("each cable has a port");
     }
 
-    /// Now.
+    /// The current time.
     pub fn now(&self) -> Instant {
         self.clock.now()
     }
@@ -93,7 +93,7 @@ impl Lan {
         }
     }
 
-    /// Connections that have something to do are about to do it.
+    /// Checks that connections with work make progress.
     fn judge(&mut self) {
         let now = self.now();
         for (index, Port { host, silences, .. }) in self.ports.iter_mut().enumerate() {
@@ -102,7 +102,7 @@ impl Lan {
         }
     }
 
-    /// Does all that can be done without time passing.
+    /// Does all work that is possible without time passing.
     fn settle(&mut self) {
         let now = self.now();
         let mut steps = 0;
@@ -156,7 +156,7 @@ impl Lan {
         deadlines.flatten().min()
     }
 
-    /// What is wrong so far.
+    /// Errors found so far.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         for (index, port) in self.ports.iter().enumerate() {
@@ -171,7 +171,7 @@ impl Lan {
         problems
     }
 
-    /// What did not come back, and what was not accounted for. For the end of a run.
+    /// Memory that did not come back, and packets that are not accounted for. For the end of a run.
     pub fn leaks(&self) -> Vec<String> {
         let mut problems = Vec::new();
         let mut complain = |text: String| problems.push(text);
@@ -213,7 +213,7 @@ impl Lan {
         problems
     }
 
-    /// State for a message about a failure, with the seed first.
+    /// The state for a failure message, starting with the seed.
     pub fn report(&self) -> String {
         let mut text = format!("seed {:#x} at {:?}\n", self.seed, self.now());
         for (index, port) in self.ports.iter().enumerate() {
@@ -229,7 +229,7 @@ impl Lan {
     }
 }
 
-/// The way from the switch to the hosts.
+/// The cables from the switch to the hosts.
 struct Cables<'a> {
     ports: &'a mut [Port],
     ids: &'a [PortId],
@@ -247,7 +247,7 @@ impl Egress for Cables<'_> {
     }
 }
 
-/// What a port of the switch takes, whose host has a device with `caps`.
+/// Capabilities of the switch's port to a host whose device has `caps`.
 fn caps_of(port: &Port, caps: Caps) -> Caps {
     match port.down.config.medium {
         Medium::Wire => Caps::plain(caps.mtu),
@@ -255,7 +255,7 @@ fn caps_of(port: &Port, caps: Caps) -> Caps {
     }
 }
 
-/// A frame as a device of the switch receives it.
+/// Converts a frame to a packet, as a device of the switch receives it.
 fn packet_of(frame: &Frame, memory: &mut Memory) -> Packet {
     let mut packet = memory.packet().expect("enough for one packet and what becomes of it");
     let mut rest = &frame.bytes[..];
@@ -272,5 +272,5 @@ fn packet_of(frame: &Frame, memory: &mut Memory) -> Packet {
     packet
 }
 
-/// The switch handles one packet at a time: cut for each of some ports, and flooded.
+/// The switch handles one packet at a time: segmented for each of some ports, and flooded.
 const MEMORY: MemoryConfig = MemoryConfig { packets: 4096, small_frames: 8, large_frames: 8 };

@@ -1,17 +1,17 @@
-//! A network that exists only as numbers: seeded links, hosts with applications, and oracles.
+//! A simulated network: seeded links, hosts with applications, and oracles.
 //!
 //! # Theory of operation
 //!
 //! A [`World`](world::World) has two [`Host`](host::Host)s and a [`Link`](link::Link) for each
 //! direction. It owns the only clock, which jumps to the next deadline of a stack, a link or an
-//! application: no time passes otherwise, nothing waits, nothing is read from the system. All
-//! chance comes from one [`Rng`](seed::Rng), so that a seed fixes every run to the last bit.
+//! application: no other time passes, nothing waits, and nothing is read from the system. All
+//! random numbers come from one [`Rng`](seed::Rng), so a seed determines every run completely.
 //!
-//! What must hold is checked all the time: each frame on a wire by [`oracle::check_frame`], which
-//! shares no code with what it judges; each byte that an application reads; and at the end that
-//! all memory came back and everything that was sent arrived or was counted as dropped.
+//! Invariants are checked all the time: each frame on a wire by [`oracle::check_frame`], which
+//! shares no code with the stack; each byte that an application reads; and at the end that all
+//! memory came back, and that everything sent has arrived or was counted as dropped.
 //!
-//! A failing run prints its seed; `TOWPATH_SEED=<seed>` runs it again.
+//! A failing run prints its seed; `TOWPATH_SEED=<seed>` repeats it.
 //!
 //! Modules form a line, and each uses only those before it: `{clock, liveness, oracle, seed, trace}
 //! → {flow, link} → host → {lan, world} → scenario → {hours, script}`.

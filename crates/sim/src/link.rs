@@ -1,14 +1,14 @@
-//! One direction of a link: what is put in comes out later, or damaged, or not at all.
+//! One direction of a link: frames come out later, damaged, or not at all.
 //!
-//! A *wire* carries frames of at most its MTU: before a packet enters, super-packets are cut and
-//! partial checksums completed, as a network card would, and every frame is judged by
-//! [`oracle::check_frame`]. So bit errors always meet a checksum. A *TAP* carries packets as they
-//! are: super-packets whole, offload fields in a virtio-net header, and no bit errors, since what
-//! has no checksum has nothing to notice them.
+//! A *wire* carries frames up to its MTU: before a packet enters, super-packets are segmented and
+//! partial checksums completed, as by a network card, and [`oracle::check_frame`] checks every
+//! frame. So a checksum covers every bit error. A *TAP* carries packets unchanged: whole
+//! super-packets, offload fields in a virtio-net header, and no bit errors, because packets without
+//! a checksum could not detect them.
 //!
-//! Faults are drawn in one order for each frame: queue, loss, burst loss, corruption, duplication,
-//! delay. Counters account for every frame: `offered + duplicated = delivered + lost()`, once
-//! the link is empty.
+//! Faults are drawn in the same order for each frame: queue, loss, burst loss, corruption,
+//! duplication, delay. Counters account for every frame: `offered + duplicated = delivered +
+//! lost()` when the link is empty.
 
 use crate::oracle;
 use crate::seed::{Ppm, Rng};
@@ -30,33 +30,33 @@ pub enum Medium {
 /// Properties of one direction.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkConfig {
-    /// What is carried.
+    /// The kind of the link.
     pub medium: Medium,
     /// Largest IP packet of a wire.
     pub mtu: u16,
-    /// Time on the way.
+    /// One-way delay.
     pub delay: Duration,
-    /// Up to this much more; keeps the order.
+    /// Largest additional delay; keeps the order.
     pub jitter: Duration,
-    /// Bytes a second; `None` for no limit.
+    /// Bytes per second; `None` for no limit.
     pub rate: Option<u64>,
-    /// Bytes that pass at once after a pause, whatever the rate (a token bucket's depth).
+    /// Bytes that may pass at once after a pause (the depth of a token bucket).
     pub burst_bytes: u64,
-    /// Bytes that wait for the rate before frames are dropped.
+    /// Bytes that can wait in the queue; further frames are dropped.
     pub queue_bytes: u64,
-    /// Frames lost, independently.
+    /// Frames that are lost independently.
     pub loss: Ppm,
-    /// Chance that a series of losses begins.
+    /// Probability that a series of losses begins.
     pub burst_begin: Ppm,
-    /// Frames in the longest one: fewer than a connection tries in a row.
+    /// Frames in the longest series: fewer than a connection tries in a row.
     pub burst_max: u32,
-    /// Frames that come twice.
+    /// Frames that are duplicated.
     pub duplicate: Ppm,
     /// Frames that are overtaken.
     pub reorder: Ppm,
-    /// How long they are held.
+    /// Longest time for which these are held.
     pub reorder_by: Duration,
-    /// Frames with a wrong byte.
+    /// Frames with a damaged byte.
     pub corrupt: Ppm,
 }
 
@@ -82,64 +82,64 @@ impl LinkConfig {
     }
 }
 
-/// What became of the frames.
+/// Counters of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkCounters {
-    /// Packets that a host handed in.
+    /// Packets that a host sent.
     pub packets: u64,
-    /// Frames that they became.
+    /// Frames made of these packets.
     pub offered: u64,
-    /// Of them super-packets.
+    /// Super-packets among these frames.
     pub super_packets: u64,
     /// Copies made by duplication.
     pub duplicated: u64,
-    /// Frames dropped at random, one by one or in series.
+    /// Frames dropped at random, singly or in series.
     pub dropped: u64,
     /// Frames dropped because the queue was full.
     pub queue_full: u64,
-    /// Frames larger than the wire takes.
+    /// Frames above the MTU of the wire.
     pub too_large: u64,
-    /// Frames damaged and delivered all the same.
+    /// Frames that were damaged and delivered.
     pub corrupted: u64,
-    /// Frames that came out.
+    /// Frames that were delivered.
     pub delivered: u64,
 }
 
 impl LinkCounters {
-    /// Frames that did not come out.
+    /// Frames that were not delivered.
     pub fn lost(&self) -> u64 {
         self.dropped + self.queue_full + self.too_large
     }
 }
 
-/// A frame on its way.
+/// A frame in flight.
 #[derive(Clone, Debug)]
 pub struct Frame {
     /// All its bytes.
     pub bytes: Vec<u8>,
-    /// Offload fields; nothing on a wire.
+    /// Offload fields; empty on a wire.
     pub offload: Offload,
 }
 
 /// One direction of a link.
 pub struct Link {
-    /// Properties; may be changed at any time.
+    /// Properties, which may be changed at any time.
     pub config: LinkConfig,
-    /// Nothing comes through while it is cut.
+    /// Drops all frames.
     pub cut: bool,
     counters: LinkCounters,
     flying: BTreeMap<(Instant, u64), Frame>,
     number: u64,
     busy_until: Instant,
     last_arrival: Instant,
-    /// Losses left in a series.
+    /// Losses left in the current series.
     burst_left: u64,
     problem: Option<String>,
     trace: bool,
 }
 
 impl Link {
-    /// An empty link.
+    /// Makes an empty link.
     pub fn new(config: LinkConfig) -> Self {
         assert!(config.medium == Medium::Wire || config.corrupt == 0, "see the module text");
         Self {
@@ -156,22 +156,22 @@ impl Link {
         }
     }
 
-    /// What became of the frames.
+    /// The counters.
     pub fn counters(&self) -> LinkCounters {
         self.counters
     }
 
-    /// The first frame that should not have been on the wire.
+    /// The first error of a frame on the wire.
     pub fn problem(&self) -> Option<&str> {
         self.problem.as_deref()
     }
 
-    /// Frames on their way.
+    /// Number of frames in flight.
     pub fn in_flight(&self) -> usize {
         self.flying.len()
     }
 
-    /// Takes a packet of a host whose memory is `memory`.
+    /// Sends a packet of a host whose memory is `memory`.
     pub fn send(
         &mut self,
         packet: Packet,
@@ -198,7 +198,7 @@ impl Link {
             let bytes = oracle::flatten(&packet);
             let offload = match self.config.medium {
                 Medium::Wire => Offload::default(),
-                // Through the header of a real device and back.
+                // Passes the fields through a real device's header.
                 Medium::Tap => VirtioHeader::encode(packet.offload(), packet.headers().len())
                     .decode()
                     .expect("a stack makes valid headers"),
@@ -209,13 +209,13 @@ impl Link {
         }
     }
 
-    /// Takes a frame as it is, also one that no stack would send.
+    /// Sends a frame unchanged, even one that no stack would send.
     pub fn inject(&mut self, frame: Frame, now: Instant) {
         self.counters.offered += 1;
         self.fly(frame, now + self.config.delay);
     }
 
-    /// A frame that a host made must be right, if the wire takes it at all.
+    /// Checks a frame of a host, if it fits the wire.
     fn judge(&mut self, bytes: &[u8]) {
         let mtu = self.config.mtu.into();
         if self.config.medium == Medium::Wire
@@ -230,7 +230,7 @@ impl Link {
         self.config.medium == Medium::Wire && bytes.len() > usize::from(self.config.mtu) + 14
     }
 
-    /// Takes a frame of a switch, which another link may have damaged already.
+    /// Sends a frame of a switch, which another link may have damaged.
     pub fn offer(&mut self, frame: Frame, now: Instant, rng: &mut Rng) {
         self.counters.offered += 1;
         let lost = self.counters.lost();
@@ -271,7 +271,7 @@ impl Link {
         self.fly(frame, arrival);
     }
 
-    /// When the last bit has left, or `None` if the queue is full.
+    /// When the last bit has left. `None` if the queue is full.
     fn queue(&mut self, bytes: u64, now: Instant) -> Option<Instant> {
         let Some(rate) = self.config.rate else { return Some(now) };
         let time = |bytes: u64| Duration::from_micros(bytes * 1_000_000 / rate);
@@ -312,12 +312,12 @@ impl Link {
         self.number += 1;
     }
 
-    /// When the next frame comes out.
+    /// When the next frame arrives.
     pub fn deadline(&self) -> Option<Instant> {
         self.flying.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// The next frame that is there by `now`.
+    /// Takes the next frame that has arrived by `now`.
     pub fn arrive(&mut self, now: Instant) -> Option<Frame> {
         let entry = self.flying.first_entry()?;
         if entry.key().0 > now {
@@ -328,20 +328,20 @@ impl Link {
     }
 }
 
-/// Where the headers of a packet of a stack begin: IPv4 without options, IPv6 with at most a
-/// fragment header, which segmentation does not look behind.
+/// Header offsets of a stack's packet: IPv4 without options, or IPv6 with at most a fragment
+/// header, which segmentation does not look behind.
 fn layout(packet: &Packet) -> Layout {
     let v4 = packet.headers().get(14).is_some_and(|byte| byte >> 4 == 4);
     Layout { ip_at: 14, transport_at: if v4 { 34 } else { 54 } }
 }
 
-/// ARP has no checksum: a real wire has one for the frame, which is not simulated.
+/// True for ARP, which has no checksum. A real wire has a frame checksum, which is not simulated.
 fn is_arp(bytes: &[u8]) -> bool {
     bytes[12..14] == [0x08, 0x06]
 }
 
-/// Damages one byte behind the Ethernet header, of which nothing checks anything. The Internet sum
-/// finds every error within one byte, but not every error of two bits far apart.
+/// Damages one byte behind the Ethernet header, which no checksum covers. The Internet checksum
+/// detects every error within one byte, but not every error of two distant bits.
 fn corrupt(bytes: &mut [u8], rng: &mut Rng) {
     let at = 14 + rng.below((bytes.len() - 14) as u64) as usize;
     bytes[at] ^= rng.between(1, 255) as u8;

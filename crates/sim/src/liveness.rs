@@ -1,18 +1,18 @@
-//! Judges of standing still: what can go on does, and what does not arrive is accounted for.
+//! Liveness checks: whatever can make progress does, and packets that do not arrive are accounted
+//! for.
 //!
-//! Three rules, each checked from outside, by what a host shows to anybody:
+//! There are three rules, checked from outside through public interfaces:
 //!
-//! - **Timers.** A connection with something to do has a timer that is armed, and the timer does
-//!   something: within [`SILENCE_MAX`] the connection sends a segment, changes its state or is gone
-//!   ([`Silences`]).
-//! - **Calls.** A call that was told to wait is told of the end of the wait: nothing becomes ready
-//!   without a word, and no wait is longer than [`WAIT_MAX`] where the other side does its part
+//! - **Timers.** A connection with work has an armed timer, and the timer has an effect: within
+//!   [`SILENCE_MAX`] the connection sends a segment, changes its state or is gone ([`Silences`]).
+//! - **Calls.** A call that has to wait is notified of the end of the wait: nothing becomes ready
+//!   without a notification, and no wait is longer than [`WAIT_MAX`] if the peer does its part
 //!   ([`Calls`]).
-//! - **Books.** A datagram that a host took is received, lost on a link that says so, or dropped
-//!   for a reason that is counted ([`missing`]).
+//! - **Books.** A datagram that a host accepted is received, lost on a link that counts it, or
+//!   dropped with a counted reason ([`missing`]).
 //!
-//! Who waits for a send is not asked whether it is ready: to be asked is reason enough for a socket
-//! to be told, and would hide that it had been forgotten.
+//! Calls that wait for a send are not checked with a query of readiness: the query itself would
+//! make the socket notify, and would hide a missing notification.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -22,15 +22,15 @@ use towpath_net::stack::Stack;
 use towpath_net::tcp::{Connection, State};
 use towpath_net::time::{Duration, Instant};
 
-/// Longest that a connection with something to do may be silent: the longest timeout (RFC 6298
-/// §2.4) twice, and some.
+/// Longest time that a connection with work may be silent: twice the longest timeout (RFC 6298
+/// §2.4), and some margin.
 pub const SILENCE_MAX: Duration = Duration::from_secs(300);
-/// Longest wait of a call where nobody else stands still.
+/// Longest wait of a call if the peer makes progress.
 pub const WAIT_MAX: Duration = Duration::from_secs(120);
-/// Time between two looks at all connections.
+/// Time between two checks of all connections.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// When each connection of a host last did something.
+/// When each connection of a host last made progress.
 #[derive(Default)]
 pub struct Silences {
     seen: HashMap<(SocketAddr, SocketAddr), Seen>,
@@ -44,8 +44,8 @@ struct Seen {
 }
 
 impl Silences {
-    /// Looks at all connections of a host that has nothing to do at this moment, now and then; what
-    /// is wrong with one of them.
+    /// Checks all connections of a host that is idle at this moment, once per interval. Returns an
+    /// error, if there is one.
     pub fn look(&mut self, stack: &Stack, now: Instant) -> Option<String> {
         if self.next.is_some_and(|next| now < next) {
             return None;
@@ -74,7 +74,7 @@ impl Silences {
     }
 }
 
-/// Whether a connection has to send, or to end by itself.
+/// True if a connection has to send, or has to end without its owner.
 fn has_to_do(connection: &Connection) -> bool {
     match connection.state() {
         State::Closed | State::TimeWait => false,
@@ -84,29 +84,30 @@ fn has_to_do(connection: &Connection) -> bool {
     }
 }
 
-/// Calls of a host that wait, and since when.
+/// Calls of a host that wait, and the start of each wait.
 #[derive(Default)]
 pub struct Calls {
     waiting: HashMap<(SocketId, u32), Instant>,
 }
 
 impl Calls {
-    /// A call was told to wait until the socket is ready for `what`: reading or writing.
+    /// Records that a call waits until the socket is ready for `what`: reading or writing.
     pub fn blocked(&mut self, id: SocketId, what: Readiness, now: Instant) {
         self.waiting.entry((id, what.bits())).or_insert(now);
     }
 
-    /// A socket's waiters were told.
+    /// Records that the waiters of a socket were notified.
     pub fn woken(&mut self, id: SocketId, what: Readiness) {
         self.waiting.retain(|(waits, bits), _| *waits != id || what.bits() & bits == 0);
     }
 
-    /// Looks when all that was told has been taken up; what is wrong.
+    /// Checks all waiting calls after all notifications were handled. Returns an error, if there is
+    /// one.
     pub fn look(&self, sockets: &Sockets, now: Instant) -> Option<String> {
         for (&(id, bits), &since) in &self.waiting {
             let reads = bits == Readiness::IN.bits();
             if reads && sockets.readiness(id).contains(Readiness::IN) {
-                return Some(format!("{id:?} may be read, and nobody was told"));
+                return Some(format!("{id:?} is readable, and there was no notification"));
             }
             if !reads && now.since(since) > WAIT_MAX {
                 return Some(format!("{id:?} waits since {since:?} to send"));
@@ -116,8 +117,8 @@ impl Calls {
     }
 }
 
-/// Datagrams of which nobody knows what became: of `sent` ones, when nothing is on its way any
-/// more. `lost` were by links. The hosts may have dropped others, but for frames that were for
+/// Number of datagrams that are unaccounted for, of `sent` ones, when none is in flight any more.
+/// Links have lost `lost` of them. Drops by the hosts are accounted for, except those of frames for
 /// other stations.
 pub fn missing(sent: u64, received: u64, lost: u64, hosts: &[&Stack]) -> i64 {
     let drops = hosts.iter().flat_map(|stack| stack.counters().drops());

@@ -1,11 +1,11 @@
-//! Judges: what a frame on a wire must look like, and what bytes a stream holds.
+//! Oracles: the correct form of a frame on a wire, and the bytes of a stream.
 //!
-//! Written from the RFCs without the wire formats, sums or offload code of the stack.
+//! Written from the RFCs, without the stack's wire formats, checksums or offload code.
 
 use towpath_packet::{Ledger, Packet};
 
-/// Byte `offset` of stream `stream`. Neighbouring offsets and streams differ, so that bytes that
-/// are moved, repeated or of another stream are noticed.
+/// Byte `offset` of stream `stream`. Neighbouring offsets and streams differ, so that moved,
+/// repeated or foreign bytes are detected.
 pub fn stream_byte(stream: u64, offset: u64) -> u8 {
     let mixed = (offset ^ stream << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 48) as u8
@@ -18,7 +18,7 @@ pub fn fill(stream: u64, offset: u64, bytes: &mut [u8]) {
     }
 }
 
-/// Whether `bytes` are the stream from `offset` on.
+/// True if `bytes` are the stream from `offset` on.
 pub fn matches(stream: u64, offset: u64, bytes: &[u8]) -> bool {
     let mut wanted = bytes.iter().enumerate();
     wanted.all(|(index, byte)| *byte == stream_byte(stream, offset + index as u64))
@@ -26,14 +26,14 @@ pub fn matches(stream: u64, offset: u64, bytes: &[u8]) -> bool {
 
 /// All bytes of a packet, headers first.
 pub fn flatten(packet: &Packet) -> Vec<u8> {
-    // A copy of the link's, which no host counts.
+    // This copy belongs to the link; no host counts it.
     let ledger = Ledger::new();
     let mut bytes = vec![0; packet.len()];
     packet.copy_to(&mut bytes, &ledger);
     bytes
 }
 
-/// What is wrong with a complete frame on a wire of `mtu`; `Ok` if nothing is.
+/// Checks a complete frame on a wire of `mtu`.
 pub fn check_frame(frame: &[u8], mtu: usize) -> Result<(), String> {
     if frame.len() < 14 || frame.len() > mtu + 14 {
         return Err(format!("{} bytes on a wire of MTU {mtu}", frame.len()));
@@ -87,7 +87,7 @@ fn word(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }
 
-/// The Internet sum of RFC 1071, folded, from a start value.
+/// The Internet checksum sum (RFC 1071), folded, from a start value.
 fn sum(start: u64, bytes: &[u8]) -> u16 {
     let mut total = start;
     for pair in bytes.chunks(2) {

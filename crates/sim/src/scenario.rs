@@ -1,8 +1,8 @@
-//! Whole runs drawn from a seed: hosts, links, connections, and what must hold at the end.
+//! Complete runs drawn from a seed: hosts, links, connections, and the checks at the end.
 //!
-//! Everything about a run follows from its kind of [`Faults`] and its seed, the settings of both
-//! stacks included: families, devices with and without offload, sizes of packets and buffers,
-//! options on and off, applications that write in odd sizes, pause, half-close or reset.
+//! A run is determined by its kind of [`Faults`] and its seed, including the settings of both
+//! stacks: address families, devices with and without offload, sizes of packets and buffers,
+//! options, and applications that write in various sizes, pause, half-close or reset.
 
 use crate::flow::{Ending, Plan};
 use crate::host::Host;
@@ -17,26 +17,26 @@ use towpath_net::time::{Duration, Instant};
 use towpath_net::wire::MacAddr;
 use towpath_packet::{Caps, MemoryConfig, Site};
 
-/// What goes wrong on the links.
+/// Faults of the links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Faults {
-    /// Nothing.
+    /// No faults.
     None,
-    /// Frames lost one by one.
+    /// Single frames are lost.
     Loss,
-    /// Frames lost in series.
+    /// Series of frames are lost.
     BurstLoss,
-    /// Frames that overtake others.
+    /// Frames overtake others.
     Reordering,
-    /// Frames that come twice.
+    /// Frames are duplicated.
     Duplication,
-    /// Frames with a wrong byte.
+    /// Frames have a damaged byte.
     Corruption,
-    /// Delay that varies a lot.
+    /// The delay varies considerably.
     Jitter,
     /// A slow link with a short queue.
     Narrow,
-    /// A little of everything, another for each direction.
+    /// Several of these, drawn for each direction.
     All,
 }
 
@@ -54,7 +54,7 @@ impl Faults {
         Faults::All,
     ];
 
-    /// Makes `link` as faulty as this says.
+    /// Sets the faults of `link`.
     pub(crate) fn apply(self, link: &mut LinkConfig, rng: &mut Rng) {
         match self {
             Faults::None => {}
@@ -89,7 +89,7 @@ impl Faults {
     }
 }
 
-/// How long a run may take in virtual time: many timeouts in a row, two minutes each at most.
+/// Longest virtual time of a run: many timeouts in a row, at most two minutes each.
 const TIME_MAX: Duration = Duration::from_secs(3600);
 
 /// The address of host `index`.
@@ -141,7 +141,7 @@ pub fn able(mtu: u16) -> Caps {
 pub struct Scenario {
     /// The world.
     pub world: World,
-    /// What goes wrong.
+    /// The kind of faults.
     pub faults: Faults,
     /// The address family of its connections.
     pub v6: bool,
@@ -194,7 +194,7 @@ impl Scenario {
             plans[0].ending = Ending::Abort;
             self.aborts = true;
         }
-        // Half of them, without a draw: seeds stay what they were.
+        // Half of them, without a draw, so that seeds keep their meaning.
         plans[1].answers_within = number.is_multiple_of(2).then_some(ANSWERS_WITHIN);
         plans[1].sleeps_on_answers = number % 4 == 2;
         self.world.hosts[1 - client].listen(remote, plans[1]);
@@ -207,7 +207,7 @@ impl Scenario {
     /// Runs to the end and checks everything.
     ///
     /// # Panics
-    /// If anything does not hold; the message has the seed.
+    /// If a check fails. The message contains the seed.
     pub fn run(mut self) -> World {
         let flows = 2 * self.pairs.len();
         let end = Instant::START + TIME_MAX;
@@ -254,11 +254,12 @@ impl Scenario {
         problems
     }
 
-    /// More was sent than the faults explain.
+    /// Checks that no more was sent than the faults explain.
     fn excess(&self) -> Vec<String> {
         let mut problems = Vec::new();
         for (index, host) in self.world.hosts.iter().enumerate() {
-            // The peer may wait for its reader with an ACK while the tail is probed; Linux's would.
+            // The peer may wait for its reader with an ACK while the tail is probed, as Linux's
+            // does.
             let counters = host.stack.counters();
             let retransmitted = counters.retransmitted - counters.tail_probes;
             let peer = self.world.hosts[1 - index].stack.counters();
@@ -281,10 +282,10 @@ impl Scenario {
     }
 }
 
-/// What those who say that they answer soon say: some do, and some do not.
+/// The announced time for answers. Some flows keep it, others do not.
 const ANSWERS_WITHIN: Duration = Duration::from_micros(500);
 
-/// Settings of a stack, drawn.
+/// Draws the settings of a stack.
 pub(crate) fn settings(rng: &mut Rng) -> Settings {
     let buffer = rng.pick(&[4000, 20_000, 128 << 10, 512 << 10, 512 << 10]);
     let send = rng.pick(&[4000, 64 << 10, 256 << 10]);

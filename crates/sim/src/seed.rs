@@ -1,23 +1,24 @@
-//! Chance, from a seed. One generator per world; the order of draws is part of the seed's meaning.
+//! Random numbers from a seed. Each world has one generator; the order of draws is part of the
+//! meaning of a seed.
 
 use towpath_net::time::Duration;
 
 /// Parts per million.
 pub type Ppm = u32;
 
-/// SplitMix64 (Steele, Lea, Flood 2014): small, fast and good enough for faults.
+/// SplitMix64 (Steele, Lea, Flood 2014): small, fast and good enough for simulated faults.
 #[derive(Clone, Debug)]
 pub struct Rng {
     state: u64,
 }
 
 impl Rng {
-    /// The generator of `seed`.
+    /// The generator for `seed`.
     pub fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
-    /// The next 64 bits.
+    /// Draws the next 64 bits.
     pub fn draw(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.state;
@@ -26,20 +27,20 @@ impl Rng {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `limit`, which is not zero.
+    /// A number below `limit`, which must not be zero.
     pub fn below(&mut self, limit: u64) -> u64 {
         assert!(limit > 0);
         // The bias is below 2^-32 for every limit used here.
         self.draw() % limit
     }
 
-    /// A number from `low` to `high`, both included.
+    /// A number from `low` to `high`, inclusive.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         assert!(low <= high);
         low + self.below(high - low + 1)
     }
 
-    /// True `chance` times in a million.
+    /// True with a probability of `chance` parts per million.
     pub fn chance(&mut self, chance: Ppm) -> bool {
         chance > 0 && self.below(1_000_000) < u64::from(chance)
     }
@@ -49,24 +50,24 @@ impl Rng {
         choices[self.below(choices.len() as u64) as usize]
     }
 
-    /// A duration up to `most`.
+    /// A duration from zero to `most`.
     pub fn duration(&mut self, most: Duration) -> Duration {
         Duration::from_micros(self.between(0, most.as_micros() as u64))
     }
 }
 
-/// The seed that `TOWPATH_SEED` asks for, in decimal or with `0x`.
+/// The seed in `TOWPATH_SEED`, in decimal or with `0x`.
 ///
 /// # Panics
-/// If it is set and not a number: a run that was meant to replay must not do something else.
+/// If it is set and not a number: a run meant as a replay must not do something else.
 pub fn from_environment() -> Option<u64> {
     from_variable("TOWPATH_SEED")
 }
 
-/// A seed that differs from run to run, unless `TOWPATH_FRESH_SEED` is set.
+/// A seed that differs in each run, unless `TOWPATH_FRESH_SEED` sets it.
 ///
 /// # Panics
-/// If that is no number.
+/// If the variable is not a number.
 pub fn fresh() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     from_variable("TOWPATH_FRESH_SEED")

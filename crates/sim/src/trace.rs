@@ -1,14 +1,14 @@
-//! A line of text for each frame, for who looks into a seed: `TOWPATH_TRACE=1` prints them.
+//! One line of text for each frame, for debugging a seed: `TOWPATH_TRACE=1` prints them.
 
 use std::fmt::Write;
 use towpath_net::wire::tcp;
 
-/// Whether lines are to be printed.
+/// True if lines should be printed.
 pub fn enabled() -> bool {
     std::env::var_os("TOWPATH_TRACE").is_some()
 }
 
-/// A frame in a line.
+/// One line of text for a frame.
 pub fn line(bytes: &[u8]) -> String {
     let mut text = format!("{} bytes", bytes.len());
     let (protocol, at) = match bytes.get(12..14) {

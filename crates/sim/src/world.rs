@@ -1,4 +1,4 @@
-//! Two hosts, a link each way, and time.
+//! Two hosts, a link in each direction, and a clock.
 
 use crate::clock::Clock;
 use crate::host::Host;
@@ -7,42 +7,42 @@ use crate::liveness::Silences;
 use crate::seed::Rng;
 use towpath_net::time::Instant;
 
-/// Steps without time passing before a run counts as stuck.
+/// Steps without time passing after which a run counts as stuck.
 const STEPS_PER_MOMENT_MAX: u32 = 10_000;
 
-/// Everything there is.
+/// The simulated world.
 pub struct World {
     /// The seed that is printed with failures.
     pub seed: u64,
-    /// All chance.
+    /// The source of all random numbers.
     pub rng: Rng,
     /// The only clock.
     pub clock: Clock,
     /// Both hosts.
     pub hosts: [Host; 2],
-    /// `links[n]` carries what `hosts[n]` sends.
+    /// `links[n]` carries the packets that `hosts[n]` sends.
     pub links: [Link; 2],
     silences: [Silences; 2],
 }
 
 impl World {
-    /// A world at its start.
+    /// Makes a world at its start.
     pub fn new(seed: u64, hosts: [Host; 2], links: [Link; 2]) -> Self {
         let silences = Default::default();
         Self { seed, rng: Rng::new(seed), clock: Clock::default(), hosts, links, silences }
     }
 
-    /// Now.
+    /// The current time.
     pub fn now(&self) -> Instant {
         self.clock.now()
     }
 
-    /// Runs to `until` or to the end of all activity, whichever comes first.
+    /// Runs until `until` or the end of all activity, whichever comes first.
     pub fn run(&mut self, until: Instant) {
         self.run_while(until, |_| true);
     }
 
-    /// Runs as long as `going` says and there is something to do, but not beyond `until`.
+    /// Runs while `going` returns true and there is work, but not beyond `until`.
     pub fn run_while(&mut self, until: Instant, mut going: impl FnMut(&World) -> bool) {
         loop {
             self.settle();
@@ -60,7 +60,7 @@ impl World {
         }
     }
 
-    /// Does all that can be done without time passing.
+    /// Does all work that is possible without time passing.
     pub fn settle(&mut self) {
         let now = self.clock.now();
         let mut steps = 0;
@@ -70,7 +70,7 @@ impl World {
         }
     }
 
-    /// Connections that have something to do are about to do it.
+    /// Checks that connections with work make progress.
     fn judge(&mut self) {
         let now = self.clock.now();
         for (host, silences) in self.hosts.iter().zip(&mut self.silences) {
@@ -99,7 +99,7 @@ impl World {
         hosts.chain(links).min()
     }
 
-    /// What did not come back, and what was not accounted for. For the end of a run.
+    /// Memory that did not come back, and packets that are not accounted for. For the end of a run.
     pub fn leaks(&self) -> Vec<String> {
         let mut problems = Vec::new();
         for (index, host) in self.hosts.iter().enumerate() {
@@ -123,7 +123,7 @@ impl World {
         problems
     }
 
-    /// State for a message about a failure, with the seed first.
+    /// The state for a failure message, starting with the seed.
     pub fn report(&self) -> String {
         let mut text = format!("seed {:#x} at {:?}\n", self.seed, self.now());
         for (index, host) in self.hosts.iter().enumerate() {
@@ -145,7 +145,7 @@ impl World {
         text
     }
 
-    /// What is wrong so far.
+    /// Errors found so far.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         for (index, (host, link)) in self.hosts.iter().zip(&self.links).enumerate() {

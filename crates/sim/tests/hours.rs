@@ -30,7 +30,7 @@ fn fixed_seeds() {
     replay_or(|| (0..SEEDS).for_each(run));
 }
 
-/// One seed that nobody has tried before, or as many as asked for.
+/// One new seed, or as many as requested.
 #[test]
 fn fresh_seeds() {
     let count = std::env::var("TOWPATH_SEEDS").ok().and_then(|count| count.parse().ok());

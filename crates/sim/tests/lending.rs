@@ -1,10 +1,10 @@
-//! Hundreds of sockets that lend what they send, over links with faults.
+//! Hundreds of sockets that lend the memory they send, over faulty links.
 //!
-//! Each end of a connection lends a known stream out of buffers that are written over as soon as a
-//! notice gives them back, reads the other's stream with and without a copy, pauses, and sometimes
-//! resets. What must hold: every call is told of once; nothing keeps a buffer that was returned;
-//! the peer never reads a byte that was written later; terms are kept within a tick, whatever the
-//! peer does; at the end everything is back.
+//! Each end of a connection lends a known stream from buffers that are overwritten as soon as a
+//! notice returns them, reads the peer's stream with and without a copy, pauses, and sometimes
+//! resets. Invariants: every call is reported once; no buffer is in use after its return; the peer
+//! never reads a byte that was written later; terms are kept within a tick, whatever the peer does;
+//! at the end all memory is back.
 //!
 //! `TOWPATH_SEED=<seed>` replays a seed that failed.
 
@@ -30,11 +30,11 @@ use towpath_sim::seed::{self, Rng};
 const CONNECTIONS: u16 = 120;
 /// Most bytes that an end sends.
 const BYTES_MAX: u64 = 150_000;
-/// Ports of clients begin here.
+/// First port number of clients.
 const FIRST_PORT: u16 = 10_000;
-/// How late a term may be kept.
+/// Largest delay of a term.
 const TICK: Duration = Duration::from_millis(1);
-/// Seeds of every run: two over each version of IP.
+/// Seeds of every run: two for each version of IP.
 const SEEDS: u64 = 4;
 
 /// A buffer of an application.
@@ -46,33 +46,33 @@ impl AsRef<[u8]> for Buffer {
     }
 }
 
-/// A call that is not done.
+/// A call that is not complete.
 struct Call {
     lent: LentCall,
     memory: Arc<Buffer>,
     done: usize,
-    /// Whether the loan can be recalled, so that its memory counts as foreign.
+    /// The loan can be recalled, so its memory counts as foreign.
     recallable: bool,
 }
 
 /// One end of a connection.
 struct End {
     id: SocketId,
-    /// Streams and their lengths.
+    /// Numbers and lengths of streams.
     writes: (u64, u64),
     reads: (u64, u64),
     written: u64,
     read: u64,
     call: Option<Call>,
-    /// Memory of the calls that were not told of, by number.
+    /// Memory of calls that were not reported, by number.
     out: BTreeMap<u32, (Arc<Buffer>, Instant)>,
-    /// After which lent memory comes back, copied if need be.
+    /// The term of lent memory.
     term: Option<Duration>,
     next: u32,
     held: Vec<Held>,
     reads_lent: bool,
     read_at: Instant,
-    /// Resets the connection after having read so much.
+    /// Resets the connection after this many bytes were read.
     aborts_at: Option<u64>,
     shut: bool,
     peer_done: bool,
@@ -88,16 +88,16 @@ struct Host {
     loans: Loans,
     ends: Vec<End>,
     by_id: HashMap<SocketId, usize>,
-    /// Ends that want to act at some time.
+    /// Ends that have work at a time.
     timers: BTreeSet<(Instant, usize)>,
     listener: Option<SocketId>,
-    /// Buffers of nobody, and those of sockets that were reset.
+    /// Unused buffers, and buffers of sockets that were reset.
     free: Vec<Vec<u8>>,
     orphans: Vec<Arc<Buffer>>,
     lost_for_memory: u64,
 }
 
-/// Over which version of IP a seed runs.
+/// The version of IP of a seed.
 fn family(seed: u64) -> Family {
     if seed.is_multiple_of(2) { Family::V4 } else { Family::V6 }
 }
@@ -173,7 +173,7 @@ impl Host {
         self.ends.push(end);
     }
 
-    /// Lets the applications act on news and time; true if any did.
+    /// Lets the applications react to events and time. True if any did.
     fn act(&mut self, rng: &mut Rng, now: Instant) -> bool {
         let mut woken = BTreeSet::new();
         while let Some((id, _)) = self.sockets.next_wake() {
@@ -201,7 +201,7 @@ impl Host {
         any
     }
 
-    /// A buffer is ours again: what was in it is gone at once.
+    /// A buffer is returned: its content is overwritten at once.
     fn reclaim(&mut self, Buffer(mut bytes): Buffer) {
         bytes.fill(0xa5);
         self.free.push(bytes);
@@ -222,7 +222,7 @@ impl Host {
         }
         if end.written == end.writes.1 && !end.shut && !end.broken {
             end.shut = true;
-            // The peer may have reset it.
+            // The peer may have reset the connection.
             let _ = self.sockets.shutdown(end.id, towpath_net::socket::Shutdown::Write, now);
         }
         let end = &mut self.ends[index];
@@ -254,7 +254,7 @@ impl Host {
             for number in first..=last {
                 let call = self.ends[index].out.remove(&number);
                 let (memory, since) =
-                    call.unwrap_or_else(|| panic!("call {number} is told of twice"));
+                    call.unwrap_or_else(|| panic!("call {number} is reported twice"));
                 let kept = term.is_none_or(|term| now.since(since) <= term + TICK);
                 assert!(kept, "{:?} for a term of {term:?}", now.since(since));
                 let buffer = Arc::try_unwrap(memory).ok().expect("what is returned is not held");
@@ -305,7 +305,7 @@ impl Host {
                 break;
             }
         }
-        // Long enough now and then for windows to shut and probes to go out.
+        // Sometimes long enough for windows to close and probes to be sent.
         let most = if rng.chance(20_000) { 5_000_000 } else { 50_000 };
         end.read_at = now + rng.duration(Duration::from_micros(most));
         if !end.peer_done && !end.broken || !end.held.is_empty() {
@@ -355,13 +355,13 @@ impl Host {
             }
         }
         if end.broken {
-            // A call that was cut short has a number if any of it was taken.
+            // An interrupted call has a number if any of its bytes were accepted.
             end.call = None;
         }
     }
 }
 
-/// Two hosts and a link each way.
+/// Two hosts, and a link in each direction.
 struct World {
     family: Family,
     hosts: [Host; 2],
@@ -407,7 +407,7 @@ impl World {
         }
     }
 
-    /// Does all that can be done without time passing.
+    /// Does all work that is possible without time passing.
     fn settle(&mut self) {
         let now = self.now;
         let mut moved = true;
@@ -476,7 +476,7 @@ impl World {
             self.settle();
             match self.deadline() {
                 Some(at) if at <= until => self.now = self.now.max(at),
-                // Nothing is left to do, connections in TIME-WAIT included.
+                // No work is left, including connections in TIME-WAIT.
                 None => break,
                 Some(_) => panic!("not done after {until:?}: {}", self.report()),
             }
@@ -521,7 +521,7 @@ impl World {
     }
 }
 
-/// Runs a seed; how many terms ran out.
+/// Runs a seed. Returns how many terms ended loans.
 fn run(seed: u64) -> u64 {
     let ran = std::panic::catch_unwind(|| {
         let mut world = World::new(seed);

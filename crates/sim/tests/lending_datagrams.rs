@@ -1,11 +1,11 @@
-//! Hundreds of sockets that lend datagrams, over links with faults, by ports that stall now and
-//! then.
+//! Hundreds of sockets that lend datagrams, over faulty links, through ports that stall from time
+//! to time.
 //!
-//! Each socket lends datagrams, one at a time or many in a call, to one of the other host, out of
-//! buffers that are written over as soon as a notice gives them back. What must hold: every call is
-//! told of once, in no other range than was given out; nothing keeps a buffer that was returned; no
-//! datagram arrives changed or with another length, though it may have waited in a port long after
-//! its memory was back; terms are kept within a tick; at the end everything is back.
+//! Each socket lends datagrams, one or many in a call, to a socket of the other host, from buffers
+//! that are overwritten as soon as a notice returns them. Invariants: every call is reported once,
+//! and only with its own number; no buffer is in use after its return; no datagram arrives changed
+//! or with another length, although it may have waited in a port long after its memory was
+//! returned; terms are kept within a tick; at the end all memory is back.
 //!
 //! `TOWPATH_SEED=<seed>` replays a seed that failed.
 
@@ -30,26 +30,26 @@ use towpath_sim::seed::{self, Rng};
 const SOCKETS: u16 = 150;
 const CALLS: u32 = 30;
 const FIRST_PORT: u16 = 10_000;
-/// Most bytes of a datagram: one packet over either version of IP, as cards here make no checksums
-/// of fragments.
+/// Most bytes of a datagram: one packet with either version of IP, because the devices here do not
+/// compute checksums of fragments.
 const DATAGRAM_MAX: u64 = 1400;
-/// Most datagrams of a call that has many.
+/// Most datagrams of one call.
 const MANY_MAX: u64 = 100;
-/// A datagram begins with its number.
+/// Bytes of the number at the start of a datagram.
 const NUMBER_BYTES: usize = 8;
-/// How late a term may be kept.
+/// Largest delay of a term.
 const TICK: Duration = Duration::from_millis(1);
-/// Seeds of every run: two over each version of IP.
+/// Seeds of every run: two for each version of IP.
 const SEEDS: u64 = 4;
 
-/// A call that was not told of.
+/// A call that was not reported.
 struct Call {
     memory: Arc<Vec<u8>>,
-    /// When its memory is back at the latest; `None` for what cannot go back early.
+    /// The latest time of its return; `None` for memory that cannot go back early.
     until: Option<Instant>,
 }
 
-/// A call that goes on.
+/// A call that is not complete.
 struct Begun {
     lent: LentCall,
     memory: Arc<Vec<u8>>,
@@ -60,12 +60,12 @@ struct Begun {
 
 struct End {
     id: SocketId,
-    /// What its datagrams are filled with, and what those that it gets are.
+    /// The stream that it sends and the stream that it receives.
     streams: [u64; 2],
     to: SocketAddr,
     begun: Option<Begun>,
     called: u32,
-    /// Datagrams so far.
+    /// Datagrams sent.
     datagrams: u64,
     out: BTreeMap<u32, Call>,
     acts_at: Instant,
@@ -93,7 +93,7 @@ struct World {
     now: Instant,
 }
 
-/// Over which version of IP a seed runs.
+/// The version of IP of a seed.
 fn family(seed: u64) -> Family {
     if seed.is_multiple_of(2) { Family::V4 } else { Family::V6 }
 }
@@ -106,7 +106,7 @@ fn address(family: Family, host: usize) -> IpAddr {
     }
 }
 
-/// Where in its stream a datagram's bytes are.
+/// Offset of a datagram's bytes in its stream.
 fn place(number: u64) -> u64 {
     number * DATAGRAM_MAX
 }
@@ -162,7 +162,7 @@ impl Host {
         self.ends.iter().all(|end| end.called == CALLS && end.begun.is_none())
     }
 
-    /// Looks at all that is out, and lets those act that have news or want to now.
+    /// Checks all lent memory, and runs sockets that have events or are due.
     fn act(&mut self, lens: &mut HashMap<(u64, u64), usize>, rng: &mut Rng, now: Instant) -> bool {
         let mut any = false;
         while let Some((id, _)) = self.sockets.next_wake() {
@@ -173,7 +173,7 @@ impl Host {
         }
         for index in 0..self.ends.len() {
             let end = &self.ends[index];
-            // One that goes on is not told of before its end.
+            // A call is not reported before its end.
             let begun = end.begun.as_ref().filter(|begun| begun.done > 0).map(|_| end.called - 1);
             for (number, call) in &end.out {
                 let in_time = call.until.is_none_or(|until| now <= until + TICK);
@@ -194,8 +194,8 @@ impl Host {
             let Notice::Lent { first, last, copied } = notice else { panic!("{notice:?}") };
             for number in first..=last {
                 let call = end.out.remove(&number);
-                let call = call.unwrap_or_else(|| panic!("call {number} is told of twice"));
-                // Notices are joined whatever they say: it is of the first.
+                let call = call.unwrap_or_else(|| panic!("call {number} is reported twice"));
+                // Notices are merged regardless of `copied`, which belongs to the first.
                 let had_to_be = number != first || call.until.is_some();
                 assert!(!copied || had_to_be, "nothing had to be copied");
                 let mut bytes = Arc::into_inner(call.memory).expect("what is back is not held");
@@ -224,7 +224,8 @@ impl Host {
         }
     }
 
-    /// Makes a call's memory: one datagram, or many of a size and perhaps a shorter one.
+    /// Makes the memory of a call: one datagram, or many of one size and perhaps a shorter last
+    /// one.
     fn begin(end: &mut End, lens: &mut HashMap<(u64, u64), usize>, rng: &mut Rng) -> Begun {
         let size = rng.between(NUMBER_BYTES as u64, DATAGRAM_MAX) as usize;
         let many = rng.chance(300_000);
@@ -285,11 +286,11 @@ impl Host {
                 if *done < all {
                     end.begun = Some(begun);
                 } else if let Some(call) = end.out.get_mut(&(end.called - 1)) {
-                    // Each part is lent for the term from then on.
+                    // The term of each part starts when it is lent.
                     call.until = call.until.max(until);
                 }
             }
-            // Its port stalls. What it would send is made again.
+            // The port stalls. A call that has not sent anything is made again.
             Err(Error::WouldBlock) => {
                 if from > 0 {
                     end.begun = Some(begun);
@@ -318,7 +319,7 @@ impl World {
         Self { hosts, links, lens: HashMap::new(), rng, now: Instant::START }
     }
 
-    /// Does all that can be done without time passing.
+    /// Does all work that is possible without time passing.
     fn settle(&mut self) {
         let now = self.now;
         let mut moved = true;
@@ -403,7 +404,7 @@ impl World {
         }
     }
 
-    /// How many terms ran out.
+    /// Checks the end of a run. Returns how many terms ended loans.
     fn check(mut self) -> u64 {
         let mut fired = 0;
         let lost: u64 = self.links.iter().map(|link| link.counters().lost()).sum();
@@ -411,7 +412,7 @@ impl World {
         for (index, host) in self.hosts.iter_mut().enumerate() {
             assert!(host.has_called() && host.ends.iter().all(|end| end.out.is_empty()));
             let sent: u64 = host.ends.iter().map(|end| end.datagrams).sum();
-            // Of what comes at once after a stall much finds no room.
+            // Many datagrams that arrive at once after a stall find no room.
             assert!(host.arrived > sent / 10, "{} arrived, {sent} sent", host.arrived);
             assert_eq!(host.ledger.copied_at(Site::SocketSend), 0, "sends were lent");
             fired += host.sockets.lent_stats(self.now).terms_fired;
@@ -427,7 +428,7 @@ impl World {
     }
 }
 
-/// Runs a seed; how many terms ran out.
+/// Runs a seed. Returns how many terms ended loans.
 fn run(seed: u64) -> u64 {
     let ran = std::panic::catch_unwind(|| {
         let mut world = World::new(seed);

@@ -1,5 +1,5 @@
-//! Nothing stands still for ever: hosts with sockets on a link, where memory is short, peers fall
-//! silent and strangers flood; judged by [`towpath_sim::liveness`].
+//! Liveness: hosts with sockets on a link, with little memory, silent peers, and floods of
+//! strangers; checked by [`towpath_sim::liveness`].
 //!
 //! `TOWPATH_SEED=<seed> cargo test -p towpath-sim --test liveness` replays a seed.
 
@@ -18,9 +18,9 @@ use towpath_sim::oracle;
 use towpath_sim::scenario::{address, config, endpoint};
 use towpath_sim::seed::{self, Rng};
 
-/// Seeds of every run, for each kind.
+/// Seeds of every run, for each kind of test.
 const SEEDS: u64 = 6;
-/// Steps without time passing before a run counts as stuck.
+/// Steps without time passing after which a run counts as stuck.
 const STEPS_PER_MOMENT_MAX: u32 = 100_000;
 const CLIENT: usize = 0;
 const SERVER: usize = 1;
@@ -44,7 +44,7 @@ struct Party {
     ledger: Ledger,
     calls: Calls,
     silences: Silences,
-    /// Frames that came in and found no memory.
+    /// Received frames that were dropped because there was no memory.
     refused: u64,
 }
 
@@ -88,7 +88,7 @@ impl Party {
     }
 }
 
-/// Two of them, a link each way, and time.
+/// Two hosts, a link in each direction, and a clock.
 struct Net {
     parties: [Party; 2],
     links: [Link; 2],
@@ -102,8 +102,8 @@ impl Net {
         Self { parties, links: [link(), link()], rng, now: Instant::START }
     }
 
-    /// Runs as long as `app` says, but not beyond `until`. `app` is told whom the hosts woke, and
-    /// returns whether it did something, when it wants to act next, and whether to go on.
+    /// Runs until `app` ends the run, but not beyond `until`. `app` gets the sockets that the hosts
+    /// woke, and returns whether it did anything, when it acts next, and whether the run is over.
     fn run(&mut self, until: Instant, mut app: impl FnMut(&mut Net, &[Woken]) -> Acted) {
         loop {
             let mut steps = 0;
@@ -133,7 +133,7 @@ impl Net {
         }
     }
 
-    /// Lets time pass without a program.
+    /// Lets time pass without an application.
     fn pass(&mut self, time: Duration) {
         self.run(self.now + time, |_, _| Acted::default());
     }
@@ -179,7 +179,7 @@ impl Net {
         all
     }
 
-    /// The oracles, when nothing is left to do at this moment.
+    /// Runs the oracles when there is no work at this moment.
     fn judge(&mut self) {
         let now = self.now;
         for (index, party) in self.parties.iter_mut().enumerate() {
@@ -192,7 +192,7 @@ impl Net {
         }
     }
 
-    /// Connections from the client to the server: the ends of both.
+    /// Connects the client to the server. Returns both ends of each connection.
     fn connect(&mut self, count: usize) -> Vec<[SocketId; 2]> {
         let stream = |party: &mut Party| party.sockets.stream(Family::V4).expect("room");
         let now = self.now;
@@ -222,10 +222,10 @@ impl Net {
     }
 }
 
-/// Which host told whom of what.
+/// The host, the socket and the events of a notification.
 type Woken = (usize, SocketId, Readiness);
 
-/// What a program did.
+/// The result of an application's step.
 #[derive(Default)]
 struct Acted {
     busy: bool,
@@ -233,14 +233,14 @@ struct Acted {
     over: bool,
 }
 
-/// One way of a connection; both programs know nothing but what they are told of edges.
+/// One direction of a connection. Both applications know only the edges that they were notified of.
 struct Flow {
     ends: [SocketId; 2],
     stream: u64,
     goal: u64,
     /// Bytes of one write.
     size: u64,
-    /// Asks whether it may send after it was told to wait.
+    /// Queries whether it may send after it had to wait.
     asks: bool,
     sent: u64,
     read: u64,
@@ -289,8 +289,8 @@ impl Flow {
     }
 }
 
-/// Goal: however little memory there is, many connections that send all that is taken, and are told
-/// of edges alone, get everything across; no frame that comes in is refused.
+/// Goal: with very little memory, many connections that send as much as is accepted, and are
+/// notified of edges only, deliver everything; no received frame is dropped.
 fn little_memory(seed: u64) {
     let mut rng = Rng::new(seed);
     let little = |rng: &mut Rng| MemoryConfig {
@@ -359,8 +359,8 @@ fn little_memory_moves_all() {
     run_all(little_memory);
 }
 
-/// Goal: a connection whose peer shut its window and fell silent ends by itself, with data left and
-/// with nothing but a FIN, with an owner and without.
+/// Goal: a connection whose peer closed its window and fell silent ends without help, with data
+/// left or only a FIN, with an owner and without.
 fn silent_peer(seed: u64) {
     let mut rng = Rng::new(seed);
     let (orphan, data) = (rng.chance(500_000), rng.chance(300_000));
@@ -368,7 +368,7 @@ fn silent_peer(seed: u64) {
     let parties = [0, 1].map(|index| Party::new(index, Vec::new(), plenty));
     let mut net = Net::new(rng, parties, Duration::from_millis(5));
     let [id, _] = net.connect(1)[0];
-    // What the peer's window takes, and nothing beyond.
+    // Exactly as much as the peer's window accepts.
     for round in 0.. {
         assert!(round < 1000, "the window does not shut");
         let window = net.parties[CLIENT].sockets.tcp(id).map(|tcp| tcp.info(net.now).snd_wnd);
@@ -407,8 +407,8 @@ fn silent_peers_are_given_up() {
     run_all(silent_peer);
 }
 
-/// Goal: what waits for a neighbour's address gets there, or is counted as dropped, however many
-/// strangers ask in the meantime.
+/// Goal: a packet that waits for a neighbour's address arrives, or is counted as dropped, however
+/// many unknown hosts send requests meanwhile.
 fn strangers(seed: u64) {
     let mut rng = Rng::new(seed);
     let plenty = MemoryConfig::within(16 << 20);
@@ -425,7 +425,7 @@ fn strangers(seed: u64) {
     let (mut sent, mut received) = (0, 0);
     let others = net.rng.between(0, 3);
     for number in 0..=others {
-        // To a neighbour, beyond the router if there is one, and to nobody.
+        // To a neighbour, beyond the router if there is one, and to an address without a host.
         let far = SocketAddr::new(Ipv4Addr::new(198, 51, 100, 1).into(), 53);
         let nobody = SocketAddr::new(Ipv4Addr::new(10, 0, 0, 100 + number as u8).into(), 53);
         let to = [port, if routed { far } else { port }, nobody][(number % 3) as usize];

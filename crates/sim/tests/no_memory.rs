@@ -1,5 +1,6 @@
-//! Recalls where the system has no memory for the copy: the loan goes on past its term, nothing is
-//! closed or lost, other loans are not held up, it is counted, and tried again rarely.
+//! Recalls without memory for the copy: the loan continues past its term, nothing is closed or
+//! lost, other loans are not delayed, the failure is counted, and the recall is retried at a low
+//! rate.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -13,28 +14,28 @@ use towpath_net::wire::MacAddr;
 use towpath_packet::{Burst, Ledger, Loans, Memory, MemoryConfig, Recall, Site};
 use towpath_sim::scenario::able;
 
-/// The system's allocator, which has only small memory for a thread that says so.
+/// The system's allocator, which gives only small memory to a thread that has set a flag.
 struct Exhausted;
 
 thread_local! {
     static EXHAUSTED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What it still gives.
+/// Largest allocation that still succeeds.
 const SMALL: usize = 8000;
 
-// SAFETY: passes everything on to the system's allocator, or fails as an allocator may.
+// SAFETY: forwards all calls to the system's allocator, or fails as an allocator may.
 unsafe impl GlobalAlloc for Exhausted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if EXHAUSTED.get() && layout.size() > SMALL {
             return std::ptr::null_mut();
         }
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller fulfils the same contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller fulfils the same contract.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -100,7 +101,7 @@ impl Lender {
         assert_eq!(sent, Ok(memory.len()));
     }
 
-    /// Goes to a moment and does what is due.
+    /// Advances to a time and does the work that is due.
     fn at(&mut self, moment: Instant) {
         self.now = moment;
         self.with(|sockets, cx| sockets.on_deadline(cx));
@@ -111,8 +112,8 @@ impl Lender {
     }
 }
 
-/// Goal: as the file says. The bad input is a system without memory, at the end of a term and when
-/// memory is asked for.
+/// Goal: see the module text. Invalid input: a system without memory, at the end of a term and at a
+/// recall.
 #[test]
 fn without_memory_for_the_copy_the_loan_goes_on() {
     let mut lender = Lender::new();
@@ -133,7 +134,7 @@ fn without_memory_for_the_copy_the_loan_goes_on() {
     assert_eq!((stats.terms_fired, stats.recalls, stats.starved), (1, 1, 1));
     assert_eq!((stats.groups, stats.oldest), (1, Some(ms(20))));
 
-    // One try in ten milliseconds, however often somebody looks.
+    // One attempt in ten milliseconds, however often the host is run.
     for millis in 1..=100 {
         lender.at(end + ms(millis));
         let next = lender.sockets.next_deadline().expect("tried again");
@@ -153,7 +154,7 @@ fn without_memory_for_the_copy_the_loan_goes_on() {
     let stats = lender.sockets.lent_stats(lender.now);
     assert_eq!((stats.groups, stats.terms_fired, stats.recalls, stats.starved), (0, 2, 2, 12));
     for (memory, byte) in [(large, 1), (small, 2)] {
-        let mut memory = Arc::try_unwrap(memory).expect("nobody else has it");
+        let mut memory = Arc::try_unwrap(memory).expect("the only reference");
         let len = memory.len();
         memory.fill(0xa5);
         let packet = port.pop().expect("kept by the port");
@@ -167,7 +168,7 @@ fn without_memory_for_the_copy_the_loan_goes_on() {
     assert_eq!(lender.loans.out_count(), 0);
 }
 
-/// Goal: a loan that ends by itself while there is no memory to recall it comes back uncopied.
+/// Goal: a loan that ends while there is no memory to recall it comes back without a copy.
 #[test]
 fn what_cannot_be_recalled_comes_back_with_its_last_piece() {
     let mut lender = Lender::new();

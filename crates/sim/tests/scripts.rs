@@ -1,7 +1,7 @@
-//! Every script of tests/scripts on this project's stack, in virtual time, one test each.
+//! Runs every script of tests/scripts on this project's stack, in virtual time, as one test each.
 //!
-//! `cargo test -p towpath-sim --test scripts -- NAME` runs those whose name contains it. The same
-//! scripts on the kernel: `--test kernel`.
+//! `cargo test -p towpath-sim --test scripts -- NAME` runs scripts whose name contains it. `--test
+//! kernel` runs the same scripts on the kernel.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! Situations that chance rarely makes: each is set up on purpose and must end as it should.
+//! Situations that rarely occur at random: each is set up explicitly and must end correctly.
 
 use std::net::SocketAddr;
 use towpath_net::stack::{Config, Limits};
@@ -59,8 +59,8 @@ fn assert_done(world: &World, host: usize, written: u64, read: u64) {
     assert_eq!(state, (written, read, Some(None)), "{}", world.report());
 }
 
-/// Goal: bulk data passes without copies, retransmissions or needless packets, at the speed of the
-/// link. Method: 10 MB each way at once, with every kind of device.
+/// Goal: bulk data passes without copies, retransmissions or unnecessary packets, at the speed of
+/// the link. Method: 10 MB in each direction at once, with every kind of device.
 #[test]
 fn ten_megabytes_each_way() {
     const BYTES: u64 = 10_000_000;
@@ -86,21 +86,21 @@ fn ten_megabytes_each_way() {
                 assert_done(&world, host, BYTES, BYTES);
                 let counters = world.hosts[host].stack.counters();
                 assert_eq!((counters.retransmitted, world.hosts[host].ledger.copied()), (0, 0));
-                // 80 ms of data, and the window's doubling at a round trip of 10 ms.
+                // 80 ms of data, and the growth of the window at a round-trip time of 10 ms.
                 assert!(world.now() < Instant::from_micros(600_000), "{}", world.report());
             }
         }
     }
 }
 
-/// RFC 9293 §3.5 figure 7, §3.6 figure 13: both connect, both close, at the same time.
+/// RFC 9293 §3.5 figure 7, §3.6 figure 13: both sides connect and close simultaneously.
 #[test]
 fn simultaneous_open_and_close() {
     for v6 in [false, true] {
         for sack in [false, true] {
             let mut world = world(Settings { sack, timestamps: sack, ..Settings::default() });
             let ends = [endpoint(0, v6, 1000), endpoint(1, v6, 1000)];
-            // Both know the way: the SYNs cross.
+            // Both have the address of the neighbour, so the SYNs cross.
             for host in 0..2 {
                 let peer = config(1 - host, Settings::default());
                 let address = ends[1 - host].ip();
@@ -119,7 +119,7 @@ fn simultaneous_open_and_close() {
     }
 }
 
-/// Nobody listens: refused at once.
+/// A port without a listener: the connection is refused at once.
 #[test]
 fn listener_absent() {
     for v6 in [false, true] {
@@ -133,7 +133,7 @@ fn listener_absent() {
     }
 }
 
-/// The peer's host is not there: the connection times out, and what waited is let go.
+/// The peer's host does not exist: the connection times out, and the waiting packets are dropped.
 #[test]
 fn host_absent() {
     for v6 in [false, true] {
@@ -148,8 +148,8 @@ fn host_absent() {
     }
 }
 
-/// RFC 9293 §3.8.3: the peer vanishes in the middle. The sender gives up after its retries, a
-/// silent receiver after its keepalive probes; both in bounded time.
+/// RFC 9293 §3.8.3: the peer vanishes during a transfer. The sender gives up after its retries, a
+/// silent receiver after its keepalive probes, both in bounded time.
 #[test]
 fn peer_vanishes() {
     let settings = Settings {
@@ -176,7 +176,7 @@ fn peer_vanishes() {
     }
 }
 
-/// A link that is cut for a while and comes back: the connection goes on.
+/// A link is cut for a while and restored: the connection continues.
 #[test]
 fn outage() {
     for v6 in [false, true] {
@@ -196,7 +196,7 @@ fn outage() {
     }
 }
 
-/// RFC 9293 §3.8.6.1: a window shut for hours, with the update that opens it lost.
+/// RFC 9293 §3.8.6.1: a window is closed for hours, and the update that opens it is lost.
 #[test]
 fn window_shut_for_hours() {
     for v6 in [false, true] {
@@ -219,7 +219,7 @@ fn window_shut_for_hours() {
     }
 }
 
-/// Buffers of less than a segment, and of a few bytes: slow, but it works.
+/// Buffers smaller than a segment, and of a few bytes: slow, but working.
 #[test]
 fn tiny_windows() {
     for bytes in [100, 600, 1460, 3000] {
@@ -239,7 +239,7 @@ fn tiny_windows() {
     }
 }
 
-/// RFC 826, RFC 4861: neighbours are found although many questions are lost.
+/// RFC 826, RFC 4861: neighbours are found although many queries are lost.
 #[test]
 fn neighbours_are_found_in_spite_of_loss() {
     for v6 in [false, true] {
@@ -256,12 +256,12 @@ fn neighbours_are_found_in_spite_of_loss() {
     }
 }
 
-/// A connection lives longer than what is known of its neighbour: nothing is lost when that is
-/// asked for again.
+/// A connection outlives the entry of its neighbour: no data is lost while the neighbour is queried
+/// again.
 #[test]
 fn neighbours_are_asked_again_without_a_pause() {
     for v6 in [false, true] {
-        // Windows small enough that answers about neighbours do not wait behind them for too long.
+        // Windows are small enough that neighbours' answers do not wait behind them for too long.
         let (receive_buffer, receive_buffer_max) = (256 << 10, 256 << 10);
         let settings = Settings { receive_buffer, receive_buffer_max, ..Settings::default() };
         let mut world = world(settings);
@@ -279,7 +279,7 @@ fn neighbours_are_asked_again_without_a_pause() {
     }
 }
 
-/// The MTU shrinks and grows under a connection.
+/// The MTU shrinks and grows during a connection.
 #[test]
 fn mtu_changes() {
     for v6 in [false, true] {
@@ -306,7 +306,7 @@ fn mtu_changes() {
     }
 }
 
-/// RFC 9293 §3.6.1, RFC 6191: the same endpoints again and again, a server that closes first.
+/// RFC 9293 §3.6.1, RFC 6191: repeated use of the same endpoints, with a server that closes first.
 #[test]
 fn endpoints_are_used_again() {
     for v6 in [false, true] {
@@ -331,7 +331,7 @@ fn endpoints_are_used_again() {
     }
 }
 
-/// Many connections at once, more than may be half-open at a time.
+/// Many connections at once, more than the limit of half-open ones.
 #[test]
 fn a_crowd() {
     let limits = Limits { half_open: 50, ..Limits::default() };
@@ -345,7 +345,7 @@ fn a_crowd() {
         world.hosts[0].connect(local, remote, plan, seconds(0)).expect("free");
     }
     world.run(seconds(120));
-    // Those given up for others were reset when their ACK came; the rest got through.
+    // Connections evicted for others were reset when their ACK arrived; the others succeeded.
     let done = |host: usize, written, read| {
         let flows = world.hosts[host].flows.iter();
         flows.filter(|f| (f.written, f.read, f.closed) == (written, read, Some(None))).count()
@@ -356,7 +356,7 @@ fn a_crowd() {
     assert_sound(&world);
 }
 
-/// A host with hardly any memory: slow, never stuck, and all comes back.
+/// A host with very little memory: slow, never stuck, and all memory comes back.
 #[test]
 fn memory_runs_short() {
     for v6 in [false, true] {
@@ -380,7 +380,7 @@ fn memory_runs_short() {
     }
 }
 
-/// Resets in the middle of a transfer, from either side, leave nothing behind.
+/// Resets during a transfer, from either side, leave nothing behind.
 #[test]
 fn aborts() {
     for v6 in [false, true] {
@@ -398,7 +398,7 @@ fn aborts() {
     }
 }
 
-/// Owners that leave at once: what was written still arrives, or the peer hears of it.
+/// Owners release at once: written data still arrives, or the peer learns of the reset.
 #[test]
 fn early_leavers() {
     for v6 in [false, true] {
@@ -414,8 +414,8 @@ fn early_leavers() {
     }
 }
 
-/// Goal: what a shut window holds back of a connection that nobody owns any more goes out as fast,
-/// once the window opens, as with an owner; with losses too.
+/// Goal: data that a closed window holds back on a released connection is sent as fast, once the
+/// window opens, as with an owner; with losses, too.
 #[test]
 fn a_shut_window_opens_for_leavers_too() {
     const BYTES: u64 = 30_000_000;

@@ -1,10 +1,10 @@
-//! Lent memory where nothing moves: a port that takes nothing or keeps what it took, a peer that is
-//! dead, readers that do not read or keep what they read.
+//! Lent memory when nothing moves: a port that accepts nothing or keeps packets, a dead peer,
+//! readers that do not read or keep what they read.
 //!
-//! Hundreds of sockets lend, each call for a term of its own, over a wire that hands pieces on
-//! without a copy. What must hold: no memory is held a tick longer than its term, whatever has it;
-//! nothing is closed by that; where things move on later, every byte is the one that was lent,
-//! though its memory was written over as soon as it was back; at the end everything is back.
+//! Hundreds of sockets lend, each call with its own term, over a wire that passes pieces on without
+//! a copy. Invariants: no memory is held a tick longer than its term, whatever holds it; no
+//! connection is closed because of that; if packets move later, every byte is the one that was
+//! lent, although its memory was overwritten as soon as it was back; at the end all memory is back.
 //!
 //! `TOWPATH_SEED=<seed>` replays a seed that failed.
 
@@ -25,31 +25,31 @@ use towpath_sim::oracle;
 use towpath_sim::scenario::able;
 use towpath_sim::seed::{self, Rng};
 
-/// Streams that lend, and datagram sockets beside them.
+/// Numbers of streams that lend, and of datagram sockets beside them.
 const STREAMS: usize = 200;
 const DATAGRAM_SOCKETS: usize = 100;
-/// Bytes of a datagram: one packet, as the device makes no checksums of fragments.
+/// Bytes of a datagram: one packet, because the device does not compute checksums of fragments.
 const DATAGRAM_LEN: usize = 1400;
-/// How late a term may be kept.
+/// Largest delay of a term.
 const TICK: Duration = Duration::from_millis(1);
-/// How long sockets lend, and for how long it is looked on.
+/// How long sockets lend, and how long the run is observed afterwards.
 const LENDING: Duration = Duration::from_millis(400);
 const LOOKED_ON: Duration = Duration::from_secs(3);
-/// Between two calls of all sockets.
+/// Time between two calls of all sockets.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Packets that a port keeps.
+/// Most packets that a port keeps.
 const KEPT_MAX: usize = 500;
 
-/// What the lender's device does.
+/// Behaviour of the lender's device.
 #[derive(Clone, Copy, PartialEq)]
 enum Port {
     Sends,
     TakesNothing,
-    /// Takes some packets, keeps them, and takes no more.
+    /// Accepts some packets, keeps them, and accepts no more.
     Keeps,
 }
 
-/// What the other host does.
+/// Behaviour of the other host.
 #[derive(Clone, Copy, PartialEq)]
 enum Peer {
     Reads,
@@ -59,7 +59,7 @@ enum Peer {
     Dead,
 }
 
-/// A call's memory.
+/// The memory of a call.
 struct Call {
     memory: Arc<Vec<u8>>,
     since: Instant,
@@ -96,20 +96,20 @@ impl Host {
     }
 }
 
-/// The lender is host 0.
+/// Two hosts; host 0 lends.
 struct World {
     family: Family,
     hosts: [Host; 2],
     loans: Loans,
     streams: Vec<Stream>,
     datagrams: Vec<SocketId>,
-    /// The other end of all datagrams, which nobody reads.
+    /// The destination of all datagrams, which is never read.
     sink: Option<SocketId>,
     calls: Vec<Call>,
     /// Calls whose memory is back.
     back: usize,
     kept_by_port: VecDeque<Packet>,
-    /// Pieces of streams, with where they belong.
+    /// Pieces of streams, with the stream and the offset of each.
     kept_by_readers: Vec<(u64, u64, Held)>,
     port: Port,
     peer: Peer,
@@ -117,7 +117,7 @@ struct World {
     now: Instant,
 }
 
-/// Over which version of IP a seed runs.
+/// The version of IP of a seed.
 fn family(seed: u64) -> Family {
     if seed.is_multiple_of(2) { Family::V4 } else { Family::V6 }
 }
@@ -148,7 +148,7 @@ fn host(family: Family, index: usize) -> Host {
 }
 
 impl World {
-    /// All streams are connected.
+    /// Makes a world in which all streams are connected.
     fn new(seed: u64) -> Self {
         let family = family(seed);
         let mut world = Self {
@@ -187,7 +187,7 @@ impl World {
         world
     }
 
-    /// Every socket lends what it can by one call.
+    /// Every socket lends as much as it can in one call.
     fn lend(&mut self) {
         let (loans, now, lender) = (&mut self.loans, self.now, &mut self.hosts[0]);
         for (index, stream) in self.streams.iter_mut().enumerate() {
@@ -233,7 +233,7 @@ impl World {
         }
     }
 
-    /// Writes over all memory that is back; what is not must have its term before it.
+    /// Overwrites all memory that is back. The term of all other memory must not have ended.
     fn look(&mut self) {
         let (now, before) = (self.now, self.calls.len());
         self.calls.retain_mut(|call| {
@@ -248,7 +248,7 @@ impl World {
         self.back += before - self.calls.len();
     }
 
-    /// Does all that can be done without time passing.
+    /// Does all work that is possible without time passing.
     fn settle(&mut self) {
         for turn in 0.. {
             assert!(turn < 100_000, "packets go round and round");
@@ -266,7 +266,7 @@ impl World {
         }
     }
 
-    /// Takes what a host sends to the other, pieces and all.
+    /// Moves the packets of one host to the other, with their pieces.
     fn carry(&mut self, from: usize) -> bool {
         let (now, lender) = (self.now, from == 0);
         let mut out = Burst::new();
@@ -290,7 +290,7 @@ impl World {
         let dead = self.peer == Peer::Dead;
         for packet in packets.into_iter().filter(|_| !dead) {
             let receiver = &mut self.hosts[1 - from];
-            // Without memory it is lost, and sent again.
+            // Without memory the packet is lost, and will be retransmitted.
             if let Ok(packet) = into_received(packet, &mut receiver.memory) {
                 let mut burst = Burst::new();
                 assert!(burst.push(packet).is_ok(), "one fits");
@@ -300,7 +300,7 @@ impl World {
         any
     }
 
-    /// Lets the other host read; true if it read anything.
+    /// Lets the other host read. True if it read anything.
     fn read(&mut self) -> bool {
         let (now, reader, kept) = (self.now, &mut self.hosts[1], &mut self.kept_by_readers);
         let (mut any, mut bytes) = (false, vec![0; 60_000]);
@@ -318,7 +318,7 @@ impl World {
             };
             let count = match got {
                 Ok(count) => count,
-                // What readers keep has a bound.
+                // The memory that readers keep is bounded.
                 Err(Error::WouldBlock | Error::NoBuffers) => continue,
                 Err(error) => panic!("nothing is closed: {error:?}"),
             };
@@ -337,7 +337,7 @@ impl World {
         any
     }
 
-    /// Lets time pass, and looks at every moment at which something happens.
+    /// Lets time pass, and checks at every time at which something happens.
     fn pass(&mut self, time: Duration) {
         let until = self.now + time;
         loop {
@@ -345,7 +345,7 @@ impl World {
             self.look();
             let alive = if self.peer == Peer::Dead { 1 } else { 2 };
             let next = self.hosts[..alive].iter().filter_map(|host| host.sockets.next_deadline());
-            // A look a tick after each term, too.
+            // Also checks a tick after each term.
             let looks = self.calls.iter().map(|call| call.since + call.term + TICK + TICK);
             match next.chain(looks).min().filter(|at| *at < until) {
                 Some(at) => self.now = self.now.max(at),
@@ -357,7 +357,7 @@ impl World {
         self.look();
     }
 
-    /// Lends and looks on while `port` and `peer` do what they do; what came of it.
+    /// Lends while `port` and `peer` behave as given. Returns the statistics.
     fn suffer(&mut self, port: Port, peer: Peer) -> LentStats {
         (self.port, self.peer) = (port, peer);
         for _ in 0..LENDING.as_millis() / PAUSE.as_millis() {
@@ -370,7 +370,7 @@ impl World {
         self.hosts[0].sockets.lent_stats(self.now)
     }
 
-    /// Everything moves again, and all that was sent arrives.
+    /// Makes everything move again, and checks that all data arrives.
     fn recover(&mut self) {
         (self.port, self.peer) = (Port::Sends, Peer::Reads);
         for (stream, at, held) in self.kept_by_readers.drain(..) {
@@ -388,7 +388,7 @@ impl World {
         panic!("{left} streams do not go on");
     }
 
-    /// All sockets close, and nothing is left.
+    /// Closes all sockets, and checks that nothing is left.
     fn end(mut self) {
         self.kept_by_port.clear();
         self.kept_by_readers.clear();
@@ -406,7 +406,7 @@ impl World {
     }
 }
 
-/// Runs a scene with a fixed seed over each version of IP, and with a fresh one.
+/// Runs a scene with a fixed seed for each version of IP, and with a new one.
 fn scene(play: impl Fn(World) + std::panic::RefUnwindSafe) {
     let seeds = seed::from_environment().map_or_else(|| vec![0, 1, seed::fresh()], |one| vec![one]);
     for seed in seeds {
@@ -431,7 +431,7 @@ fn a_port_that_keeps_packets_keeps_no_memory() {
     scene(|mut world| {
         let stats = world.suffer(Port::Keeps, Peer::Reads);
         assert!(stats.terms_fired as usize > STREAMS, "{stats:?}");
-        // They are sent after all, long after their memory was written over.
+        // The packets are sent after all, long after their memory was overwritten.
         world.recover();
         world.end();
     });

@@ -1,4 +1,5 @@
-//! Seeded worlds: two stacks, faulty links, applications; what must hold is checked all the time.
+//! Seeded worlds: two stacks, faulty links and applications, whose invariants are checked all the
+//! time.
 //!
 //! `TOWPATH_SEED=<seed> cargo test -p towpath-sim` replays a seed that failed, `TOWPATH_TRACE=1`
 //! prints each frame of it, `TOWPATH_SEEDS=<count>` tries that many new ones.

@@ -1,9 +1,8 @@
-//! Structures that later versions of the library may add fields to, by themselves and several in an
-//! array.
+//! Structures to which later versions of the library may append fields, single or in an array.
 //!
-//! The program says how long they are. What an older program does not know of a structure is taken
-//! as zero, and not told; what a newer one has set that this library does not know is `E2BIG`, and
-//! what it would be told is zero.
+//! The program passes their size. Fields that an older program does not know count as zero and are
+//! not filled in. If a newer program sets a field that this library does not know, that is `E2BIG`;
+//! such fields are filled in with zero.
 #![allow(unsafe_code)]
 
 use super::shapes::{
@@ -15,45 +14,45 @@ use crate::queue::Told;
 use libc::c_int;
 use std::mem::{MaybeUninit, offset_of};
 
-/// Largest structure that a program of the future may give.
+/// Largest structure that a later program may pass.
 const STRUCTURE_BYTES_MAX: usize = 4096;
 
-/// A structure of C's that later versions may add fields to, behind those that there are.
+/// A structure of C to which later versions may append fields.
 ///
 /// # Safety
-/// Any bytes are one, and the first [`Grown::FIRST`] of it have no padding that matters to Rust:
-/// it is read and written as bytes.
+/// All bit patterns are valid for it, and its first [`Grown::FIRST`] bytes contain no padding that
+/// matters to Rust: it is read and written as bytes.
 pub(super) unsafe trait Grown: Copy {
-    /// Bytes of its first version: no program has a shorter one.
+    /// Bytes of its first version. No program has a shorter one.
     const FIRST: usize;
 }
 
-// SAFETY: integers and pointers only, which all bytes are.
+// SAFETY: it contains only integers and raw pointers, for which all bytes are valid.
 unsafe impl Grown for TowpathConfig {
     const FIRST: usize = offset_of!(TowpathConfig, file_cache);
 }
 
-// SAFETY: integers and pointers only, which all bytes are.
+// SAFETY: it contains only integers and raw pointers, for which all bytes are valid.
 unsafe impl Grown for TowpathChange {
     const FIRST: usize = 88;
 }
 
-// SAFETY: integers and pointers only, which all bytes are.
+// SAFETY: it contains only integers and raw pointers, for which all bytes are valid.
 unsafe impl Grown for TowpathOperation {
     const FIRST: usize = 80;
 }
 
-// SAFETY: integers and pointers only, which all bytes are.
+// SAFETY: it contains only integers and raw pointers, for which all bytes are valid.
 unsafe impl Grown for TowpathTransfer {
     const FIRST: usize = 80;
 }
 
-// SAFETY: integers and pointers only, which all bytes are.
+// SAFETY: it contains only integers and raw pointers, for which all bytes are valid.
 unsafe impl Grown for TowpathLent {
     const FIRST: usize = 64;
 }
 
-// SAFETY: integers only, which all bytes are, and no padding.
+// SAFETY: it contains only integers, for which all bytes are valid, and no padding.
 unsafe impl Grown for Told {
     const FIRST: usize = 40;
 }
@@ -66,7 +65,7 @@ fn check_size<T: Grown>(size: usize) -> Outcome<()> {
     if size > STRUCTURE_BYTES_MAX { Err(Errno(libc::E2BIG)) } else { Ok(()) }
 }
 
-/// Fails with `E2BIG` if a structure has something set that this library does not know.
+/// Fails with `E2BIG` if a structure sets a field that this library does not know.
 ///
 /// # Safety
 /// `pointer` is null or names `size` bytes.
@@ -78,22 +77,22 @@ pub(super) unsafe fn check_rest<T: Grown>(pointer: *const T, size: usize) -> Out
     if is_set { Err(Errno(libc::E2BIG)) } else { Ok(()) }
 }
 
-/// A structure as this library knows it.
+/// Reads a structure, as far as this library knows it.
 ///
 /// # Safety
-/// As [`check_rest`].
+/// `pointer` is null or names `size` bytes.
 pub(super) unsafe fn read_grown<T: Grown>(pointer: *const T, size: usize) -> Outcome<T> {
     // SAFETY: the caller vouches for it.
     unsafe { check_rest(pointer, size) }?;
     let mut known = MaybeUninit::<T>::zeroed();
     let (to, len) = (known.as_mut_ptr().cast::<u8>(), size.min(size_of::<T>()));
-    // SAFETY: both have so many bytes, and ours are nobody else's.
+    // SAFETY: both have `len` bytes, and no other code uses ours.
     unsafe { to.copy_from_nonoverlapping(pointer.cast(), len) };
-    // SAFETY: all of it is set, and any bytes are one.
+    // SAFETY: all bytes are set, and all bytes are valid for it.
     Ok(unsafe { known.assume_init() })
 }
 
-/// An array of C's, of elements that are as long as the program knows them.
+/// An array of C, whose elements have the size that the program knows.
 pub(super) struct Elements<T> {
     first: *mut T,
     count: usize,
@@ -101,11 +100,11 @@ pub(super) struct Elements<T> {
 }
 
 impl<T: Grown> Elements<T> {
-    /// The array. A negative count is `EINVAL`.
+    /// Makes the array. A negative count is `EINVAL`.
     ///
     /// # Safety
-    /// `first` is null or names `count` elements of `size` bytes, one behind the other, that
-    /// nobody else uses as long as this is there.
+    /// `first` is null or names `count` contiguous elements of `size` bytes, which no other code
+    /// uses while this exists.
     pub(super) unsafe fn new(first: *mut T, count: c_int, size: usize) -> Outcome<Self> {
         let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
         check_size::<T>(size)?;
@@ -120,48 +119,51 @@ impl<T: Grown> Elements<T> {
         self.count
     }
 
-    /// The element as this library knows it.
+    /// Reads an element, as far as this library knows it.
     pub(super) fn read(&self, at: usize) -> Outcome<T> {
-        // SAFETY: it has `size` bytes, as `new` was promised.
+        // SAFETY: `new` was promised that the element has `size` bytes.
         unsafe { read_grown(self.element(at).cast(), self.size) }
     }
 
-    /// Fills an element, as far as the program knows it; what this library does not know is zero.
+    /// Writes an element, as far as the program knows it. Fields that this library does not know
+    /// become zero.
     pub(super) fn write(&mut self, at: usize, value: &T) {
         let (to, len) = (self.element(at), self.size.min(size_of::<T>()));
-        // SAFETY: both have so many bytes, and `new` was promised that nobody else uses these.
+        // SAFETY: both have `len` bytes, and `new` was promised that no other code uses the
+        // element.
         unsafe { to.copy_from_nonoverlapping((&raw const *value).cast(), len) };
         // SAFETY: `len` is at most `size`, so this is within the element or at its end.
         let rest = unsafe { to.add(len) };
-        // SAFETY: these are the last bytes of the element, and `new` was promised that nobody else
-        // uses them.
+        // SAFETY: these are the last bytes of the element, and `new` was promised that no other
+        // code uses them.
         unsafe { rest.write_bytes(0, self.size - len) };
     }
 
-    /// Where an element begins.
+    /// Address of an element.
     fn element(&self, at: usize) -> *mut u8 {
         assert!(at < self.count, "it is one of the array");
-        // SAFETY: it is within the array, as `new` was promised.
+        // SAFETY: `new` was promised the whole array, and the index is within it.
         unsafe { self.first.cast::<u8>().add(at * self.size) }
     }
 }
 
-/// What is answered in the element itself.
+/// Structures into which the result is written.
 pub(super) trait Answered: Grown {}
 impl Answered for TowpathChange {}
 impl Answered for TowpathOperation {}
 
 impl<T: Answered> Elements<T> {
-    /// Fills in what became of an element: its identifier, or an error.
+    /// Writes the result of an element into it: its identifier, or an error.
     pub(super) fn answer(&mut self, at: usize, result: Outcome<u64>) {
         let element = self.element(at);
         let error = result.map_or_else(|Errno(number)| number, |_| 0);
         let (error_place, id_place) = (element.wrapping_add(ERROR_AT), element.wrapping_add(ID_AT));
-        // SAFETY: a field of the first version, which every element has; `new` was promised that
-        // nobody else uses it.
+        // SAFETY: the field is in the first version, so every element has it. `new` was promised
+        // that no other code uses it.
         unsafe { error_place.cast::<c_int>().write_unaligned(error) };
         if let Ok(id) = result {
-            // SAFETY: a field of the first version, too, of which nobody else makes use.
+            // SAFETY: the field is in the first version, so every element has it. `new` was
+            // promised that no other code uses it.
             unsafe { id_place.cast::<u64>().write_unaligned(id) };
         }
     }
@@ -179,19 +181,19 @@ mod tests {
         second: u64,
     }
 
-    // SAFETY: integers only.
+    // SAFETY: it contains only integers, for which all bytes are valid.
     unsafe impl Grown for Second {
         const FIRST: usize = 8;
     }
 
     fn elements(words: &mut [u64], size: usize) -> Outcome<Elements<Second>> {
         let count = (size_of_val(words) / size.max(1)) as c_int;
-        // SAFETY: so many of them are there, and the words are borrowed by the caller.
+        // SAFETY: the array has this many elements, and the caller has borrowed the words.
         unsafe { Elements::new(words.as_mut_ptr().cast(), count, size) }
     }
 
-    /// Goal: programs of the first, of this and of a later version pass arrays: nobody is told, and
-    /// nothing is read, beyond an element, and nothing that was set is passed over.
+    /// Goal: programs of the first, of this and of a later version can pass arrays. Nothing beyond
+    /// an element is read or written, and no field that is set is ignored.
     #[test]
     fn elements_are_as_long_as_the_program_knows_them() {
         let of = |first, second| Ok(Second { first, second });

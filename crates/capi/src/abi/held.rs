@@ -8,9 +8,9 @@ use crate::memory::pointers::Message;
 use libc::{c_int, msghdr};
 
 exported! {
-    /// As `recvmsg(2)`, but copies nothing: the message's pieces are filled with addresses and
-    /// lengths of what was received, and their count with how many those are; the first is the
-    /// caller's room for headers where these are in no piece. They stay until
+    /// `recvmsg(2)` without a copy: fills the message's pieces with the addresses and lengths of
+    /// the received bytes, and their count with the number of pieces. If headers lie outside of
+    /// pieces, the first piece is the caller's room for them. The pieces stay until
     /// `towpath_return` is called with `token`, which is zero if there are none.
     fn towpath_recvmsg_lent(
         of,
@@ -35,7 +35,7 @@ exported! {
         give(on(of, fd, received))
     }
 
-    /// Gives back what a call of `towpath_recvmsg_lent` handed out.
+    /// Takes back what a call of `towpath_recvmsg_lent` handed out.
     fn towpath_return(of, token: u64) -> c_int {
         give_done(of.give_back(token))
     }

@@ -1,4 +1,4 @@
-//! How instances are made, driven and ended, and other calls that only instances have.
+//! Making, driving and ending instances, and other calls without a counterpart in POSIX.
 #![allow(unsafe_code)]
 
 use super::grown::read_grown;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use towpath::layers::io::tap::Tap;
 
-/// The version of this library as a number: that of `TOWPATH_VERSION` in its header.
+/// The version of this library as a number, like `TOWPATH_VERSION` in its header.
 #[unsafe(no_mangle)]
 pub extern "C" fn towpath_version() -> c_uint {
     VERSION
@@ -27,7 +27,7 @@ const VERSION: c_uint = {
         | number(env!("CARGO_PKG_VERSION_PATCH"))
 };
 
-/// A number of decimal digits.
+/// Parses a decimal number.
 const fn number(text: &str) -> c_uint {
     let (bytes, mut value, mut at) = (text.as_bytes(), 0, 0);
     while at < bytes.len() {
@@ -39,40 +39,40 @@ const fn number(text: &str) -> c_uint {
 }
 
 exported! {
-    /// Waits for `timeout` milliseconds at most until all that was written has arrived; the header
-    /// says more.
+    /// Waits for at most `timeout` milliseconds until all data has arrived. `towpath.h` has the
+    /// details.
     fn towpath_finish(of, timeout: c_int) -> c_int {
         give_done(of.finish(milliseconds(timeout)))
     }
 
-    /// Gives back what the calls `first` to `last` lent; the header says more.
+    /// Recalls the memory of the calls `first` to `last`. `towpath.h` has the details.
     fn towpath_recall(of, fd: c_int, first: u32, last: u32) -> c_int {
         give_done(on(of, fd, of.recall(fd, first, last)))
     }
 
-    /// Limits what sockets lend; the header says more.
+    /// Limits what sockets lend. `towpath.h` has the details.
     fn towpath_limit_lent(of, notices: size_t, memory: size_t) -> c_int {
         of.limit_lent(notices, memory);
         0
     }
 
-    /// Fills a `struct towpath_stats` of `size` bytes; the header says more.
+    /// Fills a `struct towpath_stats` of `size` bytes. `towpath.h` has the details.
     fn towpath_get_stats(of, stats: *mut c_void, size: size_t) -> c_int {
         // SAFETY: the caller vouches for it.
         let room = unsafe { bytes_mut(stats, size) };
         give_done(room.and_then(|room| of.write_stats(room)))
     }
 
-    /// Gives the instance an IP packet, as if the device had received it. 0, or -1 without memory
-    /// for it (`ENOBUFS`).
+    /// Hands an IP packet to the instance, as if its device had received it. Returns 0, or -1 with
+    /// `ENOBUFS` if there is no memory for it.
     fn towpath_input(of, packet: *const c_void, len: size_t) -> c_int {
         // SAFETY: the caller vouches for it.
         let packet = unsafe { bytes(packet, len) };
         give_done(packet.and_then(|packet| of.input(packet)))
     }
 
-    /// Takes the next IP packet that the instance sends: its length, 0 if there is none. What does
-    /// not fit is cut off.
+    /// Takes the next IP packet that the instance sends, truncated to `len` bytes. Returns its
+    /// length, or 0 if there is none.
     fn towpath_output(of, packet: *mut c_void, len: size_t) -> isize {
         // SAFETY: the caller vouches for it.
         let room = unsafe { bytes_mut(packet, len) };
@@ -86,8 +86,8 @@ exported! {
         }))
     }
 
-    /// Runs the timers that are due; milliseconds until the next, rounded up, or -1 if there is
-    /// none.
+    /// Runs the timers that are due. Returns the milliseconds until the next timer, rounded up, or
+    /// -1 if there is none.
     fn towpath_run_timers(of) -> c_int {
         match of.run_timers() {
             Some(wait) => c_int::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX),
@@ -97,9 +97,9 @@ exported! {
 }
 
 /// Makes an instance whose packets the caller moves, with `towpath_input`, `towpath_output` and
-/// `towpath_run_timers`. `addresses` are its addresses as text, separated by spaces, each with
-/// the length of its link's prefix (`192.0.2.1/24`); `mtu` is the largest IP packet. Null, with
-/// `errno` set, if an argument is wrong.
+/// `towpath_run_timers`. `addresses` lists its addresses as text, separated by spaces, each with
+/// its prefix length (`192.0.2.1/24`). `mtu` is the size of the largest IP packet. Returns null,
+/// with `errno` set, if an argument is invalid.
 ///
 /// # Safety
 /// `addresses` is null or a string.
@@ -115,11 +115,13 @@ pub unsafe extern "C" fn towpath_new(addresses: *const c_char, mtu: c_int) -> *c
     give_instance(made.map(Arc::new))
 }
 
-/// Makes an instance on the TAP interface `name` of this network namespace, which is made if it is
-/// not there, and a thread that drives it. Null, with `errno` set, if that fails.
+/// Makes an instance on the TAP interface `name` of this network namespace, and a thread that
+/// drives it. Creates the interface if it does not exist. Returns null, with `errno` set, on
+/// errors.
 ///
 /// # Safety
-/// `name` is null or a string; `config` is null or a structure as long as it says, with strings.
+/// `name` is null or a string. `config` is null or a structure as long as its first field says,
+/// with strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn towpath_attach(
     name: *const c_char,
@@ -134,17 +136,18 @@ pub unsafe extern "C" fn towpath_attach(
     give_instance(made)
 }
 
-/// The same on a file of `/dev/net/tun` that the caller has attached to an interface with
-/// `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`. The instance uses a duplicate.
+/// Makes an instance on a file of `/dev/net/tun` that the caller has attached to an interface with
+/// `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`. The instance uses a duplicate. Returns null, with `errno`
+/// set, on errors.
 ///
 /// # Safety
-/// `config` is null or a structure as long as it says, with strings.
+/// `config` is null or a structure as long as its first field says, with strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn towpath_attach_fd(
     fd: c_int,
     config: *const TowpathConfig,
 ) -> *const Instance {
-    // SAFETY: the caller does not close it meanwhile.
+    // SAFETY: the caller does not close the file during the call.
     let made = unsafe { file(fd) }.and_then(|fd: BorrowedFd<'_>| {
         // SAFETY: the caller vouches for it.
         let config = unsafe { read_config(config) }?;
@@ -154,17 +157,17 @@ pub unsafe extern "C" fn towpath_attach_fd(
     give_instance(made)
 }
 
-/// Ends an instance: its sockets are closed, what they have sent is given some time to arrive, and
-/// its thread ends. In the child of a fork nothing is done: the instance is the parent's.
+/// Ends an instance: closes its sockets, gives unsent data time to arrive, and ends its thread.
+/// Does nothing in the child of a fork, where the instance belongs to the parent.
 ///
 /// # Safety
-/// `instance` is null, or was made by this library and is not used any more by any thread.
+/// `instance` is null, or was made by this library and is not used by any thread any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn towpath_free(instance: *const Instance) {
     if !instance.is_null() {
-        // SAFETY: the caller vouches for it, and `give_instance` gave the pointer away.
+        // SAFETY: the caller vouches for it, and `give_instance` made the pointer with `into_raw`.
         let instance = ManuallyDrop::new(unsafe { Arc::from_raw(instance) });
-        // In a child, its thread, for which the end would wait, is the parent's.
+        // In a child the thread, for which the end would wait, exists only in the parent.
         if instance.is_ours() {
             let instance = ManuallyDrop::into_inner(instance);
             instance.close_and_wait();
@@ -173,7 +176,7 @@ pub unsafe extern "C" fn towpath_free(instance: *const Instance) {
     }
 }
 
-/// A pointer for C, null with `errno` for errors.
+/// The instance as a pointer for C; null with `errno` set for errors.
 fn give_instance(made: Outcome<Arc<Instance>>) -> *const Instance {
     match made {
         Ok(instance) => Arc::into_raw(instance),
@@ -184,8 +187,8 @@ fn give_instance(made: Outcome<Arc<Instance>>) -> *const Instance {
     }
 }
 
-/// Reads a configuration. What this library does not know must be zero (`E2BIG`), and what the
-/// program does not know is taken as zero.
+/// Reads a configuration. Fields that this library does not know must be zero (`E2BIG`); fields
+/// that the program does not know count as zero.
 ///
 /// # Safety
 /// `config` is null or names as many bytes as its first field says, with strings.
@@ -193,7 +196,7 @@ unsafe fn read_config(config: *const TowpathConfig) -> Outcome<Config> {
     if config.is_null() {
         return Err(Errno::FAULT);
     }
-    // SAFETY: the caller vouches for the first field at least, and it is the size.
+    // SAFETY: the caller vouches at least for the first field, which is the size.
     let size = unsafe { config.cast::<size_t>().read() };
     // SAFETY: the caller vouches for `size` bytes.
     let given = unsafe { read_grown(config, size) }?;
@@ -229,8 +232,8 @@ mod tests {
 
     const FIRST: usize = TowpathConfig::FIRST;
 
-    /// Goal: what a program does not know of the structure is taken as zero, whatever lies behind
-    /// what it knows; and nothing shorter than the first version is taken.
+    /// Goal: fields that a program does not know count as zero, whatever lies behind its structure.
+    /// A structure shorter than the first version is rejected.
     #[test]
     fn a_configuration_is_as_long_as_the_program_knows_it() {
         let given = |size| TowpathConfig {
@@ -247,7 +250,7 @@ mod tests {
         };
         let read = |size| {
             let given = given(size);
-            // SAFETY: it has at least `size` bytes, with a string and no other.
+            // SAFETY: it has at least `size` bytes; its one pointer to a string is valid.
             unsafe { read_config(&raw const given) }
         };
         let usual = Config::default().host.file_cache;

@@ -1,4 +1,4 @@
-//! Event queues: what the structures say that C fills, and calls on queues.
+//! Event queues: reading the structures that C fills, and the calls on queues.
 #![allow(unsafe_code)]
 
 use super::grown::{Elements, check_rest, read_grown};
@@ -27,11 +27,11 @@ use std::time::{Duration, Instant};
 use towpath::events::Choice;
 
 impl TowpathOperation {
-    /// Begins it.
+    /// Starts the operation.
     ///
     /// # Safety
-    /// The instance is one that was made and not freed. The memory is the operation's until its
-    /// end was told: nobody writes what is sent, nobody uses what is received into.
+    /// The instance was made and not freed. The memory belongs to the operation until its end is
+    /// reported: no code writes memory that is sent, and none uses memory that is received into.
     unsafe fn submit(&self, queue: &Queue) -> Outcome<u64> {
         if self.reserved != 0 {
             return Err(Errno::INVAL);
@@ -45,14 +45,14 @@ impl TowpathOperation {
             }
             // SAFETY: the caller vouches for it.
             let work = unsafe { self.file_work() }?;
-            // SAFETY: the caller does not close it meanwhile.
+            // SAFETY: the caller does not close the file during the call.
             let file = unsafe { file(self.fd) }?;
             return queue.submit_file(file, work, when);
         }
         // SAFETY: the caller vouches for it.
         let work = unsafe { self.socket_work() }?;
         if self.instance.is_null() {
-            // SAFETY: the caller does not close it meanwhile.
+            // SAFETY: the caller does not close the socket during the call.
             let socket = unsafe { file(self.fd) }?;
             return queue.submit_socket(socket, work, when);
         }
@@ -61,10 +61,10 @@ impl TowpathOperation {
         queue.submit((&instance, self.fd), work, when)
     }
 
-    /// What is to be done with a socket.
+    /// The work on a socket.
     ///
     /// # Safety
-    /// As [`TowpathOperation::submit`].
+    /// The requirements of [`TowpathOperation::submit`].
     unsafe fn socket_work<'a>(&self) -> Outcome<SocketWork<'a>> {
         let known = match self.operation {
             ACCEPT => libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
@@ -108,7 +108,8 @@ impl TowpathOperation {
                 let lent = self.buffer.cast::<TowpathLent>();
                 // SAFETY: the caller vouches for `len` bytes.
                 unsafe { check_rest(lent, self.len) }?;
-                // SAFETY: it is not null, as was just looked, and as long as this at least.
+                // SAFETY: it is not null, as `check_rest` has checked, and has at least this
+                // length.
                 let lent = unsafe { &mut *lent };
                 // SAFETY: the caller vouches for it.
                 let message = unsafe { Message::new(&raw mut lent.message) }?;
@@ -131,10 +132,10 @@ impl TowpathOperation {
         })
     }
 
-    /// What is to be done with a file.
+    /// The work on a file.
     ///
     /// # Safety
-    /// As [`TowpathOperation::submit`].
+    /// The requirements of [`TowpathOperation::submit`].
     unsafe fn file_work<'a>(&self) -> Outcome<FileWork<'a>> {
         let offset = u64::try_from(self.offset).map_err(|_| Errno::INVAL);
         if self.flags != 0 {
@@ -159,10 +160,11 @@ impl TowpathOperation {
 }
 
 impl TowpathTransfer {
-    /// What is moved.
+    /// The bytes to move.
     ///
     /// # Safety
-    /// As [`TowpathOperation::submit`]; of header and trailer for the call.
+    /// The requirements of [`TowpathOperation::submit`]; header and trailer have to be valid only
+    /// during the call.
     unsafe fn read<'a>(&self, way: Way) -> Outcome<Transfer<'a>> {
         let sends = way == Way::SendFile;
         let is_alike = match sends {
@@ -175,7 +177,7 @@ impl TowpathTransfer {
             return Err(Errno::INVAL);
         }
         let other = match self.instance.is_null() {
-            // SAFETY: the caller does not close it meanwhile.
+            // SAFETY: the caller does not close the file during the call.
             true => Other::Kernel(unsafe { file(self.fd) }?),
             // SAFETY: the caller vouches for it.
             false => Other::Instance(unsafe { borrowed(self.instance) }?, self.fd),
@@ -194,7 +196,7 @@ impl TowpathTransfer {
     }
 }
 
-/// Now, as C and as Rust count.
+/// The current time, on C's clock and on Rust's.
 struct Now {
     since_boot: Duration,
     moment: Instant,
@@ -202,13 +204,13 @@ struct Now {
 
 impl Now {
     fn of(queue: &Queue) -> Outcome<Self> {
-        // In this order a moment is never too early.
+        // In this order a converted time is never too early.
         let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Monotonic);
         let since_boot = duration(&timespec { tv_sec, tv_nsec })?;
         Ok(Self { since_boot, moment: queue.now()? })
     }
 
-    /// A moment that C tells, on `CLOCK_MONOTONIC`; `None` if it is too far away to be one.
+    /// Converts a time of `CLOCK_MONOTONIC`. `None` if it is too far in the future.
     fn moment(&self, at: &timespec) -> Outcome<Option<Instant>> {
         let at = duration(at)?;
         Ok(match at.checked_sub(self.since_boot) {
@@ -218,7 +220,7 @@ impl Now {
     }
 }
 
-/// The deadline that C gave, if any.
+/// The deadline that C passed, if any.
 ///
 /// # Safety
 /// `deadline` is null or valid.
@@ -230,21 +232,21 @@ unsafe fn read_deadline(queue: &Queue, deadline: *const timespec) -> Outcome<Opt
     }
 }
 
-/// The instance behind C's pointer, which this does not keep; `EPERM` in the child of a fork.
+/// The instance behind C's pointer, without ownership. `EPERM` in the child of a fork.
 ///
 /// # Safety
 /// `instance` was made by this library and not freed.
 unsafe fn borrowed(instance: *const Instance) -> Outcome<ManuallyDrop<Arc<Instance>>> {
-    // SAFETY: instances are given to C as `Arc::into_raw`, and this one is not dropped.
+    // SAFETY: C got the pointer from `Arc::into_raw`, and `ManuallyDrop` keeps the count.
     let instance = ManuallyDrop::new(unsafe { Arc::from_raw(instance) });
     if instance.is_ours() { Ok(instance) } else { Err(Errno(libc::EPERM)) }
 }
 
 impl TowpathChange {
-    /// What is asked for.
+    /// The requested change.
     ///
     /// # Safety
-    /// Instance, path and descriptor are good for the call.
+    /// Instance, path and descriptor are valid during the call.
     unsafe fn read(&self, now: &Now) -> Outcome<Asked> {
         if self.reserved != 0 {
             return Err(Errno::INVAL);
@@ -269,15 +271,17 @@ impl TowpathChange {
         }
     }
 
+    /// The source to add.
+    ///
     /// # Safety
-    /// As [`TowpathChange::read`].
+    /// Instance, path and descriptor are valid during the call.
     unsafe fn given(&self, now: &Now) -> Outcome<Given<'_>> {
         if self.events != 0 && !matches!(self.source, SOURCE_FD | SOURCE_TIMER) {
             return Err(Errno::INVAL);
         }
         Ok(match self.source {
             SOURCE_FD if self.instance.is_null() => {
-                // SAFETY: the caller does not close it meanwhile.
+                // SAFETY: the caller does not close the file during the call.
                 Given::File(unsafe { file(self.ident) }?)
             }
             SOURCE_FD => {
@@ -299,7 +303,7 @@ impl TowpathChange {
         })
     }
 
-    /// When it expires first, and how often then.
+    /// The first expiry, and the period if there is one.
     fn timer(&self, now: &Now) -> Outcome<(Instant, Option<Duration>)> {
         let itimerspec { it_interval, it_value } = &self.timer;
         let period = duration(it_interval)?;
@@ -312,8 +316,8 @@ impl TowpathChange {
     }
 }
 
-/// Makes an event queue, with one back end or (0) the best that there is. Null, with `errno` set,
-/// if it is not to be had.
+/// Makes an event queue with a back end, or with the best one available if `back_end` is 0. Returns
+/// null, with `errno` set, on errors.
 #[unsafe(no_mangle)]
 pub extern "C" fn towpath_queue_new(back_end: c_uint) -> *const Queue {
     let choice = match back_end {
@@ -331,7 +335,7 @@ pub extern "C" fn towpath_queue_new(back_end: c_uint) -> *const Queue {
     }
 }
 
-/// Ends a queue; the header says more.
+/// Ends a queue. `towpath.h` has the details.
 ///
 /// # Safety
 /// The queue is null, or was made and not closed, and no thread uses it.
@@ -344,7 +348,7 @@ pub unsafe extern "C" fn towpath_queue_close(queue: *const Queue) -> c_int {
     if let Err(errno) = unsafe { &*queue }.end_operations() {
         return give_done(Err(errno));
     }
-    // SAFETY: the caller vouches for it, and `towpath_queue_new` gave the pointer away.
+    // SAFETY: the caller vouches for it, and `towpath_queue_new` made the pointer with `into_raw`.
     drop(unsafe { Box::from_raw(queue.cast_mut()) });
     0
 }
@@ -355,8 +359,8 @@ macro_rules! on_queue {
         $(#[$doc])*
         ///
         /// # Safety
-        /// The queue is null, or was made and not closed; pointers are null or valid for what the
-        /// header says.
+        /// The queue is null, or was made and not closed. Other pointers are null, or valid for
+        /// what `towpath.h` says.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(queue: *const Queue $(, $argument: $kind)*) -> c_int {
             // SAFETY: the caller vouches for it; queues are shared, never written through this.
@@ -369,7 +373,7 @@ macro_rules! on_queue {
 }
 
 on_queue! {
-    /// Adds, modifies and removes registrations; the header says more.
+    /// Adds, modifies and removes registrations. `towpath.h` has the details.
     fn towpath_queue_change_sized(
         of,
         changes: *mut TowpathChange,
@@ -382,7 +386,7 @@ on_queue! {
             let now = Now::of(of)?;
             let asked = (0..changes.len()).map(|at| {
                 let change = changes.read(at)?;
-                // SAFETY: the caller vouches for what it names.
+                // SAFETY: the caller vouches for all that the change names.
                 unsafe { change.read(&now) }
             });
             let results = of.change(asked.collect())?;
@@ -392,7 +396,7 @@ on_queue! {
         }))
     }
 
-    /// Begins operations; the header says more.
+    /// Starts operations. `towpath.h` has the details.
     fn towpath_queue_submit_sized(
         of,
         operations: *mut TowpathOperation,
@@ -402,12 +406,12 @@ on_queue! {
         // SAFETY: the caller vouches for it.
         let operations = unsafe { Elements::new(operations, count, size) };
         give_int(operations.and_then(|mut operations| {
-            // A queue that cannot be used takes none.
+            // If the queue cannot be used, no operation is looked at.
             of.now()?;
             let mut begun = 0;
             for at in 0..operations.len() {
                 let submitted = operations.read(at).and_then(|operation| {
-                    // SAFETY: the caller vouches for what it names.
+                    // SAFETY: the caller vouches for all that the operation names.
                     unsafe { operation.submit(of) }
                 });
                 begun += usize::from(submitted.is_ok());
@@ -417,12 +421,12 @@ on_queue! {
         }))
     }
 
-    /// Asks for the end of an operation.
+    /// Cancels an operation. `towpath.h` has the details.
     fn towpath_queue_cancel(of, id: u64) -> c_int {
         give_done(of.cancel(id))
     }
 
-    /// Lends memory as a group of buffers; the header says more.
+    /// Lends memory as a group of buffers. `towpath.h` has the details.
     fn towpath_queue_add_group(of, memory: *mut c_void, size: size_t, count: c_int) -> c_int {
         let count = usize::try_from(count).map_err(|_| Errno::INVAL);
         give_int(count.and_then(|count| {
@@ -432,17 +436,17 @@ on_queue! {
         }))
     }
 
-    /// Gives a buffer back to its group.
+    /// Returns a buffer to its group.
     fn towpath_queue_give(of, group: c_int, buffer: c_int) -> c_int {
         give_done(of.give(group, buffer))
     }
 
-    /// Ends a group, whose memory is the program's again.
+    /// Removes a group, whose memory belongs to the program again.
     fn towpath_queue_remove_group(of, group: c_int) -> c_int {
         give_done(of.remove_group(group))
     }
 
-    /// Waits for events; the header says more.
+    /// Waits for events. `towpath.h` has the details.
     fn towpath_queue_wait_sized(
         of,
         events: *mut Told,
@@ -451,7 +455,7 @@ on_queue! {
         deadline: *const timespec,
         size: size_t
     ) -> c_int {
-        // SAFETY: the caller vouches for `max` of them.
+        // SAFETY: the caller vouches for `max` events.
         let events = unsafe { Elements::new(events, max, size) };
         give_int(events.and_then(|mut events| {
             let min = usize::try_from(min).map_err(|_| Errno::INVAL)?;
@@ -464,17 +468,17 @@ on_queue! {
         }))
     }
 
-    /// Causes a user event; any thread may.
+    /// Triggers a user event. Any thread may call.
     fn towpath_queue_notify(of, id: u64) -> c_int {
         give_done(of.notify(id))
     }
 
-    /// A new descriptor that is readable while there are events.
+    /// Makes a descriptor that is readable while there are events.
     fn towpath_queue_fd(of) -> c_int {
         give_int(of.descriptor().map(IntoRawFd::into_raw_fd))
     }
 
-    /// Which back end it has.
+    /// Returns which back end the queue has.
     fn towpath_queue_back_end(of) -> c_int {
         give_int(of.is_io_uring().map(|is| if is { QUEUE_IO_URING } else { QUEUE_EPOLL }))
     }

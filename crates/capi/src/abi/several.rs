@@ -8,12 +8,12 @@ use libc::{c_int, c_uint, mmsghdr, timespec};
 use towpath::layers::net::socket::Error;
 use towpath::layers::net::time::Duration;
 
-/// Most messages that `sendmmsg` looks at (`UIO_MAXIOV`).
+/// Most messages that one `sendmmsg` sends (`UIO_MAXIOV`).
 const SENT_MAX: c_uint = 1024;
 
 exported! {
-    /// `recvmmsg(2)`. As there the time is looked at between messages only. An error that comes
-    /// after the first message is told by the next call.
+    /// `recvmmsg(2)`. As in Linux, the timeout is checked only between messages, and the next call
+    /// reports an error that comes after the first message.
     fn towpath_recvmmsg(
         of,
         fd: c_int,
@@ -39,7 +39,7 @@ exported! {
             // SAFETY: the caller vouches for `count` messages; only their address is taken.
             let message = unsafe { messages.wrapping_add(done as usize).as_mut() };
             let received = message.ok_or(Errno::FAULT).and_then(|message| {
-                // SAFETY: as of this call.
+                // SAFETY: the caller of this function vouches for the instance and the message.
                 let len = unsafe { towpath_recvmsg(of, fd, &raw mut message.msg_hdr, one_flags) };
                 message.msg_len = c_uint::try_from(len).map_err(|_| last_errno())?;
                 Ok(message.msg_hdr.msg_flags)
@@ -67,7 +67,8 @@ exported! {
         give_int(Ok(done))
     }
 
-    /// `sendmmsg(2)`, without `SIGPIPE`. As there an error after the first message is not told.
+    /// `sendmmsg(2)`, without `SIGPIPE`. As in Linux, an error after the first message is not
+    /// reported.
     fn towpath_sendmmsg(
         of,
         fd: c_int,
@@ -80,7 +81,7 @@ exported! {
             // SAFETY: the caller vouches for `count` messages; only their address is taken.
             let message = unsafe { messages.wrapping_add(done as usize).as_mut() };
             let sent = message.ok_or(Errno::FAULT).and_then(|message| {
-                // SAFETY: as of this call.
+                // SAFETY: the caller of this function vouches for the instance and the message.
                 let len = unsafe { towpath_sendmsg(of, fd, &raw const message.msg_hdr, flags) };
                 message.msg_len = c_uint::try_from(len).map_err(|_| last_errno())?;
                 Ok(())
@@ -96,14 +97,14 @@ exported! {
 }
 
 impl Instance {
-    /// Takes the error that a socket keeps, if any.
+    /// Takes the pending error of a socket, if any.
     fn pending_error(&self, fd: c_int) -> Outcome<()> {
         let mut state = self.lock();
         let id = state.id(fd)?;
         state.engine.protocols.take_error(id)?.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// Lets the next call tell of an error.
+    /// Keeps an error, which the next call reports.
     fn keep_error(&self, fd: c_int, Errno(number): Errno) {
         let mut state = self.lock();
         let kept = Error::from_errno(number).filter(|error| *error != Error::WouldBlock);
@@ -113,14 +114,14 @@ impl Instance {
     }
 }
 
-/// A time of C; `EINVAL` if it is none.
+/// Converts a time of C. `EINVAL` if it is invalid.
 pub(super) fn duration(time: &timespec) -> Outcome<Duration> {
     let seconds = u64::try_from(time.tv_sec).map_err(|_| Errno::INVAL)?;
     let nanos = u32::try_from(time.tv_nsec).map_err(|_| Errno::INVAL)?;
     if nanos >= 1_000_000_000 { Err(Errno::INVAL) } else { Ok(Duration::new(seconds, nanos)) }
 }
 
-/// What the call that has just failed left.
+/// The error of the call that has just failed.
 fn last_errno() -> Errno {
     Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }

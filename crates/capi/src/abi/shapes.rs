@@ -1,136 +1,135 @@
-//! The structures that C fills, as `towpath.h` has them. Later versions may add fields behind those
-//! that there are.
+//! The structures that C fills, with the layout of `towpath.h`. Later versions may append fields.
 
 use crate::instance::Instance;
 use crate::queue::Told;
 use libc::{c_char, c_int, c_uint, c_void, itimerspec, msghdr, off_t, size_t, timespec};
 use std::mem::offset_of;
 
-/// What an attached instance is told, as C has it. A zero stands for the default.
+/// `struct towpath_config`: the configuration of an attached instance. Zero selects the default.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct TowpathConfig {
-    /// Bytes of this structure as the program knows it.
+    /// Size of this structure as the program knows it.
     pub size: size_t,
-    /// Addresses, each with the length of its link's prefix, separated by spaces.
+    /// Addresses with prefix lengths, separated by spaces.
     pub addresses: *const c_char,
-    /// Next hops for what is not on the link, at most one of each family; or null.
+    /// Next hops for destinations that are not on the link, at most one of each family; or null.
     pub gateways: *const c_char,
     /// Bytes of packet memory.
     pub memory: size_t,
-    /// Largest IP packet.
+    /// Size of the largest IP packet.
     pub mtu: c_uint,
     /// The link-layer address.
     pub mac: [u8; 6],
-    /// Zero.
+    /// Must be zero.
     pub reserved: [u8; 6],
-    /// Bytes of files in memory.
+    /// Bytes of memory that caches files.
     pub file_cache: size_t,
-    /// Milliseconds that its end waits; negative for not at all.
+    /// Milliseconds that its end waits; negative for no wait.
     pub linger: c_int,
-    /// Zero.
+    /// Must be zero.
     pub more_reserved: c_int,
 }
 
-/// A change, as C has it.
+/// `struct towpath_change`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct TowpathChange {
-    /// What is to be done.
+    /// The command.
     pub command: c_int,
-    /// Filled in: why it was not done, or zero.
+    /// Filled in: zero, or an error number if the change was not made.
     pub error: c_int,
-    /// Of which registration; of a new one it is filled in.
+    /// Identifies the registration. Filled in for a new one.
     pub id: u64,
-    /// What is added or modified.
+    /// The source that is added or modified.
     pub source: c_int,
-    /// `EPOLLIN` and others of descriptors, `TOWPATH_ABSTIME` of timers.
+    /// `EPOLLIN` and others for descriptors, `TOWPATH_ABSTIME` for timers.
     pub events: u32,
-    /// A descriptor, a signal or a process.
+    /// The descriptor, signal or process.
     pub ident: c_int,
-    /// Zero.
+    /// Must be zero.
     pub reserved: c_uint,
-    /// Whose the descriptor is; null for the kernel's.
+    /// The instance of the descriptor; null for the kernel.
     pub instance: *const Instance,
-    /// Of a file.
+    /// The path of a file.
     pub path: *const c_char,
-    /// Of a timer.
+    /// The times of a timer.
     pub timer: itimerspec,
-    /// Comes with the events.
+    /// Returned with each event.
     pub data: u64,
 }
 
-/// An operation, as C has it.
+/// `struct towpath_operation`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct TowpathOperation {
-    /// What is to be done.
+    /// The kind of the operation.
     pub operation: c_int,
-    /// Filled in: why it was not begun, or zero.
+    /// Filled in: zero, or an error number if the operation was not started.
     pub error: c_int,
-    /// Filled in.
+    /// Filled in: identifies the operation.
     pub id: u64,
-    /// Whose the descriptor is.
+    /// The instance of the descriptor; null for the kernel.
     pub instance: *const Instance,
-    /// With what it is done.
+    /// The descriptor.
     pub fd: c_int,
-    /// `SOCK_NONBLOCK` and others of an accept, `MSG_WAITALL` and others of a receive.
+    /// `SOCK_NONBLOCK` and others for accepting, `MSG_WAITALL` and others for receiving.
     pub flags: c_int,
-    /// Memory, an address, a message, or a [`TowpathTransfer`].
+    /// A buffer, an address, a message, or a [`TowpathTransfer`].
     pub buffer: *mut c_void,
-    /// Its bytes.
+    /// Size of the buffer.
     pub len: size_t,
-    /// In a file.
+    /// Offset in the file.
     pub offset: off_t,
-    /// Whose buffers are received into.
+    /// The group whose buffers are filled.
     pub group: c_int,
-    /// Zero.
+    /// Must be zero.
     pub reserved: c_uint,
-    /// When it is cancelled; or null.
+    /// Time at which the operation is cancelled; or null.
     pub deadline: *const timespec,
-    /// Comes with the events.
+    /// Returned with each event.
     pub data: u64,
 }
 
-/// What is moved between a socket and a file, or another socket, as C has it.
+/// `struct towpath_transfer`: a transfer between a socket and a file or another socket.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct TowpathTransfer {
     /// The file, or the other socket.
     pub fd: c_int,
-    /// Zero.
+    /// Must be zero.
     pub reserved: c_uint,
-    /// Whose the other socket is; null for the kernel's, and for a file.
+    /// The instance of the other socket; null for the kernel, and for a file.
     pub instance: *const Instance,
-    /// In the file.
+    /// Offset in the file.
     pub offset: off_t,
-    /// Bytes.
+    /// Most bytes to move.
     pub count: u64,
-    /// What goes before a file that is sent, and what comes behind.
+    /// Bytes sent before a file.
     pub header: *const c_void,
-    /// Its bytes.
+    /// Size of the header.
     pub header_len: size_t,
-    /// See `header`.
+    /// Bytes sent after a file.
     pub trailer: *const c_void,
-    /// Its bytes.
+    /// Size of the trailer.
     pub trailer_len: size_t,
-    /// Memory for what was taken and has not arrived.
+    /// Memory for bytes that were taken and not delivered.
     pub rest: *mut c_void,
-    /// Its bytes.
+    /// Size of this memory.
     pub rest_len: size_t,
 }
 
-/// What is received without a copy, as C has it.
+/// `struct towpath_lent`: a message received without a copy.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct TowpathLent {
-    /// Its pieces are filled in.
+    /// The message, whose pieces are filled in.
     pub message: msghdr,
-    /// Filled in: with which they are returned.
+    /// Filled in: the token for returning the pieces.
     pub token: u64,
 }
 
-/// As `towpath.h` has them.
+/// The sizes of `towpath.h`.
 const _: () = assert!(
     size_of::<TowpathChange>() == 88
         && size_of::<TowpathTransfer>() == 80
@@ -139,7 +138,7 @@ const _: () = assert!(
         && size_of::<Told>() == 40
 );
 
-/// Where changes and operations have what is filled in.
+/// Offsets of the fields that are filled in, in changes and operations.
 pub(super) const ERROR_AT: usize = offset_of!(TowpathOperation, error);
 pub(super) const ID_AT: usize = offset_of!(TowpathOperation, id);
 

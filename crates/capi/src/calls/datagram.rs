@@ -1,5 +1,5 @@
-//! Calls on datagram sockets, raw ones included: `sendmsg` and `recvmsg` and what is shorthand for
-//! them, with control messages as Linux's UDP has them.
+//! Calls on datagram sockets, including raw ones: `sendmsg`, `recvmsg` and their short forms, with
+//! the control messages of Linux's UDP.
 
 use super::{lending, link};
 use crate::errno::{Errno, Outcome};
@@ -14,7 +14,7 @@ use towpath::layers::net::socket::{
 use towpath::layers::net::wire::Protocol;
 
 impl Instance {
-    /// True if the descriptor is that of a datagram socket.
+    /// True if the descriptor is a datagram socket.
     pub(crate) fn is_datagram(&self, fd: i32) -> bool {
         self.lock().files.socket(fd).is_ok_and(|file| file.datagram)
     }
@@ -37,7 +37,7 @@ impl Instance {
         })
     }
 
-    /// Takes a notice of the error queue. It never waits for one.
+    /// Takes a notice from the error queue. Never waits for one.
     fn receive_error(
         &self,
         fd: i32,
@@ -61,7 +61,7 @@ impl Instance {
         })
     }
 
-    /// Sends one datagram, or one super-packet, to `address` or to the socket's peer.
+    /// Sends one datagram, or one super-packet, to `address` or to the socket's peer, with a copy.
     pub(crate) fn send_datagram(
         &self,
         fd: i32,
@@ -76,7 +76,7 @@ impl Instance {
         })
     }
 
-    /// As [`Instance::send_datagram`], but lends.
+    /// Sends one datagram like [`Instance::send_datagram`], but lends the memory.
     pub(crate) fn send_lent_datagram(
         &self,
         fd: i32,
@@ -95,7 +95,7 @@ impl Instance {
         })
     }
 
-    /// Checks a call that sends `len` bytes, and lets `act` send them.
+    /// Checks a call that sends `len` bytes, and runs `act` to send them.
     fn send_one(
         &self,
         fd: i32,
@@ -116,7 +116,8 @@ impl Instance {
 }
 
 impl State {
-    /// Receives a datagram that is there. To one who `waits` the end of receiving is one as well.
+    /// Receives a datagram if there is one. For a call that `waits`, the end of receiving is an
+    /// empty datagram.
     pub(crate) fn receive_datagram(
         &mut self,
         fd: i32,
@@ -136,7 +137,7 @@ impl State {
                 }
                 received.source = Some(link::source(told.from, told.link));
             }
-            // As in Linux the end of receiving ends a wait, and only that.
+            // As in Linux, the end of receiving only ends a wait.
             Err(Error::WouldBlock)
                 if waits && self.engine.protocols.readiness(id).contains(Readiness::READ_HUP) => {}
             Err(error) => return Err(error.into()),
@@ -157,7 +158,7 @@ impl State {
         Ok(self.with(|sockets, cx| sockets.send_datagram(id, buffers, &send, cx))?)
     }
 
-    /// How `len` bytes are to be sent, by what a call says of it.
+    /// How to send `len` bytes, from the arguments of a call.
     fn datagram_to(
         &mut self,
         fd: i32,
@@ -176,8 +177,8 @@ impl State {
         if len > usize::from(u16::MAX) {
             return Err(Errno(libc::EMSGSIZE));
         }
-        // What a datagram that waits for more is told of its way is passed over, as in Linux, where
-        // IPv6 looks at it all the same.
+        // While a datagram waits for more data, a further destination is ignored, as in Linux. IPv6
+        // checks it nevertheless.
         let to = match address {
             _ if pending && family == Family::V4 => None,
             Some(address) if raw && family == Family::V6 => address::parse_raw(address)?,
@@ -189,7 +190,7 @@ impl State {
             return Err(Errno::INVAL);
         }
         let over_v4 = to.or(peer).is_some_and(|to| to.ip().to_canonical().is_ipv4());
-        // As in Linux, UDP over IPv6 does not mind that there is no urgent data.
+        // As in Linux, UDP over IPv6 accepts `MSG_OOB`, although it has no urgent data.
         if (over_v4 || raw) && flags & libc::MSG_OOB != 0 {
             return Err(Errno(libc::EOPNOTSUPP));
         }
@@ -201,7 +202,7 @@ impl State {
         Ok(send)
     }
 
-    /// A socket of packets of IP.
+    /// Makes a raw socket of IP packets.
     pub(crate) fn raw_socket(
         &mut self,
         family: Family,
@@ -222,7 +223,7 @@ impl State {
     ) -> Outcome<()> {
         let file = self.files.socket(fd)?;
         if file.told.dropped {
-            // As Linux, only once something was lost.
+            // As in Linux, only after a packet was lost.
             let dropped = told.dropped;
             if dropped > 0 {
                 control.push(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, &dropped.to_ne_bytes());

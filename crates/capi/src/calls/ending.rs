@@ -1,8 +1,8 @@
-//! The end of an instance: what was sent is on its way, and is given some time to arrive.
+//! The end of an instance, which gives unsent data time to arrive.
 //!
-//! The kernel goes on sending what a program wrote before it closed its sockets and exited. A stack
-//! in a process ends with it, so that something has to wait: the program, by [`Instance::finish`],
-//! or the last call ([`Instance::close_and_wait`]), which therefore takes up to a bounded time.
+//! The kernel continues to send what a program wrote before it closed its sockets and exited. A
+//! stack in a process ends with the process. So either the program waits, with
+//! [`Instance::finish`], or the last call waits ([`Instance::close_and_wait`]), for a bounded time.
 
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
@@ -10,15 +10,15 @@ use crate::wire::Wire;
 use std::thread;
 use std::time::Duration;
 
-/// How often a wait looks. Closed connections have nobody who is told of their end.
+/// Interval of checks during a wait. Nothing is notified when a closed connection ends.
 const FINISH_INTERVAL: Duration = Duration::from_millis(2);
 
 impl Instance {
-    /// Waits until the peers have acknowledged all that was written, also on closed sockets, or
-    /// have given up, and all packets have left: for `timeout` at most, or as long as it takes.
+    /// Waits until the peers have acknowledged all data, also of closed sockets, or the connections
+    /// have failed, and all packets have left. `timeout` is the longest wait; `None` is no limit.
     ///
     /// # Errors
-    /// `ETIMEDOUT` if something is left.
+    /// `ETIMEDOUT` if data is left.
     pub fn finish(&self, timeout: Option<Duration>) -> Outcome<()> {
         let mut left = timeout;
         while self.lock().is_sending() {
@@ -32,8 +32,9 @@ impl Instance {
         Ok(())
     }
 
-    /// Closes all sockets, as the end of a program does, and waits for what they have sent as long
-    /// as was configured. An instance without a device has nobody to move its packets then.
+    /// Closes all sockets, as the exit of a program does, and waits for their unsent data, at most
+    /// as long as configured. Does nothing without a device, because nothing could move the
+    /// packets.
     pub(crate) fn close_and_wait(&self) {
         if !self.is_attached() || self.linger.is_zero() {
             return;
@@ -41,22 +42,23 @@ impl Instance {
         self.call(|state| {
             let now = state.now();
             for id in state.files.take_sockets() {
-                // Each of them is there: it was in the table.
+                // It exists, because it was in the table.
                 let _ = state.engine.protocols.close(id, now);
             }
         });
-        // What is left after that is lost.
+        // Data that is left then is lost.
         let _ = self.finish(Some(self.linger));
     }
 }
 
 impl State {
-    /// Connections with something that no peer has acknowledged, and bytes of that.
+    /// Connections with unacknowledged data or an unacknowledged FIN, and the number of these
+    /// bytes.
     pub(crate) fn sending(&self) -> (usize, usize) {
         self.engine.protocols.stack().tcp_sending()
     }
 
-    /// True if something is left that may still arrive.
+    /// True if there is data that may still arrive.
     fn is_sending(&self) -> bool {
         let sending = self.sending().0;
         let waits = self.wire.as_ref().is_some_and(Wire::has_packets);

@@ -1,8 +1,8 @@
-//! Receiving without a copy: messages whose pieces stay where they are until they are returned.
+//! Receiving without a copy: messages whose pieces stay in place until the program returns them.
 //!
-//! A call that hands out pieces names them by a token, and `towpath_return` gives all of that call
-//! back. How much a program can hold is bounded by its sockets and by the stack; each token stands
-//! for some of that, so there are no more tokens than that allows.
+//! A call that hands out pieces names them with a token; `towpath_return` returns all pieces of
+//! that call. Sockets and stack bound how much a program can hold. Each token stands for a part of
+//! that, so the number of tokens is bounded, too.
 
 use super::link;
 use crate::errno::{Errno, Outcome};
@@ -14,24 +14,25 @@ use std::time::Duration;
 use towpath::layers::net::socket::{Error, ReadMost, Readiness};
 use towpath::layers::packet::packet::HEADER_BYTES;
 
-/// Flags of the call that are known.
+/// Supported flags of the call.
 const FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC;
 
 /// `TOWPATH_HEADERS_MAX` of `towpath.h`.
 const _: () = assert!(HEADER_BYTES == 256);
 
 impl Instance {
-    /// As [`State::reads_headers`]; false if there is no such socket.
+    /// True if messages of the socket begin with headers outside of pieces; false if there is no
+    /// such socket.
     pub(crate) fn reads_headers(&self, fd: i32) -> bool {
         self.lock().reads_headers(fd)
     }
 
-    /// Receives what is there without copying it: at most so many pieces, told by `piece` as an
-    /// address and a length, and the token to return them with, which is zero if there are none.
-    /// Headers that are in no piece are copied into their room; the last number is how many bytes.
+    /// Receives without a copy: up to `lending.pieces` pieces. Calls `piece` with the bytes of
+    /// each, and returns the token for their return, which is zero if there are none. Headers
+    /// outside of pieces are copied into `lending.room`; the last number is their size.
     ///
     /// # Errors
-    /// `EMSGSIZE` if there is not enough room for any headers.
+    /// `EMSGSIZE` if the room is too small for some headers.
     pub(crate) fn receive_lent(
         &self,
         fd: i32,
@@ -46,7 +47,7 @@ impl Instance {
         self.block_on(fd, timeout, |state| state.lend_received(fd, &mut lending, timeout, piece))
     }
 
-    /// Gives the pieces of a call back, which whoever waits for that hears of.
+    /// Takes back the pieces of a call, and wakes the tasks that wait for that.
     pub fn give_back(&self, token: u64) -> Outcome<()> {
         self.call(|state| {
             let known = state.handed_out.give_back(token);
@@ -57,8 +58,8 @@ impl Instance {
 }
 
 impl State {
-    /// Has `waker` woken when the program returns something; false if it holds nothing, so that
-    /// this would be never.
+    /// Makes `waker` wake when the program returns pieces. False if the program holds none, so that
+    /// this would never happen.
     pub(crate) fn wait_for_return(&mut self, waker: &Waker) -> bool {
         let holds = self.engine.protocols.handed_out() > 0;
         if holds && !self.crowded.iter().any(|other| other.will_wake(waker)) {
@@ -67,7 +68,7 @@ impl State {
         holds
     }
 
-    /// True if what a socket receives begins with headers that are in no piece.
+    /// True if messages of the socket begin with headers outside of pieces.
     pub(crate) fn reads_headers(&self, fd: i32) -> bool {
         let Ok(id) = self.id(fd) else { return false };
         let is_v4 = self.files.socket(fd).is_ok_and(|file| file.domain == libc::AF_INET);
@@ -75,7 +76,8 @@ impl State {
         packet || is_v4 && self.engine.protocols.raw_options(id).is_some()
     }
 
-    /// As [`Instance::receive_lent`], for who waits so long; [`Errno::AGAIN`] if he has to.
+    /// Receives like [`Instance::receive_lent`] for a call with this timeout. [`Errno::AGAIN`] if
+    /// it has to wait.
     pub(crate) fn lend_received(
         &mut self,
         fd: i32,

@@ -1,5 +1,5 @@
 //! Sends that lend (`MSG_ZEROCOPY` on a socket with `SO_ZEROCOPY`): the program's memory is not
-//! copied, and `recvmsg` with `MSG_ERRQUEUE` tells when it is the program's again.
+//! copied, and `recvmsg` with `MSG_ERRQUEUE` reports its return.
 
 use super::stream::Opening;
 use crate::errno::{Errno, Outcome};
@@ -11,11 +11,11 @@ use towpath::layers::net::stack::Context;
 use towpath::layers::net::time::Duration;
 use towpath::layers::packet::{Loans, Piece, Recall};
 
-/// Ranges of memory that an instance borrows at a time; without a free one a call fails with
-/// `ENOBUFS`.
+/// Most ranges of memory that an instance borrows at a time. Without a free descriptor a call fails
+/// with `ENOBUFS`.
 pub(crate) const LOANS_MAX: usize = 65_536;
 
-/// The term that these control messages ask for; those that are not about lending are passed over.
+/// The term that control messages ask for. Messages of other kinds are ignored.
 pub(crate) fn asked_term(control: &[u8]) -> Outcome<Option<Duration>> {
     let mut asked = None;
     each_message(control, |level, kind, data| {
@@ -28,26 +28,26 @@ pub(crate) fn asked_term(control: &[u8]) -> Outcome<Option<Duration>> {
     Ok(asked)
 }
 
-/// A term in milliseconds, zero for none.
+/// A term in milliseconds; zero is none.
 pub(crate) fn term(number: i32) -> Outcome<Option<Duration>> {
     let millis = u64::try_from(number).map_err(|_| Errno::INVAL)?;
     Ok(Some(Duration::from_millis(millis)).filter(|term| !term.is_zero()))
 }
 
 impl Instance {
-    /// True if a call with these flags lends on this descriptor; without the option the flag means
-    /// nothing, as in Linux.
+    /// True if a call with these flags lends on this descriptor. Without the socket option the flag
+    /// has no effect, as in Linux.
     pub(crate) fn lends(&self, fd: i32, flags: i32) -> bool {
         let state = self.lock();
         let option = |id| state.engine.protocols.options(id).is_ok_and(|options| options.zerocopy);
         flags & libc::MSG_ZEROCOPY != 0 && state.id(fd).is_ok_and(option)
     }
 
-    /// Gives memory back that the calls `first` to `last` lent, copying what is still needed.
+    /// Returns memory that the calls `first` to `last` lent, after copying bytes still in use.
     ///
     /// # Errors
-    /// `EAGAIN` if somebody reads it at this moment, `ENOMEM` if there is no memory for a copy: it
-    /// is tried again by itself, and a notice tells when it is done.
+    /// `EAGAIN` if memory is being read at this moment, `ENOMEM` if there is no memory for a copy.
+    /// In both cases the recall is repeated without another call, and a notice reports its success.
     pub fn recall(&self, fd: i32, first: u32, last: u32) -> Outcome<()> {
         let recalled = self.call(|state| {
             let id = state.id(fd)?;
@@ -62,14 +62,15 @@ impl Instance {
         }
     }
 
-    /// Limits what sockets lend from now on: `notices` is bytes of each one's notices, `memory`
-    /// bytes of all sockets' calls, in whole pages; `usize::MAX` is no limit.
+    /// Limits what sockets lend from now on: `notices` is the bytes of notices of each socket,
+    /// `memory` the bytes that the calls of all sockets lend, in whole pages; `usize::MAX` is no
+    /// limit.
     pub fn limit_lent(&self, notices: usize, memory: usize) {
         let pages = (memory < usize::MAX).then_some(memory >> 12);
         self.call(|state| state.engine.protocols.set_lent_limits(LentLimits { notices, pages }));
     }
 
-    /// As [`Instance::send_message`], but lends.
+    /// Sends a message like [`Instance::send_message`], but lends the memory.
     pub(crate) fn send_lent(
         &self,
         fd: i32,
@@ -103,7 +104,7 @@ impl Instance {
 }
 
 impl State {
-    /// Lends what one buffer has room for, of what follows the first `done` bytes.
+    /// Lends what fits into one buffer, after the first `done` bytes.
     fn lend_some(
         &mut self,
         fd: i32,
@@ -125,7 +126,7 @@ impl State {
         })?)
     }
 
-    /// Connects, and lends what may go with the SYN.
+    /// Connects, and lends the bytes that fit into the SYN.
     fn lend_with_syn(
         &mut self,
         fd: i32,
@@ -142,7 +143,7 @@ impl State {
         })?)
     }
 
-    /// As [`State::with`], with what lends memory, which is made when it is first needed.
+    /// Calls `act` like [`State::with`], with the loans, which are made when first needed.
     pub(crate) fn with_loans<R>(
         &mut self,
         act: impl FnOnce(&mut Sockets, &mut Loans, &mut Context<'_>) -> R,
@@ -154,7 +155,7 @@ impl State {
     }
 }
 
-/// Lends one part after the other of what follows the first `done` bytes.
+/// Lends one part after the other, after the first `done` bytes.
 pub(crate) fn from<'a>(
     ranges: &'a Ranges,
     mut done: usize,

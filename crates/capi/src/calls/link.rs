@@ -1,4 +1,4 @@
-//! Packet sockets (`packet(7)`): frames of the instance's one link, whose index is 1.
+//! Packet sockets (`packet(7)`): frames on the instance's only link, whose index is 1.
 
 use super::sockets::TYPE_FLAGS;
 use crate::errno::{Errno, Outcome};
@@ -12,21 +12,21 @@ use towpath::layers::net::socket::{
 use towpath::layers::net::wire::MacAddr;
 use towpath::layers::net::wire::ethernet::EtherType;
 
-/// The index of the one link.
+/// The index of the only link.
 const LINK: i32 = 1;
-/// Bytes of `struct sockaddr_ll`, and of what is in front of its address.
+/// Bytes of `struct sockaddr_ll`, and the offset of its address.
 const NAME_LEN: usize = size_of::<libc::sockaddr_ll>();
 const ADDRESS_AT: usize = 12;
 /// `PACKET_STATISTICS` and `PACKET_IGNORE_OUTGOING` of `linux/if_packet.h`.
 const STATISTICS: i32 = 6;
 const IGNORE_OUTGOING: i32 = 23;
 
-/// A protocol that a program gave in network order.
+/// A protocol that a program passed in network byte order.
 fn protocol(number: u16) -> EtherType {
     EtherType(u16::from_be(number))
 }
 
-/// What a program said about the link.
+/// A link-layer address that a program passed.
 struct Given {
     family: i32,
     protocol: EtherType,
@@ -66,7 +66,7 @@ fn name(protocol: EtherType, kind: u8, address: Option<MacAddr>) -> [u8; NAME_LE
     bytes
 }
 
-/// Where a message came from.
+/// The source of a message.
 pub(crate) fn source(from: SocketAddr, link: Option<FrameSource>) -> Name {
     let Some(source) = link else { return Name::Internet(from) };
     let kind = match source.kind {
@@ -80,7 +80,7 @@ pub(crate) fn source(from: SocketAddr, link: Option<FrameSource>) -> Name {
 }
 
 impl Instance {
-    /// Our address, as `getsockname(2)` tells it.
+    /// The local address, as `getsockname(2)` returns it.
     pub(crate) fn own_name(&self, fd: i32) -> Outcome<Name> {
         let state = self.lock();
         let id = state.id(fd)?;
@@ -94,12 +94,12 @@ impl Instance {
 }
 
 impl Instance {
-    /// Sets which frames a packet socket sees from now on, and how much of each
+    /// Sets the filter of a packet socket: which later frames it receives, and how much of each
     /// (`SO_ATTACH_FILTER`).
     pub(crate) fn attach_filter(&self, fd: i32, filter: Outcome<Program>) -> Outcome<()> {
         self.call(|state| {
             let id = state.id(fd)?;
-            // Other sockets do not have the option.
+            // Other sockets do not support the option.
             state.packet(fd).ok_or(Errno(libc::ENOPROTOOPT))?;
             Ok(state.engine.protocols.set_packet_filter(id, Some(filter?)).map(drop)?)
         })
@@ -107,17 +107,17 @@ impl Instance {
 }
 
 impl State {
-    /// The options of a packet socket; `None` for others.
+    /// The options of a packet socket. `None` for other sockets.
     pub(crate) fn packet(&self, fd: i32) -> Option<PacketOptions> {
         self.engine.protocols.packet_options(self.id(fd).ok()?).copied()
     }
 
-    /// Refuses what packet sockets have no way to do.
+    /// Rejects a call that packet sockets do not support.
     pub(crate) fn refuse_packet(&self, fd: i32) -> Outcome<()> {
         if self.packet(fd).is_some() { Err(Errno(libc::EOPNOTSUPP)) } else { Ok(()) }
     }
 
-    /// A packet socket of a type, for a protocol in network order.
+    /// Makes a packet socket of a type, for a protocol in network byte order.
     pub(crate) fn packet_socket(&mut self, kind: i32, number: i32) -> Outcome<i32> {
         let payload_only = match kind & !TYPE_FLAGS {
             libc::SOCK_RAW => false,
@@ -128,7 +128,7 @@ impl State {
         self.add_socket(id, libc::AF_PACKET, kind)
     }
 
-    /// Binds to a protocol and the link (Linux's `packet_bind`).
+    /// Binds to a protocol and to the link.
     pub(crate) fn bind_packet(&mut self, fd: i32, address: &[u8]) -> Outcome<()> {
         let given = Given::parse(address)?;
         if given.family != libc::AF_PACKET {
@@ -146,7 +146,7 @@ impl State {
         })?)
     }
 
-    /// How a frame goes (Linux's `packet_snd`).
+    /// Where a frame goes, by the address of a call.
     pub(crate) fn send_frame_to(own: &PacketOptions, address: Option<&[u8]>) -> Outcome<SendTo> {
         let link = match address.map(Given::parse).transpose()? {
             Some(given) if given.index != LINK => return Err(Errno(libc::ENXIO)),
@@ -157,7 +157,7 @@ impl State {
         Ok(SendTo { link, ..SendTo::default() })
     }
 
-    /// Sets an option of a packet socket; `None` if it is another or one of all sockets.
+    /// Sets an option of a packet socket. `None` if other code handles the option.
     pub(crate) fn set_packet_option(
         &mut self,
         fd: i32,
@@ -173,7 +173,7 @@ impl State {
         }
     }
 
-    /// The value means nothing, but is to be there.
+    /// The value is ignored, but must be present.
     fn detach_filter(&mut self, fd: i32, value: &[u8]) -> Outcome<()> {
         if value.len() < size_of::<i32>() {
             return Err(Errno::INVAL);
@@ -191,7 +191,7 @@ impl State {
         Ok(self.engine.protocols.set_packet_options(id, |own| own.ignore_outgoing = on)?)
     }
 
-    /// The value of an option of a packet socket; `None` as above.
+    /// The value of an option of a packet socket. `None` if other code handles the option.
     pub(crate) fn packet_option(
         &mut self,
         fd: i32,

@@ -1,4 +1,5 @@
-//! Messages with control data: what is left to be read, and the notices of the error queue.
+//! Control messages of streams: the number of bytes left (`TCP_INQ`), and notices of the error
+//! queue.
 
 use crate::errno::Outcome;
 use crate::instance::{Instance, State};
@@ -43,7 +44,7 @@ impl Instance {
         Ok(Received { len, control: control.len, flags: control.flags, source: None })
     }
 
-    /// The oldest notice of the error queue. It never waits for one, as in Linux.
+    /// Takes the oldest notice from the error queue. Never waits for one, as in Linux.
     pub(crate) fn notice(&self, fd: i32) -> Outcome<Notice> {
         self.call(|state| {
             let id = state.id(fd)?;
@@ -53,8 +54,8 @@ impl Instance {
 }
 
 impl State {
-    /// Tells what is left to be read, if the program wants to know (`TCP_INQ`): with one more for
-    /// the end of the stream.
+    /// Adds the number of bytes left, if the program asked for it (`TCP_INQ`). The end of the
+    /// stream counts as one more.
     pub(crate) fn tell_left(&self, fd: i32, control: &mut Control<'_>) -> Outcome<()> {
         let file = self.files.socket(fd)?;
         if let Some(connection) = self.engine.protocols.tcp(file.id).filter(|_| file.tell_left) {
@@ -64,7 +65,7 @@ impl State {
         Ok(())
     }
 
-    /// Writes a notice as Linux's `ip_recv_error` does.
+    /// Adds a notice as control messages, in Linux's form.
     pub(crate) fn tell(&self, fd: i32, notice: &Notice, control: &mut Control<'_>) -> Outcome<()> {
         let file = self.files.socket(fd)?;
         let (level, kind, room) = match file.domain {
@@ -99,7 +100,7 @@ impl State {
     }
 }
 
-/// Linux's `SCM_TSTAMP_*`.
+/// The `SCM_TSTAMP_*` number of a time stamp.
 fn number(what: Stamped) -> u32 {
     match what {
         Stamped::Sent => 0,

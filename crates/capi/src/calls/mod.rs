@@ -1,5 +1,5 @@
-//! What an instance does for its program: the calls, as methods of it and of what its lock guards.
-//! Arguments are slices, errors are numbers.
+//! The calls of a program, as methods of an instance and of the state behind its lock. Arguments
+//! are slices; errors are numbers.
 
 mod datagram;
 mod ending;

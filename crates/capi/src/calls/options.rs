@@ -1,4 +1,4 @@
-//! `getsockopt`, `setsockopt` and `ioctl`: Linux's numbers for what sockets and connections have.
+//! `getsockopt`, `setsockopt` and `ioctl`, with Linux's numbers.
 
 mod datagram;
 mod raw;
@@ -17,13 +17,13 @@ use towpath::layers::net::tcp::congestion::Kind;
 use towpath::layers::net::tcp::fastopen::{CLIENT, FastOpenKeys, KEY_LEN};
 use towpath::layers::net::time::Duration;
 
-/// An `int` from an option's value.
+/// The `int` in an option's value.
 fn int(value: &[u8]) -> Outcome<i32> {
     let bytes = value.first_chunk::<4>().ok_or(Errno::INVAL)?;
     Ok(i32::from_ne_bytes(*bytes))
 }
 
-/// `struct timeval` as a timeout: zero is none.
+/// A timeout from a `struct timeval`; zero is none.
 fn timeval(value: &[u8]) -> Outcome<Option<Duration>> {
     let (seconds, rest) = value.split_first_chunk::<8>().ok_or(Errno::INVAL)?;
     let micros = rest.first_chunk::<8>().ok_or(Errno::INVAL)?;
@@ -42,35 +42,35 @@ fn timeval_bytes(timeout: Option<Duration>) -> Vec<u8> {
     bytes
 }
 
-/// A buffer's size as Linux keeps it: twice what was asked for, within bounds.
+/// The size of a buffer as Linux stores it: twice the requested size, within bounds.
 fn doubled(asked: i32, least: u32) -> u32 {
     (u32::try_from(asked).unwrap_or(u32::MAX).min(BUFFER_MAX) * 2).max(least)
 }
 
-/// Largest buffer that can be asked for (Linux's `net.core.wmem_max`).
+/// Largest buffer that a program can request (sysctl `net.core.wmem_max` in Linux).
 const BUFFER_MAX: u32 = 4 << 20;
-/// Least send buffer (Linux's `SOCK_MIN_SNDBUF`).
+/// Smallest send buffer, as in Linux.
 const SEND_BUFFER_LEAST: u32 = 4608;
-/// Least receive buffer (Linux's `SOCK_MIN_RCVBUF`).
+/// Smallest receive buffer, as in Linux.
 const RECEIVE_BUFFER_LEAST: u32 = 2304;
-/// Least `TCP_MAXSEG` (Linux's `TCP_MIN_MSS`).
+/// Smallest `TCP_MAXSEG`, as in Linux.
 const MAXSEG_LEAST: u16 = 88;
-/// Most (Linux's `MAX_TCP_WINDOW`).
+/// Largest `TCP_MAXSEG`, as in Linux.
 const MAXSEG_MOST: u16 = 32_767;
-/// What `TCP_MAXSEG` tells before there is a connection (RFC 9293 §3.7.1).
+/// Value of `TCP_MAXSEG` before there is a connection (RFC 9293 §3.7.1).
 const MAXSEG_DEFAULT: u16 = 536;
-/// Bytes of a congestion control's name (Linux's `TCP_CA_NAME_MAX`).
+/// Bytes of the name of a congestion control, as in Linux.
 const CONGESTION_NAME_LEN: usize = 16;
 /// Highest priority that needs no privilege.
 const PRIORITY_MAX: i32 = 6;
-/// Least `IPV6_MTU` (RFC 8200 §5).
+/// Smallest `IPV6_MTU` (RFC 8200 §5).
 const IPV6_MTU_LEAST: i32 = 1280;
-/// The bits of `IP_TOS` that belong to ECN, which a stream does not let its owner set.
+/// The ECN bits of `IP_TOS`, which a program cannot set on a stream.
 const ECN_BITS: u8 = 3;
-/// `SO_MEMINFO`, which the C library's headers do not have everywhere.
+/// `SO_MEMINFO`, which not all headers of C libraries define.
 const SO_MEMINFO: i32 = 55;
 
-/// One or two keys of 16 bytes.
+/// One or two keys of 16 bytes each.
 fn fastopen_keys(value: &[u8]) -> Outcome<FastOpenKeys> {
     let key = |bytes: &[u8]| bytes.try_into().map_err(|_| Errno::INVAL);
     match value.len() {
@@ -101,7 +101,7 @@ impl Instance {
         })
     }
 
-    /// The value of an option, as long as it is; `room` bytes are wanted.
+    /// The value of an option, truncated to `room` bytes.
     pub fn option(&self, fd: i32, level: i32, name: i32, room: usize) -> Outcome<Vec<u8>> {
         self.call(|state| {
             state.id(fd)?;
@@ -120,7 +120,7 @@ impl Instance {
         })
     }
 
-    /// `ioctl` requests that tell or set one number.
+    /// `ioctl` requests that return or set one number.
     pub fn ioctl(&self, fd: i32, request: u64, argument: i32) -> Outcome<i32> {
         let mut state = self.lock();
         let id = state.id(fd)?;
@@ -151,15 +151,15 @@ impl Instance {
     }
 }
 
-/// `FIONBIO`: blocking or not.
+/// `FIONBIO`: sets whether the descriptor blocks.
 pub(crate) const FIONBIO: u64 = 0x5421;
 /// `FIONREAD`, also `SIOCINQ`: bytes that can be received.
 pub(crate) const FIONREAD: u64 = 0x541b;
 /// `SIOCATMARK`: whether the next byte is urgent.
 pub(crate) const SIOCATMARK: u64 = 0x8905;
-/// `SIOCOUTQ`: bytes that were sent and not acknowledged.
+/// `SIOCOUTQ`: bytes sent and not acknowledged.
 pub(crate) const SIOCOUTQ: u64 = 0x5411;
-/// `SIOCOUTQNSD`: bytes that were not sent yet.
+/// `SIOCOUTQNSD`: bytes not sent yet.
 pub(crate) const SIOCOUTQNSD: u64 = 0x894b;
 
 impl State {
@@ -205,7 +205,7 @@ impl State {
                 let id = self.id(fd)?;
                 Ok(self.engine.protocols.set_timestamping(id, Timestamping(number as u32))?)
             }
-            // A program that waited for notices would wait for ever.
+            // As in Linux, only 0 and 1 are valid.
             libc::SO_ZEROCOPY if (0..=1).contains(&number) => {
                 self.change(fd, |options| options.zerocopy = on)
             }
@@ -239,7 +239,7 @@ impl State {
         }
     }
 
-    /// Sizes of both buffers, in bytes with overhead: sending, receiving.
+    /// Sizes of the send buffer and the receive buffer, in bytes with overhead.
     fn buffers(&self, fd: i32) -> Outcome<(u32, u32)> {
         let options = self.engine.protocols.options(self.id(fd)?)?;
         let settings = self.engine.protocols.stack().tcp_settings();
@@ -255,7 +255,7 @@ impl State {
         Ok(rate.unwrap_or(u64::MAX).to_ne_bytes().to_vec())
     }
 
-    /// `SO_MEMINFO`: nine numbers (`linux/sock_diag.h`), as far as they mean anything here.
+    /// `SO_MEMINFO`: nine numbers (`linux/sock_diag.h`); those without a meaning here are zero.
     fn memory_info(&self, fd: i32) -> Outcome<Vec<u8>> {
         let (send, receive) = self.buffers(fd)?;
         let id = self.id(fd)?;
@@ -451,7 +451,7 @@ impl State {
         Ok(number.to_ne_bytes().to_vec())
     }
 
-    /// `IP_MTU` and `IPV6_MTU`: only a connection has a path.
+    /// `IP_MTU` and `IPV6_MTU`. Only a connection has a path.
     fn path_mtu(&mut self, fd: i32) -> Outcome<Vec<u8>> {
         let connection = self.connection(fd)?.filter(|c| c.state() != TcpState::Closed);
         let mtu = connection.ok_or(Errno(libc::ENOTCONN))?.path_mtu();
@@ -500,10 +500,10 @@ impl State {
                 let path_mtu = path_mtu(number)?;
                 self.change(fd, |options| options.path_mtu_v6 = path_mtu)
             }
-            // For datagrams only.
+            // Checked as in Linux; has an effect for datagrams only.
             libc::IPV6_MTU => fragment_size(number).map(|_| ()),
             libc::IPV6_TCLASS => {
-                // -1 stands for the default.
+                // -1 selects the default.
                 let class = u8::try_from(number.max(0)).map_err(|_| Errno::INVAL)?;
                 self.change(fd, |options| options.traffic_class = class & !ECN_BITS)
             }
@@ -530,12 +530,12 @@ impl State {
     }
 }
 
-/// What a number of `IP_MTU_DISCOVER` or `IPV6_MTU_DISCOVER` means.
+/// The mode for a value of `IP_MTU_DISCOVER` or `IPV6_MTU_DISCOVER`.
 fn path_mtu(number: i32) -> Outcome<PathMtu> {
     PATH_MTU.into_iter().find(|kind| *kind as i32 == number).ok_or(Errno::INVAL)
 }
 
-/// What a number of `IPV6_MTU` means: zero is no bound.
+/// The bound for a value of `IPV6_MTU`: none for zero.
 fn fragment_size(number: i32) -> Outcome<Option<u16>> {
     match number {
         0 => Ok(None),

@@ -1,4 +1,4 @@
-//! `poll`, and sets of descriptors like `epoll`'s.
+//! `poll`, and sets of descriptors as in `epoll`.
 
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
@@ -6,24 +6,24 @@ use crate::table::What;
 use crate::table::epoll::{ALWAYS, Epoll, EpollEvent, HOW};
 use towpath::layers::net::time::Duration;
 
-/// One entry of `poll`: a descriptor, what is asked, and the answer.
+/// One entry of `poll`: a descriptor, the requested events, and the result.
 #[derive(Clone, Copy, Debug)]
 pub struct Polled {
-    /// The descriptor; a negative one is passed over.
+    /// The descriptor. A negative one is ignored.
     pub fd: i32,
-    /// What is asked.
+    /// The requested events.
     pub asked: i16,
-    /// The answer.
+    /// The events that hold.
     pub ready: i16,
 }
 
-/// A wait of milliseconds as `poll` and `epoll_wait` have it: negative is without end.
+/// A timeout of `poll` or `epoll_wait` in milliseconds. `None`, for no limit, if negative.
 pub(crate) fn milliseconds(timeout: i32) -> Option<Duration> {
     u64::try_from(timeout).ok().map(Duration::from_millis)
 }
 
 impl Instance {
-    /// Waits until something is ready; returns how many entries are.
+    /// Waits until an entry is ready. Returns how many are.
     pub fn poll(&self, entries: &mut [Polled], timeout: i32) -> Outcome<usize> {
         let outcome = self.block(milliseconds(timeout), |state| {
             let mut count = 0;
@@ -55,7 +55,7 @@ impl State {
         }
     }
 
-    /// Events of a descriptor in an epoll set, as far as the set asks for them.
+    /// The events of a descriptor that an epoll set asks for and that hold.
     fn ready(&self, fd: i32, asked: u32) -> u32 {
         let Ok(id) = self.id(fd) else { return 0 };
         self.engine.protocols.readiness(id).bits() & asked & !HOW
@@ -63,12 +63,12 @@ impl State {
 }
 
 impl Instance {
-    /// A set of descriptors to wait for.
+    /// Makes an epoll set.
     pub fn epoll_create(&self) -> Outcome<i32> {
         self.lock().files.add(What::Epoll(Epoll::default()))
     }
 
-    /// Adds a descriptor to a set, changes what is asked of it, or takes it out.
+    /// Adds a descriptor to a set, changes its events, or removes it.
     pub fn epoll_control(
         &self,
         set: i32,
@@ -86,13 +86,13 @@ impl Instance {
             state.files.epoll_mut(set)?.control(operation, fd, event)?;
             let ready = state.engine.protocols.readiness(state.id(fd)?).bits();
             state.files.epoll_mut(set)?.note(fd, ready);
-            // Another thread may wait for what was added.
+            // Another thread may wait for the descriptor that was added.
             state.notify();
             Ok(())
         })
     }
 
-    /// Waits until something is ready in a set; returns what, `max` at most.
+    /// Waits until a descriptor in a set is ready. Returns at most `max` events.
     pub fn epoll_wait(&self, set: i32, max: usize, timeout: i32) -> Outcome<Vec<EpollEvent>> {
         self.lock().files.epoll_mut(set)?;
         let outcome = self.block(milliseconds(timeout), |state| {

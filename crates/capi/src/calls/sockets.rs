@@ -1,5 +1,5 @@
-//! Sockets from their making to their end: binding, listening, accepting, connecting, closing. With
-//! their addresses, and the flags of their descriptors.
+//! The life of sockets: creating, binding, listening, accepting, connecting and closing; their
+//! addresses, and the flags of their descriptors.
 
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
@@ -8,12 +8,12 @@ use crate::table::What;
 use std::net::SocketAddr;
 use towpath::layers::net::socket::{Error, Family, Linger, Shutdown};
 
-/// Flags in the type of a socket.
+/// Flags in the type argument of `socket(2)`.
 pub(super) const TYPE_FLAGS: i32 = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
 
 impl Instance {
-    /// A socket: `SOCK_STREAM`, `SOCK_DGRAM` or `SOCK_RAW` of `AF_INET` or `AF_INET6`, with the
-    /// flags of `socket(2)`.
+    /// Makes a socket: `SOCK_STREAM`, `SOCK_DGRAM` or `SOCK_RAW` of `AF_INET` or `AF_INET6`, or a
+    /// packet socket, with the flags of `socket(2)`.
     pub fn socket(&self, domain: i32, kind: i32, protocol: i32) -> Outcome<i32> {
         let family = match domain {
             libc::AF_PACKET => return self.call(|state| state.packet_socket(kind, protocol)),
@@ -52,13 +52,13 @@ impl Instance {
                 Given::Address(address) => {
                     Ok(state.engine.protocols.bind(state.id(fd)?, address)?)
                 }
-                // As Linux: IPv4 takes it for the unspecified address.
+                // As in Linux, where IPv4 treats it as the unspecified address.
                 Given::Unspecified => Err(Errno(libc::EAFNOSUPPORT)),
             }
         })
     }
 
-    /// Takes connections.
+    /// Makes a socket listen for connections.
     pub fn listen(&self, fd: i32, backlog: i32) -> Outcome<()> {
         self.call(|state| {
             let (id, now) = (state.id(fd)?, state.now());
@@ -66,7 +66,7 @@ impl Instance {
         })
     }
 
-    /// The next connection and its peer. Waits for one if the descriptor blocks.
+    /// Accepts the next connection: its descriptor and its peer. Waits if the descriptor blocks.
     pub fn accept(&self, fd: i32, flags: i32) -> Outcome<(i32, SocketAddr)> {
         if flags & !TYPE_FLAGS != 0 {
             return Err(Errno::INVAL);
@@ -85,7 +85,7 @@ impl Instance {
         })
     }
 
-    /// Connects. Waits for the outcome if the descriptor blocks.
+    /// Connects. Waits for the result if the descriptor blocks.
     pub fn connect(&self, fd: i32, address: &[u8]) -> Outcome<()> {
         let (timeout, given) = {
             let mut state = self.lock();
@@ -97,7 +97,7 @@ impl Instance {
                 state.engine.protocols.bind_by_itself(id)?;
             }
             let given = match given {
-                // Datagram sockets of IPv6 take addresses of IPv4.
+                // Datagram sockets of IPv6 accept IPv4 addresses.
                 libc::AF_INET if state.files.socket(fd)?.datagram => {
                     let to = address::parse_destination(address, state.family(fd)?)?;
                     to.map_or(Given::Unspecified, Given::Address)
@@ -136,7 +136,7 @@ impl Instance {
         }
     }
 
-    /// Ends directions: `SHUT_RD`, `SHUT_WR` or `SHUT_RDWR`.
+    /// Shuts down one or both directions: `SHUT_RD`, `SHUT_WR` or `SHUT_RDWR`.
     pub fn shutdown(&self, fd: i32, how: i32) -> Outcome<()> {
         let how = match how {
             libc::SHUT_RD => Shutdown::Read,
@@ -153,8 +153,8 @@ impl Instance {
         })
     }
 
-    /// Closes a descriptor, whose number is free at once. A socket that lingers waits, whether the
-    /// descriptor blocks or not, as in Linux.
+    /// Closes a descriptor, whose number is free at once. A socket with `SO_LINGER` waits even if
+    /// the descriptor does not block, as in Linux.
     pub fn close(&self, fd: i32) -> Outcome<()> {
         let what = self.call(|state| state.files.remove(fd))?;
         let What::Socket(file) = what else { return Ok(()) };
@@ -164,7 +164,7 @@ impl Instance {
                 let now = state.now();
                 let _ = state.engine.protocols.shutdown(file.id, Shutdown::Write, now);
             });
-            // Whether all was acknowledged in time makes no difference to the caller.
+            // The result does not depend on whether all data was acknowledged in time.
             let _ = self.block(Some(time), |state| {
                 if state.engine.protocols.is_sending(file.id) { Err(Errno::AGAIN) } else { Ok(()) }
             });
@@ -175,7 +175,7 @@ impl Instance {
         })
     }
 
-    /// The address of our side.
+    /// The local address.
     pub fn local(&self, fd: i32) -> Outcome<SocketAddr> {
         let state = self.lock();
         Ok(state.engine.protocols.local(state.id(fd)?)?)
@@ -188,7 +188,7 @@ impl Instance {
         Ok(state.engine.protocols.remote(state.id(fd)?)?)
     }
 
-    /// `F_GETFL` and `F_SETFL` of `O_NONBLOCK`; `F_GETFD` and `F_SETFD` do nothing.
+    /// `F_GETFL` and `F_SETFL` of `O_NONBLOCK`. `F_GETFD` and `F_SETFD` have no effect.
     pub fn fcntl(&self, fd: i32, command: i32, argument: i32) -> Outcome<i32> {
         let mut state = self.lock();
         let file = state.files.socket_mut(fd)?;
@@ -204,7 +204,7 @@ impl Instance {
         }
     }
 
-    /// True if the descriptor is one of this instance.
+    /// True if the descriptor belongs to this instance.
     pub fn has(&self, fd: i32) -> bool {
         self.lock().files.contains(fd)
     }

@@ -1,8 +1,8 @@
-//! `sendfile` and `splice`: bytes between sockets of an instance and files of the kernel's.
+//! `sendfile` and `splice`: bytes between sockets of an instance and files of the kernel.
 //!
 //! The kernel cannot lend its pages to a stack in a process, so both copy through a buffer of
-//! [`CHUNK`] bytes. What goes into a pipe is looked at, passed on, and taken from the socket as far
-//! as the pipe took it: no byte is on the way when a call fails.
+//! [`CHUNK`] bytes. Bytes for a pipe are peeked, written to the pipe, and removed from the socket
+//! as far as the pipe accepted them: no byte is in transit when a call fails.
 
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
@@ -17,8 +17,8 @@ use towpath::layers::net::socket::{ReceiveFlags, SocketId};
 const CHUNK: usize = 64 << 10;
 
 impl Instance {
-    /// Sends up to `count` bytes of a file, from `offset` on, or from the file's own position,
-    /// which moves then. Returns how many.
+    /// Sends up to `count` bytes of a file from `offset` on, or from the file's own position, which
+    /// is advanced. Returns the number of bytes.
     pub fn send_file(
         &self,
         to: i32,
@@ -60,9 +60,9 @@ impl Instance {
         Ok(sent)
     }
 
-    /// Moves up to `count` received bytes into a pipe, as many as it takes at once; waits for bytes
-    /// as the descriptor says, and for room in the pipe unless that, or the call, is `nonblocking`.
-    /// What the pipe does not take stays in the socket.
+    /// Moves up to `count` received bytes into a pipe, as many as it accepts at once. Waits for
+    /// bytes if the descriptor blocks, and for room in the pipe unless the pipe or the call is
+    /// `nonblocking`. Bytes that the pipe does not accept stay in the socket.
     pub fn splice_out(
         &self,
         from: i32,
@@ -74,7 +74,7 @@ impl Instance {
         if count == 0 {
             return Ok(0);
         }
-        // The kernel would move bytes into any file.
+        // Without this check the kernel would move bytes into files of any kind.
         rustix::pipe::fcntl_getpipe_size(pipe).map_err(|_| Errno::INVAL)?;
         let flags = rustix::fs::fcntl_getfl(pipe)?;
         let is_patient = !nonblocking && !flags.contains(OFlags::NONBLOCK);
@@ -84,7 +84,8 @@ impl Instance {
         loop {
             wait_for(pipe, PollFlags::OUT, !is_patient)?;
             if self.is_at_mark(from)? {
-                // Urgent data does not go into a pipe, and is not waited for, as in Linux.
+                // As in Linux, urgent data does not go into a pipe, and the call does not wait
+                // behind it.
                 return Ok(0);
             }
             let step = &mut step;
@@ -92,15 +93,15 @@ impl Instance {
                 .block_on(from, timeout, |state| state.splice_some(from, pipe, count, step))?
             {
                 Some(moved) => return Ok(moved),
-                // Others have filled it meanwhile.
+                // Another writer has filled the pipe meanwhile.
                 None if is_patient => {}
                 None => return Err(Errno::AGAIN),
             }
         }
     }
 
-    /// Sends up to `count` bytes from a pipe, as many as there is room for; waits for room as the
-    /// descriptor says, and for bytes unless `nonblocking`.
+    /// Sends up to `count` bytes from a pipe, as many as there is room for. Waits for room if the
+    /// descriptor blocks, and for bytes unless `nonblocking`.
     pub fn splice_in(
         &self,
         pipe: BorrowedFd<'_>,
@@ -115,13 +116,14 @@ impl Instance {
         let read = rustix::io::read(pipe, &mut buffer)?;
         let mut sent = 0;
         while sent < read {
-            // There is room, unless another thread took it: then this waits for its own.
+            // There is room, unless another thread has used it: then this call waits for more.
             match self.send(to, &[&buffer[sent..read]], 0) {
                 Ok(taken) => sent += taken,
                 Err(Errno::AGAIN) => {
                     self.wait_for_room(to, false)?;
                 }
-                // What was sent is told; what was read besides is lost with the connection.
+                // Bytes that were sent are reported. Further bytes that were read from the pipe are
+                // lost with the connection.
                 Err(_) if sent > 0 => break,
                 Err(error) => return Err(error),
             }
@@ -140,9 +142,8 @@ impl Instance {
     }
 }
 
-/// A pipe of our own on the way into a program's: bytes written to that might have to wait for room
-/// where the pipe blocks, but the kernel moves them from one pipe into another as far as there is
-/// some.
+/// Our own pipe in front of a program's pipe. A write to the program's pipe might wait for room if
+/// that pipe blocks. Between pipes the kernel moves only as many bytes as there is room for.
 struct Step {
     from: OwnedFd,
     to: OwnedFd,
@@ -155,7 +156,8 @@ impl Step {
         Ok(Self { from, to, buffer: Vec::new() })
     }
 
-    /// Moves the first `count` bytes of the buffer into `pipe`, as far as there is room; how many.
+    /// Moves the first `count` bytes of the buffer into `pipe`, as far as there is room. Returns
+    /// their number.
     fn pass(&mut self, count: usize, pipe: BorrowedFd<'_>) -> Outcome<usize> {
         let written = rustix::io::write(&self.to, &self.buffer[..count])?;
         let moved = splice(&self.from, None, pipe, None, written, SpliceFlags::NONBLOCK);
@@ -164,7 +166,7 @@ impl Step {
             moved => moved?,
         };
         if moved < written {
-            // What is left here is still the socket's.
+            // Bytes left in our pipe still belong to the socket.
             let (from, to) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
             (self.from, self.to) = (from, to);
         }
@@ -173,8 +175,8 @@ impl Step {
 }
 
 impl State {
-    /// Moves received bytes into a pipe; `None` if that has no room. Nobody else can take the bytes
-    /// meanwhile.
+    /// Moves received bytes into a pipe. `None` if the pipe has no room. No other call can take the
+    /// bytes meanwhile, because this one holds the lock.
     fn splice_some(
         &mut self,
         from: i32,
@@ -195,24 +197,24 @@ impl State {
             return Ok(None);
         }
         let taken = self.engine.protocols.discard(id, moved, now)?;
-        assert_eq!(taken, moved, "what was seen can be taken");
+        assert_eq!(taken, moved, "peeked bytes can be taken");
         Ok(Some(moved))
     }
 
-    /// The stream behind a descriptor.
+    /// The stream of a descriptor.
     fn stream(&self, fd: i32) -> Outcome<SocketId> {
         let file = self.files.socket(fd)?;
         if file.datagram { Err(Errno::INVAL) } else { Ok(file.id) }
     }
 }
 
-/// Waits until a file of the kernel's is ready.
+/// Waits until a file of the kernel is ready.
 fn wait_for(file: BorrowedFd<'_>, what: PollFlags, nonblocking: bool) -> Outcome<()> {
     let none = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
     let timeout = nonblocking.then_some(&none);
     let mut polled = [PollFd::from_borrowed_fd(file, what)];
     let ready = rustix::event::poll(&mut polled, timeout)?;
-    // Nobody reads from the pipe. Writing would raise a signal.
+    // The pipe has no reader. A write would raise a signal.
     let is_broken = what == PollFlags::OUT && polled[0].revents().contains(PollFlags::ERR);
     match ready {
         0 => Err(Errno::AGAIN),

@@ -1,4 +1,4 @@
-//! Figures about lending and copying, for programs.
+//! Statistics about lending and copying, for programs.
 
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
@@ -6,19 +6,19 @@ use std::time::Duration;
 use towpath::layers::net::counters::DropReason;
 use towpath::layers::packet::Site;
 
-/// Figures of `struct towpath_stats`, each of 64 bits.
+/// Number of fields of `struct towpath_stats`, each of 64 bits.
 const FIGURES: usize = 8 + SITES + 3 + 8 + 2;
-/// Sites that instances had from the beginning: the first ones. Those behind them belong to guests,
-/// but for [`Site::File`], which has a field behind all others.
+/// Sites with a field in the first version: the first ones. The later sites belong to guests,
+/// except for [`Site::File`], which has a later field.
 const SITES: usize = 8;
-/// Largest structure that a program of the future may give.
+/// Largest structure that a later version may have.
 const STATS_BYTES_MAX: usize = 4096;
 
-// The structure has a field for each of these sites, in this order; what is new goes to its end.
+// The structure has a field for each of these sites, in this order. New fields go to its end.
 const _: () = assert!(Site::Checksum as usize == SITES - 1);
 
 impl Instance {
-    /// In the order of `struct towpath_stats`.
+    /// The values in the order of `struct towpath_stats`.
     fn figures(&self) -> [u64; FIGURES] {
         self.call(|state| {
             let now = state.now();
@@ -64,11 +64,12 @@ impl Instance {
         })
     }
 
-    /// Fills a `struct towpath_stats` as long as the program knows it. What this library does not
-    /// know is zero.
+    /// Fills a `struct towpath_stats` of the length that the program knows. Fields that this
+    /// library does not know are zero.
     ///
     /// # Errors
-    /// `EINVAL` for a length that no version of the structure has, `E2BIG` for one that none will.
+    /// `EINVAL` for a length that no version of the structure has, `E2BIG` for one that no version
+    /// will have.
     pub(crate) fn write_stats(&self, room: &mut [u8]) -> Outcome<()> {
         if room.is_empty() || !room.len().is_multiple_of(size_of::<u64>()) {
             return Err(Errno::INVAL);

@@ -1,5 +1,5 @@
-//! Receiving and sending on streams, as `recv`, `send` and `sendto` do. What is asked of datagram
-//! sockets is handed on.
+//! Receiving and sending on streams, as `recv`, `send` and `sendto` do. Calls on datagram sockets
+//! are passed on.
 
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use towpath::layers::net::socket::{Error, Readiness, ReceiveFlags, SendFlags, SocketId};
 use towpath::layers::net::time::Duration;
 
-/// Flags of receiving calls that are known.
+/// Supported flags of calls that receive.
 const RECEIVE_FLAGS: i32 = libc::MSG_DONTWAIT
     | libc::MSG_PEEK
     | libc::MSG_TRUNC
@@ -18,11 +18,11 @@ const RECEIVE_FLAGS: i32 = libc::MSG_DONTWAIT
     | libc::MSG_CMSG_CLOEXEC
     | libc::MSG_ERRQUEUE;
 
-/// What connecting with data came to, with the bytes that went with the SYN.
+/// The result of connecting with data, with the number of bytes that went with the SYN.
 pub(crate) enum Opening {
     /// The connection is open.
     Open(usize),
-    /// The handshake goes on, and the caller does not wait for it.
+    /// The handshake continues, and the caller does not wait for it.
     GoesOn(usize),
 }
 
@@ -46,7 +46,7 @@ impl Instance {
                 return Err(Errno(libc::EOPNOTSUPP));
             }
             if flags & libc::MSG_ERRQUEUE != 0 {
-                // Who receives without room for control messages loses the notice, as in Linux.
+                // As in Linux, a call without room for control messages loses the notice.
                 drop(state);
                 return self.notice(fd).map(|_| 0);
             }
@@ -69,7 +69,7 @@ impl Instance {
         }
     }
 
-    /// Reads the urgent byte (`MSG_OOB`); never waits for one, as in Linux.
+    /// Reads the urgent byte (`MSG_OOB`). Never waits for one, as in Linux.
     fn receive_urgent(&self, id: SocketId, into: &mut [&mut [u8]], peek: bool) -> Outcome<usize> {
         let byte = self.lock().with(|sockets, cx| sockets.receive_urgent(id, peek, cx))?;
         let Some(byte) = byte else { return Ok(0) };
@@ -80,14 +80,14 @@ impl Instance {
         }))
     }
 
-    /// True if the next byte to be read is urgent (`SIOCATMARK`).
+    /// True if the next byte to read is urgent (`SIOCATMARK`).
     pub fn is_at_mark(&self, fd: i32) -> Outcome<bool> {
         let state = self.lock();
         let id = state.id(fd)?;
         Ok(state.engine.protocols.is_at_mark(id))
     }
 
-    /// Drops up to `len` received bytes, as `recv(2)` does with `MSG_TRUNC` on a stream.
+    /// Discards up to `len` received bytes, as `recv(2)` does with `MSG_TRUNC` on a stream.
     pub fn discard(&self, fd: i32, len: usize, flags: i32) -> Outcome<usize> {
         let timeout = self.lock().timeout(fd, flags, false)?;
         self.block_on(fd, timeout, |state| {
@@ -101,7 +101,7 @@ impl Instance {
         self.send_to(fd, buffers, flags, &[])
     }
 
-    /// Sends a message, as `sendmsg(2)` does: to an address, or with control messages.
+    /// Sends a message as `sendmsg(2)` does: to an address, or with control messages.
     pub(crate) fn send_message(
         &self,
         fd: i32,
@@ -116,7 +116,7 @@ impl Instance {
         self.send_to(fd, buffers, flags, address.unwrap_or_default())
     }
 
-    /// The same as `sendto(2)` does: with `MSG_FASTOPEN` it connects to `address`.
+    /// Sends as `sendto(2)` does: with `MSG_FASTOPEN` it connects to `address`.
     pub fn send_to(
         &self,
         fd: i32,
@@ -144,7 +144,7 @@ impl Instance {
         })
     }
 
-    /// What is wrong with a call that sends before it looks at its bytes; how long it may wait.
+    /// Checks a call that sends before its bytes are read. Returns how long it may wait.
     pub(crate) fn check_send(&self, fd: i32, flags: i32) -> Outcome<Option<Duration>> {
         let state = self.lock();
         let id = state.id(fd)?;
@@ -154,13 +154,13 @@ impl Instance {
         state.timeout(fd, flags, true)
     }
 
-    /// True if a call that sends connects first.
+    /// True if a call that sends has to connect first.
     pub(crate) fn opens(&self, fd: i32, flags: i32) -> bool {
         flags & libc::MSG_FASTOPEN != 0 || self.is_deferred(fd)
     }
 
-    /// Sends `total` bytes, of which `sent` were, part by part: `part` sends what one buffer has
-    /// room for, and packets leave in between. Waits for room if the descriptor blocks.
+    /// Sends `total` bytes, of which `sent` were sent before, in parts: `part` sends what fits into
+    /// one buffer, and packets leave in between. Waits for room if the descriptor blocks.
     pub(crate) fn send_parts(
         &self,
         fd: i32,
@@ -173,7 +173,7 @@ impl Instance {
         let mut waited = false;
         let outcome = self.block_on(fd, timeout, |state| {
             let id = state.id(fd)?;
-            // As in Linux a wait for room ends only when there is much of it.
+            // As in Linux, a wait for room ends only when there is much room.
             if std::mem::replace(&mut waited, true) && !state.may_send(id) {
                 return Err(Errno::AGAIN);
             }
@@ -185,7 +185,7 @@ impl Instance {
                 if sent >= total {
                     return Ok(());
                 }
-                // As in Linux no part of an urgent write leaves before its end is known.
+                // As in Linux, no part of an urgent write leaves before its end is known.
                 if flags & libc::MSG_OOB == 0 {
                     state.send();
                 }
@@ -205,8 +205,8 @@ impl Instance {
         }
     }
 
-    /// Connects with data in the SYN, if there may be some, and waits for the outcome if the
-    /// descriptor blocks (Linux's tcp_sendmsg_fastopen).
+    /// Connects with data in the SYN, if that is possible, and waits for the result if the
+    /// descriptor blocks.
     pub(crate) fn open_with_data(
         &self,
         fd: i32,
@@ -253,7 +253,7 @@ impl Instance {
 }
 
 impl State {
-    /// Receives what is there, behind the first `done` bytes of `buffers`; sets `end` if no more
+    /// Receives available bytes, behind the first `done` bytes of `buffers`. Sets `end` if no more
     /// will come.
     fn receive_some(
         &mut self,
@@ -306,7 +306,7 @@ impl State {
         wanted.into_iter().any(|wanted| ready.contains(wanted))
     }
 
-    /// The address that a call that connects and sends was given, if it was.
+    /// The address to which a call that sends should connect, if it has one.
     pub(crate) fn destination(&self, fd: i32, address: &[u8]) -> Outcome<Option<SocketAddr>> {
         if address.is_empty() {
             return Ok(None);
@@ -317,7 +317,7 @@ impl State {
         }
     }
 
-    /// Connects, and sends what may go with the SYN.
+    /// Connects, and sends the bytes that fit into the SYN.
     fn send_with_syn(
         &mut self,
         fd: i32,
@@ -332,7 +332,7 @@ impl State {
         Ok(self.with(|sockets, cx| sockets.send_with_syn(id, remote, &bytes, how, cx))?)
     }
 
-    /// Sends what one buffer has room for, of what follows the first `done` bytes of `buffers`.
+    /// Sends what fits into one buffer, after the first `done` bytes of `buffers`.
     fn send_some(
         &mut self,
         id: SocketId,

@@ -1,4 +1,4 @@
-//! Socket addresses as C has them: `struct sockaddr_in` and `struct sockaddr_in6`, as bytes.
+//! Socket addresses of C as bytes: `struct sockaddr_in` and `struct sockaddr_in6`.
 
 use crate::errno::{Errno, Outcome};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -8,10 +8,10 @@ use towpath::layers::net::socket::Family;
 const V4_LEN: usize = size_of::<libc::sockaddr_in>();
 /// Bytes of `struct sockaddr_in6`.
 const V6_LEN: usize = size_of::<libc::sockaddr_in6>();
-/// Bytes of it without the scope, which are enough (Linux's `SIN6_LEN_RFC2133`).
+/// Bytes of it without the scope, which are enough in Linux (RFC 2133).
 const V6_LEN_LEAST: usize = 24;
 
-/// What a program gave as an address.
+/// An address that a program passed.
 pub(crate) enum Given {
     /// An address.
     Address(SocketAddr),
@@ -19,11 +19,11 @@ pub(crate) enum Given {
     Unspecified,
 }
 
-/// What a program is told as an address.
+/// An address that is returned to a program.
 pub(crate) enum Name {
-    /// One of IPv4 or IPv6.
+    /// An IPv4 or IPv6 address.
     Internet(SocketAddr),
-    /// A `struct sockaddr_ll`, of which so many bytes are told.
+    /// A `struct sockaddr_ll`, and how many of its bytes are returned.
     Link([u8; size_of::<libc::sockaddr_ll>()], usize),
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn family(bytes: &[u8]) -> Outcome<i32> {
     Ok(i32::from(u16::from_ne_bytes(*family)))
 }
 
-/// Reads an address for a socket of `own` family.
+/// Parses an address for a socket of the family `own`.
 pub(crate) fn parse(bytes: &[u8], own: Family) -> Outcome<Given> {
     let given = family(bytes)?;
     if given == libc::AF_UNSPEC {
@@ -66,8 +66,8 @@ pub(crate) fn parse(bytes: &[u8], own: Family) -> Outcome<Given> {
     }))
 }
 
-/// Reads where a datagram goes from a socket of `own` family, as Linux's `udp_sendmsg` and
-/// `udpv6_sendmsg` do: nowhere in particular for `AF_UNSPEC` of IPv6.
+/// Parses the destination of a datagram from a socket of the family `own`, as Linux does. `None`
+/// for `AF_UNSPEC` on an IPv6 socket.
 pub(crate) fn parse_destination(bytes: &[u8], own: Family) -> Outcome<Option<SocketAddr>> {
     let given = family(bytes)?;
     let v4 = || -> Outcome<(Ipv4Addr, u16)> {
@@ -99,7 +99,7 @@ pub(crate) fn parse_destination(bytes: &[u8], own: Family) -> Outcome<Option<Soc
     }
 }
 
-/// Reads where a packet goes from a raw socket of IPv6 (Linux's `rawv6_sendmsg`).
+/// Parses the destination of a packet from a raw IPv6 socket, as Linux does.
 pub(crate) fn parse_raw(bytes: &[u8]) -> Outcome<Option<SocketAddr>> {
     if bytes.len() < V6_LEN_LEAST {
         return Err(Errno::INVAL);
@@ -110,7 +110,7 @@ pub(crate) fn parse_raw(bytes: &[u8]) -> Outcome<Option<SocketAddr>> {
     }
 }
 
-/// Writes an address as C has it.
+/// Encodes an address for C.
 pub(crate) fn write(address: Name) -> Vec<u8> {
     match address {
         Name::Link(bytes, len) => bytes[..len].to_vec(),

@@ -1,4 +1,4 @@
-//! Control messages as C has them, one after the other, and what a call tells that received them.
+//! Control messages in C's layout, and the results of calls that receive messages.
 
 pub(crate) mod datagram;
 
@@ -6,25 +6,25 @@ use super::address::Name;
 use crate::errno::{Errno, Outcome};
 use std::time::Duration;
 
-/// What a call that received a message tells beside its bytes.
+/// Results of a call that received a message, besides its bytes.
 #[derive(Default)]
 pub(crate) struct Received {
     /// Bytes of data.
     pub(crate) len: usize,
     /// Bytes of control data.
     pub(crate) control: usize,
-    /// `MSG_*` that hold for the message.
+    /// `MSG_*` flags of the message.
     pub(crate) flags: i32,
-    /// Where a datagram came from, or was going in messages about errors.
+    /// The source of a datagram; for a message about an error, its destination.
     pub(crate) source: Option<Name>,
 }
 
-/// Control messages in the order in which they are added, as far as there is room.
+/// Control messages, appended as long as there is room.
 pub(crate) struct Control<'a> {
     room: &'a mut [u8],
-    /// Bytes that were added.
+    /// Bytes used.
     pub(crate) len: usize,
-    /// `MSG_*` that hold for the message.
+    /// `MSG_*` flags of the message.
     pub(crate) flags: i32,
 }
 
@@ -34,12 +34,12 @@ pub(crate) const TOWPATH_SO_ZEROCOPY_TERM: i32 = 0x7001;
 pub(crate) const HEADER: usize = size_of::<libc::cmsghdr>();
 
 impl<'a> Control<'a> {
-    /// None yet.
+    /// An empty list.
     pub(crate) fn new(room: &'a mut [u8]) -> Self {
         Self { room, len: 0, flags: 0 }
     }
 
-    /// Adds a message, cut off where the room ends (Linux's `put_cmsg`).
+    /// Appends a message, truncated where the room ends, as in Linux.
     pub(crate) fn push(&mut self, level: i32, kind: i32, data: &[u8]) {
         let room = &mut self.room[self.len..];
         if room.len() < HEADER {
@@ -59,7 +59,7 @@ impl<'a> Control<'a> {
     }
 }
 
-/// Lets `act` see level, kind and data of each control message that a caller gives.
+/// Calls `act` with level, kind and data of each control message that a caller passed.
 pub(crate) fn each_message(
     mut bytes: &[u8],
     mut act: impl FnMut(i32, i32, &[u8]) -> Outcome<()>,
@@ -76,7 +76,7 @@ pub(crate) fn each_message(
     Ok(())
 }
 
-/// `struct scm_timestamping`: the time taken in software, and two that only hardware takes.
+/// `struct scm_timestamping`: the software time stamp, and two hardware time stamps of zero.
 pub(crate) fn timestamping(time: Duration) -> Vec<u8> {
     let mut bytes = (time.as_secs() as i64).to_ne_bytes().to_vec();
     bytes.extend(i64::from(time.subsec_nanos()).to_ne_bytes());
@@ -87,8 +87,8 @@ pub(crate) fn timestamping(time: Duration) -> Vec<u8> {
 /// Bytes of `struct sock_extended_err`.
 const EXTENDED_ERROR: usize = 16;
 
-/// `struct sock_extended_err`, and the address of who is to blame behind it, in so much room; an
-/// empty one is nobody's.
+/// A `struct sock_extended_err`, followed by the address of the node that reported the error, in
+/// `room` bytes. An empty `offender` gives zeros.
 pub(crate) fn extended_error(
     errno: i32,
     [origin, kind, code]: [u8; 3],

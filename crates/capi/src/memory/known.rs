@@ -1,46 +1,46 @@
-//! Pages about which the kernel was asked: whether there is memory, or whether it can be read.
+//! Pages whose state was queried from the kernel: whether they are mapped, or whether they can be
+//! read.
 //!
-//! Programs hand in the same buffers again and again, and the kernel's answer costs a system call,
-//! so each thread remembers answers, page by page: what was asked as one range may be used in parts
-//! later, and what was asked in parts as one range. The question finds wrong addresses, as the
-//! kernel would: it cannot keep a program from unmapping memory afterwards, whether it is asked
-//! once or each time. What was mapped when it was asked and is not any more is found when it is
-//! asked again: an answer is good for [`USES_MAX`] calls on average, and all those of an area
-//! together for [`AREA_USES_MAX`].
+//! Programs pass the same buffers repeatedly, and each query costs a system call. So each thread
+//! remembers answers, page by page: a range that was queried as a whole may be used in parts later,
+//! and the other way round. A query detects invalid addresses, as the kernel does. It cannot keep a
+//! program from unmapping memory later, however often it is made. Memory that was mapped at the
+//! query and is not mapped any more is detected by the next query: an answer is valid for
+//! [`USES_MAX`] calls on average, and all answers about one area together for [`AREA_USES_MAX`].
 
 use crate::errno::{Errno, Outcome};
 use std::array::from_fn;
 use std::ops::Range;
 
-/// Pages of an area, by a bit of a word for each.
+/// Pages of an area, one bit of a word for each.
 const AREA_PAGES: usize = AREA_WORDS * WORD_PAGES;
 const AREA_WORDS: usize = 8;
 const WORD_PAGES: usize = u64::BITS as usize;
-/// Bits of the number of a place.
+/// Number of bits of a place's index.
 const PLACE_BITS: u32 = 6;
-/// Places of each thread and for each question.
+/// Number of places, for each thread and each kind of query.
 const PLACES: usize = 1 << PLACE_BITS;
 /// Areas in a place.
 const PLACE_AREAS: usize = 4;
-/// Areas of one range. Of a longer one, whose bytes cost far more than the question, nothing is
-/// remembered.
+/// Most areas of a range that is remembered. The bytes of a longer range cost far more than the
+/// query.
 const RANGE_AREAS_MAX: usize = PLACES * PLACE_AREAS / 4;
 /// How often an answer is used.
 const USES_MAX: u32 = 1024;
-/// How often answers about one area are used, all together.
+/// How often all answers about one area together are used.
 const AREA_USES_MAX: u32 = 64 * USES_MAX;
-/// Spreads areas over the places: 2^64 by the golden ratio.
+/// Distributes areas over the places: 2^64 divided by the golden ratio.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Answers that were yes. In a full place the area that can be used least gives way.
+/// Positive answers. In a full place, the area with the fewest remaining uses is evicted.
 pub(crate) struct Known([[Area; PLACE_AREAS]; PLACES]);
 
 #[derive(Clone, Copy)]
 struct Area {
     number: usize,
-    /// The pages of which the answer is known.
+    /// Pages whose answer is known.
     pages: [u64; AREA_WORDS],
-    /// How often that can still be used.
+    /// Remaining uses of these answers.
     uses: u32,
 }
 
@@ -54,7 +54,8 @@ impl Area {
         self.uses > 0 && known.into_iter().all(|(known, asked)| asked & !known == 0)
     }
 
-    /// Notes an answer. Used up ones are forgotten, so that all of them are asked again.
+    /// Adds an answer. Answers without remaining uses are discarded, so that all their pages are
+    /// queried again.
     fn learn(&mut self, pages: &Range<usize>) {
         if self.uses == 0 {
             self.pages = [0; AREA_WORDS];
@@ -76,7 +77,7 @@ fn words(pages: &Range<usize>) -> [u64; AREA_WORDS] {
     })
 }
 
-/// The areas of pages, and the pages in each.
+/// The areas of a range of pages, and the pages in each.
 fn areas(pages: Range<usize>) -> impl ExactSizeIterator<Item = (usize, Range<usize>)> + Clone {
     (pages.start / AREA_PAGES..pages.end.div_ceil(AREA_PAGES)).map(move |area| {
         let within = |page: usize| page.saturating_sub(area * AREA_PAGES).min(AREA_PAGES);
@@ -90,10 +91,10 @@ impl Known {
         Self([[Area::new(usize::MAX); PLACE_AREAS]; PLACES])
     }
 
-    /// Asks about pages, unless the answer is known.
+    /// Queries pages with `ask`, unless the answer is known.
     ///
     /// # Errors
-    /// The kernel's answer, if it is no.
+    /// The kernel's negative answer.
     pub(crate) fn check(
         &mut self,
         pages: Range<usize>,
@@ -122,7 +123,7 @@ impl Known {
         self.0[place_of(area)].iter_mut().find(|known| known.number == area)
     }
 
-    /// Where answers about an area are, or will be.
+    /// The entry for answers about an area, which may replace another area's.
     fn place(&mut self, area: usize) -> &mut Area {
         let places = &mut self.0[place_of(area)];
         let rank = |known: &&mut Area| (known.number != area, known.uses);
@@ -134,15 +135,15 @@ impl Known {
     }
 }
 
-/// The place of an area. Mixed twice: with most distances between areas, once is not enough to
-/// reach all places.
+/// The place of an area. Multiplied twice: for most distances between areas, once would not reach
+/// all places.
 fn place_of(area: usize) -> usize {
     let mixed = (area as u64).wrapping_mul(SPREAD);
     let mixed = (mixed ^ mixed >> 32).wrapping_mul(SPREAD);
     (mixed >> (u64::BITS - PLACE_BITS)) as usize
 }
 
-/// The pages of a range that is not empty. `EFAULT` if it ends beyond all addresses.
+/// The pages of a range that is not empty. `EFAULT` if the range exceeds the address space.
 pub(crate) fn pages(start: usize, len: usize) -> Outcome<Range<usize>> {
     let page = rustix::param::page_size();
     let end = start.checked_add(len).and_then(|end| end.checked_next_multiple_of(page));
@@ -153,13 +154,14 @@ pub(crate) fn pages(start: usize, len: usize) -> Outcome<Range<usize>> {
 mod tests {
     use super::*;
 
-    /// Pages so many pages from zero on.
+    /// The addresses of these pages.
     fn some(pages: Range<usize>) -> Range<usize> {
         let page = rustix::param::page_size();
         pages.start * page..pages.end * page
     }
 
-    /// Whether the kernel is asked about pages, of which those below `end` are mapped; the answer.
+    /// Checks pages, of which those below `end` are mapped. Returns whether the kernel was queried,
+    /// and the answer.
     fn asks(known: &mut Known, pages: Range<usize>, end: usize) -> (bool, bool) {
         let (pages, end) = (some(pages), some(0..end).end);
         let mut is_asked = false;
@@ -171,11 +173,11 @@ mod tests {
         (is_asked, answer.is_ok())
     }
 
-    /// Goal: an answer is about the pages that were asked for, in whatever parts, and about no
-    /// other; no is never remembered.
+    /// Goal: an answer applies to the pages that were queried, in any parts, and to no others.
+    /// Negative answers are not remembered.
     #[test]
     fn an_answer_is_about_its_own_pages() {
-        // Within a word of bits, where two words meet, and where two areas do.
+        // Within a word of bits, at the border of two words, and at the border of two areas.
         for at in [0, WORD_PAGES - 3, WORD_PAGES - 1, AREA_PAGES - 2, 7 * AREA_PAGES - 1] {
             let mut known = Known::new();
             let mut asks =
@@ -195,7 +197,7 @@ mod tests {
         }
     }
 
-    /// Goal: what is not mapped any more is found, though it was used before.
+    /// Goal: memory that is no longer mapped is detected, although it was used before.
     #[test]
     fn an_answer_does_not_last() {
         let mut known = Known::new();
@@ -206,7 +208,7 @@ mod tests {
         assert_eq!(asks(&mut known, 1..2, 0), (true, false));
         assert_eq!(asks(&mut known, 1..2, 2), (true, true));
         assert_eq!(asks(&mut known, 1..2, 2), (false, true));
-        // Nor do many together.
+        // The uses of many answers together are limited, too.
         for page in 2..AREA_PAGES {
             assert_eq!(asks(&mut known, page..page + 1, AREA_PAGES), (true, true));
         }
@@ -215,8 +217,8 @@ mod tests {
         assert_eq!(asks(&mut known, 2..3, 0), (true, false));
     }
 
-    /// Goal: buffers are remembered, thousands of small ones or some large ones, whatever their
-    /// size; and in the long run one call of hundreds asks.
+    /// Goal: buffers of any size are remembered, thousands of small ones or some large ones, and in
+    /// the long run one call in hundreds makes a query.
     #[test]
     fn buffers_of_one_size_are_remembered() {
         for size in [1, 2, 3, 4, 5, 8, 16, 17, 64, 128, 256, 1024] {
@@ -237,7 +239,7 @@ mod tests {
         assert!(asked.count() < 10_000, "a buffer in each page");
     }
 
-    /// Goal: a range of any length is asked for whole, and does not drive out what is remembered.
+    /// Goal: a range of any length is queried as a whole and evicts no remembered answers.
     #[test]
     fn of_long_ranges_nothing_is_remembered() {
         let mut known = Known::new();
@@ -249,7 +251,7 @@ mod tests {
         assert!(!asks(&mut known, 0..1, longer).0 && asks(&mut known, long..long + 1, longer).0);
     }
 
-    /// Goal: a range that ends beyond all addresses is refused, not rounded.
+    /// Goal: a range that exceeds the address space is rejected, not rounded.
     #[test]
     fn pages_are_whole() {
         let page = rustix::param::page_size();

@@ -1,4 +1,4 @@
-//! Memory of C programs as slices, and what is written there.
+//! Memory of C programs as slices, and writes to it.
 //!
 //! Only functions of `abi` and `packetdrill` call these, for the time of one call. A null pointer
 //! where memory is needed is `EFAULT`; any other is trusted, as the C library's functions do.
@@ -23,20 +23,20 @@ use towpath::layers::packet::{Loans, Piece};
 
 /// Most pieces of one scattered read or write (`UIO_MAXIOV`).
 pub(crate) const IOV_MAX: usize = 1024;
-/// Most bytes of one call (`MAX_RW_COUNT`); of more these are used.
+/// Most bytes of one call. A call uses only these of a longer buffer.
 const BYTES_MAX: usize = 0x7fff_f000;
 /// Most bytes of an address (`struct sockaddr_storage`).
 const ADDRESS_BYTES_MAX: usize = 128;
 
-/// A length as the kernel takes it: none that would be negative, and no more than a call may have.
+/// A length by the kernel's rules: `EFAULT` if negative as a signed number, else limited.
 fn length(len: usize) -> Outcome<usize> {
     if isize::try_from(len).is_err() { Err(Errno::FAULT) } else { Ok(len.min(BYTES_MAX)) }
 }
 
-/// The caller's bytes, to be read.
+/// The caller's bytes, for reading.
 ///
 /// # Safety
-/// `pointer` is null or names `len` bytes that stay as they are meanwhile.
+/// `pointer` is null or names `len` bytes that do not change meanwhile.
 pub(crate) unsafe fn bytes<'a>(pointer: *const c_void, len: usize) -> Outcome<&'a [u8]> {
     let len = length(len)?;
     if len == 0 {
@@ -49,10 +49,10 @@ pub(crate) unsafe fn bytes<'a>(pointer: *const c_void, len: usize) -> Outcome<&'
     Ok(unsafe { std::slice::from_raw_parts(pointer.cast(), len) })
 }
 
-/// The caller's bytes, to be written.
+/// The caller's bytes, for writing.
 ///
 /// # Safety
-/// `pointer` is null or names `len` bytes that nobody else uses meanwhile.
+/// `pointer` is null or names `len` bytes that no other code uses meanwhile.
 pub(crate) unsafe fn bytes_mut<'a>(pointer: *mut c_void, len: usize) -> Outcome<&'a mut [u8]> {
     let len = length(len)?;
     if len == 0 {
@@ -65,10 +65,10 @@ pub(crate) unsafe fn bytes_mut<'a>(pointer: *mut c_void, len: usize) -> Outcome<
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), len) })
 }
 
-/// The caller's address, to be read.
+/// The caller's address, for reading.
 ///
 /// # Safety
-/// As [`bytes`].
+/// `pointer` is null or names `len` bytes that do not change meanwhile.
 pub(crate) unsafe fn sockaddr_bytes<'a>(
     pointer: *const sockaddr,
     len: socklen_t,
@@ -95,7 +95,7 @@ pub(crate) unsafe fn pieces<'a>(pointer: *const iovec, count: usize) -> Outcome<
     }
     // SAFETY: the caller vouches for it.
     let pieces = unsafe { std::slice::from_raw_parts(pointer, count) };
-    // None that would be negative.
+    // Lengths that are negative as signed numbers are invalid.
     if pieces.iter().any(|piece| isize::try_from(piece.iov_len).is_err()) {
         return Err(Errno::INVAL);
     }
@@ -103,7 +103,7 @@ pub(crate) unsafe fn pieces<'a>(pointer: *const iovec, count: usize) -> Outcome<
 }
 
 /// # Safety
-/// As [`pieces`], and each of them names bytes to be read.
+/// `pointer` is null or names `count` structures, each of which names bytes that can be read.
 pub(crate) unsafe fn gather<'a>(pointer: *const iovec, count: usize) -> Outcome<Vec<&'a [u8]>> {
     // SAFETY: the caller vouches for it.
     let pieces = used(unsafe { pieces(pointer, count) }?);
@@ -111,7 +111,7 @@ pub(crate) unsafe fn gather<'a>(pointer: *const iovec, count: usize) -> Outcome<
     pieces.map(|(base, len)| unsafe { bytes(base, len) }).collect()
 }
 
-/// What a call uses of its pieces: of more than it may have, the first bytes.
+/// The part of its pieces that a call uses: the first `BYTES_MAX` bytes.
 fn used(pieces: &[iovec]) -> impl Iterator<Item = (*mut c_void, usize)> {
     let mut left = BYTES_MAX;
     pieces.iter().map(move |piece| {
@@ -122,7 +122,7 @@ fn used(pieces: &[iovec]) -> impl Iterator<Item = (*mut c_void, usize)> {
 }
 
 /// # Safety
-/// As [`pieces`], and each of them names bytes to be written.
+/// `pointer` is null or names `count` structures, each of which names bytes that can be written.
 pub(crate) unsafe fn scatter<'a>(
     pointer: *const iovec,
     count: usize,
@@ -146,20 +146,20 @@ pub(crate) unsafe fn path(pointer: *const c_char) -> Outcome<PathBuf> {
     Ok(OsStr::from_bytes(path.to_bytes()).into())
 }
 
-/// Memory that a program has posted to be filled: its own again when it is told so.
+/// Memory that a program has posted to be filled. It belongs to the operation until its end.
 pub(crate) struct Posted {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: it is the only one that reaches the memory, as `new` was promised, whatever the thread.
+// SAFETY: `new` was promised that only this value reaches the memory, on any thread.
 unsafe impl Send for Posted {}
 
 impl Posted {
-    /// The memory at `pointer`. `EFAULT` if there is none, or none that is mapped.
+    /// The memory at `pointer`. `EFAULT` if that is null or not mapped.
     ///
     /// # Safety
-    /// Nobody uses the bytes, and they stay, until the program is told that they are its own.
+    /// No other code uses the bytes, and they stay mapped, until the operation's end is reported.
     pub(crate) unsafe fn new(pointer: *mut c_void, len: usize) -> Outcome<Self> {
         let base = base_of(pointer, len)?;
         if len > 0 {
@@ -168,30 +168,29 @@ impl Posted {
         Ok(Self { base, len })
     }
 
-    /// Bytes in all.
+    /// Number of bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// What follows the first `done` bytes.
+    /// The bytes after the first `done` bytes.
     pub(crate) fn rest(&mut self, done: usize) -> &mut [u8] {
-        // SAFETY: `new` was promised so, and `self` is borrowed as long.
+        // SAFETY: `new` was promised these bytes, and `self` is borrowed as long.
         let all = unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) };
         &mut all[done..]
     }
 
-    /// The `len` bytes from `at` on. Others may be the program's own again.
+    /// The `len` bytes from `at` on. Other parts may belong to the program again.
     pub(crate) fn part(&mut self, at: usize, len: usize) -> &mut [u8] {
         assert!(at.checked_add(len).is_some_and(|end| end <= self.len), "it is within the memory");
-        // SAFETY: it is within, as was just looked.
+        // SAFETY: it is within the memory, as just asserted.
         let base = unsafe { self.base.add(at) };
-        // SAFETY: `new` was promised so of these, and `self` is borrowed as long.
+        // SAFETY: `new` was promised these bytes, and `self` is borrowed as long.
         unsafe { std::slice::from_raw_parts_mut(base.as_ptr(), len) }
     }
 }
 
-/// Where a range of the caller's begins, whatever the pointer if it is empty. `EFAULT` if there can
-/// be none.
+/// Start of a range of the caller's; any pointer will do if it is empty. `EFAULT` if there is none.
 fn base_of(pointer: *mut c_void, len: usize) -> Outcome<NonNull<u8>> {
     isize::try_from(len).map_err(|_| Errno::FAULT)?;
     match len {
@@ -200,31 +199,31 @@ fn base_of(pointer: *mut c_void, len: usize) -> Outcome<NonNull<u8>> {
     }
 }
 
-/// Fails with `EFAULT` unless all of a range is mapped. Touches none of it.
+/// Fails with `EFAULT` unless the whole range is mapped. Does not access it.
 fn check_mapped(base: NonNull<u8>, len: usize) -> Outcome<()> {
     thread_local!(static MAPPED: RefCell<Known> = const { RefCell::new(Known::new()) });
     let ask = |pages: &Range<usize>| {
         let (start, flags) = (without_provenance_mut(pages.start), rustix::mm::MsyncFlags::ASYNC);
-        // SAFETY: this does nothing but look whether there are mappings.
+        // SAFETY: with this flag `msync` only checks that the pages are mapped.
         unsafe { rustix::mm::msync(start, pages.len(), flags) }.map_err(|_| Errno::FAULT)
     };
     MAPPED.with_borrow_mut(|known| known.check(pages(base.as_ptr().addr(), len)?, ask))
 }
 
-/// Ranges of memory that a program lends: one after the other they are what it sends.
+/// Ranges of memory that a program lends, in the order in which they are sent.
 pub(crate) struct Ranges {
     ranges: Vec<(NonNull<u8>, usize)>,
     len: usize,
 }
 
-// SAFETY: ranges are addresses; the bytes may be read by any thread, as `new` was promised.
+// SAFETY: `new` was promised that the bytes can be read, on any thread; ranges are addresses.
 unsafe impl Send for Ranges {}
 
 impl Ranges {
-    /// The memory of `buffers`; what is next to each other in memory is one range.
+    /// The memory of `buffers`. Buffers that are adjacent in memory become one range.
     ///
     /// # Safety
-    /// The bytes can be read until the program is told that they are its own again.
+    /// The bytes can be read until their return is reported to the program.
     pub(crate) unsafe fn new(buffers: &[&[u8]]) -> Self {
         let mut ranges: Vec<(NonNull<u8>, usize)> = Vec::with_capacity(buffers.len());
         for buffer in buffers.iter().filter(|buffer| !buffer.is_empty()) {
@@ -241,19 +240,19 @@ impl Ranges {
         Self { ranges, len }
     }
 
-    /// Fails with `EFAULT` unless all bytes can be read now, as the kernel does: what it is handed
-    /// later could only be dropped then. Kernels before 5.14 do not tell.
+    /// Fails with `EFAULT` unless all bytes can be read now, as in the kernel: later the device
+    /// could only drop their packets. Kernels before 5.14 cannot check this.
     pub(crate) fn check_readable(&self) -> Outcome<()> {
         self.ranges.iter().try_for_each(|(base, len)| check_readable(*base, *len))
     }
 
-    /// Bytes in all of them.
+    /// Number of bytes in all ranges.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Lends what begins after the first `done` bytes: one range, and at most `most` bytes of it.
-    /// `None` without a free descriptor.
+    /// Lends bytes after the first `done` ones: at most `most` bytes of one range. `None` if no
+    /// descriptor is free.
     pub(crate) fn lend(
         &self,
         loans: &mut Loans,
@@ -263,11 +262,11 @@ impl Ranges {
     ) -> Option<Piece> {
         let (from, len) = self.after(done)?;
         let count = len.min(most).min(u32::MAX as usize) as u32;
-        // SAFETY: `new` was promised so.
+        // SAFETY: `new` was promised that the bytes can be read until they are returned.
         unsafe { loans.lend_foreign(from, count, borrower.lender, borrower.token) }
     }
 
-    /// What is left after the first `done` bytes of the range that it begins in.
+    /// The rest, after the first `done` bytes, of the range that contains the next byte.
     fn after(&self, done: usize) -> Option<(NonNull<u8>, usize)> {
         let mut skip = done;
         let (base, len) = self.ranges.iter().find_map(|(base, len)| {
@@ -282,20 +281,20 @@ impl Ranges {
     }
 }
 
-/// Memory that a program lends in one piece, however much.
+/// Memory of any size that a program lends as one range.
 pub(crate) struct Lent {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: it is an address; the bytes may be read by any thread, as `new` was promised.
+// SAFETY: `new` was promised that the bytes can be read, on any thread; it is an address.
 unsafe impl Send for Lent {}
 
 impl Lent {
     /// The memory at `pointer`. `EFAULT` if it cannot be read.
     ///
     /// # Safety
-    /// Nobody writes the bytes, and they stay, until the program is told that they are its own.
+    /// The bytes do not change, and stay mapped, until their return is reported to the program.
     pub(crate) unsafe fn new(pointer: *const c_void, len: usize) -> Outcome<Self> {
         let base = base_of(pointer.cast_mut(), len)?;
         if len > 0 {
@@ -307,7 +306,7 @@ impl Lent {
 
 impl AsRef<[u8]> for Lent {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: `new` was promised so.
+        // SAFETY: `new` was promised that the bytes can be read and do not change.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }
 }
@@ -318,26 +317,26 @@ impl From<Lent> for Ranges {
     }
 }
 
-/// What a program gives to receive without a copy.
+/// Room that a program passes for receiving without a copy.
 pub(crate) struct Lending<'a> {
-    /// For headers that are in no piece.
+    /// Room for headers that are in no piece.
     pub(crate) room: Option<&'a mut [u8]>,
-    /// How many pieces there may be.
+    /// Most pieces.
     pub(crate) pieces: usize,
     pub(crate) control: &'a mut [u8],
 }
 
-/// Where a program wants a token.
+/// The place where a token is stored for a program.
 pub(crate) struct TokenPlace(NonNull<u64>);
 
-// SAFETY: it is the only one that reaches the place, as `new` was promised, whatever the thread.
+// SAFETY: `new` was promised that only this value reaches the place, on any thread.
 unsafe impl Send for TokenPlace {}
 
 impl TokenPlace {
-    /// The place, which has no token at first. `EFAULT` if it is null.
+    /// The place, set to zero. `EFAULT` if it is null.
     ///
     /// # Safety
-    /// Nobody else uses it until the program is told that it is its own again.
+    /// No other code uses it until the end is reported to the program.
     pub(crate) unsafe fn new(pointer: *mut u64) -> Outcome<Self> {
         let mut place = Self(NonNull::new(pointer).ok_or(Errno::FAULT)?);
         place.set(0);
@@ -345,70 +344,70 @@ impl TokenPlace {
     }
 
     pub(crate) fn set(&mut self, token: u64) {
-        // SAFETY: `new` was promised so.
+        // SAFETY: `new` was promised that the place can be written.
         unsafe { self.0.write(token) }
     }
 }
 
-/// A message by which a program sends or receives, with the memory that it names.
+/// A message with which a program sends or receives, and the memory that it names.
 pub(crate) struct Message(NonNull<msghdr>);
 
-// SAFETY: it is the only one that reaches the memory, as `new` was promised, whatever the thread.
+// SAFETY: `new` was promised that only this value reaches the memory, on any thread.
 unsafe impl Send for Message {}
 
 impl Message {
     /// The message at `pointer`. `EFAULT` if it is null.
     ///
     /// # Safety
-    /// Message and memory can be read until the program is told that they are its own again; with
-    /// what receives nobody else uses them meanwhile.
+    /// Message and memory can be read until the end is reported to the program. For receiving, no
+    /// other code uses them until then.
     pub(crate) unsafe fn new(pointer: *mut msghdr) -> Outcome<Self> {
         NonNull::new(pointer).map(Self).ok_or(Errno::FAULT)
     }
 
-    /// Receives from the kernel what is there now.
+    /// Receives a message from the kernel if there is one.
     pub(crate) fn receive_on(&mut self, socket: BorrowedFd<'_>, flags: c_int) -> Outcome<usize> {
         let flags = flags | libc::MSG_DONTWAIT;
-        // SAFETY: `new` was promised so.
+        // SAFETY: `new` was promised that message and memory can be used.
         moved(unsafe { libc::recvmsg(socket.as_raw_fd(), self.0.as_ptr(), flags) })
     }
 
-    /// Sends by the kernel, if there is room now.
+    /// Sends with the kernel if there is room.
     pub(crate) fn send_on(&self, socket: BorrowedFd<'_>) -> Outcome<usize> {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: `new` was promised so.
+        // SAFETY: `new` was promised that message and memory can be read.
         moved(unsafe { libc::sendmsg(socket.as_raw_fd(), self.0.as_ptr(), flags) })
     }
 
-    /// Has it filled by a call, which is given room for bytes and for control messages.
+    /// Lets `call` fill the message: it gets room for bytes and for control messages.
     pub(crate) fn receive(
         &mut self,
         call: impl FnOnce(&mut [&mut [u8]], &mut [u8]) -> Outcome<Received>,
     ) -> Outcome<usize> {
-        // SAFETY: `new` was promised so, and `self` is borrowed as long.
+        // SAFETY: `new` was promised the message, and `self` is borrowed as long.
         let message = unsafe { self.0.as_mut() };
-        // SAFETY: as above.
+        // SAFETY: `new` was promised the memory that the message names.
         let mut buffers = unsafe { scatter(message.msg_iov, message.msg_iovlen) }?;
-        // SAFETY: as above.
+        // SAFETY: `new` was promised the memory that the message names.
         let control = unsafe { bytes_mut(message.msg_control, message.msg_controllen) };
         let received = call(&mut buffers, control.unwrap_or_default())?;
         let (name, len) = (message.msg_name.cast(), &raw mut message.msg_namelen);
-        // SAFETY: as above.
+        // SAFETY: `new` was promised the memory that the message names.
         unsafe { write_source(received.source, name, len) }?;
         message.msg_controllen = received.control;
         message.msg_flags = received.flags;
         Ok(received.len)
     }
 
-    /// Has its pieces filled with addresses and lengths by a call, which is given room for headers
-    /// if that is `with_room`, how many pieces there may be besides, and room for control messages,
-    /// and tells each piece. Returns the bytes, and the token to return the pieces with.
+    /// Lets `call` fill in the addresses and lengths of pieces. It gets room for headers if
+    /// `with_room`, the number of further pieces, and room for control messages, and it reports
+    /// each piece. Returns the number of bytes and the token.
     pub(crate) fn receive_lent(
         &mut self,
         with_room: bool,
         call: impl FnOnce(Lending<'_>, &mut dyn FnMut(&[u8])) -> Outcome<(Received, u64, usize)>,
     ) -> Outcome<(usize, u64)> {
-        // SAFETY: `new` was promised so, and `self` is borrowed as long.
+        // SAFETY: `new` was promised the message, and `self` is borrowed as long.
         let message = unsafe { self.0.as_mut() };
         let count = message.msg_iovlen.min(IOV_MAX);
         if message.msg_iov.is_null() && count > 0 {
@@ -417,92 +416,92 @@ impl Message {
         if with_room && count == 0 {
             return Err(Errno(libc::EMSGSIZE));
         }
-        // Afterwards nothing may fail: what was handed out would have no name.
+        // Nothing may fail after the call: pieces that were handed out would have no token.
         if !message.msg_name.is_null() && (message.msg_namelen as i32) < 0 {
             return Err(Errno::INVAL);
         }
         let mut filled = usize::from(with_room);
-        // SAFETY: there is one place at least, as was just looked.
+        // SAFETY: there is at least one place, as just checked.
         let first = if with_room { Some(unsafe { message.msg_iov.read() }) } else { None };
-        // SAFETY: `new` was promised so.
+        // SAFETY: `new` was promised the memory that the message names.
         let room = first.map(|iovec| unsafe { bytes_mut(iovec.iov_base, iovec.iov_len) });
         let room = room.transpose()?;
-        // SAFETY: as above.
+        // SAFETY: `new` was promised the memory that the message names.
         let control = unsafe { bytes_mut(message.msg_control, message.msg_controllen) };
         let lending =
             Lending { room, pieces: count - filled, control: control.unwrap_or_default() };
         let (received, token, headers) = call(lending, &mut |bytes| {
             assert!(filled < count, "there are no more pieces than places");
             let piece = iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-            // SAFETY: it is within the places.
+            // SAFETY: it is within the places, as just asserted.
             let place = unsafe { message.msg_iov.add(filled) };
-            // SAFETY: `new` was promised so.
+            // SAFETY: `new` was promised the memory that the message names.
             unsafe { place.write(piece) };
             filled += 1;
         })?;
         message.msg_iovlen = filled;
         if let Some(first) = first {
             let headers = iovec { iov_len: headers, ..first };
-            // SAFETY: there is one place at least.
+            // SAFETY: there is at least one place, as `first` shows.
             unsafe { message.msg_iov.write(headers) };
         }
         let (name, len) = (message.msg_name.cast(), &raw mut message.msg_namelen);
         message.msg_controllen = received.control;
         message.msg_flags = received.flags;
-        // SAFETY: `new` was promised so.
+        // SAFETY: `new` was promised the memory that the message names.
         unsafe { write_source(received.source, name, len) }?;
         Ok((received.len, token))
     }
 
-    /// Has it sent by a call, which is given bytes, an address and control messages.
+    /// Lets `call` send the message: it gets bytes, an address and control messages.
     pub(crate) fn send(
         &self,
         call: impl FnOnce(&[&[u8]], Option<&[u8]>, &[u8]) -> Outcome<usize>,
     ) -> Outcome<usize> {
-        // SAFETY: `new` was promised so.
+        // SAFETY: `new` was promised the message, for reading.
         let message = unsafe { self.0.as_ref() };
-        // SAFETY: as above.
+        // SAFETY: `new` was promised the memory that the message names.
         let buffers = unsafe { gather(message.msg_iov, message.msg_iovlen) }?;
         let name_len = if message.msg_name.is_null() { 0 } else { message.msg_namelen };
-        // SAFETY: as above.
+        // SAFETY: `new` was promised the memory that the message names.
         let address = unsafe { sockaddr_bytes(message.msg_name.cast(), name_len) }?;
         let control_len = if message.msg_control.is_null() { 0 } else { message.msg_controllen };
-        // SAFETY: as above.
+        // SAFETY: `new` was promised the memory that the message names.
         let control = unsafe { bytes(message.msg_control, control_len) }?;
         call(&buffers, Some(address).filter(|address| !address.is_empty()), control)
     }
 }
 
-/// What a call of the C library has moved; its error.
+/// The result of a call of the C library: its byte count, or its error.
 fn moved(count: isize) -> Outcome<usize> {
     let last = || Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO));
     usize::try_from(count).map_err(|_| last())
 }
 
-/// Fails with `EFAULT` unless all of a range can be read now.
+/// Fails with `EFAULT` unless the whole range can be read now.
 fn check_readable(base: NonNull<u8>, len: usize) -> Outcome<()> {
     thread_local!(static READABLE: RefCell<Known> = const { RefCell::new(Known::new()) });
     let ask = |asked: &Range<usize>| match populate(asked) {
         Ok(()) => Ok(()),
-        // A kernel that does not know the question, or pages that nobody may read.
+        // The kernel does not know this query, or the pages cannot be read.
         Err(Kernel::INVAL) if populate(&pages((&raw const len).addr(), 1)?).is_err() => Ok(()),
         Err(_) => Err(Errno::FAULT),
     };
     READABLE.with_borrow_mut(|known| known.check(pages(base.as_ptr().addr(), len)?, ask))
 }
 
-/// Has the kernel read in pages.
+/// Makes the kernel fault in pages, for reading.
 fn populate(pages: &Range<usize>) -> Result<(), Kernel> {
     let (start, advice) =
         (without_provenance_mut(pages.start), rustix::mm::Advice::LinuxPopulateRead);
-    // SAFETY: this advice changes no byte of any mapping; for a range that is none it fails.
+    // SAFETY: this advice changes no byte of any mapping; it fails for a range that is not mapped.
     unsafe { rustix::mm::madvise(start, pages.len(), advice) }
 }
 
-/// Writes an address where the caller wants it, as much as there is room for, and its length.
+/// Writes an address to the caller's room, truncated to it, and its full length.
 ///
 /// # Safety
-/// `to` is null or names as many bytes as `len` says; `len` is null or valid.
+/// `to` is null or names as many bytes as `len` says. `len` is null or valid.
 pub(crate) unsafe fn write_address(
     source: impl Into<Name>,
     to: *mut sockaddr,
@@ -525,11 +524,11 @@ pub(crate) unsafe fn write_address(
     Ok(())
 }
 
-/// Writes where a message came from, if the caller wants to know; that it is nowhere in particular
-/// by a length of zero.
+/// Writes the source of a message, if the caller asked for it. Without a source it writes a length
+/// of zero.
 ///
 /// # Safety
-/// As [`write_address`].
+/// `to` is null or names as many bytes as `len` says. `len` is null or valid.
 pub(crate) unsafe fn write_source(
     source: Option<Name>,
     to: *mut sockaddr,
@@ -549,7 +548,7 @@ pub(crate) unsafe fn write_source(
     Ok(())
 }
 
-/// A file of the kernel's for the time of a call.
+/// A file of the kernel, for the time of a call.
 ///
 /// # Safety
 /// The caller does not close it meanwhile.
@@ -561,7 +560,7 @@ pub(crate) unsafe fn file<'a>(fd: c_int) -> Outcome<BorrowedFd<'a>> {
     Ok(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// The program that a `struct sock_fprog` of the caller's names. `EINVAL` if it is none.
+/// The program of a caller's `struct sock_fprog`. `EINVAL` if it is invalid.
 ///
 /// # Safety
 /// `value` is such a structure, and names as many instructions as it says.
@@ -569,16 +568,16 @@ pub(crate) unsafe fn filter(value: &[u8]) -> Outcome<Program> {
     if value.len() != size_of::<sock_fprog>() {
         return Err(Errno::INVAL);
     }
-    // SAFETY: it is as long, and any bytes are one.
+    // SAFETY: it has the length of the structure, and any bytes are valid for it.
     let sock_fprog { len, filter } =
         unsafe { value.as_ptr().cast::<sock_fprog>().read_unaligned() };
     if filter.is_null() {
         return Err(Errno::INVAL);
     }
     let at = |index: usize| {
-        // SAFETY: the caller vouches for `len` of them.
+        // SAFETY: the caller vouches for `len` instructions.
         let place = unsafe { filter.add(index) };
-        // SAFETY: as above.
+        // SAFETY: the caller vouches for `len` instructions.
         let sock_filter { code, jt, jf, k } = unsafe { place.read_unaligned() };
         Instruction { code, jt, jf, k }
     };

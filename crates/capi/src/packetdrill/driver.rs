@@ -11,33 +11,33 @@ use towpath::driver::Clock as RealClock;
 use towpath::host;
 use towpath::layers::net::time::Instant;
 
-/// How far ahead of an event packetdrill stops to sleep, in order to spin until it is due.
+/// How long before an event packetdrill stops sleeping and spins until the event is due.
 const SPIN: Duration = Duration::from_micros(20);
-/// Questions for the time in a row after which it is a loop that waits for time to pass.
+/// Number of consecutive queries of the time after which they count as a loop that waits.
 const SPIN_COUNT: u32 = 16;
-/// Longest that virtual time passes in wait of one packet.
+/// Longest virtual time that passes while one packet is awaited.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// Longest that a call in the other thread is waited for, in real time.
+/// Longest real time to wait for a call of the other thread.
 const SETTLE_MAX: Duration = Duration::from_secs(2);
-/// From which all runs make the same sequence numbers.
+/// The secret, which is constant so that all runs have the same sequence numbers.
 const SECRET: [u64; 2] = [0x746f_7770, 0x6174_6820];
-/// Longest sleep in real time without a look at the timers.
+/// Longest sleep in real time without a check of the timers.
 const TICK: Duration = Duration::from_millis(1);
 
-/// What the flags of the tool's option `--so_flags` say.
+/// The flags in the tool's option `--so_flags`.
 #[derive(Default)]
 struct Flags {
     real: bool,
     mtu: Option<u16>,
     addresses: Vec<(IpAddr, u8)>,
     settings: Option<String>,
-    /// Notices say that what was lent was copied, as for the device that packetdrill has with the
-    /// kernel.
+    /// Notices report lent memory as copied, as the kernel does on the device that packetdrill uses
+    /// with it.
     copied: bool,
 }
 
 impl Flags {
-    /// `KEY` or `KEY=VALUE`, separated by commas.
+    /// Parses `KEY` or `KEY=VALUE`, separated by commas.
     fn parse(text: &str) -> Result<Self, String> {
         let mut flags = Flags::default();
         for word in text.split(',').filter(|word| !word.is_empty()) {
@@ -60,27 +60,27 @@ impl Flags {
     }
 }
 
-/// What the driver knows of the tool's threads.
+/// What the driver knows about the tool's threads.
 #[derive(Default)]
 struct Threads {
-    /// A call of the other thread has ended and it has not asked for the time since.
+    /// A call of the other thread has ended, and that thread has not asked for the time since.
     owing: bool,
-    /// Questions for the time in a row.
+    /// Consecutive queries of the time.
     asked: u32,
 }
 
-/// An instance and whoever moves its packets and its time.
+/// An instance, with the driver of its packets and its time.
 pub(super) struct Driver {
     pub(super) instance: Instance,
     main: ThreadId,
     threads: Mutex<Threads>,
     settings: Mutex<Option<Folder>>,
-    /// Microseconds since 1970 when the instance's time was zero.
+    /// Time of the instance's zero, in microseconds since 1970.
     epoch: u64,
 }
 
 impl Driver {
-    /// A driver as `flags` say, whose main thread is this one.
+    /// Makes a driver with these flags. The calling thread is its main thread.
     pub(super) fn new(flags: &str) -> Result<Self, String> {
         let flags = Flags::parse(flags)?;
         let config = Config {
@@ -103,7 +103,7 @@ impl Driver {
         let settings = settings.map_err(|error| format!("settings: {error}"))?;
         let instance = Instance::driven(&config, SECRET, clock);
         let driver = Self {
-            instance: instance.map_err(|errno| format!("an instance: error {}", errno.0))?,
+            instance: instance.map_err(|errno| format!("no instance: error {}", errno.0))?,
             main: thread::current().id(),
             threads: Mutex::default(),
             settings: Mutex::new(settings),
@@ -122,7 +122,7 @@ impl Driver {
         thread::current().id() == self.main
     }
 
-    /// Takes over settings that changed.
+    /// Applies settings that have changed.
     fn read_settings(&self) {
         let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(folder) = &mut *settings
@@ -133,7 +133,7 @@ impl Driver {
         }
     }
 
-    /// Does a call that packetdrill asked for.
+    /// Makes a call that packetdrill has requested.
     pub(super) fn call<R>(&self, act: impl FnOnce(&Instance) -> R) -> R {
         self.read_settings();
         self.threads(|threads| threads.asked = 0);
@@ -146,7 +146,7 @@ impl Driver {
         result
     }
 
-    /// Takes a packet from packetdrill. False without memory for it.
+    /// Accepts a packet from packetdrill. False if there is no memory for it.
     pub(super) fn send(&self, packet: &[u8]) -> bool {
         let taken = self.call(|instance| instance.call(|state| state.receive(packet)));
         let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
@@ -156,8 +156,8 @@ impl Driver {
         taken
     }
 
-    /// The next packet that left and when, in microseconds since 1970. Time passes until there is
-    /// one; `None` if there will be none.
+    /// The next packet that left, with the time in microseconds since 1970. Lets time pass until
+    /// there is one. `None` if there will be none.
     pub(super) fn receive(&self) -> Option<(u64, Vec<u8>)> {
         self.read_settings();
         self.threads(|threads| threads.asked = 0);
@@ -178,7 +178,7 @@ impl Driver {
         }
     }
 
-    /// Lets time pass.
+    /// Lets this much time pass.
     pub(super) fn sleep(&self, duration: Duration) {
         self.read_settings();
         self.threads(|threads| threads.asked = 0);
@@ -218,7 +218,7 @@ impl Driver {
         }
     }
 
-    /// Lets time pass until `next`, at which something is due. Real time may pass less far.
+    /// Lets time pass until `next`, when work is due. Real time may stop earlier.
     fn pass<'a>(&'a self, mut state: Guard<'a>, next: Instant) -> Guard<'a> {
         let now = state.now();
         match &mut state.clock {
@@ -238,7 +238,7 @@ impl Driver {
         state
     }
 
-    /// Lets calls of the other thread go on that can.
+    /// Lets calls of the other thread continue if they can.
     fn await_calls<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
         if matches!(state.clock, Clock::Real(_)) {
             return state;

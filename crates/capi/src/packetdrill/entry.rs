@@ -1,13 +1,13 @@
-//! The functions that packetdrill calls, and the table that names them.
+//! The functions that packetdrill calls, and the table that contains them.
 //!
-//! The layout of the table is that of `struct packetdrill_interface` in packetdrill's
-//! `packetdrill.h`. Its calls have the same arguments as the functions of `abi`, with the driver
-//! in the place of the instance. Descriptors that are not ours are the kernel's: scripts open
+//! The table has the layout of `struct packetdrill_interface` in packetdrill's `packetdrill.h`. Its
+//! calls have the same arguments as the functions of `abi`, with the driver in place of the
+//! instance. Descriptors that do not belong to the instance belong to the kernel: scripts open
 //! files.
 //!
-//! `getsockopt` and `sendfile` are exported too: packetdrill reads `TCP_INFO` for its code blocks
-//! with the C library's function and not through the table, and so does it send files. With this
-//! library in `LD_PRELOAD` it gets ours.
+//! `getsockopt` and `sendfile` are exported, too: packetdrill reads `TCP_INFO` for its code blocks
+//! and sends files with the C library's functions and not through the table. With this library in
+//! `LD_PRELOAD` it gets these.
 #![allow(unsafe_code)]
 
 use super::driver::Driver;
@@ -23,10 +23,10 @@ use std::ffi::CStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The driver in use: `getsockopt` is given none.
+/// The driver in use, for `getsockopt` and other calls that get no driver.
 static CURRENT: Mutex<Option<Arc<Driver>>> = Mutex::new(None);
 
-/// What packetdrill passes back with each call: an `Arc<Driver>`.
+/// The pointer that packetdrill passes with each call: an `Arc<Driver>`.
 type Userdata = *const Driver;
 
 macro_rules! table {
@@ -88,8 +88,7 @@ table! {
 
 /// Fills in packetdrill's table.
 ///
-/// # Safety
-/// `flags` is null or a string, `table` names room for the table.
+/// `flags` is null or a string, and `table` names room for the table.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn packetdrill_interface_init(
     flags: *const c_char,
@@ -113,8 +112,8 @@ pub(crate) unsafe extern "C" fn packetdrill_interface_init(
     unsafe { table.write(Table::new(Arc::into_raw(driver))) };
 }
 
-/// Forgets the driver. It is not dropped: packetdrill has closed the numbers of descriptors that
-/// the script left open by itself, and they are not ours to close any more.
+/// Releases the driver without dropping it: packetdrill itself has closed the descriptors that the
+/// script left open, and their numbers no longer belong to this library.
 unsafe extern "C" fn free(_: Userdata) {
     *CURRENT.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
@@ -128,20 +127,21 @@ unsafe fn driver<'a>(userdata: Userdata) -> &'a Driver {
     unsafe { &*userdata }
 }
 
-/// Calls of descriptors: ours by the function of `abi`, others by the kernel's.
+/// Calls on one descriptor: ours with the function of `abi`, others with the kernel's.
 macro_rules! forwarded {
     ($($name:ident = $ours:ident($fd:ident: c_int $(, $argument:ident: $kind:ty)*) -> $result:ty
         , $theirs:path;)+) => { $(
         unsafe extern "C" fn $name(userdata: Userdata, $fd: c_int $(, $argument: $kind)*)
             -> $result {
-            // SAFETY: packetdrill passes what it was given.
+            // SAFETY: packetdrill passes the pointer of its table.
             let driver = unsafe { driver(userdata) };
             if !driver.instance.has($fd) {
                 // SAFETY: the arguments are those of the kernel's call.
                 return unsafe { $theirs($fd $(, $argument)*) };
             }
             driver.call(|instance: &Instance| {
-                // SAFETY: as above, and the instance lives.
+                // SAFETY: the arguments are those of the call with this name, and the instance
+                // lives.
                 unsafe { abi::$ours(instance, $fd $(, $argument)*) }
             })
         }
@@ -188,16 +188,16 @@ unsafe extern "C" fn socket(
     kind: c_int,
     protocol: c_int,
 ) -> c_int {
-    // SAFETY: packetdrill passes what it was given.
+    // SAFETY: packetdrill passes the pointer of its table.
     let driver = unsafe { driver(userdata) };
     driver.call(|instance| give_int(instance.socket(domain, kind, protocol)))
 }
 
-/// Calls that name no descriptor of the kernel's alone.
+/// Calls whose descriptors all belong to the instance.
 macro_rules! ours {
     ($($name:ident = $ours:ident($($argument:ident: $kind:ty),*);)+) => { $(
         unsafe extern "C" fn $name(userdata: Userdata $(, $argument: $kind)*) -> c_int {
-            // SAFETY: packetdrill passes what it was given.
+            // SAFETY: packetdrill passes the pointer of its table.
             let driver = unsafe { driver(userdata) };
             driver.call(|instance: &Instance| {
                 // SAFETY: the arguments are those of the call with this name.
@@ -215,7 +215,7 @@ ours! {
         timeout: c_int);
 }
 
-/// Functions for programs that were not told of us.
+/// Functions for code that does not use the table.
 mod preloaded {
     use super::{
         Arc, CURRENT, Driver, PoisonError, abi, c_int, c_void, kernel_getsockopt, kernel_sendfile,
@@ -227,10 +227,10 @@ mod preloaded {
         current.filter(|driver| driver.instance.has(fd))
     }
 
-    /// `sendfile(2)`, to our descriptors and to the kernel's.
+    /// `sendfile(2)`, to descriptors of the instance and of the kernel.
     ///
     /// # Safety
-    /// As the C library's.
+    /// The requirements of the C library's function.
     #[unsafe(no_mangle)]
     pub(super) unsafe extern "C" fn sendfile(
         to: c_int,
@@ -248,10 +248,10 @@ mod preloaded {
         }
     }
 
-    /// The same by its other name: files are of 64 bits in both.
+    /// `sendfile64`, which is `sendfile`: both have 64-bit offsets.
     ///
     /// # Safety
-    /// As the C library's.
+    /// The requirements of the C library's function.
     #[unsafe(no_mangle)]
     pub(super) unsafe extern "C" fn sendfile64(
         to: c_int,
@@ -259,21 +259,21 @@ mod preloaded {
         offset: *mut off_t,
         count: size_t,
     ) -> isize {
-        // SAFETY: the same call.
+        // SAFETY: `sendfile` has the same requirements.
         unsafe { sendfile(to, from, offset, count) }
     }
 
-    /// `mlockall(2)`, by which packetdrill keeps its memory in place for the sake of its timing:
-    /// time here is virtual, and an ordinary user may lock too little for a thread to start.
+    /// `mlockall(2)`, which does nothing. packetdrill locks its memory for the sake of its timing.
+    /// Time here is virtual, and an ordinary user may lock too little memory for a thread to start.
     #[unsafe(no_mangle)]
     pub(super) extern "C" fn mlockall(_: c_int) -> c_int {
         0
     }
 
-    /// `getsockopt(2)`, of our descriptors and of the kernel's.
+    /// `getsockopt(2)`, of descriptors of the instance and of the kernel.
     ///
     /// # Safety
-    /// As the C library's.
+    /// The requirements of the C library's function.
     #[unsafe(no_mangle)]
     pub(super) unsafe extern "C" fn getsockopt(
         fd: c_int,
@@ -293,15 +293,19 @@ mod preloaded {
     }
 }
 
+/// The system call `sendfile`. The C library's function of that name is replaced here.
+///
 /// # Safety
-/// As the C library's `sendfile`, whose name is taken here.
+/// The requirements of the C library's `sendfile`.
 unsafe fn kernel_sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> isize {
     // SAFETY: the arguments are those of the kernel's call.
     unsafe { libc::syscall(libc::SYS_sendfile, to, from, offset, count) as isize }
 }
 
+/// The system call `getsockopt`. The C library's function of that name is replaced here.
+///
 /// # Safety
-/// As the C library's `getsockopt`, whose name is taken here.
+/// The requirements of the C library's `getsockopt`.
 unsafe fn kernel_getsockopt(
     fd: c_int,
     level: c_int,
@@ -314,7 +318,7 @@ unsafe fn kernel_getsockopt(
 }
 
 unsafe extern "C" fn netdev_send(userdata: Userdata, bytes: *const c_void, len: size_t) -> c_int {
-    // SAFETY: packetdrill passes what it was given.
+    // SAFETY: packetdrill passes the pointer of its table.
     let driver = unsafe { driver(userdata) };
     // SAFETY: packetdrill passes a packet.
     let sent = unsafe { pointers::bytes(bytes, len) }
@@ -328,27 +332,27 @@ unsafe extern "C" fn netdev_receive(
     len: *mut size_t,
     time: *mut c_longlong,
 ) -> c_int {
-    // SAFETY: packetdrill passes what it was given.
+    // SAFETY: packetdrill passes the pointer of its table.
     let driver = unsafe { driver(userdata) };
-    // SAFETY: packetdrill passes the room that there is.
+    // SAFETY: packetdrill passes a pointer to the size of its room.
     let len = unsafe { &mut *len };
     let Some((at, packet)) = driver.receive() else {
-        eprintln!("towpath: no packet leaves any more");
+        eprintln!("towpath: no more packets will leave");
         *len = 0;
         return 0;
     };
-    // SAFETY: packetdrill passes so much room.
+    // SAFETY: packetdrill passes a buffer of this size.
     let Ok(room) = (unsafe { pointers::bytes_mut(bytes, *len) }) else { return -1 };
     let count = packet.len().min(room.len());
     room[..count].copy_from_slice(&packet[..count]);
     *len = count;
-    // SAFETY: packetdrill passes room for it.
+    // SAFETY: packetdrill passes room for the time.
     unsafe { *time = at as c_longlong };
     0
 }
 
 unsafe extern "C" fn usleep(userdata: Userdata, micros: useconds_t) -> c_int {
-    // SAFETY: packetdrill passes what it was given.
+    // SAFETY: packetdrill passes the pointer of its table.
     let driver = unsafe { driver(userdata) };
     driver.sleep(Duration::from_micros(u64::from(micros)));
     0
@@ -359,20 +363,20 @@ unsafe extern "C" fn gettimeofday(
     time: *mut timeval,
     _zone: *mut c_void,
 ) -> c_int {
-    // SAFETY: packetdrill passes what it was given.
+    // SAFETY: packetdrill passes the pointer of its table.
     let driver = unsafe { driver(userdata) };
     let micros = driver.time();
     let now = timeval {
         tv_sec: (micros / 1_000_000) as libc::time_t,
         tv_usec: (micros % 1_000_000) as libc::suseconds_t,
     };
-    // SAFETY: packetdrill passes room for it.
+    // SAFETY: packetdrill passes room for the time.
     unsafe { *time = now };
     0
 }
 
 unsafe extern "C" fn epoll_create(userdata: Userdata, size: c_int) -> c_int {
-    // SAFETY: packetdrill passes what it was given.
+    // SAFETY: packetdrill passes the pointer of its table.
     let driver = unsafe { driver(userdata) };
     driver.call(|instance| {
         give_int(if size > 0 { instance.epoll_create() } else { Err(Errno::INVAL) })
@@ -380,7 +384,7 @@ unsafe extern "C" fn epoll_create(userdata: Userdata, size: c_int) -> c_int {
 }
 
 unsafe extern "C" fn pipe(_: Userdata, ends: *mut c_int) -> c_int {
-    // SAFETY: packetdrill passes room for two.
+    // SAFETY: packetdrill passes room for two descriptors.
     unsafe { libc::pipe(ends) }
 }
 
@@ -393,11 +397,11 @@ unsafe extern "C" fn splice(
     len: size_t,
     flags: c_uint,
 ) -> isize {
-    // SAFETY: packetdrill passes what it was given.
+    // SAFETY: packetdrill passes the pointer of its table.
     let driver = unsafe { driver(userdata) };
     let null = std::ptr::null_mut();
     driver.call(|instance| {
-        // The offsets are places of packetdrill's that hold what the script says, null always.
+        // The offsets point to the script's values, which are always null.
         // SAFETY: the other arguments are those of `splice`.
         unsafe { abi::towpath_splice(instance, from, null, to, null, len, flags) }
     })

@@ -1,12 +1,12 @@
-//! What scripts say with `ip route`: the file in which the command of that name writes down what
-//! it was asked, a line each.
+//! The `ip route` commands of scripts: a file to which a command of that name appends its
+//! arguments, one line each.
 
 use std::net::IpAddr;
 use std::time::Duration;
 use towpath::layers::net::stack::{Route, RouteMetrics};
 use towpath::layers::net::tcp::congestion::Kind;
 
-/// The routes that are left after all lines; those without a destination of numbers are none.
+/// The routes that remain after all lines. Destinations that are not numeric are ignored.
 pub(super) fn read(text: &str) -> Vec<Route> {
     let mut routes: Vec<Route> = Vec::new();
     for line in text.lines() {
@@ -29,7 +29,7 @@ pub(super) fn read(text: &str) -> Vec<Route> {
     routes
 }
 
-/// A destination with its prefix; `default` stands for one of each family.
+/// A destination with its prefix length. `default` is one destination of each family.
 fn destinations(word: &str) -> Vec<(IpAddr, u8)> {
     if word == "default" {
         return vec![(IpAddr::from([0; 4]), 0), (IpAddr::from([0u16; 8]), 0)];
@@ -43,7 +43,7 @@ fn destinations(word: &str) -> Vec<(IpAddr, u8)> {
     }
 }
 
-/// Pairs of words; `lock` may stand between the two.
+/// Parses pairs of words, with an optional `lock` between the two.
 fn metrics<'a>(mut words: impl Iterator<Item = &'a str>) -> RouteMetrics {
     let mut metrics = RouteMetrics::default();
     while let Some(name) = words.next() {
@@ -71,7 +71,7 @@ fn metrics<'a>(mut words: impl Iterator<Item = &'a str>) -> RouteMetrics {
     metrics
 }
 
-/// A time in milliseconds, or with its unit.
+/// Parses a time in milliseconds, or with a unit.
 fn time(word: &str) -> Option<Duration> {
     let digits = word.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let number: u64 = digits.parse().ok()?;

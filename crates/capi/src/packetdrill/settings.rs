@@ -1,7 +1,7 @@
-//! What scripts set: the folder that stands for `/proc/sys/net`.
+//! Settings of scripts: a folder that stands for `/proc/sys/net`.
 //!
-//! `FOLDER/ipv4` has a plain file for each setting, with the name and the words of Linux's. They
-//! are read again when one of them was written, which inotify tells.
+//! `FOLDER/ipv4` contains a plain file for each setting, with the name and the format of Linux. The
+//! settings are read again when inotify reports that a file was written.
 
 use super::routes;
 use crate::instance::State;
@@ -22,9 +22,9 @@ pub(super) struct Folder {
     path: PathBuf,
     watch: OwnedFd,
     first: bool,
-    /// Length of the file to which each wish to forget what is known of peers adds a line.
+    /// Length of a file that grows by one line with each request to forget data about peers.
     forgotten: u64,
-    /// ICMP errors out of the window that `nstat` can show.
+    /// Count of ICMP errors outside the window that was last written for `nstat`.
     told: u64,
 }
 
@@ -42,7 +42,7 @@ impl Folder {
         Ok(Self { path, watch, first: true, forgotten: 0, told: 0 })
     }
 
-    /// True at first, and if something was written since the last time.
+    /// True at first, and if a file was written since the last call.
     pub(super) fn has_changed(&mut self) -> bool {
         let mut changed = std::mem::take(&mut self.first);
         let mut buffer = [const { std::mem::MaybeUninit::uninit() }; 4096];
@@ -53,7 +53,7 @@ impl Folder {
         changed
     }
 
-    /// Reads all settings.
+    /// Reads and applies all settings.
     pub(super) fn apply(&mut self, state: &mut State) {
         let stack = state.engine.protocols.stack_mut();
         let forgotten = fs::metadata(self.path.join("metrics")).map_or(0, |file| file.len());
@@ -71,20 +71,20 @@ impl Folder {
         let caps = Caps { tso4: cuts, tso6: cuts, ..wire_caps(stack.mtu()) };
         stack.set_caps(caps);
         if let Some(wire) = &state.wire {
-            // What the wire takes is what the stack goes by after each turn.
+            // The stack follows the wire's capabilities after each turn.
             wire.set_caps(caps);
         }
         let limit = fs::read_to_string(self.path.join("queue")).unwrap_or_default();
         stack.set_stopped(limit.trim() == "0");
     }
 
-    /// Writes down what `nstat` shows, if it changed.
+    /// Writes the counters that `nstat` shows, if they have changed.
     pub(super) fn tell(&mut self, state: &State) {
         let count = state.engine.protocols.stack().counters().dropped(DropReason::IcmpOutOfWindow);
         if count != self.told {
             self.told = count;
             let text = format!("TcpExtOutOfWindowIcmps {count}\n");
-            // Without the file the script finds no counter and says so.
+            // If the file is missing, the script does not find the counter and reports that.
             let _ = fs::write(self.path.join("counters"), text);
         }
     }
@@ -142,7 +142,7 @@ impl Folder {
         self.read("tcp_pacing_ss_ratio", |value| settings.pacing_ss_ratio = limited(value));
         self.read("tcp_pacing_ca_ratio", |value| settings.pacing_ca_ratio = limited(value));
         let discipline = fs::read_to_string(self.path.join("qdisc")).unwrap_or_default();
-        // The one queueing discipline that keeps to the rates of sockets.
+        // The only queueing discipline that follows the pacing rates of sockets.
         settings.pacing = discipline.trim() == "fq";
         if let [word] = &self.words("tcp_fastopen_key")[..]
             && let Some(keys) = fastopen_keys(word)
@@ -162,7 +162,7 @@ impl Folder {
         text.unwrap_or_default().split_ascii_whitespace().map(String::from).collect()
     }
 
-    /// The numbers of a setting, in decimal or with `0x` in front.
+    /// The numbers of a setting, in decimal or in hexadecimal with `0x`.
     fn numbers(&self, name: &str) -> Vec<i64> {
         let number = |word: &String| match word.strip_prefix("0x") {
             Some(digits) => i64::from_str_radix(digits, 16).ok(),
@@ -171,7 +171,7 @@ impl Folder {
         self.words(name).iter().filter_map(number).collect()
     }
 
-    /// Hands on a setting of one number, if it is there.
+    /// Passes a setting of one number to `set`, if the setting exists.
     fn read(&self, name: &str, set: impl FnOnce(i64)) {
         if let Some(&value) = self.numbers(name).first() {
             set(value);
@@ -199,7 +199,7 @@ fn seconds(value: i64) -> Duration {
     Duration::from_secs(value.max(0) as u64)
 }
 
-/// One or two keys, separated by a comma, each four words of 32 bits in hexadecimal.
+/// Parses one or two keys, separated by a comma, each four hexadecimal words of 32 bits.
 fn fastopen_keys(text: &str) -> Option<FastOpenKeys> {
     let key = |text: &str| {
         let mut bytes = [0; 16];

@@ -1,11 +1,12 @@
-//! Receives that go on, each time into a buffer of a group that the program has lent.
+//! Multishot receives: each fills buffers of a group that the program has lent.
 //!
-//! A group is a range of memory that is cut into buffers of one size, which have numbers. A buffer
-//! is free, or the program's, which was told of what is in it and gives it back. A receive has none
-//! while it waits, so a few buffers serve many streams.
+//! A group is a range of memory that is divided into numbered buffers of equal size. A buffer is
+//! free, or belongs to the program, which was notified of its content and gives it back. A receive
+//! that waits has no buffer, so a few buffers serve many streams.
 //!
-//! A receive that finds bytes and no buffer stands in the group's line: who is first is woken when
-//! a buffer is free, and who is woken and needs none, or ends, wakes the next.
+//! A receive that finds bytes but no free buffer waits in the group's line. When a buffer becomes
+//! free, the first in the line is woken. A receive that is woken and does not need the buffer, or
+//! ends, wakes the next one.
 
 use super::kept::Kept;
 use super::numbers::{PROGRESS, STARVED};
@@ -22,7 +23,7 @@ use std::time::Instant;
 use towpath::events::custom::{Step, Task};
 use towpath::events::{EventQueue, GROUP_BUFFERS_MAX, GROUPS_MAX, Token};
 
-/// The groups of a queue, by numbers that are used once.
+/// The groups of a queue, by numbers that are never reused.
 #[derive(Default)]
 pub(super) struct Groups {
     groups: HashMap<i32, Arc<Group>>,
@@ -30,10 +31,10 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// Makes a group of `count` buffers of `size` bytes each; its number.
+    /// Makes a group of `count` buffers of `size` bytes each. Returns its number.
     ///
     /// # Errors
-    /// `EINVAL` unless `memory` is as many bytes, and for none; `ENOSPC` for too many.
+    /// `EINVAL` unless `memory` has exactly that size, and for no buffers; `ENOSPC` for too many.
     pub(super) fn add(&mut self, memory: Posted, size: usize, count: usize) -> Outcome<i32> {
         let is_one = size > 0 && count > 0 && size.checked_mul(count) == Some(memory.len());
         if !is_one || i32::try_from(size).is_err() {
@@ -53,16 +54,18 @@ impl Groups {
         Ok(self.last)
     }
 
+    /// The group with this number.
+    ///
     /// # Errors
-    /// `ESTALE` if there is none of this number.
+    /// `ESTALE` if there is none.
     pub(super) fn get(&self, number: i32) -> Outcome<&Arc<Group>> {
         self.groups.get(&number).ok_or(Errno(libc::ESTALE))
     }
 
-    /// Ends a group.
+    /// Removes a group.
     ///
     /// # Errors
-    /// `ESTALE`; `EBUSY` while a receive may use it.
+    /// `ESTALE` if there is none; `EBUSY` while a receive may use it.
     pub(super) fn remove(&mut self, number: i32) -> Outcome<()> {
         if Arc::strong_count(self.get(number)?) > 1 {
             return Err(Errno(libc::EBUSY));
@@ -72,16 +75,16 @@ impl Groups {
     }
 }
 
-/// A group.
+/// A group of buffers.
 pub(super) struct Group(Mutex<Buffers>);
 
 struct Buffers {
     memory: Posted,
-    /// Bytes of each.
+    /// Bytes of each buffer.
     size: usize,
     free: Vec<u32>,
     is_free: Vec<bool>,
-    /// Who waits for a buffer, by places that are counted up.
+    /// Receives that wait for a buffer, by increasing places.
     line: VecDeque<(u64, Waker)>,
     last_place: u64,
 }
@@ -91,10 +94,10 @@ impl Group {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Frees a buffer that is the program's.
+    /// Frees a buffer that belongs to the program.
     ///
     /// # Errors
-    /// `EINVAL` if it is not, or there is none of this number.
+    /// `EINVAL` if it does not belong to the program or does not exist.
     pub(super) fn give(&self, buffer: i32) -> Outcome<()> {
         let mut buffers = self.lock();
         let number = usize::try_from(buffer).map_err(|_| Errno::INVAL)?;
@@ -109,7 +112,7 @@ impl Group {
 }
 
 impl Buffers {
-    /// Has the first in the line tried, if there is a buffer.
+    /// Wakes the first receive in the line, if a buffer is free.
     fn wake_next(&mut self) {
         if !self.free.is_empty()
             && let Some((_, waker)) = self.line.pop_front()
@@ -118,7 +121,8 @@ impl Buffers {
         }
     }
 
-    /// Fills a free buffer by a call; its number and how many bytes. `None` if there is none.
+    /// Fills a free buffer with `call`. Returns its number and the number of bytes; `None` if no
+    /// buffer is free.
     fn fill(
         &mut self,
         call: impl FnOnce(&mut [u8]) -> Outcome<usize>,
@@ -131,25 +135,25 @@ impl Buffers {
                 self.free.pop();
                 self.is_free[number as usize] = false;
             }
-            // It is for who needs it.
+            // The buffer is left for another receive.
             _ => self.wake_next(),
         }
         Some(received.map(|count| (number, count)))
     }
 }
 
-/// A receive that goes on.
+/// A multishot receive.
 struct Multishot {
     end: End,
     group: Arc<Group>,
-    /// The place in the line that it had last.
+    /// Its last place in the line.
     place: Option<u64>,
-    /// That there is no buffer was told, and none was found since.
+    /// The lack of a buffer was reported, and none was found since.
     is_starved: bool,
     stopped: Option<Errno>,
 }
 
-/// Begins one on a stream.
+/// Starts a multishot receive on a stream.
 pub(super) fn begin(
     events: &mut EventQueue,
     end: End,
@@ -160,15 +164,15 @@ pub(super) fn begin(
     Ok((events.start(multishot, deadline, data)?, Kept::Multishot))
 }
 
-/// A step that tells of bytes in a buffer.
+/// A step that reports bytes in a buffer.
 fn filled(buffer: u32, bytes: usize) -> Step {
     Step::Told(i64::from(buffer) << 32 | bytes as i64)
 }
 
-/// A step that tells that there is no buffer.
+/// A step that reports that no buffer is free.
 const NONE_FREE: Step = Step::Told(-1);
 
-/// What a step of one that is not over tells.
+/// The event for a step that is not the last one.
 pub(super) fn tell(told: Told, step: i64) -> Told {
     if Step::Told(step) == NONE_FREE {
         return Told { what: STARVED, result: 0, ..told };
@@ -177,7 +181,7 @@ pub(super) fn tell(told: Told, step: i64) -> Told {
 }
 
 impl Multishot {
-    /// Stands in the line, unless it does.
+    /// Joins the line, unless it is in the line.
     fn stand_in_line(&mut self, waker: &Waker) {
         let mut buffers = self.group.lock();
         let first = buffers.line.front().map(|(place, _)| *place);

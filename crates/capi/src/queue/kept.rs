@@ -1,4 +1,4 @@
-//! What is kept of operations until their end is told, and what there is to tell then.
+//! State of operations that the queue keeps until it reports their end, and the final reports.
 
 use super::numbers::COPIED;
 use super::sending::Loaned;
@@ -11,25 +11,25 @@ use std::io;
 use std::sync::Arc;
 use towpath::events::{Completion, EventQueue, Token};
 
-/// What is kept of an operation until its end is told.
+/// State of an operation until its end is reported.
 pub(super) enum Kept {
-    /// Nothing: it tells all by itself.
+    /// None: its steps contain all results.
     Task,
-    /// Where what is read of a file goes.
+    /// A file operation, with the destination of a read.
     File(Option<Posted>),
     Connect,
-    /// Flags for descriptors of connections.
+    /// An accept, with flags for the descriptors of connections.
     Accept(i32),
     Calls,
     Sent,
-    /// What an instance has of the memory.
+    /// A send of an instance, with its loans.
     Lent(Arc<Loaned>),
     SentFile,
-    /// Where what was taken and has not arrived goes.
+    /// A transfer, with the memory for undelivered bytes.
     Moved(Posted),
-    /// What a transfer in which an instance has a part comes to.
+    /// A transfer of an instance, with its result.
     Transfer(Report),
-    /// Nothing: each step tells all.
+    /// None: each step contains its results.
     Multishot,
 }
 
@@ -39,7 +39,7 @@ pub(super) fn finish(events: &mut EventQueue, token: Token, kept: &mut Kept, tol
         Ok(count) => count as i64,
         Err(error) => -i64::from(Errno::from(error).0),
     };
-    // Bytes count more than what came after them, but where something is left over.
+    // Moved bytes take precedence over a later error, except where bytes are left over.
     let moved = |bytes: u64, result: io::Result<()>| Told {
         error: result.map_or_else(|error| Errno::from(error).0, |()| 0),
         ..over(told, bytes as i64)
@@ -69,12 +69,12 @@ pub(super) fn finish(events: &mut EventQueue, token: Token, kept: &mut Kept, tol
             room[..count].copy_from_slice(&done.rest[..count]);
             Told { detail: done.rest.len() as u32, ..moved(done.bytes, done.result) }
         }
-        // An accept whose last connections nobody has taken.
+        // An accept with connections that were not taken.
         _ => over(told, code(Err(Kernel::CANCELED.into()))),
     }
 }
 
-/// The next connection that a wait told of, as a descriptor for C.
+/// Takes the next connection that a wait has reported, as a descriptor for C.
 pub(super) fn take_connection(
     events: &mut EventQueue,
     token: Token,
@@ -84,12 +84,12 @@ pub(super) fn take_connection(
     let socket = stream.as_kernel().cloned();
     drop(stream);
     let socket = Arc::into_inner(socket?)?;
-    // It is open, so this cannot fail.
+    // The descriptor is open, so this cannot fail.
     let _ = describe(&socket, flags);
     Some(socket)
 }
 
-/// Gives a descriptor the flags that `accept4` knows.
+/// Sets the flags of `accept4` on a descriptor.
 fn describe(socket: &OwnedFd, flags: i32) -> Outcome<()> {
     if flags & libc::SOCK_CLOEXEC == 0 {
         rustix::io::fcntl_setfd(socket, FdFlags::empty())?;

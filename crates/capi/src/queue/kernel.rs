@@ -1,8 +1,8 @@
-//! Operations on the kernel's files and sockets, which the back end of a queue carries out.
+//! Operations on files and sockets of the kernel, which the back end of a queue carries out.
 //!
-//! The queue has duplicates of descriptors. Bytes of streams and messages go between the kernel and
-//! the program's memory where it is, by calls that are made when the socket is ready; those of
-//! files are copied, as a thread or the kernel may have them longer than the queue is there.
+//! The queue has duplicates of descriptors. Bytes of streams and messages move between the kernel
+//! and the program's memory directly, by calls made when the socket is ready. Bytes of files are
+//! copied, because a thread or the kernel may use the memory longer than the queue exists.
 
 use super::kept::Kept;
 use super::stream::{End, duplicate, is_stream};
@@ -24,11 +24,11 @@ use towpath::events::{
 };
 use towpath::layers::net::socket::Family;
 
-/// Bytes that a read may ask for without a look at how many the file has, for the memory that it
-/// takes.
+/// Most bytes that a read may request without a check of the file's size. The check bounds the
+/// memory that the read allocates.
 const READ_MAX: usize = 1 << 20;
 
-/// Begins an operation on a file.
+/// Starts an operation on a file.
 pub(super) fn begin_on_file(
     events: &mut EventQueue,
     file: BorrowedFd<'_>,
@@ -53,7 +53,7 @@ pub(super) fn begin_on_file(
     Ok((begun.map_err(|refused| refused.error)?, Kept::File(into)))
 }
 
-/// Begins an operation on a socket.
+/// Starts an operation on a socket.
 pub(super) fn begin_on_socket(
     events: &mut EventQueue,
     socket: BorrowedFd<'_>,
@@ -61,7 +61,7 @@ pub(super) fn begin_on_socket(
     (deadline, data): (Option<Instant>, u64),
 ) -> Outcome<(Token, Kept)> {
     if let SocketWork::ReceiveLent(..) = work {
-        // The kernel lends nothing.
+        // The kernel cannot lend received bytes.
         return Err(Errno(libc::EOPNOTSUPP));
     }
     let is_stream = is_stream(socket)?;
@@ -107,7 +107,7 @@ pub(super) fn begin_on_socket(
             begin_calls(events, Calls { socket, interest: Interest::WRITE, all: None, call }, when)
         }
         SocketWork::Move(way, transfer) => begin_move(events, socket, (way, transfer), when),
-        // The queue begins the one, which has the groups; the other was refused.
+        // The queue itself starts multishot receives; lent receives were rejected above.
         SocketWork::ReceiveMultishot(_) | SocketWork::ReceiveLent(..) => Err(Errno::INVAL),
     }
 }
@@ -159,7 +159,7 @@ fn receive_into(mut into: Posted) -> Box<events::Call> {
     })
 }
 
-/// Where a socket is to connect to.
+/// The address to which a socket should connect.
 fn remote(socket: &OwnedFd, to: &[u8]) -> Outcome<SocketAddr> {
     let family = match sockopt::socket_domain(socket)? {
         AddressFamily::INET => Family::V4,
@@ -172,12 +172,12 @@ fn remote(socket: &OwnedFd, to: &[u8]) -> Outcome<SocketAddr> {
     }
 }
 
-/// What a call of a job comes to.
+/// The result of a call as the kernel's.
 fn kernel(outcome: Outcome<usize>) -> Result<usize, Kernel> {
     outcome.map_err(|Errno(number)| Kernel::from_raw_os_error(number))
 }
 
-/// How much there is of a file behind an offset; of what has no length, as much as may be read.
+/// Bytes of a file after an offset. Unlimited for a file that is not regular, which has no size.
 fn rest(file: &OwnedFd, from: u64) -> Outcome<usize> {
     let stat = rustix::fs::fstat(file)?;
     let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
@@ -185,7 +185,7 @@ fn rest(file: &OwnedFd, from: u64) -> Outcome<usize> {
     Ok(if is_regular { usize::try_from(len).unwrap_or(usize::MAX) } else { usize::MAX })
 }
 
-/// A buffer; `ENOMEM` if there is no memory for it.
+/// A buffer of zeros. `ENOMEM` if there is no memory for it.
 fn zeros(len: usize) -> Outcome<Vec<u8>> {
     let mut buffer = Vec::new();
     buffer.try_reserve_exact(len).map_err(|_| Errno(libc::ENOMEM))?;

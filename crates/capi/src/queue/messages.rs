@@ -1,5 +1,5 @@
-//! Operations on sockets of instances with one message each: datagrams received or sent, and
-//! whatever is received without a copy.
+//! Operations on sockets of instances with one message each: sending or receiving a datagram, and
+//! receiving without a copy.
 
 use super::socket::{Place, READS, WRITES, over};
 use crate::errno::{Errno, Outcome};
@@ -11,28 +11,30 @@ use std::sync::Arc;
 use std::task::Waker;
 use towpath::events::custom::{Step, Task};
 
-/// Which way a message goes.
+/// The direction of a message.
 pub(super) enum Way {
-    /// It is received, with these flags.
+    /// Received, with these flags.
     In(i32),
-    /// It is sent.
+    /// Sent.
     Out,
-    /// It is received without a copy, also of a stream; where the token goes.
+    /// Received without a copy, also from a stream; with the place for the token.
     Lent(TokenPlace),
 }
 
-/// An operation on one message.
+/// An operation with one message.
 pub(super) struct Operation {
     place: Place,
     message: Message,
     way: Way,
-    /// Why it is to end.
+    /// Why it has to end.
     stopped: Option<Errno>,
 }
 
 impl Operation {
+    /// Makes an operation on the socket `fd`.
+    ///
     /// # Errors
-    /// `EOPNOTSUPP` if the socket is a stream.
+    /// `EOPNOTSUPP` if the socket is a stream, except for receiving without a copy.
     pub(super) fn new(
         instance: &Arc<Instance>,
         fd: i32,
@@ -46,7 +48,7 @@ impl Operation {
         if is_right { Ok(operation) } else { Err(Errno(libc::EOPNOTSUPP)) }
     }
 
-    /// Makes the call; [`Errno::AGAIN`] if it has to wait.
+    /// Makes the call. [`Errno::AGAIN`] if it has to wait.
     fn attempt(&mut self, state: &mut State, fd: i32) -> Outcome<usize> {
         let Self { message, way, .. } = self;
         match way {
@@ -83,7 +85,7 @@ impl Task for Operation {
                 self.place.watch(&mut state, waker, events);
                 None
             }
-            // The program holds too much: what came stays until something was returned.
+            // The program holds too much: the message stays in the queue until pieces are returned.
             Err(Errno(libc::ENOBUFS))
                 if matches!(self.way, Way::Lent(_)) && state.wait_for_return(waker) =>
             {

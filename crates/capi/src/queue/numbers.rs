@@ -1,15 +1,15 @@
-//! The numbers of `towpath.h` that are about event queues, by their names without `TOWPATH_`.
+//! Numbers of `towpath.h` for event queues, by their names without `TOWPATH_`.
 
 /// Back ends.
 pub(crate) const QUEUE_EPOLL: u32 = 1;
 pub(crate) const QUEUE_IO_URING: u32 = 2;
 
-/// What is done to a registration.
+/// Commands of changes.
 pub(crate) const ADD: i32 = 1;
 pub(crate) const MODIFY: i32 = 2;
 pub(crate) const REMOVE: i32 = 3;
 
-/// What is registered.
+/// Sources.
 pub(crate) const SOURCE_FD: i32 = 1;
 pub(crate) const SOURCE_TIMER: i32 = 2;
 pub(crate) const SOURCE_USER: i32 = 3;
@@ -17,7 +17,7 @@ pub(crate) const SOURCE_SIGNAL: i32 = 4;
 pub(crate) const SOURCE_CHILD: i32 = 5;
 pub(crate) const SOURCE_FILE: i32 = 6;
 
-/// How a timer is set.
+/// Flags of timers.
 pub(crate) const ABSTIME: u32 = 1;
 
 /// Operations.
@@ -37,7 +37,7 @@ pub(crate) const SPLICE: i32 = 13;
 pub(crate) const RECV_MULTISHOT: i32 = 14;
 pub(crate) const RECVMSG_LENT: i32 = 15;
 
-/// What happened.
+/// Kinds of events.
 pub(crate) const READY: i32 = 1;
 pub(crate) const EXPIRED: i32 = 2;
 pub(crate) const NOTIFIED: i32 = 3;

@@ -1,7 +1,8 @@
 //! Operations on streams of instances, as tasks of an event queue.
 //!
-//! Each is the call that would block, with the program's memory; the waits of the queue try it when
-//! its socket has news. The memory is the operation's until its last step was told.
+//! Each operation is a call that would block, with the program's memory. The waits of the queue try
+//! it when its socket has events. The memory belongs to the operation until its last step is
+//! reported.
 
 use super::kept::Kept;
 use super::messages::{self, Way};
@@ -19,10 +20,10 @@ use std::task::Waker;
 use towpath::events::custom::{Step, Task};
 use towpath::layers::net::socket::{Error, ReceiveFlags, SocketId};
 
-/// An operation on the socket `fd`, and what is kept of it.
+/// Makes an operation on the socket `fd`, and the state that the queue keeps of it.
 ///
 /// # Errors
-/// What is wrong with the arguments.
+/// An argument is invalid.
 pub(super) fn task(
     (instance, fd): (&Arc<Instance>, i32),
     work: SocketWork<'_>,
@@ -48,24 +49,24 @@ pub(super) fn task(
 pub(super) struct Operation {
     place: Place,
     work: Work,
-    /// Why it is to end.
+    /// Why it has to end.
     stopped: Option<Errno>,
 }
 
-/// How far it is.
+/// The kind of an operation, and its progress.
 enum Work {
     Connect(SocketAddr),
     Accept(i32),
-    /// With what came already; whether all of it is to be filled.
+    /// The buffer, the number of bytes received, and whether to fill all of it.
     Receive(Posted, usize, bool),
     Send(Sending),
 }
 
 impl Operation {
-    /// An operation on the stream `fd`.
+    /// Makes an operation on the stream `fd`.
     ///
     /// # Errors
-    /// What is wrong with the arguments.
+    /// An argument is invalid.
     fn new(instance: &Arc<Instance>, fd: i32, work: SocketWork<'_>) -> Outcome<Self> {
         let place = Place::new(instance, fd)?;
         let (family, datagram) = {
@@ -83,7 +84,7 @@ impl Operation {
             SocketWork::Accept(flags) => Work::Accept(flags),
             SocketWork::Receive(into, flags) => Work::Receive(into, 0, flags != 0),
             SocketWork::Send(memory, _) => Work::Send(Sending::new(memory.into())),
-            // They are tasks of their own.
+            // These are separate tasks.
             SocketWork::ReceiveMessage(..)
             | SocketWork::SendMessage(_)
             | SocketWork::ReceiveLent(..)
@@ -126,7 +127,7 @@ impl Task for Operation {
 }
 
 impl Work {
-    /// Ends for this reason, unless something came of it.
+    /// The last step for this reason, unless there is a result.
     fn end(&self, why: Errno) -> Step {
         match self {
             Self::Receive(_, done @ 1.., _) => over(Ok(*done)),
@@ -134,7 +135,7 @@ impl Work {
         }
     }
 
-    /// Goes on; [`Errno::AGAIN`] if it has to wait.
+    /// Continues. [`Errno::AGAIN`] if it has to wait.
     fn attempt(&mut self, state: &mut State, fd: i32) -> Outcome<Step> {
         let (id, now) = (state.id(fd)?, state.now());
         match self {
@@ -154,13 +155,13 @@ impl Work {
                 }
             }
             Self::Receive(into, done, all) => receive(state, id, into, done, *all),
-            // It has its own way.
+            // Sends do not come here.
             Self::Send(_) => Err(Errno::INVAL),
         }
     }
 }
 
-/// Receives what is there behind the first `done` bytes.
+/// Receives available bytes behind the first `done` ones.
 fn receive(
     state: &mut State,
     id: SocketId,

@@ -3,13 +3,13 @@
 //! # Theory of operation
 //!
 //! Blocks of the instance's [file cache](towpath::events::FileCache) are lent to the stream one
-//! after the other: what many sockets send is read once, and copied by none of them. They are read
-//! ahead by the queue's back end, so a slow disk keeps nobody waiting. Header and trailer are
-//! copied: they are short, and the program's. The memory that is lent is the cache's own, so that
-//! nothing is to be returned to the program, and no notice tells of it.
+//! after the other. A file that many sockets send is read once, and none of them copies it. The
+//! queue's back end reads blocks ahead, so a slow disk delays no other event. Header and trailer
+//! are copied: they are short and belong to the program. The lent memory belongs to the cache, so
+//! nothing is returned to the program, and there is no notice.
 //!
-//! What the stream has taken arrives, whatever becomes of the send. A peer who does not read keeps
-//! as much as the send buffer holds, in whole blocks.
+//! Bytes that the stream has accepted are sent, even if the send fails. A peer that does not read
+//! keeps as much as the send buffer holds, in whole blocks.
 
 use super::socket::{Place, WRITES, attempt};
 use super::told::Report;
@@ -25,16 +25,16 @@ use towpath::events::{BlockRange, FileSource, Load};
 use towpath::layers::net::socket::{SendFlags, SocketId};
 use towpath::layers::packet::Lender;
 
-/// Bytes that are passed on before others have their turn.
+/// Bytes that are passed on before other tasks get a turn.
 const TURN_BYTES: u64 = 1 << 20;
 
-/// A send under way.
+/// A send in progress.
 pub(super) struct SendFile {
     sink: Place,
-    /// `None` when the range was passed on, or no more is.
+    /// `None` when the range was passed on, or when no more bytes will be.
     source: Option<FileSource>,
     current: Option<Part>,
-    /// How much of it was passed on.
+    /// Bytes of `current` that were passed on.
     passed: usize,
     trailer: Vec<u8>,
     out: Arc<Out>,
@@ -43,19 +43,19 @@ pub(super) struct SendFile {
     report: Report,
 }
 
-/// What is passed on at a time.
+/// The bytes that are passed on at a time.
 enum Part {
     Copied(Vec<u8>),
     Lent(Arc<Block>),
 }
 
-/// A block while the stream has a part of it.
+/// A block while the stream holds a part of it.
 struct Block {
     range: BlockRange,
     out: Arc<Out>,
 }
 
-/// Who waits for blocks that the stream has. Each of them has a share of this.
+/// The waker to call when the stream releases a block. Each block has a reference to this.
 #[derive(Default)]
 struct Out(Mutex<Option<Waker>>);
 
@@ -79,7 +79,7 @@ impl SendFile {
         }
     }
 
-    /// Sees to it that there is something to pass on; `None` if it is not there yet. False at the
+    /// Ensures that there are bytes to pass on. `None` if they are not available yet, false at the
     /// end.
     fn go_on(&mut self, waker: &Waker) -> Option<bool> {
         loop {
@@ -106,13 +106,13 @@ impl SendFile {
         }
     }
 
-    /// Passes on what there is room for.
+    /// Passes on as many bytes as there is room for.
     fn pass(&mut self, waker: &Waker) -> Outcome<usize> {
         let Self { sink, current: Some(part), passed, .. } = self else { return Ok(0) };
         attempt(sink, (WRITES, waker), |state, id| part.send(*passed, state, id))
     }
 
-    /// Nothing goes on, for this reason.
+    /// Ends the send for this reason.
     fn end(&mut self, why: Errno) {
         (self.source, self.current) = (None, None);
         self.failed.get_or_insert(why);
@@ -157,7 +157,7 @@ impl Part {
         }
     }
 
-    /// Sends what there is room for from `from` on, which is not the end; how much.
+    /// Sends bytes from `from` on, as many as there is room for. Returns their number.
     fn send(&self, from: usize, state: &mut State, id: SocketId) -> Outcome<usize> {
         let rest = &self.bytes()[from..];
         if let Self::Lent(block) = self {
@@ -173,7 +173,7 @@ impl Part {
             if let Some(sent) = sent {
                 return Ok(sent?);
             }
-            // All descriptors of loans are out.
+            // No descriptor of a loan is free: the bytes are copied below.
         }
         Ok(state.with(|sockets, cx| sockets.send(id, &[rest], SendFlags::default(), cx))?)
     }
@@ -186,7 +186,7 @@ impl AsRef<[u8]> for Block {
 }
 
 impl Lender for Block {
-    /// Its last user drops it, and that tells.
+    /// No action: dropping the last reference to the block wakes.
     fn returned(&self, _: u64, _: bool) {}
 }
 
@@ -207,7 +207,7 @@ impl Out {
     }
 }
 
-/// Why a source has no more.
+/// The error for a source that has no more bytes.
 fn reason(error: &io::Error) -> Errno {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => Errno(libc::ENODATA),

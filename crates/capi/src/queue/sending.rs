@@ -1,8 +1,9 @@
-//! Sends that lend the program's memory: all of a buffer, however large, and its return.
+//! Sends that lend the program's memory: a whole buffer of any size, and its return.
 //!
-//! What there is room for becomes a loan, whose pieces the stack keeps until the peer has
-//! acknowledged them. When all is accepted that is told; when no loan is left, the memory is the
-//! program's again. Stopping recalls what is out: it is copied, and sent all the same.
+//! As many bytes as there is room for become a loan, whose pieces the stack keeps until the peer
+//! has acknowledged them. One report says that all bytes are accepted; another one, when no loan is
+//! left, that the memory belongs to the program again. Stopping recalls the loans: their bytes are
+//! copied and still sent.
 
 use super::socket::{Place, WRITES, over};
 use crate::errno::{Errno, Outcome};
@@ -14,15 +15,15 @@ use towpath::events::custom::Step;
 use towpath::layers::net::socket::Borrower;
 use towpath::layers::packet::{Lender, Recall, Watch};
 
-/// A send.
+/// A send in progress.
 pub(super) struct Sending {
     ranges: Ranges,
     /// Bytes that the socket has accepted.
     sent: usize,
-    /// It accepts no more, and that was told.
+    /// It accepts no more bytes, and this was reported.
     is_accepted: bool,
     loans: Arc<Loaned>,
-    /// What can be recalled.
+    /// Watches for recalling the loans.
     watches: Vec<Watch>,
 }
 
@@ -33,7 +34,7 @@ pub(super) struct Loaned(Mutex<Out>);
 #[derive(Default)]
 struct Out {
     count: usize,
-    /// Some bytes were copied after all.
+    /// Some bytes were copied.
     copied: bool,
     waker: Option<Waker>,
 }
@@ -43,12 +44,12 @@ impl Loaned {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether some bytes were copied after all.
+    /// True if some bytes were copied.
     pub(super) fn copied(&self) -> bool {
         self.lock().copied
     }
 
-    /// True if none is out; else `waker` is woken when that is so.
+    /// True if no loan is out; otherwise `waker` is woken when that is so.
     fn are_back(&self, waker: &Waker) -> bool {
         let mut out = self.lock();
         if out.count > 0 {
@@ -79,7 +80,7 @@ impl Sending {
         &self.loans
     }
 
-    /// Goes on: tells what was accepted, and when the memory is back.
+    /// Continues: reports when all bytes are accepted, and when the memory is back.
     pub(super) fn poll(
         &mut self,
         place: &mut Place,
@@ -102,7 +103,7 @@ impl Sending {
         self.loans.are_back(waker).then(|| over(Ok(self.sent)))
     }
 
-    /// Lends what there is room for; [`Errno::AGAIN`] if more is to be lent later.
+    /// Lends as many bytes as there is room for. [`Errno::AGAIN`] if there are more to lend later.
     fn go_on(&mut self, place: &mut Place, waker: &Waker, stopped: Option<Errno>) -> Outcome<()> {
         let gone = Errno(libc::ECANCELED);
         stopped.map_or(Ok(()), Err)?;
@@ -126,7 +127,7 @@ impl Sending {
         outcome
     }
 
-    /// Lends as much as there is room for.
+    /// Lends one piece, as large as there is room for.
     fn lend(&mut self, state: &mut State, fd: i32) -> Outcome<()> {
         let (id, now) = (state.id(fd)?, state.now());
         let room = state.engine.protocols.send_room(id, now)?;
@@ -149,9 +150,10 @@ impl Sending {
         })
     }
 
-    /// Asks for the memory. What cannot be copied now is asked for again when the socket has news.
+    /// Recalls the memory. Loans that cannot be copied now are recalled again when the socket has
+    /// events.
     fn recall(&mut self, place: &mut Place, waker: &Waker) {
-        // With its instance all loans have ended.
+        // All loans have ended with the instance.
         let Some(instance) = place.instance() else { return };
         let mut state = instance.lock();
         let is_late = state.with(|_, cx| {

@@ -1,6 +1,6 @@
-//! Sockets of instances as sources of event queues, and what operations on them have in common.
+//! Sockets of instances as sources of event queues, and common parts of operations on them.
 //!
-//! A queue does not keep an instance: sockets of one that was freed are gone.
+//! A queue does not keep an instance alive: the sockets of a freed instance are gone.
 
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
@@ -10,15 +10,15 @@ use towpath::events::custom::{Pollable, Step};
 use towpath::events::{Interest, Readiness};
 use towpath::layers::net::socket::{self, SocketId};
 
-/// Told whether it was asked for or not.
+/// Events that are always reported.
 const ALWAYS: u32 = socket::Readiness::ERR.bits() | socket::Readiness::HUP.bits();
 
-/// What those wait for who receive or accept, and who send.
+/// Events for which receiving and accepting wait, and for which sending waits.
 pub(super) const READS: u32 =
     ALWAYS | socket::Readiness::READABLE.bits() | socket::Readiness::READ_HUP.bits();
 pub(super) const WRITES: u32 = ALWAYS | socket::Readiness::WRITABLE.bits();
 
-/// A socket, and the waker that waits at it.
+/// A socket, and the waker that waits for its events.
 pub(super) struct Place {
     instance: Weak<Instance>,
     id: SocketId,
@@ -36,12 +36,12 @@ impl Place {
         self.instance.upgrade()
     }
 
-    /// The socket's descriptor, unless it was closed or its instance ends.
+    /// The socket's descriptor, unless the socket was closed or its instance is ending.
     pub(super) fn fd(&self, state: &State) -> Option<i32> {
         state.files.of_socket(self.id).filter(|_| !state.ending)
     }
 
-    /// Has `waker` woken by the next of these events of `poll`.
+    /// Makes `waker` wake at the next of these `poll` events.
     pub(super) fn watch(&mut self, state: &mut State, waker: &Waker, events: u32) {
         if let Some(fd) = self.fd(state)
             && let Ok(file) = state.files.socket_mut(fd)
@@ -65,7 +65,7 @@ impl Drop for Place {
     }
 }
 
-/// A socket that is watched.
+/// A socket that is a source.
 pub(super) struct Watched(Place);
 
 impl Watched {
@@ -99,7 +99,7 @@ impl Pollable for Watched {
     }
 }
 
-/// Makes a call on a socket of an instance. If it has to wait, `waker` is woken by these events.
+/// Makes a call on a socket of an instance. If the call has to wait, these events wake `waker`.
 pub(super) fn attempt(
     place: &mut Place,
     (events, waker): (u32, &Waker),
@@ -118,7 +118,7 @@ pub(super) fn attempt(
     outcome
 }
 
-/// The last step of an operation: bytes, or an error number below zero.
+/// The last step of an operation: a number of bytes, or a negative error number.
 pub(super) fn over(result: Outcome<usize>) -> Step {
     Step::Over(match result {
         Ok(bytes) => bytes as i64,

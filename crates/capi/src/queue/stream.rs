@@ -1,4 +1,4 @@
-//! Streams as operations have them, whether an instance's or the kernel's.
+//! Streams for operations: of an instance or of the kernel.
 
 use super::socket::{Place, READS, WRITES, attempt};
 use super::work::Other;
@@ -18,15 +18,18 @@ pub(super) enum End {
 }
 
 impl End {
+    /// The stream `fd` of an instance.
+    ///
     /// # Errors
-    /// `EBADF`, `ENOTSOCK`; `EOPNOTSUPP` if it is no stream.
+    /// `EBADF`, `ENOTSOCK`; `EOPNOTSUPP` if it is not a stream.
     pub(super) fn of_instance(instance: &Arc<Instance>, fd: i32) -> Outcome<Self> {
         let place = Place::new(instance, fd)?;
         let is_datagram = instance.is_datagram(fd);
         if is_datagram { Err(Errno(libc::EOPNOTSUPP)) } else { Ok(Self::Instance(place)) }
     }
 
-    /// As [`End::of_instance`].
+    /// A stream of an instance or of the kernel, of which this gets a duplicate. Fails like
+    /// [`End::of_instance`].
     pub(super) fn of(other: Other<'_>) -> Outcome<Self> {
         match other {
             Other::Instance(instance, fd) => Self::of_instance(&instance, fd),
@@ -43,12 +46,12 @@ impl End {
         }
     }
 
-    /// Receives what is there; [`Errno::AGAIN`] if that is nothing yet.
+    /// Receives available bytes. [`Errno::AGAIN`] if there are none yet.
     pub(super) fn receive(&mut self, into: &mut [u8], waker: &Waker) -> Outcome<usize> {
         self.read(into, false, waker)
     }
 
-    /// Whether there is something to receive, which stays: 0 at the end of the stream.
+    /// Checks for bytes to receive, and leaves them in place. Returns 0 at the end of the stream.
     pub(super) fn look(&mut self, waker: &Waker) -> Outcome<usize> {
         self.read(&mut [0], true, waker)
     }
@@ -66,7 +69,7 @@ impl End {
         }
     }
 
-    /// Sends the beginning of `bytes`; [`Errno::AGAIN`] if there is no room.
+    /// Sends the beginning of `bytes`. [`Errno::AGAIN`] if there is no room.
     pub(super) fn send(&mut self, bytes: &[u8], waker: &Waker) -> Outcome<usize> {
         let how = Sends::default();
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -79,7 +82,7 @@ impl End {
     }
 }
 
-/// Makes a call of the kernel's again while signals interrupt it.
+/// Repeats a system call while signals interrupt it.
 fn uninterrupted(mut call: impl FnMut() -> rustix::io::Result<usize>) -> Outcome<usize> {
     loop {
         match call() {
@@ -89,7 +92,7 @@ fn uninterrupted(mut call: impl FnMut() -> rustix::io::Result<usize>) -> Outcome
     }
 }
 
-/// Whether a socket is a stream, not one of datagrams.
+/// True if a socket is a stream, false for datagrams.
 pub(super) fn is_stream(socket: BorrowedFd<'_>) -> Outcome<bool> {
     Ok(sockopt::socket_type(socket)? == SocketType::STREAM)
 }

@@ -1,31 +1,31 @@
-//! What C is told: of events, and of the ends of operations.
+//! Reports for C: events, and results of operations.
 
 use super::numbers::{CHANGED, DONE, EXITED, EXPIRED, NOTIFIED, OVER, PROGRESS, READY, SIGNALLED};
 use crate::errno::{Errno, Outcome};
 use std::sync::{Arc, Mutex, PoisonError};
 use towpath::events::{Event, Exit, News, Readiness, Token};
 
-/// What C sees of an event.
+/// `struct towpath_event`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Told {
-    /// Of which registration or operation.
+    /// The registration or operation.
     pub id: u64,
-    /// The program's own.
+    /// The program's data.
     pub data: u64,
-    /// A count, a number of a signal, an exit status, bytes, a descriptor.
+    /// A count, a signal, an exit status, a number of bytes, or a descriptor.
     pub result: i64,
-    /// What happened.
+    /// The kind of the event.
     pub what: i32,
-    /// Why an operation failed, or zero.
+    /// Zero, or the error number of an operation that failed.
     pub error: i32,
-    /// Bits that say more.
+    /// Details, by the kind of the event.
     pub detail: u32,
     /// `TOWPATH_OVER` and others.
     pub flags: u32,
 }
 
-/// What a transfer has come to, for the queue that told its end.
+/// The result of a transfer, for the queue that reports its end.
 #[derive(Clone, Default)]
 pub(super) struct Report(Arc<Mutex<Ended>>);
 
@@ -43,7 +43,7 @@ impl Report {
         Told { error, detail: left_over, ..over(told, arrived as i64) }
     }
 
-    /// How it ended.
+    /// Sets the result.
     pub(super) fn end(&self, arrived: u64, failed: Option<Errno>, left_over: u32) {
         let error = failed.map_or(0, |Errno(number)| number);
         *self.lock() = Ended { arrived, error, left_over };
@@ -62,7 +62,7 @@ pub(super) fn token(id: u64) -> Outcome<Token> {
     id.checked_sub(1).map(Token::from_bits).ok_or(Errno(libc::ESTALE))
 }
 
-/// An event for C.
+/// Converts an event for C.
 pub(super) fn told(Event { token, data, news, is_over }: Event) -> Told {
     let flags = if is_over { OVER } else { 0 };
     let told = Told { id: id(token), data, flags, ..Told::default() };
@@ -100,12 +100,12 @@ pub(super) fn told(Event { token, data, news, is_over }: Event) -> Told {
         News::Step { result } => Told { what: PROGRESS, result, ..told },
         News::Connection => Told { what: PROGRESS, ..told },
         News::Accepted { bytes } => Told { what: PROGRESS, result: bytes as i64, ..told },
-        // Of sources that C cannot add.
+        // C cannot add such sources.
         _ => told,
     }
 }
 
-/// The end of an operation: bytes, or an error number below zero.
+/// The report of an operation's end: a number of bytes, or a negative error number.
 pub(super) fn over(told: Told, result: i64) -> Told {
     let error = i32::try_from(-result).ok().filter(|error| *error > 0).unwrap_or(0);
     Told { what: DONE, result: result.max(-1), error, flags: OVER, ..told }

@@ -1,17 +1,17 @@
-//! Transfers in which an instance has a part: from a file to one of its streams
-//! ([`send_file`](super::send_file)) and back, and between two streams, of which one may be the
-//! kernel's.
+//! Transfers that involve an instance: from a file to one of its streams
+//! ([`send_file`](super::send_file)) and back, and between two streams, one of which may belong to
+//! the kernel.
 //!
 //! # Theory of operation
 //!
-//! What is taken from the source gathers in one buffer while another one is passed on to the sink;
-//! when that is empty they change places. The waits of the queue make the calls of sockets; the
-//! file is read or written by the queue's back end, once at a time, so a slow disk keeps nobody
-//! waiting, and disk and network go on together.
+//! Bytes from the source are collected in one buffer while another one is passed on to the sink;
+//! when that is empty, the buffers are swapped. The waits of the queue make the calls on sockets.
+//! The queue's back end reads or writes the file, one access at a time. So a slow disk delays no
+//! other event, and disk and network work in parallel.
 //!
-//! Nothing is lost: what was taken has arrived, or is handed back at the end, or stays with the
-//! source. An error of the source ends the taking, and what came before it is passed on; an error
-//! of the sink, a cancel and a deadline end both, when the access under way is over.
+//! No byte is lost: bytes that were taken from the source have arrived, are handed back at the end,
+//! or stay with the source. An error of the source ends the reading; bytes read before are passed
+//! on. An error of the sink, a cancel and a deadline end both, when the current access is complete.
 
 use super::kept::Kept;
 use super::send_file::SendFile;
@@ -32,58 +32,58 @@ use towpath::events::custom::{Accessed, Step, Task};
 use towpath::events::{Action, EventQueue, FileSource, Operation, Token};
 use towpath::layers::io::events::{device, kind, status};
 
-/// Bytes that are taken from a socket at a time. Two of them are `TOWPATH_REST_MAX` of `towpath.h`.
+/// Bytes that are taken from a socket at a time. Two buffers are `TOWPATH_REST_MAX` of `towpath.h`.
 const BUFFER_BYTES: usize = 64 << 10;
-/// Bytes that are passed on before others have their turn.
+/// Bytes that are passed on before other tasks get a turn.
 const TURN_BYTES: u64 = 1 << 20;
 
-/// Where bytes come from, and where they go.
+/// Source and sink of a transfer.
 enum Route {
     ReceiveFile(End, Part),
     Splice(End, End),
 }
 
-/// A part of a file.
+/// A range of a file.
 struct Part {
     file: Arc<File>,
     device: u64,
-    /// Where the next access begins.
+    /// Offset of the next access.
     at: u64,
 }
 
-/// How far the access of the file is.
+/// Progress of the file access.
 enum Access {
     None,
     Asked(Operation),
     UnderWay { bytes: usize },
 }
 
-/// A transfer under way.
+/// A transfer in progress.
 struct Moving {
     route: Route,
     access: Access,
     /// Bytes that are still to be taken from the source.
     left: u64,
-    /// There may be more to take.
+    /// There may be more bytes to take.
     takes: bool,
-    /// More can be passed on.
+    /// More bytes can be passed on.
     passes: bool,
-    /// What was taken.
+    /// Bytes that were taken.
     next: Vec<u8>,
-    /// What is passed on, and how many bytes of it were.
+    /// Bytes that are passed on, and how many of them were.
     current: Vec<u8>,
     passed: usize,
     arrived: u64,
     failed: Option<Errno>,
-    /// For what was taken and has not arrived.
+    /// Memory for bytes that were taken and not delivered.
     rest: Posted,
     report: Report,
 }
 
-/// Begins a transfer on a stream.
+/// Starts a transfer on a stream.
 ///
 /// # Errors
-/// What is wrong with the arguments.
+/// An argument is invalid.
 pub(super) fn begin(
     events: &mut EventQueue,
     own: End,
@@ -105,7 +105,8 @@ pub(super) fn begin(
     Ok((token, Kept::Transfer(report)))
 }
 
-/// A file is sent to a stream of an instance: what the kernel's are sent the kernel sends.
+/// Makes a send of a file to a stream of an instance. The kernel itself sends files to its own
+/// streams.
 fn send_file(own: End, transfer: Transfer<'_>, report: Report) -> Outcome<SendFile> {
     let Part { file, at, .. } = Part::new(&transfer, true)?;
     let End::Instance(place) = own else { return Err(Errno::INVAL) };
@@ -116,9 +117,11 @@ fn send_file(own: End, transfer: Transfer<'_>, report: Report) -> Outcome<SendFi
 }
 
 impl Part {
+    /// The range of the file that a transfer uses.
+    ///
     /// # Errors
-    /// `ESPIPE` for what has no offsets; `EINVAL` for a range that no file can have, and, if it is
-    /// to be read, for what is no regular file.
+    /// `ESPIPE` for a file without offsets; `EINVAL` for a range that no file can have, and for
+    /// reading from a file that is not regular.
     fn new(transfer: &Transfer<'_>, is_read: bool) -> Outcome<Self> {
         let Transfer { other: Other::Kernel(fd), offset: at, count, .. } = *transfer else {
             return Err(Errno::INVAL);
@@ -152,13 +155,13 @@ impl Moving {
         }
     }
 
-    /// So many bytes more were taken.
+    /// Records that `count` more bytes were taken.
     fn took(&mut self, count: u64) {
         self.left -= count;
         self.takes = self.left > 0;
     }
 
-    /// Takes what the source has, as far as there is room. True if that was something.
+    /// Takes bytes from the source, as far as there is room. True if there were any.
     fn take(&mut self, waker: &Waker) -> bool {
         if !self.takes || !self.passes {
             return false;
@@ -177,14 +180,14 @@ impl Moving {
         match received {
             Err(Errno::AGAIN) => {}
             Err(error) => self.end_source(Some(error)),
-            // It has ended, which is no error.
+            // The source has ended, which is not an error.
             Ok(0) => self.end_source(None),
             Ok(_) => self.took(count as u64),
         }
         count > 0
     }
 
-    /// Passes on what was taken. True if something changed by that.
+    /// Passes on bytes. True if that changed anything.
     fn pass(&mut self, waker: &Waker) -> bool {
         if !self.passes || !matches!(self.access, Access::None) {
             return false;
@@ -219,26 +222,26 @@ impl Moving {
         }
     }
 
-    /// No more comes from the source.
+    /// Ends the source, with an error or without.
     fn end_source(&mut self, why: Option<Errno>) {
         self.takes = false;
         self.failed = self.failed.or(why);
     }
 
-    /// Nothing goes on, for this reason.
+    /// Ends source and sink for this reason.
     fn end_both(&mut self, why: Errno) {
         self.end_source(Some(why));
         self.passes = false;
     }
 
-    /// The last step, if it is over.
+    /// The last step, if the transfer is over.
     fn end(&mut self) -> Option<Step> {
         let is_empty = self.next.is_empty() && self.passed == self.current.len();
         let is_over = !self.passes || !self.takes && is_empty;
         if !matches!(self.access, Access::None) || !is_over {
             return None;
         }
-        // What came too late to keep anything from arriving did not end it.
+        // An error that came after all bytes had arrived did not end the transfer.
         let error = self.failed.filter(|_| self.left > 0 || !is_empty);
         let left_over = self.current[self.passed..].iter().chain(&self.next);
         left_over.clone().zip(self.rest.rest(0)).for_each(|(&from, to)| *to = from);
@@ -251,7 +254,7 @@ impl Task for Moving {
     fn poll(&mut self, waker: &Waker) -> Option<Step> {
         let turn_end = self.arrived + TURN_BYTES;
         loop {
-            // In this order: what is passed on leaves room for more to be taken.
+            // In this order: passing on makes room for taking.
             let passed = self.pass(waker);
             let took = self.take(waker);
             if let Some(step) = self.end() {
@@ -303,7 +306,7 @@ impl Task for Moving {
         self.arrived += bytes;
         (self.current, self.passed) = (buffer, bytes as usize);
         if bytes < wanted as u64 {
-            // A file that takes nothing, without an error, is broken.
+            // A file that accepts no bytes and reports no error is broken.
             self.end_both(failure.map_or(Errno(libc::EIO), Errno::from));
         }
     }

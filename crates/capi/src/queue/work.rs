@@ -1,4 +1,4 @@
-//! What is to be done by an operation, as the program asks for it.
+//! The work of an operation, as the program has requested it.
 
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
@@ -7,38 +7,38 @@ use rustix::fd::BorrowedFd;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-/// What is to be done with a file.
+/// Work on a file.
 pub(crate) enum FileWork<'a> {
-    /// From this offset on.
+    /// Read from this offset on.
     Read(Posted, u64),
-    /// To this offset.
+    /// Write from this offset on.
     Write(&'a [u8], u64),
     Sync,
     SyncData,
 }
 
-/// What is to be done with a socket.
+/// Work on a socket.
 pub(crate) enum SocketWork<'a> {
-    /// To this address.
+    /// Connect to this address.
     Connect(&'a [u8]),
-    /// With flags for the descriptors.
+    /// Accept, with flags for the descriptors.
     Accept(i32),
-    /// With flags.
+    /// Receive, with flags.
     Receive(Posted, i32),
-    /// All of it; whether it is lent to the kernel, too.
+    /// Send all of it; true if it may be lent to the kernel, too.
     Send(Lent, bool),
-    /// One message, with flags.
+    /// Receive one message, with flags.
     ReceiveMessage(Message, i32),
     SendMessage(Message),
-    /// Without a copy; where the token goes.
+    /// Receive without a copy, with the place for the token.
     ReceiveLent(Message, TokenPlace),
-    /// Again and again, into buffers of this group.
+    /// Receive repeatedly into buffers of this group.
     ReceiveMultishot(i32),
-    /// Between a file, or another socket, and this one.
+    /// Move bytes between a file or another socket and this socket.
     Move(Way, Transfer<'a>),
 }
 
-/// Where bytes are moved.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// From a file.
@@ -49,27 +49,27 @@ pub(crate) enum Way {
     Splice,
 }
 
-/// A file, or the other socket.
+/// The file or the other socket of a transfer.
 pub(crate) enum Other<'a> {
-    /// One of the kernel's.
+    /// A file or socket of the kernel.
     Kernel(BorrowedFd<'a>),
     /// A socket of an instance.
     Instance(ManuallyDrop<Arc<Instance>>, i32),
 }
 
-/// What is moved.
+/// The arguments of a transfer.
 pub(crate) struct Transfer<'a> {
     pub(crate) other: Other<'a>,
-    /// In the file.
+    /// Offset in the file.
     pub(crate) offset: u64,
     pub(crate) count: u64,
     pub(crate) header: &'a [u8],
     pub(crate) trailer: &'a [u8],
-    /// For what was taken and has not arrived.
+    /// Memory for bytes that were taken and not delivered.
     pub(crate) rest: Posted,
 }
 
-/// A copy of what a program gave; `ENOMEM` if there is no memory for it.
+/// A copy of a program's bytes. `ENOMEM` if there is no memory for it.
 pub(super) fn copied(bytes: &[u8]) -> Outcome<Vec<u8>> {
     let mut buffer = Vec::new();
     buffer.try_reserve_exact(bytes.len()).map_err(|_| Errno(libc::ENOMEM))?;

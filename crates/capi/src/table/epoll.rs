@@ -1,36 +1,36 @@
-//! Sets of descriptors like `epoll`'s: what is asked of each, and what there may be to tell.
+//! Sets of descriptors as in epoll: the events that each waits for, and those that may be ready.
 
 use crate::errno::{Errno, Outcome};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Told whether it was asked or not: `POLLERR | POLLHUP`.
+/// Events that are always reported: `POLLERR | POLLHUP`.
 pub(crate) const ALWAYS: u32 = 0x018;
-/// Flags that say how to tell, not what.
+/// Flags that say how to report, not what.
 pub(crate) const HOW: u32 = (libc::EPOLLET | libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32;
-/// Who shares a wake-up with others: of several waits for one set, one is woken in any case here.
+/// `EPOLLEXCLUSIVE`. It has no effect here: of several waits on one set, one is woken in any case.
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
-/// What may be asked for with it.
+/// Flags that are allowed together with it.
 const WITH_EXCLUSIVE: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP)
     as u32
     | (libc::EPOLLWAKEUP | libc::EPOLLET | libc::EPOLLEXCLUSIVE) as u32;
 
-/// What a program waits for at one descriptor, or is told about it.
+/// The events that a program waits for on one descriptor, or that are reported to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EpollEvent {
     /// `EPOLLIN` and others.
     pub events: u32,
-    /// The program's own.
+    /// The program's data.
     pub data: u64,
 }
 
 /// A set of descriptors to wait for.
 ///
-/// As in Linux, what was noted waits in a list; a wait takes each from it, looks at what holds now,
-/// and puts it back unless it is told by edges or once.
+/// As in Linux, descriptors with events wait in a list. A wait takes each from the list, checks the
+/// current events, and puts the descriptor back unless it is edge-triggered or one-shot.
 #[derive(Default)]
 pub(crate) struct Epoll {
     interests: BTreeMap<i32, Interest>,
-    /// Descriptors about which there may be something to tell, in the order of the news.
+    /// Descriptors that may have events to report, in the order of the events.
     pub(crate) ready: VecDeque<i32>,
 }
 
@@ -40,7 +40,7 @@ struct Interest {
 }
 
 impl Epoll {
-    /// There is news about a descriptor.
+    /// Notes an event of a descriptor.
     pub(crate) fn note(&mut self, fd: i32, what: u32) {
         if let Some(interest) = self.interests.get_mut(&fd)
             && !interest.queued
@@ -51,13 +51,13 @@ impl Epoll {
         }
     }
 
-    /// The descriptor is gone.
+    /// Removes a descriptor that is gone.
     pub(crate) fn forget(&mut self, fd: i32) {
         self.interests.remove(&fd);
         self.ready.retain(|&other| other != fd);
     }
 
-    /// Adds a descriptor, changes what is asked of it, or takes it out.
+    /// Adds a descriptor, changes its events, or removes it.
     pub(crate) fn control(
         &mut self,
         operation: i32,
@@ -65,7 +65,7 @@ impl Epoll {
         event: Option<EpollEvent>,
     ) -> Outcome<()> {
         let known = self.interests.contains_key(&fd);
-        // Such an interest is added, and neither changed nor made of another.
+        // An exclusive interest can be added, but not modified or made from another one.
         let asked = event.map_or(0, |event| event.events);
         let is_change = operation == libc::EPOLL_CTL_MOD;
         if operation != libc::EPOLL_CTL_DEL
@@ -96,13 +96,13 @@ impl Epoll {
         }
     }
 
-    /// The descriptors that were noted, and what is asked of each.
+    /// Descriptors with noted events, and the events that each waits for.
     pub(crate) fn noted(&self) -> impl Iterator<Item = (i32, u32)> {
         let asked = |fd: &i32| Some((*fd, self.interests.get(fd)?.event.events));
         self.ready.iter().filter_map(asked)
     }
 
-    /// Takes the next descriptor that was noted, and what is asked of it.
+    /// Takes the next descriptor with noted events, and the events that it waits for.
     pub(crate) fn next(&mut self) -> Option<(i32, EpollEvent)> {
         let fd = self.ready.pop_front()?;
         let interest = self.interests.get_mut(&fd)?;
@@ -110,7 +110,8 @@ impl Epoll {
         Some((fd, interest.event))
     }
 
-    /// A descriptor was told: once only, or again as long as it holds.
+    /// Records that a descriptor was reported: a level-triggered one is checked again, a one-shot
+    /// one is disabled.
     pub(crate) fn told(&mut self, fd: i32) {
         let Some(interest) = self.interests.get_mut(&fd) else { return };
         let flag = |flag: i32| interest.event.events & flag as u32 != 0;

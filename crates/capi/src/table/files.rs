@@ -9,26 +9,26 @@ use std::task::Waker;
 use std::time::Duration;
 use towpath::layers::net::socket::SocketId;
 
-/// A socket as a descriptor has it.
+/// The state of a socket's descriptor.
 pub(crate) struct SocketFile {
     pub(crate) id: SocketId,
     pub(crate) nonblocking: bool,
     pub(crate) domain: i32,
-    /// Of datagrams, not of a stream.
+    /// A datagram socket, not a stream.
     pub(crate) datagram: bool,
-    /// What a datagram socket tells with each message.
+    /// Control messages that a datagram socket adds to each message.
     pub(crate) told: Told,
-    /// Longest that receiving blocks (`SO_RCVTIMEO`).
+    /// Longest time that receiving blocks (`SO_RCVTIMEO`).
     pub(crate) receive_timeout: Option<Duration>,
-    /// Longest that sending blocks (`SO_SNDTIMEO`).
+    /// Longest time that sending blocks (`SO_SNDTIMEO`).
     pub(crate) send_timeout: Option<Duration>,
-    /// Tell with each message how much is left (`TCP_INQ`).
+    /// Each message reports how many bytes are left (`TCP_INQ`).
     pub(crate) tell_left: bool,
-    /// Who waits for news of it in an event queue.
+    /// Wakers of event queues that wait for this socket.
     pub(crate) watchers: Watchers,
 }
 
-/// What a datagram socket tells with each message.
+/// Control messages that a datagram socket adds to each message.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Told {
     /// `IP_PKTINFO`.
@@ -47,17 +47,17 @@ pub(crate) struct Told {
     pub(crate) dropped: bool,
 }
 
-/// Wakers of event queues, each with the `poll` events that it is for. A waker is woken once.
+/// Wakers of event queues, each with the `poll` events that it waits for. Each wakes once.
 #[derive(Default)]
 pub(crate) struct Watchers(Vec<(Waker, u32)>);
 
 impl Watchers {
-    /// Forgets a waker.
+    /// Removes a waker.
     pub(crate) fn remove(&mut self, waker: &Waker) {
         self.0.retain(|(known, _)| !known.will_wake(waker));
     }
 
-    /// Has `waker` woken by the next of these events, too.
+    /// Adds events that wake `waker`.
     pub(crate) fn add(&mut self, waker: &Waker, events: u32) {
         match self.0.iter_mut().find(|(known, _)| known.will_wake(waker)) {
             Some((_, known)) => *known |= events,
@@ -65,7 +65,7 @@ impl Watchers {
         }
     }
 
-    /// Wakes those that wait for any of these events.
+    /// Wakes and removes the wakers that wait for any of these events.
     pub(crate) fn wake(&mut self, events: u32) {
         for (waker, _) in self.0.extract_if(.., |(_, wanted)| *wanted & events != 0) {
             waker.wake();
@@ -73,7 +73,7 @@ impl Watchers {
     }
 }
 
-/// What a descriptor stands for.
+/// What a descriptor refers to.
 pub(crate) enum What {
     Socket(SocketFile),
     Epoll(Epoll),
@@ -81,11 +81,11 @@ pub(crate) enum What {
 
 struct File {
     what: What,
-    /// Holds the number.
+    /// Reserves the number.
     _number: OwnedFd,
 }
 
-/// Descriptors of one instance.
+/// The descriptors of one instance.
 #[derive(Default)]
 pub(crate) struct Files {
     files: BTreeMap<i32, File>,
@@ -93,7 +93,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// A new descriptor.
+    /// Adds a descriptor.
     pub(crate) fn add(&mut self, what: What) -> Outcome<i32> {
         let number = eventfd(0, EventfdFlags::CLOEXEC)?;
         let fd = number.as_raw_fd();
@@ -104,8 +104,8 @@ impl Files {
         Ok(fd)
     }
 
-    /// Takes a descriptor out of the table and out of all epoll sets. Its number is free again:
-    /// from here on whoever closes must not use it, as it may be another's.
+    /// Removes a descriptor from the table and from all epoll sets. Its number is free afterwards:
+    /// the caller must not use it any more, because another file may have it.
     pub(crate) fn remove(&mut self, fd: i32) -> Outcome<What> {
         let mut file = self.files.remove(&fd).ok_or(Errno::BADF)?;
         if let What::Socket(socket) = &mut file.what {
@@ -116,17 +116,17 @@ impl Files {
         Ok(file.what)
     }
 
-    /// Takes out all sockets.
+    /// Removes all sockets.
     pub(crate) fn take_sockets(&mut self) -> Vec<SocketId> {
         let sockets = std::mem::take(&mut self.by_socket);
         for fd in sockets.values() {
-            // It is there, as its socket is.
+            // The descriptor exists, because its socket does.
             let _ = self.remove(*fd);
         }
         sockets.into_keys().collect()
     }
 
-    /// Wakes all who wait for news: nothing more will come.
+    /// Wakes all wakers, because no more events will come.
     pub(crate) fn wake_all(&mut self) {
         for file in self.files.values_mut() {
             if let What::Socket(socket) = &mut file.what {
@@ -135,7 +135,7 @@ impl Files {
         }
     }
 
-    /// True if the number is one of this table.
+    /// True if the number belongs to this table.
     pub(crate) fn contains(&self, fd: i32) -> bool {
         self.files.contains_key(&fd)
     }
@@ -145,7 +145,7 @@ impl Files {
         self.by_socket.get(&id).copied()
     }
 
-    /// A socket by its descriptor.
+    /// The socket of a descriptor.
     pub(crate) fn socket(&self, fd: i32) -> Outcome<&SocketFile> {
         match &self.files.get(&fd).ok_or(Errno::BADF)?.what {
             What::Socket(socket) => Ok(socket),
@@ -153,7 +153,7 @@ impl Files {
         }
     }
 
-    /// A socket by its descriptor, to be changed.
+    /// The socket of a descriptor, mutable.
     pub(crate) fn socket_mut(&mut self, fd: i32) -> Outcome<&mut SocketFile> {
         match &mut self.files.get_mut(&fd).ok_or(Errno::BADF)?.what {
             What::Socket(socket) => Ok(socket),
@@ -161,7 +161,7 @@ impl Files {
         }
     }
 
-    /// An epoll set by its descriptor.
+    /// The epoll set of a descriptor.
     pub(crate) fn epoll(&self, fd: i32) -> Outcome<&Epoll> {
         match &self.files.get(&fd).ok_or(Errno::BADF)?.what {
             What::Epoll(epoll) => Ok(epoll),
@@ -169,7 +169,7 @@ impl Files {
         }
     }
 
-    /// An epoll set by its descriptor, to be changed.
+    /// The epoll set of a descriptor, mutable.
     pub(crate) fn epoll_mut(&mut self, fd: i32) -> Outcome<&mut Epoll> {
         match &mut self.files.get_mut(&fd).ok_or(Errno::BADF)?.what {
             What::Epoll(epoll) => Ok(epoll),

@@ -1,5 +1,5 @@
-//! What an instance keeps for its program: the table of descriptors, with the sets of them that are
-//! waited for, and what was handed out.
+//! State that an instance keeps for its program: the table of descriptors, epoll sets, and pieces
+//! handed out without a copy.
 
 pub(crate) mod epoll;
 mod files;

@@ -1,8 +1,9 @@
-//! Holders of loans that are counted together: taken for pieces that are made later, and given up
-//! for pieces that are gone.
+//! Holders of loans that are counted together: reserved for pieces that are made later, and
+//! released for pieces that are dropped.
 //!
-//! A locked instruction waits for all stores before it, so one for a run of pieces is cheaper than
-//! one for each. The thread that has a value counts; the loan itself may be held by any number.
+//! An atomic read-modify-write waits for all earlier stores, so one for a run of pieces is cheaper
+//! than one for each piece. These values belong to one thread; the loan may be shared by any
+//! number.
 #![allow(unsafe_code)]
 
 use super::{Loan, Piece, end_loan};
@@ -11,15 +12,15 @@ use crate::sync::Ordering;
 use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
 
-/// Holders of a loan that no piece stands for yet, counted [together](Piece::reserve). What is left
-/// of them ends with this value.
+/// Holders of a loan that no piece stands for yet, counted [together](Piece::reserve). Dropping
+/// this value releases those that are left.
 pub struct Holders {
     pub(super) loan: NonNull<Slot<Loan>>,
     pub(super) count: u32,
 }
 
 impl Holders {
-    /// As [`Piece::slice`] of a piece; uses up one of these holders if there is one of its loan.
+    /// Slices like [`Piece::slice`]; uses up one of these holders if they belong to the same loan.
     ///
     /// # Panics
     /// If the range is not within the piece.
@@ -33,7 +34,7 @@ impl Holders {
         part
     }
 
-    /// Ends with this value, which adds a frame that is free then to `frames`.
+    /// Releases the holders. A frame that becomes free is added to `frames`.
     fn leave(mut self, frames: &mut Returning<Loan>) {
         self.end(frames);
     }
@@ -41,7 +42,8 @@ impl Holders {
     fn end(&mut self, frames: &mut Returning<Loan>) {
         let count = core::mem::take(&mut self.count);
         if count > 0 {
-            // SAFETY: these holders are ours, as no piece was made of them, and counted no more.
+            // SAFETY: no pieces were made of these holders, so they are ours, and they are counted
+            // no more.
             unsafe { leave(self.loan, count, frames) };
         }
     }
@@ -53,9 +55,9 @@ impl Drop for Holders {
     }
 }
 
-/// Pieces that are dropped together: those of one loan that are added one after the other are
-/// counted down at once, when another's is added or this is dropped. Frames of one pool that are
-/// free then go back in one exchange.
+/// Pieces that are dropped together. Consecutive pieces of one loan are released in one
+/// subtraction, when a piece of another loan is added or when this is dropped. Frames of one pool
+/// that become free go back in one exchange.
 #[derive(Default)]
 pub(crate) struct Leaving {
     holders: Option<Holders>,
@@ -81,20 +83,20 @@ impl Drop for Leaving {
     }
 }
 
-/// Takes holders away; the last one ends the loan, as [`end_loan`] does.
+/// Releases `count` holders. The last one ends the loan with [`end_loan`].
 ///
 /// # Safety
-/// The caller has so many holders of the loan, and does not use them afterwards.
+/// The caller has `count` holders of the loan and does not use them afterwards.
 pub(super) unsafe fn leave(slot: NonNull<Slot<Loan>>, count: u32, frames: &mut Returning<Loan>) {
     // SAFETY: a slot with a holder stays in its slab's storage.
     let holders = &unsafe { slot.as_ref() }.value().holders;
-    // Relaxed: `end_loan` acquires. If there are no other holders, nobody can become one: saves the
-    // locked subtraction in the common case.
+    // Relaxed: `end_loan` acquires. If there are no other holders, no thread can add one, so the
+    // common case needs no read-modify-write.
     let last = holders.load(Ordering::Relaxed) == count
-        // Release: our use of the bytes ends here; pairs with the Acquire of `end_loan`.
+        // Release: our use of the bytes ends here. Pairs with the Acquire of `end_loan`.
         || holders.fetch_sub(count, Ordering::Release) == count;
     if last {
-        // SAFETY: we held the last share, nobody else can reach the loan.
+        // SAFETY: these were the last holders, so no other thread can reach the loan.
         unsafe { end_loan(slot, frames) };
     }
 }

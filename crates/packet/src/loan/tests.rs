@@ -1,4 +1,4 @@
-//! Loans and pieces: who is told, when, and what may be joined.
+//! Loans and pieces: which lender is notified, when, and which pieces can be joined.
 
 use super::*;
 use crate::ledger::{Ledger, Site};
@@ -8,7 +8,7 @@ extern crate std;
 use std::vec;
 use std::vec::Vec;
 
-/// Remembers which tokens came back, and how often.
+/// Records which tokens came back, and how often.
 #[derive(Default)]
 struct Returns {
     count: AtomicU64,
@@ -30,7 +30,7 @@ fn foreign(loans: &mut Loans, memory: &[u8], lender: &Arc<Returns>, token: u64) 
         .expect("a descriptor is free")
 }
 
-/// Goal: one return per loan, after its last piece, however it was cut and cloned.
+/// Goal: one return for each loan, after its last piece, however it was sliced and cloned.
 #[test]
 fn a_loan_is_returned_once_after_its_last_piece() {
     let memory = vec![7u8; 100];
@@ -51,8 +51,8 @@ fn a_loan_is_returned_once_after_its_last_piece() {
     assert_eq!(loans.out_count(), 0);
 }
 
-/// Goal: holders that are counted together are one each: the loan ends with the last of pieces made
-/// of them and of those that were left over, and a piece more than they are is a holder, too.
+/// Goal: reserved holders count one each: the loan ends with the last of the pieces made of them
+/// and of the unused holders. A piece beyond them is a holder, too.
 #[test]
 fn holders_counted_together_end_one_by_one() {
     let memory = vec![7u8; 100];
@@ -76,7 +76,7 @@ fn holders_counted_together_end_one_by_one() {
     assert_eq!((stranger.loan().holders.load(Ordering::Relaxed), told()), (1, 0));
     let holders = whole.reserve(3);
     drop(whole);
-    assert_eq!(told(), 0, "holders that are left over hold");
+    assert_eq!(told(), 0, "unused holders keep the loan");
     drop(holders);
     assert_eq!(told(), 1);
     drop(stranger);
@@ -93,8 +93,8 @@ fn holders_make_no_piece_beyond_their_own() {
     holders.slice(&whole, 50, 51);
 }
 
-/// Goal: the return reaches the lender also when the loans' maker is gone and when the last piece
-/// dies on another thread.
+/// Goal: the return reaches the lender even if the `Loans` is gone and if the last piece is dropped
+/// on another thread.
 #[test]
 fn returns_outlive_the_maker_and_cross_threads() {
     let memory = vec![1u8; 8];
@@ -144,15 +144,15 @@ fn only_neighbours_of_one_loan_join() {
     assert_eq!(head.bytes(), one.bytes());
 }
 
-/// Goal: shared memory lives as long as a piece of it, and is let go before its lender is told,
-/// with what was noted of copies.
+/// Goal: shared memory lives as long as a piece of it, and is released before its lender is
+/// notified, with the information whether bytes were copied.
 #[test]
 fn shared_memory_is_kept_until_the_return() {
     struct Witness(std::sync::Mutex<Option<std::sync::Weak<Vec<u8>>>>, AtomicU64);
     impl Lender for Witness {
         fn returned(&self, token: u64, copied: bool) {
             let memory = self.0.lock().expect("no panic").take().expect("returned once");
-            assert_eq!(memory.strong_count(), 0, "let go first");
+            assert_eq!(memory.strong_count(), 0, "released first");
             self.1.store(token + u64::from(copied), Ordering::Relaxed);
         }
     }
@@ -171,11 +171,11 @@ fn shared_memory_is_kept_until_the_return() {
     assert_eq!(lender.1.load(Ordering::Relaxed), 7);
 }
 
-/// Goal: a million loans that are out when their lender loses interest all come back, whoever drops
-/// them, and their group is over once.
+/// Goal: a million loans that are out when their `Loans` is dropped all come back, on any thread,
+/// and their group ends once.
 #[test]
 fn a_million_loans_come_back() {
-    // Under Miri a thousand, which take it a second.
+    // A thousand under Miri, which takes a second.
     const COUNT: usize = if cfg!(miri) { 1_000 } else { 1_000_000 };
     let memory = Arc::new(vec![7u8; 64]);
     let returns = crate::returns::Returns::new(1);
@@ -201,8 +201,8 @@ fn panics<R>(act: impl FnOnce() -> R) -> bool {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).is_err()
 }
 
-/// Goal: holders that are refused are not counted, so that a loan lives as long as its pieces
-/// whatever a caller survives.
+/// Goal: rejected holders are not counted, so a loan ends with its last piece even if its caller
+/// survives panics.
 #[test]
 fn refused_holders_are_not_counted() {
     let memory = vec![7u8; 100];
@@ -227,8 +227,7 @@ fn refused_holders_are_not_counted() {
     assert_eq!((lender.count.load(Ordering::Relaxed), loans.out_count()), (1, 0));
 }
 
-/// Goal: pins that are refused are not counted, so that no reader is forgotten by those who come
-/// after him.
+/// Goal: rejected pins are not counted, so later calls still see every reader.
 #[test]
 fn refused_pins_are_not_counted() {
     let memory = Arc::new(vec![7u8; 100]);
@@ -238,7 +237,7 @@ fn refused_pins_are_not_counted() {
     let watch = piece.watch().expect("not watched");
     let state = || piece.loan().state.load(Ordering::Relaxed);
     let before = state();
-    // As so many views that were forgotten.
+    // Counts as many pins as views that were leaked.
     piece.loan().state.store(before + PINS_MAX * PIN, Ordering::Relaxed);
     assert!(panics(|| drop(piece.view())));
     assert!(panics(|| drop(piece.pin())));

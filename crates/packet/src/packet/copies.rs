@@ -1,19 +1,19 @@
-//! Looking at a packet by copying some of it.
+//! Looking at a packet by copying parts of it.
 
 use super::{PEEK_BYTES, Packet};
 use crate::ledger::{Ledger, Site};
 
 impl Packet {
-    /// The byte behind the headers, which belongs to the next one: not a copy for the ledger.
+    /// The byte behind the headers, which belongs to the next header. Not a copy for the ledger.
     pub fn peek_byte(&self) -> Option<u8> {
         let mut byte = [0];
         let read = self.pieces().find(|piece| !piece.is_empty())?.copy_to(&mut byte);
         (read == 1).then_some(byte[0])
     }
 
-    /// Copies the first bytes of the packet, as they are on the wire, for a decision that changes
-    /// nothing about it; returns how many. Header bytes: not a copy for the ledger, at most
-    /// [`PEEK_BYTES`].
+    /// Copies the first bytes of the packet, as on the wire, for a decision that does not change
+    /// the packet. Returns the number of bytes, at most [`PEEK_BYTES`]. Header bytes do not count
+    /// in the ledger.
     pub fn copy_first(&self, to: &mut [u8; PEEK_BYTES]) -> usize {
         let headers = self.headers();
         let headers = &headers[..headers.len().min(PEEK_BYTES)];
@@ -28,14 +28,14 @@ impl Packet {
         at
     }
 
-    /// The private bytes that come before the pieces on the wire: none while they are only a copy
-    /// of what the pieces cover.
+    /// The private bytes that come before the pieces on the wire. None while they are only a copy
+    /// of bytes that the pieces cover.
     pub fn wire_headers(&self) -> &[u8] {
         if self.len() == self.payload_len() { &[] } else { self.headers() }
     }
 
-    /// Copies the packet, as it is on the wire, into `to`, as far as there is room; returns how
-    /// many bytes. The payload is counted as copied ([`Site::Linearise`]).
+    /// Copies the packet, as on the wire, into `to` and returns the number of bytes, which is
+    /// limited by `to`. The ledger counts the payload as copied ([`Site::Linearise`]).
     pub fn copy_to(&self, to: &mut [u8], ledger: &Ledger) -> usize {
         let headers = self.wire_headers();
         let mut at = headers.len().min(to.len());

@@ -1,46 +1,46 @@
-//! Packets that a device cuts, and where packets came in.
+//! Packets that a device segments, and the port by which packets entered.
 
 use super::{NO_INGRESS, Packet};
 use crate::cut::{Cut, Part};
 
 impl Packet {
-    /// Leaves it to the device to cut the packet. Its offload fields are those of each part.
+    /// Lets the device segment the packet. The offload fields apply to each part.
     pub fn set_cut(&mut self, cut: Cut) {
         let body = self.body_mut();
         (body.is_cut, body.cut) = (true, cut);
     }
 
-    /// How the device is to cut the packet; `None` for one that is a frame as it is.
+    /// How the device segments the packet. `None` for a packet that is one frame.
     #[inline]
     pub fn cut(&self) -> Option<&Cut> {
         let body = self.body();
         body.is_cut.then_some(&body.cut)
     }
 
-    /// Frames that the device makes of it.
+    /// Number of frames that the device makes of the packet.
     #[inline]
     pub fn frames(&self) -> usize {
         self.cut().map_or(1, |cut| cut.count(self.payload_len()))
     }
 
-    /// Bytes of these frames.
+    /// Bytes of all these frames.
     #[inline]
     pub fn frame_bytes(&self) -> usize {
         self.len() + (self.frames() - 1) * self.headers().len()
     }
 
-    /// The first `count` parts were sent; at least one is left.
+    /// Removes the first `count` parts, which were sent; at least one must be left.
     ///
     /// # Panics
-    /// If the packet is not to be cut, or has no more parts.
+    /// If the packet is not segmented by the device, or has no more than `count` parts.
     pub fn drop_parts(&mut self, count: usize) {
         let cut = *self.cut().expect("a packet that is cut has parts");
-        assert!(count < cut.count(self.payload_len()), "a packet without parts is dropped whole");
+        assert!(count < cut.count(self.payload_len()), "at least one part has to be left");
         self.body_mut().cut.advance(count);
         self.drop_front(count * cut.size());
     }
 
-    /// Makes a packet that was to be cut the super-packet again that is left of it.
+    /// Turns the rest of a packet that the device was to segment into a super-packet.
     pub fn join_parts(&mut self) {
         let (Some(&cut), payload) = (self.cut(), self.payload_len()) else { return };
         let (gso, headers) = (cut.gso(self.headers()), self.headers_mut());
@@ -49,16 +49,16 @@ impl Packet {
         (body.is_cut, body.offload.gso) = (false, Some(gso));
     }
 
-    /// Number of the port by which the packet came into a switch. The switch notes it, so it says
-    /// which guest has sent the packet, whatever its addresses claim.
+    /// Number of the port by which the packet entered a switch. The switch sets it, so it
+    /// identifies the guest that sent the packet, whatever addresses the packet claims.
     #[inline]
     pub fn ingress(&self) -> Option<u16> {
         let ingress = self.body().ingress;
         (ingress != NO_INGRESS).then_some(ingress)
     }
 
-    /// Notes the port by which the packet came, or that it came by none. A shared packet has the
-    /// same; an empty one has none.
+    /// Sets the port by which the packet entered, or none. Shared packets keep it; cleared packets
+    /// have none.
     ///
     /// # Panics
     /// If the number is `u16::MAX`.

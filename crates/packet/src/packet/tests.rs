@@ -1,4 +1,4 @@
-//! Packets: headers, pieces, and that all memory comes back.
+//! Packets: headers, pieces, and the return of all memory.
 
 use super::*;
 use crate::burst::Burst;
@@ -21,7 +21,7 @@ fn payload(packet: &Packet) -> Vec<u8> {
     packet.pieces().flat_map(|piece| piece.bytes().expect("private").to_vec()).collect()
 }
 
-/// Goal: after `pull` headers are private and pieces are the payload, whatever the cuts.
+/// Goal: after `pull` headers are private and pieces are the payload, wherever pieces begin.
 #[test]
 fn headers_are_pulled_across_pieces() {
     let mut memory = memory();
@@ -44,7 +44,7 @@ fn headers_are_pulled_across_pieces() {
     assert_eq!(memory.packets.out_count(), 0);
 }
 
-/// Goal: the first bytes are those on the wire in each state of the headers, and stay as they are.
+/// Goal: the first bytes are those on the wire in each state of the headers, and do not change.
 #[test]
 fn the_first_bytes_are_seen_in_each_state() {
     let mut memory = memory();
@@ -74,8 +74,8 @@ fn the_first_bytes_are_seen_in_each_state() {
     }
 }
 
-/// Goal: a frame that lies in private memory whole is headers and nothing else, has room in front,
-/// and leaves nothing to the next packet of its slot.
+/// Goal: a frame that lies completely in private memory is headers only, has headroom, and leaves
+/// nothing to the next packet of its slot.
 #[test]
 fn a_frame_lies_inline() {
     let mut memory = Memory::new(MemoryConfig { packets: 2, small_frames: 1, large_frames: 1 });
@@ -95,7 +95,7 @@ fn a_frame_lies_inline() {
         drop((packet, shared));
         let mut both = [0, 1].map(|_| memory.packet().expect("free"));
         assert!(both.iter().all(|packet| !packet.is_inline() && packet.is_empty()));
-        // Cleared packets are filled again.
+        // Cleared packets can be filled again.
         both[0].fill_inline(len, |frame| frame.fill(1));
         both[0].clear();
         both[0].fill_inline(1, |frame| frame.fill(2));
@@ -162,7 +162,7 @@ fn neighbours_join_into_one_piece() {
     assert_eq!((packet.piece_count(), packet.payload_len()), (1, 6));
 }
 
-/// Regression: pieces left in the iterator stayed in the packet, uncounted and never returned.
+/// Regression: pieces left in the iterator stayed in the packet, uncounted, and never returned.
 #[test]
 fn pieces_left_behind_are_returned() {
     let mut memory = memory();
@@ -175,7 +175,7 @@ fn pieces_left_behind_are_returned() {
     assert_eq!(memory.small.out_count(), 0);
 }
 
-/// Header bytes behind the peeked ones are moved out of the pieces, or nothing is.
+/// Goal: header bytes behind the peeked ones are moved out of the pieces completely, or not at all.
 #[test]
 fn more_headers_are_pulled_from_the_payload() {
     let mut memory = memory();
@@ -194,8 +194,8 @@ fn more_headers_are_pulled_from_the_payload() {
     assert_eq!(packet.len(), 300);
 }
 
-/// Goal: a packet and the one that shares its payload are the same and independent, be it peeked,
-/// pulled or made here; without handles there is none, and the pieces are back once both are gone.
+/// Goal: a packet and its shared copy are equal and independent, whether it was peeked, pulled or
+/// made here. Without a free handle there is no copy, and the pieces return when both are gone.
 #[test]
 fn a_shared_packet_is_the_same() {
     let mut memory = memory();
@@ -225,15 +225,15 @@ fn a_shared_packet_is_the_same() {
         assert_eq!(shared.headers(), &bytes[..end]);
         shared.pop_header(len);
         let others: Vec<Packet> = core::iter::from_fn(|| memory.packet()).collect();
-        assert!(others.iter().all(|other| other.ingress().is_none()), "an empty one came by none");
+        assert!(others.iter().all(|other| other.ingress().is_none()), "cleared: no port");
         assert!(shared.share(&mut memory.packets).is_none());
         drop((shared, others));
         assert_eq!((memory.small.out_count(), memory.packets.out_count()), (0, 0));
     }
 }
 
-/// Goal: packets dropped together give back all that they had, of any pools in any order, and those
-/// behind them stay.
+/// Goal: packets that are dropped together return all their memory, from any pools in any order,
+/// and later packets stay.
 #[test]
 fn packets_dropped_together_give_everything_back() {
     let mut pools = [memory(), memory()];

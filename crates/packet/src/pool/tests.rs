@@ -42,7 +42,8 @@ fn a_frame_thrown_away_is_free_again() {
     assert!(pool.take().is_some());
 }
 
-/// Goal: exactly the memory of free frames that were used is lent, whoever gave them back.
+/// Goal: exactly the memory of used and free frames is passed to the caller, whichever thread
+/// returned them.
 #[test]
 fn unused_memory_is_that_of_free_frames() {
     let mut pool = Pool::new(8, 64);
@@ -89,7 +90,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Goal: a frame is free exactly when no piece of it lives, and no piece ever changes.
+    /// Goal: a frame is free exactly when it has no piece, and pieces never change.
     /// Method: random takes, slices and drops against a model of plain byte vectors.
     #[test]
     fn frames_are_free_exactly_when_no_piece_lives(steps in steps()) {

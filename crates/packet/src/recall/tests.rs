@@ -1,4 +1,4 @@
-//! Recall: who reads what, when the lender is told, and what is left when something fails.
+//! Recall: what readers see, when the lender is notified, and the state after a failure.
 
 use super::*;
 use crate::lend::Loans;
@@ -8,7 +8,7 @@ use alloc::sync::Arc;
 extern crate std;
 use std::vec;
 
-/// Remembers how often it was told, and whether it was of copies.
+/// Records how often it was notified, and how often with copies.
 #[derive(Default)]
 struct Told {
     count: AtomicU64,
@@ -28,10 +28,10 @@ impl Lender for Told {
     }
 }
 
-/// A loan of `memory`, which the caller does not touch before `told` is.
+/// A loan of `memory`, which the caller does not touch until `told` was notified.
 fn lend(loans: &mut Loans, memory: &mut [u8], told: &Arc<Told>) -> Piece {
     let base = NonNull::from(&mut *memory).cast();
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller keeps the memory valid until `told` is notified, as this function says.
     unsafe { loans.lend_foreign(base, memory.len() as u32, told.clone(), 1) }.expect("free")
 }
 
@@ -41,8 +41,8 @@ fn read(piece: &Piece) -> Vec<u8> {
     bytes
 }
 
-/// Goal: pins of pieces that follow each other hold a loan from the first of its pieces to the
-/// first of another loan; what was recalled before shows the copy.
+/// Goal: pins of consecutive pieces hold a loan from its first piece to the first piece of another
+/// loan. Pieces recalled before show the copy.
 #[test]
 fn pins_hold_one_loan_at_a_time() {
     let (told, mut loans, ledger) = (Arc::new(Told::default()), Loans::new(2), Ledger::new());
@@ -67,8 +67,8 @@ fn pins_hold_one_loan_at_a_time() {
     assert_eq!(loans.out_count(), 0);
 }
 
-/// Goal: after a recall the lender may write at once, and pieces made before and after show the
-/// bytes that were there, to copies and to system calls alike.
+/// Goal: after a recall the lender may write at once. Pieces made before and after it show the
+/// former bytes, to copies and to system calls.
 #[test]
 fn memory_goes_back_while_pieces_keep_its_bytes() {
     let (told, mut loans, ledger) = (Arc::new(Told::default()), Loans::new(1), Ledger::new());
@@ -82,22 +82,22 @@ fn memory_goes_back_while_pieces_keep_its_bytes() {
     memory.fill(0);
     assert_eq!((read(&tail)[0], read(&piece)[0]), (8, 7));
     let pinned = tail.pin();
-    // SAFETY: the first byte of a piece that is pinned.
+    // SAFETY: the address is that of the first byte of a piece that is pinned.
     assert_eq!(unsafe { pinned.address().read() }, 8);
     drop(pinned);
     assert_eq!(ledger.copied_at(Site::Recall), 100);
     assert_eq!(watch.recall(&ledger), Recall::Gone, "once is enough");
     assert_eq!(ledger.copied_at(Site::Recall), 100, "and copies once");
     drop((piece, tail));
-    assert!(told.is(1, 1), "told once");
+    assert!(told.is(1, 1), "notified once");
     assert_eq!(watch.recall(&ledger), Recall::Gone);
     assert_eq!(loans.out_count(), 1);
     drop(watch);
     assert_eq!(loans.out_count(), 0);
 }
 
-/// Goal: a system call that has the address keeps the memory; the next recall after it succeeds,
-/// and whoever comes in between has the copy.
+/// Goal: a system call that uses the address keeps the memory. The next recall after it succeeds,
+/// and readers in between get the copy.
 #[test]
 fn a_pin_holds_the_memory_and_no_longer() {
     let (told, mut loans, ledger) = (Arc::new(Told::default()), Loans::new(1), Ledger::new());
@@ -118,7 +118,7 @@ fn a_pin_holds_the_memory_and_no_longer() {
     assert_eq!(ledger.copied_at(Site::Recall), 10);
 }
 
-/// Goal: a watch that ends changes nothing for the loan, before its end or after it.
+/// Goal: the end of a watch does not affect the loan, before the loan's end or after it.
 #[test]
 fn a_loan_outlives_its_watch() {
     let (told, mut loans, ledger) = (Arc::new(Told::default()), Loans::new(2), Ledger::new());
@@ -132,7 +132,7 @@ fn a_loan_outlives_its_watch() {
     assert!(told.is(1, 0));
     assert_eq!(loans.out_count(), 0);
 
-    // Swapped, but never given back by the watch: the end of the loan does, and says so.
+    // Swapped, but not returned by the watch: the end of the loan returns it, with `copied` set.
     let mut piece = lend(&mut loans, &mut memory, &told);
     let mut watch = piece.watch().expect("the first holder");
     let pinned = piece.pin();
@@ -154,18 +154,18 @@ fn private_and_shared_loans_have_no_watch() {
     assert!(shared.watch().is_none());
     let mut piece = loans.lend_recallable(&memory, (2, 6), told.clone(), 1).expect("free");
     let other = piece.clone();
-    assert!(piece.watch().is_none(), "another holder does not know of it");
+    assert!(piece.watch().is_none(), "another holder would not see the watch");
     drop(other);
     assert!(piece.watch().is_some());
 }
 
-/// Goal: a recall lets go of memory that was kept for the loan before it tells.
+/// Goal: a recall releases memory that was kept for the loan before it notifies the lender.
 #[test]
 fn recalled_memory_is_kept_no_longer() {
     let (told, mut loans, ledger) = (Arc::new(Told::default()), Loans::new(1), Ledger::new());
     let mut memory = Arc::new(vec![3_u8; 8]);
     let mut piece = loans.lend_as_foreign(&memory, (2, 4), told.clone(), 1).expect("free");
-    assert!(piece.bytes().is_none() && piece.view().is_none(), "others may write it");
+    assert!(piece.bytes().is_none() && piece.view().is_none(), "foreign memory");
     let mut watch = piece.watch().expect("the first holder");
     assert!(Arc::get_mut(&mut memory).is_none());
     assert_eq!(watch.recall(&ledger), Recall::Done);
@@ -174,7 +174,8 @@ fn recalled_memory_is_kept_no_longer() {
     assert!(told.is(1, 1));
 }
 
-/// Goal: what was lent is told also if a watch is left when its maker and all pieces are gone.
+/// Goal: the lender is notified even if only a watch is left when the `Loans` and all pieces are
+/// gone.
 #[test]
 fn a_watch_keeps_the_descriptor_only() {
     let (told, mut loans, ledger) = (Arc::new(Told::default()), Loans::new(1), Ledger::new());
@@ -187,18 +188,18 @@ fn a_watch_keeps_the_descriptor_only() {
     assert_eq!((watch.recall(&ledger), watch.bytes()), (Recall::Gone, 10));
 }
 
-/// Goal: bytes that nobody writes can be seen although they may go back: a view of the old memory
-/// keeps it, one that is taken after the recall is of the copy and keeps nothing.
+/// Goal: memory that is not written can be read although it may go back: a view of the old memory
+/// keeps it; a view made after the recall shows the copy and keeps nothing.
 #[test]
 fn a_view_keeps_the_memory_that_it_shows() {
     let (told, mut loans, ledger) = (Arc::new(Told::default()), Loans::new(1), Ledger::new());
     let mut memory = Arc::new(vec![4_u8, 5, 6, 7]);
     let mut piece = loans.lend_recallable(&memory, (1, 3), told.clone(), 1).expect("free");
-    assert!(piece.bytes().is_none(), "no lasting reference into what may go");
+    assert!(piece.bytes().is_none(), "no lasting reference to memory that may go back");
     assert!(piece.is_recallable() && !piece.is_foreign());
     let mut watch = piece.watch().expect("the first holder");
     let part = piece.slice(1, 2);
-    let old = part.view().expect("nobody writes it");
+    let old = part.view().expect("not foreign");
     assert_eq!(watch.recall(&ledger), Recall::Busy);
     let new = part.view().expect("the copy");
     assert_eq!((&old[..], &new[..]), (&[6, 7][..], &[6, 7][..]));

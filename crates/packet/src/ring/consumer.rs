@@ -7,10 +7,10 @@ use crate::packet::Packet;
 use crate::sync::Arc;
 use core::hint::spin_loop;
 
-/// The one consumer of a ring. Dropping it purges the ring, and producers find it closed.
+/// The one consumer of a ring. Dropping it purges the ring and closes it for producers.
 pub struct Consumer<T: Send> {
     shared: Arc<Shared<T>>,
-    /// `None` only while it is dropped.
+    /// `None` only during the drop.
     side: Option<Drain<T>>,
 }
 
@@ -19,8 +19,9 @@ impl<T: Send> Consumer<T> {
         Self { shared, side: Some(side) }
     }
 
-    /// Moves items into `places`, which are empty, from the first on; returns how many. Fewer than
-    /// there are, if the ring was resized between two of them: the next call goes on.
+    /// Moves items into `places`, which are empty, from the first on. Returns their number, which
+    /// is less than the number of items if the ring was resized between two of them: the next call
+    /// continues.
     #[inline]
     pub fn take(&mut self, places: &mut [Option<T>]) -> usize {
         let (side, shared) = self.parts();
@@ -35,25 +36,26 @@ impl<T: Send> Consumer<T> {
         item
     }
 
-    /// The next item, left in the ring.
+    /// The next item, which stays in the ring.
     pub fn peek(&mut self) -> Option<&T> {
         let (side, shared) = self.parts();
         side.peek(shared)
     }
 
-    /// True if nothing is there now.
+    /// True if there is no item now.
     pub fn is_empty(&mut self) -> bool {
         let (side, shared) = self.parts();
         side.available(shared, 1) == 0
     }
 
-    /// True if nothing is there and nothing will come: all producers are gone.
+    /// True if there is no item and none will come, because all producers are gone.
     pub fn is_closed(&mut self) -> bool {
         self.shared.are_producers_gone() && self.is_empty()
     }
 
-    /// Announces that the consumer is going to sleep. True if he may: whatever comes from now on
-    /// rings the doorbell, once. False if there is something to do first: packets, or the end.
+    /// Announces that the consumer is going to sleep. Returns true if it may: then the next packet,
+    /// or the end of the producers, rings the doorbell, once. Returns false if there is a packet,
+    /// or all producers are gone.
     pub fn needs_wakeup(&mut self) -> bool {
         self.shared.go_to_sleep();
         let may_sleep = self.is_empty() && !self.shared.are_producers_gone();
@@ -63,13 +65,13 @@ impl<T: Send> Consumer<T> {
         may_sleep
     }
 
-    /// Drops all that is in the ring and counts it as purged; returns how many.
+    /// Drops all items in the ring and counts them as purged. Returns their number.
     pub fn purge(&mut self) -> usize {
         let (side, shared) = self.parts();
         side.purge(shared)
     }
 
-    /// A handle to resize the ring and to read its counters.
+    /// A handle that resizes the ring and reads its counters.
     pub fn control(&self) -> Control<T> {
         Control::new(self.shared.clone())
     }
@@ -80,26 +82,26 @@ impl<T: Send> Consumer<T> {
 }
 
 impl Consumer<Packet> {
-    /// Moves packets to the end of `burst` until it is full or the ring is empty; returns how many.
-    /// See [`take`](Self::take) about resizing.
+    /// Moves packets to the end of `burst` until it is full or the ring is empty. Returns their
+    /// number, which a resize can reduce: see [`take`](Self::take).
     pub fn dequeue(&mut self, burst: &mut Burst) -> usize {
         let count = self.take(burst.places_mut());
         burst.added(count);
         count
     }
 
-    /// Bytes that the next packet will have on the wire, and as `None` that there is none. The
-    /// packet stays. `extra` says what it will get in addition, such as [`VLAN_TAG_BYTES`] for a
-    /// tag that is still to be put in.
+    /// Bytes that the next packet will have on the wire, or `None` if there is no packet. The
+    /// packet stays in the ring. `extra` returns the bytes that will be added, such as
+    /// [`VLAN_TAG_BYTES`] for a tag that is still to be inserted.
     ///
     /// [`VLAN_TAG_BYTES`]: super::VLAN_TAG_BYTES
     pub fn peek_len(&mut self, extra: impl FnOnce(&Packet) -> usize) -> Option<usize> {
         self.peek().map(|packet| packet.len() + extra(packet))
     }
 
-    /// Waits for packets: polls as long as `poll` allows, then sleeps by calling `sleep`, which
-    /// returns when the doorbell has rung, or earlier. Returns how many packets were added to
-    /// `burst`: none only if it was full.
+    /// Waits for packets: polls as long as `poll` allows, then calls `sleep`, which returns after
+    /// the doorbell has rung, or earlier. Returns how many packets were added to `burst`: zero only
+    /// if it was full.
     pub fn dequeue_or_sleep(
         &mut self,
         burst: &mut Burst,
@@ -129,7 +131,7 @@ impl<T: Send> Drop for Consumer<T> {
     }
 }
 
-/// A budget of polls: after work a consumer looks so many times more before it sleeps.
+/// A polling budget: after work, a consumer checks this many more times before it sleeps.
 #[derive(Clone, Copy, Debug)]
 pub struct BusyPoll {
     budget: u32,
@@ -137,17 +139,18 @@ pub struct BusyPoll {
 }
 
 impl BusyPoll {
-    /// `budget` polls after each find; none before the first. Zero never polls.
+    /// Allows `budget` checks after each find, and none before the first. Zero never polls.
     pub const fn new(budget: u32) -> Self {
         Self { budget, left: 0 }
     }
 
-    /// There was work.
+    /// Reports that there was work.
     pub fn found(&mut self) {
         self.left = self.budget;
     }
 
-    /// There was none. True if the caller is to look again at once; false if he is to sleep.
+    /// Reports that there was no work. True if the caller should check again at once, false if it
+    /// should sleep.
     pub fn again(&mut self) -> bool {
         let again = self.left > 0;
         if again {

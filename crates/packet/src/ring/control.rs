@@ -1,11 +1,11 @@
-//! Looking at a ring, and resizing it, from any thread.
+//! Querying and resizing a ring from any thread.
 
 use super::shared::{Array, Shared};
 use super::{CapacityError, Counters};
 use crate::sync::Arc;
 use alloc::vec::Vec;
 
-/// A handle for neither side. Any thread.
+/// A handle that belongs to neither side. Any thread may use it.
 pub struct Control<T> {
     shared: Arc<Shared<T>>,
 }
@@ -21,31 +21,31 @@ impl<T: Send> Control<T> {
         Self { shared }
     }
 
-    /// Asks for another capacity, which holds from a producer's next call on. If that is less than
-    /// is held, nothing is dropped: the ring is full until enough was taken. After an error nothing
-    /// has changed.
+    /// Requests another capacity, which takes effect with a producer's next call. If the ring holds
+    /// more packets than that, none is dropped: the ring is full until enough were taken. After an
+    /// error nothing has changed.
     pub fn resize(&self, capacity: usize) -> Result<(), CapacityError> {
         self.shared.ask(Array::new(capacity)?);
         Ok(())
     }
 
-    /// Packets in the ring: what was true at some moment during the call.
+    /// Packets in the ring at some time during the call.
     pub fn len(&self) -> usize {
         self.shared.len()
     }
 
-    /// True if there are none.
+    /// True if there are no packets.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What the ring has counted.
+    /// The counters of the ring.
     pub fn counters(&self) -> Counters {
         self.shared.counters()
     }
 }
 
-/// Asks for another capacity of all `rings`, or of none: memory for all is taken first.
+/// Requests another capacity for all `rings`, or for none: allocates memory for all of them first.
 pub fn resize_all<T: Send>(rings: &[&Control<T>], capacity: usize) -> Result<(), CapacityError> {
     let mut arrays = Vec::new();
     arrays.try_reserve_exact(rings.len()).map_err(|_| CapacityError::NoMemory)?;

@@ -1,18 +1,19 @@
-//! The producers' side: writing packets into slots, and going over to another array.
+//! The producers' side: writing packets into slots, and switching to another array.
 //!
-//! A slot is a producer's from the moment that the head has passed its former position until the
-//! tail passes its next one; and of one producer only, because positions are given once.
+//! A slot belongs to a producer from the time when the head passes its former position until the
+//! tail passes its next position. It belongs to one producer only, because each position is
+//! assigned once.
 #![allow(unsafe_code)]
 
 use super::shared::{Array, RESIZE, Shared, Word};
 use crate::sync::Ordering;
 use core::ptr::NonNull;
 
-/// Moves items, up to the first that is missing, to the positions from `position` on. Returns how
-/// many.
+/// Moves items, up to the first that is missing, to the positions from `position` on. Returns their
+/// number.
 ///
 /// # Safety
-/// The slots of as many positions as there are places belong to the caller, and hold nothing.
+/// The slots of `items.len()` positions from `position` on belong to the caller and are empty.
 unsafe fn write<T>(array: &Array<T>, position: u32, items: &mut [Option<T>]) -> usize {
     let [first, second] = array.stretches(position, items.len());
     let (before, after) = items.split_at_mut(first.len());
@@ -20,7 +21,7 @@ unsafe fn write<T>(array: &Array<T>, position: u32, items: &mut [Option<T>]) -> 
     for (slots, items) in [(first, before), (second, after)] {
         for (slot, item) in slots.iter().zip(items) {
             let Some(item) = item.take() else { return count };
-            // SAFETY: by the contract of this function nobody else touches the slot.
+            // SAFETY: by this function's contract no other thread accesses the slot.
             slot.with_mut(|slot| unsafe { (*slot).write(item) });
             count += 1;
         }
@@ -28,28 +29,29 @@ unsafe fn write<T>(array: &Array<T>, position: u32, items: &mut [Option<T>]) -> 
     count
 }
 
-/// What the one producer keeps to himself.
+/// The state of the one producer.
 pub(super) struct Single<T> {
     array: NonNull<Array<T>>,
     /// Next position to fill.
     tail: u32,
-    /// The head as last seen: it may have moved on.
+    /// The head as last seen. It may have moved on.
     head: u32,
     capacity: u32,
     generation: usize,
 }
 
-// SAFETY: the array is reached as the module says, by whichever thread has the one `Single`.
+// SAFETY: only the thread that owns the one `Single` reaches the array through it, in slots that
+// belong to the producer at that time (module text).
 unsafe impl<T: Send> Send for Single<T> {}
 
 impl<T> Single<T> {
-    /// For a new ring.
+    /// The state for a new ring.
     pub(super) fn new(array: NonNull<Array<T>>, capacity: u32) -> Self {
         Self { array, tail: 0, head: 0, capacity, generation: 0 }
     }
 
-    /// Moves items into the ring and publishes them: those at the front, up to one that is missing
-    /// or has no room. Returns how many.
+    /// Moves items into the ring and publishes them: from the front, up to one that is missing or
+    /// has no room. Returns their number.
     #[inline]
     pub(super) fn put(&mut self, shared: &Shared<T>, items: &mut [Option<T>]) -> usize {
         if shared.control() & RESIZE != 0 {
@@ -57,7 +59,7 @@ impl<T> Single<T> {
         }
         let mut room = self.room();
         if room < items.len() {
-            // Acquire: pairs with the Release in `Drain::take`: the consumer has done with the
+            // Acquire: pairs with the Release in `Drain::take`: the consumer no longer uses the
             // slots behind the head.
             self.head = shared.head.0.load(Ordering::Acquire);
             room = self.room();
@@ -66,31 +68,33 @@ impl<T> Single<T> {
         if places == 0 {
             return 0;
         }
-        // SAFETY: the consumer frees an array only after the tail has told of the next one, and
-        // `switch` sets ours before it publishes that.
+        // SAFETY: the consumer frees an array only after the tail has named the next one, and
+        // `switch` replaces ours before it publishes that.
         let array = unsafe { self.array.as_ref() };
-        // SAFETY: fewer than `capacity` packets lie between head and these positions, and this is
-        // the one producer.
+        // SAFETY: the head and the end of these positions are at most `capacity` apart, which is no
+        // more than the slots of the array, so the consumer has emptied these slots. This is the
+        // one producer.
         let count = unsafe { write(array, self.tail, &mut items[..places]) };
         self.tail = self.tail.wrapping_add(count as u32);
         self.publish(shared);
         count
     }
 
-    /// Room by the head as last seen. None while more is held than a smaller capacity allows.
+    /// Room, by the head as last seen. Zero while the ring holds more than a smaller capacity
+    /// allows.
     fn room(&self) -> usize {
         self.capacity.saturating_sub(self.tail.wrapping_sub(self.head)) as usize
     }
 
     fn publish(&self, shared: &Shared<T>) {
         let word = Word::new(self.tail, self.generation, 0);
-        // Release: pairs with the Acquire in `Drain::refresh`: slots, and arrays that came into
-        // use.
+        // Release: pairs with the Acquire in `Drain::refresh`, for slots and for arrays that came
+        // into use.
         shared.tail.0.store(word.0, Ordering::Release);
     }
 
-    /// Goes over to the array that was asked for, unless the consumer is still in the one before
-    /// ours: then later.
+    /// Switches to the array that was requested. Does nothing while the consumer is still in the
+    /// previous array: a later call switches then.
     #[cold]
     fn switch(&mut self, shared: &Shared<T>) {
         let other = self.generation ^ 1;
@@ -98,7 +102,7 @@ impl<T> Single<T> {
             return;
         }
         let Some(array) = shared.take_request() else { return };
-        // Relaxed: published with the tail.
+        // Relaxed: the tail publishes it.
         array.start.store(self.tail, Ordering::Relaxed);
         self.capacity = array.capacity;
         self.array = shared.set_array(other, array);
@@ -107,44 +111,44 @@ impl<T> Single<T> {
     }
 }
 
-/// Producing for any number of threads at once.
+/// Moves items into the ring, for any number of producers at once: from the front, up to one that
+/// is missing or has no room. Returns their number.
 ///
-/// A call *reserves* positions by moving `reserved` on, fills their slots, and *finishes* by
-/// counting itself in `tail`. Whoever finds that as many have finished as have reserved publishes
-/// for all. So nobody waits for anybody; what a producer that was interrupted still has to fill
-/// holds back the publishing of what others reserved meanwhile, until he finishes.
-///
-/// Moves items into the ring: those at the front, up to one that is missing or has no room. Returns
-/// how many.
+/// A call *reserves* positions by advancing `reserved`, fills their slots, and *finishes* by
+/// counting itself in `tail`. The call that finds as many calls finished as reserved publishes for
+/// all of them. So no call waits for another. A producer that is interrupted before it finishes
+/// delays the publishing of later reservations until it continues.
 #[inline]
 pub(super) fn put_shared<T>(shared: &Shared<T>, items: &mut [Option<T>]) -> usize {
     if shared.control() & RESIZE != 0 {
         shared.claim_switch(|| switch_shared(shared));
     }
-    // What is reserved has to be filled.
+    // Reserved positions must be filled, so only items that exist are counted.
     let there = items.iter().take_while(|item| item.is_some()).count();
     let Some((word, count)) = reserve(shared, there) else { return 0 };
     let array = shared.array(word.generation()).expect("what is reserved keeps its array");
-    // SAFETY: the consumer frees an array after all positions in it were published and taken, and
-    // ours are not published before we finish.
+    // SAFETY: the consumer frees an array only after all its positions were published and taken,
+    // and ours are not published before `finish`.
     let array = unsafe { array.as_ref() };
-    // SAFETY: reserved by us alone, and `reserve` saw the head pass what was there before.
+    // SAFETY: this call alone has reserved these positions, and `reserve` saw the head pass the
+    // packets that were in their slots before.
     let written = unsafe { write(array, word.position(), &mut items[..count]) };
     assert_eq!(written, count, "all are there");
     finish(shared);
     count
 }
 
-/// Reserves up to `wanted` positions: where they begin, and how many. `None` if there is no room.
+/// Reserves up to `wanted` positions. Returns the first one and their number; `None` if there is no
+/// room.
 fn reserve<T>(shared: &Shared<T>, wanted: usize) -> Option<(Word, usize)> {
-    // Acquire, here and below: pairs with the Release in `switch_shared`: the array of the
+    // Acquire, here and below: pairs with the Release in `switch_shared`, for the array of the
     // generation and its capacity.
     let mut word = Word(shared.reserved.0.load(Ordering::Acquire));
     loop {
         // Acquire: pairs with the Release in `Drain::take`.
         let head = shared.head.0.load(Ordering::Acquire);
         let held = word.position().wrapping_sub(head);
-        // What we know of the reservations is older than what we know of the head.
+        // The loaded `reserved` is older than the loaded head.
         let is_stale = held.cast_signed() < 0;
         let room = shared.capacity(word.generation()).saturating_sub(held) as usize;
         let count = room.min(wanted);
@@ -172,14 +176,14 @@ fn reserve<T>(shared: &Shared<T>, wanted: usize) -> Option<(Word, usize)> {
     }
 }
 
-/// Counts a call as finished, and publishes if all are that have reserved.
+/// Counts a call as finished, and publishes if all calls that have reserved are finished.
 fn finish<T>(shared: &Shared<T>) {
-    // Acquire, here and below: pairs with the Release below of other calls. What they reserved
-    // happened before, so that `reserved` as loaded next covers all that this word counts; and as
-    // many finished as reserved then means that they are the same.
+    // Acquire, here and below: pairs with the Release below of other calls, which had reserved
+    // before. So the `reserved` loaded next covers all calls that this word counts, and if the
+    // counts are equal, they count the same calls.
     let mut tail = Word(shared.tail.0.load(Ordering::Acquire));
     loop {
-        // Relaxed: see above.
+        // Relaxed: the Acquire above orders it.
         let reserved = Word(shared.reserved.0.load(Ordering::Relaxed));
         let calls = tail.next_calls();
         let next = if reserved.calls() == calls {
@@ -187,8 +191,9 @@ fn finish<T>(shared: &Shared<T>) {
         } else {
             Word::new(tail.position(), tail.generation(), calls)
         };
-        // Release: pairs with the Acquire in `Drain::refresh`: our slots. All changes of the tail
-        // are such exchanges, so that who reads the last one has acquired all.
+        // Release: pairs with the Acquire in `Drain::refresh`, for our slots. All changes of the
+        // tail are exchanges like this one, so a thread that acquires the last one has acquired
+        // all.
         match shared.tail.0.compare_exchange_weak(
             tail.0,
             next.0,
@@ -201,10 +206,11 @@ fn finish<T>(shared: &Shared<T>) {
     }
 }
 
-/// As `Single::switch`, by one of several who has the claim.
+/// Switches to the array that was requested. The caller has the claim.
 #[cold]
 fn switch_shared<T>(shared: &Shared<T>) {
-    // Relaxed: nobody else changes the generation, and the claim has acquired who did before.
+    // Relaxed: only the holder of the claim changes the generation, and the claim has acquired the
+    // previous change.
     let mut word = Word(shared.reserved.0.load(Ordering::Relaxed));
     let other = word.generation() ^ 1;
     if shared.array(other).is_some() {
@@ -212,12 +218,13 @@ fn switch_shared<T>(shared: &Shared<T>) {
     }
     let Some(array) = shared.take_request() else { return };
     let array = shared.set_array(other, array);
-    // SAFETY: in its place, and left alone by the consumer until a switch to it is published.
+    // SAFETY: the array is in its place, and the consumer does not free it before a switch to it is
+    // published.
     let array = unsafe { array.as_ref() };
     loop {
-        // Relaxed: published by the exchange.
+        // Relaxed: the exchange publishes it.
         array.start.store(word.position(), Ordering::Relaxed);
-        // The switch is a call without packets.
+        // The switch counts as a call without packets.
         let next = Word::new(word.position(), other, word.next_calls());
         // Release: pairs with the Acquire in `reserve`.
         match shared.reserved.0.compare_exchange_weak(

@@ -1,26 +1,28 @@
-//! Rings: bounded queues between threads, without a lock.
+//! Rings: bounded lock-free queues between threads.
 //!
-//! A ring has one consumer and one producer ([`single`]) or any number of them ([`shared`]). What
-//! is in it is owned by it: packets that are purged or left over are dropped, so that their loans
-//! return. Order is kept: first in, first out, for each producer.
+//! A ring has one consumer, and one producer ([`single`]) or any number of producers ([`shared`]).
+//! The ring owns the packets in it: packets that are purged or left over are dropped, so their
+//! loans return. The order is first in, first out, for each producer.
 //!
 //! # Theory of operation
 //!
-//! Positions count packets and wrap. Producers write packets into slots and publish them by moving
-//! the *tail*; the consumer takes them and moves the *head*. Each side keeps what it last saw of
-//! the other's index and looks again only when that is too little, so that in a busy ring a cache
-//! line moves once per burst.
+//! Positions count packets and wrap. Producers write packets into slots and publish them by
+//! advancing the *tail*; the consumer takes them and advances the *head*. Each side caches the
+//! other side's index and reads it again only when the cached value does not suffice. So in a busy
+//! ring the cache line of an index moves once per burst.
 //!
-//! A *resize* is asked for by any thread ([`Control::resize`]) and done by a producer at his next
-//! call: from there on he fills a new array, and the tail says so. The consumer empties the old one
-//! and follows. No packet is moved, so none is lost or overtaken: who shrinks a ring below what it
-//! holds makes it take nothing more until there is room. No more than one array waits to be
-//! followed; a resize that comes earlier waits too, and of several that wait the last one counts.
+//! Any thread may request a *resize* ([`Control::resize`]). A producer carries it out in its next
+//! call: from then on it fills a new array, and the tail says so. The consumer empties the old
+//! array and follows. No packet is moved, so none is lost or overtaken: a ring that is shrunk below
+//! its length accepts no packet until there is room. At most one array waits to be followed. A
+//! resize that is requested before the consumer has followed waits, too; if several wait, the last
+//! one counts.
 //!
-//! Whoever publishes wakes a consumer that sleeps, by its [`Doorbell`]. The consumer says so
-//! beforehand ([`Consumer::needs_wakeup`]) and looks once more; a fence on both sides sees to it
-//! that he finds the packet or the producer finds him asleep. The same pair ends the ring from the
-//! consumer's side: either he purges what was published, or who published it does.
+//! A producer that has published wakes a sleeping consumer with its [`Doorbell`]. The consumer
+//! announces the sleep beforehand ([`Consumer::needs_wakeup`]) and then checks the ring once more.
+//! A full fence on both sides ensures that the consumer finds the packet or the producer sees the
+//! announcement. The same pair of fences ends the ring from the consumer's side: a packet that is
+//! published meanwhile is purged by the consumer or by its producer.
 //!
 //! No call waits for another thread. Layout, barriers and proofs: `docs/theory/ring.md`.
 
@@ -38,31 +40,31 @@ use crate::sync::Arc;
 use alloc::boxed::Box;
 use core::fmt;
 
-/// Largest capacity. A million small packets are a tenth of a second at ten million a second; a
-/// longer queue helps nobody, and 32-bit positions need a bound.
+/// Largest capacity. At ten million packets a second, a million packets are a tenth of a second; a
+/// longer queue is of no use, and 32-bit positions need a bound.
 pub const CAPACITY_MAX: usize = 1 << 20;
-// Positions tell what is held from what was passed by their difference as a signed number.
+// The difference of two positions as a signed number shows which one is newer.
 const _: () = assert!(CAPACITY_MAX < i32::MAX as usize);
 
-/// Bytes that a VLAN tag adds to a packet that does not have it yet.
+/// Bytes that a VLAN tag adds to an untagged packet.
 pub const VLAN_TAG_BYTES: usize = 4;
 
-/// Wakes a consumer.
+/// Wakes the consumer of a ring.
 pub trait Doorbell: Send + Sync {
-    /// Wakes the consumer, or lets his next attempt to sleep end at once. Called by producers'
-    /// threads; must not block.
+    /// Wakes the consumer, or makes its next attempt to sleep end at once. Producers' threads call
+    /// it; it must not block.
     fn ring(&self);
 
-    /// Lets all threads of the process pass a full memory barrier, if the system can do that; false
-    /// if not. Called when a ring is made, and if it could then, by the consumer each time before
-    /// it sleeps and when it goes. Producers then need no fence of their own. What could be done
-    /// once must not fail later.
+    /// Makes all threads of the process pass a full memory barrier. Returns false if the system
+    /// does not support that. Called when a ring is made and, if it returned true then, by the
+    /// consumer before each sleep and when it ends. Producers then need no fence of their own. If
+    /// it has succeeded once, it must not fail later.
     fn barrier(&self) -> bool {
         false
     }
 }
 
-/// The doorbell of a consumer that never sleeps.
+/// The doorbell of a consumer that never sleeps. Does nothing.
 pub struct Silent;
 
 impl Doorbell for Silent {
@@ -79,7 +81,7 @@ impl<D: Doorbell + ?Sized> Doorbell for alloc::sync::Arc<D> {
     }
 }
 
-/// The other side is gone.
+/// The other side of the ring is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Closed;
 
@@ -91,21 +93,21 @@ impl fmt::Display for Closed {
 
 impl core::error::Error for Closed {}
 
-/// Why a packet was handed back.
+/// Why a packet was returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushError<T> {
-    /// There is no room.
+    /// The ring has no room.
     Full(T),
     /// The consumer is gone.
     Closed(T),
 }
 
-/// Why there is no ring of such a capacity.
+/// Why a ring of this capacity cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CapacityError {
-    /// Zero, or more than [`CAPACITY_MAX`].
+    /// The capacity is zero, or more than [`CAPACITY_MAX`].
     OutOfRange,
-    /// There is no memory for it.
+    /// There is not enough memory.
     NoMemory,
 }
 
@@ -122,19 +124,19 @@ impl fmt::Display for CapacityError {
 
 impl core::error::Error for CapacityError {}
 
-/// What a ring has counted.
+/// Counters of a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Packets that producers dropped: there was no room, or no consumer.
+    /// Packets that producers dropped, because there was no room or no consumer.
     pub dropped: u64,
     /// Packets that were in the ring and were dropped, by [`Consumer::purge`] or after the consumer
-    /// went.
+    /// ended.
     pub purged: u64,
-    /// Capacity last asked for.
+    /// The capacity that was requested last.
     pub capacity: usize,
 }
 
-/// A ring for one producer.
+/// Makes a ring for one producer.
 pub fn single<T: Send>(
     capacity: usize,
     doorbell: impl Doorbell + 'static,
@@ -145,7 +147,7 @@ pub fn single<T: Send>(
     Ok((Producer::new(shared.clone(), fill), Consumer::new(shared, shared::Drain::new(array))))
 }
 
-/// A ring for any number of producers: clones of the one that is returned.
+/// Makes a ring for any number of producers, which are clones of the returned one.
 pub fn shared<T: Send>(
     capacity: usize,
     doorbell: impl Doorbell + 'static,

@@ -7,7 +7,7 @@ use crate::burst::Burst;
 use crate::packet::Packet;
 use crate::sync::{Arc, Ordering};
 
-/// Producers' share of a ring; with it the last one ends.
+/// The producers' share of a ring. Dropping it closes the ring for the consumer.
 struct Sender<T>(Arc<Shared<T>>);
 
 impl<T> Drop for Sender<T> {
@@ -21,7 +21,7 @@ impl<T> Sender<T> {
         self.0.control() & CONSUMER_GONE != 0
     }
 
-    /// Moves items into the ring by `put`, up to the first that is missing.
+    /// Moves items into the ring with `put`, up to the first that is missing.
     fn publish(
         &self,
         items: &mut [Option<T>],
@@ -59,7 +59,7 @@ fn push_one<T>(
     }
 }
 
-/// The one producer of a ring. Dropping it tells the consumer that nothing more will come.
+/// The one producer of a ring. Dropping it closes the ring: no more packets will come.
 pub struct Producer<T: Send> {
     sender: Sender<T>,
     fill: Single<T>,
@@ -70,19 +70,20 @@ impl<T: Send> Producer<T> {
         Self { sender: Sender(shared), fill }
     }
 
-    /// Moves items into the ring, from the first on up to one that is missing or for which there is
-    /// no room; returns how many. Does not wake the consumer: a call of [`wake`](Self::wake) is
-    /// owed.
+    /// Moves items into the ring, from the first on up to one that is missing or has no room.
+    /// Returns their number. Does not wake the consumer: the caller has to call
+    /// [`wake`](Self::wake) afterwards.
     pub fn publish(&mut self, items: &mut [Option<T>]) -> Result<usize, Closed> {
         self.sender.publish(items, |shared, items| self.fill.put(shared, items))
     }
 
-    /// Wakes the consumer if he sleeps, for all that was published before.
+    /// Wakes the consumer, if it sleeps, for everything published before.
     pub fn wake(&self) {
         self.sender.0.wake();
     }
 
-    /// Moves one item into the ring and wakes the consumer; hands it back if that cannot be done.
+    /// Moves one item into the ring and wakes the consumer. Returns the item if the ring is full or
+    /// closed.
     pub fn push(&mut self, item: T) -> Result<(), PushError<T>> {
         push_one(item, |items| self.publish(items))?;
         self.wake();
@@ -94,15 +95,15 @@ impl<T: Send> Producer<T> {
         self.sender.is_closed()
     }
 
-    /// A handle to resize the ring and to read its counters.
+    /// A handle that resizes the ring and reads its counters.
     pub fn control(&self) -> Control<T> {
         Control::new(self.sender.0.clone())
     }
 }
 
 impl Producer<Packet> {
-    /// Moves packets from the front of `burst` into the ring, and wakes the consumer. What has no
-    /// room stays in `burst`; all does if the consumer is gone.
+    /// Moves packets from the front of `burst` into the ring and wakes the consumer. Packets
+    /// without room stay in `burst`; all of them if the consumer is gone.
     pub fn enqueue(&mut self, burst: &mut Burst) -> Result<usize, Closed> {
         let count = self.publish(burst.packets_mut())?;
         burst.taken(count);
@@ -110,7 +111,8 @@ impl Producer<Packet> {
         Ok(count)
     }
 
-    /// The same, and drops and counts what stays. Returns how many were dropped.
+    /// Moves packets into the ring as [`enqueue`](Self::enqueue) does; drops and counts those
+    /// without room. Returns how many were dropped.
     pub fn enqueue_or_drop(&mut self, burst: &mut Burst) -> usize {
         // An error leaves everything in the burst.
         let _ = self.enqueue(burst);
@@ -119,7 +121,7 @@ impl Producer<Packet> {
 }
 
 /// One of any number of producers of a ring. Each thread has its own clone. Dropping the last one
-/// tells the consumer that nothing more will come.
+/// closes the ring: no more packets will come.
 pub struct SharedProducer<T: Send> {
     sender: Arc<Sender<T>>,
 }
@@ -135,17 +137,18 @@ impl<T: Send> SharedProducer<T> {
         Self { sender: Arc::new(Sender(shared)) }
     }
 
-    /// As [`Producer::publish`].
+    /// Moves items into the ring without waking the consumer, as [`Producer::publish`] does.
     pub fn publish(&self, items: &mut [Option<T>]) -> Result<usize, Closed> {
         self.sender.publish(items, fill::put_shared)
     }
 
-    /// As [`Producer::wake`].
+    /// Wakes the consumer, if it sleeps, for everything published before.
     pub fn wake(&self) {
         self.sender.0.wake();
     }
 
-    /// As [`Producer::push`].
+    /// Moves one item into the ring and wakes the consumer. Returns the item if the ring is full or
+    /// closed.
     pub fn push(&self, item: T) -> Result<(), PushError<T>> {
         push_one(item, |items| self.publish(items))?;
         self.wake();
@@ -157,14 +160,15 @@ impl<T: Send> SharedProducer<T> {
         self.sender.is_closed()
     }
 
-    /// A handle to resize the ring and to read its counters.
+    /// A handle that resizes the ring and reads its counters.
     pub fn control(&self) -> Control<T> {
         Control::new(self.sender.0.clone())
     }
 }
 
 impl SharedProducer<Packet> {
-    /// As [`Producer::enqueue`].
+    /// Moves packets from the front of `burst` into the ring and wakes the consumer, as
+    /// [`Producer::enqueue`] does.
     pub fn enqueue(&self, burst: &mut Burst) -> Result<usize, Closed> {
         let count = self.publish(burst.packets_mut())?;
         burst.taken(count);
@@ -172,7 +176,8 @@ impl SharedProducer<Packet> {
         Ok(count)
     }
 
-    /// As [`Producer::enqueue_or_drop`].
+    /// Moves packets into the ring as [`enqueue`](Self::enqueue) does; drops and counts those
+    /// without room. Returns how many were dropped.
     pub fn enqueue_or_drop(&self, burst: &mut Burst) -> usize {
         // An error leaves everything in the burst.
         let _ = self.enqueue(burst);

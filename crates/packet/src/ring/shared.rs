@@ -1,8 +1,8 @@
-//! What the sides of a ring share: arrays of slots, indices, flags.
+//! State that the sides of a ring share: arrays of slots, indices, flags.
 //!
-//! Each group of fields has a cache line of its own, by who writes it; `docs/theory/ring.md` has
-//! the picture. Which thread may touch a slot is decided by positions alone; the proofs stand in
-//! `fill` and `drain`.
+//! Fields are grouped by the side that writes them, each group on its own cache lines;
+//! `docs/theory/ring.md` shows the layout. Positions alone decide which thread may access a slot;
+//! the proofs are in `fill` and at [`Drain`].
 #![allow(unsafe_code)]
 
 use super::{CAPACITY_MAX, CapacityError, Counters, Doorbell};
@@ -12,20 +12,20 @@ use alloc::vec::Vec;
 use core::mem::MaybeUninit;
 use core::ptr::{self, NonNull};
 
-/// The consumer sleeps, or is about to: whoever publishes rings the doorbell.
+/// The consumer sleeps, or is about to: a producer that publishes rings the doorbell.
 pub(super) const SLEEPING: u32 = 1;
-/// The consumer is gone: whoever publishes purges.
+/// The consumer is gone: a producer that publishes purges the ring.
 pub(super) const CONSUMER_GONE: u32 = 2;
-/// All producers are gone: nothing more will come.
+/// All producers are gone: no more packets will come.
 pub(super) const PRODUCERS_GONE: u32 = 4;
-/// A new array waits in `request`.
+/// A new array is in `request`.
 pub(super) const RESIZE: u32 = 8;
-/// One of several producers goes over to another array.
+/// One of several producers is switching to another array.
 const SWITCHING: u32 = 16;
 
-/// Where producing stands, in one word: the position after the last packet (32 bits), the
-/// generation of the array that it belongs to (1 bit), and how many calls there were (31 bits; used
-/// by several producers only). Positions and calls wrap.
+/// The state of producing, in one word: the position after the last packet (32 bits), the
+/// generation of its array (1 bit), and the number of calls (31 bits; used only with several
+/// producers). Positions and calls wrap.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Word(pub(super) u64);
 
@@ -46,25 +46,25 @@ impl Word {
         (self.0 >> 33) as u32
     }
 
-    /// `calls` and one more.
+    /// The number of calls after one more.
     pub(super) fn next_calls(self) -> u32 {
         self.calls().wrapping_add(1) & (u32::MAX >> 1)
     }
 }
 
-/// The slots of one generation, a power of two of them. A position's slot is its low bits, so that
-/// positions may wrap whatever the capacity.
+/// The slots of one generation; their number is a power of two. The low bits of a position are its
+/// slot, so positions may wrap with every capacity.
 ///
-/// They begin at a border of [`Line`]: bursts that do, too, then have lines of their own, which one
-/// side fills while the other empties those before.
+/// The slots start at a multiple of [`Line`]'s alignment. So bursts that start there have cache
+/// lines of their own: one side fills them while the other empties earlier ones.
 pub(super) struct Array<T> {
     slots: Box<[UnsafeCell<MaybeUninit<T>>]>,
-    /// The first that is used, and how many are.
+    /// Index of the first slot that is used, and the number of used slots.
     first: usize,
     count: usize,
-    /// Most packets held while this array is filled.
+    /// Most packets in the ring while this array is filled.
     pub(super) capacity: u32,
-    /// First position that lies in this array; set when it comes into use.
+    /// First position in this array. Set when the array comes into use.
     pub(super) start: AtomicU32,
 }
 
@@ -79,13 +79,13 @@ impl<T> Array<T> {
         slots.try_reserve_exact(count + spare).map_err(|_| CapacityError::NoMemory)?;
         slots.extend((0..count + spare).map(|_| UnsafeCell::new(MaybeUninit::uninit())));
         let (slots, capacity) = (slots.into_boxed_slice(), capacity as u32);
-        // There may be no slot at a border, as their size is not known here.
+        // The size of a slot is not known here, so there may be no slot at such an address.
         let first = Some(slots.as_ptr().align_offset(align_of::<Line<T>>()));
         let first = first.filter(|first| *first <= spare).unwrap_or(0);
         Ok(Box::new(Self { slots, first, count, capacity, start: AtomicU32::new(0) }))
     }
 
-    /// The slots of `count` positions from `position` on, in two stretches.
+    /// The slots of `count` positions from `position` on, as two slices.
     pub(super) fn stretches(
         &self,
         position: u32,
@@ -100,40 +100,40 @@ impl<T> Array<T> {
     }
 }
 
-/// A pair of cache lines of its own: processors fetch them in pairs.
+/// A pair of cache lines: processors fetch lines in pairs.
 #[repr(C, align(128))]
 pub(super) struct Line<T>(pub(super) T);
 
-/// Changes seldom, read by all sides in each call.
+/// Fields that change rarely and that all sides read in each call.
 struct Quiet<T> {
-    /// `SLEEPING` and the others.
+    /// Flags: `SLEEPING` and the others.
     control: AtomicU32,
-    /// By generation: capacities, and the arrays in use. One of the two is null unless a resize is
-    /// under way.
+    /// By generation: capacities, and the arrays in use. One of the two arrays is null unless a
+    /// resize is in progress.
     capacities: [AtomicU32; 2],
     arrays: [AtomicPtr<Array<T>>; 2],
-    /// An array asked for and not yet in use, or null.
+    /// An array that was requested and is not in use yet, or null.
     request: AtomicPtr<Array<T>>,
-    /// Capacity last asked for.
+    /// The capacity that was requested last.
     asked: AtomicU32,
-    /// Calls of `reap` since the last one that did it was done; so wide that calls which come while
-    /// a packet takes its time to be dropped do not wrap it and let in a second one.
+    /// Calls of `reap` since the last purge was complete. 64 bits wide: calls that come while a
+    /// packet is being dropped cannot wrap it and let in a second purge.
     reapers: AtomicU64,
-    /// The consumer's side, once he is gone.
+    /// The consumer's side, after the consumer has ended.
     left: UnsafeCell<Option<Drain<T>>>,
     doorbell: Box<dyn Doorbell>,
-    /// The doorbell makes barriers for producers.
+    /// The doorbell makes barriers on behalf of producers.
     has_barrier: bool,
 }
 
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Quiet<u64>>() <= align_of::<Line<u64>>(), "one pair of lines");
 
-/// All that is shared.
+/// The state that all handles of a ring share.
 pub(super) struct Shared<T> {
     /// A [`Word`]: what is published. Written by producers, read by the consumer.
     pub(super) tail: Line<AtomicU64>,
-    /// A [`Word`]: what several producers have reserved, published or not. Theirs alone.
+    /// A [`Word`]: what several producers have reserved, published or not. Used by producers only.
     pub(super) reserved: Line<AtomicU64>,
     /// Position of the next packet to take. Written by the consumer, read by producers.
     pub(super) head: Line<AtomicU32>,
@@ -142,14 +142,16 @@ pub(super) struct Shared<T> {
     pub(super) dropped: Line<[AtomicU64; 2]>,
 }
 
-// SAFETY: packets move from the thread that writes their slot to the one that reads it, never
-// shared; all else is atomic, constant, or under the claims that `fill`, `drain` and `reap` prove.
+// SAFETY: packets move from the thread that writes their slot to the thread that reads it and are
+// never shared. Everything else is atomic, constant, or protected by the claims that `fill`,
+// `Drain` and `reap` prove.
 unsafe impl<T: Send> Send for Shared<T> {}
-// SAFETY: as above; the doorbell is `Sync` by its trait.
+// SAFETY: `&Shared` reaches slots, arrays and `left` only under the claims that `fill`, `Drain` and
+// `reap` prove; everything else is atomic or constant, and the doorbell is `Sync` by its trait.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
-    /// Shared state with an array of generation 0 in use, and that array.
+    /// Makes the shared state, with an array of generation 0 in use. Returns that array, too.
     pub(super) fn new(
         capacity: usize,
         doorbell: Box<dyn Doorbell>,
@@ -181,7 +183,7 @@ impl<T> Shared<T> {
     /// The flags, as a hint.
     #[inline]
     pub(super) fn control(&self) -> u32 {
-        // Relaxed: who acts on a flag orders what he does by other means.
+        // Relaxed: a caller that acts on a flag orders its accesses by other means.
         self.quiet.0.control.load(Ordering::Relaxed)
     }
 
@@ -191,39 +193,40 @@ impl<T> Shared<T> {
     }
 
     pub(super) fn array(&self, generation: usize) -> Option<NonNull<Array<T>>> {
-        // Acquire: pairs with the Release of `set_array`, made when the array came into use; and
-        // for null with that of `leave_array`: the consumer has done with the one that was there.
+        // Acquire: pairs with the Release of `set_array`, when the array came into use. For null it
+        // pairs with the Release of `leave_array`: the consumer no longer uses the former array.
         NonNull::new(self.quiet.0.arrays[generation].load(Ordering::Acquire))
     }
 
-    /// Takes what a resize has asked for, if there is something.
+    /// Takes the array that a resize has requested, if there is one.
     pub(super) fn take_request(&self) -> Option<Box<Array<T>>> {
-        // Acquire: pairs with the Release in `ask`. The flag goes first: who asks after our swap
-        // sets it again.
+        // Acquire: pairs with the Release in `ask`. The flag is cleared first: a request after the
+        // swap sets it again.
         self.quiet.0.control.fetch_and(!RESIZE, Ordering::Acquire);
-        // AcqRel: pairs with `ask`, both ways: the array goes from hand to hand.
+        // AcqRel: pairs with `ask` in both directions, because the array changes hands.
         let array = self.quiet.0.request.swap(ptr::null_mut(), Ordering::AcqRel);
-        // SAFETY: only boxes of `ask` get there, and the swap took this one out.
+        // SAFETY: only boxes of `ask` are stored there, and the swap took this one out.
         (!array.is_null()).then(|| unsafe { Box::from_raw(array) })
     }
 
-    /// Asks producers to go over to `array`, in place of an earlier one that is not in use yet.
+    /// Requests a switch to `array`. Replaces an earlier request that is not in use yet.
     pub(super) fn ask(&self, array: Box<Array<T>>) {
-        // Relaxed: for reports.
+        // Relaxed: only for reports.
         self.quiet.0.asked.store(array.capacity, Ordering::Relaxed);
-        // AcqRel: pairs with `take_request` and with other calls of this.
+        // AcqRel: pairs with `take_request` and with other calls of `ask`.
         let before = self.quiet.0.request.swap(Box::into_raw(array), Ordering::AcqRel);
-        // Release: pairs with the Acquire in `take_request`; who clears the flag finds the array.
+        // Release: pairs with the Acquire in `take_request`: the thread that clears the flag finds
+        // the array.
         self.quiet.0.control.fetch_or(RESIZE, Ordering::Release);
         if !before.is_null() {
-            // SAFETY: a box that nobody has taken out.
+            // SAFETY: a box of an earlier `ask`, which only this swap took out.
             drop(unsafe { Box::from_raw(before) });
         }
     }
 
-    /// Makes `array` that of `generation`, which has none. Only one producer at a time may.
+    /// Sets the array of `generation`, which has none. Only one producer at a time may call.
     pub(super) fn set_array(&self, generation: usize, array: Box<Array<T>>) -> NonNull<Array<T>> {
-        // Relaxed, here: published by the switch that follows.
+        // Relaxed: the switch that follows publishes it.
         self.quiet.0.capacities[generation].store(array.capacity, Ordering::Relaxed);
         let array = Box::into_raw(array);
         // Release: pairs with the Acquire in `array`.
@@ -232,34 +235,37 @@ impl<T> Shared<T> {
         NonNull::new(array).expect("a box is not null")
     }
 
-    /// Calls `switch` unless another thread is at that; then it is for a later call, as `RESIZE` is
-    /// still set.
+    /// Calls `switch`, unless another thread does so now: then a later call switches, because
+    /// `RESIZE` is still set.
     pub(super) fn claim_switch(&self, switch: impl FnOnce()) {
-        // Acquire: pairs with the Release below: an earlier switch is seen.
+        // Acquire: pairs with the Release below, so that an earlier switch is visible.
         if self.quiet.0.control.fetch_or(SWITCHING, Ordering::Acquire) & SWITCHING == 0 {
             switch();
-            // Release: see above.
+            // Release: pairs with the Acquire above.
             self.quiet.0.control.fetch_and(!SWITCHING, Ordering::Release);
         }
     }
 
-    /// The consumer has taken everything out of the array of `generation` and goes on in the other.
+    /// Frees the array of `generation`. The consumer has emptied it and continues in the other one.
     pub(super) fn leave_array(&self, generation: usize) {
-        // Release: pairs with the Acquire in `array`. None needed to read: the caller has used it.
+        // Release: pairs with the Acquire in `array`. No Acquire is needed: the caller has used the
+        // array.
         let array = self.quiet.0.arrays[generation].swap(ptr::null_mut(), Ordering::Release);
-        // SAFETY: a box of `set_array` or `new`. Producers left it before the tail said that there
-        // is another, and the caller has acquired that; it does not use it any more.
+        // SAFETY: a box of `set_array` or `new`. Producers left it before they published a tail
+        // that names the other array, and the caller has acquired that tail. The caller does not
+        // use it any more.
         drop(unsafe { Box::from_raw(array) });
     }
 
-    /// Tells the consumer of what the caller has published: rings if he sleeps, purges if he is
-    /// gone.
+    /// Notifies the consumer of what the caller has published: rings the doorbell if the consumer
+    /// sleeps, purges if the consumer is gone.
     #[inline]
     pub(super) fn wake(&self) {
-        // Between publishing and looking at the flags; pairs with `fence_consumer`. Either that
-        // side sees what was published before this, or the load below sees its flag.
+        // A full fence between publishing and reading the flags; pairs with `fence_consumer`.
+        // Either the consumer sees what was published before, or the load below sees its flag.
         if self.quiet.0.has_barrier {
-            // The consumer's barrier comes to this thread, before or after what is around this.
+            // The consumer's barrier takes effect on this thread either before the load below or
+            // after the publishing above, so only the compiler must keep the order.
             compiler_fence(Ordering::SeqCst);
         } else {
             fence(Ordering::SeqCst);
@@ -280,11 +286,12 @@ impl<T> Shared<T> {
         }
     }
 
-    /// The last producer is gone.
+    /// Announces that the last producer is gone.
     pub(super) fn close(&self) {
         self.wake();
-        // Release: pairs with the Acquire in `are_producers_gone`: what was published is seen. Both
-        // this flag and `SLEEPING` are in one word: one of the sides sees the other's.
+        // Release: pairs with the Acquire in `are_producers_gone`, so that what was published is
+        // visible. This flag and `SLEEPING` are in one word, so one of the sides sees the other's
+        // flag.
         let before = self.quiet.0.control.fetch_or(PRODUCERS_GONE, Ordering::Release);
         if before & SLEEPING != 0 {
             self.wake_slowly();
@@ -296,33 +303,33 @@ impl<T> Shared<T> {
         self.quiet.0.control.load(Ordering::Acquire) & PRODUCERS_GONE != 0
     }
 
-    /// Announces that the consumer is about to sleep. He looks once more before he does.
+    /// Announces that the consumer is about to sleep. The consumer checks the ring once more.
     pub(super) fn go_to_sleep(&self) {
-        // Relaxed: the fence orders.
+        // Relaxed: the fence orders it.
         self.quiet.0.control.fetch_or(SLEEPING, Ordering::Relaxed);
         self.fence_consumer();
     }
 
-    /// Between setting a flag and looking at the tail; pairs with the fence of `wake`.
+    /// A full fence between setting a flag and reading the tail; pairs with the fence of `wake`.
     fn fence_consumer(&self) {
         fence(Ordering::SeqCst);
         if self.quiet.0.has_barrier {
-            // Without it a producer may not see that the consumer sleeps, which it then does for
-            // ever: better to end the first time than to stand still at some.
+            // Without the barrier a producer might not see that the consumer sleeps, and the
+            // consumer might sleep without end. Failing here is better.
             let is_done = self.quiet.0.doorbell.barrier();
             assert!(is_done, "the system refuses a barrier (membarrier) that it granted before");
         }
     }
 
-    /// Takes the announcement back.
+    /// Withdraws the announcement of a sleep.
     pub(super) fn stay_awake(&self) {
-        // Relaxed: orders nothing; a doorbell that rings for nothing does no harm.
+        // Relaxed: orders nothing; a superfluous doorbell does no harm.
         self.quiet.0.control.fetch_and(!SLEEPING, Ordering::Relaxed);
     }
 
-    /// The consumer goes and leaves his side to whoever purges.
+    /// Ends the consumer, and leaves its side to the thread that purges.
     pub(super) fn leave(&self, side: Drain<T>) {
-        // SAFETY: nobody looks there before the flag is set.
+        // SAFETY: no thread accesses it before the flag is set.
         self.quiet.0.left.with_mut(|left| unsafe { *left = Some(side) });
         // Release: pairs with the Acquire in `wake_slowly`.
         self.quiet.0.control.fetch_or(CONSUMER_GONE, Ordering::Release);
@@ -330,22 +337,24 @@ impl<T> Shared<T> {
         self.reap();
     }
 
-    /// Purges in the place of the consumer. Several may call: one does it, and goes on for those
-    /// who came meanwhile.
+    /// Purges in place of the consumer. Several threads may call: one of them purges, and repeats
+    /// that for those that called meanwhile.
     fn reap(&self) {
-        // AcqRel: what the caller published is seen by whoever purges; what an earlier one did to
-        // `left` is seen by this one.
+        // AcqRel: the purging thread sees what the caller published, and what an earlier purge did
+        // to `left`.
         if self.quiet.0.reapers.fetch_add(1, Ordering::AcqRel) != 0 {
             return;
         }
         let mut seen = 1;
         loop {
             self.quiet.0.left.with_mut(|left| {
-                // SAFETY: the count gives one caller at a time the right; he gives it up below.
+                // SAFETY: the count gives one caller at a time the right to purge, until it gives
+                // that up below.
                 let left = unsafe { &mut *left };
                 left.as_mut().expect("left before the flag was set").purge(self);
             });
-            // AcqRel: as above. Acquire on failure: another has published.
+            // AcqRel: the next purge sees what this one did to `left`. Acquire on failure: another
+            // thread has published.
             let done =
                 self.quiet.0.reapers.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Acquire);
             match done {
@@ -355,12 +364,12 @@ impl<T> Shared<T> {
         }
     }
 
-    /// Packets held, more or less.
+    /// Approximate number of packets in the ring.
     pub(super) fn len(&self) -> usize {
-        // Acquire: pairs with the publishing of the tail; the tail loaded below is not older, so
-        // that the difference is not negative.
+        // Acquire: pairs with the Release in `give_slots`. The consumer had read the tail before
+        // that, so the tail loaded below is not older, and the difference is not negative.
         let head = self.head.0.load(Ordering::Acquire);
-        // Relaxed: see above.
+        // Relaxed: the Acquire above orders it.
         let tail = Word(self.tail.0.load(Ordering::Relaxed)).position();
         tail.wrapping_sub(head) as usize
     }
@@ -376,45 +385,46 @@ impl<T> Shared<T> {
 
 impl<T> Drop for Shared<T> {
     fn drop(&mut self) {
-        // Nothing is held: the consumer has purged, or a producer after him.
+        // No packet is left: the consumer has purged, or a producer after it.
         let Quiet { arrays: [one, other], request, .. } = &self.quiet.0;
         for place in [one, other, request] {
-            // Relaxed: nobody else is left.
+            // Relaxed: no other thread is left.
             let array = place.load(Ordering::Relaxed);
             if !array.is_null() {
-                // SAFETY: boxes, each in one place only.
+                // SAFETY: these are boxes, and each is in one place only.
                 drop(unsafe { Box::from_raw(array) });
             }
         }
     }
 }
 
-/// What the consumer keeps: its side, by which packets are taken out of slots. A slot is the
-/// consumer's from the moment that the tail has passed its position until the head does.
+/// The consumer's side, with which it takes packets out of slots. A slot belongs to the consumer
+/// from the time when the tail passes its position until the head does.
 pub(super) struct Drain<T> {
     array: NonNull<Array<T>>,
     /// Next position to take.
     head: u32,
-    /// End of what can be taken from `array`, as last seen.
+    /// End of the packets in `array`, as last seen.
     tail: u32,
     generation: usize,
 }
 
-// SAFETY: the array is reached as the module says, by whichever thread has the one `Drain`.
+// SAFETY: a ring has one `Drain`, and only the thread that owns it reaches the array through it, in
+// slots whose position the tail has passed and the head has not. Producers do not touch those.
 unsafe impl<T: Send> Send for Drain<T> {}
 
 impl<T> Drain<T> {
-    /// For a new ring.
+    /// The side of a new ring.
     pub(super) fn new(array: NonNull<Array<T>>) -> Self {
         Self::starting_at(array, 0)
     }
 
-    /// The first packet has this position.
+    /// The side of a ring whose first packet has this position.
     pub(super) fn starting_at(array: NonNull<Array<T>>, position: u32) -> Self {
         Self { array, head: position, tail: position, generation: 0 }
     }
 
-    /// How many packets can be taken. Looks what has come if there are fewer than `wanted`.
+    /// Number of packets that can be taken. Reads the tail if fewer than `wanted` are known.
     #[inline]
     pub(super) fn available(&mut self, shared: &Shared<T>, wanted: usize) -> usize {
         if (self.tail.wrapping_sub(self.head) as usize) < wanted {
@@ -423,7 +433,7 @@ impl<T> Drain<T> {
         self.tail.wrapping_sub(self.head) as usize
     }
 
-    /// Looks what has come; goes over to the next array when ours is empty for good.
+    /// Reads the tail. Continues in the next array when the current one is empty for good.
     fn refresh(&mut self, shared: &Shared<T>) {
         // Acquire: pairs with the Release in `Single::publish` and in `finish`.
         let word = Word(shared.tail.0.load(Ordering::Acquire));
@@ -437,9 +447,9 @@ impl<T> Drain<T> {
     #[cold]
     fn follow(&mut self, shared: &Shared<T>, word: Word) {
         let next = shared.array(word.generation()).expect("a tail's array is there");
-        // SAFETY: arrays in use are freed by us alone.
+        // SAFETY: only this side frees arrays in use, so the array is valid.
         let array = unsafe { next.as_ref() };
-        // Relaxed: written before the tail that led us here.
+        // Relaxed: written before the tail that names this array, which was acquired.
         let start = array.start.load(Ordering::Relaxed);
         if self.head != start {
             self.tail = start;
@@ -449,24 +459,24 @@ impl<T> Drain<T> {
         *self = Self { array: next, tail: word.position(), generation: word.generation(), ..*self };
     }
 
-    /// Moves packets to `places`, as many as there are of both; returns how many.
+    /// Moves packets to `places`, as many as there are of both. Returns their number.
     #[inline]
     pub(super) fn take(&mut self, shared: &Shared<T>, places: &mut [Option<T>]) -> usize {
         let count = self.available(shared, places.len()).min(places.len());
         if count == 0 {
             return 0;
         }
-        // SAFETY: we free arrays ourselves, when we leave them.
+        // SAFETY: only this side frees arrays, when it leaves them, so its own is valid.
         let array = unsafe { self.array.as_ref() };
         let [first, second] = array.stretches(self.head, count);
-        // Before all else, so that nothing is read twice: if a place was not empty after all, and
-        // its end panics, what is left is lost.
+        // Advanced first, so that no slot is read twice: if a place was not empty and dropping its
+        // content panics, the packets that are left are leaked.
         self.head = self.head.wrapping_add(count as u32);
         let (before, after) = places.split_at_mut(first.len());
         for (slots, places) in [(first, before), (second, after)] {
             for (slot, place) in slots.iter().zip(places) {
-                // SAFETY: the tail passed this position, so a packet was written here; the head has
-                // moved on, so that it is read once.
+                // SAFETY: the tail has passed this position, so a packet was written here. The head
+                // has moved on, so it is read once.
                 let item = slot.with_mut(|slot| unsafe { slot.cast::<T>().read() });
                 *place = Some(item);
             }
@@ -475,21 +485,21 @@ impl<T> Drain<T> {
         count
     }
 
-    /// The next packet, left where it is.
+    /// The next packet, which stays in the ring.
     #[inline]
     pub(super) fn peek(&mut self, shared: &Shared<T>) -> Option<&T> {
         if self.available(shared, 1) == 0 {
             return None;
         }
-        // SAFETY: as in `take`.
+        // SAFETY: only this side frees arrays, when it leaves them, so its own is valid.
         let array = unsafe { self.array.as_ref() };
         let [slots, _] = array.stretches(self.head, 1);
-        // SAFETY: the tail passed this position and the head did not: a packet is there, and stays
-        // as long as `self` is borrowed.
+        // SAFETY: the tail has passed this position and the head has not: there is a packet, and it
+        // stays as long as `self` is borrowed.
         slots[0].with(|slot| Some(unsafe { &*slot.cast::<T>() }))
     }
 
-    /// Drops all packets, counting them.
+    /// Drops all packets and counts them.
     pub(super) fn purge(&mut self, shared: &Shared<T>) -> usize {
         let mut purged = 0;
         let mut place = [None];
@@ -501,7 +511,7 @@ impl<T> Drain<T> {
         purged
     }
 
-    /// Producers may fill what we have emptied.
+    /// Publishes the head: producers may fill the slots that were emptied.
     fn give_slots(&self, shared: &Shared<T>) {
         // Release: pairs with the Acquire in `Single::put` and in `reserve`.
         shared.head.0.store(self.head, Ordering::Release);

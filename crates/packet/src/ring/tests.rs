@@ -1,4 +1,5 @@
-//! Rings against a plain model, with packets that must come back; two and three threads for long.
+//! Rings against a plain model, with packets whose loans must return; and long runs with two and
+//! three threads.
 
 use super::*;
 use crate::burst::{BURST_MAX, Burst};
@@ -54,7 +55,7 @@ fn memory() -> Memory {
     Memory::new(MemoryConfig { packets: 512, small_frames: 512, large_frames: 1 })
 }
 
-/// A packet with this number as its payload, which is lent.
+/// A packet whose payload is this number, in lent memory.
 fn packet(memory: &mut Memory, number: u32) -> Packet {
     let mut frame = memory.small.take().expect("free");
     frame[..4].copy_from_slice(&number.to_ne_bytes());
@@ -102,16 +103,16 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
-/// What a ring is, told plainly: a queue and a capacity. A resize comes into force at the next
-/// enqueue, once the consumer has left the array before: when he has looked behind the last packet
-/// that was in the ring at the resize before.
+/// A plain model of a ring: a queue and a capacity. A resize takes effect at the next enqueue, once
+/// the consumer has left the previous array: when it has looked past the last packet that was in
+/// the ring at the previous resize.
 struct Model {
     queue: VecDeque<u32>,
     capacity: usize,
     asked: Option<usize>,
     /// Packets taken.
     passed: u64,
-    /// How many were taken when the array ends that the consumer is still in.
+    /// Number of packets taken at which the consumer's current array ends.
     end: Option<u64>,
 }
 
@@ -128,7 +129,7 @@ impl Model {
         count
     }
 
-    /// At most `wanted`; up to the end of an array.
+    /// Takes at most `wanted`, up to the end of an array.
     fn dequeue(&mut self, wanted: usize) -> Vec<u32> {
         if self.end == Some(self.passed) {
             self.end = None;
@@ -140,8 +141,8 @@ impl Model {
     }
 }
 
-/// Goal: any sequence of calls has the result that the model has; all loans are back at the end,
-/// with packets still in the ring when it ends.
+/// Goal: every sequence of calls has the result that the model has, and all loans are returned at
+/// the end, even those of packets that are in the ring when it ends.
 fn agrees_with_the_model(capacity: usize, steps: &[Step], kind: usize) {
     let mut memory = memory();
     let [one, many] = both::<Packet>(capacity);
@@ -155,7 +156,7 @@ fn agrees_with_the_model(capacity: usize, steps: &[Step], kind: usize) {
                 let mut burst = burst(&mut memory, next..next + count);
                 let moved = producer.enqueue(&mut burst).expect("open");
                 assert_eq!(moved, model.enqueue(next..next + count), "{step:?}");
-                // What stays, stays in order, and is not lost to the caller.
+                // Packets without room stay in the burst, in order.
                 let rest: Vec<u32> = (next + moved as u32..next + count).collect();
                 assert_eq!(numbers(&mut burst), rest);
                 next += count;
@@ -177,7 +178,7 @@ fn agrees_with_the_model(capacity: usize, steps: &[Step], kind: usize) {
             }
             Step::Peek => {
                 let first = consumer.peek().map(number);
-                // Looking makes the consumer follow, as taking does.
+                // A look makes the consumer follow, as taking does.
                 model.dequeue(0);
                 assert_eq!(first, model.queue.front().copied());
                 let len = consumer.peek_len(|_| VLAN_TAG_BYTES);
@@ -215,7 +216,7 @@ proptest! {
     }
 }
 
-/// Goal: any capacity is exact: the packet beyond it is refused, at every position of the slots.
+/// Goal: every capacity is exact: one packet more is rejected, at every position of the slots.
 #[test]
 fn every_capacity_is_exact() {
     for capacity in (1..=17).chain([63, 64, 65, 500]) {
@@ -228,7 +229,7 @@ fn every_capacity_is_exact() {
                 let mut places = std::vec![None; capacity];
                 assert_eq!(consumer.take(&mut places), capacity);
                 assert!(places.into_iter().eq((next..).take(capacity).map(Some)));
-                // An odd step, so that positions begin everywhere.
+                // An odd step, so that positions begin at every slot.
                 let mut one = [Some(0)];
                 assert_eq!(producer.publish(&mut one), Ok(1));
                 assert_eq!(consumer.pop(), Some(0));
@@ -238,8 +239,8 @@ fn every_capacity_is_exact() {
     }
 }
 
-/// Bad input: capacities of zero and above the bound, for new rings and for those that are resized.
-/// Nothing changes.
+/// Invalid input: capacities of zero and above the bound, for new rings and for resizes. Nothing
+/// changes.
 #[test]
 fn impossible_capacities_are_refused() {
     for capacity in [0, CAPACITY_MAX + 1, usize::MAX] {
@@ -256,14 +257,14 @@ fn impossible_capacities_are_refused() {
     }
 }
 
-/// Bad input: items so large that no address space holds the slots.
+/// Invalid input: items so large that no address space can hold the slots.
 #[test]
 fn what_does_not_fit_in_memory_is_an_error() {
     let array = shared::Array::<[u8; 1 << 44]>::new(CAPACITY_MAX);
     assert_eq!(array.err(), Some(CapacityError::NoMemory));
 }
 
-/// Bad input: a slice with a gap. What is behind it stays where it is, in both kinds.
+/// Invalid input: a slice with a gap. Items behind the gap stay in place, in both kinds.
 #[test]
 fn items_behind_a_gap_stay() {
     for (mut producer, mut consumer) in both::<u32>(8) {
@@ -289,8 +290,8 @@ fn a_group_is_resized() {
     }
 }
 
-/// Goal: a ring made smaller than what it holds keeps all of it, and takes nothing until there is
-/// room by the new capacity.
+/// Goal: a ring shrunk below its length keeps all packets, and accepts none until there is room by
+/// the new capacity.
 #[test]
 fn shrinking_below_what_is_held_keeps_it() {
     for (mut producer, mut consumer) in both::<u32>(50) {
@@ -308,8 +309,8 @@ fn shrinking_below_what_is_held_keeps_it() {
     }
 }
 
-/// Goal: positions that wrap are positions like others. Method: more packets than 32 bits count
-/// would take long, so the ring begins just below the wrap.
+/// Goal: positions that wrap work like others. Method: the ring begins just below the wrap, because
+/// counting 32 bits of packets would take too long.
 #[test]
 fn positions_wrap() {
     for capacity in [1, 3, 8] {
@@ -337,7 +338,7 @@ fn near_the_wrap(capacity: usize) -> (SharedProducer<u32>, Consumer<u32>) {
     (SharedProducer::new(shared.clone()), Consumer::new(shared, drain))
 }
 
-/// Goal: a budget of polls is spent after work, and not before.
+/// Goal: a polling budget is spent after work and not before.
 #[test]
 fn polls_are_bounded() {
     let mut poll = BusyPoll::new(3);
@@ -349,7 +350,7 @@ fn polls_are_bounded() {
     assert!(!none.again());
 }
 
-/// A doorbell made of a channel.
+/// A doorbell that sends on a channel.
 struct Channel(mpsc::Sender<()>);
 
 impl Doorbell for Channel {
@@ -358,7 +359,7 @@ impl Doorbell for Channel {
     }
 }
 
-/// Goal: a consumer that sleeps is woken once for several packets, and for the end.
+/// Goal: a sleeping consumer is woken once for several packets, and once for the end.
 #[test]
 fn the_doorbell_rings_once_for_each_sleep() {
     let (bell, rings) = mpsc::channel();
@@ -367,7 +368,7 @@ fn the_doorbell_rings_once_for_each_sleep() {
     assert!(!consumer.needs_wakeup(), "there is a packet");
     assert_eq!(consumer.pop(), Some(1));
     producer.push(2).expect("room");
-    assert!(rings.try_recv().is_err(), "he did not sleep");
+    assert!(rings.try_recv().is_err(), "it did not sleep");
     assert_eq!(consumer.pop(), Some(2));
     assert!(consumer.needs_wakeup());
     producer.push(3).expect("room");
@@ -380,8 +381,8 @@ fn the_doorbell_rings_once_for_each_sleep() {
     assert!(!consumer.needs_wakeup() && consumer.is_closed());
 }
 
-/// Goal: a system that takes back the barrier that it granted is found when the consumer is about
-/// to sleep, in release builds too: nobody would wake it.
+/// Goal: if the system refuses a barrier that it granted before, the consumer fails before it
+/// sleeps, also in release builds: otherwise nothing would wake it.
 #[test]
 #[should_panic(expected = "refuses a barrier")]
 fn a_barrier_that_fails_later_is_not_overlooked() {
@@ -394,12 +395,12 @@ fn a_barrier_that_fails_later_is_not_overlooked() {
         }
     }
     let bell = Fickle(true.into());
-    // Neither is dropped, which asks for another.
+    // Neither end is dropped, because that would need another barrier.
     let mut ends = core::mem::ManuallyDrop::new(single::<u32>(8, bell).expect("a ring"));
     ends.1.needs_wakeup();
 }
 
-/// Goal: a full burst ends a wait, even of a ring that is empty.
+/// Goal: a full burst ends a wait, even if the ring is empty.
 #[test]
 fn a_full_burst_does_not_wait() {
     let mut memory = memory();
@@ -411,12 +412,12 @@ fn a_full_burst_does_not_wait() {
     assert_eq!(consumer.dequeue_or_sleep(&mut full, &mut poll, slept), Ok(0));
 }
 
-/// Items of each producer in a long run; threads end when all have passed.
+/// Items of each producer in a long run. Threads end when all items have arrived.
 const RUN_ITEMS: u64 = 100_000;
 
-/// Goal: in a long run of real threads nothing is lost, doubled or overtaken, while the ring is
-/// resized again and again and the consumer sleeps between. Method: each producer counts; a
-/// thread that is only there to resize does so a fixed number of times.
+/// Goal: in a long run with real threads no item is lost, duplicated or reordered, while the ring
+/// is resized repeatedly and the consumer sleeps in between. Method: each producer numbers its
+/// items; another thread only resizes, a fixed number of times.
 fn long_run(
     producers: Vec<AnyProducer<u64>>,
     mut consumer: Consumer<u64>,

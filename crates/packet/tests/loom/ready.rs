@@ -1,4 +1,4 @@
-//! The list of sources with news: nothing is lost, nothing is taken for another, a sleeping owner
+//! The list of ready sources: no event is lost or assigned to another source, and a sleeping owner
 //! is woken.
 
 use super::ring::{Bell, bounded};
@@ -9,13 +9,13 @@ use loom::thread;
 use towpath_packet::ready::ReadyList;
 use towpath_packet::ring::Silent;
 
-/// What a source has, which loom checks for races: its thread fills it before it raises.
+/// Data of a source, which loom checks for races: its thread writes it before it raises.
 struct Source(UnsafeCell<u32>);
 
 unsafe impl Send for Source {}
 unsafe impl Sync for Source {}
 
-/// Goal: an owner that sleeps whenever the list is empty hears of two sources, and sees what they
+/// Goal: an owner that sleeps whenever the list is empty learns of two sources and sees what they
 /// did before. Fails without Release and Acquire of `head`.
 #[test]
 fn a_sleeping_owner_hears_of_each_source() {
@@ -40,7 +40,7 @@ fn a_sleeping_owner_hears_of_each_source() {
             });
             if seen < 2 && list.arm() {
                 bell.0.wait();
-                // The owner may have been woken by something else as well.
+                // Something else may have woken the owner, too.
                 list.disarm();
             }
         }
@@ -50,8 +50,8 @@ fn a_sleeping_owner_hears_of_each_source() {
     });
 }
 
-/// Goal: what was done before the raise of an entry that is listed already is seen by the look that
-/// follows, or by a later one. Fails without Acquire where the owner unlists an entry.
+/// Goal: what was done before an entry that is already listed is raised is visible to the next
+/// check or to a later one. Fails without the Acquire where the owner unlists an entry.
 #[test]
 fn a_raise_of_a_listed_entry_is_heard() {
     bounded(2, || {
@@ -61,7 +61,7 @@ fn a_raise_of_a_listed_entry_is_heard() {
         raiser.raise();
         let theirs = news.clone();
         let other = thread::spawn(move || {
-            // Relaxed: ordered by the raise.
+            // Relaxed: the raise orders it.
             theirs.store(7, Ordering::Relaxed);
             raiser.raise();
         });
@@ -76,7 +76,7 @@ fn a_raise_of_a_listed_entry_is_heard() {
     });
 }
 
-/// Goal: each raise counts once, however it falls between those of another and the taking.
+/// Goal: each raise counts once, for every interleaving with other raises and with taking.
 #[test]
 fn every_raise_counts() {
     bounded(3, || {
@@ -96,8 +96,8 @@ fn every_raise_counts() {
     });
 }
 
-/// Goal: a raise beside a removal is not taken for the entry that comes after, and the list holds
-/// together.
+/// Goal: a raise concurrent with a removal is not assigned to a later entry, and the list stays
+/// consistent.
 #[test]
 fn a_stale_raise_is_for_nobody() {
     bounded(3, || {

@@ -1,5 +1,5 @@
 //! Rings: order, ownership, resizing, sleeping and ending, with two or three threads. Slots are
-//! cells that loom watches: an access that nothing orders fails the model.
+//! cells that loom checks: an access that nothing orders fails the model.
 
 use loom::sync::{Arc, Notify};
 use loom::thread;
@@ -8,8 +8,8 @@ use towpath_packet::ring::{
     self, Consumer, Counters, Doorbell, Producer, PushError, SharedProducer, Silent,
 };
 
-/// All interleavings with so many switches that nobody waited for: with three threads and more,
-/// each further one takes several times as long.
+/// Explores all interleavings with up to `preemptions` preemptions: with three threads and more,
+/// each further preemption takes several times as long.
 pub(crate) fn bounded(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -20,12 +20,12 @@ fn single(capacity: usize) -> (Producer<u32>, Consumer<u32>) {
     ring::single(capacity, Silent).unwrap()
 }
 
-/// Takes `tries` times.
+/// Tries to take an item `tries` times.
 fn pop_some(consumer: &mut Consumer<u32>, tries: usize) -> Vec<u32> {
     (0..tries).filter_map(|_| consumer.pop()).collect()
 }
 
-/// Goal: packets arrive once and in order, and a slot is filled again only when it was emptied.
+/// Goal: packets arrive once and in order, and a slot is filled again only after it was emptied.
 #[test]
 fn one_producer_and_the_consumer() {
     loom::model(|| {
@@ -42,7 +42,7 @@ fn one_producer_and_the_consumer() {
     });
 }
 
-/// Goal: what is looked at stays until it is taken, while its neighbour is filled.
+/// Goal: a peeked item stays until it is taken, while its neighbour is filled.
 #[test]
 fn peeking_beside_a_producer() {
     loom::model(|| {
@@ -57,8 +57,8 @@ fn peeking_beside_a_producer() {
     });
 }
 
-/// Goal: a resize, asked for at any moment by a third thread, neither loses nor reorders, whether
-/// the ring becomes larger or smaller than what it holds.
+/// Goal: a resize requested by a third thread at any time neither loses nor reorders items, whether
+/// the ring grows or shrinks below its length.
 #[test]
 fn resizing_while_both_run() {
     for (from, to) in [(2, 1), (1, 2)] {
@@ -75,7 +75,7 @@ fn resizing_while_both_run() {
             let (mut producer, pushed) = filler.join().unwrap();
             taken.extend(pop_some(&mut consumer, 4));
             assert_eq!(taken, pushed.into_iter().flatten().collect::<Vec<_>>());
-            // The new capacity is in force.
+            // The new capacity is in effect.
             let room = (0..3).filter(|item| producer.push(*item).is_ok()).count();
             assert_eq!(room, to);
             assert_eq!(pop_some(&mut consumer, 4).len(), to);
@@ -101,7 +101,8 @@ fn resizing_again_before_the_consumer_follows() {
         let (mut producer, pushed) = filler.join().unwrap();
         taken.extend(pop_some(&mut consumer, 4));
         assert_eq!(taken, pushed);
-        // Following takes a look of the consumer; then the next call of the producer switches.
+        // The consumer follows when it looks at the ring; the next call of the producer switches
+        // after that.
         for item in 0..2 {
             let _ = producer.push(item);
             assert_eq!(consumer.pop(), Some(item));
@@ -114,8 +115,8 @@ fn shared(capacity: usize) -> (SharedProducer<u32>, Consumer<u32>) {
     ring::shared(capacity, Silent).unwrap()
 }
 
-/// Two threads push two items each, while the ring is emptied. `before` is done first. At least
-/// `least` arrive.
+/// Two threads push two items each, while the ring is emptied. Runs `before` first. At least
+/// `least` items arrive.
 fn two_producers(capacity: usize, least: usize, before: impl Fn(&Consumer<u32>)) {
     let (producer, mut consumer) = shared(capacity);
     before(&consumer);
@@ -140,8 +141,8 @@ fn two_producers(capacity: usize, least: usize, before: impl Fn(&Consumer<u32>))
     assert_eq!(consumer.pop(), None);
 }
 
-/// Goal: two producers at once lose nothing, each one's items stay in order, nobody reads a slot
-/// before it is filled, nor fills it before it is empty.
+/// Goal: with two producers at once no item is lost, each producer's items stay in order, no slot
+/// is read before it is filled, and none is filled before it is empty.
 #[test]
 fn two_producers_and_the_consumer() {
     for capacity in [1, 2, 4] {
@@ -149,7 +150,7 @@ fn two_producers_and_the_consumer() {
     }
 }
 
-/// Goal: of two producers that both find a resize asked for, one does it.
+/// Goal: if two producers find the same resize request, one of them carries it out.
 #[test]
 fn two_producers_resize() {
     for (from, to) in [(1, 4), (4, 1)] {
@@ -159,7 +160,7 @@ fn two_producers_resize() {
     }
 }
 
-/// Goal: a resize asked for while two producers work on an earlier one is not lost.
+/// Goal: a resize requested while two producers carry out an earlier one is not lost.
 #[test]
 fn two_producers_resize_twice() {
     bounded(2, || {
@@ -195,8 +196,8 @@ impl Doorbell for Bell {
     }
 }
 
-/// Takes until `wanted` have come, or the producers are gone; asleep while there is nothing. A
-/// wake-up that is lost leaves this thread waiting for ever, which loom reports.
+/// Takes until `wanted` items have arrived or the producers are gone. Sleeps while there are none.
+/// A lost wake-up leaves this thread waiting forever, which loom reports.
 fn consume(consumer: &mut Consumer<u32>, wanted: usize, bell: &Bell) -> Vec<u32> {
     let mut taken = Vec::new();
     while taken.len() < wanted {
@@ -210,7 +211,8 @@ fn consume(consumer: &mut Consumer<u32>, wanted: usize, bell: &Bell) -> Vec<u32>
     taken
 }
 
-/// Goal: no wake-up is lost. The producer stays, as its end would wake the consumer too.
+/// Goal: no wake-up is lost. The producer is not dropped, because that would wake the consumer,
+/// too.
 #[test]
 fn a_sleeping_consumer_is_woken() {
     bounded(3, || {
@@ -226,7 +228,7 @@ fn a_sleeping_consumer_is_woken() {
     });
 }
 
-/// Goal: the same with two producers, of whom either may publish for both.
+/// Goal: no wake-up is lost with two producers, either of which may publish for both.
 #[test]
 fn two_producers_wake_a_sleeping_consumer() {
     bounded(1, || {
@@ -245,7 +247,7 @@ fn two_producers_wake_a_sleeping_consumer() {
     });
 }
 
-/// Goal: a consumer that sleeps is told of the end, after the last packet.
+/// Goal: a sleeping consumer is woken for the end, after the last packet.
 #[test]
 fn a_sleeping_consumer_is_told_of_the_end() {
     bounded(2, || {
@@ -257,7 +259,7 @@ fn a_sleeping_consumer_is_told_of_the_end() {
     });
 }
 
-/// An item that counts its end.
+/// An item that counts its drop.
 struct Counted(std::sync::Arc<AtomicUsize>);
 
 impl Drop for Counted {
@@ -266,8 +268,8 @@ impl Drop for Counted {
     }
 }
 
-/// Goal: what is published while the consumer goes is dropped by one of the two, at once: not when
-/// the producer goes. Each packet is counted.
+/// Goal: an item published while the consumer ends is dropped by one of the two at once, not when
+/// the producer is dropped. Each packet is counted.
 #[test]
 fn nothing_stays_behind_a_consumer_that_goes() {
     loom::model(|| {
@@ -290,7 +292,8 @@ fn nothing_stays_behind_a_consumer_that_goes() {
     });
 }
 
-/// Goal: the same with two producers, who may both have to purge.
+/// Goal: an item published while the consumer ends is dropped at once with two producers, both of
+/// which may have to purge.
 #[test]
 fn nothing_stays_behind_when_two_producers_go_on() {
     bounded(2, || {

@@ -1,56 +1,56 @@
-//! Socket calls as a script writes them.
+//! Socket calls in scripts.
 
 use super::Error;
 use super::cursor::Cursor;
 
-/// A descriptor as the script numbers it.
+/// A descriptor with the script's number.
 pub type Fd = i64;
 
 /// A socket call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// `socket(..., SOCK_STREAM, IPPROTO_TCP) = fd`; with `SOCK_NONBLOCK` if asked for.
+    /// `socket(..., SOCK_STREAM, IPPROTO_TCP) = fd`, optionally with `SOCK_NONBLOCK`.
     Socket {
         /// The descriptor that the script expects.
         fd: Fd,
-        /// Calls return instead of waiting.
+        /// Calls on it return instead of waiting.
         nonblocking: bool,
     },
-    /// `bind(fd, ..., ...)`: to the script's local port.
+    /// `bind(fd, ..., ...)`, to the script's local port.
     Bind(Fd),
     /// `listen(fd, backlog)`.
     Listen(Fd, i32),
-    /// `accept(fd, ..., ...) = new`; accept4 with `SOCK_NONBLOCK` if asked for.
+    /// `accept(fd, ..., ...) = new`; accept4 optionally with `SOCK_NONBLOCK`.
     Accept {
-        /// Who listens.
+        /// The listening descriptor.
         listener: Fd,
         /// The descriptor that the script expects.
         fd: Fd,
-        /// Calls on the new one return instead of waiting.
+        /// Calls on the new descriptor return instead of waiting.
         nonblocking: bool,
     },
-    /// `connect(fd, ..., ...)`: to the script's remote endpoint.
+    /// `connect(fd, ..., ...)`, to the script's remote endpoint.
     Connect(Fd),
     /// `read` and `recv`.
     Read {
-        /// From where.
+        /// The descriptor.
         fd: Fd,
         /// Most bytes.
         len: usize,
         /// `MSG_*`.
         flags: i64,
-        /// All bytes have this value instead of the pattern of the stream.
+        /// All bytes have this value, instead of the stream's pattern.
         fill: Option<u8>,
     },
     /// `write`, `send`, and `sendto` to the script's remote endpoint.
     Write {
-        /// To where.
+        /// The descriptor.
         fd: Fd,
         /// Bytes.
         len: usize,
         /// `MSG_*`.
         flags: i64,
-        /// With an address.
+        /// The call has an address.
         to_remote: bool,
     },
     /// `shutdown(fd, how)`.
@@ -59,7 +59,7 @@ pub enum Call {
     Close(Fd),
     /// `setsockopt(fd, level, name, [value], size)`.
     SetOption {
-        /// Of what.
+        /// The descriptor.
         fd: Fd,
         /// `SOL_*` or `IPPROTO_*`.
         level: i64,
@@ -68,40 +68,40 @@ pub enum Call {
         /// Its value.
         value: Value,
     },
-    /// `getsockopt(fd, level, name, [value], [size])`: the value must be this.
+    /// `getsockopt(fd, level, name, [value], [size])`, with the required value.
     GetOption {
-        /// Of what.
+        /// The descriptor.
         fd: Fd,
         /// `SOL_*` or `IPPROTO_*`.
         level: i64,
         /// The option.
         name: i64,
-        /// What it must be.
+        /// The required value.
         value: i64,
     },
-    /// `fcntl(fd, F_SETFL, flags)`: whether calls return instead of waiting.
+    /// `fcntl(fd, F_SETFL, flags)`: sets whether calls return instead of waiting.
     SetNonblocking(Fd, bool),
-    /// `fcntl(fd, F_GETFL)`: with the result that the script states.
+    /// `fcntl(fd, F_GETFL)`, with the required result.
     GetFlags(Fd),
-    /// `ioctl(fd, SIOCATMARK, [value])`: the value must be this.
+    /// `ioctl(fd, SIOCATMARK, [value])`, with the required value.
     AtMark {
-        /// Of what.
+        /// The descriptor.
         fd: Fd,
-        /// What it must be.
+        /// The required value.
         value: i64,
     },
     /// `poll([{fd=, events=, revents=}], 1, 0)`.
     Poll {
-        /// Of what.
+        /// The descriptor.
         fd: Fd,
-        /// What is asked.
+        /// The requested events.
         events: i64,
-        /// What the answer must be.
+        /// The required events.
         revents: i64,
     },
 }
 
-/// Value of a socket option.
+/// The value of a socket option.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
     /// `[n]`.
@@ -112,7 +112,7 @@ pub enum Value {
     Text(String),
 }
 
-/// An argument before it is known whose it is.
+/// A parsed argument, before its meaning is known.
 #[derive(Clone, Debug)]
 enum Argument {
     Any,
@@ -122,15 +122,15 @@ enum Argument {
     Fields(Vec<(String, Argument)>),
 }
 
-/// Connect, with data in the SYN (RFC 7413).
+/// Connects, with data in the SYN (RFC 7413).
 pub(super) const MSG_FASTOPEN: i64 = 0x2000_0000;
 /// Deepest nesting of arguments.
 const DEPTH_MAX: usize = 4;
-/// Most arguments of a call or elements of a list.
+/// Most arguments of a call, or elements of a list.
 const ARGUMENTS_MAX: usize = 16;
 
 impl Call {
-    /// Reads `name(arguments)`; `result` is what follows the `=`, which names new descriptors.
+    /// Parses `name(arguments)`. `result` is the value after the `=`, which names new descriptors.
     pub(super) fn parse(cursor: &mut Cursor<'_>) -> Result<(Self, Expected), Error> {
         let start = *cursor;
         let Some(name) = cursor.word() else { return start.wanted("a call") };
@@ -144,7 +144,7 @@ impl Call {
         }
     }
 
-    /// True if the call begins a connection: `connect`, and `sendto` with `MSG_FASTOPEN`.
+    /// True if the call starts a connection: `connect`, and `sendto` with `MSG_FASTOPEN`.
     pub(super) fn connects(&self) -> bool {
         match self {
             Call::Connect(_) => true,
@@ -194,7 +194,7 @@ impl Call {
         })
     }
 
-    /// Calls that move data.
+    /// Parses calls that move data.
     fn transfer(name: &str, arguments: &[Argument]) -> Option<Self> {
         use Argument::{Any, Number};
         let (fd, data, len, flags, to_remote) = match (name, arguments) {
@@ -312,7 +312,7 @@ fn parse_arguments(
     Ok(arguments)
 }
 
-/// A number, or a name that stands for one.
+/// A number, or a name of a constant.
 fn parse_term(cursor: &mut Cursor<'_>) -> Result<i64, Error> {
     let start = *cursor;
     let Some(name) = cursor.word() else { return cursor.integer() };
@@ -322,12 +322,12 @@ fn parse_term(cursor: &mut Cursor<'_>) -> Result<i64, Error> {
     }
 }
 
-/// What a call must return.
+/// The required result of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
     /// The result.
     pub value: i64,
-    /// The error of a result of -1.
+    /// The error, for a result of -1.
     pub errno: Option<i32>,
 }
 
@@ -352,7 +352,7 @@ impl Expected {
     }
 }
 
-/// Name of an error; its number if it has none here.
+/// The name of an error, or its number if it has no name here.
 pub fn errno_name(errno: i32) -> String {
     let known = ERRNOS.iter().find(|(_, value)| *value == errno);
     known.map_or_else(|| format!("error {errno}"), |(name, _)| (*name).into())

@@ -1,8 +1,8 @@
-//! Reading text piece by piece, with the line for messages. Never panics, never goes back.
+//! A cursor over text, with line numbers for messages. It never panics and never moves backwards.
 
 use super::Error;
 
-/// A place in a script.
+/// A position in a script.
 #[derive(Clone, Copy)]
 pub(super) struct Cursor<'a> {
     rest: &'a str,
@@ -14,7 +14,7 @@ impl<'a> Cursor<'a> {
         Self { rest: text, line: 1 }
     }
 
-    /// Line of what comes next, from 1.
+    /// Line of the next character, from 1.
     pub(super) fn line(&self) -> usize {
         self.line
     }
@@ -23,7 +23,7 @@ impl<'a> Cursor<'a> {
         Err(Error { line: self.line, what: what.into() })
     }
 
-    /// An error that names what stands here instead.
+    /// An error that quotes the text at the current position.
     pub(super) fn wanted<T>(&self, what: &str) -> Result<T, Error> {
         let here = self.rest.lines().next().unwrap_or("");
         let here: String = here.chars().take(HERE_CHARS_MAX).collect();
@@ -38,13 +38,13 @@ impl<'a> Cursor<'a> {
         taken
     }
 
-    /// Passes over blanks within the line.
+    /// Skips blanks within the line.
     pub(super) fn blanks(&mut self) {
         let blank = |c: char| c == ' ' || c == '\t' || c == '\r';
         self.advance(self.rest.len() - self.rest.trim_start_matches(blank).len());
     }
 
-    /// Passes over blanks, line ends and comments.
+    /// Skips blanks, line ends and comments.
     pub(super) fn space(&mut self) -> Result<(), Error> {
         loop {
             self.advance(self.rest.len() - self.rest.trim_start().len());
@@ -65,7 +65,7 @@ impl<'a> Cursor<'a> {
         self.rest.is_empty()
     }
 
-    /// True at the end of a line, where a comment may stand.
+    /// True at the end of a line or the start of a comment.
     pub(super) fn is_line_end(&self) -> bool {
         let ends = ["\n", "//", "/*", "#"];
         self.rest.is_empty() || ends.iter().any(|end| self.rest.starts_with(end))
@@ -75,14 +75,14 @@ impl<'a> Cursor<'a> {
         self.rest.starts_with(text)
     }
 
-    /// True if a digit comes next, after blanks.
+    /// True if a digit is next, after blanks.
     pub(super) fn sees_digit(&self) -> bool {
         let mut ahead = *self;
         ahead.blanks();
         ahead.rest.starts_with(|c: char| c.is_ascii_digit())
     }
 
-    /// Takes `text` if it stands here, blanks before it included.
+    /// Takes `text`, if it is next, after blanks.
     pub(super) fn eat(&mut self, text: &str) -> bool {
         let mut ahead = *self;
         ahead.blanks();
@@ -98,7 +98,7 @@ impl<'a> Cursor<'a> {
         if self.eat(text) { Ok(()) } else { self.wanted(&format!("`{text}`")) }
     }
 
-    /// Takes `word` if it stands here as a whole word.
+    /// Takes `word`, if it is next as a whole word.
     pub(super) fn eat_word(&mut self, word: &str) -> bool {
         let mut ahead = *self;
         if ahead.word() == Some(word) {
@@ -108,7 +108,7 @@ impl<'a> Cursor<'a> {
         false
     }
 
-    /// The next word of letters, digits and underscores that does not begin with a digit.
+    /// Takes a word of letters, digits and underscores that does not begin with a digit.
     pub(super) fn word(&mut self) -> Option<&'a str> {
         self.blanks();
         if self.rest.starts_with(|c: char| c.is_ascii_digit()) {
@@ -118,13 +118,13 @@ impl<'a> Cursor<'a> {
         (!word.is_empty()).then_some(word)
     }
 
-    /// The longest piece whose characters `belong`, which is perhaps empty.
+    /// Takes the longest text whose characters `belong`, which may be empty.
     pub(super) fn run(&mut self, belong: impl Fn(char) -> bool) -> &'a str {
         let end = self.rest.find(|c| !belong(c)).unwrap_or(self.rest.len());
         self.advance(end)
     }
 
-    /// What stands before `end`, which is taken too.
+    /// Takes the text before `end`, and `end` itself.
     pub(super) fn until(&mut self, end: &str) -> Result<&'a str, Error> {
         match self.rest.find(end) {
             Some(at) => {
@@ -136,7 +136,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// A whole number, decimal or with `0x`, perhaps negative.
+    /// Parses an integer, decimal or with `0x`, optionally negative.
     pub(super) fn integer(&mut self) -> Result<i64, Error> {
         self.blanks();
         let start = *self;
@@ -152,19 +152,19 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// A number that fits `T`.
+    /// Parses a number that fits `T`.
     pub(super) fn number<T: TryFrom<i64>>(&mut self) -> Result<T, Error> {
         let start = *self;
         let value = self.integer()?;
         T::try_from(value).or_else(|_| start.wanted("a number in range"))
     }
 
-    /// Seconds with decimals, as microseconds.
+    /// Parses seconds with decimals, and returns microseconds.
     pub(super) fn seconds(&mut self) -> Result<u64, Error> {
         self.blanks();
         let start = *self;
         let whole = self.run(|c| c.is_ascii_digit());
-        // `1...2` is a range: its dots are not those of a fraction.
+        // `1...2` is a range: its dots are not decimal points.
         let fraction = if self.sees(".") && !self.sees("...") {
             self.advance(1);
             self.run(|c| c.is_ascii_digit())
@@ -183,7 +183,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Longest piece of a line in a message.
+/// Most characters of a line that a message quotes.
 const HERE_CHARS_MAX: usize = 40;
 
 /// Latest time in a script: more than three years.

@@ -1,22 +1,22 @@
-//! Frames of scripts: built and taken apart without the stack's own wire formats, which they judge.
+//! Frames of scripts, encoded and decoded without the stack's own wire formats, which they check.
 
 use super::packet::{Icmp, IcmpKind, SYN, TcpOption};
 use std::net::{IpAddr, SocketAddr};
 
-/// The two ends of a script's connection. `local` is the subject, `remote` the script.
+/// Both ends of a script's connection. `local` is the subject, `remote` is the script.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends {
     /// The subject's endpoint.
     pub local: SocketAddr,
-    /// The script's.
+    /// The script's endpoint.
     pub remote: SocketAddr,
     /// The subject's link-layer address.
     pub local_mac: [u8; 6],
-    /// The script's.
+    /// The script's link-layer address.
     pub remote_mac: [u8; 6],
 }
 
-/// A TCP segment in live numbers.
+/// A TCP segment with the numbers on the wire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Live {
     /// ECN bits of the IP header.
@@ -31,7 +31,7 @@ pub struct Live {
     pub seq: u32,
     /// Acknowledgment number, as on the wire.
     pub ack: u32,
-    /// Window as on the wire.
+    /// Window, as on the wire.
     pub window: u16,
     /// Urgent pointer.
     pub urgent: u16,
@@ -46,21 +46,21 @@ const TCP_LEN: usize = 20;
 const PROTOCOL_TCP: u8 = 6;
 const PROTOCOL_ICMP: u8 = 1;
 const PROTOCOL_ICMPV6: u8 = 58;
-/// Hops that a packet of a script may make.
+/// Hop limit of a script's packets.
 const HOPS: u8 = 255;
 
 impl Live {
-    /// The segment as a frame with good checksums, from `remote` to `local`.
+    /// Encodes the segment as a frame with valid checksums, from `remote` to `local`.
     pub fn frame(&self, ends: &Ends) -> Vec<u8> {
         let tcp = self.tcp_bytes();
         ip_frame(self.source.ip(), self.destination.ip(), PROTOCOL_TCP, self.ecn, &tcp, ends)
     }
 
-    /// Header, options and payload.
+    /// Encodes header, options and payload.
     fn tcp_bytes(&self) -> Vec<u8> {
         let mut options = Vec::new();
         self.options.iter().for_each(|option| emit_option(option, &mut options));
-        // An incomplete word is filled with ends of the list.
+        // Options are padded to a full word with end-of-list options.
         options.resize(options.len().next_multiple_of(4), 0);
         let mut bytes = Vec::with_capacity(TCP_LEN + options.len() + self.payload.len());
         bytes.extend(self.source.port().to_be_bytes());
@@ -80,7 +80,7 @@ impl Live {
         bytes
     }
 
-    /// Takes a frame apart; `None` if it is not a TCP segment.
+    /// Decodes a frame. `None` if it is not a TCP segment.
     pub fn parse(frame: &[u8]) -> Option<Self> {
         let ip = frame.get(ETHERNET_LEN..)?;
         let (source, destination, ecn, tcp) = match frame.get(12..14)? {
@@ -105,7 +105,7 @@ impl Live {
         })
     }
 
-    /// Where the payload stands in the stream, counted from the SYN's number.
+    /// Position of the payload in the stream, counted from the SYN's sequence number.
     pub fn data_at(&self) -> u32 {
         self.seq.wrapping_add(u32::from(self.flags & SYN != 0))
     }
@@ -128,12 +128,12 @@ fn parse_v6(ip: &[u8]) -> Option<Parsed<'_>> {
     (ip[6] == PROTOCOL_TCP).then_some((address(8)?, address(24)?, ip[1] >> 4 & 3, tcp))
 }
 
-/// The ICMP error as a frame. `quoted` is the segment of ours that it is about.
+/// Encodes the ICMP error as a frame. `quoted` is the subject's segment that it is about.
 pub fn icmp_frame(icmp: &Icmp, quoted: &Live, ends: &Ends) -> Vec<u8> {
     let (local, remote) = (quoted.source.ip(), quoted.destination.ip());
     let tcp = quoted.tcp_bytes();
     let mut packet = ip_packet(local, remote, PROTOCOL_TCP, 0, &tcp[..TCP_LEN]);
-    // The length of the whole packet, of which only the beginning is quoted.
+    // The length of the whole packet, although only its beginning is quoted.
     let whole = TCP_LEN as u32 + icmp.len;
     let v4 = local.is_ipv4();
     let (at, len) = if v4 { (2, whole + 20) } else { (4, whole) };
@@ -259,7 +259,7 @@ fn parse_options(mut bytes: &[u8]) -> Vec<TcpOption> {
             0 | 1 => 1,
             _ => usize::from(*rest.first().unwrap_or(&0)),
         };
-        // What has no end of its own is all the rest.
+        // An option with a length of 0 takes all bytes that are left.
         let len = if len == 0 { bytes.len() } else { len.min(bytes.len()) };
         let (option, behind) = bytes.split_at(len);
         options.push(parse_option(option));
@@ -289,7 +289,7 @@ fn parse_option(option: &[u8]) -> TcpOption {
     }
 }
 
-/// Sum of the pseudo header (RFC 9293 §3.1, RFC 8200 §8.1).
+/// Sum of the pseudo-header (RFC 9293 §3.1, RFC 8200 §8.1).
 fn pseudo_sum(source: IpAddr, destination: IpAddr, protocol: u8, len: usize) -> u32 {
     let octets = |address| match address {
         IpAddr::V4(address) => address.octets().to_vec(),
@@ -300,7 +300,7 @@ fn pseudo_sum(source: IpAddr, destination: IpAddr, protocol: u8, len: usize) -> 
     u32::from(sum(source_sum.into(), &octets(destination)))
 }
 
-/// The Internet sum of RFC 1071, folded, from a start value.
+/// The Internet checksum sum (RFC 1071), folded, from a start value.
 fn sum(start: u32, bytes: &[u8]) -> u16 {
     let mut total = u64::from(start);
     for pair in bytes.chunks(2) {

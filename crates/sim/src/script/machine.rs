@@ -1,4 +1,4 @@
-//! The subject that is judged: sockets on a stack, on a wire without offload, in virtual time.
+//! The subject under test: sockets on a stack, on a wire without offload, in virtual time.
 
 use super::subject::{LISTEN_PORT, REMOTE_MAC, REMOTE_PORT};
 use super::{Call, Ends, Fd, Micros, Outcome, Subject, Value};
@@ -31,13 +31,13 @@ pub struct Machine {
     ledger: Ledger,
     clock: Clock,
     open: BTreeMap<Fd, SocketId>,
-    /// Frames that left and were not taken.
+    /// Frames that left and were not taken yet.
     left: VecDeque<Vec<u8>>,
     v6: bool,
 }
 
 impl Machine {
-    /// A machine at the start of time, that speaks IPv6 in scripts that say so.
+    /// Makes a machine at the start of time, for a script that uses IPv6 or IPv4.
     pub fn new(v6: bool) -> Self {
         let memory = MemoryConfig { packets: 4096, small_frames: 4096, large_frames: 1024 };
         let mut stack = Stack::new(config(0, Settings::default()), Caps::plain(1500));
@@ -55,8 +55,8 @@ impl Machine {
         }
     }
 
-    /// Packets, small and large frames that did not come back yet: for the end of a script, when
-    /// its sockets are closed.
+    /// Packets, small and large frames that are still out: for the end of a script, when its
+    /// sockets are closed.
     pub fn out_counts(&self) -> [usize; 3] {
         let memory = &self.memory;
         [memory.packets.out_count(), memory.small.out_count(), memory.large.out_count()]
@@ -72,7 +72,7 @@ impl Machine {
         act(&mut self.sockets, &mut cx)
     }
 
-    /// Takes everything out that wants to leave, cut into segments.
+    /// Transmits all pending packets, cut into segments.
     fn flush(&mut self) {
         let mut burst = Burst::new();
         loop {
@@ -189,7 +189,7 @@ impl Machine {
                     sockets.set_options(id, now, |options| options.send_buffer = Some(bytes))?;
                 }
                 (SOL_SOCKET, SO_RCVBUF, Value::Number(bytes)) => {
-                    // As much again for overhead, as on Linux.
+                    // Twice the size, for overhead, as on Linux.
                     let bytes = u32::try_from(2 * *bytes).map_err(|_| Error::Invalid)?;
                     sockets.set_options(id, now, |options| options.receive_buffer = Some(bytes))?;
                 }
@@ -356,7 +356,7 @@ impl Subject for Machine {
                 let Some(id) = self.open.get(fd) else {
                     return Outcome::Failed(Error::BadSocket.errno());
                 };
-                // POLLERR and POLLHUP are told unasked.
+                // POLLERR and POLLHUP are always reported.
                 let ready = i64::from(self.sockets.readiness(*id).bits()) & (events | 0x18);
                 Outcome::Told(i64::from(ready != 0), ready)
             }

@@ -1,9 +1,10 @@
-//! Scripts: what one TCP connection must do, call by call and segment by segment, in virtual time.
+//! Scripts: the required behaviour of one TCP connection, call by call and segment by segment, in
+//! virtual time.
 //!
 //! # Theory of operation
 //!
-//! A script is a text of steps. Each step has a time and says what the application calls, what
-//! arrives, or what must leave:
+//! A script is a text of steps. Each step has a time and describes a call of the application, a
+//! segment that arrives, or a segment that must leave:
 //!
 //! ```text
 //! `sysctl net.ipv4.tcp_sack=0`              // settings, before all else
@@ -14,21 +15,22 @@
 //! +0   > S. 0:0(0) ack 1 <mss 1460>         // must leave
 //! +.1  < . 1:1(0) ack 1 win 65535
 //! +0   accept(3, ..., ...) = 4
-//! +0   %{ assert tcpi_snd_mss == 1000 }%    // what TCP_INFO must say of the latest descriptor
+//! +0   %{ assert tcpi_snd_mss == 1000 }%    // required TCP_INFO of the latest descriptor
 //! +0   read(4, ..., 10) = -1 EAGAIN         // or `+0...0.2 read(` for a call that waits
 //! ```
 //!
-//! [`Script::parse`] reads it; [`run`](Script::run) plays it on a [`Subject`], which is a stack of
-//! this project or a kernel. Times: `1.5` from the start, `+.1` from the step before, `+.1~+.2`
-//! within, `*` whenever. Numbers of both directions begin with 0 at the SYN; timestamps of the
-//! subject are those of its first segment on. Options are compared in order; `<...>` takes any,
-//! none written means none sent. `win` is compared if written; `p.` is `.` or `P.`. Every segment
-//! that leaves must be expected, also at the end. Payload is a pattern that depends on its place in
-//! the stream and is checked both ways; `fill 65` sends other bytes, and `read(4, [65], 10)` wants
-//! them. Malformed options are written in bytes, as in `<hex 0203>`.
+//! [`Script::parse`] parses it; [`run`](Script::run) plays it on a [`Subject`], which is a stack of
+//! this project or a kernel. Times: `1.5` counts from the start, `+.1` from the previous step,
+//! `+.1~+.2` is an interval, `*` is any time. Sequence numbers of both directions start with 0 at
+//! the SYN; timestamps of the subject count from its first segment. Options are compared in order;
+//! `<...>` accepts any, and no options means that none are sent. `win` is compared if it is given;
+//! `p.` is `.` or `P.`. Every segment that leaves must be expected, also at the end. Payload is a
+//! pattern that depends on its position in the stream, and is checked in both directions; `fill 65`
+//! sends other bytes, and `read(4, [65], 10)` requires them. Malformed options are given in bytes,
+//! as in `<hex 0203>`.
 //!
-//! The words are those of packetdrill where it has them, so that most scripts run there too.
-//! Any text may be parsed: what cannot be understood is an [`Error`] with its line.
+//! The syntax is packetdrill's where packetdrill has one, so most scripts also run there. Any text
+//! may be parsed: text that is not understood is an [`Error`] with its line.
 
 mod call;
 mod cursor;
@@ -54,12 +56,12 @@ use std::fmt;
 /// Microseconds since the start of a script.
 pub type Micros = u64;
 
-/// What is wrong with a script, or with what it was played on.
+/// An error of a script, or of the subject on which it was played.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     /// The line, from 1.
     pub line: usize,
-    /// What.
+    /// The description.
     pub what: String,
 }
 
@@ -72,44 +74,44 @@ impl fmt::Display for Error {
 /// A script.
 #[derive(Clone, Debug, Default)]
 pub struct Script {
-    /// Over IPv6.
+    /// The script uses IPv6.
     pub v6: bool,
-    /// Settings by name, with the value as text.
+    /// Settings by name, with their values as text.
     pub settings: Vec<(String, String)>,
-    /// Steps in order.
+    /// The steps in order.
     pub steps: Vec<Step>,
 }
 
 /// A step of a script.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// Line of the script.
+    /// Line in the script.
     pub line: usize,
-    /// When.
+    /// The time.
     pub when: When,
-    /// What.
+    /// The action.
     pub action: Action,
 }
 
-/// When a step happens.
+/// The time of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// At this time.
+    /// At this time from the start.
     At(Micros),
-    /// This long after the step before.
+    /// This long after the previous step.
     After(Micros),
-    /// At least and at most this long after the step before.
+    /// Between these times after the previous step.
     Between(Micros, Micros),
-    /// Begins this long after the step before, and returns that long after it.
+    /// Starts at the first time after the previous step, and returns at the second.
     Waiting(Micros, Micros),
-    /// Whenever.
+    /// At any time.
     Any,
 }
 
-/// What happens in a step.
+/// The action of a step.
 #[derive(Clone, Debug)]
 pub enum Action {
-    /// The application calls.
+    /// The application makes a call.
     Call(Call, Expected),
     /// A segment arrives.
     Inject(Segment),
@@ -117,22 +119,22 @@ pub enum Action {
     InjectIcmp(Icmp),
     /// A segment must leave.
     Expect(Segment),
-    /// TCP_INFO must say this.
+    /// A field of TCP_INFO must have this value.
     Assert(Vec<Assertion>),
 }
 
 /// A comparison with a field of TCP_INFO.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assertion {
-    /// Name of the field, with its `tcpi_`.
+    /// Name of the field, including `tcpi_`.
     pub field: String,
-    /// How to compare.
+    /// The comparison.
     pub comparison: Comparison,
-    /// With what.
+    /// The value to compare with.
     pub value: i64,
 }
 
-/// How an assertion compares.
+/// The comparison of an assertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
     /// `==`
@@ -150,7 +152,7 @@ pub enum Comparison {
 }
 
 impl Comparison {
-    /// Whether `left` compares with `right` in this way.
+    /// True if the comparison holds for `left` and `right`.
     pub fn holds(self, left: i64, right: i64) -> bool {
         match self {
             Comparison::Equal => left == right,

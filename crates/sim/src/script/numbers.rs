@@ -1,26 +1,26 @@
-//! Between the numbers of a script and those on the wire.
+//! Conversion between the numbers of a script and those on the wire.
 
 use super::frame::{Ends, Live};
 use super::packet::{ACK, PSH, SYN, Segment, TcpOption};
 use crate::oracle;
 use std::net::SocketAddr;
 
-/// Initial sequence number of the script's side: data crosses the wrap early.
+/// Initial sequence number of the script's side, so that data soon crosses the wrap.
 const REMOTE_ISN: u32 = u32::MAX - 2000;
-/// The subject's number 0 as long as it sent no SYN.
+/// The subject's number 0 while it has sent no SYN.
 const LOCAL_ISN_UNKNOWN: u32 = 0;
 
-/// Stream of what the subject's application writes.
+/// Number of the stream that the subject's application writes.
 pub(super) const WRITES: u64 = 1;
-/// Stream of what the script sends.
+/// Number of the stream that the script sends.
 pub(super) const READS: u64 = 2;
 
-/// What is known of both sides' numbers.
+/// The known numbers of both sides.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Numbers {
     pub(super) ends: Ends,
     local_isn: Option<u32>,
-    /// The subject's timestamp less the script's.
+    /// The subject's timestamp minus the script's.
     timestamp_offset: Option<u32>,
 }
 
@@ -29,13 +29,13 @@ impl Numbers {
         Self { ends, local_isn: None, timestamp_offset: None }
     }
 
-    /// A new connection begins: the next SYN of the subject sets its numbers anew.
+    /// Starts a new connection: the next SYN of the subject sets its numbers again.
     pub(super) fn renew(&mut self) {
         self.local_isn = None;
         self.timestamp_offset = None;
     }
 
-    /// A segment that the script sends.
+    /// Converts a segment that the script sends.
     pub(super) fn live(self, segment: &Segment) -> Live {
         let local = self.local_isn.unwrap_or(LOCAL_ISN_UNKNOWN);
         let mut options = segment.options.clone().unwrap_or_default();
@@ -72,7 +72,7 @@ impl Numbers {
         live
     }
 
-    /// A segment of the subject as an ICMP error quotes it.
+    /// Converts a segment of the subject that an ICMP error quotes.
     pub(super) fn quoted(self, seq: u32) -> Live {
         Live {
             ecn: 0,
@@ -88,8 +88,8 @@ impl Numbers {
         }
     }
 
-    /// Takes note of a segment that the subject sent and gives it in the script's numbers, with
-    /// what is wrong with its payload or its addresses.
+    /// Records a segment that the subject sent and converts it to the script's numbers. Also
+    /// returns an error of its payload or its addresses.
     pub(super) fn observe(
         &mut self,
         live: &Live,
@@ -99,7 +99,7 @@ impl Numbers {
             self.local_isn = Some(live.seq);
             self.ends.local = live.source;
         }
-        // Without a SYN the numbers are those of the script's own acknowledgments.
+        // Without a SYN, the script's own acknowledgments define the numbers.
         let local = self.local_isn.unwrap_or(LOCAL_ISN_UNKNOWN);
         let mut options = live.options.clone();
         for option in &mut options {
@@ -148,7 +148,7 @@ impl Numbers {
     }
 }
 
-/// The timestamp that the script states for the subject's first one.
+/// The timestamp that the script gives for the subject's first one.
 fn first_value(expected: Option<&Segment>) -> u32 {
     let options = expected.and_then(|segment| segment.options.as_deref()).unwrap_or_default();
     let value = options.iter().find_map(|option| match option {
@@ -158,10 +158,10 @@ fn first_value(expected: Option<&Segment>) -> u32 {
     value.unwrap_or(FIRST_TIMESTAMP)
 }
 
-/// The subject's first timestamp if the script does not say.
+/// The subject's first timestamp, if the script does not give it.
 const FIRST_TIMESTAMP: u32 = 100;
 
-/// How `actual` differs from `expected`, field by field; empty if it does not.
+/// The differences between `actual` and `expected`, by field. Empty if there are none.
 pub(super) fn differences(
     expected: &Segment,
     actual: &Segment,

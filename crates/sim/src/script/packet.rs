@@ -1,40 +1,40 @@
-//! Segments and ICMP messages as a script writes them.
+//! Segments and ICMP messages in scripts.
 
 use super::Error;
 use super::cursor::Cursor;
 use std::fmt;
 
-/// A TCP segment in the numbers of the script.
+/// A TCP segment with the numbers of the script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// The two ECN bits of the IP header; `None` accepts any and sends 0.
+    /// The two ECN bits of the IP header. `None` accepts any and sends 0.
     pub ecn: Option<u8>,
-    /// Control bits as on the wire.
+    /// Control bits, as on the wire.
     pub flags: u8,
-    /// Number of the first byte.
+    /// Sequence number of the first byte.
     pub seq: u32,
     /// Bytes of payload.
     pub len: u32,
     /// The acknowledgment, if the ACK bit is set.
     pub ack: Option<u32>,
-    /// The window as on the wire; `None` accepts any.
+    /// The window, as on the wire. `None` accepts any.
     pub window: Option<u16>,
     /// The urgent pointer.
     pub urgent: u16,
-    /// Options in order; `None` accepts any.
+    /// Options in order. `None` accepts any.
     pub options: Option<Vec<TcpOption>>,
-    /// All payload bytes have this value instead of the pattern of their place.
+    /// All payload bytes have this value, instead of the pattern of their position.
     pub fill: Option<u8>,
-    /// The PSH bit may be set or not: where a write is cut is nobody's business.
+    /// The PSH bit may be set or not, because the boundaries of writes do not matter.
     pub push_optional: bool,
 }
 
 /// An option of a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TcpOption {
-    /// Ends the list.
+    /// End of the list.
     Eol,
-    /// Fills.
+    /// No operation, used as padding.
     Nop,
     /// Maximum segment size.
     Mss(u16),
@@ -44,43 +44,43 @@ pub enum TcpOption {
     SackPermitted,
     /// SACK blocks.
     Sack(Vec<(u32, u32)>),
-    /// Timestamps; a value of `None` accepts any.
+    /// Timestamps. A value of `None` accepts any.
     Timestamps(Option<u32>, u32),
-    /// Fast Open cookie, of no bytes for a request.
+    /// Fast Open cookie, without bytes for a request.
     FastOpen(Vec<u8>),
-    /// Anything else, kind and length included, as bytes: for what is malformed.
+    /// Other options as bytes, including kind and length: for malformed ones.
     Raw(Vec<u8>),
 }
 
-/// An ICMP error about a segment of ours.
+/// An ICMP error about a segment of the subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Icmp {
-    /// What is said.
+    /// The message.
     pub kind: IcmpKind,
-    /// Number of the first byte of the segment that is quoted.
+    /// Sequence number of the first byte of the quoted segment.
     pub seq: u32,
-    /// Bytes of payload of that segment.
+    /// Bytes of payload of the quoted segment.
     pub len: u32,
 }
 
-/// What an ICMP error says.
+/// The message of an ICMP error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IcmpKind {
-    /// The network cannot be reached.
+    /// The network is unreachable.
     NetUnreachable,
-    /// The host cannot be reached.
+    /// The host is unreachable.
     HostUnreachable,
-    /// The host does not know TCP.
+    /// The protocol is unreachable.
     ProtocolUnreachable,
-    /// Nobody has the port.
+    /// The port is unreachable.
     PortUnreachable,
-    /// The next link takes packets of at most this many bytes.
+    /// A packet is too big: the next link has this MTU.
     TooBig(u16),
-    /// Hops ran out.
+    /// The hop limit was exceeded.
     TimeExceeded,
 }
 
-/// Names of the control bits in scripts, from the lowest.
+/// Letters of the control bits in scripts, from the lowest bit.
 const FLAG_LETTERS: [char; 8] = ['F', 'S', 'R', 'P', '.', 'U', 'E', 'W'];
 
 /// The ACK bit.
@@ -90,13 +90,13 @@ pub(super) const PSH: u8 = 0x08;
 /// The SYN bit.
 pub(super) const SYN: u8 = 0x02;
 
-/// Most payload of a segment of a script.
+/// Largest payload of a script's segment.
 const LEN_MAX: u32 = 65_000;
 /// Most bytes of options.
 const OPTIONS_LEN_MAX: usize = 40;
 
 impl Segment {
-    /// Reads what follows the direction.
+    /// Parses a segment after its direction.
     pub(super) fn parse(cursor: &mut Cursor<'_>) -> Result<Self, Error> {
         let ecn = parse_ecn(cursor)?;
         let push_optional = cursor.eat("p");
@@ -231,7 +231,7 @@ fn parse_option(cursor: &mut Cursor<'_>) -> Result<TcpOption, Error> {
     })
 }
 
-/// Bytes as pairs of digits; none for a lone `0` or nothing.
+/// Parses bytes as pairs of digits. No bytes for a lone `0` or nothing.
 fn parse_hex(cursor: &mut Cursor<'_>) -> Result<Vec<u8>, Error> {
     cursor.blanks();
     let start = *cursor;
@@ -245,7 +245,7 @@ fn parse_hex(cursor: &mut Cursor<'_>) -> Result<Vec<u8>, Error> {
 }
 
 impl TcpOption {
-    /// Bytes on the wire.
+    /// Length on the wire.
     pub(super) fn len(&self) -> usize {
         match self {
             TcpOption::Eol | TcpOption::Nop => 1,
@@ -261,7 +261,7 @@ impl TcpOption {
 }
 
 impl Icmp {
-    /// Reads what follows `icmp`.
+    /// Parses an ICMP error after `icmp`.
     pub(super) fn parse(cursor: &mut Cursor<'_>) -> Result<Self, Error> {
         let start = *cursor;
         let kind = match (cursor.word(), cursor.word()) {
@@ -287,7 +287,7 @@ impl Icmp {
     }
 }
 
-/// Control bits in the letters of scripts.
+/// The control bits in the letters of scripts.
 pub(super) fn flag_letters(flags: u8) -> String {
     let set = FLAG_LETTERS.iter().enumerate().filter(|(bit, _)| flags >> bit & 1 != 0);
     let mut text: String = set.map(|(_, letter)| *letter).filter(|letter| *letter != '.').collect();

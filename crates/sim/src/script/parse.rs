@@ -1,4 +1,4 @@
-//! From text to steps.
+//! Parsing text into steps.
 
 use super::cursor::Cursor;
 use super::packet::{Icmp, Segment};
@@ -8,10 +8,10 @@ use super::{Action, Assertion, Call, Comparison, Error, Script, Step, When};
 const STEPS_MAX: usize = 10_000;
 
 impl Script {
-    /// Reads a script.
+    /// Parses a script.
     ///
     /// # Errors
-    /// The first thing that is not understood, with its line.
+    /// The first text that is not understood, with its line.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let mut script = Script::default();
         let mut cursor = Cursor::new(text);
@@ -34,7 +34,7 @@ impl Script {
         }
     }
 
-    /// `--ip_version=ipv4` and `--ip_version=ipv6`.
+    /// Parses `--ip_version=ipv4` and `--ip_version=ipv6`.
     fn parse_option(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Error> {
         match cursor.run(|c| !c.is_whitespace()) {
             "ip_version=ipv4" => self.v6 = false,
@@ -44,7 +44,7 @@ impl Script {
         Ok(())
     }
 
-    /// `sysctl [-q] name=value ...`, also several on lines of their own.
+    /// Parses `sysctl [-q] name=value ...`, also several on separate lines.
     fn parse_settings(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Error> {
         let start = *cursor;
         for line in cursor.until("`")?.lines() {
@@ -138,7 +138,7 @@ fn parse_action(cursor: &mut Cursor<'_>) -> Result<Action, Error> {
     Ok(Action::Call(call, expected))
 }
 
-/// `assert field == value` and its kin, one a line or with semicolons between them.
+/// Parses `assert field == value` and other comparisons, separated by lines or semicolons.
 fn parse_assertions(cursor: &mut Cursor<'_>) -> Result<Vec<Assertion>, Error> {
     let start = *cursor;
     let mut assertions = Vec::new();
@@ -155,7 +155,7 @@ fn parse_assertions(cursor: &mut Cursor<'_>) -> Result<Vec<Assertion>, Error> {
 
 fn parse_assertion(text: &str) -> Option<Assertion> {
     let text = text.strip_prefix("assert ")?;
-    // What follows the comma is for messages.
+    // The text after the comma is for messages and is ignored.
     let text = text.split_once(',').map_or(text, |(text, _)| text);
     let mut words = text.split_whitespace();
     let field = words.next().filter(|field| field.starts_with("tcpi_"))?.to_string();

@@ -9,12 +9,12 @@ use super::{
 use crate::oracle;
 use std::collections::{BTreeMap, VecDeque};
 
-/// How exact times must be.
+/// Tolerances of times.
 #[derive(Clone, Copy, Debug)]
 pub struct Tolerance {
     /// A segment may leave this much too early or too late.
     pub time: Micros,
-    /// And this share of the time since the step before, in percent.
+    /// A larger tolerance for long intervals: percent of the time since the previous step.
     pub percent: u64,
     /// A timestamp may be this far off, in milliseconds.
     pub timestamp: u32,
@@ -31,22 +31,22 @@ impl Tolerance {
     }
 }
 
-/// A segment that left, in the numbers of the script.
+/// A segment that left, with the numbers of the script.
 #[derive(Clone, Debug)]
 pub struct Observed {
-    /// When.
+    /// The time.
     pub at: Micros,
-    /// What.
+    /// The segment.
     pub segment: Segment,
 }
 
-/// How long a step that says `*` is waited for.
+/// Longest wait for a step with the time `*`.
 const PATIENCE: Micros = 300_000_000;
-/// Number of the error of a call that would wait.
+/// Error number of a call that would wait.
 const EAGAIN: i32 = 11;
-/// Number of the error of a connect that goes on.
+/// Error number of a connect that has started.
 const EINPROGRESS: i32 = 115;
-/// Number of the error of a connect that already goes on.
+/// Error number of a connect that had started before.
 const EALREADY: i32 = 114;
 /// `MSG_DONTWAIT`.
 const DONTWAIT: i64 = 0x40;
@@ -61,7 +61,7 @@ const FLAGS: [i64; 2] = [2, 2 | 0o4000];
 #[derive(Clone, Copy, Debug, Default)]
 struct Descriptor {
     nonblocking: bool,
-    /// A connection was begun: calls that follow ask for its outcome.
+    /// A connection was started: further calls query its result.
     begun: bool,
     connecting: bool,
     written: u64,
@@ -73,9 +73,9 @@ struct Waiting {
     line: usize,
     call: Call,
     expected: Expected,
-    /// What a write has sent so far.
+    /// Bytes that a write has sent so far.
     done: usize,
-    /// When it must return.
+    /// When it must return: between these times.
     from: Micros,
     to: Micros,
 }
@@ -89,16 +89,16 @@ struct Player<'a> {
     left: VecDeque<(Micros, Live)>,
     waiting: Option<Waiting>,
     observed: Vec<Observed>,
-    /// The time that relative times count from.
+    /// The time from which relative times count.
     base: Micros,
     line: usize,
 }
 
 impl Script {
-    /// Plays the script on `subject`, whose clock stands at its start: the segments that left.
+    /// Plays the script on `subject`, whose clock is at its start. Returns the segments that left.
     ///
     /// # Errors
-    /// The first step that was not as written.
+    /// The first step that the subject did not follow.
     pub fn run(
         &self,
         subject: &mut dyn Subject,
@@ -174,7 +174,7 @@ impl Player<'_> {
         }
     }
 
-    /// Lets time pass until `until`; what leaves meanwhile is kept.
+    /// Lets time pass until `until`, and keeps the segments that leave meanwhile.
     fn pass(&mut self, until: Micros) -> Result<(), Error> {
         while let Some(frame) = self.subject.run(until) {
             self.keep(frame);
@@ -235,7 +235,7 @@ impl Player<'_> {
         self.fail(format!("{field} is {actual}, {comparison:?} {value} was wanted"))
     }
 
-    /// Makes a call; `end` if it is to wait, and when it is to return.
+    /// Makes a call. `end` says when a call that waits has to return.
     fn call(&mut self, call: &Call, expected: Expected, end: Option<Micros>) -> Result<(), Error> {
         if self.waiting.is_some() {
             return self.fail("the call before still waits".into());
@@ -249,7 +249,7 @@ impl Player<'_> {
         self.attempt(end.is_some())
     }
 
-    /// Makes the waiting call again.
+    /// Repeats the waiting call.
     fn retry(&mut self) -> Result<(), Error> {
         match &self.waiting {
             None => Ok(()),
@@ -304,7 +304,7 @@ impl Player<'_> {
         Ok(())
     }
 
-    /// Makes a call once and keeps account of what it moved.
+    /// Makes a call once, and counts the bytes that it moved.
     fn make(&mut self, waiting: &mut Waiting) -> Result<Outcome, Error> {
         if let Call::Connect(fd) | Call::Write { fd, .. } = waiting.call
             && waiting.call.connects()
@@ -406,7 +406,7 @@ impl Player<'_> {
             Call::Connect(fd) => (fd, 0),
             _ => return false,
         };
-        // Who reads urgent data never waits for it.
+        // A call that reads urgent data never waits.
         flags & (DONTWAIT | OOB) != 0
             || self.descriptors.get(fd).is_some_and(|known| known.nonblocking)
     }
@@ -422,7 +422,7 @@ impl Player<'_> {
         if again { EALREADY } else { EINPROGRESS }
     }
 
-    /// Nothing may be left over.
+    /// Checks that no segment and no call is left.
     fn finish(mut self) -> Result<Vec<Observed>, Error> {
         let now = self.subject.now();
         self.pass(now)?;
@@ -440,7 +440,7 @@ impl Player<'_> {
     }
 }
 
-/// A time for messages.
+/// Formats a time for messages.
 fn at(micros: Micros) -> String {
     format!("{}.{:06} s", micros / 1_000_000, micros % 1_000_000)
 }

@@ -1,4 +1,4 @@
-//! Reading scripts: what is understood, and that nothing else does harm.
+//! Parsing scripts: valid texts, and robustness against invalid ones.
 
 use super::{Action, Call, Error, Script, TcpOption, When};
 use crate::seed::Rng;
@@ -40,7 +40,7 @@ fn an_example_is_understood() {
     assert_eq!(*fill, Some(65));
 }
 
-/// A segment that is shown reads the same again.
+/// A segment that is formatted is parsed as the same segment.
 #[test]
 fn segments_are_shown_as_they_are_written() {
     for text in [
@@ -62,7 +62,7 @@ fn refuses(text: &str, line: usize, what: &str) {
     assert_eq!(at, line, "{text}: {actual}");
 }
 
-/// Errors say where and what.
+/// Errors name the line and the problem.
 #[test]
 fn mistakes_are_named() {
     refuses("\n\nhello", 3, "a time in seconds");
@@ -90,7 +90,7 @@ fn mistakes_are_named() {
     refuses("+0 poll([[[[[[[[1]]]]]]]], 1, 0) = 0", 1, "nested too deeply");
 }
 
-/// No text makes the parser panic: the example with pieces cut out, repeated and overwritten.
+/// No text makes the parser panic: the example, with parts removed, repeated and overwritten.
 #[test]
 fn any_text_may_be_parsed() {
     let mut rng = Rng::new(7);

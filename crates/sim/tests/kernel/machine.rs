@@ -1,5 +1,5 @@
-//! The kernel of this machine as the subject of scripts: its sockets in a network namespace of
-//! this thread, its frames through a TAP device, in real time.
+//! The kernel of this machine as the subject of scripts: sockets in a network namespace of this
+//! thread, frames through a TAP device, real time.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -21,7 +21,7 @@ use crate::sockets::Sockets;
 /// The kernel's link-layer address.
 const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
-/// The machine.
+/// The kernel with its TAP device.
 pub(super) struct Machine {
     start: Instant,
     tap: Tap,
@@ -39,19 +39,19 @@ fn addresses(v6: bool) -> [IpAddr; 2] {
     })
 }
 
-/// Moves this thread into a fresh network namespace.
+/// Moves this thread into a new network namespace.
 ///
 /// # Errors
-/// Why it cannot.
+/// The reason of the failure.
 pub(super) fn enter_namespace() -> Result<(), String> {
-    // SAFETY: a network namespace shares no file descriptors and no memory.
+    // SAFETY: a new network namespace does not affect file descriptors or memory.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
         .map_err(|errno| format!("no network namespace: {errno}"))?;
     Tap::create("probe").map(drop).map_err(|error| error.to_string())
 }
 
 impl Machine {
-    /// A machine in the namespace of this thread. Calls of scripts use IPv4.
+    /// Makes a machine in the namespace of this thread. The calls of its scripts use IPv4.
     pub(super) fn new() -> Self {
         let tap = Tap::create("tap0").expect("a TAP device");
         let network = |v6| {
@@ -75,7 +75,7 @@ impl Machine {
         Self { start: clock(), tap, memory, ledger, reactor, burst, sockets }
     }
 
-    /// The next frame that is there.
+    /// Reads the next frame, if there is one.
     fn take(&mut self) -> Option<Vec<u8>> {
         if self.burst.is_empty() {
             let Self { tap, memory, ledger, burst, .. } = self;
@@ -84,7 +84,7 @@ impl Machine {
         self.burst.pop().map(|packet| oracle::flatten(&packet))
     }
 
-    /// Answers who asks for the script's link-layer address.
+    /// Answers queries for the script's link-layer address.
     fn answer(&mut self, frame: &[u8]) -> bool {
         let arp = frame.get(12..14) == Some(&[0x08, 0x06]) && frame.get(20..22) == Some(&[0, 1]);
         if !arp || frame.len() < 42 {
@@ -154,7 +154,7 @@ impl Subject for Machine {
     }
 }
 
-/// TAP devices need no time.
+/// The time of a TAP device, which does not use it.
 fn cx<'a>(memory: &'a mut Memory, ledger: &'a Ledger) -> Context<'a> {
     Context { memory, ledger, now: time::Instant::START }
 }

@@ -2,14 +2,15 @@
 //!
 //! # Method
 //!
-//! Each script of tests/scripts is played twice: in real time on the kernel, whose sockets live in
-//! a network namespace and whose segments pass a TAP device; and in virtual time on the stack. Both
-//! must do what the script says, and the segments that left are compared after normalising: the
-//! player has already taken out initial sequence numbers, timestamps' offsets and ports, IP
-//! identifiers are not looked at, and [`normal`] takes out what is a matter of configuration.
-//! [`KERNEL_LEFT_OUT`] are not played here at all.
+//! Each script of tests/scripts is played twice: in real time on the kernel, whose sockets are in a
+//! network namespace and whose segments pass a TAP device; and in virtual time on the stack. Both
+//! must do what the script requires. The segments that left are compared after normalising: the
+//! player has already removed initial sequence numbers, timestamp offsets and ports; IP identifiers
+//! are not compared; and [`normal`] removes what depends on configuration. [`KERNEL_LEFT_OUT`] are
+//! not played here.
 //!
-//! Needs the right to make network namespaces; without it all are reported as ignored.
+//! Needs the permission to create network namespaces; without it all scripts are reported as
+//! ignored.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -24,30 +25,30 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use machine::{Machine, enter_namespace};
 use towpath_sim::script::{self, Observed, Script, Segment, TcpOption, Tolerance};
 
-/// Scripts that the kernel is not asked to play, with the reason.
+/// Scripts that are not played on the kernel, with the reason.
 const KERNEL_LEFT_OUT: [(&str, &str); 3] = [
     ("keepalive", "takes four hours of real time"),
     ("keepalive_off_is_quiet", "takes ten hours of real time"),
     ("ipv6", "the device of this test answers for IPv4 neighbours only"),
 ];
 
-/// How often a script is tried on the kernel: a busy machine is late now and then.
+/// Attempts for each script on the kernel, because a busy machine is late sometimes.
 const ATTEMPTS: u32 = 12;
-/// Priority of this process, if it may have it: the highest of those that share time.
+/// Priority of this process, if it may be set: the highest one of time-sharing scheduling.
 const PRIORITY: i32 = -20;
 /// The PSH bit.
 const PSH: u8 = 0x08;
-/// Segments may leave this much apart in the two traces, in microseconds: timers of the kernel
-/// are rounded up by an eighth, and this machine may be busy.
+/// Largest time difference of a segment between the two traces, in microseconds: timers of the
+/// kernel are rounded up by an eighth, and the machine may be busy.
 const APART_MAX: u64 = 40_000;
 
-/// Without what differs by configuration or by deliberate choice:
+/// Removes what differs by configuration or by deliberate choice:
 ///
 /// - the window, which follows the sizes of buffers;
-/// - options of SYNs, among them the window's scale, for the same reason;
-/// - SACK blocks beyond the first: whether data that came twice is told (RFC 2883) is a setting;
-/// - timestamps' values: the clock of the kernel is real;
-/// - PSH: where a write is cut into segments of several is a choice that RFC 9293 §3.9.1.2 leaves.
+/// - options of SYNs, among them the window scale, for the same reason;
+/// - SACK blocks beyond the first: reporting duplicate data (RFC 2883) is a setting;
+/// - values of timestamps: the kernel's clock is real;
+/// - PSH: RFC 9293 §3.9.1.2 leaves open which segments of a write have it.
 fn normal(segment: &Segment) -> Segment {
     let syn = segment.flags & 2 != 0;
     let mut options = segment.options.clone().unwrap_or_default();
@@ -60,7 +61,7 @@ fn normal(segment: &Segment) -> Segment {
     Segment { flags: segment.flags & !PSH, window: None, options: Some(options), ..segment.clone() }
 }
 
-/// Says where two traces differ.
+/// Describes the first difference between two traces.
 fn compare(kernel: &[Observed], ours: &[Observed]) -> Result<(), Failed> {
     let start = |trace: &[Observed]| trace.first().map_or(0, |first| first.at);
     for (number, (theirs, ours_now)) in kernel.iter().zip(ours).enumerate() {
@@ -70,7 +71,7 @@ fn compare(kernel: &[Observed], ours: &[Observed]) -> Result<(), Failed> {
             return Err(what.into());
         }
         let since = [theirs.at - start(kernel), ours_now.at - start(ours)];
-        // Delays add up over a script: each is at most an eighth.
+        // Delays add up over a script: each one is at most an eighth.
         if since[0].abs_diff(since[1]) > APART_MAX + since[0] / 8 {
             let what = format!("segment {number}, {wanted}: after {since:?} microseconds");
             return Err(what.into());
@@ -97,7 +98,7 @@ fn play(path: &Path) -> Result<(), Failed> {
 }
 
 fn isolated(path: &Path) -> Result<Completion, Failed> {
-    // A thread of its own, because the thread moves into another namespace for good.
+    // A separate thread, because it moves into another namespace permanently.
     let attempt = || {
         let path = path.to_path_buf();
         let run = move || match enter_namespace() {
@@ -118,7 +119,7 @@ fn isolated(path: &Path) -> Result<Completion, Failed> {
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // Times are compared: one script at a time, and before whatever else the machine does.
+    // Times are compared, so scripts run one at a time and with a high priority.
     arguments.test_threads = Some(1);
     let _ = rustix::process::setpriority_process(None, PRIORITY);
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/scripts");

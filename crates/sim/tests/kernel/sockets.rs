@@ -1,4 +1,4 @@
-//! Socket calls of scripts on the kernel's own sockets, none of which waits.
+//! Socket calls of scripts on the kernel's own sockets. None of them waits.
 
 use std::collections::BTreeMap;
 use std::mem::{size_of, zeroed};
@@ -7,15 +7,15 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use towpath_sim::script::{Call, Ends, Fd, Outcome, Value};
 
-/// Algorithm of every socket: that of this machine may be one that paces.
+/// Congestion control of every socket: the machine's default may pace.
 const CONGESTION: &str = "cubic";
-/// Flags that only say whether to wait are the player's business.
+/// Flags that only select whether to wait are handled by the player.
 const MSG_DONTWAIT: i64 = 0x40;
-/// A reset must not kill the test.
+/// A reset must not end the test with a signal.
 const MSG_NOSIGNAL: i64 = 0x4000;
-/// Most bytes of TCP_INFO that are looked at.
+/// Most bytes of TCP_INFO that are read.
 const INFO_BYTES: usize = 256;
-/// Whether the next byte is urgent.
+/// Queries whether the next byte is urgent.
 const SIOCATMARK: libc::Ioctl = 0x8905;
 
 /// The open sockets of a script.
@@ -34,7 +34,7 @@ impl Sockets {
                 unsafe { libc::bind(raw, (&raw const address).cast(), len) as isize }
             }),
             Call::Listen(fd, backlog) => self.raw(*fd, |raw| {
-                // SAFETY: no memory is involved.
+                // SAFETY: the call involves no memory.
                 unsafe { libc::listen(raw, *backlog) as isize }
             }),
             Call::Accept { listener, fd, .. } => self.accept(*listener, *fd),
@@ -62,7 +62,7 @@ impl Sockets {
                 })
             }
             Call::Shutdown(fd, how) => self.raw(*fd, |raw| {
-                // SAFETY: no memory is involved.
+                // SAFETY: the call involves no memory.
                 unsafe { libc::shutdown(raw, *how as i32) as isize }
             }),
             Call::Close(fd) => match self.open.remove(fd) {
@@ -87,7 +87,7 @@ impl Sockets {
 
     fn socket(&mut self, fd: Fd, ends: &Ends) -> Outcome {
         let family = if ends.local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-        // SAFETY: no memory is involved.
+        // SAFETY: the call involves no memory.
         let raw = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0) };
         if raw < 0 {
             return last_error();
@@ -102,7 +102,7 @@ impl Sockets {
     fn accept(&mut self, listener: Fd, fd: Fd) -> Outcome {
         let outcome = self.raw(listener, |raw| {
             let (address, len) = (std::ptr::null_mut(), std::ptr::null_mut());
-            // SAFETY: no address is asked for.
+            // SAFETY: the address is null, so the kernel writes none.
             unsafe { libc::accept4(raw, address, len, libc::SOCK_NONBLOCK) as isize }
         });
         let Outcome::Done(raw) = outcome else { return outcome };
@@ -111,7 +111,7 @@ impl Sockets {
     }
 
     fn adopt(&mut self, fd: Fd, raw: i32) {
-        // SAFETY: the kernel has just made this descriptor, and nobody else has it.
+        // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
         let owned = unsafe { OwnedFd::from_raw_fd(raw) };
         self.open.insert(fd, owned);
     }
@@ -193,7 +193,7 @@ impl Sockets {
 fn last_error() -> Outcome {
     match std::io::Error::last_os_error().raw_os_error() {
         Some(libc::EAGAIN | libc::EINPROGRESS | libc::EALREADY) | None => Outcome::Blocked,
-        // A connect that was asked about again and is over.
+        // A connect that was queried again and is complete.
         Some(libc::EISCONN) => Outcome::Done(0),
         Some(errno) => Outcome::Failed(errno),
     }
@@ -222,7 +222,7 @@ fn socket_address(address: &SocketAddr) -> (libc::sockaddr_storage, u32) {
     (storage, len as u32)
 }
 
-/// Fields of `struct tcp_info` (linux/tcp.h): name, offset, bytes. All are little endian on the
+/// Fields of `struct tcp_info` (linux/tcp.h): name, offset, bytes. All are little-endian on the
 /// machines that run this.
 const INFO_FIELDS: [(&str, usize, usize); 42] = [
     ("tcpi_state", 0, 1),

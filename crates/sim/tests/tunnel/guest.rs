@@ -1,4 +1,5 @@
-//! A super-packet in VXLAN for a virtual machine: cut at its port, whatever its driver agreed to.
+//! A super-packet in VXLAN for a virtual machine: segmented at its port, whatever its driver
+//! negotiated.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ const PAYLOAD: usize = 20_500;
 const SEGMENT: usize = 1000;
 const MTU: usize = 1500;
 
-/// All that a driver can agree to.
+/// All features that a driver can negotiate here.
 const ALL: u64 = feature::GUEST_CSUM
     | feature::GUEST_TSO4
     | feature::GUEST_TSO6
@@ -35,7 +36,7 @@ const ALL: u64 = feature::GUEST_CSUM
     | feature::GUEST_USO4
     | feature::GUEST_USO6;
 
-/// A machine: its memory, its receive queue, and the device.
+/// A virtual machine: its memory, its receive queue, and the device.
 struct Guest {
     ram: GuestRam,
     receive: DriverQueue,
@@ -74,7 +75,7 @@ impl Guest {
         Self { ram, receive, device, memory, ledger, _front_end: front_end }
     }
 
-    /// What it has received: headers and frames.
+    /// The received headers and frames.
     fn received(&mut self) -> Vec<(VirtioHeader, Vec<u8>)> {
         std::iter::from_fn(|| {
             let (buffer, bytes) = self.receive.used()?;
@@ -95,7 +96,7 @@ impl Egress for Guest {
     }
 }
 
-/// What is in the tunnel, and what it is of.
+/// The contents and the form of a tunnel packet.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     is_outer_v6: bool,
@@ -105,7 +106,7 @@ struct Case {
 }
 
 impl Case {
-    /// Headers without lengths and sums, which whoever cuts has to write, and claims.
+    /// Headers without lengths and checksums, which segmentation has to write, and the claims.
     fn headers(self) -> (Vec<u8>, Offload) {
         let ethernet = |is_v6: bool| {
             let ethertype = if is_v6 { [0x86, 0xdd] } else { [8, 0] };
@@ -141,8 +142,8 @@ impl Case {
         (bytes, Offload { checksum: Checksum::Partial { start, offset }, gso })
     }
 
-    /// Sends one to a machine with these features; returns the frames that it got, completed, after
-    /// they were judged.
+    /// Sends a super-packet to a machine with these features. Returns the frames that it received,
+    /// completed and checked.
     fn send(self, features: u64, copies_payload: bool) -> Vec<Vec<u8>> {
         let ledger = Arc::new(Ledger::new());
         let mut guest = Guest::new(features, &ledger);
@@ -168,7 +169,7 @@ impl Case {
 
         let mut told = Vec::new();
         returns.take(|group, copied| told.push((group, copied)));
-        assert_eq!(told, [(0, copies_payload)], "the lender is told once");
+        assert_eq!(told, [(0, copies_payload)], "the lender is notified once");
         let orphaned = if copies_payload { PAYLOAD as u64 } else { 0 };
         assert_eq!(ledger.copied_at(Site::Orphan), orphaned);
         assert_eq!(ledger.copied_at(Site::Guest), PAYLOAD as u64, "into the machine, once");
@@ -191,7 +192,7 @@ impl Case {
     }
 }
 
-/// Makes the checksum that a device left to the driver, as its header says.
+/// Completes the checksum that a device left to the driver, as its header says.
 fn complete(header: VirtioHeader, mut frame: Vec<u8>) -> Vec<u8> {
     let offload = header.decode().expect("a header of twelve bytes");
     assert_eq!(offload.gso, None);
@@ -211,9 +212,10 @@ fn complete(header: VirtioHeader, mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// Goal: a machine gets valid frames with the payload and the header that it agreed to, completed
-/// or with the inner checksum left to it; the lender is told once. With payload copied out first
-/// it gets the same bytes. Method: an independent judge looks at outer and inner frames.
+/// Goal: a machine receives valid frames with the payload and with the header that it negotiated,
+/// completed or with the inner checksum left to it; the lender is notified once. If the payload is
+/// copied out first, the machine receives the same bytes. Method: an independent oracle checks
+/// outer and inner frames.
 #[test]
 fn a_machine_gets_what_is_cut() {
     let outside = [(false, false), (false, true), (true, true)];

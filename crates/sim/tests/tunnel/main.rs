@@ -1,7 +1,7 @@
-//! Super-packets in VXLAN between two kernels, through a switch: whole to a device that takes them,
-//! and cut for one that does not; and for a virtual machine. Each kernel has a TAP device and a
-//! tunnel over it, in a network namespace of the test's. Where that cannot be had, a test says so
-//! and passes.
+//! Super-packets in VXLAN between two kernels, through a switch: passed whole to a device that
+//! accepts them, segmented for one that does not, and for a virtual machine. Each kernel has a TAP
+//! device and a tunnel over it, in a network namespace of the test. If that cannot be set up, a
+//! test says so and passes.
 
 mod guest;
 
@@ -23,15 +23,15 @@ use towpath_io::tap::{Features, Tap};
 use towpath_net::switch::{Config, Egress, PortConfig, PortId, Switch};
 use towpath_packet::{Burst, Context, Device, GsoKind, Ledger, Memory, MemoryConfig, time};
 
-/// More than a run takes on a machine that is busy, so that one that hangs ends.
+/// Longer than a run on a busy machine, so that a test that hangs ends.
 const PATIENCE: Duration = Duration::from_secs(90);
 /// Bytes of a TCP stream.
 const STREAM_BYTES: usize = 4 << 20;
-/// A UDP super-packet: all of it fits a socket's usual buffer.
+/// A UDP super-packet, small enough for a socket's default buffer.
 const DATAGRAMS: usize = 20;
 const DATAGRAM_BYTES: usize = 1200;
 
-/// What lies around the inner packets, and who gets them.
+/// The outer headers, and the receiver.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     is_outer_v6: bool,
@@ -65,7 +65,7 @@ fn retry<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Runs `ip` in the namespace of this thread; false if it refuses.
+/// Runs `ip` in the namespace of this thread. False if it fails.
 fn ip(arguments: &str) -> bool {
     let run = Command::new("ip").args(arguments.split_whitespace()).status();
     run.is_ok_and(|status| status.success())
@@ -113,7 +113,7 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at.wrapping_mul(0x9e37_79b1) >> 24) as u8).collect()
 }
 
-/// Sends a stream over each version of IP, and a UDP super-packet until all of it has come.
+/// Sends a stream over each version of IP, and a UDP super-packet until all of it has arrived.
 fn send(is_over: &AtomicBool) {
     for is_v6 in [false, true] {
         let to = SocketAddr::new(address(true, is_v6, 2), 5000);
@@ -129,7 +129,7 @@ fn send(is_over: &AtomicBool) {
         socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a socket");
         setsockopt(&socket, UdpGsoSegment, &(DATAGRAM_BYTES as i32)).expect("UDP_SEGMENT");
         retry("datagrams", || {
-            // Refused for as long as the neighbour is not known.
+            // Fails while the neighbour is not known.
             let _ = socket.send_to(&pattern(DATAGRAMS * DATAGRAM_BYTES), other);
             socket.recv(&mut [0; 1]).ok()
         });
@@ -137,7 +137,8 @@ fn send(is_over: &AtomicBool) {
     is_over.store(true, Ordering::Release);
 }
 
-/// The other side of [`send`]: every byte is compared, and no kernel has seen a wrong checksum.
+/// Receives what [`send`] sends: compares every byte, and checks that no kernel has seen a wrong
+/// checksum.
 fn receive(is_over: &AtomicBool) {
     for is_v6 in [false, true] {
         let at = SocketAddr::new(address(true, is_v6, 2), 5000);
@@ -181,7 +182,7 @@ fn receive(is_over: &AtomicBool) {
     assert_eq!(checksum_errors(), 0, "wrong checksums");
 }
 
-/// Wrong checksums of TCP and UDP that the kernel has seen in the namespace of this thread.
+/// Wrong TCP and UDP checksums that the kernel has counted in the namespace of this thread.
 fn checksum_errors() -> u64 {
     let v4 = fs::read_to_string("/proc/thread-self/net/snmp").expect("counters");
     let lines: Vec<&str> = v4.lines().collect();
@@ -198,18 +199,18 @@ fn checksum_errors() -> u64 {
     sum + errors.map(|line| count(line).expect("a number")).sum::<u64>()
 }
 
-/// What went through the switch.
+/// Super-packets that the switch has handled.
 #[derive(Default)]
 struct Seen {
-    /// Kinds of super-packets in tunnels that came from the sender.
+    /// Kinds of super-packets in tunnels that the sender sent.
     kinds: BTreeSet<&'static str>,
-    /// Super-packets in tunnels for the receiver.
+    /// Super-packets in tunnels that the receiver got.
     whole: u64,
-    /// Super-packets cut for the receiver.
+    /// Super-packets that were segmented for the receiver.
     cut: u64,
 }
 
-/// Memory of none: a device that transmits takes none.
+/// Memory without packets and frames: a device that transmits needs none.
 fn no_memory() -> Memory {
     Memory::new(MemoryConfig { packets: 0, small_frames: 0, large_frames: 0 })
 }
@@ -287,7 +288,7 @@ fn forward(taps: [Tap; 2], is_over: impl Fn() -> bool) -> Seen {
     seen
 }
 
-/// Raises a flag when dropped: also when a test fails, so that nobody waits for it.
+/// Sets a flag when dropped, also when a test fails, so that other threads do not wait for it.
 struct Raise<'a>(&'a AtomicBool);
 
 impl Drop for Raise<'_> {
@@ -296,7 +297,7 @@ impl Drop for Raise<'_> {
     }
 }
 
-/// Runs both ends; `None`, with a message, if they cannot be had.
+/// Runs both ends. `None`, with a message, if they cannot be set up.
 fn run(case: Case) -> Option<Seen> {
     let is_over = AtomicBool::new(false);
     let ended = [AtomicBool::new(false), AtomicBool::new(false)];
@@ -334,10 +335,10 @@ fn run(case: Case) -> Option<Seen> {
     })
 }
 
-/// Goal: TCP and UDP, over both versions of IP, in VXLAN over both, with an outer checksum and
-/// without one: every byte comes as it was sent and every checksum is right, whether super-packets
-/// pass whole, are cut with inner checksums left to the kernel, or are cut and completed. Method:
-/// the kernels send, receive and count.
+/// Goal: for TCP and UDP over both versions of IP, in VXLAN over both, with and without an outer
+/// checksum, every byte arrives unchanged and every checksum is correct, whether super-packets pass
+/// whole, are segmented with inner checksums left to the kernel, or are segmented and completed.
+/// Method: the kernels send, receive and count.
 #[test]
 fn super_packets_in_vxlan_reach_the_kernel() {
     let receivers =

@@ -1,4 +1,4 @@
-//! Options of datagram sockets, as far as they are not those of all sockets.
+//! Options of datagram sockets that other sockets do not have, or not in the same way.
 
 use super::{fragment_size, int};
 use crate::errno::{Errno, Outcome};
@@ -7,10 +7,10 @@ use crate::table::Told;
 use towpath::layers::net::socket::{Family, RECEIVE_BUFFER_DEFAULT, SEND_BUFFER_DEFAULT};
 use towpath::layers::net::stack::TTL_DEFAULT;
 
-/// What Linux says of options that a protocol does not have.
+/// Linux's error for an option that a protocol does not have.
 const UNKNOWN: Errno = Errno(libc::ENOPROTOOPT);
 
-/// A number as options of IPv4 have it: a byte is enough.
+/// A number; for options of IPv4 one byte suffices.
 fn number(level: i32, value: &[u8]) -> Outcome<i32> {
     match *value {
         [byte] if level == libc::IPPROTO_IP => Ok(i32::from(byte)),
@@ -18,7 +18,7 @@ fn number(level: i32, value: &[u8]) -> Outcome<i32> {
     }
 }
 
-/// What a switch of [`Told`] is called.
+/// The field of [`Told`] that an option switches.
 fn switch(told: &mut Told, level: i32, name: i32) -> Option<&mut bool> {
     Some(match (level, name) {
         (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => &mut told.dropped,
@@ -33,7 +33,7 @@ fn switch(told: &mut Told, level: i32, name: i32) -> Option<&mut bool> {
 }
 
 impl State {
-    /// Sets an option; `None` if it is one of all sockets.
+    /// Sets an option. `None` if it is one of all sockets.
     pub(super) fn set_datagram_option(
         &mut self,
         fd: i32,
@@ -60,7 +60,7 @@ impl State {
         self.set_datagram_number(fd, level, name, number).transpose()
     }
 
-    /// Which levels a datagram socket has.
+    /// Checks whether a datagram socket supports a level.
     fn check_level(&self, fd: i32, level: i32) -> Outcome<()> {
         let v6 = self.files.socket(fd)?.domain == libc::AF_INET6;
         let raw = self.engine.protocols.is_raw(self.id(fd)?);
@@ -96,7 +96,7 @@ impl State {
                 self.change(fd, |options| options.datagram.cork = on)?;
                 let id = self.id(fd)?;
                 if !on {
-                    // As in Linux, what goes wrong then is not told.
+                    // As in Linux, errors of this send are not reported.
                     let _ = self.with(|sockets, cx| sockets.push_datagram(id, cx));
                 }
             }
@@ -139,7 +139,7 @@ impl State {
         Ok(Some(()))
     }
 
-    /// The value of an option; `None` if it is one of all sockets.
+    /// The value of an option. `None` if it is one of all sockets.
     pub(super) fn datagram_option(
         &mut self,
         fd: i32,
@@ -196,7 +196,7 @@ impl State {
     }
 }
 
-/// A number that fits a byte and is at least `least`; -1 stands for the default.
+/// A number that fits a byte and is at least `least`. `None` for -1, which selects the default.
 pub(super) fn or_default(number: i32, least: u8) -> Outcome<Option<u8>> {
     if number == -1 {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Options of sockets of packets of IP (Linux's `raw(7)`, and `ipv6(7)` for ICMPv6).
+//! Options of raw IP sockets (`raw(7)`, and `ipv6(7)` for ICMPv6).
 
 use super::int;
 use crate::errno::{Errno, Outcome};
@@ -8,15 +8,15 @@ use towpath::layers::net::wire::Protocol;
 
 /// `SOL_RAW` of `linux/socket.h`.
 const SOL_RAW: i32 = 255;
-/// `ICMP_FILTER` of `linux/icmp.h`: types of ICMP that are passed over.
+/// `ICMP_FILTER` of `linux/icmp.h`: types of ICMP messages that are not received.
 const ICMP_FILTER: i32 = 1;
 /// `ICMPV6_FILTER` of `linux/icmpv6.h`.
 const ICMPV6_FILTER: i32 = 1;
-/// `IPV6_HDRINCL`: not known here.
+/// `IPV6_HDRINCL`, which is not supported.
 const IPV6_HDRINCL: i32 = 36;
 
 impl State {
-    /// Sets an option that only raw sockets have; `None` if it is another or none of theirs.
+    /// Sets an option that only raw sockets have. `None` for other options or other sockets.
     pub(super) fn set_raw_option(
         &mut self,
         fd: i32,
@@ -50,7 +50,7 @@ impl State {
             (libc::IPPROTO_IPV6, IPV6_HDRINCL) => return Err(Errno(libc::ENOPROTOOPT)),
             (SOL_RAW | libc::IPPROTO_IPV6, libc::IPV6_CHECKSUM) if v6 => {
                 let at = int(value)?;
-                // RFC 3542 §3.1: that of ICMPv6 is where it is.
+                // RFC 3542 §3.1: the offset of the ICMPv6 checksum is fixed.
                 if raw.protocol == Protocol::ICMPV6 {
                     return Err(Errno::INVAL);
                 }
@@ -75,7 +75,8 @@ impl State {
         Ok(Some(raw))
     }
 
-    /// The value of an option that only raw sockets have.
+    /// The value of an option that only raw sockets have. `None` for other options or other
+    /// sockets.
     pub(super) fn raw_option(
         &mut self,
         fd: i32,
@@ -108,7 +109,7 @@ impl State {
     }
 }
 
-/// Writes as much of a filter as was given.
+/// Overwrites as much of a filter as `value` contains.
 fn fill(words: &mut [u32], value: &[u8]) {
     for (word, bytes) in words.iter_mut().zip(value.chunks(4)) {
         let mut whole = word.to_ne_bytes();

@@ -1,4 +1,4 @@
-//! `struct tcp_info`, as Linux lays it out (`linux/tcp.h`).
+//! `struct tcp_info` in Linux's layout (`linux/tcp.h`).
 
 use crate::instance::State;
 use towpath::layers::net::socket::SocketId;
@@ -6,22 +6,22 @@ use towpath::layers::net::tcp::Info;
 
 /// Bytes of the structure in Linux 6.18.
 const LEN: usize = 280;
-/// Number of SYN-SENT (`linux/tcp_states.h`).
+/// The state SYN-SENT as `tcpi_state`.
 const SYN_SENT: u8 = 2;
-/// Number of CLOSE (`linux/tcp_states.h`).
+/// The state CLOSE as `tcpi_state`.
 const CLOSE: u8 = 7;
-/// Number of LISTEN.
+/// The state LISTEN as `tcpi_state`.
 const LISTEN: u8 = 10;
 
 /// Congestion window before a connection, in segments (RFC 6928).
 const INITIAL_SEGMENTS: u32 = 10;
-/// Degree of reordering before any is seen (Linux's tcp_reordering).
+/// Initial degree of reordering, as in Linux.
 const REORDERING: u32 = 3;
 
-/// Bit of the options: data went with the SYN and was taken (`TCPI_OPT_SYN_DATA`).
+/// Bit of `tcpi_options`: the peer has accepted data in the SYN (`TCPI_OPT_SYN_DATA`).
 const SYN_DATA: u8 = 32;
 
-/// The structure for a socket. What is not known is zero.
+/// The structure for a socket. Unknown fields are zero.
 pub(crate) fn bytes(state: &State, id: SocketId) -> Vec<u8> {
     let mut bytes = match state.engine.protocols.tcp(id) {
         Some(connection) => {
@@ -37,7 +37,7 @@ pub(crate) fn bytes(state: &State, id: SocketId) -> Vec<u8> {
     bytes
 }
 
-/// What Linux says of a socket without a connection.
+/// The values for a socket without a connection, as in Linux.
 fn unconnected(state: u8) -> Info {
     let common = Info {
         state,
@@ -61,7 +61,7 @@ fn unconnected(state: u8) -> Info {
     }
 }
 
-/// Numbers one after the other, each in its own width.
+/// Numbers one after the other, in native byte order.
 #[derive(Default)]
 struct Layout(Vec<u8>);
 
@@ -79,7 +79,7 @@ impl Layout {
     }
 }
 
-/// Fields in the order of the structure; zero where there is none.
+/// The fields in the order of the structure. Fields without a value are zero.
 fn lay_out(info: &Info) -> Vec<u8> {
     let mut layout = Layout::default();
     let scales = info.snd_wscale & 15 | info.rcv_wscale << 4;
@@ -111,7 +111,7 @@ fn lay_out(info: &Info) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// Offsets are those of the C library's structure, as far as that goes.
+    /// The offsets are those of the C library's structure, as far as it goes.
     #[test]
     fn fields_are_where_linux_has_them() {
         let info = Info {

@@ -1,21 +1,21 @@
-//! Options of `IPPROTO_TCP` that are times and counts of a connection's timers, and the window's
-//! clamp, with the bounds that Linux sets.
+//! Options of `IPPROTO_TCP` for times and counts of a connection's timers, and for the window
+//! clamp, with Linux's bounds.
 
 use crate::errno::{Errno, Outcome};
 use towpath::layers::net::socket::Options;
 use towpath::layers::net::tcp::{FinWait, Settings};
 use towpath::layers::net::time::Duration;
 
-/// Most seconds of `TCP_KEEPIDLE` and `TCP_KEEPINTVL` (Linux's `MAX_TCP_KEEPIDLE`).
+/// Largest `TCP_KEEPIDLE` and `TCP_KEEPINTVL` in seconds, as in Linux.
 const KEEPALIVE_SECONDS_MAX: i32 = 32_767;
-/// Most probes of `TCP_KEEPCNT` (Linux's `MAX_TCP_KEEPCNT`).
+/// Largest `TCP_KEEPCNT`, as in Linux.
 const KEEPALIVE_PROBES_MAX: i32 = 127;
-/// Most seconds of `TCP_LINGER2` (Linux's `TCP_FIN_TIMEOUT_MAX`).
+/// Largest `TCP_LINGER2` in seconds, as in Linux.
 const LINGER2_SECONDS_MAX: i32 = 120;
-/// Least `TCP_WINDOW_CLAMP` (half of Linux's `SOCK_MIN_RCVBUF`).
+/// Smallest `TCP_WINDOW_CLAMP`: half of the smallest receive buffer, as in Linux.
 const WINDOW_CLAMP_LEAST: u32 = 1152;
 
-/// What an option changes.
+/// A change that an option makes.
 #[derive(Clone, Copy)]
 pub(super) enum Change {
     KeepIdle(Duration),
@@ -39,7 +39,7 @@ impl Change {
     }
 }
 
-/// What setting the option changes; `None` for options that are none of these.
+/// The change that an option makes. `None` for other options.
 pub(super) fn change(name: i32, number: i32) -> Outcome<Option<Change>> {
     let within = |max: i32| match number {
         1.. if number <= max => Ok(number),
@@ -70,7 +70,7 @@ pub(super) fn change(name: i32, number: i32) -> Outcome<Option<Change>> {
     }))
 }
 
-/// The value of one of the options that are times or counts.
+/// The value of an option for a time or a count.
 pub(super) fn value(name: i32, options: &Options, settings: &Settings) -> i32 {
     let seconds = |set: Option<Duration>, default: Duration| {
         i32::try_from(set.unwrap_or(default).as_secs()).unwrap_or(i32::MAX)

@@ -1,4 +1,4 @@
-//! Control messages of datagrams: those that come with what is received, and those that say how to
+//! Control messages of datagrams: those that come with received datagrams, and those that control a
 //! send.
 
 use super::{Control, TOWPATH_SO_ZEROCOPY_TERM, each_message, extended_error};
@@ -14,7 +14,7 @@ const INTERFACE: u32 = 1;
 const PKTINFO_V4: usize = size_of::<libc::in_pktinfo>();
 const PKTINFO_V6: usize = size_of::<libc::in6_pktinfo>();
 
-/// Adds what is told of a datagram, in Linux's order (`udp_recvmsg`, `ip_cmsg_recv_offset`).
+/// Adds the control messages of a received datagram, in Linux's order.
 pub(crate) fn push_told(control: &mut Control<'_>, asked: &Told, told: &ReceivedDatagram) {
     if let Some(size) = told.segment_size {
         let size = i32::from(size.get());
@@ -52,7 +52,7 @@ pub(crate) fn push_told(control: &mut Control<'_>, asked: &Told, told: &Received
     }
 }
 
-/// Adds a `struct sock_extended_err` and the address of who sent the error.
+/// Adds a `struct sock_extended_err` and the address of the node that reported the error.
 pub(crate) fn push_error(control: &mut Control<'_>, domain: i32, notice: &ErrorNotice) {
     let (level, kind, room) = match domain {
         libc::AF_INET => (libc::IPPROTO_IP, libc::IP_RECVERR, size_of::<libc::sockaddr_in>()),
@@ -77,8 +77,7 @@ fn origin(notice: &ErrorNotice) -> u8 {
     }
 }
 
-/// Reads the control messages of a send (Linux's `udp_cmsg_send`, `ip_cmsg_send` and
-/// `ip6_datagram_send_ctl`).
+/// Parses the control messages of a send, with the checks that Linux makes.
 pub(crate) fn parse(bytes: &[u8], over_v4: bool, send: &mut SendTo) -> Outcome<()> {
     each_message(bytes, |level, kind, data| message(level, kind, data, over_v4, send))
 }
@@ -89,8 +88,8 @@ fn message(level: i32, kind: i32, data: &[u8], over_v4: bool, send: &mut SendTo)
             let size: [u8; 2] = data.try_into().map_err(|_| Errno::INVAL)?;
             send.segment_size = Some(u16::from_ne_bytes(size));
         }
-        // There are no rules, queues or clocks that these could choose; a call that lends has
-        // looked at the term.
+        // There are no rules, queues or clocks that these options could select. A call that lends
+        // has read the term before.
         (
             libc::SOL_SOCKET,
             libc::SO_MARK | libc::SO_TIMESTAMPING | libc::SO_PRIORITY | TOWPATH_SO_ZEROCOPY_TERM,
@@ -124,25 +123,25 @@ fn message(level: i32, kind: i32, data: &[u8], over_v4: bool, send: &mut SendTo)
             libc::IPV6_TCLASS => send.tos = byte_or_default(data)?,
             _ => return Err(Errno::INVAL),
         },
-        // What is meant for another protocol is passed over.
+        // Messages for another protocol are ignored.
         _ => {}
     }
     Ok(())
 }
 
-/// An interface to send by: the one there is, or any.
+/// Checks the interface of a send: the only one, or any.
 fn interface(index: &[u8]) -> Outcome<()> {
     let known = [0, INTERFACE].iter().any(|known| known.to_ne_bytes() == *index);
     if known { Ok(()) } else { Err(Errno(libc::ENODEV)) }
 }
 
-/// An `int` of at least `least` that fits a byte.
+/// An `int` that is at least `least` and fits a byte.
 fn byte(data: &[u8], least: u8) -> Option<u8> {
     let number = i32::from_ne_bytes(data.try_into().ok()?);
     u8::try_from(number).ok().filter(|byte| *byte >= least)
 }
 
-/// The same; -1 stands for the default.
+/// An `int` that fits a byte; `None` for -1, which selects the default.
 fn byte_or_default(data: &[u8]) -> Outcome<Option<u8>> {
     if data == (-1_i32).to_ne_bytes() {
         return Ok(None);

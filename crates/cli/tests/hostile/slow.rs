@@ -9,9 +9,9 @@
 //! run`, or a guest of `towpath up`. The sink opens many connections and reads none. The kernel's
 //! buffers are small, so the rest of each answer would have to wait in towpath.
 //!
-//! The speed of the honest flow is compared with its speed before. Each is taken relative to the
-//! speed of a transfer between two sockets of the kernel at that time, as other tests may begin
-//! meanwhile.
+//! The speed of the honest flow is compared with that of a flow through another towpath of the same
+//! kind, which has no slow readers ([`Reference`]). One is measured right after the other: both need
+//! the same processes, so a machine that is busy with other things slows down both alike.
 //!
 //! `TOWPATH_SLOW_FLOWS=N` sets N connections instead of [`FLOWS`], and tries each case with more
 //! sizes of memory and numbers of workers.
@@ -19,7 +19,8 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
-use std::thread;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Failed;
@@ -65,7 +66,7 @@ const SETTLING_OF_EACH: Duration = Duration::from_millis(2);
 /// percent.
 const REST: Duration = Duration::from_millis(500);
 const REST_SHARE_MAX: u128 = 10;
-/// Least speed of the honest flow, in percent of its speed alone.
+/// Least speed of the honest flow, in percent of its speed without slow readers.
 pub(super) const SPEED_MIN: u128 = 70;
 /// Longest time for a connection or a name.
 pub(super) const ANSWER_MAX: Duration = Duration::from_millis(100);
@@ -107,83 +108,156 @@ pub(super) fn run(name: &str) -> Result<(), Failed> {
 }
 
 fn case(kind: Kind, flows: usize, memory: &str, workers: &str) -> Result<(), Failed> {
-    let host = HOST.to_string();
-    let run = |role: &str| -> Result<Command, Failed> {
-        let mut command = Command::new(TOWPATH);
-        command.args(["run", "-q", "--memory", memory, "--workers", workers, "--dns", &host]);
-        if kind == Kind::Published {
-            command.args(["-t", &format!("{FLOOD_PORT},{HONEST_PORT}")]);
-        }
-        command.arg("--").arg(std::env::current_exe()?).args([ROLE, role, &host]);
-        Ok(command)
-    };
-    let outside = |role: &str| -> Result<Command, Failed> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args([ROLE, role, &host]);
-        Ok(command)
-    };
-    let mut up = None;
-    let mut source = match kind {
-        Kind::Published => Process::start(run("source")?)?,
-        _ => Process::start(outside("source")?)?,
-    };
-    source.expect("ready")?;
-    let (mut slow, mut other) = match kind {
-        Kind::Published => (Process::start(outside("sink")?)?, None),
-        Kind::Downloads => (Process::start(run("sink")?)?, None),
-        Kind::Guest => {
-            let mut command = Command::new(TOWPATH);
-            command.args(["up", "--memory", memory, "--dns", &host, "-v"]);
-            command.args(["--tap", "slow0", "--tap", "honest0"]);
-            command.env("XDG_RUNTIME_DIR", std::env::temp_dir());
-            up = Some(Up::start(command)?);
-            let slow = guest(outside("guest")?, "slow0", "10.0.2.20")?;
-            (slow, Some(guest(outside("guest")?, "honest0", "10.0.2.21")?))
-        }
-    };
-    slow.expect("ready")?;
-    if let Some(other) = &mut other {
-        other.expect("ready")?;
-    }
-    let alone = measure_beside_kernel(other.as_mut().unwrap_or(&mut slow))?;
+    let reference = Reference::start(kind, memory, workers)?;
+    let mut scene = Scene::start(kind, memory, workers)?;
     let begun = Instant::now();
-    slow.ask(&format!("flood {flows}"), "flooded")?;
+    scene.sink.ask(&format!("flood {flows}"), "flooded")?;
     println!("    {flows} connections in {:?}", begun.elapsed());
     // Until the source has filled the kernel's buffers.
     thread::sleep(SETTLING + SETTLING_OF_EACH * flows as u32);
-    let serving = match (&up, kind) {
-        (Some(up), _) => up.0.id(),
-        (None, Kind::Published) => source.child.id(),
-        (None, _) => slow.child.id(),
-    };
-    rests(serving)?;
-    let beside = other.as_mut().unwrap_or(&mut slow);
+    rests(scene.towpath())?;
     let mut speeds = Vec::new();
     loop {
-        let now = measure_beside_kernel(beside)?;
-        let speed = percent(alone, now);
-        println!("    honest flow: {speed} % of its speed alone ({alone:?}, now {now:?})");
+        let (alone, now) = (reference.measure()?, measure(scene.honest())?);
+        let speed = alone.as_micros() * 100 / now.as_micros().max(1);
+        println!("    honest flow: {now:?}, without slow readers {alone:?}: {speed} %");
         speeds.push(speed);
         if speed >= SPEED_MIN {
             break;
         }
         assert!(speeds.len() < TRIES as usize, "the honest flow is too slow: {speeds:?} %");
     }
-    quick(beside, "connect")?;
+    quick(scene.honest(), "connect")?;
     // Names are resolved by the side inside.
-    quick(if kind == Kind::Published { &mut source } else { beside }, "resolve")?;
+    quick(if kind == Kind::Published { &mut scene.source } else { scene.honest() }, "resolve")?;
     let begun = Instant::now();
-    let drained = slow.ask("drain", "drained")?;
+    let drained = scene.sink.ask("drain", "drained")?;
     println!("    all bytes arrived within {:?}", begun.elapsed());
     assert_eq!(drained, flows as u64, "all that was sent arrives");
-    measure(other.as_mut().unwrap_or(&mut slow))?;
-    drop((slow, other, source, up));
+    measure(scene.honest())?;
     Ok(())
 }
 
+/// The processes of a case, in the network of the thread that started them. They end in the order
+/// of the fields.
+struct Scene {
+    /// Opens the connections that are not read.
+    sink: Process,
+    /// The guest of the honest flow, if it is not the sink itself.
+    other: Option<Process>,
+    source: Process,
+    /// The network of guests.
+    up: Option<Up>,
+    kind: Kind,
+}
+
+impl Scene {
+    fn start(kind: Kind, memory: &str, workers: &str) -> Result<Self, Failed> {
+        let host = HOST.to_string();
+        let run = |role: &str| -> Result<Command, Failed> {
+            let mut command = Command::new(TOWPATH);
+            command.args(["run", "-q", "--memory", memory, "--workers", workers, "--dns", &host]);
+            if kind == Kind::Published {
+                command.args(["-t", &format!("{FLOOD_PORT},{HONEST_PORT}")]);
+            }
+            command.arg("--").arg(std::env::current_exe()?).args([ROLE, role, &host]);
+            Ok(command)
+        };
+        let outside = |role: &str| -> Result<Command, Failed> {
+            let mut command = Command::new(std::env::current_exe()?);
+            command.args([ROLE, role, &host]);
+            Ok(command)
+        };
+        let mut up = None;
+        let mut source = match kind {
+            Kind::Published => Process::start(run("source")?)?,
+            _ => Process::start(outside("source")?)?,
+        };
+        source.expect("ready")?;
+        let (mut sink, mut other) = match kind {
+            Kind::Published => (Process::start(outside("sink")?)?, None),
+            Kind::Downloads => (Process::start(run("sink")?)?, None),
+            Kind::Guest => {
+                let mut command = Command::new(TOWPATH);
+                command.args(["up", "--memory", memory, "--dns", &host, "-v"]);
+                command.args(["--tap", "slow0", "--tap", "honest0"]);
+                command.env("XDG_RUNTIME_DIR", std::env::temp_dir());
+                up = Some(Up::start(command)?);
+                let sink = guest(outside("guest")?, "slow0", "10.0.2.20")?;
+                (sink, Some(guest(outside("guest")?, "honest0", "10.0.2.21")?))
+            }
+        };
+        sink.expect("ready")?;
+        if let Some(other) = &mut other {
+            other.expect("ready")?;
+        }
+        Ok(Self { sink, other, source, up, kind })
+    }
+
+    /// Returns the process at the end of honest flows.
+    fn honest(&mut self) -> &mut Process {
+        self.other.as_mut().unwrap_or(&mut self.sink)
+    }
+
+    /// Returns the first process of towpath.
+    fn towpath(&self) -> u32 {
+        match (&self.up, self.kind) {
+            (Some(up), _) => up.0.id(),
+            (None, Kind::Published) => self.source.child.id(),
+            (None, _) => self.sink.child.id(),
+        }
+    }
+}
+
+/// A scene without slow readers, in a host of its own. A thread keeps it, as a network belongs to
+/// the thread that entered it.
+struct Reference {
+    requests: Option<Sender<()>>,
+    times: Receiver<Result<Duration, String>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reference {
+    fn start(kind: Kind, memory: &str, workers: &str) -> Result<Self, Failed> {
+        let (requests, asked) = channel();
+        let (answers, times) = channel();
+        let [memory, workers] = [memory, workers].map(String::from);
+        let thread = thread::spawn(move || {
+            let scene = set_up_host().and_then(|()| Scene::start(kind, &memory, &workers));
+            match scene {
+                Ok(mut scene) => asked.iter().for_each(|()| {
+                    let time = measure(scene.honest()).map_err(|error| format!("{error:?}"));
+                    // Without a receiver, the test is over.
+                    let _ = answers.send(time);
+                }),
+                Err(error) => drop(answers.send(Err(format!("{error:?}")))),
+            }
+        });
+        let reference = Self { requests: Some(requests), times, thread: Some(thread) };
+        // The first transfer, when everything is new, takes longer.
+        reference.measure()?;
+        Ok(reference)
+    }
+
+    fn measure(&self) -> Result<Duration, Failed> {
+        // If the thread has ended, it has said why.
+        let _ = self.requests.as_ref().map(|requests| requests.send(()));
+        Ok(self.times.recv()??)
+    }
+}
+
+impl Drop for Reference {
+    fn drop(&mut self) {
+        drop(self.requests.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
 /// Fails unless the processes of towpath, of which `first` is the first, rest for a while: unread
-/// bytes must cost nothing. [`percent`] cannot detect a thread that spins, which slows down the
-/// kernel's transfer as well.
+/// bytes must cost nothing. The speed of a flow cannot show a thread that spins, as that slows down
+/// the reference as well.
 fn rests(first: u32) -> Result<(), Failed> {
     let mut shares = Vec::new();
     for _ in 0..TRIES {
@@ -220,38 +294,6 @@ fn cpu_time(pid: u32) -> Duration {
         let pids = children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
         all + pids.map(cpu_time).sum::<Duration>()
     })
-}
-
-/// Returns the times of an honest transfer, and of one between two sockets of the kernel meanwhile.
-fn measure_beside_kernel(sink: &mut Process) -> Result<[Duration; 2], Failed> {
-    let before = measure_kernel()?;
-    let honest = measure(sink)?;
-    // The shorter one: the machine may stall during one of them.
-    Ok([honest, before.min(measure_kernel()?)])
-}
-
-/// Returns the speed of a transfer in percent of another's, each relative to the kernel's speed:
-/// the machine may be busier than when the other was measured.
-fn percent([alone, kernel_then]: [Duration; 2], [now, kernel_now]: [Duration; 2]) -> u128 {
-    let [of, to] = [alone, now].map(|time| time.as_micros().max(1));
-    let [from, at] = [kernel_then, kernel_now].map(|time| time.as_micros().max(1));
-    of * at * 100 / (to * from)
-}
-
-/// Measures a transfer between two sockets of the kernel.
-fn measure_kernel() -> Result<Duration, Failed> {
-    let listener = TcpListener::bind((HOST, 0))?;
-    let mut reader = TcpStream::connect(listener.local_addr()?)?;
-    let (mut writer, _) = listener.accept()?;
-    let begun = Instant::now();
-    let writing = thread::spawn(move || {
-        let block = vec![0x5a; 64 << 10];
-        (0..HONEST / block.len()).try_for_each(|_| writer.write_all(&block))
-    });
-    let moved = io::copy(&mut reader, &mut io::sink())?;
-    writing.join().map_err(|_| "the writer panicked")??;
-    assert_eq!(moved, HONEST as u64);
-    Ok(begun.elapsed())
 }
 
 /// Measures an honest transfer.

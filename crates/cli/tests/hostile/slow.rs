@@ -10,7 +10,7 @@
 //! buffers are small, so the rest of each answer would have to wait in towpath.
 //!
 //! The speed of the honest flow is compared with that of a flow through another towpath of the same
-//! kind, which has no slow readers ([`Reference`]). One is measured right after the other: both need
+//! kind that has no slow readers ([`Reference`]). One is measured right after the other. Both need
 //! the same processes, so a machine that is busy with other things slows down both alike.
 //!
 //! `TOWPATH_SLOW_FLOWS=N` sets N connections instead of [`FLOWS`], and tries each case with more

@@ -2,7 +2,7 @@
 //!
 //! They are listed in `docs/api/towpath.txt`. What changes there is a decision, so the gate
 //! compares them; `--write` stores the present ones. They come from rustdoc's JSON, which a stable
-//! compiler writes only if it is told to behave as an unstable one. rustdoc checks the
+//! compiler writes only if it behaves as an unstable one. rustdoc checks the
 //! documentation on the way, so the gate runs it once for both.
 
 use std::collections::BTreeSet;

@@ -4,8 +4,8 @@
 //! its own, `cargo xtask ci STEP`. All steps run, also after one failed. The last line counts the
 //! tests of all test programs; a failed step without a failed test counts as one.
 //!
-//! What only computes is in lanes that give way to the tests, several of which have little time:
-//! they take what those leave. There are two of them, since compilers often use one processor.
+//! Steps that only compute are in two lanes of low priority. They use the processor time that the
+//! tests leave, as several tests depend on timing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -25,7 +25,7 @@ const FUZZ_SECONDS: u32 = 6;
 /// One part of the run.
 struct Step {
     name: &'static str,
-    /// A step of another lane that has to be over before.
+    /// A step of another lane that must have ended before.
     after: Option<&'static str>,
     act: fn() -> Result<Count, String>,
 }
@@ -40,11 +40,11 @@ impl Step {
     }
 }
 
-/// Steps one after the other.
+/// Steps that run one after the other.
 struct Lane {
-    /// What `nice` adds for its processes.
+    /// Niceness of its processes.
     niceness: u8,
-    /// False if what a step prints is kept until the step is over.
+    /// False if the output of a step is kept until the step has ended.
     is_shown_at_once: bool,
     steps: &'static [Step],
 }
@@ -91,7 +91,8 @@ const LANES: [Lane; 5] = [
     },
 ];
 
-/// What takes hours, each with the environment that makes it take them: `cargo xtask long`.
+/// Steps that take minutes to hours, with the environment that enables the full sets: `cargo xtask
+/// long`.
 const LONG: [Step; 10] = [
     Step::new("end-to-end", || {
         long("e2e", "", &[("TOWPATH_LONG", "1"), ("TOWPATH_SOAK_SECONDS", "600")])
@@ -161,7 +162,7 @@ pub(crate) fn run_long(arguments: &[&str]) -> Result<(), String> {
     if failed.is_empty() { Ok(()) } else { Err(format!("failed: {}", failed.join(", "))) }
 }
 
-/// Runs a step in this process. The last line is what it counted.
+/// Runs a step in this process. The last line that it prints is its count.
 fn one(step: &Step) -> Result<(), String> {
     let count = (step.act)().unwrap_or_else(|problem| {
         println!("{problem}");
@@ -174,10 +175,10 @@ fn one(step: &Step) -> Result<(), String> {
     if count.failed == 0 { Ok(()) } else { Err(format!("{} failed", step.name)) }
 }
 
-/// Ends the line in which a step says what it used.
+/// End of the line in which a step reports its processor time.
 const PROCESSOR_SECONDS: &str = " s of processors";
 
-/// What the processes that this one waited for have used, and those that they waited for.
+/// Returns the processor time of all descendants that were waited for.
 fn processor_seconds() -> Option<f64> {
     // proc_pid_stat(5): fields 16 and 17, in hundredths of a second; the second field may have
     // spaces, and ends with a bracket.
@@ -197,18 +198,18 @@ fn all() -> Result<(), String> {
     report.finish()
 }
 
-/// What each step came to.
+/// Results of all steps.
 #[derive(Default)]
 struct Report {
     over: Mutex<BTreeMap<&'static str, Outcome>>,
     changed: Condvar,
 }
 
-/// What a step came to.
+/// Result of a step.
 struct Outcome {
     count: Count,
     time: Duration,
-    /// Of all processors, as far as that is known.
+    /// Processor time of the step's processes; 0 if unknown.
     processor_seconds: f64,
 }
 
@@ -282,7 +283,7 @@ fn process(lane: &Lane, step: &Step) -> io::Result<(Count, f64, String)> {
     command.stdout(writer.try_clone()?).stderr(writer);
     command.envs(BUILDS.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()));
     let mut child = command.spawn()?;
-    // It has ends of the pipe, of which there would be no end.
+    // It keeps write ends of the pipe open, so reading would never end.
     drop(command);
     let (mut kept, mut last, mut processor_seconds) = (String::new(), String::new(), 0.0);
     for line in BufReader::new(reader).split(b'\n') {
@@ -335,12 +336,12 @@ fn header() -> Result<Count, String> {
 fn clippy() -> Result<Count, String> {
     let all = ["clippy", "--workspace", "--all-targets", "--all-features", "--locked"];
     check(cargo(all).args(WARNINGS))?;
-    // As most users have it: without features.
+    // As most users build it: without features.
     let library = ["clippy", "--package", "towpath", "--lib", "--locked"];
     check(cargo(library).args(WARNINGS))
 }
 
-/// Whether what is published can be: each package is built from what would be uploaded.
+/// Builds each package to publish from the files that would be uploaded.
 fn packages() -> Result<Count, String> {
     let mut package = cargo(["package", "--locked", "--allow-dirty"]);
     for name in ["packet", "net", "io", "gateway", "cli", "capi"] {
@@ -353,7 +354,7 @@ fn build() -> Result<Count, String> {
     check(test_programs().arg("--no-run"))
 }
 
-/// Test programs of this name, which only one package has, each when the one before is over.
+/// Runs the test programs of these names one after the other. Each name exists in one package.
 fn tests(programs: &[&str]) -> Result<Count, String> {
     let mut command = test_programs();
     for program in programs {
@@ -362,7 +363,7 @@ fn tests(programs: &[&str]) -> Result<Count, String> {
     count(command.args(["--", "--show-output"]))
 }
 
-/// All other test programs, and the tests within libraries and commands.
+/// Runs all other test programs, and the tests within libraries and commands.
 fn other_tests() -> Result<Count, String> {
     let mut command = test_programs();
     command.args(["--lib", "--bins"]);
@@ -373,14 +374,14 @@ fn other_tests() -> Result<Count, String> {
     count(command.args(["--", "--show-output"]))
 }
 
-/// The tests of a program whose names contain `filter`.
+/// Runs the tests of a program whose names contain `filter`.
 fn long(program: &str, filter: &str, environment: &[(&str, &str)]) -> Result<Count, String> {
     let mut command = all_tests();
     command.args(["--test", program, "--", "--show-output", filter]);
     count(command.envs(environment.iter().copied()))
 }
 
-/// The names of the programs in the folders `tests` of all packages.
+/// Returns the names of the programs in the folders `tests` of all packages.
 fn all_test_programs() -> Result<BTreeSet<String>, String> {
     let mut names = BTreeSet::new();
     let list = |folder: PathBuf| {
@@ -406,7 +407,8 @@ fn all_test_programs() -> Result<BTreeSet<String>, String> {
     Ok(names)
 }
 
-/// Stored inputs and some new ones; the stored ones as an ordinary test where there is no engine.
+/// Runs the fuzz targets on stored and new inputs, or on the stored ones alone if there is no
+/// fuzzing engine.
 fn fuzzing() -> Result<Count, String> {
     match fuzz::unsupported() {
         None => fuzz::live(None, FUZZ_SECONDS, Some(fuzz::SEED_FIXED)),
@@ -423,11 +425,11 @@ fn loom() -> Result<Count, String> {
     count(loom.env("RUSTFLAGS", "--cfg loom"))
 }
 
-/// Seeds of what would take other ones in each run: a change is judged by what it changes. Who
-/// sets a variable has his own seed.
+/// Fixed seeds for tests that otherwise choose random ones, so that a change is judged by its own
+/// effects. The environment overrides them.
 const SEEDS: [(&str, &str); 2] = [("TOWPATH_FRESH_SEED", "99"), ("PROPTEST_RNG_SEED", "99")];
 
-/// Tests of all packages, which ones is added, from the seeds of a run that judges a change.
+/// Returns the command that tests all packages with fixed seeds. The caller adds the selection.
 fn test_programs() -> Command {
     let mut command = all_tests();
     let unset = SEEDS.into_iter().filter(|(name, _)| std::env::var_os(name).is_none());
@@ -435,8 +437,8 @@ fn test_programs() -> Command {
     command
 }
 
-/// Tests of all packages, with all features, so that everything is built once. The fuzz targets
-/// have a step of their own.
+/// Returns the command that tests all packages with all features, so that everything is built once.
+/// The fuzz targets have their own step.
 fn all_tests() -> Command {
     let mut tests = cargo(["test", "--workspace", "--all-features", "--locked"]);
     tests.args(["--exclude", "towpath-fuzz", "--no-fail-fast"]);

@@ -1,15 +1,15 @@
 //! Builds and runs the fuzz targets with the installed compiler, without further tools.
 //!
 //! Coverage comes from flags that the compiler keeps for nightly builds, hence `RUSTC_BOOTSTRAP`.
-//! Without the address sanitizer's runtime, which not all distributions ship, the targets run
-//! without it. What makes a target fail is written to `fuzz/artifacts`, and belongs into
-//! `fuzz/corpus/TARGET` once it is fixed.
+//! Not all distributions ship the runtime of the address sanitizer; without it the targets run
+//! without the sanitizer. An input that makes a target fail is written to `fuzz/artifacts`. Once
+//! the fault is fixed, it belongs into `fuzz/corpus/TARGET`.
 //!
-//! `cargo xtask fuzz` looks for something new: its seeds are random, and inputs that a run finds
-//! stay in the target folder for the next. `cargo xtask ci` decides whether a change lands, so it
-//! must depend on luck as little as can be: it starts from a fixed seed and the stored corpus alone
-//! and tries a bounded number of inputs. Where the kernel puts the program still sways the engine.
-//! `TOWPATH_FUZZ_SEED` overrides either: a number, or `random`.
+//! `cargo xtask fuzz` looks for new faults: its seeds are random, and inputs that a run finds stay
+//! in the target folder for the next run. `cargo xtask ci` decides whether a change lands, so it
+//! should depend on chance as little as possible: it starts from a fixed seed and the stored
+//! corpus, and tries a bounded number of inputs. Address-space randomization still influences the
+//! engine. `TOWPATH_FUZZ_SEED` overrides either: a number, or `random`.
 
 use std::fs;
 use std::num::NonZero;
@@ -29,10 +29,10 @@ const FLAGS: &str = "--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-trace-compares";
 /// Longest input: an input of several full frames.
 const INPUT_BYTES_MAX: usize = 4096;
-/// An input that takes so many seconds hangs, on a busy machine too.
+/// An input that takes this long hangs, even on a busy machine.
 const HANG_SECONDS: u32 = 60;
 const SECONDS_DEFAULT: u32 = 60;
-/// Lines shown of what a failed target printed.
+/// Lines of a failed target's output that are shown.
 const LINES_SHOWN: usize = 40;
 
 /// Most inputs of a target from a fixed seed.
@@ -59,8 +59,8 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
     if count.failed == 0 { Ok(()) } else { Err("a target failed".into()) }
 }
 
-/// Runs one target or all of them, from this seed or from a random one, as many at a time as there
-/// are processors; counts each as a test.
+/// Runs one target or all of them, from this seed or from a random one; one target per processor at
+/// a time. Counts each target as a test.
 pub(crate) fn live(only: Option<&str>, seconds: u32, seed: Option<u32>) -> Result<Count, String> {
     let seed = chosen_seed(seed)?;
     let targets: Vec<String> =
@@ -76,7 +76,7 @@ pub(crate) fn live(only: Option<&str>, seconds: u32, seed: Option<u32>) -> Resul
     let take_turns = || loop {
         let Some(name) = lock(&waiting).next() else { return };
         let outcome = fuzz(&programs, &name, seconds, seed);
-        // Held while it prints, so that lines stay together.
+        // Held while printing, so that lines stay together.
         let mut count = lock(&count);
         match outcome {
             Ok(line) => {
@@ -100,7 +100,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no thread panics")
 }
 
-/// Each target has a corpus of its name; a test of the fuzz package sees to that.
+/// Each target has a corpus of its name; a test of the fuzz package checks that.
 fn targets() -> Result<Vec<String>, String> {
     let folder = root().join("fuzz/corpus");
     let entries = fs::read_dir(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
@@ -110,7 +110,7 @@ fn targets() -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-/// Why nothing can be fuzzed here, if so.
+/// Returns why this machine cannot fuzz, if it cannot.
 pub(crate) fn unsupported() -> Option<String> {
     let works = |program: &str| {
         let mut command = Command::new(program);
@@ -161,7 +161,7 @@ pub(crate) fn compiler() -> Result<(String, bool), String> {
     Ok((host, names.any(|name| name.ends_with("_rt.asan.a"))))
 }
 
-/// What the environment says, or `usual`; `None` is a random seed.
+/// Returns the seed from the environment, or `usual`; `None` is a random seed.
 fn chosen_seed(usual: Option<u32>) -> Result<Option<u32>, String> {
     match std::env::var(SEED_VARIABLE).as_deref() {
         Err(_) => Ok(usual),
@@ -180,7 +180,7 @@ fn fuzz(programs: &Path, name: &str, seconds: u32, seed: Option<u32>) -> Result<
     let found = target_folder("fuzz").join(kept).join(name);
     let artifacts = root().join("fuzz/artifacts");
     if seed.is_some() && found.exists() {
-        // What an earlier run found would lead this one elsewhere.
+        // Inputs that an earlier run found would change this run.
         fs::remove_dir_all(&found).map_err(|e| format!("{}: {e}", found.display()))?;
     }
     for folder in [&found, &artifacts] {
@@ -192,10 +192,10 @@ fn fuzz(programs: &Path, name: &str, seconds: u32, seed: Option<u32>) -> Result<
         .arg(format!("-max_len={INPUT_BYTES_MAX}"))
         .args(seed.map(|seed| format!("-seed={seed}")))
         .args(seed.map(|_| format!("-runs={RUNS_MAX}")))
-        // Both would let time and addresses choose what is tried next.
+        // Both would let time and addresses choose the next input.
         .args(seed.iter().flat_map(|_| ["-entropic=0", "-reload=0"]))
         .arg(format!("-artifact_prefix={}/{name}-", artifacts.display()))
-        // Leaks are what the targets themselves check; the leak checker needs rights of its own.
+        // The targets check for leaks themselves; the leak checker needs extra privileges.
         .args(["-detect_leaks=0", "-rss_limit_mb=2048"])
         .args([&found, &stored])
         .stdin(Stdio::null())

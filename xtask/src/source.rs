@@ -82,7 +82,7 @@ fn is_left_out(path: &str) -> bool {
 }
 
 fn is_text(path: &str) -> bool {
-    let endings = [".rs", ".md", ".toml", ".sh", "Makefile", ".ci/run"];
+    let endings = [".rs", ".md", ".toml", ".h", ".c", ".sh", "Makefile", ".ci/run"];
     endings.iter().any(|ending| path.ends_with(ending))
 }
 

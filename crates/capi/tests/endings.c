@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <unistd.h>
 
-/* Bytes to splice: several times what there is room for. */
+/* Bytes to splice: several times as many as there is room for. */
 #define SPLICED 20000
 #define PAGE 4096
 

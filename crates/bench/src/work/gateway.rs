@@ -4,7 +4,7 @@
 //! program, the gateway and the host's peer run in one thread, so that nothing depends on
 //! scheduling. The peer is reached through the host's loopback. Work that needs a real device is in
 //! [`tap`](super::tap). System calls of program and peer are counted here, so that those of the
-//! gateway can be told apart.
+//! gateway can be distinguished.
 
 mod datagrams;
 

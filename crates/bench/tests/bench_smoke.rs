@@ -393,7 +393,9 @@ fn an_interrupted_run_leaves_nothing_behind() {
     }
     let temporary = std::env::temp_dir().join(format!("towpath-bench-left-{}", std::process::id()));
     std::fs::create_dir(&temporary).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_towpath-bench"));
+    // A shell starts commands in the background with SIGINT ignored.
+    let mut command = Command::new("env");
+    command.args(["--default-signal=INT", env!("CARGO_BIN_EXE_towpath-bench")]);
     command.args(["vm", "--seconds", "3600", "--cases", "vm_64B"]);
     command.env("TMPDIR", &temporary).stdin(Stdio::null()).stderr(Stdio::piped());
     let mut bench = command.spawn().unwrap();

@@ -261,15 +261,15 @@ fn what_ends_early_loses_nothing() {
     assert_ok(&compile_and_run("endings", &package().join("tests/endings.c")));
 }
 
-/// Goal: the example of the README is a complete program.
+/// Goal: the example of the cookbook is a complete program.
 #[test]
-fn the_example_of_the_readme_compiles() {
-    let readme = std::fs::read_to_string(package().join("../../README.md")).expect("README");
-    let (_, rest) = readme.split_once("```c\n").expect("an example");
+fn the_example_of_the_cookbook_compiles() {
+    let book = std::fs::read_to_string(package().join("../../docs/cookbook.md")).expect("cookbook");
+    let (_, rest) = book.split_once("```c\n").expect("an example");
     let (example, _) = rest.split_once("```").expect("its end");
-    let source = Path::new(env!("CARGO_TARGET_TMPDIR")).join("readme.c");
+    let source = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cookbook.c");
     std::fs::write(&source, example).expect("written");
-    compile("readme", &source);
+    compile("cookbook", &source);
 }
 
 /// Goal: every function is in a manual page.

@@ -134,6 +134,14 @@ impl Sockets {
         }
         let phase = core::mem::replace(&mut socket.phase, Phase::Idle);
         let Phase::Listening(listener) = phase else { return };
+        // As in Linux, the socket keeps its port, which others that allow it may now share.
+        let port = socket.local.port();
+        if let Some(before) = socket.used {
+            let used = Use { listens: false, ..before };
+            socket.used = Some(used);
+            self.ports.remove(Space::Tcp, port, before);
+            self.ports.add(Space::Tcp, port, used);
+        }
         for handle in listener.handles {
             self.by_listener.remove(&handle);
             self.stack.tcp_close_listener(handle, now);

@@ -33,8 +33,8 @@ impl Readiness {
     pub const READABLE: Readiness = Readiness(0x041);
     /// [`Readiness::OUT`] and [`Readiness::WRITE_NORMAL`].
     pub const WRITABLE: Readiness = Readiness(0x104);
-    /// All events but [`Readiness::WRITE_BAND`].
-    pub const ALL: Readiness = Readiness(0x215f);
+    /// All events.
+    pub const ALL: Readiness = Readiness(0x235f);
 
     /// The bits of `poll` and `epoll`.
     pub const fn bits(self) -> u32 {

@@ -114,7 +114,7 @@ pub(crate) fn inside(role: &str, arguments: &[&str]) -> Vec<OsString> {
 pub(crate) struct Stats {
     pub(crate) out: u64,
     pub(crate) r#in: u64,
-    pub(crate) copies_per_byte: String,
+    pub(crate) copies_per_byte: f64,
     text: String,
 }
 
@@ -125,7 +125,8 @@ impl Stats {
         let line = line.unwrap_or_else(|| panic!("no counters in:\n{text}"));
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
         let number = |at: usize| words[at].parse().expect("a number");
-        Self { out: number(1), r#in: number(4), copies_per_byte: words[7].into(), text }
+        let number_of = |word: &str| word.parse().expect("a ratio");
+        Self { out: number(1), r#in: number(4), copies_per_byte: number_of(words[7]), text }
     }
 
     /// Returns the number before `word` in the line of `name`.
@@ -157,9 +158,18 @@ impl Stats {
         words.filter_map(|word| word.parse().ok()).collect()
     }
 
+    /// Asserts that no payload byte was copied. One reason is allowed, for at most one byte in
+    /// 10,000: if the kernel inside was too busy to read, segments that did not fit are sent again
+    /// one by one, and many of them are packed into fewer frames (`Site::Squeeze`).
+    pub(crate) fn assert_uncopied(&self) {
+        let sites = self.text.lines().filter(|line| line.starts_with("copied "));
+        let others = sites.filter(|line| !line.contains(" squeeze ")).count();
+        assert!(others == 0 && self.copies_per_byte <= 0.0001, "{}", self.text);
+    }
+
     /// Asserts that no payload byte was copied, and the number of bytes carried.
     pub(crate) fn assert_carried(&self, out: u64, r#in: u64, extra: u64) {
-        assert_eq!(self.copies_per_byte, "0.000000", "{}", self.text);
+        self.assert_uncopied();
         self.assert_bytes(out, r#in, extra);
     }
 

@@ -1,7 +1,7 @@
 //! Allocation of addresses and ports.
 
 use super::bench::*;
-use crate::socket::{EPHEMERAL_FIRST, EPHEMERAL_LAST, Error, Family};
+use crate::socket::{EPHEMERAL_FIRST, EPHEMERAL_LAST, Error, Family, Shutdown};
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -37,6 +37,29 @@ fn a_port_is_shared_by_those_that_allow_it_until_one_listens() {
     assert_eq!(host.listen(second, 1, b.now), Err(Error::AddressInUse));
     assert_eq!(host.close(first, b.now), Ok(()));
     assert_eq!(host.listen(second, 1, b.now), Ok(()));
+}
+
+/// A listener that is shut down keeps its port and no longer excludes others from it.
+#[test]
+fn a_port_is_shared_again_once_its_listener_is_shut_down() {
+    let mut b = Bench::new();
+    let [first, second] = [b.stream(SERVER), b.stream(SERVER)];
+    let host = &mut b.hosts[SERVER];
+    host.set_options(first, b.now, |options| options.reuse_address = true).expect("open socket");
+    host.set_options(second, b.now, |options| options.reuse_address = true).expect("open socket");
+    assert_eq!(host.bind(first, at(80)), Ok(()));
+    assert_eq!(host.listen(first, 1, b.now), Ok(()));
+    assert_eq!(host.bind(second, at(80)), Err(Error::AddressInUse));
+    assert_eq!(host.shutdown(first, Shutdown::Read, b.now), Ok(()));
+    assert_eq!(host.bind(second, at(80)), Ok(()));
+    assert_eq!(host.listen(second, 1, b.now), Ok(()));
+    assert_eq!(host.listen(first, 1, b.now), Err(Error::AddressInUse));
+    assert_eq!(host.local(first), Ok(at(80)));
+    for id in [first, second] {
+        assert_eq!(host.close(id, b.now), Ok(()));
+    }
+    let third = b.stream(SERVER);
+    assert_eq!(b.hosts[SERVER].bind(third, at(80)), Ok(()));
 }
 
 #[test]

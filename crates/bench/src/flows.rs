@@ -31,7 +31,7 @@ pub(super) fn open<T: Send>(
     counts: &[usize],
     mut look: impl FnMut() -> T + Send,
 ) -> anyhow::Result<(Vec<T>, anyhow::Result<()>)> {
-    let most = counts.iter().max().context("there is a count")?;
+    let most = counts.iter().max().context("no flow was counted")?;
     let mut command = Command::new("/proc/self/exe");
     command.args(["gateway", "--harness", &format!("{KEEP},{most}")]);
     let keeper = Running::start(&mut command)?;

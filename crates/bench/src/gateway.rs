@@ -90,7 +90,7 @@ fn installed(plan: &Plan) -> anyhow::Result<Vec<Setup>> {
     }
     let is_installed = |setup: &&Setup| match setup.system.program() {
         Some(program) if find_program(program).is_none() => {
-            say::notice(format_args!("{setup} is left out: {program} not found"));
+            say::notice(format_args!("skipping {setup}: {program} is not installed"));
             false
         }
         _ => true,
@@ -177,7 +177,7 @@ impl<'a> Joined<'a> {
                 {
                     bail!("it ended: {}", gateway.last_words());
                 }
-                ensure!(started.elapsed() < READY_WAIT, "it does not lead to {target}");
+                ensure!(started.elapsed() < READY_WAIT, "it does not connect to {target}");
                 ping_pong::pause();
             }
             // The time until the first address works, which is IPv4. Others may take longer and

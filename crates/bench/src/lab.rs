@@ -44,7 +44,7 @@ impl Network {
     /// Creates an empty network. No thread may run yet.
     pub(super) fn new() -> anyhow::Result<Self> {
         let flags = i32::try_from(UnshareFlags::NEWNET.bits()).expect("it is bit 30");
-        match fork_into(flags).context("cannot make a network namespace")? {
+        match fork_into(flags).context("cannot create a network namespace")? {
             Forked::Child => hold(),
             Forked::Parent(child) => {
                 let holder = child.pid.as_raw_pid();

@@ -99,29 +99,29 @@ mod zerocopy;
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
 struct Arguments {
-    /// What to measure.
+    /// The benchmark to run.
     #[arg(value_name = "NAME")]
     name: Bench,
 
-    /// How many times everything is measured; medians are reported.
+    /// Rounds: every case is measured once in each; medians are reported.
     #[arg(long, value_name = "N", default_value_t = 3,
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
 
-    /// How long each single measurement takes [default: 3; zerocopy, ring, vm, vhost, events: 1]
+    /// Seconds of each measurement [default: 3; zerocopy, ring, vm, vhost, events: 1]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: Option<u32>,
 
-    /// What to compare a gateway with.
+    /// Peers to compare the gateway with.
     #[arg(long, value_name = "LIST", value_delimiter = ',',
           default_values_t = [Peer::Towpath, Peer::Pasta, Peer::Slirp4netns, Peer::Veth])]
     peers: Vec<Peer>,
 
-    /// Only cases with such names; `*` stands for anything. Example: 'tcp_*_1flow,rr_*'
+    /// Measure only cases with these names; `*` matches any text. Example: 'tcp_*_1flow,rr_*'
     #[arg(long, value_name = "GLOB", value_delimiter = ',', default_value = "*")]
     cases: Vec<String>,
 
-    /// What real virtual machines boot: where scripts/guest has put it.
+    /// Directory of the images that virtual machines boot, made by scripts/guest.
     #[arg(long, value_name = "DIRECTORY", default_value = "target/guest")]
     guest: PathBuf,
 
@@ -129,7 +129,7 @@ struct Arguments {
     #[arg(long)]
     json: bool,
 
-    /// Also draw the medians (SVG).
+    /// Also draw the medians to this file (SVG).
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 
@@ -141,7 +141,7 @@ struct Arguments {
     #[arg(long, hide = true, value_name = "SYSTEM,ADDRESS,DIR")]
     serve: Option<events::Serving>,
 
-    /// One round, each measurement as short as it can be: whether it works, not how well.
+    /// Run one round of the shortest measurements, to test that everything works.
     #[arg(long, conflicts_with_all = ["rounds", "seconds"])]
     quick: bool,
 }
@@ -229,7 +229,7 @@ fn bench(arguments: &Arguments) -> anyhow::Result<Ending> {
     let plan = plan(arguments);
     let isolation = Isolation::detect(false)?;
     if !isolation.is_privileged() {
-        bail!("this needs root, for example by sudo");
+        bail!("this needs root; run it with sudo");
     }
     // Opened before the measurement, which takes long.
     let plot = arguments.plot.as_deref().map(create).transpose()?;
@@ -248,7 +248,7 @@ fn bench(arguments: &Arguments) -> anyhow::Result<Ending> {
         }
         Forked::Parent(child) => child,
     };
-    let pidfd = child.pidfd.try_clone().context("cannot duplicate a descriptor")?;
+    let pidfd = child.pidfd.try_clone().context("cannot duplicate a file descriptor")?;
     let child = Kept::new(child);
     loop {
         match wait(&[signals.as_fd(), pidfd.as_fd()])? {
@@ -287,7 +287,7 @@ fn plan(arguments: &Arguments) -> Plan {
     let selection = Selection::new(cases.iter().copied(), &arguments.cases);
     if selection.is_empty() {
         let names: Vec<_> = cases.iter().map(|case| &*case.name).collect();
-        let text = format!("option --cases: none fits; there are {}", names.join(", "));
+        let text = format!("option --cases: no case matches; there are {}", names.join(", "));
         Arguments::command().error(ErrorKind::ValueValidation, text).exit();
     }
     let rounds = if arguments.quick { 1 } else { arguments.rounds };

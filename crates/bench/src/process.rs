@@ -54,8 +54,8 @@ impl Running {
 
     /// Writes to its standard input.
     pub(super) fn feed(&mut self, text: &str) -> anyhow::Result<()> {
-        let stdin = self.child.stdin.as_mut().context("its standard input is not ours")?;
-        stdin.write_all(text.as_bytes()).context("it reads no more")
+        let stdin = self.child.stdin.as_mut().context("its standard input is not a pipe")?;
+        stdin.write_all(text.as_bytes()).context("it no longer reads its standard input")
     }
 
     /// Waits for its end, and returns its standard output. Kills it if that takes longer than
@@ -118,7 +118,7 @@ impl Running {
     }
 
     fn pid(&self) -> anyhow::Result<Pid> {
-        Pid::from_raw(self.number()).context("it has no number")
+        Pid::from_raw(self.number()).context("it has no PID")
     }
 
     /// Its process ID.
@@ -223,7 +223,7 @@ pub(super) fn thread_cpu(thread: i32) -> anyhow::Result<Duration> {
     let path = format!("/proc/self/task/{thread}/schedstat");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
     let nanoseconds = text.split_ascii_whitespace().next().and_then(|field| field.parse().ok());
-    nanoseconds.map(Duration::from_nanos).with_context(|| format!("{path} is not understood"))
+    nanoseconds.map(Duration::from_nanos).with_context(|| format!("cannot parse {path}"))
 }
 
 /// Processor time of the children of this process that have ended and been waited for.
@@ -257,7 +257,7 @@ pub(super) fn go_first() {
 
 /// The processors that this process may use.
 pub(super) fn processors() -> anyhow::Result<CpuSet> {
-    sched_getaffinity(None).context("cannot find out about processors")
+    sched_getaffinity(None).context("cannot list the processors")
 }
 
 /// The first of these processors alone.

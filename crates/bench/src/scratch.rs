@@ -16,7 +16,7 @@ impl Scratch {
         // Not named by the PID of this process, which is not unique across PID namespaces. The name
         // is short, because socket paths must be.
         let path = parent.join(format!("towpath-{:08x}", RandomState::new().hash_one(0) as u32));
-        fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        fs::create_dir(&path).with_context(|| format!("cannot create {}", path.display()))?;
         Ok(Self(path))
     }
 

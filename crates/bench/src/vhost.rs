@@ -192,15 +192,15 @@ fn small(
         say("show port stats all\n")?;
     }
     say("quit\n")?;
-    ensure!(testpmd.wait(END_MAX)?.is_some(), "testpmd does not end");
+    ensure!(testpmd.wait(END_MAX)?.is_some(), "testpmd does not stop");
     let log = testpmd.log();
     let rates: Vec<u64> = log
         .lines()
         .filter_map(|line| line.trim().strip_prefix("Rx-pps:")?.split_whitespace().next())
         .filter_map(|rate| rate.parse().ok())
         .collect();
-    let [_, _, first, second] = rates[..] else { bail!("its figures are not understood: {log}") };
-    ensure!(first > 0 && second > 0, "nothing comes through");
+    let [_, _, first, second] = rates[..] else { bail!("cannot parse its figures: {log}") };
+    ensure!(first > 0 && second > 0, "no packet arrives");
     Ok((first + second) as f64 * 1e-6)
 }
 

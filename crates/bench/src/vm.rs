@@ -89,7 +89,7 @@ pub(super) fn measure(
         say::error(format_args!("skipped: all cases with real machines: {why}"));
         machines::CASES.iter().for_each(|case| selection.remove(case));
     }
-    ensure!(!selection.is_empty(), "there is nothing left to measure");
+    ensure!(!selection.is_empty(), "no case is left to measure");
     let mut circumstances = vec![
         machine(),
         format!(

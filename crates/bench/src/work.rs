@@ -48,12 +48,12 @@ impl FromStr for Work {
             return Ok(Self::Stacks(text.parse()?));
         }
         let (name, count) = text.split_once(',').context("WAY,BYTES,CALLS or NAME,COUNT")?;
-        let count = count.parse().context("COUNT is a number")?;
+        let count = count.parse().context("COUNT: expected a number")?;
         if let Some(workload) = WORKLOADS.iter().find(|workload| workload.name == name) {
             return Ok(Self::Guests(workload, count));
         }
         if let Some(flows) = name.strip_prefix("gateway_requests_of_") {
-            let flows = flows.parse().context("the number of connections")?;
+            let flows = flows.parse().context("expected a number of connections")?;
             return Ok(Self::Gateway(gateway::Way::RequestsOf(flows), count));
         }
         Ok(match name {
@@ -69,7 +69,7 @@ impl FromStr for Work {
             "tap_in" => Self::Tap(tap::Way { program_sends: false, flows: 1 }, count),
             "tap_in_8flows" => Self::Tap(tap::Way { program_sends: false, flows: 8 }, count),
             flows::KEEP => Self::Connections(count),
-            _ => bail!("there is no such work"),
+            _ => bail!("unknown work"),
         })
     }
 }

@@ -95,7 +95,7 @@ pub(super) fn measure(plan: &Plan, kernel: &KernelThreads) -> anyhow::Result<(Re
     let mut selection = plan.selection.clone();
     let sockets = prepared(&mut selection, Carrier::Kernel, || Kernel::new(&network));
     let tap = prepared(&mut selection, Carrier::Tap, || OverTap::new(&tapped));
-    ensure!(!selection.is_empty(), "there is nothing left to measure");
+    ensure!(!selection.is_empty(), "no case is left to measure");
     let (kernel_sockets, algorithm) = sockets.unzip();
     if let Some(notice) = algorithm.as_deref().and_then(lab::congestion_control_notice) {
         say::notice(notice);
@@ -285,7 +285,7 @@ impl Bench<'_> {
         }
         if find_program(instructions::PROGRAM).is_none() {
             let program = instructions::PROGRAM;
-            say::notice(format_args!("instructions are not counted: {program} not found"));
+            say::notice(format_args!("not counting instructions: {program} is not installed"));
             return;
         }
         for count in counts {
@@ -380,7 +380,7 @@ const LEND: &str = "lend";
 /// Name of copying.
 const COPY: &str = "copy";
 /// A case is measured only if its carrier was prepared.
-const NOT_PREPARED: &str = "its carrier is not there";
+const NOT_PREPARED: &str = "its carrier could not be set up";
 /// Bytes of all buffers together: many times the size of caches.
 const COLD_BYTES: usize = 1 << 30;
 const COLD_BYTES_QUICK: usize = 64 << 20;

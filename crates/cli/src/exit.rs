@@ -19,9 +19,9 @@ Exit status:
   125  towpath itself failed
   126  CMD was found but could not be executed
   127  CMD was not found
-  2    an option or argument is wrong
-  0    `attach`: the namespace has gone, or SIGINT or SIGTERM asked to end
-  0    `up`: SIGINT or SIGTERM asked to end";
+  2    an option or argument is not valid
+  0    `attach`: the namespace ended, or SIGINT or SIGTERM arrived
+  0    `up`: SIGINT or SIGTERM arrived";
 
 /// How a successful command ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -116,31 +116,31 @@ pub struct Ipv6Config {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The MTU is out of range.
-    #[error("an MTU of {0} is out of range; it may be {MTU_MIN} to {MTU_MAX}")]
+    #[error("MTU {0} is out of range; expected {MTU_MIN} to {MTU_MAX}")]
     Mtu(u16),
     /// The MTU is too small for IPv6, and there is no IPv4.
-    #[error("IPv6 needs an MTU of at least {MTU_IPV6_MIN}, not {0}")]
+    #[error("MTU {0} is too small for IPv6; expected at least {MTU_IPV6_MIN}")]
     MtuIpv6(u16),
     /// IPv4 and IPv6 are both disabled.
-    #[error("IPv4 and IPv6 are both switched off; leave one on")]
+    #[error("IPv4 and IPv6 are both disabled; enable at least one")]
     NoFamily,
     /// The interface name is not valid.
     #[error(
-        "'{0}' is not a name for a network interface; it has 1 to 15 bytes without '/', ':' \
-             and spaces"
+        "'{0}' is not a valid name for a network interface; expected 1 to 15 bytes without '/', \
+         ':' and spaces"
     )]
     Interface(String),
     /// The address cannot be used for the gateway or DNS.
-    #[error("{0} cannot be the gateway's address or that of DNS: {1}")]
+    #[error("{0} cannot be the address of the gateway or of DNS: {1}")]
     Gateway(IpAddr, &'static str),
     /// The address cannot stand for the host's loopback.
-    #[error("{0} cannot stand for the host's loopback: {1}")]
+    #[error("cannot map {0} to the host's loopback: {1}")]
     HostLoopback(IpAddr, &'static str),
     /// The address cannot be a resolver's.
-    #[error("{0} cannot be a resolver's address")]
+    #[error("{0} cannot be the address of a resolver; expected a unicast address")]
     Resolver(IpAddr),
     /// A list is too long.
-    #[error("too many {what}: {count}, at most {max} are possible")]
+    #[error("too many {what}: {count}; at most {max} are allowed")]
     TooMany {
         /// What the list contains.
         what: &'static str,
@@ -151,15 +151,15 @@ pub enum ConfigError {
     },
     /// The memory limit is too small.
     #[error(
-        "{0} bytes of memory are too few; at least {min} MiB are needed for each worker",
+        "{0} bytes of memory are too few; expected at least {min} MiB for each worker",
         min = MEMORY_BYTES_MIN >> 20
     )]
     Memory(usize),
     /// The flow limit is zero or too large.
-    #[error("{0} flows at once are out of range; it may be 1 to {FLOWS_MAX}")]
+    #[error("{0} concurrent flows are out of range; expected 1 to {FLOWS_MAX}")]
     Flows(usize),
     /// The number of workers is zero or too large.
-    #[error("{0} workers are out of range; it may be 1 to {WORKERS_MAX}")]
+    #[error("{0} workers are out of range; expected 1 to {WORKERS_MAX}")]
     Workers(usize),
 }
 
@@ -167,7 +167,7 @@ pub enum ConfigError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Notice {
     /// IPv6 was disabled: it needs a larger MTU.
-    #[error("IPv6 is off: it needs an MTU of at least {MTU_IPV6_MIN}, not {0}")]
+    #[error("IPv6 is disabled: it needs an MTU of at least {MTU_IPV6_MIN}, and the MTU is {0}")]
     Ipv6Off(u16),
 }
 
@@ -316,10 +316,16 @@ impl Config {
         });
         for [gateway, dns] in v4.into_iter().chain(v6) {
             if let Some((address, _)) = [gateway, dns].into_iter().find(|(_, inside)| !inside) {
-                return Err(ConfigError::Gateway(address, "it is no host's in the network"));
+                return Err(ConfigError::Gateway(
+                    address,
+                    "it is not a host address of the network",
+                ));
             }
             if gateway.0 == dns.0 {
-                return Err(ConfigError::Gateway(dns.0, "each has its own"));
+                return Err(ConfigError::Gateway(
+                    dns.0,
+                    "gateway and DNS need different addresses",
+                ));
             }
         }
         Ok(())
@@ -339,11 +345,11 @@ impl Config {
             ),
         };
         let problem = if !family_on {
-            "its IP version is switched off"
+            "its IP version is disabled"
         } else if address.is_loopback() {
-            "inside, that is the program's own loopback"
+            "it is the program's own loopback"
         } else if address.is_unspecified() || address.is_multicast() {
-            "it is no host's address"
+            "it is not a unicast address"
         } else if program == Some(*address) {
             "it is the program's own address"
         } else if dns == Some(*address) {

@@ -141,19 +141,19 @@ pub struct PublishError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// pasta's `auto`.
-    #[error("'auto' is not supported yet; name the ports")]
+    #[error("'auto' is not supported; list the ports")]
     Auto,
     /// An empty item, or an empty specification.
-    #[error("a port is missing; write for example 8080:80")]
+    #[error("a port is missing; expected for example 8080:80")]
     Empty,
     /// Not a number from 1 to 65535.
-    #[error("'{0}' is not a port; ports are numbers from 1 to 65535")]
+    #[error("'{0}' is not a port; expected a number from 1 to 65535")]
     Port(String),
     /// A range whose end comes before its start.
-    #[error("'{0}' is not a range; its first port must not be above its last")]
+    #[error("'{0}' is not a range of ports; the first must not be above the last")]
     Range(String),
     /// Ranges of different lengths on both sides of a colon.
-    #[error("'{0}' has ranges of different lengths on both sides of ':'")]
+    #[error("'{0}' has ranges of different lengths before and after ':'")]
     Lengths(String),
     /// An exclusion with a colon.
     #[error("'{0}' excludes ports and cannot have ':'")]
@@ -163,25 +163,25 @@ pub enum Problem {
     Address(String),
     /// An address that is followed by a colon, as other tools write it. Contains the form that was
     /// meant.
-    #[error("an address goes before '/': {0}")]
+    #[error("separate the address by '/': {0}")]
     AddressByColon(String),
     /// Not the name of a network interface.
-    #[error("'{0}' after '%' is not a name of a network interface")]
+    #[error("'{0}' after '%' is not a valid name for a network interface")]
     Interface(String),
     /// A port that would lead to two others.
     #[error("port {0} is given twice")]
     Twice(u16),
     /// `none` or `all` together with other specifications.
-    #[error("'{0}' goes with no other specification of the same protocol")]
+    #[error("'{0}' cannot be combined with other specifications of the same protocol")]
     Alone(&'static str),
     /// A joined port with an address or an interface.
-    #[error("'{0}' names an address; these ports are those of the loopback")]
+    #[error("'{0}' has an address or interface; give ports only, which are those of the loopback")]
     LoopbackOnly(String),
     /// All ports, where every port has to be listed.
-    #[error("'{0}' means all ports; name those that are to lead to the host's loopback")]
+    #[error("'{0}' means all ports; list the ports to forward to the host's loopback")]
     AllJoined(String),
     /// No port remains.
-    #[error("no port is left after the exclusions")]
+    #[error("the exclusions leave no port")]
     NothingLeft,
 }
 

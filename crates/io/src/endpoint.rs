@@ -44,32 +44,30 @@ impl fmt::Display for EndpointError {
         match self {
             Self::InUse(path) => write!(
                 f,
-                "{path}: somebody listens on this socket already: choose another path, or \
-                 stop them",
+                "{path}: a process already listens on this socket; stop it, or choose another path",
                 path = path.display()
             ),
             Self::NotASocket(path) => write!(
                 f,
-                "{path}: there is a file that is no socket: remove it, or choose another \
-                 path",
+                "{path}: the file exists and is not a socket; remove it, or choose another path",
                 path = path.display()
             ),
             Self::NoFolder(path) => write!(
                 f,
-                "{path}: there is no folder for this socket: make it, or choose another \
+                "{path}: the directory of the socket does not exist; create it, or choose another \
                  path",
                 path = path.display()
             ),
             Self::Path(path) => write!(
                 f,
-                "{path}: the path of a socket has between 1 and 108 bytes",
+                "{path}: the path of a socket must have 1 to 108 bytes",
                 path = path.display()
             ),
             Self::Confined(path) => write!(
                 f,
-                "{path}: a network that is confined connects only to sockets that were \
-                 named at its start or lie in the folder of one: name it there, or start \
-                 with --no-confinement",
+                "{path}: a confined network connects only to sockets that were given at its \
+                 start, or that are in the same directory as one of them; give this socket at the \
+                 start, or start with --no-confinement",
                 path = path.display()
             ),
             Self::Os(path, error) => write!(f, "{path}: {error}", path = path.display()),

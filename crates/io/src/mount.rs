@@ -58,7 +58,7 @@ impl std::error::Error for MountError {
 /// [`MountError::Refused`].
 pub fn make_private() -> Result<(), MountError> {
     let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
-    mount_change("/", flags).map_err(refused("detach the mounts from the host's"))
+    mount_change("/", flags).map_err(refused("make the mounts private"))
 }
 
 /// Mounts a /proc that shows the current PID namespace.
@@ -94,7 +94,7 @@ pub fn cover_file(path: &Path, content: &[u8]) -> Result<(), MountError> {
 fn make_and_bind(target: &Path, content: &[u8]) -> Result<(), MountError> {
     let file = Path::new(WORKBENCH).join("file");
     std::fs::write(&file, content).map_err(MountError::Write)?;
-    mount_bind(&file, target).map_err(refused("put a file in place"))
+    mount_bind(&file, target).map_err(refused("bind-mount a file"))
 }
 
 fn refused(step: &'static str) -> impl Fn(Errno) -> MountError {

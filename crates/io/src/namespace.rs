@@ -59,7 +59,7 @@ impl fmt::Display for NamespaceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Forbidden(value) => write!(f, "user namespaces are forbidden here: {value}"),
-            Self::Fork(..) => f.write_str("cannot make namespaces"),
+            Self::Fork(..) => f.write_str("cannot create namespaces"),
             Self::Identity { file, .. } => {
                 write!(f, "cannot set the user's identity in the new user namespace ({file})")
             }
@@ -120,7 +120,7 @@ impl fmt::Display for Forbidden {
                  seccomp=unconfined`) or run towpath outside of it",
             ),
             Self::Unsupported => f.write_str(
-                "this kernel has no room for or no support of them; run towpath as root",
+                "this kernel lacks them, or they are nested too deeply; run towpath as root",
             ),
         }
     }

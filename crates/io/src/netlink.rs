@@ -53,10 +53,10 @@ impl fmt::Display for NetlinkError {
                 "{what}{}",
                 text.as_ref().map(|text| format!(" ({text})")).unwrap_or_default()
             ),
-            Self::Socket(..) => f.write_str("netlink socket"),
+            Self::Socket(..) => f.write_str("the netlink socket failed"),
             Self::DefaultRouteExists => f.write_str(
-                "the network namespace has a default route already, so something else \
-                 connects it; towpath serves namespaces without one",
+                "the network namespace already has a default route; towpath serves only \
+                 namespaces without one",
             ),
             Self::Answer { what } => write!(f, "{what}: unexpected answer from the kernel"),
         }
@@ -167,7 +167,7 @@ impl Netlink {
     /// [`NetlinkError`].
     pub fn loopback_up(&mut self) -> Result<(), NetlinkError> {
         let index = self.link_index("lo")?;
-        self.ask("switch on loopback", Request::link(index, true))
+        self.ask("set up loopback", Request::link(index, true))
     }
 
     /// Adds an address that is usable at once, without duplicate address detection.
@@ -223,7 +223,7 @@ impl Netlink {
                 );
             });
         });
-        self.ask("switch off address generation", request)
+        self.ask("disable address generation", request)
     }
 
     fn ask(&mut self, what: &'static str, request: Request) -> Result<(), NetlinkError> {

@@ -74,13 +74,13 @@ pub enum StreamError {
 impl fmt::Display for StreamError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Closed => f.write_str("the other side closed the connection"),
+            Self::Closed => f.write_str("the peer closed the connection"),
             Self::FrameTooLong(value) => write!(
                 f,
-                "a frame of {value} bytes was announced, more than any has: this is no \
-                 stream of frames"
+                "the peer announced a frame of {value} bytes, which is too long; it does not send \
+                 a stream of frames"
             ),
-            Self::Os(error) => write!(f, "connection: {error}"),
+            Self::Os(error) => write!(f, "the connection failed: {error}"),
         }
     }
 }

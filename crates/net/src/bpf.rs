@@ -70,8 +70,8 @@ impl fmt::Display for Invalid {
         match self {
             Self::Length => write!(f, "a program has 1 to {INSTRUCTIONS_MAX} instructions"),
             Self::Unknown(at) => write!(f, "instruction {at} is unknown"),
-            Self::Jump(at) => write!(f, "instruction {at} jumps behind the end"),
-            Self::Operand(at) => write!(f, "instruction {at} has an impossible operand"),
+            Self::Jump(at) => write!(f, "instruction {at} jumps past the end"),
+            Self::Operand(at) => write!(f, "instruction {at} has an operand out of range"),
             Self::NoReturn => f.write_str("the last instruction does not return"),
         }
     }

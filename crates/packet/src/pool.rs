@@ -243,7 +243,7 @@ impl fmt::Display for NoMemory {
         let fits = |(shift, _): &&(u32, &str)| self.bytes.is_multiple_of(1 << shift);
         let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
         let (shift, unit) = *units.iter().find(fits).unwrap_or(&(0, "bytes"));
-        write!(f, "not enough memory: cannot allocate {} {unit} for packets", self.bytes >> shift)
+        write!(f, "cannot allocate {} {unit} of memory for packets", self.bytes >> shift)
     }
 }
 

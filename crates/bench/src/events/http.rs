@@ -61,13 +61,13 @@ impl<'a> Http<'a> {
         };
         let has_wrk = find_program(WRK).is_some();
         if !has_wrk && (needs(Carrier::Tap) || needs(Carrier::Kernel)) {
-            say::notice(format_args!("{WRK} is not installed: cases tap_*, kernel_*"));
+            say::notice(format_args!("{WRK} is not installed; skipping cases tap_*, kernel_*"));
         }
         let mut kernel = KERNEL.to_vec();
         if has_wrk && needs(Carrier::Kernel) {
             kernel.retain(|system| can_serve(system));
             if kernel.first() == KERNEL.last() {
-                let text = "cases kernel_*: event queues cannot work on the kernel's sockets";
+                let text = "cases kernel_*: event queues cannot use the kernel's sockets";
                 say::notice(text);
                 kernel.clear();
             }
@@ -157,7 +157,7 @@ fn figures(
     let before = process::cpu_seconds_fine(&pids);
     let made = wrk::run(server, point, span)?;
     let used = process::cpu_seconds_fine(&pids) - before;
-    ensure!(used > 0.0, "the server is gone: {}", serving.last_words());
+    ensure!(used > 0.0, "the server ended: {}", serving.last_words());
     Ok(vec![made.per_second, used * 1e6 / made.requests, made.errors])
 }
 
@@ -174,7 +174,7 @@ fn serve(system: &str, listen: SocketAddr, root: &Path) -> Command {
 fn until_free(listen: SocketAddr) -> anyhow::Result<()> {
     let started = Stopwatch::start();
     while TcpStream::connect(listen).is_ok() {
-        ensure!(started.elapsed() < START_MAX, "something else listens at {listen}");
+        ensure!(started.elapsed() < START_MAX, "another program listens on {listen}");
         thread::sleep(Duration::from_millis(2));
     }
     Ok(())

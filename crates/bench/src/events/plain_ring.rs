@@ -64,7 +64,7 @@ impl PlainRing {
             all &= usize::try_from(completion.result()) == Ok(self.buffers[number].len());
             self.free.push(number);
         }
-        ensure!(all, "a read failed, or the file is cut");
+        ensure!(all, "a read failed, or the file is truncated");
         Ok(self.free.len() - before)
     }
 }

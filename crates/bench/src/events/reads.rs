@@ -89,7 +89,7 @@ impl Reads {
             .write(true)
             .create_new(true)
             .open(directory.path("read"))
-            .context("cannot make a file to read")?;
+            .context("cannot create a file to read")?;
         let bytes = if span < Duration::from_secs(1) { FILE_BYTES_SHORT } else { FILE_BYTES };
         let block = vec![0x5a; 1 << 20];
         for _ in 0..bytes >> 20 {
@@ -98,7 +98,7 @@ impl Reads {
         file.sync_all().context("cannot write the file to read")?;
         let mut systems = SYSTEMS.to_vec();
         if EventQueue::with(&config(Choice::IoUring)).is_err() {
-            say::notice("file_read_*: io_uring cannot be had: epoll alone");
+            say::notice("file_read_*: io_uring is not available; measuring epoll only");
             systems.retain(|system| !system.contains("io_uring"));
         }
         Ok(Some(Self { _directory: directory, file: Arc::new(file), bytes, systems }))
@@ -183,9 +183,12 @@ impl Reads {
             queue.wait(&mut events, None)?;
             for event in &events {
                 let Some(Completion::Bytes(read)) = queue.take(event.token) else {
-                    bail!("the operation is not over");
+                    bail!("the operation did not complete");
                 };
-                ensure!(read.result.context("cannot read")? == blocks.bytes, "the file is cut");
+                ensure!(
+                    read.result.context("cannot read")? == blocks.bytes,
+                    "the file is truncated"
+                );
                 done += 1;
                 submit(&mut queue, read.buffer)?;
             }

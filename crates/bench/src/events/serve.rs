@@ -57,7 +57,7 @@ impl FromStr for Serving {
             "plain epoll" => System { engine: Engine::Readiness, is_tap: false },
             "completions" => System { engine: Engine::Completions(Choice::Best), is_tap: true },
             "readiness" => System { engine: Engine::Readiness, is_tap: true },
-            _ => bail!("there is no such system"),
+            _ => bail!("unknown system"),
         };
         Ok(Self { system, listen: listen.parse()?, root: root.into() })
     }
@@ -69,7 +69,7 @@ impl Serving {
         let limit = getrlimit(Resource::Nofile);
         setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })?;
         if self.system.is_tap {
-            let IpAddr::V4(address) = self.listen.ip() else { bail!("an address of IPv4") };
+            let IpAddr::V4(address) = self.listen.ip() else { bail!("expected an IPv4 address") };
             let host = Host::on_tap_named(&host::Config::with_address(address, 24), DEVICE)?;
             let listener = host::TcpListener::bind(&host, self.listen)?;
             eprintln!("{LISTENING}");

@@ -243,7 +243,7 @@ fn by_calls(
             false => stream.read(&mut buffer[..room]),
         };
         match moved {
-            Ok(0) => anyhow::bail!("the other end has closed, {left} bytes too early"),
+            Ok(0) => anyhow::bail!("the other end closed {left} bytes too early"),
             Ok(moved) => left -= moved as u64,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error).context("cannot move bytes"),
@@ -308,7 +308,7 @@ impl Work {
         while under_way > 0 {
             events.clear();
             self.queue.wait(&mut events, Some(self.queue.now() + PATIENCE))?;
-            ensure!(!events.is_empty(), "nothing moves any more");
+            ensure!(!events.is_empty(), "no more data moves");
             for event in &events {
                 let index = event.data as usize;
                 let was_under_way = self.sockets[index].is_under_way(self.way);
@@ -332,11 +332,11 @@ impl Work {
             }
             (Way::ReceiveLent, _) => {
                 let Some(Completion::Pieces(pieces)) = self.queue.take(token) else {
-                    bail!("the operation is not over");
+                    bail!("the operation did not complete");
                 };
                 let pieces = pieces?;
                 let count: usize = pieces.iter().map(|piece| piece.len()).sum();
-                ensure!(count > 0, "the other end has closed, {} bytes too early", socket.left);
+                ensure!(count > 0, "the other end closed {} bytes too early", socket.left);
                 socket.left -= count as u64;
             }
             (way, _) => {
@@ -344,14 +344,14 @@ impl Work {
                     Some(Completion::Bytes(done)) => (done.result, done.buffer),
                     Some(Completion::Sent(done)) => {
                         let buffer = done.buffer.downcast();
-                        (done.result, buffer.map_err(|_| anyhow!("another buffer is back"))?)
+                        (done.result, buffer.map_err(|_| anyhow!("a wrong buffer came back"))?)
                     }
-                    _ => bail!("the operation is not over"),
+                    _ => bail!("the operation did not complete"),
                 };
                 let count = result.context("cannot move bytes")?;
                 socket.buffers.push(buffer);
                 if way == Way::Receive && socket.left > 0 {
-                    ensure!(count > 0, "the other end has closed, {} bytes too early", socket.left);
+                    ensure!(count > 0, "the other end closed {} bytes too early", socket.left);
                     socket.left -= count as u64;
                 }
             }

@@ -75,8 +75,10 @@ impl Made {
                 errors += count.trim().parse::<f64>()?;
             }
         }
-        let (requests, per_second) =
-            (requests.context("no count")?, per_second.context("no rate")?);
+        let (requests, per_second) = (
+            requests.context("wrk printed no number of requests")?,
+            per_second.context("wrk printed no rate")?,
+        );
         ensure!(requests > 0.0, "no request was answered");
         Ok(Self { requests, per_second, errors })
     }

@@ -42,7 +42,7 @@ impl Server {
             return Ok(None);
         }
         if let Some(missing) = [NGINX, WRK].into_iter().find(|name| find_program(name).is_none()) {
-            say::notice(format_args!("HTTP is left out: {missing} not found"));
+            say::notice(format_args!("skipping HTTP: {missing} is not installed"));
             return Ok(None);
         }
         Self::start(scratch).map(Some)

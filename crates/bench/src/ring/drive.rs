@@ -84,7 +84,7 @@ impl Setting {
             for thread in threads {
                 sent = sent.wrapping_add(thread.join().ok().context("a producer panicked")??);
             }
-            ensure!(sent == sum && count > 0, "what came is not what was sent");
+            ensure!(sent == sum && count > 0, "the received data differs from the sent data");
             Ok(elapsed.as_secs_f64() * 1e9 / count as f64)
         })
     }

@@ -127,7 +127,7 @@ impl Kind {
                 let (producer, consumer) = rtrb::RingBuffer::new(CAPACITY);
                 Ends { fills: vec![Box::new(producer)], drain: Box::new(consumer) }
             }
-            Self::NullSlots => bail!("it passes words only"),
+            Self::NullSlots => bail!("this queue passes words only"),
         })
     }
 }

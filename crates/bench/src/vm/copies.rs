@@ -28,7 +28,7 @@ impl Copies {
             Self { from: vec![1; BUFFER_BYTES as usize], to, frame: vec![1; SUPER_PAYLOAD] };
         (0..BUFFER_BYTES / PAGE)
             .try_for_each(|page| copies.to.memory().write(page * PAGE, &[0; PAGE as usize]))
-            .context("a page of the guest's memory")?;
+            .context("no page of the guest's memory")?;
         Ok(copies)
     }
 
@@ -43,7 +43,7 @@ impl Copies {
                 packet = &self.frame;
             }
             for segment in packet.chunks_exact(SEGMENT) {
-                self.to.memory().write(to, segment).context("a buffer of the guest")?;
+                self.to.memory().write(to, segment).context("no buffer of the guest")?;
                 to += u64::from(MTU_BUFFER);
                 if to + u64::from(MTU_BUFFER) > BUFFER_BYTES {
                     to = 0;

@@ -47,15 +47,19 @@ impl Guest {
     fn connect(path: &Path, features: u64) -> anyhow::Result<Self> {
         let ram = GuestRam::new(0, &[BUFFERS + BUFFER_BYTES]).context("no memory for a guest")?;
         let queue = |at| DriverQueue::new(&ram, at, QUEUE_SIZE, features);
-        let receive = queue(0).context("a queue does not fit")?;
-        let transmit = queue(receive.end()).context("a queue does not fit")?;
-        ensure!(transmit.end() <= BUFFERS, "the queues do not fit");
+        let receive = queue(0).context("a queue does not fit the guest's memory")?;
+        let transmit = queue(receive.end()).context("a queue does not fit the guest's memory")?;
+        ensure!(transmit.end() <= BUFFERS, "the queues do not fit the guest's memory");
         let front_end = FrontEnd::connect(path, &ram, features, [&receive, &transmit])?;
         Ok(Self { ram, receive, transmit, front_end })
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> anyhow::Result<()> {
-        self.ram.memory().write(address, bytes).ok().context("outside of the guest's memory")
+        self.ram
+            .memory()
+            .write(address, bytes)
+            .ok()
+            .context("the address is outside the guest's memory")
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) fn missing(directory: &Path) -> Option<String> {
     }
     let is_there = ["kernel", INITRD].iter().all(|file| directory.join(file).is_file());
     let shown = directory.display();
-    (!is_there).then(|| format!("nothing to boot in {shown}; scripts/guest puts it there"))
+    (!is_there).then(|| format!("{shown} has nothing to boot; run scripts/guest"))
 }
 
 impl Machine {
@@ -144,7 +144,8 @@ impl Machine {
                 // When the console has ended, the process ends, too.
                 let ended =
                     matches!(why, RecvTimeoutError::Disconnected).then(|| self.process.wait());
-                let text = format!("the machine says no more ({why}, {ended:?}): {:#?}", self.said);
+                let text =
+                    format!("the machine prints nothing more ({why}, {ended:?}): {:#?}", self.said);
                 Err(io::Error::other(text))
             }
         }

@@ -164,13 +164,16 @@ impl<'a> Traffic<'a> {
             }
             idle += 1;
             if idle.is_multiple_of(SPINS) {
-                ensure!(last.elapsed() < STALL, "{under_way} packets are lost");
+                ensure!(last.elapsed() < STALL, "{under_way} packets were lost");
                 thread::yield_now();
             } else {
                 std::hint::spin_loop();
             }
         }
-        ensure!(self.bytes == self.sent * of_packet, "what came is not what was sent");
+        ensure!(
+            self.bytes == self.sent * of_packet,
+            "the received data differs from the sent data"
+        );
         Ok(())
     }
 
@@ -179,7 +182,7 @@ impl<'a> Traffic<'a> {
         let (mut came, started) = (Vec::new(), Stopwatch::start());
         self.sent += self.sender.send(1);
         while (came.len() as u64) < self.workload.bytes_received() {
-            ensure!(started.elapsed() < STALL, "nothing comes through");
+            ensure!(started.elapsed() < STALL, "no packet arrives");
             self.receiver.receive(|ram, address, bytes| {
                 let from = came.len();
                 came.resize(from + bytes as usize, 0);
@@ -194,7 +197,10 @@ impl<'a> Traffic<'a> {
             ensure!(frame[VIRTIO..][..14] == self.workload.headers()[VIRTIO..][..14], "MAC");
             payload.extend_from_slice(&frame[HEADERS..]);
         }
-        ensure!(payload == pattern(self.workload.payload), "what came is not what was sent");
+        ensure!(
+            payload == pattern(self.workload.payload),
+            "the received data differs from the sent data"
+        );
         Ok(())
     }
 }

@@ -86,8 +86,9 @@ pub(super) fn carry(way: Way, count: u32) -> anyhow::Result<Carried> {
     allow_many_files();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen")?;
     // Sends are not paced: with pacing, timing would decide which data arrives together.
-    set_tcp_congestion(&listener, UNPACED).context("cannot choose how the peer sends")?;
-    set_socket_send_buffer_size(&listener, 2 * CHUNK).context("cannot choose how much is sent")?;
+    set_tcp_congestion(&listener, UNPACED).context("cannot set the peer's congestion control")?;
+    set_socket_send_buffer_size(&listener, 2 * CHUNK)
+        .context("cannot set the size of the send buffer")?;
     let config = Config {
         host_loopback: vec![Ipv4Config::default().gateway.into()],
         ipv6: None,
@@ -96,7 +97,7 @@ pub(super) fn carry(way: Way, count: u32) -> anyhow::Result<Carried> {
     };
     let host_port = listener.local_addr()?.port();
     let mut program = Program::new(&config, way, count, listener)?;
-    let done = program.done.try_clone().context("cannot duplicate a descriptor")?;
+    let done = program.done.try_clone().context("cannot duplicate a file descriptor")?;
     let mut joined = Vec::new();
     if way == Way::Joined {
         let socket = socket::TcpListener::bind((Ipv4Addr::LOCALHOST, 0).into(), None)?;
@@ -155,7 +156,7 @@ impl Program {
         ready.add(&news, 0, Interest::READ, false)?;
         listener.set_nonblocking(true)?;
         ready.add(&listener, 0, Interest::READ, false)?;
-        let net = config.ipv4.context("there is IPv4")?;
+        let net = config.ipv4.context("IPv4 is disabled")?;
         let mut sockets = Sockets::new(stack_of(config, &net), 1);
         let mut to = SocketAddr::new(net.gateway.into(), listener.local_addr()?.port());
         let mut datagrams = None;
@@ -205,7 +206,8 @@ impl Program {
     /// Connects to a socket that listens on the program's loopback.
     fn connect_past_stack(&mut self, to: SocketAddr) -> anyhow::Result<()> {
         let stream = TcpStream::connect(to).context("cannot connect")?;
-        set_tcp_congestion(&stream, UNPACED).context("cannot choose how the program sends")?;
+        set_tcp_congestion(&stream, UNPACED)
+            .context("cannot set the program's congestion control")?;
         stream.set_nonblocking(true)?;
         self.ready.add(&stream, 0, Interest::WRITE, false)?;
         self.past_stack = Some(stream);
@@ -315,7 +317,7 @@ impl Program {
         if !self.program_asks(now)? {
             return Ok(false);
         }
-        let peer = self.peer.take().context("who answered is there")?;
+        let peer = self.peer.take().context("no peer has answered")?;
         self.open.push_back((self.stream, peer));
         if self.open.len() < flows {
             self.begin_connection(now)?;
@@ -501,7 +503,7 @@ fn short_of_memory() -> std::io::Error {
 }
 
 fn told(error: Error) -> anyhow::Error {
-    anyhow!("the stack says {error:?}")
+    anyhow!("the stack returned {error:?}")
 }
 
 /// A congestion control that every kernel has and that does not pace.

@@ -150,7 +150,7 @@ impl Rig {
         }
         self.transmit.turn(NOW, &self.ledger);
         for _ in 0..count {
-            ensure!(self.sender.used().is_some(), "a packet was not given back");
+            ensure!(self.sender.used().is_some(), "a packet was not returned");
         }
         self.receiver.take()
     }

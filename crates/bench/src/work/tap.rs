@@ -34,7 +34,7 @@ pub(crate) struct Way {
 /// Carries `count` blocks of [`CHUNK`] bytes. Returns the system calls of program and peers. No
 /// other thread may run yet.
 pub(super) fn carry(way: Way, count: u32) -> anyhow::Result<u64> {
-    let new = || Network::new().context("networks need root, for example by sudo");
+    let new = || Network::new().context("network namespaces need root; run it with sudo");
     let (host, program) = (new()?, new()?);
     host.inside(|| {
         prepare()?;
@@ -60,7 +60,7 @@ fn carry_to_here(way: Way, count: u32, program: &Network) -> anyhow::Result<u64>
     })?;
     let total = u64::from(count) * CHUNK as u64;
     let device = Device { tap, ends: Ends::new(way, streams, listener, total)?, failure: None };
-    let done = device.ends.done.try_clone().context("cannot duplicate a descriptor")?;
+    let done = device.ends.done.try_clone().context("cannot duplicate a file descriptor")?;
     let mut worker = Worker::serving(&config, device, Arc::default())?;
     worker.run_until(&[done.as_fd()])?;
     let Device { ends, failure, .. } = worker.side_mut();
@@ -92,10 +92,10 @@ fn prepare() -> anyhow::Result<()> {
 /// The program's interface, configured as `towpath run` does.
 fn interface(config: &Config) -> anyhow::Result<Tap> {
     let name = &config.interface;
-    let mut tap = Tap::create(name).with_context(|| format!("cannot make {name}"))?;
+    let mut tap = Tap::create(name).with_context(|| format!("cannot create interface {name}"))?;
     tap.set_offload(Features::ALL)?;
     tap.set_mtu(config.mtu);
-    config.interface().configure().with_context(|| format!("cannot configure {name}"))?;
+    config.interface().configure().with_context(|| format!("cannot configure interface {name}"))?;
     Ok(tap)
 }
 

@@ -67,7 +67,7 @@ pub(super) fn end_receiver(
         let _ = send();
         thread::sleep(Duration::from_millis(1));
     }
-    ensure!(receiver.is_finished(), "the receiver does not end");
+    ensure!(receiver.is_finished(), "the receiver does not stop");
     joined(receiver)?
 }
 

@@ -52,9 +52,9 @@ impl FromStr for Harness {
 
     fn from_str(text: &str) -> anyhow::Result<Self> {
         let words: Vec<_> = text.split(',').collect();
-        let &[way, bytes, calls] = &words[..] else { bail!("WAY,BYTES,CALLS is expected") };
+        let &[way, bytes, calls] = &words[..] else { bail!("expected WAY,BYTES,CALLS") };
         let way = Way::ALL.into_iter().find(|known| known.name() == way);
-        Ok(Self { way: way.context("no such way")?, bytes: bytes.parse()?, calls: calls.parse()? })
+        Ok(Self { way: way.context("unknown WAY")?, bytes: bytes.parse()?, calls: calls.parse()? })
     }
 }
 
@@ -301,7 +301,8 @@ impl Rig {
         hosts[from].output(sent, &mut Context { memory, ledger, now: *now });
         let moved = !sent.is_empty();
         while let Some(packet) = sent.pop() {
-            let packet = into_received(packet, memory).map_err(|_| anyhow!("short of memory"))?;
+            let packet =
+                into_received(packet, memory).map_err(|_| anyhow!("no memory for a packet"))?;
             arrived.push(packet).map_err(|_| anyhow!("a burst is larger than another"))?;
         }
         if moved {
@@ -346,7 +347,7 @@ fn send_of(bytes: usize) -> SendTo {
 }
 
 fn told(error: Error) -> anyhow::Error {
-    anyhow!("the stack says {error:?}")
+    anyhow!("the stack returned {error:?}")
 }
 
 /// Longer buffers are split into datagrams of [`DATAGRAM_BYTES`].

@@ -45,7 +45,7 @@ impl<'a> OverTap<'a> {
         lab::prepare_program(network)?;
         let host = network.inside(|| {
             let config = Config::with_address(TAP_SENDER, PREFIX_LEN);
-            Host::on_tap_named(&config, TAP).context("no host on a TAP device")
+            Host::on_tap_named(&config, TAP).context("cannot create a host on a TAP device")
         })?;
         lab::join_by_tap(network, TAP, TAP_RECEIVER, PREFIX_LEN)?;
         Ok(Self { network, host })

@@ -26,9 +26,9 @@ fn count(way: Way, bytes: usize, calls: usize) -> anyhow::Result<u64> {
     // A repeated instruction would count once for each byte that it copies.
     command.env("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_threshold=1073741824");
     let mut running = Running::start(&mut command)?;
-    let ended = running.wait(LIMIT)?.context("it takes too long")?;
+    let ended = running.wait(LIMIT)?.context("valgrind takes too long")?;
     ensure!(ended.success(), "{}", running.last_words());
-    instructions(&running.log()).context("valgrind does not tell how many instructions there were")
+    instructions(&running.log()).context("valgrind reported no number of instructions")
 }
 
 /// Parses the end of cachegrind's output: `==7== I refs:        1,234,567`, with more spaces before

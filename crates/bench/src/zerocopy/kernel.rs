@@ -144,9 +144,9 @@ impl Lending {
     /// Takes all available returns.
     fn take(&mut self, socket: BorrowedFd<'_>) -> anyhow::Result<bool> {
         let mut any = false;
-        while let Some(returned) = take_return(socket).context("cannot read returns")? {
+        while let Some(returned) = take_return(socket).context("cannot read completions")? {
             let left = self.out.checked_sub(returned.calls());
-            self.out = left.context("more calls were returned than were made")?;
+            self.out = left.context("more calls completed than were made")?;
             self.back.all += u64::from(returned.calls());
             if returned.copied {
                 self.back.copied += u64::from(returned.calls());
@@ -164,7 +164,7 @@ impl Lending {
         // poll reports the error queue regardless of the requested events.
         let mut waiting = [PollFd::new(&socket, PollFlags::empty())];
         let ready = poll(&mut waiting, Some(&RETURN_WAIT)).context("cannot wait")?;
-        ensure!(ready > 0, "{} calls are not returned", self.out);
+        ensure!(ready > 0, "{} calls did not complete", self.out);
         Ok(())
     }
 

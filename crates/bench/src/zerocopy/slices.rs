@@ -46,9 +46,9 @@ impl FromStr for Process {
         let point = cases::groups().iter().flat_map(|group| &group.points).find(is_it);
         let mode = Mode::ALL.into_iter().find(|known| known.name() == mode);
         Ok(Self {
-            point: point.context("there is no such case")?,
-            mode: mode.context("there is no such way")?,
-            cold_bytes: bytes.parse().context("BYTES is a number")?,
+            point: point.context("unknown case")?,
+            mode: mode.context("unknown mode")?,
+            cold_bytes: bytes.parse().context("BYTES: expected a number")?,
         })
     }
 }
@@ -127,7 +127,7 @@ impl Turns {
     /// Starts a process, and stops it when windows and caches are warm and the first trials are
     /// over.
     fn start(point: &Point, mode: Mode, cold_bytes: usize, span: Duration) -> anyhow::Result<Self> {
-        let case = &point.auto.as_ref().context("nothing chooses there")?.name;
+        let case = &point.auto.as_ref().context("this case does not use SendMode::Auto")?.name;
         let memory = cold_bytes.max(HOT_BYTES);
         let mut command = Command::new("/proc/self/exe");
         command.args(["zerocopy", "--harness"]);
@@ -137,7 +137,7 @@ impl Turns {
         let mut turns =
             Self { running, before: Figures { bytes: 0, seconds: 0.0 }, kernel_seconds: 0.0 };
         while turns.bytes().is_none_or(|bytes| bytes == 0) {
-            ensure!(started.elapsed() < PATIENCE, "it does not begin");
+            ensure!(started.elapsed() < PATIENCE, "the program does not start");
             let ended = turns.running.wait(Duration::ZERO)?;
             ensure!(ended.is_none(), "{}", turns.running.last_words());
             thread::sleep(LOOK);

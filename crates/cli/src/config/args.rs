@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
-use towpath_gateway::config::{Subnet4, Subnet6, WORKERS_MAX, parse_size};
-use towpath_gateway::network::BUSY_POLL_MAX;
+use towpath_gateway::config::{MTU_MAX, MTU_MIN, Subnet4, Subnet6, WORKERS_MAX, parse_size};
+use towpath_gateway::network::{BUSY_POLL_MAX, QUEUE_LEN_MAX};
 use towpath_net::wire::domain::DomainName;
 
 use crate::config::netfile::{Pool, parse_duration};
@@ -17,7 +17,7 @@ pub(crate) use capture::CaptureArguments;
 
 mod capture;
 
-/// Run a program's whole network through a user-space Ethernet, IP, UDP and TCP.
+/// Run programs and virtual machines on a user-space network.
 #[derive(Debug, Parser)]
 #[command(name = crate::NAME, version, after_help = exit::HELP, max_term_width = 100)]
 pub(crate) struct Arguments {
@@ -44,21 +44,23 @@ pub(crate) enum Action {
 
 /// Run a program in its own network.
 ///
-/// CMD gets its own network, process numbers and mounts. Its network has one interface, whose
-/// packets go through towpath; towpath reaches the outside with ordinary sockets of the host. No
-/// privilege is needed where the system lets users make user namespaces.
+/// CMD runs in its own network, PID and mount namespaces. Its network has one interface, whose
+/// packets towpath handles; towpath reaches the outside through ordinary sockets of the host. No
+/// privilege is needed if the system allows users to create user namespaces.
 ///
-/// Exit status, standard streams, terminal and signals are CMD's: SIGTERM, SIGHUP, SIGINT,
-/// SIGQUIT, SIGUSR1, SIGUSR2 and SIGWINCH sent to towpath are passed on. When CMD ends, all
-/// processes that it left behind are killed. When towpath is killed, so are CMD and all of them.
+/// CMD has the standard streams and the terminal, and its exit status becomes that of towpath.
+/// towpath passes on SIGTERM, SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2 and SIGWINCH. When CMD
+/// ends, all processes that it left behind are killed. When towpath is killed, CMD and these
+/// processes are killed too.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP, override_usage = "towpath run [OPTIONS] [--] [CMD [ARG]...]")]
 pub(crate) struct RunArguments {
-    /// The program and its arguments; without it, your shell ($SHELL, else /bin/sh).
+    /// The program and its arguments [default: your shell, $SHELL or else /bin/sh]
     #[arg(value_name = "CMD", trailing_var_arg = true)]
     pub(crate) command: Vec<OsString>,
 
-    /// Let CMD see you as root; for ordinary users, who gain no right outside of its namespaces.
+    /// Map your user to root inside; this gives no rights outside CMD's namespaces. No effect for
+    /// privileged users.
     #[arg(long)]
     pub(crate) map_root: bool,
 
@@ -66,12 +68,12 @@ pub(crate) struct RunArguments {
     pub(crate) network: NetworkArguments,
 }
 
-/// Serve a network namespace that exists.
+/// Connect an existing network namespace.
 ///
-/// Makes an interface in the namespace, gives it addresses and default routes, and serves it until
-/// process PID ends, until PATH is removed, or until SIGINT or SIGTERM. The interface goes when
-/// towpath ends. Mounts are left alone, so the namespace's programs use the resolv.conf that they
-/// have: for DNS it should name 10.0.2.3, or any resolver that the host can reach.
+/// Creates an interface in the namespace, configures addresses and default routes, and serves it
+/// until process PID ends, PATH is removed, or SIGINT or SIGTERM arrives. The interface disappears
+/// when towpath ends. Mounts do not change, so the programs in the namespace keep their
+/// resolv.conf: it should list 10.0.2.3, or another resolver that the host can reach.
 #[derive(Debug, Args)]
 #[command(
     after_help = exit::HELP,
@@ -79,11 +81,11 @@ pub(crate) struct RunArguments {
     group(ArgGroup::new("target").required(true))
 )]
 pub(crate) struct AttachArguments {
-    /// A process in the namespace.
-    #[arg(value_name = "PID", group = "target", value_parser = clap::value_parser!(i32).range(1..))]
+    /// The PID of a process in the namespace.
+    #[arg(value_name = "PID", group = "target", value_parser = parse_pid)]
     pub(crate) pid: Option<i32>,
 
-    /// The namespace's file, for example /run/netns/NAME.
+    /// The file of the namespace, for example /run/netns/NAME.
     #[arg(long, value_name = "PATH", group = "target")]
     pub(crate) netns: Option<PathBuf>,
 
@@ -91,17 +93,18 @@ pub(crate) struct AttachArguments {
     pub(crate) network: NetworkArguments,
 }
 
-/// Serve a network of virtual machines.
+/// Run a network of virtual machines.
 ///
-/// Makes a switch with the ports that are named, and serves it until SIGINT or SIGTERM. One port
-/// leads to a gateway, which reaches the outside with ordinary sockets of the host, as for `run`.
-/// No privilege is needed, but for TAP devices, which are made in this network namespace.
+/// Creates a switch with the given ports and runs it until SIGINT or SIGTERM arrives. One more
+/// port leads to a gateway, which reaches the outside through ordinary sockets of the host, as for
+/// `run`. No privilege is needed, except for TAP devices, which are created in this network
+/// namespace.
 ///
-/// NAME has at most 15 letters, digits, '-', '_' and '.'. Sockets are made at PATH; machines
-/// connect to them and may go and come again.
+/// NAME is a port name of at most 15 letters, digits, '-', '_' and '.'. towpath listens on the
+/// socket PATH; a machine can disconnect and connect again.
 ///
-/// FILE describes the network; options go before it where there can be one value, and are added to
-/// it where there can be several. examples/net.toml in the source has all that it can say.
+/// FILE describes the network. An option overrides a single value in FILE, and adds to a list.
+/// examples/net.toml in the source shows all settings.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct UpArguments {
@@ -109,104 +112,104 @@ pub(crate) struct UpArguments {
     #[arg(value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
 
-    /// Only tell whether file and options are right.
+    /// Only check FILE and the options.
     #[arg(long)]
     pub(crate) check: bool,
 
-    /// A virtual machine by vhost-user: its memory is shared, and payload is copied once from one
-    /// machine to another. May be repeated.
+    /// Add a port for a virtual machine that connects by vhost-user: the machine shares its memory,
+    /// and payload is copied once from machine to machine. May be repeated.
     #[arg(long, value_name = "NAME=PATH", value_parser = parse_named, help_heading = "Ports")]
     pub(crate) vhost_user: Vec<(String, PathBuf)>,
 
-    /// The same with sides exchanged: the machine's monitor makes the socket at PATH, as QEMU does
-    /// with `server=on`. It is connected to as soon as it is there, and again when it was away. May
-    /// be repeated.
+    /// Add a vhost-user port that connects to a socket on which the virtual machine monitor
+    /// listens, as QEMU does with `server=on`. towpath connects when the socket exists, and
+    /// reconnects later. May be repeated.
     #[arg(long, value_name = "NAME=PATH", value_parser = parse_named, help_heading = "Ports")]
     pub(crate) vhost_user_client: Vec<(String, PathBuf)>,
 
-    /// A virtual machine by frames on a stream socket, as with QEMU's `-netdev stream`. May be
-    /// repeated.
+    /// Add a port for a virtual machine that sends frames on a stream socket, as QEMU does with
+    /// `-netdev stream`. May be repeated.
     #[arg(long, value_name = "NAME=PATH", value_parser = parse_named, help_heading = "Ports")]
     pub(crate) stream: Vec<(String, PathBuf)>,
 
-    /// A TAP device, made with this name. May be repeated.
+    /// Add a port with a new TAP device of this name. May be repeated.
     #[arg(long, value_name = "NAME", help_heading = "Ports")]
     pub(crate) tap: Vec<String>,
 
-    /// Packets that may wait for each port [default: 1000]
-    #[arg(long, value_name = "N", help_heading = "Ports")]
+    /// Queue length of each port, in packets: 1 to 1048576 [default: 1000]
+    #[arg(long, value_name = "N", help_heading = "Ports", value_parser = parse_queue_len)]
     pub(crate) queue_len: Option<usize>,
 
-    /// Pairs of queues that virtual machines are offered by vhost-user [default: 1]
+    /// Queue pairs offered to each virtual machine by vhost-user: 1 to 8 [default: 1]
     #[arg(long, value_name = "N", help_heading = "Ports",
           value_parser = clap::value_parser!(u16).range(1..=8))]
     pub(crate) queue_pairs: Option<u16>,
 
-    /// Let ports talk to the gateway only, not to each other.
+    /// Isolate the ports from each other: they reach only the gateway.
     #[arg(long, help_heading = "Ports")]
     pub(crate) isolate: bool,
 
     /// Publish TCP ports of the host for a machine; may be repeated.
     ///
-    /// GUEST is the name of a port, a name that a machine tells by DHCP, or an address; SPEC is as
-    /// for `towpath run`: 8080:80, 22,25, 2000-2010:3000-3010, 127.0.0.1/80.
+    /// GUEST is the name of a port, a host name that a machine sends by DHCP, or an address; SPEC
+    /// is as for `towpath run`: 8080:80, 22,25, 2000-2010:3000-3010, 127.0.0.1/80.
     #[arg(short, long, value_name = "GUEST=SPEC", value_parser = parse_published,
           help_heading = "Ports")]
     pub(crate) tcp_ports: Vec<(String, String)>,
 
-    /// Publish UDP ports of the host for a machine; GUEST=SPEC as for TCP.
+    /// Publish UDP ports of the host for a machine; GUEST=SPEC as for --tcp-ports.
     #[arg(short, long, value_name = "GUEST=SPEC", value_parser = parse_published,
           help_heading = "Ports")]
     pub(crate) udp_ports: Vec<(String, String)>,
 
-    /// A switch alone: nothing leads outside.
+    /// Run the switch without a gateway: nothing leads outside, and there is no DHCP.
     #[arg(long, help_heading = "Network")]
     pub(crate) no_gateway: bool,
 
-    /// Domain of the machines, which have the names that they tell by DHCP
+    /// Domain of the machines, whose names are those that they send by DHCP
     /// [default: towpath.internal]
     #[arg(long, value_name = "NAME", help_heading = "Network")]
     pub(crate) domain: Option<DomainName>,
 
-    /// Neither DHCP nor router advertisements nor names: machines choose their own addresses.
+    /// Disable DHCP, router advertisements and DNS names of machines: machines configure their own
+    /// addresses.
     #[arg(long, help_heading = "Network")]
     pub(crate) no_dhcp: bool,
 
-    /// Lend a known machine an address of its own or give it a name; may be repeated.
+    /// Add a static lease: fixed addresses or a name for one machine; may be repeated.
     ///
-    /// LEASE is a list as port=vm1,ipv4=10.0.2.20,ipv6=fd74:6f77:7061:7468::20,name=web: one of
-    /// `port`, `mac`, `client-id` and `duid`, and some of `ipv4`, `ipv6` and `name`.
+    /// LEASE is for example port=vm1,ipv4=10.0.2.20,ipv6=fd74:6f77:7061:7468::20,name=web: one of
+    /// `port`, `mac`, `client-id` and `duid`, and at least one of `ipv4`, `ipv6` and `name`.
     #[arg(long, value_name = "LEASE", help_heading = "Leases")]
     pub(crate) lease: Vec<String>,
 
-    /// Keep leases in FILE, so that machines have their addresses again after a restart. No other
-    /// network can keep its leases there meanwhile.
+    /// Keep leases in FILE, so that machines keep their addresses across restarts. No other running
+    /// network can use FILE.
     #[arg(long, value_name = "FILE", help_heading = "Leases")]
     pub(crate) lease_file: Option<PathBuf>,
 
-    /// For how long addresses are lent: seconds, or as 30m, 12h, 7d [default: 12h]
+    /// Lease time: seconds, or for example 30m, 12h, 7d [default: 12h]
     #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Leases")]
     pub(crate) lease_time: Option<Duration>,
 
-    /// Lend these addresses to machines that are not known, IPv4 or IPv6; once for each
+    /// Lease these addresses to machines without a static lease; once for IPv4, once for IPv6
     /// [default: from 10.0.2.16 and from fd74:6f77:7061:7468::1000 on]
     #[arg(long, value_name = "FIRST-LAST", help_heading = "Leases")]
     pub(crate) pool: Vec<Pool<IpAddr>>,
 
-    /// A domain to look for names in, besides that of --domain; may be repeated.
+    /// Advertise a DNS search domain in addition to --domain; may be repeated.
     #[arg(long, value_name = "NAME", help_heading = "Leases")]
     pub(crate) search: Vec<DomainName>,
 
-    /// Look for packets for so many microseconds before going to sleep, where that pays, so that
-    /// machines need not wake towpath for each of them; 0 to 1000 [default: 50]
+    /// Busy-poll up to MICROSECONDS before sleeping, so that machines need not wake towpath for
+    /// each packet; 0 to 1000 [default: 50]
     ///
-    /// It pays as long as packets come in that time. Else nothing is looked for.
+    /// towpath busy-polls only while packets arrive within that time.
     #[arg(long, value_name = "MICROSECONDS", value_parser = parse_busy_poll,
           help_heading = "Network")]
     pub(crate) busy_poll: Option<Duration>,
 
-    /// Copy payload out of the machines' memory at the switch, to measure what is gained by not
-    /// doing so.
+    /// Copy payload out of the machines' memory at the switch, to measure the cost of the copy.
     #[arg(long, help_heading = "Diagnosis")]
     pub(crate) orphan: bool,
 
@@ -217,32 +220,41 @@ pub(crate) struct UpArguments {
 fn parse_named(text: &str) -> Result<(String, PathBuf), String> {
     match text.split_once('=') {
         Some((name, path)) if !path.is_empty() => Ok((name.to_owned(), path.into())),
-        _ => Err("a name, '=' and the path of a socket are wanted".to_owned()),
+        _ => Err("expected NAME=PATH, for example vm1=/run/vm1.sock".to_owned()),
     }
+}
+
+fn parse_queue_len(text: &str) -> Result<usize, String> {
+    let len = text.parse().ok().filter(|len| (1..=QUEUE_LEN_MAX).contains(len));
+    len.ok_or_else(|| format!("expected a number of packets from 1 to {QUEUE_LEN_MAX}"))
+}
+
+fn parse_pid(text: &str) -> Result<i32, &'static str> {
+    text.parse().ok().filter(|pid| *pid > 0).ok_or("expected a PID, a number from 1")
 }
 
 fn parse_busy_poll(text: &str) -> Result<Duration, String> {
     let time = text.parse().ok().map(Duration::from_micros);
     let max = BUSY_POLL_MAX.as_micros();
     time.filter(|time| *time <= BUSY_POLL_MAX)
-        .ok_or_else(|| format!("a number of microseconds from 0 to {max} is wanted"))
+        .ok_or_else(|| format!("expected a number of microseconds from 0 to {max}"))
 }
 
 fn parse_published(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((guest, spec)) if !guest.is_empty() => Ok((guest.to_owned(), spec.to_owned())),
-        _ => Err("a guest, '=' and ports are wanted, as vm1=8080:80".to_owned()),
+        _ => Err("expected GUEST=SPEC, for example vm1=8080:80".to_owned()),
     }
 }
 
-/// List the ports of running networks, or the addresses that they have lent.
+/// List the ports, leases or published ports of running networks.
 ///
-/// Each line is a port of a `towpath up` of this user: its process number, name, attachment,
-/// whether somebody is there, packets that wait and the queue's length, VLANs, and what it may
-/// reach. With `leases`, each line is an address that is lent: for how many seconds, to which
-/// station, at which port, under which name, and `static` if the machine is known. Static leases
-/// that nobody has taken come behind them, and say so; their time is null in JSON. With
-/// `published`, each line is a port of the host, and the machine and port that it leads to.
+/// With `ports`, each line is a port of a `towpath up` of this user: PID of towpath, name of the
+/// port, `connected` or `disconnected`, queued packets and queue length, VLANs, `open` or
+/// `isolated`, and the attachment. With `leases`, each line is a leased address: PID, address,
+/// seconds left, MAC address, port, name, and `static` for a static lease. Static leases that are
+/// not taken follow; their `seconds` are null in JSON. With `published`, each line is a port of the
+/// host, with the machine and port that it leads to.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct LsArguments {
@@ -253,7 +265,7 @@ pub(crate) struct LsArguments {
     #[command(flatten)]
     pub(crate) which: WhichNetwork,
 
-    /// Write JSON, an object on a line for each.
+    /// Write JSON: one object for each line.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -266,10 +278,11 @@ pub(crate) enum LsWhat {
     Published,
 }
 
-/// Publish ports of the host for a machine of a running network, or no more.
+/// Publish or unpublish ports of the host for a machine of a running network.
 ///
-/// GUEST is the name of a port, a name that a machine tells by DHCP, or an address; SPEC is as for
-/// `towpath run`. `del` without ports ends all of the machine's. What is open goes on.
+/// GUEST is the name of a port, a host name that a machine sends by DHCP, or an address; SPEC is as
+/// for `towpath run`. `del` without ports unpublishes all ports of the machine. Open connections
+/// continue.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct PublishArguments {
@@ -281,11 +294,11 @@ pub(crate) struct PublishArguments {
     #[arg(value_name = "GUEST")]
     pub(crate) guest: String,
 
-    /// Ports of TCP; may be repeated.
+    /// TCP ports; may be repeated.
     #[arg(short, long, value_name = "SPEC")]
     pub(crate) tcp_ports: Vec<String>,
 
-    /// Ports of UDP; may be repeated.
+    /// UDP ports; may be repeated.
     #[arg(short, long, value_name = "SPEC")]
     pub(crate) udp_ports: Vec<String>,
 
@@ -295,9 +308,9 @@ pub(crate) struct PublishArguments {
 
 /// Add or remove a static lease of a running network.
 ///
-/// LEASE is a list as port=vm1,ipv4=10.0.2.20,ipv6=fd74:6f77:7061:7468::20,name=web: one of `port`,
-/// `mac`, `client-id` and `duid`, by which the machine is known, and with `add` some of `ipv4`,
-/// `ipv6` and `name`, which are its own from now on.
+/// LEASE is for example port=vm1,ipv4=10.0.2.20,ipv6=fd74:6f77:7061:7468::20,name=web: one of
+/// `port`, `mac`, `client-id` and `duid`, which identifies the machine, and with `add` at least one
+/// of `ipv4`, `ipv6` and `name`, which it gets.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct LeaseArguments {
@@ -305,7 +318,7 @@ pub(crate) struct LeaseArguments {
     #[arg(value_name = "ACTION")]
     pub(crate) action: AddOrDel,
 
-    /// Which machine, and what it gets.
+    /// The machine, and its addresses and name.
     #[arg(value_name = "LEASE")]
     pub(crate) lease: String,
 
@@ -322,15 +335,18 @@ pub(crate) enum AddOrDel {
 
 /// Add, remove or change a port of a running network.
 ///
-/// `add` makes a port with one of --vhost-user, --vhost-user-client, --stream and --tap; `del`
-/// removes it; `set` changes it while packets flow. Settings are pairs of words: `queue-len N`,
-/// packets that may wait; `isolated yes|no`, to reach the gateway only; `vlan N`, the VLAN of
-/// frames without a tag; `trunk LIST`, VLANs with tags, for example 10,20-30 or all; `native N`,
-/// with `trunk`, the VLAN of frames without a tag; `macs LIST` and `addresses LIST`, which the
-/// machine may have, all others are dropped as forged; `router yes|no`, whether the machine may
-/// announce itself as a router and answer DHCP; `flood-rate N`, packets a second that the machine
-/// may send to all stations, to groups and to unknown stations, each, 0 for any number (without it
-/// 10000, 20000 and 20000); `queue-pairs N`, with `add`. What is not given stays as it is.
+/// `add` creates a port with one of --vhost-user, --vhost-user-client, --stream and --tap; `del`
+/// removes it; `set` changes it while packets flow. Settings are pairs of words:
+///
+/// `queue-len N`: queue length in packets. `isolated yes|no`: whether the port reaches only the
+/// gateway. `vlan N`: access port, the VLAN of its untagged frames. `trunk LIST`: VLANs of tagged
+/// frames, for example 10,20-30 or all. `native N`: with `trunk`, the VLAN of untagged frames.
+/// `macs LIST` and `addresses LIST`: source addresses that the machine may use; packets with other
+/// addresses are dropped as spoofed; an empty list allows all. `router yes|no`: whether the machine
+/// may send router advertisements and DHCP replies. `flood-rate N`: packets per second that the
+/// machine may send as broadcast, as multicast and to unknown addresses, each; 0 for no limit
+/// [default: 10000, 20000 and 20000]. `queue-pairs N`: with `add` only. `set` leaves other settings
+/// unchanged.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct PortArguments {
@@ -338,27 +354,27 @@ pub(crate) struct PortArguments {
     #[arg(value_name = "ACTION")]
     pub(crate) action: PortAction,
 
-    /// The port, or several with commas between them: what is impossible for one is done to none.
+    /// The port, or several separated by commas; if the change fails for one, no port changes.
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
 
-    /// Settings and their values.
+    /// Settings and their values, as pairs.
     #[arg(value_name = "SETTING VALUE", num_args = 0..)]
     pub(crate) settings: Vec<String>,
 
-    /// With add: a virtual machine by vhost-user, which connects to a socket at PATH.
+    /// With add: a vhost-user port that listens on the socket PATH.
     #[arg(long, value_name = "PATH", conflicts_with_all = ["vhost_user_client", "stream", "tap"])]
     pub(crate) vhost_user: Option<PathBuf>,
 
-    /// With add: a virtual machine by vhost-user, whose monitor makes the socket at PATH.
+    /// With add: a vhost-user port that connects to the socket PATH of the virtual machine monitor.
     #[arg(long, value_name = "PATH", conflicts_with_all = ["stream", "tap"])]
     pub(crate) vhost_user_client: Option<PathBuf>,
 
-    /// With add: a virtual machine by frames on a stream socket at PATH.
+    /// With add: a port for frames on the stream socket PATH, on which it listens.
     #[arg(long, value_name = "PATH", conflicts_with = "tap")]
     pub(crate) stream: Option<PathBuf>,
 
-    /// With add: a TAP device with the port's name.
+    /// With add: a port with a new TAP device of the port's name.
     #[arg(long)]
     pub(crate) tap: bool,
 
@@ -374,53 +390,51 @@ pub(crate) enum PortAction {
     Set,
 }
 
-/// Which network is meant; without it, the one that runs.
+/// Selects a network; without it, the only one that runs.
 #[derive(Debug, Args)]
 pub(crate) struct WhichNetwork {
-    /// The process number of its `towpath up`.
-    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..),
-          conflicts_with = "socket")]
+    /// Choose the network by the PID of its `towpath up` [default: the only one that runs]
+    #[arg(long, value_name = "PID", value_parser = parse_pid, conflicts_with = "socket")]
     pub(crate) pid: Option<i32>,
 
-    /// Its control socket.
+    /// Choose the network by the path of its control socket.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 }
 
-/// Tell the counters of a running towpath, or list all of them.
+/// Show the counters of a running towpath, or list all that run.
 ///
-/// Only instances of the same user are found, by sockets in $XDG_RUNTIME_DIR/towpath, else in
-/// /run/user/UID/towpath, and for root else in /run/towpath. An instance without such a folder is
-/// not found; it says so with -v.
+/// Finds only instances of the same user, by their control sockets in $XDG_RUNTIME_DIR/towpath, or
+/// else in /run/user/UID/towpath, or else, for root, in /run/towpath. An instance without such a
+/// directory cannot be found; with -v it says so.
 ///
-/// With --json there is one object on a line for each instance: `pid`, `version` and `command`;
-/// `bytes_out` and `bytes_in`, payload from and to the program; `carried`, both; `copied`, bytes of
-/// payload copied in user memory, by site; `copies_per_byte`, all of these for each byte carried;
-/// `lent`: `bytes` now in frames between the two sides, for the program that has not acknowledged
-/// them or for hosts that have not taken them, `loans`, the frames in use, `oldest_us`, how long
-/// the oldest have waited, `total`, lent so far, `copied_after_all`, `hit_rate`, the part that was
-/// not, and `recalled`, packets of guests that were copied for their term or ring; `flows`, open
-/// now, by protocol; `joined`, connections by --host-tcp-ports and --join-published, which are in
-/// no other figure: `flows`, open now, `begun`, `refused` by the other side, `bytes_out` and
-/// `bytes_in`; `packets`, `from_program`, `to_program` and `retransmitted`; `taken`, packets and
-/// frames of memory in use; `dropped`, what did not get through, by reason; with several workers
-/// `workers`, by number, what of this each did, and packets `handed_over`. An instance of `up` also
-/// tells `stations`, known to its switch, and `ports`, by name, with what passed and what was
-/// dropped. Later versions may add names.
+/// --json writes one object per line for each instance. `pid`, `version`, `command`,
+/// `confinement`: the instance. `bytes_out`, `bytes_in`: payload bytes from and to the program;
+/// `carried`: both. `copied`: payload bytes copied in user memory, by site; `copies_per_byte`:
+/// their sum per byte carried. `lent`: `bytes` in frames that the program has not acknowledged or
+/// the host has not taken yet, `loans` (frames in use), `oldest_us` (age of the oldest), `total`
+/// (bytes lent so far), `copied_after_all` (bytes), `hit_rate` (share that was not copied) and
+/// `recalled` (packets of guests that became copies when their term ended or their ring ran short).
+/// `flows`: open flows by protocol. `joined`: connections of --host-tcp-ports and
+/// --join-published, which no other counter includes: `flows` (open), `begun`, `refused` by the
+/// other side, `bytes_out` and `bytes_in`. `packets`: `from_program`, `to_program` and
+/// `retransmitted`. `taken`: packets and frames of memory in use. `dropped`: by reason. `workers`,
+/// with several workers: these counters for each, and `handed_over` packets. For `up` also
+/// `stations` (in the address table of the switch), and `ports`: for each, packets, bytes and
+/// drops. Later versions may add names.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct StatsArguments {
-    /// The process number of a towpath; without it, all are listed.
-    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..),
-          conflicts_with = "socket")]
+    /// The PID of a towpath [default: list all]
+    #[arg(value_name = "PID", value_parser = parse_pid, conflicts_with = "socket")]
     pub(crate) pid: Option<i32>,
 
-    /// Ask the towpath behind this socket.
+    /// Show the towpath with this control socket.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 
-    /// Tell what passes in each interval, a second or as many as SECONDS, until the instance ends
-    /// or SIGINT arrives. With --json, one object on a line for each interval: rates per second.
+    /// Show rates in intervals of SECONDS, or of one second, until the instance ends or SIGINT
+    /// arrives. With --json, one object per line for each interval: rates per second.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true,
           default_missing_value = "1", value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub(crate) watch: Option<u32>,
@@ -430,7 +444,7 @@ pub(crate) struct StatsArguments {
     pub(crate) json: bool,
 }
 
-/// What `run` and `attach` have in common.
+/// Options of `run` and `attach`.
 #[derive(Debug, Args)]
 pub(crate) struct NetworkArguments {
     /// Publish TCP ports on the host; may be repeated.
@@ -439,7 +453,7 @@ pub(crate) struct NetworkArguments {
     /// and, after the colon, of the program if it differs. A prefix ADDR/, ADDR%IF/ or %IF/ limits
     /// the list to an address and a network interface of the host. ~PORT[-PORT] excludes ports; a
     /// list of exclusions alone means all other ports. `none` publishes nothing; `all` publishes
-    /// all ports that are free, except for those that the host hands out by itself.
+    /// all free ports except the host's ephemeral ports.
     /// Examples: 8080:80 · 22,25 · 2000-2010:3000-3010 · 127.0.0.1/80 · %eth0/53 · 20-30,~25
     #[arg(short, long, value_name = "SPEC", help_heading = "Ports")]
     pub(crate) tcp_ports: Vec<String>,
@@ -448,22 +462,22 @@ pub(crate) struct NetworkArguments {
     #[arg(short, long, value_name = "SPEC", help_heading = "Ports")]
     pub(crate) udp_ports: Vec<String>,
 
-    /// Lead TCP ports of the program's own loopback to the host's; may be repeated.
+    /// Forward TCP ports of CMD's loopback to the host's loopback; may be repeated.
     ///
-    /// CMD's connections to these ports of 127.0.0.1 and ::1 reach the same ports of the host's,
-    /// past the interface and at the speed of the kernel. SPEC is a list as for --tcp-ports, the
-    /// program's port first and without addresses; all ports at once cannot be meant. Programs
-    /// inside cannot listen on them. A port that the host refuses shows as a connection that is
-    /// reset. Examples: 5432 · 8080:80 · 9000-9009,~9005
+    /// CMD's connections to these ports of 127.0.0.1 and ::1 reach the same ports of the host's
+    /// loopback; the kernel moves the bytes, and they bypass the interface. SPEC is a list as for
+    /// --tcp-ports, but with CMD's port first, without addresses, and not `all`. Programs inside
+    /// cannot listen on these ports. If the host refuses a connection, CMD sees it reset.
+    /// Examples: 5432 · 8080:80 · 9000-9009,~9005
     #[arg(short = 'T', long, value_name = "SPEC", help_heading = "Ports")]
     pub(crate) host_tcp_ports: Vec<String>,
 
-    /// Lead connections of the host's own loopback to ports of --tcp-ports past the interface.
+    /// Let connections from the host's loopback to ports of --tcp-ports bypass the interface.
     ///
-    /// They are made anew inside, to CMD's own address, and bytes go at the speed of the kernel
-    /// from one to the other. CMD sees its own address as the client's instead of the gateway's,
-    /// and they are in no capture. All others, and those in a burst too large to be joined, go
-    /// through the interface as without it.
+    /// towpath opens a second connection inside, to CMD's own address, and the kernel moves the
+    /// bytes between the two. CMD sees its own address as the client's, not the gateway's, and
+    /// captures do not contain these connections. Other connections use the interface, and so do
+    /// excess connections of a large burst.
     #[arg(long, requires = "tcp_ports", help_heading = "Ports")]
     pub(crate) join_published: bool,
 
@@ -471,14 +485,14 @@ pub(crate) struct NetworkArguments {
     #[arg(long, value_name = "NAME", default_value = "tap0", help_heading = "Network")]
     pub(crate) ifname: String,
 
-    /// Threads that serve the program, 1 to 8. Beyond the first they take over TCP connections,
-    /// each with an equal part of --memory and --max-flows.
+    /// Worker threads, 1 to 8. Each has an equal share of --memory and --max-flows; workers after
+    /// the first handle TCP connections only.
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Network",
           value_parser = clap::value_parser!(u8).range(1..=WORKERS_MAX as i64))]
     pub(crate) workers: u8,
 
-    /// Write packets to FILE (pcapng), by a thread of its own: traffic never waits for it. Packets
-    /// for which the file or its reader is too slow are left out and counted.
+    /// Write packets to FILE (pcapng). A separate thread writes, so traffic never waits. If the
+    /// file or its reader is too slow, packets are missing from FILE and are counted.
     #[arg(long, value_name = "FILE", help_heading = "Diagnosis")]
     pub(crate) pcap: Option<PathBuf>,
 
@@ -486,68 +500,70 @@ pub(crate) struct NetworkArguments {
     pub(crate) gateway: GatewayArguments,
 }
 
-/// What every gateway has.
+/// Options of every gateway.
 #[derive(Debug, Args)]
 pub(crate) struct GatewayArguments {
-    /// Largest IP packet that the program sees: 576 to 65520; below 1280 without IPv6.
-    /// [default: 1500]
-    #[arg(short, long, value_name = "BYTES", help_heading = "Network")]
+    /// MTU, the largest IP packet: 576 to 65520; below 1280 without IPv6 [default: 1500]
+    #[arg(short, long, value_name = "BYTES", help_heading = "Network",
+          value_parser = clap::value_parser!(u16).range(i64::from(MTU_MIN)..=i64::from(MTU_MAX)))]
     pub(crate) mtu: Option<u16>,
 
-    /// IPv4 network: its addresses 2, 3 and 15 are gateway, DNS and program [default: 10.0.2.0/24]
+    /// IPv4 network; its addresses 2, 3 and 15 are the gateway, DNS and the program
+    /// [default: 10.0.2.0/24]
     #[arg(long, value_name = "ADDR/LEN", help_heading = "Network", conflicts_with = "ipv6_only")]
     pub(crate) subnet: Option<Subnet4>,
 
-    /// IPv6 network: ::2 is the gateway, ::3 DNS, ::15 the program
+    /// IPv6 network; its addresses ::2, ::3 and ::15 are the gateway, DNS and the program
     /// [default: fd74:6f77:7061:7468::/64]
     #[arg(long, value_name = "ADDR/LEN", help_heading = "Network", conflicts_with = "ipv4_only")]
     pub(crate) subnet6: Option<Subnet6>,
 
-    /// IPv4 only.
+    /// Disable IPv6.
     #[arg(short = '4', long, help_heading = "Network", conflicts_with = "ipv6_only")]
     pub(crate) ipv4_only: bool,
 
-    /// IPv6 only.
+    /// Disable IPv4.
     #[arg(short = '6', long, help_heading = "Network")]
     pub(crate) ipv6_only: bool,
 
-    /// Relay DNS to this resolver instead of those of the host's /etc/resolv.conf; may be repeated.
+    /// Relay DNS to this resolver instead of those in the host's /etc/resolv.conf; may be repeated.
     #[arg(long, value_name = "ADDR", help_heading = "Network")]
     pub(crate) dns: Vec<IpAddr>,
 
-    /// Make ADDR, inside, lead to the host's loopback (127.0.0.1, ::1), for example 10.0.2.2; may
-    /// be repeated. Without it, the program cannot reach services that listen there only.
+    /// Map the inside address ADDR, for example 10.0.2.2, to the host's loopback (127.0.0.1, ::1);
+    /// may be repeated. Without it, services that listen only there are unreachable.
     #[arg(long, value_name = "ADDR", help_heading = "Network")]
     pub(crate) map_host_loopback: Vec<IpAddr>,
 
-    /// Most memory that packets may take; suffixes K, M, G [default: 256M]
+    /// Memory limit for packets; suffixes K, M, G [default: 256M]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Limits")]
     pub(crate) memory: Option<usize>,
 
-    /// Most TCP flows at once, and a quarter as many UDP flows; beyond it new connections wait, and
-    /// the UDP flow idle longest ends [default: 16384]
+    /// Limit of concurrent TCP flows; that of UDP flows is a quarter. At the limit, new connections
+    /// wait, and a new UDP flow evicts the one idle longest [default: 16384]
     #[arg(long, value_name = "N", help_heading = "Limits")]
     pub(crate) max_flows: Option<usize>,
 
-    /// Print counters to standard error at the end.
+    /// Print counters to standard error when towpath ends.
     #[arg(long, help_heading = "Diagnosis")]
     pub(crate) stats: bool,
 
-    /// Write "1" to file descriptor N and close it once the network is served.
+    /// Write "1" to file descriptor N and close it when the network is ready.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(3..),
           help_heading = "Diagnosis")]
     pub(crate) ready_fd: Option<i32>,
 
-    /// Keep all rights of the user while serving, for debuggers and for systems on which confining
-    /// fails. A fault in towpath then has these rights. `towpath stats` shows what is in force.
+    /// Do not confine this process: for debuggers, and for systems on which confinement fails. An
+    /// exploit of a bug in towpath then has all rights of the user. `towpath stats` shows which
+    /// layers of confinement are in force.
     #[arg(long, help_heading = "Diagnosis")]
     pub(crate) no_confinement: bool,
 
-    /// Say what is done.
+    /// Print more messages.
     #[arg(short, long, help_heading = "Diagnosis", conflicts_with = "quiet")]
     pub(crate) verbose: bool,
 
-    /// Say nothing but errors.
+    /// Print only errors.
     #[arg(short, long, help_heading = "Diagnosis")]
     pub(crate) quiet: bool,
 }

@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(second.number("vlan", 0, 99).unwrap(), Some(16));
         assert_eq!(second.text("name").unwrap(), None);
         let wrong = document.explain(&second.finish().unwrap_err());
-        assert_eq!(wrong, "6:3: 'näme' has no meaning here; did you mean 'name'?");
+        assert_eq!(wrong, "6:3: unknown key 'näme'; did you mean 'name'?");
         assert_eq!(document.place(".nowhere"), "1:1");
     }
 

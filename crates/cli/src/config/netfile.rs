@@ -12,11 +12,12 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use towpath_gateway::config::{Subnet4, Subnet6, parse_size};
+use towpath_gateway::config::{FLOWS_MAX, MTU_MAX, MTU_MIN, Subnet4, Subnet6, parse_size};
 use towpath_gateway::control::fields::{Fields, Wrong};
 use towpath_gateway::control::operations;
-use towpath_gateway::network::{BUSY_POLL_MAX, Operation, PortSettings};
+use towpath_gateway::network::{BUSY_POLL_MAX, Operation, PortSettings, QUEUE_LEN_MAX};
 use towpath_gateway::publish::Target;
+use towpath_gateway::services::LEASES_PER_PORT_MAX;
 use towpath_net::switch::Role;
 use towpath_net::wire::domain::DomainName;
 
@@ -96,7 +97,7 @@ impl<A: FromStr> FromStr for Pool<A> {
         let addresses = text.split_once('-').and_then(|(first, last)| {
             Some(Self { first: first.trim().parse().ok()?, last: last.trim().parse().ok()? })
         });
-        addresses.ok_or("two addresses are wanted, as FIRST-LAST")
+        addresses.ok_or("expected two addresses as FIRST-LAST")
     }
 }
 
@@ -108,7 +109,10 @@ impl NetFile {
             .and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text))
             .with_context(|| format!("cannot read {}", path.display()))?;
         if text.len() as u64 > FILE_BYTES_MAX {
-            bail!("{} is too large for a network's file", path.display());
+            bail!(
+                "{} is larger than {FILE_BYTES_MAX} bytes, the limit of network files",
+                path.display()
+            );
         }
         let within = |message: String| anyhow::anyhow!("{}:{message}", path.display());
         let (document, fields) = Document::read(&text).map_err(within)?;
@@ -125,7 +129,7 @@ impl NetFile {
         given: &PortDefaults,
     ) -> Result<(Self, Vec<(String, Operation)>), Wrong> {
         let mut file = Self {
-            mtu: fields.number("mtu", 0, u16::MAX.into())?.map(|mtu| mtu as u16),
+            mtu: fields.number("mtu", MTU_MIN.into(), MTU_MAX.into())?.map(|mtu| mtu as u16),
             busy_poll: fields
                 .number("busy-poll", 0, BUSY_POLL_MAX.as_micros() as u64)?
                 .map(Duration::from_micros),
@@ -133,7 +137,7 @@ impl NetFile {
             gateway: fields.yes_or_no("gateway")?,
             memory: fields
                 .parsed_by("memory", |text| parse_size(text).map_err(|error| error.to_string()))?,
-            max_flows: fields.number("max-flows", 0, u32::MAX.into())?.map(|max| max as usize),
+            max_flows: fields.number("max-flows", 1, FLOWS_MAX as u64)?.map(|max| max as usize),
             resolvers: fields.list("resolvers")?,
             map_host_loopback: fields.list("map-host-loopback")?,
             ..Self::default()
@@ -149,7 +153,7 @@ impl NetFile {
         }
         file.dhcp = Dhcp::read(&mut fields)?;
         file.ports = PortDefaults {
-            queue_len: fields.number("queue-len", 0, u32::MAX.into())?.map(|len| len as usize),
+            queue_len: fields.number("queue-len", 1, QUEUE_LEN_MAX as u64)?.map(|len| len as usize),
             queue_pairs: fields
                 .number("queue-pairs", 1, operations::QUEUE_PAIRS_MAX)?
                 .map(|pairs| pairs as u16),
@@ -159,7 +163,8 @@ impl NetFile {
         let mut made = Vec::new();
         for mut port in fields.all("port")? {
             let at = port.path().to_owned();
-            let name = port.text("name")?.ok_or_else(|| port.all_wrong("the port has no name"))?;
+            let name =
+                port.text("name")?.ok_or_else(|| port.all_wrong("the port has no 'name'"))?;
             made.push((at, operations::add(name, port, &defaults)?));
         }
         for lease in fields.all("lease")? {
@@ -169,7 +174,8 @@ impl NetFile {
         for mut published in fields.all("publish")? {
             let at = published.path().to_owned();
             let guest = published.parsed_by("guest", |text| Ok(Target::guest(text)))?;
-            let guest = guest.ok_or_else(|| published.all_wrong("the guest is missing"))?;
+            let guest =
+                guest.ok_or_else(|| published.all_wrong("the published port has no 'guest'"))?;
             made.push((at, Operation::Publish(operations::publish(&mut published, &guest)?)));
             published.finish()?;
         }
@@ -203,7 +209,7 @@ impl Dhcp {
             lease_time: dhcp.parsed_by("lease-time", parse_duration)?,
             lease_file: dhcp.text("lease-file")?.map(PathBuf::from),
             leases_per_port: dhcp
-                .number("leases-per-port", 0, u32::MAX.into())?
+                .number("leases-per-port", 1, LEASES_PER_PORT_MAX as u64)?
                 .map(|count| count as usize),
             search: dhcp.list("search")?,
             dns: dhcp.list("dns")?,
@@ -251,7 +257,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let seconds = count.and_then(|count| count.checked_mul(seconds));
     seconds
         .map(Duration::from_secs)
-        .ok_or_else(|| "a time is wanted, as 90s, 30m or 12h".to_owned())
+        .ok_or_else(|| "expected seconds, or a time such as 90s, 30m, 12h or 7d".to_owned())
 }
 
 #[cfg(test)]
@@ -282,23 +288,30 @@ mod tests {
     #[test]
     fn mistakes_are_told_with_their_place() {
         for (text, expected) in [
-            ("mtu = 'x'", "1:1: 'mtu' wants a number"),
-            ("\n\nmtuu = 1", "3:1: 'mtuu' has no meaning here; did you mean 'mtu'?"),
-            ("[ipv4]\nsubnet = '10.0.2.1/24'", "2:1: 'subnet': '10.0.2.1/24': bits are set"),
-            ("[ipv4]\nautonomous = true", "2:1: 'autonomous' has no meaning here"),
-            ("busy-poll = 1001", "1:1: 'busy-poll' wants a number from 0 to 1000"),
-            ("ipv4 = true", "1:1: 'ipv4' wants a table"),
-            ("[ipv6]\npool = 'fd00::1'", "2:1: 'pool': 'fd00::1': two addresses"),
-            ("[dhcp]\nlease-time = '1w'", "2:1: 'lease-time': '1w': a time is wanted"),
+            ("mtu = 'x'", "1:1: 'mtu': expected a number from 576 to 65520, got 'x'"),
+            ("mtu = 100", "1:1: 'mtu': expected a number from 576 to 65520, got 100"),
+            ("max-flows = 0", "1:1: 'max-flows': expected a number from 1 to 1048576, got 0"),
+            ("queue-len = 0", "1:1: 'queue-len': expected a number from 1 to 1048576, got 0"),
+            ("\n\nmtuu = 1", "3:1: unknown key 'mtuu'; did you mean 'mtu'?"),
+            ("colour = 1", "1:1: unknown key 'colour'; expected mtu, busy-poll, domain, gateway,"),
+            ("[ipv4]\nsubnet = '10.0.2.1/24'", "2:1: 'subnet': '10.0.2.1/24': address bits"),
+            ("[ipv4]\nautonomous = true", "expected subnet, gateway, dns or pool"),
+            ("busy-poll = 1001", "'busy-poll': expected a number from 0 to 1000, got 1001"),
+            ("ipv4 = true", "1:1: 'ipv4': expected a table, got true"),
+            ("[ipv6]\npool = 'fd00::1'", "2:1: 'pool': 'fd00::1': expected two addresses"),
+            ("[dhcp]\nlease-time = '1w'", "2:1: 'lease-time': '1w': expected seconds, or a time"),
+            ("[dhcp]\nleases-per-port = 0", "expected a number from 1 to 4096, got 0"),
             ("[dhcp]\nsearch = ['a b']", "2:1: 'search': 'a b': "),
-            ("port = 1", "1:1: 'port' wants a list of tables"),
-            ("[[port]]\ntap = true", "1:1: the port has no name"),
-            ("[[port]]\nname = 'a'\nvlan = 5000\ntap = true", "3:1: 'vlan' wants a number"),
+            ("port = 1", "'port': expected a list of tables, each under [[port]], got 1"),
+            ("[port]\nname = 'a'", "each under [[port]], got a table"),
+            ("[[port]]\ntap = true", "1:1: the port has no 'name'"),
+            ("[[port]]\nname = 'a'\nvlan = 5000\ntap = true", "3:1: 'vlan': expected a number"),
+            ("[[port]]\nname = 'a'\nstream = 'x'", "3:1: 'stream': the path 'x' is not absolute"),
             ("[[port]]\nname = 'a'", "one of vhost-user, vhost-user-client, stream"),
-            ("[[lease]]\nipv4 = '10.0.2.9'", "one of port, mac, client-id and duid is wanted"),
-            ("[[publish]]\ntcp = '80'", "1:1: the guest is missing"),
+            ("[[lease]]\nipv4 = '10.0.2.9'", "expected one of port, mac, client-id and duid"),
+            ("[[publish]]\ntcp = '80'", "1:1: the published port has no 'guest'"),
             ("[[publish]]\nguest = 'a'\ntcp = ['80', 'x']", "3:1: port specification 'x'"),
-            ("domain = 2026-01-01", "1:1: 'domain' wants a text"),
+            ("domain = 2026-01-01", "1:1: 'domain': expected a string, got a value of another"),
         ] {
             let error = read(text).err().unwrap();
             assert!(error.contains(expected), "{text:?}: {error}");

@@ -208,7 +208,7 @@ impl Plan {
     fn check(&self) -> anyhow::Result<()> {
         let mut services = None;
         if let Some(config) = &self.services {
-            config.check().context("addresses of guests")?;
+            config.check().context("addresses for guests")?;
             services = Some(Services::new(config.clone()));
         }
         let (mut names, mut published) = (HashSet::new(), HashSet::new());
@@ -222,7 +222,9 @@ impl Plan {
                         return Err(wrong(&PortError::TooMany));
                     }
                     if !names.insert(name) {
-                        return Err(wrong(&format_args!("there is a port '{name}' already")));
+                        return Err(wrong(&format_args!(
+                            "port '{name}' already exists; choose another name"
+                        )));
                     }
                 }
                 Operation::AddLease(lease) => {

@@ -64,7 +64,7 @@ pub(crate) fn look_for_resolvers(config: &Config, messages: Messages) {
     // The index does not matter: whether an interface exists is checked when it is used.
     if resolv::name_servers(&text, |_| Some(1)).is_empty() {
         messages.notice(format_args!(
-            "{FILE} names no resolver, so no name will be found; name one there or with --dns"
+            "{FILE} lists no resolver, so names cannot be resolved; add one there, or use --dns"
         ));
     }
 }
@@ -119,7 +119,7 @@ pub(crate) fn find_capture(path: &Path) -> anyhow::Result<(File, bool)> {
 /// Opens a capture file; a new one is readable only by its user.
 fn open_capture(path: &Path, options: &mut OpenOptions) -> anyhow::Result<File> {
     let opened = options.write(true).mode(0o600).open(path);
-    opened.with_context(|| format!("cannot write to {}", path.display()))
+    opened.with_context(|| format!("cannot open {} for writing", path.display()))
 }
 
 /// Ends the process with code 2, after the usage of the command that was given.

@@ -42,9 +42,9 @@ pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Res
         ("GET", PUBLISHED) => Response::json(200, &published(worker)),
         ("POST", TRANSACTION) => transaction(worker, request.body),
         (_, PORTS | LEASES | PUBLISHED | STATS | METRICS | TRANSACTION) => {
-            Response::error(405, "reading is GET, a transaction is POST")
+            wrong_method(request, &format!("GET to read, or POST {TRANSACTION}"))
         }
-        _ => Response::error(404, "there is no such path"),
+        _ => unknown_path(request, &[PORTS, LEASES, PUBLISHED, STATS, METRICS, TRANSACTION]),
     }
 }
 
@@ -53,9 +53,20 @@ pub(crate) fn answer_gateway(report: impl Fn() -> Report, request: &Request<'_>)
     match (request.method, request.path) {
         ("GET", STATS) => Response::json(200, &figures::object(&report())),
         ("GET", METRICS) => Response::metrics(metrics::text(&report(), None)),
-        (_, STATS | METRICS) => Response::error(405, "figures are read by GET"),
-        _ => Response::error(404, "there is no such path"),
+        (_, STATS | METRICS) => wrong_method(request, "GET"),
+        _ => unknown_path(request, &[STATS, METRICS]),
     }
+}
+
+fn wrong_method(request: &Request<'_>, expected: &str) -> Response {
+    let Request { method, path, .. } = request;
+    Response::error(405, &format!("{path} does not accept {method}; expected {expected}"))
+}
+
+/// Answers a request for a path that this kind of instance does not have.
+fn unknown_path(request: &Request<'_>, known: &[&str]) -> Response {
+    let path = request.path;
+    Response::error(404, &format!("unknown path '{path}'; expected one of {}", known.join(", ")))
 }
 
 fn transaction(worker: &mut Worker<Network>, body: &[u8]) -> Response {

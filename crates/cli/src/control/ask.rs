@@ -12,6 +12,9 @@ use towpath_gateway::control::http;
 
 use crate::control::instances::PATIENCE;
 
+/// The error if an instance that serves one program gets a request for a network.
+pub(crate) const NO_NETWORK: &str = "this towpath serves one program and is not a network; choose \
+                                     a `towpath up` with --pid or --socket";
 /// Longest answer that is read, in bytes: many times the counters of all ports of a full switch.
 const RESPONSE_BYTES_MAX: u64 = 4 << 20;
 
@@ -24,7 +27,7 @@ pub(crate) fn ask_if_any(
     body: Option<&Value>,
 ) -> anyhow::Result<Option<Value>> {
     let mut stream = UnixStream::connect(path)
-        .with_context(|| format!("cannot reach a towpath at {}", path.display()))?;
+        .with_context(|| format!("cannot connect to the control socket {}", path.display()))?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let body = body.map(Value::to_string).unwrap_or_default();
@@ -36,16 +39,16 @@ pub(crate) fn ask_if_any(
     stream
         .write_all(request.as_bytes())
         .and_then(|()| stream.take(RESPONSE_BYTES_MAX).read_to_end(&mut answer))
-        .with_context(|| format!("no answer from {}", path.display()))?;
-    let (status, value) =
-        http::read(&answer).with_context(|| format!("{} is no control socket", path.display()))?;
+        .with_context(|| format!("no answer from the control socket {}", path.display()))?;
+    let (status, value) = http::read(&answer)
+        .with_context(|| format!("{} is not a control socket of towpath", path.display()))?;
     match status {
         200 => Ok(Some(value)),
         404 => Ok(None),
         // A terminal would interpret control characters.
         _ => bail!(
             "{}",
-            value["error"].as_str().unwrap_or("it refused").replace(char::is_control, "?")
+            value["error"].as_str().unwrap_or("no reason is given").replace(char::is_control, "?")
         ),
     }
 }
@@ -58,7 +61,7 @@ pub(crate) fn ask(
     body: Option<&Value>,
 ) -> anyhow::Result<Value> {
     ask_if_any(path, method, target, body)?
-        .with_context(|| format!("the towpath at {} is of another kind", path.display()))
+        .with_context(|| format!("{}: {NO_NETWORK}", path.display()))
 }
 
 /// Returns a value without characters that a terminal would interpret.

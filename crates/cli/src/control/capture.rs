@@ -17,9 +17,7 @@ use std::path::Path;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use clap::CommandFactory;
-use clap::error::ErrorKind;
+use anyhow::{Context, anyhow, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FileType;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -32,8 +30,9 @@ use towpath_io::namespace::signals::Signals;
 use towpath_io::pcapng::SNAP_BYTES_MAX;
 use towpath_net::bpf;
 
-use crate::config::args::{Arguments, CaptureArguments};
-use crate::config::settings::find_capture;
+use crate::config::args::CaptureArguments;
+use crate::config::settings::{self, find_capture};
+use crate::control::ask;
 use crate::control::instances::PATIENCE;
 use crate::control::ports;
 use crate::control::socket::Asked;
@@ -51,13 +50,12 @@ const BEGUN: &[u8] = b"HTTP/1.1 102 Processing\r\n\r\n";
 pub(crate) fn capture(arguments: &CaptureArguments) -> Result<Ending, Failure> {
     let expression = arguments.expression();
     if let Err(error) = bpf::compile(&arguments.filter).and_then(|_| bpf::compile(&expression)) {
-        let message = format!("--filter '{}': {error}", arguments.filter);
-        Arguments::command().error(ErrorKind::ValueValidation, message).exit();
+        settings::usage_error(&anyhow!("option --filter '{}': {error}", arguments.filter));
     }
     let signals = Signals::block()?;
     let path = ports::one(&arguments.which)?;
     let stream = UnixStream::connect(&path)
-        .with_context(|| format!("cannot reach the network at {}", path.display()))?;
+        .with_context(|| format!("cannot connect to the control socket {}", path.display()))?;
     let body = json!({
         "port": arguments.port,
         "snaplen": arguments.snaplen,
@@ -67,7 +65,7 @@ pub(crate) fn capture(arguments: &CaptureArguments) -> Result<Ending, Failure> {
     });
     let (file, is_new) = open(&arguments.write)?;
     let sent = send(&stream, &body.to_string(), file)
-        .with_context(|| format!("cannot ask the network at {}", path.display()));
+        .with_context(|| format!("cannot send the request to {}", path.display()));
     let answered = sent.and_then(|()| answer(&wait(stream, &signals, &arguments.port)?));
     if is_new && answered.is_err() && is_empty(&arguments.write) {
         // Nothing was captured. A failure to remove the file is not the error to report.
@@ -83,7 +81,7 @@ pub(crate) fn capture(arguments: &CaptureArguments) -> Result<Ending, Failure> {
         messages.notice(format_args!("{} {told}", value[name]));
     }
     match value["error"].as_str() {
-        Some(error) => Err(anyhow::anyhow!("the capture ended early: {error}").into()),
+        Some(error) => Err(anyhow!("the capture ended early: {error}").into()),
         None => Ok(Ending::Code(0)),
     }
 }
@@ -94,9 +92,13 @@ fn is_empty(path: &Path) -> bool {
 
 /// Parses the last response of the network.
 fn answer(bytes: &[u8]) -> anyhow::Result<Value> {
-    let (status, value) = http::read(bytes).context("the network has gone")?;
+    let (status, value) = http::read(bytes).context("the network closed the connection")?;
+    if status == 404 {
+        bail!(ask::NO_NETWORK);
+    }
     if status != 200 {
-        let error = value["error"].as_str().unwrap_or("it refused").replace(char::is_control, "?");
+        let error = value["error"].as_str().unwrap_or("no reason is given");
+        let error = error.replace(char::is_control, "?");
         bail!(error);
     }
     Ok(value)
@@ -111,7 +113,7 @@ fn open(path: &Path) -> anyhow::Result<(OwnedFd, bool)> {
     }
     let stdout = io::stdout();
     if stdout.is_terminal() {
-        bail!("a capture is nothing for a terminal; give a file, or a pipe to a program");
+        bail!("cannot write a capture to a terminal; give a file, or pipe it to a program");
     }
     Ok((stdout.as_fd().try_clone_to_owned()?, false))
 }
@@ -141,12 +143,12 @@ fn wait(mut stream: UnixStream, signals: &Signals, port: &str) -> anyhow::Result
             is_asked.then_some(Timespec { tv_sec: END_PATIENCE.as_secs() as i64, tv_nsec: 0 });
         let mut fds = [PollFd::new(&stream, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
         if rustix::io::retry_on_intr(|| poll(&mut fds, limit.as_ref()))? == 0 {
-            bail!("the network does not end the capture");
+            bail!("the network did not end the capture in {} s", END_PATIENCE.as_secs());
         }
         let has_answer = !fds[0].revents().is_empty();
         while let Some(signal) = signals.next()? {
             if signal.is_end() && is_asked {
-                bail!("interrupted again; the end of the capture was not waited for");
+                bail!("interrupted again before the capture ended; the file may be incomplete");
             }
             if signal.is_end() {
                 is_asked = true;
@@ -157,11 +159,11 @@ fn wait(mut stream: UnixStream, signals: &Signals, port: &str) -> anyhow::Result
             continue;
         }
         let mut buffer = [0; 4096];
-        let count = stream.read(&mut buffer).context("the network has gone")?;
+        let count = stream.read(&mut buffer).context("cannot read the answer of the network")?;
         answer.extend_from_slice(&buffer[..count]);
         if answer.starts_with(BEGUN) {
             answer.drain(..BEGUN.len());
-            Messages::Normal.notice(format_args!("capturing at port {}", port.escape_debug()));
+            Messages::Normal.notice(format_args!("capturing on port {}", port.escape_debug()));
         }
         if count == 0 || answer.len() > http::HEAD_BYTES_MAX {
             return Ok(answer);
@@ -196,10 +198,13 @@ impl Captures {
         asked: Asked<'_>,
     ) -> Result<(), (u16, String)> {
         if asked.request.method != "POST" {
-            return Err((405, "a capture is POST".to_owned()));
+            return Err((405, "expected method POST".to_owned()));
         }
         let wanted = read_wanted(asked.request.body).map_err(|message| (400, message))?;
-        let file = asked.file.take().ok_or((400, "no file came with the request".to_owned()))?;
+        let file = asked.file.take().ok_or((
+            400,
+            "the request has no file; send a file descriptor (SCM_RIGHTS) with it".to_owned(),
+        ))?;
         let impossible = |error: &dyn std::fmt::Display| (409, error.to_string());
         let stream = asked.stream.try_clone().map_err(|error| impossible(&error))?;
         let snap_bytes = wanted.settings.snap_bytes as u32;
@@ -211,7 +216,7 @@ impl Captures {
         }
         let recorder =
             Recorder::new(sniffer, file, &wanted.port, Some(snap_bytes), wanted.count)
-                .map_err(|error| (409, format!("the file cannot be captured into: {error}")))?;
+                .map_err(|error| (409, format!("cannot write a capture to the file: {error}")))?;
         let thread = thread::Builder::new().name("capture".to_owned());
         let thread = thread.spawn(move || record(recorder, stream));
         self.threads.push(thread.map_err(|error| impossible(&error))?);
@@ -242,15 +247,20 @@ fn is_regular(file: &OwnedFd) -> bool {
 }
 
 fn read_wanted(body: &[u8]) -> Result<Wanted, String> {
-    let body: Value = serde_json::from_slice(body).map_err(|error| format!("no JSON: {error}"))?;
-    let mut fields: Map<String, Value> = body.as_object().ok_or("it is no object")?.clone();
+    let body: Value =
+        serde_json::from_slice(body).map_err(|error| format!("the body is not JSON: {error}"))?;
+    let mut fields: Map<String, Value> = body.as_object().ok_or("expected an object")?.clone();
     let port = fields.remove("port");
-    let port = port.as_ref().and_then(Value::as_str).ok_or("'port' is a name")?.to_owned();
+    let port = port
+        .as_ref()
+        .and_then(Value::as_str)
+        .ok_or("'port': expected the name of a port")?
+        .to_owned();
     let mut number = |name: &str, max: u64| match fields.remove(name) {
         None | Some(Value::Null) => Ok(None),
         Some(value) => match value.as_u64().filter(|number| (1..=max).contains(number)) {
             Some(number) => Ok(Some(number)),
-            None => Err(format!("'{name}' is a number from 1 to {max}")),
+            None => Err(format!("'{name}': expected a number from 1 to {max}, got {value}")),
         },
     };
     let snap_bytes = number("snaplen", SNAP_BYTES_MAX.into())?;
@@ -261,15 +271,16 @@ fn read_wanted(body: &[u8]) -> Result<Wanted, String> {
         Some(Value::String(text)) => {
             Some(bpf::compile(&text).map_err(|error| format!("filter '{text}': {error}"))?)
         }
-        Some(_) => return Err("'filter' is an expression".to_owned()),
+        Some(_) => return Err("'filter': expected a string".to_owned()),
     };
     let truncates = match fields.remove("truncate") {
         None => false,
         Some(Value::Bool(truncates)) => truncates,
-        Some(_) => return Err("'truncate' is true or false".to_owned()),
+        Some(_) => return Err("'truncate': expected true or false".to_owned()),
     };
     if let Some(name) = fields.keys().next() {
-        return Err(format!("'{name}' has no meaning here"));
+        let known = "expected port, snaplen, count, filter or truncate";
+        return Err(format!("unknown key '{name}'; {known}"));
     }
     let mut settings = CaptureSettings { filter, ..CaptureSettings::default() };
     if let Some(snap_bytes) = snap_bytes {

@@ -56,12 +56,13 @@ impl Announced {
         let path = folder()?;
         match DirBuilder::new().mode(0o700).create(&path) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-                return Err(error).with_context(|| format!("cannot make {}", path.display()));
+                return Err(error)
+                    .with_context(|| format!("cannot create directory {}", path.display()));
             }
             _ => check(&path)?,
         }
         let made = Self::make(&path);
-        made.with_context(|| format!("cannot make a socket in {}", path.display()))
+        made.with_context(|| format!("cannot create a socket in {}", path.display()))
     }
 
     fn make(path: &Path) -> io::Result<Self> {
@@ -84,7 +85,7 @@ impl Announced {
     /// Gives the socket its final name.
     pub(crate) fn announce(&self) -> anyhow::Result<()> {
         let given = self.give_name();
-        given.with_context(|| format!("cannot make {}", self.names[0].display()))
+        given.with_context(|| format!("cannot create {}", self.names[0].display()))
     }
 
     fn give_name(&self) -> io::Result<()> {
@@ -221,10 +222,10 @@ pub(crate) fn of_process(number: i32) -> anyhow::Result<PathBuf> {
     found.retain(|(other, _)| *other == number);
     match found.as_slice() {
         [(_, path)] => Ok(path.clone()),
-        [] => bail!("process {number} is no running towpath of this user"),
+        [] => bail!("no towpath of this user has PID {number}; `towpath stats` lists all"),
         [(_, first), ..] => bail!(
-            "several instances have the process number {number}, in namespaces of their own; say \
-             which with --socket, for example {}",
+            "several instances have PID {number}, in different PID namespaces; choose one with \
+             --socket, for example {}",
             first.display()
         ),
     }
@@ -244,7 +245,8 @@ pub(crate) fn answers(path: &Path) -> anyhow::Result<bool> {
             }
             Ok(false)
         }
-        Err(error) => Err(error).with_context(|| format!("cannot ask {}", path.display())),
+        Err(error) => Err(error)
+            .with_context(|| format!("cannot connect to the control socket {}", path.display())),
     }
 }
 
@@ -296,17 +298,23 @@ fn folder() -> anyhow::Result<PathBuf> {
         user.is_root().then(|| "/run".into()),
     ];
     let found = candidates.into_iter().flatten().find(|path| path.is_dir());
-    let found = found.context("neither $XDG_RUNTIME_DIR nor /run/user/UID is a folder")?;
+    let found = found.context(
+        "neither $XDG_RUNTIME_DIR nor /run/user/UID is a directory; set XDG_RUNTIME_DIR to one",
+    )?;
     Ok(found.join("towpath"))
 }
 
 /// Rejects a folder that others could have written to.
 fn check(folder: &Path) -> anyhow::Result<()> {
     let found = fs::symlink_metadata(folder)
-        .with_context(|| format!("cannot look at {}", folder.display()))?;
+        .with_context(|| format!("cannot access {}", folder.display()))?;
     let ours = found.is_dir() && found.uid() == geteuid().as_raw() && found.mode() & OTHERS == 0;
     if !ours {
-        bail!("{} is not a folder of this user's alone", folder.display());
+        bail!(
+            "{} must be a directory that belongs to this user and has mode 0700; remove it, or set \
+             its owner and mode",
+            folder.display()
+        );
     }
     Ok(())
 }

@@ -21,48 +21,57 @@ pub(crate) fn text(report: &Report, network: Option<&NetworkReport>) -> String {
     let mut out = String::new();
     if let Some(network) = network {
         ports(&mut out, network);
-        let stations = "Stations that the switch knows.";
+        let stations = "Stations in the address table of the switch.";
         Family::gauge(&mut out, "towpath_stations", stations).add("", network.stations);
     }
-    let help = "Layers that confine this process: 1 where in force.";
+    let help = "Layers of confinement of this process; 1 if in force.";
     let mut confinement = Family::gauge(&mut out, "towpath_confinement", help);
     for (layer, is_in_force) in confine::state().layers() {
         confinement.add(&format!("layer=\"{layer}\""), u8::from(is_in_force));
     }
     let (tcp, udp, echo) = report.flows;
-    let mut flows = Family::gauge(&mut out, "towpath_flows", "Flows of the gateway, open now.");
+    let mut flows = Family::gauge(&mut out, "towpath_flows", "Open flows of the gateway.");
     for (protocol, count) in [("tcp", tcp), ("udp", udp), ("echo", echo)] {
         flows.add(&format!("protocol=\"{protocol}\""), count);
     }
-    let help = "Payload that the gateway moved.";
+    let help = "Payload bytes that the gateway carried.";
     let mut payload = Family::counter(&mut out, "towpath_gateway_bytes", help);
     payload.add("direction=\"out\"", report.gateway.bytes_out);
     payload.add("direction=\"in\"", report.gateway.bytes_in);
-    let help = "Connections between program and host's loopback that are joined past the stack.";
+    let help = "Open joined connections, which bypass the stack.";
     Family::gauge(&mut out, "towpath_joined_flows", help).add("", report.joined);
-    let help = "Connections that were to be joined, by what became of them.";
+    let help = "Connections to joined ports, by result.";
     let mut joined = Family::counter(&mut out, "towpath_joined_connections", help);
     let refused = report.gateway.joined_refused;
     joined.add("result=\"refused\"", refused);
     joined.add("result=\"taken\"", report.gateway.joined - refused);
-    let help = "Bytes of joined connections, which are in no other figure.";
+    let help = "Payload bytes of joined connections, which no other metric counts.";
     let mut bytes = Family::counter(&mut out, "towpath_joined_bytes", help);
     bytes.add("direction=\"out\"", report.gateway.joined_bytes_out);
     bytes.add("direction=\"in\"", report.gateway.joined_bytes_in);
-    let mut copied = Family::counter(&mut out, "towpath_copied_bytes", "Payload copied.");
+    let mut copied = Family::counter(
+        &mut out,
+        "towpath_copied_bytes",
+        "Payload bytes copied in user memory, by site.",
+    );
     for (site, count) in report.copied.iter().copied() {
         copied.add(&format!("site=\"{site}\""), count);
     }
-    let help = "Payload in frames between the two sides.";
+    let help = "Payload bytes lent: in frames, and not yet acknowledged or taken by the host.";
     Family::gauge(&mut out, "towpath_lent_bytes", help).add("", report.lent.bytes);
-    let help = "Loans that are out: frames in use.";
+    let help = "Outstanding loans: frames in use.";
     Family::gauge(&mut out, "towpath_lent_loans", help).add("", report.loans());
-    let help = "How long the oldest payload has waited.";
+    let help = "Age of the oldest lent payload.";
     let oldest = report.lent.oldest.map_or(0.0, |oldest| oldest.as_secs_f64());
     Family::gauge(&mut out, "towpath_lent_oldest_seconds", help).add("", oldest);
-    let help = "Packets of guests that went on as copies, for their term or their ring.";
+    let help =
+        "Packets of guests that became copies when their term ended or their ring ran short.";
     Family::counter(&mut out, "towpath_recalled_packets", help).add("", report.recalled);
-    let mut dropped = Family::counter(&mut out, "towpath_gateway_dropped", "What was lost.");
+    let mut dropped = Family::counter(
+        &mut out,
+        "towpath_gateway_dropped",
+        "Packets and flows that the gateway dropped, by reason.",
+    );
     for (reason, count) in report.losses() {
         dropped.add(&format!("reason=\"{reason}\""), count);
     }
@@ -74,13 +83,13 @@ pub(crate) fn text(report: &Report, network: Option<&NetworkReport>) -> String {
 }
 
 fn workers(out: &mut String, shares: &[WorkerShare]) {
-    let help = "Payload that each of several workers moved.";
+    let help = "Payload bytes that each worker carried.";
     let mut payload = Family::counter(out, "towpath_worker_bytes", help);
     for (index, share) in shares.iter().enumerate() {
         payload.add(&format!("worker=\"{index}\",direction=\"out\""), share.bytes_out);
         payload.add(&format!("worker=\"{index}\",direction=\"in\""), share.bytes_in);
     }
-    let help = "Packets that a worker handed over to the first.";
+    let help = "Packets that this worker handed over to other workers.";
     let mut handed = Family::counter(out, "towpath_worker_handed_over_packets", help);
     for (index, share) in shares.iter().enumerate() {
         handed.add(&format!("worker=\"{index}\""), share.handed_over);
@@ -104,11 +113,11 @@ fn ports(out: &mut String, network: &NetworkReport) {
 
     type Figure = fn(&PortCounters) -> u64;
     let figures: [(_, _, Figure, Figure); 3] = [
-        ("towpath_port_packets", "Packets of a port.", |c| c.packets_in, |c| c.packets_out),
-        ("towpath_port_bytes", "Bytes of a port's packets.", |c| c.bytes_in, |c| c.bytes_out),
+        ("towpath_port_packets", "Packets of each port.", |c| c.packets_in, |c| c.packets_out),
+        ("towpath_port_bytes", "Bytes of these packets.", |c| c.bytes_in, |c| c.bytes_out),
         (
             "towpath_port_super_packets",
-            "Super-packets of a port.",
+            "Super-packets of each port.",
             |c| c.super_packets_in,
             |c| c.super_packets_out,
         ),
@@ -120,7 +129,8 @@ fn ports(out: &mut String, network: &NetworkReport) {
             family.add(&format!("{label},direction=\"out\""), outward(counters));
         }
     }
-    let mut dropped = Family::counter(out, "towpath_port_dropped_packets", "Packets dropped.");
+    let help = "Packets dropped at each port, by reason.";
+    let mut dropped = Family::counter(out, "towpath_port_dropped_packets", help);
     for (label, counters) in &all {
         for (reason, count) in counters.drops() {
             dropped.add(&format!("{label},reason=\"{}\"", reason.name()), count);
@@ -129,32 +139,39 @@ fn ports(out: &mut String, network: &NetworkReport) {
     for (port, (label, _)) in network.ports.iter().zip(&all) {
         dropped.add(&format!("{label},reason=\"device\""), port.device.dropped());
     }
+    guests(out, network, &all);
+}
+
+/// Adds the metrics of the guests behind the ports; `all` has the labels of the ports.
+fn guests(out: &mut String, network: &NetworkReport, all: &[(String, &PortCounters)]) {
     type OfLent = fn((u64, u64)) -> u64;
     let figures: [(_, _, OfLent); 2] = [
-        ("towpath_port_lent_packets", "Packets that a guest lent.", |lent| lent.0),
-        ("towpath_port_recalled_packets", "Packets lent and copied after all.", |lent| lent.1),
+        ("towpath_port_lent_packets", "Packets in memory that the guest lent.", |lent| lent.0),
+        ("towpath_port_recalled_packets", "Lent packets that became copies.", |lent| lent.1),
     ];
     for (name, help, figure) in figures {
         let mut family = Family::counter(out, name, help);
-        for (port, (label, _)) in network.ports.iter().zip(&all) {
+        for (port, (label, _)) in network.ports.iter().zip(all) {
             if let Some(lent) = port.device.lent() {
                 family.add(label, figure(lent));
             }
         }
     }
-    let help = "Requests of front ends that were refused.";
+    let help = "Requests of front ends that were rejected, by reason.";
     let mut refused = Family::counter(out, "towpath_port_refused_requests", help);
-    for (port, (label, _)) in network.ports.iter().zip(&all) {
+    for (port, (label, _)) in network.ports.iter().zip(all) {
         for (reason, count) in port.device.refused() {
             refused.add(&format!("{label},reason=\"{reason}\""), count);
         }
     }
-    let mut connected = Family::gauge(out, "towpath_port_connected", "Somebody is there.");
-    for (port, (label, _)) in network.ports.iter().zip(&all) {
+    let help = "1 if a guest is connected to the port.";
+    let mut connected = Family::gauge(out, "towpath_port_connected", help);
+    for (port, (label, _)) in network.ports.iter().zip(all) {
         connected.add(label, u8::from(port.is_connected));
     }
-    let mut waiting = Family::gauge(out, "towpath_port_waiting_packets", "Packets that wait.");
-    for (port, (label, _)) in network.ports.iter().zip(&all) {
+    let help = "Packets in the queue of the port.";
+    let mut waiting = Family::gauge(out, "towpath_port_waiting_packets", help);
+    for (port, (label, _)) in network.ports.iter().zip(all) {
         waiting.add(label, port.waiting);
     }
 }

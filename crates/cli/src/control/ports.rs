@@ -4,17 +4,16 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
-use clap::CommandFactory;
-use clap::error::ErrorKind;
+use anyhow::{Context, anyhow, bail};
 use serde_json::{Value, json};
 use towpath_gateway::control::fields::Fields;
 use towpath_gateway::control::operations;
 
 use crate::config::args::{
-    AddOrDel, Arguments, LeaseArguments, LsArguments, LsWhat, PortAction, PortArguments,
-    PublishArguments, WhichNetwork,
+    AddOrDel, LeaseArguments, LsArguments, LsWhat, PortAction, PortArguments, PublishArguments,
+    WhichNetwork,
 };
+use crate::config::settings;
 use crate::control::api;
 use crate::control::ask::{self, plain};
 use crate::control::instances;
@@ -103,7 +102,7 @@ fn perform(
     let operations = match operations {
         Ok(operations) => operations,
         // Ends the process with code 2.
-        Err(message) => Arguments::command().error(ErrorKind::ValueValidation, message).exit(),
+        Err(message) => settings::usage_error(&anyhow!(message)),
     };
     let body = json!({ "operations": operations });
     ask::ask(&one(which)?, "POST", api::TRANSACTION, Some(&body))?;
@@ -125,10 +124,18 @@ pub(crate) fn one(which: &WhichNetwork) -> anyhow::Result<PathBuf> {
         (Some(pid), None) => instances::of_process(pid),
         (None, None) => match networks()?.as_slice() {
             [(_, path, _)] => Ok(path.clone()),
-            [] => bail!("no network is running"),
-            _ => bail!("several networks are running; say which with --pid"),
+            [] => bail!("no network is running; start one with `towpath up`"),
+            several => bail!(
+                "several networks are running, with PIDs {}; choose one with --pid",
+                listed(several.iter().map(|(pid, ..)| *pid))
+            ),
         },
     }
+}
+
+/// Lists process numbers for a message.
+pub(crate) fn listed(pids: impl Iterator<Item = i32>) -> String {
+    pids.map(|pid| pid.to_string()).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the running networks: process number, control socket and ports of each.
@@ -164,10 +171,10 @@ fn operation(name: &str, arguments: &PortArguments) -> Result<Value, String> {
     }
     let (pairs, rest) = settings.as_chunks::<2>();
     if let [setting] = rest {
-        return Err(format!("'{setting}' lacks a value"));
+        return Err(format!("setting '{setting}' has no value"));
     }
     if pairs.is_empty() && *action == PortAction::Set {
-        return Err("a setting and its value are wanted".to_owned());
+        return Err("expected settings and their values, for example queue-len 2000".to_owned());
     }
     for [setting, value] in pairs {
         operation[setting] = match (setting.as_str(), value.as_str()) {
@@ -183,14 +190,17 @@ fn operation(name: &str, arguments: &PortArguments) -> Result<Value, String> {
 /// Returns an absolute path, as the network's working directory may differ.
 fn absolute(path: &Path) -> anyhow::Result<String> {
     let absolute = std::path::absolute(path)?;
-    Ok(absolute.to_str().context("the path is no UTF-8")?.to_owned())
+    Ok(absolute
+        .to_str()
+        .with_context(|| format!("the path {} is not UTF-8", path.display()))?
+        .to_owned())
 }
 
 fn port_line(pid: i32, port: &Value) -> String {
     let state = match (&port["failure"], port["connected"].as_bool()) {
         (Value::String(_), _) => plain(&port["failure"]),
         (_, Some(true)) => "connected".to_owned(),
-        _ => "nobody".to_owned(),
+        _ => "disconnected".to_owned(),
     };
     let vlans = match port["trunk"].as_str() {
         Some(list) => format!("trunk {}", list.escape_debug()),
@@ -200,7 +210,7 @@ fn port_line(pid: i32, port: &Value) -> String {
     let [name, kind, at] = ["name", "attachment", "at"].map(|key| plain(&port[key]));
     let [waiting, len] = ["waiting", "queue-len"].map(|key| plain(&port[key]));
     format!(
-        "{pid:>8} {name:<15} {state:<9} {waiting:>5}/{len:<5} {vlans:<10} {reach:<8} {kind} {at}"
+        "{pid:>8} {name:<15} {state:<12} {waiting:>5}/{len:<5} {vlans:<10} {reach:<8} {kind} {at}"
     )
 }
 

@@ -34,7 +34,7 @@ enum Life {
 pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     let network = &arguments.network;
     let messages = settings::messages(&network.gateway);
-    let mut inherited = Inherited::take().context("cannot look at the inherited descriptors")?;
+    let mut inherited = Inherited::take().context("cannot list the inherited file descriptors")?;
     let ready = take_ready(&mut inherited, network.gateway.ready_fd)?;
     drop(inherited);
     let config = settings::config(network)?;
@@ -88,8 +88,9 @@ fn find(arguments: &AttachArguments) -> anyhow::Result<(NetworkNamespace, Life)>
             Ok((namespace, Life::Process(process)))
         }
         (None, Some(path)) => {
-            let watch = RemovalWatch::new(path)
-                .with_context(|| format!("cannot watch {}", path.display()))?;
+            let watch = RemovalWatch::new(path).with_context(|| {
+                format!("cannot watch the network namespace {}", path.display())
+            })?;
             Ok((NetworkNamespace::open(path)?, Life::Path(watch, path.clone())))
         }
         (None, None) => unreachable!("the command line requires one of them"),

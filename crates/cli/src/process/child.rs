@@ -52,7 +52,7 @@ impl Child<'_> {
         let tap = self.interface()?;
         if !relax_network_limits(isolation) {
             self.messages
-                .detail("/proc/sys cannot be written: inside, ports below 1024 and ping need root");
+                .detail("cannot write /proc/sys: inside, ports below 1024 and ping need root");
         }
         self.listen()?;
         let command = prepare(command);
@@ -101,7 +101,9 @@ impl Child<'_> {
     /// Starts the socket opener as a process of its own, which ends with its namespaces.
     fn begin_opener(&self) -> anyhow::Result<()> {
         let Some(opener) = self.opener()? else { return Ok(()) };
-        if let Forked::Child = namespace::fork().context("cannot start who opens sockets")? {
+        if let Forked::Child =
+            namespace::fork().context("cannot start the process that opens sockets inside")?
+        {
             let done = sockets::open_for(&opener);
             std::process::exit(done.is_err().into());
         }
@@ -113,14 +115,16 @@ impl Child<'_> {
         let name = &self.config.interface;
         let workers = self.config.workers;
         let tap = if workers > 1 { Tap::create_with_queues(name) } else { Tap::create(name) };
-        let mut tap = tap.with_context(|| format!("cannot make {name}"))?;
+        let mut tap = tap.with_context(|| format!("cannot create interface {name}"))?;
         tap.set_offload(Features::ALL)?;
         tap.set_mtu(self.config.mtu);
         let configured = self.config.interface().configure();
         if let Configured::WithoutIpv6(errno) =
-            configured.with_context(|| format!("cannot configure {name}"))?
+            configured.with_context(|| format!("cannot configure interface {name}"))?
         {
-            self.messages.notice(format_args!("this kernel does no IPv6 here ({errno})"));
+            self.messages.notice(format_args!(
+                "IPv6 is not available inside: {errno}; only IPv4 is configured"
+            ));
         }
         let report = tap::self_test(&mut tap, &self.self_test());
         // A disabled family could not be tried; only failures are worth a notice.
@@ -131,7 +135,7 @@ impl Child<'_> {
             self.messages.detail(&report);
         }
         let others: Result<Vec<Tap>, _> = (1..workers).map(|_| tap.add_queue()).collect();
-        let others = others.with_context(|| format!("cannot add queues to {name}"))?;
+        let others = others.with_context(|| format!("cannot add queues to interface {name}"))?;
         if workers > 1 {
             // Packets that were sent before the other queues existed are in an arbitrary queue.
             // They will be retransmitted.
@@ -180,18 +184,20 @@ impl Child<'_> {
     fn mount(&self) {
         if let Err(error) = mount::make_private() {
             let error = anyhow::Error::from(error);
-            self.messages.notice(format_args!("resolv.conf and /proc stay the host's: {error:#}"));
+            self.messages
+                .notice(format_args!("CMD sees the host's resolv.conf and /proc: {error:#}"));
             return;
         }
         if let Err(error) = self.mount_resolv_conf() {
-            let hint = self.config.dns().map(|dns| format!("; the resolver is {dns}"));
+            let hint = self.config.dns().map(|dns| format!("; the network's resolver is {dns}"));
             let hint = hint.unwrap_or_default();
             let error = anyhow::Error::from(error);
-            self.messages.notice(format_args!("resolv.conf is not replaced: {error:#}{hint}"));
+            self.messages
+                .notice(format_args!("cannot replace /etc/resolv.conf for CMD: {error:#}{hint}"));
         }
         if let Err(error) = mount::mount_proc() {
             let error = anyhow::Error::from(error);
-            self.messages.detail(format_args!("/proc shows the host's processes: {error:#}"));
+            self.messages.detail(format_args!("CMD's /proc shows the host's processes: {error:#}"));
         }
     }
 
@@ -219,10 +225,10 @@ fn is_missing(error: &io::Error) -> bool {
 fn not_listening(at: SocketAddr, error: io::Error) -> anyhow::Error {
     let why = match error.kind() {
         io::ErrorKind::AddrInUse => {
-            "it is in use inside; stop what listens there, or lead another port (INSIDE:HOST)"
+            "in use inside; stop the program that uses it, or give another port (INSIDE:HOST)"
         }
         io::ErrorKind::PermissionDenied => {
-            "not permitted inside; lead a port from 1024 up (INSIDE:HOST)"
+            "no permission inside; give a port from 1024 up (INSIDE:HOST)"
         }
         _ => return anyhow::Error::from(error).context(format!("cannot listen on {at} inside")),
     };

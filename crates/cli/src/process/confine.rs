@@ -35,11 +35,11 @@ impl Confinement {
     ) -> anyhow::Result<Self> {
         let is_wanted = !arguments.no_confinement;
         if is_wanted {
-            broker::start(duties, child).context("cannot start the broker")?;
+            broker::start(duties, child).context("cannot start the broker process")?;
         } else {
             messages.error(
-                "WARNING: --no-confinement: this process keeps all its rights while it reads what \
-                 strangers send; a fault in it is theirs to use",
+                "WARNING: --no-confinement: this process keeps all its rights while it processes \
+                 untrusted packets; an exploit of a bug in it gets these rights",
             );
         }
         Ok(Self { is_wanted, messages, null: init::null_device()? })
@@ -50,16 +50,15 @@ impl Confinement {
         if !self.is_wanted {
             return Ok(());
         }
-        let refused = confine::isolate().context(
-            "this process cannot give up its privileges; --no-confinement serves with them",
-        )?;
+        let refused = confine::isolate()
+            .context("cannot give up privileges; --no-confinement serves with them")?;
         if let Some(errno) = refused {
             let rest = match confine::state().has_files() {
-                true => "the host's files can be reached, but for the filter of system calls",
-                false => "Landlock alone keeps it from files",
+                true => "only the system call filter keeps this process from the host's files",
+                false => "only Landlock keeps this process from files",
             };
             self.messages.notice(format_args!(
-                "confinement: namespaces are not available here ({errno}): {rest}"
+                "confinement: namespaces are not available ({errno}); {rest}"
             ));
         }
         Ok(())

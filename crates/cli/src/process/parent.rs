@@ -29,7 +29,7 @@ pub(crate) fn give_up(child: Kept) -> Failure {
 
 /// Waits for the end of the child.
 pub(crate) fn wait(child: Kept) -> anyhow::Result<ExitStatus> {
-    child.wait().context("cannot wait for process 1")
+    child.wait().context("cannot wait for process 1 of the namespaces")
 }
 
 /// Takes over the descriptor of `--ready-fd`.
@@ -38,10 +38,9 @@ pub(crate) fn take_ready(
     number: Option<i32>,
 ) -> anyhow::Result<Option<File>> {
     let take = |number| {
-        inherited
-            .take_one(number)
-            .map(File::from)
-            .with_context(|| format!("option --ready-fd: descriptor {number} cannot be used"))
+        inherited.take_one(number).map(File::from).with_context(|| {
+            format!("option --ready-fd: file descriptor {number} must be open for writing")
+        })
     };
     number.map(take).transpose()
 }
@@ -84,7 +83,7 @@ pub(crate) fn start(
 pub(crate) fn tell_ready(ready: Option<File>) -> anyhow::Result<()> {
     match ready {
         Some(mut ready) => {
-            ready.write_all(b"1").context("option --ready-fd: nothing can be written")
+            ready.write_all(b"1").context("option --ready-fd: cannot write to the file descriptor")
         }
         None => Ok(()),
     }

@@ -31,7 +31,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     let messages = settings::messages(&network.gateway);
     // CMD inherits the remaining descriptors, as with any wrapper; this process and process 1 do
     // not.
-    let mut inherited = Inherited::take().context("cannot look at the inherited descriptors")?;
+    let mut inherited = Inherited::take().context("cannot list the inherited file descriptors")?;
     let ready = take_ready(&mut inherited, network.gateway.ready_fd)?;
     let config = settings::config(network)?;
     let foreground = Foreground::note();
@@ -104,7 +104,7 @@ fn serve(
                 let passed_on = arrived.pass_on(program.as_fd());
                 if arrived.is_end() {
                     // The program ends with this process.
-                    passed_on.context("the process that passes signals on to CMD is gone")?;
+                    passed_on.context("cannot pass the signal on to CMD")?;
                 }
             }
             continue;

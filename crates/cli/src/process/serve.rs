@@ -81,8 +81,9 @@ impl Gateway {
         if let Some(opener) = opener {
             match SocketSource::new(opener) {
                 Ok(source) => workers.join_published(source)?,
-                Err(error) => messages
-                    .notice(format_args!("option --join-published: no socket inside ({error})")),
+                Err(error) => messages.notice(format_args!(
+                    "option --join-published: cannot open sockets inside: {error}"
+                )),
             }
         }
         let capture = workers
@@ -125,7 +126,7 @@ impl Gateway {
         let report = || self.workers.report();
         if let Err(error) = control.serve(|asked| Some(api::answer_gateway(report, &asked.request)))
         {
-            self.messages.notice(format_args!("no control socket any more: {error}"));
+            self.messages.notice(format_args!("the control socket failed and is closed: {error}"));
             self.control = None;
         }
     }
@@ -137,16 +138,16 @@ impl Gateway {
         let path = path.display();
         let Some(Summary { written, statistics, error }) = recording.summary() else {
             return self.messages.error(format_args!(
-                "capture {path}: the file takes nothing; it may end within a packet"
+                "capture {path}: the file accepts no more data; its last packet may be incomplete"
             ));
         };
         let missed = statistics.accepted.saturating_sub(*written);
         match error {
             Some(error) => self
                 .messages
-                .error(format_args!("capture {path}: {error}; it ends after {written} packets")),
+                .error(format_args!("capture {path} ended after {written} packets: {error}")),
             None if missed > 0 => self.messages.notice(format_args!(
-                "capture {path}: {missed} packets are missing; the file or its reader was too slow"
+                "capture {path}: {missed} packets are missing: the file or its reader was too slow"
             )),
             None => {}
         }
@@ -219,7 +220,9 @@ impl Threads {
 /// Makes the control socket, if there is a folder for it; others do not find it yet.
 pub(crate) fn control(messages: Messages) -> Option<Control> {
     let untold = |error: &anyhow::Error| {
-        messages.detail(format_args!("no control socket and not in `towpath stats`: {error:#}"));
+        messages.detail(format_args!(
+            "no control socket, so `towpath stats` cannot find this instance: {error:#}"
+        ));
     };
     Control::new().inspect_err(untold).ok()
 }
@@ -228,7 +231,9 @@ pub(crate) fn control(messages: Messages) -> Option<Control> {
 pub(crate) fn announce(control: Option<Control>, messages: Messages) -> Option<Control> {
     let announced = control?;
     let untold = |error: &anyhow::Error| {
-        messages.detail(format_args!("no control socket and not in `towpath stats`: {error:#}"));
+        messages.detail(format_args!(
+            "no control socket, so `towpath stats` cannot find this instance: {error:#}"
+        ));
     };
     announced.announce().inspect_err(untold).ok().map(|()| announced)
 }

@@ -31,7 +31,7 @@ use crate::process::serve;
 /// Serves until a signal requests the end.
 pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     let messages = settings::messages(&arguments.gateway);
-    let mut inherited = Inherited::take().context("cannot look at the inherited descriptors")?;
+    let mut inherited = Inherited::take().context("cannot list the inherited file descriptors")?;
     let ready = take_ready(&mut inherited, arguments.gateway.ready_fd)?;
     drop(inherited);
     let plan = plan::plan(&mut arguments);
@@ -40,7 +40,7 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     }
     let signals = Signals::block()?;
     allow_many_files();
-    cut::guard().context("cannot handle SIGBUS")?;
+    cut::guard().context("cannot install the handler of SIGBUS")?;
     let control = serve::control(messages);
     let duties = duties(&plan, control.as_ref().map(Control::files));
     let confinement = Confinement::begin(&arguments.gateway, messages, duties, None)?;
@@ -48,13 +48,13 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     let mut captures = Captures::default();
     let mut worker = make(plan, messages)?;
     match worker.side().port_count() {
-        0 => messages.notice("there are no ports yet; add one with `towpath port add`"),
+        0 => messages.notice("the network has no ports; add one with `towpath port add`"),
         count => messages.detail(format_args!("serving {count} ports")),
     }
     let control = serve::announce(control, messages);
     confinement.isolate()?;
     if let Err(error) = vhost_user::prepare() {
-        messages.notice(format_args!("ports of vhost-user have no sessions: {error}"));
+        messages.notice(format_args!("no guest can connect to a vhost-user port: {error}"));
     }
     confinement.release_input_and_output()?;
     // A process that waits for this may use the control socket next.
@@ -95,7 +95,7 @@ fn duties(plan: &Plan, control: Option<(Vec<PathBuf>, u64)>) -> Duties {
 /// Makes the planned network.
 fn make(plan: Plan, messages: Messages) -> anyhow::Result<Worker<Network>> {
     let made = Network::new(plan.network);
-    let mut network = made.context("cannot make a network")?;
+    let mut network = made.context("cannot create the network")?;
     network.on_news(Box::new(move |port, news| messages.detail(format_args!("{port}: {news}"))));
     let mut worker = Worker::serving(&plan.config, network, Arc::default())?;
     if let Some(services) = plan.services {
@@ -123,29 +123,30 @@ fn keep_leases(
         let shown = shown.clone();
         move |error: Option<io::Error>| match error {
             Some(error) => messages.error(format_args!(
-                "cannot write leases to {shown}: {error}; it is tried again when they change"
+                "cannot write leases to {shown}: {error}; retrying when a lease changes"
             )),
-            None => messages.notice(format_args!("leases are in {shown} again")),
+            None => messages.notice(format_args!("leases are written to {shown} again")),
         }
     };
     let now = worker.now();
     match worker.side_mut().keep_leases(path, now, Box::new(tell)) {
         Ok(LeasesFound { restored, set_aside }) => {
-            messages.detail(format_args!("{} leases of {shown} go on", restored.taken));
+            messages.detail(format_args!("restored {} leases from {shown}", restored.taken));
             if let Some(beside) = set_aside {
                 messages.notice(format_args!(
-                    "{shown} has {} lines that are no leases; it is kept as {}",
+                    "{shown} has {} lines that are not leases; it is kept as {}",
                     restored.unusable,
                     beside.display()
                 ));
             }
         }
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-            return Err(error).with_context(|| format!("cannot keep leases in {shown}"));
+            return Err(error).with_context(|| {
+                format!("cannot keep leases in {shown}; choose another file (--lease-file)")
+            });
         }
-        Err(error) => messages.error(format_args!(
-            "leases of {shown} cannot be kept: {error}; guests get addresses all the same"
-        )),
+        Err(error) => messages
+            .error(format_args!("cannot use {shown}: {error}; leases will not survive a restart")),
     }
     Ok(())
 }
@@ -174,7 +175,7 @@ fn serve(
                 _ => Some(api::answer(worker, &asked.request)),
             })
         {
-            messages.notice(format_args!("no control socket any more: {error}"));
+            messages.notice(format_args!("the control socket failed and is closed: {error}"));
             control = None;
         }
     }

@@ -12,6 +12,7 @@ use crate::config::args::StatsArguments;
 use crate::control::api;
 use crate::control::ask::{self, plain};
 use crate::control::instances;
+use crate::control::ports;
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
 use crate::show::watch;
@@ -54,8 +55,11 @@ pub(crate) fn stats(arguments: &StatsArguments) -> Result<Ending, Failure> {
 fn only() -> anyhow::Result<PathBuf> {
     match instances::running()?.as_slice() {
         [(_, path)] => Ok(path.clone()),
-        [] => bail!("none is running"),
-        _ => bail!("several are running; say which by its process number"),
+        [] => bail!("no towpath is running"),
+        several => bail!(
+            "several instances are running, with PIDs {}; give the PID of one",
+            ports::listed(several.iter().map(|(pid, _)| *pid))
+        ),
     }
 }
 
@@ -88,7 +92,7 @@ fn line(text: &mut String, name: &str, value: &Value) {
 /// Returns one line for each instance.
 fn list(all: &[Value]) -> String {
     if all.is_empty() {
-        Messages::Normal.notice("none is running");
+        Messages::Normal.notice("no towpath is running");
         return String::new();
     }
     let mut text = String::new();

@@ -152,6 +152,6 @@ fn a_user_may_attach_to_an_own_namespace_and_to_no_other() {
     let told = errors(&output);
     // timeout(1) exits with 124 after it had to interrupt.
     assert_eq!(text(&output), "124\n125\n", "{told}");
-    let refused = format!("towpath: not permitted to enter the network namespace /proc/{foreign}/");
+    let refused = format!("towpath: no permission to enter the network namespace /proc/{foreign}/");
     assert!(told.starts_with(&refused), "{told}");
 }

@@ -60,7 +60,7 @@ impl Capture {
         command.env("XDG_RUNTIME_DIR", &folder.0).current_dir(&folder.0);
         command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped());
         let mut capture = Self { running: Guard(command.spawn().unwrap()), told: String::new() };
-        while !capture.told.contains("capturing at port") {
+        while !capture.told.contains("capturing on port") {
             let mut byte = [0];
             let stderr = capture.running.0.stderr.as_mut().unwrap();
             assert_eq!(stderr.read(&mut byte).unwrap(), 1, "{}", capture.told);
@@ -204,7 +204,7 @@ fn captures_end_with_either_side() {
     let mut four: Vec<Capture> =
         (0..4).map(|_| Capture::start(&network.folder, &["a", "-w", "x"], Stdio::null())).collect();
     let fifth = network.towpath(&["capture", "b", "-w", "y"]);
-    assert_fails(&fifth, "there are 4 captures already");
+    assert_fails(&fifth, "4 captures are running, the maximum");
     for capture in &four {
         capture.running.signal(Signal::KILL);
     }
@@ -239,10 +239,19 @@ fn what_cannot_be_captured_is_refused() {
     let network = Network::start("capture-refused");
     for (wrong, expected) in [
         (&["a"][..], "--write"),
-        (&["a", "-w", "x", "--filter", "host example.org"], "an IP address is wanted"),
-        (&["a", "-w", "x", "--filter", "arp) or (arp"], "is wanted, or the end"),
-        (&["a", "-w", "x", "--flow", "10.0.0.1:1"], "two addresses with ports"),
-        (&["a", "-w", "x", "--flow", "10.0.0.1:1,[::1]:1"], "of one kind"),
+        (
+            &["a", "-w", "x", "--filter", "host example.org"],
+            "at character 6: expected an IP address",
+        ),
+        (
+            &["a", "-w", "x", "--filter", "arp) or (arp"],
+            "at character 4: expected 'and', 'or' or the end",
+        ),
+        (&["a", "-w", "x", "--flow", "10.0.0.1:1"], "expected ADDR:PORT,ADDR:PORT"),
+        (
+            &["a", "-w", "x", "--flow", "10.0.0.1:1,[::1]:1"],
+            "expected two IPv4 or two IPv6 addresses",
+        ),
         (&["a", "-w", "x", "-c", "0"], "not in 1.."),
         (&["a", "-w", "x", "-s", "999999"], "not in 1.."),
     ] {
@@ -250,6 +259,9 @@ fn what_cannot_be_captured_is_refused() {
         let output = network.towpath(&arguments);
         assert_eq!(output.status.code(), Some(2), "{wrong:?}: {}", errors(&output));
         assert!(errors(&output).contains(expected), "{wrong:?}: {}", errors(&output));
+        if let Some((_, usage)) = errors(&output).split_once("Usage: ") {
+            assert!(usage.starts_with("towpath capture"), "{wrong:?}: {}", errors(&output));
+        }
     }
     assert_fails(&network.towpath(&["capture", "c", "-w", "x"]), "there is no port 'c'");
     assert_fails(&network.towpath(&["capture", "gateway", "-w", "x"]), "there is no port");
@@ -263,7 +275,10 @@ fn what_cannot_be_captured_is_refused() {
     assert_eq!(fs::read_to_string(&kept).unwrap(), "of yesterday");
     assert!(!new.exists());
     assert_fails(&network.towpath(&["capture", "a", "-w", "/dev/full"]), "No space left");
-    assert_fails(&network.towpath(&["capture", "a", "-w", "/no/such/x"]), "cannot write to");
+    assert_fails(
+        &network.towpath(&["capture", "a", "-w", "/no/such/x"]),
+        "cannot open /no/such/x for writing",
+    );
 
     let post = |body: &str| {
         let len = body.len();
@@ -272,13 +287,14 @@ fn what_cannot_be_captured_is_refused() {
         )
     };
     for (body, expected) in [
-        ("{", "no JSON"),
-        ("{}", "'port' is a name"),
-        ("{\"port\": \"a\"}", "no file came with the request"),
+        ("{", "the body is not JSON"),
+        ("[]", "expected an object"),
+        ("{}", "'port': expected the name of a port"),
+        ("{\"port\": \"a\"}", "the request has no file"),
         ("{\"port\": \"a\", \"filter\": \"no\"}", "filter 'no': at character 1"),
-        ("{\"port\": \"a\", \"filter\": 1}", "'filter' is an expression"),
-        ("{\"port\": \"a\", \"count\": 0}", "'count' is a number from 1"),
-        ("{\"port\": \"a\", \"speed\": 1}", "'speed' has no meaning here"),
+        ("{\"port\": \"a\", \"filter\": 1}", "'filter': expected a string"),
+        ("{\"port\": \"a\", \"count\": 0}", "'count': expected a number from 1"),
+        ("{\"port\": \"a\", \"speed\": 1}", "unknown key 'speed'; expected port, snaplen, count"),
     ] {
         let answer = post(body);
         assert_eq!(status(&answer), 400, "{answer}");

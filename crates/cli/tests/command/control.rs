@@ -147,7 +147,7 @@ fn ports_come_change_and_go_while_the_network_runs() {
     assert_done(&network.towpath(&["port", "set", "a,b", "queue-len", "32"]));
     assert_eq!(lens(), [32, 32, 77]);
     let failed = network.towpath(&["port", "set", "a,b,nobody", "queue-len", "16"]);
-    assert_fails(&failed, "there is no port 'nobody'; there are a, b, c");
+    assert_fails(&failed, "there is no port 'nobody'; the network has the ports a, b, c");
     assert_eq!(lens(), [32, 32, 77]);
 
     let listed = network.towpath(&["ls"]);
@@ -243,7 +243,7 @@ fn figures_can_be_watched() {
         (Some(0), "towpath: the instance has ended\n")
     );
     let none = network.towpath(&["stats", "--watch=2"]);
-    assert_fails(&none, "none is running");
+    assert_fails(&none, "no towpath is running");
     assert_eq!(network.towpath(&["stats", "--watch=0"]).status.code(), Some(2));
 }
 
@@ -271,7 +271,10 @@ fn a_transaction_that_fails_changes_nothing() {
     let (status, answer) = network.post(&json!({ "operations": operations }).to_string());
     assert_eq!((status, &answer["operation"]), (409, &6.into()), "{answer}");
     let error = answer["error"].as_str().expect("a text");
-    assert!(error.starts_with("operation 7: there is no port 'no-such'; there are a, "), "{error}");
+    assert!(
+        error.starts_with("operation 7: there is no port 'no-such'; the network has "),
+        "{error}"
+    );
     assert_eq!(network.ports(), before);
     assert!(!c.exists() && !d.exists(), "sockets of ports that were not added");
     send_frame(&mut a);
@@ -312,16 +315,22 @@ fn what_makes_no_sense_is_refused_and_harms_nobody() {
         let (status, answer) = network.post(body);
         assert_eq!(status, 400, "{answer}");
     }
-    for (operation, expected) in [
-        (json!({ "add": "a", "stream": "/nowhere/x" }), "there is a port 'a' already"),
-        (json!({ "add": "../x", "stream": "/nowhere/x" }), "no name for a port"),
-        (json!({ "add": "x", "stream": "/nowhere/x" }), "/nowhere/x"),
-        (json!({ "add": "x", "stream": network.folder.0.join("a.sock") }), "a.sock"),
-        (json!({ "set": "a", "queue-len": 0 }), "queue length"),
-        (json!({ "set": "a", "queue-len": u32::MAX }), "queue length"),
+    for (operation, code, expected) in [
+        (json!({ "add": "a", "stream": "/nowhere/x" }), 409, "port 'a' already exists"),
+        (json!({ "add": "../x", "stream": "/nowhere/x" }), 409, "'../x' is not a valid port name"),
+        (json!({ "add": "x", "stream": "/nowhere/x" }), 409, "/nowhere/x: the directory of the"),
+        (
+            json!({ "add": "x", "stream": network.folder.0.join("a.sock") }),
+            409,
+            "a.sock: a process",
+        ),
+        (json!({ "set": "a", "queue-len": 0 }), 400, "expected a number from 1 to 1048576, got 0"),
+        (json!({ "set": "a", "queue-len": u32::MAX }), 400, "from 1 to 1048576, got 4294967295"),
+        (json!({ "dell": "a" }), 400, "operation 1: expected one of add, del, set, add-lease"),
+        (json!(3), 400, "operation 1: expected an object, got 3"),
     ] {
         let (status, answer) = network.post(&json!({ "operations": [operation] }).to_string());
-        assert_eq!(status, 409, "{answer}");
+        assert_eq!(status, code, "{answer}");
         assert!(answer["error"].as_str().unwrap().contains(expected), "{answer}");
     }
     assert_eq!(network.ports(), before);
@@ -358,13 +367,27 @@ fn wrong_usage_is_told_apart_from_failures() {
         let output = network.towpath(wrong);
         assert_eq!(output.status.code(), Some(2), "{wrong:?}: {}", errors(&output));
     }
-    assert_fails(&network.towpath(&["port", "del", "x"]), "there is no port 'x'; there are a");
-    assert_fails(&network.towpath(&["ls", "--socket", "/nowhere"]), "cannot reach a towpath at");
-    let nobody = "process 1 is no running towpath";
+    assert_fails(&network.towpath(&["port", "del", "x"]), "there is no port 'x'; the network has");
+    assert_fails(&network.towpath(&["ls", "--socket", "/nowhere"]), "control socket /nowhere");
+    let nobody = "no towpath of this user has PID 1;";
     assert_fails(&network.towpath(&["ls", "--pid", "1"]), nobody);
+    // A second network with the same folder: one has to be chosen.
+    let at = format!("other={}", network.folder.0.join("other.sock").display());
+    let mut command = towpath(["up", "--no-gateway", "--stream", &at]);
+    let quiet = command.env("XDG_RUNTIME_DIR", &network.folder.0).stdin(Stdio::null());
+    let other = Guard(quiet.stderr(Stdio::null()).spawn().unwrap());
+    wait_for("the other network", || {
+        errors(&network.towpath(&["port", "del", "x"])).contains("several networks are running")
+    });
+    let which = network.towpath(&["port", "del", "x"]);
+    assert_fails(&which, &format!("{}", other.0.id()));
+    assert_fails(&which, "; choose one with --pid");
+    assert_fails(&network.towpath(&["stats", "--watch"]), "give the PID of one");
+    other.signal(Signal::TERM);
+    drop(other);
     let folder = Folder::new("usage-none");
     let none = output(towpath(["port", "del", "a"]).env("XDG_RUNTIME_DIR", &folder.0));
-    assert_fails(&none, "no network is running");
+    assert_fails(&none, "no network is running; start one with `towpath up`");
 }
 
 /// Goal: clients that send half of a request, however many, delay no other, and are disconnected.

@@ -30,7 +30,7 @@ fn as_many_ports_as_checked_can_be_served() {
         if count > PORTS_MAX {
             let told = errors(&checked);
             assert_eq!(checked.status.code(), Some(2), "{told}");
-            assert!(told.contains("a network has at most 127 ports"), "{told}");
+            assert!(told.contains("the network already has 127 ports"), "{told}");
             assert!(told.contains("net.toml:382:"), "the first port beyond the limit: {told}");
             continue;
         }
@@ -77,7 +77,7 @@ fn what_is_of_little_use_is_told() {
     wait_for("the network", || socket.exists());
     running.signal(Signal::TERM);
     let told = errors(&finish(running));
-    assert!(told.contains("no ports yet; add one with `towpath port add`"), "{told}");
+    assert!(told.contains("has no ports; add one with `towpath port add`"), "{told}");
 
     skip_if!(no_root());
     // A resolv.conf without name servers, in a mount namespace of its own.

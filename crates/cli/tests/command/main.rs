@@ -110,39 +110,85 @@ fn wrong_usage_ends_with_2_and_says_why() {
     let cases: &[(&[&str], &str)] = &[
         (&[], "Usage"),
         (&["run", "--no-such-option"], "--no-such-option"),
-        (&["run", "-t", "auto"], "'auto' is not supported yet"),
+        (&["run", "-t", "auto"], "'auto' is not supported; list the ports"),
         (&["run", "-t", "80", "-t", "80"], "port 80 is given twice"),
         (&["run", "-T", "80,81", "-T", "81:82"], "port 81 is given twice"),
-        (&["run", "-T", "127.0.0.1/80"], "these ports are those of the loopback"),
-        (&["run", "-T", "%lo/80"], "these ports are those of the loopback"),
-        (&["run", "-T", "all"], "'all' means all ports; name those"),
-        (&["run", "-T", "~80"], "'~80' means all ports; name those"),
+        (&["run", "-T", "127.0.0.1/80"], "give ports only, which are those of"),
+        (&["run", "-T", "%lo/80"], "give ports only, which are those of"),
+        (&["run", "-T", "all"], "'all' means all ports; list the ports"),
+        (&["run", "-T", "~80"], "'~80' means all ports; list the ports"),
         (
             &["run", "-T", "1-257"],
-            "too many ports that lead to the host's loopback: 257, at most 256",
+            "too many ports that lead to the host's loopback: 257; at most 256",
         ),
         (
             &["attach", "-T", "0", "1"],
             "--host-tcp-ports: port specification '0': '0' is not a port",
         ),
-        (&["run", "-t", "127.0.0.1:8080:80"], "an address goes before '/': 127.0.0.1/8080:80"),
-        (&["run", "-t", "[::1]:8080:80"], "an address goes before '/': ::1/8080:80"),
+        (&["run", "-t", "127.0.0.1:8080:80"], "separate the address by '/': 127.0.0.1/8080:80"),
+        (&["run", "-t", "[::1]:8080:80"], "separate the address by '/': ::1/8080:80"),
         (&["run", "-u", "x"], "--udp-ports: port specification 'x': 'x' is not a port"),
-        (&["run", "-m", "575"], "an MTU of 575 is out of range; it may be 576 to 65520"),
-        (&["run", "-6", "-m", "1000"], "IPv6 needs an MTU of at least 1280"),
+        (&["run", "-m", "575"], "'575' for '--mtu <BYTES>': 575 is not in 576..=65520"),
+        (&["run", "-m", "65521"], "65521 is not in 576..=65520"),
+        (&["run", "-6", "-m", "1000"], "MTU 1000 is too small for IPv6; expected at least 1280"),
         (&["run", "-4", "-6"], "cannot be used with"),
         (&["run", "-v", "-q"], "cannot be used with"),
         (&["run", "--subnet", "10.0.2.9/24"], "did you mean 10.0.2.0/24?"),
         (&["run", "--map-host-loopback", "127.0.0.1"], "program's own loopback"),
         (&["run", "--dns", "resolver"], "invalid IP address"),
-        (&["run", "--memory", "1"], "at least 16 MiB are needed"),
-        (&["run", "--max-flows", "0"], "0 flows at once are out of range"),
-        (&["run", "--ifname", "a/b"], "'a/b' is not a name for a network interface"),
+        (&["run", "--memory", "1"], "expected at least 16 MiB for each worker"),
+        (
+            &["run", "--max-flows", "0"],
+            "0 concurrent flows are out of range; expected 1 to 1048576",
+        ),
+        (&["run", "--ifname", "a/b"], "'a/b' is not a valid name for a network interface"),
         (&["run", "--ready-fd", "1"], "--ready-fd"),
         (&["attach"], "PID"),
-        (&["attach", "0"], "PID"),
         (&["attach", "1", "--netns", "x"], "cannot be used with"),
     ];
+    each_ends_with_2(cases);
+    let mut not_text = towpath(["run", "-m", "575"]);
+    let output = output(not_text.arg(OsStr::from_bytes(b"\xff")));
+    assert_eq!(output.status.code(), Some(2), "{}", errors(&output));
+}
+
+/// Goal: a message about a value shows the value, and what is expected instead.
+#[test]
+fn wrong_values_end_with_2_and_name_the_right_ones() {
+    each_ends_with_2(&[
+        (&["attach", "0"], "'0' for '[PID]': expected a PID"),
+        (&["attach", "web"], "'web' for '[PID]': expected a PID"),
+        (&["stats", "web"], "expected a PID"),
+        (&["ls", "--pid", "-1"], "'-1'"),
+        (&["run", "--memory", "12X"], "'12X' for '--memory <SIZE>': expected a number of bytes"),
+        (&["run", "--subnet", "10.0.2.0"], "expected ADDRESS/LENGTH, for example 10.0.2.0/24"),
+        (&["run", "--subnet", "10.0.2.0/30"], "prefix length 30 is out of range; expected 8 to 29"),
+        (&["run", "--subnet", "127.0.0.0/8"], "these addresses are reserved"),
+        (&["run", "--dns", "0.0.0.0"], "0.0.0.0 cannot be the address of a resolver"),
+        (&["run", "--map-host-loopback", "10.0.2.15"], "cannot map 10.0.2.15 to the host's"),
+        (&["run", "-t", "2-1"], "'2-1' is not a range of ports"),
+        (&["run", "-t", "all", "-t", "80"], "'all' cannot be combined"),
+        (&["port", "set", "a"], "expected settings and their values"),
+        (&["port", "set", "a", "vlan"], "setting 'vlan' has no value"),
+        (&["port", "set", "a", "vlan", "5000"], "expected a number from 1 to 4094, got 5000"),
+        (&["port", "set", "a", "colour", "3"], "unknown key 'colour'; expected vlan, native,"),
+        (&["port", "set", "a", "queue-lne", "3"], "did you mean 'queue-len'?"),
+        (&["port", "set", "a", "queue-pairs", "2"], "only when the port is added"),
+        (&["port", "set", "a", "isolated", "maybe"], "yes or no), got 'maybe'"),
+        (&["port", "add", "a"], "expected one of vhost-user, vhost-user-client, stream and tap"),
+        (&["lease", "add", "web"], "expected KEY=VALUE, got 'web'"),
+        (&["lease", "add", "port=a,port=b"], "key 'port' is given twice"),
+        (&["lease", "add", "ipv4=10.0.2.9"], "expected one of port, mac, client-id and duid"),
+        (&["publish", "add", "a"], "no ports are given; expected tcp or udp"),
+        (&["up", "--vhost-user", "a"], "expected NAME=PATH, for example vm1=/run/vm1.sock"),
+        (&["up", "--queue-len", "0"], "expected a number of packets from 1 to 1048576"),
+        (&["up", "--lease-time", "1w"], "expected seconds, or a time such as 90s"),
+        (&["up", "/no/such.toml"], "cannot read /no/such.toml"),
+    ]);
+}
+
+/// Asserts that each command line is wrong usage of its command, with this message.
+fn each_ends_with_2(cases: &[(&[&str], &str)]) {
     for (arguments, expected) in cases {
         let output = output(&mut towpath(arguments.iter().copied()));
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", errors(&output));
@@ -153,18 +199,21 @@ fn wrong_usage_ends_with_2_and_says_why() {
             assert!(usage.starts_with(&format!("towpath {command}")), "{arguments:?}: {errors}");
         }
     }
-    let mut not_text = towpath(["run", "-m", "575"]);
-    let output = output(not_text.arg(OsStr::from_bytes(b"\xff")));
-    assert_eq!(output.status.code(), Some(2), "{}", errors(&output));
 }
 
 #[test]
 fn errors_before_the_start_end_with_125() {
     let cases: &[(&[&str], &str)] = &[
-        (&["run", "--ready-fd", "9", "true"], "towpath: option --ready-fd: descriptor 9 cannot"),
-        (&["run", "--pcap", "/no/such/dir/x", "true"], "towpath: cannot write to /no/such/dir/x"),
-        (&["attach", "2147483647"], "towpath: there is no process 2147483647"),
-        (&["attach", "--netns", "/run/no-such"], "towpath: cannot open /run/no-such"),
+        (&["run", "--ready-fd", "9", "true"], "towpath: option --ready-fd: file descriptor 9 must"),
+        (
+            &["run", "--pcap", "/no/such/dir/x", "true"],
+            "towpath: cannot open /no/such/dir/x for writing: No such",
+        ),
+        (&["attach", "2147483647"], "towpath: there is no process with PID 2147483647"),
+        (
+            &["attach", "--netns", "/run/no-such"],
+            "towpath: cannot open the network namespace /run/no-such: No such",
+        ),
         (&["attach", "--netns", "/dev/null"], "towpath: /dev/null is not a network namespace"),
     ];
     for (arguments, expected) in cases {
@@ -380,7 +429,7 @@ fn device_problems_say_what_to_do() {
     command.args(["--mount", "--propagation", "private", "sh", "-c", script, TOWPATH]);
     let missing = output(&mut command);
     assert_eq!(missing.status.code(), Some(125), "{}", errors(&missing));
-    assert!(errors(&missing).contains("/dev/net/tun is missing: run `modprobe tun`"));
+    assert!(errors(&missing).contains("/dev/net/tun is missing; run `modprobe tun`"));
     let copy = PublicCopy::new("device");
     let script = format!("chmod 0600 /dev/net/tun; exec $USER_RUN {} run -- true", copy.path());
     let forbidden = output(&mut as_user(&script));

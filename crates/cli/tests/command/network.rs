@@ -157,27 +157,29 @@ fn mistakes_are_found_before_anything_is_made() {
     };
     let port = "[[port]]\nname = 'a'\nstream = '/nowhere/a'\n";
     for (text, options, expected) in [
-        ("mtuu = 1", &[][..], "net.toml:1:1: 'mtuu' has no meaning here; did you mean 'mtu'?"),
+        ("mtuu = 1", &[][..], "net.toml:1:1: unknown key 'mtuu'; did you mean 'mtu'?"),
         ("mtu = ", &[], "net.toml:1:7: "),
-        ("mtu = 100", &[], "an MTU of 100 is out of range"),
-        ("[ipv4]\ngateway = '10.0.3.1'", &[], "10.0.3.1 cannot be the gateway's address"),
-        ("[ipv4]\ndns = '10.0.2.2'", &[], "10.0.2.2 cannot be the gateway's address"),
-        ("[ipv4]\npool = '10.0.2.9-10.0.2.8'", &[], "cannot be lent"),
-        ("[ipv6]\npool = 'fd00::1-fd00::2'", &[], "cannot be lent"),
-        ("[dhcp]\nlease-time = '1s'", &[], "a lease of 1 seconds is out of range"),
-        ("[dhcp]\nleases-per-port = 0", &[], "0 leases of a port"),
-        ("[dhcp]\nsearch = ['a','b','c','d','e','f','g','h','i']", &[], "domains to search"),
-        (port, &["--stream", "a=b"], "option --stream a: there is a port 'a' already"),
-        ("[[port]]\nname = 'a b'\ntap = true", &[], "net.toml:1:1: 'a b' is no name"),
-        ("[[port]]\nname = 'a'\ntap = true\nqueue-len = 0", &[], "net.toml:1:1: queue length"),
-        ("[[lease]]\nport = 'a'\nipv4 = '10.0.2.2'", &[], "net.toml:1:1: 10.0.2.2 is taken"),
-        ("dhcp = false", &["--lease", "port=a,name=x"], "lends no addresses"),
+        ("mtu = 100", &[], "net.toml:1:1: 'mtu': expected a number from 576 to 65520, got 100"),
+        ("colour = 1", &[], "unknown key 'colour'; expected mtu, busy-poll, domain"),
+        ("[port]\nname = 'a'", &[], "expected a list of tables, each under [[port]]"),
+        ("[ipv4]\ngateway = '10.0.3.1'", &[], "10.0.3.1 cannot be the address of the gateway"),
+        ("[ipv4]\ndns = '10.0.2.2'", &[], "10.0.2.2 cannot be the address of the gateway"),
+        ("[ipv4]\npool = '10.0.2.9-10.0.2.8'", &[], "10.0.2.9-10.0.2.8 is not a range of"),
+        ("[ipv6]\npool = 'fd00::1-fd00::2'", &[], "fd00::1-fd00::2 is not a range of"),
+        ("[dhcp]\nlease-time = '1s'", &[], "a lease time of 1 s is out of range; expected 120 s"),
+        ("[dhcp]\nleases-per-port = 0", &[], "net.toml:2:1: 'leases-per-port': expected a number"),
+        ("[dhcp]\nsearch = ['a','b','c','d','e','f','g','h','i']", &[], "10 search domains are"),
+        (port, &["--stream", "a=b"], "option --stream a: port 'a' already exists"),
+        ("[[port]]\nname = 'a b'\ntap = true", &[], "net.toml:1:1: 'a b' is not a valid port name"),
+        ("[[port]]\nname = 'a'\ntap = true\nqueue-len = 0", &[], "net.toml:4:1: 'queue-len': "),
+        ("[[lease]]\nport = 'a'\nipv4 = '10.0.2.2'", &[], "net.toml:1:1: 10.0.2.2 is reserved"),
+        ("dhcp = false", &["--lease", "port=a,name=x"], "DHCP is disabled"),
         ("", &["--lease", "port=a,nam=x"], "did you mean 'name'?"),
         ("", &["--pool", "10.0.2.9"], "FIRST-LAST"),
-        ("", &["--busy-poll", "1001"], "a number of microseconds from 0 to 1000 is wanted"),
+        ("", &["--busy-poll", "1001"], "expected a number of microseconds from 0 to 1000"),
         ("", &["--busy-poll", "x"], "a number of microseconds"),
-        ("ipv4 = false", &["--pool", "10.0.2.8-10.0.2.9"], "cannot be lent"),
-        ("ipv4 = false\nipv6 = false", &[], "both switched off"),
+        ("ipv4 = false", &["--pool", "10.0.2.8-10.0.2.9"], "is not a range of addresses"),
+        ("ipv4 = false\nipv6 = false", &[], "IPv4 and IPv6 are both disabled; enable at least one"),
     ] {
         let output = check(text, options);
         assert_eq!(output.status.code(), Some(2), "{text}: {}", errors(&output));
@@ -215,13 +217,13 @@ fn leases_change_while_the_network_runs() {
     assert_eq!(network.guest("b", 2).lease(&[]).unwrap().your_address, address(20));
     assert_eq!(not_taken(), 0);
     let taken = format!("port=c,ipv4={had}");
-    assert_fails(&network.towpath(&["lease", "add", &taken]), "is lent to 02:00:00:00:00:01");
+    assert_fails(&network.towpath(&["lease", "add", &taken]), "is leased to 02:00:00:00:00:01");
     // The guest that has it keeps it for good.
     network.done(&["lease", "add", &format!("mac=02:00:00:00:00:01,ipv4={had}")]);
     assert_eq!(a.lease(&[]).unwrap().your_address, had);
     assert!(network.done(&["ls", "leases"]).lines().all(|line| line.ends_with(" static")));
 
-    assert_fails(&network.towpath(&["lease", "del", "port=c"]), "no static lease for port c");
+    assert_fails(&network.towpath(&["lease", "del", "port=c"]), "port c has no static lease");
     for wrong in [&["lease", "add", "port=c"][..], &["lease", "add", "x"], &["lease", "del", ""]] {
         assert!(matches!(network.towpath(wrong).status.code(), Some(2 | 125)), "{wrong:?}");
     }
@@ -287,7 +289,7 @@ fn leases_outlive_a_restart() {
     let leases = network.done(&["ls", "leases"]);
     assert_eq!(leases.lines().count(), 2, "{leases}");
     let said = network.end(Signal::TERM);
-    assert!(said.contains("1 lines that are no leases"), "{said}");
+    assert!(said.contains("1 lines that are not leases"), "{said}");
     assert_eq!(fs::read_to_string(network.path("leases.damaged")).unwrap(), damaged);
 
     // A folder in its place cannot be read.
@@ -296,7 +298,10 @@ fn leases_outlive_a_restart() {
     network.up(&options);
     assert!(network.guest("a", 1).lease(&[]).is_some());
     let said = network.end(Signal::TERM);
-    assert!(said.contains("cannot be kept") && said.contains("all the same"), "{said}");
+    assert!(
+        said.contains("cannot use ") && said.contains("leases will not survive a restart"),
+        "{said}"
+    );
 
     // Nothing can be written there: root may write anywhere except to a full device.
     network.up(&["--lease-file", "DIR/none/leases"]);
@@ -313,7 +318,7 @@ fn a_lease_file_is_not_shared() {
     let mut network = Network::start("lock", "", &options);
     let socket = network.here("x=DIR/x");
     let other = ["up", "--stream", &socket, "--lease-file", &network.here("DIR/leases")];
-    assert_fails(&network.towpath(&other), "leases: another network keeps its leases there");
+    assert_fails(&network.towpath(&other), "(--lease-file): another network uses this file");
     assert!(!network.path("x").exists());
     assert!(network.guest("a", 1).lease(&[]).is_some());
     network.end(Signal::KILL);

@@ -155,7 +155,7 @@ fn ports_are_published_while_the_network_runs() {
     assert_fails(&failed, &format!("TCP port {host}:9000 is in use on the host"));
     assert_eq!(connect(to(8999)).join().unwrap(), ErrorKind::ConnectionRefused);
     let again = network.towpath(&["publish", "add", "b", "-t", &spec("8080")]);
-    assert_fails(&again, &format!("TCP {host}/8080 is published already"));
+    assert_fails(&again, &format!("TCP {host}/8080 is already published"));
     let other = network.towpath(&["publish", "del", "b", "-t", &spec("8080")]);
     assert_fails(&other, "is not published for this guest");
     for wrong in [&["publish", "add", "a"][..], &["publish", "add", "a", "-t", "0"]] {
@@ -194,9 +194,9 @@ fn ports_are_published_while_the_network_runs() {
 #[test]
 fn what_cannot_be_published_is_refused() {
     for (options, expected) in [
-        (&["-t", "a"][..], "a guest, '=' and ports are wanted"),
+        (&["-t", "a"][..], "expected GUEST=SPEC, for example vm1=8080:80"),
         (&["-t", "a=x"], "option --tcp-ports a=x: "),
-        (&["-t", "a=80", "-t", "b=80"], "TCP 80 is published already"),
+        (&["-t", "a=80", "-t", "b=80"], "TCP 80 is already published"),
         (&["-u", "a=80", "--no-gateway"], "no gateway"),
     ] {
         let output = output(towpath(["up", "--check"]).args(options));
@@ -208,7 +208,7 @@ fn what_cannot_be_published_is_refused() {
     assert_eq!(right.status.code(), Some(0), "{}", errors(&right));
     let network = Network::start("unpublished", "gateway = false\n", &[]);
     let none = network.towpath(&["publish", "add", "a", "-t", "127.0.0.1/1"]);
-    assert_fails(&none, "has no gateway");
+    assert_fails(&none, "the network has no gateway");
 }
 
 impl Network {

@@ -86,6 +86,11 @@ fn a_running_instance_tells_its_counters() {
     let mut ls = towpath(["ls"]);
     let listed = output(ls.env("XDG_RUNTIME_DIR", &folder.0));
     assert_eq!(errors(&listed), "towpath: no network is running\n");
+    for wrong in [&["ls"][..], &["port", "del", "a"], &["capture", "a", "-w", "/dev/null"]] {
+        let mut command = towpath(wrong.iter().copied().chain(["--pid", &pid]));
+        let refused = output(command.env("XDG_RUNTIME_DIR", &folder.0));
+        assert_fails(&refused, "this towpath serves one program and is not a network");
+    }
 
     // If it is killed, its broker removes the socket; if the broker is killed too, the next query
     // does.
@@ -93,11 +98,11 @@ fn a_running_instance_tells_its_counters() {
     drop(running);
     wait_for("its broker to remove the socket", || !socket.exists());
     drop(UnixListener::bind(&socket).unwrap());
-    assert_fails(&stats(&folder.0, &[&pid]), "is no running towpath of this user");
+    assert_fails(&stats(&folder.0, &[&pid]), &format!("no towpath of this user has PID {pid};"));
     assert!(!socket.exists());
     let none = stats(&folder.0, &[]);
     assert_eq!((none.status.code(), text(&none)), (Some(0), String::new()));
-    assert_eq!(errors(&none), "towpath: none is running\n");
+    assert_eq!(errors(&none), "towpath: no towpath is running\n");
 }
 
 /// Goal: instances with the same process number, each in a namespace of its own, are both found,
@@ -243,18 +248,18 @@ fn free_descriptor(pid: &str) -> u64 {
 #[test]
 fn what_is_no_instance_is_an_error() {
     let folder = Folder::new("no-stats");
-    assert_fails(&stats(&folder.0, &["7"]), "process 7 is no running towpath of this user");
+    assert_fails(&stats(&folder.0, &["7"]), "no towpath of this user has PID 7;");
     assert_fails(
         &stats(&folder.0, &["--socket", "/no/such"]),
-        "cannot reach a towpath at /no/such",
+        "cannot connect to the control socket /no/such",
     );
     assert_eq!(stats(&folder.0, &["0"]).status.code(), Some(2));
     assert_eq!(stats(&folder.0, &["7", "--socket", "x"]).status.code(), Some(2));
 
     fs::create_dir(folder.sockets()).unwrap();
     fs::set_permissions(folder.sockets(), fs::Permissions::from_mode(0o777)).unwrap();
-    assert_fails(&stats(&folder.0, &["7"]), "is not a folder of this user's alone");
-    assert_fails(&stats(&folder.0, &[]), "is not a folder of this user's alone");
+    assert_fails(&stats(&folder.0, &["7"]), "must be a directory that belongs to this user");
+    assert_fails(&stats(&folder.0, &[]), "must be a directory that belongs to this user");
     fs::set_permissions(folder.sockets(), fs::Permissions::from_mode(0o700)).unwrap();
 
     let no_json = "HTTP/1.1 200 OK\r\n\r\n{\"pid\": 7, \"comm";
@@ -269,12 +274,12 @@ fn what_is_no_instance_is_an_error() {
             let _ = stream.read(&mut [0; 4096]).unwrap();
             stream.write_all(answer.as_bytes()).unwrap();
         });
-        assert_fails(&stats(&folder.0, &["7"]), "is no control socket");
+        assert_fails(&stats(&folder.0, &["7"]), "is not a control socket of towpath");
         answering.join().unwrap();
         fs::remove_file(path).unwrap();
     }
 
     fs::remove_dir(folder.sockets()).unwrap();
     symlink("/", folder.sockets()).unwrap();
-    assert_fails(&stats(&folder.0, &[]), "is not a folder of this user's alone");
+    assert_fails(&stats(&folder.0, &[]), "must be a directory that belongs to this user");
 }

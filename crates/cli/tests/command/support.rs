@@ -82,7 +82,7 @@ pub(super) fn errors(output: &Output) -> String {
 }
 
 /// The message on a host without resolvers.
-pub(super) const NO_RESOLVER: &str = "towpath: /etc/resolv.conf names no resolver";
+pub(super) const NO_RESOLVER: &str = "towpath: /etc/resolv.conf lists no resolver";
 
 /// A started process that is killed if the test forgets it or fails.
 pub(super) struct Guard(pub(super) Child);

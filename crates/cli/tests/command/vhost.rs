@@ -96,8 +96,8 @@ fn refusals_are_told_and_counted() {
     assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0, "the connection ends");
     let said = network.finish();
     for wanted in [
-        "towpath: two: a front end has connected\n",
-        "towpath: two: the connection is over: SET_FEATURES is refused, and no acknowledgement",
+        "towpath: two: a front end connected\n",
+        "towpath: two: the session ended: SET_FEATURES is rejected, and the front end requested",
         "were not offered\n",
         "refused         out_of_place 1\n",
     ] {
@@ -139,7 +139,7 @@ fn memory_that_is_cut_ends_its_session_only() {
         one.as_mut().is_some_and(|one| one.has_received_number(9))
     });
     let said = network.finish();
-    let ends = said.matches("towpath: one: the connection is over: the front end has cut a file");
+    let ends = said.matches("towpath: one: the session ended: the front end truncated a file");
     assert_eq!(ends.count(), 3, "{said}");
 }
 
@@ -250,5 +250,5 @@ fn front_ends_that_listen_are_connected_to() {
     meet(&listener, 4);
     let said = network.finish();
     // A connection made while the first listener closes has no peer.
-    assert!(said.matches("one: a front end has connected").count() >= 4, "{said}");
+    assert!(said.matches("one: a front end connected").count() >= 4, "{said}");
 }

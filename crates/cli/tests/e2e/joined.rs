@@ -211,7 +211,7 @@ fn attached(_: &mut Host) {
 
     let refused = Process::start(attach(INSIDE.to_string())).finish();
     assert_eq!(refused.status.code(), Some(125), "{}", refused.stderr);
-    let told = "option --host-tcp-ports: TCP port 127.0.0.1:4000: it is in use inside";
+    let told = "option --host-tcp-ports: TCP port 127.0.0.1:4000: in use inside";
     assert!(refused.stderr.contains(told), "{}", refused.stderr);
 
     let mut towpath = Process::start(attach(format!("{}:{}", INSIDE + 1, server.port())));

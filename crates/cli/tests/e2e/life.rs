@@ -129,7 +129,7 @@ fn up_without_its_tap_device(_: &mut Host) {
     assert_rests(towpath.pid(), Duration::from_secs(2), 1);
     towpath.signal(Signal::INT);
     let output = towpath.finish();
-    assert!(output.stderr.contains("the TAP interface is gone"), "{}", output.stderr);
+    assert!(output.stderr.contains("the TAP interface was deleted"), "{}", output.stderr);
 }
 
 /// Most memory of an idle towpath.

@@ -103,7 +103,7 @@ fn namespaces(host: &mut Host) {
         let mut ls = Command::new(TOWPATH);
         ls.arg("ls").env("XDG_RUNTIME_DIR", &sockets);
         let ports = Process::start(ls).finish().success();
-        ports.contains("the TAP interface is gone").then_some(())
+        ports.contains("the TAP interface was deleted").then_some(())
     });
     fetch(&blue, Family::V4);
     towpath.signal(Signal::INT);

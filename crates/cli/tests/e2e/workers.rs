@@ -191,5 +191,5 @@ fn end_together(_: &mut Host) {
     let script = ["sh", "-c", "ip link del tap0 && sleep 1000"];
     let options = [WORKERS.as_slice(), &["--map-root"]].concat();
     let output = Towpath::new(options).run(script);
-    assert!(output.stderr.contains("the TAP interface is gone"), "{}", output.stderr);
+    assert!(output.stderr.contains("the TAP interface was deleted"), "{}", output.stderr);
 }

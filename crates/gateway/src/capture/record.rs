@@ -142,7 +142,8 @@ impl Recorder {
             && let Some(sniffed) = self.sniffer.next()
             && self.write(&sniffed, None)?
         {}
-        let unread = || io::Error::new(io::ErrorKind::TimedOut, "nobody reads the capture");
+        let unread =
+            || io::Error::new(io::ErrorKind::TimedOut, "the capture file accepts no more data");
         if self.writer.is_within_block() {
             return Err(unread());
         }

@@ -2,7 +2,7 @@
 
 /// The text is not a size in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("write a number with K, M or G, for example 256M")]
+#[error("expected a number of bytes, with or without the suffix K, M or G, for example 256M")]
 pub struct SizeError;
 
 /// Parses a size in bytes: digits, optionally followed by `K`, `M` or `G` for powers of 1024.

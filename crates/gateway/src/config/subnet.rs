@@ -24,10 +24,10 @@ pub struct Subnet6 {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubnetError {
     /// Not `ADDRESS/LENGTH`.
-    #[error("write it as ADDRESS/LENGTH, for example {0}")]
+    #[error("expected ADDRESS/LENGTH, for example {0}")]
     Form(&'static str),
     /// The prefix is too short or too long.
-    #[error("a prefix length of {len} is out of range; it may be {min} to {max}")]
+    #[error("prefix length {len} is out of range; expected {min} to {max}")]
     Length {
         /// The length given.
         len: u8,
@@ -37,10 +37,10 @@ pub enum SubnetError {
         max: u8,
     },
     /// Bits after the prefix are set.
-    #[error("bits are set behind the prefix; did you mean {0}?")]
+    #[error("address bits beyond the prefix are set; did you mean {0}?")]
     HostBits(String),
     /// The addresses are reserved for another purpose.
-    #[error("these addresses have another purpose; take a private network such as {0}")]
+    #[error("these addresses are reserved; use a private network such as {0}")]
     Reserved(&'static str),
 }
 

@@ -12,6 +12,8 @@ use serde_json::{Map, Value};
 /// Least similarity, from 0 to 1, of a name that is suggested: one letter of six may be wrong, or
 /// two swapped.
 const ALIKE_MIN: f64 = 0.8;
+/// Longest part of a value that a message shows, in characters.
+const SHOWN_CHARS_MAX: usize = 64;
 
 /// An object that is being parsed.
 #[derive(Debug)]
@@ -44,20 +46,23 @@ impl Fields {
     pub fn of(value: Value, path: &str) -> Result<Self, Wrong> {
         match value {
             Value::Object(map) => Ok(Self { map, path: path.to_owned(), known: Vec::new() }),
-            _ => Err(Wrong { path: path.to_owned(), message: "it is no object".to_owned() }),
+            other => {
+                let message = format!("expected an object, got {}", shown(&other));
+                Err(Wrong { path: path.to_owned(), message })
+            }
         }
     }
 
-    /// Takes the fields of a list of settings, `NAME=VALUE,NAME=VALUE`; all values are strings.
+    /// Takes the fields of a list of settings, `KEY=VALUE,KEY=VALUE`; all values are strings.
     pub fn of_settings(text: &str) -> Result<Self, Wrong> {
         let wrong = |message: String| Wrong { path: String::new(), message };
         let mut map = Map::new();
         for setting in text.split(',') {
             let Some((name, value)) = setting.split_once('=') else {
-                return Err(wrong(format!("'{setting}' is no NAME=VALUE")));
+                return Err(wrong(format!("expected KEY=VALUE, got '{setting}'")));
             };
             if map.insert(name.to_owned(), value.into()).is_some() {
-                return Err(wrong(format!("'{name}' is there twice")));
+                return Err(wrong(format!("key '{name}' is given twice")));
             }
         }
         Ok(Self { map, path: String::new(), known: Vec::new() })
@@ -73,18 +78,21 @@ impl Fields {
         let Some(value) = self.take(name) else { return Ok(None) };
         match read(&value) {
             Some(read) => Ok(Some(read)),
-            None => Err(self.wrong(name, format!("'{name}' wants {what}"))),
+            None => {
+                let got = shown(&value);
+                Err(self.wrong(name, format!("'{name}': expected {what}, got {got}")))
+            }
         }
     }
 
     /// Takes a string; `None` if the field is absent.
     pub fn text(&mut self, name: &'static str) -> Result<Option<String>, Wrong> {
-        self.read(name, "a text", |value| value.as_str().map(str::to_owned))
+        self.read(name, "a string", |value| value.as_str().map(str::to_owned))
     }
 
     /// Takes a Boolean; `None` if the field is absent.
     pub fn yes_or_no(&mut self, name: &'static str) -> Result<Option<bool>, Wrong> {
-        self.read(name, "true or false (yes or no on the command line)", Value::as_bool)
+        self.read(name, "true or false (on the command line yes or no)", Value::as_bool)
     }
 
     /// Takes a number from `min` to `max`; `None` if the field is absent.
@@ -117,7 +125,7 @@ impl Fields {
 
     /// Takes a list of strings, or a single string; empty if the field is absent.
     pub fn texts(&mut self, name: &'static str) -> Result<Vec<String>, Wrong> {
-        let texts = self.read(name, "a text or a list of texts", |value| match value {
+        let texts = self.read(name, "a string or a list of strings", |value| match value {
             Value::String(text) => Some(vec![text.clone()]),
             Value::Array(all) => all.iter().map(|one| one.as_str().map(str::to_owned)).collect(),
             _ => None,
@@ -149,23 +157,34 @@ impl Fields {
     /// Takes a nested object.
     pub fn fields(&mut self, name: &'static str) -> Result<Option<Self>, Wrong> {
         let Some(value) = self.take(name) else { return Ok(None) };
-        let inner = Self::of(value, &format!("{}.{name}", self.path));
-        inner.map(Some).map_err(|_| self.wrong(name, format!("'{name}' wants a table")))
+        if !value.is_object() {
+            let got = shown(&value);
+            return Err(self.wrong(name, format!("'{name}': expected a table, got {got}")));
+        }
+        Self::of(value, &format!("{}.{name}", self.path)).map(Some)
     }
 
     /// Takes a list of nested objects; empty if the field is absent.
     pub fn all(&mut self, name: &'static str) -> Result<Vec<Self>, Wrong> {
         let Some(value) = self.take(name) else { return Ok(Vec::new()) };
         let Value::Array(values) = value else {
-            return Err(self.wrong(name, format!("'{name}' wants a list of tables")));
+            let got = shown(&value);
+            let wanted = format!("a list of tables, each under [[{name}]]");
+            return Err(self.wrong(name, format!("'{name}': expected {wanted}, got {got}")));
         };
         let inner = |(index, value)| Self::of(value, &format!("{}.{name}.{index}", self.path));
         values.into_iter().enumerate().map(inner).collect()
     }
 
     /// Returns true if the field is present.
-    pub fn has(&self, name: &str) -> bool {
+    pub fn has(&mut self, name: &'static str) -> bool {
+        self.know(name);
         self.map.contains_key(name)
+    }
+
+    /// Leaves the fields taken so far out of the suggestions for an unknown field.
+    pub(super) fn forget_known(&mut self) {
+        self.known.clear();
     }
 
     /// Returns true if the field is `false`, which disables all that it stands for.
@@ -202,20 +221,41 @@ impl Fields {
         let Some(name) = self.map.keys().next() else { return Ok(()) };
         let like = |known: &&'static str| (strsim::jaro_winkler(known, name), *known);
         let best = self.known.iter().map(like).max_by(|a, b| a.0.total_cmp(&b.0));
-        let message = match best.filter(|(alike, _)| *alike >= ALIKE_MIN) {
-            Some((_, best)) => format!("'{name}' has no meaning here; did you mean '{best}'?"),
-            None if self.known.is_empty() => format!("'{name}' has no meaning here"),
-            None => {
-                let known = self.known.join(", ");
-                format!("'{name}' has no meaning here; what has: {known}")
-            }
+        let hint = match best.filter(|(alike, _)| *alike >= ALIKE_MIN) {
+            Some((_, best)) => format!("; did you mean '{best}'?"),
+            None => match self.known.split_last() {
+                None => String::new(),
+                Some((only, [])) => format!("; expected {only}"),
+                Some((last, others)) => format!("; expected {} or {last}", others.join(", ")),
+            },
         };
-        Err(self.wrong(name, message))
+        Err(self.wrong(name, format!("unknown key '{name}'{hint}")))
     }
 
     fn take(&mut self, name: &'static str) -> Option<Value> {
-        self.known.push(name);
+        self.know(name);
         self.map.remove(name)
+    }
+
+    fn know(&mut self, name: &'static str) {
+        if !self.known.contains(&name) {
+            self.known.push(name);
+        }
+    }
+}
+
+/// Formats a value for a message; long strings are cut.
+fn shown(value: &Value) -> String {
+    match value {
+        // Floats out of range and dates of TOML arrive as null.
+        Value::Null => "a value of another type".to_owned(),
+        Value::Bool(_) | Value::Number(_) => value.to_string(),
+        Value::String(text) => match text.char_indices().nth(SHOWN_CHARS_MAX) {
+            Some((end, _)) => format!("'{}...'", &text[..end]),
+            None => format!("'{text}'"),
+        },
+        Value::Array(_) => "a list".to_owned(),
+        Value::Object(_) => "a table".to_owned(),
     }
 }
 
@@ -230,29 +270,47 @@ mod tests {
         assert_eq!(fields.number("queue-len", 0, 9).unwrap(), None);
         let wrong = fields.finish().unwrap_err();
         assert_eq!(wrong.path, ".port.0.quue-len");
-        assert_eq!(wrong.message, "'quue-len' has no meaning here; did you mean 'queue-len'?");
+        assert_eq!(wrong.message, "unknown key 'quue-len'; did you mean 'queue-len'?");
         let fields = Fields::of(json!({ "colour": 1 }), "").unwrap();
-        assert_eq!(fields.finish().unwrap_err().message, "'colour' has no meaning here");
+        assert_eq!(fields.finish().unwrap_err().message, "unknown key 'colour'");
         let mut fields = Fields::of(json!({ "colour": 1, "vlan": 2, "mtu": 3 }), "").unwrap();
         for known in ["mtu", "vlan"] {
             fields.number(known, 0, 9).unwrap();
         }
         let wrong = fields.finish().unwrap_err().message;
-        assert_eq!(wrong, "'colour' has no meaning here; what has: mtu, vlan");
+        assert_eq!(wrong, "unknown key 'colour'; expected mtu or vlan");
+        let mut fields = Fields::of(json!({ "colour": 1 }), "").unwrap();
+        for name in ["macs", "vlan", "macs", "router"] {
+            assert!(!fields.has(name));
+        }
+        let wrong = fields.finish().unwrap_err().message;
+        assert_eq!(wrong, "unknown key 'colour'; expected macs, vlan or router");
     }
 
     #[test]
     fn values_of_the_wrong_kind_are_refused() {
         let value = json!({ "a": 1, "b": "x", "c": [1], "d": [], "e": ["10.0.0.1", "y"] });
         let mut fields = Fields::of(value, "").unwrap();
-        assert_eq!(fields.text("a").unwrap_err().message, "'a' wants a text");
-        assert_eq!(fields.number("b", 1, 2).unwrap_err().message, "'b' wants a number from 1 to 2");
-        assert!(fields.list::<String>("c").unwrap_err().message.contains("a list of texts"));
-        assert!(fields.fields("d").unwrap_err().message.contains("wants a table"));
+        assert_eq!(fields.text("a").unwrap_err().message, "'a': expected a string, got 1");
+        let wrong = fields.number("b", 1, 2).unwrap_err();
+        assert_eq!(wrong.message, "'b': expected a number from 1 to 2, got 'x'");
+        assert!(fields.list::<String>("c").unwrap_err().message.contains("a list of strings"));
+        let wrong = fields.fields("d").unwrap_err();
+        assert_eq!(wrong.message, "'d': expected a table, got a list");
         let wrong = fields.list::<std::net::IpAddr>("e").unwrap_err();
         assert!(wrong.message.starts_with("'e': 'y': "), "{wrong}");
-        assert!(Fields::of(json!([]), "").is_err());
-        assert!(Fields::of_settings("a=1,a=2").unwrap_err().message.contains("twice"));
-        assert!(Fields::of_settings("a").is_err());
+        let long = json!({ "f": "é".repeat(SHOWN_CHARS_MAX + 1), "g": null, "h": { "i": 1 } });
+        let mut fields = Fields::of(long, "").unwrap();
+        let wrong = fields.yes_or_no("f").unwrap_err();
+        assert!(wrong.message.ends_with("éé...'"), "{wrong}");
+        assert!(fields.text("g").unwrap_err().message.ends_with("got a value of another type"));
+        let wrong = fields.all("h").unwrap_err();
+        assert_eq!(wrong.message, "'h': expected a list of tables, each under [[h]], got a table");
+        let wrong = Fields::of(json!([]), "").unwrap_err();
+        assert_eq!(wrong.message, "expected an object, got a list");
+        let wrong = Fields::of_settings("a=1,a=2").unwrap_err();
+        assert_eq!(wrong.message, "key 'a' is given twice");
+        let wrong = Fields::of_settings("a=1,b").unwrap_err();
+        assert_eq!(wrong.message, "expected KEY=VALUE, got 'b'");
     }
 }

@@ -39,19 +39,30 @@ impl<'a> Request<'a> {
     pub fn parse(input: &'a [u8]) -> Result<Option<Self>, Response> {
         let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
         let mut request = httparse::Request::new(&mut headers);
-        let too_large = || Response::error(431, "the headers are too large");
+        let too_large = || {
+            let message = format!(
+                "the headers are too large; at most {HEAD_BYTES_MAX} bytes and {HEADERS_MAX} \
+                 headers are accepted"
+            );
+            Response::error(431, &message)
+        };
         let head_len = match request.parse(input) {
             Ok(Status::Complete(len)) if len <= HEAD_BYTES_MAX => len,
             Ok(Status::Partial) if input.len() < HEAD_BYTES_MAX => return Ok(None),
             Ok(_) | Err(httparse::Error::TooManyHeaders) => return Err(too_large()),
-            Err(error) => return Err(Response::error(400, &format!("no HTTP request: {error}"))),
+            Err(error) => {
+                return Err(Response::error(400, &format!("not an HTTP request: {error}")));
+            }
         };
         let (Some(method), Some(path)) = (request.method, request.path) else {
-            return Err(Response::error(400, "no HTTP request"));
+            return Err(Response::error(400, "not an HTTP request"));
         };
         let body_len = body_len(request.headers)?;
         if body_len > BODY_BYTES_MAX {
-            return Err(Response::error(413, "the body is too large"));
+            let message = format!(
+                "a body of {body_len} bytes is too large; at most {BODY_BYTES_MAX} are accepted"
+            );
+            return Err(Response::error(413, &message));
         }
         let body = input.get(head_len..head_len + body_len);
         Ok(body.map(|body| Self { method, path, body }))
@@ -64,7 +75,8 @@ fn body_len(headers: &[httparse::Header<'_>]) -> Result<usize, Response> {
     for header in headers {
         if header.name.eq_ignore_ascii_case("transfer-encoding") {
             // RFC 9112 §6.1: the server does not understand the transfer coding.
-            return Err(Response::error(501, "only bodies with a Content-Length are understood"));
+            let message = "Transfer-Encoding is not supported; send a Content-Length";
+            return Err(Response::error(501, message));
         }
         if header.name.eq_ignore_ascii_case("content-length") {
             let is_digits = header.value.iter().all(u8::is_ascii_digit);
@@ -72,7 +84,7 @@ fn body_len(headers: &[httparse::Header<'_>]) -> Result<usize, Response> {
             let len: Option<usize> = text.and_then(|text| text.parse().ok());
             // RFC 9112 §6.3: the length is invalid, or several lengths differ.
             if len.is_none() || found.is_some_and(|found| Some(found) != len) {
-                return Err(Response::error(400, "Content-Length is no length"));
+                return Err(Response::error(400, "Content-Length is not a number, or differs"));
             }
             found = len;
         }

@@ -29,7 +29,7 @@ use towpath_net::switch::vlan::{Vid, VlanSet};
 use towpath_net::switch::{PortVlans, Prefix, Role, StormRates};
 
 use super::fields::{Fields, Wrong};
-use crate::network::{Attachment, Change, Operation, PortSettings};
+use crate::network::{Attachment, Change, Operation, PortSettings, QUEUE_LEN_MAX};
 use crate::publish::{self, Protocol, Publish, Target};
 use crate::services::{Guest, StaticLease};
 
@@ -47,13 +47,17 @@ const ID_BYTES_MAX: usize = 255;
 ///
 /// # Errors A message for the sender.
 pub fn transaction(body: &[u8]) -> Result<Vec<Operation>, String> {
-    let body: Value = serde_json::from_slice(body).map_err(|error| format!("no JSON: {error}"))?;
+    let body: Value =
+        serde_json::from_slice(body).map_err(|error| format!("the body is not JSON: {error}"))?;
     let only = body.as_object().filter(|object| object.len() == 1);
     let operations = only.and_then(|object| object.get("operations")).and_then(Value::as_array);
-    let operations = operations
-        .ok_or("the body is not an object with the list 'operations' and nothing else")?;
+    let operations =
+        operations.ok_or("expected an object with exactly one key, 'operations' (array)")?;
     if operations.len() > OPERATIONS_MAX {
-        return Err(format!("more than {OPERATIONS_MAX} operations"));
+        let count = operations.len();
+        return Err(format!(
+            "{count} operations are too many; at most {OPERATIONS_MAX} are allowed"
+        ));
     }
     let read = |(index, value): (usize, &Value)| {
         let read = Fields::of(value.clone(), "").and_then(operation);
@@ -68,8 +72,14 @@ pub fn operation(mut fields: Fields) -> Result<Operation, Wrong> {
         return add(name, fields, &PortSettings::default());
     }
     let operation = if let Some(name) = fields.text("del")? {
+        fields.forget_known();
         Operation::Del(name)
     } else if let Some(name) = fields.text("set")? {
+        if fields.has("queue-pairs") {
+            let message = "'queue-pairs' can be set only when the port is added";
+            return Err(fields.wrong("queue-pairs", message.to_owned()));
+        }
+        fields.forget_known();
         Operation::Set(name, change(&mut fields)?)
     } else if let Some(lease) = fields.fields("add-lease")? {
         Operation::AddLease(static_lease(lease)?)
@@ -86,7 +96,7 @@ pub fn operation(mut fields: Fields) -> Result<Operation, Wrong> {
         Operation::Unpublish(guest, (!is_all).then_some(only))
     } else {
         return Err(fields.all_wrong(
-            "one of add, del, set, add-lease, del-lease, publish and unpublish is wanted",
+            "expected one of add, del, set, add-lease, del-lease, publish and unpublish",
         ));
     };
     fields.finish()?;
@@ -104,9 +114,17 @@ pub fn add(name: String, mut fields: Fields, defaults: &PortSettings) -> Result<
         (None, Some(path), None, false) => Attachment::VhostUserClient(path),
         (None, None, Some(path), false) => Attachment::Stream(path),
         (None, None, None, true) => Attachment::Tap(name.clone()),
-        _ => {
-            let kinds = "one of vhost-user, vhost-user-client, stream and tap is wanted";
-            return Err(fields.all_wrong(kinds));
+        (vhost_user, client, stream, is_tap) => {
+            let given = given(&[
+                ("vhost-user", vhost_user.is_some()),
+                ("vhost-user-client", client.is_some()),
+                ("stream", stream.is_some()),
+                ("tap", is_tap),
+            ]);
+            return Err(fields.all_wrong(format!(
+                "port '{name}': expected one of vhost-user, vhost-user-client, stream and tap, \
+                 got {given}"
+            )));
         }
     };
     let mut settings = defaults.clone();
@@ -141,7 +159,9 @@ pub fn publish(fields: &mut Fields, guest: &Target) -> Result<Vec<Publish>, Wron
         all.extend(parsed.into_iter().map(|one| Publish { target: guest.clone(), ..one }));
     }
     match all.is_empty() {
-        true => Err(fields.all_wrong("no port is published: tcp or udp is wanted")),
+        true => Err(fields.all_wrong(
+            "no ports are given; expected tcp or udp (options --tcp-ports, --udp-ports)",
+        )),
         false => Ok(all),
     }
 }
@@ -152,18 +172,35 @@ pub fn guest(fields: &mut Fields) -> Result<Guest, Wrong> {
     let mac = fields.parsed("mac")?.map(Guest::Mac);
     let client_id = fields.parsed_by("client-id", bytes)?.map(Guest::ClientId);
     let duid = fields.parsed_by("duid", bytes)?.map(Guest::Duid);
+    let given = given(&[
+        ("port", port.is_some()),
+        ("mac", mac.is_some()),
+        ("client-id", client_id.is_some()),
+        ("duid", duid.is_some()),
+    ]);
     let mut known = [port, mac, client_id, duid].into_iter().flatten();
     match (known.next(), known.next()) {
         (Some(guest), None) => Ok(guest),
-        _ => Err(fields.all_wrong("one of port, mac, client-id and duid is wanted")),
+        _ => Err(fields.all_wrong(format!(
+            "expected one of port, mac, client-id and duid to identify the guest, got {given}"
+        ))),
     }
+}
+
+/// Returns the names that are given, for a message.
+fn given(all: &[(&str, bool)]) -> String {
+    let given = all.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| *name);
+    let given: Vec<_> = given.collect();
+    if given.is_empty() { "none".to_owned() } else { given.join(" and ") }
 }
 
 fn path(fields: &mut Fields, name: &'static str) -> Result<Option<PathBuf>, Wrong> {
     let path = fields.text(name)?.map(PathBuf::from);
     match path {
         Some(path) if !path.is_absolute() => {
-            Err(fields.wrong(name, "the path is not absolute".to_owned()))
+            let path = path.display();
+            let message = format!("'{name}': the path '{path}' is not absolute; begin it with '/'");
+            Err(fields.wrong(name, message))
         }
         path => Ok(path),
     }
@@ -178,7 +215,14 @@ fn change(fields: &mut Fields) -> Result<Change, Wrong> {
         (None, None, None) => None,
         (Some(vid), None, None) => Some(PortVlans::Access(vid)),
         (None, Some(allowed), native) => Some(PortVlans::Trunk { native, allowed }),
-        _ => return Err(fields.all_wrong("vlan goes alone, native with trunk")),
+        (None, None, Some(_)) => {
+            let message = "'native' needs 'trunk', the list of the VLANs with tags";
+            return Err(fields.wrong("native", message.to_owned()));
+        }
+        (Some(_), _, _) => {
+            let message = "'vlan' cannot be combined with 'trunk' and 'native'";
+            return Err(fields.wrong("vlan", message.to_owned()));
+        }
     };
     let isolated = fields.yes_or_no("isolated")?;
     let macs = fields.has("macs").then(|| fields.list("macs")).transpose()?;
@@ -187,7 +231,7 @@ fn change(fields: &mut Fields) -> Result<Change, Wrong> {
     Ok(Change {
         macs,
         addresses: addresses.map(|all| all.into_iter().map(|Allowed(prefix)| prefix).collect()),
-        queue_len: fields.number("queue-len", 0, u64::from(u32::MAX))?.map(|len| len as usize),
+        queue_len: fields.number("queue-len", 1, QUEUE_LEN_MAX as u64)?.map(|len| len as usize),
         vlans,
         is_router: fields.yes_or_no("router")?,
         storm: fields.number("flood-rate", 0, u64::from(u32::MAX))?.map(flood_rate),
@@ -209,7 +253,7 @@ impl FromStr for Allowed {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (address, len) = text.split_once('/').map_or((text, None), |(a, len)| (a, Some(len)));
-        let wrong = "an IP address is wanted, or ADDR/LEN";
+        let wrong = "expected an IP address or ADDR/LEN";
         let address: IpAddr = address.parse().map_err(|_| wrong)?;
         let bits = if address.is_ipv4() { 32 } else { 128 };
         let len = len.map_or(Ok(bits), |len| len.parse().map_err(|_| wrong))?;
@@ -222,7 +266,7 @@ pub fn read_vlans(list: &str) -> Result<Box<VlanSet>, String> {
     if list == "all" {
         return Ok(Box::new(VlanSet::ALL));
     }
-    let wrong = || format!("VLANs from 1 to {VLAN_MAX} are wanted, as 10,20-30 or all");
+    let wrong = || format!("expected all, or VLANs from 1 to {VLAN_MAX} such as 10,20-30");
     let vid = |text: &str| text.parse().ok().and_then(Vid::new).ok_or_else(wrong);
     let mut set = Box::new(VlanSet::NONE);
     for part in list.split(',') {
@@ -244,7 +288,7 @@ pub fn hex(bytes: &[u8]) -> String {
 /// Parses hexadecimal digits, with or without colons between bytes.
 fn bytes(text: &str) -> Result<Vec<u8>, String> {
     let digits = text.replace(':', "");
-    let wrong = || "an even number of hexadecimal digits is wanted".to_owned();
+    let wrong = || format!("expected 1 to {ID_BYTES_MAX} bytes, each as two hexadecimal digits");
     let is_hex = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
     let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
     if !is_hex || pairs.is_empty() || pairs.len() > ID_BYTES_MAX || !rest.is_empty() {
@@ -266,37 +310,41 @@ mod tests {
     #[test]
     fn operations_that_are_none_are_refused() {
         for (wrong, why) in [
-            (json!([]), "no object"),
+            (json!([]), "expected an object, got a list"),
             (json!({}), "one of add, del, set"),
-            (json!({ "add": "a" }), "one of vhost-user, vhost-user-client"),
-            (json!({ "add": "a", "tap": true, "stream": "/x" }), "one of vhost-user"),
+            (json!({ "add": "a" }), "port 'a': expected one of vhost-user, vhost-user-client"),
+            (json!({ "add": "a" }), "stream and tap, got none"),
+            (json!({ "add": "a", "tap": true, "stream": "/x" }), "got stream and tap"),
             (json!({ "add": "a", "vhost-user": "/x", "vhost-user-client": "/x" }), "one of"),
-            (json!({ "add": "a", "stream": "x" }), "not absolute"),
-            (json!({ "del": 1 }), "'del' wants a text"),
-            (json!({ "del": "a", "vlan": 1 }), "'vlan' has no meaning here"),
-            (json!({ "set": "a", "del": "b" }), "'set' has no meaning here"),
-            (json!({ "set": "a", "vlan": 4095 }), "from 1 to 4094"),
-            (json!({ "set": "a", "native": 1 }), "native with trunk"),
+            (json!({ "add": "a", "stream": "x" }), "'stream': the path 'x' is not absolute"),
+            (json!({ "del": 1 }), "'del': expected a string, got 1"),
+            (json!({ "del": "a", "vlan": 1 }), "unknown key 'vlan'"),
+            (json!({ "set": "a", "del": "b" }), "unknown key 'set'"),
+            (json!({ "set": "a", "vlan": 4095 }), "expected a number from 1 to 4094, got 4095"),
+            (json!({ "set": "a", "vlan": 1, "native": 1 }), "'vlan' cannot be combined"),
+            (json!({ "set": "a", "native": 1 }), "'native' needs 'trunk'"),
+            (json!({ "set": "a", "trunk": "3-2" }), "'trunk': '3-2': expected all, or VLANs"),
             (json!({ "set": "a", "isolated": 1 }), "yes or no"),
             (json!({ "set": "a", "router": "maybe" }), "yes or no"),
             (json!({ "set": "a", "queue-len": -1 }), "a number from"),
-            (json!({ "set": "a", "queue-pairs": 2 }), "no meaning here"),
+            (json!({ "set": "a", "queue-pairs": 2 }), "only when the port is added"),
+            (json!({ "set": "a", "colour": 2 }), "expected vlan, native, trunk, isolated, macs"),
             (json!({ "set": "a", "queue-lne": 2 }), "did you mean 'queue-len'?"),
-            (json!({ "set": "a", "addresses": "10.0.2.9/33" }), "an IP address is wanted"),
+            (json!({ "set": "a", "addresses": "10.0.2.9/33" }), "expected an IP address"),
             (json!({ "set": "a", "macs": ["2"] }), "'macs': '2'"),
-            (json!({ "publish": "a" }), "tcp or udp is wanted"),
+            (json!({ "publish": "a" }), "expected tcp or udp"),
             (json!({ "publish": "a", "tcp": "0" }), "'0' is not a port"),
             (json!({ "publish": "a", "tcp": ["80", "80"] }), "given twice"),
-            (json!({ "publish": "a", "tcp": 80 }), "a text or a list of texts"),
-            (json!({ "unpublish": "a", "ports": "80" }), "'ports' has no meaning here"),
-            (json!({ "add-lease": 1 }), "wants a table"),
+            (json!({ "publish": "a", "tcp": 80 }), "a string or a list of strings, got 80"),
+            (json!({ "unpublish": "a", "ports": "80" }), "unknown key 'ports'"),
+            (json!({ "add-lease": 1 }), "expected a table, got 1"),
             (json!({ "add-lease": { "ipv4": "10.0.2.9" } }), "one of port, mac"),
-            (json!({ "add-lease": { "port": "a", "mac": "02:00:00:00:00:01" } }), "one of port"),
+            (json!({ "add-lease": { "port": "a", "mac": "02:00:00:00:00:01" } }), "port and mac"),
             (json!({ "add-lease": { "port": "a", "ipv4": "10.0.2" } }), "'10.0.2'"),
             (json!({ "add-lease": { "mac": "02:00" } }), "'mac'"),
             (json!({ "add-lease": { "duid": "0" } }), "hexadecimal"),
             (json!({ "add-lease": { "port": "a", "name": "a b" } }), "'name'"),
-            (json!({ "del-lease": { "port": "a", "ipv4": "10.0.2.9" } }), "no meaning here"),
+            (json!({ "del-lease": { "port": "a", "ipv4": "10.0.2.9" } }), "unknown key 'ipv4'"),
         ] {
             let error = read(&wrong).unwrap_err();
             assert!(error.message.contains(why), "{wrong}: {error}");

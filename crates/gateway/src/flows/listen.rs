@@ -13,6 +13,7 @@ use super::spread::Accepted;
 use super::udp::PublishedBy;
 use super::{Gateway, Io, Token, is_descriptor_shortage};
 use crate::publish::{HostPort, Protocol, Publish, Target};
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -31,8 +32,8 @@ pub(super) const PAUSE: Duration = Duration::from_millis(100);
 pub enum StartError {
     /// Another socket uses the port.
     #[error(
-        "{protocol} port {address} is in use on the host; stop what listens there, or publish \
-         another port (see 'ss -lnp')"
+        "{protocol} port {address} is in use on the host; stop the program that uses it (see \
+         'ss -lnp'), or publish another port"
     )]
     PortInUse {
         /// `TCP` or `UDP`.
@@ -52,7 +53,10 @@ pub enum StartError {
         address: SocketAddr,
     },
     /// The host does not have the address.
-    #[error("the host does not have the address of {protocol} port {address}; see 'ip address'")]
+    #[error(
+        "cannot bind {protocol} port {address}: the host does not have this address; see \
+         'ip address'"
+    )]
     NoSuchAddress {
         /// `TCP` or `UDP`.
         protocol: &'static str,
@@ -71,8 +75,8 @@ pub enum StartError {
     },
     /// More published ports than there are descriptors to spare.
     #[error(
-        "publishing takes {needed} sockets and this process may have {limit} descriptors, half of \
-         them for flows; raise the limit (ulimit -Hn) or publish fewer ports"
+        "publishing needs {needed} sockets, more than half of the {limit} descriptors that this \
+         process may have; raise the limit (`ulimit -Hn`), or publish fewer ports"
     )]
     TooManyPorts {
         /// Sockets needed.
@@ -81,13 +85,13 @@ pub enum StartError {
         limit: u64,
     },
     /// The port is already published.
-    #[error("{0} is published already")]
+    #[error("{0} is already published")]
     Twice(HostPort),
     /// The port is not published, or leads to another guest.
     #[error("{0} is not published for this guest")]
     NotPublished(HostPort),
     /// The system does not have the memory that was asked for.
-    #[error("{0}; ask for less (`--memory`), or raise the limit of the process (`ulimit -v`)")]
+    #[error("{0}; reduce --memory, or raise the limit of the process (`ulimit -v`)")]
     Memory(#[from] NoMemory),
     /// Another system call failed.
     #[error("cannot start the gateway")]
@@ -213,7 +217,7 @@ impl Gateway {
         let mut refused = None;
         for address in addresses {
             if let Err(error) = self.bind(slot, publish, address, reactor) {
-                refused = Some(start_error(publish.protocol, address, error));
+                refused = Some(start_error(publish, address, error));
             }
         }
         let bound = self.listeners.published.get(slot).map_or(0, |p| p.tcp.len() + p.udp.len());
@@ -440,8 +444,8 @@ fn addresses(publish: &Publish, routes: &Routes) -> Vec<SocketAddr> {
     v4.into_iter().chain(v6).collect()
 }
 
-fn start_error(protocol: Protocol, address: SocketAddr, source: io::Error) -> StartError {
-    let protocol = match protocol {
+fn start_error(publish: &Publish, address: SocketAddr, source: io::Error) -> StartError {
+    let protocol = match publish.protocol {
         Protocol::Tcp => "TCP",
         Protocol::Udp => "UDP",
     };
@@ -449,6 +453,13 @@ fn start_error(protocol: Protocol, address: SocketAddr, source: io::Error) -> St
         io::ErrorKind::AddrInUse => StartError::PortInUse { protocol, address },
         io::ErrorKind::PermissionDenied => StartError::PortForbidden { protocol, address },
         io::ErrorKind::AddrNotAvailable => StartError::NoSuchAddress { protocol, address },
-        _ => StartError::Bind { protocol, address, source },
+        _ => {
+            let is_missing = Errno::from_io_error(&source) == Some(Errno::NODEV);
+            let source = match publish.interface.as_ref().filter(|_| is_missing) {
+                Some(name) => io::Error::other(format!("no interface '{name}'; see 'ip link'")),
+                None => source,
+            };
+            StartError::Bind { protocol, address, source }
+        }
     }
 }

@@ -30,6 +30,8 @@ const _: () = assert!(NETWORK_PORTS_MAX < switch::PORTS_MAX, "the gateway needs 
 pub const NAME_BYTES_MAX: usize = 15;
 /// Default for packets that may wait for a port: as many as Linux queues for a TAP device.
 pub const QUEUE_LEN: usize = 1000;
+/// Most packets that may wait for a port: what a ring can hold.
+pub const QUEUE_LEN_MAX: usize = CAPACITY_MAX;
 
 /// Default time to busy-poll guests' rings: several times as long as a wakeup takes.
 pub const BUSY_POLL: Duration = Duration::from_micros(50);
@@ -122,19 +124,21 @@ impl Default for PortSettings {
 pub enum PortError {
     /// The name is not valid.
     #[error(
-        "'{0}' is no name for a port; it has 1 to {NAME_BYTES_MAX} letters, digits, '-', '_', '.'"
+        "'{0}' is not a valid port name; expected 1 to {NAME_BYTES_MAX} letters, digits, '-', \
+         '_' and '.'"
     )]
     Name(String),
     /// The name is taken.
-    #[error("there is a port '{0}' already")]
+    #[error("port '{0}' already exists")]
     Exists(String),
     /// There are [`NETWORK_PORTS_MAX`] ports already.
     #[error(
-        "a network has at most {NETWORK_PORTS_MAX} ports; take one away, or make another network"
+        "the network already has {NETWORK_PORTS_MAX} ports, the maximum; remove a port, or start \
+         another network"
     )]
     TooMany,
     /// There is no such port.
-    #[error("there is no port '{name}'; there are {}", listed(known))]
+    #[error("there is no port '{name}'; the network has {}", listed(known))]
     Unknown {
         /// The name asked for.
         name: String,
@@ -142,7 +146,7 @@ pub enum PortError {
         known: Vec<String>,
     },
     /// The ring cannot have this length.
-    #[error("queue length: {0}")]
+    #[error("queue length out of range: {0}")]
     QueueLen(#[from] CapacityError),
     /// The switch rejected the port.
     #[error(transparent)]
@@ -171,7 +175,7 @@ pub enum CaptureError {
     #[error(transparent)]
     Port(#[from] PortError),
     /// There are [`CAPTURES_MAX`] captures already.
-    #[error("there are {CAPTURES_MAX} captures already; end one first")]
+    #[error("{CAPTURES_MAX} captures are running, the maximum; end one first")]
     TooMany,
     /// A system call failed.
     #[error(transparent)]
@@ -182,9 +186,9 @@ pub enum CaptureError {
 fn listed(names: &[String]) -> String {
     const NAMES_MAX: usize = 16;
     match names.split_at_checked(NAMES_MAX) {
-        None if names.is_empty() => "none".to_owned(),
-        None | Some((_, [])) => names.join(", "),
-        Some((first, rest)) => format!("{} and {} more", first.join(", "), rest.len()),
+        None if names.is_empty() => "no ports".to_owned(),
+        None | Some((_, [])) => format!("the ports {}", names.join(", ")),
+        Some((first, rest)) => format!("the ports {} and {} more", first.join(", "), rest.len()),
     }
 }
 
@@ -247,7 +251,7 @@ pub fn gateway_addresses(config: &Config) -> Vec<IpAddr> {
 /// [`PortError`].
 pub fn check_port(name: &str, settings: &PortSettings) -> Result<(), PortError> {
     check_name(name)?;
-    if settings.queue_len == 0 || settings.queue_len > CAPACITY_MAX {
+    if settings.queue_len == 0 || settings.queue_len > QUEUE_LEN_MAX {
         return Err(CapacityError::OutOfRange.into());
     }
     Ok(())

@@ -158,10 +158,9 @@ impl Lock {
         }
         let file = outside::lease_lock().unwrap_or_else(|| open_lock(&self.path))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => Err(io::Error::new(
-                ErrorKind::ResourceBusy,
-                "another network keeps its leases there",
-            )),
+            Err(Errno::WOULDBLOCK) => {
+                Err(io::Error::new(ErrorKind::ResourceBusy, "another network uses this file"))
+            }
             locked => {
                 locked?;
                 self.file = Some(file);
@@ -195,7 +194,10 @@ fn read(path: &Path) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();
     file.take(LEASE_FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > LEASE_FILE_BYTES_MAX {
-        return Err(io::Error::new(ErrorKind::FileTooLarge, "it is too large for a lease file"));
+        return Err(io::Error::new(
+            ErrorKind::FileTooLarge,
+            "the file is too large for a lease file",
+        ));
     }
     Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
 }

@@ -36,8 +36,8 @@ mod transaction;
 
 pub use config::{
     Attachment, BUSY_POLL, BUSY_POLL_MAX, CaptureError, NAME_BYTES_MAX, NETWORK_PORTS_MAX,
-    NetworkConfig, PortError, PortSettings, QUEUE_LEN, check_port, gateway_addresses,
-    services_config,
+    NetworkConfig, PortError, PortSettings, QUEUE_LEN, QUEUE_LEN_MAX, check_port,
+    gateway_addresses, services_config,
 };
 pub use lease_file::{LEASE_FILE_BYTES_MAX, LeasesFound, TellLeaseFile, WRITE_AFTER};
 pub use report::{DeviceReport, NetworkReport, PortReport};

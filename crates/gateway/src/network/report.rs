@@ -104,7 +104,7 @@ impl fmt::Display for PortReport {
         match &self.failure {
             Some(failure) => write!(f, "{failure}")?,
             None if self.is_connected => write!(f, "connected")?,
-            None => write!(f, "nobody is there")?,
+            None => write!(f, "disconnected")?,
         }
         fmt_counters(&self.counters, f)?;
         if let Some((lent, recalled)) = self.device.lent() {

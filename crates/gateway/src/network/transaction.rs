@@ -83,10 +83,10 @@ pub enum OperationError {
     #[error(transparent)]
     Publish(#[from] StartError),
     /// The operation needs a gateway, which this network does not have.
-    #[error("this network has no gateway, by which ports could be published")]
+    #[error("cannot publish ports: the network has no gateway")]
     NoGateway,
     /// The operation needs the services, which this network does not have.
-    #[error("this network lends no addresses")]
+    #[error("the network does not lease addresses: DHCP is disabled, or there is no gateway")]
     NoServices,
 }
 

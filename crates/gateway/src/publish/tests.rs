@@ -112,8 +112,8 @@ fn messages_name_the_specification() {
     let error = parse(Protocol::Udp, &["24-22".into()], &(1..=1)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "port specification '24-22': '24-22' is not a range; its first port must not be above its \
-         last"
+        "port specification '24-22': '24-22' is not a range of ports; the first must not be above \
+         the last"
     );
 }
 

@@ -55,26 +55,26 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The pool is outside of the network, or ends before it begins.
-    #[error("{0}-{1} cannot be lent: it is no range of addresses in the network")]
+    #[error("{0}-{1} is not a range of addresses in the network")]
     Pool(IpAddr, IpAddr),
     /// The lease time is too short or too long.
     #[error(
-        "a lease of {0} seconds is out of range; it may be {min} to {max}",
+        "a lease time of {0} s is out of range; expected {min} s to {max} s",
         min = LEASE_TIME_MIN.as_secs(),
         max = LEASE_TIME_MAX.as_secs()
     )]
     LeaseTime(u64),
     /// The limit of leases per port is zero or too large.
-    #[error("{0} leases of a port are out of range; there may be 1 to {LEASES_PER_PORT_MAX}")]
+    #[error("{0} leases per port are out of range; expected 1 to {LEASES_PER_PORT_MAX}")]
     LeasesPerPort(usize),
     /// Too many search domains.
-    #[error("{0} domains to search are too many; there may be {SEARCH_MAX}")]
+    #[error("{0} search domains are too many; at most {SEARCH_MAX} are allowed")]
     Search(usize),
     /// Too many DNS servers.
-    #[error("{0} DNS servers are too many; there may be {DNS_MAX} of each family")]
+    #[error("{0} DNS servers are too many; at most {DNS_MAX} of each IP version are allowed")]
     Dns(usize),
     /// The address cannot be a DNS server's.
-    #[error("{0} cannot be the address of a DNS server")]
+    #[error("{0} cannot be the address of a DNS server; expected a unicast address")]
     DnsAddress(IpAddr),
 }
 
@@ -209,22 +209,22 @@ impl fmt::Display for Guest {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StaticLeaseError {
     /// It has neither an address nor a name.
-    #[error("a static lease wants an address or a name")]
+    #[error("a static lease needs ipv4, ipv6 or name")]
     Empty,
     /// The guest has a static lease already.
-    #[error("there is a static lease for {0} already")]
+    #[error("{0} already has a static lease")]
     Exists(Guest),
     /// The guest has no static lease.
-    #[error("there is no static lease for {0}")]
+    #[error("{0} has no static lease")]
     Unknown(Guest),
     /// The address is not one for guests of this network.
-    #[error("{0} is no address that guests of this network can have")]
+    #[error("{0} is not an address for guests of this network")]
     Outside(IpAddr),
     /// The address belongs to the gateway, to DNS or to another guest.
-    #[error("{0} is taken")]
+    #[error("{0} is reserved for the network, or in use by another guest")]
     Taken(IpAddr),
     /// The address is leased to another guest.
-    #[error("{address} is lent to {mac} for another {seconds} seconds")]
+    #[error("{address} is leased to {mac} for another {seconds} seconds")]
     Lent {
         /// The address.
         address: IpAddr,
@@ -234,10 +234,10 @@ pub enum StaticLeaseError {
         seconds: u64,
     },
     /// The name belongs to the network or to another guest.
-    #[error("the name '{0}' is taken")]
+    #[error("the name '{0}' is in use by the network or another guest")]
     Name(DomainName),
     /// There are [`STATIC_LEASES_MAX`] already.
-    #[error("there may be {STATIC_LEASES_MAX} static leases at most")]
+    #[error("the network already has {STATIC_LEASES_MAX} static leases, the maximum")]
     TooMany,
 }
 

@@ -302,12 +302,12 @@ fn static_leases_come_and_go() {
         bench.services.add_static_lease(lease_of(guest, ipv4, name), now).map_err(|e| e.to_string())
     };
     for (guest, ipv4, name, expected) in [
-        (port(2), None, None, "an address or a name"),
-        (port(2), Some([10, 0, 3, 1].into()), None, "10.0.3.1 is no address that"),
-        (port(2), Some(GATEWAY), None, "10.0.2.2 is taken"),
-        (port(2), Some([10, 0, 2, 255].into()), None, "10.0.2.255 is taken"),
-        (port(2), Some(had), None, "is lent to 02:00:00:00:01:01 for another"),
-        (port(2), None, Some("gateway"), "'gateway' is taken"),
+        (port(2), None, None, "a static lease needs ipv4, ipv6 or name"),
+        (port(2), Some([10, 0, 3, 1].into()), None, "10.0.3.1 is not an address for guests"),
+        (port(2), Some(GATEWAY), None, "10.0.2.2 is reserved"),
+        (port(2), Some([10, 0, 2, 255].into()), None, "10.0.2.255 is reserved"),
+        (port(2), Some(had), None, "is leased to 02:00:00:00:01:01 for another"),
+        (port(2), None, Some("gateway"), "'gateway' is in use"),
     ] {
         let error = add(guest, ipv4, name).unwrap_err();
         assert!(error.contains(expected), "{error}");
@@ -315,9 +315,9 @@ fn static_leases_come_and_go() {
     add(port(1), Some(had), Some("web")).unwrap();
     add(port(2), Some(free), None).unwrap();
     for (guest, ipv4, name, expected) in [
-        (port(1), None, Some("other"), "for port port1 already"),
-        (Guest::Mac(vm(3).1), Some(free), None, "is taken"),
-        (Guest::Mac(vm(3).1), None, Some("web"), "'web' is taken"),
+        (port(1), None, Some("other"), "port port1 already has a static lease"),
+        (Guest::Mac(vm(3).1), Some(free), None, "in use by another guest"),
+        (Guest::Mac(vm(3).1), None, Some("web"), "'web' is in use"),
     ] {
         let error = add(guest, ipv4, name).unwrap_err();
         assert!(error.contains(expected), "{error}");
@@ -343,7 +343,7 @@ fn static_leases_come_and_go() {
     bench.services.remove_static_lease(&port(1)).unwrap();
     bench.services.remove_static_lease(&port(2)).unwrap();
     let gone = bench.services.remove_static_lease(&port(2)).unwrap_err().to_string();
-    assert_eq!(gone, "there is no static lease for port port2");
+    assert_eq!(gone, "port port2 has no static lease");
     assert_eq!(
         (bench.services.lent(now), bench.services.address_of("web", true, now)),
         (vec![], None)

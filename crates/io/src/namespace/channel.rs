@@ -35,13 +35,12 @@ pub enum ChannelError {
 impl fmt::Display for ChannelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Closed => f.write_str("the other process has ended"),
-            Self::Unexpected => f.write_str("unexpected message"),
+            Self::Closed => f.write_str("another process of towpath has ended"),
+            Self::Unexpected => f.write_str("unexpected message from another process of towpath"),
             Self::NoDescriptor => f.write_str(
-                "no file descriptor is left for what the other process hands over; raise \
-                 the limit (ulimit -n)",
+                "too few file descriptors are left; raise the limit of the process (`ulimit -n`)",
             ),
-            Self::Socket(..) => f.write_str("internal socket"),
+            Self::Socket(..) => f.write_str("the socket between the processes of towpath failed"),
         }
     }
 }

@@ -57,23 +57,27 @@ pub enum EnterError {
 impl fmt::Display for EnterError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Open { path, .. } => write!(f, "cannot open {}", path.display()),
+            Self::Open { path, .. } => {
+                write!(f, "cannot open the network namespace {}", path.display())
+            }
             Self::NotNetwork { path } => write!(f, "{} is not a network namespace", path.display()),
-            Self::NoProcess(value) => write!(f, "there is no process {value}"),
+            Self::NoProcess(value) => write!(f, "there is no process with PID {value}"),
             Self::Own { path } => write!(
                 f,
-                "{} is the network namespace of towpath itself, whose own traffic would \
-                 come back to it; start programs with `towpath run`, or put them into \
-                 another namespace (`unshare --net`)",
+                "{} is the network namespace of towpath itself, so its own traffic would come \
+                 back to it; start programs with `towpath run`, or in another namespace \
+                 (`unshare --net`)",
                 path.display()
             ),
             Self::NotPermitted { path } => write!(
                 f,
-                "not permitted to enter the network namespace {}: it belongs to another \
-                 user; run towpath as that user or as root",
+                "no permission to enter the network namespace {}: it belongs to another user; \
+                 run towpath as that user or as root",
                 path.display()
             ),
-            Self::Os { path, .. } => write!(f, "cannot enter {}", path.display()),
+            Self::Os { path, .. } => {
+                write!(f, "cannot enter the network namespace {}", path.display())
+            }
         }
     }
 }

@@ -33,7 +33,7 @@ impl fmt::Display for InitError {
         match self {
             Self::Execute(..) => f.write_str("cannot execute the program"),
             Self::Channel(error) => error.fmt(f),
-            Self::System(..) => f.write_str("process 1"),
+            Self::System(..) => f.write_str("process 1 of the namespaces failed"),
         }
     }
 }

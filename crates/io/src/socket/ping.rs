@@ -62,11 +62,11 @@ impl fmt::Display for PingError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotPermitted => f.write_str(
-                "ping sockets are not permitted: allow this group in the sysctl \
+                "ping sockets are not permitted; add this group to the sysctl \
                  net.ipv4.ping_group_range, for example \"0 2147483647\", or grant \
                  CAP_NET_RAW",
             ),
-            Self::Os(error) => write!(f, "ping socket: {error}"),
+            Self::Os(error) => write!(f, "the ping socket failed: {error}"),
         }
     }
 }

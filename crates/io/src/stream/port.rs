@@ -32,7 +32,7 @@ impl fmt::Display for StreamPortError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Endpoint(error) => error.fmt(f),
-            Self::Os(error) => write!(f, "stream port: {error}"),
+            Self::Os(error) => write!(f, "the stream port failed: {error}"),
         }
     }
 }

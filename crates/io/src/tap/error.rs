@@ -28,29 +28,29 @@ impl fmt::Display for TapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoDevice => f.write_str(
-                "/dev/net/tun is missing: run `modprobe tun`, or in a container pass \
-                 `--device /dev/net/tun` to it",
+                "/dev/net/tun is missing; run `modprobe tun`, or start the container with \
+                 `--device /dev/net/tun`",
             ),
             Self::DeviceForbidden => f.write_str(
-                "/dev/net/tun may not be opened: run `chmod 666 /dev/net/tun` as root, or \
-                 for good add the udev rule KERNEL==\"tun\", MODE=\"0666\"; in a container \
-                 pass `--device /dev/net/tun` to it",
+                "no permission to open /dev/net/tun; run `chmod 666 /dev/net/tun` as root, or \
+                 add the udev rule KERNEL==\"tun\", MODE=\"0666\", which lasts; start a container \
+                 with `--device /dev/net/tun`",
             ),
             Self::NotPermitted => f.write_str(
-                "making a TAP interface is not permitted: it needs CAP_NET_ADMIN in the \
-                 user namespace that owns this network namespace",
+                "no permission to create a TAP interface: it needs CAP_NET_ADMIN in the user \
+                 namespace that owns this network namespace",
             ),
             Self::NameInUse => f.write_str(
-                "the interface name is in use: choose another, or stop whoever holds it",
+                "the interface name is in use; choose another, or stop the program that uses it",
             ),
             Self::NameInvalid => {
-                f.write_str("an interface name has 1 to 15 bytes, none of them `/` or a space")
+                f.write_str("an interface name must have 1 to 15 bytes without `/` and spaces")
             }
             Self::Unsupported => f.write_str(
-                "this kernel's TAP devices lack the virtio-net header: Linux 3.18 or later \
-                 is needed",
+                "this kernel's TAP devices lack the virtio-net header; Linux 3.18 or later is \
+                 needed",
             ),
-            Self::Gone => f.write_str("the TAP interface is gone: it was deleted while in use"),
+            Self::Gone => f.write_str("the TAP interface was deleted while in use"),
             Self::Os(error) => write!(f, "TAP device: {error}"),
         }
     }

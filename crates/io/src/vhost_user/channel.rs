@@ -47,17 +47,17 @@ pub enum ChannelError {
 impl fmt::Display for ChannelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Closed => f.write_str("the front end has closed the connection"),
+            Self::Closed => f.write_str("the front end closed the connection"),
             Self::Header(error) => write!(f, "{error}"),
             Self::Descriptors => {
                 write!(f, "the front end sent more than {DESCRIPTORS_MAX} descriptors at once")
             }
             Self::Foreign => f.write_str(
-                "the front end sent a descriptor that is neither an event nor memory; it \
-                 has to share guest memory as a memfd, or as a file of tmpfs or hugetlbfs",
+                "the front end sent a descriptor that is neither an eventfd nor memory; it must \
+                 share guest memory as a memfd, or as a file of tmpfs or hugetlbfs",
             ),
             Self::NotRead => f.write_str("the front end does not read its replies"),
-            Self::Os(error) => write!(f, "socket of the front end: {error}"),
+            Self::Os(error) => write!(f, "the socket to the front end failed: {error}"),
         }
     }
 }

@@ -51,13 +51,13 @@ impl fmt::Display for ControlError {
             Self::Memory(error) => error.fmt(f),
             Self::Start(ring, error) => write!(f, "ring {ring}: {error}"),
             Self::Kick(value) => {
-                write!(f, "ring {value}: the system does not watch its kick descriptor")
+                write!(f, "ring {value}: its kick descriptor cannot be watched")
             }
             Self::NoEvent(value) => {
-                write!(f, "ring {value}: its kick, call or error descriptor is no event")
+                write!(f, "ring {value}: its kick, call or error descriptor is not an eventfd")
             }
             Self::Inflight(value) => {
-                write!(f, "an inflight area of {value} bytes does not fit its rings")
+                write!(f, "an inflight area of {value} bytes does not match its rings")
             }
             Self::InflightMap(error) => write!(f, "inflight area: {error}"),
             Self::Os(error) => write!(f, "{error}"),

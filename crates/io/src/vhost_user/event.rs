@@ -34,8 +34,8 @@ static BELL: OnceLock<Result<Bell, Errno>> = OnceLock::new();
 /// Creates the context, once per process.
 pub(super) fn prepare() -> io::Result<()> {
     bell().map(drop).map_err(|errno| {
-        let text = "the kernel's asynchronous requests (io_setup), by which guests are told, fail";
-        io::Error::other(format!("{text}: {errno}; fs.aio-max-nr may be too low"))
+        let text = "cannot set up notifications of guests (io_setup)";
+        io::Error::other(format!("{text}: {errno}; the sysctl fs.aio-max-nr may be too low"))
     })
 }
 

@@ -74,7 +74,7 @@ pub struct OutOfRange;
 
 impl fmt::Display for OutOfRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an address is outside of the guest's memory")
+        f.write_str("an address is outside the guest's memory")
     }
 }
 

@@ -105,7 +105,9 @@ impl fmt::Display for HeaderError {
                 write!(f, "the front end speaks version {value} of the protocol, not 1")
             }
             Self::Reply => f.write_str("the front end sent a reply instead of a request"),
-            Self::TooLong(value) => write!(f, "the front end announced a payload of {value} bytes"),
+            Self::TooLong(value) => {
+                write!(f, "the front end announced a payload of {value} bytes, which is too large")
+            }
         }
     }
 }
@@ -138,14 +140,14 @@ pub enum RequestError {
 impl fmt::Display for RequestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unknown(value) => write!(f, "request {value} is not known"),
+            Self::Unknown(value) => write!(f, "request {value} is unknown"),
             Self::Length { code, bytes } => {
-                write!(f, "request {code} with a payload of {bytes} bytes")
+                write!(f, "request {code} has a wrong length: {bytes} bytes")
             }
             Self::Descriptors { code, count } => {
-                write!(f, "request {code} with {count} descriptors")
+                write!(f, "request {code} has a wrong number of descriptors: {count}")
             }
-            Self::Value(value) => write!(f, "request {value} with a value that is not possible"),
+            Self::Value(value) => write!(f, "request {value} has a value out of range"),
         }
     }
 }

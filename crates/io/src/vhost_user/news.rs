@@ -37,10 +37,10 @@ impl fmt::Display for SessionEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Channel(error) => error.fmt(f),
-            Self::Cut => f.write_str("the front end has cut a file that it shares with us"),
+            Self::Cut => f.write_str("the front end truncated a file that it shares"),
             Self::Refused { code, error } => write!(
                 f,
-                "{} is refused, and no acknowledgement was asked for: {error}",
+                "{} is rejected, and the front end requested no acknowledgement: {error}",
                 message::name(*code)
             ),
         }
@@ -88,14 +88,14 @@ pub enum News {
 impl fmt::Display for News {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Began => write!(f, "a front end has connected"),
+            Self::Began => write!(f, "a front end connected"),
             Self::Refused { code, error } => {
-                write!(f, "{} is refused: {error}", message::name(*code))
+                write!(f, "{} is rejected: {error}", message::name(*code))
             }
             Self::Broken { ring, reason } => {
-                write!(f, "ring {ring} is left alone until the guest starts it anew: {reason}")
+                write!(f, "ring {ring} is stopped until the guest restarts it: {reason}")
             }
-            Self::Ended(end) => write!(f, "the connection is over: {end}"),
+            Self::Ended(end) => write!(f, "the session ended: {end}"),
         }
     }
 }

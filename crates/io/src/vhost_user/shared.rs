@@ -46,18 +46,16 @@ pub enum MapError {
 impl fmt::Display for MapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Range => f.write_str("the range to be mapped is empty or too large"),
-            Self::Short => f.write_str("the file is shorter than what is to be mapped of it"),
-            Self::Kind => {
-                f.write_str("the file is no memory: share a memfd, or a file of tmpfs or hugetlbfs")
-            }
-            Self::HugePages => f.write_str(
-                "there are too few free huge pages: have more, or share ordinary memory",
+            Self::Range => f.write_str("the range to map is empty or too large"),
+            Self::Short => f.write_str("the file is shorter than the range to map"),
+            Self::Kind => f.write_str(
+                "the file is not memory; share a memfd, or a file of tmpfs or hugetlbfs",
             ),
-            Self::TooMany => {
-                f.write_str("there are too many mappings of shared memory in this process")
+            Self::HugePages => {
+                f.write_str("too few huge pages are free; reserve more, or share ordinary memory")
             }
-            Self::System(error) => write!(f, "mapping shared memory failed: {error}"),
+            Self::TooMany => f.write_str("this process has too many mappings of shared memory"),
+            Self::System(error) => write!(f, "cannot map shared memory: {error}"),
         }
     }
 }

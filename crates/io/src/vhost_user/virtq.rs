@@ -146,13 +146,11 @@ pub enum StartError {
 impl fmt::Display for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Size => f.write_str("a queue has an impossible size"),
-            Self::Address => {
-                f.write_str("a queue lies outside of the guest's memory, or is not aligned")
-            }
-            Self::Base => f.write_str("a queue is to begin outside of its ring"),
-            Self::Inflight => f.write_str("the inflight region does not fit its queue"),
-            Self::Legacy => f.write_str("the driver is older than virtio 1.0"),
+            Self::Size => f.write_str("the queue size is not valid"),
+            Self::Address => f.write_str("the queue is outside the guest's memory or not aligned"),
+            Self::Base => f.write_str("the start index is outside the ring"),
+            Self::Inflight => f.write_str("the inflight region does not match the queue"),
+            Self::Legacy => f.write_str("the driver does not support virtio 1.0"),
         }
     }
 }
@@ -180,12 +178,14 @@ pub enum Broken {
 impl fmt::Display for Broken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Index => f.write_str("the available index ran away"),
-            Self::Descriptor => f.write_str("a descriptor's number is out of range"),
-            Self::TooLong => f.write_str("a descriptor chain is too long"),
-            Self::Address => f.write_str("a descriptor points outside of the guest's memory"),
-            Self::Indirect => f.write_str("an indirect descriptor is wrong"),
-            Self::Direction => f.write_str("a buffer has the wrong direction"),
+            Self::Index => f.write_str("the available index is ahead by more than the queue size"),
+            Self::Descriptor => f.write_str("a descriptor index is out of range"),
+            Self::TooLong => f.write_str("a descriptor chain is too long or a loop"),
+            Self::Address => f.write_str("a descriptor points outside the guest's memory"),
+            Self::Indirect => f.write_str("an indirect descriptor is not valid"),
+            Self::Direction => {
+                f.write_str("a buffer is readable where it must be writable, or the reverse")
+            }
         }
     }
 }

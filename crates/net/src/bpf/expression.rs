@@ -70,17 +70,26 @@ impl fmt::Display for FilterError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "at character {}: ", self.at + 1)?;
         match self.problem {
-            Problem::TooLarge => f.write_str("the expression is too large"),
-            Problem::Unknown => f.write_str("this word is unknown here"),
-            Problem::Missing(what) => write!(f, "{what} is wanted"),
-            Problem::Surplus => f.write_str("'and' or 'or' is wanted, or the end"),
-            Problem::Combination => f.write_str("this does not go with the words before it"),
-            Problem::HostBits => f.write_str("the address has bits that the length leaves out"),
+            Problem::TooLarge => write!(
+                f,
+                "the expression is too large; at most {EXPRESSION_BYTES_MAX} bytes, {TERMS_MAX} \
+                 primitives, {DEPTH_MAX} levels and {VLAN_TAGS_MAX} vlan are possible"
+            ),
+            Problem::Unknown => f.write_str(PRIMITIVE_WANTED),
+            Problem::Missing(what) => write!(f, "expected {what}"),
+            Problem::Surplus => f.write_str("expected 'and', 'or' or the end"),
+            Problem::Combination => {
+                f.write_str("the words before this position cannot be combined")
+            }
+            Problem::HostBits => f.write_str("address bits beyond the prefix are set"),
         }
     }
 }
 
 impl core::error::Error for FilterError {}
+
+const PRIMITIVE_WANTED: &str = "expected a primitive: ip, ip6, arp, rarp, tcp, udp, icmp, icmp6, \
+    ether, src, dst, host, net, port, vlan, less or greater";
 
 /// Value that a test loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -243,7 +252,7 @@ impl<'a> Parser<'a> {
             return self.vlan();
         }
         if let Some(word) = self.take(&["less", "greater"]) {
-            let number = self.value("a number", |word| word.parse::<u32>().ok())?;
+            let number = self.value("a number of bytes", |word| word.parse::<u32>().ok())?;
             let longer = |than| Node::Test(Test::Greater { load: Load::Length, than });
             return Ok(match (word, number.checked_sub(1)) {
                 ("less", _) => Node::Not(Box::new(longer(number))),
@@ -274,7 +283,8 @@ impl<'a> Parser<'a> {
                 Ok(node)
             }
             (None | Some("ip" | "ip6" | "arp" | "rarp"), None | Some("host")) => {
-                let address: IpAddr = self.value("an IP address", |word| word.parse().ok())?;
+                let address: IpAddr = self
+                    .value("an IP address (names are not supported)", |word| word.parse().ok())?;
                 let len = if address.is_ipv4() { 32 } else { 128 };
                 self.address(protocol, direction_is, address, len)
             }
@@ -289,7 +299,7 @@ impl<'a> Parser<'a> {
         let types = TAG_TYPES.map(|ethertype| self.ethertype(ethertype));
         let mut nodes = vec![Node::Any(types.into())];
         if self.peek().is_some_and(|word| word.starts_with(|c: char| c.is_ascii_digit())) {
-            let vid = self.value("a number up to 4095", |word| {
+            let vid = self.value("a VLAN ID from 0 to 4095", |word| {
                 word.parse::<u32>().ok().filter(|&vid| vid <= VID_MASK)
             })?;
             nodes.push(equal(Load::Half(self.network()), VID_MASK, vid));
@@ -329,7 +339,10 @@ impl<'a> Parser<'a> {
     }
 
     fn port(&mut self, protocol: Option<&str>, direction: Direction) -> Result<Node, FilterError> {
-        let port = self.value("a port number", |word| word.parse::<u16>().ok())?;
+        let port = self
+            .value("a port number from 0 to 65535 (names are not supported)", |word| {
+                word.parse::<u16>().ok()
+            })?;
         let protocols: &[Protocol] = match protocol {
             Some("tcp") => &[Protocol::TCP],
             Some(_) => &[Protocol::UDP],
@@ -396,7 +409,8 @@ impl<'a> Parser<'a> {
     }
 
     fn station(&mut self, direction: Direction) -> Result<Node, FilterError> {
-        let mac: MacAddr = self.value("a link-layer address", |word| word.parse().ok())?;
+        let mac: MacAddr =
+            self.value("a MAC address such as 02:00:00:00:00:01", |word| word.parse().ok())?;
         let [a, b, c, d, e, f] = mac.0;
         let at = |at: u32| {
             Node::All(vec![

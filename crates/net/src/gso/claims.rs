@@ -36,12 +36,12 @@ impl fmt::Display for OffloadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Headers => "a super-packet without whole TCP or UDP headers",
-            Self::Kind => "a super-packet of another protocol than its headers",
-            Self::ChecksumPlace => "an impossible place for the checksum",
+            Self::Kind => "a super-packet whose type does not match its headers",
+            Self::ChecksumPlace => "a checksum position that is not valid",
             Self::ChecksumMissing => {
                 "a super-packet of UDP or in a tunnel without a partial checksum"
             }
-            Self::Tunnel => "a super-packet in another tunnel than its headers",
+            Self::Tunnel => "a super-packet whose tunnel type does not match its headers",
             Self::Ecn => "a UDP super-packet with ECN",
             Self::TooManySegments => "a super-packet of too many segments",
             Self::TooLong => "a super-packet longer than an IP packet",

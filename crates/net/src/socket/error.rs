@@ -52,7 +52,7 @@ errors! {
     /// `EPROTO`: a router found an invalid header.
     Protocol = 71, "protocol error";
     /// `EDESTADDRREQ`: neither the call nor the socket names a peer.
-    DestinationRequired = 89, "no destination";
+    DestinationRequired = 89, "no destination address";
     /// `EMSGSIZE`: the message is too long for a datagram.
     MessageSize = 90, "message too long";
     /// `ENOPROTOOPT`: unknown option.
@@ -74,9 +74,9 @@ errors! {
     /// `ECONNRESET`: the peer reset the connection.
     ConnectionReset = 104, "connection reset by peer";
     /// `ENOBUFS`: no memory for the data to send.
-    NoBuffers = 105, "no buffers";
+    NoBuffers = 105, "no buffer space";
     /// `EISCONN`: already connected.
-    IsConnected = 106, "is connected";
+    IsConnected = 106, "already connected";
     /// `ENOTCONN`: not connected.
     NotConnected = 107, "not connected";
     /// `ETIMEDOUT`: the peer does not answer.

@@ -137,11 +137,16 @@ pub enum PortError {
 impl fmt::Display for PortError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TooManyPorts => write!(f, "the switch has {PORTS_MAX} ports already"),
+            Self::TooManyPorts => {
+                write!(f, "the switch already has {PORTS_MAX} ports, the maximum")
+            }
             Self::Unknown => f.write_str("the switch has no such port"),
             Self::TableFull => f.write_str("the address table has no room for that many entries"),
             Self::GuardTooLong => {
-                write!(f, "a port can list at most {GUARD_ENTRIES_MAX} addresses of a kind")
+                write!(
+                    f,
+                    "a port can have at most {GUARD_ENTRIES_MAX} MAC and as many IP addresses"
+                )
             }
         }
     }

@@ -83,7 +83,7 @@ pub struct InvalidDomainName;
 
 impl fmt::Display for InvalidDomainName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not a name of letters, digits and hyphens such as vm1 or lan.example")
+        f.write_str("expected a name of letters, digits and hyphens such as vm1 or lan.example")
     }
 }
 

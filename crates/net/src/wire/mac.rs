@@ -71,7 +71,7 @@ pub struct InvalidMacAddr;
 
 impl fmt::Display for InvalidMacAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not a link-layer address such as 02:00:00:00:00:01")
+        f.write_str("expected a MAC address such as 02:00:00:00:00:01")
     }
 }
 

@@ -257,7 +257,9 @@ impl EventQueue {
     pub(super) fn check_process(&self) -> io::Result<()> {
         match generation() == self.process {
             true => Ok(()),
-            false => Err(io::Error::other("the queue belongs to the process that made it")),
+            false => {
+                Err(io::Error::other("the event queue belongs to the process that created it"))
+            }
         }
     }
 

@@ -136,7 +136,7 @@ impl fmt::Display for StartError {
             Self::PrefixLength { address, len } => {
                 write!(f, "{address}/{len}: the prefix is longer than the address")
             }
-            Self::Mtu { mtu, min } => write!(f, "an MTU of {mtu} is too small: at least {min}"),
+            Self::Mtu { mtu, min } => write!(f, "MTU {mtu} is too small; expected at least {min}"),
             Self::Memory(value) => write!(
                 f,
                 "{value} bytes of memory: between {MEMORY_MIN} and {MEMORY_MAX} are \

@@ -57,7 +57,7 @@ impl Resolver {
         };
         let addresses = (self.0)(&name, port)?;
         if addresses.is_empty() {
-            let text = format!("{name}: the resolver knows no address");
+            let text = format!("{name}: the resolver has no address of this name");
             return Err(io::Error::new(io::ErrorKind::NotFound, text));
         }
         Ok(addresses)
@@ -132,13 +132,14 @@ impl ToSocketAddrs for str {
             return Ok(Target::Address(address));
         }
         let invalid = |what: &str| {
-            let text = format!("{self:?}: {what}; expected are a name or an address, and a port");
+            let text =
+                format!("{self:?}: {what}; expected HOST:PORT, where HOST is a name or an address");
             io::Error::new(io::ErrorKind::InvalidInput, text)
         };
-        let (name, port) = self.rsplit_once(':').ok_or_else(|| invalid("there is no port"))?;
-        let port = port.parse().map_err(|_| invalid("the port is no number up to 65535"))?;
+        let (name, port) = self.rsplit_once(':').ok_or_else(|| invalid("the port is missing"))?;
+        let port = port.parse().map_err(|_| invalid("the port is not a number from 0 to 65535"))?;
         if name.is_empty() {
-            return Err(invalid("there is no name"));
+            return Err(invalid("the name is missing"));
         }
         (name, port).to_target()
     }
@@ -178,7 +179,7 @@ pub(in crate::host) fn first_of<T>(
 
 /// The error of a target without addresses.
 pub(crate) fn no_address() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, "no address was given")
+    io::Error::new(io::ErrorKind::InvalidInput, "no address is given")
 }
 
 #[cfg(test)]

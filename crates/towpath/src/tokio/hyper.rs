@@ -114,7 +114,7 @@ impl fmt::Debug for Connecting {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The URI names no host.
+    /// The URI has no host.
     NoName(Uri),
     /// The URI has no port, and its scheme is neither `http` nor `https`.
     NoPort(Uri),
@@ -133,7 +133,7 @@ impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoName(uri) => {
-                write!(f, "the URI '{uri}' names no host; expected is one as http://example.org/")
+                write!(f, "the URI '{uri}' has no host; expected for example http://example.org/")
             }
             Self::NoPort(uri) => write!(
                 f,
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn what_a_uri_lacks_is_told() {
         for (uri, expected) in [
-            ("/index.html", "names no host"),
+            ("/index.html", "has no host"),
             ("ws://example.org/", "names no port"),
             ("example.org", "names no port"),
         ] {

@@ -8,43 +8,44 @@ use towpath_io::pcapng::SNAP_BYTES_MAX;
 
 use super::WhichNetwork;
 
-/// Write the packets of a port of a running network to a file (pcapng).
+/// Capture packets of a port of a running network to a file (pcapng).
 ///
-/// Captures until SIGINT or SIGTERM, until there are enough packets, or until the port or the
-/// network goes; then tells how many packets were captured and how many were dropped. Traffic is
-/// never slowed down by it: packets for which the file or its reader is too slow are missing from
-/// the capture, and counted. Payload is written from where it lies, without a copy before.
+/// Captures until SIGINT or SIGTERM arrives, N packets are captured, or the port or the network
+/// ends; then prints how many packets were captured and dropped. Traffic never waits: if the file
+/// or its reader is too slow, packets are missing from the capture and are counted. Payload is
+/// written from its place in memory, without a copy.
 ///
-/// Packets are seen as they come from the port and as they are handed to it, super-packets of up to
-/// 64 KiB and checksums that somebody else completes included.
+/// The capture has packets as the port sends and receives them: super-packets of up to 64 KiB are
+/// not segmented, and checksums may be incomplete (checksum offload).
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::HELP)]
 pub(crate) struct CaptureArguments {
-    /// The port; `gateway` for that of the gateway.
+    /// The name of the port, or `gateway` for the port of the gateway.
     #[arg(value_name = "PORT")]
     pub(crate) port: String,
 
-    /// The file, which only its user may read if it is new; `-` is standard output, to be read by
-    /// tcpdump or Wireshark meanwhile.
+    /// The file; `-` is standard output, for example a pipe to tcpdump or Wireshark. Only the user
+    /// can read a new file.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) write: PathBuf,
 
-    /// So many packets are enough.
+    /// Stop after N packets.
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) count: Option<u64>,
 
-    /// Bytes of each packet that are kept.
+    /// Keep at most BYTES of each packet.
     #[arg(short, long, value_name = "BYTES", default_value_t = SNAP_BYTES_MAX,
           value_parser = clap::value_parser!(u32).range(1..=i64::from(SNAP_BYTES_MAX)))]
     pub(crate) snaplen: u32,
 
-    /// Only packets for which EXPR holds: as for tcpdump, with `and`, `or`, `not`, parentheses,
-    /// ip, ip6, arp, tcp, udp, icmp, icmp6, vlan, less, greater, and host, net and port, before
-    /// which src, dst and a protocol may stand. Addresses and ports are numbers.
+    /// Capture only packets that match EXPR, a subset of tcpdump's expressions: `and`, `or`, `not`,
+    /// parentheses, ip, ip6, arp, rarp, tcp, udp, icmp, icmp6, ether, vlan, less, greater, and
+    /// host, net and port, each after an optional protocol and an optional src or dst. Addresses
+    /// and ports must be numbers.
     #[arg(long, value_name = "EXPR", default_value = "", hide_default_value = true)]
     pub(crate) filter: String,
 
-    /// Only packets between two addresses with ports, either way, for example
+    /// Capture only packets between two endpoints, in both directions, for example
     /// 10.0.2.16:5201,10.0.2.17:40000.
     #[arg(long, value_name = "ADDR:PORT,ADDR:PORT", value_parser = parse_flow)]
     pub(crate) flow: Option<[SocketAddr; 2]>,
@@ -57,8 +58,11 @@ fn parse_flow(text: &str) -> Result<[SocketAddr; 2], String> {
     let ends = text.split_once(',').and_then(|(a, b)| Some([a.parse().ok()?, b.parse().ok()?]));
     match ends {
         Some([a, b]) if SocketAddr::is_ipv4(&a) == b.is_ipv4() => Ok([a, b]),
-        Some(_) => Err("both addresses are of one kind".to_owned()),
-        None => Err("two addresses with ports and a comma between them are wanted".to_owned()),
+        Some(_) => Err("expected two IPv4 or two IPv6 addresses".to_owned()),
+        None => {
+            Err("expected ADDR:PORT,ADDR:PORT, for example 10.0.2.16:5201,10.0.2.17:40000"
+                .to_owned())
+        }
     }
 }
 

@@ -17,7 +17,7 @@ impl fmt::Display for VhostUserError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Endpoint(error) => error.fmt(f),
-            Self::Os(error) => write!(f, "vhost-user device: {error}"),
+            Self::Os(error) => write!(f, "the vhost-user device failed: {error}"),
         }
     }
 }

@@ -457,7 +457,10 @@ fn refusals_are_told() {
     let told: Vec<String> =
         std::iter::from_fn(|| bench.device.take_news()).map(|news| news.to_string()).collect();
     assert_eq!(told.len(), 5, "{told:?}");
-    assert!(told[2].starts_with("SET_FEATURES is refused: request 2 with a payload"), "{told:?}");
+    assert!(
+        told[2].starts_with("SET_FEATURES is rejected: request 2 has a wrong length"),
+        "{told:?}"
+    );
     bench.tell(99, &[], &[]);
     assert!(!bench.device.is_connected());
     assert!(matches!(bench.end(), Some(SessionEnd::Refused { code: 99, .. })));

@@ -35,6 +35,6 @@ pub fn name(code: u32) -> &'static str {
         code::REM_MEM_REG => "REM_MEM_REG",
         code::SET_STATUS => "SET_STATUS",
         code::GET_STATUS => "GET_STATUS",
-        _ => "a request that is not known",
+        _ => "an unknown request",
     }
 }

@@ -27,11 +27,11 @@ impl fmt::Display for Refusal {
             Self::NoRing(value) => write!(f, "there is no ring {value}"),
             Self::Features(value) => write!(f, "features {value:#x} were not offered"),
             Self::NotAgreed(value) => {
-                write!(f, "the protocol feature {value:#x} that this needs was not agreed upon")
+                write!(f, "it needs protocol feature {value:#x}, which was not negotiated")
             }
-            Self::Running(value) => write!(f, "ring {value} runs"),
-            Self::Base(ring, base) => write!(f, "ring {ring} cannot go on at {base}"),
-            Self::Mtu(value) => write!(f, "an MTU of {value} is not possible"),
+            Self::Running(value) => write!(f, "ring {value} is running"),
+            Self::Base(ring, base) => write!(f, "ring {ring} cannot start at index {base}"),
+            Self::Mtu(value) => write!(f, "MTU {value} is not supported by this network"),
             Self::ReadOnly => f.write_str("the configuration space is read-only"),
         }
     }

@@ -84,7 +84,7 @@ fn micros(timeout: Option<Duration>) -> io::Result<u64> {
     match timeout {
         None => Ok(NONE),
         Some(Duration::ZERO) => {
-            Err(io::Error::new(io::ErrorKind::InvalidInput, "a timeout is longer than zero"))
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "a timeout must be longer than zero"))
         }
         Some(timeout) => Ok(u64::try_from(timeout.as_micros()).unwrap_or(NONE - 1).max(1)),
     }

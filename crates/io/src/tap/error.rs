@@ -27,15 +27,10 @@ pub enum TapError {
 impl fmt::Display for TapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoDevice => f.write_str(
-                "/dev/net/tun is missing: run `modprobe tun`, or in a container pass \
-                 `--device /dev/net/tun` to it",
-            ),
-            Self::DeviceForbidden => f.write_str(
-                "/dev/net/tun may not be opened: run `chmod 666 /dev/net/tun` as root, or \
-                 for good add the udev rule KERNEL==\"tun\", MODE=\"0666\"; in a container \
-                 pass `--device /dev/net/tun` to it",
-            ),
+            Self::NoDevice | Self::DeviceForbidden => {
+                let remedy = self.remedy().expect("these errors have one");
+                write!(f, "{}: {remedy}", self.problem())
+            }
             Self::NotPermitted => f.write_str(
                 "making a TAP interface is not permitted: it needs CAP_NET_ADMIN in the \
                  user namespace that owns this network namespace",
@@ -59,6 +54,30 @@ impl fmt::Display for TapError {
 impl std::error::Error for TapError {}
 
 impl TapError {
+    /// What is wrong, without [what to do](Self::remedy).
+    pub fn problem(&self) -> String {
+        match self {
+            Self::NoDevice => "/dev/net/tun is missing".to_owned(),
+            Self::DeviceForbidden => "/dev/net/tun may not be opened".to_owned(),
+            other => other.to_string(),
+        }
+    }
+
+    /// What to do about a device that cannot be opened.
+    pub fn remedy(&self) -> Option<&'static str> {
+        match self {
+            Self::NoDevice => {
+                Some("run `modprobe tun`, or in a container pass `--device /dev/net/tun` to it")
+            }
+            Self::DeviceForbidden => Some(
+                "run `chmod 666 /dev/net/tun` as root, or for good add the udev rule \
+                 KERNEL==\"tun\", MODE=\"0666\"; in a container pass `--device /dev/net/tun` to \
+                 it",
+            ),
+            _ => None,
+        }
+    }
+
     pub(super) fn from_open(errno: Errno) -> Self {
         match errno {
             Errno::NOENT | Errno::NODEV | Errno::NXIO => Self::NoDevice,

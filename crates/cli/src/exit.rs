@@ -21,7 +21,9 @@ Exit status:
   127  CMD was not found
   2    an option or argument is wrong
   0    `attach`: the namespace has gone, or SIGINT or SIGTERM asked to end
-  0    `up`: SIGINT or SIGTERM asked to end";
+  0    `up`: SIGINT or SIGTERM asked to end
+  0    `doctor`: `towpath run` works here
+  1    `doctor`: `towpath run` does not work here";
 
 /// How a successful command ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,11 +2,12 @@
 //!
 //! `run` starts a program in namespaces of its own, and `attach` serves an existing namespace; both
 //! pass a TAP device to the worker, which moves the packets. `up` serves a network of virtual
-//! machines; `ls`, `port`, `lease` and `publish` show and change it, and `capture` records it. All
-//! code here runs in one thread until the worker starts, because it forks.
+//! machines; `ls`, `port`, `lease` and `publish` show and change it, and `capture` records it.
+//! `doctor` reports what the machine permits. All code here runs in one thread until the worker
+//! starts, because it forks.
 //!
 //! Each module uses only the modules before it: `exit → {man, messages} → config → control → show →
-//! process`.
+//! process → doctor`.
 #![deny(unsafe_code)]
 
 use std::io::Write;
@@ -21,6 +22,7 @@ use messages::Messages;
 
 mod config;
 mod control;
+mod doctor;
 mod exit;
 mod man;
 mod messages;
@@ -44,6 +46,7 @@ pub fn main() -> ExitCode {
         Action::Publish(arguments) => control::ports::publish(&arguments),
         Action::Capture(arguments) => control::capture::capture(&arguments),
         Action::Stats(arguments) => show::stats::stats(&arguments),
+        Action::Doctor(arguments) => doctor::doctor(&arguments),
         Action::Man => write_manual(),
     };
     match done {

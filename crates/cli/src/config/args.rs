@@ -14,8 +14,10 @@ use crate::config::netfile::{Pool, parse_duration};
 use crate::exit;
 
 pub(crate) use capture::CaptureArguments;
+pub(crate) use doctor::DoctorArguments;
 
 mod capture;
+mod doctor;
 
 /// Run a program's whole network through a user-space Ethernet, IP, UDP and TCP.
 #[derive(Debug, Parser)]
@@ -37,6 +39,7 @@ pub(crate) enum Action {
     Publish(PublishArguments),
     Capture(CaptureArguments),
     Stats(StatsArguments),
+    Doctor(DoctorArguments),
     /// Write the manual page to standard output.
     #[command(hide = true)]
     Man,

@@ -10,6 +10,7 @@ mod capture;
 mod capture_guests;
 mod confinement;
 mod control;
+mod doctor;
 mod front_end;
 mod guest;
 mod guest6;
@@ -142,6 +143,7 @@ fn wrong_usage_ends_with_2_and_says_why() {
         (&["attach"], "PID"),
         (&["attach", "0"], "PID"),
         (&["attach", "1", "--netns", "x"], "cannot be used with"),
+        (&["doctor", "run"], "unexpected argument 'run'"),
     ];
     for (arguments, expected) in cases {
         let output = output(&mut towpath(arguments.iter().copied()));

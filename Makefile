@@ -63,7 +63,7 @@ install:
 install-command:
 	install -D -m 755 $(built)/towpath $(DESTDIR)$(PREFIX)/bin/towpath
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
-	install -m 644 docs/man/towpath.1 $(DESTDIR)$(PREFIX)/share/man/man1
+	install -m 644 docs/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
 
 .PHONY: library
 library: setup-build

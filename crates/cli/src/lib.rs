@@ -10,9 +10,10 @@
 //! process → doctor`.
 #![deny(unsafe_code)]
 
-use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{CommandFactory, Parser};
 use towpath_io::namespace::signals;
 
@@ -47,7 +48,7 @@ pub fn main() -> ExitCode {
         Action::Capture(arguments) => control::capture::capture(&arguments),
         Action::Stats(arguments) => show::stats::stats(&arguments),
         Action::Doctor(arguments) => doctor::doctor(&arguments),
-        Action::Man => write_manual(),
+        Action::Man(arguments) => write_manual(&arguments.folder),
     };
     match done {
         Ok(ending) => end(ending),
@@ -80,8 +81,11 @@ fn end(ending: Ending) -> ExitCode {
     ExitCode::from(ending.code())
 }
 
-fn write_manual() -> Result<Ending, Failure> {
-    let page = man::page(Arguments::command())?;
-    std::io::stdout().write_all(&page)?;
+fn write_manual(folder: &Path) -> Result<Ending, Failure> {
+    for (name, page) in man::pages(Arguments::command())? {
+        let path = folder.join(name);
+        std::fs::write(&path, page)
+            .with_context(|| format!("cannot write to {}", path.display()))?;
+    }
     Ok(Ending::Code(0))
 }

@@ -14,7 +14,7 @@ use crate::config::netfile::{Pool, parse_duration};
 use crate::exit;
 
 pub(crate) use capture::CaptureArguments;
-pub(crate) use doctor::DoctorArguments;
+pub(crate) use doctor::{DoctorArguments, ManArguments};
 
 mod capture;
 mod doctor;
@@ -40,9 +40,8 @@ pub(crate) enum Action {
     Capture(CaptureArguments),
     Stats(StatsArguments),
     Doctor(DoctorArguments),
-    /// Write the manual page to standard output.
     #[command(hide = true)]
-    Man,
+    Man(ManArguments),
 }
 
 /// Run a program in its own network.

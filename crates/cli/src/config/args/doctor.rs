@@ -1,4 +1,6 @@
-//! The command line of `towpath doctor`.
+//! The command lines of `towpath doctor` and `towpath man`.
+
+use std::path::PathBuf;
 
 use clap::Args;
 
@@ -25,4 +27,12 @@ pub(crate) struct DoctorArguments {
     /// `checks`, a list of objects with `check`, `status`, `value` and `fix`, a text or null.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Write the manual pages to a folder.
+#[derive(Debug, Args)]
+pub(crate) struct ManArguments {
+    /// The folder, which exists.
+    #[arg(value_name = "FOLDER")]
+    pub(crate) folder: PathBuf,
 }

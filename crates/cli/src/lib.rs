@@ -6,10 +6,11 @@
 //! `doctor` reports what the machine permits. All code here runs in one thread until the worker
 //! starts, because it forks.
 //!
-//! Each module uses only the modules before it: `exit → {man, messages} → config → control → show →
-//! process → doctor`.
+//! Each module uses only the modules before it: `exit → {completions, man, messages} → config →
+//! control → show → process → doctor`.
 #![deny(unsafe_code)]
 
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -21,6 +22,7 @@ use config::args::{Action, Arguments};
 use exit::{Ending, Failure};
 use messages::Messages;
 
+mod completions;
 mod config;
 mod control;
 mod doctor;
@@ -48,6 +50,7 @@ pub fn main() -> ExitCode {
         Action::Capture(arguments) => control::capture::capture(&arguments),
         Action::Stats(arguments) => show::stats::stats(&arguments),
         Action::Doctor(arguments) => doctor::doctor(&arguments),
+        Action::Completions(arguments) => write_completions(arguments.shell),
         Action::Man(arguments) => write_manual(&arguments.folder),
     };
     match done {
@@ -79,6 +82,11 @@ fn end(ending: Ending) -> ExitCode {
         signals::end_by_interrupt();
     }
     ExitCode::from(ending.code())
+}
+
+fn write_completions(shell: completions::Shell) -> Result<Ending, Failure> {
+    std::io::stdout().write_all(&completions::script(shell, Arguments::command()))?;
+    Ok(Ending::Code(0))
 }
 
 fn write_manual(folder: &Path) -> Result<Ending, Failure> {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use towpath_gateway::config::{Subnet4, Subnet6, WORKERS_MAX, parse_size};
 use towpath_gateway::network::BUSY_POLL_MAX;
 use towpath_net::wire::domain::DomainName;
@@ -14,7 +14,7 @@ use crate::config::netfile::{Pool, parse_duration};
 use crate::exit;
 
 pub(crate) use capture::CaptureArguments;
-pub(crate) use doctor::{DoctorArguments, ManArguments};
+pub(crate) use doctor::{CompletionsArguments, DoctorArguments, ManArguments};
 
 mod capture;
 mod doctor;
@@ -40,6 +40,7 @@ pub(crate) enum Action {
     Capture(CaptureArguments),
     Stats(StatsArguments),
     Doctor(DoctorArguments),
+    Completions(CompletionsArguments),
     #[command(hide = true)]
     Man(ManArguments),
 }
@@ -57,7 +58,8 @@ pub(crate) enum Action {
 #[command(after_help = exit::HELP, override_usage = "towpath run [OPTIONS] [--] [CMD [ARG]...]")]
 pub(crate) struct RunArguments {
     /// The program and its arguments; without it, your shell ($SHELL, else /bin/sh).
-    #[arg(value_name = "CMD", trailing_var_arg = true)]
+    #[arg(value_name = "CMD", trailing_var_arg = true,
+          value_hint = ValueHint::CommandWithArguments)]
     pub(crate) command: Vec<OsString>,
 
     /// Let CMD see you as root; for ordinary users, who gain no right outside of its namespaces.

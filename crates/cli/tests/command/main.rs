@@ -8,6 +8,7 @@
 mod attach;
 mod capture;
 mod capture_guests;
+mod completions;
 mod confinement;
 mod control;
 mod doctor;
@@ -137,6 +138,8 @@ fn wrong_usage_ends_with_2_and_says_why() {
         (&["attach", "0"], "PID"),
         (&["attach", "1", "--netns", "x"], "cannot be used with"),
         (&["doctor", "run"], "unexpected argument 'run'"),
+        (&["completions"], "<SHELL>"),
+        (&["completions", "tcsh"], "[possible values: bash, zsh, fish]"),
     ];
     for (arguments, expected) in cases {
         let output = output(&mut towpath(arguments.iter().copied()));

@@ -1,8 +1,10 @@
-//! The command lines of `towpath doctor` and `towpath man`.
+//! The command lines of `towpath doctor`, `towpath completions` and `towpath man`.
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueHint};
+
+use crate::completions::Shell;
 
 /// Report what this machine permits, and how to fix what it does not.
 ///
@@ -29,10 +31,23 @@ pub(crate) struct DoctorArguments {
     pub(crate) json: bool,
 }
 
+/// Write the completions of a shell to standard output.
+///
+/// `make install` installs them. By hand, for bash: `source <(towpath completions bash)`; for zsh,
+/// a file named _towpath in a folder of $fpath; for fish,
+/// ~/.config/fish/completions/towpath.fish.
+#[derive(Debug, Args)]
+#[command(after_help = crate::exit::HELP)]
+pub(crate) struct CompletionsArguments {
+    /// The shell.
+    #[arg(value_name = "SHELL")]
+    pub(crate) shell: Shell,
+}
+
 /// Write the manual pages to a folder.
 #[derive(Debug, Args)]
 pub(crate) struct ManArguments {
     /// The folder, which exists.
-    #[arg(value_name = "FOLDER")]
+    #[arg(value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub(crate) folder: PathBuf,
 }

@@ -19,6 +19,7 @@ use clap::{CommandFactory, Parser};
 use towpath_io::namespace::signals;
 
 use config::args::{Action, Arguments};
+use config::hints;
 use exit::{Ending, Failure};
 use messages::Messages;
 
@@ -38,7 +39,7 @@ pub const NAME: &str = "towpath";
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     // A usage error ends the process here, with code 2.
-    let arguments = Arguments::parse();
+    let arguments = Arguments::try_parse().unwrap_or_else(|error| hints::add(error).exit());
     let done = match arguments.action {
         Action::Run(arguments) => process::run::run(&arguments),
         Action::Attach(arguments) => process::attach::attach(&arguments),

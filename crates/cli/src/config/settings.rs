@@ -15,6 +15,7 @@ use towpath_gateway::publish::{self, JoinedPort, Protocol, Publish};
 use towpath_gateway::resolv;
 
 use crate::config::args::{Arguments, GatewayArguments, NetworkArguments};
+use crate::config::hints;
 use crate::messages::Messages;
 
 /// The host's file of resolvers.
@@ -135,5 +136,9 @@ pub(crate) fn usage_error(error: &anyhow::Error) -> ! {
     all.build();
     let given = env::args_os().skip(1).find(|argument| all.find_subcommand(argument).is_some());
     let command = given.and_then(|name| all.find_subcommand(name).cloned());
-    command.unwrap_or(all).error(ErrorKind::ValueValidation, format!("{error:#}")).exit()
+    let mut text = format!("{error:#}");
+    if let Some(hint) = hints::of_message(&text) {
+        text.push_str(&format!("\n\n  tip: {hint}"));
+    }
+    command.unwrap_or(all).error(ErrorKind::ValueValidation, text).exit()
 }

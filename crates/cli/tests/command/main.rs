@@ -157,6 +157,34 @@ fn wrong_usage_ends_with_2_and_says_why() {
 }
 
 #[test]
+fn options_of_other_programs_lead_to_hints() {
+    let cases: &[(&[&str], &str)] = &[
+        (&["run", "-p", "8080:80", "true"], "for Docker's -p 8080:80 use --tcp-ports 8080:80"),
+        (&["run", "--config-net"], "not needed: towpath always configures the interface"),
+        (&["run", "--map-gw", "true"], "use --map-host-loopback 10.0.2.2"),
+        (&["attach", "--disable-host-loopback", "1"], "not needed: the host's loopback"),
+        (
+            &["attach", "--api-socket=/run/x", "1"],
+            "there is no such option: each towpath has a control",
+        ),
+        (&["--net", "pasta"], "`towpath run` always makes a network of its own"),
+        (&["run", "-T", "auto"], "pasta's auto follows the ports that programs open"),
+        (&["run", "-t", "80:80/udp"], "for Docker's suffix /udp use -u"),
+        (&["4711", "tap0"], "to serve the network namespace of a process use `towpath attach PID`"),
+    ];
+    for (arguments, expected) in cases {
+        let output = output(&mut towpath(arguments.iter().copied()));
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", errors(&output));
+        let hint = format!("\n\n  tip: {expected}");
+        assert!(errors(&output).contains(&hint), "{arguments:?}: {}", errors(&output));
+    }
+    // What towpath has under the same name is taken.
+    let same = ["run", "-q", "--mtu=65520", "--ready-fd", "1"];
+    let refused = errors(&output(&mut towpath(same)));
+    assert!(refused.contains("--ready-fd") && !refused.contains("tip:"), "{refused}");
+}
+
+#[test]
 fn errors_before_the_start_end_with_125() {
     let cases: &[(&[&str], &str)] = &[
         (&["run", "--ready-fd", "9", "true"], "towpath: option --ready-fd: descriptor 9 cannot"),

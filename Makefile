@@ -13,6 +13,7 @@ version = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 # Programs load the library with the major version that they were linked to.
 soname = libtowpath.so.$(firstword $(subst ., ,$(version)))
 lib = $(DESTDIR)$(PREFIX)/lib
+share = $(DESTDIR)$(PREFIX)/share
 
 .PHONY: help
 help:
@@ -21,7 +22,8 @@ help:
 	@echo 'make test-long  tests that take hours: more sizes and seeds, floods, fuzzing'
 	@echo 'make build    the command: $(target)/release/towpath'
 	@echo 'make library  the C library'
-	@echo 'make install  what was built, with manual pages, header and pkg-config file, to PREFIX=$(PREFIX)'
+	@echo 'make install  what was built, with manual pages, completions for shells, header and pkg-config file,'
+	@echo '              to PREFIX=$(PREFIX)'
 	@echo 'make clean    remove everything that was built'
 
 .PHONY: demo
@@ -63,7 +65,13 @@ install:
 install-command:
 	install -D -m 755 $(built)/towpath $(DESTDIR)$(PREFIX)/bin/towpath
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
-	install -m 644 docs/man/towpath.1 $(DESTDIR)$(PREFIX)/share/man/man1
+	install -m 644 docs/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(share)/bash-completion/completions $(share)/zsh/site-functions $(share)/fish/vendor_completions.d
+	$(built)/towpath completions bash >$(share)/bash-completion/completions/towpath
+	$(built)/towpath completions zsh >$(share)/zsh/site-functions/_towpath
+	$(built)/towpath completions fish >$(share)/fish/vendor_completions.d/towpath.fish
+	chmod 644 $(share)/bash-completion/completions/towpath $(share)/zsh/site-functions/_towpath \
+		$(share)/fish/vendor_completions.d/towpath.fish
 
 .PHONY: library
 library: setup-build

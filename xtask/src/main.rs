@@ -28,7 +28,7 @@ cargo xtask COMMAND
                            stored figures, or store them
   fuzz [TARGET] [SECONDS]  run one fuzz target, or all of them; 60 seconds each by default
   long [STEP]              run tests that take hours: end-to-end tests, floods, seeds, fuzzing
-  man                      write docs/man/towpath.1
+  man                      write docs/man/towpath*.1
   packetdrill DIR [...]    run packetdrill's scripts in DIR, the folder gtests/net of its repository
   rfc                      list the RFC sections that code cites, and whether tests cite them
   scribble [SECONDS]       run a front end that writes arbitrary data to shared memory, with the

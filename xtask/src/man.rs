@@ -1,25 +1,31 @@
-//! Writes the stored manual page from the command's definitions. A test of the command compares
-//! them.
+//! Writes the stored manual pages of the command from its definitions. A test of the command
+//! compares them.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::{cargo, root};
 
 pub(crate) fn write() -> Result<(), String> {
-    fs::write(path(), page()?).map_err(|error| format!("{}: {error}", path().display()))
-}
-
-fn path() -> PathBuf {
-    root().join("docs/man/towpath.1")
-}
-
-fn page() -> Result<Vec<u8>, String> {
+    let folder = root().join("docs/man");
+    // Pages of commands that no longer exist must not stay.
+    for page in pages(&folder).map_err(|error| format!("{}: {error}", folder.display()))? {
+        fs::remove_file(&page).map_err(|error| format!("{}: {error}", page.display()))?;
+    }
     let mut command =
         cargo(["run", "--release", "--quiet", "--locked", "--package", "towpath-cli"]);
-    let output = command.args(["--", "man"]).output().map_err(|error| error.to_string())?;
+    command.args(["--", "man"]).arg(&folder);
+    let output = command.output().map_err(|error| error.to_string())?;
     if output.status.success() {
-        return Ok(output.stdout);
+        return Ok(());
     }
     Err(format!("towpath man: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr)))
+}
+
+/// The stored pages of the command: those of section 1.
+fn pages(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let paths: Vec<PathBuf> =
+        fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
+    let is_page = |path: &PathBuf| path.extension().is_some_and(|section| section == "1");
+    Ok(paths.into_iter().filter(is_page).collect())
 }

@@ -2,25 +2,31 @@
 //!
 //! `run` starts a program in namespaces of its own, and `attach` serves an existing namespace; both
 //! pass a TAP device to the worker, which moves the packets. `up` serves a network of virtual
-//! machines; `ls`, `port`, `lease` and `publish` show and change it, and `capture` records it. All
-//! code here runs in one thread until the worker starts, because it forks.
+//! machines; `ls`, `port`, `lease` and `publish` show and change it, and `capture` records it.
+//! `doctor` reports what the machine permits. All code here runs in one thread until the worker
+//! starts, because it forks.
 //!
-//! Each module uses only the modules before it: `exit → {man, messages} → config → control → show →
-//! process`.
+//! Each module uses only the modules before it: `exit → {completions, man, messages} → config →
+//! control → show → process → doctor`.
 #![deny(unsafe_code)]
 
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{CommandFactory, Parser};
 use towpath_io::namespace::signals;
 
 use config::args::{Action, Arguments};
+use config::hints;
 use exit::{Ending, Failure};
 use messages::Messages;
 
+mod completions;
 mod config;
 mod control;
+mod doctor;
 mod exit;
 mod man;
 mod messages;
@@ -33,7 +39,7 @@ pub const NAME: &str = "towpath";
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     // A usage error ends the process here, with code 2.
-    let arguments = Arguments::parse();
+    let arguments = Arguments::try_parse().unwrap_or_else(|error| hints::add(error).exit());
     let done = match arguments.action {
         Action::Run(arguments) => process::run::run(&arguments),
         Action::Attach(arguments) => process::attach::attach(&arguments),
@@ -44,7 +50,9 @@ pub fn main() -> ExitCode {
         Action::Publish(arguments) => control::ports::publish(&arguments),
         Action::Capture(arguments) => control::capture::capture(&arguments),
         Action::Stats(arguments) => show::stats::stats(&arguments),
-        Action::Man => write_manual(),
+        Action::Doctor(arguments) => doctor::doctor(&arguments),
+        Action::Completions(arguments) => write_completions(arguments.shell),
+        Action::Man(arguments) => write_manual(&arguments.folder),
     };
     match done {
         Ok(ending) => end(ending),
@@ -77,8 +85,16 @@ fn end(ending: Ending) -> ExitCode {
     ExitCode::from(ending.code())
 }
 
-fn write_manual() -> Result<Ending, Failure> {
-    let page = man::page(Arguments::command())?;
-    std::io::stdout().write_all(&page)?;
+fn write_completions(shell: completions::Shell) -> Result<Ending, Failure> {
+    std::io::stdout().write_all(&completions::script(shell, Arguments::command()))?;
+    Ok(Ending::Code(0))
+}
+
+fn write_manual(folder: &Path) -> Result<Ending, Failure> {
+    for (name, page) in man::pages(Arguments::command())? {
+        let path = folder.join(name);
+        std::fs::write(&path, page)
+            .with_context(|| format!("cannot write to {}", path.display()))?;
+    }
     Ok(Ending::Code(0))
 }

@@ -94,35 +94,45 @@ pub enum Forbidden {
     Unsupported,
 }
 
+impl Forbidden {
+    /// What forbids user namespaces, without [what to do](Self::remedy).
+    pub fn problem(self) -> &'static str {
+        match self {
+            Self::LimitZero => "user.max_user_namespaces is 0",
+            Self::LimitReached => "a limit on the number of namespaces is reached",
+            Self::SwitchedOff => "kernel.unprivileged_userns_clone is 0",
+            Self::AppArmor => "AppArmor restricts them",
+            Self::Sandbox => "a container's seccomp filter or a security module refuses them",
+            Self::Unsupported => "this kernel lacks them, or they are nested too deeply",
+        }
+    }
+
+    /// What to do about it.
+    pub fn remedy(self) -> &'static str {
+        match self {
+            Self::LimitZero => {
+                "run `sysctl user.max_user_namespaces=10000` as root, or run towpath as root"
+            }
+            Self::LimitReached => "see /proc/sys/user/max_*_namespaces",
+            Self::SwitchedOff => {
+                "run `sysctl kernel.unprivileged_userns_clone=1` as root, or run towpath as root"
+            }
+            Self::AppArmor => {
+                "run `sysctl kernel.apparmor_restrict_unprivileged_userns=0` as root, or give \
+                 towpath an AppArmor profile with `userns,`, or run towpath as root"
+            }
+            Self::Sandbox => {
+                "in a container, allow the system calls clone and unshare (`--security-opt \
+                 seccomp=unconfined`) or run towpath outside of it"
+            }
+            Self::Unsupported => "run towpath as root",
+        }
+    }
+}
+
 impl fmt::Display for Forbidden {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::LimitZero => f.write_str(
-                "user.max_user_namespaces is 0; run `sysctl \
-                 user.max_user_namespaces=10000` as root, or run towpath as root",
-            ),
-            Self::LimitReached => f.write_str(
-                "a limit on the number of namespaces is reached; see \
-                 /proc/sys/user/max_*_namespaces",
-            ),
-            Self::SwitchedOff => f.write_str(
-                "kernel.unprivileged_userns_clone is 0; run `sysctl \
-                 kernel.unprivileged_userns_clone=1` as root, or run towpath as root",
-            ),
-            Self::AppArmor => f.write_str(
-                "AppArmor restricts them; run `sysctl \
-                 kernel.apparmor_restrict_unprivileged_userns=0` as root, or give towpath \
-                 an AppArmor profile with `userns,`, or run towpath as root",
-            ),
-            Self::Sandbox => f.write_str(
-                "a container's seccomp filter or a security module refuses them; in a \
-                 container, allow the system calls clone and unshare (`--security-opt \
-                 seccomp=unconfined`) or run towpath outside of it",
-            ),
-            Self::Unsupported => f.write_str(
-                "this kernel lacks them, or they are nested too deeply; run towpath as root",
-            ),
-        }
+        write!(f, "{}; {}", self.problem(), self.remedy())
     }
 }
 

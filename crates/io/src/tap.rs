@@ -73,6 +73,14 @@ const KIND: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
 /// The device file of TUN and TAP devices.
 const TUN_PATH: &str = "/dev/net/tun";
 
+/// Opens the device file of TAP devices and closes it again: no interface is created.
+///
+/// # Errors
+/// [`TapError::NoDevice`], [`TapError::DeviceForbidden`] or [`TapError::Os`].
+pub fn check_device_file() -> Result<(), TapError> {
+    open_device_file().map(drop).map_err(TapError::from_open)
+}
+
 /// A TAP device; see the module documentation.
 pub struct Tap {
     fd: OwnedFd,
@@ -502,11 +510,14 @@ pub(crate) fn attach_for(name: &str, kind: u64) -> Result<Answer, Errno> {
 }
 
 fn attach_here(name: &str, kind: libc::c_int) -> Result<OwnedFd, (u64, Errno)> {
-    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let fd = rustix::fs::open(TUN_PATH, flags, Mode::empty());
-    let fd = fd.map_err(|errno| (OPENING, errno))?;
+    let fd = open_device_file().map_err(|errno| (OPENING, errno))?;
     sys::tun_attach(fd.as_fd(), name, kind).map_err(|errno| (ATTACHING, errno))?;
     Ok(fd)
+}
+
+fn open_device_file() -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    rustix::fs::open(TUN_PATH, flags, Mode::empty())
 }
 
 fn interface_exists(name: &str) -> bool {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use towpath_gateway::config::{MTU_MAX, MTU_MIN, Subnet4, Subnet6, WORKERS_MAX, parse_size};
 use towpath_gateway::network::{BUSY_POLL_MAX, QUEUE_LEN_MAX};
 use towpath_net::wire::domain::DomainName;
@@ -14,8 +14,10 @@ use crate::config::netfile::{Pool, parse_duration};
 use crate::exit;
 
 pub(crate) use capture::CaptureArguments;
+pub(crate) use doctor::{CompletionsArguments, DoctorArguments, ManArguments};
 
 mod capture;
+mod doctor;
 
 /// Run programs and virtual machines on a user-space network.
 #[derive(Debug, Parser)]
@@ -37,9 +39,10 @@ pub(crate) enum Action {
     Publish(PublishArguments),
     Capture(CaptureArguments),
     Stats(StatsArguments),
-    /// Write the manual page to standard output.
+    Doctor(DoctorArguments),
+    Completions(CompletionsArguments),
     #[command(hide = true)]
-    Man,
+    Man(ManArguments),
 }
 
 /// Run a program in its own network.
@@ -56,7 +59,8 @@ pub(crate) enum Action {
 #[command(after_help = exit::HELP, override_usage = "towpath run [OPTIONS] [--] [CMD [ARG]...]")]
 pub(crate) struct RunArguments {
     /// The program and its arguments [default: your shell, $SHELL or else /bin/sh]
-    #[arg(value_name = "CMD", trailing_var_arg = true)]
+    #[arg(value_name = "CMD", trailing_var_arg = true,
+          value_hint = ValueHint::CommandWithArguments)]
     pub(crate) command: Vec<OsString>,
 
     /// Map your user to root inside; this gives no rights outside CMD's namespaces. No effect for

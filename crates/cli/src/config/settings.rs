@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fs::{self, File, OpenOptions};
+use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +15,13 @@ use towpath_gateway::publish::{self, JoinedPort, Protocol, Publish};
 use towpath_gateway::resolv;
 
 use crate::config::args::{Arguments, GatewayArguments, NetworkArguments};
+use crate::config::hints;
 use crate::messages::Messages;
+
+/// The host's file of resolvers.
+pub(crate) const RESOLV_CONF: &str = "/etc/resolv.conf";
+/// What to do if there is no resolver.
+pub(crate) const NAME_A_RESOLVER: &str = "add one there, or use --dns";
 
 /// Returns which messages to print.
 pub(crate) fn messages(arguments: &GatewayArguments) -> Messages {
@@ -56,17 +63,18 @@ pub(crate) fn check(config: &mut Config, arguments: &GatewayArguments) {
 
 /// Warns the user if no resolver is configured, so that names cannot be resolved.
 pub(crate) fn look_for_resolvers(config: &Config, messages: Messages) {
-    const FILE: &str = "/etc/resolv.conf";
-    if config.resolvers.is_some() {
-        return;
-    }
-    let text = fs::read_to_string(FILE).unwrap_or_default();
-    // The index does not matter: whether an interface exists is checked when it is used.
-    if resolv::name_servers(&text, |_| Some(1)).is_empty() {
+    if config.resolvers.is_none() && host_resolvers().is_empty() {
         messages.notice(format_args!(
-            "{FILE} lists no resolver, so names cannot be resolved; add one there, or use --dns"
+            "{RESOLV_CONF} lists no resolver, so names cannot be resolved; {NAME_A_RESOLVER}"
         ));
     }
+}
+
+/// Returns the resolvers that the host's file names; none if it cannot be read.
+pub(crate) fn host_resolvers() -> Vec<SocketAddr> {
+    let text = fs::read_to_string(RESOLV_CONF).unwrap_or_default();
+    // The index does not matter: whether an interface exists is checked when it is used.
+    resolv::name_servers(&text, |_| Some(1))
 }
 
 fn publish(arguments: &NetworkArguments) -> anyhow::Result<Vec<Publish>> {
@@ -128,5 +136,9 @@ pub(crate) fn usage_error(error: &anyhow::Error) -> ! {
     all.build();
     let given = env::args_os().skip(1).find(|argument| all.find_subcommand(argument).is_some());
     let command = given.and_then(|name| all.find_subcommand(name).cloned());
-    command.unwrap_or(all).error(ErrorKind::ValueValidation, format!("{error:#}")).exit()
+    let mut text = format!("{error:#}");
+    if let Some(hint) = hints::of_message(&text) {
+        text.push_str(&format!("\n\n  tip: {hint}"));
+    }
+    command.unwrap_or(all).error(ErrorKind::ValueValidation, text).exit()
 }

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, lstat};
+use rustix::fs::{Access, FlockOperation, Mode, OFlags, access, flock, lstat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::geteuid;
@@ -302,6 +302,21 @@ fn folder() -> anyhow::Result<PathBuf> {
         "neither $XDG_RUNTIME_DIR nor /run/user/UID is a directory; set XDG_RUNTIME_DIR to one",
     )?;
     Ok(found.join("towpath"))
+}
+
+/// Returns the folder of the sockets if an instance could make its socket there. Changes nothing.
+pub(crate) fn usable_folder() -> anyhow::Result<PathBuf> {
+    let path = folder()?;
+    let (made_in, is_there) = match fs::symlink_metadata(&path) {
+        Ok(_) => (path.as_path(), true),
+        Err(_) => (path.parent().context("the folder has no parent")?, false),
+    };
+    if is_there {
+        check(&path)?;
+    }
+    access(made_in, Access::WRITE_OK | Access::EXEC_OK)
+        .with_context(|| format!("cannot write to {}", made_in.display()))?;
+    Ok(path)
 }
 
 /// Rejects a folder that others could have written to.

@@ -25,10 +25,15 @@ use towpath_io::process_sys::{Forked, Inherited};
 use towpath_io::socket::TcpListener;
 use towpath_io::tap::{self, Features, Reason, SelfTest, Tap};
 
+use crate::config::settings::RESOLV_CONF;
 use crate::exit::{self, Ending, Failure};
 use crate::messages::Messages;
 use crate::process::serve::features_to_bits;
 use towpath_gateway::resolv;
+
+/// The message if the limits of the new network namespace cannot be relaxed.
+pub(crate) const LIMITS_STAY: &str =
+    "cannot write /proc/sys: inside, ports below 1024 and ping need root";
 
 /// The parameters of the child.
 pub(crate) struct Child<'a> {
@@ -51,8 +56,7 @@ impl Child<'_> {
         self.mount();
         let tap = self.interface()?;
         if !relax_network_limits(isolation) {
-            self.messages
-                .detail("cannot write /proc/sys: inside, ports below 1024 and ping need root");
+            self.messages.detail(LIMITS_STAY);
         }
         self.listen()?;
         let command = prepare(command);
@@ -112,37 +116,16 @@ impl Child<'_> {
 
     /// Makes the program's interface; returns the message that passes it to the parent.
     fn interface(&self) -> anyhow::Result<Message> {
-        let name = &self.config.interface;
-        let workers = self.config.workers;
-        let tap = if workers > 1 { Tap::create_with_queues(name) } else { Tap::create(name) };
-        let mut tap = tap.with_context(|| format!("cannot create interface {name}"))?;
-        tap.set_offload(Features::ALL)?;
-        tap.set_mtu(self.config.mtu);
-        let configured = self.config.interface().configure();
-        if let Configured::WithoutIpv6(errno) =
-            configured.with_context(|| format!("cannot configure interface {name}"))?
-        {
-            self.messages.notice(format_args!(
-                "IPv6 is not available inside: {errno}; only IPv4 is configured"
-            ));
+        let interface = Interface::make(self.config, 1)?;
+        if let Configured::WithoutIpv6(errno) = interface.configured {
+            self.messages.notice(no_ipv6(errno));
         }
-        let report = tap::self_test(&mut tap, &self.self_test());
-        // A disabled family could not be tried; only failures are worth a notice.
-        let failed = report.off.iter().any(|(_, reason)| *reason != Reason::NoAddress);
-        if failed {
-            self.messages.notice(&report);
+        if interface.has_failures() {
+            self.messages.notice(&interface.report);
         } else {
-            self.messages.detail(&report);
+            self.messages.detail(&interface.report);
         }
-        let others: Result<Vec<Tap>, _> = (1..workers).map(|_| tap.add_queue()).collect();
-        let others = others.with_context(|| format!("cannot add queues to interface {name}"))?;
-        if workers > 1 {
-            // Packets that were sent before the other queues existed are in an arbitrary queue.
-            // They will be retransmitted.
-            tap.discard_waiting()?;
-        }
-        let queues = [tap].into_iter().chain(others).map(Tap::into_fd).collect();
-        Ok(Message::Ready(features_to_bits(report.features), queues))
+        Ok(interface.into_message())
     }
 
     /// Listens on the program's loopback, and passes the sockets to the parent.
@@ -166,54 +149,126 @@ impl Child<'_> {
         Ok(())
     }
 
-    fn self_test(&self) -> SelfTest {
-        let Config { ipv4, ipv6, .. } = self.config;
-        SelfTest {
-            program_mac: self.config.program_mac,
-            gateway_mac: self.config.gateway_mac,
-            program_v4: ipv4.map(|ipv4| ipv4.address),
-            program_v6: ipv6.map(|ipv6| ipv6.address),
-            gateway_v4: ipv4.map(|ipv4| ipv4.gateway),
-            gateway_v6: ipv6.map(|ipv6| ipv6.gateway),
-            mtu: self.config.mtu,
-        }
-    }
-
     /// Replaces resolv.conf and /proc. A failure is reported to the user; the program can run
     /// without.
     fn mount(&self) {
-        if let Err(error) = mount::make_private() {
-            let error = anyhow::Error::from(error);
-            self.messages
-                .notice(format_args!("CMD sees the host's resolv.conf and /proc: {error:#}"));
-            return;
+        for unmounted in mount(self.config) {
+            match unmounted {
+                Unmounted::Notice(text) => self.messages.notice(text),
+                Unmounted::Detail(text) => self.messages.detail(text),
+            }
         }
-        if let Err(error) = self.mount_resolv_conf() {
-            let hint = self.config.dns().map(|dns| format!("; the network's resolver is {dns}"));
-            let hint = hint.unwrap_or_default();
-            let error = anyhow::Error::from(error);
-            self.messages
-                .notice(format_args!("cannot replace /etc/resolv.conf for CMD: {error:#}{hint}"));
+    }
+}
+
+/// The program's interface.
+pub(crate) struct Interface {
+    queues: Vec<Tap>,
+    /// Whether it has IPv6.
+    pub(crate) configured: Configured,
+    /// Its offload features.
+    pub(crate) report: tap::Report,
+}
+
+impl Interface {
+    /// Makes and configures the interface in the network namespace of this process, and proves its
+    /// offload features with time limits that are `patience` times as long as usual.
+    pub(crate) fn make(config: &Config, patience: u32) -> anyhow::Result<Self> {
+        let name = &config.interface;
+        let workers = config.workers;
+        let tap = if workers > 1 { Tap::create_with_queues(name) } else { Tap::create(name) };
+        let mut tap = tap.with_context(|| format!("cannot create interface {name}"))?;
+        tap.set_offload(Features::ALL)?;
+        tap.set_mtu(config.mtu);
+        let configured = config.interface().configure();
+        let configured =
+            configured.with_context(|| format!("cannot configure interface {name}"))?;
+        let report = tap::self_test_patiently(&mut tap, &self_test(config), patience);
+        let others: Result<Vec<Tap>, _> = (1..workers).map(|_| tap.add_queue()).collect();
+        let others = others.with_context(|| format!("cannot add queues to interface {name}"))?;
+        if workers > 1 {
+            // Packets that were sent before the other queues existed are in an arbitrary queue.
+            // They will be retransmitted.
+            tap.discard_waiting()?;
         }
-        if let Err(error) = mount::mount_proc() {
-            let error = anyhow::Error::from(error);
-            self.messages.detail(format_args!("CMD's /proc shows the host's processes: {error:#}"));
-        }
+        let queues = [tap].into_iter().chain(others).collect();
+        Ok(Self { queues, configured, report })
     }
 
-    fn mount_resolv_conf(&self) -> Result<(), MountError> {
-        let Some(dns) = self.config.dns() else { return Ok(()) };
-        let path = Path::new("/etc/resolv.conf");
-        let host_file = match read_start(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(MountError::Missing { path: path.into() });
-            }
-            // The name servers are towpath's in any case.
-            Err(_) => String::new(),
-        };
-        mount::cover_file(path, resolv::generate(&host_file, dns).as_bytes())
+    /// True if an offload feature failed. A disabled family could not be tried, which is no
+    /// failure.
+    pub(crate) fn has_failures(&self) -> bool {
+        self.report.off.iter().any(|(_, reason)| *reason != Reason::NoAddress)
     }
+
+    /// Returns the message that passes the interface to the parent.
+    pub(crate) fn into_message(self) -> Message {
+        let queues = self.queues.into_iter().map(Tap::into_fd).collect();
+        Message::Ready(features_to_bits(self.report.features), queues)
+    }
+}
+
+/// The message about a kernel without IPv6.
+pub(crate) fn no_ipv6(errno: Errno) -> String {
+    format!("IPv6 is not available inside: {errno}; only IPv4 is configured")
+}
+
+fn self_test(config: &Config) -> SelfTest {
+    let Config { ipv4, ipv6, .. } = config;
+    SelfTest {
+        program_mac: config.program_mac,
+        gateway_mac: config.gateway_mac,
+        program_v4: ipv4.map(|ipv4| ipv4.address),
+        program_v6: ipv6.map(|ipv6| ipv6.address),
+        gateway_v4: ipv4.map(|ipv4| ipv4.gateway),
+        gateway_v6: ipv6.map(|ipv6| ipv6.gateway),
+        mtu: config.mtu,
+    }
+}
+
+/// A message about a mount that failed and without which the program can run.
+pub(crate) enum Unmounted {
+    /// The program may notice it.
+    Notice(String),
+    /// Few programs notice it.
+    Detail(String),
+}
+
+/// Replaces resolv.conf and /proc in the mount namespace of this process; returns what failed.
+pub(crate) fn mount(config: &Config) -> Vec<Unmounted> {
+    let mut failed = Vec::new();
+    if let Err(error) = mount::make_private() {
+        let error = anyhow::Error::from(error);
+        let text = format!("CMD sees the host's resolv.conf and /proc: {error:#}");
+        return vec![Unmounted::Notice(text)];
+    }
+    if let Err(error) = mount_resolv_conf(config) {
+        let hint = config.dns().map(|dns| format!("; the network's resolver is {dns}"));
+        let hint = hint.unwrap_or_default();
+        let error = anyhow::Error::from(error);
+        let text = format!("cannot replace /etc/resolv.conf for CMD: {error:#}{hint}");
+        failed.push(Unmounted::Notice(text));
+    }
+    if let Err(error) = mount::mount_proc() {
+        let error = anyhow::Error::from(error);
+        let text = format!("CMD's /proc shows the host's processes: {error:#}");
+        failed.push(Unmounted::Detail(text));
+    }
+    failed
+}
+
+fn mount_resolv_conf(config: &Config) -> Result<(), MountError> {
+    let Some(dns) = config.dns() else { return Ok(()) };
+    let path = Path::new(RESOLV_CONF);
+    let host_file = match read_start(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(MountError::Missing { path: path.into() });
+        }
+        // The name servers are towpath's in any case.
+        Err(_) => String::new(),
+    };
+    mount::cover_file(path, resolv::generate(&host_file, dns).as_bytes())
 }
 
 /// True if the address is missing, or its whole family.

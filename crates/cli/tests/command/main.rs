@@ -8,13 +8,16 @@
 mod attach;
 mod capture;
 mod capture_guests;
+mod completions;
 mod confinement;
 mod control;
+mod doctor;
 mod front_end;
 mod guest;
 mod guest6;
 mod isolation;
 mod limits;
+mod manual;
 mod network;
 mod published;
 mod stats;
@@ -98,14 +101,6 @@ fn help_and_version() {
 }
 
 #[test]
-fn the_manual_in_the_repository_is_current() {
-    let stored =
-        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/man/towpath.1"));
-    let made = text(&output(&mut towpath(["man"])));
-    assert!(stored.unwrap() == made, "out of date: run `towpath man > docs/man/towpath.1`");
-}
-
-#[test]
 fn wrong_usage_ends_with_2_and_says_why() {
     let cases: &[(&[&str], &str)] = &[
         (&[], "Usage"),
@@ -145,6 +140,9 @@ fn wrong_usage_ends_with_2_and_says_why() {
         (&["run", "--ready-fd", "1"], "--ready-fd"),
         (&["attach"], "PID"),
         (&["attach", "1", "--netns", "x"], "cannot be used with"),
+        (&["doctor", "run"], "unexpected argument 'run'"),
+        (&["completions"], "<SHELL>"),
+        (&["completions", "tcsh"], "[possible values: bash, zsh, fish]"),
     ];
     each_ends_with_2(cases);
     let mut not_text = towpath(["run", "-m", "575"]);
@@ -199,6 +197,34 @@ fn each_ends_with_2(cases: &[(&[&str], &str)]) {
             assert!(usage.starts_with(&format!("towpath {command}")), "{arguments:?}: {errors}");
         }
     }
+}
+
+#[test]
+fn options_of_other_programs_lead_to_hints() {
+    let cases: &[(&[&str], &str)] = &[
+        (&["run", "-p", "8080:80", "true"], "for Docker's -p 8080:80 use --tcp-ports 8080:80"),
+        (&["run", "--config-net"], "not needed: towpath always configures the interface"),
+        (&["run", "--map-gw", "true"], "use --map-host-loopback 10.0.2.2"),
+        (&["attach", "--disable-host-loopback", "1"], "not needed: the host's loopback"),
+        (
+            &["attach", "--api-socket=/run/x", "1"],
+            "there is no such option: each towpath has a control",
+        ),
+        (&["--net", "pasta"], "`towpath run` always makes a network of its own"),
+        (&["run", "-T", "auto"], "pasta's auto follows the ports that programs open"),
+        (&["run", "-t", "80:80/udp"], "for Docker's suffix /udp use -u"),
+        (&["4711", "tap0"], "to serve the network namespace of a process use `towpath attach PID`"),
+    ];
+    for (arguments, expected) in cases {
+        let output = output(&mut towpath(arguments.iter().copied()));
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", errors(&output));
+        let hint = format!("\n\n  tip: {expected}");
+        assert!(errors(&output).contains(&hint), "{arguments:?}: {}", errors(&output));
+    }
+    // What towpath has under the same name is taken.
+    let same = ["run", "-q", "--mtu=65520", "--ready-fd", "1"];
+    let refused = errors(&output(&mut towpath(same)));
+    assert!(refused.contains("--ready-fd") && !refused.contains("tip:"), "{refused}");
 }
 
 #[test]

@@ -6,7 +6,8 @@
 //! path.
 
 use landlock::{
-    ABI, Access, AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetStatus, Scope,
+    ABI, Access, AccessFs, CompatLevel, Compatible, LandlockStatus, Ruleset, RulesetAttr,
+    RulesetStatus, Scope,
 };
 use rustix::io::Errno;
 use rustix::mount::{
@@ -40,13 +41,13 @@ pub(super) fn leave() -> Result<(), Errno> {
 }
 
 /// Makes Landlock refuse all access by path to this thread and the threads that it starts, and
-/// refuse abstract Unix sockets of other processes (Linux 6.12). Returns false if the kernel has no
-/// Landlock.
+/// refuse abstract Unix sockets of other processes (Linux 6.12). Returns the kernel's version of
+/// Landlock, or `None` if it has none.
 ///
 /// Signals stay permitted. Process 1 of the program has asked for a signal when this process dies.
 /// The kernel treats it as sent by this process; a Landlock restriction would suppress it, and
 /// process 1 would survive.
-pub(super) fn forbid() -> bool {
+pub(super) fn forbid() -> Option<u8> {
     // The newest ABI known. Each kernel enforces as much of it as it supports.
     let restricted = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -54,5 +55,13 @@ pub(super) fn forbid() -> bool {
         .and_then(|rules| rules.scope(Scope::AbstractUnixSocket))
         .and_then(Ruleset::create)
         .and_then(landlock::RulesetCreated::restrict_self);
-    restricted.is_ok_and(|status| status.ruleset != RulesetStatus::NotEnforced)
+    let status = restricted.ok()?;
+    match status.landlock {
+        LandlockStatus::Available { effective_abi, kernel_abi }
+            if status.ruleset != RulesetStatus::NotEnforced =>
+        {
+            u8::try_from(kernel_abi.unwrap_or(effective_abi as i32)).ok()
+        }
+        _ => None,
+    }
 }

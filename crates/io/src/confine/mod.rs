@@ -86,11 +86,19 @@ impl fmt::Display for State {
 }
 
 static STATE: AtomicU8 = AtomicU8::new(0);
+/// The kernel's version of Landlock (its ABI), once [`isolate`] has restricted this process.
+static LANDLOCK_VERSION: AtomicU8 = AtomicU8::new(0);
 
 /// Returns the layers that are in force in this process.
 pub fn state() -> State {
     // Relaxed: the number protects no other memory.
     State(STATE.load(Ordering::Relaxed))
+}
+
+/// Returns the kernel's version of Landlock (its ABI); 0 if Landlock is not in force.
+pub fn landlock_version() -> u8 {
+    // Relaxed: the number protects no other memory.
+    LANDLOCK_VERSION.load(Ordering::Relaxed)
 }
 
 fn add(layer: u8) {
@@ -113,7 +121,9 @@ pub fn isolate() -> io::Result<Option<Errno>> {
     }
     give_up(CapabilitySet::empty())?;
     add(State::PRIVILEGES);
-    if filesystem::forbid() {
+    if let Some(version) = filesystem::forbid() {
+        // Relaxed: the number protects no other memory.
+        LANDLOCK_VERSION.store(version, Ordering::Relaxed);
         add(State::LANDLOCK);
     }
     Ok(namespaces.err())

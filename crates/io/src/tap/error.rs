@@ -27,15 +27,10 @@ pub enum TapError {
 impl fmt::Display for TapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoDevice => f.write_str(
-                "/dev/net/tun is missing; run `modprobe tun`, or start the container with \
-                 `--device /dev/net/tun`",
-            ),
-            Self::DeviceForbidden => f.write_str(
-                "no permission to open /dev/net/tun; run `chmod 666 /dev/net/tun` as root, or \
-                 add the udev rule KERNEL==\"tun\", MODE=\"0666\", which lasts; start a container \
-                 with `--device /dev/net/tun`",
-            ),
+            Self::NoDevice | Self::DeviceForbidden => {
+                let remedy = self.remedy().expect("these errors have one");
+                write!(f, "{}; {remedy}", self.problem())
+            }
             Self::NotPermitted => f.write_str(
                 "no permission to create a TAP interface: it needs CAP_NET_ADMIN in the user \
                  namespace that owns this network namespace",
@@ -59,6 +54,29 @@ impl fmt::Display for TapError {
 impl std::error::Error for TapError {}
 
 impl TapError {
+    /// What is wrong, without [what to do](Self::remedy).
+    pub fn problem(&self) -> String {
+        match self {
+            Self::NoDevice => "/dev/net/tun is missing".to_owned(),
+            Self::DeviceForbidden => "no permission to open /dev/net/tun".to_owned(),
+            other => other.to_string(),
+        }
+    }
+
+    /// What to do about a device that cannot be opened.
+    pub fn remedy(&self) -> Option<&'static str> {
+        match self {
+            Self::NoDevice => {
+                Some("run `modprobe tun`, or start the container with `--device /dev/net/tun`")
+            }
+            Self::DeviceForbidden => Some(
+                "run `chmod 666 /dev/net/tun` as root, or add the udev rule KERNEL==\"tun\", \
+                 MODE=\"0666\", which lasts; start a container with `--device /dev/net/tun`",
+            ),
+            _ => None,
+        }
+    }
+
     pub(super) fn from_open(errno: Errno) -> Self {
         match errno {
             Errno::NOENT | Errno::NODEV | Errno::NXIO => Self::NoDevice,

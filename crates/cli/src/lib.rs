@@ -44,6 +44,7 @@ pub fn main() -> ExitCode {
         Action::Publish(arguments) => control::ports::publish(&arguments),
         Action::Capture(arguments) => control::capture::capture(&arguments),
         Action::Stats(arguments) => show::stats::stats(&arguments),
+        Action::Top(arguments) => show::top::top(&arguments),
         Action::Man => write_manual(),
     };
     match done {

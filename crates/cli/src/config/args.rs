@@ -14,8 +14,10 @@ use crate::config::netfile::{Pool, parse_duration};
 use crate::exit;
 
 pub(crate) use capture::CaptureArguments;
+pub(crate) use top::TopArguments;
 
 mod capture;
+mod top;
 
 /// Run a program's whole network through a user-space Ethernet, IP, UDP and TCP.
 #[derive(Debug, Parser)]
@@ -37,6 +39,7 @@ pub(crate) enum Action {
     Publish(PublishArguments),
     Capture(CaptureArguments),
     Stats(StatsArguments),
+    Top(TopArguments),
     /// Write the manual page to standard output.
     #[command(hide = true)]
     Man,
@@ -402,11 +405,11 @@ pub(crate) struct WhichNetwork {
 /// not, and `recalled`, packets of guests that were copied for their term or ring; `flows`, open
 /// now, by protocol; `joined`, connections by --host-tcp-ports and --join-published, which are in
 /// no other figure: `flows`, open now, `begun`, `refused` by the other side, `bytes_out` and
-/// `bytes_in`; `packets`, `from_program`, `to_program` and `retransmitted`; `taken`, packets and
-/// frames of memory in use; `dropped`, what did not get through, by reason; with several workers
-/// `workers`, by number, what of this each did, and packets `handed_over`. An instance of `up` also
-/// tells `stations`, known to its switch, and `ports`, by name, with what passed and what was
-/// dropped. Later versions may add names.
+/// `bytes_in`; `packets`, `from_program`, `to_program`, the super-packets among them and
+/// `retransmitted`; `taken`, packets and frames of memory in use; `dropped`, what did not get
+/// through, by reason; with several workers `workers`, by number, what of this each did, and
+/// packets `handed_over`. An instance of `up` also tells `stations`, known to its switch, and
+/// `ports`, by name, with what passed and what was dropped. Later versions may add names.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct StatsArguments {

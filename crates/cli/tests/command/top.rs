@@ -45,7 +45,7 @@ impl<'a> Terminal<'a> {
         let terminal = Self { folder, name };
         let at = folder.0.display();
         let script = format!(
-            "PS1=; clear; stty -a >{at}/before; echo shell-$$-pid >{at}/shell; \
+            "set -m; clear; stty -a >{at}/before; echo shell-$$-pid >{at}/shell; \
              XDG_RUNTIME_DIR={at} {environment} {TOWPATH} top {arguments}; \
              echo \"ended with $?\"; stty -a >{at}/after; exec sleep 1000"
         );
@@ -263,6 +263,27 @@ fn ends_of_instances_and_of_top() {
     assert_eq!(flows(&screen).len(), 2, "{screen}");
     terminal.keys(&["i"]);
     terminal.wait_for_text("no towpath of this user is running");
+    terminal.keys(&["q"]);
+    terminal.assert_restored("0");
+}
+
+/// Goal: Ctrl-Z gives the terminal back until the shell continues the job, which then draws its
+/// screen and takes keys again.
+#[test]
+fn ctrl_z_stops_it_and_fg_continues_it() {
+    skip_if!(no_tmux());
+    let folder = Folder::new("top-stopped");
+    let _running = start_busy(&folder, server(), &[]);
+    let terminal = Terminal::start(&folder, "tmux", "", "; echo it is stopped; read line; fg");
+    terminal.wait_for("the flows", |screen| flows(screen).len() == 2);
+    terminal.keys(&["C-z"]);
+    let screen = terminal.wait_for_text("it is stopped");
+    assert!(!screen.contains("towpath top  "), "{screen}");
+    // The shell reads a line, as it can on a terminal that is back in its mode.
+    terminal.keys(&["Enter"]);
+    terminal.wait_for("the flows", |screen| flows(screen).len() == 2);
+    terminal.keys(&["h"]);
+    terminal.wait_for_text("reverse the order");
     terminal.keys(&["q"]);
     terminal.assert_restored("0");
 }

@@ -10,7 +10,7 @@ use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::cursor::{Hide, Show};
 use ratatui::crossterm::execute;
 use ratatui::crossterm::terminal::{
-    EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
+    Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
 };
 
 use crate::show::top::app::App;
@@ -43,8 +43,11 @@ impl Screen {
     /// Takes the terminal over, again after [`Screen::release`].
     pub(super) fn take(&mut self) -> io::Result<()> {
         enable_raw_mode()?;
-        execute!(io::stdout(), EnterAlternateScreen, Hide)?;
-        self.terminal.clear()
+        execute!(io::stdout(), EnterAlternateScreen, Hide, Clear(ClearType::All))?;
+        // `Terminal::clear` would ask the terminal for its cursor, and the answer would come as
+        // keys, which another thread reads. A new one draws everything.
+        self.terminal = Terminal::new(CrosstermBackend::new(io::stdout()))?;
+        Ok(())
     }
 
     /// Gives the terminal back.

@@ -24,6 +24,7 @@ pub(super) enum Target {
 /// A command to the thread.
 #[derive(Debug)]
 pub(super) enum Command {
+    /// Ask this one from now on, also after a pause.
     Watch(Target),
     /// Ask nothing until told otherwise.
     Pause(bool),
@@ -65,7 +66,7 @@ pub(super) fn collect(
             commands.recv_timeout(wait.min(interval))
         };
         match command {
-            Ok(Command::Watch(other)) => (target, is_first) = (other, true),
+            Ok(Command::Watch(other)) => (target, is_first, is_paused) = (other, true, false),
             Ok(Command::Pause(pause)) => is_paused = pause,
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
@@ -97,5 +98,35 @@ pub(super) fn find_one(path: &Path) -> Found {
             Ok(false) => Found::Ended,
             _ => Found::Failed(format!("{error:#}")),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    /// Goal: an instance that has ended is reported once; another one is watched on request, even
+    /// after a pause; a closed channel ends the thread.
+    #[test]
+    fn commands_are_followed() {
+        let (commands, wanted) = channel();
+        let one = |name: &str| Target::One(PathBuf::from(format!("/no/such/{name}")));
+        commands.send(Command::Pause(true)).unwrap();
+        commands.send(Command::Watch(one("b"))).unwrap();
+        commands.send(Command::Pause(true)).unwrap();
+        drop(commands);
+        let found = RefCell::new(Vec::new());
+        collect(one("a"), Duration::from_secs(3600), &wanted, |target, what| {
+            assert!(matches!(what, Found::Ended), "{what:?}");
+            found.borrow_mut().push(target);
+            true
+        });
+        assert_eq!(*found.borrow(), [one("a"), one("b")]);
+        // The other end takes nothing any more.
+        let (_commands, wanted) = channel();
+        collect(one("a"), Duration::from_secs(3600), &wanted, |_, _| false);
     }
 }

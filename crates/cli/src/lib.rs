@@ -53,6 +53,7 @@ pub fn main() -> ExitCode {
         Action::Doctor(arguments) => doctor::doctor(&arguments),
         Action::Completions(arguments) => write_completions(arguments.shell),
         Action::Man(arguments) => write_manual(&arguments.folder),
+        Action::Top(arguments) => show::top::top(&arguments),
     };
     match done {
         Ok(ending) => end(ending),

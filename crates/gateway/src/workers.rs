@@ -16,7 +16,7 @@
 //!
 //! Reports are requested between turns. All workers together get [`REPORT_PATIENCE`] to answer. For
 //! a worker that has not answered by then, its last report counts, and it is not waited for again
-//! until it answers.
+//! until it answers. Pages of flows are requested from one worker at a time, in the same way.
 
 mod queue;
 
@@ -26,7 +26,7 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ use towpath_packet::ring::Doorbell;
 
 use crate::capture::Recording;
 use crate::config::Config;
-use crate::flows::{Accepted, JoinedListener, Spread, StartError};
+use crate::flows::{Accepted, FlowPage, FlowQuery, JoinedListener, Spread, StartError};
 use crate::owners::Owners;
 use crate::report::Report;
 use crate::worker::Worker;
@@ -174,6 +174,20 @@ impl Workers {
         Report::of_several(self.first.report(), &others)
     }
 
+    /// Returns the number of workers.
+    pub fn count(&self) -> usize {
+        1 + self.others.len()
+    }
+
+    /// Returns a page of the open flows of a worker, as [`Worker::flows`] does; `None` if there is
+    /// no such worker, or if it has not answered within [`REPORT_PATIENCE`].
+    pub fn flows(&mut self, worker: usize, query: &FlowQuery) -> Option<FlowPage> {
+        match worker.checked_sub(1) {
+            None => Some(self.first.flows(query)),
+            Some(other) => self.others.get_mut(other)?.flows(query, REPORT_PATIENCE),
+        }
+    }
+
     /// Waits until all other workers have ended, or stops them when one of `fds` is readable.
     fn wait_for_others(&self, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut result = Ok(());
@@ -200,6 +214,7 @@ impl Workers {
 enum Command {
     Begin,
     Report,
+    Flows(FlowQuery, Sender<FlowPage>),
     Finish(Duration),
 }
 
@@ -213,6 +228,8 @@ struct Running {
     last: RefCell<Report>,
     /// A requested report has not arrived yet.
     is_late: Cell<bool>,
+    /// Where a requested page of flows has not arrived yet.
+    late_page: Option<Receiver<FlowPage>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -233,7 +250,9 @@ impl Running {
         let to_it = (hand_over, bell.clone());
         let thread = Some(thread);
         let is_late = Cell::new(false);
-        Ok((Self { commands: Some(commands), bell, reports, last, is_late, thread }, to_it))
+        let late_page = None;
+        let commands = Some(commands);
+        Ok((Self { commands, bell, reports, last, is_late, late_page, thread }, to_it))
     }
 
     fn tell(&self, command: Command) {
@@ -264,6 +283,24 @@ impl Running {
             *last = newest;
         }
         last.clone()
+    }
+
+    /// Returns a page of flows that arrives within `limit`. A page that arrived too late for its
+    /// request is dropped.
+    fn flows(&mut self, query: &FlowQuery, limit: Duration) -> Option<FlowPage> {
+        if let Some(late) = &self.late_page
+            && matches!(late.try_recv(), Err(TryRecvError::Empty))
+        {
+            return None;
+        }
+        self.late_page = None;
+        let (answer, page) = channel();
+        self.tell(Command::Flows(*query, answer));
+        let answered = page.recv_timeout(limit);
+        if matches!(answered, Err(RecvTimeoutError::Timeout)) {
+            self.late_page = Some(page);
+        }
+        answered.ok()
     }
 
     /// Ends the thread and waits for it.
@@ -313,6 +350,10 @@ impl Other {
                 match self.wanted.try_recv() {
                     Ok(Command::Begin) => {}
                     Ok(Command::Report) => self.say(),
+                    Ok(Command::Flows(query, answer)) => {
+                        // A failure means that the receiver is gone.
+                        let _ = answer.send(self.worker.flows(&query));
+                    }
                     Ok(Command::Finish(limit)) => {
                         return self.worker.finish(&[self.stop.as_fd()], limit);
                     }

@@ -15,9 +15,11 @@ use crate::exit;
 
 pub(crate) use capture::CaptureArguments;
 pub(crate) use doctor::{CompletionsArguments, DoctorArguments, ManArguments};
+pub(crate) use top::TopArguments;
 
 mod capture;
 mod doctor;
+mod top;
 
 /// Run programs and virtual machines on a user-space network.
 #[derive(Debug, Parser)]
@@ -39,6 +41,7 @@ pub(crate) enum Action {
     Publish(PublishArguments),
     Capture(CaptureArguments),
     Stats(StatsArguments),
+    Top(TopArguments),
     Doctor(DoctorArguments),
     Completions(CompletionsArguments),
     #[command(hide = true)]
@@ -421,8 +424,8 @@ pub(crate) struct WhichNetwork {
 /// `recalled` (packets of guests that became copies when their term ended or their ring ran short).
 /// `flows`: open flows by protocol. `joined`: connections of --host-tcp-ports and
 /// --join-published, which no other counter includes: `flows` (open), `begun`, `refused` by the
-/// other side, `bytes_out` and `bytes_in`. `packets`: `from_program`, `to_program` and
-/// `retransmitted`. `taken`: packets and frames of memory in use. `dropped`: by reason. `workers`,
+/// other side, `bytes_out` and `bytes_in`. `packets`: `from_program`, `to_program`,
+/// the super-packets among them, and `retransmitted`. `taken`: packets and frames of memory in use. `dropped`: by reason. `workers`,
 /// with several workers: these counters for each, and `handed_over` packets. For `up` also
 /// `stations` (in the address table of the switch), and `ports`: for each, packets, bytes and
 /// drops. Later versions may add names.

@@ -1,12 +1,13 @@
 //! Requests on a control socket, and the JSON of the answers.
 //!
-//! An instance that serves one program answers `GET` of [`STATS`] and [`METRICS`]. A network
-//! answers `GET` of [`PORTS`], [`LEASES`], [`PUBLISHED`], [`STATS`] and [`METRICS`], and `POST` of
-//! [`TRANSACTION`] with `{"operations": [...]}`; see [`operations`].
+//! An instance that serves one program answers `GET` of [`STATS`], [`FLOWS`] and [`METRICS`]. A
+//! network answers `GET` of [`PORTS`], [`LEASES`], [`PUBLISHED`], [`STATS`], [`FLOWS`] and
+//! [`METRICS`], and `POST` of [`TRANSACTION`] with `{"operations": [...]}`; see [`operations`].
 
 use serde_json::{Value, json};
 use towpath_gateway::control::http::{Request, Response};
 use towpath_gateway::control::operations::{self, VLAN_MAX};
+use towpath_gateway::flows::{FlowPage, FlowQuery};
 use towpath_gateway::network::{Attachment, Network, PortReport, TransactionError};
 use towpath_gateway::publish::{Protocol, Publish};
 use towpath_gateway::report::Report;
@@ -16,6 +17,7 @@ use towpath_net::switch::vlan::{Vid, VlanSet};
 use towpath_net::switch::{PortCounters, PortVlans, Prefix, Role, StormRates};
 
 use crate::control::figures;
+use crate::control::flows::{self, FLOWS};
 use crate::control::metrics;
 
 pub(crate) const PORTS: &str = "/v1/ports";
@@ -25,8 +27,23 @@ pub(crate) const STATS: &str = "/v1/stats";
 pub(crate) const TRANSACTION: &str = "/v1/transaction";
 pub(crate) const METRICS: &str = "/metrics";
 
+/// An instance that serves one program, with one worker or several.
+pub(crate) trait Serving {
+    /// Returns the counters so far.
+    fn report(&self) -> Report;
+
+    /// Returns the number of workers.
+    fn worker_count(&self) -> usize;
+
+    /// Returns a page of a worker's flows; `None` if that worker does not answer.
+    fn flows(&mut self, worker: usize, query: &FlowQuery) -> Option<FlowPage>;
+}
+
 /// Answers a request; a transaction changes the network.
 pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Response {
+    if flows::is_meant(request.path) && request.method == "GET" {
+        return flows::answer(request.path, 1, |_, query| Some(worker.flows(query)));
+    }
     match (request.method, request.path) {
         ("GET", PORTS) => {
             let report = worker.side().report(worker.now());
@@ -41,20 +58,24 @@ pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Res
         ("GET", LEASES) => Response::json(200, &leases(worker)),
         ("GET", PUBLISHED) => Response::json(200, &published(worker)),
         ("POST", TRANSACTION) => transaction(worker, request.body),
-        (_, PORTS | LEASES | PUBLISHED | STATS | METRICS | TRANSACTION) => {
+        (_, PORTS | LEASES | PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION) => {
             wrong_method(request, &format!("GET to read, or POST {TRANSACTION}"))
         }
-        _ => unknown_path(request, &[PORTS, LEASES, PUBLISHED, STATS, METRICS, TRANSACTION]),
+        _ => unknown_path(request, &[PORTS, LEASES, PUBLISHED, STATS, FLOWS, METRICS, TRANSACTION]),
     }
 }
 
-/// Answers a request to an instance that serves one program: counters only.
-pub(crate) fn answer_gateway(report: impl Fn() -> Report, request: &Request<'_>) -> Response {
+/// Answers a request to an instance that serves one program: counters and flows only.
+pub(crate) fn answer_gateway(serving: &mut impl Serving, request: &Request<'_>) -> Response {
     match (request.method, request.path) {
-        ("GET", STATS) => Response::json(200, &figures::object(&report())),
-        ("GET", METRICS) => Response::metrics(metrics::text(&report(), None)),
-        (_, STATS | METRICS) => wrong_method(request, "GET"),
-        _ => unknown_path(request, &[STATS, METRICS]),
+        ("GET", STATS) => Response::json(200, &figures::object(&serving.report())),
+        ("GET", METRICS) => Response::metrics(metrics::text(&serving.report(), None)),
+        ("GET", target) if flows::is_meant(target) => {
+            let workers = serving.worker_count();
+            flows::answer(target, workers, |worker, query| serving.flows(worker, query))
+        }
+        (_, STATS | FLOWS | METRICS) => wrong_method(request, "GET"),
+        _ => unknown_path(request, &[STATS, FLOWS, METRICS]),
     }
 }
 

@@ -47,6 +47,8 @@ pub(crate) fn object(report: &Report) -> Value {
         "packets": {
             "from_program": stack.packets_in,
             "to_program": stack.packets_out,
+            "super_from_program": stack.super_packets_in,
+            "super_to_program": stack.super_packets_out,
             "retransmitted": stack.retransmitted,
         },
         "taken": {

@@ -199,3 +199,87 @@ impl<'a> Family<'a> {
         };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::time::Duration;
+
+    use serde_json::Value;
+    use towpath_gateway::config::Config;
+    use towpath_gateway::network::{Network, NetworkConfig};
+    use towpath_gateway::worker::Worker;
+
+    use super::*;
+
+    /// The dashboard that the documentation offers.
+    const DASHBOARD: &str = include_str!("../../../../docs/grafana.json");
+
+    /// Returns all metrics that there are.
+    fn all() -> String {
+        let config = NetworkConfig {
+            mtu: 1500,
+            gateway: None,
+            gateway_addresses: Vec::new(),
+            orphan: false,
+            busy_poll: Duration::ZERO,
+            seed: 0,
+        };
+        let network = Network::new(config).unwrap();
+        let worker = Worker::serving(&Config::default(), network, Default::default()).unwrap();
+        let mut report = worker.report();
+        report.workers = vec![WorkerShare {
+            flows: report.flows,
+            packets_in: 0,
+            packets_out: 0,
+            bytes_out: 0,
+            bytes_in: 0,
+            handed_over: 0,
+        }];
+        text(&report, Some(&worker.side().report(worker.now())))
+    }
+
+    /// Returns the words of a text that begin like a metric.
+    fn metrics_in(text: &str) -> impl Iterator<Item = &str> {
+        let is_of_word = |char: char| char.is_ascii_alphanumeric() || char == '_';
+        text.split(move |char| !is_of_word(char)).filter(|word| word.starts_with("towpath_"))
+    }
+
+    /// Goal: the dashboard is valid, and every metric that it shows is one of an instance.
+    #[test]
+    fn the_dashboard_shows_metrics_that_exist() {
+        let text = all();
+        let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        let families: BTreeMap<&str, &str> =
+            families.filter_map(|line| line.split_once(' ')).collect();
+        let mut known: BTreeSet<String> = BTreeSet::new();
+        for (name, kind) in &families {
+            let suffix = if *kind == "counter" { "_total" } else { "" };
+            known.insert(format!("{name}{suffix}"));
+        }
+        let dashboard: Value = serde_json::from_str(DASHBOARD).expect("it is JSON");
+        let panels = dashboard["panels"].as_array().expect("panels");
+        let ids: BTreeSet<u64> = panels.iter().filter_map(|panel| panel["id"].as_u64()).collect();
+        assert_eq!(ids.len(), panels.len(), "each panel has a number of its own");
+        let mut shown = BTreeSet::new();
+        for panel in panels.iter().filter(|panel| panel["type"] != "row") {
+            let title = panel["title"].as_str().expect("a title");
+            let targets = panel["targets"].as_array().expect(title);
+            assert!(!targets.is_empty(), "{title}");
+            for target in targets {
+                let expression = target["expr"].as_str().expect(title);
+                assert!(metrics_in(expression).next().is_some(), "{title}: {expression}");
+                for metric in metrics_in(expression) {
+                    assert!(known.contains(metric), "{title}: there is no {metric}");
+                    shown.insert(metric);
+                }
+            }
+        }
+        for metric in metrics_in(&dashboard["templating"].to_string()) {
+            assert!(known.contains(metric), "a variable uses {metric}, which does not exist");
+        }
+        let missing: Vec<&String> =
+            known.iter().filter(|metric| !shown.contains(metric.as_str())).collect();
+        assert!(missing.is_empty(), "the dashboard does not show {missing:?}");
+    }
+}

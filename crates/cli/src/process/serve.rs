@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use towpath_gateway::capture::{FINISH_PATIENCE, Recording, Summary};
 use towpath_gateway::config::Config;
-use towpath_gateway::flows::{JoinedListener, allow_many_files};
+use towpath_gateway::flows::{FlowPage, FlowQuery, JoinedListener, allow_many_files};
 use towpath_gateway::report::Report;
 use towpath_gateway::worker::Worker;
 use towpath_gateway::workers::Workers;
@@ -17,7 +17,7 @@ use towpath_io::namespace::channel::Channel;
 use towpath_io::namespace::sockets::SocketSource;
 use towpath_io::tap::{Features, Tap};
 
-use crate::control::api;
+use crate::control::api::{self, Serving};
 use crate::control::socket::Control;
 use crate::messages::Messages;
 
@@ -123,9 +123,9 @@ impl Gateway {
     /// Answers requests for counters.
     fn answer(&mut self) {
         let Some(control) = &mut self.control else { return };
-        let report = || self.workers.report();
-        if let Err(error) = control.serve(|asked| Some(api::answer_gateway(report, &asked.request)))
-        {
+        let workers = &mut self.workers;
+        let answered = control.serve(|asked| Some(api::answer_gateway(workers, &asked.request)));
+        if let Err(error) = answered {
             self.messages.notice(format_args!("the control socket failed and is closed: {error}"));
             self.control = None;
         }
@@ -208,11 +208,27 @@ impl Threads {
             Self::Several(workers) => workers.recording(),
         }
     }
+}
 
+impl Serving for Threads {
     fn report(&self) -> Report {
         match self {
             Self::One(worker) => worker.report(),
             Self::Several(workers) => workers.report(),
+        }
+    }
+
+    fn worker_count(&self) -> usize {
+        match self {
+            Self::One(_) => 1,
+            Self::Several(workers) => workers.count(),
+        }
+    }
+
+    fn flows(&mut self, worker: usize, query: &FlowQuery) -> Option<FlowPage> {
+        match self {
+            Self::One(only) => Some(only.flows(query)),
+            Self::Several(workers) => workers.flows(worker, query),
         }
     }
 }

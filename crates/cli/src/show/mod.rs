@@ -1,4 +1,5 @@
 //! Counters of running instances, for people.
 
 pub(crate) mod stats;
+pub(crate) mod top;
 pub(crate) mod watch;

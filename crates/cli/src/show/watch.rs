@@ -75,7 +75,7 @@ fn ends(signals: &Signals, until: Instant) -> io::Result<bool> {
 
 /// Returns the rates per second between two answers: of the gateway, and of each port if there are
 /// ports.
-fn rates(before: &Value, after: &Value, elapsed: Duration) -> Value {
+pub(super) fn rates(before: &Value, after: &Value, elapsed: Duration) -> Value {
     let rate = |before: &Value, after: &Value| {
         let (before, after) = (total(before), total(after));
         // It is lower than before: another port with the same name, whose counters began at zero.
@@ -124,7 +124,7 @@ fn total(value: &Value) -> u64 {
 }
 
 /// Rounds to one decimal place: more is noise.
-fn round(rate: f64) -> Value {
+pub(super) fn round(rate: f64) -> Value {
     ((rate * 10.0).round() / 10.0).into()
 }
 

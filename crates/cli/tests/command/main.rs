@@ -23,6 +23,7 @@ mod published;
 mod stats;
 mod support;
 mod terminal;
+mod top;
 mod vhost;
 
 use std::ffi::OsStr;

@@ -98,6 +98,11 @@ impl Response {
         Self { status, content_type: "application/json", body: format!("{value}\n") }
     }
 
+    /// Returns a response with a body that is JSON already.
+    pub fn json_text(body: String) -> Self {
+        Self { status: 200, content_type: "application/json", body }
+    }
+
     /// Returns a response with figures in OpenMetrics format.
     pub fn metrics(body: String) -> Self {
         let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -131,6 +136,7 @@ fn reason(status: u16) -> &'static str {
         413 => "Content Too Large",
         431 => "Request Header Fields Too Large",
         501 => "Not Implemented",
+        503 => "Service Unavailable",
         _ => "",
     }
 }

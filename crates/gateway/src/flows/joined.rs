@@ -35,6 +35,7 @@ use towpath_io::socket::{TcpListener, TcpSocket};
 use towpath_net::time::Instant;
 
 mod lane;
+mod listed;
 #[cfg(test)]
 mod tests;
 
@@ -71,6 +72,7 @@ struct Newcomer {
 /// Where it connects to.
 #[derive(Clone, Copy)]
 struct Attempt {
+    program: SocketAddr,
     host_port: u16,
     is_ipv4: bool,
     /// The host's address of the other family has been tried.
@@ -93,6 +95,13 @@ struct Flow {
     into: Lane,
     /// It is in `JoinedFlows::waiting`.
     queued: bool,
+    /// The program, and the other end as the host has it.
+    ends: [SocketAddr; 2],
+    begun: Instant,
+    /// The host began it.
+    is_published: bool,
+    /// Bytes out and in that the sinks took.
+    moved: [u64; 2],
 }
 
 struct Listening {
@@ -205,7 +214,7 @@ impl JoinedFlows {
     fn begin_published(
         &mut self,
         host: TcpSocket,
-        program: SocketAddr,
+        [program, peer]: [SocketAddr; 2],
         cx: &mut Around<'_>,
     ) -> Option<TcpSocket> {
         if self.flows.len() >= self.flows_max || self.paused_until.is_some() {
@@ -217,7 +226,8 @@ impl JoinedFlows {
         match socket.connect(program) {
             Ok((inside, is_connected)) => {
                 cx.counters.joined += 1;
-                self.begin(inside, host, Connecting::Program, is_connected, cx);
+                let (sockets, ends) = ((inside, host), [program, peer]);
+                self.begin(sockets, ends, Connecting::Program, is_connected, cx);
             }
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 cx.counters.joined += 1;
@@ -261,9 +271,9 @@ impl JoinedFlows {
         let Some(listening) = self.listeners.get(slot) else { return false };
         let JoinedListener { socket, host_port } = &listening.listener;
         match socket.accept() {
-            Ok((inside, _)) => {
+            Ok((inside, program)) => {
                 let (host_port, is_ipv4) = (*host_port, listening.is_ipv4);
-                let attempt = Attempt { host_port, is_ipv4, is_second: false };
+                let attempt = Attempt { program, host_port, is_ipv4, is_second: false };
                 cx.counters.joined += 1;
                 self.connect(Newcomer { inside, attempt }, cx);
             }
@@ -277,11 +287,13 @@ impl JoinedFlows {
     /// Connects to the host; tries the other address if the first refuses.
     fn connect(&mut self, mut newcomer: Newcomer, cx: &mut Around<'_>) {
         loop {
-            let Attempt { host_port, is_ipv4, is_second } = newcomer.attempt;
-            match TcpSocket::connect(loopback(is_ipv4, host_port)) {
+            let Attempt { program, host_port, is_ipv4, is_second } = newcomer.attempt;
+            let to = loopback(is_ipv4, host_port);
+            match TcpSocket::connect(to) {
                 Ok((host, is_connected)) => {
                     let connecting = Connecting::Host(newcomer.attempt);
-                    return self.begin(newcomer.inside, host, connecting, is_connected, cx);
+                    let sockets = (newcomer.inside, host);
+                    return self.begin(sockets, [program, to], connecting, is_connected, cx);
                 }
                 Err(error) if cx.count_shortage(&error) => {
                     self.held_back = Some(newcomer);
@@ -298,8 +310,8 @@ impl JoinedFlows {
 
     fn begin(
         &mut self,
-        inside: TcpSocket,
-        host: TcpSocket,
+        (inside, host): (TcpSocket, TcpSocket),
+        ends: [SocketAddr; 2],
         connecting: Connecting,
         is_connected: bool,
         cx: &mut Around<'_>,
@@ -326,6 +338,10 @@ impl JoinedFlows {
             out: Lane::default(),
             into: Lane::default(),
             queued: false,
+            ends,
+            begun: cx.now,
+            is_published: matches!(connecting, Connecting::Program),
+            moved: [0; 2],
         }));
         if is_connected {
             self.connected(slot, cx);
@@ -402,11 +418,12 @@ impl JoinedFlows {
     /// Moves bytes out and in, at most `most` of each.
     fn advance(&mut self, slot: Slot, most: [u64; 2], cx: &mut Around<'_>) {
         let Some(flow) = self.flows.get_mut(slot) else { return };
-        let Flow { inside, host, out, into, .. } = &mut **flow;
-        let GatewayCounters { joined_bytes_out, joined_bytes_in, .. } = cx.counters;
-        let pipes = &mut self.pipes;
-        let moved_out = out.advance(inside, host, pipes, joined_bytes_out, most[0]);
-        let moved_in = into.advance(host, inside, pipes, joined_bytes_in, most[1]);
+        let Flow { inside, host, out, into, moved, .. } = &mut **flow;
+        let (pipes, before) = (&mut self.pipes, *moved);
+        let moved_out = out.advance(inside, host, pipes, &mut moved[0], most[0]);
+        let moved_in = into.advance(host, inside, pipes, &mut moved[1], most[1]);
+        cx.counters.joined_bytes_out += moved[0] - before[0];
+        cx.counters.joined_bytes_in += moved[1] - before[1];
         let is_over = out.is_closed() && into.is_closed();
         let mut more = false;
         for moved in [moved_out, moved_in] {
@@ -562,7 +579,8 @@ impl Gateway {
             return Some(socket);
         }
         let mut back = None;
-        self.with_joined(io, |joined, cx| back = joined.begin_published(socket, program, cx));
+        let ends = [program, peer];
+        self.with_joined(io, |joined, cx| back = joined.begin_published(socket, ends, cx));
         back
     }
 

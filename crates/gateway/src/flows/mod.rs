@@ -16,13 +16,14 @@
 //! that bypass the stack from loopback to loopback; `resolver` chooses the DNS server; `hops` maps
 //! hop limits and ICMP errors; `shares` and `idle` choose what to evict at a bound; `expected` has
 //! packets that are near and ACKs that wait; `route` maps destinations; `fair` limits the memory of
-//! slow readers. All run on the worker's thread.
+//! slow readers; `list` describes flows for people. All run on the worker's thread.
 
 mod expected;
 mod fair;
 mod hops;
 mod idle;
 mod joined;
+mod list;
 mod listen;
 mod newcomers;
 mod ping;
@@ -38,6 +39,7 @@ mod udp;
 use crate::config::Config;
 use expected::Expected;
 use joined::{End, JoinedFlows};
+use list::Visits;
 use listen::Listeners;
 use newcomers::Newcomers;
 use ping::Pings;
@@ -55,6 +57,7 @@ use towpath_packet::{Ledger, Memory};
 use udp::UdpFlows;
 
 pub use joined::JoinedListener;
+pub use list::{Cursor, FlowKind, FlowPage, FlowQuery, LISTED_MAX, ListedFlow, VISITED_MAX};
 pub use listen::{StartError, allow_many_files};
 pub(crate) use newcomers::Load;
 pub use queued::LentNow;
@@ -186,6 +189,7 @@ pub struct Gateway {
     newcomers: Newcomers,
     expected: Expected,
     spread: Spread,
+    visits: Visits,
     counters: GatewayCounters,
 }
 
@@ -257,6 +261,7 @@ impl Gateway {
             newcomers: Newcomers::default(),
             expected: Expected::new(),
             spread: Spread::default(),
+            visits: Visits::default(),
             counters: GatewayCounters::default(),
         };
         for publish in &config.publish {

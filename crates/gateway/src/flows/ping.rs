@@ -4,6 +4,7 @@
 //! longest. Idle flows end after [`IDLE`] (RFC 5508 REQ-1).
 
 use super::hops::{hops_left, report};
+use super::list::{Described, Visited};
 use super::newcomers::Message;
 use super::route::Target;
 use super::shares::Share;
@@ -42,6 +43,10 @@ struct Flow {
     /// The header fields set on the socket; `None` before the first request.
     header: Option<Header>,
     used_at: Instant,
+    /// When it began, and the payload bytes that it has moved.
+    begun: Instant,
+    bytes_out: u64,
+    bytes_in: u64,
 }
 
 /// Fields of a request's IP header that its socket passes on.
@@ -84,6 +89,28 @@ impl Pings {
 
     pub(super) fn len(&self) -> usize {
         self.slots.len()
+    }
+
+    pub(super) fn table_len(&self) -> usize {
+        self.slots.table_len()
+    }
+
+    /// Returns the bytes that a flow has moved.
+    pub(super) fn visited(&self, index: u32) -> Option<Visited> {
+        let (generation, flow) = self.slots.at(index)?;
+        let Flow { begun, bytes_out, bytes_in, .. } = *flow;
+        Some(Visited { generation, begun, bytes_out, bytes_in })
+    }
+
+    pub(super) fn describe(&self, index: u32) -> Option<Described> {
+        let (program, peer, _) = self.slots.at(index)?.1.key;
+        Some(Described {
+            program: SocketAddr::new(program, 0),
+            peer: Some(SocketAddr::new(peer, 0)),
+            is_inbound: false,
+            state: "open",
+            tcp: None,
+        })
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {
@@ -157,7 +184,10 @@ impl Gateway {
         let header = Header { hops: hops_left(echo.ttl), dont_fragment: echo.dont_fragment };
         let sent = flow.set_header(header);
         match sent.and_then(|()| flow.socket.send(echo.sequence, pieces.iter())) {
-            Ok(()) => io.ledger.carry(bytes),
+            Ok(()) => {
+                flow.bytes_out += bytes as u64;
+                io.ledger.carry(bytes);
+            }
             // The error queue has the MTU.
             Err(error) if Errno::from_io_error(&error) == Some(Errno::MSGSIZE) => {
                 Self::read_ping_errors(flow, io);
@@ -228,7 +258,17 @@ impl Gateway {
         };
         let slot = self.pings.slots.next_slot();
         io.reactor.add(&socket, Token::Ping(slot).encode(), Interest::READ, false).map_err(Some)?;
-        let flow = Flow { socket, key, share, sequence: 0, header: None, used_at: io.now };
+        let flow = Flow {
+            socket,
+            key,
+            share,
+            sequence: 0,
+            header: None,
+            used_at: io.now,
+            begun: io.now,
+            bytes_out: 0,
+            bytes_in: 0,
+        };
         self.pings.slots.insert(flow);
         self.pings.index.insert(key, slot);
         Ok(slot)
@@ -252,6 +292,7 @@ impl Gateway {
                     return;
                 }
             }
+            flow.bytes_in += reply.len as u64;
             io.ledger.carry(reply.len);
             let echo = EchoReply { local, remote, ident, sequence: reply.sequence, packet };
             let (stack, mut context) = io.stack_and_context();

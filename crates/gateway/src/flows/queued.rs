@@ -50,6 +50,11 @@ impl Queued {
         self.came(0, len, now);
     }
 
+    /// Returns the number of bytes that have arrived so far.
+    pub(super) fn total(&self) -> u64 {
+        self.came
+    }
+
     /// Returns since when a byte has waited, in a queue that now holds `len` bytes.
     fn since(&self, len: usize) -> Option<Instant> {
         let (at, since) = self.followed?;

@@ -65,6 +65,17 @@ impl<T> Slots<T> {
         Some(value)
     }
 
+    /// Returns the number of entries, free ones included: indexes are below it.
+    pub(super) fn table_len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns the value at an index and its generation.
+    pub(super) fn at(&self, index: u32) -> Option<(u32, &T)> {
+        let (generation, value) = self.entries.get(index as usize)?;
+        Some((*generation, value.as_ref()?))
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = (Slot, &T)> {
         self.entries.iter().enumerate().filter_map(|(index, (generation, value))| {
             let slot = Slot { index: index as u32, generation: *generation };

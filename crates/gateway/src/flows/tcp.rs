@@ -12,10 +12,11 @@
 //! program's own packets get their turn after the same number of bytes, however many flows there
 //! are.
 
+mod listed;
 mod slow;
 mod urgent;
 
-use super::queued::{LentNow, Queued};
+use super::queued::Queued;
 use super::route::Target;
 use super::slots::{GENERATION_MASK, Slot};
 use super::{Gateway, Io, Token, is_descriptor_shortage};
@@ -85,13 +86,16 @@ struct Flow {
     moment: Option<Moment>,
     /// Bytes that the host has taken.
     passed: u64,
+    /// When it began, and whether the host began it.
+    begun: Instant,
+    is_inbound: bool,
     /// Bytes for the host; `into` has the bytes for the program.
     out: Queued,
     into: Queued,
 }
 
 impl Flow {
-    fn new(handle: TcpHandle, socket: TcpSocket, phase: Phase) -> Self {
+    fn new(handle: TcpHandle, socket: TcpSocket, phase: Phase, now: Instant) -> Self {
         Self {
             handle,
             socket,
@@ -112,6 +116,8 @@ impl Flow {
             brief: 0,
             moment: None,
             passed: 0,
+            begun: now,
+            is_inbound: phase == Phase::ProgramConnecting,
             out: Queued::default(),
             into: Queued::default(),
         }
@@ -157,18 +163,6 @@ impl TcpFlows {
 
     pub(super) fn len(&self) -> usize {
         self.count
-    }
-
-    /// Returns what all flows have lent.
-    pub(super) fn lent(&self, stack: &Stack, now: Instant) -> LentNow {
-        let mut lent = LentNow::default();
-        for flow in self.flows.iter().flatten() {
-            if let Some(connection) = stack.tcp(flow.handle) {
-                lent.add(&flow.out, connection.received_len(), now);
-                lent.add(&flow.into, connection.unacknowledged(), now);
-            }
-        }
-        lent
     }
 
     pub(super) fn has_work(&self) -> bool {
@@ -282,7 +276,7 @@ impl Gateway {
         if let Err(error) = io.reactor.add(&socket, token, interest.and_urgent(), true) {
             return self.connect_failed(handle, dns, &error, io);
         }
-        let mut flow = Flow::new(handle, socket, Phase::HostConnecting { dns });
+        let mut flow = Flow::new(handle, socket, Phase::HostConnecting { dns }, io.now);
         flow.watches_room = !connected;
         self.tcp.insert(flow);
         if connected {
@@ -360,7 +354,7 @@ impl Gateway {
             io.stack.tcp_release(handle, io.now);
             return socket.reset();
         }
-        self.tcp.insert(Flow::new(handle, socket, Phase::ProgramConnecting));
+        self.tcp.insert(Flow::new(handle, socket, Phase::ProgramConnecting, io.now));
         self.limit_first_window(handle, io);
         self.expected.connection_begins(io.now);
     }

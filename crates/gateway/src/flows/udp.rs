@@ -16,6 +16,7 @@
 
 mod errors;
 mod host;
+mod listed;
 mod peers;
 mod published;
 mod questions;
@@ -81,6 +82,10 @@ struct Flow {
     dns: Dns,
     /// It is in `UdpFlows::waiting`.
     queued: bool,
+    /// When it began, and the payload bytes that it has moved.
+    begun: Instant,
+    bytes_out: u64,
+    bytes_in: u64,
 }
 
 /// The query in flight on a DNS mapping.
@@ -224,6 +229,9 @@ impl Flow {
             led_until: Instant::START,
             dns: Dns::default(),
             queued: false,
+            begun: now,
+            bytes_out: 0,
+            bytes_in: 0,
         }
     }
 
@@ -297,6 +305,7 @@ impl Gateway {
         match send(&flow.socket, &fields, to, &datagram.packet, datagram.segment_size) {
             Ok(()) => {
                 self.counters.bytes_out += bytes as u64;
+                flow.bytes_out += bytes as u64;
                 io.ledger.carry(bytes);
             }
             Err(error) => {
@@ -523,6 +532,7 @@ impl Gateway {
             }
         }
         self.counters.bytes_in += bytes as u64;
+        flow.bytes_in += bytes as u64;
         io.ledger.carry(bytes);
         match size {
             Some(size) if usize::from(size.get()) > room => {

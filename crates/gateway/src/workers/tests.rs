@@ -65,12 +65,13 @@ fn a_worker_that_is_stuck_is_waited_for_once() {
     let config = Config { memory_bytes: crate::config::MEMORY_BYTES_MIN, ..Config::default() };
     let last = Worker::new(&config, tap(queue)).expect("a worker").report();
     let ((commands, wanted), (tell, reports)) = (channel(), channel());
-    let stuck = Running {
+    let mut stuck = Running {
         commands: Some(commands),
         bell: new_bell().expect("a bell"),
         reports,
         last: RefCell::new(last.clone()),
         is_late: Cell::new(false),
+        late_page: None,
         thread: None,
     };
     stuck.ask();
@@ -83,6 +84,17 @@ fn a_worker_that_is_stuck_is_waited_for_once() {
     assert_eq!(stuck.report(Duration::ZERO).handed_over, 7);
     stuck.ask();
     assert_eq!(wanted.try_iter().count(), 1);
+
+    // Pages of flows, too.
+    let query = FlowQuery { from: 0, most: 1, moved_min: 0 };
+    assert!(stuck.flows(&query, Duration::ZERO).is_none());
+    assert!(stuck.flows(&query, Duration::from_secs(24 * 3600)).is_none(), "it is late");
+    let mut asked: Vec<Command> = wanted.try_iter().collect();
+    let Some(Command::Flows(_, answer)) = asked.pop() else { panic!("a request for flows") };
+    assert!(asked.is_empty());
+    answer.send(FlowPage::default()).expect("it waits");
+    assert!(stuck.flows(&query, Duration::ZERO).is_none(), "asked anew");
+    assert!(matches!(wanted.try_recv(), Ok(Command::Flows(..))));
 }
 
 /// Goal: two workers have flows of all kinds that always have more to move. The slower direction of

@@ -438,7 +438,8 @@ fn a_pause_loses_nothing() {
     });
     let (inside, _) = accepted.unwrap();
     let host_port = listening.listener.host_port;
-    let attempt = Attempt { host_port, is_ipv4: true, is_second: false };
+    let attempt =
+        Attempt { program: loopback(true, 1), host_port, is_ipv4: true, is_second: false };
     rig.joined.held_back = Some(Newcomer { inside, attempt });
     assert!(!rig.joined.all_passed_on());
     rig.now = rig.joined.deadline().unwrap();

@@ -1,0 +1,44 @@
+//! What reports show of UDP flows. Nothing here runs per packet.
+
+use super::{NOBODY, Realm, UdpFlows};
+use crate::flows::list::{Described, Visited};
+
+impl UdpFlows {
+    pub(in crate::flows) fn table_len(&self) -> usize {
+        self.slots.table_len()
+    }
+
+    /// Returns the bytes that a flow has moved.
+    pub(in crate::flows) fn visited(&self, index: u32) -> Option<Visited> {
+        let (generation, flow) = self.slots.at(index)?;
+        Some(Visited {
+            generation,
+            begun: flow.begun,
+            bytes_out: flow.bytes_out,
+            bytes_in: flow.bytes_in,
+        })
+    }
+
+    pub(in crate::flows) fn describe(&self, index: u32) -> Option<Described> {
+        let (_, flow) = self.slots.at(index)?;
+        let is_published = flow.published.is_some();
+        Some(Described {
+            program: flow.program,
+            peer: match flow.realm {
+                Realm::Dns(inside) => Some(inside),
+                Realm::World => flow.latest,
+                // The program sees the host's loopback as another address.
+                Realm::Loopback(inside) => flow.latest.map(|latest| (inside, latest.port()).into()),
+            },
+            is_inbound: is_published,
+            state: match flow.realm {
+                _ if is_published && flow.program == NOBODY => "no-guest",
+                _ if is_published => "published",
+                Realm::World => "mapped",
+                Realm::Loopback(_) => "loopback",
+                Realm::Dns(_) => "dns",
+            },
+            tcp: None,
+        })
+    }
+}

@@ -6,6 +6,7 @@ mod cycles;
 mod docs;
 mod limits;
 mod order;
+mod prose;
 mod text;
 mod unsafety;
 
@@ -14,9 +15,10 @@ use crate::source::{self, Source};
 /// A check of all files.
 type Check = fn(&[Source]) -> Vec<String>;
 
-const CHECKS: [(&str, Check); 7] = [
+const CHECKS: [(&str, Check); 8] = [
     ("headers, lengths and widths", text::shape),
     ("words", text::words),
+    ("prose", prose::check),
     ("order of modules", order::check),
     ("cycles of modules", cycles::check),
     ("unsafe code and atomics", unsafety::check),

@@ -425,10 +425,10 @@ pub(crate) struct WhichNetwork {
 /// `flows`: open flows by protocol. `joined`: connections of --host-tcp-ports and
 /// --join-published, which no other counter includes: `flows` (open), `begun`, `refused` by the
 /// other side, `bytes_out` and `bytes_in`. `packets`: `from_program`, `to_program`,
-/// the super-packets among them, and `retransmitted`. `taken`: packets and frames of memory in use. `dropped`: by reason. `workers`,
-/// with several workers: these counters for each, and `handed_over` packets. For `up` also
-/// `stations` (in the address table of the switch), and `ports`: for each, packets, bytes and
-/// drops. Later versions may add names.
+/// the super-packets among them, and `retransmitted`. `taken`: packets and frames of memory in use.
+/// `dropped`: by reason. `workers`, with several workers: these counters for each, and
+/// `handed_over` packets. For `up` also `stations` (in the address table of the switch), and
+/// `ports`: for each, packets, bytes and drops. Later versions may add names.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct StatsArguments {

@@ -279,7 +279,7 @@ impl App {
     /// Selects a row so many rows below, or scrolls what covers the table.
     fn move_by(&mut self, step: isize) {
         if self.cover != Cover::None {
-            // Drawing limits it to what there is.
+            // Drawing limits it to the length of the text.
             self.scrolled = self.scrolled.saturating_add_signed(step);
             return;
         }

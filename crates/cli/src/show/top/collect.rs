@@ -26,7 +26,7 @@ pub(super) enum Target {
 pub(super) enum Command {
     /// Ask this one from now on, also after a pause.
     Watch(Target),
-    /// Ask nothing until told otherwise.
+    /// Ask nothing until the next command.
     Pause(bool),
 }
 

@@ -447,7 +447,10 @@ fn what_cannot_be_watched_is_an_error() {
     let piped = output(&mut top(&folder.0, &[]));
     assert_fails(&piped, "standard output is no terminal; `towpath top --once` writes");
     assert_eq!(text(&piped), "", "nothing is written to it");
-    assert_fails(&output(&mut top(&folder.0, &["2147483647"])), "is no running towpath");
+    assert_fails(
+        &output(&mut top(&folder.0, &["2147483647"])),
+        "no towpath of this user has PID 2147483647",
+    );
     let missing = ["--socket", "/no/such", "--once"];
     assert_fails(&output(&mut top(&folder.0, &missing)), "no towpath answers at /no/such");
     for wrong in [
@@ -463,7 +466,7 @@ fn what_cannot_be_watched_is_an_error() {
         assert_eq!(refused.status.code(), Some(2), "{wrong:?}: {}", errors(&refused));
     }
     let empty = Folder::new("top-none");
-    assert_fails(&once(&empty, &[]), "none is running");
+    assert_fails(&once(&empty, &[]), "no towpath is running");
 
     let path = folder.0.join("nonsense");
     let listener = UnixListener::bind(&path).unwrap();
@@ -478,6 +481,6 @@ fn what_cannot_be_watched_is_an_error() {
         drop(listener.accept().unwrap());
     });
     let nonsense = once(folder, &["--socket", path.to_str().unwrap()]);
-    assert_fails(&nonsense, "is no control socket");
+    assert_fails(&nonsense, "is not a control socket of towpath");
     answering.join().unwrap();
 }

@@ -49,7 +49,8 @@ fn outside(host: &mut Host, family: Family) {
     let url = format!("http://{}:{}/{BYTES}", url_host(family.outside()), server.port());
     let output = Towpath::new(NONE).run(fetch(&url));
     let stats = Stats::of(&output);
-    assert!(output.success().starts_with(&digest_of(BYTES)));
+    assert!(output.stdout.starts_with(&digest_of(BYTES)), "{output:?}");
+    output.success();
     stats.assert_carried(0, BYTES, 1024);
 }
 
@@ -156,7 +157,7 @@ fn pcap_unread(host: &mut Host) {
         let output = towpath.finish();
         assert!(!is_asked || sent.elapsed() < AT_ONCE, "{:?}", sent.elapsed());
         let stats = Stats::of(&output);
-        let expected = format!("towpath: capture {path}: ");
+        let expected = format!("towpath: capture {path} ended after ");
         assert!(output.stderr.contains(&expected), "{}", output.stderr);
         output.success();
         assert!(stats.number("captured ", "missed") > 100, "{stats:?}");
@@ -185,7 +186,10 @@ fn pcap_file_full(host: &mut Host) {
     let told: Vec<&str> =
         output.stderr.lines().filter(|line| line.contains("No space left on device")).collect();
     assert_eq!(told.len(), 2, "as it happens and in the figures: {}", output.stderr);
-    assert!(told[0].starts_with(&format!("towpath: capture {}: ", file.display())), "{told:?}");
+    assert!(
+        told[0].starts_with(&format!("towpath: capture {} ended after ", file.display())),
+        "{told:?}"
+    );
     let stats = Stats::of(&output);
     assert!(output.success().starts_with(&digest_of(BYTES)));
     let missed = stats.number("captured ", "missed");

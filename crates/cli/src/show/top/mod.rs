@@ -70,7 +70,7 @@ pub(crate) fn top(arguments: &TopArguments) -> Result<Ending, Failure> {
 fn any(needs_one: bool) -> anyhow::Result<Target> {
     match instances::running()?.as_slice() {
         [(_, path)] => Ok(Target::One(path.clone())),
-        [] => bail!("none is running"),
+        [] => bail!("no towpath is running"),
         _ if needs_one => bail!("several are running; say which by its process number"),
         _ => Ok(Target::All),
     }

@@ -113,7 +113,8 @@ impl Mirrors {
     /// Begins a capture of packets that come from frames of `frame_bytes` in total. `ended` rings
     /// when the reader of the capture is gone.
     ///
-    /// # Errors The error of the system call that failed.
+    /// # Errors
+    /// The error of the system call that failed.
     pub(crate) fn add(
         &mut self,
         settings: CaptureSettings,

@@ -208,7 +208,8 @@ impl Default for Ipv6Config {
 impl Config {
     /// Checks every field. Disables IPv6 if the MTU is too small for it and IPv4 is enabled.
     ///
-    /// # Errors [`ConfigError`] for the first field that is not valid.
+    /// # Errors
+    /// [`ConfigError`] for the first field that is not valid.
     pub fn check(&mut self) -> Result<Option<Notice>, ConfigError> {
         if !(MTU_MIN..=MTU_MAX).contains(&self.mtu) {
             return Err(ConfigError::Mtu(self.mtu));

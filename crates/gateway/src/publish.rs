@@ -201,7 +201,8 @@ pub fn ephemeral_ports() -> RangeInclusive<u16> {
 /// Parses all specifications of one protocol. A specification that means all ports leaves out
 /// `ephemeral`, the ports that the host assigns by itself.
 ///
-/// # Errors [`PublishError`] for the first specification that cannot be parsed.
+/// # Errors
+/// [`PublishError`] for the first specification that cannot be parsed.
 pub fn parse(
     protocol: Protocol,
     specs: &[String],
@@ -229,7 +230,8 @@ pub fn parse(
 
 /// Parses all specifications of joined ports.
 ///
-/// # Errors [`PublishError`] for the first specification that cannot be parsed.
+/// # Errors
+/// [`PublishError`] for the first specification that cannot be parsed.
 pub fn parse_joined(specs: &[String]) -> Result<Vec<JoinedPort>, PublishError> {
     let mut joined: Vec<JoinedPort> = Vec::new();
     let mut taken = HashSet::new();

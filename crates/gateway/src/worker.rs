@@ -199,7 +199,8 @@ impl<S: Side> Worker<S> {
     /// Joins the program's connections to these sockets, which listen on its loopback, with
     /// connections to the host's loopback.
     ///
-    /// # Errors A socket does not listen, or cannot be watched.
+    /// # Errors
+    /// A socket does not listen, or cannot be watched.
     pub fn join(&mut self, listeners: Vec<JoinedListener>) -> io::Result<()> {
         self.gateway.join(listeners, &self.reactor)
     }
@@ -207,7 +208,8 @@ impl<S: Side> Worker<S> {
     /// Joins connections from the host's loopback to published ports, over sockets that `source`
     /// opens inside.
     ///
-    /// # Errors The source cannot be watched.
+    /// # Errors
+    /// The source cannot be watched.
     pub fn join_published(&mut self, source: SocketSource) -> io::Result<()> {
         self.gateway.join_published(source, &self.reactor)
     }

@@ -62,9 +62,11 @@ pub struct Workers {
 impl Workers {
     /// Prepares the workers as [`Workers::prepare`] does, and starts serving.
     ///
-    /// # Errors [`StartError`].
+    /// # Errors
+    /// [`StartError`].
     ///
-    /// # Panics If there is no queue.
+    /// # Panics
+    /// If there is no queue.
     pub fn start(config: &Config, queues: Vec<Tap>) -> Result<Self, StartError> {
         let workers = Self::prepare(config, queues)?;
         workers.begin();
@@ -74,9 +76,11 @@ impl Workers {
     /// Binds the published ports, takes over the queues of a device, one worker for each, and
     /// starts their threads, which wait for [`Workers::begin`].
     ///
-    /// # Errors [`StartError`].
+    /// # Errors
+    /// [`StartError`].
     ///
-    /// # Panics If there is no queue.
+    /// # Panics
+    /// If there is no queue.
     pub fn prepare(config: &Config, queues: Vec<Tap>) -> Result<Self, StartError> {
         let share = Config { workers: queues.len(), ..config.clone() }.share();
         let mut queues = queues;
@@ -117,14 +121,16 @@ impl Workers {
 
     /// Joins connections by the first worker; see [`Worker::join`].
     ///
-    /// # Errors A socket does not listen, or cannot be watched.
+    /// # Errors
+    /// A socket does not listen, or cannot be watched.
     pub fn join(&mut self, listeners: Vec<JoinedListener>) -> io::Result<()> {
         self.first.join(listeners)
     }
 
     /// Joins connections to published ports by the first worker; see [`Worker::join_published`].
     ///
-    /// # Errors The source cannot be watched.
+    /// # Errors
+    /// The source cannot be watched.
     pub fn join_published(&mut self, source: SocketSource) -> io::Result<()> {
         self.first.join_published(source)
     }
@@ -151,7 +157,8 @@ impl Workers {
     /// Continues after the program's end until everything that the program sent has been passed on,
     /// for `limit` at most, or until one of `fds` is readable. Then ends the other threads.
     ///
-    /// # Errors A worker has failed.
+    /// # Errors
+    /// A worker has failed.
     pub fn finish(&mut self, fds: &[BorrowedFd<'_>], limit: Duration) -> io::Result<()> {
         for other in &self.others {
             other.tell(Command::Finish(limit));

@@ -13,7 +13,7 @@
 //! Only [`device`] uses the standard library, for one type: the file descriptor of a device.
 //!
 //! Unsafe code is allowed only in `slab`, `region`, `foreign`, `loan`, `lend`, `recall`, `packet`,
-//! `pool` and three parts of `ring`.
+//! `pool`, and `fill` and `shared` of `ring`.
 #![cfg_attr(not(loom), no_std)]
 #![deny(unsafe_code)]
 

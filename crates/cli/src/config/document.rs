@@ -17,7 +17,8 @@ pub(crate) struct Document<'a> {
 impl<'a> Document<'a> {
     /// Parses a text.
     ///
-    /// # Errors A message with line and column.
+    /// # Errors
+    /// A message with line and column.
     pub(crate) fn read(text: &'a str) -> Result<(Self, Fields), String> {
         let mut document = Self { text, places: HashMap::new() };
         let table = DeTable::parse(text).map_err(|error| document.syntax(&error))?;

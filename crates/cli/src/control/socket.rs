@@ -107,7 +107,8 @@ impl Control {
     /// Does all work that needs no waiting. `answer` handles requests, and returns `None` if it has
     /// taken the connection over.
     ///
-    /// # Errors A system call that worked before failed; the socket is unusable from now on.
+    /// # Errors
+    /// A system call that worked before failed; the socket is unusable from now on.
     pub(crate) fn serve(
         &mut self,
         mut answer: impl FnMut(Asked<'_>) -> Option<Response>,

@@ -56,7 +56,8 @@ impl Recorder {
     /// Begins a capture file: a regular file, a pipe or a terminal. `name` is the name of the port;
     /// the recording ends after `count_max` packets.
     ///
-    /// # Errors The file is of another kind, or cannot be written.
+    /// # Errors
+    /// The file is of another kind, or cannot be written.
     pub fn new(
         sniffer: Sniffer,
         file: OwnedFd,

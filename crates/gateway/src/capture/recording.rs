@@ -34,7 +34,8 @@ impl Recording {
     /// Begins a recording of all packets of the interface `name` to `file`. The packets come from
     /// frames of `frame_bytes` in total. The caller shows each packet to the returned mirrors.
     ///
-    /// # Errors The error of the system call that failed; or a capture cannot be written to `file`.
+    /// # Errors
+    /// The error of the system call that failed; or a capture cannot be written to `file`.
     pub(crate) fn begin(
         file: OwnedFd,
         name: &str,
@@ -48,7 +49,8 @@ impl Recording {
 
     /// Starts the thread.
     ///
-    /// # Errors The error of the system call that failed.
+    /// # Errors
+    /// The error of the system call that failed.
     pub fn start(recorder: Recorder) -> io::Result<Self> {
         let (stop, ended) = (EventDoorbell::new()?, EventDoorbell::new()?);
         let (tell, summaries) = channel();
@@ -84,7 +86,8 @@ impl Recording {
     /// `limit` at most, or until one of `fds` is readable. Returns `None` if the recording has not
     /// ended by then.
     ///
-    /// # Errors The error of poll(2).
+    /// # Errors
+    /// The error of poll(2).
     pub fn finish(
         &mut self,
         fds: &[BorrowedFd<'_>],

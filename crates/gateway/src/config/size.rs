@@ -7,7 +7,8 @@ pub struct SizeError;
 
 /// Parses a size in bytes: digits, optionally followed by `K`, `M` or `G` for powers of 1024.
 ///
-/// # Errors [`SizeError`] for any other text and for numbers that do not fit.
+/// # Errors
+/// [`SizeError`] for any other text and for numbers that do not fit.
 pub fn parse_size(text: &str) -> Result<usize, SizeError> {
     let (digits, shift) = match text.char_indices().last() {
         Some((at, 'K' | 'k')) => (&text[..at], 10),

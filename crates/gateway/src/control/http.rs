@@ -35,7 +35,8 @@ pub struct Response {
 impl<'a> Request<'a> {
     /// Parses the request in `input`; `None` if it is not complete.
     ///
-    /// # Errors The response to an invalid or too large request.
+    /// # Errors
+    /// The response to an invalid or too large request.
     pub fn parse(input: &'a [u8]) -> Result<Option<Self>, Response> {
         let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
         let mut request = httparse::Request::new(&mut headers);

@@ -45,7 +45,8 @@ const ID_BYTES_MAX: usize = 255;
 
 /// Parses the operations of a transaction, the JSON object `{"operations": [...]}`.
 ///
-/// # Errors A message for the sender.
+/// # Errors
+/// A message for the sender.
 pub fn transaction(body: &[u8]) -> Result<Vec<Operation>, String> {
     let body: Value =
         serde_json::from_slice(body).map_err(|error| format!("the body is not JSON: {error}"))?;

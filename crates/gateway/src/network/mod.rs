@@ -105,7 +105,8 @@ pub type Tell = dyn FnMut(&str, &dyn Display) + Send;
 impl Network {
     /// Makes a network without ports, except the gateway's if it is configured.
     ///
-    /// # Errors The error of the system call that failed.
+    /// # Errors
+    /// The error of the system call that failed.
     pub fn new(config: NetworkConfig) -> Result<Self, PortError> {
         let mut switch = Switch::new(switch::Config {
             copies_payload: config.orphan,
@@ -142,7 +143,8 @@ impl Network {
     /// Restores the leases in a file, and keeps the file up to date from now on. Does nothing
     /// without services. Another thread calls `tell`.
     ///
-    /// # Errors The file exists and cannot be read, or nothing can be written next to it; with
+    /// # Errors
+    /// The file exists and cannot be read, or nothing can be written next to it; with
     /// [`io::ErrorKind::ResourceBusy`], another network keeps its leases there. Leases are not kept
     /// then.
     pub fn keep_leases(

@@ -127,7 +127,8 @@ impl Change {
 impl Worker<Network> {
     /// Makes all changes, in order, or none. The module text describes how removed ports behave.
     ///
-    /// # Errors [`TransactionError`]: the first operation that failed; nothing was changed.
+    /// # Errors
+    /// [`TransactionError`]: the first operation that failed; nothing was changed.
     pub fn apply(&mut self, operations: Vec<Operation>) -> Result<(), TransactionError> {
         let mut done = Vec::with_capacity(operations.len());
         for (index, operation) in operations.into_iter().enumerate() {

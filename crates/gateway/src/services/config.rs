@@ -81,7 +81,8 @@ pub enum ConfigError {
 impl Config {
     /// Checks every setting.
     ///
-    /// # Errors [`ConfigError`] for the first one that is not valid.
+    /// # Errors
+    /// [`ConfigError`] for the first one that is not valid.
     pub fn check(&self) -> Result<(), ConfigError> {
         if let Some(v4) = &self.ipv4 {
             let (first, last) = (*v4.pool.start(), *v4.pool.end());

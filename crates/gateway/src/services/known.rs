@@ -48,7 +48,8 @@ impl Services {
     /// Reserves an address for a guest, gives it a name, or both. A guest that has another address
     /// gets the reserved one when it asks again.
     ///
-    /// # Errors [`StaticLeaseError`]; nothing was changed.
+    /// # Errors
+    /// [`StaticLeaseError`]; nothing was changed.
     pub fn add_static_lease(
         &mut self,
         lease: StaticLease,

@@ -20,8 +20,8 @@
 //! not complete, or a datagram that waits for more data, delays its group's notice, but the memory
 //! is then no longer used.
 //!
-//! Only foreign memory can be recalled (see [`towpath_packet::Piece::watch`]); other loans end with
-//! their last piece.
+//! Only foreign memory, and memory that was lent as recallable, can be recalled (see
+//! [`towpath_packet::Piece::watch`]); other loans end with their last piece.
 
 use super::lending::{Borrower, Lendings};
 use super::{Error, SocketId, Sockets};

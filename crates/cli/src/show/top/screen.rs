@@ -24,7 +24,8 @@ pub(super) struct Screen {
 impl Screen {
     /// Takes the terminal over.
     ///
-    /// # Errors Standard input or output is no terminal, or the terminal refuses.
+    /// # Errors
+    /// Standard input or output is no terminal, or the terminal refuses.
     pub(super) fn enter() -> anyhow::Result<Self> {
         if !io::stdout().is_terminal() {
             bail!("standard output is no terminal; `towpath top --once` writes one interval to it");

@@ -53,7 +53,7 @@ fn probes_that_arrive_raise_the_size() {
     assert_eq!(t.c.recovery.state, CaState::Open);
 }
 
-/// The passive side uses the size that the path is said to take until a probe arrives. As on Linux,
+/// The passive side uses the configured size of the path until a probe arrives. As on Linux,
 /// the size of the probe may be smaller.
 #[test]
 fn the_passive_side_begins_with_its_first_probe() {

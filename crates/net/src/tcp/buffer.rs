@@ -62,15 +62,19 @@ impl Connection {
         if room == 0 && self.has_space(0) {
             room = goal;
         }
-        self.send.no_space |= room == 0;
+        self.send.no_space.set(self.send.no_space.get() || room == 0);
         room as usize
     }
 
     /// True if an owner that waits for room should try again: a third of the buffer is free, as on
-    /// Linux.
+    /// Linux. After false, [`Events::WRITABLE`] reports room.
     pub fn is_writable(&self) -> bool {
         let (used, buffer) = (self.send_memory(), self.send.buffer as usize);
-        buffer.saturating_sub(used) >= used / 2 && self.has_space(1)
+        let is_writable = buffer.saturating_sub(used) >= used / 2 && self.has_space(1);
+        if !is_writable {
+            self.send.no_space.set(true);
+        }
+        is_writable
     }
 
     /// Lends `piece` to be sent, as a write of its own. The owner respects
@@ -203,7 +207,7 @@ impl Connection {
     /// Checks for room after data was sent or acknowledged, as Linux does: enlarges the buffer with
     /// the window, and notifies an owner that waits.
     pub(super) fn check_space(&mut self, now: Instant) {
-        if !core::mem::take(&mut self.send.space_check_due) || !self.send.no_space {
+        if !core::mem::take(&mut self.send.space_check_due) || !self.send.no_space.get() {
             return;
         }
         if self.window_room() > 0 {
@@ -211,7 +215,7 @@ impl Connection {
             self.congestion.window_mut().restamp_use(now);
         }
         if self.is_writable() {
-            self.send.no_space = false;
+            self.send.no_space.set(false);
             let empty = self.send.board.is_empty() && self.send.unsent() == 0;
             self.send.chrono.stop(Limit::SendBuffer, empty, now);
             self.note(Events::WRITABLE);

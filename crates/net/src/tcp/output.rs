@@ -90,7 +90,7 @@ impl Connection {
             || self.send.probe_due
             || self.wants_to_resend()
             || self.send.has_unsent_numbers()
-            || (self.send.space_check_due && self.send.no_space)
+            || (self.send.space_check_due && self.send.no_space.get())
             || self.send.awaits_peer && self.timers.persist.is_none()
     }
 

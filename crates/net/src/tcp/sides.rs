@@ -16,6 +16,7 @@ use super::urgent::Urgent;
 use super::writes::Writes;
 use crate::time::{Duration, Instant};
 use alloc::sync::Arc;
+use core::cell::Cell;
 use towpath_packet::{Packet, Reader};
 
 /// How urgently an ACK is owed.
@@ -88,8 +89,8 @@ pub(super) struct Sender {
     /// Unsent bytes at which there is no more room (`TCP_NOTSENT_LOWAT`); zero for the default of
     /// the settings.
     pub(super) notsent_lowat: u32,
-    /// The owner found no room and waits for `Events::WRITABLE`.
-    pub(super) no_space: bool,
+    /// The owner found no room and waits for `Events::WRITABLE`. A `Cell`, as asking begins a wait.
+    pub(super) no_space: Cell<bool>,
     /// Room may have become free since.
     pub(super) space_check_due: bool,
     /// The owner has more data and waits for an ACK that leaves room in the peer's window.
@@ -135,7 +136,7 @@ impl Sender {
             buffer: settings.send_buffer,
             buffer_fixed: false,
             notsent_lowat: 0,
-            no_space: false,
+            no_space: Cell::new(false),
             space_check_due: false,
             awaits_peer: false,
             pacing: Pacing::default(),

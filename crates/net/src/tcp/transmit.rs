@@ -326,7 +326,7 @@ impl Connection {
         if window.is_limited() {
             return;
         }
-        let wants_space = self.send.no_space;
+        let wants_space = self.send.no_space.get();
         if unused && self.settings.slow_start_after_idle && open {
             if wants_space {
                 window.restamp(now);

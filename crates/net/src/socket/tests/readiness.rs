@@ -1,7 +1,7 @@
 //! Events of `poll` in each state, as in Linux.
 
 use super::bench::*;
-use crate::socket::{Readiness, Shutdown};
+use crate::socket::{Error, Readiness, Shutdown};
 
 const IN: Readiness = Readiness::READABLE;
 const OUT: Readiness = Readiness::WRITABLE;
@@ -21,6 +21,24 @@ fn from_new_to_closed() {
     assert_eq!(b.hosts[CLIENT].readiness(client), IN | OUT | Readiness::READ_HUP);
     b.hosts[CLIENT].close(client, b.now).expect("open socket");
     assert_eq!(b.hosts[CLIENT].readiness(client), Readiness::NONE);
+}
+
+/// Goal: a socket that a poll found not writable reports room, though no send failed.
+#[test]
+fn who_only_polls_hears_of_room() {
+    let mut b = Bench::new();
+    let (_, client) = b.connected();
+    let mut sent = 0;
+    while b.hosts[CLIENT].readiness(client).contains(OUT) {
+        sent += b.send(CLIENT, client, &[0; 1000]).expect("the socket is writable");
+    }
+    assert_ne!(b.send(CLIENT, client, &[0; 1]), Err(Error::WouldBlock), "the queue is not full");
+    b.wakes(CLIENT);
+    b.settle();
+    let wakes = b.wakes(CLIENT);
+    let is_told = |&(id, what): &(_, Readiness)| id == client && what.contains(OUT);
+    assert!(wakes.iter().any(is_told), "{wakes:?} after {sent} bytes");
+    assert_eq!(b.hosts[CLIENT].readiness(client), OUT);
 }
 
 #[test]

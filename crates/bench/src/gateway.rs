@@ -65,7 +65,7 @@ pub(super) fn measure(
         if setup.system == system::System::Veth {
             lab::join_by_veth(network, subnet, setup.mtu)?;
         }
-        systems.push(Joined { setup: *setup, network, publishing, subnet });
+        systems.push(Joined { setup: *setup, network, publishing, subnet, scratch });
     }
     let web = web::Server::start_for(&plan.selection, scratch)?;
     let series = bare_series(plan, &setups);
@@ -134,6 +134,7 @@ struct Joined<'a> {
     /// the other probes.
     publishing: &'a Network,
     subnet: u8,
+    scratch: &'a Path,
 }
 
 /// A system that works.
@@ -165,7 +166,7 @@ impl<'a> Joined<'a> {
     /// Starts its gateway and waits until it works.
     fn start(&'a self) -> anyhow::Result<Live<'a>> {
         let server = Server::start(None)?;
-        let command = self.setup.command(self.network.holder());
+        let command = self.setup.command(self.network.holder(), self.scratch);
         let started = Stopwatch::start();
         let mut gateway = command.map(|mut command| Running::start(&mut command)).transpose()?;
         let mut ready = None;

@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::ValueEnum;
@@ -26,6 +26,8 @@ pub(super) enum Peer {
     Pasta,
     /// slirp4netns, with MTU 1500 and 65520.
     Slirp4netns,
+    /// gvproxy with gvforwarder, with MTU 1500 over IPv4.
+    Gvproxy,
     /// A veth pair: the kernel alone.
     Veth,
     /// Nothing: towpath's own figures.
@@ -48,6 +50,7 @@ pub(super) enum System {
     Workers,
     Pasta,
     Slirp4netns,
+    Gvproxy,
     Veth,
 }
 
@@ -69,12 +72,13 @@ pub(super) fn setups(peers: &[Peer]) -> Vec<Setup> {
             Peer::Workers => System::Workers,
             Peer::Pasta => System::Pasta,
             Peer::Slirp4netns => System::Slirp4netns,
+            Peer::Gvproxy => System::Gvproxy,
             Peer::Veth => System::Veth,
             Peer::None => continue,
         };
         add(system, MTU_ORDINARY);
         // These peers are fast only at this MTU, with which the network is no longer Ethernet.
-        if system.program().is_some() {
+        if matches!(system, System::Pasta | System::Slirp4netns) {
             add(system, MTU_LARGE);
         }
     }
@@ -82,8 +86,9 @@ pub(super) fn setups(peers: &[Peer]) -> Vec<Setup> {
 }
 
 impl Setup {
-    /// The command that joins the network held by process `holder`; `None` for the kernel.
-    pub(super) fn command(self, holder: i32) -> Option<Command> {
+    /// The command that joins the network held by process `holder`; `None` for the kernel. Sockets
+    /// go to the folder `scratch`.
+    pub(super) fn command(self, holder: i32, scratch: &Path) -> Option<Command> {
         let (mtu, joined) = (self.mtu.to_string(), IPERF_PORT.to_string());
         let netns = format!("/proc/{holder}/ns/net");
         Some(match self.system {
@@ -105,6 +110,12 @@ impl Setup {
                 let mut command = Command::new("slirp4netns");
                 command.args(["--configure", "--enable-ipv6", "--mtu", &mtu]);
                 command.args(["--netns-type=path", &netns, "tap0"]);
+                command
+            }
+            System::Gvproxy => {
+                let socket = scratch.join(format!("gvproxy-{holder}"));
+                let mut command = Command::new("sh");
+                command.args(["-ec", GVPROXY, "sh"]).args([&netns, &mtu]).arg(socket);
                 command
             }
             System::Veth => return None,
@@ -129,7 +140,7 @@ impl Setup {
                 command.args(["--netns-only", "--netns", &netns]);
                 command
             }
-            System::Slirp4netns | System::Veth => return None,
+            System::Slirp4netns | System::Gvproxy | System::Veth => return None,
         })
     }
 
@@ -152,6 +163,8 @@ impl Setup {
             (System::Pasta, true) => OUTSIDE_V6.into(),
             (System::Slirp4netns, false) => Ipv4Addr::new(10, 0, 2, 2).into(),
             (System::Slirp4netns, true) => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2).into(),
+            (System::Gvproxy, false) => Ipv4Addr::new(192, 168, 127, 254).into(),
+            (System::Gvproxy, true) => return None,
             (System::Veth, false) => Ipv4Addr::new(10, 8, subnet, 1).into(),
             (System::Veth, true) => Ipv6Addr::new(0xfd08, subnet.into(), 0, 0, 0, 0, 0, 1).into(),
         })
@@ -163,7 +176,7 @@ impl Setup {
     pub(super) fn loopback(self) -> Option<IpAddr> {
         match self.system {
             System::Towpath | System::Workers | System::Pasta => Some(Ipv4Addr::LOCALHOST.into()),
-            System::Slirp4netns | System::Veth => None,
+            System::Slirp4netns | System::Gvproxy | System::Veth => None,
         }
     }
 }
@@ -175,6 +188,7 @@ impl System {
             System::Towpath | System::Workers | System::Veth => None,
             System::Pasta => Some("pasta"),
             System::Slirp4netns => Some("slirp4netns"),
+            System::Gvproxy => Some("gvproxy"),
         }
     }
 }
@@ -187,6 +201,7 @@ impl fmt::Display for Setup {
             System::Workers => write!(f, "towpath@{WORKERS}workers"),
             System::Pasta => write!(f, "pasta@{}", self.mtu),
             System::Slirp4netns => write!(f, "slirp4netns@{}", self.mtu),
+            System::Gvproxy => write!(f, "gvproxy@{}", self.mtu),
             System::Veth => write!(f, "veth@{}", self.mtu),
         }
     }
@@ -213,6 +228,22 @@ pub(super) fn version(name: &str) -> Option<String> {
     let words = text.lines().next()?.trim();
     Some(words.replacen(" version", "", 1))
 }
+
+/// Starts gvproxy, and gvforwarder in the network `$1` with MTU `$2`. They talk through the socket
+/// `$3`. gvproxy ends with gvforwarder, whose parent it is made.
+const GVPROXY: &str = r#"
+rm -f "$3"
+nsenter --net="$1" sh -ec '
+    ip link del tap0 2>/dev/null || :
+    ip tuntap add tap0 mode tap
+    ip addr add 192.168.127.2/24 dev tap0
+    ip link set tap0 mtu "$1" up
+    ip route add default via 192.168.127.1
+' sh "$2"
+setpriv --pdeathsig KILL gvproxy -listen "unix://$3" -mtu "$2" &
+while ! [ -S "$3" ]; do sleep 0.01; done
+exec nsenter --net="$1" gvforwarder -url "unix://$3" -preexisting -iface tap0 -mtu $(($2 + 14))
+"#;
 
 /// Ethernet's MTU.
 const MTU_ORDINARY: u16 = 1500;

@@ -36,7 +36,7 @@ fn get(mut stream: TcpStream, bytes: usize) -> Result<()> {
             0 => return Err(format!("the server closed after {at} bytes").into()),
             count => at += count,
         }
-        clock.tell(at)?;
+        clock.report(at)?;
     }
     clock.end()?;
     say(&format!("sha256 {}", data::sha256(|to| to.write_all(&room))?))
@@ -55,7 +55,7 @@ fn put(mut stream: TcpStream, bytes: usize) -> Result<()> {
                 at += block.len();
             }
         }
-        clock.tell(at)?;
+        clock.report(at)?;
     }
     // The answer comes when the last byte has arrived.
     let (answer, _) = read_head(&mut BufReader::new(stream))?;
@@ -69,19 +69,19 @@ fn put(mut stream: TcpStream, bytes: usize) -> Result<()> {
 /// When the transfer began, and when progress was last reported.
 struct Clock {
     start: Instant,
-    told: Instant,
+    reported: Instant,
 }
 
 #[allow(clippy::disallowed_methods, reason = "a demonstration measures time")]
 impl Clock {
     fn start() -> Self {
         let start = Instant::now();
-        Self { start, told: start }
+        Self { start, reported: start }
     }
 
-    fn tell(&mut self, at: usize) -> Result<()> {
-        if self.told.elapsed() >= INTERVAL {
-            self.told = Instant::now();
+    fn report(&mut self, at: usize) -> Result<()> {
+        if self.reported.elapsed() >= INTERVAL {
+            self.reported = Instant::now();
             say(&format!("at {at}"))?;
         }
         Ok(())

@@ -2,7 +2,8 @@
 //!
 //! A small HTTP server listens on the host's loopback. A client, which is this program again, runs
 //! inside `towpath run`, and fetches and uploads MIB mebibytes, by default 1024. Both sides keep
-//! what they receive, and compute its SHA-256 after the time measurement.
+//! what they receive, and compute its SHA-256 after the time measurement. Client and server then do
+//! the same over the kernel's loopback, and a summary compares the two.
 #![forbid(unsafe_code)]
 
 mod client;
@@ -53,11 +54,42 @@ impl Direction {
     }
 }
 
+/// What carries the bytes.
+#[derive(Clone, Copy)]
+enum Carrier {
+    Towpath,
+    /// The loopback interface, without a namespace.
+    Kernel,
+}
+
+impl Carrier {
+    fn name(self) -> &'static str {
+        match self {
+            Carrier::Towpath => "through towpath",
+            Carrier::Kernel => "over the kernel's loopback",
+        }
+    }
+}
+
 /// The client's reports.
 #[derive(Default)]
-struct Told {
+struct Report {
     time: Duration,
     sha256: String,
+}
+
+/// A transfer whose bytes arrived unchanged.
+struct Transfer {
+    direction: Direction,
+    bytes: usize,
+    time: Duration,
+    sha256: String,
+}
+
+impl Transfer {
+    fn gigabits_per_second(&self) -> f64 {
+        self.bytes as f64 * 8.0 / self.time.as_secs_f64() / 1e9
+    }
 }
 
 fn main() -> ExitCode {
@@ -84,49 +116,73 @@ fn main() -> ExitCode {
 fn demonstrate(mib: usize) -> Result<()> {
     println!("{mib} MiB each way between the host's loopback and a program inside `towpath run`,");
     println!("which sees an MTU of {MTU}:");
-    for direction in [Direction::ToProgram, Direction::ToHost] {
-        transfer(direction, mib << 20)?;
+    let directions = [Direction::ToProgram, Direction::ToHost];
+    let mut rows = Vec::new();
+    for direction in directions {
+        let (transfer, text) = transfer(direction, Carrier::Towpath, mib << 20)?;
+        let stats = Stats::read(&text, direction)?;
+        report::print(&transfer, &stats);
+        rows.push((transfer, stats));
     }
+    let kernel = directions.map(|direction| transfer(direction, Carrier::Kernel, mib << 20));
+    let mut compared = Vec::new();
+    for ((towpath, stats), kernel) in rows.into_iter().zip(kernel) {
+        compared.push((towpath, stats, kernel?.0));
+    }
+    report::summarise(&compared);
     Ok(())
 }
 
-fn transfer(direction: Direction, bytes: usize) -> Result<()> {
+/// Moves bytes between a client and a server. Also returns what the client's standard error had.
+fn transfer(direction: Direction, carrier: Carrier, bytes: usize) -> Result<(Transfer, String)> {
     let server = Server::start(direction, bytes)?;
-    let (told, stats) = run_client(direction, server.address(), bytes)?;
+    let (report, text) = run_client(direction, carrier, server.address(), bytes)?;
     // Both hashes take seconds; the client has computed its own.
     let sha256 = server.finish()?;
-    if told.sha256 != sha256 {
-        return Err(format!("the bytes differ: SHA-256 {sha256} and {}", told.sha256).into());
+    if report.sha256 != sha256 {
+        return Err(format!("the bytes differ: SHA-256 {sha256} and {}", report.sha256).into());
     }
-    report::print(direction, bytes, told.time, &sha256, &stats);
-    Ok(())
+    Ok((Transfer { direction, bytes, time: report.time, sha256 }, text))
 }
 
-/// Runs the client inside `towpath run`.
-fn run_client(direction: Direction, server: SocketAddr, bytes: usize) -> Result<(Told, Stats)> {
-    let towpath = towpath()?;
-    let inside = format!("{HOST}:{}", server.port());
-    let mut child = Command::new(&towpath)
-        .args(["run", "--stats", "--mtu", MTU, "--map-host-loopback", HOST, "--"])
-        .arg(std::env::current_exe()?)
-        .args(["client", direction.method(), &inside, &bytes.to_string()])
+/// Runs the client, through towpath inside `towpath run`. Also returns its standard error.
+fn run_client(
+    direction: Direction,
+    carrier: Carrier,
+    server: SocketAddr,
+    bytes: usize,
+) -> Result<(Report, String)> {
+    let this = std::env::current_exe()?;
+    let (program, mut command, target) = match carrier {
+        Carrier::Towpath => {
+            let towpath = towpath()?;
+            let mut command = Command::new(&towpath);
+            command.args(["run", "--stats", "--mtu", MTU, "--map-host-loopback", HOST, "--"]);
+            command.arg(this);
+            (towpath, command, format!("{HOST}:{}", server.port()))
+        }
+        Carrier::Kernel => (this.clone(), Command::new(this), server.to_string()),
+    };
+    let mut child = command
+        .args(["client", direction.method(), &target, &bytes.to_string()])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|error| format!("{}: {error}", towpath.display()))?;
+        .map_err(|error| format!("{}: {error}", program.display()))?;
     let mut stderr = child.stderr.take().ok_or("no standard error")?;
     let reader = thread::spawn(move || {
         let mut text = String::new();
         stderr.read_to_string(&mut text).map(|_| text)
     });
-    let mut told = Told::default();
-    let mut progress = Progress::new(direction.name(), bytes);
+    let mut report = Report::default();
+    let name = format!("{} {}", direction.name(), carrier.name());
+    let mut progress = Progress::new(name, bytes);
     for line in BufReader::new(child.stdout.take().ok_or("no standard output")?).lines() {
         match line?.split_once(' ') {
             Some(("at", done)) => progress.show(done.parse()?),
-            Some(("time", micros)) => told.time = Duration::from_micros(micros.parse()?),
-            Some(("sha256", hash)) => told.sha256 = hash.into(),
+            Some(("time", micros)) => report.time = Duration::from_micros(micros.parse()?),
+            Some(("sha256", hash)) => report.sha256 = hash.into(),
             _ => {}
         }
     }
@@ -134,9 +190,9 @@ fn run_client(direction: Direction, server: SocketAddr, bytes: usize) -> Result<
     let status = child.wait()?;
     let text = reader.join().map_err(|_| "reading standard error failed")??;
     if !status.success() {
-        return Err(format!("towpath run ended with {status}\n{}", text.trim_end()).into());
+        return Err(format!("the client ended with {status}\n{}", text.trim_end()).into());
     }
-    Ok((told, Stats::read(&text, direction)?))
+    Ok((report, text))
 }
 
 /// Returns the path of the command, which is built next to this example.

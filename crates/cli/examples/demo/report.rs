@@ -1,9 +1,8 @@
 //! Output for people: progress on standard error, results on standard output.
 
 use std::io::{IsTerminal, Write, stderr};
-use std::time::Duration;
 
-use crate::{Direction, Result};
+use crate::{Direction, Result, Transfer};
 
 /// Characters of the bar.
 const WIDTH: usize = 40;
@@ -12,14 +11,14 @@ const PARTS: usize = 4;
 
 /// A bar on a terminal, lines elsewhere.
 pub(crate) struct Progress {
-    name: &'static str,
+    name: String,
     bytes: usize,
     terminal: bool,
     shown: usize,
 }
 
 impl Progress {
-    pub(crate) fn new(name: &'static str, bytes: usize) -> Self {
+    pub(crate) fn new(name: String, bytes: usize) -> Self {
         let progress = Self { name, bytes, terminal: stderr().is_terminal(), shown: 0 };
         if progress.terminal {
             progress.bar(0);
@@ -82,7 +81,7 @@ impl Stats {
 fn line<'a>(text: &'a str, name: &str) -> Result<&'a str> {
     let mut lines = text.lines().map(|line| line.strip_prefix("towpath: ").unwrap_or(line));
     let found = lines.find_map(|line| line.strip_prefix(name));
-    Ok(found.ok_or_else(|| format!("towpath run told nothing about '{name}':\n{text}"))?.trim())
+    Ok(found.ok_or_else(|| format!("towpath run printed nothing about '{name}':\n{text}"))?.trim())
 }
 
 /// Returns the number before `unit` in a list.
@@ -91,23 +90,31 @@ fn number<T: std::str::FromStr>(list: &str, unit: &str) -> Result<T> {
     Ok(part.ok_or_else(|| format!("no number of {unit} in '{list}'"))?)
 }
 
-/// Prints the result of one direction.
-pub(crate) fn print(
-    direction: Direction,
-    bytes: usize,
-    time: Duration,
-    sha256: &str,
-    stats: &Stats,
-) {
-    let seconds = time.as_secs_f64();
-    let gigabits = bytes as f64 * 8.0 / seconds / 1e9;
+/// Prints the result of one direction through towpath.
+pub(crate) fn print(transfer: &Transfer, stats: &Stats) {
+    let (rate, seconds) = (transfer.gigabits_per_second(), transfer.time.as_secs_f64());
     let share = 100.0 * stats.super_packets as f64 / stats.packets as f64;
-    let mib = bytes >> 20;
+    let mib = transfer.bytes >> 20;
     println!();
-    println!("{}", direction.name());
-    println!("  throughput     {gigabits:.2} Gbit/s ({mib} MiB in {seconds:.2} s)");
+    println!("{}", transfer.direction.name());
+    println!("  throughput     {rate:.2} Gbit/s ({mib} MiB in {seconds:.2} s)");
     println!("  packets        {}, {share:.1} % of them super-packets", stats.packets);
     println!("  payload        {:.6} copies per byte", stats.copies_per_byte);
     println!("  offload        {}", stats.offload);
-    println!("  SHA-256        {sha256}, the same on both ends");
+    println!("  SHA-256        {}, the same on both ends", transfer.sha256);
+}
+
+/// Prints towpath's figures beside those of the kernel.
+pub(crate) fn summarise(rows: &[(Transfer, Stats, Transfer)]) {
+    println!();
+    println!("summary, Gbit/s     towpath   kernel's loopback   of it   copies per byte");
+    for (towpath, stats, kernel) in rows {
+        let [ours, kernels] = [towpath, kernel].map(Transfer::gigabits_per_second);
+        let share = format!("{:.0} %", 100.0 * ours / kernels);
+        let (name, copies) = (towpath.direction.name(), stats.copies_per_byte);
+        println!("  {name:<15}  {ours:>8.2}  {kernels:>17.2}  {share:>7}  {copies:>15.6}");
+    }
+    println!();
+    println!("The loopback is an upper bound: its bytes cross no namespace, on one connection.");
+    println!("Through towpath they cross a TAP device, on two connections.");
 }

@@ -52,7 +52,7 @@ pub(crate) fn stats(arguments: &StatsArguments) -> Result<Ending, Failure> {
 }
 
 /// Returns the control socket of the only running instance.
-fn only() -> anyhow::Result<PathBuf> {
+pub(super) fn only() -> anyhow::Result<PathBuf> {
     match instances::running()?.as_slice() {
         [(_, path)] => Ok(path.clone()),
         [] => bail!("no towpath is running"),

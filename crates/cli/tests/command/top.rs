@@ -294,7 +294,7 @@ fn a_list_of_instances() {
     skip_if!(no_tmux());
     let Network { folder, running: network } = Network::start("top-list");
     let running = start_busy(&folder, server(), &[]);
-    assert_fails(&once(&folder, &[]), "several are running; say which by its process number");
+    assert_fails(&once(&folder, &[]), "several instances are running, with PIDs ");
     let terminal = Terminal::start(&folder, "tmux", "", "");
     let screen = terminal.wait_for("both", |screen| {
         screen.contains(" up --no-gateway") && screen.contains("run -q -4")

@@ -39,6 +39,7 @@ use towpath_packet::ring::Doorbell;
 use crate::config::args::TopArguments;
 use crate::control::instances;
 use crate::exit::{Ending, Failure};
+use crate::show::stats;
 use app::{App, Step};
 use collect::{Command, Found, Target};
 use screen::Screen;
@@ -71,7 +72,7 @@ fn any(needs_one: bool) -> anyhow::Result<Target> {
     match instances::running()?.as_slice() {
         [(_, path)] => Ok(Target::One(path.clone())),
         [] => bail!("no towpath is running"),
-        _ if needs_one => bail!("several are running; say which by its process number"),
+        _ if needs_one => Ok(Target::One(stats::only()?)),
         _ => Ok(Target::All),
     }
 }
@@ -142,7 +143,10 @@ fn act(
         match message {
             Message::Found(target, found) => app.update(&target, found),
             Message::NoKeys(error) => {
-                return Err(Failure::from(anyhow::Error::from(error).context("no keys any more")));
+                return Err(Failure::from(
+                    anyhow::Error::from(error)
+                        .context("cannot read the keyboard; use --once without a terminal"),
+                ));
             }
             Message::Key(key) => match app.press(key) {
                 Step::Stay => {}

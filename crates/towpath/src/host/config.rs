@@ -151,8 +151,9 @@ impl fmt::Display for StartError {
 impl std::error::Error for StartError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Tap(error) => Some(error),
-            Self::Io(error) => Some(error),
+            // The message has the error itself.
+            Self::Tap(error) => error.source(),
+            Self::Io(error) => error.source(),
             _ => None,
         }
     }

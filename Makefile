@@ -12,7 +12,8 @@ built ?= $(target)/$(profile)
 version = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 # Programs load the library with the major version that they were linked to.
 soname = libtowpath.so.$(firstword $(subst ., ,$(version)))
-lib = $(DESTDIR)$(PREFIX)/lib
+LIBDIR ?= $(PREFIX)/lib
+lib = $(DESTDIR)$(LIBDIR)
 share = $(DESTDIR)$(PREFIX)/share
 
 .PHONY: help
@@ -24,6 +25,8 @@ help:
 	@echo 'make library  the C library'
 	@echo 'make install  what was built, with manual pages, completions for shells, header and pkg-config file,'
 	@echo '              to PREFIX=$(PREFIX)'
+	@echo 'make packages  static command, Debian packages, wheel, npm package: $(target)/packages'
+	@echo 'make test-packages  install each of these packages in a fresh system, use and remove it; as root'
 	@echo 'make clean    remove everything that was built'
 
 .PHONY: demo
@@ -86,7 +89,19 @@ install-library:
 	install -m 644 $(built)/libtowpath_capi.a $(lib)/libtowpath.a
 	install -m 644 crates/capi/include/towpath.h $(DESTDIR)$(PREFIX)/include
 	install -m 644 docs/man/*.3 $(DESTDIR)$(PREFIX)/share/man/man3
-	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(version)|' crates/capi/towpath.pc.in >$(lib)/pkgconfig/towpath.pc
+	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR:$(PREFIX)/%=$${prefix}/%)|; s|@VERSION@|$(version)|' \
+		crates/capi/towpath.pc.in >$(lib)/pkgconfig/towpath.pc
+
+.PHONY: packages
+packages:
+	@bash scripts/setup packages
+	@packaging/build
+
+# Tests what `make packages` built.
+.PHONY: test-packages
+test-packages:
+	@bash scripts/setup test-packages
+	@packaging/test
 
 .PHONY: clean
 clean:

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use std::io;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
-use towpath_io::events::{Outcome, Parts, What, look as look_at};
+use towpath_io::events::{Buffer, Outcome, Parts, What, look as look_at};
 
 /// Most events that a wait returns by default.
 pub const EVENTS_DEFAULT: usize = 256;
@@ -210,7 +210,9 @@ impl EventQueue {
                 Some(Kind::Stream { work, .. }) => work.written(outcome),
                 Some(Kind::Task { task, .. }) => {
                     let Outcome { bytes, failure, parts } = outcome;
-                    let Parts::Buffer(buffer) = parts else { unreachable!("it has a buffer") };
+                    let Parts::Buffer(Buffer::Vec(buffer)) = parts else {
+                        unreachable!("it has a vector")
+                    };
                     task.accessed(Accessed { bytes, failure, buffer });
                 }
                 _ => continue,

@@ -12,6 +12,7 @@ mod custom;
 mod datagrams;
 mod disk;
 mod files;
+mod fill;
 mod kernel;
 mod kernel_streams;
 mod many;
@@ -99,6 +100,7 @@ fn main() {
         custom::CASES,
         datagrams::CASES,
         files::CASES,
+        fill::CASES,
         kernel::CASES,
         kernel_streams::CASES,
         many::CASES,

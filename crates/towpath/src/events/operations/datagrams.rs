@@ -6,7 +6,7 @@
 use crate::events::registrations::socket::DatagramSocket;
 use crate::events::{EventQueue, NotBegun, Token};
 use crate::host::operations::operation::Work;
-use crate::host::{AnyBuffer, Held, Lend, ReceivedDatagram, SendTo};
+use crate::host::{AnyBuffer, Fill, Held, Lend, ReceivedDatagram, SendTo};
 use rustix::io::Errno;
 use std::io;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use std::time::Instant;
 /// Result of a receive of a datagram.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct ReceivedInto {
+pub struct ReceivedInto<B = Vec<u8>> {
     /// Where it came from, how long it was, and how much of it is in the buffer.
     ///
     /// # Errors
@@ -22,7 +22,7 @@ pub struct ReceivedInto {
     /// passed, before a datagram arrived. In these cases no datagram was taken.
     pub result: io::Result<ReceivedDatagram>,
     /// The buffer, of unchanged length.
-    pub buffer: Vec<u8>,
+    pub buffer: B,
 }
 
 /// Result of a receive of a datagram without a copy.
@@ -43,25 +43,28 @@ pub struct ReceivedLent {
 impl EventQueue {
     /// Receives one datagram, packet or frame into `buffer`; bytes that do not fit are lost. A wait
     /// reports [`News::Completed`](crate::events::News::Completed) at the end, and
-    /// [`EventQueue::take`] then returns result and buffer. The order of several receives on one
-    /// socket is unspecified.
+    /// [`EventQueue::take`] then returns result and buffer, as [`Completion::Datagram`] or
+    /// [`Completion::DatagramBuffer`]. The order of several receives on one socket is unspecified.
+    ///
+    /// [`Completion::Datagram`]: crate::events::Completion::Datagram
+    /// [`Completion::DatagramBuffer`]: crate::events::Completion::DatagramBuffer
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full. The buffer is handed back.
-    pub fn receive_datagram(
+    pub fn receive_datagram<B: Fill>(
         &mut self,
         socket: impl Into<DatagramSocket>,
-        buffer: Vec<u8>,
+        buffer: B,
         deadline: Option<Instant>,
         data: u64,
-    ) -> Result<Token, NotBegun> {
-        let work = Work::ReceiveDatagram(socket.into().0, buffer);
+    ) -> Result<Token, NotBegun<B>> {
+        let work = Work::ReceiveDatagram(socket.into().0, AnyBuffer::to_fill(buffer));
         self.begin(work, deadline, data).map_err(|(error, mut work)| {
             work.stop(Errno::CANCELED);
             let Some(Work::Datagram(over)) = work.take_over() else {
                 unreachable!("nothing was received");
             };
-            NotBegun { error, buffer: over.1 }
+            NotBegun { error, buffer: over.1 }.downcast()
         })
     }
 

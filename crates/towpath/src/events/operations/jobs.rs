@@ -5,7 +5,6 @@ use crate::events::registrations::ongoing::Ongoing;
 use crate::events::registrations::socket::Stream;
 use crate::events::registrations::source::{Kind, Source};
 use crate::events::{EventQueue, Token};
-use crate::host::lending::any::Held;
 use std::io;
 use std::time::Instant;
 use towpath_io::events::{Job, Outcome, Parts};
@@ -15,8 +14,6 @@ pub(in crate::events) struct Ended {
     pub(in crate::events) bytes: u64,
     pub(in crate::events) result: io::Result<()>,
     pub(in crate::events) parts: Parts,
-    /// A buffer whose bytes the kernel had; true if they were a copy.
-    pub(in crate::events) held: Option<(Held, bool)>,
 }
 
 impl EventQueue {
@@ -56,9 +53,8 @@ impl EventQueue {
         let outcome = ongoing.outcome.take()?;
         let Outcome { bytes, failure, parts } = outcome;
         let result = failure.map_or(Ok(()), |errno| Err(ongoing.error(errno)));
-        let held = ongoing.held.take();
         self.slots.remove(token);
-        Some(Ended { bytes, result, parts, held })
+        Some(Ended { bytes, result, parts })
     }
 
     /// Takes the next connection that the kernel accepted.

@@ -2,7 +2,6 @@
 
 use crate::events::News;
 use crate::events::registrations::timers::Setting;
-use crate::host::lending::any::Held;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -19,8 +18,6 @@ pub(in crate::events) struct Ongoing {
     /// Bytes accepted of a lent buffer that is not back; not reported yet.
     lent: Option<u64>,
     pub(in crate::events) outcome: Option<Outcome>,
-    /// A buffer whose bytes the kernel has; true if they are a copy.
-    pub(in crate::events) held: Option<(Held, bool)>,
     /// The accepted bytes were reported.
     is_sent: bool,
     /// The end was reported.

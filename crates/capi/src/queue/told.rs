@@ -63,7 +63,7 @@ pub(super) fn token(id: u64) -> Outcome<Token> {
 }
 
 /// Converts an event for C.
-pub(super) fn told(Event { token, data, news, is_over }: Event) -> Told {
+pub(super) fn told(Event { token, data, news, is_over, .. }: Event) -> Told {
     let flags = if is_over { OVER } else { 0 };
     let told = Told { id: id(token), data, flags, ..Told::default() };
     let count = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);

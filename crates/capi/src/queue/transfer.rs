@@ -296,7 +296,7 @@ impl Task for Moving {
         }
     }
 
-    fn accessed(&mut self, Accessed { bytes, failure, buffer }: Accessed) {
+    fn accessed(&mut self, Accessed { bytes, failure, buffer, .. }: Accessed) {
         let Access::UnderWay { bytes: wanted } = mem::replace(&mut self.access, Access::None)
         else {
             return;

@@ -53,6 +53,7 @@ pub trait Task: Send {
 
 /// The completed file access of a task.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Accessed {
     /// Bytes read or written.
     pub bytes: u64,
@@ -90,6 +91,7 @@ impl<T: Task + ?Sized> Task for Box<T> {
 
 /// What a task reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Step {
     /// An intermediate value; the task continues.
     Told(i64),

@@ -101,6 +101,7 @@ impl Token {
 
 /// An event of a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Event {
     /// The registration that the event belongs to.
     pub token: Token,

@@ -110,6 +110,7 @@ impl Pending {
 }
 
 /// A change for [`EventQueue::apply`].
+#[non_exhaustive]
 pub enum Change {
     /// Adds a source, as [`EventQueue::add`] does.
     Add(Source, u64),

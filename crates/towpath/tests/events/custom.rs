@@ -82,7 +82,7 @@ struct Answer {
 
 impl Task for Answer {
     fn poll(&mut self, _: &Waker) -> Option<Step> {
-        if let Some(Accessed { bytes, failure, buffer }) = self.read.take() {
+        if let Some(Accessed { bytes, failure, buffer, .. }) = self.read.take() {
             assert_eq!(failure, None);
             self.socket.write_all(&buffer[..bytes as usize]).unwrap();
             return Some(Step::Over(bytes as i64));

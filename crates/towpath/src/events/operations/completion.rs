@@ -82,6 +82,7 @@ pub struct Sent {
 
 /// A connection that was made or accepted.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Connected {
     /// The connection.
     pub stream: Stream,

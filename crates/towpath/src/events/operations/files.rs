@@ -13,6 +13,7 @@ use std::time::Instant;
 use towpath_io::events::{Calls, Job};
 
 /// An operation that could not be started.
+#[non_exhaustive]
 pub struct Refused<T = Operation> {
     /// Why it could not be started.
     pub error: io::Error,

@@ -19,6 +19,7 @@ use std::time::Instant;
 use towpath_io::events::{Job, Memory, Operation};
 
 /// An operation that could not be started, with its buffer.
+#[non_exhaustive]
 pub struct NotBegun<B = Vec<u8>> {
     /// Why it could not be started.
     pub error: io::Error,

@@ -94,7 +94,7 @@ impl<T: Task + ?Sized> Task for Box<T> {
 #[non_exhaustive]
 pub enum Step {
     /// An intermediate value; the task continues.
-    Told(i64),
+    Progress(i64),
     /// The last value; the task is complete.
-    Over(i64),
+    Complete(i64),
 }

@@ -199,17 +199,18 @@ impl Completion {
 }
 
 impl EventQueue {
-    /// Takes the result of an operation after [`News::Completed`](crate::events::News::Completed),
-    /// and ends its registration. Returns `None` if the end was not reported yet, if the result was
-    /// already taken, and for registrations that are no operations.
+    /// Takes the result of an operation after
+    /// [`EventKind::Completed`](crate::events::EventKind::Completed), and ends its registration.
+    /// Returns `None` if the end was not reported yet, if the result was already taken, and for
+    /// registrations that are no operations.
     ///
     /// For an [accept](EventQueue::accept), each call after
-    /// [`News::Connection`](crate::events::News::Connection) takes one connection, until there is
-    /// none. For a [multishot receive](EventQueue::receive_multishot), each call after
-    /// [`News::Received`](crate::events::News::Received) takes one buffer.
+    /// [`EventKind::Connection`](crate::events::EventKind::Connection) takes one connection, until
+    /// there is none. For a [multishot receive](EventQueue::receive_multishot), each call after
+    /// [`EventKind::Received`](crate::events::EventKind::Received) takes one buffer.
     pub fn take(&mut self, token: Token) -> Option<Completion> {
         let completion = match &mut self.slots.get(token)?.source {
-            Kind::Stream { work, is_told: true, .. } => completion(work.take_over()?)?,
+            Kind::Stream { work, is_reported: true, .. } => completion(work.take_over()?)?,
             Kind::Stream { work, wakes, .. } => {
                 let next = match work.take_next() {
                     Some(next) => next,
@@ -221,9 +222,9 @@ impl EventQueue {
                 let _ = self.settle();
                 return Some(Completion::Connected(Ok(next.into())));
             }
-            Kind::Relay { relay, is_told: true, .. } => Completion::Moved(relay.take()?),
-            Kind::Multishot { multishot, is_told, .. } => {
-                let taken = multishot.take(*is_told)?;
+            Kind::Relay { relay, is_reported: true, .. } => Completion::Moved(relay.take()?),
+            Kind::Multishot { multishot, is_reported, .. } => {
+                let taken = multishot.take(*is_reported)?;
                 let goes_on = matches!(&taken, Ok(received) if received.len > 0);
                 if goes_on {
                     return Some(Completion::Received(taken));

@@ -42,7 +42,7 @@ pub struct ReceivedLent {
 
 impl EventQueue {
     /// Receives one datagram, packet or frame into `buffer`; bytes that do not fit are lost. A wait
-    /// reports [`News::Completed`](crate::events::News::Completed) at the end, and
+    /// reports [`EventKind::Completed`](crate::events::EventKind::Completed) at the end, and
     /// [`EventQueue::take`] then returns result and buffer, as [`Completion::Datagram`] or
     /// [`Completion::DatagramBuffer`]. The order of several receives on one socket is unspecified.
     ///
@@ -89,12 +89,12 @@ impl EventQueue {
 
     /// Sends `buffer` as one or several datagrams, packets or frames, like
     /// [`UdpSocket::send_zc_with`](crate::host::UdpSocket::send_zc_with). A wait reports
-    /// [`News::Accepted`](crate::events::News::Accepted) when the socket has accepted the buffer,
-    /// and [`News::Completed`](crate::events::News::Completed) when the buffer is back.
-    /// [`EventQueue::take`] then returns it with the number of accepted bytes: fewer than all if a
-    /// cancel or the deadline came after some datagrams. After
-    /// [`News::Accepted`](crate::events::News::Accepted) a cancel or the deadline recalls the
-    /// buffer, like [`Sending::recall`](crate::host::Sending::recall).
+    /// [`EventKind::Accepted`](crate::events::EventKind::Accepted) when the socket has accepted the
+    /// buffer, and [`EventKind::Completed`](crate::events::EventKind::Completed) when the buffer is
+    /// back. [`EventQueue::take`] then returns it with the number of accepted bytes: fewer than all
+    /// if a cancel or the deadline came after some datagrams. After
+    /// [`EventKind::Accepted`](crate::events::EventKind::Accepted) a cancel or the deadline recalls
+    /// the buffer, like [`Sending::recall`](crate::host::Sending::recall).
     ///
     /// The order of several sends on one socket is unspecified: start the next one when one was
     /// accepted.

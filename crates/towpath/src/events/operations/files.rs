@@ -23,9 +23,10 @@ pub struct Refused<T = Operation> {
 
 impl EventQueue {
     /// Starts an operation, which is cancelled when `deadline` has passed. A wait reports
-    /// [`News::Completed`](crate::events::News::Completed) at the end; [`EventQueue::take`] then
-    /// returns the buffer, as [`Completion::Bytes`] or [`Completion::Buffer`]. To write memory that
-    /// cannot be filled, such as an `Arc<[u8]>`, use [`EventQueue::write_at`].
+    /// [`EventKind::Completed`](crate::events::EventKind::Completed) at the end;
+    /// [`EventQueue::take`] then returns the buffer, as [`Completion::Bytes`] or
+    /// [`Completion::Buffer`]. To write memory that cannot be filled, such as an `Arc<[u8]>`, use
+    /// [`EventQueue::write_at`].
     ///
     /// [`Completion::Bytes`]: crate::events::Completion::Bytes
     /// [`Completion::Buffer`]: crate::events::Completion::Buffer
@@ -72,9 +73,10 @@ impl EventQueue {
     /// are done. Use it for datagrams with addresses and control messages, and for memory that the
     /// program does not own. The thread that starts the operation and the threads that wait make
     /// the calls, which must not block. A wait reports
-    /// [`News::Completed`](crate::events::News::Completed) at the end; for calls that send, it
-    /// reports the sent bytes as [`News::Accepted`](crate::events::News::Accepted) before.
-    /// [`EventQueue::take`] returns the result. The values that the calls own are dropped by then.
+    /// [`EventKind::Completed`](crate::events::EventKind::Completed) at the end; for calls that
+    /// send, it reports the sent bytes as
+    /// [`EventKind::Accepted`](crate::events::EventKind::Accepted) before. [`EventQueue::take`]
+    /// returns the result. The values that the calls own are dropped by then.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full; no call was made.
@@ -95,7 +97,7 @@ impl EventQueue {
         self.check_process()?;
         match &mut self.slots.get(token).ok_or(Errno::STALE)?.source {
             Kind::Operation(ongoing) if !ongoing.is_over() => self.back.cancel(kernel_slot(token)),
-            Kind::Stream { work, is_told: false, .. } => {
+            Kind::Stream { work, is_reported: false, .. } => {
                 work.stop(Errno::CANCELED);
                 self.loads.withdraw(token, &mut self.back);
                 self.note_accessed();
@@ -107,11 +109,11 @@ impl EventQueue {
                 self.note_accessed();
                 self.push(token, RAISED);
             }
-            Kind::Relay { relay, is_told: false, .. } => {
+            Kind::Relay { relay, is_reported: false, .. } => {
                 relay.stop(Errno::CANCELED);
                 self.push(token, RAISED);
             }
-            Kind::Multishot { multishot, is_told: false, .. } => {
+            Kind::Multishot { multishot, is_reported: false, .. } => {
                 multishot.stop(Errno::CANCELED);
                 self.push(token, RAISED);
             }

@@ -49,7 +49,7 @@ impl EventQueue {
 
     /// Takes the result of a job whose end was reported. Ends its registration.
     pub(in crate::events) fn take_ended(&mut self, token: Token) -> Option<Ended> {
-        let ongoing = self.ongoing(token).filter(|ongoing| ongoing.is_told)?;
+        let ongoing = self.ongoing(token).filter(|ongoing| ongoing.is_reported)?;
         let outcome = ongoing.outcome.take()?;
         let Outcome { bytes, failure, parts } = outcome;
         let result = failure.map_or(Ok(()), |errno| Err(ongoing.error(errno)));

@@ -28,9 +28,9 @@ pub struct NotBegun<B = Vec<u8>> {
 }
 
 impl EventQueue {
-    /// Starts to connect. A wait reports [`News::Completed`](crate::events::News::Completed) at the
-    /// end, and [`EventQueue::take`] then returns the connection. A cancel aborts the connection
-    /// attempt.
+    /// Starts to connect. A wait reports
+    /// [`EventKind::Completed`](crate::events::EventKind::Completed) at the end, and
+    /// [`EventQueue::take`] then returns the connection. A cancel aborts the connection attempt.
     ///
     /// # Errors
     /// The errors of connecting that are known at once; `ENOSPC` if the queue is full.
@@ -83,11 +83,11 @@ impl EventQueue {
     }
 
     /// Accepts connections until it is cancelled or `deadline` has passed. A wait reports
-    /// [`News::Connection`](crate::events::News::Connection) when there are connections;
+    /// [`EventKind::Connection`](crate::events::EventKind::Connection) when there are connections;
     /// [`EventQueue::take`] then takes one after the other until there is none. Connections that
     /// are not taken stay with the listener and are reported again. At the end a wait reports
-    /// [`News::Completed`](crate::events::News::Completed), and [`EventQueue::take`] returns the
-    /// reason.
+    /// [`EventKind::Completed`](crate::events::EventKind::Completed), and [`EventQueue::take`]
+    /// returns the reason.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full.
@@ -169,10 +169,10 @@ impl EventQueue {
     }
 
     /// Sends all of `buffer`, like [`TcpStream::send_zc`](crate::host::TcpStream::send_zc). A wait
-    /// reports [`News::Accepted`](crate::events::News::Accepted) when the socket has accepted the
-    /// buffer, and [`News::Completed`](crate::events::News::Completed) when the buffer is back.
-    /// [`EventQueue::take`] then returns it with the number of accepted bytes. Accepted bytes are
-    /// sent even after a cancel or the deadline, which recall the buffer like
+    /// reports [`EventKind::Accepted`](crate::events::EventKind::Accepted) when the socket has
+    /// accepted the buffer, and [`EventKind::Completed`](crate::events::EventKind::Completed) when
+    /// the buffer is back. [`EventQueue::take`] then returns it with the number of accepted bytes.
+    /// Accepted bytes are sent even after a cancel or the deadline, which recall the buffer like
     /// [`Sending::recall`](crate::host::Sending::recall).
     ///
     /// The order of several sends on one stream is unspecified, and copied ones may interleave:
@@ -216,7 +216,7 @@ impl EventQueue {
 
     /// Sends all of `memory` on a kernel stream, like [`EventQueue::send`] or, if it lends, like
     /// [`EventQueue::send_zerocopy`]. Use it for memory that is not [`Lend`]. The memory is dropped
-    /// by the time a wait reports [`News::Completed`](crate::events::News::Completed);
+    /// by the time a wait reports [`EventKind::Completed`](crate::events::EventKind::Completed);
     /// [`EventQueue::take`] then returns an empty buffer.
     ///
     /// # Errors
@@ -335,7 +335,7 @@ impl EventQueue {
             return Err((Errno::NOSPC.into(), work));
         };
         let deadline = due.map(|due| self.timers.set(due, token));
-        let kind = Kind::Stream { work, wakes: None, deadline, is_told: false };
+        let kind = Kind::Stream { work, wakes: None, deadline, is_reported: false };
         let added = self.begin_add(Source::of(kind), data);
         debug_assert!(added.is_ok_and(|added| added == token), "there was room");
         // The operation has started. If updating the queue's descriptor fails now, the next call

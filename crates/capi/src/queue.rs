@@ -37,7 +37,8 @@ use stream::End;
 pub use told::Told;
 use told::{id, token, told};
 use towpath::events::{
-    Change, Choice, Config, Event, EventQueue, Interest, News, Notifier, Source, Token, Trigger,
+    Change, Choice, Config, Event, EventKind, EventQueue, Interest, Notifier, Source, Token,
+    Trigger,
 };
 use towpath::layers::io::process_sys::generation;
 pub(crate) use work::{FileWork, Other, SocketWork, Transfer, Way};
@@ -239,10 +240,10 @@ impl Queue {
             let step = events.now() + CLOSE_STEP;
             let waited = events.wait_many(found, min..=CLOSE_EVENTS, Some(step));
             for event in found.drain(..) {
-                if event.news == News::Connection {
+                if event.kind == EventKind::Connection {
                     // Closed, so that the end of the operation can be reported.
                     drop(events.take(event.token));
-                } else if event.is_over || event.news == News::Completed {
+                } else if event.is_over || event.kind == EventKind::Completed {
                     operations.remove(&id(event.token));
                 }
             }
@@ -273,16 +274,20 @@ impl Queue {
         let count = found.len();
         for event in found.drain(..) {
             let mut told = told(event);
-            match (event.news, operations.get_mut(&told.id)) {
-                (News::Step { .. }, Some(Kept::Transfer(report))) => told = report.tell(told),
-                (News::Step { .. }, Some(Kept::Lent(loans))) if event.is_over && loans.copied() => {
+            match (event.kind, operations.get_mut(&told.id)) {
+                (EventKind::Step { .. }, Some(Kept::Transfer(report))) => told = report.tell(told),
+                (EventKind::Step { .. }, Some(Kept::Lent(loans)))
+                    if event.is_over && loans.copied() =>
+                {
                     told.flags |= COPIED;
                 }
-                (News::Step { result }, Some(Kept::Multishot)) if !event.is_over => {
+                (EventKind::Step { result }, Some(Kept::Multishot)) if !event.is_over => {
                     told = groups::tell(told, result);
                 }
-                (News::Completed, Some(kept)) => told = finish(events, event.token, kept, told),
-                (News::Connection, Some(Kept::Accept(flags))) => {
+                (EventKind::Completed, Some(kept)) => {
+                    told = finish(events, event.token, kept, told)
+                }
+                (EventKind::Connection, Some(Kept::Accept(flags))) => {
                     let connection = take_connection(events, event.token, *flags);
                     told.result = connection.map_or(-1, |fd| fd.into_raw_fd().into());
                 }

@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::Parser;
-use towpath::events::{Choice, Config, EventQueue, Interest, News, Source, Stream, Token, Trigger};
+use towpath::events::{
+    Choice, Config, EventKind, EventQueue, Interest, Source, Stream, Token, Trigger,
+};
 use towpath::host::{self, Host};
 
 /// Run an echo server on one event queue, and its clients.
@@ -98,14 +100,14 @@ fn serve(
         events.clear();
         queue.wait(&mut events, None)?;
         for event in &events {
-            let accepted = match (event.data, event.news) {
+            let accepted = match (event.data, event.kind) {
                 (KERNEL_LISTENER, _) => kernel.accept().map(|(stream, _)| Stream::from(stream)),
                 (HOST_LISTENER, _) => host.accept().map(|(stream, _)| stream.into()),
                 (TICK, _) => {
                     eprintln!("{open} of {} connections are open", echoes.len());
                     continue;
                 }
-                (END, News::Notified { .. }) => return Ok(echoes.len()),
+                (END, EventKind::Notified { .. }) => return Ok(echoes.len()),
                 (number, _) => {
                     let place = &mut echoes[number as usize];
                     let Some(echo) = place else { continue };

@@ -5,6 +5,14 @@
 //! feature `tokio` adds sockets for tokio tasks; the features `hyper-util`, `axum` and `tonic` make
 //! hosts usable by these crates.
 //!
+//! # Compatibility
+//!
+//! Structs that programs fill in, such as [`host::Config`], [`events::Config`] and
+//! [`host::SendTo`], are open, so that `Config { registrations: 64, ..Config::default() }` works. A
+//! release may add fields to them: end each such expression with `..`, even if it names all fields.
+//! Types that only the library makes and that may grow, such as events, results, errors and
+//! statistics, are `#[non_exhaustive]`, and so are enums that may get variants.
+//!
 //! Modules form a line, and each uses only those before it: `{device, driver} → host → {events,
 //! tokio}`.
 #![forbid(unsafe_code)]

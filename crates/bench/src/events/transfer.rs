@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use rustix::time::{ClockId, clock_gettime};
-use towpath::events::{Choice, Completion, Config, EventQueue, News, Stream, Token};
+use towpath::events::{Choice, Completion, Config, EventKind, EventQueue, Stream, Token};
 use towpath::host::{self, Host};
 
 use super::Group;
@@ -312,7 +312,7 @@ impl Work {
             for event in &events {
                 let index = event.data as usize;
                 let was_under_way = self.sockets[index].is_under_way(self.way);
-                self.told(index, event.token, event.news)?;
+                self.on_event(index, event.token, event.kind)?;
                 self.go_on(index)?;
                 let is_over = was_under_way && !self.sockets[index].is_under_way(self.way);
                 under_way -= usize::from(is_over);
@@ -322,10 +322,10 @@ impl Work {
     }
 
     /// Handles an event of an operation.
-    fn told(&mut self, index: usize, token: Token, news: News) -> anyhow::Result<()> {
+    fn on_event(&mut self, index: usize, token: Token, kind: EventKind) -> anyhow::Result<()> {
         let (socket, full) = (&mut self.sockets[index], self.bytes);
-        match (self.way, news) {
-            (Way::Send, News::Accepted { bytes }) => {
+        match (self.way, kind) {
+            (Way::Send, EventKind::Accepted { bytes }) => {
                 ensure!(bytes == full || socket.left == 0, "{bytes} bytes were accepted");
                 socket.sending = None;
                 return Ok(());

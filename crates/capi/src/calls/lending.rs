@@ -1,7 +1,7 @@
 //! Sends that lend (`MSG_ZEROCOPY` on a socket with `SO_ZEROCOPY`): the program's memory is not
 //! copied, and `recvmsg` with `MSG_ERRQUEUE` reports its return.
 
-use super::stream::Opening;
+use super::stream::{Opening, send_flags};
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
 use crate::memory::control::{TOWPATH_SO_ZEROCOPY_TERM, each_message};
@@ -88,15 +88,12 @@ impl Instance {
         }
         let timeout = self.check_send(fd, flags)?;
         let mut call = asked_term(control)?.map_or_else(LentCall::default, LentCall::for_term);
-        let mut sent = 0;
-        if self.opens(fd, flags) {
-            let mut open =
-                |state: &mut State| state.lend_with_syn(fd, &mut call, ranges, flags, address);
-            match self.open_with_data(fd, ranges.len(), timeout, &mut open)? {
-                Opening::Open(with_syn) => sent = with_syn,
-                Opening::GoesOn(with_syn) => return Ok(with_syn),
-            }
-        }
+        let mut open =
+            |state: &mut State| state.lend_with_syn(fd, &mut call, ranges, flags, address);
+        let sent = match self.open_with_data(fd, ranges.len(), (timeout, flags), &mut open)? {
+            Opening::Open(with_syn) => with_syn,
+            Opening::GoesOn(with_syn) => return Ok(with_syn),
+        };
         self.send_parts(fd, ranges.len(), sent, (timeout, flags), |state, done| {
             state.lend_some(fd, &mut call, ranges, done, flags)
         })
@@ -114,12 +111,7 @@ impl State {
         flags: i32,
     ) -> Outcome<usize> {
         let id = self.id(fd)?;
-        let how = SendFlags {
-            more: flags & libc::MSG_MORE != 0,
-            end_of_record: flags & libc::MSG_EOR != 0,
-            continues: done > 0,
-            urgent: flags & libc::MSG_OOB != 0,
-        };
+        let how = send_flags(flags, done);
         let left = ranges.len() - done;
         Ok(self.with_loans(|sockets, loans, cx| {
             sockets.send_lent(id, call, left, how, from(ranges, done, loans), cx)

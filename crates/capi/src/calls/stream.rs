@@ -20,7 +20,7 @@ const RECEIVE_FLAGS: i32 = libc::MSG_DONTWAIT
 
 /// The result of connecting with data, with the number of bytes that went with the SYN.
 pub(crate) enum Opening {
-    /// The connection is open.
+    /// The connection is open, or the send itself checks that.
     Open(usize),
     /// The handshake continues, and the caller does not wait for it.
     GoesOn(usize),
@@ -130,14 +130,11 @@ impl Instance {
         }
         let timeout = self.check_send(fd, flags)?;
         let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
-        let mut sent = 0;
-        if self.opens(fd, flags) {
-            let mut open = |state: &mut State| state.send_with_syn(fd, buffers, flags, address);
-            match self.open_with_data(fd, total, timeout, &mut open)? {
-                Opening::Open(with_syn) => sent = with_syn,
-                Opening::GoesOn(with_syn) => return Ok(with_syn),
-            }
-        }
+        let mut open = |state: &mut State| state.send_with_syn(fd, buffers, flags, address);
+        let sent = match self.open_with_data(fd, total, (timeout, flags), &mut open)? {
+            Opening::Open(with_syn) => with_syn,
+            Opening::GoesOn(with_syn) => return Ok(with_syn),
+        };
         self.send_parts(fd, total, sent, (timeout, flags), |state, done| {
             let id = state.id(fd)?;
             state.send_some(id, buffers, done, flags)
@@ -152,11 +149,6 @@ impl Instance {
             return Err(Errno(libc::EPIPE));
         }
         state.timeout(fd, flags, true)
-    }
-
-    /// True if a call that sends has to connect first.
-    pub(crate) fn opens(&self, fd: i32, flags: i32) -> bool {
-        flags & libc::MSG_FASTOPEN != 0 || self.is_deferred(fd)
     }
 
     /// Sends `total` bytes, of which `sent` were sent before, in parts: `part` sends what fits into
@@ -205,15 +197,18 @@ impl Instance {
         }
     }
 
-    /// Connects with data in the SYN, if that is possible, and waits for the result if the
-    /// descriptor blocks.
+    /// Connects, if a call that sends has to do that first: with data in the SYN, if that is
+    /// possible. Waits for the result if the descriptor blocks.
     pub(crate) fn open_with_data(
         &self,
         fd: i32,
         total: usize,
-        timeout: Option<Duration>,
+        (timeout, flags): (Option<Duration>, i32),
         open: &mut dyn FnMut(&mut State) -> Outcome<Option<usize>>,
     ) -> Outcome<Opening> {
+        if flags & libc::MSG_FASTOPEN == 0 && !self.is_deferred(fd) {
+            return Ok(Opening::Open(0));
+        }
         let waits = timeout != Some(Duration::ZERO);
         let mut pending = Errno(libc::EINPROGRESS);
         let mut begun = None;
@@ -347,12 +342,17 @@ impl State {
             skip -= skipped;
             rest.push(&buffer[skipped..]);
         }
-        let how = SendFlags {
-            more: flags & libc::MSG_MORE != 0,
-            end_of_record: flags & libc::MSG_EOR != 0,
-            continues: done > 0,
-            urgent: flags & libc::MSG_OOB != 0,
-        };
+        let how = send_flags(flags, done);
         Ok(self.with(|sockets, cx| sockets.send(id, &rest, how, cx))?)
+    }
+}
+
+/// The flags of a call that sends, after its first `done` bytes.
+pub(crate) fn send_flags(flags: i32, done: usize) -> SendFlags {
+    SendFlags {
+        more: flags & libc::MSG_MORE != 0,
+        end_of_record: flags & libc::MSG_EOR != 0,
+        continues: done > 0,
+        urgent: flags & libc::MSG_OOB != 0,
     }
 }

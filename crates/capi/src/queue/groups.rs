@@ -166,15 +166,15 @@ pub(super) fn begin(
 
 /// A step that reports bytes in a buffer.
 fn filled(buffer: u32, bytes: usize) -> Step {
-    Step::Told(i64::from(buffer) << 32 | bytes as i64)
+    Step::Progress(i64::from(buffer) << 32 | bytes as i64)
 }
 
 /// A step that reports that no buffer is free.
-const NONE_FREE: Step = Step::Told(-1);
+const NONE_FREE: Step = Step::Progress(-1);
 
 /// The event for a step that is not the last one.
 pub(super) fn tell(told: Told, step: i64) -> Told {
-    if Step::Told(step) == NONE_FREE {
+    if Step::Progress(step) == NONE_FREE {
         return Told { what: STARVED, result: 0, ..told };
     }
     Told { what: PROGRESS, result: step & i64::from(u32::MAX), detail: (step >> 32) as u32, ..told }
@@ -197,7 +197,7 @@ impl Multishot {
 impl Task for Multishot {
     fn poll(&mut self, waker: &Waker) -> Option<Step> {
         if let Some(Errno(number)) = self.stopped {
-            return Some(Step::Over(-i64::from(number)));
+            return Some(Step::Complete(-i64::from(number)));
         }
         let Self { end, group, .. } = self;
         let found = group.lock().fill(|into| end.receive(into, waker));
@@ -206,20 +206,20 @@ impl Task for Multishot {
                 self.is_starved = false;
                 return Some(filled(buffer, bytes));
             }
-            Some(Ok(_)) => return Some(Step::Over(0)),
+            Some(Ok(_)) => return Some(Step::Complete(0)),
             Some(Err(Errno::AGAIN)) => return None,
-            Some(Err(Errno(number))) => return Some(Step::Over(-i64::from(number))),
+            Some(Err(Errno(number))) => return Some(Step::Complete(-i64::from(number))),
             None => {}
         }
         // The end of the stream needs no buffer.
         match end.look(waker) {
-            Ok(0) => Some(Step::Over(0)),
+            Ok(0) => Some(Step::Complete(0)),
             Ok(_) => {
                 self.stand_in_line(waker);
                 (!std::mem::replace(&mut self.is_starved, true)).then_some(NONE_FREE)
             }
             Err(Errno::AGAIN) => None,
-            Err(Errno(number)) => Some(Step::Over(-i64::from(number))),
+            Err(Errno(number)) => Some(Step::Complete(-i64::from(number))),
         }
     }
 

@@ -147,7 +147,7 @@ impl Work {
                 let domain = state.files.socket(fd)?.domain;
                 let (accepted, _) = state.engine.protocols.accept(id, now)?;
                 match state.add_socket(accepted, domain, *flags) {
-                    Ok(fd) => Ok(Step::Told(fd.into())),
+                    Ok(fd) => Ok(Step::Progress(fd.into())),
                     Err(error) => {
                         state.engine.protocols.close(accepted, now)?;
                         Err(error)

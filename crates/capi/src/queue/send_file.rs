@@ -137,7 +137,7 @@ impl Task for SendFile {
             }
         }
         self.report.end(self.arrived, self.failed, 0);
-        Some(Step::Over(self.arrived as i64))
+        Some(Step::Complete(self.arrived as i64))
     }
 
     fn stop(&mut self, why: Kernel) {

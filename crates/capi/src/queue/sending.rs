@@ -95,7 +95,7 @@ impl Sending {
                 _ => {}
             }
             self.is_accepted = true;
-            return Some(Step::Told(self.sent as i64));
+            return Some(Step::Progress(self.sent as i64));
         }
         if stopped.is_some() {
             self.recall(place, waker);

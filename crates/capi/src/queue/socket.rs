@@ -120,7 +120,7 @@ pub(super) fn attempt(
 
 /// The last step of an operation: a number of bytes, or a negative error number.
 pub(super) fn over(result: Outcome<usize>) -> Step {
-    Step::Over(match result {
+    Step::Complete(match result {
         Ok(bytes) => bytes as i64,
         Err(Errno(number)) => -i64::from(number),
     })

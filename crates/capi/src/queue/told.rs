@@ -3,7 +3,7 @@
 use super::numbers::{CHANGED, DONE, EXITED, EXPIRED, NOTIFIED, OVER, PROGRESS, READY, SIGNALLED};
 use crate::errno::{Errno, Outcome};
 use std::sync::{Arc, Mutex, PoisonError};
-use towpath::events::{Event, Exit, News, Readiness, Token};
+use towpath::events::{Event, EventKind, Exit, Readiness, Token};
 
 /// `struct towpath_event`.
 #[repr(C)]
@@ -63,18 +63,20 @@ pub(super) fn token(id: u64) -> Outcome<Token> {
 }
 
 /// Converts an event for C.
-pub(super) fn told(Event { token, data, news, is_over }: Event) -> Told {
+pub(super) fn told(Event { token, data, kind, is_over, .. }: Event) -> Told {
     let flags = if is_over { OVER } else { 0 };
     let told = Told { id: id(token), data, flags, ..Told::default() };
     let count = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-    match news {
-        News::Ready(ready) => Told { what: READY, detail: bits(ready), ..told },
-        News::Expired { count: times } => Told { what: EXPIRED, result: count(times), ..told },
-        News::Notified { count: times } => Told { what: NOTIFIED, result: count(times), ..told },
-        News::Signal { signal, sender } => {
+    match kind {
+        EventKind::Ready(ready) => Told { what: READY, detail: bits(ready), ..told },
+        EventKind::Expired { count: times } => Told { what: EXPIRED, result: count(times), ..told },
+        EventKind::Notified { count: times } => {
+            Told { what: NOTIFIED, result: count(times), ..told }
+        }
+        EventKind::Signal { signal, sender } => {
             Told { what: SIGNALLED, result: signal.into(), detail: sender, ..told }
         }
-        News::Exited(exit) => {
+        EventKind::Exited(exit) => {
             let (detail, status) = match exit {
                 Exit::Code(code) => (libc::CLD_EXITED, code),
                 Exit::Signal(signal) => (libc::CLD_KILLED, signal),
@@ -82,7 +84,7 @@ pub(super) fn told(Event { token, data, news, is_over }: Event) -> Told {
             };
             Told { what: EXITED, result: status.into(), detail: detail as u32, ..told }
         }
-        News::Changed(changes) => {
+        EventKind::Changed(changes) => {
             let bits = [
                 changes.modified,
                 changes.attributes,
@@ -96,10 +98,10 @@ pub(super) fn told(Event { token, data, news, is_over }: Event) -> Told {
             let detail = bits.iter().rev().fold(0, |all, &bit| all << 1 | u32::from(bit));
             Told { what: CHANGED, detail, ..told }
         }
-        News::Step { result } if is_over => over(told, result),
-        News::Step { result } => Told { what: PROGRESS, result, ..told },
-        News::Connection => Told { what: PROGRESS, ..told },
-        News::Accepted { bytes } => Told { what: PROGRESS, result: bytes as i64, ..told },
+        EventKind::Step { result } if is_over => over(told, result),
+        EventKind::Step { result } => Told { what: PROGRESS, result, ..told },
+        EventKind::Connection => Told { what: PROGRESS, ..told },
+        EventKind::Accepted { bytes } => Told { what: PROGRESS, result: bytes as i64, ..told },
         // C cannot add such sources.
         _ => told,
     }

@@ -246,7 +246,7 @@ impl Moving {
         let left_over = self.current[self.passed..].iter().chain(&self.next);
         left_over.clone().zip(self.rest.rest(0)).for_each(|(&from, to)| *to = from);
         self.report.end(self.arrived, error, left_over.count() as u32);
-        Some(Step::Over(self.arrived as i64))
+        Some(Step::Complete(self.arrived as i64))
     }
 }
 
@@ -296,7 +296,7 @@ impl Task for Moving {
         }
     }
 
-    fn accessed(&mut self, Accessed { bytes, failure, buffer }: Accessed) {
+    fn accessed(&mut self, Accessed { bytes, failure, buffer, .. }: Accessed) {
         let Access::UnderWay { bytes: wanted } = mem::replace(&mut self.access, Access::None)
         else {
             return;

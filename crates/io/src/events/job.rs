@@ -15,7 +15,7 @@ use crate::large_pages::LargeBlock;
 use crate::reactor::Interest;
 pub use moves::read_now;
 use moves::{Block, Sending, Splicing, Way};
-pub use own::{Call, Calls, Memory};
+pub use own::{Buffer, Call, Calls, Memory, OtherBuffer};
 use rustix::fd::OwnedFd;
 use rustix::fs::Statx;
 use rustix::io::{Errno, ioctl_fionbio};
@@ -43,7 +43,7 @@ pub type Socket = Arc<OwnedFd>;
 #[derive(Debug)]
 pub enum Job {
     /// An operation on a file.
-    File(Operation),
+    File(Operation<Buffer>),
     /// Read a block of a file.
     ReadBlock(BlockRead),
     /// Ask a file's server for the current status of the file.
@@ -53,15 +53,15 @@ pub enum Job {
     /// Accept connections until the job is cancelled.
     Accept(Socket),
     /// Receive at least one byte into a buffer.
-    Receive(Socket, Vec<u8>),
+    Receive(Socket, Buffer),
     /// Receive until a buffer is full or the stream ends.
-    ReceiveAll(Socket, Vec<u8>),
+    ReceiveAll(Socket, Buffer),
     /// Send all of a buffer.
-    Send(Socket, Vec<u8>),
+    Send(Socket, Buffer),
     /// Send all of a buffer by lending it, where back end, kernel and socket support it. The job is
     /// complete when the buffer has returned.
-    Lend(Socket, Vec<u8>),
-    /// Send or lend memory that is not a `Vec`.
+    Lend(Socket, Buffer),
+    /// Send or lend memory that is dropped at the end.
     SendMemory(Socket, Memory),
     /// Send a file. The socket becomes non-blocking before its first sendfile(2).
     SendFile(Socket, SendFile),
@@ -137,13 +137,13 @@ pub enum Parts {
     /// Nothing.
     None,
     /// A buffer, with its length unchanged.
-    Buffer(Vec<u8>),
+    Buffer(Buffer),
     /// A block; true if it was read past the kernel's cache.
     Block(LargeBlock, bool),
     /// Status of a file, if it could be determined.
     Status(Box<Statx>),
     /// The buffer that was sent, an empty one for [`Memory`]; true if some of it was copied.
-    Sent(Vec<u8>, bool),
+    Sent(Buffer, bool),
     /// The socket that was connected.
     Socket(Socket),
     /// The parts that were sent.
@@ -170,7 +170,7 @@ pub(super) struct Running {
 
 #[derive(Debug)]
 enum Work {
-    File(Operation),
+    File(Operation<Buffer>),
     ReadBlock(BlockRead),
     Look(Look),
     Connect(Socket, SocketAddr, bool),
@@ -179,7 +179,7 @@ enum Work {
     Accept(Socket, i64),
     Receive {
         socket: Socket,
-        buffer: Vec<u8>,
+        buffer: Buffer,
         /// Receive until it is full.
         all: bool,
     },
@@ -203,14 +203,14 @@ enum Work {
 /// Memory that is sent.
 #[derive(Debug)]
 enum Source {
-    Buffer(Vec<u8>),
+    Buffer(Buffer),
     Memory(Memory),
 }
 
 impl Source {
     fn bytes(&self) -> &[u8] {
         match self {
-            Self::Buffer(buffer) => buffer,
+            Self::Buffer(buffer) => buffer.bytes(),
             Self::Memory(memory) => (*memory.bytes).as_ref(),
         }
     }
@@ -340,7 +340,7 @@ impl Running {
         };
         is_over |= match &work {
             Work::Send { from, .. } => from.bytes().is_empty(),
-            Work::Receive { buffer, .. } => buffer.is_empty(),
+            Work::Receive { buffer, .. } => buffer.bytes().is_empty(),
             _ => false,
         };
         Ok(Self { work, bytes: 0, failure: None, is_over, interruptions: 0 })
@@ -358,10 +358,10 @@ impl Running {
                 let done = done as usize;
                 match *action {
                     Action::Read(offset) => {
-                        Step::Read { file, into: &mut buffer[done..], at: at(offset) }
+                        Step::Read { file, into: &mut buffer.bytes_mut()[done..], at: at(offset) }
                     }
                     Action::Write(offset) => {
-                        Step::Write { file, bytes: &buffer[done..], at: at(offset) }
+                        Step::Write { file, bytes: &buffer.bytes()[done..], at: at(offset) }
                     }
                     Action::Sync => Step::Sync { file, data_only: false },
                     Action::SyncData => Step::Sync { file, data_only: true },
@@ -377,7 +377,7 @@ impl Running {
             Work::Accept(_, ..=0) => Step::Idle,
             Work::Accept(listener, _) => Step::Accept { listener },
             Work::Receive { socket, buffer, all } => {
-                Step::Receive { socket, into: &mut buffer[done as usize..], all: *all }
+                Step::Receive { socket, into: &mut buffer.bytes_mut()[done as usize..], all: *all }
             }
             Work::Send { socket, from, lends, .. } => {
                 let (bytes, all) = (&from.bytes()[done as usize..], from.bytes().len() as u64);
@@ -527,7 +527,9 @@ impl Running {
                 Parts::Socket(socket)
             }
             Work::Send { from: Source::Buffer(buffer), copied, .. } => Parts::Sent(buffer, copied),
-            Work::Send { from: Source::Memory(_), copied, .. } => Parts::Sent(Vec::new(), copied),
+            Work::Send { from: Source::Memory(_), copied, .. } => {
+                Parts::Sent(Buffer::Vec(Vec::new()), copied)
+            }
             Work::SendFile(sending) => Parts::File(sending.parts),
             Work::ReceiveFile { block, .. } => Parts::Rest(block.bytes().to_vec()),
             Work::Splice(splicing) => Parts::Rest(splicing.rest()),
@@ -542,7 +544,7 @@ impl Running {
     fn all(&self) -> u64 {
         match &self.work {
             Work::File(Operation { buffer, .. }) | Work::Receive { buffer, .. } => {
-                buffer.len() as u64
+                buffer.bytes().len() as u64
             }
             Work::ReadBlock(read) => read.block.len() as u64,
             Work::Send { from, .. } => from.bytes().len() as u64,

@@ -23,8 +23,8 @@ pub use crate::reactor::{Interest, Readiness, Trigger};
 use epoll::Epoll;
 pub use files::THREADS_MAX;
 pub use job::{
-    ACCEPTED_MAX, BLOCK_BYTES, BlockRead, COPIED_FILE_MAX, Call, Calls, Job, Look, Memory, Outcome,
-    Parts, Socket, broken, read_now,
+    ACCEPTED_MAX, BLOCK_BYTES, BlockRead, Buffer, COPIED_FILE_MAX, Call, Calls, Job, Look, Memory,
+    OtherBuffer, Outcome, Parts, Socket, broken, read_now,
 };
 pub use known::Known;
 pub use mounts::{Mounts, device, kind, status};
@@ -53,13 +53,21 @@ pub enum Action {
 
 /// An operation on a file. The kernel uses the buffer until the operation completes.
 #[derive(Debug)]
-pub struct Operation {
+pub struct Operation<B = Vec<u8>> {
     /// The action.
     pub action: Action,
     /// The file, which stays open meanwhile.
     pub file: Arc<File>,
     /// The buffer, all of whose bytes are read or written.
-    pub buffer: Vec<u8>,
+    pub buffer: B,
+}
+
+impl<B> Operation<B> {
+    /// Replaces the buffer.
+    pub fn map<C>(self, map: impl FnOnce(B) -> C) -> Operation<C> {
+        let Self { action, file, buffer } = self;
+        Operation { action, file, buffer: map(buffer) }
+    }
 }
 
 /// Data to send: a header, a range of a file, and a trailer.

@@ -398,12 +398,15 @@ impl Ring {
             // it. Only this file and `jobs` create requests. Polls, syncs, accepts and
             // cancellations name no memory; a timeout names a static. Requests of `jobs::request`
             // name a static string and memory that the job in their slot owns: bytes of a `Vec`, a
-            // `LargeBlock` or a `Memory`, or the `Box<Statx>`, which has the kernel's layout. Bytes
-            // that a `Memory` returned for a shared reference stay valid until code gets an
-            // exclusive one. The job is boxed, so it does not move, and no code accesses the memory
-            // while `Doing::with_kernel` says that the kernel has a request. That ends in
+            // `LargeBlock`, a `Memory` or an `OtherBuffer`, or the `Box<Statx>`, which has the
+            // kernel's layout. The job is boxed, so it does not move, and no code accesses the
+            // memory while `Doing::with_kernel` says that the kernel has a request. That ends in
             // `on_step`, for the last completion of the request, when the kernel is done with the
             // memory; or in `drop`, which leaks the memory if that completion did not arrive.
+            // A `Memory` and an `OtherBuffer` are boxed values of any type, whose safe code
+            // returned the bytes as a reference. That reference could live until the value is next
+            // used, moved or dropped, which does not happen before the kernel is done. Until then
+            // the bytes are valid, and no other code can reach those of an exclusive reference.
             let pushed = unsafe { self.ring.submission().push(entry) };
             if pushed.is_ok() {
                 return Ok(());

@@ -1,14 +1,19 @@
 //! Unit tests of waiting, for both back ends.
 
-use super::{BackEnd, BlockRead, Calls, Choice, Interest, Job, Parts, Socket, Trigger, What};
+use super::{
+    Action, BackEnd, BlockRead, Buffer, Calls, Choice, Interest, Job, Operation, OtherBuffer,
+    Parts, Socket, Trigger, What,
+};
 use crate::doorbell::EventDoorbell;
 use crate::large_pages::{LARGE_BLOCK_BYTES, LargePages};
 use crate::socket::zerocopy;
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -94,7 +99,7 @@ fn a_block_that_cannot_be_read_directly_is_read_all_the_same() {
 /// is a call.
 #[test]
 fn an_unread_notice_keeps_nobody_busy() {
-    let receive = |socket| Job::Receive(socket, vec![0; 9]);
+    let receive = |socket| Job::Receive(socket, vec![0; 9].into());
     let call = |socket| {
         let receive = |socket: &OwnedFd, _| recv(socket, &mut [0; 9], RecvFlags::DONTWAIT);
         let call = Box::new(move |socket: &OwnedFd, done| receive(socket, done).map(|(n, _)| n));
@@ -150,7 +155,7 @@ fn a_queue_that_ends_closes_the_sockets_of_its_jobs() {
         stream.set_nonblocking(true).unwrap();
         let socket: Socket = Arc::new(stream.into());
         let weak = Arc::downgrade(&socket);
-        back.submit(1, Job::Lend(socket, vec![7; 32 << 20])).unwrap();
+        back.submit(1, Job::Lend(socket, vec![7; 32 << 20].into())).unwrap();
         back.wait(Some(Duration::from_millis(100)), &mut Vec::new()).unwrap();
         drop(back);
         assert!(weak.upgrade().is_none(), "{choice:?} keeps the socket");
@@ -158,5 +163,75 @@ fn a_queue_that_ends_closes_the_sockets_of_its_jobs() {
         peer.set_read_timeout(Some(PATIENCE)).unwrap();
         let end = peer.read_to_end(&mut Vec::new());
         assert!(end.is_ok() || end.unwrap_err().kind() == std::io::ErrorKind::ConnectionReset);
+    }
+}
+
+/// A buffer within itself, so it must not move while the kernel has its bytes. Counts its drops.
+struct Inline([u8; 64], Arc<AtomicUsize>);
+
+impl OtherBuffer for Inline {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+impl Drop for Inline {
+    fn drop(&mut self) {
+        self.1.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Goal: a buffer of another type is filled where it is, comes back once, and is dropped once, also
+/// with its queue. Method: other jobs start meanwhile, so that the back end's own memory moves.
+#[test]
+fn a_buffer_of_another_type_comes_back_or_is_dropped_once() {
+    for choice in [Choice::IoUring, Choice::Epoll] {
+        let bell = EventDoorbell::new().unwrap();
+        let Ok(mut back) = BackEnd::new(choice, &bell) else {
+            println!("skipped: this kernel does not allow {choice:?}");
+            continue;
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut peer = listener.accept().unwrap().0;
+        let (socket, drops) = (Arc::new(OwnedFd::from(stream)), Arc::new(AtomicUsize::new(0)));
+        let buffer = || Buffer::Other(Box::new(Inline([7; 64], drops.clone())));
+        back.submit(1, Job::ReceiveAll(socket.clone(), buffer())).unwrap();
+        let mut news = Vec::new();
+        back.wait(Some(Duration::ZERO), &mut news).unwrap();
+        for slot in 2..100 {
+            let call = Box::new(|_: &OwnedFd, _| Ok(0));
+            let socket = socket.clone();
+            let calls = Calls { socket, interest: Interest::WRITE, all: Some(1), call };
+            back.submit(slot, Job::Call(calls)).unwrap();
+        }
+        peer.write_all(&[1; 64]).unwrap();
+        let outcome = loop {
+            back.wait(Some(PATIENCE), &mut news).unwrap();
+            let at = news.iter().position(|(slot, _)| *slot == 1);
+            if let Some((_, What::Over(outcome))) = at.map(|at| news.remove(at)) {
+                break outcome;
+            }
+        };
+        assert_eq!((outcome.bytes, outcome.failure), (64, None), "{choice:?}");
+        let Parts::Buffer(Buffer::Other(filled)) = outcome.parts else { panic!("{choice:?}") };
+        assert_eq!((filled.bytes(), drops.load(Ordering::Relaxed)), (&[1; 64][..], 0));
+        drop(filled);
+        assert_eq!(drops.load(Ordering::Relaxed), 1);
+        // One that waits for bytes, and one that is refused.
+        back.submit(1, Job::Receive(socket.clone(), buffer())).unwrap();
+        back.wait(Some(Duration::ZERO), &mut news).unwrap();
+        let (reader, _writer) = rustix::pipe::pipe().unwrap();
+        let (action, file) = (Action::Read(0), Arc::new(File::from(reader)));
+        let operation = Operation { action, file, buffer: buffer() };
+        let (errno, refused) = back.submit(200, Job::File(operation)).unwrap_err();
+        assert_eq!((errno, drops.load(Ordering::Relaxed)), (Errno::SPIPE, 1));
+        drop(refused);
+        drop(back);
+        assert_eq!(drops.load(Ordering::Relaxed), 3, "{choice:?}");
     }
 }

@@ -205,6 +205,7 @@ impl Lendings {
 
 /// Statistics of lent memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LentStats {
     /// Groups whose notices are not reported yet.
     pub groups: usize,

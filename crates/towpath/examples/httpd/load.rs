@@ -93,7 +93,7 @@ impl Load<'_> {
             events.clear();
             clients.queue.wait(&mut events, None)?;
             for event in &events {
-                clients.news(event)?;
+                clients.on_event(event)?;
             }
         }
         clients.loaded.taken = clients.queue.now() - started;
@@ -141,7 +141,7 @@ impl Clients<'_> {
         Ok(())
     }
 
-    fn news(&mut self, event: &Event) -> anyhow::Result<()> {
+    fn on_event(&mut self, event: &Event) -> anyhow::Result<()> {
         let index = event.data as usize;
         if self.clients[index].stream.is_none() {
             return match self.queue.take(event.token) {

@@ -53,6 +53,7 @@ pub trait Task: Send {
 
 /// The completed file access of a task.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Accessed {
     /// Bytes read or written.
     pub bytes: u64,
@@ -90,9 +91,10 @@ impl<T: Task + ?Sized> Task for Box<T> {
 
 /// What a task reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Step {
     /// An intermediate value; the task continues.
-    Told(i64),
+    Progress(i64),
     /// The last value; the task is complete.
-    Over(i64),
+    Complete(i64),
 }

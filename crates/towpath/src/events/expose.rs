@@ -62,10 +62,10 @@ impl EventQueue {
             return Ok(());
         }
         self.look_again()?;
-        let mut news = std::mem::take(&mut self.news);
-        let flushed = self.back.flush(&mut news);
-        self.note(&mut news);
-        self.news = news;
+        let mut reports = std::mem::take(&mut self.reports);
+        let flushed = self.back.flush(&mut reports);
+        self.note(&mut reports);
+        self.reports = reports;
         flushed?;
         self.collect(self.clock.now());
         self.look_at_sockets();

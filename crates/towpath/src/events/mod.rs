@@ -4,7 +4,7 @@
 //!
 //! ```
 //! use std::time::{Duration, Instant};
-//! use towpath::events::{EventQueue, News, Source};
+//! use towpath::events::{EventQueue, EventKind, Source};
 //!
 //! let mut queue = EventQueue::new()?;
 //! let timer = queue.add(Source::at(Instant::now() + Duration::from_millis(5)), 7)?;
@@ -15,8 +15,8 @@
 //! let mut events = Vec::new();
 //! queue.wait_many(&mut events, 2..=64, None)?;
 //! events.sort_by_key(|event| event.data);
-//! assert_eq!((events[0].token, events[0].news), (timer, News::Expired { count: 1 }));
-//! assert_eq!((events[1].token, events[1].news), (other, News::Notified { count: 1 }));
+//! assert_eq!((events[0].token, events[0].kind), (timer, EventKind::Expired { count: 1 }));
+//! assert_eq!((events[1].token, events[1].kind), (other, EventKind::Notified { count: 1 }));
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
@@ -101,13 +101,14 @@ impl Token {
 
 /// An event of a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Event {
     /// The registration that the event belongs to.
     pub token: Token,
     /// The number that was passed to [`EventQueue::add`] or to the operation.
     pub data: u64,
     /// What happened.
-    pub news: News,
+    pub kind: EventKind,
     /// True if the registration has ended. Its token is rejected from now on.
     pub is_over: bool,
 }
@@ -115,7 +116,7 @@ pub struct Event {
 /// What happened to a source or an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum News {
+pub enum EventKind {
     /// A file descriptor or socket was ready when the queue looked at it. Reading or writing may
     /// still return `EWOULDBLOCK`.
     Ready(Readiness),
@@ -149,8 +150,8 @@ pub enum News {
     Changed(Changes),
     /// A connection was accepted: [`EventQueue::take`] returns it.
     Connection,
-    /// A socket has accepted a buffer and will send it. [`News::Completed`] reports when its memory
-    /// is back.
+    /// A socket has accepted a buffer and will send it. [`EventKind::Completed`] reports when its
+    /// memory is back.
     Accepted {
         /// Bytes accepted, from the start of the buffer: all of them, or those that were copied
         /// before the connection failed.

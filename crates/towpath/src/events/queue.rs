@@ -17,7 +17,7 @@ use std::fmt;
 use std::io;
 use std::time::Instant;
 use towpath_io::doorbell::EventDoorbell;
-use towpath_io::events::{BackEnd, Known, News as KernelNews, SLOTS_MAX};
+use towpath_io::events::{BackEnd, Known, News as BackEndEvent, SLOTS_MAX};
 use towpath_io::process_sys::generation;
 use towpath_packet::ready::ReadyList;
 
@@ -65,7 +65,7 @@ pub struct EventQueue {
     /// Level-triggered registrations that were reported and must be looked at again.
     pub(super) again: Vec<Token>,
     /// What the back end last reported.
-    pub(super) news: Vec<KernelNews>,
+    pub(super) reports: Vec<BackEndEvent>,
     /// Number of the current wait.
     pub(super) waits: u64,
     pub(super) exposed: Option<Exposed>,
@@ -110,6 +110,7 @@ impl Pending {
 }
 
 /// A change for [`EventQueue::apply`].
+#[non_exhaustive]
 pub enum Change {
     /// Adds a source, as [`EventQueue::add`] does.
     Add(Source, u64),
@@ -146,7 +147,7 @@ impl EventQueue {
             inotify: None,
             pending: Pending::default(),
             again: Vec::new(),
-            news: Vec::new(),
+            reports: Vec::new(),
             waits: 0,
             exposed: None,
             removed: Vec::new(),
@@ -315,7 +316,7 @@ impl EventQueue {
             trigger,
             ready: Readiness::default(),
             noted_in: 0,
-            told_in: 0,
+            reported_in: 0,
             is_pending: false,
             is_paused: false,
             is_spent: false,
@@ -384,11 +385,11 @@ impl EventQueue {
     /// Ends a registration. [`settle`](Self::settle) drops it.
     pub(super) fn begin_remove(&mut self, token: Token) -> io::Result<()> {
         let registration = self.slots.get(token).ok_or(Errno::STALE)?;
-        if let Kind::Operation(Ongoing { is_told: false, .. })
-        | Kind::Stream { is_told: false, .. }
+        if let Kind::Operation(Ongoing { is_reported: false, .. })
+        | Kind::Stream { is_reported: false, .. }
         | Kind::Task { is_over: false, .. }
-        | Kind::Relay { is_told: false, .. }
-        | Kind::Multishot { is_told: false, .. } = registration.source
+        | Kind::Relay { is_reported: false, .. }
+        | Kind::Multishot { is_reported: false, .. } = registration.source
         {
             return Err(Errno::BUSY.into());
         }
@@ -455,8 +456,8 @@ impl Drop for EventQueue {
         self.exposed = None;
         for token in self.slots.tokens().collect::<Vec<_>>() {
             if let Some(
-                Kind::Relay { is_told: is_over, .. }
-                | Kind::Multishot { is_told: is_over, .. }
+                Kind::Relay { is_reported: is_over, .. }
+                | Kind::Multishot { is_reported: is_over, .. }
                 | Kind::Task { is_over, .. },
             ) = self.slots.get(token).map(|registration| &mut registration.source)
             {

@@ -7,14 +7,14 @@ use crate::events::registrations::pool::Groups;
 use crate::events::registrations::slots::Registration;
 use crate::events::registrations::source::{Kind, exit_of, next_signal};
 use crate::events::registrations::timers::UNSET;
-use crate::events::{Event, EventQueue, Interest, News, Readiness, Token, Trigger};
+use crate::events::{Event, EventKind, EventQueue, Interest, Readiness, Token, Trigger};
 use crate::host::operations::operation;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::io;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
-use towpath_io::events::{Outcome, Parts, What, look as look_at};
+use towpath_io::events::{Buffer, Outcome, Parts, What, look as look_at};
 
 /// Most events that a wait returns by default.
 pub const EVENTS_DEFAULT: usize = 256;
@@ -56,14 +56,14 @@ impl EventQueue {
             let sleeps = is_short && self.pending.is_empty() && self.ready.arm();
             if sleeps {
                 if !is_first {
-                    self.pause_told()?;
+                    self.pause_reported()?;
                 }
                 self.sleep(deadline)?;
             } else if is_first && self.pending.of[KERNEL].is_empty() {
                 self.ask_kernel(Some(Duration::ZERO))?;
             }
             is_first = false;
-            self.tell(into, before.saturating_add(max))?;
+            self.report(into, before.saturating_add(max))?;
             if is_late || into.len() - before >= min {
                 break;
             }
@@ -103,7 +103,7 @@ impl EventQueue {
 
     /// Pauses the level-triggered descriptors that this wait has reported, so that they do not end
     /// its sleep.
-    fn pause_told(&mut self) -> io::Result<()> {
+    fn pause_reported(&mut self) -> io::Result<()> {
         for &token in &self.again {
             let Some(registration) = self.slots.get(token) else { continue };
             let Some(fd) = registration.source.fd() else { continue };
@@ -116,16 +116,16 @@ impl EventQueue {
 
     /// Lets the back end wait and notes its reports.
     pub(super) fn ask_kernel(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        let mut news = std::mem::take(&mut self.news);
-        let asked = self.back.wait(timeout, &mut news);
-        self.note(&mut news);
-        self.news = news;
+        let mut reports = std::mem::take(&mut self.reports);
+        let asked = self.back.wait(timeout, &mut reports);
+        self.note(&mut reports);
+        self.reports = reports;
         asked
     }
 
     /// Notes the reports of the back end.
-    pub(super) fn note(&mut self, news: &mut Vec<(u32, What)>) {
-        for (slot, what) in news.drain(..) {
+    pub(super) fn note(&mut self, reports: &mut Vec<(u32, What)>) {
+        for (slot, what) in reports.drain(..) {
             if slot == CHANGES_SLOT {
                 self.note_changes();
                 continue;
@@ -169,19 +169,19 @@ impl EventQueue {
     /// Reads file changes from inotify.
     fn note_changes(&mut self) {
         let Some(inotify) = &mut self.inotify else { return };
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         inotify.read(|token, note| {
             if let Some(Registration { source: Kind::File { changed, .. }, .. }) =
                 self.slots.get(token)
             {
                 note(changed);
-                told.push(token);
+                reported.push(token);
             }
         });
         let state = (Interest::READ, false);
         // If the kernel refuses, another call returns the error.
         let _ = self.back.resume(CHANGES_SLOT, inotify.as_fd(), state);
-        told.into_iter().for_each(|token| self.push(token, KERNEL));
+        reported.into_iter().for_each(|token| self.push(token, KERNEL));
     }
 
     /// Notes which registrations other threads have raised and which timers have expired.
@@ -210,7 +210,9 @@ impl EventQueue {
                 Some(Kind::Stream { work, .. }) => work.written(outcome),
                 Some(Kind::Task { task, .. }) => {
                     let Outcome { bytes, failure, parts } = outcome;
-                    let Parts::Buffer(buffer) = parts else { unreachable!("it has a buffer") };
+                    let Parts::Buffer(Buffer::Vec(buffer)) = parts else {
+                        unreachable!("it has a vector")
+                    };
                     task.accessed(Accessed { bytes, failure, buffer });
                 }
                 _ => continue,
@@ -273,13 +275,13 @@ impl EventQueue {
     }
 
     /// Appends events until there are `limit`. Wakes each worker of a host once for all of them.
-    fn tell(&mut self, into: &mut Vec<Event>, limit: usize) -> io::Result<()> {
-        let told = self.tell_each(into, limit);
+    fn report(&mut self, into: &mut Vec<Event>, limit: usize) -> io::Result<()> {
+        let reported = self.report_each(into, limit);
         let_ring();
-        told
+        reported
     }
 
-    fn tell_each(&mut self, into: &mut Vec<Event>, limit: usize) -> io::Result<()> {
+    fn report_each(&mut self, into: &mut Vec<Event>, limit: usize) -> io::Result<()> {
         while into.len() < limit {
             let Some(token) = self.pending.next() else { break };
             let Some(registration) = self.slots.get(token) else { continue };
@@ -289,7 +291,7 @@ impl EventQueue {
                     registration.source,
                     Kind::Fd(_) | Kind::Socket(..) | Kind::Custom(..) | Kind::Signal { .. }
                 );
-            if by_level && registration.told_in == self.waits {
+            if by_level && registration.reported_in == self.waits {
                 // It is already in `again`.
                 registration.ready = Readiness::default();
                 continue;
@@ -305,7 +307,7 @@ impl EventQueue {
                 }
             }
             let data = registration.data;
-            let found = look(registration, &mut self.groups, token);
+            let found = next_event(registration, &mut self.groups, token);
             match &mut registration.source {
                 Kind::Stream { work, .. } => {
                     let (loads, write) = (work.take_loads(), work.take_write());
@@ -317,7 +319,7 @@ impl EventQueue {
                 }
                 _ => {}
             }
-            let (news, is_over) = match found {
+            let (kind, is_over) = match found {
                 Some(found) => found,
                 None => {
                     if by_level && registration.source.fd().is_some() {
@@ -326,17 +328,21 @@ impl EventQueue {
                     continue;
                 }
             };
-            registration.told_in = self.waits;
+            registration.reported_in = self.waits;
             registration.is_spent = registration.trigger == Trigger::OneShot;
-            into.push(Event { token, data, news, is_over });
+            into.push(Event { token, data, kind, is_over });
             if is_over {
                 self.begin_remove(token)?;
-            } else if let News::Accepted { .. } | News::Step { .. } | News::Received { .. } = news {
+            } else if let EventKind::Accepted { .. }
+            | EventKind::Step { .. }
+            | EventKind::Received { .. } = kind
+            {
                 // There may already be more.
                 self.push(token, RAISED);
-            } else if let Kind::Stream { is_told: true, deadline, .. }
-            | Kind::Relay { is_told: true, deadline, .. }
-            | Kind::Multishot { is_told: true, deadline, .. } = &mut registration.source
+            } else if let Kind::Stream { is_reported: true, deadline, .. }
+            | Kind::Relay { is_reported: true, deadline, .. }
+            | Kind::Multishot { is_reported: true, deadline, .. } =
+                &mut registration.source
             {
                 if deadline.take().is_some() {
                     self.unset_timer();
@@ -347,7 +353,7 @@ impl EventQueue {
         }
         // Accesses that could not be started are already complete.
         self.note_accessed();
-        self.serve_lines();
+        self.serve_waiters();
         Ok(())
     }
 }
@@ -357,76 +363,76 @@ const GONE: Readiness =
     Readiness { readable: false, writable: false, peer_closed: false, hangup: true, error: true };
 
 /// Returns what a registration has to report, and whether the registration ends with it.
-fn look(
+fn next_event(
     registration: &mut Registration,
     groups: &mut Groups,
     token: Token,
-) -> Option<(News, bool)> {
+) -> Option<(EventKind, bool)> {
     let Registration { source, ready, interest, is_spent, .. } = registration;
     match source {
         Kind::Fd(_) => {
             let ready = std::mem::take(ready);
-            (!ready.is_empty() && !*is_spent).then_some((News::Ready(ready), false))
+            (!ready.is_empty() && !*is_spent).then_some((EventKind::Ready(ready), false))
         }
         Kind::Socket(socket, wakes) => {
             let waker = &wakes.as_ref()?.waker;
             let ready = (!*is_spent).then(|| socket.poll_ready(*interest, waker))?;
-            (!ready.is_empty()).then_some((News::Ready(ready), false))
+            (!ready.is_empty()).then_some((EventKind::Ready(ready), false))
         }
         Kind::Custom(socket, wakes) => {
             let waker = &wakes.as_ref()?.waker;
             match (!*is_spent).then(|| socket.poll_ready(*interest, waker))? {
-                Some(ready) => (!ready.is_empty()).then_some((News::Ready(ready), false)),
-                None => Some((News::Ready(GONE), true)),
+                Some(ready) => (!ready.is_empty()).then_some((EventKind::Ready(ready), false)),
+                None => Some((EventKind::Ready(GONE), true)),
             }
         }
         Kind::Return(back, wakes) => {
             let copied = back.poll(&wakes.as_ref()?.waker)?;
-            Some((News::Returned { copied }, true))
+            Some((EventKind::Returned { copied }, true))
         }
-        Kind::Stream { work, wakes, is_told, .. } => {
-            let waker = &wakes.as_ref().filter(|_| !*is_told)?.waker;
-            let news = match hold(|| work.poll(waker))? {
-                operation::Step::Accepted => News::Connection,
-                operation::Step::Sent(bytes) => News::Accepted { bytes },
-                operation::Step::Over => News::Completed,
+        Kind::Stream { work, wakes, is_reported, .. } => {
+            let waker = &wakes.as_ref().filter(|_| !*is_reported)?.waker;
+            let kind = match hold(|| work.poll(waker))? {
+                operation::Step::Accepted => EventKind::Connection,
+                operation::Step::Sent(bytes) => EventKind::Accepted { bytes },
+                operation::Step::Over => EventKind::Completed,
             };
-            *is_told = news == News::Completed;
-            Some((news, false))
+            *is_reported = kind == EventKind::Completed;
+            Some((kind, false))
         }
-        Kind::Relay { relay, wakes, is_told, .. } => {
-            let waker = &wakes.as_ref().filter(|_| !*is_told)?.waker;
-            *is_told = relay.poll(waker);
-            is_told.then_some((News::Completed, false))
+        Kind::Relay { relay, wakes, is_reported, .. } => {
+            let waker = &wakes.as_ref().filter(|_| !*is_reported)?.waker;
+            *is_reported = relay.poll(waker);
+            is_reported.then_some((EventKind::Completed, false))
         }
-        Kind::Multishot { multishot, wakes, is_told, .. } => {
-            let waker = &wakes.as_ref().filter(|_| !*is_told)?.waker;
-            let news = multishot.poll(waker, groups, token)?;
-            *is_told = news == News::Completed;
-            Some((news, false))
+        Kind::Multishot { multishot, wakes, is_reported, .. } => {
+            let waker = &wakes.as_ref().filter(|_| !*is_reported)?.waker;
+            let kind = multishot.poll(waker, groups, token)?;
+            *is_reported = kind == EventKind::Completed;
+            Some((kind, false))
         }
         Kind::Task { task, wakes, is_over, .. } => {
             let (result, over) = match task.poll(&wakes.as_ref()?.waker)? {
-                Step::Told(result) => (result, false),
-                Step::Over(result) => (result, true),
+                Step::Progress(result) => (result, false),
+                Step::Complete(result) => (result, true),
             };
             *is_over = over;
-            Some((News::Step { result }, over))
+            Some((EventKind::Step { result }, over))
         }
         Kind::Timer { period, count, .. } => {
             let count = std::mem::take(count);
-            (count > 0).then_some((News::Expired { count }, period.is_none()))
+            (count > 0).then_some((EventKind::Expired { count }, period.is_none()))
         }
         Kind::User { count, .. } => {
             let count = std::mem::take(count);
-            (count > 0).then_some((News::Notified { count }, false))
+            (count > 0).then_some((EventKind::Notified { count }, false))
         }
         Kind::Signal { fd, .. } => {
             let (signal, sender) = next_signal(fd.as_ref()?)?;
-            Some((News::Signal { signal, sender }, false))
+            Some((EventKind::Signal { signal, sender }, false))
         }
-        Kind::Child { fd, .. } => Some((News::Exited(exit_of(fd.as_ref()?)), true)),
-        Kind::File { changed, .. } => Some((News::Changed(std::mem::take(changed)), false)),
-        Kind::Operation(ongoing) => ongoing.look().map(|news| (news, false)),
+        Kind::Child { fd, .. } => Some((EventKind::Exited(exit_of(fd.as_ref()?)), true)),
+        Kind::File { changed, .. } => Some((EventKind::Changed(std::mem::take(changed)), false)),
+        Kind::Operation(ongoing) => ongoing.next_event().map(|kind| (kind, false)),
     }
 }

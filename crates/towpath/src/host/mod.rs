@@ -79,7 +79,7 @@ pub use lending::any::AnyBuffer;
 pub use lending::buffers::Buffer;
 #[cfg(feature = "bytemuck")]
 pub use lending::lend::Typed;
-pub use lending::lend::{Chain, Lend, Part};
+pub use lending::lend::{Chain, Fill, Lend, Part};
 pub use lending::queue::LENT_OVERHEAD;
 pub use lending::sending::{Completions, Returned, SendError, Sending};
 pub use resolver::{Resolver, Target, ToSocketAddrs};

@@ -5,7 +5,7 @@ use super::{Case, PATIENCE, queue, until_over};
 use std::io::Read;
 use std::sync::Arc;
 use std::thread;
-use towpath::events::{Choice, Completion, Config, EventQueue, News, Sent, Stream, Token};
+use towpath::events::{Choice, Completion, Config, EventKind, EventQueue, Sent, Stream, Token};
 use towpath::host::{Chain, Host, Lend, Part};
 
 pub(super) const CASES: &[Case] = &[
@@ -27,7 +27,7 @@ fn send<B: Lend>(queue: &mut EventQueue, stream: &Stream, buffer: B, lends: bool
         false => queue.send(stream.clone(), buffer, None, 9),
     };
     let token: Token = begun.map_err(|refused| refused.error).unwrap();
-    assert_eq!(until_over(queue, token), [News::Accepted { bytes: LEN }]);
+    assert_eq!(until_over(queue, token), [EventKind::Accepted { bytes: LEN }]);
     match queue.take(token) {
         Some(Completion::Sent(sent)) => sent,
         other => panic!("{other:?}"),

@@ -14,7 +14,7 @@ use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
-use towpath::events::{Call, Calls, Choice, Config, EventQueue, Interest, News, Token};
+use towpath::events::{Call, Calls, Choice, Config, EventKind, EventQueue, Interest, Token};
 
 pub(super) const CASES: &[Case] = &[
     ("a_call_is_made_again_when_its_socket_is_ready", datagram),
@@ -177,7 +177,7 @@ fn send(choice: Choice) {
             assert!(read == pattern(len));
             peer
         });
-        assert_eq!(until_over(&mut queue, token), [News::Accepted { bytes: len }]);
+        assert_eq!(until_over(&mut queue, token), [EventKind::Accepted { bytes: len }]);
         let (bytes, result) = take(&mut queue, token);
         result.unwrap();
         assert_eq!(bytes, len as u64);
@@ -188,11 +188,11 @@ fn send(choice: Choice) {
     let token = queue.call(calls, None, 9).unwrap();
     assert_eq!(now(&mut queue), []);
     drop(peer);
-    let told = until_over(&mut queue, token);
+    let reported = until_over(&mut queue, token);
     let (bytes, why) = fails(take(&mut queue, token));
     assert!(bytes > 0 && bytes < LARGE as u64, "{bytes}");
     assert!(matches!(why, Errno::PIPE | Errno::CONNRESET), "{why}");
-    assert_eq!(told, [News::Accepted { bytes: bytes as usize }]);
+    assert_eq!(reported, [EventKind::Accepted { bytes: bytes as usize }]);
 }
 
 /// Goal: bytes moved before are reported together with the reason, and no call is made afterwards.
@@ -235,7 +235,7 @@ fn failed(choice: Choice) {
     assert_eq!(fails(finish(&mut queue, token)), (0, Errno::DQUOT));
     let (call, count) = counted(|_, done| if done < 4 { Ok(2) } else { Err(Errno::DQUOT) });
     let token = queue.call(calls(Some(9), call), None, 9).unwrap();
-    assert_eq!(until_over(&mut queue, token), [News::Accepted { bytes: 4 }]);
+    assert_eq!(until_over(&mut queue, token), [EventKind::Accepted { bytes: 4 }]);
     assert_eq!(fails(take(&mut queue, token)), (4, Errno::DQUOT));
     assert_eq!(count.load(Ordering::Relaxed), 3);
     // An interruption is ignored; endless interruptions are an error.

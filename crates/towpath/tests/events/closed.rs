@@ -14,7 +14,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
-use towpath::events::{Choice, EventQueue, News, Stream, Token};
+use towpath::events::{Choice, EventKind, EventQueue, Stream, Token};
 use towpath::host::TcpListener;
 use towpath_io::socket::zerocopy::{enable_lending, send_lent};
 
@@ -113,7 +113,9 @@ impl Kind {
                 completed.result.map(|count| count as u64)
             }
             ReceiveLent => queue.take_pieces(token).unwrap().map(|pieces| pieces.len() as u64),
-            ReceiveMultishot => queue.take_received(token).unwrap().map(|told| told.len as u64),
+            ReceiveMultishot => {
+                queue.take_received(token).unwrap().map(|reported| reported.len as u64)
+            }
             ReceiveFile | SpliceFrom | SpliceInto | SpliceIdle => {
                 let moved = queue.take_moved(token).unwrap();
                 moved.result.map(|()| moved.bytes)
@@ -133,7 +135,7 @@ fn finish(queue: &mut EventQueue, token: Token, kind: Kind) -> io::Result<u64> {
     while !is_over {
         for event in wait(queue) {
             assert_eq!((event.token, is_over), (token, false), "{kind:?}: {event:?}");
-            is_over = event.news == News::Completed;
+            is_over = event.kind == EventKind::Completed;
         }
     }
     let taken = kind.take(queue, token);
@@ -146,7 +148,7 @@ fn rest(queue: &mut EventQueue, token: Token, kind: Kind) {
     for _ in 0..20 {
         for event in now(queue) {
             assert_eq!(event.token, token);
-            assert!(matches!(event.news, News::Accepted { .. }), "{kind:?}: {event:?}");
+            assert!(matches!(event.kind, EventKind::Accepted { .. }), "{kind:?}: {event:?}");
         }
         std::thread::yield_now();
     }
@@ -161,7 +163,7 @@ fn ends<P>(choice: Choice, kind: Kind, pair: &dyn Fn() -> (Stream, P)) {
     let mut queue = queue(choice);
     let (stream, peer) = pair();
     let sent = if stream.as_host().is_some() { LEN..=LEN } else { 1..=LEN - 1 };
-    let is_as_told = |result: io::Result<u64>| match result {
+    let is_as_reported = |result: io::Result<u64>| match result {
         Ok(count) => kind == Send && sent.contains(&(count as usize)),
         Err(error) => {
             let why = Errno::from_io_error(&error);
@@ -178,7 +180,7 @@ fn ends<P>(choice: Choice, kind: Kind, pair: &dyn Fn() -> (Stream, P)) {
         // Accepted bytes are reported instead of the error: all bytes of a lent buffer.
         drop(peer);
         let result = finish(&mut queue, token, kind);
-        assert!(is_as_told(result), "{kind:?}");
+        assert!(is_as_reported(result), "{kind:?}");
     }
     // Ended by the peer, which has not read everything.
     let (stream, peer) = pair();
@@ -191,7 +193,7 @@ fn ends<P>(choice: Choice, kind: Kind, pair: &dyn Fn() -> (Stream, P)) {
     std::thread::sleep(std::time::Duration::from_millis(20));
     drop(peer);
     let result = finish(&mut queue, token, kind);
-    assert!(is_as_told(result), "{kind:?}");
+    assert!(is_as_reported(result), "{kind:?}");
 }
 
 /// Goal: on streams of towpath each operation completes once, hands back what it holds, and reports
@@ -266,7 +268,7 @@ fn listeners(choice: Choice) {
     while over < 2 {
         assert!(Instant::now() < end);
         for event in wait(&mut queue) {
-            assert_eq!(event.news, News::Completed);
+            assert_eq!(event.kind, EventKind::Completed);
             let why = queue.take_stream(event.token).unwrap().unwrap_err();
             assert_eq!(Errno::from_io_error(&why), Some(Errno::CANCELED));
             over += 1;

@@ -13,12 +13,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 use towpath::events::custom::{Accessed, Pollable, Step, Task};
 use towpath::events::{
-    Action, Choice, EventQueue, Interest, News, Operation, Readiness, Source, Token, Trigger,
+    Action, Choice, EventKind, EventQueue, Interest, Operation, Readiness, Source, Token, Trigger,
 };
 
 pub(super) const CASES: &[Case] = &[
-    ("a_socket_of_another_stack_is_told_by_level", level),
-    ("a_socket_of_another_stack_is_told_by_edge_and_once", edge),
+    ("a_socket_of_another_stack_is_reported_by_level", level),
+    ("a_socket_of_another_stack_is_reported_by_edge_and_once", edge),
     ("a_socket_that_is_gone_ends_its_registration", gone),
     ("a_task_tells_its_steps", steps),
     ("a_task_is_stopped", stopped),
@@ -62,7 +62,7 @@ impl Task for Shared {
         let mut stack = self.0.lock().unwrap();
         stack.waker = Some(waker.clone());
         match stack.stopped {
-            Some(why) => Some(Step::Over(-i64::from(why.raw_os_error()))),
+            Some(why) => Some(Step::Complete(-i64::from(why.raw_os_error()))),
             None => (!stack.steps.is_empty()).then(|| stack.steps.remove(0)),
         }
     }
@@ -82,10 +82,10 @@ struct Answer {
 
 impl Task for Answer {
     fn poll(&mut self, _: &Waker) -> Option<Step> {
-        if let Some(Accessed { bytes, failure, buffer }) = self.read.take() {
+        if let Some(Accessed { bytes, failure, buffer, .. }) = self.read.take() {
             assert_eq!(failure, None);
             self.socket.write_all(&buffer[..bytes as usize]).unwrap();
-            return Some(Step::Over(bytes as i64));
+            return Some(Step::Complete(bytes as i64));
         }
         let mut byte = [0];
         self.asked |= matches!(self.socket.read(&mut byte), Ok(1));
@@ -121,7 +121,7 @@ fn reads_and_watches(choice: Choice) {
     assert_eq!(now(&mut queue), []);
     peer.write_all(b"?").unwrap();
     let event = one(&mut queue);
-    assert_eq!((event.token, event.data, event.news), (token, 5, News::Step { result: 6 }));
+    assert_eq!((event.token, event.data, event.kind), (token, 5, EventKind::Step { result: 6 }));
     assert!(event.is_over);
     let mut said = Vec::new();
     peer.read_to_end(&mut said).unwrap();
@@ -172,7 +172,7 @@ fn gone(choice: Choice) {
     assert_eq!(now(&mut queue), []);
     stack.change(|stack| stack.gone = true);
     let event = one(&mut queue);
-    let News::Ready(ready) = event.news else { panic!("{event:?}") };
+    let EventKind::Ready(ready) = event.kind else { panic!("{event:?}") };
     assert!(event.token == token && event.is_over && ready.hangup && ready.error);
     assert_eq!((now(&mut queue), queue.len()), (vec![], 0));
 }
@@ -182,15 +182,15 @@ fn steps(choice: Choice) {
     let token = queue.start(stack.clone(), Some(Instant::now() + super::PATIENCE), 7).unwrap();
     assert_eq!(now(&mut queue), []);
     assert!(queue.remove(token).is_err(), "it is under way");
-    stack.change(|stack| stack.steps = vec![Step::Told(1), Step::Told(2)]);
-    let told = now(&mut queue);
-    let results: Vec<_> = told.iter().map(|event| (event.news, event.is_over)).collect();
-    let step = |result, over| (News::Step { result }, over);
+    stack.change(|stack| stack.steps = vec![Step::Progress(1), Step::Progress(2)]);
+    let reported = now(&mut queue);
+    let results: Vec<_> = reported.iter().map(|event| (event.kind, event.is_over)).collect();
+    let step = |result, over| (EventKind::Step { result }, over);
     assert_eq!(results, [step(1, false), step(2, false)]);
     assert_eq!(now(&mut queue), []);
-    stack.change(|stack| stack.steps = vec![Step::Over(-5)]);
+    stack.change(|stack| stack.steps = vec![Step::Complete(-5)]);
     let event = one(&mut queue);
-    assert_eq!((event.news, event.is_over), step(-5, true));
+    assert_eq!((event.kind, event.is_over), step(-5, true));
     assert_eq!((event.token, event.data), (token, 7));
     assert!(queue.is_empty() && queue.cancel(token).is_err());
     assert_eq!(Arc::strong_count(&stack.0), 1);
@@ -201,11 +201,11 @@ fn stopped(choice: Choice) {
     let cancelled = queue.start(Shared::default(), None, 0).unwrap();
     queue.cancel(cancelled).unwrap();
     let canceled = -i64::from(Errno::CANCELED.raw_os_error());
-    assert_eq!(one(&mut queue).news, News::Step { result: canceled });
+    assert_eq!(one(&mut queue).kind, EventKind::Step { result: canceled });
     let soon = Instant::now() + Duration::from_millis(5);
     queue.start(Shared::default(), Some(soon), 0).unwrap();
     let late = -i64::from(Errno::TIMEDOUT.raw_os_error());
-    assert_eq!(one(&mut queue).news, News::Step { result: late });
+    assert_eq!(one(&mut queue).kind, EventKind::Step { result: late });
     assert!(Instant::now() >= soon && queue.is_empty());
 }
 

@@ -8,8 +8,8 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 use towpath::events::{
-    Choice, Config, DatagramSocket, EventQueue, Interest, News, ReceivedInto, ReceivedLent, Source,
-    Token, Trigger,
+    Choice, Config, DatagramSocket, EventKind, EventQueue, Interest, ReceivedInto, ReceivedLent,
+    Source, Token, Trigger,
 };
 use towpath::host::{
     Config as HostConfig, EtherType, FrameKind, FramePart, Held, Host, LinkDestination,
@@ -17,7 +17,7 @@ use towpath::host::{
 };
 
 pub(super) const CASES: &[Case] = &[
-    ("raw_and_packet_sockets_are_told", told),
+    ("raw_and_packet_sockets_are_reported", reported),
     ("a_sniffer_tells_of_frames", sniffer),
     ("a_datagram_is_received_into_a_posted_buffer", receive),
     ("a_receive_of_a_datagram_is_cancelled_or_late", receive_stopped),
@@ -87,15 +87,15 @@ fn bytes(pieces: &[Held]) -> Vec<u8> {
 }
 
 /// Returns the events and the result of a send, and checks that its end is reported once.
-fn finish_send(queue: &mut EventQueue, token: Token) -> (Vec<News>, Done) {
-    let told = until_over(queue, token);
+fn finish_send(queue: &mut EventQueue, token: Token) -> (Vec<EventKind>, Done) {
+    let reported = until_over(queue, token);
     assert_eq!(now(queue), []);
     let completed = queue.take_done(token).unwrap();
     assert!(queue.take(token).is_none() && queue.is_empty());
-    (told, completed)
+    (reported, completed)
 }
 
-fn told(choice: Choice) {
+fn reported(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts());
     let sender = RawSocket::bind(&hosts.0, ip(1), PROTOCOL).unwrap();
     let raw = RawSocket::bind(&hosts.1, ip(2), PROTOCOL).unwrap();
@@ -139,9 +139,9 @@ fn sniffer(choice: Choice) {
         let mut left = len + 28;
         while left > 0 {
             assert!(ready(&mut queue, token).readable);
-            let told = sniffer.recv_lent(&mut headers, &mut pieces).unwrap();
+            let reported = sniffer.recv_lent(&mut headers, &mut pieces).unwrap();
             // Later fragments have an IP header of their own.
-            left = left.saturating_sub(told.len - 14 - if left == len + 28 { 0 } else { 20 });
+            left = left.saturating_sub(reported.len - 14 - if left == len + 28 { 0 } else { 20 });
         }
         assert_eq!(now(&mut queue), []);
         assert!(!sending.is_returned(), "it is looked at");
@@ -163,8 +163,8 @@ fn receive(choice: Choice) {
         assert!(queue.take_datagram(token).is_none());
         socket.send_to(&vec![1; len], to()).unwrap();
         let ReceivedInto { result, buffer, .. } = finish(&mut queue, token);
-        let told = result.unwrap();
-        assert_eq!((told.len, told.copied, told.from), (len, len.min(room), from));
+        let reported = result.unwrap();
+        assert_eq!((reported.len, reported.copied, reported.from), (len, len.min(room), from));
         let expected = [vec![1; len.min(room)], vec![7; room - len.min(room)]].concat();
         assert_eq!(buffer, expected);
     }
@@ -211,8 +211,8 @@ fn receive_lent(choice: Choice) {
         assert!(queue.take_datagram_lent(token).is_none());
         let sending = socket.send_zc_to(vec![5; len], to()).unwrap();
         let received = finish_lent(&mut queue, token);
-        let told = received.result.unwrap();
-        assert_eq!((told.len, told.from), (len, socket.local_addr().unwrap()));
+        let reported = received.result.unwrap();
+        assert_eq!((reported.len, reported.from), (len, socket.local_addr().unwrap()));
         assert_eq!((received.headers, bytes(&received.pieces)), (vec![], vec![5; len]));
         assert!(len == 0 || !sending.is_returned(), "it is looked at");
         drop(received.pieces);
@@ -250,7 +250,7 @@ fn receive_lent_crowded(choice: Choice) {
         match peer.recv_lent(&mut kept) {
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => break,
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
-            Ok(told) => assert_eq!(told.len, 1400),
+            Ok(reported) => assert_eq!(reported.len, 1400),
         }
     }
     let token = queue.receive_datagram_lent(&peer, None, 9).unwrap();
@@ -285,11 +285,11 @@ fn send(choice: Choice) {
         let token = queue.send_datagrams(&socket, bytes.clone(), &send, None, 9).unwrap();
         let mut received = Vec::new();
         // Waits do the sending; their events are checked below.
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let end = Instant::now() + PATIENCE;
         while received.len() < bytes.len() {
             assert!(Instant::now() < end, "{} bytes", received.len());
-            told.extend(now(&mut queue).into_iter().map(|event| event.news));
+            reported.extend(now(&mut queue).into_iter().map(|event| event.kind));
             let mut into = [0; PART + 1];
             peer.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
             if let Ok(count) = peer.recv(&mut into) {
@@ -298,10 +298,10 @@ fn send(choice: Choice) {
             }
         }
         assert!(received == bytes);
-        while told.last() != Some(&News::Completed) {
-            told.push(one(&mut queue).news);
+        while reported.last() != Some(&EventKind::Completed) {
+            reported.push(one(&mut queue).kind);
         }
-        assert_eq!(told, [News::Accepted { bytes: bytes.len() }, News::Completed]);
+        assert_eq!(reported, [EventKind::Accepted { bytes: bytes.len() }, EventKind::Completed]);
         let completed = queue.take_done(token).unwrap();
         assert_eq!(completed.result.unwrap(), bytes.len());
         assert!(completed.buffer == bytes && !completed.copied);
@@ -314,16 +314,16 @@ fn send_stopped(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts());
     let (socket, peer) = udp(&hosts);
     let back = |queue: &mut EventQueue, token| {
-        let (told, completed) = finish_send(queue, token);
-        assert_eq!((told, completed.result.unwrap()), (vec![], 9000));
+        let (reported, completed) = finish_send(queue, token);
+        assert_eq!((reported, completed.result.unwrap()), (vec![], 9000));
         assert!(completed.copied && completed.buffer == [5; 9000]);
         let mut into = vec![0; 9001];
         assert_eq!(peer.recv(&mut into).unwrap(), 9000);
         assert_eq!(into[..9000], [5; 9000]);
     };
-    let sent = News::Accepted { bytes: 9000 };
+    let sent = EventKind::Accepted { bytes: 9000 };
     let token = queue.send_datagrams(&socket, vec![5; 9000], &to_peer(), None, 9).unwrap();
-    assert_eq!(one(&mut queue).news, sent);
+    assert_eq!(one(&mut queue).kind, sent);
     assert_eq!(now(&mut queue), [], "the peer has it");
     queue.cancel(token).unwrap();
     back(&mut queue, token);
@@ -331,7 +331,7 @@ fn send_stopped(choice: Choice) {
     for exponent in 4..15 {
         let due = Some(Instant::now() + Duration::from_millis(1 << exponent));
         let token = queue.send_datagrams(&socket, vec![5; 9000], &to_peer(), due, 9).unwrap();
-        if one(&mut queue).news == sent {
+        if one(&mut queue).kind == sent {
             return back(&mut queue, token);
         }
         assert_eq!(errno(queue.take_done(token).unwrap().result), Errno::TIMEDOUT);
@@ -358,9 +358,9 @@ fn send_waits(choice: Choice) {
             assert_eq!(now(&mut queue), []);
             queue.cancel(token).unwrap();
         }
-        let (told, completed) = finish_send(&mut queue, token);
+        let (reported, completed) = finish_send(&mut queue, token);
         let why = if ask { Errno::CANCELED } else { Errno::TIMEDOUT };
-        assert_eq!((told, errno(completed.result)), (vec![], why));
+        assert_eq!((reported, errno(completed.result)), (vec![], why));
         assert_eq!(completed.buffer, [6; 3000]);
     }
     let token = queue.send_datagrams(&socket, vec![5; 3000], &to_peer(), None, 9).unwrap();
@@ -368,10 +368,10 @@ fn send_waits(choice: Choice) {
     let mut into = vec![0; 9000];
     assert_eq!((peer.recv(&mut into).unwrap(), into[0]), (3000, 4));
     held.returned_within(PATIENCE).unwrap();
-    assert_eq!(one(&mut queue).news, News::Accepted { bytes: 3000 });
+    assert_eq!(one(&mut queue).kind, EventKind::Accepted { bytes: 3000 });
     assert_eq!((peer.recv(&mut into).unwrap(), into[0]), (3000, 5));
-    let (told, completed) = finish_send(&mut queue, token);
-    assert_eq!((told, completed.result.unwrap(), completed.copied), (vec![], 3000, false));
+    let (reported, completed) = finish_send(&mut queue, token);
+    assert_eq!((reported, completed.result.unwrap(), completed.copied), (vec![], 3000, false));
 }
 
 fn raw_and_packet(choice: Choice) {
@@ -388,21 +388,21 @@ fn raw_and_packet(choice: Choice) {
     packet_socket.set_send_mode(SendMode::Lend);
     for (socket, peer, send, header) in pairs {
         let sent = queue.send_datagrams(&socket, vec![3; 1200], &send, None, 9).unwrap();
-        assert_eq!(one(&mut queue).news, News::Accepted { bytes: 1200 });
+        assert_eq!(one(&mut queue).kind, EventKind::Accepted { bytes: 1200 });
         let token = queue.receive_datagram(&peer, vec![0; 2000], None, 8).unwrap();
         // Both may be reported together.
         let mut over = Vec::new();
         while over.len() < 2 {
             for event in wait(&mut queue) {
-                assert_eq!(event.news, News::Completed);
+                assert_eq!(event.kind, EventKind::Completed);
                 over.push(event.token);
             }
         }
         assert!(over.contains(&sent) && over.contains(&token));
         let received = queue.take_datagram(token).unwrap();
-        let told = received.result.unwrap();
-        assert_eq!(told.len, header + 1200);
-        assert_eq!(told.link.map(|link| link.kind), (header == 0).then_some(FrameKind::Host));
+        let reported = received.result.unwrap();
+        assert_eq!(reported.len, header + 1200);
+        assert_eq!(reported.link.map(|link| link.kind), (header == 0).then_some(FrameKind::Host));
         assert!(received.buffer[header..header + 1200] == [3; 1200]);
         let completed = queue.take_done(sent).unwrap();
         assert!(!completed.copied && completed.buffer == [3; 1200]);
@@ -418,8 +418,8 @@ fn send_fails(choice: Choice) {
     for (len, send) in [(70_000, to_peer()), (100, SendTo::default()), (100, v6)] {
         let expected = socket.send_zc_with(vec![1; len], &send).unwrap_err().error;
         let token = queue.send_datagrams(&socket, vec![1; len], &send, None, 9).unwrap();
-        let (told, completed) = finish_send(&mut queue, token);
-        assert_eq!(told, []);
+        let (reported, completed) = finish_send(&mut queue, token);
+        assert_eq!(reported, []);
         assert_eq!(completed.result.unwrap_err().raw_os_error(), expected.raw_os_error());
         assert_eq!(completed.buffer, vec![1; len]);
     }
@@ -450,7 +450,7 @@ fn dropped(choice: Choice) {
     let mut queue = self::queue(choice);
     let token = queue.send_datagrams(&socket, vec![2; 900], &to_peer(), None, 9).unwrap();
     let event = one(&mut queue);
-    assert_eq!((event.token, event.news), (token, News::Accepted { bytes: 900 }));
+    assert_eq!((event.token, event.kind), (token, EventKind::Accepted { bytes: 900 }));
     drop(queue);
     let mut into = [0; 999];
     assert_eq!((peer.recv(&mut into).unwrap(), into[0]), (900, 2), "no wait has begun the first");

@@ -41,7 +41,7 @@ pub(super) struct Told {
 }
 
 struct Shared {
-    told: Mutex<Told>,
+    reported: Mutex<Told>,
     /// A read or a write arrived.
     came: Condvar,
 }
@@ -56,8 +56,8 @@ impl Disk {
     /// Creates a disk whose file has these bytes and changed long ago; `None` if mounting is not
     /// allowed.
     pub(super) fn new(name: &str, bytes: Vec<u8>) -> Option<Self> {
-        let told = Told { size: bytes.len() as u64, bytes, changed: 1, ..Told::default() };
-        let shared = Arc::new(Shared { told: Mutex::new(told), came: Condvar::new() });
+        let reported = Told { size: bytes.len() as u64, bytes, changed: 1, ..Told::default() };
+        let shared = Arc::new(Shared { reported: Mutex::new(reported), came: Condvar::new() });
         let at = std::env::temp_dir().join(format!("towpath-{}-{name}", std::process::id()));
         let (server, path) = (shared.clone(), at.clone());
         let (mounted, is_mounted) = mpsc::channel();
@@ -85,15 +85,16 @@ impl Disk {
     }
 
     pub(super) fn tell(&self) -> MutexGuard<'_, Told> {
-        self.shared.told.lock().unwrap()
+        self.shared.reported.lock().unwrap()
     }
 
     /// Waits until `count` requests are held.
     pub(super) fn until_held(&self, count: usize) {
-        let told = self.tell();
-        let is_short = |told: &mut Told| told.held.len() < count;
-        let (told, waited) = self.shared.came.wait_timeout_while(told, PATIENCE, is_short).unwrap();
-        assert!(!waited.timed_out(), "{} of {count} held", told.held.len());
+        let reported = self.tell();
+        let is_short = |reported: &mut Told| reported.held.len() < count;
+        let (reported, waited) =
+            self.shared.came.wait_timeout_while(reported, PATIENCE, is_short).unwrap();
+        assert!(!waited.timed_out(), "{} of {count} held", reported.held.len());
     }
 
     /// Returns the number of held requests.
@@ -103,8 +104,8 @@ impl Disk {
 
     /// Releases held requests, and holds no more.
     pub(super) fn let_go(&self) {
-        let mut told = self.tell();
-        (told.is_held, told.holds_looks) = (false, false);
+        let mut reported = self.tell();
+        (reported.is_held, reported.holds_looks) = (false, false);
     }
 }
 
@@ -163,29 +164,29 @@ impl Shared {
             let mut waits = [PollFd::new(device, PollFlags::IN)];
             rustix::event::poll(&mut waits, Some(&LOOK_AGAIN)).unwrap();
             if waits[0].revents().is_empty() {
-                let mut told = self.told.lock().unwrap();
-                if told.is_gone {
+                let mut reported = self.reported.lock().unwrap();
+                if reported.is_gone {
                     return;
                 }
-                if !told.is_held && !told.holds_looks {
-                    let held = std::mem::take(&mut told.held);
-                    held.iter().for_each(|request| answer(&mut told, request, device));
+                if !reported.is_held && !reported.holds_looks {
+                    let held = std::mem::take(&mut reported.held);
+                    held.iter().for_each(|request| answer(&mut reported, request, device));
                 }
                 continue;
             }
             let Ok(count) = rustix::io::read(device, &mut buffer) else { return };
             let request = &buffer[..count];
-            let mut told = self.told.lock().unwrap();
+            let mut reported = self.reported.lock().unwrap();
             match word(request, 4) {
                 FORGET | BATCH_FORGET | INTERRUPT => {}
-                kind if told.holds(kind) => {
-                    told.note(request);
-                    told.held.push(request.to_vec());
+                kind if reported.holds(kind) => {
+                    reported.note(request);
+                    reported.held.push(request.to_vec());
                     self.came.notify_all();
                 }
                 _ => {
-                    told.note(request);
-                    answer(&mut told, request, device);
+                    reported.note(request);
+                    answer(&mut reported, request, device);
                 }
             }
         }
@@ -208,8 +209,8 @@ impl Told {
     }
 }
 
-fn answer(told: &mut Told, request: &[u8], device: &File) {
-    let (error, body) = match body(told, request) {
+fn answer(reported: &mut Told, request: &[u8], device: &File) {
+    let (error, body) = match body(reported, request) {
         Ok(body) => (0, body),
         Err(errno) => (-errno, Vec::new()),
     };
@@ -222,7 +223,7 @@ fn answer(told: &mut Told, request: &[u8], device: &File) {
 }
 
 /// Returns the answer to a request, or its error.
-fn body(told: &mut Told, request: &[u8]) -> Result<Vec<u8>, i32> {
+fn body(reported: &mut Told, request: &[u8]) -> Result<Vec<u8>, i32> {
     let node = long(request, 16);
     let zero = [0; 8];
     match word(request, 4) {
@@ -238,39 +239,42 @@ fn body(told: &mut Told, request: &[u8]) -> Result<Vec<u8>, i32> {
             .into_iter()
             .flatten()
             .copied()
-            .chain(attributes(told, 2))
+            .chain(attributes(reported, 2))
             .collect()),
-        GETATTR if told.fails.is_some_and(|(from, _)| from == u64::MAX) => Err(libc::EIO),
-        GETATTR => Ok([zero, zero].concat().into_iter().chain(attributes(told, node)).collect()),
+        GETATTR if reported.fails.is_some_and(|(from, _)| from == u64::MAX) => Err(libc::EIO),
+        GETATTR => {
+            Ok([zero, zero].concat().into_iter().chain(attributes(reported, node)).collect())
+        }
         OPEN => Ok([0, 0, DIRECT_IO, 0].map(u32::to_ne_bytes).concat()),
         READ | WRITE => {
             let (at, len) = (long(request, REQUEST + 8), u64::from(word(request, REQUEST + 16)));
-            if let Some((_, errno)) = told.fails.filter(|(from, _)| at + len > *from) {
+            if let Some((_, errno)) = reported.fails.filter(|(from, _)| at + len > *from) {
                 return Err(errno);
             }
             if word(request, 4) == READ {
-                let end = told.bytes.len();
+                let end = reported.bytes.len();
                 let from = (at as usize).min(end);
-                return Ok(told.bytes[from..(from + len as usize).min(end)].to_vec());
+                return Ok(reported.bytes[from..(from + len as usize).min(end)].to_vec());
             }
             let end = (at + len) as usize;
-            if told.bytes.len() < end {
-                told.bytes.resize(end, 0);
+            if reported.bytes.len() < end {
+                reported.bytes.resize(end, 0);
             }
-            told.bytes[at as usize..end].copy_from_slice(&request[REQUEST + 40..][..len as usize]);
-            told.size = told.size.max(end as u64);
+            reported.bytes[at as usize..end]
+                .copy_from_slice(&request[REQUEST + 40..][..len as usize]);
+            reported.size = reported.size.max(end as u64);
             Ok([len as u32, 0].map(u32::to_ne_bytes).concat())
         }
-        FSYNC => told.fails.map_or(Ok(Vec::new()), |(_, errno)| Err(errno)),
+        FSYNC => reported.fails.map_or(Ok(Vec::new()), |(_, errno)| Err(errno)),
         FLUSH | RELEASE => Ok(Vec::new()),
         _ => Err(libc::ENOSYS),
     }
 }
 
 /// Returns the `struct fuse_attr` of the directory or the file.
-fn attributes(told: &Told, node: u64) -> Vec<u8> {
-    let (mode, size) = if node == 1 { (0o040_700, 0) } else { (0o100_600, told.size) };
-    let longs = [node, size, size.div_ceil(512), 0, told.changed, told.changed];
+fn attributes(reported: &Told, node: u64) -> Vec<u8> {
+    let (mode, size) = if node == 1 { (0o040_700, 0) } else { (0o100_600, reported.size) };
+    let longs = [node, size, size.div_ceil(512), 0, reported.changed, reported.changed];
     // Nanoseconds, mode, links, owner, group, device, block, flags.
     let words = [0u32, 0, 0, mode, 1, 0, 0, 0, 4096, 0];
     [longs.map(u64::to_ne_bytes).concat(), words.map(u32::to_ne_bytes).concat()].concat()

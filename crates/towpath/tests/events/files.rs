@@ -8,17 +8,19 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
-use towpath::events::{Action, Changes, Choice, Event, EventQueue, News, Operation, Source, Token};
+use towpath::events::{
+    Action, Changes, Choice, Event, EventKind, EventQueue, Operation, Source, Token,
+};
 
 pub(super) const CASES: &[Case] = &[
     ("a_file_is_written_and_read", round_trip),
     ("a_file_that_ends_is_read_as_far_as_it_goes", short),
     ("what_cannot_be_done_says_why", refused),
     ("a_buffer_may_have_four_gibibytes", giant),
-    ("an_operation_is_told_once_however_it_is_cancelled", cancelled),
+    ("an_operation_is_reported_once_however_it_is_cancelled", cancelled),
     ("a_deadline_ends_an_operation_or_comes_too_late", late),
     ("a_queue_may_go_before_its_operations", dropped),
-    ("changes_of_files_are_told", changes),
+    ("changes_of_files_are_reported", changes),
 ];
 
 /// Goal: an operation larger than a single system call allows is done in several. Method: writes
@@ -29,7 +31,7 @@ fn giant(choice: Choice) {
     let buffer = vec![0; 4 << 30];
     let operation = Operation { action: Action::Write(0), file, buffer };
     let token = queue.submit(operation, None, 9).unwrap();
-    assert_eq!(one(&mut queue).news, News::Completed);
+    assert_eq!(one(&mut queue).kind, EventKind::Completed);
     let completed = queue.take_done(token).unwrap();
     assert_eq!((completed.result.unwrap(), completed.buffer.len()), (4 << 30, 4 << 30));
 }
@@ -73,7 +75,7 @@ fn begin(queue: &mut EventQueue, file: &Arc<File>, action: Action, buffer: Vec<u
 /// Returns the result of the only operation in progress.
 fn finish(queue: &mut EventQueue, token: Token) -> Done {
     let event = one(queue);
-    assert_eq!((event.token, event.news), (token, News::Completed));
+    assert_eq!((event.token, event.kind), (token, EventKind::Completed));
     let completed = queue.take_done(token).unwrap();
     assert!(queue.take(token).is_none() && queue.is_empty());
     completed
@@ -102,7 +104,7 @@ fn round_trip(choice: Choice) {
     let all = tokens.clone();
     while !tokens.is_empty() {
         for event in wait(&mut queue) {
-            assert_eq!(event.news, News::Completed);
+            assert_eq!(event.kind, EventKind::Completed);
             let index = all.iter().position(|token| *token == event.token).unwrap();
             tokens.retain(|token| *token != event.token);
             let read = queue.take_done(event.token).unwrap();
@@ -250,13 +252,13 @@ fn changed(queue: &mut EventQueue, tokens: &[Token], is: impl Fn(Changes) -> boo
     let (end, mut events) = (Instant::now() + PATIENCE, Vec::new());
     while Instant::now() < end {
         queue.wait(&mut events, Some(end)).unwrap();
-        let is_told = |token: &Token| {
-            events.iter().any(|event: &Event| match event.news {
-                News::Changed(changes) => event.token == *token && is(changes),
+        let is_reported = |token: &Token| {
+            events.iter().any(|event: &Event| match event.kind {
+                EventKind::Changed(changes) => event.token == *token && is(changes),
                 _ => false,
             })
         };
-        if tokens.iter().all(is_told) {
+        if tokens.iter().all(is_reported) {
             return true;
         }
     }

@@ -11,29 +11,29 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
-use towpath::events::{Change, Choice, EventQueue, Exit, Interest, News, Source, Trigger};
+use towpath::events::{Change, Choice, EventKind, EventQueue, Exit, Interest, Source, Trigger};
 
 pub(super) const CASES: &[Case] = &[
-    ("a_level_is_told_as_long_as_it_holds", level),
-    ("an_edge_is_told_once_for_each_news", edge),
-    ("one_shot_is_told_until_modified_once", one_shot),
-    ("what_is_not_asked_for_is_not_told", interest),
-    ("the_peer_that_closes_is_told", peer_closed),
+    ("a_level_is_reported_as_long_as_it_holds", level),
+    ("an_edge_is_reported_once_for_each_event", edge),
+    ("one_shot_is_reported_until_modified_once", one_shot),
+    ("what_is_not_asked_for_is_not_reported", interest),
+    ("the_peer_that_closes_is_reported", peer_closed),
     ("a_removed_source_is_closed_and_silent", removal),
     ("stale_tokens_are_refused", stale),
     ("one_file_may_be_added_twice", twice),
     ("files_on_disk_are_refused", disk),
     ("at_least_as_many_as_asked", at_least),
     ("changes_in_a_batch_stand_for_themselves", batch),
-    ("signals_are_told", signals),
-    ("the_end_of_a_child_is_told", children),
+    ("signals_are_reported", signals),
+    ("the_end_of_a_child_is_reported", children),
     ("a_child_of_a_fork_cannot_use_it", fork),
     ("a_queue_may_move_to_another_thread", moved),
     ("a_queue_may_move_from_a_thread_that_is_busy", moved_from_a_busy_thread),
     ("what_was_left_over_is_looked_at_again", left_over),
     ("a_queue_waits_for_another", nested),
     ("the_descriptor_is_readable_while_events_wait", descriptor),
-    ("what_is_removed_amid_news_is_closed", removed_amid_news),
+    ("what_is_removed_amid_events_is_closed", removed_amid_events),
 ];
 
 fn pipe() -> (OwnedFd, OwnedFd) {
@@ -255,9 +255,9 @@ fn batch(choice: Choice) {
         _ => Change::Modify(token, Interest::READ, Trigger::OneShot),
     });
     assert!(queue.apply(changes).unwrap().iter().all(Result::is_ok));
-    let mut told: Vec<_> = wait(&mut queue).iter().map(|event| event.data).collect();
-    told.sort_unstable();
-    assert_eq!(told, [1, 3, 5, 7, 9]);
+    let mut reported: Vec<_> = wait(&mut queue).iter().map(|event| event.data).collect();
+    reported.sort_unstable();
+    assert_eq!(reported, [1, 3, 5, 7, 9]);
     assert_eq!(now(&mut queue), []);
 }
 
@@ -273,7 +273,7 @@ fn signals(choice: Choice) {
     unsafe { libc::raise(number) };
     let event = one(&mut queue);
     let sender = std::process::id();
-    assert_eq!((event.token, event.news), (token, News::Signal { signal: number, sender }));
+    assert_eq!((event.token, event.kind), (token, EventKind::Signal { signal: number, sender }));
     assert_eq!(now(&mut queue), []);
     queue.remove(token).unwrap();
 }
@@ -285,7 +285,7 @@ fn children(choice: Choice) {
     for (child, exit) in children.iter_mut().zip([Exit::Code(3), Exit::Signal(9)]) {
         let token = queue.add(Source::child(child.id()), 0).unwrap();
         let event = one(&mut queue);
-        assert_eq!((event.token, event.news), (token, News::Exited(exit)));
+        assert_eq!((event.token, event.kind), (token, EventKind::Exited(exit)));
         assert!(queue.is_empty(), "it is over");
         // The child can still be waited for.
         child.wait().unwrap();
@@ -311,7 +311,7 @@ fn fork(choice: Choice) {
     }
     let mut parent = EventQueue::new().unwrap();
     parent.add(Source::child(child as u32), 0).unwrap();
-    assert_eq!(one(&mut parent).news, News::Exited(Exit::Code(0)));
+    assert_eq!(one(&mut parent).kind, EventKind::Exited(Exit::Code(0)));
     // SAFETY: `waitpid` accepts a null status; the child has ended.
     unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
     // The child's actions do not affect the parent.
@@ -349,13 +349,13 @@ fn moved(choice: Choice) {
             outer.add(source, 0).unwrap();
             wait(&mut outer);
         }
-        let mut told = Vec::new();
-        while told.len() < tokens.len() {
-            told.extend(wait(&mut queue).iter().map(|event| event.token));
-            told.sort();
-            told.dedup();
+        let mut reported = Vec::new();
+        while reported.len() < tokens.len() {
+            reported.extend(wait(&mut queue).iter().map(|event| event.token));
+            reported.sort();
+            reported.dedup();
         }
-        assert_eq!(told, tokens);
+        assert_eq!(reported, tokens);
     }
 }
 
@@ -465,7 +465,7 @@ fn descriptor(choice: Choice) {
 
 /// Goal: the kernel releases removed sockets even if events are on their way. Method: a peer reads
 /// from many sockets, so that room is reported repeatedly, and must see the end of each.
-fn removed_amid_news(choice: Choice) {
+fn removed_amid_events(choice: Choice) {
     let mut queue = queue(choice);
     for _ in 0..40 {
         let (tokens, mut peers): (Vec<_>, Vec<_>) = (0..50)

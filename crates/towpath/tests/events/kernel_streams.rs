@@ -11,8 +11,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use towpath::events::{
-    Choice, Config, EventQueue, Interest, Listener, News, SendFile, Source, Stack, Stream, Token,
-    Trigger,
+    Choice, Config, EventKind, EventQueue, Interest, Listener, SendFile, Source, Stack, Stream,
+    Token, Trigger,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -97,7 +97,7 @@ fn connect(choice: Choice) {
     assert_eq!(stream.try_send(b"hello").unwrap(), 5);
     assert_eq!(stream.try_receive(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
     let accepted = queue.accept(&listener, None, 9).unwrap();
-    assert_eq!(one(&mut queue).news, News::Connection);
+    assert_eq!(one(&mut queue).kind, EventKind::Connection);
     let (peer, from) = queue.take_stream(accepted).unwrap().unwrap();
     assert_eq!(from, stream.local_addr().ok());
     let token = queue.receive(&peer, vec![0; 9], None, 9).unwrap();
@@ -107,7 +107,7 @@ fn connect(choice: Choice) {
     assert_eq!(finish(&mut queue, token).result.unwrap(), 0);
     listener.set_nodelay(true).unwrap();
     let _other = std::net::TcpStream::connect(address).unwrap();
-    assert_eq!(one(&mut queue).news, News::Connection);
+    assert_eq!(one(&mut queue).kind, EventKind::Connection);
     let peer = queue.take_stream(accepted).unwrap().unwrap().0;
     assert!(rustix::net::sockopt::tcp_nodelay(peer.as_kernel().unwrap()).unwrap());
     assert!(queue.take_stream(accepted).is_none());
@@ -171,7 +171,7 @@ fn accept(choice: Choice) {
     let token = queue.accept(unix, None, 9).unwrap();
     let mut streams = Vec::new();
     while streams.len() < MANY {
-        assert_eq!(one(&mut queue).news, News::Connection);
+        assert_eq!(one(&mut queue).kind, EventKind::Connection);
         // Takes one connection and all connections in turn.
         let few = if streams.len().is_multiple_of(2) { 1 } else { usize::MAX };
         streams.extend(std::iter::from_fn(|| queue.take_stream(token)).take(few));
@@ -199,7 +199,7 @@ fn accept_stopped(choice: Choice) {
     let address = listener.local_addr().unwrap();
     let token = queue.accept(&listener, None, 9).unwrap();
     let _client = TcpStream::connect(address).unwrap();
-    assert_eq!(one(&mut queue).news, News::Connection);
+    assert_eq!(one(&mut queue).kind, EventKind::Connection);
     assert_eq!(now(&mut queue), [], "it is reported once");
     queue.cancel(token).unwrap();
     assert_eq!(now(&mut queue), [], "the connection comes first");
@@ -209,7 +209,7 @@ fn accept_stopped(choice: Choice) {
     // A later connection waits for the next accept.
     let _client = TcpStream::connect(address).unwrap();
     let token = queue.accept(&listener, soon(), 9).unwrap();
-    assert_eq!(one(&mut queue).news, News::Connection);
+    assert_eq!(one(&mut queue).kind, EventKind::Connection);
     queue.take_stream(token).unwrap().unwrap();
     assert_eq!(until_over(&mut queue, token), []);
     assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::TIMEDOUT);
@@ -326,7 +326,7 @@ fn send(choice: Choice) {
                 assert!(read == pattern(len));
                 peer
             });
-            assert_eq!(until_over(&mut queue, token), [News::Accepted { bytes: len }]);
+            assert_eq!(until_over(&mut queue, token), [EventKind::Accepted { bytes: len }]);
             let Done { result, buffer, copied } = take(&mut queue, token);
             assert_eq!((result.unwrap(), buffer.len(), copied), (len, len, len > 0));
             peer = reader.join().unwrap();
@@ -347,11 +347,11 @@ fn send_stopped(choice: Choice) {
             until_there(&peer);
             queue.cancel(token).unwrap();
         }
-        let told = until_over(&mut queue, token);
+        let reported = until_over(&mut queue, token);
         let Done { result, buffer, .. } = take(&mut queue, token);
         let count = result.unwrap();
         assert!(count > 0 && count < LEN && buffer.len() == LEN, "{count}");
-        assert_eq!(told, [News::Accepted { bytes: count }]);
+        assert_eq!(reported, [EventKind::Accepted { bytes: count }]);
         // The queue has released the socket.
         let mut read = Vec::new();
         peer.read_to_end(&mut read).unwrap();
@@ -422,7 +422,7 @@ fn storm(choice: Choice) {
         peer.write_all(&read).unwrap();
         peer
     });
-    assert_eq!(until_over(&mut queue, sent), [News::Accepted { bytes: LEN }]);
+    assert_eq!(until_over(&mut queue, sent), [EventKind::Accepted { bytes: LEN }]);
     assert_eq!(queue.take_done(sent).unwrap().result.unwrap(), LEN);
     let mut received = Vec::new();
     while received.len() < LEN {
@@ -480,10 +480,10 @@ fn watched(choice: Choice) {
     let (mut is_ready, mut over) = (false, Vec::new());
     while !is_ready || over.len() < 2 {
         for event in wait(&mut queue) {
-            match (event.data, event.news) {
-                (1, News::Ready(_)) => is_ready = true,
-                (2 | 3, News::Completed) => over.push(event.token),
-                (3, News::Accepted { bytes: 5 }) => {}
+            match (event.data, event.kind) {
+                (1, EventKind::Ready(_)) => is_ready = true,
+                (2 | 3, EventKind::Completed) => over.push(event.token),
+                (3, EventKind::Accepted { bytes: 5 }) => {}
                 _ => panic!("{event:?}"),
             }
         }

@@ -12,6 +12,7 @@ mod custom;
 mod datagrams;
 mod disk;
 mod files;
+mod fill;
 mod kernel;
 mod kernel_streams;
 mod many;
@@ -34,7 +35,7 @@ use rustix::io::Errno;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use towpath::events::{Choice, Config, Event, EventQueue, News, Readiness, Token};
+use towpath::events::{Choice, Config, Event, EventKind, EventQueue, Readiness, Token};
 
 /// More than any step takes, so that a hanging test ends.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -56,7 +57,7 @@ const IN_SIMULATED_TIME: &[&str] = &[
     "a_kernels_connect_is_cancelled_or_ends_in_time",
     "a_kernels_stream_ends_or_is_reset",
     "a_kernels_stream_is_received",
-    "a_level_is_told_as_long_as_it_holds",
+    "a_level_is_reported_as_long_as_it_holds",
     "a_past_deadline_still_tells_what_there_is",
     "a_queue_may_go_before_its_calls",
     "a_queue_may_go_before_operations_on_streams",
@@ -64,28 +65,28 @@ const IN_SIMULATED_TIME: &[&str] = &[
     "a_socket_that_is_gone_ends_its_registration",
     "a_timer_is_set_again",
     "an_accept_of_the_kernel_is_cancelled",
-    "an_edge_is_told_once_for_each_news",
+    "an_edge_is_reported_once_for_each_event",
     "bytes_stay_when_a_kernels_receive_is_cancelled",
     "calls_are_cancelled_or_late",
     "calls_fail_or_are_interrupted",
     "calls_receive_so_many_bytes_or_all_there_are",
     "changes_in_a_batch_stand_for_themselves",
-    "changes_of_files_are_told",
+    "changes_of_files_are_reported",
     "connecting_is_cancelled_or_ends_in_time",
     "files_on_disk_are_refused",
     "notices_are_counted_and_in_order",
     "one_file_may_be_added_twice",
-    "one_shot_is_told_until_modified_once",
+    "one_shot_is_reported_until_modified_once",
     "periods_are_counted_and_do_not_shift",
     "removed_timers_leave_nothing",
-    "signals_are_told",
+    "signals_are_reported",
     "stale_tokens_are_refused",
     "tasks_are_dropped_with_the_queue",
     "the_descriptor_is_readable_while_events_wait",
     "the_kernel_connects_or_is_refused",
-    "the_peer_that_closes_is_told",
-    "what_is_not_asked_for_is_not_told",
-    "what_is_removed_amid_news_is_closed",
+    "the_peer_that_closes_is_reported",
+    "what_is_not_asked_for_is_not_reported",
+    "what_is_removed_amid_events_is_closed",
     "what_is_wrong_with_groups",
     "what_was_left_over_is_looked_at_again",
 ];
@@ -99,6 +100,7 @@ fn main() {
         custom::CASES,
         datagrams::CASES,
         files::CASES,
+        fill::CASES,
         kernel::CASES,
         kernel_streams::CASES,
         many::CASES,
@@ -188,15 +190,15 @@ fn one(queue: &mut EventQueue) -> Event {
 }
 
 /// Waits until an operation with the data 9 is complete. Returns its earlier events.
-fn until_over(queue: &mut EventQueue, token: Token) -> Vec<News> {
-    let mut told = Vec::new();
+fn until_over(queue: &mut EventQueue, token: Token) -> Vec<EventKind> {
+    let mut reported = Vec::new();
     loop {
         for event in wait(queue) {
             assert_eq!((event.token, event.data), (token, 9));
-            if event.news == News::Completed {
-                return told;
+            if event.kind == EventKind::Completed {
+                return reported;
             }
-            told.push(event.news);
+            reported.push(event.kind);
         }
     }
 }
@@ -210,6 +212,6 @@ fn errno<T>(result: io::Result<T>) -> Errno {
 fn ready(queue: &mut EventQueue, token: Token) -> Readiness {
     let event = one(queue);
     assert_eq!(event.token, token);
-    let News::Ready(ready) = event.news else { panic!("{event:?}") };
+    let EventKind::Ready(ready) = event.kind else { panic!("{event:?}") };
     ready
 }

@@ -5,7 +5,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, getrlimit};
 use std::sync::Arc;
 use std::time::Instant;
-use towpath::events::{Choice, Interest, News, Source, Trigger};
+use towpath::events::{Choice, EventKind, Interest, Source, Trigger};
 
 pub(super) const CASES: &[Case] = &[("a_hundred_thousand_registrations", hundred_thousand)];
 
@@ -50,10 +50,10 @@ fn hundred_thousand(choice: Choice) {
     let expected = (0..REGISTRATIONS).filter(|data| data % 10 != 0);
     for (event, data) in events.iter().zip(expected) {
         assert_eq!((event.data, event.token), (data, tokens[data as usize]));
-        let is_right = match event.news {
-            News::Ready(ready) => ready.readable && data < descriptors,
-            News::Expired { .. } => data % 2 == 0,
-            News::Notified { count } => count == 1 && data % 2 == 1,
+        let is_right = match event.kind {
+            EventKind::Ready(ready) => ready.readable && data < descriptors,
+            EventKind::Expired { .. } => data % 2 == 0,
+            EventKind::Notified { count } => count == 1 && data % 2 == 1,
             _ => false,
         };
         assert!(is_right, "{event:?}");

@@ -15,7 +15,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use towpath::events::{
-    Choice, Config, Event, EventQueue, Interest, News, Notifier, Source, Token, Trigger,
+    Choice, Config, Event, EventKind, EventQueue, Interest, Notifier, Source, Token, Trigger,
 };
 
 pub(super) const CASES: &[Case] = &[("a_queue_does_what_a_model_says", seeds)];
@@ -56,7 +56,7 @@ enum What {
         peer: UnixStream,
         bytes: u64,
         once: bool,
-        told: bool,
+        reported: bool,
     },
     Receive {
         peer: UnixStream,
@@ -109,7 +109,7 @@ impl Scene {
                 let trigger = if once { Trigger::OneShot } else { Trigger::Level };
                 let source = Source::fd(watched, Interest::READ, trigger);
                 let token = self.queue.add(source, data).unwrap();
-                (token, What::Socket { own, peer, bytes: 0, once, told: false })
+                (token, What::Socket { own, peer, bytes: 0, once, reported: false })
             }
             _ => {
                 let ((own, peer), deadline) = (pair(), now + span);
@@ -156,12 +156,12 @@ impl Scene {
                 own.read_exact(&mut vec![0; *bytes as usize]).unwrap();
                 *bytes = 0;
             }
-            What::Socket { peer, bytes, once, told, .. } => {
+            What::Socket { peer, bytes, once, reported, .. } => {
                 peer.write_all(&[1]).unwrap();
                 *bytes += 1;
                 if *once {
                     self.queue.modify(token, Interest::READ, Trigger::OneShot).unwrap();
-                    *told = false;
+                    *reported = false;
                 }
             }
         }
@@ -173,7 +173,7 @@ impl Scene {
         let is_due = |known: &Known| match &known.what {
             What::User(_, count) => *count > 0,
             What::Timer(due, _) => due.is_some_and(|due| due <= now),
-            What::Socket { bytes, once, told, .. } => *bytes > 0 && !(*once && *told),
+            What::Socket { bytes, once, reported, .. } => *bytes > 0 && !(*once && *reported),
             What::Receive { deadline, end, .. } => end.is_some() || *deadline <= now,
         };
         let due = self.known.iter().filter(|(_, known)| is_due(known));
@@ -185,25 +185,25 @@ impl Scene {
         let now = self.queue.now();
         let known = self.known.get_mut(&event.data).expect("removed ones are silent");
         assert_eq!(event.token, known.token);
-        match (&mut known.what, event.news) {
-            (What::User(_, count), News::Notified { count: told }) => {
-                assert_eq!(told, std::mem::take(count));
+        match (&mut known.what, event.kind) {
+            (What::User(_, count), EventKind::Notified { count: reported }) => {
+                assert_eq!(reported, std::mem::take(count));
                 return true;
             }
-            (What::Timer(due, None), News::Expired { count: 1 }) => {
+            (What::Timer(due, None), EventKind::Expired { count: 1 }) => {
                 assert!(due.take().is_some_and(|due| due <= now) && event.is_over);
             }
-            (What::Timer(due, Some(period)), News::Expired { count: 1 }) => {
+            (What::Timer(due, Some(period)), EventKind::Expired { count: 1 }) => {
                 assert_eq!(*due, Some(now), "no wait skips one");
                 *due = Some(now + *period);
                 return true;
             }
-            (What::Socket { bytes, once, told, .. }, News::Ready(_)) => {
-                assert!(*bytes > 0 && !(*once && *told));
-                *told = true;
+            (What::Socket { bytes, once, reported, .. }, EventKind::Ready(_)) => {
+                assert!(*bytes > 0 && !(*once && *reported));
+                *reported = true;
                 return *once;
             }
-            (What::Receive { deadline, end, .. }, News::Completed) => {
+            (What::Receive { deadline, end, .. }, EventKind::Completed) => {
                 let end = end.unwrap_or(End::Late);
                 assert!(end != End::Late || *deadline <= now);
                 let completed = self.queue.take_done(event.token).unwrap();
@@ -218,7 +218,7 @@ impl Scene {
                     }
                 }
             }
-            (_, news) => panic!("{news:?}"),
+            (_, kind) => panic!("{kind:?}"),
         }
         self.stale.push(event.token);
         self.known.remove(&event.data);

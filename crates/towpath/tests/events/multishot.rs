@@ -10,7 +10,7 @@ use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 use towpath::events::{
-    Choice, Config, EventQueue, GROUP_BUFFERS_MAX, GROUPS_MAX, Group, News, Stream, Token,
+    Choice, Config, EventKind, EventQueue, GROUP_BUFFERS_MAX, GROUPS_MAX, Group, Stream, Token,
 };
 use towpath::host::Host;
 
@@ -53,11 +53,11 @@ fn group(queue: &mut EventQueue, count: usize, len: usize) -> Group {
 }
 
 /// Waits for the next event, which must be of this receive.
-fn next(queue: &mut EventQueue, token: Token) -> News {
+fn next(queue: &mut EventQueue, token: Token) -> EventKind {
     let mut events = Vec::new();
     queue.wait_many(&mut events, 1..=1, Some(Instant::now() + PATIENCE)).unwrap();
     assert_eq!((events[0].token, events[0].data, events[0].is_over), (token, 9, false));
-    events[0].news
+    events[0].kind
 }
 
 /// Takes received bytes, checks them, and gives the buffer back.
@@ -69,7 +69,7 @@ fn take(queue: &mut EventQueue, (token, group): (Token, Group), expected: &[u8])
 
 /// Checks that the end is reported and taken once, and returns it.
 fn end(queue: &mut EventQueue, token: Token) -> io::Result<()> {
-    assert_eq!(next(queue, token), News::Completed);
+    assert_eq!(next(queue, token), EventKind::Completed);
     assert_eq!(now(queue), []);
     queue.cancel(token).unwrap();
     let result = queue.take_received(token).unwrap();
@@ -86,9 +86,9 @@ fn forgotten(choice: Choice) {
         let token = queue.receive_multishot(&pair.stream, group, None, 9).unwrap();
         assert_eq!(now(&mut queue), []);
         pair.sends(b"hello");
-        assert_eq!(next(&mut queue, token), News::Received { bytes: 5 });
+        assert_eq!(next(&mut queue, token), EventKind::Received { bytes: 5 });
         queue.cancel(token).unwrap();
-        assert_eq!(next(&mut queue, token), News::Completed);
+        assert_eq!(next(&mut queue, token), EventKind::Completed);
         queue.remove(token).unwrap();
         assert!(queue.take_received(token).is_none());
         assert_eq!(queue.remove_group(group).unwrap().len(), 2);
@@ -105,7 +105,7 @@ fn arrivals(choice: Choice) {
         let mut addresses = HashSet::new();
         for turn in 0..20_u8 {
             pair.sends(&[turn; 7]);
-            assert_eq!(next(&mut queue, token), News::Received { bytes: 7 });
+            assert_eq!(next(&mut queue, token), EventKind::Received { bytes: 7 });
             let received = queue.take_received(token).unwrap().unwrap();
             assert_eq!((&received.buffer[..7], received.len), (&[turn; 7][..], 7));
             assert_eq!(received.buffer.len(), 100);
@@ -119,11 +119,13 @@ fn arrivals(choice: Choice) {
         // late.
         let sent: Vec<u8> = (0..180).collect();
         pair.sends(&sent);
-        let mut told = 0;
-        while told < sent.len() {
-            let News::Received { bytes } = next(&mut queue, token) else { panic!("{told}") };
-            told += bytes;
-            if told < sent.len() {
+        let mut reported = 0;
+        while reported < sent.len() {
+            let EventKind::Received { bytes } = next(&mut queue, token) else {
+                panic!("{reported}")
+            };
+            reported += bytes;
+            if reported < sent.len() {
                 continue;
             }
             let mut got = Vec::new();
@@ -148,16 +150,16 @@ fn starved(choice: Choice) {
         let token = queue.receive_multishot(&pair.stream, group, None, 9).unwrap();
         assert_eq!(now(&mut queue), [], "there is nothing to receive");
         pair.sends(b"abcdefgh");
-        assert_eq!(next(&mut queue, token), News::Starved);
+        assert_eq!(next(&mut queue, token), EventKind::Starved);
         pair.sends(b"ijkl");
         assert_eq!(now(&mut queue), [], "it was reported");
         queue.give(group, vec![0; 4]).unwrap();
         for (at, expected) in [b"abcd", b"efgh", b"ijkl"].into_iter().enumerate() {
             if at > 0 {
-                assert_eq!(next(&mut queue, token), News::Starved);
+                assert_eq!(next(&mut queue, token), EventKind::Starved);
                 queue.give(group, vec![0; 4]).unwrap();
             }
-            assert_eq!(next(&mut queue, token), News::Received { bytes: 4 });
+            assert_eq!(next(&mut queue, token), EventKind::Received { bytes: 4 });
             let received = queue.take_received(token).unwrap().unwrap();
             assert_eq!(received.buffer, expected);
         }
@@ -165,7 +167,7 @@ fn starved(choice: Choice) {
         queue.give(group, vec![0; 4]).unwrap();
         assert_eq!(now(&mut queue), []);
         pair.sends(b"m");
-        assert_eq!(next(&mut queue, token), News::Received { bytes: 1 });
+        assert_eq!(next(&mut queue, token), EventKind::Received { bytes: 1 });
         assert_eq!(queue.take_received(token).unwrap().unwrap().buffer[0], b'm');
         // The end needs no buffer.
         assert_eq!(now(&mut queue), []);
@@ -183,16 +185,16 @@ fn shared(choice: Choice) {
         let tokens = [&one_pair, &other]
             .map(|pair| queue.receive_multishot(&pair.stream, group, None, 9).unwrap());
         one_pair.sends(b"0000");
-        assert_eq!(next(&mut queue, tokens[0]), News::Received { bytes: 4 });
+        assert_eq!(next(&mut queue, tokens[0]), EventKind::Received { bytes: 4 });
         other.sends(b"1111");
-        assert_eq!(next(&mut queue, tokens[1]), News::Starved);
+        assert_eq!(next(&mut queue, tokens[1]), EventKind::Starved);
         one_pair.sends(b"2222");
-        assert_eq!(next(&mut queue, tokens[0]), News::Starved);
+        assert_eq!(next(&mut queue, tokens[0]), EventKind::Starved);
         for (token, bytes) in [(tokens[0], b"0000"), (tokens[1], b"1111"), (tokens[0], b"2222")] {
             take(&mut queue, (token, group), bytes);
             if bytes != b"2222" {
                 let event = one(&mut queue);
-                assert_eq!(event.news, News::Received { bytes: 4 });
+                assert_eq!(event.kind, EventKind::Received { bytes: 4 });
                 assert_ne!(event.token, token);
             }
         }
@@ -200,7 +202,7 @@ fn shared(choice: Choice) {
         assert_eq!(errno(queue.remove_group(group)), Errno::BUSY);
         for token in tokens {
             queue.cancel(token).unwrap();
-            assert_eq!(next(&mut queue, token), News::Completed);
+            assert_eq!(next(&mut queue, token), EventKind::Completed);
             assert_eq!(errno(queue.take_received(token).unwrap()), Errno::CANCELED);
         }
         assert_eq!(queue.remove_group(group).unwrap().len(), 1);
@@ -218,7 +220,7 @@ fn left(choice: Choice) {
                 .map(|pair| queue.receive_multishot(&pair.stream, group, None, 9).unwrap());
             for (token, pair) in tokens.into_iter().zip([&one_pair, &other]) {
                 pair.sends(b"byte");
-                assert_eq!(next(&mut queue, token), News::Starved);
+                assert_eq!(next(&mut queue, token), EventKind::Starved);
             }
             if cancels {
                 queue.cancel(tokens[0]).unwrap();
@@ -227,9 +229,9 @@ fn left(choice: Choice) {
             }
             queue.give(group, vec![0; 9]).unwrap();
             if cancels {
-                assert_eq!(next(&mut queue, tokens[0]), News::Completed);
+                assert_eq!(next(&mut queue, tokens[0]), EventKind::Completed);
             }
-            assert_eq!(next(&mut queue, tokens[1]), News::Received { bytes: 4 });
+            assert_eq!(next(&mut queue, tokens[1]), EventKind::Received { bytes: 4 });
             take(&mut queue, (tokens[1], group), b"byte");
         }
     }
@@ -241,16 +243,16 @@ fn ends(choice: Choice) {
         let group = group(&mut queue, 3, 100);
         let token = queue.receive_multishot(&pair.stream, group, None, 9).unwrap();
         pair.sends(b"last");
-        assert_eq!(next(&mut queue, token), News::Received { bytes: 4 });
+        assert_eq!(next(&mut queue, token), EventKind::Received { bytes: 4 });
         pair.peer.shutdown(Shutdown::Write).unwrap();
-        assert_eq!(next(&mut queue, token), News::Completed);
+        assert_eq!(next(&mut queue, token), EventKind::Completed);
         // Bytes reported before are taken first.
         take(&mut queue, (token, group), b"last");
         assert_eq!(queue.take_received(token).unwrap().unwrap().len, 0);
         assert!(queue.is_empty());
         // Ended already; removing it without taking the result leaves the buffers in the group.
         let token = queue.receive_multishot(&pair.stream, group, None, 9).unwrap();
-        assert_eq!(next(&mut queue, token), News::Completed);
+        assert_eq!(next(&mut queue, token), EventKind::Completed);
         queue.remove(token).unwrap();
         assert_eq!(queue.remove_group(group).unwrap().len(), 3);
     }
@@ -283,7 +285,7 @@ fn stopped(choice: Choice) {
         let group = group(&mut queue, 1, 100);
         let token = queue.receive_multishot(&pair.stream, group, None, 9).unwrap();
         pair.sends(b"told");
-        assert_eq!(next(&mut queue, token), News::Received { bytes: 4 });
+        assert_eq!(next(&mut queue, token), EventKind::Received { bytes: 4 });
         queue.cancel(token).unwrap();
         pair.sends(b"kept");
         take(&mut queue, (token, group), b"told");
@@ -292,7 +294,7 @@ fn stopped(choice: Choice) {
         let late = queue.receive_multishot(&pair.stream, group, Some(Instant::now()), 9).unwrap();
         assert_eq!(errno(end(&mut queue, late)), Errno::TIMEDOUT);
         let token = queue.receive_multishot(&pair.stream, group, None, 9).unwrap();
-        assert_eq!(next(&mut queue, token), News::Received { bytes: 4 });
+        assert_eq!(next(&mut queue, token), EventKind::Received { bytes: 4 });
         take(&mut queue, (token, group), b"kept");
         queue.cancel(token).unwrap();
         assert_eq!(errno(end(&mut queue, token)), Errno::CANCELED);
@@ -344,7 +346,7 @@ fn dropped(choice: Choice) {
         let group = group(&mut queue, 1, 4);
         let token = queue.receive_multishot(&pair.stream, group, None, 9).unwrap();
         pair.sends(b"abcdefgh");
-        assert_eq!(next(&mut queue, token), News::Received { bytes: 4 });
+        assert_eq!(next(&mut queue, token), EventKind::Received { bytes: 4 });
         drop(queue);
         let mut rest = [0; 9];
         let mut count = 0;
@@ -361,7 +363,7 @@ fn dropped(choice: Choice) {
     let token = queue.receive_multishot(stream, group, None, 9).unwrap();
     assert_eq!(now(&mut queue), []);
     peer.write_all(b"here").unwrap();
-    assert_eq!(next(&mut queue, token), News::Received { bytes: 4 });
+    assert_eq!(next(&mut queue, token), EventKind::Received { bytes: 4 });
     queue.cancel(token).unwrap();
     take(&mut queue, (token, group), b"here");
     assert_eq!(errno(end(&mut queue, token)), Errno::CANCELED);

@@ -13,7 +13,7 @@ use towpath::events::{Choice, EventQueue, Stream, Token};
 use towpath::host::Host;
 
 pub(super) const CASES: &[Case] = &[
-    ("a_receive_of_all_is_told_once_it_is_full", full),
+    ("a_receive_of_all_is_reported_once_it_is_full", full),
     ("a_receive_of_all_ends_with_what_came", ends),
     ("a_receive_of_all_that_is_stopped_loses_nothing", stopped),
     ("a_failure_behind_bytes_is_the_next_receives", failure),

@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use towpath::events::{Choice, EventQueue, FileSent, News, SendFile, Token};
+use towpath::events::{Choice, EventKind, EventQueue, FileSent, SendFile, Token};
 use towpath::host::{Config as HostConfig, Host, SendMode, TcpListener, TcpStream};
 use towpath_packet::Site;
 
@@ -150,7 +150,7 @@ pub(super) fn read(mut peer: TcpStream, count: usize) -> JoinHandle<(TcpStream, 
 pub(super) fn until_over(queue: &mut EventQueue, token: Token) -> FileSent {
     loop {
         for event in wait(queue) {
-            if event.news == News::Completed {
+            if event.kind == EventKind::Completed {
                 assert_eq!(event.token, token);
                 return queue.take_file(token).unwrap();
             }
@@ -206,11 +206,11 @@ fn round_trip(choice: Choice) {
         assert_eq!(queue.remove(token).unwrap_err().kind(), ErrorKind::ResourceBusy);
         let expected = framed(&bytes[range]);
         let reader = read(peer, expected.len());
-        let mut told = Vec::new();
-        while told.last() != Some(&News::Completed) {
-            told.extend(wait(&mut queue).into_iter().map(|event| event.news));
+        let mut reported = Vec::new();
+        while reported.last() != Some(&EventKind::Completed) {
+            reported.extend(wait(&mut queue).into_iter().map(|event| event.kind));
         }
-        assert_eq!(told, [News::Accepted { bytes: expected.len() }, News::Completed]);
+        assert_eq!(reported, [EventKind::Accepted { bytes: expected.len() }, EventKind::Completed]);
         let sent = queue.take_file(token).unwrap();
         sent.result.unwrap();
         assert_eq!(sent.bytes, expected.len() as u64);
@@ -253,7 +253,7 @@ fn hot(choice: Choice) {
     }
     while !queue.is_empty() {
         for event in wait(&mut queue) {
-            if event.news == News::Completed {
+            if event.kind == EventKind::Completed {
                 queue.take_file(event.token).unwrap().result.unwrap();
             }
         }
@@ -286,7 +286,7 @@ fn together(choice: Choice) {
     for (queue, count) in [(&mut first, 2), (&mut second, 1)] {
         let mut over = 0;
         while over < count {
-            over += wait(queue).iter().filter(|event| event.news == News::Completed).count();
+            over += wait(queue).iter().filter(|event| event.kind == EventKind::Completed).count();
         }
     }
     for reader in readers {
@@ -314,7 +314,7 @@ fn large(choice: Choice) {
     let mut most = 0;
     let mut is_over = false;
     while !is_over {
-        is_over = wait(&mut queue).iter().any(|event| event.news == News::Completed);
+        is_over = wait(&mut queue).iter().any(|event| event.kind == EventKind::Completed);
         most = most.max(hosts.0.file_cache().bytes);
     }
     queue.take_file(token).unwrap().result.unwrap();
@@ -349,7 +349,7 @@ fn full(choice: Choice) {
         .collect();
     while !queue.is_empty() {
         for event in wait(&mut queue) {
-            if event.news == News::Completed {
+            if event.kind == EventKind::Completed {
                 queue.take_file(event.token).unwrap().result.unwrap();
             }
         }
@@ -383,9 +383,9 @@ fn changed_on_disk(choice: Choice) {
     send_framed(&mut queue, &mut pair, &disk.file, &bytes);
     assert_eq!(disk.tell().reads.len(), reads, "it is in memory");
     {
-        let mut told = disk.tell();
-        told.bytes.fill(7);
-        told.changed += 1;
+        let mut reported = disk.tell();
+        reported.bytes.fill(7);
+        reported.changed += 1;
     }
     send_framed(&mut queue, &mut pair, &disk.file, &[7; BLOCK + 1000]);
     assert!(disk.tell().reads.len() > reads);
@@ -467,7 +467,7 @@ fn failing(choice: Choice) {
         let mut over = 0;
         while over < 3 {
             for event in wait(&mut queue) {
-                if event.news == News::Completed {
+                if event.kind == EventKind::Completed {
                     let sent = queue.take_file(event.token).unwrap();
                     assert_eq!(sent.bytes, BLOCK as u64 + 6);
                     assert!(errno(&sent).is_some(), "{sent:?}");
@@ -526,7 +526,7 @@ fn slow(choice: Choice) {
     let mut over = 0;
     while over < 5 {
         for event in wait(&mut queue) {
-            if event.news == News::Completed {
+            if event.kind == EventKind::Completed {
                 assert!(slow.contains(&event.token));
                 queue.take_file(event.token).unwrap().result.unwrap();
                 over += 1;
@@ -559,10 +559,10 @@ fn looked(choice: Choice) {
         until_over(&mut queue, token).result.unwrap();
         assert!(reader.join().unwrap().1 == framed(&bytes) && began.elapsed() < PATIENCE);
         let grown: Vec<u8> = pattern(LEN).iter().map(|byte| byte ^ seconds as u8).collect();
-        let mut told = disk.tell();
-        (told.size, told.bytes, told.changed) = (LEN as u64, grown.clone(), seconds);
-        told.holds_looks = false;
-        drop(told);
+        let mut reported = disk.tell();
+        (reported.size, reported.bytes, reported.changed) = (LEN as u64, grown.clone(), seconds);
+        reported.holds_looks = false;
+        drop(reported);
         let reader = read(peer, LEN + 13);
         until_over(&mut queue, slow).result.unwrap();
         assert!(reader.join().unwrap().1 == framed(&grown));
@@ -600,7 +600,7 @@ fn unlooked(choice: Choice) {
 fn send_in_vain(queue: &mut EventQueue, stream: &TcpStream, parts: SendFile, by_deadline: bool) {
     let soon = by_deadline.then(|| Instant::now() + Duration::from_millis(1));
     let token = queue.send_file(stream, parts, soon, 9).unwrap();
-    let is_over = now(queue).iter().any(|event| event.news == News::Completed);
+    let is_over = now(queue).iter().any(|event| event.kind == EventKind::Completed);
     if !by_deadline {
         queue.cancel(token).unwrap();
         queue.cancel(token).unwrap();

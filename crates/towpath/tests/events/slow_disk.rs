@@ -12,13 +12,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use towpath::events::{
-    Action, Choice, Event, EventQueue, News, Operation, SendFile, Source, Token,
+    Action, Choice, Event, EventKind, EventQueue, Operation, SendFile, Source, Token,
 };
 
 /// Cases that need a [`Disk`].
 pub(super) const DISK_CASES: &[Case] = &[
     ("a_slow_disk_holds_up_what_is_done_with_it_alone", held),
-    ("what_waits_for_a_slow_disk_is_told_once_when_it_is_stopped", stopped),
+    ("what_waits_for_a_slow_disk_is_reported_once_when_it_is_stopped", stopped),
     ("a_disk_that_fails_or_is_full_says_so", failing),
     ("a_disk_that_goes_away_ends_what_waits_for_it", gone),
 ];
@@ -75,8 +75,8 @@ fn end(queue: &mut EventQueue, token: Token, name: &str) -> Result<u64, Errno> {
 fn finish(queue: &mut EventQueue, all: &mut All) -> HashMap<&'static str, Result<u64, Errno>> {
     let mut ends = HashMap::new();
     while !all.tokens.is_empty() {
-        for Event { token, news, .. } in wait(queue) {
-            assert_eq!(news, News::Completed);
+        for Event { token, kind, .. } in wait(queue) {
+            assert_eq!(kind, EventKind::Completed);
             let name = all.tokens.remove(&token).expect("each is reported once");
             ends.insert(name, end(queue, token, name));
         }
@@ -141,11 +141,11 @@ fn stopped(choice: Choice) {
         if !is_late {
             all.tokens.keys().for_each(|token| queue.cancel(*token).unwrap());
         }
-        let (until, mut told) = (Instant::now() + Duration::from_millis(300), Vec::new());
+        let (until, mut reported) = (Instant::now() + Duration::from_millis(300), Vec::new());
         let many = all.tokens.len()..=all.tokens.len();
-        queue.wait_many(&mut told, many, Some(until)).unwrap();
+        queue.wait_many(&mut reported, many, Some(until)).unwrap();
         let mut ends = HashMap::new();
-        for Event { token, .. } in told {
+        for Event { token, .. } in reported {
             let name = all.tokens.remove(&token).expect("each is reported once");
             ends.insert(name, end(&mut queue, token, name));
         }

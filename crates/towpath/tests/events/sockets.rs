@@ -4,19 +4,19 @@ use super::{Case, now, one, queue, ready, wait};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::time::Instant;
-use towpath::events::{Choice, EventQueue, Interest, News, Source, Stream, Token, Trigger};
+use towpath::events::{Choice, EventKind, EventQueue, Interest, Source, Stream, Token, Trigger};
 use towpath::host::{Config as HostConfig, Host, SendMode, TcpListener, TcpStream, UdpSocket};
 
 pub(super) const CASES: &[Case] = &[
-    ("connections_to_accept_are_told", accept),
+    ("connections_to_accept_are_reported", accept),
     ("a_stream_is_readable_by_level", level),
     ("a_stream_is_readable_by_edge", edge),
     ("a_stream_is_writable_when_there_is_room", writable),
-    ("the_end_of_a_stream_is_told", end),
-    ("a_reset_is_told_as_an_error", reset),
-    ("datagrams_are_told", datagrams),
-    ("room_to_lend_is_told_by_edge", lending),
-    ("a_buffer_that_is_back_is_told", returned),
+    ("the_end_of_a_stream_is_reported", end),
+    ("a_reset_is_reported_as_an_error", reset),
+    ("datagrams_are_reported", datagrams),
+    ("room_to_lend_is_reported_by_edge", lending),
+    ("a_buffer_that_is_back_is_reported", returned),
     ("a_socket_stays_until_it_is_removed", kept),
     ("bytes_through_many_streams", many),
 ];
@@ -235,7 +235,7 @@ fn returned(choice: Choice) {
     peer.read_exact(&mut vec![0; 100_000]).unwrap();
     let event = one(&mut queue);
     assert_eq!((event.token, event.data), (token, 6));
-    assert_eq!(event.news, News::Returned { copied: false });
+    assert_eq!(event.kind, EventKind::Returned { copied: false });
     assert!(queue.is_empty() && sending.is_returned());
     // A buffer that is back when it is added, and one that was recalled.
     queue.add(Source::sending(&sending), 7).unwrap();
@@ -245,7 +245,7 @@ fn returned(choice: Choice) {
     queue.add(Source::sending(&sending), 8).unwrap();
     sending.recall();
     let event = one(&mut queue);
-    assert_eq!((event.data, event.news), (8, News::Returned { copied: true }));
+    assert_eq!((event.data, event.kind), (8, EventKind::Returned { copied: true }));
 }
 
 /// Goal: a socket that its owner has dropped closes when it is removed.

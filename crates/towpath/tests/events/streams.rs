@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
-use towpath::events::{Choice, Config, EventQueue, News, Token};
+use towpath::events::{Choice, Config, EventKind, EventQueue, Token};
 use towpath::host::{Config as HostConfig, Held, Host, SendMode, TcpListener, TcpStream};
 
 pub(super) const CASES: &[Case] = &[
@@ -17,11 +17,11 @@ pub(super) const CASES: &[Case] = &[
     ("one_accept_takes_many_connections", accept),
     ("an_accept_that_is_cancelled_loses_no_connection", accept_stopped),
     ("a_posted_buffer_comes_back_with_bytes", receive),
-    ("an_operation_is_not_told_for_another", receive_elsewhere),
+    ("an_operation_is_not_reported_for_another", receive_elsewhere),
     ("a_posted_buffer_comes_back_at_the_end", receive_end),
     ("a_posted_buffer_comes_back_when_it_is_asked_for", receive_stopped),
     ("posted_buffers_are_filled_while_nobody_waits", receive_placed),
-    ("posted_buffers_are_filled_and_told_in_turn", receive_in_turn),
+    ("posted_buffers_are_filled_and_reported_in_turn", receive_in_turn),
     ("a_posted_buffer_that_is_withdrawn_takes_no_byte", receive_withdrawn),
     ("pieces_are_received", receive_lent),
     ("pieces_are_received_when_there_is_room", receive_lent_crowded),
@@ -113,7 +113,7 @@ fn accept(choice: Choice) {
     let last = TcpListener::bind(&b, other).unwrap();
     let _client = TcpStream::connect(&a, other).unwrap();
     last.accept().unwrap();
-    assert_eq!(one(&mut queue).news, News::Connection);
+    assert_eq!(one(&mut queue).kind, EventKind::Connection);
     assert_eq!(now(&mut queue), [], "it is reported once");
     for _ in &clients {
         let (stream, from) = queue.take_stream(token).unwrap().unwrap();
@@ -124,12 +124,12 @@ fn accept(choice: Choice) {
     // Connections that are left are reported again.
     let _clients = [0; 2].map(|_| TcpStream::connect(&a, address()).unwrap());
     for _ in 0..2 {
-        assert_eq!(one(&mut queue).news, News::Connection);
+        assert_eq!(one(&mut queue).kind, EventKind::Connection);
         queue.take_stream(token).unwrap().unwrap();
     }
     assert_eq!(now(&mut queue), []);
     let client = TcpStream::connect(&a, address()).unwrap();
-    assert_eq!(one(&mut queue).news, News::Connection);
+    assert_eq!(one(&mut queue).kind, EventKind::Connection);
     drop(client);
     queue.take_stream(token).unwrap().unwrap();
     queue.cancel(token).unwrap();
@@ -145,7 +145,7 @@ fn accept_stopped(choice: Choice) {
     let listener = TcpListener::bind(&b, address()).unwrap();
     let token = queue.accept(&listener, None, 9).unwrap();
     let _clients = [0; 2].map(|_| TcpStream::connect(&a, address()).unwrap());
-    assert_eq!(one(&mut queue).news, News::Connection);
+    assert_eq!(one(&mut queue).kind, EventKind::Connection);
     queue.cancel(token).unwrap();
     assert_eq!(now(&mut queue), [], "the connection comes first");
     queue.take_stream(token).unwrap().unwrap();
@@ -269,7 +269,7 @@ fn receive_in_turn(choice: Choice) {
     let mut received = Vec::new();
     let mut take_one = |queue: &mut EventQueue, posted: &mut VecDeque<Token>| {
         for event in wait(queue) {
-            assert_eq!((Some(event.token), event.news), (posted.pop_front(), News::Completed));
+            assert_eq!((Some(event.token), event.kind), (posted.pop_front(), EventKind::Completed));
             let Done { result, buffer, .. } = queue.take_done(event.token).unwrap();
             received.extend_from_slice(&buffer[..result.unwrap()]);
         }
@@ -309,7 +309,7 @@ fn receive_in_turn(choice: Choice) {
 /// Returns the result of one of several operations.
 fn finish_of(queue: &mut EventQueue, token: Token) -> Done {
     let event = one(queue);
-    assert_eq!((event.token, event.news), (token, News::Completed));
+    assert_eq!((event.token, event.kind), (token, EventKind::Completed));
     queue.take_done(token).unwrap()
 }
 
@@ -325,11 +325,11 @@ fn receive_withdrawn(choice: Choice) {
     let Done { result, buffer, .. } = finish_of(&mut queue, second);
     assert_eq!((errno(result), buffer), (Errno::CANCELED, vec![3; 2]));
     peer.write_all(b"abcd").unwrap();
-    let mut told = Vec::new();
-    while told.len() < 2 {
-        told.extend(wait(&mut queue).iter().map(|event| event.token));
+    let mut reported = Vec::new();
+    while reported.len() < 2 {
+        reported.extend(wait(&mut queue).iter().map(|event| event.token));
     }
-    assert_eq!(told, [first, third]);
+    assert_eq!(reported, [first, third]);
     assert_eq!(queue.take_done(first).unwrap().buffer, b"ab");
     assert_eq!(queue.take_done(third).unwrap().buffer, b"cd");
     let _posted = [4; 2].map(|byte| queue.receive(&stream, vec![byte; 2], None, 9).unwrap());
@@ -454,7 +454,7 @@ fn send(choice: Choice) {
             let token = queue.send(&stream, vec![7; len], None, 9).unwrap();
             if mode == SendMode::Lend && len == LARGE {
                 let event = one(&mut queue);
-                assert_eq!((event.token, event.news), (token, News::Accepted { bytes: len }));
+                assert_eq!((event.token, event.kind), (token, EventKind::Accepted { bytes: len }));
                 assert_eq!(now(&mut queue), [], "the peer has not read");
                 assert!(queue.take(token).is_none());
             }
@@ -462,9 +462,9 @@ fn send(choice: Choice) {
                 read_sevens(&mut peer, len);
                 peer
             });
-            let told = until_over(&mut queue, token);
+            let reported = until_over(&mut queue, token);
             let told_before = mode == SendMode::Lend && len == LARGE;
-            assert_eq!(told.len(), usize::from(!told_before), "{told:?}");
+            assert_eq!(reported.len(), usize::from(!told_before), "{reported:?}");
             let Done { result, buffer, .. } = take(&mut queue, token);
             assert_eq!((result.unwrap(), buffer.len()), (len, len));
             peer = reader.join().unwrap();
@@ -484,7 +484,7 @@ fn send_stopped(choice: Choice) {
     let Done { result, buffer, .. } = finish(&mut queue, token);
     assert_eq!((errno(result), buffer.len()), (Errno::CANCELED, LEN));
     let token = queue.send(&stream, vec![7; LEN], None, 9).unwrap();
-    assert_eq!(one(&mut queue).news, News::Accepted { bytes: LEN });
+    assert_eq!(one(&mut queue).kind, EventKind::Accepted { bytes: LEN });
     queue.cancel(token).unwrap();
     let Done { result, buffer, .. } = finish(&mut queue, token);
     assert_eq!((result.unwrap(), buffer.len()), (LEN, LEN));
@@ -514,7 +514,7 @@ fn send_reset(choice: Choice) {
     let (stream, peer) = connection(&hosts);
     stream.set_send_mode(SendMode::Lend);
     let token = queue.send(&stream, vec![7; LEN], None, 9).unwrap();
-    assert_eq!(one(&mut queue).news, News::Accepted { bytes: LEN });
+    assert_eq!(one(&mut queue).kind, EventKind::Accepted { bytes: LEN });
     until_received(&peer, || {});
     drop(peer);
     assert_eq!(finish(&mut queue, token).buffer.len(), LEN);
@@ -556,7 +556,7 @@ fn dropped(choice: Choice) {
     queue.accept(&listener, None, 9).unwrap();
     let sent = queue.send(&stream, vec![7; 1 << 20], None, 9).unwrap();
     let event = one(&mut queue);
-    assert_eq!((event.token, event.news), (sent, News::Accepted { bytes: 1 << 20 }));
+    assert_eq!((event.token, event.kind), (sent, EventKind::Accepted { bytes: 1 << 20 }));
     queue.connect(&hosts.0, "10.0.0.2:82".parse().unwrap(), None, 9).unwrap();
     drop(queue);
     peer.write_all(b"hello").unwrap();

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::{Duration, Instant};
-use towpath::events::{Choice, Config, Event, EventQueue, News, Source, Stream};
+use towpath::events::{Choice, Config, Event, EventKind, EventQueue, Source, Stream};
 
 pub(super) const CASES: &[Case] = &[
     ("timers_expire_in_order_and_not_early", order),
@@ -33,8 +33,8 @@ fn order(choice: Choice) {
         let mut events = Vec::new();
         let late = Some(start + PATIENCE);
         assert_eq!(queue.wait_many(&mut events, 1..=1, late).unwrap(), 1);
-        let expired = News::Expired { count: 1 };
-        assert_eq!((events[0].data, events[0].news), (data, expired));
+        let expired = EventKind::Expired { count: 1 };
+        assert_eq!((events[0].data, events[0].kind), (data, expired));
         assert!(start.elapsed() >= Duration::from_millis(data));
     }
     assert!(queue.is_empty());
@@ -74,7 +74,7 @@ fn operations(choice: Choice) {
 
     let event = one_of(&mut queue, far);
     let result = -i64::from(Errno::TIMEDOUT.raw_os_error());
-    assert_eq!((event.token, event.news, event.is_over), (task, News::Step { result }, true));
+    assert_eq!((event.token, event.kind, event.is_over), (task, EventKind::Step { result }, true));
     assert_eq!(Some(queue.now()), at(2));
     assert_eq!(one_of(&mut queue, far).token, receive);
     assert_eq!(Some(queue.now()), at(3));
@@ -114,7 +114,7 @@ fn periods(choice: Choice) {
     let far = start + 1000 * second;
     for times in 1..4 {
         let event = one_of(&mut queue, far);
-        assert_eq!((event.token, event.news), (timer, News::Expired { count: 1 }));
+        assert_eq!((event.token, event.kind), (timer, EventKind::Expired { count: 1 }));
         assert_eq!(queue.now(), start + times * second);
     }
     // Late by three and a half periods.
@@ -123,8 +123,8 @@ fn periods(choice: Choice) {
     let late = start - 7 * second / 2;
     let timer = queue.add(Source::every(late, second), 0).unwrap();
     queue.wait_many(&mut events, 0..=9, None).unwrap();
-    assert_eq!((events[0].token, events[0].news), (timer, News::Expired { count: 7 }));
-    assert_eq!(one_of(&mut queue, far).news, News::Expired { count: 1 });
+    assert_eq!((events[0].token, events[0].kind), (timer, EventKind::Expired { count: 7 }));
+    assert_eq!(one_of(&mut queue, far).kind, EventKind::Expired { count: 1 });
     assert_eq!(queue.now(), start + 7 * second / 2);
 }
 

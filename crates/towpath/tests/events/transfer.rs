@@ -15,7 +15,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use towpath::events::{Choice, EventQueue, FileSent, Moved, News, SendFile, Stream, Token};
+use towpath::events::{Choice, EventKind, EventQueue, FileSent, Moved, SendFile, Stream, Token};
 
 pub(super) const CASES: &[Case] = &[
     ("files_are_sent_with_what_is_around_them", send_file),
@@ -421,7 +421,7 @@ fn splice_mixed(choice: Choice) {
         let mut over = 0;
         while over < 2 {
             for event in wait(&mut queue) {
-                assert_eq!(event.news, News::Completed);
+                assert_eq!(event.kind, EventKind::Completed);
                 over += 1;
                 let moved = queue.take_moved(event.token).unwrap();
                 moved.result.unwrap();

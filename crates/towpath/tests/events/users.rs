@@ -7,7 +7,7 @@ use std::pin::pin;
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
-use towpath::events::{Choice, Config, EventQueue, Interest, News, Source, Trigger};
+use towpath::events::{Choice, Config, EventKind, EventQueue, Interest, Source, Trigger};
 
 pub(super) const CASES: &[Case] = &[
     ("notices_are_counted_and_in_order", counted),
@@ -50,9 +50,9 @@ fn counted(choice: Choice) {
     for index in [2, 0, 2, 1] {
         notifiers[index].notify();
     }
-    let told: Vec<_> = now(&mut queue).iter().map(|event| (event.data, event.news)).collect();
-    let notified = |count| News::Notified { count };
-    assert_eq!(told, [(2, notified(2)), (0, notified(1)), (1, notified(1))]);
+    let reported: Vec<_> = now(&mut queue).iter().map(|event| (event.data, event.kind)).collect();
+    let notified = |count| EventKind::Notified { count };
+    assert_eq!(reported, [(2, notified(2)), (0, notified(1)), (1, notified(1))]);
     queue.remove(tokens[1]).unwrap();
     notifiers[1].notify();
     let new = queue.add(Source::user(), 9).unwrap();
@@ -87,7 +87,7 @@ fn none_lost(choice: Choice) {
         let late = Some(Instant::now() + PATIENCE);
         assert!(queue.wait(&mut events, late).unwrap() > 0, "{total} were reported");
         for event in &events {
-            let News::Notified { count } = event.news else { panic!("{event:?}") };
+            let EventKind::Notified { count } = event.kind else { panic!("{event:?}") };
             total += count;
         }
     }

@@ -11,7 +11,7 @@ use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
-use towpath::events::{Choice, Config, EventQueue, Memory, News, Stream, Token};
+use towpath::events::{Choice, Config, EventKind, EventQueue, Memory, Stream, Token};
 
 pub(super) const CASES: &[Case] = &[
     ("a_buffer_that_is_lent_to_the_kernel_comes_back", comes_back),
@@ -28,12 +28,12 @@ const LARGE: usize = 30 << 20;
 const AHEAD: usize = 200 << 10;
 
 /// Returns the events and the result of a send, and checks that its end is reported once.
-fn finish(queue: &mut EventQueue, token: Token) -> (Vec<News>, Done) {
-    let told = until_over(queue, token);
+fn finish(queue: &mut EventQueue, token: Token) -> (Vec<EventKind>, Done) {
+    let reported = until_over(queue, token);
     assert_eq!(now(queue), []);
     queue.cancel(token).unwrap();
     assert_eq!(now(queue), [], "too late");
-    (told, queue.take_done(token).unwrap())
+    (reported, queue.take_done(token).unwrap())
 }
 
 /// Creates a connection whose peer has a small window.
@@ -78,8 +78,8 @@ fn comes_back(choice: Choice) {
                 read_sevens(&mut peer, len);
                 peer
             });
-            let (told, Done { result, buffer, copied, .. }) = finish(&mut queue, token);
-            assert_eq!(told, [News::Accepted { bytes: len }]);
+            let (reported, Done { result, buffer, copied, .. }) = finish(&mut queue, token);
+            assert_eq!(reported, [EventKind::Accepted { bytes: len }]);
             assert_eq!((result.unwrap(), buffer), (len, vec![7; len]));
             assert_eq!(copied, len > 0, "the kernel copies local traffic");
             peer = reader.join().unwrap();
@@ -94,7 +94,7 @@ fn accepted(choice: Choice) {
     let (stream, mut peer) = narrow();
     let token = queue.send_zerocopy(&stream, vec![7; AHEAD], None, 9).unwrap();
     let event = one_at_a_time(&mut queue);
-    assert_eq!((event.0, event.1), (token, News::Accepted { bytes: AHEAD }));
+    assert_eq!((event.0, event.1), (token, EventKind::Accepted { bytes: AHEAD }));
     let is_out = lends(&queue);
     if is_out {
         assert_eq!(now(&mut queue), [], "the peer has not taken it");
@@ -103,31 +103,34 @@ fn accepted(choice: Choice) {
         assert!(queue.take(token).is_none());
         // Sends are accepted in order.
         let next = queue.send(&stream, vec![7; 10], None, 9).unwrap();
-        assert_eq!(one_at_a_time(&mut queue), (next, News::Accepted { bytes: 10 }));
+        assert_eq!(one_at_a_time(&mut queue), (next, EventKind::Accepted { bytes: 10 }));
         assert_eq!(until_over(&mut queue, next), []);
         queue.take_done(next).unwrap().result.unwrap();
         read_sevens(&mut peer, AHEAD + 10);
     }
-    let (told, Done { result, buffer, copied, .. }) = finish(&mut queue, token);
-    assert_eq!((told, result.unwrap(), buffer.len(), copied), (vec![], AHEAD, AHEAD, true));
+    let (reported, Done { result, buffer, copied, .. }) = finish(&mut queue, token);
+    assert_eq!((reported, result.unwrap(), buffer.len(), copied), (vec![], AHEAD, AHEAD, true));
     if !is_out {
         read_sevens(&mut peer, AHEAD);
     }
 }
 
 /// Waits for the next event, and no other.
-fn one_at_a_time(queue: &mut EventQueue) -> (Token, News) {
+fn one_at_a_time(queue: &mut EventQueue) -> (Token, EventKind) {
     let mut events = Vec::new();
     queue.wait_many(&mut events, 1..=1, Some(Instant::now() + PATIENCE)).unwrap();
-    (events[0].token, events[0].news)
+    (events[0].token, events[0].kind)
 }
 
 fn copied(choice: Choice) {
     let mut queue = queue(choice);
     let (stream, mut peer) = unix();
     let token = queue.send_zerocopy(stream, vec![7; 1000], None, 9).unwrap();
-    let (told, Done { result, copied, .. }) = finish(&mut queue, token);
-    assert_eq!((told, result.unwrap(), copied), (vec![News::Accepted { bytes: 1000 }], 1000, true));
+    let (reported, Done { result, copied, .. }) = finish(&mut queue, token);
+    assert_eq!(
+        (reported, result.unwrap(), copied),
+        (vec![EventKind::Accepted { bytes: 1000 }], 1000, true)
+    );
     read_sevens(&mut peer, 1000);
     // A full queue hands the buffer back.
     let mut full = EventQueue::with(&Config { registrations: 0, ..config(choice) }).unwrap();
@@ -145,8 +148,11 @@ fn of_others(choice: Choice) {
         let memory = Memory { bytes: Box::new(shared.clone()), lends };
         let token = queue.send_memory(socket, memory, None, 9).unwrap();
         let reader = std::thread::spawn(move || read_sevens(&mut peer, len));
-        let told = until_over(&mut queue, token);
-        assert_eq!((told, Arc::strong_count(&shared)), (vec![News::Accepted { bytes: len }], 1));
+        let reported = until_over(&mut queue, token);
+        assert_eq!(
+            (reported, Arc::strong_count(&shared)),
+            (vec![EventKind::Accepted { bytes: len }], 1)
+        );
         let Done { result, buffer, copied } = queue.take_done(token).unwrap();
         assert_eq!((result.unwrap(), buffer, copied), (len, vec![], len > 0));
         reader.join().unwrap();
@@ -185,9 +191,9 @@ fn stopped(choice: Choice) {
         peer.read_to_end(&mut read).unwrap();
         read
     });
-    let (told, Done { result, buffer, .. }) = finish(&mut queue, token);
+    let (reported, Done { result, buffer, .. }) = finish(&mut queue, token);
     let bytes = result.unwrap();
-    assert_eq!((told, buffer.len()), (vec![News::Accepted { bytes }], LARGE));
+    assert_eq!((reported, buffer.len()), (vec![EventKind::Accepted { bytes }], LARGE));
     assert!(bytes > 0);
     drop(stream);
     let read = reader.join().unwrap();
@@ -195,11 +201,11 @@ fn stopped(choice: Choice) {
     // Timed out before it was started, or all of it was accepted at once.
     let (stream, _peer) = tcp();
     let token = queue.send_zerocopy(stream, vec![7; 9], past(), 9).unwrap();
-    let (told, Done { result, buffer, .. }) = finish(&mut queue, token);
+    let (reported, Done { result, buffer, .. }) = finish(&mut queue, token);
     assert_eq!(buffer, [7; 9]);
     match result {
-        Ok(bytes) => assert_eq!((told, bytes), (vec![News::Accepted { bytes: 9 }], 9)),
-        Err(error) => assert_eq!((errno::<()>(Err(error)), told), (Errno::TIMEDOUT, vec![])),
+        Ok(bytes) => assert_eq!((reported, bytes), (vec![EventKind::Accepted { bytes: 9 }], 9)),
+        Err(error) => assert_eq!((errno::<()>(Err(error)), reported), (Errno::TIMEDOUT, vec![])),
     }
 }
 
@@ -208,8 +214,11 @@ fn failed(choice: Choice) {
     let (stream, mut peer) = tcp();
     stream.shutdown(Shutdown::Write).unwrap();
     let token = queue.send_zerocopy(stream, vec![7; AHEAD], None, 9).unwrap();
-    let (told, Done { result, buffer, copied, .. }) = finish(&mut queue, token);
-    assert_eq!((told, errno(result), buffer.len(), copied), (vec![], Errno::PIPE, AHEAD, false));
+    let (reported, Done { result, buffer, copied, .. }) = finish(&mut queue, token);
+    assert_eq!(
+        (reported, errno(result), buffer.len(), copied),
+        (vec![], Errno::PIPE, AHEAD, false)
+    );
     assert_eq!(peer.read(&mut [0]).unwrap(), 0);
     // A peer that closes during the send: bytes and buffer are reported, whatever arrived.
     let (stream, mut peer) = narrow();
@@ -226,7 +235,7 @@ fn dropped(choice: Choice) {
     let (stream, mut peer) = narrow();
     let mut queue = queue(choice);
     queue.send_zerocopy(&stream, vec![7; AHEAD], None, 9).unwrap();
-    assert_eq!(one_at_a_time(&mut queue).1, News::Accepted { bytes: AHEAD });
+    assert_eq!(one_at_a_time(&mut queue).1, EventKind::Accepted { bytes: AHEAD });
     drop(queue);
     let others: Vec<_> = (0..50).map(|_| vec![8_u8; AHEAD]).collect();
     read_sevens(&mut peer, AHEAD);

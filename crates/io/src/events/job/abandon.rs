@@ -2,12 +2,12 @@
 
 use super::super::SendFile;
 use super::moves::Block;
-use super::{Running, Source, Work};
+use super::{Buffer, Running, Source, Work};
 
 /// Memory that the kernel may still read or write.
 #[expect(dead_code, reason = "only the kernel uses it")]
 enum Left {
-    Buffer(Vec<u8>),
+    Buffer(Buffer),
     Source(Source),
     Block(Block),
     File(SendFile, Block),

@@ -70,6 +70,7 @@ pub enum FrameKind {
 
 /// Source of a received frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FrameSource {
     /// Sender's address.
     pub address: MacAddr,

@@ -94,6 +94,7 @@ impl Queued {
 
 /// Metadata of a datagram that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ReceivedDatagram {
     /// Length of the datagram.
     pub len: usize,

@@ -10,8 +10,8 @@ use std::{fs::File, mem};
 
 use rustix::io::Errno;
 use towpath::events::{
-    Action, Completion, Event, EventQueue, Listener, News, Operation, SendFile, Source, Stream,
-    Token,
+    Action, Completion, Event, EventKind, EventQueue, Listener, Operation, SendFile, Source,
+    Stream, Token,
 };
 
 use super::answer::Answer;
@@ -114,8 +114,8 @@ impl Completions {
 
     /// Handles an event that is not a connection's. Returns false if the server must end.
     fn other(&mut self, event: &Event) -> io::Result<bool> {
-        match (event.data, event.news) {
-            (LISTENER, News::Connection) => self.accepted(event.token),
+        match (event.data, event.kind) {
+            (LISTENER, EventKind::Connection) => self.accepted(event.token),
             (LISTENER, _) => {
                 self.accepting = None;
                 let ended = match self.queue.take(event.token) {
@@ -208,7 +208,7 @@ impl Completions {
     }
 
     /// Handles the event of a connection, or of a head that was accepted earlier and is back.
-    fn news(&mut self, event: &Event) {
+    fn on_event(&mut self, event: &Event) {
         let index = event.data as u32;
         let connection = self.places[index as usize].as_mut();
         let Some(connection) = connection.filter(|found| found.token == Some(event.token)) else {
@@ -216,7 +216,7 @@ impl Completions {
             return;
         };
         let doing = connection.doing;
-        if let News::Accepted { bytes } = event.news {
+        if let EventKind::Accepted { bytes } = event.kind {
             // If fewer bytes were accepted, the completion reports why.
             if doing == Doing::Sending(bytes) {
                 self.sent(index, bytes as u64, true);
@@ -440,7 +440,7 @@ impl Serve for Completions {
             self.service.site.clock.look();
             for event in &events {
                 if event.data < OTHERS_MIN {
-                    self.news(event);
+                    self.on_event(event);
                 } else if !self.other(event)? {
                     break 'turns;
                 }

@@ -7,7 +7,7 @@ use crate::events::{
     EventQueue, FileSent, Moved, Received, ReceivedInto, ReceivedLent, Stream, Token,
 };
 use crate::host::operations::operation::{Connection, Work};
-use crate::host::{AnyBuffer, Held};
+use crate::host::{AnyBuffer, Held, Lend, ReceivedDatagram};
 use rustix::io::Errno;
 use std::io;
 use std::net::SocketAddr;
@@ -17,9 +17,11 @@ use towpath_io::events::Parts;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Completion {
-    /// Result of operations on files ([`EventQueue::submit`]), of [`EventQueue::receive`] and of
-    /// [`EventQueue::receive_all`].
+    /// Result of operations on files ([`EventQueue::submit`], [`EventQueue::write_at`]), of
+    /// [`EventQueue::receive`] and of [`EventQueue::receive_all`], with a `Vec<u8>`.
     Bytes(Completed),
+    /// Result of an operation on a file or of a receive, with a buffer of another type.
+    Buffer(Completed<AnyBuffer>),
     /// Result of operations that send a buffer ([`EventQueue::send`],
     /// [`EventQueue::send_zerocopy`], [`EventQueue::send_memory`], [`EventQueue::send_datagrams`]):
     /// its memory is back.
@@ -32,8 +34,10 @@ pub enum Completion {
     /// The next buffer that [`EventQueue::receive_multishot`] has filled. At its end: no bytes and
     /// an empty buffer at the end of the stream, or the error that ended it.
     Received(io::Result<Received>),
-    /// Result of [`EventQueue::receive_datagram`].
+    /// Result of [`EventQueue::receive_datagram`] with a `Vec<u8>`.
     Datagram(ReceivedInto),
+    /// Result of [`EventQueue::receive_datagram`] with a buffer of another type.
+    DatagramBuffer(ReceivedInto<AnyBuffer>),
     /// Result of [`EventQueue::receive_datagram_lent`].
     DatagramLent(ReceivedLent),
     /// Result of [`EventQueue::send_file`].
@@ -47,7 +51,7 @@ pub enum Completion {
 /// Result of an operation that reads, writes or receives.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Completed {
+pub struct Completed<B = Vec<u8>> {
     /// Bytes read, written or received. A read or write is short if the file ended or an error came
     /// after some bytes.
     ///
@@ -56,7 +60,7 @@ pub struct Completed {
     /// deadline passed, before it did anything.
     pub result: io::Result<usize>,
     /// The buffer, of unchanged length.
-    pub buffer: Vec<u8>,
+    pub buffer: B,
 }
 
 /// Result of a send whose buffer is back.
@@ -78,6 +82,7 @@ pub struct Sent {
 
 /// A connection that was made or accepted.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Connected {
     /// The connection.
     pub stream: Stream,
@@ -139,18 +144,73 @@ into! {
     into_called: Called(bytes, result) -> (u64, io::Result<()>);
 }
 
+impl Completion {
+    /// Returns the contents of [`Completion::Bytes`] or [`Completion::Buffer`], with the buffer's
+    /// original type.
+    ///
+    /// # Errors
+    /// Returns `self` if it is of another kind, or if the buffer is of another type.
+    pub fn into_buffer<B: Lend>(self) -> Result<Completed<B>, Box<Self>> {
+        let Completed { result, buffer } = match self {
+            Self::Bytes(Completed { result, buffer }) => {
+                Completed { result, buffer: AnyBuffer::new(buffer) }
+            }
+            Self::Buffer(completed) => completed,
+            other => return Err(Box::new(other)),
+        };
+        match buffer.downcast() {
+            Ok(buffer) => Ok(Completed { result, buffer }),
+            Err(buffer) => Err(Box::new(Self::bytes(result, buffer))),
+        }
+    }
+
+    /// Returns the contents of [`Completion::Datagram`] or [`Completion::DatagramBuffer`], with the
+    /// buffer's original type.
+    ///
+    /// # Errors
+    /// Returns `self` if it is of another kind, or if the buffer is of another type.
+    pub fn into_datagram_buffer<B: Lend>(self) -> Result<ReceivedInto<B>, Box<Self>> {
+        let ReceivedInto { result, buffer } = match self {
+            Self::Datagram(ReceivedInto { result, buffer }) => {
+                ReceivedInto { result, buffer: AnyBuffer::new(buffer) }
+            }
+            Self::DatagramBuffer(received) => received,
+            other => return Err(Box::new(other)),
+        };
+        match buffer.downcast() {
+            Ok(buffer) => Ok(ReceivedInto { result, buffer }),
+            Err(buffer) => Err(Box::new(Self::datagram(result, buffer))),
+        }
+    }
+
+    fn bytes(result: io::Result<usize>, buffer: AnyBuffer) -> Self {
+        match buffer.into_vec() {
+            Ok(buffer) => Self::Bytes(Completed { result, buffer }),
+            Err(buffer) => Self::Buffer(Completed { result, buffer }),
+        }
+    }
+
+    fn datagram(result: io::Result<ReceivedDatagram>, buffer: AnyBuffer) -> Self {
+        match buffer.into_vec() {
+            Ok(buffer) => Self::Datagram(ReceivedInto { result, buffer }),
+            Err(buffer) => Self::DatagramBuffer(ReceivedInto { result, buffer }),
+        }
+    }
+}
+
 impl EventQueue {
-    /// Takes the result of an operation after [`News::Completed`](crate::events::News::Completed),
-    /// and ends its registration. Returns `None` if the end was not reported yet, if the result was
-    /// already taken, and for registrations that are no operations.
+    /// Takes the result of an operation after
+    /// [`EventKind::Completed`](crate::events::EventKind::Completed), and ends its registration.
+    /// Returns `None` if the end was not reported yet, if the result was already taken, and for
+    /// registrations that are no operations.
     ///
     /// For an [accept](EventQueue::accept), each call after
-    /// [`News::Connection`](crate::events::News::Connection) takes one connection, until there is
-    /// none. For a [multishot receive](EventQueue::receive_multishot), each call after
-    /// [`News::Received`](crate::events::News::Received) takes one buffer.
+    /// [`EventKind::Connection`](crate::events::EventKind::Connection) takes one connection, until
+    /// there is none. For a [multishot receive](EventQueue::receive_multishot), each call after
+    /// [`EventKind::Received`](crate::events::EventKind::Received) takes one buffer.
     pub fn take(&mut self, token: Token) -> Option<Completion> {
         let completion = match &mut self.slots.get(token)?.source {
-            Kind::Stream { work, is_told: true, .. } => completion(work.take_over()?)?,
+            Kind::Stream { work, is_reported: true, .. } => completion(work.take_over()?)?,
             Kind::Stream { work, wakes, .. } => {
                 let next = match work.take_next() {
                     Some(next) => next,
@@ -162,9 +222,9 @@ impl EventQueue {
                 let _ = self.settle();
                 return Some(Completion::Connected(Ok(next.into())));
             }
-            Kind::Relay { relay, is_told: true, .. } => Completion::Moved(relay.take()?),
-            Kind::Multishot { multishot, is_told, .. } => {
-                let taken = multishot.take(*is_told)?;
+            Kind::Relay { relay, is_reported: true, .. } => Completion::Moved(relay.take()?),
+            Kind::Multishot { multishot, is_reported, .. } => {
+                let taken = multishot.take(*is_reported)?;
                 let goes_on = matches!(&taken, Ok(received) if received.len > 0);
                 if goes_on {
                     return Some(Completion::Received(taken));
@@ -183,20 +243,17 @@ impl EventQueue {
         if let Some(stream) = self.take_accepted(token) {
             return Some(Completion::Connected(Ok(Connected { stream, remote: None })));
         }
-        let Ended { bytes, result, parts, held } = self.take_ended(token)?;
+        let Ended { bytes, result, parts } = self.take_ended(token)?;
         // Bytes that were moved take precedence over a later error.
         let count = |result: io::Result<()>| match bytes {
             0 => result.map(|()| 0),
             _ => Ok(bytes as usize),
         };
         Some(match parts {
-            Parts::Buffer(buffer) => Completion::Bytes(Completed { result: count(result), buffer }),
-            Parts::Sent(bytes, copied) => {
-                let (buffer, copied) = match held {
-                    Some((held, is_copy)) => (held.into_buffer(), copied || is_copy),
-                    None => (Some(AnyBuffer::new(bytes)), copied),
-                };
-                let buffer = buffer.expect("the kernel has let go of it");
+            Parts::Buffer(buffer) => Completion::bytes(count(result), AnyBuffer::of_job(buffer).0),
+            Parts::Sent(buffer, copied) => {
+                let (buffer, is_copy) = AnyBuffer::of_job(buffer);
+                let copied = copied || is_copy;
                 Completion::Sent(Sent { result: count(result), buffer, copied })
             }
             Parts::File(parts) => Completion::FileSent(FileSent { bytes, result, parts }),
@@ -225,12 +282,12 @@ impl EventQueue {
 fn completion(over: Work) -> Option<Completion> {
     Some(match over {
         Work::Connected(result) => Completion::Connected(result.map(Connected::from)),
-        Work::Bytes(result, buffer) => Completion::Bytes(Completed { result, buffer }),
+        Work::Bytes(result, buffer) => Completion::bytes(result, buffer),
         Work::Back(result, buffer, copied) => Completion::Sent(Sent { result, buffer, copied }),
         Work::Pieces(result) => Completion::Pieces(result),
         Work::Datagram(over) => {
             let (result, buffer) = *over;
-            Completion::Datagram(ReceivedInto { result, buffer })
+            Completion::datagram(result, buffer)
         }
         Work::DatagramLent(over) => {
             let (result, headers, pieces) = *over;

@@ -6,7 +6,7 @@
 use crate::events::registrations::socket::DatagramSocket;
 use crate::events::{EventQueue, NotBegun, Token};
 use crate::host::operations::operation::Work;
-use crate::host::{AnyBuffer, Held, Lend, ReceivedDatagram, SendTo};
+use crate::host::{AnyBuffer, Fill, Held, Lend, ReceivedDatagram, SendTo};
 use rustix::io::Errno;
 use std::io;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use std::time::Instant;
 /// Result of a receive of a datagram.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct ReceivedInto {
+pub struct ReceivedInto<B = Vec<u8>> {
     /// Where it came from, how long it was, and how much of it is in the buffer.
     ///
     /// # Errors
@@ -22,7 +22,7 @@ pub struct ReceivedInto {
     /// passed, before a datagram arrived. In these cases no datagram was taken.
     pub result: io::Result<ReceivedDatagram>,
     /// The buffer, of unchanged length.
-    pub buffer: Vec<u8>,
+    pub buffer: B,
 }
 
 /// Result of a receive of a datagram without a copy.
@@ -42,26 +42,29 @@ pub struct ReceivedLent {
 
 impl EventQueue {
     /// Receives one datagram, packet or frame into `buffer`; bytes that do not fit are lost. A wait
-    /// reports [`News::Completed`](crate::events::News::Completed) at the end, and
-    /// [`EventQueue::take`] then returns result and buffer. The order of several receives on one
-    /// socket is unspecified.
+    /// reports [`EventKind::Completed`](crate::events::EventKind::Completed) at the end, and
+    /// [`EventQueue::take`] then returns result and buffer, as [`Completion::Datagram`] or
+    /// [`Completion::DatagramBuffer`]. The order of several receives on one socket is unspecified.
+    ///
+    /// [`Completion::Datagram`]: crate::events::Completion::Datagram
+    /// [`Completion::DatagramBuffer`]: crate::events::Completion::DatagramBuffer
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full. The buffer is handed back.
-    pub fn receive_datagram(
+    pub fn receive_datagram<B: Fill>(
         &mut self,
         socket: impl Into<DatagramSocket>,
-        buffer: Vec<u8>,
+        buffer: B,
         deadline: Option<Instant>,
         data: u64,
-    ) -> Result<Token, NotBegun> {
-        let work = Work::ReceiveDatagram(socket.into().0, buffer);
+    ) -> Result<Token, NotBegun<B>> {
+        let work = Work::ReceiveDatagram(socket.into().0, AnyBuffer::to_fill(buffer));
         self.begin(work, deadline, data).map_err(|(error, mut work)| {
             work.stop(Errno::CANCELED);
             let Some(Work::Datagram(over)) = work.take_over() else {
                 unreachable!("nothing was received");
             };
-            NotBegun { error, buffer: over.1 }
+            NotBegun { error, buffer: over.1 }.downcast()
         })
     }
 
@@ -86,12 +89,12 @@ impl EventQueue {
 
     /// Sends `buffer` as one or several datagrams, packets or frames, like
     /// [`UdpSocket::send_zc_with`](crate::host::UdpSocket::send_zc_with). A wait reports
-    /// [`News::Accepted`](crate::events::News::Accepted) when the socket has accepted the buffer,
-    /// and [`News::Completed`](crate::events::News::Completed) when the buffer is back.
-    /// [`EventQueue::take`] then returns it with the number of accepted bytes: fewer than all if a
-    /// cancel or the deadline came after some datagrams. After
-    /// [`News::Accepted`](crate::events::News::Accepted) a cancel or the deadline recalls the
-    /// buffer, like [`Sending::recall`](crate::host::Sending::recall).
+    /// [`EventKind::Accepted`](crate::events::EventKind::Accepted) when the socket has accepted the
+    /// buffer, and [`EventKind::Completed`](crate::events::EventKind::Completed) when the buffer is
+    /// back. [`EventQueue::take`] then returns it with the number of accepted bytes: fewer than all
+    /// if a cancel or the deadline came after some datagrams. After
+    /// [`EventKind::Accepted`](crate::events::EventKind::Accepted) a cancel or the deadline recalls
+    /// the buffer, like [`Sending::recall`](crate::host::Sending::recall).
     ///
     /// The order of several sends on one socket is unspecified: start the next one when one was
     /// accepted.

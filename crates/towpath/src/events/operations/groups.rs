@@ -2,7 +2,7 @@
 //! its group for each arrival, and none before.
 //!
 //! A buffer moves: it belongs to the program, to a group, or to a receive that has filled it. A
-//! receive that finds bytes but no buffer waits in the group's line, and is tried again when a
+//! receive that finds bytes but no buffer waits in the group's queue, and is tried again when a
 //! buffer is given back.
 
 use crate::events::queue::RAISED;
@@ -44,7 +44,7 @@ impl EventQueue {
             Some(pool) if pool.free.len() >= GROUP_BUFFERS_MAX => Errno::NOSPC,
             Some(pool) => {
                 pool.put(buffer);
-                self.serve_lines();
+                self.serve_waiters();
                 // If updating the queue's descriptor fails now, the next call repeats it.
                 let _ = self.settle();
                 return Ok(());
@@ -61,15 +61,15 @@ impl EventQueue {
         Ok(self.groups.remove(group)?.free)
     }
 
-    /// Polls the first receive in each line whose group has a buffer. One that does not take the
-    /// buffer is followed by the next.
-    pub(in crate::events) fn serve_lines(&mut self) {
+    /// Polls the first receive that waits for each group with a free buffer. One that does not take
+    /// the buffer is followed by the next.
+    pub(in crate::events) fn serve_waiters(&mut self) {
         for index in 0..self.groups.len() {
-            while let Some(token) = self.groups.next_in_line(index) {
+            while let Some(token) = self.groups.next_waiter(index) {
                 let source = self.slots.get(token).map(|registration| &mut registration.source);
                 // Some have ended.
-                if let Some(Kind::Multishot { multishot, is_told: false, .. }) = source {
-                    multishot.left_line();
+                if let Some(Kind::Multishot { multishot, is_reported: false, .. }) = source {
+                    multishot.stopped_waiting();
                     self.push(token, RAISED);
                     break;
                 }
@@ -79,12 +79,13 @@ impl EventQueue {
 
     /// Receives repeatedly, until the stream ends, the operation is cancelled, or `deadline` has
     /// passed. Whenever there are bytes, a buffer of the group is filled with as many as are
-    /// available and fit: a wait reports [`News::Received`](crate::events::News::Received), and
-    /// [`EventQueue::take`] returns them. If there are bytes but no buffer, a wait reports
-    /// [`News::Starved`](crate::events::News::Starved) once, and the receive continues when a
-    /// buffer is [given](EventQueue::give); the bytes stay in the stream. At the end a wait reports
-    /// [`News::Completed`](crate::events::News::Completed), and [`EventQueue::take`] returns the
-    /// reason.
+    /// available and fit: a wait reports
+    /// [`EventKind::Received`](crate::events::EventKind::Received), and [`EventQueue::take`]
+    /// returns them. If there are bytes but no buffer, a wait reports
+    /// [`EventKind::Starved`](crate::events::EventKind::Starved) once, and the receive continues
+    /// when a buffer is [given](EventQueue::give); the bytes stay in the stream. At the end a wait
+    /// reports [`EventKind::Completed`](crate::events::EventKind::Completed), and
+    /// [`EventQueue::take`] returns the reason.
     ///
     /// # Errors
     /// `ESTALE` if the group was removed; `ENOSPC` if the queue is full; errors of epoll_ctl(2) for
@@ -99,7 +100,7 @@ impl EventQueue {
         self.check_process()?;
         self.groups.get(group).ok_or(Errno::STALE)?;
         let multishot = Box::new(Multishot::new(stream.into(), group));
-        let kind = Kind::Multishot { multishot, wakes: None, deadline: None, is_told: false };
+        let kind = Kind::Multishot { multishot, wakes: None, deadline: None, is_reported: false };
         let (interest, trigger) = (Interest::READ, Trigger::Edge);
         let token = self.begin_add(Source { kind, interest, trigger }, data)?;
         self.groups.join(group)?;

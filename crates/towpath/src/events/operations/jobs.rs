@@ -5,7 +5,6 @@ use crate::events::registrations::ongoing::Ongoing;
 use crate::events::registrations::socket::Stream;
 use crate::events::registrations::source::{Kind, Source};
 use crate::events::{EventQueue, Token};
-use crate::host::lending::any::Held;
 use std::io;
 use std::time::Instant;
 use towpath_io::events::{Job, Outcome, Parts};
@@ -15,8 +14,6 @@ pub(in crate::events) struct Ended {
     pub(in crate::events) bytes: u64,
     pub(in crate::events) result: io::Result<()>,
     pub(in crate::events) parts: Parts,
-    /// A buffer whose bytes the kernel had; true if they were a copy.
-    pub(in crate::events) held: Option<(Held, bool)>,
 }
 
 impl EventQueue {
@@ -52,13 +49,12 @@ impl EventQueue {
 
     /// Takes the result of a job whose end was reported. Ends its registration.
     pub(in crate::events) fn take_ended(&mut self, token: Token) -> Option<Ended> {
-        let ongoing = self.ongoing(token).filter(|ongoing| ongoing.is_told)?;
+        let ongoing = self.ongoing(token).filter(|ongoing| ongoing.is_reported)?;
         let outcome = ongoing.outcome.take()?;
         let Outcome { bytes, failure, parts } = outcome;
         let result = failure.map_or(Ok(()), |errno| Err(ongoing.error(errno)));
-        let held = ongoing.held.take();
         self.slots.remove(token);
-        Some(Ended { bytes, result, parts, held })
+        Some(Ended { bytes, result, parts })
     }
 
     /// Takes the next connection that the kernel accepted.

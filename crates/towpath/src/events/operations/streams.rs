@@ -5,9 +5,8 @@
 use crate::events::registrations::socket::{End, Listener, Stack, Stream};
 use crate::events::registrations::source::{Kind, Source};
 use crate::events::{EventQueue, Token};
-use crate::host::lending::any::Held;
 use crate::host::operations::operation::Work;
-use crate::host::{AnyBuffer, Lend};
+use crate::host::{AnyBuffer, Fill, Lend};
 use rustix::fd::OwnedFd;
 use rustix::fs::OFlags;
 use rustix::io::{Errno, ioctl_fionbio};
@@ -17,9 +16,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
-use towpath_io::events::{Job, Memory};
+use towpath_io::events::{Job, Memory, Operation};
 
 /// An operation that could not be started, with its buffer.
+#[non_exhaustive]
 pub struct NotBegun<B = Vec<u8>> {
     /// Why it could not be started.
     pub error: io::Error,
@@ -28,9 +28,9 @@ pub struct NotBegun<B = Vec<u8>> {
 }
 
 impl EventQueue {
-    /// Starts to connect. A wait reports [`News::Completed`](crate::events::News::Completed) at the
-    /// end, and [`EventQueue::take`] then returns the connection. A cancel aborts the connection
-    /// attempt.
+    /// Starts to connect. A wait reports
+    /// [`EventKind::Completed`](crate::events::EventKind::Completed) at the end, and
+    /// [`EventQueue::take`] then returns the connection. A cancel aborts the connection attempt.
     ///
     /// # Errors
     /// The errors of connecting that are known at once; `ENOSPC` if the queue is full.
@@ -83,11 +83,11 @@ impl EventQueue {
     }
 
     /// Accepts connections until it is cancelled or `deadline` has passed. A wait reports
-    /// [`News::Connection`](crate::events::News::Connection) when there are connections;
+    /// [`EventKind::Connection`](crate::events::EventKind::Connection) when there are connections;
     /// [`EventQueue::take`] then takes one after the other until there is none. Connections that
     /// are not taken stay with the listener and are reported again. At the end a wait reports
-    /// [`News::Completed`](crate::events::News::Completed), and [`EventQueue::take`] returns the
-    /// reason.
+    /// [`EventKind::Completed`](crate::events::EventKind::Completed), and [`EventQueue::take`]
+    /// returns the reason.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full.
@@ -107,24 +107,28 @@ impl EventQueue {
         self.begin(work, deadline, data).map_err(|(error, _)| error)
     }
 
-    /// Receives into `buffer`, overwriting it from its start. It completes when at least one byte
-    /// was received, or with 0 at the end of the stream or for an empty buffer;
-    /// [`EventQueue::take`] then returns it. Several receives on one stream of towpath complete in
-    /// the order in which they were started; on a kernel stream the order is unspecified.
+    /// Receives into `buffer`, overwriting it from its start, at most up to its length. It
+    /// completes when at least one byte was received, or with 0 at the end of the stream or for an
+    /// empty buffer; [`EventQueue::take`] then returns it as [`Completion::Bytes`] or
+    /// [`Completion::Buffer`]. Several receives on one stream of towpath complete in the order in
+    /// which they were started; on a kernel stream the order is unspecified.
     ///
     /// On a stream of towpath, the worker of the host places arriving bytes directly in buffers for
     /// which a wait has found no bytes: the thread of a program that keeps several receives posted
     /// copies nothing itself.
     ///
+    /// [`Completion::Bytes`]: crate::events::Completion::Bytes
+    /// [`Completion::Buffer`]: crate::events::Completion::Buffer
+    ///
     /// # Errors
     /// `ENOSPC` if the queue is full. The buffer is handed back.
-    pub fn receive(
+    pub fn receive<B: Fill>(
         &mut self,
         stream: impl Into<Stream>,
-        buffer: Vec<u8>,
+        buffer: B,
         deadline: Option<Instant>,
         data: u64,
-    ) -> Result<Token, NotBegun> {
+    ) -> Result<Token, NotBegun<B>> {
         self.begin_receive(stream.into(), buffer, false, (deadline, data))
     }
 
@@ -135,13 +139,13 @@ impl EventQueue {
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full. The buffer is handed back.
-    pub fn receive_all(
+    pub fn receive_all<B: Fill>(
         &mut self,
         stream: impl Into<Stream>,
-        buffer: Vec<u8>,
+        buffer: B,
         deadline: Option<Instant>,
         data: u64,
-    ) -> Result<Token, NotBegun> {
+    ) -> Result<Token, NotBegun<B>> {
         self.begin_receive(stream.into(), buffer, true, (deadline, data))
     }
 
@@ -165,10 +169,10 @@ impl EventQueue {
     }
 
     /// Sends all of `buffer`, like [`TcpStream::send_zc`](crate::host::TcpStream::send_zc). A wait
-    /// reports [`News::Accepted`](crate::events::News::Accepted) when the socket has accepted the
-    /// buffer, and [`News::Completed`](crate::events::News::Completed) when the buffer is back.
-    /// [`EventQueue::take`] then returns it with the number of accepted bytes. Accepted bytes are
-    /// sent even after a cancel or the deadline, which recall the buffer like
+    /// reports [`EventKind::Accepted`](crate::events::EventKind::Accepted) when the socket has
+    /// accepted the buffer, and [`EventKind::Completed`](crate::events::EventKind::Completed) when
+    /// the buffer is back. [`EventQueue::take`] then returns it with the number of accepted bytes.
+    /// Accepted bytes are sent even after a cancel or the deadline, which recall the buffer like
     /// [`Sending::recall`](crate::host::Sending::recall).
     ///
     /// The order of several sends on one stream is unspecified, and copied ones may interleave:
@@ -211,8 +215,8 @@ impl EventQueue {
     }
 
     /// Sends all of `memory` on a kernel stream, like [`EventQueue::send`] or, if it lends, like
-    /// [`EventQueue::send_zerocopy`]. Use it for memory other than a `Vec`. The memory is dropped
-    /// by the time a wait reports [`News::Completed`](crate::events::News::Completed);
+    /// [`EventQueue::send_zerocopy`]. Use it for memory that is not [`Lend`]. The memory is dropped
+    /// by the time a wait reports [`EventKind::Completed`](crate::events::EventKind::Completed);
     /// [`EventQueue::take`] then returns an empty buffer.
     ///
     /// # Errors
@@ -229,21 +233,22 @@ impl EventQueue {
 
     /// Starts a receive into a buffer, which completes when the buffer is full (`all`) or when
     /// bytes arrive.
-    fn begin_receive(
+    fn begin_receive<B: Fill>(
         &mut self,
         stream: Stream,
-        buffer: Vec<u8>,
+        buffer: B,
         all: bool,
-        (deadline, data): (Option<Instant>, u64),
-    ) -> Result<Token, NotBegun> {
-        let job = match stream.0 {
-            End::Host(stream) => {
-                return self.begin_bytes(Work::Receive(stream, buffer, all), deadline, data);
+        when: (Option<Instant>, u64),
+    ) -> Result<Token, NotBegun<B>> {
+        let buffer = AnyBuffer::to_fill(buffer);
+        let begun = match stream.0 {
+            End::Host(stream) => self.begin_bytes(Work::Receive(stream, buffer, all), when),
+            End::Kernel(socket) => {
+                let job = if all { Job::ReceiveAll } else { Job::Receive };
+                self.begin_buffer_job(job(socket, buffer.into_job().0), when)
             }
-            End::Kernel(socket) if all => Job::ReceiveAll(socket, buffer),
-            End::Kernel(socket) => Job::Receive(socket, buffer),
         };
-        self.begin_bytes_job(job, deadline, data)
+        begun.map_err(NotBegun::downcast)
     }
 
     /// Starts a send of a buffer, which is handed back on failure. On a kernel stream the buffer is
@@ -258,43 +263,13 @@ impl EventQueue {
         let buffer = AnyBuffer::new(buffer);
         let begun = match stream.0 {
             End::Host(stream) => self.begin_buffer(Work::send(stream, buffer), when),
-            End::Kernel(socket) => self.begin_send_job(socket, buffer, lends, when),
+            End::Kernel(socket) => {
+                let (buffer, is_copy) = buffer.into_job();
+                let job = if lends && !is_copy { Job::Lend } else { Job::Send };
+                self.begin_buffer_job(job(socket, buffer), when)
+            }
         };
         begun.map_err(NotBegun::downcast)
-    }
-
-    fn begin_send_job(
-        &mut self,
-        socket: Arc<OwnedFd>,
-        buffer: AnyBuffer,
-        lends: bool,
-        (deadline, data): (Option<Instant>, u64),
-    ) -> Result<Token, NotBegun<AnyBuffer>> {
-        let buffer = match buffer.into_vec() {
-            Ok(bytes) => {
-                let job = if lends { Job::Lend(socket, bytes) } else { Job::Send(socket, bytes) };
-                let begun = self.begin_bytes_job(job, deadline, data);
-                return begun.map_err(|NotBegun { error, buffer }| NotBegun {
-                    error,
-                    buffer: AnyBuffer::new(buffer),
-                });
-            }
-            Err(other) => other,
-        };
-        let (held, bytes, is_copy) = Held::new(buffer);
-        let job = Job::SendMemory(socket, Memory { bytes, lends: lends && !is_copy });
-        match self.begin_job(job, deadline, data) {
-            Ok(token) => {
-                let ongoing = self.ongoing(token).expect("it was just begun");
-                ongoing.held = Some((held, is_copy));
-                Ok(token)
-            }
-            Err((error, job)) => {
-                drop(job);
-                let buffer = held.into_buffer().expect("the job was the only other to have it");
-                Err(NotBegun { error, buffer })
-            }
-        }
     }
 
     /// Starts a send that the waits of the queue carry out.
@@ -312,12 +287,12 @@ impl EventQueue {
         })
     }
 
-    pub(in crate::events) fn begin_bytes(
+    /// Starts a receive that the waits of the queue carry out.
+    fn begin_bytes(
         &mut self,
         work: Work,
-        deadline: Option<Instant>,
-        data: u64,
-    ) -> Result<Token, NotBegun> {
+        (deadline, data): (Option<Instant>, u64),
+    ) -> Result<Token, NotBegun<AnyBuffer>> {
         self.begin(work, deadline, data).map_err(|(error, mut work)| {
             work.stop(Errno::CANCELED);
             let Some(Work::Bytes(_, buffer)) = work.take_over() else {
@@ -327,21 +302,22 @@ impl EventQueue {
         })
     }
 
-    fn begin_bytes_job(
+    /// Starts a job that has a buffer, which is handed back on failure.
+    pub(in crate::events) fn begin_buffer_job(
         &mut self,
         job: Job,
-        deadline: Option<Instant>,
-        data: u64,
-    ) -> Result<Token, NotBegun> {
+        (deadline, data): (Option<Instant>, u64),
+    ) -> Result<Token, NotBegun<AnyBuffer>> {
         self.begin_job(job, deadline, data).map_err(|(error, job)| {
-            let (Job::Receive(_, buffer)
+            let (Job::File(Operation { buffer, .. })
+            | Job::Receive(_, buffer)
             | Job::ReceiveAll(_, buffer)
             | Job::Send(_, buffer)
             | Job::Lend(_, buffer)) = job
             else {
                 unreachable!("it is what was begun");
             };
-            NotBegun { error, buffer }
+            NotBegun { error, buffer: AnyBuffer::of_job(buffer).0 }
         })
     }
 
@@ -359,7 +335,7 @@ impl EventQueue {
             return Err((Errno::NOSPC.into(), work));
         };
         let deadline = due.map(|due| self.timers.set(due, token));
-        let kind = Kind::Stream { work, wakes: None, deadline, is_told: false };
+        let kind = Kind::Stream { work, wakes: None, deadline, is_reported: false };
         let added = self.begin_add(Source::of(kind), data);
         debug_assert!(added.is_ok_and(|added| added == token), "there was room");
         // The operation has started. If updating the queue's descriptor fails now, the next call

@@ -15,8 +15,9 @@ impl Source {
 }
 
 impl EventQueue {
-    /// Starts a task. A wait reports each step as [`News::Step`](crate::events::News::Step); the
-    /// last one ends the registration. [`EventQueue::cancel`] and the deadline stop it.
+    /// Starts a task. A wait reports each step as
+    /// [`EventKind::Step`](crate::events::EventKind::Step); the last one ends the registration.
+    /// [`EventQueue::cancel`] and the deadline stop it.
     ///
     /// Dropping the queue drops the task.
     ///

@@ -33,15 +33,15 @@ pub struct FileSent {
 
 impl EventQueue {
     /// Sends a header, a range of a file, and a trailer. A wait reports
-    /// [`News::Completed`](crate::events::News::Completed) when everything was sent, and
+    /// [`EventKind::Completed`](crate::events::EventKind::Completed) when everything was sent, and
     /// [`EventQueue::take`] then returns the result.
     ///
     /// A towpath host keeps blocks of files in memory, up to the size set in its
     /// [`Config`](crate::host::Config::file_cache), and lends them: blocks that several streams
     /// send are read once. If a file changes, other than through a shared mapping, later operations
     /// read it anew. Header and trailer are copied. The operation completes when the socket has
-    /// accepted everything, which [`News::Accepted`](crate::events::News::Accepted) reports as for
-    /// [`EventQueue::send`].
+    /// accepted everything, which [`EventKind::Accepted`](crate::events::EventKind::Accepted)
+    /// reports as for [`EventQueue::send`].
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full; `EINVAL` if the range ends before it begins or exceeds the
@@ -128,7 +128,7 @@ impl EventQueue {
         }
         self.check_process()?;
         let relay = Box::new(Relay::new(from, to, count));
-        let kind = Kind::Relay { relay, wakes: None, deadline: None, is_told: false };
+        let kind = Kind::Relay { relay, wakes: None, deadline: None, is_reported: false };
         let (interest, trigger) = (Interest::BOTH, Trigger::Edge);
         let token = self.begin_add(Source { kind, interest, trigger }, data)?;
         if let (Some(due), Some(registration)) = (deadline, self.slots.get(token))

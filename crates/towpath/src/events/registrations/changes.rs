@@ -16,6 +16,7 @@ const READ_BYTES: usize = 8192;
 
 /// Changes of a file or directory since the last report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Changes {
     /// The file, or a file in the directory, was written to or truncated.
     pub modified: bool,

@@ -9,7 +9,7 @@ use crate::events::Token;
 use crate::host::files::file_cache::Load;
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use towpath_io::events::{BackEnd, Job, Operation, Outcome, Parts, THREADS_MAX};
+use towpath_io::events::{BackEnd, Buffer, Job, Operation, Outcome, Parts, THREADS_MAX};
 
 /// First back-end slot for accesses; the slot before it is for file changes.
 pub(in crate::events) const LOADS_SLOT: u32 = 1;
@@ -150,12 +150,14 @@ impl Access {
     fn job(&mut self) -> Option<Job> {
         match self {
             Self::Load(load) => load.job(),
-            Self::Own { operation, .. } => operation.take().map(Job::File),
+            Self::Own { operation, .. } => {
+                operation.take().map(|operation| Job::File(operation.map(Buffer::from)))
+            }
         }
     }
 }
 
 /// The result of an operation that was not started.
-fn not_done(why: Errno, operation: Operation) -> Outcome {
-    Outcome { bytes: 0, failure: Some(why), parts: Parts::Buffer(operation.buffer) }
+fn not_done(why: Errno, operation: Operation<impl Into<Buffer>>) -> Outcome {
+    Outcome { bytes: 0, failure: Some(why), parts: Parts::Buffer(operation.buffer.into()) }
 }

@@ -6,7 +6,7 @@
 use crate::events::registrations::pool::{Group, Groups};
 use crate::events::registrations::relay::{later, receive};
 use crate::events::registrations::socket::{End, Stream};
-use crate::events::{News, Token};
+use crate::events::{EventKind, Token};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -34,15 +34,15 @@ pub(in crate::events) struct Multishot {
     filled: VecDeque<Received>,
     /// The lack of a buffer was reported, and no bytes were received since.
     is_starved: bool,
-    /// It waits in the line of its group.
-    is_in_line: bool,
+    /// It waits for a buffer of its group.
+    is_waiting: bool,
     end: Option<io::Result<()>>,
 }
 
 impl Multishot {
     pub(in crate::events) fn new(stream: Stream, group: Group) -> Self {
         let filled = VecDeque::new();
-        Self { stream, group, filled, is_starved: false, is_in_line: false, end: None }
+        Self { stream, group, filled, is_starved: false, is_waiting: false, end: None }
     }
 
     /// Returns the kernel's socket, if it is one.
@@ -62,7 +62,7 @@ impl Multishot {
         waker: &Waker,
         groups: &mut Groups,
         token: Token,
-    ) -> Option<News> {
+    ) -> Option<EventKind> {
         let cx = &mut Context::from_waker(waker);
         let pool = groups.get(self.group)?;
         if self.end.is_none() {
@@ -71,7 +71,7 @@ impl Multishot {
                     Poll::Ready(Ok(len @ 1..)) => {
                         self.is_starved = false;
                         self.filled.push_back(Received { buffer, len });
-                        return Some(News::Received { bytes: len });
+                        return Some(EventKind::Received { bytes: len });
                     }
                     other => {
                         pool.put(buffer);
@@ -83,21 +83,21 @@ impl Multishot {
             match found {
                 Poll::Pending => return None,
                 Poll::Ready(Ok(1..)) => {
-                    if !std::mem::replace(&mut self.is_in_line, true) {
-                        pool.stand_in_line(token);
+                    if !std::mem::replace(&mut self.is_waiting, true) {
+                        pool.enqueue(token);
                     }
                     let was_starved = std::mem::replace(&mut self.is_starved, true);
-                    return (!was_starved).then_some(News::Starved);
+                    return (!was_starved).then_some(EventKind::Starved);
                 }
                 Poll::Ready(found) => self.end = Some(found.map(|_| ())),
             }
         }
-        Some(News::Completed)
+        Some(EventKind::Completed)
     }
 
-    /// Notes that it left the line of its group, to be polled again.
-    pub(in crate::events) fn left_line(&mut self) {
-        self.is_in_line = false;
+    /// Notes that it no longer waits for a buffer, to be polled again.
+    pub(in crate::events) fn stopped_waiting(&mut self) {
+        self.is_waiting = false;
     }
 
     /// Ends it for this reason, unless it has ended.
@@ -105,12 +105,12 @@ impl Multishot {
         self.end.get_or_insert_with(|| Err(why.into()));
     }
 
-    /// Takes the oldest bytes; or, if the end was reported (`is_told`), the result.
-    pub(in crate::events) fn take(&mut self, is_told: bool) -> Option<io::Result<Received>> {
+    /// Takes the oldest bytes; or, if the end was reported (`is_reported`), the result.
+    pub(in crate::events) fn take(&mut self, is_reported: bool) -> Option<io::Result<Received>> {
         if let Some(received) = self.filled.pop_front() {
             return Some(Ok(received));
         }
-        let end = if is_told { self.end.take() } else { None };
+        let end = if is_reported { self.end.take() } else { None };
         Some(end?.map(|()| Received { buffer: Vec::new(), len: 0 }))
     }
 

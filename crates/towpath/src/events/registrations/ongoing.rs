@@ -1,8 +1,7 @@
 //! State of an operation that the back end carries out, and the events that report it.
 
-use crate::events::News;
+use crate::events::EventKind;
 use crate::events::registrations::timers::Setting;
-use crate::host::lending::any::Held;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -19,12 +18,10 @@ pub(in crate::events) struct Ongoing {
     /// Bytes accepted of a lent buffer that is not back; not reported yet.
     lent: Option<u64>,
     pub(in crate::events) outcome: Option<Outcome>,
-    /// A buffer whose bytes the kernel has; true if they are a copy.
-    pub(in crate::events) held: Option<(Held, bool)>,
     /// The accepted bytes were reported.
     is_sent: bool,
     /// The end was reported.
-    pub(in crate::events) is_told: bool,
+    pub(in crate::events) is_reported: bool,
     pub(in crate::events) deadline: Option<Setting>,
     /// The deadline has passed.
     pub(in crate::events) is_late: bool,
@@ -32,23 +29,24 @@ pub(in crate::events) struct Ongoing {
 
 impl Ongoing {
     /// Returns the next event to report.
-    pub(in crate::events) fn look(&mut self) -> Option<News> {
+    pub(in crate::events) fn next_event(&mut self) -> Option<EventKind> {
         if !self.accepted.is_empty() {
-            return (!std::mem::replace(&mut self.is_offered, true)).then_some(News::Connection);
+            return (!std::mem::replace(&mut self.is_offered, true))
+                .then_some(EventKind::Connection);
         }
         if let Some(bytes) = self.lent.take() {
             self.is_sent = true;
-            return Some(News::Accepted { bytes: bytes as usize });
+            return Some(EventKind::Accepted { bytes: bytes as usize });
         }
         let outcome = self.outcome.as_ref()?;
         let Outcome { bytes, failure, parts } = outcome;
         if let (Parts::Sent(..) | Parts::Called { sent: true }, false) = (parts, self.is_sent) {
             self.is_sent = true;
             if *bytes > 0 || failure.is_none() {
-                return Some(News::Accepted { bytes: *bytes as usize });
+                return Some(EventKind::Accepted { bytes: *bytes as usize });
             }
         }
-        (!std::mem::replace(&mut self.is_told, true)).then_some(News::Completed)
+        (!std::mem::replace(&mut self.is_reported, true)).then_some(EventKind::Completed)
     }
 
     pub(in crate::events) fn accepted(&mut self, connection: OwnedFd) {

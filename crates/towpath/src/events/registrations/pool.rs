@@ -31,7 +31,7 @@ struct Place {
 pub(in crate::events) struct Pool {
     pub(in crate::events) free: Vec<Vec<u8>>,
     /// Receives that found no buffer, in order.
-    line: VecDeque<Token>,
+    waiters: VecDeque<Token>,
     /// Number of receives that may take buffers.
     users: usize,
 }
@@ -53,8 +53,8 @@ impl Pool {
     }
 
     /// Queues a receive to be tried again when there is a buffer.
-    pub(in crate::events) fn stand_in_line(&mut self, token: Token) {
-        self.line.push_back(token);
+    pub(in crate::events) fn enqueue(&mut self, token: Token) {
+        self.waiters.push_back(token);
     }
 }
 
@@ -88,10 +88,10 @@ impl Groups {
         self.0.len()
     }
 
-    /// Takes the next receive from the line of a group, if the group has a free buffer.
-    pub(in crate::events) fn next_in_line(&mut self, index: usize) -> Option<Token> {
+    /// Takes the next receive that waits for a buffer of a group, if the group has a free buffer.
+    pub(in crate::events) fn next_waiter(&mut self, index: usize) -> Option<Token> {
         let pool = self.0[index].pool.as_mut().filter(|pool| !pool.free.is_empty())?;
-        pool.line.pop_front()
+        pool.waiters.pop_front()
     }
 
     /// Ends a group that no receive uses.

@@ -23,7 +23,7 @@ pub(in crate::events) struct Registration {
     /// The registration is queued for a report.
     pub(in crate::events) is_pending: bool,
     /// Number of the wait that last reported it.
-    pub(in crate::events) told_in: u64,
+    pub(in crate::events) reported_in: u64,
     /// The back end does not report it until it is resumed.
     pub(in crate::events) is_paused: bool,
     /// One-shot and already reported: not reported again until it is modified.
@@ -131,7 +131,7 @@ mod tests {
             ready: Readiness::default(),
             noted_in: 0,
             is_pending: false,
-            told_in: 0,
+            reported_in: 0,
             is_paused: false,
             is_spent: false,
         }

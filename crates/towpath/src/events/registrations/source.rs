@@ -63,7 +63,7 @@ pub(in crate::events) enum Kind {
         work: Work,
         wakes: Option<Wakes>,
         deadline: Option<Setting>,
-        is_told: bool,
+        is_reported: bool,
     },
     Task {
         task: Box<dyn Task>,
@@ -75,13 +75,13 @@ pub(in crate::events) enum Kind {
         relay: Box<Relay>,
         wakes: Option<Wakes>,
         deadline: Option<Setting>,
-        is_told: bool,
+        is_reported: bool,
     },
     Multishot {
         multishot: Box<Multishot>,
         wakes: Option<Wakes>,
         deadline: Option<Setting>,
-        is_told: bool,
+        is_reported: bool,
     },
     Operation(Ongoing),
 }

@@ -10,6 +10,7 @@ use towpath_packet::sync::{AtomicU32, Ordering};
 /// How buffers are sent with [`TcpStream::send_zc`](crate::host::TcpStream::send_zc) and
 /// [`UdpSocket::send_zc`](crate::host::UdpSocket::send_zc).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum SendMode {
     /// Buffers are copied and come back at once.
     Copy,

@@ -1,5 +1,6 @@
 //! Buffers that wait for bytes of a socket, in the order in which they are filled.
 
+use crate::host::lending::any::AnyBuffer;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
@@ -10,7 +11,7 @@ pub(in crate::host) struct Slot(pub(in crate::host) Mutex<Filled>);
 
 pub(in crate::host) struct Filled {
     pub(in crate::host) waker: Waker,
-    pub(in crate::host) done: Option<(Result<usize, Error>, Vec<u8>)>,
+    pub(in crate::host) done: Option<(Result<usize, Error>, AnyBuffer)>,
 }
 
 /// Buffers that wait for bytes of one socket; the first to be filled is in front.
@@ -25,7 +26,7 @@ pub(in crate::host) struct Line {
 
 /// A buffer that waits for bytes.
 pub(in crate::host) struct Waiting {
-    pub(in crate::host) buffer: Vec<u8>,
+    pub(in crate::host) buffer: AnyBuffer,
     pub(in crate::host) filled: usize,
     /// It waits until it is full.
     pub(in crate::host) all: bool,
@@ -43,7 +44,7 @@ impl Waiting {
         }
         // Each turn but the last receives some bytes.
         loop {
-            match receive(&mut self.buffer[self.filled..]) {
+            match receive(&mut self.buffer.bytes_mut()[self.filled..]) {
                 Ok(0) => return Some(Ok(self.filled)),
                 Ok(count) => self.filled += count,
                 Err(Error::WouldBlock) => return None,

@@ -89,6 +89,12 @@ impl sealed::Memory for Buffer {
     }
 }
 
+impl sealed::Room for Buffer {
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
 impl Drop for Buffer {
     fn drop(&mut self) {
         self.home.give_back(std::mem::take(&mut self.bytes));

@@ -32,6 +32,13 @@ pub(in crate::host) mod sealed {
         }
     }
 
+    /// Bytes that can be filled. They are contiguous, and the same ones that
+    /// [`rest`](Memory::rest) returns from 0 on.
+    pub trait Room: Memory {
+        /// Returns the bytes.
+        fn bytes_mut(&mut self) -> &mut [u8];
+    }
+
     /// The position in several buffers where a call ended, if any.
     pub(crate) type Mark = Option<Box<Place>>;
 
@@ -45,11 +52,11 @@ pub(in crate::host) mod sealed {
     }
 }
 
-use sealed::{Mark, Memory, Place};
+use sealed::{Mark, Memory, Place, Room};
 
 /// Types that can be lent to a send:
 ///
-/// - [`Vec<u8>`], `Box<[u8]>`, `Arc<[u8]>`, `&'static [u8]`;
+/// - [`Vec<u8>`], `Box<[u8]>`, `Box<[u8; N]>`, `Arc<[u8]>`, `&'static [u8]`;
 /// - [`String`], `Box<str>`, `Arc<str>`, `&'static str`;
 /// - a [`Buffer`](crate::host::Buffer), a [`FileRange`](crate::host::FileRange);
 /// - with the feature `bytes`, `bytes::Bytes` and `bytes::BytesMut`;
@@ -73,6 +80,60 @@ pub trait Lend: sealed::Memory {}
 
 impl<M: sealed::Memory> Lend for M {}
 
+/// Types that a receive or a read can fill:
+///
+/// - [`Vec<u8>`], `Box<[u8]>`, `Box<[u8; N]>`, a [`Buffer`](crate::host::Buffer);
+/// - with the feature `bytes`, `bytes::BytesMut`;
+/// - with the feature `bytemuck`, a `Vec` or a boxed slice of numbers or of other plain values, as
+///   `Typed`;
+/// - a [`Part`] of any of these: only the part is filled.
+///
+/// A buffer is filled up to its length, not to its capacity, and its length does not change. The
+/// list is closed: the bytes of each type are contiguous, and only the operation reaches them until
+/// the buffer is back.
+///
+/// Shared or read-only memory cannot be filled:
+///
+/// ```compile_fail,E0277
+/// # use std::sync::Arc;
+/// # use towpath::events::{EventQueue, Stream};
+/// fn receive(queue: &mut EventQueue, stream: Stream, shared: Arc<[u8]>) {
+///     let _ = queue.receive(stream, shared, None, 0);
+/// }
+/// ```
+pub trait Fill: Lend + sealed::Room {}
+
+impl<R: sealed::Room> Fill for R {}
+
+macro_rules! fill {
+    ($([$($of:tt)*] $kind:ty, $this:ident => $bytes:expr;)+) => {$(
+        impl<$($of)*> Room for $kind {
+            fn bytes_mut(&mut self) -> &mut [u8] {
+                let $this = self;
+                $bytes
+            }
+        }
+    )+};
+}
+
+fill! {
+    [] Vec<u8>, this => this;
+    [] Box<[u8]>, this => this;
+    [const N: usize] Box<[u8; N]>, this => &mut this[..];
+    [B: Fill] Part<B>, this => &mut this.buffer.bytes_mut()[this.range.clone()];
+}
+#[cfg(feature = "bytes")]
+fill! {
+    [] bytes::BytesMut, this => this;
+}
+#[cfg(feature = "bytemuck")]
+fill! {
+    [T: bytemuck::NoUninit + bytemuck::AnyBitPattern + Send + Sync] Typed<Vec<T>>,
+        this => bytemuck::cast_slice_mut(&mut this.0);
+    [T: bytemuck::NoUninit + bytemuck::AnyBitPattern + Send + Sync] Typed<Box<[T]>>,
+        this => bytemuck::cast_slice_mut(&mut this.0);
+}
+
 macro_rules! lend_slice {
     ($($kind:ty),+) => {$(
         impl Memory for $kind {
@@ -90,6 +151,16 @@ macro_rules! lend_slice {
 lend_slice!(Vec<u8>, Box<[u8]>, Arc<[u8]>, &'static [u8]);
 #[cfg(feature = "bytes")]
 lend_slice!(bytes::Bytes, bytes::BytesMut);
+
+impl<const N: usize> Memory for Box<[u8; N]> {
+    fn len(&self) -> usize {
+        N
+    }
+
+    fn rest(&self, at: usize, _: &mut Mark) -> &[u8] {
+        self.get(at..).unwrap_or_default()
+    }
+}
 
 macro_rules! lend_text {
     ($($kind:ty),+) => {$(
@@ -140,7 +211,7 @@ macro_rules! lend_typed {
 #[cfg(feature = "bytemuck")]
 lend_typed!(Vec<T>, Box<[T]>, Arc<[T]>);
 
-/// A part of a buffer: only the part is sent, and the whole buffer comes back.
+/// A part of a buffer: only the part is sent or filled, and the whole buffer comes back.
 ///
 /// ```
 /// use towpath::host::Part;
@@ -167,7 +238,7 @@ impl<B: Lend> Part<B> {
         }
     }
 
-    /// Returns the range that is sent.
+    /// Returns the range that is sent or filled.
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
     }

@@ -237,6 +237,7 @@ impl<B: Lend> Default for Completions<B> {
 }
 
 /// A failed send that lent nothing, with its buffer.
+#[non_exhaustive]
 pub struct SendError<B> {
     /// Why the send failed.
     pub error: io::Error,

@@ -24,7 +24,7 @@ use towpath_io::events::{Outcome, SendFile};
 pub(crate) type Connection = (TcpStream, SocketAddr);
 
 /// Result of a receive of a datagram, and its buffer.
-pub(crate) type Datagram = (io::Result<ReceivedDatagram>, Vec<u8>);
+pub(crate) type Datagram = (io::Result<ReceivedDatagram>, AnyBuffer);
 
 /// Result of a receive without a copy: headers that are in no piece, and the pieces.
 pub(crate) type DatagramLent = (io::Result<ReceivedDatagram>, Vec<u8>, Vec<Held>);
@@ -37,13 +37,13 @@ pub(crate) enum Work {
     /// An accept that was stopped, for this reason, before this connection was taken.
     Last(Connection, Errno),
     /// The flag says whether the buffer must be filled completely.
-    Receive(TcpStream, Vec<u8>, bool),
+    Receive(TcpStream, AnyBuffer, bool),
     /// A receive that has found no bytes.
     Posted(Posted),
     /// With the maximum number of bytes.
     ReceiveLent(TcpStream, usize),
     Send(TcpStream, Going<AnyBuffer>),
-    ReceiveDatagram(UdpSocket, Vec<u8>),
+    ReceiveDatagram(UdpSocket, AnyBuffer),
     ReceiveDatagramLent(UdpSocket),
     SendDatagrams(UdpSocket, Box<udp::Going<AnyBuffer>>),
     /// Accepted, and not back.
@@ -52,7 +52,7 @@ pub(crate) enum Work {
     ReceiveFile(Box<FileReceive>),
     /// Complete, like all variants that follow.
     Connected(io::Result<Connection>),
-    Bytes(io::Result<usize>, Vec<u8>),
+    Bytes(io::Result<usize>, AnyBuffer),
     /// The buffer of a send is back; the flag says whether it was copied.
     Back(io::Result<usize>, AnyBuffer, bool),
     Pieces(io::Result<Vec<Held>>),
@@ -137,10 +137,12 @@ impl Work {
                 Poll::Pending => return (Self::Send(stream, going), None),
                 Poll::Ready(sent) => return Self::accepted(sent),
             },
-            Self::ReceiveDatagram(socket, mut into) => match socket.poll_recv_from(cx, &mut into) {
-                Poll::Pending => return (Self::ReceiveDatagram(socket, into), None),
-                Poll::Ready(result) => Self::Datagram(Box::new((result, into))),
-            },
+            Self::ReceiveDatagram(socket, mut into) => {
+                match socket.poll_recv_from(cx, into.bytes_mut()) {
+                    Poll::Pending => return (Self::ReceiveDatagram(socket, into), None),
+                    Poll::Ready(result) => Self::Datagram(Box::new((result, into))),
+                }
+            }
             Self::ReceiveDatagramLent(socket) => match Self::receive_datagram_lent(&socket, cx) {
                 Poll::Pending => return (Self::ReceiveDatagramLent(socket), None),
                 Poll::Ready(over) => over,

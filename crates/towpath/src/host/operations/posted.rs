@@ -6,6 +6,7 @@
 
 use crate::host::core::State;
 use crate::host::core::line::{Filled, Line, Slot, Waiting};
+use crate::host::lending::any::AnyBuffer;
 use crate::host::sockets::stream::TcpStream;
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -14,7 +15,7 @@ use towpath_net::socket::{ReceiveFlags, SocketId};
 use towpath_net::time::Instant;
 
 /// Result of a receive, and its buffer.
-pub(crate) type Received = (io::Result<usize>, Vec<u8>);
+pub(crate) type Received = (io::Result<usize>, AnyBuffer);
 
 /// A receive in progress.
 pub(crate) enum Receiving {
@@ -36,7 +37,7 @@ impl Posted {
     /// waker is then woken when the receive should be polled again.
     pub(crate) fn receive(
         stream: TcpStream,
-        buffer: Vec<u8>,
+        buffer: AnyBuffer,
         all: bool,
         cx: &mut Context<'_>,
     ) -> Receiving {
@@ -81,7 +82,7 @@ impl Posted {
     }
 
     /// Withdraws the buffer: returns its result, or the buffer alone if nothing was received.
-    pub(crate) fn withdraw(&mut self) -> Result<Received, Vec<u8>> {
+    pub(crate) fn withdraw(&mut self) -> Result<Received, AnyBuffer> {
         let waiting = self.stream.with_core(|id, state, _| state.unpost(id, &self.slot));
         match waiting {
             Some(Waiting { buffer, filled: 0, .. }) => Err(buffer),

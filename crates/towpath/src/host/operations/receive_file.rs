@@ -16,7 +16,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use towpath_io::events::{Action, Operation, Outcome, Parts, device, status};
+use towpath_io::events::{Action, Buffer, Operation, Outcome, Parts, device, status};
 
 /// Most bytes of a buffer: enough for efficient disk writes; two of them are a megabyte.
 const BUFFER_BYTES: usize = 512 << 10;
@@ -103,7 +103,9 @@ impl FileReceive {
     /// Handles the result of a write.
     pub(crate) fn written(&mut self, outcome: Outcome) {
         let Outcome { bytes, failure, parts } = outcome;
-        let Parts::Buffer(mut buffer) = parts else { unreachable!("a write has a buffer") };
+        let Parts::Buffer(Buffer::Vec(mut buffer)) = parts else {
+            unreachable!("a write has a vector")
+        };
         self.arrived += bytes;
         self.writing = 0;
         if bytes < buffer.len() as u64 {

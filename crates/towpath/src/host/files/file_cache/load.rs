@@ -8,7 +8,7 @@ use super::{Block, Bytes, Failure, FileCache, Place, View};
 use rustix::io::Errno;
 use std::fs::File;
 use std::sync::Arc;
-use towpath_io::events::{Action, BlockRead, Job, Operation, Parts};
+use towpath_io::events::{Action, BlockRead, Buffer as JobBuffer, Job, Operation, Parts};
 use towpath_io::large_pages::LargeBlock;
 use towpath_packet::{Ledger, Site};
 
@@ -116,7 +116,10 @@ impl Reading {
     fn job(&mut self) -> Option<Job> {
         let (file, at) = (self.file.clone(), self.block.at);
         Some(match self.buffer.take()? {
-            Buffer::Own(buffer) => Job::File(Operation { action: Action::Read(at), file, buffer }),
+            Buffer::Own(buffer) => {
+                let (action, buffer) = (Action::Read(at), buffer.into());
+                Job::File(Operation { action, file, buffer })
+            }
             Buffer::Large(block, direct) => {
                 Job::ReadBlock(BlockRead { file, direct: Some(direct), at, block })
             }
@@ -130,7 +133,7 @@ impl Reading {
 
     fn finish(&self, count: usize, parts: Parts) {
         let (bytes, is_direct) = match parts {
-            Parts::Buffer(mut buffer) => {
+            Parts::Buffer(JobBuffer::Vec(mut buffer)) => {
                 buffer.truncate(count);
                 (Bytes::Own(buffer), false)
             }

@@ -7,8 +7,8 @@
 //! process, as in every `extern "C"` function.
 //!
 //! Other files: `lifetime` makes, drives and ends instances; `queue` contains event queues;
-//! `shapes` the structures that C fills; `grown` reads and writes these by their size; `several`
-//! contains calls with several messages; `held` receives without a copy.
+//! `shapes` the structures that C fills; `grown` reads and writes these by their size; `mmsg`
+//! contains calls with several messages; `lent_receive` receives without a copy.
 //!
 //! Memory belongs to the caller before, during and after each call, with two exceptions. Memory
 //! sent with `MSG_ZEROCOPY` on a socket with `SO_ZEROCOPY` stays lent until the error queue reports
@@ -132,15 +132,15 @@ macro_rules! exported {
 }
 
 mod grown;
-mod held;
+mod lent_receive;
 mod lifetime;
+mod mmsg;
 mod queue;
-mod several;
 mod shapes;
-pub use held::*;
+pub use lent_receive::*;
 pub use lifetime::*;
+pub use mmsg::*;
 pub use queue::*;
-pub use several::*;
 pub use shapes::*;
 
 exported! {

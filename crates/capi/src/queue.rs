@@ -12,11 +12,11 @@ mod kernel;
 mod messages;
 pub(crate) mod numbers;
 mod operations;
+mod reports;
 mod send_file;
 mod sending;
 mod socket;
 mod stream;
-mod told;
 mod transfer;
 mod work;
 
@@ -26,6 +26,8 @@ use crate::memory::pointers::Posted;
 use groups::Groups;
 use kept::{Kept, finish, take_connection};
 use numbers::{COPIED, DONE};
+pub use reports::Told;
+use reports::{id, token, told};
 use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd};
 use socket::Watched;
 use std::collections::HashMap;
@@ -34,8 +36,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use stream::End;
-pub use told::Told;
-use told::{id, token, told};
 use towpath::events::{
     Change, Choice, Config, Event, EventKind, EventQueue, Interest, Notifier, Source, Token,
     Trigger,

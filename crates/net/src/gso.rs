@@ -23,10 +23,10 @@
 //! RFC 9293 §3.1 (TCP), RFC 768 (UDP), RFC 791, RFC 8200, RFC 3168 §6.1.2 (CWR), RFC 6864
 //! (identification); the behaviour of Linux's GSO.
 
-mod claims;
+mod copy_foreign;
 mod cut;
-mod own;
-mod shape;
+mod header_layout;
+mod offload_fields;
 mod sum;
 mod tunnel;
 
@@ -36,14 +36,16 @@ pub(crate) use towpath_packet::cut::{Part, Template};
 use towpath_packet::packet::HEADER_BYTES;
 use towpath_packet::{Checksum, Cut, Ledger, Memory, Offload, Packet};
 
-use claims::Whole;
+use offload_fields::Whole;
 
-pub use claims::{OffloadError, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, check_offload};
+pub(crate) use copy_foreign::{orphan_payload, own_payload};
 pub(crate) use cut::Cutter;
 pub use cut::PARTS_MAX;
-pub(crate) use own::{orphan_payload, own_payload};
-pub use shape::{IP_BYTES_MAX, Layout};
-pub(crate) use shape::{Shape, Transport, Version, at, read_u16, write_ipv4_checksum, write_u16};
+pub use header_layout::{IP_BYTES_MAX, Layout};
+pub(crate) use header_layout::{
+    Shape, Transport, Version, at, read_u16, write_ipv4_checksum, write_u16,
+};
+pub use offload_fields::{OffloadError, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, check_offload};
 pub(crate) use sum::sum_is_right;
 pub use sum::{ChecksumError, complete_checksum, transport_sum, verify_checksum};
 pub(crate) use tunnel::headers_end;
@@ -102,7 +104,7 @@ pub fn segment(
     checksums: Checksums,
     out: &mut impl FnMut(Packet),
 ) -> Result<usize, (SegmentError, Packet)> {
-    let Whole { shape, outer, gso } = match claims::check(&mut packet, layout) {
+    let Whole { shape, outer, gso } = match offload_fields::check(&mut packet, layout) {
         Ok(Some(found)) => found,
         Ok(None) => return pass(packet, ledger, checksums, out),
         Err(error) => return Err((SegmentError::Offload(error), packet)),
@@ -145,7 +147,7 @@ pub fn segment(
 ///
 /// On error the packet is as [`segment`] returns it.
 pub fn leave_to_device(packet: &mut Packet, layout: Layout) -> Result<bool, OffloadError> {
-    let Some(Whole { shape, outer, gso }) = claims::check(packet, layout)? else {
+    let Some(Whole { shape, outer, gso }) = offload_fields::check(packet, layout)? else {
         return Ok(true);
     };
     if outer.is_some() {

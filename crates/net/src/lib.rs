@@ -6,7 +6,7 @@
 //!
 //! Modules form a line; each may use only those to its left (checked by `cargo xtask tidy`):
 //! `counters → wire → bpf → checksum → gso → {gro, fragment} → switch → neighbor →
-//! path_mtu → random → tcp → stack → socket → engine`.
+//! pmtu_mode → random → tcp → stack → socket → engine`.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -20,7 +20,7 @@ pub mod fragment;
 pub mod gro;
 pub mod gso;
 pub mod neighbor;
-pub mod path_mtu;
+pub mod pmtu_mode;
 mod random;
 pub mod socket;
 pub mod stack;

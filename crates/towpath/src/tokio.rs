@@ -49,7 +49,7 @@ mod tonic;
 pub use self::hyper::{ConnectError, Connecting, Connector};
 
 use crate::host::resolver::no_address;
-use crate::host::sockets::watch::Watched;
+use crate::host::sockets::readiness::Watched;
 use crate::host::{self, Host, Lend, SendError, SendTo, Sending, Target, ToSocketAddrs};
 use futures_core::Stream;
 use std::future::poll_fn;

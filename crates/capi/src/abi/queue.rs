@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::grown::{Elements, check_rest, read_grown};
-use super::several::duration;
+use super::mmsg::duration;
 use super::shapes::{TowpathChange, TowpathLent, TowpathOperation, TowpathTransfer};
 use super::{give_done, give_int, set_errno};
 use crate::errno::{Errno, Outcome};

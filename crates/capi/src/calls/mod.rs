@@ -3,8 +3,8 @@
 
 mod datagram;
 mod ending;
-mod handed;
 mod lending;
+mod lent_receive;
 mod link;
 mod messages;
 pub(crate) mod options;

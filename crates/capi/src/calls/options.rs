@@ -9,7 +9,7 @@ use super::lending;
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
 use crate::memory::control::TOWPATH_SO_ZEROCOPY_TERM;
-use towpath::layers::net::path_mtu::PathMtu;
+use towpath::layers::net::pmtu_mode::PathMtu;
 use towpath::layers::net::socket::{Linger, Options, Timestamping};
 use towpath::layers::net::stack::TTL_DEFAULT;
 use towpath::layers::net::tcp::State as TcpState;

@@ -3,5 +3,5 @@
 
 pub(crate) mod address;
 pub(crate) mod control;
-mod known;
+mod page_state;
 pub(crate) mod pointers;

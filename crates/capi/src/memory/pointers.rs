@@ -6,7 +6,7 @@
 
 use super::address::{self, Name};
 use super::control::Received;
-use super::known::{Known, pages};
+use super::page_state::{Known, pages};
 use crate::errno::{Errno, Outcome};
 use libc::{c_char, c_int, c_void, iovec, msghdr, sock_filter, sock_fprog, sockaddr, socklen_t};
 use rustix::fd::{AsRawFd, BorrowedFd};

@@ -10,8 +10,8 @@
 
 use super::kept::Kept;
 use super::numbers::{PROGRESS, STARVED};
+use super::reports::Told;
 use super::stream::End;
-use super::told::Told;
 use crate::errno::{Errno, Outcome};
 use crate::memory::pointers::Posted;
 use rustix::fd::AsFd;

@@ -1,8 +1,8 @@
 //! State of operations that the queue keeps until it reports their end, and the final reports.
 
 use super::numbers::COPIED;
+use super::reports::{Report, Told, over};
 use super::sending::Loaned;
-use super::told::{Report, Told, over};
 use crate::errno::{Errno, Outcome};
 use crate::memory::pointers::Posted;
 use rustix::fd::OwnedFd;

@@ -11,8 +11,8 @@
 //! Bytes that the stream has accepted are sent, even if the send fails. A peer that does not read
 //! keeps as much as the send buffer holds, in whole blocks.
 
+use super::reports::Report;
 use super::socket::{Place, WRITES, attempt};
-use super::told::Report;
 use crate::errno::{Errno, Outcome};
 use crate::instance::State;
 use rustix::io::Errno as Kernel;

@@ -14,9 +14,9 @@
 //! on. An error of the sink, a cancel and a deadline end both, when the current access is complete.
 
 use super::kept::Kept;
+use super::reports::Report;
 use super::send_file::SendFile;
 use super::stream::{End, duplicate};
-use super::told::Report;
 use super::work::{Other, Transfer, Way, copied};
 use crate::errno::{Errno, Outcome};
 use crate::memory::pointers::Posted;

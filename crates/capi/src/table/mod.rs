@@ -3,7 +3,7 @@
 
 pub(crate) mod epoll;
 mod files;
-mod handed_out;
+mod lent_pieces;
 
 pub(crate) use files::{Files, SocketFile, Told, Watchers, What};
-pub(crate) use handed_out::HandedOut;
+pub(crate) use lent_pieces::HandedOut;

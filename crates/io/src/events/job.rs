@@ -6,16 +6,14 @@
 //! and what is an error is decided here, so that it is the same for all.
 
 mod abandon;
-mod moves;
-mod own;
+mod provided;
 mod sink;
+mod transfer;
 
 use super::{Action, Operation, SendFile};
 use crate::large_pages::LargeBlock;
 use crate::reactor::Interest;
-pub use moves::read_now;
-use moves::{Block, Sending, Splicing, Way};
-pub use own::{Buffer, Call, Calls, Memory, OtherBuffer};
+pub use provided::{Buffer, Call, Calls, Memory, OtherBuffer};
 use rustix::fd::OwnedFd;
 use rustix::fs::Statx;
 use rustix::io::{Errno, ioctl_fionbio};
@@ -25,6 +23,8 @@ use std::fs::File;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
+pub use transfer::read_now;
+use transfer::{Block, Sending, Splicing, Way};
 
 /// Most bytes of one step between a file and a socket, or between two sockets.
 pub const BLOCK_BYTES: usize = 128 << 10;

@@ -10,9 +10,9 @@
 
 mod call;
 mod epoll;
+mod file_properties;
 mod files;
 mod job;
-mod known;
 mod mounts;
 mod ring;
 #[cfg(test)]
@@ -21,12 +21,12 @@ mod tests;
 use crate::doorbell::EventDoorbell;
 pub use crate::reactor::{Interest, Readiness, Trigger};
 use epoll::Epoll;
+pub use file_properties::Known;
 pub use files::THREADS_MAX;
 pub use job::{
     ACCEPTED_MAX, BLOCK_BYTES, BlockRead, Buffer, COPIED_FILE_MAX, Call, Calls, Job, Look, Memory,
     OtherBuffer, Outcome, Parts, Socket, broken, read_now,
 };
-pub use known::Known;
 pub use mounts::{Mounts, device, kind, status};
 use ring::Ring;
 use rustix::event::{PollFd, PollFlags, Timespec};

@@ -9,7 +9,7 @@ use core::fmt;
 
 use towpath_packet::{Checksum, Ledger, Packet, Piece, Site};
 
-use super::shape::{Layout, Shape, Transport, Version, read_u16, write_u16};
+use super::header_layout::{Layout, Shape, Transport, Version, read_u16, write_u16};
 use crate::checksum::{self, Sum};
 use crate::wire::udp;
 

@@ -12,7 +12,7 @@
 
 use towpath_packet::{Checksum, GsoKind, Offload, Tunnel};
 
-use super::shape::{Layout, Shape, Transport, Version, read_u16, write_u16};
+use super::header_layout::{Layout, Shape, Transport, Version, read_u16, write_u16};
 use super::{Part, Template};
 use crate::checksum::{self, Sum};
 use crate::wire::{tcp, udp};

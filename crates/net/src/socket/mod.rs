@@ -30,8 +30,8 @@ mod datagram;
 mod error;
 mod fastopen;
 mod frames;
-mod held;
 mod lending;
+mod lent_receive;
 mod listen;
 mod notices;
 mod options;
@@ -49,10 +49,10 @@ pub use datagram::{
     RawOptions, ReceivedDatagram, SEND_BUFFER_DEFAULT, SendTo,
 };
 pub use error::Error;
-pub use held::{READERS_MAX, ReadMost};
 pub use lending::{
     Borrower, CALLS_MAX, GROUP_BYTES_MAX, GROUPS_MAX, LentCall, LentLimits, NOTICE_CHARGE,
 };
+pub use lent_receive::{READERS_MAX, ReadMost};
 pub use listen::BACKLOG_MAX;
 pub use notices::{NOTICES_MAX, Notice, Timestamping};
 pub use options::{Linger, Options};
@@ -73,8 +73,8 @@ use core::net::{IpAddr, SocketAddr};
 use foldhash::fast::FixedState;
 use frames::Frames;
 use hashbrown::HashMap;
-use held::Reading;
 use lending::{Lendings, SocketLending};
+use lent_receive::Reading;
 use listen::Listener;
 use notices::ErrorQueue;
 use ports::{Ports, Space, Use, unspecified};

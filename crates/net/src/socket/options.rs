@@ -2,7 +2,7 @@
 //! accepted sockets inherit them.
 
 use super::{DatagramOptions, Error, SocketId, Sockets, Timestamping};
-use crate::path_mtu::PathMtu;
+use crate::pmtu_mode::PathMtu;
 use crate::stack::Listen;
 use crate::tcp::congestion::Kind;
 use crate::tcp::fastopen::FastOpenKeys;

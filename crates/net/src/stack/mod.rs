@@ -31,9 +31,9 @@ mod idents;
 mod ingress;
 mod link;
 mod listen;
-mod looped;
+mod local;
 mod metrics;
-mod paths;
+mod path_mtus;
 mod raw;
 mod routes;
 mod table;
@@ -64,7 +64,7 @@ pub use icmp::{Echo, EchoReply, Report, Unreachable};
 pub use link::LinkFrame;
 pub use listen::{Listen, ListenError, ListenerHandle};
 pub use metrics::PEERS_MAX;
-pub use paths::{PATHS_MAX, PathInfo};
+pub use path_mtus::{PATHS_MAX, PathInfo};
 pub use raw::RawPacket;
 pub(crate) use raw::share;
 pub use routes::{ROUTES_MAX, Route, RouteError, RouteMetrics};
@@ -141,7 +141,7 @@ pub struct Stack {
     reassembler: Reassembler,
     coalescing: coalesce::Coalescing,
     tcp: table::Table,
-    paths: paths::Paths,
+    paths: path_mtus::Paths,
     icmp_limit: icmp::RateLimit,
     listener: icmp::Listener,
     /// Frames ready to be sent.
@@ -167,7 +167,7 @@ impl Stack {
         let idents = idents::Idents::new(key([Label::Ident, Label::IdentSecond]));
         let listener = icmp::Listener::new(key([Label::ListenerDelay, Label::ListenerDelaySecond]));
         let icmp_limit = icmp::RateLimit::new(key([Label::IcmpLimit, Label::IcmpLimitSecond]));
-        let paths = paths::Paths::new(derive(config.secret, Label::ConnectionIndex));
+        let paths = path_mtus::Paths::new(derive(config.secret, Label::ConnectionIndex));
         let neighbors = Neighbors::new(&config.next_hops);
         let mut coalescing = coalesce::Coalescing::new(config.transparent);
         coalescing.set_caps(&caps);

@@ -38,7 +38,7 @@ pub(super) struct Slot {
     pub(super) role: Role,
     /// Counted as this listener's Fast Open child without a full handshake.
     pub(super) fastopen: Option<ListenerHandle>,
-    /// [`super::paths::Paths::version`] at the last lookup of the path.
+    /// [`super::path_mtus::Paths::version`] at the last lookup of the path.
     pub(super) path_version: u32,
     /// What the connection is charged, and to which account.
     pub(super) share: Share,

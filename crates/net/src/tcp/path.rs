@@ -9,7 +9,7 @@ use super::connection::{Connection, MSS_MIN, TIMESTAMPS_LEN};
 use super::probing::Search;
 use super::seq::Seq;
 use super::state::{ConnectionError, State};
-use crate::path_mtu::PathMtu;
+use crate::pmtu_mode::PathMtu;
 use crate::time::Instant;
 
 /// Limits of segment sizes when a connection begins.

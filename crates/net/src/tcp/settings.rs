@@ -3,7 +3,7 @@
 use super::congestion;
 use super::fastopen::FastOpenKeys;
 use super::orphan::FinWait;
-use crate::path_mtu::PathMtu;
+use crate::pmtu_mode::PathMtu;
 use crate::time::Duration;
 use core::net::SocketAddr;
 

@@ -92,7 +92,7 @@ pub use sockets::tcp_socket::TcpSocket;
 pub use sockets::udp::UdpSocket;
 pub use towpath_net::bpf;
 pub use towpath_net::counters::DropReason;
-pub use towpath_net::path_mtu::PathMtu;
+pub use towpath_net::pmtu_mode::PathMtu;
 pub use towpath_net::socket::{
     DatagramOptions, FrameKind, FrameSource, LENT_RANGES_MAX, LentStats, Linger, LinkDestination,
     Options, PacketOptions, RawOptions, ReceivedDatagram, SendTo, Timestamping,

@@ -1,7 +1,7 @@
 //! Jobs that the kernel has not completed when their queue ends.
 
 use super::super::SendFile;
-use super::moves::Block;
+use super::transfer::Block;
 use super::{Buffer, Running, Source, Work};
 
 /// Memory that the kernel may still read or write.

@@ -6,7 +6,7 @@
 use super::super::{Error, Family, Notice, Readiness, SocketId, Sockets, to_family};
 use super::Socket;
 use super::receive::{held, scatter};
-use crate::path_mtu::PathMtu;
+use crate::pmtu_mode::PathMtu;
 use crate::stack::{Context, UdpError};
 use crate::wire::{icmpv4, icmpv6};
 use core::net::{IpAddr, SocketAddr};

@@ -7,7 +7,7 @@ use super::errors::{ErrorNotice, Origin};
 use super::{Datagrams, LinkDestination, send_buffer};
 use crate::fragment::{IPV4_MTU_MIN, IPV6_MTU_MIN};
 use crate::gso::UDP_SEGMENTS_MAX;
-use crate::path_mtu::PathMtu;
+use crate::pmtu_mode::PathMtu;
 use crate::stack::{Context, UdpSend};
 use crate::time::Duration;
 use crate::wire::ethernet::EtherType;

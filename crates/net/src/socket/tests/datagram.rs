@@ -2,7 +2,7 @@
 
 use super::bench::*;
 use crate::counters::DropReason;
-use crate::path_mtu::PathMtu;
+use crate::pmtu_mode::PathMtu;
 use crate::socket::{
     DATAGRAMS_MAX, Error, Family, Notice, PENDING_MAX, Readiness, ReceivedDatagram, SendTo,
     Shutdown, SocketId,

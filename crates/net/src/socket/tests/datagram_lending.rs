@@ -3,7 +3,7 @@
 
 use super::bench::*;
 use super::datagram::data;
-use crate::path_mtu::PathMtu;
+use crate::pmtu_mode::PathMtu;
 use crate::socket::{
     Borrower, Error, Family, LENT_RANGES_MAX, LentCall, LentLimits, NOTICE_CHARGE, Notice,
     Readiness, SendTo, SocketId,

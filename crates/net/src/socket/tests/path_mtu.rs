@@ -4,7 +4,7 @@
 use super::bench::*;
 use super::datagram::data;
 use crate::checksum;
-use crate::path_mtu::PathMtu;
+use crate::pmtu_mode::PathMtu;
 use crate::socket::{Error, Family, Notice, Options, Origin, SocketId};
 use crate::stack::{PATHS_MAX, Route, RouteMetrics};
 use crate::time::Duration;

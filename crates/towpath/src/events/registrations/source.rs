@@ -1,7 +1,7 @@
 //! Sources that can be registered.
 
 use crate::host::operations::operation::Work;
-use crate::host::sockets::watch::{Return, Watched};
+use crate::host::sockets::readiness::{Return, Watched};
 use crate::host::{Lend, Sending, Sniffer};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;

@@ -9,8 +9,8 @@
 //! and then takes the waker, so no wake-up is lost. Wakers are woken without a lock.
 
 pub(in crate::host) mod datagrams;
-pub(in crate::host) mod feed;
 pub(in crate::host) mod line;
+pub(in crate::host) mod send_queue;
 pub(in crate::host) mod terms;
 
 use crate::driver::{Bell, Clock, Driven, Driver, Guard, SEND_BURSTS, SocketEngine};

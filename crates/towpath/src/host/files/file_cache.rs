@@ -30,7 +30,7 @@
 mod load;
 mod look;
 
-use crate::host::files::cold::Cold;
+use crate::host::files::direct_read::Cold;
 use crate::host::lending::budget::Budget;
 use crate::host::lending::lend::sealed::{Mark, Memory};
 use crate::host::wait::Waiters;

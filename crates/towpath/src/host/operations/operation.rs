@@ -1,9 +1,9 @@
 //! Operations on sockets for event queues: each progresses when it is polled, and keeps its socket
 //! and buffer in between.
 
-use crate::host::core::feed::Crowded;
+use crate::host::core::send_queue::Crowded;
 use crate::host::files::file_cache::Load;
-use crate::host::operations::posted::{Posted, Receiving};
+use crate::host::operations::posted_receive::{Posted, Receiving};
 use crate::host::operations::receive_file::{DeviceWrite, FileReceive, FileReceived};
 use crate::host::operations::send_file::{FileSend, FileSent, FileStep};
 use crate::host::sockets::stream::Going;

@@ -1,8 +1,8 @@
 //! Listening TCP sockets.
 
-use crate::host::sockets::shape::Shape;
+use crate::host::sockets::readiness::readiness;
+use crate::host::sockets::settings::Shape;
 use crate::host::sockets::stream::TcpStream;
-use crate::host::sockets::watch::readiness;
 use crate::host::wait::block;
 use crate::host::{Host, io_error, would_block};
 use std::fmt;

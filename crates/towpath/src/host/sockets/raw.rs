@@ -3,7 +3,7 @@
 //! They are datagram sockets of another kind: queues, budgets, terms, modes and buffer ownership
 //! are those of [`UdpSocket`]. The stack implements Linux's raw(7) and packet(7).
 
-use crate::host::core::feed::Crowded;
+use crate::host::core::send_queue::Crowded;
 use crate::host::sockets::udp::UdpSocket;
 use crate::host::{Held, Host, Lend, SendError, SendMode, Sending, family, io_error};
 use std::fmt;

@@ -14,7 +14,7 @@ use crate::host::lending::lend::{Lend, Parcel};
 use crate::host::lending::queue::{LENT_OVERHEAD, LentOp, Op, SendQueue};
 use crate::host::lending::sending::{SendError, Sending};
 use crate::host::lending::ticket::Ticket;
-use crate::host::sockets::shape::Shape;
+use crate::host::sockets::settings::Shape;
 use crate::host::wait::block;
 use crate::host::{Host, io_error, would_block};
 use std::fmt;

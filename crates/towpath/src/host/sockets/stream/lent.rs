@@ -1,7 +1,7 @@
 //! Receiving without a copy.
 
 use super::block;
-use crate::host::core::feed::Crowded;
+use crate::host::core::send_queue::Crowded;
 use crate::host::{TcpStream, would_block};
 use std::io;
 use std::task::{Context, Poll};

@@ -8,7 +8,7 @@ use towpath_packet::packet::PIECES_MAX;
 use towpath_packet::pool::{LARGE_FRAME_BYTES, SMALL_FRAME_BYTES};
 use towpath_packet::{Ledger, Memory, Packet, Piece, Site};
 
-use super::shape::IP_BYTES_MAX;
+use super::header_layout::IP_BYTES_MAX;
 
 // A packet has room for the maximum payload in large frames, and one more.
 const _: () = assert!(IP_BYTES_MAX.div_ceil(LARGE_FRAME_BYTES) <= PIECES_MAX);

@@ -149,7 +149,7 @@ impl World {
         let Some(transmit) = &mut self.transmit else { return };
         let mut burst = Burst::new();
         let cx = &mut Context { memory: &mut self.memory, ledger: &self.ledger, now: self.now };
-        let result = transmit.receive(&mut burst, cx);
+        let result = transmit.take(&mut burst, cx);
         assert_eq!(result.err(), transmit.broken());
         while let Some(mut packet) = burst.pop() {
             let is_inline = packet.is_inline();
@@ -168,7 +168,7 @@ impl World {
         packet.push_piece(frame.freeze(bytes)).expect("an empty packet has room");
         let mut burst = Burst::new();
         burst.push(packet).expect("an empty burst has room");
-        let result = receive.transmit(&mut burst, &self.ledger);
+        let result = receive.deliver(&mut burst, &self.ledger);
         assert_eq!(result.err(), receive.broken());
     }
 

@@ -319,7 +319,7 @@ impl<S: Side> Worker<S> {
         for event in events.iter() {
             match Token::decode(event.token) {
                 Some(Token::Side) => side_readable = true,
-                Some(Token::Bell) => self.engine.device.heard(),
+                Some(Token::Bell) => self.engine.device.clear_bell(),
                 Some(Token::Watch(index)) => watched = Some(index),
                 Some(token) => self.with_gateway(now, |gateway, io| {
                     gateway.on_event(token, event, io);
@@ -337,7 +337,7 @@ impl<S: Side> Worker<S> {
             gateway.drain(io);
             gateway.continue_flows(io);
         });
-        self.send_and_hear(now)?;
+        self.send_and_report_room(now)?;
         // New flows come last: the open flows have had their turn, and their packets have been
         // sent.
         let is_idle = events.iter().all(|event| is_of_listener(event.token));
@@ -347,7 +347,7 @@ impl<S: Side> Worker<S> {
             false => Load::Busy,
         };
         if self.with_gateway(now, |gateway, io| gateway.begin_flows(load, io)) {
-            self.send_and_hear(now)?;
+            self.send_and_report_room(now)?;
         }
         Ok(watched)
     }
@@ -355,7 +355,7 @@ impl<S: Side> Worker<S> {
     /// Sends the packets of the stack. Sending makes room, which is reported to flows at once:
     /// nothing else would wake the thread for it. The loop ends, as room is only made for
     /// acknowledged data.
-    fn send_and_hear(&mut self, now: Instant) -> Result<(), S::Error> {
+    fn send_and_report_room(&mut self, now: Instant) -> Result<(), S::Error> {
         loop {
             self.send(now)?;
             if !self.engine.protocols.has_events() {

@@ -195,7 +195,7 @@ impl Bench {
                 return frames;
             }
             self.offer(random);
-            self.device.transmit(&mut burst, &self.ledger).expect("the ring is good");
+            self.device.deliver(&mut burst, &self.ledger).expect("the ring is good");
             while let Some((token, written)) = self.driver.used() {
                 let mut bytes = vec![0; written as usize];
                 let address = BUFFERS + token * BUFFER_STRIDE;

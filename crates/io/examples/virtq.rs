@@ -104,10 +104,10 @@ fn both(features: u64, bytes: u32, receive_bytes: u32, rounds: u64) -> f64 {
             let mut burst = Burst::new();
             let now = time::Instant::START;
             let cx = &mut Context { memory: &mut memory, ledger: &ledger, now };
-            transmit.receive(&mut burst, cx).expect("good");
+            transmit.take(&mut burst, cx).expect("good");
             // A few packets of 64 KiB fill all of the receiver's buffers.
             while !burst.is_empty() {
-                receive.transmit(&mut burst, &ledger).expect("good");
+                receive.deliver(&mut burst, &ledger).expect("good");
                 guests.collect();
             }
             transmit.turn(now, &ledger);

@@ -75,9 +75,9 @@ fn guest_to_guest_does_not_allocate() {
             let before = ALLOCATIONS.get();
             let now = Instant::START;
             let cx = &mut Context { memory: &mut memory, ledger: &ledger, now };
-            transmit.receive(&mut burst, cx).expect("good");
+            transmit.take(&mut burst, cx).expect("good");
             assert_eq!(burst.len(), 1, "round {round}, {bytes} bytes");
-            receive.transmit(&mut burst, &ledger).expect("good");
+            receive.deliver(&mut burst, &ledger).expect("good");
             assert!(burst.is_empty());
             transmit.turn(now, &ledger);
             receive.enable_kicks();

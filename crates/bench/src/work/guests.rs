@@ -74,7 +74,7 @@ impl Receiver {
 
     /// Writes packets to the guest, which must have room for all of them.
     pub(crate) fn transmit(&mut self, burst: &mut Burst, ledger: &Ledger) -> anyhow::Result<()> {
-        self.queue.transmit(burst, ledger)?;
+        self.queue.deliver(burst, ledger)?;
         ensure!(burst.is_empty(), "the receiver has no room");
         Ok(())
     }
@@ -143,7 +143,7 @@ impl Rig {
         self.sender.publish();
         let mut burst = Burst::new();
         let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now: NOW };
-        self.transmit.receive(&mut burst, &mut cx)?;
+        self.transmit.take(&mut burst, &mut cx)?;
         self.switch.forward(self.from, &mut burst, &mut cx, &mut self.ring);
         while self.consumer.dequeue(&mut burst) > 0 {
             self.receiver.transmit(&mut burst, &self.ledger)?;

@@ -230,7 +230,7 @@ impl Side for Device {
         Some(self.ends.ready.as_fd())
     }
 
-    fn heard(&mut self) {
+    fn clear_bell(&mut self) {
         if let Err(failure) = self.ends.go_on() {
             self.failure = Some(failure);
             tell(&self.ends.done);

@@ -13,14 +13,14 @@ use crate::report::Report;
 /// Source and destination of the inside's packets: one TAP device, or a switch with its ports.
 pub trait Side: Device<Error: std::error::Error + Send + Sync + 'static> {
     /// Returns another file that is watched, even while packets wait for memory. When it is
-    /// readable, the worker calls [`Side::heard`].
+    /// readable, the worker calls [`Side::clear_bell`].
     fn bell(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
     /// Clears the bell after it rang. The next [`Device::poll`] or [`Device::arm`] returns whether
     /// there is work.
-    fn heard(&mut self) {}
+    fn clear_bell(&mut self) {}
 
     /// Returns the address of a guest in one family, by the guest's name. A program alone has no
     /// guests.

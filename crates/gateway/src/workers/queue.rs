@@ -187,7 +187,7 @@ impl Side for Queue {
         Some(self.bell.as_fd())
     }
 
-    fn heard(&mut self) {
+    fn clear_bell(&mut self) {
         self.bell.clear();
     }
 

@@ -230,7 +230,7 @@ fn a_packet_whose_memory_was_cut_is_dropped_alone() {
     assert!(driver.add(&[Segment { address: BUFFER, bytes: 12 + 1000 }], &[], 0));
     driver.publish();
     let mut burst = Burst::new();
-    queue.receive(&mut burst, &mut cx(&mut rig.memory, &rig.ledger)).unwrap();
+    queue.take(&mut burst, &mut cx(&mut rig.memory, &rig.ledger)).unwrap();
     let cut = burst.pop().expect("a packet");
     rustix::fs::ftruncate(&other, BUFFER).unwrap();
     let frames = [frame(700, 1), frame(800, 2)];

@@ -208,11 +208,8 @@ impl Rings {
             }
             let mut looks = 0;
             let result = loop {
-                let result = if session.is_enabled(ring) {
-                    queue.receive(burst, cx)
-                } else {
-                    queue.discard()
-                };
+                let result =
+                    if session.is_enabled(ring) { queue.take(burst, cx) } else { queue.discard() };
                 let is_over = result.is_err() || burst.is_full() || self.is_polled;
                 if is_over || !queue.enable_kicks() {
                     break result;
@@ -291,7 +288,7 @@ impl Rings {
         };
         let mut looks = 0;
         loop {
-            if queue.transmit(packets, ledger).is_err() {
+            if queue.deliver(packets, ledger).is_err() {
                 self.broken.insert(receive_ring(pair));
                 break;
             }

@@ -6,7 +6,7 @@ use super::listen::{ListenerHandle, Listeners, Role};
 use super::metrics::Metrics;
 use super::routes::Routes;
 use super::tcp::TcpHandle;
-use super::time_wait::{Remembered, TimeWait};
+use super::time_wait::{TimeWait, TimeWaitEntry};
 use super::{Config, Label, derive};
 use crate::tcp::syncookie::SynCookies;
 use crate::tcp::{Connection, Opening, SegmentSizes, Settings, State};
@@ -268,7 +268,7 @@ impl Table {
             self.timers.push(Reverse((deadline, handle)));
         }
         if slot.indexed && connection.state() == State::TimeWait && !connection.wants_output() {
-            let remembered = Remembered::new(connection, now);
+            let remembered = TimeWaitEntry::new(connection, now);
             self.unindex(index);
             self.time_wait.insert(remembered);
         } else if slot.indexed && connection.state() == State::Closed && !connection.wants_output()

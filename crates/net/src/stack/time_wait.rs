@@ -1,7 +1,7 @@
 //! Connections in TIME-WAIT (RFC 9293 §3.6.1): the state needed to answer a retransmitted FIN and
 //! to distinguish a new connection from an old segment, without a connection's queues.
 
-use crate::tcp::{Connection, PAWS_VALID, Remains, Segment, Seq};
+use crate::tcp::{Connection, PAWS_VALID, Segment, Seq, TimeWaitState};
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::{Flags, Header, Options};
 use alloc::collections::VecDeque;
@@ -19,10 +19,10 @@ const RESET_PAWS_VALID: Duration = Duration::from_secs(60);
 
 /// State of one connection in TIME-WAIT.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Remembered {
+pub(super) struct TimeWaitEntry {
     local: SocketAddr,
     remote: SocketAddr,
-    pub(super) remains: Remains,
+    pub(super) remains: TimeWaitState,
     /// End of TIME-WAIT; restarted when the peer seems to have lost our last ACK.
     until: Instant,
     /// When a segment without data was last answered.
@@ -42,7 +42,7 @@ pub(super) enum Arrival {
     Ignore,
 }
 
-impl Remembered {
+impl TimeWaitEntry {
     pub(super) fn new(connection: &Connection, now: Instant) -> Self {
         let (local, remote) = (connection.local(), connection.remote());
         let until = now + TIME_WAIT;
@@ -101,7 +101,7 @@ impl Remembered {
 
     /// Builds the last ACK of the connection.
     pub(super) fn answer(&self, now: Instant) -> (Header, Options) {
-        let Remains { snd_nxt, rcv_nxt, window, timestamps } = self.remains;
+        let TimeWaitState { snd_nxt, rcv_nxt, window, timestamps } = self.remains;
         let header = Header {
             source_port: self.local.port(),
             destination_port: self.remote.port(),
@@ -123,7 +123,7 @@ impl Remembered {
 /// long.
 pub(super) struct TimeWait {
     index: HashTable<(SocketAddr, SocketAddr, u64)>,
-    queue: VecDeque<(Instant, Option<Remembered>)>,
+    queue: VecDeque<(Instant, Option<TimeWaitEntry>)>,
     /// Number of the first entry of `queue`, counted since the start of the stack.
     first: u64,
     hasher: FixedState,
@@ -145,7 +145,7 @@ impl TimeWait {
         self.index.len()
     }
 
-    pub(super) fn find(&self, local: SocketAddr, remote: SocketAddr) -> Option<&Remembered> {
+    pub(super) fn find(&self, local: SocketAddr, remote: SocketAddr) -> Option<&TimeWaitEntry> {
         self.queue.get(self.place(local, remote)?)?.1.as_ref()
     }
 
@@ -153,7 +153,7 @@ impl TimeWait {
         &mut self,
         local: SocketAddr,
         remote: SocketAddr,
-    ) -> Option<&mut Remembered> {
+    ) -> Option<&mut TimeWaitEntry> {
         let place = self.place(local, remote)?;
         self.queue.get_mut(place)?.1.as_mut()
     }
@@ -167,7 +167,7 @@ impl TimeWait {
         Some((number - self.first) as usize)
     }
 
-    pub(super) fn insert(&mut self, entry: Remembered) {
+    pub(super) fn insert(&mut self, entry: TimeWaitEntry) {
         self.remove(entry.local, entry.remote);
         // Removed entries keep their place in the queue until their time, so the queue is bounded
         // too.

@@ -83,6 +83,6 @@ pub use output::{DATA_UNDER_PRESSURE, Egress, Pressure};
 pub use path::SegmentSizes;
 pub use seq::Seq;
 pub use settings::{CHALLENGES_UNLIMITED, Settings};
-pub(crate) use sides::Remains;
+pub(crate) use sides::TimeWaitState;
 pub use stamps::{Stamp, Stamped, Stamping};
 pub use state::{ConnectionError, Events, State};

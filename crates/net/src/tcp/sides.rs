@@ -389,7 +389,7 @@ impl Timestamps {
 
 /// State kept of a connection in TIME-WAIT.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Remains {
+pub(crate) struct TimeWaitState {
     pub(crate) snd_nxt: Seq,
     pub(crate) rcv_nxt: Seq,
     /// Window field of the header, scaled.
@@ -399,9 +399,9 @@ pub(crate) struct Remains {
 
 impl Connection {
     /// Returns the state to keep in TIME-WAIT.
-    pub(crate) fn remains(&self) -> Remains {
+    pub(crate) fn remains(&self) -> TimeWaitState {
         let field = self.receive.window() >> self.receive.window_scale;
-        Remains {
+        TimeWaitState {
             snd_nxt: self.send.nxt,
             rcv_nxt: self.receive.nxt,
             window: u16::try_from(field).unwrap_or(u16::MAX),

@@ -139,7 +139,7 @@ impl ReceiveQueue {
     ///
     /// # Errors
     /// The ring is broken; the packets stay in `burst`.
-    pub fn transmit(&mut self, burst: &mut Burst, ledger: &Ledger) -> Result<(), Broken> {
+    pub fn deliver(&mut self, burst: &mut Burst, ledger: &Ledger) -> Result<(), Broken> {
         burst.prefetch();
         self.queue.disable_kicks();
         let result = loop {

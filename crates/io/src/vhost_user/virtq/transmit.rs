@@ -56,7 +56,7 @@ pub const BUSY_RETRY: Duration = Duration::from_millis(1);
 /// Loan descriptors per ring descriptor. A super-packet of 64 KiB is two or three buffers of a
 /// Linux guest, and four in the worst usual case. Frames beyond that are copied.
 pub const LOANS_PER_DESCRIPTOR: usize = 4;
-/// Most chains of one [`TransmitQueue::receive`]: a burst, and three times as many drops.
+/// Most chains of one [`TransmitQueue::take`]: a burst, and three times as many drops.
 pub const CHAINS_PER_CALL_MAX: usize = 4 * BURST_MAX;
 
 /// Chains whose start is prefetched ahead of the one being taken.
@@ -149,7 +149,7 @@ impl TransmitQueue {
     ///
     /// # Errors
     /// The ring is broken. Packets in the burst are valid, and loans continue.
-    pub fn receive(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), Broken> {
+    pub fn take(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), Broken> {
         self.queue.disable_kicks();
         self.collect();
         self.relieve(cx.ledger);
@@ -281,7 +281,7 @@ impl TransmitQueue {
                 break;
             }
             self.queue.prefetch(CHAINS_AHEAD);
-            match self.take(&mut packet, cx) {
+            match self.take_chain(&mut packet, cx) {
                 Taken::Packet => burst.push(packet).expect("the burst has room"),
                 Taken::Dropped => spare = Some(packet),
                 Taken::NoMemory => {
@@ -325,7 +325,7 @@ impl TransmitQueue {
     }
 
     /// Checks the chain taken last, and turns it into a packet.
-    fn take(&mut self, packet: &mut Packet, cx: &mut Context<'_>) -> Taken {
+    fn take_chain(&mut self, packet: &mut Packet, cx: &mut Context<'_>) -> Taken {
         let bytes = self.queue.chain().readable_bytes();
         let mut header = VirtioHeader::default();
         let whole = whole(&self.queue);

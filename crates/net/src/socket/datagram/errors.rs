@@ -121,8 +121,8 @@ impl Sockets {
         }
         // As in Linux, the error is reported over IPv4 unless path MTU discovery is off, and over
         // IPv6 if ICMP errors are trusted.
-        let heard = if from.is_ipv4() { fatal } else { discovery.believes_errors() };
-        if too_big && !heard {
+        let is_believed = if from.is_ipv4() { fatal } else { discovery.believes_errors() };
+        if too_big && !is_believed {
             return;
         }
         let Ok(socket) = self.socket(id) else { return };

@@ -11,7 +11,7 @@
 use crate::driver::SocketEngine;
 use crate::host::core::{State, send_over_link};
 use crate::host::lending::queue::{LOAN_BYTES_MAX, LentOp, Op, SendQueue};
-use crate::host::lending::stretch::{Fed, LOANS_MAX, lend};
+use crate::host::lending::stretch::{Drained, LOANS_MAX, lend};
 use towpath_net::socket::{Error, LentCall, SendTo, SocketId};
 use towpath_net::time::Instant;
 use towpath_packet::Loans;
@@ -45,7 +45,7 @@ impl State {
             return Ok(());
         }
         self.take_queued(queue);
-        self.feed(queue.id, now);
+        self.drain(queue.id, now);
         match self.entry(queue.id).pending.is_empty() {
             true => Ok(()),
             false => Err(Error::WouldBlock),
@@ -76,25 +76,25 @@ impl State {
 
 /// Gives the stack as much of a queued buffer as it accepts. An error, also a pending one of the
 /// network that would stop the send, is put into `late` for the next call.
-pub(in crate::host) fn feed_datagrams(
+pub(in crate::host) fn drain_datagrams(
     engine: &mut SocketEngine,
     queue: &SendQueue,
     (lent, late): (&mut LentOp, &mut Option<Error>),
     loans: &mut Loans,
     now: Instant,
-) -> Fed {
+) -> Drained {
     let (id, send) = (queue.id, queue.sent_as());
     let send = SendTo { term: lent.due.map(|due| due.since(now)), ..send };
     if engine.protocols.has_error(id) {
         *late = engine.protocols.take_error(id).unwrap_or(*late);
     }
     match send_lent((engine, loans), id, lent, &send, now) {
-        Ok(()) => Fed::All,
-        Err(Error::WouldBlock) => Fed::Full,
-        Err(Error::NoBuffers) => Fed::Starved,
+        Ok(()) => Drained::All,
+        Err(Error::WouldBlock) => Drained::Full,
+        Err(Error::NoBuffers) => Drained::Starved,
         Err(error) => {
             *late = Some(error);
-            Fed::All
+            Drained::All
         }
     }
 }

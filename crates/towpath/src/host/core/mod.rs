@@ -284,7 +284,7 @@ impl Driven for State {
     }
 
     fn take_up(&mut self, now: Instant) -> bool {
-        let mut fed = false;
+        let mut drained = false;
         while let Some((id, what)) = self.engine.protocols.next_wake() {
             let Some(entry) = self.table.get_mut(&id) else { continue };
             let over = what.contains(Readiness::ERR) || what.contains(Readiness::HUP);
@@ -307,10 +307,10 @@ impl Driven for State {
                 }
             }
             if waits && (over || what.contains(Readiness::OUT)) {
-                fed |= self.feed(id, now);
+                drained |= self.drain(id, now);
             }
         }
-        fed
+        drained
     }
 
     fn next_deadline(&self) -> Option<Instant> {

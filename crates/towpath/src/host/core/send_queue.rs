@@ -1,11 +1,11 @@
 //! From send queues into the stack: the worker, or a call that sends behind queued data, passes on
 //! what was queued as far as the stack has room, loans and memory.
 
-use crate::host::core::datagrams::feed_datagrams;
+use crate::host::core::datagrams::drain_datagrams;
 use crate::host::core::{Entry, State};
 use crate::host::lending::lend::Source;
 use crate::host::lending::queue::{DATAGRAMS_QUEUED_MAX, LOAN_BYTES_MAX, LentOp, Op, SendQueue};
-use crate::host::lending::stretch::{Fed, LOANS_MAX, lend};
+use crate::host::lending::stretch::{Drained, LOANS_MAX, lend};
 use crate::host::lending::ticket::Share;
 use std::sync::Arc;
 use std::task::Waker;
@@ -32,7 +32,7 @@ impl State {
     /// Takes the entries of a queue of which the worker was notified.
     pub(in crate::host) fn take_submitted(&mut self, queue: &SendQueue, now: Instant) {
         if self.take_queued(queue) {
-            self.feed(queue.id, now);
+            self.drain(queue.id, now);
         }
     }
 
@@ -47,8 +47,8 @@ impl State {
 
     /// Gives the stack the rest of a closed socket, whether there is room or not, so that the stack
     /// closes the connection as one without an owner. If the rest exceeds the range of sequence
-    /// numbers, feeding continues when there is room. Returns `None` if it does not apply.
-    fn flush(&mut self, id: SocketId, now: Instant) -> Option<Fed> {
+    /// numbers, draining continues when there is room. Returns `None` if it does not apply.
+    fn flush(&mut self, id: SocketId, now: Instant) -> Option<Drained> {
         let Self { engine, loans, table, .. } = self;
         let entry = table.get_mut(&id)?;
         let queue = entry.queue.as_ref()?;
@@ -70,9 +70,10 @@ impl State {
                 Op::Lent(mut lent) => {
                     let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
                     lent.call.take_all();
-                    if let (Fed::Starved, left) = feed_lent(sockets, id, lent, loans, &mut cx) {
+                    if let (Drained::Starved, left) = drain_lent(sockets, id, lent, loans, &mut cx)
+                    {
                         left.into_iter().for_each(|left| entry.pending.push_front(left));
-                        return Some(Fed::Starved);
+                        return Some(Drained::Starved);
                     }
                 }
                 // Streams have no datagrams, and the end of data is part of closing.
@@ -83,7 +84,7 @@ impl State {
             }
         }
         table.remove(&id);
-        Some(Fed::All)
+        Some(Drained::All)
     }
 
     /// Handles the result of a receive without a copy. If readers hold too many bytes and `crowded`
@@ -110,45 +111,45 @@ impl State {
         if self.retry_at.take_if(|at| *at <= now).is_some() {
             self.crowded.take_into(&mut self.wakers);
             for id in std::mem::take(&mut self.starved) {
-                self.feed(id, now);
+                self.drain(id, now);
             }
         }
     }
 
     /// Gives the stack the entries of a send queue as far as there is room. Returns true if it
     /// accepted some.
-    pub(in crate::host) fn feed(&mut self, id: SocketId, now: Instant) -> bool {
+    pub(in crate::host) fn drain(&mut self, id: SocketId, now: Instant) -> bool {
         let Self { engine, loans, table, .. } = self;
         let Some(entry) = table.get_mut(&id) else { return false };
         let Some(queue) = &entry.queue else { return false };
         let mut some = false;
         while let Some(op) = entry.pending.pop_front() {
-            let (fed, left) = match op {
+            let (drained, left) = match op {
                 Op::Copied(piece) => {
                     let (sockets, mut cx) = engine.parts(now);
-                    feed_copied(sockets, queue, piece, &mut cx)
+                    drain_copied(sockets, queue, piece, &mut cx)
                 }
                 Op::Lent(lent) => {
                     let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
                     let (sockets, mut cx) = engine.parts(now);
-                    feed_lent(sockets, id, lent, loans, &mut cx)
+                    drain_lent(sockets, id, lent, loans, &mut cx)
                 }
                 Op::Datagrams(mut lent) => {
                     let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
                     let lent_and_late = (&mut lent, &mut entry.late);
-                    match feed_datagrams(engine, queue, lent_and_late, loans, now) {
-                        Fed::All => {
+                    match drain_datagrams(engine, queue, lent_and_late, loans, now) {
+                        Drained::All => {
                             entry.freed += lent.room;
-                            (Fed::All, None)
+                            (Drained::All, None)
                         }
-                        fed => (fed, Some(Op::Datagrams(lent))),
+                        drained => (drained, Some(Op::Datagrams(lent))),
                     }
                 }
                 Op::ShutDown => {
                     let how = towpath_net::socket::Shutdown::Write;
                     // Fails if the connection has ended in another way.
                     let _ = engine.protocols.shutdown(id, how, now);
-                    (Fed::All, None)
+                    (Drained::All, None)
                 }
                 Op::Close => {
                     let _ = engine.protocols.close(id, now);
@@ -156,13 +157,13 @@ impl State {
                     return true;
                 }
             };
-            match fed {
-                Fed::All => some = true,
-                Fed::Full | Fed::Starved => {
+            match drained {
+                Drained::All => some = true,
+                Drained::Full | Drained::Starved => {
                     if let Some(op) = left {
                         entry.pending.push_front(op);
                     }
-                    if let Fed::Starved = self.flush(id, now).unwrap_or(fed) {
+                    if let Drained::Starved = self.flush(id, now).unwrap_or(drained) {
                         if !self.starved.contains(&id) {
                             self.starved.push(id);
                         }
@@ -170,7 +171,7 @@ impl State {
                     }
                     break;
                 }
-                Fed::Failed(error) => {
+                Drained::Failed(error) => {
                     queue.fail(error);
                     if let Some(op) = left {
                         op.give_up(queue);
@@ -201,41 +202,41 @@ impl Entry {
     }
 }
 
-fn feed_copied(
+fn drain_copied(
     sockets: &mut Sockets,
     queue: &SendQueue,
     mut piece: Piece,
     cx: &mut Context<'_>,
-) -> (Fed, Option<Op>) {
+) -> (Drained, Option<Op>) {
     loop {
         let room = match sockets.send_room(queue.id, cx.now) {
             Ok(room) => room,
             Err(Error::WouldBlock) => 0,
-            Err(error) => return (Fed::Failed(error), Some(Op::Copied(piece))),
+            Err(error) => return (Drained::Failed(error), Some(Op::Copied(piece))),
         };
         if room == 0 {
-            return (Fed::Full, Some(Op::Copied(piece)));
+            return (Drained::Full, Some(Op::Copied(piece)));
         }
         let count = piece.len().min(room);
         let part = piece.slice(0, count);
         if let Err(error) = sockets.send_piece(queue.id, part, cx) {
-            return (Fed::Failed(error), Some(Op::Copied(piece)));
+            return (Drained::Failed(error), Some(Op::Copied(piece)));
         }
         queue.room.give(count);
         piece.advance(count);
         if piece.is_empty() {
-            return (Fed::All, None);
+            return (Drained::All, None);
         }
     }
 }
 
-fn feed_lent(
+fn drain_lent(
     sockets: &mut Sockets,
     id: SocketId,
     mut lent: LentOp,
     loans: &mut Loans,
     cx: &mut Context<'_>,
-) -> (Fed, Option<Op>) {
+) -> (Drained, Option<Op>) {
     let total = lent.source.len();
     while lent.done < total {
         let flags = SendFlags { continues: lent.begun, ..SendFlags::default() };
@@ -251,12 +252,12 @@ fn feed_lent(
                     lent.ticket.begun(number);
                 }
             }
-            Err(Error::WouldBlock) => return (Fed::Full, Some(Op::Lent(lent))),
-            Err(Error::NoBuffers) => return (Fed::Starved, Some(Op::Lent(lent))),
-            Err(error) => return (Fed::Failed(error), Some(Op::Lent(lent))),
+            Err(Error::WouldBlock) => return (Drained::Full, Some(Op::Lent(lent))),
+            Err(Error::NoBuffers) => return (Drained::Starved, Some(Op::Lent(lent))),
+            Err(error) => return (Drained::Failed(error), Some(Op::Lent(lent))),
         }
     }
-    (Fed::All, None)
+    (Drained::All, None)
 }
 
 /// Lends consecutive contiguous parts that begin at `at`, each of at most `bytes_max` bytes.

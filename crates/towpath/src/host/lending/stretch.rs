@@ -1,4 +1,4 @@
-//! Lends contiguous parts of a buffer to the stack. [`Fed`] lists the possible results.
+//! Lends contiguous parts of a buffer to the stack. [`Drained`] lists the possible results.
 
 use crate::host::lending::lend::Source;
 use crate::host::lending::ticket::Share;
@@ -10,7 +10,7 @@ use towpath_packet::{Loans, Piece};
 pub(in crate::host) const LOANS_MAX: usize = 65_536;
 
 /// Result of passing an entry of a send queue to the stack.
-pub(in crate::host) enum Fed {
+pub(in crate::host) enum Drained {
     All,
     /// The stack has no room.
     Full,

@@ -77,7 +77,7 @@ fn transmit_once(ram: &GuestRam, driver: &crate::vhost_user::driver::DriverQueue
     for step in 0..20 {
         let mut burst = Burst::new();
         let cx = &mut Context { memory: &mut memory, ledger: &ledger, now };
-        let result = device.receive(&mut burst, cx);
+        let result = device.take(&mut burst, cx);
         held.extend(std::iter::from_fn(|| burst.pop()));
         for packet in &mut held {
             if packet.headers().is_empty() {
@@ -111,7 +111,7 @@ fn receive_once(ram: &GuestRam, driver: &crate::vhost_user::driver::DriverQueue)
         packet.push_piece(frame.freeze(bytes)).expect("room");
         let mut burst = Burst::new();
         burst.push(packet).expect("one packet");
-        if device.transmit(&mut burst, &ledger).is_err() {
+        if device.deliver(&mut burst, &ledger).is_err() {
             break;
         }
         device.enable_kicks();
@@ -132,7 +132,7 @@ fn memory_taken_away_stays_while_it_is_lent() {
     let mut burst = Burst::new();
     let now = Instant::START + Duration::from_secs(7);
     let cx = &mut Context { memory: &mut memory, ledger: &ledger, now };
-    device.receive(&mut burst, cx).expect("the ring is good");
+    device.take(&mut burst, cx).expect("the ring is good");
     for layout in ram.layouts() {
         guest.remove(layout).expect("it is there");
     }

@@ -169,7 +169,7 @@ fn inline_frames_are_taken_once() {
             let mut burst = Burst::new();
             let now = Instant::START;
             let cx = &mut Context { memory: &mut memory, ledger: &ledger, now };
-            device.receive(&mut burst, cx).expect("the ring is good");
+            device.take(&mut burst, cx).expect("the ring is good");
             std::iter::from_fn(|| burst.pop()).collect()
         };
         let told = |packets: &[Packet]| -> Vec<(usize, bool)> {

@@ -79,7 +79,7 @@ impl Bench {
         let mut burst = Burst::new();
         let Self { device, memory, ledger, now, .. } = self;
         let cx = &mut Context { memory, ledger, now: *now };
-        device.receive(&mut burst, cx).expect("the ring is good");
+        device.take(&mut burst, cx).expect("the ring is good");
         std::iter::from_fn(|| burst.pop()).collect()
     }
 

@@ -15,7 +15,8 @@ use towpath_gateway::publish::{self, JoinedPort, Protocol, Publish};
 use towpath_gateway::resolv;
 
 use crate::config::args::{Arguments, GatewayArguments, NetworkArguments};
-use crate::config::hints;
+use crate::config::{hints, link};
+use crate::exit;
 use crate::messages::Messages;
 
 /// The host's file of resolvers.
@@ -36,13 +37,14 @@ pub(crate) fn messages(arguments: &GatewayArguments) -> Messages {
 /// not valid; returns an error if the capture file cannot be made.
 pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
     let mut config = Config {
-        interface: arguments.ifname.clone(),
         publish: publish(arguments).unwrap_or_else(|error| usage_error(&error)),
         joined: joined(arguments).unwrap_or_else(|error| usage_error(&error)),
         join_published: arguments.join_published,
         workers: arguments.workers.into(),
         ..describe(&arguments.gateway)
     };
+    link::apply(&mut config, &arguments.link, messages(&arguments.gateway))
+        .unwrap_or_else(|error| usage_error(&error));
     check(&mut config, &arguments.gateway);
     look_for_resolvers(&config, messages(&arguments.gateway));
     if let Some(path) = &arguments.pcap {
@@ -130,8 +132,13 @@ fn open_capture(path: &Path, options: &mut OpenOptions) -> anyhow::Result<File> 
     opened.with_context(|| format!("cannot open {} for writing", path.display()))
 }
 
-/// Ends the process with code 2, after the usage of the command that was given.
+/// Ends the process with code 2, after the usage of the command that was given. While towpath acts
+/// as another program, the message is a line, and the code that program's.
 pub(crate) fn usage_error(error: &anyhow::Error) -> ! {
+    if exit::name() != crate::NAME {
+        Messages::Quiet.error(format_args!("{error:#}"));
+        std::process::exit(exit::failure_code(exit::USAGE).into());
+    }
     let mut all = Arguments::command();
     all.build();
     let given = env::args_os().skip(1).find(|argument| all.find_subcommand(argument).is_some());

@@ -180,7 +180,10 @@ impl Interface {
         let mut tap = tap.with_context(|| format!("cannot create interface {name}"))?;
         tap.set_offload(Features::ALL)?;
         tap.set_mtu(config.mtu);
-        let configured = config.interface().configure();
+        let configured = match config.configures_interface {
+            true => config.interface().configure(),
+            false => config.interface().prepare().map(|()| Configured::Whole),
+        };
         let configured =
             configured.with_context(|| format!("cannot configure interface {name}"))?;
         let report = tap::self_test_patiently(&mut tap, &self_test(config), patience);
@@ -214,7 +217,10 @@ pub(crate) fn no_ipv6(errno: Errno) -> String {
 }
 
 fn self_test(config: &Config) -> SelfTest {
-    let Config { ipv4, ipv6, .. } = config;
+    // The kernel's own stack takes part, which needs addresses.
+    let is_configured = config.configures_interface;
+    let ipv4 = config.ipv4.filter(|_| is_configured);
+    let ipv6 = config.ipv6.filter(|_| is_configured);
     SelfTest {
         program_mac: config.program_mac,
         gateway_mac: config.gateway_mac,

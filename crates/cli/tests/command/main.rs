@@ -19,6 +19,7 @@ mod isolation;
 mod limits;
 mod manual;
 mod network;
+mod pasta;
 mod published;
 mod stats;
 mod support;

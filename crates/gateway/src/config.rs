@@ -11,7 +11,9 @@ use std::sync::Arc;
 use towpath_io::namespace::channel::QUEUES_MAX;
 use towpath_io::namespace::{Addresses, Interface};
 
-use crate::publish::{JOINED_PORTS_MAX, JoinedPort, PUBLISH_MAX, Publish, is_interface_name};
+use crate::publish::{
+    JOINED_PORTS_MAX, JoinedPort, PUBLISH_MAX, Protocol, Publish, is_interface_name,
+};
 
 pub use size::{SizeError, parse_size};
 pub use subnet::{Subnet4, Subnet6, SubnetError};
@@ -76,6 +78,10 @@ pub struct Config {
     pub joined: Vec<JoinedPort>,
     /// Connections from the host's loopback to published TCP ports bypass the stack.
     pub join_published: bool,
+    /// Those connections reach the program's loopback, not its address.
+    pub join_loopback: bool,
+    /// Protocols whose ports are published while programs inside listen on them.
+    pub followed: Vec<Protocol>,
     /// Where captured traffic is written.
     pub capture: Option<CaptureFile>,
     /// Most bytes of memory for packets.
@@ -176,6 +182,9 @@ pub enum ConfigError {
     /// The flow limit is zero or too large.
     #[error("{0} concurrent flows are out of range; expected 1 to {FLOWS_MAX}")]
     Flows(usize),
+    /// Several workers do not share ports that come and go.
+    #[error("ports that come and go ('auto') need one worker; the number of workers is {0}")]
+    Followed(usize),
     /// The number of workers is zero or too large.
     #[error("{0} workers are out of range; expected 1 to {WORKERS_MAX}")]
     Workers(usize),
@@ -207,6 +216,8 @@ impl Default for Config {
             publish: Vec::new(),
             joined: Vec::new(),
             join_published: false,
+            join_loopback: false,
+            followed: Vec::new(),
             capture: None,
             memory_bytes: MEMORY_BYTES_DEFAULT,
             flows_max: FLOWS_DEFAULT,
@@ -286,6 +297,9 @@ impl Config {
         at_most(JOINED_PORTS_MAX, "ports that lead to the host's loopback", self.joined.len())?;
         if !(1..=WORKERS_MAX).contains(&self.workers) {
             return Err(ConfigError::Workers(self.workers));
+        }
+        if self.workers > 1 && !self.followed.is_empty() {
+            return Err(ConfigError::Followed(self.workers));
         }
         if self.memory_bytes / self.workers < MEMORY_BYTES_MIN {
             return Err(ConfigError::Memory(self.memory_bytes));

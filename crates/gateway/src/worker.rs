@@ -28,7 +28,7 @@ use crate::config::Config;
 use crate::flows::{
     BYTES_PER_TURN, FlowPage, FlowQuery, Gateway, Io, JoinedListener, Load, StartError, Token,
 };
-use crate::publish::Publish;
+use crate::publish::{HostPort, Publish};
 use crate::report::Report;
 use crate::services;
 use busy_poll::BusyPoll;
@@ -212,6 +212,19 @@ impl<S: Side> Worker<S> {
     /// The source cannot be watched.
     pub fn join_published(&mut self, source: SocketSource) -> io::Result<()> {
         self.gateway.join_published(source, &self.reactor)
+    }
+
+    /// Publishes a port of the host.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn publish(&mut self, publish: &Publish) -> Result<(), StartError> {
+        self.gateway.publish(publish, &self.reactor).map(drop)
+    }
+
+    /// Closes a published port, if it is published. Its flows continue.
+    pub fn unpublish(&mut self, port: &HostPort) {
+        self.gateway.unpublish(port, &self.reactor);
     }
 
     /// Serves until one of `fds` is readable; returns its index.

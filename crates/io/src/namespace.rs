@@ -35,6 +35,7 @@ pub mod channel;
 pub mod enter;
 pub mod init;
 mod kept;
+pub mod listening;
 pub mod signals;
 pub mod sockets;
 pub mod terminal;

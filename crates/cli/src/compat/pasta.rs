@@ -24,6 +24,7 @@ enum Meaning {
     Foreground,
     Help,
     Interface,
+    JoinLoopback,
     Ipv4Only,
     Ipv6Only,
     LogFile,
@@ -115,12 +116,7 @@ const KNOWN: &[Known<Meaning>] = &[
     known(0, "no-copy-addrs", 0, Ignored("one address of the host is copied in any case")),
     known(0, "no-splice", 0, Ignored("published ports use the interface in any case")),
     known(0, "chroot-fallback", 0, Ignored("towpath uses no chroot")),
-    known(
-        0,
-        "host-lo-to-ns-lo",
-        0,
-        Refused("published ports lead to the program's address, not to its loopback"),
-    ),
+    known(0, "host-lo-to-ns-lo", 0, Meaning::JoinLoopback),
     known(0, "splice-only", 0, Refused("use -t and -T for the ports that are needed")),
     known(b'M', "mac-addr", 1, Refused("the gateway's Ethernet address is fixed")),
     known(b'o', "outbound", 1, Refused(OUTBOUND)),
@@ -167,6 +163,9 @@ struct Seen {
     configures: bool,
     has_no_dhcp: bool,
     in_foreground: bool,
+    joins_loopback: bool,
+    has_tcp_ports: bool,
+    has_udp_ports: bool,
     ipv4_only: bool,
     ipv6_only: bool,
     maps_no_gateway: bool,
@@ -210,6 +209,7 @@ impl Seen {
             Meaning::ConfigNet => self.configures = true,
             Meaning::NoDhcp => self.has_no_dhcp = true,
             Meaning::Foreground => self.in_foreground = true,
+            Meaning::JoinLoopback => self.joins_loopback = true,
             Meaning::Interface => self.interface = Some(value),
             Meaning::Ipv4Only => self.ipv4_only = true,
             Meaning::Ipv6Only => self.ipv6_only = true,
@@ -219,7 +219,7 @@ impl Seen {
             Meaning::Netns => self.netns = Some(value),
             Meaning::NoMapGateway => self.maps_no_gateway = true,
             Meaning::Stay => self.stays = true,
-            Meaning::UdpNs if value == "none" || value == "auto" => {}
+            Meaning::UdpNs if value == "none" => {}
             Meaning::UdpNs => bail!(
                 "option --udp-ns {}: not supported; --map-host-loopback ADDR reaches UDP ports of \
                  the host's loopback",
@@ -257,8 +257,10 @@ impl Seen {
         }
     }
 
-    /// `none` is the default.
+    /// `none` is towpath's default.
     fn take_ports(&mut self, option: &str, value: OsString) {
+        self.has_tcp_ports |= option == "--tcp-ports";
+        self.has_udp_ports |= option == "--udp-ports";
         if value != "none" {
             self.pass_on(option, Some(value));
         }
@@ -299,6 +301,16 @@ impl Seen {
 
     /// Returns towpath's command line; `rest` is a PID or a command.
     fn command(mut self, rest: &[OsString]) -> anyhow::Result<Vec<OsString>> {
+        // pasta's default.
+        if !self.has_tcp_ports {
+            self.pass_on("--tcp-ports", Some("auto".into()));
+        }
+        if !self.has_udp_ports {
+            self.pass_on("--udp-ports", Some("auto".into()));
+        }
+        if self.joins_loopback && self.options.iter().any(|given| is_option(given, "--tcp-ports")) {
+            self.pass_on("--join-loopback", None);
+        }
         let pid = match rest {
             [only] => only.to_str().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit())),
             _ => None,

@@ -440,7 +440,8 @@ pub(crate) struct NetworkArguments {
     /// and, after the colon, of the program if it differs. A prefix ADDR/, ADDR%IF/ or %IF/ limits
     /// the list to an address and a network interface of the host. ~PORT[-PORT] excludes ports; a
     /// list of exclusions alone means all other ports. `none` publishes nothing; `all` publishes
-    /// all free ports except the host's ephemeral ports.
+    /// all free ports except the host's ephemeral ports; `auto` publishes each port while a program
+    /// inside listens on it, and may be given beside others.
     /// Examples: 8080:80 · 22,25 · 2000-2010:3000-3010 · 127.0.0.1/80 · %eth0/53 · 20-30,~25
     #[arg(short, long, value_name = "SPEC", help_heading = "Ports")]
     pub(crate) tcp_ports: Vec<String>,
@@ -467,6 +468,11 @@ pub(crate) struct NetworkArguments {
     /// excess connections of a large burst.
     #[arg(long, requires = "tcp_ports", help_heading = "Ports")]
     pub(crate) join_published: bool,
+
+    /// Let these connections reach CMD's loopback instead of its own address; implies
+    /// --join-published.
+    #[arg(long, requires = "tcp_ports", help_heading = "Ports")]
+    pub(crate) join_loopback: bool,
 
     #[command(flatten)]
     pub(crate) link: LinkArguments,

@@ -21,6 +21,8 @@ use crate::messages::Messages;
 
 /// The host's file of resolvers.
 pub(crate) const RESOLV_CONF: &str = "/etc/resolv.conf";
+/// The word for ports on which programs inside listen.
+const AUTO: &str = "auto";
 /// What to do if there is no resolver.
 pub(crate) const NAME_A_RESOLVER: &str = "add one there, or use --dns";
 
@@ -39,7 +41,9 @@ pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
     let mut config = Config {
         publish: publish(arguments).unwrap_or_else(|error| usage_error(&error)),
         joined: joined(arguments).unwrap_or_else(|error| usage_error(&error)),
-        join_published: arguments.join_published,
+        join_published: arguments.join_published || arguments.join_loopback,
+        join_loopback: arguments.join_loopback,
+        followed: followed(arguments),
         workers: arguments.workers.into(),
         ..describe(&arguments.gateway)
     };
@@ -81,13 +85,19 @@ pub(crate) fn host_resolvers() -> Vec<SocketAddr> {
 
 fn publish(arguments: &NetworkArguments) -> anyhow::Result<Vec<Publish>> {
     let ephemeral = publish::ephemeral_ports();
-    let mut publish = publish::parse(Protocol::Tcp, &arguments.tcp_ports, &ephemeral)
-        .context("option --tcp-ports")?;
-    publish.extend(
-        publish::parse(Protocol::Udp, &arguments.udp_ports, &ephemeral)
-            .context("option --udp-ports")?,
-    );
+    let [tcp, udp] = [&arguments.tcp_ports, &arguments.udp_ports]
+        .map(|specs| specs.iter().filter(|spec| *spec != AUTO).cloned().collect::<Vec<String>>());
+    let mut publish =
+        publish::parse(Protocol::Tcp, &tcp, &ephemeral).context("option --tcp-ports")?;
+    publish.extend(publish::parse(Protocol::Udp, &udp, &ephemeral).context("option --udp-ports")?);
     Ok(publish)
+}
+
+/// Returns the protocols for which the ports are those on which programs inside listen.
+fn followed(arguments: &NetworkArguments) -> Vec<Protocol> {
+    let all = [(Protocol::Tcp, &arguments.tcp_ports), (Protocol::Udp, &arguments.udp_ports)];
+    let is_followed = |specs: &[String]| specs.iter().any(|spec| spec == AUTO);
+    all.iter().filter(|(_, specs)| is_followed(specs)).map(|(protocol, _)| *protocol).collect()
 }
 
 fn joined(arguments: &NetworkArguments) -> anyhow::Result<Vec<JoinedPort>> {

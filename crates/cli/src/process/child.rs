@@ -14,10 +14,12 @@ use std::process::Command;
 use anyhow::Context;
 use rustix::io::Errno;
 use towpath_gateway::config::Config;
+use towpath_gateway::publish::Protocol;
 use towpath_io::mount::{self, MountError};
 use towpath_io::namespace::channel::{Channel, Message};
 use towpath_io::namespace::enter::NetworkNamespace;
 use towpath_io::namespace::init::{self, InitError};
+use towpath_io::namespace::listening::{self, Wanted};
 use towpath_io::namespace::signals::Signals;
 use towpath_io::namespace::sockets;
 use towpath_io::namespace::{self, Configured, Isolation, die_with_parent, relax_network_limits};
@@ -53,6 +55,7 @@ impl Child<'_> {
     ) -> Result<Ending, Failure> {
         isolation.adopt()?;
         self.begin_opener()?;
+        self.begin_watcher()?;
         self.mount();
         let tap = self.interface()?;
         if !relax_network_limits(isolation) {
@@ -78,6 +81,7 @@ impl Child<'_> {
         namespace.enter()?;
         // Entering a user namespace changes credentials, which clears the parent-death signal.
         die_with_parent()?;
+        self.begin_watcher()?;
         let tap = self.interface()?;
         self.listen()?;
         let opener = self.opener()?;
@@ -112,6 +116,26 @@ impl Child<'_> {
             std::process::exit(done.is_err().into());
         }
         Ok(())
+    }
+
+    /// If ports are followed, starts the process that watches them, and passes its channel to the
+    /// parent.
+    fn begin_watcher(&self) -> anyhow::Result<()> {
+        let Config { followed, joined, join_loopback, .. } = self.config;
+        if followed.is_empty() {
+            return Ok(());
+        }
+        let (ours, theirs) = Channel::pair()?;
+        let wanted = Wanted {
+            tcp: followed.contains(&Protocol::Tcp),
+            udp: followed.contains(&Protocol::Udp),
+            on_loopback: *join_loopback,
+            except: joined.iter().map(|port| port.inside).collect(),
+        };
+        listening::watch(&ours, &wanted)
+            .context("cannot start the process that watches ports inside")?;
+        drop(ours);
+        Ok(self.channel.send(&Message::Watcher(theirs.into()))?)
     }
 
     /// Makes the program's interface; returns the message that passes it to the parent.

@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::process::{Command, Output, Stdio};
 use std::thread;
@@ -337,6 +337,44 @@ fn an_interface_of_the_caller_is_served() {
     assert!(bench.shown().contains("10.0.2.100/24"), "the interface is the caller's");
 }
 
+/// Goal: without options for ports, those on which programs inside listen are published while they
+/// do; connections of the host's loopback reach the loopback inside if that is wanted.
+#[test]
+fn ports_of_programs_are_followed() {
+    skip_if!(no_root());
+    let bench = Bench::new("auto");
+    let pid = bench.pid();
+    let daemon = bench.begin(&["--config-net", "-q", "-4", "--host-lo-to-ns-lo", &pid]);
+    let Bench { host, inside, .. } = &bench;
+    let connect = || within(host, || TcpStream::connect("127.0.0.1:7000"));
+    assert!(connect().is_err());
+    for address in ["127.0.0.1:7000", "0.0.0.0:7000"] {
+        let listener = within(inside, || TcpListener::bind(address).unwrap());
+        wait_for("the port on the host", || connect().is_ok());
+        let (_, peer) = listener.accept().unwrap();
+        assert!(peer.ip().is_loopback(), "{peer}");
+        drop(listener);
+        wait_for("the port to go", || connect().is_err());
+    }
+    let questions = within(inside, || UdpSocket::bind("0.0.0.0:7001").unwrap());
+    questions.set_read_timeout(Some(PATIENCE)).unwrap();
+    let client = within(host, || UdpSocket::bind("127.0.0.1:0").unwrap());
+    client.connect("127.0.0.1:7001").unwrap();
+    client.set_read_timeout(Some(std::time::Duration::from_millis(50))).unwrap();
+    questions.set_nonblocking(true).unwrap();
+    wait_for("the UDP port on the host", || {
+        // Refused until the port is there.
+        let _ = client.send(b"question");
+        let asked = questions.recv_from(&mut [0; 8]);
+        asked.is_ok_and(|(_, peer)| questions.send_to(b"answer", peer).is_ok())
+    });
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut answer = [0; 8];
+    assert_eq!((client.recv(&mut answer).unwrap(), &answer[..6]), (6, &b"answer"[..]));
+    kill_process(daemon, Signal::TERM).unwrap();
+    wait_for("the end", || is_gone(daemon));
+}
+
 /// Goal: a command runs in a network with the host's addresses, and its status is returned.
 #[test]
 fn a_command_is_run() {
@@ -350,7 +388,8 @@ fn a_command_is_run() {
 /// Goal: the equivalent command line is shown; other names are refused as usage errors of towpath.
 #[test]
 fn other_names_and_explanations() {
-    let explained = output(&mut towpath(["as", "--explain", "pasta", "-4", "-t", "80", "123"]));
+    let explained =
+        output(&mut towpath(["as", "--explain", "pasta", "-4", "-t", "80", "-u", "none", "123"]));
     let expected = "towpath attach --copy-host --mtu=65520 --ipv4-only --map-gateway --daemon \
                     --tcp-ports=80 123\n";
     assert_eq!((text(&explained).as_str(), explained.status.code()), (expected, Some(0)));

@@ -2,8 +2,13 @@
 
 use super::*;
 
-/// Returns towpath's command line for pasta's arguments, separated by spaces, or the error.
+/// Returns towpath's command line for pasta's arguments without ports, separated by spaces, or the
+/// error.
 fn read(arguments: &str) -> Result<String, String> {
+    read_all(&format!("-t none -u none {arguments}"))
+}
+
+fn read_all(arguments: &str) -> Result<String, String> {
     let arguments: Vec<OsString> = arguments.split_whitespace().map(OsString::from).collect();
     match translate(&arguments) {
         Ok(Translated::Command(command)) => {
@@ -57,6 +62,17 @@ fn a_command_is_run() {
     );
     assert_eq!(read("").unwrap(), "run --map-root --copy-host --mtu=65520 --map-gateway --");
     assert!(read("12 34").unwrap().ends_with(" -- 12 34"), "a PID is alone");
+}
+
+/// Goal: without options, ports that programs open are published, as pasta does.
+#[test]
+fn ports_are_followed_by_default() {
+    assert!(read_all("1").unwrap().ends_with("--tcp-ports=auto --udp-ports=auto 1"));
+    assert!(read_all("-u none 1").unwrap().ends_with("--daemon --tcp-ports=auto 1"));
+    let all = read_all("-t 80 -u auto --host-lo-to-ns-lo 1").unwrap();
+    assert!(all.ends_with("--tcp-ports=80 --udp-ports=auto --join-loopback 1"), "{all}");
+    let none = read_all("-t none -u 53 --host-lo-to-ns-lo 1").unwrap();
+    assert!(none.ends_with("--daemon --udp-ports=53 1"), "no TCP port is there to join: {none}");
 }
 
 #[test]

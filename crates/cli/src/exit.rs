@@ -2,6 +2,7 @@
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
+use std::sync::OnceLock;
 
 /// towpath itself failed.
 pub(crate) const FAILED: u8 = 125;
@@ -11,6 +12,31 @@ pub(crate) const NOT_EXECUTABLE: u8 = 126;
 pub(crate) const NOT_FOUND: u8 = 127;
 /// Added to the number of the signal that killed CMD.
 const KILLED_BASE: u8 = 128;
+
+/// An argument is not valid.
+pub(crate) const USAGE: u8 = 2;
+/// The code for all failures while towpath acts as another program.
+const FAILED_AS_OTHER: u8 = 1;
+
+/// The program that towpath acts as.
+static ACTS_AS: OnceLock<&'static str> = OnceLock::new();
+
+/// Makes messages begin with this name from now on, and gives all failures the exit code of such
+/// programs.
+pub(crate) fn act_as(name: &'static str) {
+    // A second name changes nothing.
+    let _ = ACTS_AS.set(name);
+}
+
+/// Returns the name with which messages begin.
+pub(crate) fn name() -> &'static str {
+    ACTS_AS.get().copied().unwrap_or(crate::NAME)
+}
+
+/// Returns the exit code for a failure that is `code` in towpath's own terms.
+pub(crate) fn failure_code(code: u8) -> u8 {
+    if ACTS_AS.get().is_some() && code != 0 { FAILED_AS_OTHER } else { code }
+}
 
 /// The section of the help text and of the manual page about exit codes.
 pub(crate) const HELP: &str = "\

@@ -3,26 +3,28 @@
 //! `run` starts a program in namespaces of its own, and `attach` serves an existing namespace; both
 //! pass a TAP device to the worker, which moves the packets. `up` serves a network of virtual
 //! machines; `ls`, `port`, `lease` and `publish` show and change it, and `capture` records it.
-//! `doctor` reports what the machine permits. All code here runs in one thread until the worker
-//! starts, because it forks.
+//! `doctor` reports what the machine permits. `compat` translates command lines of other programs.
+//! All code here runs in one thread until the worker starts, because it forks.
 //!
 //! Each module uses only the modules before it: `exit → {completions, man, messages} → config →
-//! control → show → process → doctor`.
+//! control → show → process → doctor → compat`.
 #![deny(unsafe_code)]
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::{CommandFactory, Parser};
 use towpath_io::namespace::signals;
 
-use config::args::{Action, Arguments};
-use config::hints;
+use config::args::{Action, Arguments, AsArguments};
+use config::{hints, settings};
 use exit::{Ending, Failure};
 use messages::Messages;
 
+mod compat;
 mod completions;
 mod config;
 mod control;
@@ -38,9 +40,22 @@ pub const NAME: &str = "towpath";
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    // A usage error ends the process here, with code 2.
-    let arguments = Arguments::try_parse().unwrap_or_else(|error| hints::add(error).exit());
-    let done = match arguments.action {
+    let given: Vec<OsString> = std::env::args_os().collect();
+    let done = match given.first().and_then(|name| compat::program_of(name)) {
+        Some(program) => act_for(program, &given[1..]),
+        // A usage error ends the process here, with code 2.
+        None => act(Arguments::try_parse().unwrap_or_else(|error| hints::add(error).exit())),
+    };
+    match done {
+        Ok(ending) => end(ending),
+        Err(failure) => ExitCode::from(tell(failure)),
+    }
+}
+
+/// Does what the command line says.
+fn act(arguments: Arguments) -> Result<Ending, Failure> {
+    match arguments.action {
+        Action::As(arguments) => act_as(&arguments),
         Action::Run(arguments) => process::run::run(&arguments),
         Action::Attach(arguments) => process::attach::attach(&arguments),
         Action::Up(arguments) => process::up::up(*arguments),
@@ -54,10 +69,31 @@ pub fn main() -> ExitCode {
         Action::Completions(arguments) => write_completions(arguments.shell),
         Action::Man(arguments) => write_manual(&arguments.folder),
         Action::Top(arguments) => show::top::top(&arguments),
+    }
+}
+
+/// Acts as the program that the command line names.
+fn act_as(arguments: &AsArguments) -> Result<Ending, Failure> {
+    let [name, rest @ ..] = arguments.command.as_slice() else {
+        unreachable!("the command line requires a program")
     };
-    match done {
-        Ok(ending) => end(ending),
-        Err(failure) => ExitCode::from(tell(failure)),
+    let Some(program) = compat::program_of(name) else {
+        settings::usage_error(&anyhow!(
+            "'{}' is not a program that towpath can act as; expected pasta",
+            name.display()
+        ));
+    };
+    if arguments.explain {
+        return compat::explain(program, rest);
+    }
+    act_for(program, rest)
+}
+
+/// Does what a command line of another program says.
+fn act_for(program: compat::Program, given: &[OsString]) -> Result<Ending, Failure> {
+    match compat::arguments(program, given)? {
+        Some(arguments) => act(arguments),
+        None => Ok(Ending::Code(0)),
     }
 }
 
@@ -75,7 +111,7 @@ fn tell(failure: Failure) -> u8 {
     if let Some(error) = failure.error {
         Messages::Quiet.error(format_args!("{error:#}"));
     }
-    failure.code
+    exit::failure_code(failure.code)
 }
 
 /// Ends an interrupted program by the signal itself: only then do shells stop a script or a loop.

@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::io::Write;
 
+use crate::exit;
+
 /// Which messages towpath prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Messages {
@@ -36,7 +38,7 @@ impl Messages {
 }
 
 fn say(text: &dyn Display) {
-    let line = format!("towpath: {text}\n");
+    let line = format!("{}: {text}\n", exit::name());
     // Standard error is gone; the failure cannot be reported.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }

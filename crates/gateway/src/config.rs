@@ -11,7 +11,9 @@ use std::sync::Arc;
 use towpath_io::namespace::channel::QUEUES_MAX;
 use towpath_io::namespace::{Addresses, Interface};
 
-use crate::publish::{JOINED_PORTS_MAX, JoinedPort, PUBLISH_MAX, Publish, is_interface_name};
+use crate::publish::{
+    JOINED_PORTS_MAX, JoinedPort, PUBLISH_MAX, Protocol, Publish, is_interface_name,
+};
 
 pub use size::{SizeError, parse_size};
 pub use subnet::{Subnet4, Subnet6, SubnetError};
@@ -36,7 +38,7 @@ pub const FLOWS_DEFAULT: usize = 16_384;
 pub const FLOWS_MAX: usize = 16 * 65_536;
 /// Most resolvers that a configuration may list.
 pub const RESOLVERS_MAX: usize = 8;
-/// Most addresses that may stand for the host's loopback.
+/// Most addresses that may stand for the host's loopback or another address of the host.
 pub const HOST_LOOPBACK_MAX: usize = 8;
 
 /// Most workers: as many as queues that can be handed over at once.
@@ -47,6 +49,8 @@ pub const WORKERS_MAX: usize = QUEUES_MAX;
 pub struct Config {
     /// Name of the program's network interface.
     pub interface: String,
+    /// The interface gets its addresses and routes here. Otherwise another process configures it.
+    pub configures_interface: bool,
     /// Largest IP packet of the program's interface, in bytes.
     pub mtu: u16,
     /// The IPv4 network; `None` disables IPv4.
@@ -59,6 +63,13 @@ pub struct Config {
     pub gateway_mac: [u8; 6],
     /// Addresses inside that stand for the host's loopback.
     pub host_loopback: Vec<IpAddr>,
+    /// Addresses inside that stand for addresses of the host.
+    pub host_addresses: Vec<MappedAddress>,
+    /// The program's link is a part of a network outside: the program reaches the other stations of
+    /// its prefix there, and gateway and DNS need not be in the prefix.
+    pub is_link_shared: bool,
+    /// Gateways whose addresses belong to stations outside, too, so that the program reaches those.
+    pub shared_gateways: Vec<IpAddr>,
     /// Resolvers that DNS is relayed to; `None`: the resolvers in the host's /etc/resolv.conf.
     pub resolvers: Option<Vec<IpAddr>>,
     /// Ports of the host that lead to the program.
@@ -67,6 +78,10 @@ pub struct Config {
     pub joined: Vec<JoinedPort>,
     /// Connections from the host's loopback to published TCP ports bypass the stack.
     pub join_published: bool,
+    /// Those connections reach the program's loopback, not its address.
+    pub join_loopback: bool,
+    /// Protocols whose ports are published while programs inside listen on them.
+    pub followed: Vec<Protocol>,
     /// Where captured traffic is written.
     pub capture: Option<CaptureFile>,
     /// Most bytes of memory for packets.
@@ -86,6 +101,15 @@ pub struct CaptureFile {
     pub path: PathBuf,
 }
 
+/// An address inside that stands for an address of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MappedAddress {
+    /// The address inside.
+    pub inside: IpAddr,
+    /// The address of the host, of the same IP version.
+    pub host: IpAddr,
+}
+
 /// Addresses of the IPv4 network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ipv4Config {
@@ -95,8 +119,8 @@ pub struct Ipv4Config {
     pub prefix_len: u8,
     /// Address of the gateway.
     pub gateway: Ipv4Addr,
-    /// Address of the DNS server that the program uses.
-    pub dns: Ipv4Addr,
+    /// Address of the DNS server that the program uses, which the gateway plays.
+    pub dns: Option<Ipv4Addr>,
 }
 
 /// Addresses of the IPv6 network.
@@ -108,8 +132,8 @@ pub struct Ipv6Config {
     pub prefix_len: u8,
     /// Address of the gateway.
     pub gateway: Ipv6Addr,
-    /// Address of the DNS server that the program uses.
-    pub dns: Ipv6Addr,
+    /// Address of the DNS server that the program uses, which the gateway plays.
+    pub dns: Option<Ipv6Addr>,
 }
 
 /// A configuration that cannot work.
@@ -133,8 +157,8 @@ pub enum ConfigError {
     /// The address cannot be used for the gateway or DNS.
     #[error("{0} cannot be the address of the gateway or of DNS: {1}")]
     Gateway(IpAddr, &'static str),
-    /// The address cannot stand for the host's loopback.
-    #[error("cannot map {0} to the host's loopback: {1}")]
+    /// The address cannot stand for the host's loopback or another address of the host.
+    #[error("cannot map {0} to the host's addresses: {1}")]
     HostLoopback(IpAddr, &'static str),
     /// The address cannot be a resolver's.
     #[error("{0} cannot be the address of a resolver; expected a unicast address")]
@@ -158,6 +182,9 @@ pub enum ConfigError {
     /// The flow limit is zero or too large.
     #[error("{0} concurrent flows are out of range; expected 1 to {FLOWS_MAX}")]
     Flows(usize),
+    /// Several workers do not share ports that come and go.
+    #[error("ports that come and go ('auto') need one worker; the number of workers is {0}")]
+    Followed(usize),
     /// The number of workers is zero or too large.
     #[error("{0} workers are out of range; expected 1 to {WORKERS_MAX}")]
     Workers(usize),
@@ -175,16 +202,22 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             interface: "tap0".into(),
+            configures_interface: true,
             mtu: 1500,
             ipv4: Some(Ipv4Config::default()),
             ipv6: Some(Ipv6Config::default()),
             program_mac: [0x02, 0x74, 0x6f, 0x77, 0x70, 0x15],
             gateway_mac: [0x02, 0x74, 0x6f, 0x77, 0x70, 0x02],
             host_loopback: Vec::new(),
+            host_addresses: Vec::new(),
+            is_link_shared: false,
+            shared_gateways: Vec::new(),
             resolvers: None,
             publish: Vec::new(),
             joined: Vec::new(),
             join_published: false,
+            join_loopback: false,
+            followed: Vec::new(),
             capture: None,
             memory_bytes: MEMORY_BYTES_DEFAULT,
             flows_max: FLOWS_DEFAULT,
@@ -205,6 +238,35 @@ impl Default for Ipv6Config {
     }
 }
 
+impl Ipv4Config {
+    /// True if `address` is in the network.
+    pub fn contains(&self, address: Ipv4Addr) -> bool {
+        let mask = u32::MAX.checked_shl(32 - u32::from(self.prefix_len)).unwrap_or(0);
+        (u32::from(address) ^ u32::from(self.address)) & mask == 0
+    }
+
+    /// True if `address` is in the network, and neither its first nor its last address.
+    fn has_host(&self, address: Ipv4Addr) -> bool {
+        let hosts = u32::MAX.checked_shr(u32::from(self.prefix_len)).unwrap_or(0);
+        let host = u32::from(address) & hosts;
+        self.contains(address) && host != 0 && host != hosts
+    }
+}
+
+impl Ipv6Config {
+    /// True if `address` is in the network.
+    pub fn contains(&self, address: Ipv6Addr) -> bool {
+        let mask = u128::MAX.checked_shl(128 - u32::from(self.prefix_len)).unwrap_or(0);
+        (u128::from(address) ^ u128::from(self.address)) & mask == 0
+    }
+
+    /// True if `address` is in the network, and not its first address (RFC 4291 §2.6.1).
+    fn has_host(&self, address: Ipv6Addr) -> bool {
+        let hosts = u128::MAX.checked_shr(u32::from(self.prefix_len)).unwrap_or(0);
+        self.contains(address) && u128::from(address) & hosts != 0
+    }
+}
+
 impl Config {
     /// Checks every field. Disables IPv6 if the MTU is too small for it and IPv4 is enabled.
     ///
@@ -222,8 +284,10 @@ impl Config {
         if !is_interface_name(&self.interface) {
             return Err(ConfigError::Interface(self.interface.clone()));
         }
-        at_most(HOST_LOOPBACK_MAX, "addresses for the host's loopback", self.host_loopback.len())?;
-        self.host_loopback.iter().try_for_each(|address| self.check_host_loopback(address))?;
+        let mapped = self.host_addresses.iter().map(|mapped| &mapped.inside);
+        let count = self.host_loopback.len() + self.host_addresses.len();
+        at_most(HOST_LOOPBACK_MAX, "addresses for the host", count)?;
+        self.host_loopback.iter().chain(mapped).try_for_each(|ip| self.check_host_address(ip))?;
         let resolvers = self.resolvers.as_deref().unwrap_or_default();
         at_most(RESOLVERS_MAX, "resolvers", resolvers.len())?;
         if let Some(bad) = resolvers.iter().find(|ip| ip.is_unspecified() || ip.is_multicast()) {
@@ -233,6 +297,9 @@ impl Config {
         at_most(JOINED_PORTS_MAX, "ports that lead to the host's loopback", self.joined.len())?;
         if !(1..=WORKERS_MAX).contains(&self.workers) {
             return Err(ConfigError::Workers(self.workers));
+        }
+        if self.workers > 1 && !self.followed.is_empty() {
+            return Err(ConfigError::Followed(self.workers));
         }
         if self.memory_bytes / self.workers < MEMORY_BYTES_MIN {
             return Err(ConfigError::Memory(self.memory_bytes));
@@ -278,8 +345,25 @@ impl Config {
 
     /// Returns the address at which the program reaches DNS: the IPv4 one if IPv4 is enabled.
     pub fn dns(&self) -> Option<IpAddr> {
-        let ipv4 = self.ipv4.map(|ipv4| IpAddr::V4(ipv4.dns));
-        ipv4.or(self.ipv6.map(|ipv6| IpAddr::V6(ipv6.dns)))
+        let ipv4 = self.ipv4.and_then(|ipv4| ipv4.dns).map(IpAddr::V4);
+        ipv4.or(self.ipv6.and_then(|ipv6| ipv6.dns).map(IpAddr::V6))
+    }
+
+    /// Returns the addresses that the gateway has inside, some perhaps twice, with the prefixes of
+    /// their networks: gateway, DNS, and the addresses that stand for the host.
+    pub(crate) fn own_addresses(&self) -> impl Iterator<Item = (IpAddr, u8)> {
+        let ipv4 = self.ipv4.into_iter().flat_map(|v4| {
+            let own = [Some(v4.gateway), v4.dns].into_iter().flatten();
+            own.map(move |ip| (ip.into(), if v4.contains(ip) { v4.prefix_len } else { 32 }))
+        });
+        let ipv6 = self.ipv6.into_iter().flat_map(|v6| {
+            let own = [Some(v6.gateway), v6.dns].into_iter().flatten();
+            own.map(move |ip| (ip.into(), if v6.contains(ip) { v6.prefix_len } else { 128 }))
+        });
+        let mapped = self.host_addresses.iter().map(|mapped| mapped.inside);
+        let mapped = self.host_loopback.iter().copied().chain(mapped);
+        let mapped = mapped.map(|ip: IpAddr| (ip, if ip.is_ipv4() { 32 } else { 128 }));
+        ipv4.chain(ipv6).chain(mapped)
     }
 
     fn check_ipv6_mtu(&mut self) -> Result<Option<Notice>, ConfigError> {
@@ -295,54 +379,46 @@ impl Config {
 
     fn check_gateway(&self) -> Result<(), ConfigError> {
         let v4 = self.ipv4.map(|v4| {
-            let bits = 32 - u32::from(v4.prefix_len);
-            let is_inside = |address: Ipv4Addr| {
-                let differ = u32::from(address) ^ u32::from(v4.address);
-                let host = u32::from(address) & !u32::MAX.checked_shl(bits).unwrap_or(0);
-                let last = !u32::MAX.checked_shl(bits).unwrap_or(0);
-                differ.checked_shr(bits).unwrap_or(0) == 0 && host != 0 && host != last
-            };
-            let (gateway, dns) = (v4.gateway.into(), v4.dns.into());
-            [(gateway, is_inside(v4.gateway)), (dns, is_inside(v4.dns))]
+            let place = |ip: Ipv4Addr| (IpAddr::V4(ip), v4.has_host(ip));
+            (IpAddr::V4(v4.address), place(v4.gateway), v4.dns.map(place))
         });
         let v6 = self.ipv6.map(|v6| {
-            let bits = 128 - u32::from(v6.prefix_len);
-            let is_inside = |address: Ipv6Addr| {
-                let differ = u128::from(address) ^ u128::from(v6.address);
-                let host = u128::from(address) & !u128::MAX.checked_shl(bits).unwrap_or(0);
-                differ.checked_shr(bits).unwrap_or(0) == 0 && host != 0
-            };
-            let (gateway, dns) = (v6.gateway.into(), v6.dns.into());
-            [(gateway, is_inside(v6.gateway)), (dns, is_inside(v6.dns))]
+            let place = |ip: Ipv6Addr| (IpAddr::V6(ip), v6.has_host(ip));
+            (IpAddr::V6(v6.address), place(v6.gateway), v6.dns.map(place))
         });
-        for [gateway, dns] in v4.into_iter().chain(v6) {
-            if let Some((address, _)) = [gateway, dns].into_iter().find(|(_, inside)| !inside) {
-                return Err(ConfigError::Gateway(
-                    address,
-                    "it is not a host address of the network",
-                ));
+        for (program, gateway, dns) in v4.into_iter().chain(v6) {
+            for (address, is_inside) in [Some(gateway), dns].into_iter().flatten() {
+                let problem = if !self.is_link_shared && !is_inside {
+                    "it is not a host address of the network"
+                } else if address.is_unspecified() || address.is_multicast() {
+                    "it is not a unicast address"
+                } else if address.is_loopback() {
+                    "it is the program's own loopback"
+                } else if address == program {
+                    "it is the program's own address"
+                } else {
+                    continue;
+                };
+                return Err(ConfigError::Gateway(address, problem));
             }
-            if gateway.0 == dns.0 {
-                return Err(ConfigError::Gateway(
-                    dns.0,
-                    "gateway and DNS need different addresses",
-                ));
+            if let Some((dns, _)) = dns.filter(|dns| !self.is_link_shared && *dns == gateway) {
+                return Err(ConfigError::Gateway(dns, "gateway and DNS need different addresses"));
             }
         }
         Ok(())
     }
 
-    fn check_host_loopback(&self, address: &IpAddr) -> Result<(), ConfigError> {
+    fn check_host_address(&self, address: &IpAddr) -> Result<(), ConfigError> {
         let (family_on, program, dns) = match address {
             IpAddr::V4(_) => (
                 self.ipv4.is_some(),
                 self.ipv4.map(|ipv4| ipv4.address.into()),
-                self.ipv4.map(|ipv4| ipv4.dns.into()),
+                self.ipv4.and_then(|ipv4| ipv4.dns).map(IpAddr::from),
             ),
             IpAddr::V6(_) => (
                 self.ipv6.is_some(),
                 self.ipv6.map(|ipv6| ipv6.address.into()),
-                self.ipv6.map(|ipv6| ipv6.dns.into()),
+                self.ipv6.and_then(|ipv6| ipv6.dns).map(IpAddr::from),
             ),
         };
         let problem = if !family_on {

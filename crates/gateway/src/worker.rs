@@ -28,7 +28,7 @@ use crate::config::Config;
 use crate::flows::{
     BYTES_PER_TURN, FlowPage, FlowQuery, Gateway, Io, JoinedListener, Load, StartError, Token,
 };
-use crate::publish::Publish;
+use crate::publish::{HostPort, Publish};
 use crate::report::Report;
 use crate::services;
 use busy_poll::BusyPoll;
@@ -212,6 +212,19 @@ impl<S: Side> Worker<S> {
     /// The source cannot be watched.
     pub fn join_published(&mut self, source: SocketSource) -> io::Result<()> {
         self.gateway.join_published(source, &self.reactor)
+    }
+
+    /// Publishes a port of the host.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn publish(&mut self, publish: &Publish) -> Result<(), StartError> {
+        self.gateway.publish(publish, &self.reactor).map(drop)
+    }
+
+    /// Closes a published port, if it is published. Its flows continue.
+    pub fn unpublish(&mut self, port: &HostPort) {
+        self.gateway.unpublish(port, &self.reactor);
     }
 
     /// Serves until one of `fds` is readable; returns its index.
@@ -496,18 +509,7 @@ fn new_stack(
     address: Option<Address>,
 ) -> io::Result<Stack> {
     let mut addresses: Vec<Address> = address.into_iter().collect();
-    if let Some(v4) = config.ipv4 {
-        for address in [v4.gateway, v4.dns] {
-            addresses.push(Address { address: address.into(), prefix_len: v4.prefix_len });
-        }
-    }
-    if let Some(v6) = config.ipv6 {
-        for address in [v6.gateway, v6.dns] {
-            addresses.push(Address { address: address.into(), prefix_len: v6.prefix_len });
-        }
-    }
-    for &address in &config.host_loopback {
-        let prefix_len = if address.is_ipv4() { 32 } else { 128 };
+    for (address, prefix_len) in config.own_addresses() {
         if !addresses.iter().any(|ours| ours.address == address) {
             addresses.push(Address { address, prefix_len });
         }
@@ -527,7 +529,11 @@ fn new_stack(
             ..Limits::default()
         },
     };
-    Ok(Stack::new(stack_config, caps))
+    let mut stack = Stack::new(stack_config, caps);
+    if config.is_link_shared {
+        stack.answer_for_link();
+    }
+    Ok(stack)
 }
 
 /// The only reader of the system clock.

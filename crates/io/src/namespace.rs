@@ -35,6 +35,7 @@ pub mod channel;
 pub mod enter;
 pub mod init;
 mod kept;
+pub mod listening;
 pub mod signals;
 pub mod sockets;
 pub mod terminal;
@@ -267,6 +268,23 @@ pub struct Addresses {
     pub gateway: IpAddr,
 }
 
+impl Addresses {
+    /// True if the kernel finds the gateway on the link by itself.
+    fn has_gateway_inside(&self) -> bool {
+        let shift = |bits: u32| bits.saturating_sub(u32::from(self.prefix_len));
+        match (self.address, self.gateway) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => {
+                (a.to_bits() ^ b.to_bits()).checked_shr(shift(u32::BITS)).unwrap_or(0) == 0
+            }
+            (IpAddr::V6(a), IpAddr::V6(b)) => {
+                let differ = (a.to_bits() ^ b.to_bits()).checked_shr(shift(u128::BITS));
+                b.is_unicast_link_local() || differ.unwrap_or(0) == 0
+            }
+            _ => true,
+        }
+    }
+}
+
 /// Result of configuring an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Configured {
@@ -277,6 +295,18 @@ pub enum Configured {
 }
 
 impl Interface {
+    /// Gives the existing link of this name its Ethernet address, and sets the loopback link up.
+    /// Another process configures the rest.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn prepare(&self) -> Result<(), NetlinkError> {
+        let mut netlink = Netlink::open()?;
+        netlink.loopback_up()?;
+        let index = netlink.link_index(&self.name)?;
+        netlink.link_set(index, &LinkSettings { mac: Some(self.mac), ..LinkSettings::default() })
+    }
+
     /// Gives the existing link of this name its addresses and routes and sets it up. The addresses
     /// are usable at once. Also sets the loopback link up.
     ///
@@ -372,7 +402,7 @@ pub fn kill_and_reap(pid: Pid) {
 
 fn add_network(netlink: &mut Netlink, index: u32, network: &Addresses) -> Result<(), NetlinkError> {
     netlink.address_add(index, network.address, network.prefix_len)?;
-    netlink.route_add_default(index, network.gateway)
+    netlink.route_add_default(index, network.gateway, !network.has_gateway_inside())
 }
 
 /// True for the errors of a kernel without IPv6, or with IPv6 disabled.

@@ -19,6 +19,7 @@ use rustix::net::{
 use crate::process_sys::netlink_ext_ack;
 use message::{Reply, Request};
 
+pub mod dump;
 pub(crate) mod fuzz;
 mod message;
 
@@ -194,12 +195,18 @@ impl Netlink {
         self.ask("add address", request)
     }
 
-    /// Adds a default route through `gateway`, of its address family.
+    /// Adds a default route through `gateway`, of its address family. With `on_link`, the gateway
+    /// need not be in a network of the link.
     ///
     /// # Errors
     /// [`NetlinkError`].
-    pub fn route_add_default(&mut self, index: u32, gateway: IpAddr) -> Result<(), NetlinkError> {
-        let mut request = Request::default_route(&gateway);
+    pub fn route_add_default(
+        &mut self,
+        index: u32,
+        gateway: IpAddr,
+        on_link: bool,
+    ) -> Result<(), NetlinkError> {
+        let mut request = Request::default_route(&gateway, on_link);
         match gateway {
             IpAddr::V4(v4) => request.attribute(message::RTA_GATEWAY, &v4.octets()),
             IpAddr::V6(v6) => request.attribute(message::RTA_GATEWAY, &v6.octets()),

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum, ValueHint};
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use towpath_gateway::config::{MTU_MAX, MTU_MIN, Subnet4, Subnet6, WORKERS_MAX, parse_size};
 use towpath_gateway::network::{BUSY_POLL_MAX, QUEUE_LEN_MAX};
 use towpath_net::wire::domain::DomainName;
@@ -13,12 +13,16 @@ use towpath_net::wire::domain::DomainName;
 use crate::config::netfile::{Pool, parse_duration};
 use crate::exit;
 
+pub(crate) use attach::{AsArguments, AttachArguments};
 pub(crate) use capture::CaptureArguments;
 pub(crate) use doctor::{CompletionsArguments, DoctorArguments, ManArguments};
+pub(crate) use link::LinkArguments;
 pub(crate) use top::TopArguments;
 
+mod attach;
 mod capture;
 mod doctor;
+mod link;
 mod top;
 
 /// Run programs and virtual machines on a user-space network.
@@ -32,8 +36,8 @@ pub(crate) struct Arguments {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Action {
-    Run(RunArguments),
-    Attach(AttachArguments),
+    Run(Box<RunArguments>),
+    Attach(Box<AttachArguments>),
     Up(Box<UpArguments>),
     Ls(LsArguments),
     Port(PortArguments),
@@ -42,6 +46,7 @@ pub(crate) enum Action {
     Capture(CaptureArguments),
     Stats(StatsArguments),
     Top(TopArguments),
+    As(AsArguments),
     Doctor(DoctorArguments),
     Completions(CompletionsArguments),
     #[command(hide = true)]
@@ -70,31 +75,6 @@ pub(crate) struct RunArguments {
     /// privileged users.
     #[arg(long)]
     pub(crate) map_root: bool,
-
-    #[command(flatten)]
-    pub(crate) network: NetworkArguments,
-}
-
-/// Connect an existing network namespace.
-///
-/// Creates an interface in the namespace, configures addresses and default routes, and serves it
-/// until process PID ends, PATH is removed, or SIGINT or SIGTERM arrives. The interface disappears
-/// when towpath ends. Mounts do not change, so the programs in the namespace keep their
-/// resolv.conf: it should list 10.0.2.3, or another resolver that the host can reach.
-#[derive(Debug, Args)]
-#[command(
-    after_help = exit::HELP,
-    override_usage = "towpath attach [OPTIONS] PID\n       towpath attach [OPTIONS] --netns PATH",
-    group(ArgGroup::new("target").required(true))
-)]
-pub(crate) struct AttachArguments {
-    /// The PID of a process in the namespace.
-    #[arg(value_name = "PID", group = "target", value_parser = parse_pid)]
-    pub(crate) pid: Option<i32>,
-
-    /// The file of the namespace, for example /run/netns/NAME.
-    #[arg(long, value_name = "PATH", group = "target")]
-    pub(crate) netns: Option<PathBuf>,
 
     #[command(flatten)]
     pub(crate) network: NetworkArguments,
@@ -460,7 +440,8 @@ pub(crate) struct NetworkArguments {
     /// and, after the colon, of the program if it differs. A prefix ADDR/, ADDR%IF/ or %IF/ limits
     /// the list to an address and a network interface of the host. ~PORT[-PORT] excludes ports; a
     /// list of exclusions alone means all other ports. `none` publishes nothing; `all` publishes
-    /// all free ports except the host's ephemeral ports.
+    /// all free ports except the host's ephemeral ports; `auto` publishes each port while a program
+    /// inside listens on it, and may be given beside others.
     /// Examples: 8080:80 · 22,25 · 2000-2010:3000-3010 · 127.0.0.1/80 · %eth0/53 · 20-30,~25
     #[arg(short, long, value_name = "SPEC", help_heading = "Ports")]
     pub(crate) tcp_ports: Vec<String>,
@@ -488,9 +469,13 @@ pub(crate) struct NetworkArguments {
     #[arg(long, requires = "tcp_ports", help_heading = "Ports")]
     pub(crate) join_published: bool,
 
-    /// Name of the network interface.
-    #[arg(long, value_name = "NAME", default_value = "tap0", help_heading = "Network")]
-    pub(crate) ifname: String,
+    /// Let these connections reach CMD's loopback instead of its own address; implies
+    /// --join-published.
+    #[arg(long, requires = "tcp_ports", help_heading = "Ports")]
+    pub(crate) join_loopback: bool,
+
+    #[command(flatten)]
+    pub(crate) link: LinkArguments,
 
     /// Worker threads, 1 to 8. Each has an equal share of --memory and --max-flows; workers after
     /// the first handle TCP connections only.

@@ -33,9 +33,9 @@ const HINTS: &[Hint] = &[
     ),
     hint(
         &["-P", "--publish-all"],
-        &[("run", "--tcp-ports"), ("run", "--udp-ports")],
-        "for Docker's -P use --tcp-ports all and --udp-ports all; pasta's -P, a file for the \
-         process number, has no counterpart: towpath stays in the foreground",
+        &[("run", "--tcp-ports"), ("run", "--udp-ports"), ("attach", "--pid-file")],
+        "for Docker's -P use --tcp-ports all and --udp-ports all; for pasta's -P FILE use `towpath \
+         attach --pid-file FILE`",
     ),
     hint(
         &["--expose"],
@@ -75,21 +75,22 @@ const HINTS: &[Hint] = &[
     ),
     hint(
         &["-c", "--configure", "--config-net"],
-        &[],
-        "not needed: towpath always configures the interface, with addresses and routes",
+        &[("attach", "--no-config")],
+        "not needed: towpath always configures the interface, except with `towpath attach \
+         --no-config`",
     ),
     hint(&["-I", "--ns-ifname"], &[("run", "--ifname")], "use --ifname NAME"),
     // Addresses.
     hint(
-        &["-a", "--address", "-n", "--netmask", "-g", "--gateway", "--cidr", "--ip", "--ip6"],
-        &[("run", "--subnet"), ("run", "--subnet6")],
-        "addresses follow from --subnet (the program is 15, the gateway 2, DNS 3) and --subnet6; \
+        &["-a", "-n", "--netmask", "-g", "--cidr", "--ip", "--ip6"],
+        &[("run", "--subnet"), ("run", "--address"), ("run", "--gateway")],
+        "use --address ADDR/LEN and --gateway ADDR, or --subnet, from which both follow; \
          slirp4netns's -a, its API socket, has no counterpart: see `towpath stats`",
     ),
     hint(
         &["-M", "--mac-addr", "--ns-mac-addr", "--mac-address", "--macaddress"],
-        &[],
-        "there is no such option: the Ethernet addresses are fixed",
+        &[("run", "--mac")],
+        "use --mac for the program's interface; the gateway's Ethernet address is fixed",
     ),
     hint(
         &[
@@ -109,8 +110,8 @@ const HINTS: &[Hint] = &[
     ),
     hint(
         &["--no-copy-routes", "--no-copy-addrs", "--freebind"],
-        &[("run", "--subnet")],
-        "not needed: addresses and routes are not the host's but those of --subnet",
+        &[("run", "--subnet"), ("run", "--copy-host")],
+        "not needed: addresses are those of --subnet unless --copy-host is given",
     ),
     hint(
         &["--enable-ipv6"],
@@ -129,17 +130,12 @@ const HINTS: &[Hint] = &[
         &[("run", "--map-host-loopback")],
         "not needed: the host's loopback cannot be reached unless --map-host-loopback is given",
     ),
-    hint(
-        &["--map-guest-addr"],
-        &[("run", "--map-host-loopback")],
-        "there is no such option; --map-host-loopback ADDR makes an address lead to the host's \
-         loopback",
-    ),
+    hint(&["--map-guest-addr"], &[("run", "--map-host")], "use --map-host ADDR"),
     // Names.
     hint(
-        &["-D", "--dns-host", "--dns-forward"],
-        &[("run", "--dns"), ("run", "--subnet")],
-        "use --dns ADDR for the resolver outside; inside, it is address 3 of --subnet",
+        &["-D", "--dns-host"],
+        &[("run", "--dns"), ("run", "--dns-forward")],
+        "use --dns ADDR for the resolver outside, and --dns-forward ADDR for its address inside",
     ),
     hint(
         &[
@@ -172,17 +168,20 @@ const HINTS: &[Hint] = &[
          there is `towpath up --no-dhcp`, which stops router advertisements, too",
     ),
     // The process.
-    hint(&["-f", "--foreground"], &[], "not needed: towpath stays in the foreground"),
     hint(
-        &["-d", "--debug", "--trace", "--detach"],
-        &[("run", "--verbose")],
-        "for debugging use --verbose (-v); towpath has no background mode: start it with `&` or \
-         by systemd",
+        &["-f", "--foreground"],
+        &[("attach", "--daemon")],
+        "not needed: towpath stays in the foreground without `towpath attach --daemon`",
     ),
     hint(
-        &["-l", "--log-file", "--log-size", "--stderr"],
-        &[],
-        "messages go to standard error; redirect it to a file: 2>FILE",
+        &["-d", "--debug", "--trace", "--detach"],
+        &[("run", "--verbose"), ("attach", "--daemon")],
+        "for debugging use --verbose (-v), for the background `towpath attach --daemon`",
+    ),
+    hint(
+        &["-l", "--log-size", "--stderr"],
+        &[("attach", "--log-file")],
+        "messages go to standard error, or to the file of `towpath attach --log-file`",
     ),
     hint(&["-r"], &[("run", "--ready-fd")], "use --ready-fd N"),
     hint(
@@ -193,9 +192,8 @@ const HINTS: &[Hint] = &[
     ),
     hint(
         &["--pid"],
-        &[("run", "--ready-fd")],
-        "there is no file for the process number: towpath stays in the foreground, and --ready-fd \
-         N reports when it serves",
+        &[("run", "--ready-fd"), ("attach", "--pid-file")],
+        "use `towpath attach --pid-file FILE`; --ready-fd N reports when towpath serves",
     ),
     hint(
         &["--api-socket"],

@@ -138,11 +138,11 @@ fn config(arguments: &mut UpArguments, file: &NetFile) -> Config {
     let mut config = settings::describe(gateway);
     if let Some(v4) = &mut config.ipv4 {
         v4.gateway = file.ipv4.gateway.unwrap_or(v4.gateway);
-        v4.dns = file.ipv4.dns.unwrap_or(v4.dns);
+        v4.dns = file.ipv4.dns.or(v4.dns);
     }
     if let Some(v6) = &mut config.ipv6 {
         v6.gateway = file.ipv6.gateway.unwrap_or(v6.gateway);
-        v6.dns = file.ipv6.dns.unwrap_or(v6.dns);
+        v6.dns = file.ipv6.dns.or(v6.dns);
     }
     settings::check(&mut config, gateway);
     config

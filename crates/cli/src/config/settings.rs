@@ -15,11 +15,14 @@ use towpath_gateway::publish::{self, JoinedPort, Protocol, Publish};
 use towpath_gateway::resolv;
 
 use crate::config::args::{Arguments, GatewayArguments, NetworkArguments};
-use crate::config::hints;
+use crate::config::{hints, link};
+use crate::exit;
 use crate::messages::Messages;
 
 /// The host's file of resolvers.
 pub(crate) const RESOLV_CONF: &str = "/etc/resolv.conf";
+/// The word for ports on which programs inside listen.
+const AUTO: &str = "auto";
 /// What to do if there is no resolver.
 pub(crate) const NAME_A_RESOLVER: &str = "add one there, or use --dns";
 
@@ -36,13 +39,16 @@ pub(crate) fn messages(arguments: &GatewayArguments) -> Messages {
 /// not valid; returns an error if the capture file cannot be made.
 pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
     let mut config = Config {
-        interface: arguments.ifname.clone(),
         publish: publish(arguments).unwrap_or_else(|error| usage_error(&error)),
         joined: joined(arguments).unwrap_or_else(|error| usage_error(&error)),
-        join_published: arguments.join_published,
+        join_published: arguments.join_published || arguments.join_loopback,
+        join_loopback: arguments.join_loopback,
+        followed: followed(arguments),
         workers: arguments.workers.into(),
         ..describe(&arguments.gateway)
     };
+    link::apply(&mut config, &arguments.link, messages(&arguments.gateway))
+        .unwrap_or_else(|error| usage_error(&error));
     check(&mut config, &arguments.gateway);
     look_for_resolvers(&config, messages(&arguments.gateway));
     if let Some(path) = &arguments.pcap {
@@ -79,13 +85,19 @@ pub(crate) fn host_resolvers() -> Vec<SocketAddr> {
 
 fn publish(arguments: &NetworkArguments) -> anyhow::Result<Vec<Publish>> {
     let ephemeral = publish::ephemeral_ports();
-    let mut publish = publish::parse(Protocol::Tcp, &arguments.tcp_ports, &ephemeral)
-        .context("option --tcp-ports")?;
-    publish.extend(
-        publish::parse(Protocol::Udp, &arguments.udp_ports, &ephemeral)
-            .context("option --udp-ports")?,
-    );
+    let [tcp, udp] = [&arguments.tcp_ports, &arguments.udp_ports]
+        .map(|specs| specs.iter().filter(|spec| *spec != AUTO).cloned().collect::<Vec<String>>());
+    let mut publish =
+        publish::parse(Protocol::Tcp, &tcp, &ephemeral).context("option --tcp-ports")?;
+    publish.extend(publish::parse(Protocol::Udp, &udp, &ephemeral).context("option --udp-ports")?);
     Ok(publish)
+}
+
+/// Returns the protocols for which the ports are those on which programs inside listen.
+fn followed(arguments: &NetworkArguments) -> Vec<Protocol> {
+    let all = [(Protocol::Tcp, &arguments.tcp_ports), (Protocol::Udp, &arguments.udp_ports)];
+    let is_followed = |specs: &[String]| specs.iter().any(|spec| spec == AUTO);
+    all.iter().filter(|(_, specs)| is_followed(specs)).map(|(protocol, _)| *protocol).collect()
 }
 
 fn joined(arguments: &NetworkArguments) -> anyhow::Result<Vec<JoinedPort>> {
@@ -130,8 +142,13 @@ fn open_capture(path: &Path, options: &mut OpenOptions) -> anyhow::Result<File> 
     opened.with_context(|| format!("cannot open {} for writing", path.display()))
 }
 
-/// Ends the process with code 2, after the usage of the command that was given.
+/// Ends the process with code 2, after the usage of the command that was given. While towpath acts
+/// as another program, the message is a line, and the code that program's.
 pub(crate) fn usage_error(error: &anyhow::Error) -> ! {
+    if exit::name() != crate::NAME {
+        Messages::Quiet.error(format_args!("{error:#}"));
+        std::process::exit(exit::failure_code(exit::USAGE).into());
+    }
     let mut all = Arguments::command();
     all.build();
     let given = env::args_os().skip(1).find(|argument| all.find_subcommand(argument).is_some());

@@ -1,7 +1,7 @@
 //! `towpath attach`: serves an existing network namespace.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
 
 use anyhow::Context;
 use towpath_io::confine::Mode;
@@ -19,15 +19,16 @@ use crate::end_child;
 use crate::exit::{Ending, Failure};
 use crate::process::child::Child;
 use crate::process::confine::{self, Confinement};
+use crate::process::daemon::{Role, Surroundings};
 use crate::process::parent::{give_up, receive_inside, start, take_ready, wait};
 use crate::process::serve::{self, Gateway};
 
 /// What shows that a namespace needs no service any more.
-enum Life {
-    /// The end of a process.
-    Process(OwnedFd),
-    /// The removal of a path.
-    Path(RemovalWatch, PathBuf),
+struct Life {
+    /// A process that ends, as far as the namespace is that process's.
+    process: Option<OwnedFd>,
+    /// A path that is removed.
+    path: Option<(RemovalWatch, PathBuf)>,
 }
 
 /// Serves until the namespace goes or a signal requests the end.
@@ -37,14 +38,19 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     let mut inherited = Inherited::take().context("cannot list the inherited file descriptors")?;
     let ready = take_ready(&mut inherited, network.gateway.ready_fd)?;
     drop(inherited);
-    let config = settings::config(network)?;
+    let mut config = settings::config(network)?;
+    config.configures_interface = !arguments.no_config;
     let (namespace, life) = find(arguments)?;
     namespace.check_foreign()?;
+    let surroundings = match Surroundings::prepare(arguments)? {
+        Role::Serving(surroundings) => surroundings,
+        Role::Over(ending) => return Ok(ending),
+    };
     let signals = Signals::block()?;
     let (ours, theirs) = Channel::pair()?;
     let child = match namespace::fork()? {
         Forked::Child => {
-            drop((ours, ready));
+            drop((ours, ready, surroundings));
             let child = Child { config: &config, messages, channel: theirs };
             end_child(child.attach(&namespace));
         }
@@ -57,7 +63,7 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     let duties = Duties {
         ports: confine::ports(&config.publish),
         control: control.as_ref().map(Control::files),
-        namespace: life.path().map(Path::to_owned),
+        namespace: life.path.as_ref().map(|(_, path)| path.clone()),
         ..Duties::default()
     };
     let confinement = Confinement::begin(&network.gateway, messages, duties, Some(child.as_fd()))?;
@@ -71,6 +77,7 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     confinement.isolate()?;
     let mut gateway = start(&config, inside, control, ready, messages)?;
     confinement.release_input_and_output()?;
+    surroundings.announce()?;
     confinement.seal(Mode::Program);
     gateway.begin();
     serve_until_over(&mut gateway, &signals, &identity, &life)?;
@@ -85,13 +92,12 @@ fn find(arguments: &AttachArguments) -> anyhow::Result<(NetworkNamespace, Life)>
     match (&arguments.pid, &arguments.netns) {
         (Some(pid), _) => {
             let (namespace, process) = NetworkNamespace::of_process(*pid)?;
-            Ok((namespace, Life::Process(process)))
+            Ok((namespace, Life { process: Some(process), path: None }))
         }
         (None, Some(path)) => {
-            let watch = RemovalWatch::new(path).with_context(|| {
-                format!("cannot watch the network namespace {}", path.display())
-            })?;
-            Ok((NetworkNamespace::open(path)?, Life::Path(watch, path.clone())))
+            let nothing = Life { process: None, path: None };
+            let life = if arguments.stay { nothing } else { Life::of_path(path)? };
+            Ok((NetworkNamespace::open(path)?, life))
         }
         (None, None) => unreachable!("the command line requires one of them"),
     }
@@ -103,10 +109,21 @@ fn serve_until_over(
     identity: &Identity,
     life: &Life,
 ) -> anyhow::Result<()> {
+    let mut watched = vec![signals.as_fd()];
+    watched.extend(life.process.as_ref().map(AsFd::as_fd));
+    watched.extend(life.path.as_ref().map(|(watch, _)| watch.as_fd()));
     loop {
-        let ready = gateway.run_until(&[signals.as_fd(), life.as_fd()])?;
-        if ready == 1 && life.is_over(|path| identity.is_at(path)) {
-            return Ok(());
+        let ready = gateway.run_until(&watched)?;
+        match &life.path {
+            // The watch of the path is the last one.
+            Some((watch, path)) if ready > 0 && ready + 1 == watched.len() => {
+                watch.clear();
+                if !identity.is_at(path) {
+                    return Ok(());
+                }
+            }
+            _ if ready > 0 => return Ok(()),
+            _ => {}
         }
         while let Some(arrived) = signals.next()? {
             if arrived.is_end() {
@@ -117,29 +134,38 @@ fn serve_until_over(
 }
 
 impl Life {
-    fn path(&self) -> Option<&Path> {
-        match self {
-            Life::Process(_) => None,
-            Life::Path(_, path) => Some(path),
-        }
-    }
-
-    fn is_over(&self, is_at: impl Fn(&Path) -> bool) -> bool {
-        match self {
-            Life::Process(_) => true,
-            Life::Path(watch, path) => {
-                watch.clear();
-                !is_at(path)
-            }
-        }
+    /// Watches a path, and the process that it belongs to if it is one of /proc, which reports no
+    /// removal.
+    fn of_path(path: &Path) -> anyhow::Result<Self> {
+        let process = process_of(path).map(NetworkNamespace::of_process);
+        let process = process.transpose()?.map(|(_, process)| process);
+        let watch = RemovalWatch::new(path)
+            .with_context(|| format!("cannot watch the network namespace {}", path.display()))?;
+        Ok(Self { process, path: Some((watch, path.to_owned())) })
     }
 }
 
-impl AsFd for Life {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Life::Process(pidfd) => pidfd.as_fd(),
-            Life::Path(watch, _) => watch.as_fd(),
+/// Returns the number of the process in whose folder of /proc the path is.
+fn process_of(path: &Path) -> Option<i32> {
+    let mut parts = path.components();
+    let is_proc = parts.next() == Some(Component::RootDir)
+        && parts.next() == Some(Component::Normal("proc".as_ref()));
+    let Some(Component::Normal(name)) = parts.next().filter(|_| is_proc) else { return None };
+    name.to_str()?.parse().ok().filter(|pid| *pid > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_of_paths() {
+        let of = |path: &str| process_of(Path::new(path));
+        assert_eq!(of("/proc/123/ns/net"), Some(123));
+        assert_eq!(of("/proc/123/root/tmp/netns"), Some(123));
+        for path in ["/proc/self/fd/0", "/proc", "/run/netns/123", "proc/123/ns/net", "/proc/-1/x"]
+        {
+            assert_eq!(of(path), None, "{path}");
         }
     }
 }

@@ -14,10 +14,12 @@ use std::process::Command;
 use anyhow::Context;
 use rustix::io::Errno;
 use towpath_gateway::config::Config;
+use towpath_gateway::publish::Protocol;
 use towpath_io::mount::{self, MountError};
 use towpath_io::namespace::channel::{Channel, Message};
 use towpath_io::namespace::enter::NetworkNamespace;
 use towpath_io::namespace::init::{self, InitError};
+use towpath_io::namespace::listening::{self, Wanted};
 use towpath_io::namespace::signals::Signals;
 use towpath_io::namespace::sockets;
 use towpath_io::namespace::{self, Configured, Isolation, die_with_parent, relax_network_limits};
@@ -53,6 +55,7 @@ impl Child<'_> {
     ) -> Result<Ending, Failure> {
         isolation.adopt()?;
         self.begin_opener()?;
+        self.begin_watcher()?;
         self.mount();
         let tap = self.interface()?;
         if !relax_network_limits(isolation) {
@@ -78,6 +81,7 @@ impl Child<'_> {
         namespace.enter()?;
         // Entering a user namespace changes credentials, which clears the parent-death signal.
         die_with_parent()?;
+        self.begin_watcher()?;
         let tap = self.interface()?;
         self.listen()?;
         let opener = self.opener()?;
@@ -112,6 +116,26 @@ impl Child<'_> {
             std::process::exit(done.is_err().into());
         }
         Ok(())
+    }
+
+    /// If ports are followed, starts the process that watches them, and passes its channel to the
+    /// parent.
+    fn begin_watcher(&self) -> anyhow::Result<()> {
+        let Config { followed, joined, join_loopback, .. } = self.config;
+        if followed.is_empty() {
+            return Ok(());
+        }
+        let (ours, theirs) = Channel::pair()?;
+        let wanted = Wanted {
+            tcp: followed.contains(&Protocol::Tcp),
+            udp: followed.contains(&Protocol::Udp),
+            on_loopback: *join_loopback,
+            except: joined.iter().map(|port| port.inside).collect(),
+        };
+        listening::watch(&ours, &wanted)
+            .context("cannot start the process that watches ports inside")?;
+        drop(ours);
+        Ok(self.channel.send(&Message::Watcher(theirs.into()))?)
     }
 
     /// Makes the program's interface; returns the message that passes it to the parent.
@@ -180,7 +204,10 @@ impl Interface {
         let mut tap = tap.with_context(|| format!("cannot create interface {name}"))?;
         tap.set_offload(Features::ALL)?;
         tap.set_mtu(config.mtu);
-        let configured = config.interface().configure();
+        let configured = match config.configures_interface {
+            true => config.interface().configure(),
+            false => config.interface().prepare().map(|()| Configured::Whole),
+        };
         let configured =
             configured.with_context(|| format!("cannot configure interface {name}"))?;
         let report = tap::self_test_patiently(&mut tap, &self_test(config), patience);
@@ -214,7 +241,10 @@ pub(crate) fn no_ipv6(errno: Errno) -> String {
 }
 
 fn self_test(config: &Config) -> SelfTest {
-    let Config { ipv4, ipv6, .. } = config;
+    // The kernel's own stack takes part, which needs addresses.
+    let is_configured = config.configures_interface;
+    let ipv4 = config.ipv4.filter(|_| is_configured);
+    let ipv6 = config.ipv6.filter(|_| is_configured);
     SelfTest {
         program_mac: config.program_mac,
         gateway_mac: config.gateway_mac,

@@ -3,6 +3,7 @@
 pub(crate) mod attach;
 pub(crate) mod child;
 pub(crate) mod confine;
+pub(crate) mod daemon;
 pub(crate) mod parent;
 pub(crate) mod run;
 pub(crate) mod serve;

@@ -48,16 +48,17 @@ pub(crate) fn take_ready(
 /// Waits for what the child makes; returns `None` if the child gave up.
 pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<Inside>> {
     let mut listeners = Vec::new();
-    let mut opener = None;
+    let (mut opener, mut watcher) = (None, None);
     loop {
         match channel.receive() {
             Ok(Message::Listener(host_port, socket)) => {
                 listeners.push(JoinedListener { socket: socket.into(), host_port });
             }
             Ok(Message::Opener(channel)) => opener = Some(channel.into()),
+            Ok(Message::Watcher(channel)) => watcher = Some(channel.into()),
             Ok(Message::Ready(features, queues)) => {
                 let features = features_from_bits(features);
-                return Ok(Some(Inside { queues, features, listeners, opener }));
+                return Ok(Some(Inside { queues, features, listeners, opener, watcher }));
             }
             Err(ChannelError::Closed) => return Ok(None),
             Ok(_) => return Err(ChannelError::Unexpected.into()),

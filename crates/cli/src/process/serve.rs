@@ -1,5 +1,6 @@
 //! Connects the command with the data path.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -9,11 +10,12 @@ use anyhow::Context;
 use towpath_gateway::capture::{FINISH_PATIENCE, Recording, Summary};
 use towpath_gateway::config::Config;
 use towpath_gateway::flows::{FlowPage, FlowQuery, JoinedListener, allow_many_files};
+use towpath_gateway::publish::{HostPort, Protocol, Publish, Target};
 use towpath_gateway::report::Report;
 use towpath_gateway::worker::Worker;
 use towpath_gateway::workers::Workers;
 use towpath_io::doorbell::EventDoorbell;
-use towpath_io::namespace::channel::Channel;
+use towpath_io::namespace::channel::{Channel, Message};
 use towpath_io::namespace::sockets::SocketSource;
 use towpath_io::tap::{Features, Tap};
 
@@ -35,6 +37,8 @@ pub(crate) struct Inside {
     pub(crate) listeners: Vec<JoinedListener>,
     /// Channel to the process that opens sockets inside, if there is one.
     pub(crate) opener: Option<Channel>,
+    /// Channel from the process that watches ports inside, if there is one.
+    pub(crate) watcher: Option<Channel>,
 }
 
 /// Serves one TAP device.
@@ -44,6 +48,10 @@ pub(crate) struct Gateway {
     control: Option<Control>,
     /// The capture, until its end is reported.
     capture: Option<Capture>,
+    /// Reports the ports on which programs inside listen.
+    watcher: Option<Channel>,
+    /// Ports that are published because of that.
+    followed: HashSet<HostPort>,
     messages: Messages,
 }
 
@@ -70,7 +78,7 @@ impl Gateway {
         messages: Messages,
     ) -> anyhow::Result<Self> {
         allow_many_files();
-        let Inside { queues, features, listeners, opener } = inside;
+        let Inside { queues, features, listeners, opener, watcher } = inside;
         let mut taps: Vec<Tap> =
             queues.into_iter().map(|queue| Tap::from_fd(queue, features, config.mtu)).collect();
         let mut workers = match taps.len() {
@@ -90,7 +98,7 @@ impl Gateway {
             .recording()
             .zip(config.capture.as_ref())
             .map(|(recording, to)| Capture { ended: recording.ended(), path: to.path.clone() });
-        Ok(Self { workers, control, capture, messages })
+        Ok(Self { workers, control, capture, watcher, followed: HashSet::new(), messages })
     }
 
     /// Lets other threads begin to serve.
@@ -107,16 +115,55 @@ impl Gateway {
             let control = self.control.as_ref().map(AsFd::as_fd);
             let capture = self.capture.as_ref().map(|capture| capture.ended.as_fd());
             let mut all = descriptors.to_vec();
-            all.extend(control.into_iter().chain(capture));
+            let watcher = self.watcher.as_ref().map(AsFd::as_fd);
+            all.extend(control.into_iter().chain(watcher).chain(capture));
             let ready = self.workers.run_until(&all)?;
             if ready < descriptors.len() {
                 return Ok(ready);
             }
-            if control.is_some() && ready == descriptors.len() {
+            let own = ready - descriptors.len();
+            if control.is_some() && own == 0 {
                 self.answer();
+            } else if watcher.is_some() && own == usize::from(control.is_some()) {
+                self.follow();
             } else {
                 self.tell_capture();
             }
+        }
+    }
+
+    /// Publishes a port on which a program inside listens now, or closes it again. A port that the
+    /// host uses otherwise stays as it is, and so does one that an option publishes.
+    fn follow(&mut self) {
+        let received = self.watcher.as_ref().map(Channel::receive);
+        let Some(Ok(Message::Port { port, is_udp, is_open })) = received else {
+            self.watcher = None;
+            return;
+        };
+        let protocol = if is_udp { Protocol::Udp } else { Protocol::Tcp };
+        let publish = Publish {
+            protocol,
+            host: None,
+            interface: None,
+            host_port: port,
+            program_port: port,
+            target: Target::Program,
+            optional: false,
+        };
+        let host_port = publish.host_port();
+        match &mut self.workers {
+            Threads::One(worker) if is_open => {
+                if worker.publish(&publish).is_ok() {
+                    self.followed.insert(host_port);
+                }
+            }
+            Threads::One(worker) => {
+                if self.followed.remove(&host_port) {
+                    worker.unpublish(&host_port);
+                }
+            }
+            // The configuration allows one worker only.
+            Threads::Several(_) => self.watcher = None,
         }
     }
 

@@ -32,7 +32,7 @@ fn attach(arguments: &[&str]) -> Guard {
     child
 }
 
-fn addresses(namespace: &str) -> String {
+pub(super) fn addresses(namespace: &str) -> String {
     let mut command = Command::new("nsenter");
     text(&output(command.args([&format!("--net={namespace}"), "ip", "-o", "addr"])))
 }
@@ -87,11 +87,12 @@ fn its_own_namespace_is_refused() {
 }
 
 /// A namespace that a file keeps alive, as `ip netns add` makes it.
-struct NamedNamespace(String);
+pub(super) struct NamedNamespace(pub(super) String);
 
 impl NamedNamespace {
-    fn new() -> Self {
-        let directory = format!("/tmp/towpath-test-{}-netns", std::process::id());
+    /// Mounts the namespace of a process that has ended, in a folder with this name in it.
+    pub(super) fn new(name: &str) -> Self {
+        let directory = format!("/tmp/towpath-test-{}-{name}", std::process::id());
         fs::create_dir_all(&directory).unwrap();
         let named = NamedNamespace(directory);
         fs::write(named.file(), "").unwrap();
@@ -101,7 +102,7 @@ impl NamedNamespace {
         named
     }
 
-    fn file(&self) -> String {
+    pub(super) fn file(&self) -> String {
         format!("{}/net", self.0)
     }
 }
@@ -117,7 +118,7 @@ impl Drop for NamedNamespace {
 #[test]
 fn serves_a_path_until_it_is_removed() {
     skip_if!(no_root());
-    let named = NamedNamespace::new();
+    let named = NamedNamespace::new("netns");
     let (file, other) = (named.file(), format!("{}/other", named.0));
     fs::write(&other, "").unwrap();
     let mut towpath = attach(&["--netns", &file]);

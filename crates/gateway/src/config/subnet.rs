@@ -57,7 +57,7 @@ impl Subnet4 {
             address: address(program),
             prefix_len: self.prefix_len,
             gateway: address(HOST_GATEWAY),
-            dns: address(HOST_DNS),
+            dns: Some(address(HOST_DNS)),
         }
     }
 }
@@ -74,7 +74,7 @@ impl Subnet6 {
             address: address(HOST_PROGRAM_V6),
             prefix_len: self.prefix_len,
             gateway: address(HOST_GATEWAY.into()),
-            dns: address(HOST_DNS.into()),
+            dns: Some(address(HOST_DNS.into())),
         }
     }
 }

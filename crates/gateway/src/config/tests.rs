@@ -21,12 +21,12 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(ipv4.address, Ipv4Addr::new(10, 0, 2, 15));
     assert_eq!(ipv4.prefix_len, 24);
     assert_eq!(ipv4.gateway, Ipv4Addr::new(10, 0, 2, 2));
-    assert_eq!(ipv4.dns, Ipv4Addr::new(10, 0, 2, 3));
+    assert_eq!(ipv4.dns, Some(Ipv4Addr::new(10, 0, 2, 3)));
     let ipv6 = config.ipv6.unwrap();
     assert_eq!(ipv6.address.to_string(), "fd74:6f77:7061:7468::15");
     assert_eq!(ipv6.prefix_len, 64);
     assert_eq!(ipv6.gateway.to_string(), "fd74:6f77:7061:7468::2");
-    assert_eq!(ipv6.dns.to_string(), "fd74:6f77:7061:7468::3");
+    assert_eq!(ipv6.dns.unwrap().to_string(), "fd74:6f77:7061:7468::3");
     assert_eq!(config.mtu, 1500);
     assert_eq!(config.memory_bytes, 256 * 1024 * 1024);
     assert_eq!(config.dns(), Some("10.0.2.3".parse().unwrap()));
@@ -108,7 +108,7 @@ fn subnets() {
         "31 is broadcast"
     );
     assert_eq!(config("192.168.7.32/27").address, Ipv4Addr::new(192, 168, 7, 47));
-    assert_eq!(config("10.0.0.0/8").dns, Ipv4Addr::new(10, 0, 0, 3));
+    assert_eq!(config("10.0.0.0/8").dns, Some(Ipv4Addr::new(10, 0, 0, 3)));
     let config = |text: &str| text.parse::<Subnet6>().unwrap().config();
     assert_eq!(config("fd00:1:2:3::/64").address.to_string(), "fd00:1:2:3::15");
     assert_eq!(config("fd00::100/120").gateway.to_string(), "fd00::102");

@@ -11,9 +11,9 @@
 //! So the gateway does, beginning with the family that the program chose.
 //!
 //! In the other direction, the listener of a published port has accepted the connection. A second
-//! one is made to the program's own address, by a socket that a process inside has opened. Without
-//! such a socket, or if it cannot be used, the connection goes through the stack. A refusal by the
-//! program becomes a reset, as it does through the stack.
+//! one is made to the program's address or loopback, by a socket that a process inside has opened.
+//! Without such a socket, or if it cannot be used, the connection goes through the stack. A refusal
+//! by the program becomes a reset, as it does through the stack.
 //!
 //! Each direction ends by itself, with the source's FIN after the last byte. A reset on one side
 //! resets the other at once. Sockets are watched edge-triggered, like those of other flows.
@@ -129,6 +129,8 @@ pub(super) struct JoinedFlows {
     is_listening: bool,
     /// Source of sockets inside; without one, published ports are not joined.
     source: Option<SocketSource>,
+    /// Connections to published ports reach the program's loopback, not its address.
+    to_loopback: bool,
 }
 
 /// What joined flows work with during a call.
@@ -148,7 +150,7 @@ impl Around<'_> {
 }
 
 impl JoinedFlows {
-    pub(super) fn new(flows_max: usize) -> Self {
+    pub(super) fn new(flows_max: usize, to_loopback: bool) -> Self {
         Self {
             listeners: Slots::new(),
             backlogs: VecDeque::new(),
@@ -160,6 +162,7 @@ impl JoinedFlows {
             paused_until: None,
             is_listening: true,
             source: None,
+            to_loopback,
         }
     }
 
@@ -223,7 +226,8 @@ impl JoinedFlows {
         let Some(socket) = self.source.as_mut().and_then(SocketSource::take) else {
             return Some(host);
         };
-        match socket.connect(program) {
+        let to_loopback = loopback(program.is_ipv4(), program.port());
+        match socket.connect(if self.to_loopback { to_loopback } else { program }) {
             Ok((inside, is_connected)) => {
                 cx.counters.joined += 1;
                 let (sockets, ends) = ((inside, host), [program, peer]);

@@ -257,7 +257,7 @@ impl Gateway {
             udp: UdpFlows::new(config.flows_max),
             pings: Pings::new(),
             listeners: Listeners::new(),
-            joined: JoinedFlows::new(config.flows_max),
+            joined: JoinedFlows::new(config.flows_max, config.join_loopback),
             newcomers: Newcomers::default(),
             expected: Expected::new(),
             spread: Spread::default(),

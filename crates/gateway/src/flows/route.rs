@@ -1,6 +1,6 @@
 //! Maps addresses inside to host addresses, and back.
 
-use crate::config::Config;
+use crate::config::{Config, MappedAddress};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Port of DNS.
@@ -11,8 +11,8 @@ const DNS_PORT: u16 = 53;
 pub(super) enum Target {
     /// To this host address.
     Host(SocketAddr),
-    /// To this port of the host's loopback; answers come from the address inside.
-    Loopback(SocketAddr),
+    /// To this port of the host itself; answers come from the address inside.
+    Mapped(SocketAddr),
     /// To the host's resolvers.
     Dns,
     /// Nowhere: the gateway itself, which has no such service.
@@ -23,6 +23,7 @@ pub(super) enum Target {
 #[derive(Clone, Debug)]
 pub(super) struct Routes {
     loopback: Vec<IpAddr>,
+    host: Vec<MappedAddress>,
     dns: Vec<IpAddr>,
     gateway_v4: Option<Ipv4Addr>,
     gateway_v6: Option<Ipv6Addr>,
@@ -30,21 +31,31 @@ pub(super) struct Routes {
     program_v6: Option<Ipv6Addr>,
     prefix_len_v4: u8,
     prefix_len_v6: u8,
+    /// Other stations of the program's link are hosts outside.
+    is_link_shared: bool,
+    /// So are gateways with these addresses.
+    shared_gateways: Vec<IpAddr>,
 }
 
 impl Routes {
     pub(super) fn new(config: &Config) -> Self {
         let (v4, v6) = (config.ipv4, config.ipv6);
-        let dns = v4.map(|v4| v4.dns.into()).into_iter().chain(v6.map(|v6| v6.dns.into()));
+        let dns = [
+            v4.and_then(|v4| v4.dns).map(IpAddr::from),
+            v6.and_then(|v6| v6.dns).map(IpAddr::from),
+        ];
         Self {
             loopback: config.host_loopback.clone(),
-            dns: dns.collect(),
+            host: config.host_addresses.clone(),
+            dns: dns.into_iter().flatten().collect(),
             gateway_v4: v4.map(|v4| v4.gateway),
             gateway_v6: v6.map(|v6| v6.gateway),
             program_v4: v4.map(|v4| v4.address),
             program_v6: v6.map(|v6| v6.address),
             prefix_len_v4: v4.map_or(0, |v4| v4.prefix_len),
             prefix_len_v6: v6.map_or(0, |v6| v6.prefix_len),
+            is_link_shared: config.is_link_shared,
+            shared_gateways: config.shared_gateways.clone(),
         }
     }
 
@@ -55,28 +66,36 @@ impl Routes {
             return Target::Dns;
         }
         if self.loopback.contains(&address) {
-            return Target::Loopback(loopback_like(destination));
+            return Target::Mapped(loopback_like(destination));
+        }
+        if let Some(mapped) = self.host.iter().find(|mapped| mapped.inside == address) {
+            return Target::Mapped(SocketAddr::new(mapped.host, destination.port()));
         }
         let gateway = match address {
             IpAddr::V4(v4) => self.gateway_v4 == Some(v4),
             IpAddr::V6(v6) => self.gateway_v6 == Some(v6),
         };
-        if gateway || self.dns.contains(&address) {
+        let is_shared = self.shared_gateways.contains(&address);
+        if !is_shared && (gateway || self.dns.contains(&address)) {
             return Target::Refused;
         }
         Target::Host(destination)
     }
 
     /// Returns the address under which the program sees a peer of the host; `None` if that family
-    /// is disabled. The host's own loopback appears as the gateway.
+    /// is disabled. The host's own loopback, and addresses that lead elsewhere inside, appear as
+    /// the gateway.
     pub(super) fn peer_inside(&self, peer: SocketAddr) -> Option<SocketAddr> {
         let gateway: IpAddr = match peer {
             SocketAddr::V4(_) => self.gateway_v4?.into(),
             SocketAddr::V6(_) => self.gateway_v6?.into(),
         };
-        // On the program's own link only the gateway answers for others.
-        let hidden =
-            peer.ip().is_loopback() || is_link_local(peer.ip()) || self.is_on_link(peer.ip());
+        // Unless its link is shared, only the gateway answers for others there.
+        let is_taken = match self.is_link_shared {
+            true => self.program(peer.is_ipv4()) == Some(peer.ip()),
+            false => self.is_on_link(peer.ip()),
+        };
+        let hidden = peer.ip().is_loopback() || is_link_local(peer.ip()) || is_taken;
         let address = if hidden { gateway } else { peer.ip() };
         Some(SocketAddr::new(address, peer.port()))
     }
@@ -139,9 +158,29 @@ mod tests {
         assert_eq!(plain.target(at("10.0.2.3:53")), Target::Dns);
         assert_eq!(plain.target(at("10.0.2.3:80")), Target::Refused);
         assert_eq!(plain.target(at("192.0.2.1:80")), Target::Host(at("192.0.2.1:80")));
-        assert_eq!(mapped.target(at("10.0.2.2:80")), Target::Loopback(at("127.0.0.1:80")));
+        assert_eq!(mapped.target(at("10.0.2.2:80")), Target::Mapped(at("127.0.0.1:80")));
         let v6 = "[fd74:6f77:7061:7468::3]:53";
         assert_eq!(plain.target(at(v6)), Target::Dns);
+    }
+
+    /// Goal: on a shared link every station is a host outside, except the program itself and the
+    /// addresses that stand for the host.
+    #[test]
+    fn a_shared_link_leads_outside() {
+        let mut config = Config { is_link_shared: true, ..Config::default() };
+        let (inside, host) = ("10.0.2.9".parse().unwrap(), "192.0.2.1".parse().unwrap());
+        config.host_addresses = vec![MappedAddress { inside, host }];
+        let routes = Routes::new(&config);
+        assert_eq!(routes.target(at("10.0.2.77:80")), Target::Host(at("10.0.2.77:80")));
+        assert_eq!(routes.target(at("10.0.2.9:80")), Target::Mapped(at("192.0.2.1:80")));
+        assert_eq!(routes.target(at("10.0.2.2:80")), Target::Refused);
+        assert_eq!(routes.peer_inside(at("10.0.2.77:9")), Some(at("10.0.2.77:9")));
+        assert_eq!(routes.peer_inside(at("10.0.2.15:9")), Some(at("10.0.2.2:9")));
+        config.shared_gateways = vec!["10.0.2.2".parse().unwrap()];
+        let routes = Routes::new(&config);
+        assert_eq!(routes.target(at("10.0.2.2:80")), Target::Host(at("10.0.2.2:80")));
+        assert_eq!(routes.target(at("10.0.2.3:53")), Target::Dns);
+        assert_eq!(routes.target(at("10.0.2.3:80")), Target::Refused);
     }
 
     #[test]

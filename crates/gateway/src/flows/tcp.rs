@@ -249,7 +249,7 @@ impl Gateway {
         };
         self.counters.tcp_out += 1;
         let (to, dns) = match self.routes.target(destination) {
-            Target::Host(to) | Target::Loopback(to) => (to, None),
+            Target::Host(to) | Target::Mapped(to) => (to, None),
             Target::Dns => match self.resolvers.after(0, io.now) {
                 Some(to) => (to, Some(0)),
                 None => return self.refuse(handle, io),

@@ -3,8 +3,8 @@
 //! Mapping is endpoint-independent (REQ-1): all datagrams from one port of the program leave by one
 //! host socket, whatever their destination. Filtering is address-dependent (REQ-8): only addresses
 //! that the program has sent to may send to it, except on published ports, where any address may.
-//! Mappings to the host's loopback and to the resolvers are separate from those to the world, so
-//! that neither can be reached from the other.
+//! Mappings to addresses that stand for the host and to the resolvers are separate from those to
+//! the world, so that neither can be reached from the other.
 //!
 //! Super-packets pass whole: USO from the program becomes `UDP_SEGMENT`, `UDP_GRO` from the host
 //! becomes USO. A datagram larger than the MTU is fragmented towards the program.
@@ -29,13 +29,13 @@ use super::shares::Share;
 use super::slots::{Slot, Slots};
 use super::{BYTES_PER_TURN, Gateway, Io, Token, is_descriptor_shortage};
 use host::{for_each_segment, open, send};
-use peers::{Latest, Peers};
+use peers::{Latest, Peers, Way};
 use published::NOBODY;
 pub(super) use published::PublishedBy;
 use questions::{Question, Questions};
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use towpath_io::reactor::{Event, Interest};
 use towpath_io::socket::{Datagram as HostDatagram, IpFields, UdpSocket};
@@ -59,8 +59,8 @@ const HEADERS_V6: usize = 48;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Realm {
     World,
-    /// The host's loopback, which the program sees as this address.
-    Loopback(IpAddr),
+    /// The host's loopback, or another address of the host, which the program sees as this address.
+    Mapped(IpAddr),
     /// The resolvers, which the program sees as this address and port.
     Dns(SocketAddr),
 }
@@ -181,9 +181,10 @@ impl UdpFlows {
         self.sweep_at = (!self.idle.is_empty()).then(|| now + SWEEP);
     }
 
-    /// Returns how the program answers a peer that used a published port which is still there.
-    fn way(&self, program: SocketAddr, to: SocketAddr) -> Option<peers::Way> {
-        self.peers.way(program, to).filter(|(slot, _)| self.slots.get(*slot).is_some())
+    /// Returns how the program answers a peer that used a published port which is still there, and
+    /// that the program sees as `inside`.
+    fn way(&self, program: SocketAddr, inside: SocketAddr) -> Option<Way> {
+        self.peers.way(program, inside).filter(|way| self.slots.get(way.slot).is_some())
     }
 
     fn remove(&mut self, slot: Slot) {
@@ -235,12 +236,17 @@ impl Flow {
         }
     }
 
-    /// Returns the peer that may answer from this address: in the world from any port; on the
-    /// loopback, where all peers share one address, only from the port that was sent to.
+    /// True for a mapping to the host's loopback, which has sent something.
+    fn is_of_loopback(&self) -> bool {
+        self.latest.is_some_and(|peer| peer.ip().is_loopback())
+    }
+
+    /// Returns the peer that may answer from this address: in the world from any port; on the host,
+    /// where all peers share one address, only from the port that was sent to.
     fn peer(&self, address: SocketAddr) -> SocketAddr {
         match self.realm {
             Realm::World => SocketAddr::new(address.ip(), 0),
-            Realm::Loopback(_) | Realm::Dns(_) => address,
+            Realm::Mapped(_) | Realm::Dns(_) => address,
         }
     }
 }
@@ -278,8 +284,8 @@ impl Gateway {
                 return stack.udp_unreachable(inside, program, Unreachable::Network, &mut context);
             }
         };
-        let way = if realm == Realm::World { self.udp.way(program, to) } else { None };
-        let (slot, source) = way.unwrap_or((slot, None));
+        let way = if realm == Realm::World { self.udp.way(program, inside) } else { None };
+        let (slot, source) = way.map_or((slot, None), |way| (way.slot, way.at));
         let Some(flow) = self.udp.slots.get_mut(slot) else { return };
         flow.used_at = io.now;
         let to = if let Realm::Dns(_) = realm {
@@ -340,26 +346,18 @@ impl Gateway {
         inside: SocketAddr,
         now: Instant,
     ) -> Result<(Realm, SocketAddr), Unreachable> {
+        // An answer to a peer that used a published port.
+        if let Some(way) = self.udp.way(program, inside) {
+            return Ok((Realm::World, way.peer));
+        }
         match self.routes.target(inside) {
             Target::Host(to) => Ok((Realm::World, to)),
-            Target::Loopback(to) => Ok((Realm::Loopback(inside.ip()), to)),
+            Target::Mapped(to) => Ok((Realm::Mapped(inside.ip()), to)),
             Target::Dns => {
                 let to = self.resolvers.after(0, now);
                 to.map(|to| (Realm::Dns(inside), to)).ok_or(Unreachable::Port)
             }
-            Target::Refused => {
-                // An answer to a peer on the host's loopback that used a published port.
-                let loopback = match inside {
-                    SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
-                    SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
-                };
-                let to = SocketAddr::new(loopback, inside.port());
-                let gateway = self.routes.gateway(inside.is_ipv4()) == Some(inside.ip());
-                if !gateway || self.udp.way(program, to).is_none() {
-                    return Err(Unreachable::Port);
-                }
-                Ok((Realm::World, to))
-            }
+            Target::Refused => Err(Unreachable::Port),
         }
     }
 
@@ -493,17 +491,18 @@ impl Gateway {
                     self.counters.udp_nobody += 1;
                     return None;
                 };
-                let evicts = peers.asked(flow.program, datagram.from, (slot, datagram.to));
+                let way = Way { slot, at: datagram.to, peer: datagram.from };
+                let evicts = peers.asked(flow.program, inside, way);
                 self.counters.peers_evicted += u64::from(evicts);
                 inside
             }
-            Realm::World | Realm::Loopback(_) => {
+            Realm::World | Realm::Mapped(_) => {
                 if !peers.may_send(slot, flow.latest, flow.peer(datagram.from)) {
                     self.counters.udp_filtered += 1;
                     return None;
                 }
                 match flow.realm {
-                    Realm::Loopback(inside) => SocketAddr::new(inside, datagram.from.port()),
+                    Realm::Mapped(inside) => SocketAddr::new(inside, datagram.from.port()),
                     _ => datagram.from,
                 }
             }

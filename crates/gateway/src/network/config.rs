@@ -200,7 +200,7 @@ pub fn services_config(config: &Config, domain: &DomainName, seed: u64) -> servi
         let mut ipv4 = services::Ipv4 {
             gateway: v4.gateway,
             prefix_len: v4.prefix_len,
-            dns: vec![v4.dns],
+            dns: v4.dns.into_iter().collect(),
             pool: v4.gateway..=v4.gateway,
         };
         let network = u32::from(v4.gateway) & u32::from(ipv4.netmask());
@@ -211,7 +211,7 @@ pub fn services_config(config: &Config, domain: &DomainName, seed: u64) -> servi
         let mut ipv6 = services::Ipv6 {
             gateway: v6.gateway,
             prefix_len: v6.prefix_len,
-            dns: vec![v6.dns],
+            dns: v6.dns.into_iter().collect(),
             autonomous: v6.prefix_len == 64,
             pool: None,
         };
@@ -239,10 +239,8 @@ pub fn services_config(config: &Config, domain: &DomainName, seed: u64) -> servi
 
 /// Returns the addresses of the gateway that `config` describes, and of DNS.
 pub fn gateway_addresses(config: &Config) -> Vec<IpAddr> {
-    let v4 = config.ipv4.map(|v4| [v4.gateway, v4.dns].map(IpAddr::from));
-    let own = services::link_local(MacAddr(config.gateway_mac));
-    let v6 = config.ipv6.map(|v6| [v6.gateway, v6.dns, own].map(IpAddr::from));
-    v4.into_iter().flatten().chain(v6.into_iter().flatten()).collect()
+    let own = config.ipv6.map(|_| services::link_local(MacAddr(config.gateway_mac)).into());
+    config.own_addresses().map(|(address, _)| address).chain(own).collect()
 }
 
 /// Checks the name and the settings of a port before it is made.

@@ -71,6 +71,18 @@ pub enum Message {
     Started(OwnedFd),
     /// To towpath: the program has ended with this status of wait(2).
     Ended(i32),
+    /// To towpath: the channel from the process inside that watches ports; see
+    /// [`listening`](super::listening).
+    Watcher(OwnedFd),
+    /// From the watcher: programs inside listen on this port from now on, or no longer.
+    Port {
+        /// The port.
+        port: u16,
+        /// It is a UDP port, not a TCP port.
+        is_udp: bool,
+        /// Programs listen on it.
+        is_open: bool,
+    },
     /// To the opener: open more sockets.
     Open,
     /// To towpath: at most [`QUEUES_MAX`] sockets of the namespace, and their kind.
@@ -106,6 +118,11 @@ impl Channel {
                 (TAG_LISTENER, u32::from(*port), slice::from_ref(socket))
             }
             Message::Opener(channel) => (TAG_OPENER, 0, slice::from_ref(channel)),
+            Message::Watcher(channel) => (TAG_WATCHER, 0, slice::from_ref(channel)),
+            Message::Port { port, is_udp, is_open } => {
+                let flags = u32::from(*is_udp) << UDP_BIT | u32::from(*is_open) << OPEN_BIT;
+                (TAG_PORT, u32::from(*port) | flags, [].as_slice())
+            }
             Message::Ready(number, queues) => (TAG_READY, *number, queues.as_slice()),
             Message::Go => (TAG_GO, 0, [].as_slice()),
             Message::Started(pidfd) => (TAG_STARTED, 0, slice::from_ref(pidfd)),
@@ -168,6 +185,12 @@ impl Channel {
                 Err(_) => Err(ChannelError::Unexpected),
             },
             (true, TAG_OPENER, 1) => Ok(Message::Opener(descriptors.remove(0))),
+            (true, TAG_WATCHER, 1) => Ok(Message::Watcher(descriptors.remove(0))),
+            (true, TAG_PORT, 0) => Ok(Message::Port {
+                port: number as u16,
+                is_udp: number & 1 << UDP_BIT != 0,
+                is_open: number & 1 << OPEN_BIT != 0,
+            }),
             (true, TAG_READY, 1..) => Ok(Message::Ready(number, descriptors)),
             (true, TAG_GO, 0) => Ok(Message::Go),
             (true, TAG_STARTED, 1) => Ok(Message::Started(descriptors.remove(0))),
@@ -220,12 +243,17 @@ pub const QUEUES_MAX: usize = 8;
 
 const TAG_LISTENER: u8 = b'l';
 const TAG_OPENER: u8 = b'o';
+const TAG_WATCHER: u8 = b'w';
+const TAG_PORT: u8 = b'p';
 const TAG_READY: u8 = b'r';
 const TAG_GO: u8 = b'g';
 const TAG_STARTED: u8 = b's';
 const TAG_ENDED: u8 = b'e';
 const TAG_OPEN: u8 = b'm';
 const TAG_SOCKETS: u8 = b'k';
+/// Bits of the number of a port, behind the port itself.
+const UDP_BIT: u32 = 16;
+const OPEN_BIT: u32 = 17;
 /// Bytes of the tag and the number.
 const MESSAGE_LEN: usize = 1 + 4;
 
@@ -245,6 +273,10 @@ mod tests {
         one.send(&Message::Started(file())).unwrap();
         one.send(&Message::Ended(-3)).unwrap();
         one.send(&Message::Opener(file())).unwrap();
+        one.send(&Message::Watcher(file())).unwrap();
+        let port = |is_udp, is_open| Message::Port { port: 65_534, is_udp, is_open };
+        one.send(&port(true, false)).unwrap();
+        one.send(&port(false, true)).unwrap();
         one.send(&Message::Open).unwrap();
         one.send(&Message::Sockets(4, vec![file(), file()])).unwrap();
         one.send(&Message::Sockets(6, Vec::new())).unwrap();
@@ -256,6 +288,14 @@ mod tests {
         assert!(matches!(other.receive(), Ok(Message::Started(_))));
         assert!(matches!(other.receive(), Ok(Message::Ended(-3))));
         assert!(matches!(other.receive(), Ok(Message::Opener(_))));
+        assert!(matches!(other.receive(), Ok(Message::Watcher(_))));
+        for (udp, open) in [(true, false), (false, true)] {
+            let received = other.receive();
+            let Ok(Message::Port { port: 65_534, is_udp, is_open }) = received else {
+                panic!("{received:?}")
+            };
+            assert_eq!((is_udp, is_open), (udp, open));
+        }
         assert!(matches!(other.receive(), Ok(Message::Open)));
         assert!(matches!(other.receive(), Ok(Message::Sockets(4, sockets)) if sockets.len() == 2));
         assert!(matches!(other.receive(), Ok(Message::Sockets(6, sockets)) if sockets.is_empty()));

@@ -7,7 +7,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
 
@@ -108,6 +108,14 @@ pub fn release_input_and_output(null: &OwnedFd) -> io::Result<()> {
     rustix::stdio::dup2_stdin(null)?;
     rustix::stdio::dup2_stdout(null)?;
     Ok(())
+}
+
+/// Redirects standard error to `file`.
+///
+/// # Errors
+/// Those of dup2(2).
+pub fn redirect_error(file: impl AsFd) -> io::Result<()> {
+    Ok(rustix::stdio::dup2_stderr(file)?)
 }
 
 /// Opens /dev/null.

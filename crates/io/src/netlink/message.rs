@@ -19,6 +19,9 @@ pub(super) const IFA_BROADCAST: u16 = 4;
 pub(super) const RTA_OIF: u16 = 4;
 pub(super) const RTA_GATEWAY: u16 = 5;
 pub(super) const AF_INET6: u16 = 10;
+/// The families, as single bytes.
+pub(super) const AF_INET: u8 = 2;
+pub(super) const AF_INET6_BYTE: u8 = 10;
 
 /// A request under construction. [`Request::finish`] fills in its header.
 pub(super) struct Request {
@@ -49,13 +52,31 @@ impl Request {
         request
     }
 
-    /// Starts the addition of a default route through `gateway` (`struct rtmsg`).
-    pub(super) fn default_route(gateway: &IpAddr) -> Self {
+    /// Starts a list of the routes of one family (`struct rtmsg`).
+    pub(super) fn dump_routes(is_ipv4: bool) -> Self {
+        let mut request = Self::new(RTM_GETROUTE, NLM_F_DUMP);
+        request.bytes.extend([if is_ipv4 { AF_INET } else { AF_INET6_BYTE }]);
+        request.bytes.extend([0; 11]);
+        request
+    }
+
+    /// Starts a list of the addresses of one family (`struct ifaddrmsg`).
+    pub(super) fn dump_addresses(is_ipv4: bool) -> Self {
+        let mut request = Self::new(RTM_GETADDR, NLM_F_DUMP);
+        request.bytes.extend([if is_ipv4 { AF_INET } else { AF_INET6_BYTE }]);
+        request.bytes.extend([0; 7]);
+        request
+    }
+
+    /// Starts the addition of a default route through `gateway` (`struct rtmsg`). With `on_link`,
+    /// the gateway need not be in a network of the link.
+    pub(super) fn default_route(gateway: &IpAddr, on_link: bool) -> Self {
         let mut request = Self::new(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL);
         let (destination_len, source_len, tos) = (0, 0, 0);
         request.bytes.extend([family(gateway), destination_len, source_len, tos]);
         request.bytes.extend([RT_TABLE_MAIN, RTPROT_STATIC, RT_SCOPE_UNIVERSE, RTN_UNICAST]);
-        request.bytes.extend(0u32.to_ne_bytes()); // flags
+        let flags = if on_link { RTNH_F_ONLINK } else { 0 };
+        request.bytes.extend(flags.to_ne_bytes());
         request
     }
 
@@ -146,41 +167,56 @@ fn ack_text(message: &[u8], flags: u16) -> Option<String> {
     None
 }
 
-fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {
+/// Returns the attributes of a message, up to the first that does not parse.
+pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let (length, kind) = (usize::from(read_u16(bytes, 0)?), read_u16(bytes, 2)?);
+        let value = bytes.get(ATTRIBUTE_HEADER_LEN..length)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+pub(super) fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-fn read_u32(bytes: &[u8], at: usize) -> Option<u32> {
+pub(super) fn read_u32(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
 fn family(address: &IpAddr) -> u8 {
     match address {
-        IpAddr::V4(_) => 2, // AF_INET
-        IpAddr::V6(_) => 10,
+        IpAddr::V4(_) => AF_INET,
+        IpAddr::V6(_) => AF_INET6_BYTE,
     }
 }
 
 /// The kernel's range of error numbers (`MAX_ERRNO`).
-const ERRNO_RANGE: std::ops::Range<i32> = 1..4096;
-const HEADER_LEN: usize = 16;
+pub(super) const ERRNO_RANGE: std::ops::Range<i32> = 1..4096;
+pub(super) const HEADER_LEN: usize = 16;
 const ATTRIBUTE_HEADER_LEN: usize = 4;
 const AF_UNSPEC: u8 = 0;
 const RTM_NEWLINK: u16 = 16;
 const RTM_NEWADDR: u16 = 20;
+const RTM_GETADDR: u16 = 22;
 const RTM_NEWROUTE: u16 = 24;
+const RTM_GETROUTE: u16 = 26;
 const NLM_F_REQUEST: u16 = 0x1;
 const NLM_F_ACK: u16 = 0x4;
+const NLM_F_DUMP: u16 = 0x300;
 const NLM_F_EXCL: u16 = 0x200;
 const NLM_F_CREATE: u16 = 0x400;
 const NLM_F_CAPPED: u16 = 0x100;
 const NLM_F_ACK_TLVS: u16 = 0x200;
-const NLMSG_ERROR: u16 = 2;
+pub(super) const NLMSG_ERROR: u16 = 2;
 const NLMSGERR_ATTR_MSG: u16 = 1;
 const IFF_UP: u32 = 1;
+/// `RTNH_F_ONLINK`: the next hop is on the link, whatever its prefixes say.
+const RTNH_F_ONLINK: u32 = 4;
 const IFA_F_NODAD: u8 = 0x02;
-const RT_SCOPE_UNIVERSE: u8 = 0;
+pub(super) const RT_SCOPE_UNIVERSE: u8 = 0;
 const RT_SCOPE_LINK: u8 = 253;
-const RT_TABLE_MAIN: u8 = 254;
+pub(super) const RT_TABLE_MAIN: u8 = 254;
 const RTPROT_STATIC: u8 = 4;
-const RTN_UNICAST: u8 = 1;
+pub(super) const RTN_UNICAST: u8 = 1;

@@ -301,10 +301,10 @@ impl Stack {
             return self.counters.drop(DropReason::ArpMalformed);
         };
         let sender = IpAddr::V4(message.sender_ip);
-        let for_us = self.is_local(message.target_ip.into());
+        let target = message.target_ip.into();
         if message.sender_ip.is_unspecified() {
             // RFC 5227 §2.1.1: a probe asks whether the address is free.
-            if for_us && message.operation == arp::Operation::Request {
+            if self.is_local(target) && message.operation == arp::Operation::Request {
                 self.send_arp_reply(&message, cx);
             }
             return;
@@ -312,6 +312,8 @@ impl Stack {
         if self.is_local(sender) || is_martian(sender) {
             return self.counters.drop(DropReason::ArpMalformed);
         }
+        // A request for the sender's own address announces it (RFC 5227 §3).
+        let for_us = self.answers_for(target) && target != sender;
         let asks_us = for_us && message.operation == arp::Operation::Request;
         let told = if asks_us { Told::ByAsking } else { Told::ByItself };
         let station = Station { mac: message.sender_mac, port: packet.ingress() };
@@ -331,18 +333,31 @@ impl Stack {
             // Addresses on the link belong to other stations.
             IpAddr::V6(address) if address.is_unicast_link_local() => false,
             _ => {
-                self.config.transparent && !is_martian(destination) && !self.is_on_link(destination)
+                let is_reached = self.answers_for(destination) || !self.is_on_link(destination);
+                self.config.transparent && !is_martian(destination) && is_reached
             }
         }
     }
 
-    /// True for all nodes, all routers, and solicited-node groups of local addresses (RFC 4291
-    /// §2.7.1).
+    /// True if this stack answers when a station asks for the link-layer address of `address`: it
+    /// is a local address, or one of the link that [`Stack::answer_for_link`] covers.
+    pub(super) fn answers_for(&self, address: IpAddr) -> bool {
+        let is_link_local = matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        let is_covered = self.answers_for_link
+            && !is_link_local
+            && !is_martian(address)
+            && !self.config.next_hops.contains(&address);
+        is_covered || self.is_local(address)
+    }
+
+    /// True for all nodes, all routers, and solicited-node groups of the addresses that this stack
+    /// answers for (RFC 4291 §2.7.1).
     fn serves_multicast(&self, group: Ipv6Addr) -> bool {
         let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
         let all_routers = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
         group == all_nodes
             || group == all_routers
+            || self.answers_for_link && is_solicited_node(group)
             || self.config.addresses.iter().any(|ours| match ours.address {
                 IpAddr::V6(address) => solicited_node(address) == group,
                 IpAddr::V4(_) => false,
@@ -354,6 +369,13 @@ impl Stack {
 pub(super) fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
     let prefix = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 0).to_bits();
     Ipv6Addr::from_bits(prefix | (address.to_bits() & 0xff_ffff))
+}
+
+/// True for the solicited-node multicast address of any address.
+fn is_solicited_node(group: Ipv6Addr) -> bool {
+    const ADDRESS_BITS: u32 = 24;
+    let prefix = solicited_node(Ipv6Addr::UNSPECIFIED).to_bits() >> ADDRESS_BITS;
+    group.to_bits() >> ADDRESS_BITS == prefix
 }
 
 /// Invalid source addresses, to which packets are not forwarded either.

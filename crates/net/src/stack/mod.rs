@@ -138,6 +138,7 @@ pub struct Stack {
     stopped: bool,
     counters: Counters,
     neighbors: Neighbors,
+    answers_for_link: bool,
     reassembler: Reassembler,
     coalescing: coalesce::Coalescing,
     tcp: table::Table,
@@ -177,6 +178,7 @@ impl Stack {
             stopped: false,
             counters: Counters::default(),
             neighbors,
+            answers_for_link: false,
             reassembler: Reassembler::new(fragment::Limits::default()),
             coalescing,
             tcp,
@@ -236,6 +238,13 @@ impl Stack {
     /// Sets the link-layer address of a neighbour permanently.
     pub fn set_neighbor(&mut self, address: IpAddr, mac: MacAddr) {
         self.neighbors.set(address, mac);
+    }
+
+    /// Answers requests for the link-layer address of every address except the next hops, and takes
+    /// packets to all of them, from now on: the next hops are alone on their link, and a
+    /// transparent stack stands for all other stations.
+    pub fn answer_for_link(&mut self) {
+        self.answers_for_link = true;
     }
 
     /// Counters.

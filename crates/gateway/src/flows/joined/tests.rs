@@ -33,7 +33,7 @@ impl Rig {
         let reactor = Reactor::new().unwrap();
         let socket = TcpListener::bind(inside.parse().unwrap(), None).unwrap();
         let inside = socket.local().unwrap();
-        let mut joined = JoinedFlows::new(flows_max);
+        let mut joined = JoinedFlows::new(flows_max, false);
         joined.listen(JoinedListener { socket, host_port }, &reactor).unwrap();
         let counters = GatewayCounters::default();
         Self { reactor, joined, counters, now: Instant::START, inside }

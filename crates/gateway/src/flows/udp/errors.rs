@@ -21,7 +21,7 @@ impl Gateway {
             match realm {
                 Realm::Dns(inside) => self.dns_failed(slot, inside, program, io),
                 // A router behind the translated address is not on the program's path.
-                Realm::Loopback(address) => {
+                Realm::Mapped(address) => {
                     let error = SocketErrorEvent { offender: None, ..error };
                     let inside = error.to.map(|to| SocketAddr::new(address, to.port()));
                     self.pass_error(&error, inside, program, io);

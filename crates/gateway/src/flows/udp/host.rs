@@ -13,8 +13,9 @@ pub(super) fn open(realm: Realm, to: SocketAddr) -> io::Result<UdpSocket> {
         return UdpSocket::connect(to);
     }
     let any: IpAddr = match (realm, to) {
-        // Bound to the loopback, so that other hosts cannot reach this mapping.
-        (Realm::Loopback(_), to) => to.ip(),
+        // Bound to the loopback or the host's own address, so that other hosts cannot reach this
+        // mapping by the loopback.
+        (Realm::Mapped(_), to) => to.ip(),
         (_, SocketAddr::V4(_)) => Ipv4Addr::UNSPECIFIED.into(),
         (_, SocketAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
     };

@@ -27,15 +27,16 @@ impl UdpFlows {
             peer: match flow.realm {
                 Realm::Dns(inside) => Some(inside),
                 Realm::World => flow.latest,
-                // The program sees the host's loopback as another address.
-                Realm::Loopback(inside) => flow.latest.map(|latest| (inside, latest.port()).into()),
+                // The program sees the host as another address.
+                Realm::Mapped(inside) => flow.latest.map(|latest| (inside, latest.port()).into()),
             },
             is_inbound: is_published,
             state: match flow.realm {
                 _ if is_published && flow.program == NOBODY => "no-guest",
                 _ if is_published => "published",
                 Realm::World => "mapped",
-                Realm::Loopback(_) => "loopback",
+                Realm::Mapped(_) if flow.is_of_loopback() => "loopback",
+                Realm::Mapped(_) => "host",
                 Realm::Dns(_) => "dns",
             },
             tcp: None,

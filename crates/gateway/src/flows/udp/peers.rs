@@ -22,13 +22,21 @@ const PEERS_MAX: usize = 32_768;
 /// Users of published ports that are remembered, about 150 bytes each.
 const ANSWERS_MAX: usize = 16_384;
 
-/// The socket that received a question, and the address of the host that it was sent to.
-pub(super) type Way = (Slot, Option<IpAddr>);
+/// How a question came in, which is how its answer leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Way {
+    /// The flow whose socket received it.
+    pub(super) slot: Slot,
+    /// The address of the host that it was sent to.
+    pub(super) at: Option<IpAddr>,
+    /// The peer that sent it.
+    pub(super) peer: SocketAddr,
+}
 
 /// All peers of all flows.
 pub(super) struct Peers {
     sent_to: Table<(Slot, SocketAddr), ()>,
-    /// By the port of the program and the peer that asked it.
+    /// By the port of the program and the peer that asked it, as the program sees that peer.
     answers: Table<(SocketAddr, SocketAddr), Way>,
     /// It may have peers of flows that are gone.
     is_stale: bool,
@@ -63,13 +71,14 @@ impl Peers {
         latest == Some(peer) || self.sent_to.use_of(&(slot, peer)).is_some()
     }
 
-    /// `peer` sent a datagram to the program, by `way`. Returns true if another entry was evicted.
+    /// A peer that the program sees as `peer` sent a datagram to the program, by `way`. Returns
+    /// true if another entry was evicted.
     pub(super) fn asked(&mut self, program: SocketAddr, peer: SocketAddr, way: Way) -> bool {
-        let share = Share::Published(way.0.index);
+        let share = Share::Published(way.slot.index);
         self.answers.put((program, peer), share, way).is_some()
     }
 
-    /// Returns how the program answers `peer`, if that has asked.
+    /// Returns how the program answers the peer that it sees as `peer`, if that has asked.
     pub(super) fn way(&self, program: SocketAddr, peer: SocketAddr) -> Option<Way> {
         self.answers.get(&(program, peer))
     }
@@ -83,7 +92,7 @@ impl Peers {
     pub(super) fn forget_gone(&mut self, is_there: impl Fn(Slot) -> bool) {
         if std::mem::take(&mut self.is_stale) {
             self.sent_to.retain(|(slot, _), ()| is_there(*slot));
-            self.answers.retain(|_, (slot, _)| is_there(*slot));
+            self.answers.retain(|_, way| is_there(way.slot));
         }
     }
 }
@@ -130,7 +139,8 @@ mod tests {
     fn each_published_port_has_its_part() {
         let mut peers = Peers::new();
         let program = |port| SocketAddr::from(([10, 0, 2, 15], port));
-        let way = |index| (Slot { index, generation: 0 }, Some(IpAddr::from([192, 0, 2, 9])));
+        let at = Some(IpAddr::from([192, 0, 2, 9]));
+        let way = |index| Way { slot: Slot { index, generation: 0 }, at, peer: peer(9) };
         assert!(!peers.asked(program(1), peer(0), way(1)));
         let flood = (0..2 * ANSWERS_MAX as u32)
             .filter(|number| peers.asked(program(2), peer(*number), way(2)));

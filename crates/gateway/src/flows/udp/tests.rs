@@ -5,7 +5,7 @@ use super::*;
 use crate::config::Config;
 use crate::flows::{GatewayCounters, Guests, Load};
 use crate::publish::{HostPort, Protocol, Publish, Target as PublishTarget};
-use std::net::UdpSocket as StdSocket;
+use std::net::{Ipv4Addr, UdpSocket as StdSocket};
 use towpath_io::reactor::{Events, Reactor};
 use towpath_io::receive::ReceiveBuffer;
 use towpath_net::stack::{self, Limits, Stack};
@@ -205,6 +205,25 @@ fn many_clients_of_a_published_port_are_answered() {
     assert_eq!(bench.gateway.counters.udp_dropped, 0);
 }
 
+/// Goal: answers to a client on the host's loopback reach it if the gateway's address, by which the
+/// program knows that client, is a host outside as well, or is mapped to the loopback.
+#[test]
+fn answers_to_a_shared_gateway_reach_the_client() {
+    let gateway = IpAddr::from([10, 0, 2, 2]);
+    let shared = Config { shared_gateways: vec![gateway], ..Config::default() };
+    let mapped = Config { host_loopback: vec![gateway], ..Config::default() };
+    for config in [shared, mapped] {
+        let mut bench = Bench::new(config);
+        let (_, host) = bench.publish();
+        let client = peer(1);
+        client.send_to(b"question", host).expect("sent");
+        bench.turns(|gateway| gateway.counters.bytes_in == 8);
+        let inside = SocketAddr::new(gateway, local(&client).port());
+        bench.send(None, program(15, PROGRAM), inside, b"answer");
+        assert_eq!(receive(&client), (b"answer".to_vec(), host));
+    }
+}
+
 /// Goal: datagrams of the program to a client of a port that is no longer published leave like
 /// those to any other host.
 #[test]
@@ -214,7 +233,8 @@ fn a_port_published_no_more_loses_nothing() {
     let client = peer(1);
     client.send_to(b"question", host).expect("sent");
     bench.turns(|gateway| gateway.counters.bytes_in == 8);
-    bench.send(None, program(15, PROGRAM), local(&client), b"answer");
+    let inside = SocketAddr::from(([10, 0, 2, 2], local(&client).port()));
+    bench.send(None, program(15, PROGRAM), inside, b"answer");
     assert_eq!(receive(&client), (b"answer".to_vec(), host));
     let Bench { gateway, reactor, .. } = &mut bench;
     gateway.unpublish(&port, reactor);

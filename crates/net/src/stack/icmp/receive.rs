@@ -149,7 +149,10 @@ impl Stack {
                 if probes && (source_link_layer.is_some() || info.destination != group) {
                     return Err(DropReason::NeighborMalformed);
                 }
-                if !self.is_local(target.into()) {
+                // A probe asks whether the address is free; one that this stack only answers for
+                // is.
+                let is_ours = if probes { Self::is_local } else { Self::answers_for };
+                if !is_ours(self, target.into()) {
                     return Ok(());
                 }
                 let mut to = info.source;

@@ -116,6 +116,28 @@ fn bad_arp_is_dropped() {
     b.assert_clean();
 }
 
+/// Goal: a stack that stands for all other stations of its link answers for their addresses, but
+/// not for that of the only real station, and leaves free addresses free.
+#[test]
+fn the_whole_link_is_answered_for() {
+    let other4 = IpAddr::from([10, 0, 0, 9]);
+    let other6 = IpAddr::from(Ipv6Addr::from_bits(v6(OURS6).to_bits() | 0xabcdef));
+    let config = Config { next_hops: vec![PEER4, PEER6], ..config(true) };
+    let mut b = Bench::with(config, Caps::plain(1500));
+    b.input(&arp(&request(v4(PEER4), v4(other4)), MacAddr::BROADCAST)).quiet();
+    b.stack.answer_for_link();
+    b.input(&arp(&request(v4(PEER4), v4(other4)), MacAddr::BROADCAST));
+    assert_eq!(arp_of(&b.one()).sender_ip, v4(other4));
+    b.input(&solicitation(PEER6, other6, 255));
+    assert_eq!(b.one().bytes[..6], PEER_MAC.0);
+    // The station announces its address, asks whether one is free, or looks for itself.
+    b.input(&arp(&request(v4(PEER4), v4(PEER4)), MacAddr::BROADCAST)).quiet();
+    b.input(&arp(&request(Ipv4Addr::UNSPECIFIED, v4(other4)), MacAddr::BROADCAST)).quiet();
+    b.input(&solicitation(PEER6, PEER6, 255)).quiet();
+    b.input(&solicitation(PEER6, Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 9).into(), 255)).quiet();
+    b.assert_clean();
+}
+
 /// RFC 4861 §7.2.4.
 #[test]
 fn solicitations_are_answered() {

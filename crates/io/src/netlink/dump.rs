@@ -1,0 +1,320 @@
+//! Addresses and default routes that the kernel has in the current network namespace.
+//!
+//! A dump is many messages in several datagrams, ended by a message of its own. Messages that do
+//! not parse are skipped. Limit: [`DATAGRAMS_MAX`].
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{RecvFlags, SendFlags, recv, sendto};
+
+use super::message::{
+    self, IFA_ADDRESS, IFA_LOCAL, RTA_GATEWAY, RTA_OIF, Request, attributes, read_u16, read_u32,
+};
+use super::{Netlink, NetlinkError};
+
+/// A default route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DefaultRoute {
+    /// Index of its link.
+    pub link: u32,
+    /// The next hop; `None` if all destinations are on the link.
+    pub gateway: Option<IpAddr>,
+    /// The source address that it prefers.
+    pub source: Option<IpAddr>,
+    /// Its metric: the route with the least is used.
+    pub metric: u32,
+}
+
+/// An address of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkAddress {
+    /// Index of the link.
+    pub link: u32,
+    /// The address.
+    pub address: IpAddr,
+    /// Bits of the network's prefix.
+    pub prefix_len: u8,
+    /// It is valid everywhere, not on one link or host only.
+    pub is_global: bool,
+    /// It should not be the source of new flows: it is deprecated, tentative, or temporary.
+    pub is_passing: bool,
+}
+
+impl Netlink {
+    /// Returns the default routes of one family in the main table.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn default_routes(&mut self, is_ipv4: bool) -> Result<Vec<DefaultRoute>, NetlinkError> {
+        let mut routes = Vec::new();
+        self.dump("list routes", Request::dump_routes(is_ipv4), |body| {
+            routes.extend(parse_default_route(body));
+        })?;
+        Ok(routes)
+    }
+
+    /// Returns the addresses of one family.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn addresses(&mut self, is_ipv4: bool) -> Result<Vec<LinkAddress>, NetlinkError> {
+        let mut addresses = Vec::new();
+        self.dump("list addresses", Request::dump_addresses(is_ipv4), |body| {
+            addresses.extend(parse_address(body));
+        })?;
+        Ok(addresses)
+    }
+
+    /// Returns the name of the link with this index.
+    ///
+    /// # Errors
+    /// ENODEV if there is no such link.
+    pub fn link_name(&mut self, index: u32) -> Result<String, NetlinkError> {
+        let name = rustix::net::netdevice::index_to_name_inlined(&self.socket, index);
+        match name {
+            Ok(name) => Ok(name.as_str().to_owned()),
+            Err(errno) => Err(NetlinkError::Refused { what: "find link", errno, text: None }),
+        }
+    }
+
+    /// Passes the body of each message of a dump to `see`.
+    fn dump(
+        &mut self,
+        what: &'static str,
+        request: Request,
+        mut see: impl FnMut(&[u8]),
+    ) -> Result<(), NetlinkError> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let bytes = request.finish(self.sequence);
+        sendto(&self.socket, &bytes, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+        let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
+        for _ in 0..DATAGRAMS_MAX {
+            let (length, _) = rustix::io::retry_on_intr(|| {
+                recv(&self.socket, &mut buffer[..], RecvFlags::empty())
+            })?;
+            match parse_datagram(&buffer[..length], self.sequence, &mut see) {
+                End::NotYet => {}
+                End::Done => return Ok(()),
+                End::Refused(errno) => {
+                    return Err(NetlinkError::Refused { what, errno, text: None });
+                }
+            }
+        }
+        Err(NetlinkError::Answer { what })
+    }
+}
+
+/// How far a dump is.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    NotYet,
+    Done,
+    Refused(Errno),
+}
+
+/// Passes the bodies of a datagram's messages to `see`.
+fn parse_datagram(mut bytes: &[u8], sequence: u32, see: &mut impl FnMut(&[u8])) -> End {
+    while let Some(length) = read_u32(bytes, 0).and_then(|length| usize::try_from(length).ok()) {
+        let Some(message) = bytes.get(..length).filter(|_| length >= message::HEADER_LEN) else {
+            break;
+        };
+        let body = &message[message::HEADER_LEN..];
+        let is_ours = read_u32(message, 8) == Some(sequence);
+        match read_u16(message, 4) {
+            Some(NLMSG_DONE) if is_ours => return End::Done,
+            Some(message::NLMSG_ERROR) if is_ours => {
+                let number = read_u32(body, 0).map_or(0, u32::cast_signed).wrapping_neg();
+                let is_errno = message::ERRNO_RANGE.contains(&number);
+                let errno = if is_errno { Errno::from_raw_os_error(number) } else { Errno::PROTO };
+                return End::Refused(errno);
+            }
+            Some(_) if is_ours => see(body),
+            _ => {}
+        }
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    End::NotYet
+}
+
+/// Parses `struct rtmsg` and its attributes; `None` for all but default routes of the main table.
+fn parse_default_route(body: &[u8]) -> Option<DefaultRoute> {
+    let [family, destination_len, source_len, _, table, _, _, kind] = *body.first_chunk()?;
+    let is_wanted = destination_len == 0
+        && source_len == 0
+        && table == message::RT_TABLE_MAIN
+        && kind == message::RTN_UNICAST;
+    if !is_wanted {
+        return None;
+    }
+    let mut route = DefaultRoute { link: 0, gateway: None, source: None, metric: 0 };
+    for (kind, value) in attributes(body.get(RTMSG_LEN..)?) {
+        match kind {
+            RTA_OIF => route.link = read_u32(value, 0)?,
+            RTA_GATEWAY => route.gateway = address(family, value),
+            RTA_PREFSRC => route.source = address(family, value),
+            RTA_PRIORITY => route.metric = read_u32(value, 0)?,
+            // The first of several next hops (`struct rtnexthop`).
+            RTA_MULTIPATH => {
+                route.link = read_u32(value, 4)?;
+                let length = usize::from(read_u16(value, 0)?);
+                let hop = attributes(value.get(RTNEXTHOP_LEN..length)?);
+                let gateway = hop.into_iter().find(|(kind, _)| *kind == RTA_GATEWAY);
+                route.gateway = gateway.and_then(|(_, value)| address(family, value));
+            }
+            _ => {}
+        }
+    }
+    (route.link != 0).then_some(route)
+}
+
+/// Parses `struct ifaddrmsg` and its attributes.
+fn parse_address(body: &[u8]) -> Option<LinkAddress> {
+    let [family, prefix_len, low_flags, scope] = *body.first_chunk()?;
+    let link = read_u32(body, 4)?;
+    let (mut local, mut other, mut flags) = (None, None, u32::from(low_flags));
+    for (kind, value) in attributes(body.get(IFADDRMSG_LEN..)?) {
+        match kind {
+            IFA_LOCAL => local = address(family, value),
+            IFA_ADDRESS => other = address(family, value),
+            IFA_FLAGS => flags = read_u32(value, 0)?,
+            _ => {}
+        }
+    }
+    let address = local.or(other)?;
+    // For IPv4, the first flag means secondary.
+    let passing = IFA_F_DADFAILED | IFA_F_DEPRECATED | IFA_F_TENTATIVE | IFA_F_TEMPORARY;
+    Some(LinkAddress {
+        link,
+        address,
+        prefix_len,
+        is_global: scope == message::RT_SCOPE_UNIVERSE,
+        is_passing: flags & passing != 0,
+    })
+}
+
+fn address(family: u8, bytes: &[u8]) -> Option<IpAddr> {
+    match family {
+        message::AF_INET => Some(Ipv4Addr::from(*bytes.first_chunk::<4>()?).into()),
+        message::AF_INET6_BYTE => Some(Ipv6Addr::from(*bytes.first_chunk::<16>()?).into()),
+        _ => None,
+    }
+}
+
+/// Largest datagram of a dump: the kernel makes them of up to 32 KiB.
+const DATAGRAM_BYTES_MAX: usize = 64 << 10;
+/// Most datagrams of a dump: some million routes.
+const DATAGRAMS_MAX: usize = 1 << 14;
+const NLMSG_DONE: u16 = 3;
+const RTMSG_LEN: usize = 12;
+const RTNEXTHOP_LEN: usize = 8;
+const IFADDRMSG_LEN: usize = 8;
+const RTA_PRIORITY: u16 = 6;
+const RTA_PREFSRC: u16 = 7;
+const RTA_MULTIPATH: u16 = 9;
+const IFA_FLAGS: u16 = 8;
+const IFA_F_TEMPORARY: u32 = 0x01;
+const IFA_F_DADFAILED: u32 = 0x08;
+const IFA_F_DEPRECATED: u32 = 0x20;
+const IFA_F_TENTATIVE: u32 = 0x40;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(4 + value.len()).unwrap();
+        let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
+        bytes.extend(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    fn message(kind: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(16 + body.len()).unwrap();
+        let mut bytes = length.to_ne_bytes().to_vec();
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(2u16.to_ne_bytes());
+        bytes.extend(sequence.to_ne_bytes());
+        bytes.extend(0u32.to_ne_bytes());
+        bytes.extend(body);
+        bytes
+    }
+
+    fn route(destination_len: u8, attributes: &[Vec<u8>]) -> Vec<u8> {
+        let mut body = vec![2, destination_len, 0, 0, 254, 4, 0, 1, 0, 0, 0, 0];
+        body.extend(attributes.concat());
+        body
+    }
+
+    #[test]
+    fn default_routes_are_found() {
+        let gateway = attribute(5, &[192, 0, 2, 1]);
+        let link = attribute(4, &3u32.to_ne_bytes());
+        let metric = attribute(6, &100u32.to_ne_bytes());
+        let body = route(0, &[gateway.clone(), link.clone(), metric]);
+        let gateway_ip = Some(IpAddr::from([192, 0, 2, 1]));
+        let wanted = DefaultRoute { link: 3, gateway: gateway_ip, source: None, metric: 100 };
+        assert_eq!(parse_default_route(&body), Some(wanted));
+        assert_eq!(parse_default_route(&route(24, &[gateway.clone(), link])), None);
+        assert_eq!(parse_default_route(&route(0, &[])), None, "no link");
+        let mut hop = [u16::to_ne_bytes(16), [0, 0]].concat();
+        hop.extend(7u32.to_ne_bytes());
+        hop.extend(gateway);
+        let several = parse_default_route(&route(0, &[attribute(9, &hop)])).unwrap();
+        assert_eq!((several.link, several.gateway), (7, gateway_ip));
+        for end in 0..body.len() {
+            let _ = parse_default_route(&body[..end]);
+        }
+    }
+
+    #[test]
+    fn addresses_are_found() {
+        let mut body = vec![2, 24, 0x80, 0];
+        body.extend(3u32.to_ne_bytes());
+        body.extend(attribute(1, &[192, 0, 2, 99]));
+        body.extend(attribute(2, &[192, 0, 2, 7]));
+        let found = parse_address(&body).unwrap();
+        assert_eq!(found.address, IpAddr::from([192, 0, 2, 7]), "not the peer's");
+        assert_eq!((found.link, found.prefix_len), (3, 24));
+        assert!(found.is_global && !found.is_passing);
+        body.extend(attribute(8, &0x40u32.to_ne_bytes()));
+        assert!(parse_address(&body).unwrap().is_passing);
+        for end in 0..body.len() {
+            let _ = parse_address(&body[..end]);
+        }
+    }
+
+    #[test]
+    fn a_dump_ends_with_its_own_message() {
+        let mut bodies = Vec::new();
+        let mut see = |body: &[u8]| bodies.push(body.to_vec());
+        let mut bytes = message(24, 5, &[1, 2, 3]);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes.extend(message(24, 4, &[9]));
+        assert_eq!(parse_datagram(&bytes, 5, &mut see), End::NotYet);
+        assert_eq!(parse_datagram(&message(3, 4, &[0; 4]), 5, &mut see), End::NotYet);
+        assert_eq!(parse_datagram(&message(3, 5, &[0; 4]), 5, &mut see), End::Done);
+        let refused = message(2, 5, &(-1i32).to_ne_bytes());
+        assert_eq!(parse_datagram(&refused, 5, &mut see), End::Refused(Errno::PERM));
+        for length in [0u32, 15, u32::MAX] {
+            let bytes = [&length.to_ne_bytes()[..], &[0; 40]].concat();
+            assert_eq!(parse_datagram(&bytes, 0, &mut see), End::NotYet);
+        }
+        assert_eq!(bodies, [[1, 2, 3]]);
+    }
+
+    /// Goal: the kernel's own answers are understood. Every namespace has a loopback link, whose
+    /// addresses need not be there.
+    #[test]
+    fn the_kernel_answers() {
+        let mut netlink = Netlink::open().unwrap();
+        for is_ipv4 in [true, false] {
+            netlink.default_routes(is_ipv4).unwrap();
+            let addresses = netlink.addresses(is_ipv4).unwrap();
+            assert!(addresses.iter().all(|found| found.address.is_ipv4() == is_ipv4));
+        }
+        assert_eq!(netlink.link_name(1).unwrap(), "lo");
+    }
+}

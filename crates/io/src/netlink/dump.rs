@@ -1,7 +1,7 @@
 //! Addresses and default routes that the kernel has in the current network namespace.
 //!
 //! A dump is many messages in several datagrams, ended by a message of its own. Messages that do
-//! not parse are skipped. Limit: [`DATAGRAMS_MAX`].
+//! not parse are skipped. Limit: `DUMP_DATAGRAMS_MAX`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -90,7 +90,7 @@ impl Netlink {
         let bytes = request.finish(self.sequence);
         sendto(&self.socket, &bytes, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
         let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
-        for _ in 0..DATAGRAMS_MAX {
+        for _ in 0..DUMP_DATAGRAMS_MAX {
             let (length, _) = rustix::io::retry_on_intr(|| {
                 recv(&self.socket, &mut buffer[..], RecvFlags::empty())
             })?;
@@ -205,7 +205,7 @@ fn address(family: u8, bytes: &[u8]) -> Option<IpAddr> {
 /// Largest datagram of a dump: the kernel makes them of up to 32 KiB.
 const DATAGRAM_BYTES_MAX: usize = 64 << 10;
 /// Most datagrams of a dump: some million routes.
-const DATAGRAMS_MAX: usize = 1 << 14;
+const DUMP_DATAGRAMS_MAX: usize = 1 << 14;
 const NLMSG_DONE: u16 = 3;
 const RTMSG_LEN: usize = 12;
 const RTNEXTHOP_LEN: usize = 8;

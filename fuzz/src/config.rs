@@ -30,7 +30,7 @@ fn subnet4(subnet: Subnet4) {
     assert_eq!(subnet.to_string().parse(), Ok(subnet));
     let config = subnet.config();
     let mask = !(u32::MAX >> config.prefix_len);
-    let addresses = [config.address, config.gateway, config.dns];
+    let addresses = [config.address, config.gateway, config.dns.expect("a plan has it")];
     let network = addresses.map(|address| u32::from(address) & mask);
     assert!(network.iter().all(|first| *first == network[0]), "{subnet}");
     let broadcast = Ipv4Addr::from(network[0] | !mask);
@@ -44,7 +44,8 @@ fn subnet6(subnet: Subnet6) {
     assert_eq!(subnet.to_string().parse(), Ok(subnet));
     let config = subnet.config();
     let mask = !(u128::MAX >> config.prefix_len);
-    let addresses: [Ipv6Addr; 3] = [config.address, config.gateway, config.dns];
+    let addresses: [Ipv6Addr; 3] =
+        [config.address, config.gateway, config.dns.expect("a plan has it")];
     let network = addresses.map(|address| u128::from(address) & mask);
     assert!(network.iter().all(|first| *first == network[0]), "{subnet}");
     all_differ(addresses.map(IpAddr::from));

@@ -274,6 +274,30 @@ fn failures_are_the_callers_to_see() {
     assert!(!bench.shown().contains("d0"), "{}", bench.shown());
 }
 
+/// Goal: messages go to the file once the network is ready, and the process stays in the foreground
+/// if that is wanted.
+#[test]
+fn messages_go_to_a_file() {
+    skip_if!(no_root());
+    let bench = Bench::new("log");
+    let (pid, log) = (bench.pid(), bench.folder.0.join("log"));
+    let log_file = log.to_str().unwrap();
+    fs::write(&log, "before\n").unwrap();
+    let number = bench.folder.0.join("pid");
+    let arguments = ["-f", "-d", "-l", log_file, "-P", number.to_str().unwrap(), &pid];
+    let mut command = bench.pasta(&arguments);
+    let running = Guard(command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+    let read = || fs::read_to_string(&log).unwrap();
+    wait_for("a message", || read().contains("confinement: "));
+    assert!(read().starts_with("before\npasta: "), "{}", read());
+    let own = fs::read_to_string(&number).unwrap();
+    assert_eq!(own, format!("{}\n", running.pid().as_raw_pid()));
+    running.signal(Signal::TERM);
+    let ended = finish(running);
+    assert_eq!(ended.status.code(), Some(0));
+    assert!(!errors(&ended).contains("confinement: "), "{}", errors(&ended));
+}
+
 /// Goal: a bound namespace is served until its file goes, or beyond that if that is wanted.
 #[test]
 fn a_bound_namespace_is_served_until_its_file_goes() {

@@ -472,7 +472,7 @@ mod tests {
     const WAS: Figures = Figures { instructions: 10_000.0, allocations: 0.0, system_calls: 2.0 };
 
     #[test]
-    fn only_what_is_worse_is_told() {
+    fn only_regressions_are_reported() {
         let setting = Setting { compiler: "a".into(), ..Setting::default() };
         let other = Setting { compiler: "b".into(), kernel: "b".into(), ..Setting::default() };
         let (same, elsewhere) = (Room::of(&setting, &setting), Room::of(&setting, &other));

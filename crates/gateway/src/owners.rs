@@ -136,7 +136,7 @@ mod tests {
     /// Goal: the worker that begins a connection gets its packets, and connections are spread.
     /// Method: packets of connections whose peers differ in one port only.
     #[test]
-    fn packets_of_published_ports_find_who_began() {
+    fn packets_of_published_ports_find_their_first_sender() {
         let one = published(&[0x1234]);
         for (ethertype, ip_bytes, at) in [(ETHERTYPE_IPV4, 24, 16), (ETHERTYPE_IPV6, 40, 24)] {
             let mut counts = [0; 3];

@@ -351,7 +351,7 @@ fn pairs_of_queues_come_and_go() {
 
 /// Goal: the configuration space can be read, and only a migration can write it.
 #[test]
-fn the_configuration_space_is_told() {
+fn the_configuration_space_is_passed_on() {
     let mac = [2, 0, 0, 0, 0, 9];
     let mut bench = Bench::new(Offer { mac: Some(mac), mtu: 1400, ..pairs(3) }, 0);
     bench.agree(feature::MAC | feature::MTU);

@@ -305,7 +305,7 @@ mod tests {
     /// Goal: the owner is notified of a reader when enough is back, once for each wait, even if it
     /// waits too late, and never after the reader was closed.
     #[test]
-    fn the_owner_hears_when_enough_is_back() {
+    fn the_owner_is_woken_when_enough_is_back() {
         let mut pool = Pool::new(3, 2048);
         let count = Arc::new(Count(AtomicUsize::new(0)));
         let woken = || count.0.load(core::sync::atomic::Ordering::SeqCst);

@@ -260,7 +260,7 @@ mod tests {
 
     /// Goal: the doorbell rings for the first entry after arming, and for no other.
     #[test]
-    fn it_rings_once_for_who_sleeps() {
+    fn it_rings_once_for_a_sleeping_thread() {
         #[derive(Default)]
         struct Count(AtomicU32);
         impl Doorbell for Count {

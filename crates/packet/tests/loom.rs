@@ -98,7 +98,7 @@ fn two_givers_lose_nothing() {
 /// Goal: storage is freed once, by the owner or a returning thread, whichever is last. Loom reports
 /// a double free or a leak of its own objects, which are in the slots.
 #[test]
-fn storage_is_freed_once_by_whoever_is_last() {
+fn storage_is_freed_once_by_the_last_holder() {
     loom::model(|| {
         let mut slab = Slab::new(2, |_| Watched(UnsafeCell::new(0)));
         let slots = [Carry(slab.take().unwrap()), Carry(slab.take().unwrap())];
@@ -464,7 +464,7 @@ fn each_reader_holds_the_memory() {
 ///
 /// Fails without the Release of `OVER` in `finish` or the Acquire of `Watch::drop`.
 #[test]
-fn a_loan_that_ends_while_it_is_recalled_is_told_once() {
+fn a_loan_that_ends_while_it_is_recalled_is_reported_once() {
     loom::model(|| {
         let (mut loans, ledger) = (Loans::new(1), Ledger::new());
         let (writer, piece, mut watch) = Writer::lend_watched(&mut loans);
@@ -584,7 +584,7 @@ fn a_watch_follows_other_holders() {
 /// Goal: an owner that waits for a reader is notified once, for every interleaving of its wait and
 /// two drops, and all counts end at zero.
 #[test]
-fn an_owner_who_waits_for_a_reader_is_told_once() {
+fn an_owner_that_waits_for_a_reader_is_woken_once() {
     let mut model = loom::model::Builder::new();
     // Three threads, so preemptions are bounded; the model also holds without a bound, but takes
     // ten minutes.
@@ -611,7 +611,7 @@ fn an_owner_who_waits_for_a_reader_is_told_once() {
 /// Goal: an owner that sleeps is woken for a group that ends, or sees it before it sleeps: for
 /// every interleaving of arming and two ends it takes both groups.
 #[test]
-fn an_owner_who_sleeps_is_woken() {
+fn a_sleeping_owner_is_woken() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {

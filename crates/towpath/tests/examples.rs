@@ -223,7 +223,7 @@ fn hyper_client_over_tap() {
 
 /// Goal: a client program that is missing or fails makes the example fail with an error message.
 #[test]
-fn failures_are_told() {
+fn failures_are_reported() {
     let (true, Some(_)) = (has_tap(), example("axum")) else { return };
     let beside = |program| failure(example("axum").unwrap().args(["--", program]));
     let told = beside("/nowhere/client");
@@ -233,7 +233,7 @@ fn failures_are_told() {
 }
 
 #[test]
-fn wrong_arguments_are_told() {
+fn wrong_arguments_are_reported() {
     for name in ["tensors", "files"] {
         let Some(mut command) = example(name) else { return };
         let output = command.arg("--mode=steal").output().unwrap();

@@ -250,7 +250,7 @@ fn futures_copy_a_stream_to_its_end() {
 
 /// Goal: errors hand buffers back to tasks, too, and a connection that fails is reported.
 #[test]
-fn tasks_are_told_of_errors() {
+fn tasks_learn_of_errors() {
     let (a, b) = pair(1 << 20);
     block_on(async {
         let refused = TcpStream::connect_async(&a, address()).await.expect_err("no listener");

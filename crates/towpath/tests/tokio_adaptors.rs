@@ -109,7 +109,7 @@ fn a_connector_connects() {
 
 /// Goal: failures are reported with port, cause and kind, also through the client.
 #[test]
-fn what_fails_is_told() {
+fn each_failure_is_reported() {
     let (host, _server, _) = pair();
     run(async {
         for (from, told, kind) in [
@@ -152,7 +152,7 @@ fn axum_serves_on() {
 
 /// Goal: tonic gets both addresses of a connection.
 #[test]
-fn tonic_is_told_addresses() {
+fn tonic_gets_addresses() {
     let (host, server, _) = pair();
     run(async {
         let listener = TcpListener::bind(&server, "10.0.0.2:50051").await.expect("listens");

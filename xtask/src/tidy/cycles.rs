@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_of_three_is_told_once() {
+    fn a_ring_of_three_is_reported_once() {
         let files = [
             ("h/a.rs", "use super::b;"),
             ("h/b.rs", "use super::c::C;"),

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn arrivals_are_told_by_carrier_and_have_to_make_sense() {
+    fn arrivals_are_reported_by_carrier_and_are_plausible() {
         let arrivals = Arrivals::default();
         assert_eq!(arrivals.told(), None);
         arrivals.add(Carrier::Process, 100, 40).unwrap();
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receiver_that_fails_is_told_of() {
+    fn a_receiver_that_fails_is_reported() {
         let receiver = thread::spawn(|| anyhow::bail!("no room"));
         let error = end_receiver(receiver, || Err(std::io::ErrorKind::ConnectionRefused.into()));
         assert_eq!(error.unwrap_err().to_string(), "no room");

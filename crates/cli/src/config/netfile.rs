@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_with_their_place() {
+    fn mistakes_are_reported_with_their_place() {
         for (text, expected) in [
             ("mtu = 'x'", "1:1: 'mtu': expected a number from 576 to 65520, got 'x'"),
             ("mtu = 100", "1:1: 'mtu': expected a number from 576 to 65520, got 100"),

@@ -274,7 +274,7 @@ mod tests {
     /// Goal: of a guest with two addresses, the one that is not leased is listed; of guests with
     /// only a name, the one whose name is not taken.
     #[test]
-    fn static_leases_that_nobody_took() {
+    fn static_leases_that_were_never_used() {
         let answer = json!({
             "leases": [
                 { "address": "10.0.2.20", "mac": "02:00:00:00:00:01", "port": "a", "name": "web",

@@ -163,7 +163,7 @@ fn standard_output_is_read_meanwhile() {
 /// Goal: while the capture is not read, frames pass as before; missing packets are counted, and a
 /// request for the end suffices.
 #[test]
-fn a_capture_that_nobody_reads_slows_nothing() {
+fn an_unread_capture_slows_nothing() {
     let network = Network::start("capture-stalled");
     let (mut a, mut b) = guests(&network);
     let mut from_b = 60_u32.to_be_bytes().to_vec();

@@ -253,7 +253,7 @@ fn a_bulk_transfer_is_captured_where_it_lies() {
 /// Goal: a bulk transfer continues while its capture is not read. Guests get their memory back at
 /// the end of its term, and missing packets are counted.
 #[test]
-fn guests_go_on_while_nobody_reads_their_capture() {
+fn guests_go_on_while_their_capture_is_unread() {
     let mut transfer = Transfer::start("capture-bulk-stalled");
     let mut capture = Capture::start(&transfer.network.folder, &["two", "-w", "-"], Stdio::piped());
     let stdout = capture.running.0.stdout.take().unwrap();

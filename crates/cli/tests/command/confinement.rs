@@ -126,7 +126,7 @@ fn up_is_confined() {
 
 /// Goal: the state of confinement is reported, and its absence with a warning.
 #[test]
-fn the_state_is_told() {
+fn the_state_is_reported() {
     skip_if!(no_tap());
     let folder = Folder::new("confinement");
     for (option, told) in [(None, "privileges, namespaces"), (Some("--no-confinement"), "off")] {

@@ -293,7 +293,7 @@ fn a_transaction_that_fails_changes_nothing() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_harms_nobody() {
+fn nonsense_is_refused_without_harm() {
     let network = Network::start("refused");
     let before = network.ports();
     let mut huge = b"GET /v1/ports HTTP/1.1\r\nX: ".to_vec();
@@ -351,7 +351,7 @@ fn sockets_of_a_killed_network_are_removed() {
 }
 
 #[test]
-fn wrong_usage_is_told_apart_from_failures() {
+fn wrong_usage_is_distinguished_from_failures() {
     let network = Network::start("usage");
     for wrong in [
         &["port", "set", "a"][..],

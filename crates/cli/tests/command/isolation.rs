@@ -79,7 +79,7 @@ fn a_lease_belongs_to_the_port_that_asked() {
 /// Goal: a guest cannot send to the gateway from an address that is leased to another guest, and
 /// cannot get another station's frames by claiming its address.
 #[test]
-fn nobody_sends_in_the_name_of_another() {
+fn no_guest_sends_in_the_name_of_another() {
     let network = Network::start("names", "", &LOOPBACK);
     let (server, port) = server();
     let (mut a, mut c) = (network.guest("a", 1), network.guest("c", 3));

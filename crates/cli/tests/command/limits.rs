@@ -50,7 +50,7 @@ fn as_many_ports_as_checked_can_be_served() {
 /// Goal: memory that the system cannot provide is an error with a reason. Method: ask for more than
 /// any machine has, and limit the process.
 #[test]
-fn memory_that_is_not_there_is_told() {
+fn missing_memory_is_reported() {
     skip_if!(no_tap());
     let huge = output(&mut towpath(["run", "--memory", "99999999G", "--", "true"]));
     let mut limited = Command::new("sh");
@@ -68,7 +68,7 @@ fn memory_that_is_not_there_is_told() {
 
 /// Goal: a network without ports and a missing resolver are reported.
 #[test]
-fn what_is_of_little_use_is_told() {
+fn options_of_little_use_are_reported() {
     let folder = Folder::new("notices");
     let mut command = towpath(["up"]);
     command.env("XDG_RUNTIME_DIR", &folder.0).stderr(std::process::Stdio::piped());

@@ -331,7 +331,7 @@ fn a_lease_file_is_not_shared() {
 /// Goal: a full disk is reported once, and guests get addresses nevertheless. When there is room,
 /// leases are written again.
 #[test]
-fn a_full_disk_is_told_and_survived() {
+fn a_full_disk_is_reported_and_survived() {
     skip_if!(no_root());
     let folder = Folder::new("disk");
     let script = "set -e; mount -t tmpfs -o size=64k none DIR; dd if=/dev/zero of=DIR/fill bs=4k \
@@ -451,7 +451,7 @@ fn a_guest_cannot_answer_for_another() {
 
 /// A guest can act as a router or a DHCP server only if its port allows that.
 #[test]
-fn only_a_router_is_heard_as_one() {
+fn only_routers_are_accepted_as_routers() {
     let network = Network::start("router", "", &[]);
     let (mut a, mut b) = (network.guest("a", 1), network.guest("b", 2));
     let from_a = {

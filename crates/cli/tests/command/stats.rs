@@ -43,7 +43,7 @@ pub(super) fn assert_fails(output: &Output, expected: &str) {
 }
 
 #[test]
-fn a_running_instance_tells_its_counters() {
+fn a_running_instance_reports_its_counters() {
     skip_if!(no_tap());
     let folder = Folder::new("stats");
     let mut command = towpath(["run", "-4", "--", "sleep", "1000"]);

@@ -86,7 +86,7 @@ fn frame(number: u8) -> Vec<u8> {
 
 /// Goal: `-v` reports which message was refused at which port and why, and the report counts it.
 #[test]
-fn refusals_are_told_and_counted() {
+fn refusals_are_reported_and_counted() {
     const SET_FEATURES: u32 = 2;
     let network = Network::start("refusals");
     let mut stream = UnixStream::connect(network.path("two")).unwrap();

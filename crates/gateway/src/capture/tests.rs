@@ -198,7 +198,7 @@ fn a_full_ring_drops() {
 }
 
 #[test]
-fn the_port_hears_that_its_reader_has_gone() {
+fn the_port_learns_that_its_reader_is_gone() {
     let mut memory = memory();
     let ended = bell();
     let mut mirrors = Mirrors::default();
@@ -244,7 +244,7 @@ fn lent(
 /// Goal: a guest's packets are captured into a pipe that is not read. A recall returns their memory
 /// at once, even in the middle of a write, and the bytes that are read later are the bytes sent.
 #[test]
-fn lent_memory_goes_back_while_nobody_reads() {
+fn lent_memory_is_returned_while_unread() {
     let (mut memory, mut loans, ledger) = (memory(), Loans::new(8), Ledger::new());
     let (mut mirrors, sniffer) = mirrored(CaptureSettings::default(), MUCH);
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
@@ -314,7 +314,7 @@ fn a_full_disk_ends_the_capture() {
 /// Goal: a recording ends after its number of packets, and a requested end loses nothing that
 /// passed.
 #[test]
-fn recordings_end_when_they_are_told_to() {
+fn recordings_end_on_request() {
     let mut memory = memory();
     let (asked, asks) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
     drop(asks);

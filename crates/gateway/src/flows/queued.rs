@@ -79,7 +79,7 @@ mod tests {
     /// Goal: the age of a queue that stands still counts from the first byte that stays. A queue
     /// that moves is as old as the time to pass it, though it is never empty.
     #[test]
-    fn who_waits_grows_old() {
+    fn a_waiting_entry_ages() {
         let mut queue = Queued::default();
         assert_eq!(waited(&queue, 0, at(5)), LentNow::default());
         queue.came(100, 100, at(10));

@@ -102,7 +102,7 @@ mod tests {
     /// Goal: a port whose guest talks only to other guests is read in whole bursts, as is a port
     /// some time after its last packet to the gateway.
     #[test]
-    fn who_does_not_use_the_gateway_has_whole_bursts() {
+    fn a_guest_without_gateway_traffic_has_whole_bursts() {
         let mut share = PortShare::new();
         share.came(64, 4096, 0, NOW);
         assert!(!share.is_used(NOW));

@@ -98,7 +98,7 @@ fn a_block_that_cannot_be_read_directly_is_read_all_the_same() {
 /// Method: counts the waits that end early. Tried: a step that is an io_uring request, and one that
 /// is a call.
 #[test]
-fn an_unread_notice_keeps_nobody_busy() {
+fn an_unread_notice_keeps_no_thread_busy() {
     let receive = |socket| Job::Receive(socket, vec![0; 9].into());
     let call = |socket| {
         let receive = |socket: &OwnedFd, _| recv(socket, &mut [0; 9], RecvFlags::DONTWAIT);

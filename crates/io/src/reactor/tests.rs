@@ -26,7 +26,7 @@ fn reactors() -> [Reactor; 2] {
 }
 
 #[test]
-fn tells_readable_writable_and_hangup_with_the_token() {
+fn reports_readable_writable_and_hangup_with_the_token() {
     for mut reactor in reactors() {
         let (reader, writer) = pipe();
         let token = u64::MAX - 1;
@@ -52,7 +52,7 @@ fn tells_readable_writable_and_hangup_with_the_token() {
 }
 
 #[test]
-fn an_edge_is_told_once_and_a_level_again() {
+fn an_edge_is_reported_once_and_a_level_again() {
     let mut reactor = Reactor::new().expect("epoll");
     let (edge_reader, edge_writer) = pipe();
     let (level_reader, level_writer) = pipe();

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn each_icmp_error_is_told_apart() {
+    fn each_icmp_error_is_distinguished() {
         let (v4, v6) = (libc::SO_EE_ORIGIN_ICMP, libc::SO_EE_ORIGIN_ICMP6);
         assert_eq!(decoded(111, v4, 3, 3, 0), ErrorKind::PortUnreachable);
         assert_eq!(decoded(113, v4, 3, 1, 0), ErrorKind::HostUnreachable);

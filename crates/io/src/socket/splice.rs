@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_gone_is_an_error() {
+    fn a_peer_that_is_gone_is_an_error() {
         let ((from, sender), (to, reader)) = (connected(), connected());
         let mut pipe = Pipe::new().expect("a pipe");
         (&sender).write_all(b"x").expect("sent");

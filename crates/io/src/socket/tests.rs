@@ -184,7 +184,7 @@ fn tcp_sends_a_piece_alone() {
 
 /// Goal: `drained` is true exactly when fewer bytes arrived than were requested.
 #[test]
-fn tcp_receive_is_bounded_and_tells_when_drained() {
+fn tcp_receive_is_bounded_and_reports_when_drained() {
     let mut rig = Rig::new();
     let (client, server) = connected(LOOPBACK);
     let pieces = rig.pieces(&pattern(5000, 2), 2500);
@@ -225,7 +225,7 @@ fn tcp_without_memory_loses_nothing() {
 
 /// Goal: FIN, half-close and RST are distinguished exactly.
 #[test]
-fn tcp_ends_are_told_apart() {
+fn ends_of_tcp_are_distinguished() {
     for text in loopbacks() {
         let mut rig = Rig::new();
         let (client, server) = connected(text);
@@ -253,7 +253,7 @@ fn tcp_ends_are_told_apart() {
 }
 
 #[test]
-fn tcp_refusal_is_told_by_take_error() {
+fn tcp_refusal_is_reported_by_take_error() {
     let listener = TcpListener::bind(address(LOOPBACK), Some("lo")).expect("bound");
     let to = listener.local().expect("bound");
     assert!(would_block(listener.accept()));
@@ -460,7 +460,7 @@ fn udp_port_unreachable_surfaces() {
 }
 
 #[test]
-fn udp_too_big_is_told_with_its_mtu() {
+fn a_too_large_datagram_is_reported_with_the_mtu() {
     let mut rig = Rig::new();
     let receiver = UdpSocket::bind(address(LOOPBACK), None).expect("bound");
     let sender = UdpSocket::connect(receiver.local().expect("bound")).expect("connected");

@@ -108,7 +108,7 @@ mod tests {
 
     /// Goal: lent bytes arrive, and the return of each call is reported once.
     #[test]
-    fn the_kernel_tells_of_every_call() {
+    fn the_kernel_reports_every_call() {
         const CALLS: u32 = 8;
         const BYTES: usize = 64 << 10;
         let listener = TcpListener::bind("127.0.0.1:0").expect("bound");

@@ -183,7 +183,7 @@ fn what_is_no_stream_of_frames_ends_the_connection() {
 }
 
 #[test]
-fn the_end_of_the_connection_is_told_both_ways() {
+fn the_end_of_the_connection_is_reported_both_ways() {
     let mut rig = Rig::new();
     let whole = frame(60, 1);
     rig.guest.write_all(&framed(&[whole.clone(), frame(60, 2)])[..100]).unwrap();

@@ -99,7 +99,7 @@ mod tests {
     /// Method: a thread repeatedly fills it and makes it blocking, and checks each time that
     /// signals continue.
     #[test]
-    fn an_event_that_fills_at_any_moment_holds_nobody_up() {
+    fn an_event_that_fills_at_any_moment_blocks_no_thread() {
         const PATIENCE: Duration = Duration::from_secs(20);
         let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let (done, signals) = (AtomicBool::new(false), AtomicU64::new(0));

@@ -145,7 +145,7 @@ fn packets_are_written_whole_and_wait_when_full() {
 }
 
 #[test]
-fn errors_are_told_apart() {
+fn errors_are_distinguished() {
     isolated(|| {
         let tap = Tap::create("tap0").expect("a TAP device");
         assert_eq!(tap.name(), Ok("tap0".to_owned()));

@@ -127,7 +127,7 @@ proptest! {
 
 /// Every claim that contradicts the headers is rejected with its own error.
 #[test]
-fn false_claims_are_told_apart() {
+fn false_claims_are_distinguished() {
     let (mut memory, ledger) = (memory(), Ledger::new());
     let tcp = Spec::plain(false, true, pattern(4000));
     let udp = Spec::plain(true, false, pattern(4000));

@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn the_budget_of_a_second_cannot_be_foretold() {
+    fn the_budget_of_a_second_is_unpredictable() {
         let mut counts = alloc::vec::Vec::new();
         for secret in 0..2 {
             let mut challenges = Challenges::new(secret);

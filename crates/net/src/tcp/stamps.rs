@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_told_of_the_last_byte_of_each_write() {
+    fn times_are_those_of_the_last_byte_of_each_write() {
         let mut stamps = all();
         stamps.mark(BASE + 9, BASE);
         stamps.mark(BASE + 29, BASE + 10);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_times_that_were_asked_for_at_the_write_are_told() {
+    fn only_the_times_requested_at_the_write_are_reported() {
         let mut stamps = all();
         stamps.stamping = Stamping { sent: true, ..Stamping::default() };
         stamps.mark(BASE + 4, BASE);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_takes_is_bounded() {
+    fn what_no_reader_takes_is_bounded() {
         let mut stamps = all();
         for index in 0..2 * MARKS_MAX as u32 {
             stamps.mark(BASE + index, BASE + index);

@@ -184,7 +184,7 @@ mod tests {
     /// It is valid only for its own endpoints and number, and at most until the end of the next
     /// minute.
     #[test]
-    fn a_cookie_is_good_for_whom_it_was_given_to() {
+    fn a_cookie_is_valid_for_its_client_only() {
         let cookies = SynCookies::new([1, 2]);
         let sizes = [(None, 536), (Some(48), 536), (Some(1459), 1440), (Some(9000), 1460)];
         for (mss, kept) in sizes {

@@ -18,7 +18,7 @@ unsafe impl Sync for Source {}
 /// Goal: an owner that sleeps whenever the list is empty learns of two sources and sees what they
 /// did before. Fails without Release and Acquire of `head`.
 #[test]
-fn a_sleeping_owner_hears_of_each_source() {
+fn a_sleeping_owner_wakes_for_each_source() {
     bounded(2, || {
         let bell = Bell(Arc::new(Notify::new()));
         let mut list = ReadyList::new(bell.clone());
@@ -53,7 +53,7 @@ fn a_sleeping_owner_hears_of_each_source() {
 /// Goal: what was done before an entry that is already listed is raised is visible to the next
 /// check or to a later one. Fails without the Acquire where the owner unlists an entry.
 #[test]
-fn a_raise_of_a_listed_entry_is_heard() {
+fn a_raise_of_a_listed_entry_is_seen() {
     bounded(2, || {
         let bell = Bell(Arc::new(Notify::new()));
         let mut list = ReadyList::new(bell.clone());
@@ -99,7 +99,7 @@ fn every_raise_counts() {
 /// Goal: a raise concurrent with a removal is not assigned to a later entry, and the list stays
 /// consistent.
 #[test]
-fn a_stale_raise_is_for_nobody() {
+fn a_stale_raise_has_no_effect() {
     bounded(3, || {
         let mut list = ReadyList::new(Silent);
         let old = list.add().unwrap();

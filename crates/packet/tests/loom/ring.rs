@@ -249,7 +249,7 @@ fn two_producers_wake_a_sleeping_consumer() {
 
 /// Goal: a sleeping consumer is woken for the end, after the last packet.
 #[test]
-fn a_sleeping_consumer_is_told_of_the_end() {
+fn a_sleeping_consumer_wakes_at_the_end() {
     bounded(2, || {
         let bell = Bell(Arc::new(Notify::new()));
         let (mut producer, mut consumer) = ring::single(2, bell.clone()).unwrap();

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_uri_lacks_is_told() {
+    fn missing_parts_of_a_uri_are_reported() {
         for (uri, expected) in [
             ("/index.html", "has no host"),
             ("ws://example.org/", "names no port"),

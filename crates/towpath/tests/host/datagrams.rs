@@ -93,7 +93,7 @@ fn what_cannot_be_sent_is_handed_back() {
 /// Goal: a peer that does not read cannot keep a buffer past its term or a recall, nor past the
 /// default term; it still reads the bytes that were sent.
 #[test]
-fn datagrams_come_back_though_nobody_reads() {
+fn unread_datagrams_are_returned() {
     let (a, b, socket, peer) = sockets(&config(1));
     let term = Some(Duration::from_millis(20));
     let own = SendTo { term, ..SendTo::default() };
@@ -168,7 +168,7 @@ fn datagrams_are_received_where_they_are() {
 /// the datagram can still be copied, and be received once pieces were dropped. Also tried:
 /// receiving without a datagram, non-blocking and with a timeout.
 #[test]
-fn who_keeps_datagrams_has_room_for_fewer() {
+fn a_reader_that_keeps_datagrams_has_room_for_fewer() {
     let (a, b, socket, peer) = sockets(&config(1));
     let mut pieces = Vec::new();
     peer.set_nonblocking(true).expect("a mode");
@@ -336,7 +336,7 @@ fn datagrams_keep_their_order_when_much_is_out() {
 /// Goal: some call reports a peer that no longer exists, and all buffers come back, including
 /// queued ones.
 #[test]
-fn a_refusal_is_told_to_who_queues_datagrams() {
+fn a_refusal_is_reported_to_a_queueing_sender() {
     let (a, b, socket, peer) = sockets(&config(1));
     let mut sends = Completions::new();
     sends.push(socket.send_zc(pattern(30_000, 0)).expect("sends"));

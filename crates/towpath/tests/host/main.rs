@@ -501,7 +501,7 @@ fn buffers_come_back_whatever_ends() {
 }
 
 #[test]
-fn who_does_not_wait_for_a_buffer_frees_it_later() {
+fn a_buffer_is_freed_later_without_a_waiter() {
     let (a, b, stream, mut peer) = connection();
     let shared: Arc<[u8]> = pattern(900_000, 1).into();
     drop(stream.send_zc(shared.clone()).expect("sends"));

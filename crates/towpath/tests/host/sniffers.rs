@@ -184,7 +184,7 @@ fn a_term_ends_what_a_sniffer_keeps() {
 
 /// Goal: a sniffer that is not read loses frames and counts them; the traffic loses none.
 #[test]
-fn a_sniffer_that_is_not_read_slows_nobody() {
+fn an_unread_sniffer_slows_no_traffic() {
     let pair = Pair::new();
     let sniffer = Pair::sniffer(&pair.b, "udp");
     sniffer.set_receive_buffer(20_000).expect("an option");

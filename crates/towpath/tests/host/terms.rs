@@ -105,7 +105,7 @@ fn a_reader_keeps_what_is_acknowledged_for_the_default_term() {
 /// Goal: a recall returns memory wherever it waits, closes and loses nothing, and is a no-op for
 /// memory that is back.
 #[test]
-fn a_recall_brings_back_what_nobody_reads() {
+fn a_recall_returns_unread_memory() {
     let (a, b, stream, mut peer) = connection();
     let read = stream.send_zc(vec![1; 1000]).expect("sends");
     assert_arrives(&mut peer, &[1; 1000]);

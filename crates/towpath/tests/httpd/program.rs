@@ -165,7 +165,7 @@ fn is_missing(name: &str, output: &std::process::Output) -> bool {
 }
 
 #[test]
-fn wrong_options_are_told() {
+fn wrong_options_are_reported() {
     let Some(program) = program() else { return };
     for (option, code, words) in [
         ("--over=moon", 2, "moon"),

@@ -345,7 +345,7 @@ fn a_reset_on_one_side_is_one_on_the_other() {
 /// Goal: a close without a reset while bytes are in flight to the closed side becomes a reset when
 /// they arrive.
 #[test]
-fn bytes_for_somebody_who_has_gone_are_a_reset() {
+fn bytes_for_a_closed_receiver_cause_a_reset() {
     let (mut rig, server) = Rig::serving(8, 1, |stream| {
         let mut buffer = vec![7; 65_000];
         let gone = std::iter::repeat_with(|| (&stream).write(&buffer)).find_map(Result::err);

@@ -108,7 +108,7 @@ mod tests {
     /// Goal: no connection starves while others arrive as fast as they are begun. Method: lines of
     /// several lengths, with one arrival for each connection that is begun.
     #[test]
-    fn a_steady_stream_leaves_nobody_behind() {
+    fn a_steady_stream_starves_no_waiter() {
         for length in [1, 100, SHORT_LINE - 1] {
             let mut waiting = Connections::default();
             let mut numbers = 0..;

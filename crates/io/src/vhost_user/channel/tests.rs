@@ -180,7 +180,7 @@ fn replies_carry_a_descriptor() {
 
 /// A front end that sends requests and never reads replies.
 #[test]
-fn replies_that_nobody_reads_end_the_connection() {
+fn unread_replies_end_the_connection() {
     let (front_end, channel) = pair();
     let error = (0..1_000_000).find_map(|_| channel.send(1, &Reply::Number(0), None).err());
     assert_eq!(error, Some(ChannelError::NotRead));

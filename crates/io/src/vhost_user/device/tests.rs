@@ -445,7 +445,7 @@ fn a_disabled_ring_throws_away_what_is_sent() {
 /// Refused requests: reported if the front end requested an acknowledgement, otherwise the
 /// connection ends.
 #[test]
-fn refusals_are_told() {
+fn refusals_are_reported() {
     let mut bench = Bench::new(0);
     assert_eq!(bench.ask(99, &[], &[]), 1, "unknown");
     assert_eq!(bench.ask(SET_FEATURES, &[0; 7], &[]), 1, "a wrong length");
@@ -470,7 +470,7 @@ fn refusals_are_told() {
 /// Goal: loans are recalled in time even if nothing else happens. Method: the deadline of a packet
 /// received just now is available without a turn.
 #[test]
-fn receiving_tells_when_it_is_due() {
+fn receiving_reports_when_it_is_due() {
     let mut bench = Bench::started(0);
     assert_eq!(bench.device.next_deadline(), None);
     bench.send(1);
@@ -532,7 +532,7 @@ fn calls_do_not_block() {
 }
 
 #[test]
-fn the_network_is_told_where_a_guest_went() {
+fn the_network_learns_where_a_guest_went() {
     let mut bench = Bench::started(0);
     bench.tell(SEND_RARP, &[2, 0, 0, 0, 0, 7, 0, 0], &[]);
     let packets = bench.receive();

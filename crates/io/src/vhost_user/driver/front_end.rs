@@ -242,7 +242,7 @@ mod tests {
     /// about their call descriptors, gets both. Method: a device that accepts every request but
     /// offers only acknowledgements counts what it receives.
     #[test]
-    fn devices_without_slots_are_told_all_regions_together() {
+    fn devices_without_slots_get_all_regions_together() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let device = thread::spawn(move || {
             let mut channel = Channel::new(theirs.into());

@@ -233,7 +233,7 @@ fn ranges_of_the_configuration_end_within_it() {
 }
 
 #[test]
-fn unknown_requests_are_told_from_bad_ones() {
+fn unknown_requests_are_distinguished_from_bad_ones() {
     // Requests for the back-end channel, the IOMMU, post-copy and in-band kicks, which are not
     // offered.
     for code in [0, 21, 22, 26, 28, 33, 35, 41, u32::MAX] {

@@ -119,7 +119,7 @@ fn without_protocol_features_rings_are_enabled_from_the_start() {
 }
 
 #[test]
-fn stopping_tells_the_base_and_forgets_the_descriptors() {
+fn stopping_reports_the_base_and_closes_the_descriptors() {
     let mut session = agreed(feature::VERSION_1);
     done(&mut session, ring(1, RingRequest::Call(Some(file()))));
     run(&mut session, 1);

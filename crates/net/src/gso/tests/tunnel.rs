@@ -45,7 +45,7 @@ proptest! {
 /// version; an outer TCP header; no partial checksum; an outer and an inner fragment; the outer
 /// packet's kind; headers not fully pulled.
 #[test]
-fn false_claims_about_tunnels_are_told_apart() {
+fn false_claims_about_tunnels_are_distinguished() {
     use OffloadError as E;
     let (mut memory, ledger) = (memory(), Ledger::new());
     let whole = Tunnelled::vxlan(false, Spec::plain(true, true, pattern(4000)));

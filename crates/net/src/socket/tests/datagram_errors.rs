@@ -9,7 +9,7 @@ use core::net::SocketAddr;
 
 /// Goal: a connected socket gets the error once, from whatever call comes next; others get none.
 #[test]
-fn a_closed_port_is_told_to_who_is_connected() {
+fn a_connected_socket_learns_of_a_closed_port() {
     for ip in [v4, v6] {
         let mut b = Bench::new();
         let family = if ip(0).is_ipv4() { Family::V4 } else { Family::V6 };
@@ -41,7 +41,7 @@ fn a_closed_port_is_told_to_who_is_connected() {
 /// Goal: a socket with the option gets each error with all details, connected or not. When all are
 /// taken, none is pending.
 #[test]
-fn errors_wait_for_who_wants_them() {
+fn errors_wait_for_their_reader() {
     for ip in [v4, v6] {
         let mut b = Bench::new();
         let family = if ip(0).is_ipv4() { Family::V4 } else { Family::V6 };
@@ -80,7 +80,7 @@ fn errors_wait_for_who_wants_them() {
 }
 
 #[test]
-fn who_wants_errors_no_more_loses_those_that_wait() {
+fn a_socket_that_declines_errors_loses_waiting_ones() {
     let mut b = Bench::new();
     let id = b.datagram(CLIENT, Family::V4);
     b.hosts[CLIENT].set_receive_errors(id, Family::V4, true).expect("open socket");

@@ -215,7 +215,7 @@ fn gotcha_03_calls_that_fail_leave_no_hole() {
 /// Goal: each return raises an event, also if its notice was joined, and so do notices left after a
 /// read; reading never blocks.
 #[test]
-fn gotcha_05_and_06_each_return_is_news() {
+fn gotcha_05_and_06_each_return_is_an_event() {
     let mut l = Lent::new();
     assert_eq!(l.notice(), Err(Error::WouldBlock));
     let told = |l: &mut Lent| {
@@ -247,7 +247,7 @@ fn gotcha_08_disconnecting_keeps_numbers_and_notices() {
 /// Goal: after `close`, lent datagrams are still sent and their memory is returned without a
 /// notice; a pending datagram is dropped, and its memory is returned too.
 #[test]
-fn gotcha_09_closing_tells_nobody_and_keeps_the_memory() {
+fn gotcha_09_closing_reports_nothing_and_keeps_the_memory() {
     let mut l = Lent::new();
     for _ in 0..10 {
         assert_eq!(l.send(1000), Ok(1000));

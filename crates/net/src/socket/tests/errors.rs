@@ -38,7 +38,7 @@ fn a_listener_neither_sends_nor_connects() {
 }
 
 #[test]
-fn the_outcome_of_connecting_is_told_once() {
+fn the_outcome_of_connecting_is_reported_once() {
     let mut b = Bench::new();
     b.listen(80, 1);
     let id = b.connecting(80);
@@ -63,7 +63,7 @@ fn a_refused_socket_can_connect_again() {
 }
 
 #[test]
-fn a_reset_is_told_once_and_then_it_is_the_end() {
+fn a_reset_is_reported_once_and_then_the_stream_ends() {
     let mut b = Bench::new();
     let (server, client) = b.connected();
     let linger = |options: &mut crate::socket::Options| options.linger = Linger::Reset;

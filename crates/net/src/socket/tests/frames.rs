@@ -124,7 +124,7 @@ fn take_frames(b: &mut Bench) -> Vec<Frame> {
 /// Goal: a socket with room but without a frame is not writable. It is woken when there is a frame,
 /// even if only time passes, and whether it tried to send or was only polled.
 #[test]
-fn who_found_no_frame_is_told() {
+fn a_socket_without_a_frame_is_woken_when_one_is_free() {
     for tries in [true, false] {
         let mut b = little();
         let (_, client) = connections(&mut b, 1)[0];
@@ -185,7 +185,7 @@ fn small_writes_share_a_frame() {
 
 /// Goal: a greedy sender gets half of the memory, the next half of the rest; shares grow again.
 #[test]
-fn shares_shrink_with_those_who_send() {
+fn shares_shrink_with_the_number_of_senders() {
     let mut b = little();
     b.hosts[CLIENT].stack_mut().tcp_settings_mut().send_buffer = 16 << 20;
     let pairs = connections(&mut b, 2);
@@ -211,7 +211,7 @@ fn shares_shrink_with_those_who_send() {
 
 /// Goal: sockets that are closed while they wait are purged, even if memory stays short.
 #[test]
-fn the_list_of_those_who_wait_is_bounded() {
+fn the_list_of_waiters_is_bounded() {
     let mut b = little();
     let (_, client) = connections(&mut b, 1)[0];
     let frames = take_frames(&mut b);

@@ -33,7 +33,7 @@ fn gotcha_02_only_the_last_entry_counts() {
 
 /// Goal: taking one of several entries raises an event, as the socket is still ready.
 #[test]
-fn gotcha_05_what_is_left_is_news() {
+fn gotcha_05_the_rest_is_an_event() {
     let mut l = Lent::new();
     l.b.hosts[CLIENT].set_timestamping(l.client, STAMPS).expect("known bits");
     assert_eq!(l.send(1000), Ok(1000));

@@ -107,7 +107,7 @@ impl Lent {
 /// Goal: sending copies nothing, the peer gets every byte, and each call has a number, reported
 /// when all of the call is acknowledged (gotcha 4).
 #[test]
-fn gotcha_04_06_and_07_calls_are_told_when_acknowledged() {
+fn gotcha_04_06_and_07_calls_are_reported_when_acknowledged() {
     let mut l = Lent::new();
     assert_eq!(l.send(4000), Ok(4000));
     assert!(!l.is_told() && l.notice() == Err(Error::WouldBlock), "gotcha 6: it never blocks");
@@ -128,7 +128,7 @@ fn gotcha_04_06_and_07_calls_are_told_when_acknowledged() {
 /// Goal: an ACK for a part of a call reports nothing, and all of the call's memory stays lent
 /// (gotcha 4).
 #[test]
-fn gotcha_04_a_part_that_is_acknowledged_is_not_told_of() {
+fn gotcha_04_an_acknowledged_part_is_not_reported() {
     let mut l = Lent::new();
     let now = l.b.now;
     let small = |options: &mut Options| options.receive_buffer = Some(4096);
@@ -322,7 +322,7 @@ fn gotcha_08_disconnecting_keeps_numbers_and_notices() {
 /// Goal: after `close` the bytes are still sent, from memory that is kept until they are
 /// acknowledged, without a notice (gotcha 9).
 #[test]
-fn gotcha_09_closing_tells_nobody_and_keeps_the_memory() {
+fn gotcha_09_closing_reports_nothing_and_keeps_the_memory() {
     let mut l = Lent::new();
     assert_eq!(l.send(30_000), Ok(30_000));
     let now = l.b.now;

@@ -270,7 +270,7 @@ fn send_datagram(b: &mut Bench, client: SocketId, port: u16, payload: &[u8]) {
 
 /// Goal: a datagram is handed out whole, in its received pieces, or stays queued.
 #[test]
-fn datagrams_are_handed_out_whole() {
+fn datagrams_are_lent_whole() {
     let mut b = Bench::new();
     let (server, client) = datagrams(&mut b, 53);
     assert_eq!(receive_datagram(&mut b, server, &MOST).unwrap_err(), Error::WouldBlock);

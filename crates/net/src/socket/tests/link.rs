@@ -48,7 +48,7 @@ fn to(address: Option<MacAddr>, protocol: EtherType) -> SendTo {
 /// Goal: whole frames and payloads arrive at each socket with a matching protocol, with their
 /// metadata; receiving copies nothing.
 #[test]
-fn frames_go_to_all_who_want_them() {
+fn frames_go_to_all_subscribers() {
     let mut b = Bench::new();
     let all = b.packets(SERVER, PacketOptions::ALL, false);
     let payload = b.packets(SERVER, OTHER, true);

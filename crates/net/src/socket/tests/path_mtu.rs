@@ -291,7 +291,7 @@ fn the_middle_of_a_datagram_names_no_socket() {
 /// Goal: sockets get errors as each setting says: over IPv4 not with `Dont`, over IPv6 not with
 /// `Interface` and `Omit`; the latter two never update the path MTU.
 #[test]
-fn errors_are_believed_and_told_as_each_kind_says() {
+fn errors_are_trusted_and_reported_by_kind() {
     for ip in [v4, v6] {
         for how in ALL {
             let mut b = Bench::new();

@@ -101,7 +101,7 @@ fn a_backlog_of_one_holds_two() {
 
 /// RFC 6056: one port does not predict the next.
 #[test]
-fn ports_cannot_be_foretold() {
+fn ports_are_unpredictable() {
     let mut b = Bench::new();
     let ports: Vec<u16> = (0..64)
         .map(|_| {

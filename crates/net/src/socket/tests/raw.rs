@@ -31,7 +31,7 @@ impl Bench {
 /// Goal: packets of a protocol arrive whole, in fragments if needed, at each matching socket, with
 /// the IP header over IPv4; receiving copies nothing.
 #[test]
-fn packets_of_any_protocol_go_to_all_who_want_them() {
+fn packets_of_any_protocol_go_to_all_subscribers() {
     for ip in [v4, v6] {
         let mut b = Bench::new();
         let servers = [(); 2].map(|()| b.raw(SERVER, family(ip), OTHER));

@@ -25,7 +25,7 @@ fn from_new_to_closed() {
 
 /// Goal: a socket that a poll found not writable reports room, though no send failed.
 #[test]
-fn who_only_polls_hears_of_room() {
+fn a_socket_that_is_only_polled_reports_room() {
     let mut b = Bench::new();
     let (_, client) = b.connected();
     let mut sent = 0;

@@ -253,7 +253,7 @@ fn a_reader_holds_memory_for_the_default_term() {
 /// Goal: a reader that pins memory at the end of a term delays its return by at most about twice
 /// the time it reads, and is polled rarely if it takes long: after 1, 2, 4, 8, 10 and 10 ms.
 #[test]
-fn who_reads_at_the_end_of_a_term_ends_reading() {
+fn a_reader_at_the_end_of_a_term_ends_reading() {
     for (until, back) in [(5, 6), (9, 12), (19, 20), (29, 30), (30, 40)] {
         let mut t = Bound::new();
         t.send(LentCall::for_term(ms(5)));
@@ -331,7 +331,7 @@ fn what_is_summed_here_is_our_own() {
 /// Goal: calls whose terms end together are reported in order, in one notice, whatever the indices
 /// of their groups.
 #[test]
-fn calls_that_end_together_are_told_together() {
+fn calls_that_end_together_are_reported_together() {
     let mut t = Bound::new();
     for round in 0..2 {
         t.send(LentCall::for_term(ms(10)));

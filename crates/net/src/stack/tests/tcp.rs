@@ -79,7 +79,7 @@ fn data(len: usize) -> Vec<u8> {
 
 /// RFC 9293 §3.10.7.1: without a listener a SYN is reset, with the numbers that the peer expects.
 #[test]
-fn nobody_listens() {
+fn a_port_without_a_listener_refuses() {
     for (ours, peer) in FAMILIES {
         let mut b = Bench::host(Caps::plain(1500));
         let (local, remote) = endpoints(ours, peer);

@@ -38,7 +38,7 @@ fn a_station_is_learned_ages_and_is_forgotten() {
 
 /// In a VLAN without other ports, and after its only other port was removed.
 #[test]
-fn a_packet_for_nobody_is_counted() {
+fn a_packet_without_a_receiver_is_counted() {
     let mut t = Harness::new([port(), in_vlans(access(7)), port()]);
     t.expect_drop(1, &plain(2, 1), PortDrop::NobodyElse);
     assert_eq!(t.leaves_by(0, &plain(2, 1)), [2]);
@@ -187,7 +187,7 @@ fn storms_are_bounded_by_kind() {
 
 /// A static station is accepted at no other port, is not flooded to, and does not age.
 #[test]
-fn a_station_that_was_told_stays() {
+fn a_static_station_stays() {
     let mut t = Harness::new([port(), PortConfig { addresses_max: 1, ..port() }, port()]);
     t.send(0, &plain(99, 2));
     t.switch.add_station(mac(2), vid(1), t.ports[1], t.now).expect("room");

@@ -91,7 +91,7 @@ fn a_station_is_itself() {
 /// valid one; options of length zero; truncated messages, options and extension headers; router
 /// advertisements and redirects; everything behind a tag.
 #[test]
-fn a_station_is_nobody_else() {
+fn a_station_cannot_take_over_another() {
     let mut t = guarded();
     let other: Ipv6Addr = "2001:db8::7".parse().expect("an address");
     let two_options = |second: MacAddr| {

@@ -84,7 +84,7 @@ fn late_answers_are_not_waited_for() {
 /// delayed: the owner reports that it has looked for an answer in vain. Later data is treated as
 /// usual.
 #[test]
-fn an_owner_tells_that_its_answer_is_late() {
+fn an_owner_reports_that_its_answer_is_late() {
     fn late(t: &mut Script) -> &mut Script {
         t.act(|c, _| c.answer_is_late())
     }
@@ -141,7 +141,7 @@ fn holes_are_reported_at_once() {
 /// RFC 2018 §4: the block that grew last comes first, then others: at most four, or three beside
 /// timestamps.
 #[test]
-fn sack_blocks_in_order_of_news() {
+fn sack_blocks_in_order_of_arrival() {
     let mut t = Script::sack();
     t.recv(". 1001:2001 ack 1").expect(". 1 ack 1 sack 1001-2001");
     t.recv(". 5001:6001 ack 1").expect(". 1 ack 1 sack 5001-6001,1001-2001");

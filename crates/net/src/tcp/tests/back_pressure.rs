@@ -127,7 +127,7 @@ fn a_shut_window_is_probed_for_bytes_to_come() {
 
 /// Data in flight has its own timer. Its acknowledgment notifies the owner, or starts the probes.
 #[test]
-fn an_owner_that_waits_is_told_by_the_next_ack() {
+fn a_waiting_owner_is_woken_by_the_next_ack() {
     let mut t = Script::plain();
     t.write(1000).expect("P. 1:1001 ack 1");
     t.c.take_events();

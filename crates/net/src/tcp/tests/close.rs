@@ -114,7 +114,7 @@ fn disown_closes_or_resets() {
 /// RFC 1122 §4.2.2.13: data after the owner has closed is answered with a reset; the ACK of a FIN
 /// is not.
 #[test]
-fn data_for_nobody_resets() {
+fn data_without_a_receiver_causes_a_reset() {
     let mut t = Script::plain();
     t.act(|c, now| c.disown(now)).expect("F. 1 ack 1").recv(". 1 ack 2").quiet();
     t.recv("FP. 1:101 ack 2").verdict(Verdict::Reset).quiet().state(State::Closed);

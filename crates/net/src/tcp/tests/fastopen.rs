@@ -228,7 +228,7 @@ fn a_fin_ahead_of_data_that_never_comes() {
 
 /// A connection that tests the path reports at its end that data arrived.
 #[test]
-fn data_tells_that_the_path_is_mended() {
+fn data_shows_that_the_path_works_again() {
     for retried in [true, false] {
         let mut t = watched();
         if retried {

@@ -21,7 +21,7 @@ fn resets_must_match() {
 /// As on Linux, a reset also counts right after the highest data that SACK has reported, and with
 /// the number of a FIN that has been taken.
 #[test]
-fn resets_of_who_sent_more() {
+fn resets_of_a_peer_that_sends_more() {
     let mut t = Script::sack();
     t.recv("P. 101:201 ack 1").expect(". 1 ack 1 sack 101-201");
     t.recv("P. 301:401 ack 1").expect(". 1 ack 1 sack 301-401,101-201");

@@ -71,7 +71,7 @@ fn timeouts_are_counted() {
 
 /// A repeated SYN counts as a retransmission. Our SYN is acknowledged like a byte.
 #[test]
-fn handshakes_of_who_connects() {
+fn handshakes_of_clients() {
     let mut t = Script::connect(settings());
     t.expect_first_syn("S 0").wait(1000).expect("S 0").wait(100);
     t.recv("S. 0 ack 1 mss 1000 sackOK").expect(". 1 ack 1");

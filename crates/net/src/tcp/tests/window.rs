@@ -497,7 +497,7 @@ fn records_do_not_share_segments() {
 
 /// `TCP_INFO`: time limited by the peer's window and by the send buffer, and the counters.
 #[test]
-fn info_tells_what_limited() {
+fn info_reports_what_limited() {
     let settings = Settings { send_buffer: 5000, send_buffer_max: 5000, ..plain() };
     let mut t = Script::open(settings, "S 0 win 65535 mss 1000");
     t.wait(50).write(1000).expect("P. 1:1001").wait(10).recv(". 1 ack 1001 win 0");
@@ -586,7 +586,7 @@ fn calls_fill_what_leaves_at_once() {
 /// As on Linux, out-of-order data makes the buffer grow, except on a connection that is not
 /// accepted yet.
 #[test]
-fn who_waits_to_be_accepted_has_no_larger_buffer() {
+fn an_unaccepted_connection_has_no_larger_buffer() {
     let settings = Settings { receive_buffer: 65_536, ..settings() };
     let mut t = Script::open(settings, "S 0 win 65535 mss 1000 sackOK");
     t.c.is_queued = true;

@@ -325,7 +325,7 @@ mod tests {
 
     /// Goal: a task that waits for one level and then for another is woken by the other.
     #[test]
-    fn who_waits_hears_of_the_level_that_is_full() {
+    fn a_waiter_learns_of_the_level_that_is_full() {
         let (group, all) = (Arc::new(Budget::new(100)), Arc::new(Budget::new(100)));
         let levels = Levels { socket: Budget::new(10), group: Some(group.clone()), all };
         let woken = Arc::new(Woken(AtomicBool::new(false)));

@@ -90,7 +90,7 @@ fn messages() -> Vec<(u32, Vec<u8>)> {
 /// Goal: a file of an unresponsive server blocks nothing, whatever message it comes with: neither
 /// when it is checked nor when it is closed. It ends the session.
 #[test]
-fn files_of_a_silent_server_hold_nobody_up() {
+fn files_of_a_silent_server_block_no_other_operation() {
     let Some(Silent { server, file }) = Silent::open() else {
         println!("skipped: no right to mount, or no FUSE");
         return;
@@ -146,7 +146,7 @@ fn descriptors_of_other_kinds_are_not_taken() {
 
 /// Goal: a port with too many pending closes accepts no front ends until some are done.
 #[test]
-fn a_port_that_waits_for_its_closing_meets_nobody() {
+fn a_port_that_waits_for_its_closing_gets_no_packets() {
     use crate::vhost_user::closing::{CLOSING_MAX, Closing};
     let folder = std::env::temp_dir().join(format!("towpath-closing-{}", std::process::id()));
     std::fs::create_dir(&folder).unwrap();

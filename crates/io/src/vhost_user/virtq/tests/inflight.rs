@@ -209,7 +209,7 @@ fn inline_frames_are_taken_once() {
 /// Goal: a process that ends while it returns a batch has returned either all of it or none.
 /// Method: the states between the stores are made from those before and after.
 #[test]
-fn a_batch_is_given_back_whole_or_not_at_all() {
+fn a_batch_is_returned_whole_or_not_at_all() {
     for features in layouts() {
         for is_visible in [true, false] {
             let (mut world, mut random) = (World::new(features), Random(7));

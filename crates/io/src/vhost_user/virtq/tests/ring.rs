@@ -204,7 +204,7 @@ fn a_queue_goes_on_from_its_base() {
 
 /// Goal: a driver is called no more often than it requested, and a requested kick is made.
 #[test]
-fn who_does_not_want_to_be_told_is_not() {
+fn notifications_can_be_switched_off() {
     for features in layouts() {
         let ram = ram();
         let mut driver = queue(&ram, 16, features);

@@ -295,7 +295,7 @@ fn a_loan_ends_with_its_term() {
 /// Goal: a holder of all packets does not stop the guest: beyond three quarters of the ring, the
 /// oldest loans end.
 #[test]
-fn a_ring_is_not_starved_by_who_holds_packets() {
+fn a_ring_is_not_starved_by_held_packets() {
     let mut bench = Bench::new(feature::INDIRECT);
     let mut held = Vec::new();
     let mut returned = 0;

@@ -266,7 +266,7 @@ const SEGMENT_NANOS: f64 = 70e6;
 /// Goal: a process that others stop for two thirds of the time, in the middle of trials, learns
 /// like any other.
 #[test]
-fn who_is_stopped_learns() {
+fn a_stopped_worker_learns_of_it() {
     for (seed, ratio) in [0.2, 0.8, 1.25, 5.0].into_iter().enumerate() {
         for begin in [0, usize::MAX] {
             let costs = Costs::new(begin);
@@ -308,7 +308,7 @@ fn sizes_that_go_together_are_decided_each() {
 
 /// Goal: a sender that sends too little for a trial is left alone, even after hours of silence.
 #[test]
-fn who_sends_little_is_not_tried() {
+fn a_sender_of_little_is_not_tried() {
     let (costs, world) = (Costs::new(4096), World::new(1, 0.0));
     for _ in 0..10_000 {
         costs.made(4096, 1, 4096, &world);

@@ -250,7 +250,8 @@ fn ends_of_instances_and_of_top() {
     }
     if cfg!(debug_assertions) {
         fs::remove_file(folder.0.join("after")).unwrap();
-        let terminal = Terminal::start(&folder, "second", "TOWPATH_TOP_PANIC=1", "");
+        let terminal =
+            Terminal::start(&folder, "second", "TOWPATH_TOP_PANIC=1 RUST_BACKTRACE=0", "");
         let screen = terminal.assert_restored("101");
         assert!(screen.contains("TOWPATH_TOP_PANIC is set"), "{screen}");
     }

@@ -70,8 +70,7 @@ impl Stack {
         if self.tcp.count() >= self.tcp.connections_max {
             return Err(ConnectError::Limit);
         }
-        let past =
-            self.tcp.time_wait.find(local, remote).map(|remembered| remembered.remains.snd_nxt);
+        let past = self.tcp.time_wait.find(local, remote).map(|entry| entry.state.snd_nxt);
         self.tcp.time_wait.remove(local, remote);
         let sizes = self.connect_sizes(connect);
         let opening = continued(self.tcp.opening(local, remote, sizes, now), past);

@@ -268,9 +268,9 @@ impl Table {
             self.timers.push(Reverse((deadline, handle)));
         }
         if slot.indexed && connection.state() == State::TimeWait && !connection.wants_output() {
-            let remembered = TimeWaitEntry::new(connection, now);
+            let entry = TimeWaitEntry::new(connection, now);
             self.unindex(index);
-            self.time_wait.insert(remembered);
+            self.time_wait.insert(entry);
         } else if slot.indexed && connection.state() == State::Closed && !connection.wants_output()
         {
             self.unindex(index);

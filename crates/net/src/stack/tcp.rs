@@ -235,13 +235,13 @@ impl Stack {
         }
         let mut past = None;
         let interval = self.tcp.settings.invalid_ratelimit;
-        if let Some(remembered) = self.tcp.time_wait.find_mut(local, remote) {
-            let arrival = remembered.arrival(segment, interval, cx.now);
-            let (header, options) = remembered.answer(cx.now);
+        if let Some(entry) = self.tcp.time_wait.find_mut(local, remote) {
+            let arrival = entry.arrival(segment, interval, cx.now);
+            let (header, options) = entry.answer(cx.now);
             let opens = self.tcp.transparent || self.tcp.listeners.find(local).is_some();
             match arrival {
                 Arrival::Reopen if opens => {
-                    past = Some(remembered.remains.snd_nxt);
+                    past = Some(entry.state.snd_nxt);
                     self.tcp.time_wait.remove(local, remote);
                 }
                 Arrival::End => return self.tcp.time_wait.remove(local, remote),

@@ -22,7 +22,7 @@ const RESET_PAWS_VALID: Duration = Duration::from_secs(60);
 pub(super) struct TimeWaitEntry {
     local: SocketAddr,
     remote: SocketAddr,
-    pub(super) remains: TimeWaitState,
+    pub(super) state: TimeWaitState,
     /// End of TIME-WAIT; restarted when the peer seems to have lost our last ACK.
     until: Instant,
     /// When a segment without data was last answered.
@@ -46,7 +46,7 @@ impl TimeWaitEntry {
     pub(super) fn new(connection: &Connection, now: Instant) -> Self {
         let (local, remote) = (connection.local(), connection.remote());
         let until = now + TIME_WAIT;
-        Self { local, remote, remains: connection.remains(), until, answered_at: None }
+        Self { local, remote, state: connection.time_wait_state(), until, answered_at: None }
     }
 
     /// Processes a segment, as Linux does with `tcp_rfc1337` 0. Segments without data are answered
@@ -60,9 +60,9 @@ impl TimeWaitEntry {
     ) -> Arrival {
         let flags = segment.header.flags;
         let (syn, reset) = (flags.contains(Flags::SYN), flags.contains(Flags::RST));
-        let (seq, next) = (Seq(segment.header.sequence), self.remains.rcv_nxt);
+        let (seq, next) = (Seq(segment.header.sequence), self.state.rcv_nxt);
         let takes_numbers = segment.len > 0 || flags.intersects(Flags::SYN | Flags::FIN);
-        let timestamps = &mut self.remains.timestamps;
+        let timestamps = &mut self.state.timestamps;
         let value = segment.options.timestamps.map(|(value, _)| value);
         let value = value.filter(|_| timestamps.enabled);
         let age = now.since(timestamps.recent_at);
@@ -101,7 +101,7 @@ impl TimeWaitEntry {
 
     /// Builds the last ACK of the connection.
     pub(super) fn answer(&self, now: Instant) -> (Header, Options) {
-        let TimeWaitState { snd_nxt, rcv_nxt, window, timestamps } = self.remains;
+        let TimeWaitState { snd_nxt, rcv_nxt, window, timestamps } = self.state;
         let header = Header {
             source_port: self.local.port(),
             destination_port: self.remote.port(),

@@ -399,7 +399,7 @@ pub(crate) struct TimeWaitState {
 
 impl Connection {
     /// Returns the state to keep in TIME-WAIT.
-    pub(crate) fn remains(&self) -> TimeWaitState {
+    pub(crate) fn time_wait_state(&self) -> TimeWaitState {
         let field = self.receive.window() >> self.receive.window_scale;
         TimeWaitState {
             snd_nxt: self.send.nxt,

@@ -185,19 +185,6 @@ pub enum Problem {
     NothingLeft,
 }
 
-/// Returns the host's ephemeral ports; the kernel's default range if the host's cannot be read.
-pub fn ephemeral_ports() -> RangeInclusive<u16> {
-    const DEFAULT: RangeInclusive<u16> = 32_768..=60_999;
-    let Ok(text) = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range") else {
-        return DEFAULT;
-    };
-    let mut ports = text.split_ascii_whitespace().map(str::parse);
-    match (ports.next(), ports.next()) {
-        (Some(Ok(first)), Some(Ok(last))) => first..=last,
-        _ => DEFAULT,
-    }
-}
-
 /// Parses all specifications of one protocol. A specification that means all ports leaves out
 /// `ephemeral`, the ports that the host assigns by itself.
 ///

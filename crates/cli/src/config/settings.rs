@@ -13,6 +13,7 @@ use clap::error::ErrorKind;
 use towpath_gateway::config::{CaptureFile, Config, Subnet4, Subnet6};
 use towpath_gateway::publish::{self, JoinedPort, Protocol, Publish};
 use towpath_gateway::resolv;
+use towpath_io::namespace::listening::ephemeral_ports;
 
 use crate::config::args::{Arguments, GatewayArguments, NetworkArguments};
 use crate::config::{hints, link};
@@ -84,7 +85,7 @@ pub(crate) fn host_resolvers() -> Vec<SocketAddr> {
 }
 
 fn publish(arguments: &NetworkArguments) -> anyhow::Result<Vec<Publish>> {
-    let ephemeral = publish::ephemeral_ports();
+    let ephemeral = ephemeral_ports();
     let [tcp, udp] = [&arguments.tcp_ports, &arguments.udp_ports]
         .map(|specs| specs.iter().filter(|spec| *spec != AUTO).cloned().collect::<Vec<String>>());
     let mut publish =

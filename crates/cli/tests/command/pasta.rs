@@ -181,7 +181,7 @@ fn a_container_is_served_as_podman_asks() {
     wait_for("the end with the process", || is_gone(daemon));
 }
 
-/// Goal: the gateway's address leads to the host's loopback only if that is wanted.
+/// Goal: the gateway's address leads to the host's loopback, or that of `--map-host-loopback` does.
 #[test]
 fn the_gateway_is_mapped_on_request() {
     skip_if!(no_root());
@@ -274,8 +274,8 @@ fn failures_are_the_callers_to_see() {
     assert!(!bench.shown().contains("d0"), "{}", bench.shown());
 }
 
-/// Goal: messages go to the file once the network is ready, and the process stays in the foreground
-/// if that is wanted.
+/// Goal: messages go to the file once the network is ready, and `--foreground` keeps the process in
+/// the foreground.
 #[test]
 fn messages_go_to_a_file() {
     skip_if!(no_root());
@@ -298,7 +298,7 @@ fn messages_go_to_a_file() {
     assert!(!errors(&ended).contains("confinement: "), "{}", errors(&ended));
 }
 
-/// Goal: a bound namespace is served until its file goes, or beyond that if that is wanted.
+/// Goal: a bound namespace is served until its file is removed, with `--no-netns-quit` beyond that.
 #[test]
 fn a_bound_namespace_is_served_until_its_file_goes() {
     skip_if!(no_root());
@@ -362,7 +362,7 @@ fn an_interface_of_the_caller_is_served() {
 }
 
 /// Goal: without options for ports, those on which programs inside listen are published while they
-/// do; connections of the host's loopback reach the loopback inside if that is wanted.
+/// do; with `--host-lo-to-ns-lo`, connections from the host's loopback reach the loopback inside.
 #[test]
 fn ports_of_programs_are_followed() {
     skip_if!(no_root());

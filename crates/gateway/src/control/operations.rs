@@ -25,6 +25,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde_json::Value;
+use towpath_io::namespace::listening::ephemeral_ports;
 use towpath_net::switch::vlan::{Vid, VlanSet};
 use towpath_net::switch::{PortVlans, Prefix, Role, StormRates};
 
@@ -151,7 +152,7 @@ pub fn static_lease(mut fields: Fields) -> Result<StaticLease, Wrong> {
 
 /// Parses the ports of the host to publish for a guest: lists of specifications for TCP and UDP.
 pub fn publish(fields: &mut Fields, guest: &Target) -> Result<Vec<Publish>, Wrong> {
-    let ephemeral = publish::ephemeral_ports();
+    let ephemeral = ephemeral_ports();
     let mut all = Vec::new();
     for (name, protocol) in [("tcp", Protocol::Tcp), ("udp", Protocol::Udp)] {
         let specs = fields.texts(name)?;

@@ -39,7 +39,7 @@ pub struct Wanted {
     pub tcp: bool,
     /// UDP ports.
     pub udp: bool,
-    /// Also ports on loopback addresses, of which others are no part.
+    /// Also ports of sockets that are bound to a loopback address.
     pub on_loopback: bool,
     /// TCP ports that are not reported.
     pub except: Vec<u16>,
@@ -173,8 +173,9 @@ fn parse(line: &str, is_udp: bool) -> Option<(IpAddr, u16)> {
     Some((address, port))
 }
 
-/// Returns the ports that the kernel assigns by itself; its default range if that is not known.
-fn ephemeral_ports() -> RangeInclusive<u16> {
+/// Returns the ephemeral ports of the current network namespace, which the kernel assigns by
+/// itself; the kernel's default range if the setting cannot be read.
+pub fn ephemeral_ports() -> RangeInclusive<u16> {
     const DEFAULT: RangeInclusive<u16> = 32_768..=60_999;
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
     let text = text.unwrap_or_default();

@@ -220,8 +220,8 @@ fn check(packet: &Packet, config: &PortConfig) {
             assert!(*native != Some(vid) && allowed.contains(vid));
         }
     }
-    if let Some(cut) = packet.cut() {
-        assert!(caps.cuts && caps.checksum && packet.offload().gso.is_none());
+    if let Some(cut) = packet.segmentation() {
+        assert!(caps.segments && caps.checksum && packet.offload().gso.is_none());
         let segment = headers.len() + cut.size().min(packet.payload_len());
         assert!(segment - network_at <= usize::from(caps.mtu));
         return;
@@ -265,7 +265,7 @@ fn port_config(input: &mut Input<'_>) -> PortConfig {
         uso: bit(3),
         tunnel: bit(7),
         gso_bytes_max: u32::from(input.u16()),
-        cuts: bit(0) && bit(5),
+        segments: bit(0) && bit(5),
     };
     let vlans = match bit(4) {
         false => PortVlans::Access(vid(input)),

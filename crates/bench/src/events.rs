@@ -30,7 +30,7 @@ use super::Timed;
 use super::cases::{Case, Selection};
 use super::lab::{self, Network};
 use super::process;
-use super::report::{machine, short, told};
+use super::report::{machine, reported, short};
 use super::results::{Results, Series, System};
 use crate::say;
 
@@ -89,7 +89,7 @@ pub(super) fn measure(plan: &Timed, scratch: &Path) -> anyhow::Result<(Results, 
     for round in 1..=plan.rounds {
         for (group, series) in groups.iter_mut().zip(&mut series) {
             failures += group.round(round, series, plan.span);
-            series.iter().for_each(|series| told(round, plan.rounds, series));
+            series.iter().for_each(|series| reported(round, plan.rounds, series));
         }
     }
     drop(groups);

@@ -23,7 +23,7 @@ use towpath_io::namespace::enter::NetworkNamespace;
 use towpath_io::netlink::Netlink;
 use towpath_io::process_sys::{Forked, fork_into};
 
-use towpath_io::namespace::Kept;
+use towpath_io::namespace::ChildGuard;
 
 /// The outside's address on its link to the host. pasta uses it as the gateway and maps it to the
 /// host's loopback.
@@ -37,7 +37,7 @@ pub(super) const IPERF_PORT: u16 = 5201;
 pub(super) struct Network {
     namespace: NetworkNamespace,
     holder: i32,
-    _holder: Kept,
+    _holder: ChildGuard,
 }
 
 impl Network {
@@ -48,7 +48,7 @@ impl Network {
             Forked::Child => hold(),
             Forked::Parent(child) => {
                 let holder = child.pid.as_raw_pid();
-                let kept = Kept::new(child);
+                let kept = ChildGuard::new(child);
                 let (namespace, _) = NetworkNamespace::of_process(holder)?;
                 Ok(Self { namespace, holder, _holder: kept })
             }

@@ -35,7 +35,7 @@ use clap::{CommandFactory, Parser, ValueEnum};
 use rustix::event::{PollFd, PollFlags, poll};
 use towpath_io::mount;
 use towpath_io::namespace::signals::{self, Signals};
-use towpath_io::namespace::{Isolation, Kept};
+use towpath_io::namespace::{ChildGuard, Isolation};
 use towpath_io::process_sys::Forked;
 
 use cases::{Case, Selection};
@@ -249,7 +249,7 @@ fn bench(arguments: &Arguments) -> anyhow::Result<Ending> {
         Forked::Parent(child) => child,
     };
     let pidfd = child.pidfd.try_clone().context("cannot duplicate a file descriptor")?;
-    let child = Kept::new(child);
+    let child = ChildGuard::new(child);
     loop {
         match wait(&[signals.as_fd(), pidfd.as_fd()])? {
             // Dropping `child` kills it, and everything ends with it.

@@ -55,9 +55,9 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let told = TcpStream::connect((Ipv6Addr::LOCALHOST, self.port))
+        let reported = TcpStream::connect((Ipv6Addr::LOCALHOST, self.port))
             .and_then(|mut stream| stream.write_all(&[QUIT]));
-        if let (Ok(()), Some(thread)) = (told, self.thread.take()) {
+        if let (Ok(()), Some(thread)) = (reported, self.thread.take()) {
             // A panic has been reported, and affects a single connection only.
             let _ = thread.join();
         }

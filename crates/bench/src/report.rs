@@ -41,7 +41,7 @@ pub(super) fn json(results: &Results) -> String {
 }
 
 /// Prints the figures of the last round of a case.
-pub(super) fn told(round: u32, rounds: u32, series: &Series) {
+pub(super) fn reported(round: u32, rounds: u32, series: &Series) {
     let figure = |system: &System| {
         let figure = system.rounds.last().copied().flatten().map_or("failed".into(), short);
         format!("{} {figure}", system.name)

@@ -20,7 +20,7 @@ use super::Timed;
 use super::cases::Case;
 use super::lab::Network;
 use super::process;
-use super::report::{machine, short, told};
+use super::report::{machine, reported, short};
 use super::results::{Results, Series, System};
 use crate::say;
 
@@ -94,7 +94,7 @@ pub(super) fn measure(plan: &Timed) -> anyhow::Result<(Results, usize)> {
                 }
                 system.rounds.push(figure.ok());
             }
-            told(round, plan.rounds, series);
+            reported(round, plan.rounds, series);
         }
     }
     Ok((Results { bench: "ring", circumstances, series }, failures))

@@ -26,7 +26,7 @@ use super::Timed;
 use super::cases::Case;
 use super::ping_pong::Stopwatch;
 use super::process::{self, Running, pin_thread};
-use super::report::{machine, short, told};
+use super::report::{machine, reported, short};
 use super::results::{Results, Series, System};
 use super::scratch::Scratch;
 use super::system::find_program;
@@ -92,7 +92,7 @@ pub(super) fn measure(plan: &Timed, scratch: &Path) -> anyhow::Result<(Results, 
                 }
                 series.systems[index].rounds.push(figure.ok());
             }
-            told(round, plan.rounds, series);
+            reported(round, plan.rounds, series);
         }
     }
     Ok((Results { bench: "vhost", circumstances, series }, failures))

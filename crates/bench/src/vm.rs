@@ -27,7 +27,7 @@ use anyhow::ensure;
 use super::Timed;
 use super::cases::Case;
 use super::process::{self, KernelThreads};
-use super::report::{machine, short, told};
+use super::report::{machine, reported, short};
 use super::results::{Results, Series, System};
 use crate::say;
 
@@ -141,7 +141,7 @@ fn between_drivers(
             series
                 .iter_mut()
                 .filter(is_wanted)
-                .for_each(|series| told(round, timed.rounds, series));
+                .for_each(|series| reported(round, timed.rounds, series));
         }
         if let Some(series) = series.iter_mut().find(|series| series.case.name == COPIES) {
             let copies = match &mut copies {
@@ -151,7 +151,7 @@ fn between_drivers(
             for (system, (_, twice)) in series.systems.iter_mut().zip(SYSTEMS) {
                 system.rounds.push(Some(copies.rate(twice, timed.span)?));
             }
-            told(round, timed.rounds, series);
+            reported(round, timed.rounds, series);
         }
     }
     Ok((series, failures))
@@ -186,7 +186,7 @@ fn between_machines(
                 }
             }
         }
-        series.iter().for_each(|series| told(round, timed.rounds, series));
+        series.iter().for_each(|series| reported(round, timed.rounds, series));
     }
     machines.finish()?;
     Ok((series, 0))

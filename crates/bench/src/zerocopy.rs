@@ -271,7 +271,10 @@ impl Bench<'_> {
         let copied = self.kernel.as_ref().and_then(Kernel::copied_percent).map(|copied| {
             format!("the kernel copied {} % of the calls that lent to it", short(copied))
         });
-        [Some(machine()), Some(setting), copied, arrivals.told()].into_iter().flatten().collect()
+        [Some(machine()), Some(setting), copied, arrivals.reported()]
+            .into_iter()
+            .flatten()
+            .collect()
     }
 
     /// Counts once, because the same calls always take the same instructions.

@@ -168,18 +168,18 @@ fn zerocopy_does_without_a_tap_device() {
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         (output.status.code(), String::from_utf8(output.stdout).unwrap(), errors)
     };
-    let told = "skipped: all cases over TAP";
+    let reported = "skipped: all cases over TAP";
     let names = ["process_4KiB", "udp_process_4KiB", "kernel_udp_process_4KiB"];
     let (code, figures, errors) = bench(&names.join(","));
     assert_eq!((code, errors.contains("skipped")), (Some(0), false), "{errors}");
     assert_eq!(figures.lines().count(), names.len(), "{figures}");
     let (code, figures, errors) = bench("*process_4KiB");
-    assert_eq!((code, errors.contains(told)), (Some(0), true), "{errors}");
+    assert_eq!((code, errors.contains(reported)), (Some(0), true), "{errors}");
     assert!(names.iter().all(|name| figures.contains(&format!("\"{name}\""))), "{figures}");
     let is_whole = |line: &str| is_measured(&serde_json::from_str(line).unwrap());
     assert!(!figures.contains("tap_") && figures.lines().all(is_whole), "{figures}");
     let (code, figures, errors) = bench("tap_process_4KiB");
-    assert_eq!((code, &*figures, errors.contains(told)), (Some(125), "", true), "{errors}");
+    assert_eq!((code, &*figures, errors.contains(reported)), (Some(125), "", true), "{errors}");
     assert!(errors.contains("no case is left to measure"), "{errors}");
 }
 
@@ -375,12 +375,12 @@ fn real_machines_are_left_out_where_there_is_nothing_to_boot() {
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         (output.status.code(), String::from_utf8(output.stdout).unwrap(), errors)
     };
-    let told = "skipped: all cases with real machines: ";
+    let reported = "skipped: all cases with real machines: ";
     let (code, figures, errors) = bench("vm_64B,vm_guests*");
-    assert_eq!((code, errors.contains(told)), (Some(0), true), "{errors}");
+    assert_eq!((code, errors.contains(reported)), (Some(0), true), "{errors}");
     assert_eq!(figures.lines().count(), 1, "{figures}");
     let (code, figures, errors) = bench("vm_guests");
-    assert_eq!((code, &*figures, errors.contains(told)), (Some(125), "", true), "{errors}");
+    assert_eq!((code, &*figures, errors.contains(reported)), (Some(125), "", true), "{errors}");
     assert!(errors.contains("no case is left to measure"), "{errors}");
 }
 

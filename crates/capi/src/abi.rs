@@ -131,7 +131,7 @@ macro_rules! exported {
     )+ };
 }
 
-mod grown;
+mod extensible;
 mod lent_receive;
 mod lifetime;
 mod mmsg;
@@ -238,12 +238,12 @@ exported! {
         let received = buffer.and_then(|buffer| {
             of.receive_message(fd, &mut [buffer], &mut [], flags)
         });
-        let told = received.and_then(|received| {
+        let reported = received.and_then(|received| {
             // SAFETY: the caller vouches for it.
             unsafe { write_source(received.source, address, address_len) }?;
             Ok(received.len)
         });
-        give(on(of, fd, told))
+        give(on(of, fd, reported))
     }
 
     /// `recvmsg(2)`.
@@ -323,8 +323,8 @@ exported! {
             return give_int::<c_int>(on(of, fd, Err(Errno::FAULT)));
         }
         // SAFETY: the caller vouches for it.
-        let told = of.own_name(fd).and_then(|local| unsafe { write_address(local, address, len) });
-        give_done(told)
+        let done = of.own_name(fd).and_then(|local| unsafe { write_address(local, address, len) });
+        give_done(done)
     }
 
     /// `getpeername(2)`.
@@ -333,8 +333,8 @@ exported! {
             return give_int::<c_int>(on(of, fd, Err(Errno::FAULT)));
         }
         // SAFETY: the caller vouches for it.
-        let told = of.remote(fd).and_then(|remote| unsafe { write_address(remote, address, len) });
-        give_done(told)
+        let done = of.remote(fd).and_then(|remote| unsafe { write_address(remote, address, len) });
+        give_done(done)
     }
 
     /// `setsockopt(2)`.
@@ -397,7 +397,7 @@ exported! {
             return give_int::<c_int>(Err(if known { Errno::FAULT } else { Errno::BADF }));
         };
         let given = if request == options::FIONBIO { *argument } else { 0 };
-        give_done(of.ioctl(fd, request, given).map(|told| *argument = told))
+        give_done(of.ioctl(fd, request, given).map(|reported| *argument = reported))
     }
 
     /// `poll(2)`, on descriptors of this instance only.
@@ -463,9 +463,9 @@ exported! {
         if events.is_null() {
             return give_int::<c_int>(Err(Errno::FAULT));
         }
-        let told = of.epoll_wait(set, max, timeout);
-        if let Ok(told) = &told {
-            for (index, event) in told.iter().enumerate() {
+        let reported = of.epoll_wait(set, max, timeout);
+        if let Ok(reported) = &reported {
+            for (index, event) in reported.iter().enumerate() {
                 // SAFETY: the caller vouches for `max` places, and there are no more events.
                 let place = unsafe { events.add(index) };
                 let event = epoll_event { events: event.events, u64: event.data };
@@ -473,7 +473,7 @@ exported! {
                 unsafe { place.write(event) };
             }
         }
-        give_int(told.map(|told| told.len()))
+        give_int(reported.map(|reported| reported.len()))
     }
 
     /// `sendfile(2)`, from a file of the kernel to a socket.
@@ -542,8 +542,8 @@ unsafe fn accept(
 ) -> c_int {
     let accepted = of.accept(fd, flags).and_then(|(fd, remote)| {
         // SAFETY: the caller vouches for it.
-        let told = unsafe { write_address(remote, address, len) };
-        match told {
+        let reported = unsafe { write_address(remote, address, len) };
+        match reported {
             Ok(()) => Ok(fd),
             Err(error) => of.close(fd).and(Err(error)),
         }

@@ -1,7 +1,7 @@
 //! An instance: sockets with their device, descriptors and clock, behind one lock.
 
 use crate::errno::{Errno, Outcome};
-use crate::table::{Files, HandedOut, SocketFile, Told, Watchers, What};
+use crate::table::{ControlWanted, Files, LentPieces, SocketFile, Watchers, What};
 use crate::wire::{self, OUR_MAC, PEER_MAC, PEERS, Wire, WireEnd};
 use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -143,7 +143,7 @@ pub(crate) struct State {
     /// Loans of the program's memory, made when they are first needed.
     pub(crate) loans: Option<Loans>,
     /// Pieces that the program received without a copy and has not returned.
-    pub(crate) handed_out: HandedOut,
+    pub(crate) lent_pieces: LentPieces,
     /// Tasks that wait until the program returns some of these pieces.
     pub(crate) crowded: Vec<Waker>,
     /// Signalled when something changes that a waiting call may wait for.
@@ -227,10 +227,10 @@ impl State {
             nonblocking: flags & libc::SOCK_NONBLOCK != 0,
             domain,
             datagram: self.engine.protocols.is_datagram(id),
-            told: Told::default(),
+            control_wanted: ControlWanted::default(),
             receive_timeout: None,
             send_timeout: None,
-            tell_left: false,
+            reports_unread: false,
             watchers: Watchers::default(),
         }))
     }
@@ -443,7 +443,7 @@ impl Instance {
             wire,
             ending: false,
             loans: None,
-            handed_out: HandedOut::default(),
+            lent_pieces: LentPieces::default(),
             crowded: Vec::new(),
             changed: changed.clone(),
             epoch: 0,

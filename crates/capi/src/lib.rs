@@ -38,5 +38,5 @@ mod wire;
 pub use calls::poll::Polled;
 pub use errno::Errno;
 pub use instance::{Config, Instance};
-pub use queue::{Queue, Told};
+pub use queue::{Queue, TowpathEvent};
 pub use table::epoll::EpollEvent;

@@ -7,11 +7,11 @@
 //! Identifiers are tokens plus one, so that zero is never valid.
 
 mod groups;
-mod kept;
 mod kernel;
 mod messages;
 pub(crate) mod numbers;
 mod operations;
+mod pending;
 mod reports;
 mod send_file;
 mod sending;
@@ -24,10 +24,10 @@ use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
 use crate::memory::pointers::Posted;
 use groups::Groups;
-use kept::{Kept, finish, take_connection};
 use numbers::{COPIED, DONE};
-pub use reports::Told;
-use reports::{id, token, told};
+use pending::{Pending, finish, take_connection};
+pub use reports::TowpathEvent;
+use reports::{id, token};
 use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd};
 use socket::Watched;
 use std::collections::HashMap;
@@ -72,7 +72,7 @@ struct Inner {
     /// Events of one wait.
     found: Vec<Event>,
     /// Operations whose end was not reported.
-    operations: HashMap<u64, Kept>,
+    operations: HashMap<u64, Pending>,
     groups: Groups,
 }
 
@@ -154,8 +154,8 @@ impl Queue {
         if let SocketWork::ReceiveMultishot(group) = work {
             return self.receive_multishot(End::of_instance(of.0, of.1)?, group, (deadline, data));
         }
-        let (task, kept) = operations::task(of, work)?;
-        self.begin(|events| Ok((events.start(task, deadline, data)?, kept)))
+        let (task, pending) = operations::task(of, work)?;
+        self.begin(|events| Ok((events.start(task, deadline, data)?, pending)))
     }
 
     /// Starts an operation on a file of the kernel, of which the queue gets a duplicate.
@@ -207,10 +207,13 @@ impl Queue {
     }
 
     /// Starts an operation. Returns its identifier.
-    fn begin(&self, begin: impl FnOnce(&mut EventQueue) -> Outcome<(Token, Kept)>) -> Outcome<u64> {
+    fn begin(
+        &self,
+        begin: impl FnOnce(&mut EventQueue) -> Outcome<(Token, Pending)>,
+    ) -> Outcome<u64> {
         let mut inner = self.enter()?;
-        let (token, kept) = begin(&mut inner.events)?;
-        inner.operations.insert(id(token), kept);
+        let (token, pending) = begin(&mut inner.events)?;
+        inner.operations.insert(id(token), pending);
         Ok(id(token))
     }
 
@@ -260,43 +263,45 @@ impl Queue {
         notifiers.get(&id).map(Notifier::notify).ok_or(Errno(libc::ESTALE))
     }
 
-    /// Waits until there are `min` events or `deadline` has passed, and calls `tell` with at most
+    /// Waits until there are `min` events or `deadline` has passed, and calls `report` with at most
     /// `max` events. Returns their number.
     pub(crate) fn wait(
         &self,
         (min, max): (usize, usize),
         deadline: Option<Instant>,
-        mut tell: impl FnMut(Told),
+        mut report: impl FnMut(TowpathEvent),
     ) -> Outcome<usize> {
         let mut inner = self.enter()?;
         let Inner { events, found, operations, .. } = &mut *inner;
         let waited = events.wait_many(found, min..=max, deadline).map_err(Errno::from);
         let count = found.len();
-        for event in found.drain(..) {
-            let mut told = told(event);
-            match (event.kind, operations.get_mut(&told.id)) {
-                (EventKind::Step { .. }, Some(Kept::Transfer(report))) => told = report.tell(told),
-                (EventKind::Step { .. }, Some(Kept::Lent(loans)))
-                    if event.is_over && loans.copied() =>
+        for found in found.drain(..) {
+            let mut event = reports::convert(found);
+            match (found.kind, operations.get_mut(&event.id)) {
+                (EventKind::Step { .. }, Some(Pending::Transfer(report))) => {
+                    event = report.complete(event)
+                }
+                (EventKind::Step { .. }, Some(Pending::Lent(loans)))
+                    if found.is_over && loans.copied() =>
                 {
-                    told.flags |= COPIED;
+                    event.flags |= COPIED;
                 }
-                (EventKind::Step { result }, Some(Kept::Multishot)) if !event.is_over => {
-                    told = groups::tell(told, result);
+                (EventKind::Step { result }, Some(Pending::Multishot)) if !found.is_over => {
+                    event = groups::step(event, result);
                 }
-                (EventKind::Completed, Some(kept)) => {
-                    told = finish(events, event.token, kept, told)
+                (EventKind::Completed, Some(pending)) => {
+                    event = finish(events, found.token, pending, event)
                 }
-                (EventKind::Connection, Some(Kept::Accept(flags))) => {
-                    let connection = take_connection(events, event.token, *flags);
-                    told.result = connection.map_or(-1, |fd| fd.into_raw_fd().into());
+                (EventKind::Connection, Some(Pending::Accept(flags))) => {
+                    let connection = take_connection(events, found.token, *flags);
+                    event.result = connection.map_or(-1, |fd| fd.into_raw_fd().into());
                 }
                 _ => {}
             }
-            if told.what == DONE {
-                operations.remove(&told.id);
+            if event.what == DONE {
+                operations.remove(&event.id);
             }
-            tell(told);
+            report(event);
         }
         // Events that were reported count, even if the wait failed afterwards.
         if count > 0 { Ok(count) } else { waited }

@@ -145,7 +145,7 @@ pub(crate) const fn wire_caps(mtu: u16) -> Caps {
         uso: true,
         tunnel: false,
         gso_bytes_max: ETHERNET_LEN as u32 + 65_535,
-        cuts: false,
+        segments: false,
     }
 }
 

@@ -58,8 +58,8 @@ fn the_header_compiles_in_all_versions_of_c() {
                 .arg(package().join("include/towpath.h"))
                 .output()
                 .expect("it runs");
-            let told = String::from_utf8_lossy(&compiled.stderr);
-            assert!(compiled.status.success(), "{standard}: {told}");
+            let reported = String::from_utf8_lossy(&compiled.stderr);
+            assert!(compiled.status.success(), "{standard}: {reported}");
         }
     }
 }
@@ -140,15 +140,15 @@ fn an_installed_library_is_found_by_pkg_config() {
     std::fs::write(&source, VERSION_OF_THE_LIBRARY).expect("a file");
     let libraries = root.join("opt/net/lib");
     for (kind, flags) in [("shared", &["--libs"][..]), ("static", &["--static", "--libs"])] {
-        let told = Command::new("pkg-config")
+        let reported = Command::new("pkg-config")
             .args(["--cflags", "towpath"])
             .args(flags)
             .env("PKG_CONFIG_PATH", libraries.join("pkgconfig"))
             .env("PKG_CONFIG_SYSROOT_DIR", &root)
             .output()
             .expect("pkg-config");
-        assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
-        let flags = String::from_utf8(told.stdout).expect("text");
+        assert!(reported.status.success(), "{}", String::from_utf8_lossy(&reported.stderr));
+        let flags = String::from_utf8(reported.stdout).expect("text");
         if kind == "static" {
             // Both libraries are installed, and the linker prefers the shared one.
             std::fs::remove_file(libraries.join("libtowpath.so")).expect("it was installed");
@@ -166,8 +166,8 @@ fn an_installed_library_is_found_by_pkg_config() {
             ran.env("LD_LIBRARY_PATH", &libraries);
         }
         let ran = ran.output().expect("it runs");
-        let told = String::from_utf8_lossy(&ran.stdout);
-        assert_eq!(told, concat!(env!("CARGO_PKG_VERSION"), "\n"), "{kind}: {ran:?}");
+        let reported = String::from_utf8_lossy(&ran.stdout);
+        assert_eq!(reported, concat!(env!("CARGO_PKG_VERSION"), "\n"), "{kind}: {ran:?}");
     }
 }
 
@@ -482,10 +482,10 @@ fn under_valgrind(programs: &[&str]) {
 }
 
 fn assert_clean(program: &str, ran: &Output) {
-    let told = String::from_utf8_lossy(&ran.stderr);
+    let reported = String::from_utf8_lossy(&ran.stderr);
     if ran.status.code() == Some(SKIPPED) {
-        println!("skipped: {program}: no TAP device: {}", told.trim());
+        println!("skipped: {program}: no TAP device: {}", reported.trim());
         return;
     }
-    assert!(ran.status.success() && ran.stdout == b"ok\n", "{program}: {}: {told}", ran.status);
+    assert!(ran.status.success() && ran.stdout == b"ok\n", "{program}: {}: {reported}", ran.status);
 }

@@ -364,7 +364,7 @@ impl Run {
             value.fill_with(|| self.random.int());
         }
         let mut len = self.random.pick(&[4_u32, 4, 4, 8, 16, 32, 1, 0, u32::MAX]);
-        let mut told = [0_u8; 64];
+        let mut reported = [0_u8; 64];
         let at = if self.random.one_in(40) { null_mut() } else { value.as_mut_ptr().cast() };
         let (polled, number) = (self.random.next() as i16, self.random.int());
         let mut entry = libc::pollfd { fd, events: polled, revents: 0 };
@@ -377,9 +377,9 @@ impl Run {
                 0 | 1 => _ = towpath_setsockopt(of, fd, level, name, at, len),
                 2 => _ = towpath_getsockopt(of, fd, level, name, at, &raw mut len),
                 3 => {
-                    let told = told.as_mut_ptr().cast();
-                    _ = towpath_getsockname(of, fd, told, &raw mut len);
-                    _ = towpath_getpeername(of, fd, told, null_mut());
+                    let reported = reported.as_mut_ptr().cast();
+                    _ = towpath_getsockname(of, fd, reported, &raw mut len);
+                    _ = towpath_getpeername(of, fd, reported, null_mut());
                 }
                 4 => {
                     let mut number = number | 1;

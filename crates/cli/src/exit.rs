@@ -95,7 +95,7 @@ impl From<ExitStatus> for Ending {
 
 impl Failure {
     /// Returns a failure whose error the user has seen already.
-    pub(crate) fn told(code: u8) -> Self {
+    pub(crate) fn reported(code: u8) -> Self {
         Self { code, error: None }
     }
 }

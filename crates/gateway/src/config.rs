@@ -88,7 +88,7 @@ pub struct Config {
     pub memory_bytes: usize,
     /// Most concurrent flows.
     pub flows_max: usize,
-    /// Threads that serve a program; see [`Workers`](crate::workers::Workers).
+    /// Threads that serve a program; see [`Workers`](crate::worker_group::WorkerGroup).
     pub workers: usize,
 }
 

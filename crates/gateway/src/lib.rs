@@ -2,14 +2,14 @@
 //! host.
 //!
 //! This package joins the protocols of `towpath-net` with the operating-system layer of
-//! `towpath-io`. [`worker::Worker`] is the thread that moves packets; [`workers`] runs several of
-//! them. [`flows`] maps the flows of a program's own network onto host sockets. [`config`] holds
+//! `towpath-io`. [`worker::Worker`] is the thread that moves packets; [`worker_group`] runs several
+//! of them. [`flows`] maps the flows of a program's own network onto host sockets. [`config`] holds
 //! what is served and the limits. [`services`] gives the guests of a network their configuration:
 //! addresses, routers and names. `control`, a feature, parses requests on a control socket and
 //! network files.
 //!
 //! Each module uses only the modules before it: `{capture, publish, resolv} → {config, owners,
-//! services} → flows → report → worker → {network, workers} → control`.
+//! services} → flows → report → worker → {network, worker_group} → control`.
 #![forbid(unsafe_code)]
 
 pub mod capture;
@@ -24,4 +24,4 @@ pub mod report;
 pub mod resolv;
 pub mod services;
 pub mod worker;
-pub mod workers;
+pub mod worker_group;

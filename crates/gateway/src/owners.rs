@@ -1,7 +1,7 @@
 //! Decides which worker owns a packet or connection, where several workers serve one program.
 //!
 //! The decision depends on the headers alone, so it is the same for all packets of a connection and
-//! in every worker: see [`Workers`](crate::workers::Workers).
+//! in every worker: see [`Workers`](crate::worker_group::WorkerGroup).
 
 use std::net::{IpAddr, SocketAddr};
 

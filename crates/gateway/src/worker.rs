@@ -2,7 +2,7 @@
 //!
 //! # Theory of operation
 //!
-//! The inside is a TAP device, or a switch with ports ([`Side`]).
+//! The inside is a TAP device, or a switch with ports ([`Inside`]).
 //!
 //! A turn of the loop waits for events, reads the inside in bursts and passes them to the stack,
 //! lets the gateway act on events of the stack and the host sockets, and sends the packets that the
@@ -16,12 +16,12 @@
 //! are the buffer.
 
 mod busy_poll;
+mod inside;
 mod read_limit;
-mod side;
 mod wait;
 
 pub use busy_poll::MISSES_MAX;
-pub use side::Side;
+pub use inside::Inside;
 
 use crate::capture::{Mirrors, Recording};
 use crate::config::Config;
@@ -77,12 +77,12 @@ enum Left {
 pub(crate) type Capture = Arc<Mutex<Mirrors>>;
 
 /// The worker.
-pub struct Worker<S: Side = Tap> {
+pub struct Worker<S: Inside = Tap> {
     engine: Engine<Stack, S>,
     gateway: Gateway,
     buffer: ReceiveBuffer,
     reactor: Reactor,
-    /// The file of the side is watched for reading.
+    /// The file of the inside is watched for reading.
     is_watching: bool,
     capture: Option<Capture>,
     /// The recording of the capture, if this worker began it.
@@ -104,14 +104,14 @@ impl Worker {
     }
 }
 
-impl<S: Side> Worker<S> {
+impl<S: Inside> Worker<S> {
     /// Binds the published ports and takes over an inside with one station, whose addresses are
     /// known.
-    pub(crate) fn serving_program(config: &Config, side: S) -> Result<Self, StartError> {
+    pub(crate) fn serving_program(config: &Config, inside: S) -> Result<Self, StartError> {
         let addresses =
             [config.ipv4.map(|v4| v4.address.into()), config.ipv6.map(|v6| v6.address.into())];
         let addresses: Vec<IpAddr> = addresses.into_iter().flatten().collect();
-        let mut worker = Self::with(config, side, Arc::default(), addresses.clone(), None)?;
+        let mut worker = Self::with(config, inside, Arc::default(), addresses.clone(), None)?;
         for address in addresses {
             worker.engine.protocols.set_neighbor(address, MacAddr(config.program_mac));
         }
@@ -144,30 +144,30 @@ impl<S: Side> Worker<S> {
     ///
     /// # Errors
     /// [`StartError`].
-    pub fn serving(config: &Config, side: S, ledger: Arc<Ledger>) -> Result<Self, StartError> {
+    pub fn serving(config: &Config, inside: S, ledger: Arc<Ledger>) -> Result<Self, StartError> {
         let own = services::link_local(MacAddr(config.gateway_mac));
         let own = config.ipv6.map(|_| Address { address: own.into(), prefix_len: 64 });
-        Self::with(config, side, ledger, Vec::new(), own)
+        Self::with(config, inside, ledger, Vec::new(), own)
     }
 
     /// Binds the published ports and takes over an inside. Destinations outside of the worker's own
     /// networks lead to `next_hops`; `address` is one more address of the worker.
     fn with(
         config: &Config,
-        side: S,
+        inside: S,
         ledger: Arc<Ledger>,
         next_hops: Vec<IpAddr>,
         address: Option<Address>,
     ) -> Result<Self, StartError> {
         let reactor = Reactor::new()?;
-        if let Some(file) = side.file() {
-            reactor.add(file, Token::Side.encode(), Interest::READ, false)?;
+        if let Some(file) = inside.file() {
+            reactor.add(file, Token::Inside.encode(), Interest::READ, false)?;
         }
-        if let Some(bell) = side.bell() {
+        if let Some(bell) = inside.bell() {
             reactor.add(bell, Token::Bell.encode(), Interest::READ, false)?;
         }
         let gateway = Gateway::new(config, &reactor)?;
-        let stack = new_stack(config, side.caps(), next_hops, address)?;
+        let stack = new_stack(config, inside.caps(), next_hops, address)?;
         let memory = Memory::try_new(MemoryConfig::within(config.memory_bytes))?;
         let (capture, recording) = match &config.capture {
             Some(to) => {
@@ -178,9 +178,9 @@ impl<S: Side> Worker<S> {
             }
             None => (None, None),
         };
-        let busy_poll = side.busy_poll();
+        let busy_poll = inside.busy_poll();
         Ok(Self {
-            engine: Engine::new(stack, side, memory, ledger),
+            engine: Engine::new(stack, inside, memory, ledger),
             gateway,
             buffer: ReceiveBuffer::new(),
             reactor,
@@ -251,13 +251,13 @@ impl<S: Side> Worker<S> {
 
     /// Returns the counters so far.
     pub fn report(&self) -> Report {
-        let Engine { protocols: stack, device: side, memory, ledger, .. } = &self.engine;
+        let Engine { protocols: stack, device: inside, memory, ledger, .. } = &self.engine;
         let mut report = Report::new(stack, &self.gateway, ledger);
         let capture = self.capture.as_ref().and_then(|capture| capture.lock().ok());
         report.captured = capture.and_then(|capture| capture.written());
         let error = self.recording.as_ref().and_then(Recording::error);
         report.capture_error = error.map(ToString::to_string);
-        side.add_to(&mut report);
+        inside.add_to(&mut report);
         let Memory { packets, small, large } = memory;
         report.lent = self.gateway.lent(stack, self.clock.now());
         report.packets_taken = packets.out_count();
@@ -272,7 +272,7 @@ impl<S: Side> Worker<S> {
     }
 
     /// Returns the inside.
-    pub fn side(&self) -> &S {
+    pub fn inside(&self) -> &S {
         &self.engine.device
     }
 
@@ -282,13 +282,13 @@ impl<S: Side> Worker<S> {
     }
 
     /// Calls `act` with the inside, between calls of [`Worker::run_until`].
-    pub fn with_side<R>(&mut self, act: impl FnOnce(&mut S, &mut Context<'_>) -> R) -> R {
+    pub fn with_inside<R>(&mut self, act: impl FnOnce(&mut S, &mut Context<'_>) -> R) -> R {
         let now = self.clock.now();
         self.engine.with_device(now, act)
     }
 
     /// Returns the inside, to change it between calls of [`Worker::run_until`].
-    pub fn side_mut(&mut self) -> &mut S {
+    pub fn inside_mut(&mut self) -> &mut S {
         &mut self.engine.device
     }
 
@@ -328,10 +328,10 @@ impl<S: Side> Worker<S> {
     /// Runs one turn; returns the index of a watched file that became readable.
     fn turn(&mut self, events: &Events, now: Instant) -> Result<Option<u32>, S::Error> {
         let mut watched = None;
-        let mut side_readable = false;
+        let mut inside_readable = false;
         for event in events.iter() {
             match Token::decode(event.token) {
-                Some(Token::Side) => side_readable = true,
+                Some(Token::Inside) => inside_readable = true,
                 Some(Token::Bell) => self.engine.device.clear_bell(),
                 Some(Token::Watch(index)) => watched = Some(index),
                 Some(token) => self.with_gateway(now, |gateway, io| {
@@ -341,8 +341,8 @@ impl<S: Side> Worker<S> {
             }
         }
         let mut is_crowded = false;
-        if side_readable || self.engine.is_due(now) {
-            self.engine.turn(side_readable, now)?;
+        if inside_readable || self.engine.is_due(now) {
+            self.engine.turn(inside_readable, now)?;
             is_crowded = self.read_side(now)? == Left::Packets;
         }
         self.run_timers(now);
@@ -458,13 +458,13 @@ impl<S: Side> Worker<S> {
         self.engine.rest(release_unused);
     }
 
-    /// Watches the file of the side, except while its packets wait for memory.
+    /// Watches the file of the inside, except while its packets wait for memory.
     fn watch_side(&mut self) {
         let watches = self.engine.is_watched();
         if let (Some(file), true) = (self.engine.device.file(), watches != self.is_watching) {
             let interest = if watches { Interest::READ } else { Interest::NONE };
             // The file was added when the worker was made; changing its interest cannot fail.
-            let _ = self.reactor.modify(file, Token::Side.encode(), interest, false);
+            let _ = self.reactor.modify(file, Token::Inside.encode(), interest, false);
             self.is_watching = watches;
         }
     }

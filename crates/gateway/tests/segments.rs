@@ -298,7 +298,7 @@ fn what_is_left_of_a_cut_packet_is_a_super_packet() {
         }
         let mut shared = packet.share(&mut memory.packets).expect("enough packets");
         shared.join_parts();
-        assert!(shared.cut().is_none() && packet.frames() == expected.len() - gone);
+        assert!(shared.segmentation().is_none() && packet.frames() == expected.len() - gone);
         let found = cut(shared, whole.layout, &mut memory);
         let bytes = |packet: &Packet| {
             let mut bytes = packet.headers().to_vec();
@@ -326,7 +326,7 @@ fn lies_about_super_packets_are_found_before_a_device_cuts() {
         offload.checksum = Checksum::Partial { start: 1, offset: 1 };
         packet.set_offload(offload);
         assert!(gso::leave_to_device(&mut packet, whole.layout).is_err());
-        assert!(packet.cut().is_none() && *packet.offload() == offload);
+        assert!(packet.segmentation().is_none() && *packet.offload() == offload);
         assert!(packet.headers() == whole.headers);
     }
 }

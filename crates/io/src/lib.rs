@@ -6,7 +6,7 @@
 //! a `stream` that receives one frame in many small reads.
 //!
 //! Unsafe code is allowed in `sys` and `process_sys` (one safe function per system call), in
-//! `vhost_user::{shared, memory, cut}` (memory that guests write), in `sealed` (mappings that no
+//! `vhost_user::{shared, memory, sigbus}` (memory that guests write), in `sealed` (mappings that no
 //! process can write), in `large_pages` (blocks of a mapping) and in `events::ring` (buffers that
 //! the kernel uses until an operation completes).
 //!

@@ -29,12 +29,12 @@ use crate::netlink::{LinkSettings, Netlink, NetlinkError, link_local};
 use crate::outside;
 use crate::process_sys::{Forked, fork_into};
 
-pub use kept::Kept;
+pub use child_guard::ChildGuard;
 
 pub mod channel;
+mod child_guard;
 pub mod enter;
 pub mod init;
-mod kept;
 pub mod listening;
 pub mod signals;
 pub mod sockets;

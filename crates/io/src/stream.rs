@@ -160,18 +160,18 @@ impl Stream {
     }
 
     /// Makes packets from the bytes read.
-    fn cut(&mut self, memory: &mut Memory, burst: &mut Burst) -> Result<Cut, StreamError> {
+    fn cut(&mut self, memory: &mut Memory, burst: &mut Burst) -> Result<Segmentation, StreamError> {
         while !burst.is_full() {
-            let Some(length) = self.next_length()? else { return Ok(Cut::All) };
+            let Some(length) = self.next_length()? else { return Ok(Segmentation::All) };
             if self.unread_bytes < LENGTH_BYTES + length {
-                return Ok(Cut::All);
+                return Ok(Segmentation::All);
             }
             if length < ETHERNET_BYTES {
                 self.take_unread(LENGTH_BYTES + length, |_| {});
                 self.counters.receive_short += 1;
                 continue;
             }
-            let Some(mut packet) = memory.packet() else { return Ok(Cut::NoMemory) };
+            let Some(mut packet) = memory.packet() else { return Ok(Segmentation::NoMemory) };
             self.take_unread(LENGTH_BYTES, |_| {});
             self.take_unread(length, |piece| {
                 packet.push_piece(piece).expect("an incomplete frame has few pieces");
@@ -179,7 +179,7 @@ impl Stream {
             self.counters.received.count(length, packet.offload());
             burst.push(packet).expect("the burst has room");
         }
-        Ok(Cut::Full)
+        Ok(Segmentation::Full)
     }
 
     /// Returns the length of the next frame, if its length field was read.
@@ -345,10 +345,10 @@ impl Device for Stream {
         for _ in 0..READS_MAX {
             let cut = self.cut(cx.memory, burst)?;
             let no_memory = match cut {
-                Cut::Full => break,
-                Cut::NoMemory => true,
-                Cut::All if last => break,
-                Cut::All => match self.read(cx)? {
+                Segmentation::Full => break,
+                Segmentation::NoMemory => true,
+                Segmentation::All if last => break,
+                Segmentation::All => match self.read(cx)? {
                     Read::Nothing => break,
                     Read::NoMemory => true,
                     Read::Last => {
@@ -399,7 +399,7 @@ impl Device for Stream {
 }
 
 /// How far making packets came.
-enum Cut {
+enum Segmentation {
     /// All complete frames are in packets.
     All,
     /// The burst is full.

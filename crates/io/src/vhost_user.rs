@@ -10,17 +10,17 @@
 pub mod channel;
 mod closing;
 pub mod control;
-pub mod cut;
 pub mod device;
 pub mod driver;
 mod event;
+mod events;
 pub(crate) mod fuzz;
 pub mod memory;
 pub mod message;
-mod news;
 mod rings;
 pub mod session;
 pub mod shared;
+pub mod sigbus;
 pub mod virtq;
 
 /// Creates what all devices of this process share: a context for signalling guests, and a thread
@@ -36,6 +36,6 @@ pub fn prepare() -> std::io::Result<()> {
 }
 
 pub use device::{VhostUser, VhostUserCounters, VhostUserError};
-pub use news::{NEWS_MAX, News, REFUSALS_TOLD_MAX, Refusals, SessionEnd};
+pub use events::{DeviceEvent, EVENTS_MAX, REFUSALS_REPORTED_MAX, Refusals, SessionEnd};
 pub use rings::Traffic;
 pub use session::Offer;

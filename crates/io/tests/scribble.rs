@@ -27,7 +27,7 @@ use towpath_io::vhost_user::driver::{DriverQueue, FrontEnd, GuestRam, RECEIVE, T
 use towpath_io::vhost_user::session::{feature, protocol};
 use towpath_io::vhost_user::shared::Mapping;
 use towpath_io::vhost_user::virtq::{Segment, feature as ring_feature, inflight::region_bytes};
-use towpath_io::vhost_user::{Offer, VhostUser, cut};
+use towpath_io::vhost_user::{Offer, VhostUser, sigbus};
 use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig, time};
 
 /// Duration of the ordinary run.
@@ -91,7 +91,7 @@ fn whoever_scribbles_harms_itself_only() {
     });
     let seed = seed.expect("a number");
     println!("TOWPATH_SEED={seed}");
-    cut::guard().expect("SIGBUS can be handled");
+    sigbus::guard().expect("SIGBUS can be handled");
     let folder = std::env::temp_dir().join(format!("towpath-scribble-{}", std::process::id()));
     std::fs::create_dir(&folder).expect("a folder");
     let paths = ["hostile", "neighbour"].map(|name| folder.join(name));
@@ -159,7 +159,7 @@ fn serve(devices: [VhostUser; 2], is_over: &AtomicBool) -> Served {
         if rounds % 16 == 0 {
             noise.clear();
         }
-        while hostile.take_news().or_else(|| neighbour.take_news()).is_some() {}
+        while hostile.take_event().or_else(|| neighbour.take_event()).is_some() {}
     }
     let (traffic, counters) = (hostile.traffic(), hostile.counters());
     assert_eq!(neighbour.counters().sessions, 1, "the neighbour stayed");

@@ -19,7 +19,7 @@ use std::os::unix::fs::FileExt;
 use towpath_io::vhost_user::driver::{DriverQueue, GuestRam};
 use towpath_io::vhost_user::session::{feature, protocol};
 use towpath_io::vhost_user::virtq::{Segment, feature as ring_feature};
-use towpath_io::vhost_user::{News, Offer, SessionEnd, VhostUser};
+use towpath_io::vhost_user::{DeviceEvent, Offer, SessionEnd, VhostUser};
 use towpath_packet::time::Instant;
 use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig};
 use vhost::vhost_user::message::{
@@ -91,8 +91,8 @@ impl Reflector {
                 let waiting = held.split_off(0);
                 held.extend(std::iter::from_fn(|| burst.pop()));
                 held.extend(waiting);
-                while let Some(news) = device.take_news() {
-                    if let News::Ended(why) = news {
+                while let Some(events) = device.take_event() {
+                    if let DeviceEvent::Ended(why) = events {
                         end = Some(why);
                     }
                 }
@@ -356,16 +356,16 @@ fn the_configuration_space_is_passed_on() {
     let mut bench = Bench::new(Offer { mac: Some(mac), mtu: 1400, ..pairs(3) }, 0);
     bench.agree(feature::MAC | feature::MTU);
     let none = VhostUserConfigFlags::empty();
-    let told = bench.front_end.get_config(0, 12, none, &[0; 12]).expect("answered").1;
-    assert_eq!(told, [&mac[..], &[1, 0, 3, 0], &1400_u16.to_le_bytes()].concat());
-    let told = bench.front_end.get_config(6, 2, none, &[0; 2]).expect("answered").1;
-    assert_eq!(told, [1, 0], "the link is up");
+    let reported = bench.front_end.get_config(0, 12, none, &[0; 12]).expect("answered").1;
+    assert_eq!(reported, [&mac[..], &[1, 0, 3, 0], &1400_u16.to_le_bytes()].concat());
+    let reported = bench.front_end.get_config(6, 2, none, &[0; 2]).expect("answered").1;
+    assert_eq!(reported, [1, 0], "the link is up");
     assert!(is_refused(bench.front_end.set_config(0, none, &[4; 6])));
     // The crate's name for the specification's migration flag is "writable".
     let restore = VhostUserConfigFlags::WRITABLE;
     bench.front_end.set_config(0, restore, &[4; 6]).expect("acked");
-    let told = bench.front_end.get_config(0, 6, none, &[0; 6]).expect("answered").1;
-    assert_eq!(told, [4; 6]);
+    let reported = bench.front_end.get_config(0, 6, none, &[0; 6]).expect("answered").1;
+    assert_eq!(reported, [4; 6]);
 }
 
 /// Goal: a ring stops while packets of it are lent, reports its position, and continues there.

@@ -1,8 +1,8 @@
 //! The bound on watched mappings. In a process of its own, because the table is per process.
 
 use rustix::fs::MemfdFlags;
-use towpath_io::vhost_user::cut::{WATCHED_MAX, guard};
 use towpath_io::vhost_user::shared::{MapError, Mapping};
+use towpath_io::vhost_user::sigbus::{WATCHED_MAX, guard};
 
 const PAGE: u64 = 4096;
 
@@ -24,6 +24,6 @@ fn a_mapping_that_cannot_be_watched_is_refused() {
     for mapping in mappings.iter().step_by(WATCHED_MAX / 16).chain(mappings.last()) {
         let mut bytes = [1; 8];
         mapping.stretch(PAGE as usize, 8).read(&mut bytes);
-        assert!(bytes == [0; 8] && mapping.is_cut());
+        assert!(bytes == [0; 8] && mapping.is_lost());
     }
 }

@@ -24,14 +24,14 @@
 //! RFC 791 §3.2, RFC 815, RFC 1858 (tiny fragments), RFC 3168 §5.3 (ECN), RFC 5722 (overlaps), RFC
 //! 6946 (atomic fragments), RFC 8200 §4.5.
 
-mod cut;
 mod datagram;
 mod drop_reason;
+mod fragmentation;
 mod reassemble;
 
-pub use cut::{FragmentError, IPV4_MTU_MIN, IPV6_MTU_MIN, fragment_ipv4, fragment_ipv6};
 pub use datagram::{FRAGMENTS_MAX, REASSEMBLED_PIECES_MAX};
 pub use drop_reason::DropReason;
+pub use fragmentation::{FragmentError, IPV4_MTU_MIN, IPV6_MTU_MIN, fragment_ipv4, fragment_ipv6};
 pub use reassemble::{
     DATAGRAMS_MAX, HELD_BYTES_MAX, IPV4_LIFETIME, IPV6_LIFETIME, Limits, Outcome, Reassembler,
     into_received,

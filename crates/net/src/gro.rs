@@ -28,14 +28,14 @@
 //!
 //! # Limits
 //!
-//! [`BUCKETS`] buckets of [`HELD_PER_BUCKET`] packets; a further packet delivers the oldest of its
-//! bucket. A super-packet has at most [`PIECES_MAX`](towpath_packet::packet::PIECES_MAX) pieces and
-//! [`IP_BYTES_MAX`] bytes of IP packet, and a UDP super-packet [`UDP_COALESCED_MAX`] datagrams. The
-//! packet that would exceed a limit begins the next super-packet.
+//! [`BUCKETS`] buckets of [`AGGREGATES_PER_BUCKET`] packets; a further packet delivers the oldest
+//! of its bucket. A super-packet has at most [`PIECES_MAX`](towpath_packet::packet::PIECES_MAX)
+//! pieces and [`IP_BYTES_MAX`] bytes of IP packet, and a UDP super-packet [`UDP_COALESCED_MAX`]
+//! datagrams. The packet that would exceed a limit begins the next super-packet.
 //!
 //! RFC 9293, RFC 768, RFC 3168 §6.1.2 (CWR begins a super-packet).
 
-mod held;
+mod aggregate;
 
 use core::hash::{BuildHasher, Hasher};
 
@@ -48,7 +48,7 @@ use crate::gso::{
 use crate::time::Instant;
 use crate::wire::tcp::Flags;
 use crate::wire::{ipv4, udp};
-use held::{Bucket, Held};
+use aggregate::{Aggregate, Bucket};
 
 /// Holds packets that can still be merged. One thread.
 pub struct Coalescer {
@@ -110,7 +110,7 @@ impl Coalescer {
         if ends_burst(packet.headers(), &shape) {
             return out(packet);
         }
-        if let Some(oldest) = bucket.push(Held::new(packet, shape, hash, now)) {
+        if let Some(oldest) = bucket.push(Aggregate::new(packet, shape, hash, now)) {
             out(oldest.finish());
         }
     }
@@ -224,7 +224,7 @@ const NEGATIVE_ZERO: u16 = 0xffff;
 pub const BUCKETS: usize = 8;
 
 /// Packets held per bucket, as on Linux: 64 in total, as many as in a burst.
-pub const HELD_PER_BUCKET: usize = 8;
+pub const AGGREGATES_PER_BUCKET: usize = 8;
 
 /// Maximum number of datagrams coalesced into a UDP super-packet, as on Linux. Segmentation allows
 /// more.

@@ -24,28 +24,28 @@
 //! (identification); the behaviour of Linux's GSO.
 
 mod copy_foreign;
-mod cut;
 mod header_layout;
 mod offload_fields;
+mod splitter;
 mod sum;
 mod tunnel;
 
 use core::fmt;
 
-pub(crate) use towpath_packet::cut::{Part, Template};
 use towpath_packet::packet::HEADER_BYTES;
-use towpath_packet::{Checksum, Cut, Ledger, Memory, Offload, Packet};
+pub(crate) use towpath_packet::segmentation::{Part, Template};
+use towpath_packet::{Checksum, Ledger, Memory, Offload, Packet, Segmentation};
 
 use offload_fields::Whole;
 
 pub(crate) use copy_foreign::{orphan_payload, own_payload};
-pub(crate) use cut::Cutter;
-pub use cut::PARTS_MAX;
 pub use header_layout::{IP_BYTES_MAX, Layout};
 pub(crate) use header_layout::{
     Shape, Transport, Version, at, read_u16, write_ipv4_checksum, write_u16,
 };
 pub use offload_fields::{OffloadError, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, check_offload};
+pub use splitter::PARTS_MAX;
+pub(crate) use splitter::Splitter;
 pub(crate) use sum::sum_is_right;
 pub use sum::{ChecksumError, complete_checksum, transport_sum, verify_checksum};
 pub(crate) use tunnel::headers_end;
@@ -120,13 +120,13 @@ pub fn segment(
     let mut template = shape.template(headers);
     template.prepare(headers, gso.size);
     let outer = outer.map(|outer| (outer, outer.shape.template(headers)));
-    let mut cutter = Cutter::new(packet.take_pieces(), size);
+    let mut splitter = Splitter::new(packet.take_pieces(), size);
     for index in 0..count {
         let offset = index * size;
         let part =
             Part { index, offset, len: size.min(payload - offset), last: index + 1 == count };
         let mut segment = memory.packet().expect("handles were reserved");
-        cutter.cut(part.len, &mut segment);
+        splitter.split(part.len, &mut segment);
         let headers = segment.push_header_of(headers);
         template.patch(&part, headers);
         if let Some((outer, template)) = &outer {
@@ -154,8 +154,8 @@ pub fn leave_to_device(packet: &mut Packet, layout: Layout) -> Result<bool, Offl
         return Ok(false);
     }
     let template = shape.template(packet.headers());
-    let cut = Cut::new(template, packet.headers_mut(), gso.size);
-    packet.set_cut(cut);
+    let cut = Segmentation::new(template, packet.headers_mut(), gso.size);
+    packet.set_segmentation(cut);
     packet.set_offload(Offload { checksum: partial(&shape), gso: None });
     Ok(true)
 }

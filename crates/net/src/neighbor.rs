@@ -155,14 +155,14 @@ pub struct Station {
 
 /// How a neighbour announced its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum Announcement {
     /// By a request for a local address, which will be answered.
-    ByAsking,
+    Request,
     /// By a reply or an advertisement with the override flag.
-    ByItself,
+    Override,
     /// By an advertisement without the override flag, which does not replace another address, such
     /// as those of proxies and anycast addresses (RFC 4861 §7.2.5).
-    Perhaps,
+    Tentative,
 }
 
 /// The neighbour cache.
@@ -239,7 +239,7 @@ impl Neighbors {
         &mut self,
         address: IpAddr,
         station: Station,
-        told: Told,
+        announcement: Announcement,
         now: Instant,
         mut send: impl FnMut(MacAddr, Outgoing),
     ) {
@@ -249,7 +249,7 @@ impl Neighbors {
         }
         let learnt = Known::Until(mac, now + LIFETIME);
         let Some(index) = self.entries.iter().position(|entry| entry.address == address) else {
-            if told == Told::ByAsking && self.make_room_to_learn(address) {
+            if announcement == Announcement::Request && self.make_room_to_learn(address) {
                 self.entries.push(Entry { port, ..Entry::new(address, learnt, None) });
             }
             return;
@@ -258,13 +258,15 @@ impl Neighbors {
         let known = &mut entry.known;
         match known {
             Known::Permanent(_) => return,
-            Known::Until(other, until) if told == Told::Perhaps && *other != mac => {
+            Known::Until(other, until)
+                if announcement == Announcement::Tentative && *other != mac =>
+            {
                 // The address stays in use, but is requested again at once.
                 *until = (*until).min(now);
                 return;
             }
             Known::Asked(Question { stale: Some(other), .. })
-                if told == Told::Perhaps && *other != mac =>
+                if announcement == Announcement::Tentative && *other != mac =>
             {
                 return;
             }

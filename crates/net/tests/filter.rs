@@ -169,9 +169,9 @@ fn tcpdump(arguments: &[&str], input: &[u8]) -> Option<Vec<u8>> {
     let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
     let mut written = Vec::new();
     child.stdout.take().unwrap().read_to_end(&mut written).unwrap();
-    let mut told = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
-    assert!(child.wait().unwrap().success(), "tcpdump {arguments:?}: {told}");
+    let mut reported = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut reported).unwrap();
+    assert!(child.wait().unwrap().success(), "tcpdump {arguments:?}: {reported}");
     writer.join().unwrap();
     Some(written)
 }

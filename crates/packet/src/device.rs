@@ -27,8 +27,8 @@ pub struct Caps {
     /// Largest super-packet in bytes, Ethernet header included.
     pub gso_bytes_max: u32,
     /// It segments super-packets outside tunnels as it transmits them, if they have a
-    /// [`Cut`](crate::Cut). For devices that accept partial checksums.
-    pub cuts: bool,
+    /// [`Segmentation`](crate::Segmentation). For devices that accept partial checksums.
+    pub segments: bool,
 }
 
 impl Caps {
@@ -42,7 +42,7 @@ impl Caps {
             uso: false,
             tunnel: false,
             gso_bytes_max: 0,
-            cuts: false,
+            segments: false,
         }
     }
 }

@@ -7,8 +7,8 @@
 //! like this.
 //!
 //! Modules, each using only those before it:
-//! `{sync, time} → foreign → slab → region → loan → lend → returns → ledger → {held, recall} →
-//! offload → cut → packet → pool → burst → ring → {device, ready}`.
+//! `{sync, time} → foreign → slab → region → loan → lend → returns → ledger → {readers, recall} →
+//! offload → segmentation → packet → pool → burst → ring → {device, ready}`.
 //!
 //! Only [`device`] uses the standard library, for one type: the file descriptor of a device.
 //!
@@ -22,36 +22,36 @@ extern crate alloc;
 extern crate std;
 
 pub mod burst;
-pub mod cut;
 pub mod device;
 #[doc(hidden)]
 pub mod foreign;
-pub mod held;
 pub mod ledger;
 pub mod lend;
 pub mod loan;
 pub mod offload;
 pub mod packet;
 pub mod pool;
+pub mod readers;
 pub mod ready;
 pub mod recall;
 mod region;
 pub mod returns;
 pub mod ring;
+pub mod segmentation;
 #[doc(hidden)]
 pub mod slab;
 pub mod sync;
 pub mod time;
 
 pub use burst::Burst;
-pub use cut::Cut;
 pub use device::{Caps, Context, Device, Input};
-pub use held::{Held, Reader, Readers};
 pub use ledger::{Ledger, Site};
 pub use lend::Loans;
 pub use loan::{Holders, Lender, Piece, Pinned, Pins, View};
 pub use offload::{Checksum, Gso, GsoKind, Offload, Tunnel, VirtioHeader, VirtioTunnelHeader};
 pub use packet::{Packet, PacketPool};
 pub use pool::{Frame, Memory, MemoryConfig, NoMemory, Pool};
+pub use readers::{Reader, Readers, ReceivedPiece};
 pub use recall::{Recall, Watch};
 pub use returns::Returns;
+pub use segmentation::Segmentation;

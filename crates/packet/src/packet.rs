@@ -25,10 +25,10 @@
 mod copies;
 mod parts;
 
-use crate::cut::Cut;
 use crate::foreign::{LINE_BYTES, prefetch_line_read, prefetch_line_write};
 use crate::loan::{Leaving, Piece};
 use crate::offload::Offload;
+use crate::segmentation::Segmentation;
 use crate::slab::{self, Returning, Slab, Slot};
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -64,11 +64,11 @@ struct Body {
     /// The headers are a whole frame, including its payload.
     inline: bool,
     /// The device segments the packet as `cut` describes.
-    is_cut: bool,
+    is_segmented: bool,
     /// Number of the port by which the packet entered a switch, or [`NO_INGRESS`].
     ingress: u16,
     pieces: [Option<Piece>; PIECES_MAX],
-    cut: Cut,
+    segmentation: Segmentation,
     /// Aligns the headers, and so received headers, to a cache line.
     gap: [u8; GAP_BYTES],
     headers: [u8; HEADER_BYTES],
@@ -77,7 +77,7 @@ struct Body {
 /// Not a port: the packet did not enter through a switch.
 const NO_INGRESS: u16 = u16::MAX;
 
-const GAP_BYTES: usize = 48 - size_of::<Cut>();
+const GAP_BYTES: usize = 48 - size_of::<Segmentation>();
 const _: () = {
     let value = Slot::<Place>::VALUE_AT;
     assert!(value + offset_of!(Body, pieces) + size_of::<Piece>() <= LINE_BYTES);
@@ -95,11 +95,11 @@ impl Body {
             piece_count: 0,
             peeked: false,
             inline: false,
-            is_cut: false,
+            is_segmented: false,
             ingress: NO_INGRESS,
             piece_bytes: 0,
             pieces: [const { None }; PIECES_MAX],
-            cut: Cut::none(),
+            segmentation: Segmentation::none(),
             gap: [0; GAP_BYTES],
             headers: [0; HEADER_BYTES],
         }
@@ -473,7 +473,7 @@ impl Packet {
         (other.start, other.end) = (body.start, body.end);
         (other.peeked, other.inline) = (body.peeked, body.inline);
         (other.piece_count, other.piece_bytes) = (body.piece_count, body.piece_bytes);
-        (other.is_cut, other.cut) = (body.is_cut, body.cut);
+        (other.is_segmented, other.segmentation) = (body.is_segmented, body.segmentation);
         other.ingress = body.ingress;
         other.offload = body.offload;
         Some(shared)
@@ -496,7 +496,7 @@ impl Packet {
         body.end = HEADER_BYTES as u16;
         body.peeked = false;
         body.inline = false;
-        body.is_cut = false;
+        body.is_segmented = false;
         body.ingress = NO_INGRESS;
         body.offload = Offload::default();
     }

@@ -134,7 +134,7 @@ fn a_loan_shared_by_two_threads_returns_once() {
         writer.read(&third);
         drop(third);
         dropper.join().unwrap();
-        assert_eq!(writer.told(), 1);
+        assert_eq!(writer.reported(), 1);
         assert_eq!(loans.out_count(), 0);
     });
 }
@@ -154,7 +154,7 @@ fn holders_counted_together_end_on_two_threads() {
         drop(piece);
         drop(holders);
         dropper.join().unwrap();
-        assert_eq!(writer.told(), 1);
+        assert_eq!(writer.reported(), 1);
         assert_eq!(loans.out_count(), 0);
     });
 }
@@ -179,7 +179,7 @@ fn packets_dropped_together_go_back_whole() {
             assert!(packet.is_empty());
         }
         dropper.join().unwrap();
-        assert_eq!((writer.told(), loans.out_count(), packets.out_count()), (1, 0, 0));
+        assert_eq!((writer.reported(), loans.out_count(), packets.out_count()), (1, 0, 0));
         assert_eq!(packets.free_count(), 2);
     });
 }
@@ -261,11 +261,11 @@ fn a_group_ends_once_while_its_owner_looks() {
             let returns = returns.clone();
             thread::spawn(move || returns.end(group, copied))
         });
-        let mut told = [0, 0];
+        let mut reported = [0, 0];
         let mut was_copied = false;
         let mut look = |returns: &Returns| {
             returns.take(|group, copied| {
-                told[group as usize] += 1;
+                reported[group as usize] += 1;
                 was_copied |= group == 0 && copied;
             });
         };
@@ -279,7 +279,7 @@ fn a_group_ends_once_while_its_owner_looks() {
             giver.join().unwrap();
         }
         look(&returns);
-        assert_eq!((told, was_copied), ([1, 1], true));
+        assert_eq!((reported, was_copied), ([1, 1], true));
     });
 }
 
@@ -329,7 +329,7 @@ fn what_holders_did_is_over_when_their_group_is() {
 struct Writer {
     memory: u64,
     cell: UnsafeCell<()>,
-    told: AtomicUsize,
+    reported: AtomicUsize,
 }
 
 unsafe impl Sync for Writer {}
@@ -338,7 +338,7 @@ unsafe impl Send for Writer {}
 impl Lender for Writer {
     fn returned(&self, _: u64, _: bool) {
         self.cell.with_mut(|_| ());
-        self.told.fetch_add(1, Ordering::SeqCst);
+        self.reported.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -346,7 +346,7 @@ impl Writer {
     /// Lends the bytes. `None` while all descriptors are out.
     fn lend(loans: &mut Loans) -> Option<(std::sync::Arc<Writer>, Piece)> {
         let memory = u64::from_ne_bytes([7; 8]);
-        let writer = Writer { memory, cell: UnsafeCell::new(()), told: AtomicUsize::new(0) };
+        let writer = Writer { memory, cell: UnsafeCell::new(()), reported: AtomicUsize::new(0) };
         let writer = std::sync::Arc::new(writer);
         let base = std::ptr::NonNull::from(&writer.memory).cast();
         let piece = unsafe { loans.lend_foreign(base, 8, writer.clone(), 1) }?;
@@ -377,8 +377,8 @@ impl Writer {
         is_copy
     }
 
-    fn told(&self) -> usize {
-        self.told.load(Ordering::SeqCst)
+    fn reported(&self) -> usize {
+        self.reported.load(Ordering::SeqCst)
     }
 }
 
@@ -401,7 +401,7 @@ fn memory_that_was_recalled_is_not_read() {
             Recall::Done => assert_eq!(watch.recall(&ledger), Recall::Gone),
             _ => assert_eq!((first, watch.recall(&ledger)), (Recall::Busy, Recall::Done)),
         }
-        assert_eq!(writer.told(), 1);
+        assert_eq!(writer.reported(), 1);
     });
 }
 
@@ -426,7 +426,7 @@ fn memory_pinned_for_several_pieces_is_not_recalled_between_them() {
             _ => assert_eq!((first, watch.recall(&ledger)), (Recall::Busy, Recall::Done)),
         }
         drop(piece);
-        assert_eq!(writer.told(), 1);
+        assert_eq!(writer.reported(), 1);
     });
 }
 
@@ -454,7 +454,7 @@ fn each_reader_holds_the_memory() {
             assert_eq!(watch.recall(&ledger), Recall::Done);
         }
         drop(pieces);
-        assert_eq!(writer.told(), 1);
+        assert_eq!(writer.reported(), 1);
     });
 }
 
@@ -474,12 +474,12 @@ fn a_loan_that_ends_while_it_is_recalled_is_reported_once() {
             drop(piece);
         });
         let recalled = watch.recall(&ledger);
-        assert!(writer.told() == 1 || matches!(recalled, Recall::Busy | Recall::Gone));
+        assert!(writer.reported() == 1 || matches!(recalled, Recall::Busy | Recall::Gone));
         drop(watch);
         // Only the return of the descriptor orders the writes to it here.
         drop(Writer::lend(&mut loans));
         reader.join().unwrap();
-        assert_eq!(writer.told(), 1);
+        assert_eq!(writer.reported(), 1);
         assert_eq!(loans.out_count(), 0);
     });
 }
@@ -504,7 +504,7 @@ fn a_copy_is_freed_after_its_last_reader() {
         assert!(matches!(recalled, Recall::Done | Recall::Busy | Recall::Gone));
         reader.join().unwrap();
         drop(watch);
-        assert_eq!(writer.told(), 1);
+        assert_eq!(writer.reported(), 1);
     });
 }
 
@@ -525,7 +525,7 @@ fn a_descriptor_is_lent_anew_after_its_watch() {
         drop(piece);
         drop(Writer::lend(&mut loans));
         recaller.join().unwrap();
-        assert_eq!(writer.told(), 1);
+        assert_eq!(writer.reported(), 1);
         assert_eq!(loans.out_count(), 0);
     });
 }
@@ -550,7 +550,7 @@ fn a_watch_follows_another() {
             first => assert_eq!(first, Recall::Done),
         }
         drop(piece);
-        assert_eq!(writer.told(), 1);
+        assert_eq!(writer.reported(), 1);
         assert_eq!(loans.out_count(), 0);
     });
 }
@@ -577,7 +577,7 @@ fn a_watch_follows_other_holders() {
         }
         reader.join().unwrap();
         drop(piece);
-        assert_eq!(writer.told(), 1);
+        assert_eq!(writer.reported(), 1);
     });
 }
 
@@ -595,15 +595,15 @@ fn an_owner_that_waits_for_a_reader_is_woken_once() {
         let reader = readers.open().unwrap();
         let held = [(); 2].map(|()| reader.hold(pool.take().unwrap().freeze(8)));
         let droppers = held.map(|held| thread::spawn(move || drop(held)));
-        let mut told = 0;
+        let mut reported = 0;
         readers.wait(&reader, 0);
         readers.wait(&reader, 64);
-        readers.take(|_| told += 1);
+        readers.take(|_| reported += 1);
         for dropper in droppers {
             dropper.join().unwrap();
         }
-        readers.take(|_| told += 1);
-        assert_eq!((told, reader.held(), readers.held()), (1, 0, 0));
+        readers.take(|_| reported += 1);
+        assert_eq!((reported, reader.held(), readers.held()), (1, 0, 0));
         assert_eq!(pool.out_count(), 0);
     });
 }

@@ -133,7 +133,7 @@ pub fn able(mtu: u16) -> Caps {
         uso: true,
         tunnel: false,
         gso_bytes_max: 65_549,
-        cuts: false,
+        segments: false,
     }
 }
 

@@ -19,7 +19,7 @@ use towpath_net::stack::{Address, Config, Context, Limits, Stack};
 use towpath_net::tcp::Settings;
 use towpath_net::time::{Duration, Instant};
 use towpath_net::wire::MacAddr;
-use towpath_packet::{Burst, Held, Ledger, Loans, Memory, MemoryConfig, Site};
+use towpath_packet::{Burst, Ledger, Loans, Memory, MemoryConfig, ReceivedPiece, Site};
 use towpath_sim::host::received;
 use towpath_sim::link::{Link, LinkConfig, Medium};
 use towpath_sim::oracle;
@@ -69,7 +69,7 @@ struct End {
     /// The term of lent memory.
     term: Option<Duration>,
     next: u32,
-    held: Vec<Held>,
+    held: Vec<ReceivedPiece>,
     reads_lent: bool,
     read_at: Instant,
     /// Resets the connection after this many bytes were read.

@@ -20,7 +20,7 @@ use towpath_net::stack::{Address, Config, Context, Limits, Stack};
 use towpath_net::tcp::Settings;
 use towpath_net::time::{Duration, Instant};
 use towpath_net::wire::MacAddr;
-use towpath_packet::{Burst, Held, Ledger, Loans, Memory, MemoryConfig, Packet};
+use towpath_packet::{Burst, Ledger, Loans, Memory, MemoryConfig, Packet, ReceivedPiece};
 use towpath_sim::oracle;
 use towpath_sim::scenario::able;
 use towpath_sim::seed::{self, Rng};
@@ -110,7 +110,7 @@ struct World {
     back: usize,
     kept_by_port: VecDeque<Packet>,
     /// Pieces of streams, with the stream and the offset of each.
-    kept_by_readers: Vec<(u64, u64, Held)>,
+    kept_by_readers: Vec<(u64, u64, ReceivedPiece)>,
     port: Port,
     peer: Peer,
     rng: Rng,

@@ -160,7 +160,7 @@ fn beside(arguments: &Arguments) -> anyhow::Result<()> {
     let asked = runtime()?.block_on(ask(&host, arguments));
     server.kill()?;
     server.wait()?;
-    told(asked?)
+    reported(asked?)
 }
 
 /// Serves on kernel sockets, until the process is killed.
@@ -174,7 +174,7 @@ fn serve_kernel() -> anyhow::Result<()> {
     })
 }
 
-fn told(bytes: u64) -> anyhow::Result<()> {
+fn reported(bytes: u64) -> anyhow::Result<()> {
     println!("{bytes} bytes in answers");
     Ok(())
 }
@@ -183,7 +183,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let done = match &arguments.command[..] {
         [] if arguments.serve => serve_kernel(),
-        [] => in_process(&arguments).and_then(told),
+        [] => in_process(&arguments).and_then(reported),
         _ => isolated(|| beside(&arguments)),
     };
     match done {

@@ -431,8 +431,8 @@ impl UdpSocket {
     /// # Errors
     /// The errors of recvfrom(2).
     pub async fn recv_from(&self, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        let told = poll_fn(|cx| self.0.poll_recv_from(cx, into)).await?;
-        Ok((told.copied, told.from))
+        let reported = poll_fn(|cx| self.0.poll_recv_from(cx, into)).await?;
+        Ok((reported.copied, reported.from))
     }
 
     /// Receives a datagram from the connected peer. Bytes that do not fit into `into` are lost.
@@ -448,8 +448,8 @@ impl UdpSocket {
     /// # Errors
     /// The errors of [`UdpSocket::recv_from`].
     pub async fn peek_from(&self, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        let told = poll_fn(|cx| self.0.poll_peek_from(cx, into)).await?;
-        Ok((told.copied, told.from))
+        let reported = poll_fn(|cx| self.0.poll_peek_from(cx, into)).await?;
+        Ok((reported.copied, reported.from))
     }
 
     /// Waits until there is a datagram or an error.

@@ -37,8 +37,8 @@ fn example(name: &str) -> Option<Command> {
 fn ended(command: &mut Command) -> Output {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
-    let (told, told_here) = mpsc::channel();
-    let waiting = thread::spawn(move || told.send(child.wait_with_output()));
+    let (reported, told_here) = mpsc::channel();
+    let waiting = thread::spawn(move || reported.send(child.wait_with_output()));
     let Ok(output) = told_here.recv_timeout(PATIENCE) else {
         kill_process(pid, Signal::KILL).unwrap();
         let _ = waiting.join();
@@ -191,8 +191,8 @@ fn rustls_over_tap() {
     let echo = ["-k", "--data-binary", &sent, "https://10.7.0.1/echo"];
     assert_eq!(fetched("rustls", &echo), sent);
     let mut distrusting = example("rustls").unwrap();
-    let told = failure(distrusting.args(["--", "curl", "-s", "-m60", "https://10.7.0.1/"]));
-    assert!(told.contains("curl: exit status: 60"), "{told}");
+    let reported = failure(distrusting.args(["--", "curl", "-s", "-m60", "https://10.7.0.1/"]));
+    assert!(reported.contains("curl: exit status: 60"), "{reported}");
 }
 
 /// Goal: tonic's own client, on kernel sockets, gets whole and streamed answers.
@@ -215,10 +215,10 @@ fn hyper_client_over_tap() {
         client
     };
     assert_eq!(output(&mut ask("--path=/bytes/100000")), "1600000 bytes in answers\n");
-    let told = failure(&mut ask("--path=/other"));
-    assert!(told.contains("http://server.test/other: 404"), "{told}");
-    let told = failure(&mut ask("--name=other.test"));
-    assert!(told.contains("cannot connect to other.test, port 80"), "{told}");
+    let reported = failure(&mut ask("--path=/other"));
+    assert!(reported.contains("http://server.test/other: 404"), "{reported}");
+    let reported = failure(&mut ask("--name=other.test"));
+    assert!(reported.contains("cannot connect to other.test, port 80"), "{reported}");
 }
 
 /// Goal: a client program that is missing or fails makes the example fail with an error message.
@@ -226,10 +226,10 @@ fn hyper_client_over_tap() {
 fn failures_are_reported() {
     let (true, Some(_)) = (has_tap(), example("axum")) else { return };
     let beside = |program| failure(example("axum").unwrap().args(["--", program]));
-    let told = beside("/nowhere/client");
-    assert!(told.contains("cannot run /nowhere/client: No such file"), "{told}");
-    let told = beside("false");
-    assert!(told.contains("false: exit status: 1"), "{told}");
+    let reported = beside("/nowhere/client");
+    assert!(reported.contains("cannot run /nowhere/client: No such file"), "{reported}");
+    let reported = beside("false");
+    assert!(reported.contains("false: exit status: 1"), "{reported}");
 }
 
 #[test]

@@ -344,11 +344,11 @@ fn datagrams_are_awaited() {
         let mut question = [0; 16];
         let received = server.recv_from_async(&mut question);
         let (received, sent) = join(received, client.send_to_async(b"question", Some(to))).await;
-        let told = received.expect("received");
-        assert_eq!((sent.expect("sent"), told.copied), (8, 8));
+        let reported = received.expect("received");
+        assert_eq!((sent.expect("sent"), reported.copied), (8, 8));
         client.connect(to).expect("a peer");
         assert_eq!(client.send_to_async(b"end", None).await.expect("sent"), 3);
-        let told = server.recv_from_async(&mut question).await.expect("received");
-        assert_eq!(&question[..told.copied], b"end");
+        let reported = server.recv_from_async(&mut question).await.expect("received");
+        assert_eq!(&question[..reported.copied], b"end");
     });
 }

@@ -7,8 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::thread;
 use std::time::Duration;
 use towpath::host::{
-    Completions, Config, EtherType, FramePart, Held, Host, LinkDestination, MacAddr, PacketSocket,
-    RawSocket, SendMode, TcpListener, TcpStream, UdpSocket,
+    Completions, Config, EtherType, FramePart, Host, LinkDestination, MacAddr, PacketSocket,
+    RawSocket, ReceivedPiece, SendMode, TcpListener, TcpStream, UdpSocket,
 };
 use towpath_io::namespace::{Addresses, Interface};
 
@@ -151,7 +151,7 @@ fn datagrams_go_to_the_kernel_and_back() {
             kernel.send_to(&received[..count], from).expect("sent");
             let mut pieces = Vec::new();
             assert_eq!(ours.recv_lent(&mut pieces).expect("received").len, len);
-            let shown = |piece: &Held| piece.bytes().expect("private").to_vec();
+            let shown = |piece: &ReceivedPiece| piece.bytes().expect("private").to_vec();
             assert!(pieces.iter().flat_map(shown).collect::<Vec<u8>>() == pattern(len, 2));
         }
 
@@ -207,8 +207,8 @@ fn packets_and_frames_go_to_the_kernel_and_back() {
         let to = LinkDestination { address: Some(MacAddr([0xff; 6])), protocol: EtherType::ARP };
         let sending = frames.send_zc_to(request, to).expect("sends");
         let mut into = [0; 100];
-        let told = frames.recv_from(&mut into).expect("an answer");
-        assert_eq!(told.link.expect("of a frame").address, MacAddr([2, 0, 0, 0, 0, 1]));
+        let reported = frames.recv_from(&mut into).expect("an answer");
+        assert_eq!(reported.link.expect("of a frame").address, MacAddr([2, 0, 0, 0, 0, 1]));
         assert_eq!(into[6..18], [0, 2, 2, 0, 0, 0, 0, 1, 10, 9, 8, 1]);
         assert!(!sending.returned_within(PATIENCE).expect("back").copied);
     });

@@ -112,7 +112,7 @@ fn a_connector_connects() {
 fn each_failure_is_reported() {
     let (host, _server, _) = pair();
     run(async {
-        for (from, told, kind) in [
+        for (from, reported, kind) in [
             (
                 "http://10.0.0.2/",
                 "cannot connect to 10.0.0.2, port 80",
@@ -124,7 +124,7 @@ fn each_failure_is_reported() {
             assert!(error.is_connect(), "{error:?}");
             let error = error.source().expect("a cause").downcast_ref().expect("ours");
             let ConnectError::Failed { error: cause, .. } = error else { panic!("{error:?}") };
-            assert_eq!((error.to_string().as_str(), cause.kind()), (told, kind));
+            assert_eq!((error.to_string().as_str(), cause.kind()), (reported, kind));
         }
         let error = Connector::new(&host).call(uri("ws://a.test/")).await.expect_err("no port");
         assert!(matches!(error, ConnectError::NoPort(_)), "{error:?}");

@@ -167,10 +167,10 @@ impl Machines<'_> {
         let source = format!("dd if=/dev/zero bs=64k count={blocks}");
         let to = address(RECEIVING, way);
         sender.run(&format!("nc {to} {PORT} -e {source} 2> /dev/null"))?;
-        let told = receiver.run("wait; cat /tmp/told")?;
+        let reported = receiver.run("wait; cat /tmp/told")?;
         let (seconds, after) = (started.elapsed().as_secs_f64(), self.ways[way].used(self.kernel)?);
-        let is_whole = told.contains(&format!("{blocks}+0 records in"));
-        ensure!(is_whole, "{blocks} blocks were sent: {told:?}");
+        let is_whole = reported.contains(&format!("{blocks}+0 records in"));
+        ensure!(is_whole, "{blocks} blocks were sent: {reported:?}");
         let bytes = (blocks * BLOCK_BYTES) as f64;
         self.ways[way].rate = bytes / seconds;
         let [cpu, cpu_all, copied] = std::array::from_fn(|at| Some(after[at]? - before[at]?));

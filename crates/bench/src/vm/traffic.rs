@@ -276,7 +276,7 @@ fn serve(
     // The thread that started this one waits for the message.
     let _ = ready.send(gettid().as_raw_nonzero().get());
     worker.run_until(&[stop.as_fd()])?;
-    Ok(worker.side().report(worker.now()))
+    Ok(worker.inside().report(worker.now()))
 }
 
 pub(crate) const SENDER: &str = "sender";

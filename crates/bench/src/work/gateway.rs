@@ -21,7 +21,7 @@ use rustix::net::sockopt::{set_socket_send_buffer_size, set_tcp_congestion};
 use towpath_gateway::config::{Config, Ipv4Config};
 use towpath_gateway::flows::JoinedListener;
 use towpath_gateway::report::Report;
-use towpath_gateway::worker::{Side, Worker};
+use towpath_gateway::worker::{Inside, Worker};
 use towpath_io::reactor::{Interest, Reactor};
 use towpath_io::socket;
 use towpath_net::fragment::into_received;
@@ -107,7 +107,7 @@ pub(super) fn carry(way: Way, count: u32) -> anyhow::Result<Carried> {
     let mut worker = Worker::serving(&config, program, Arc::default())?;
     worker.join(joined)?;
     worker.run_until(&[done.as_fd()])?;
-    let side = worker.side();
+    let side = worker.inside();
     ensure!(side.carried == side.total, "{} of {} bytes arrived", side.carried, side.total);
     Ok(Carried { packets_min: side.fewest, own_calls: side.calls })
 }
@@ -168,11 +168,11 @@ impl Program {
         } else {
             sockets.stream(Family::V4)
         };
-        let stream = stream.map_err(told)?;
+        let stream = stream.map_err(reported)?;
         if datagrams.is_none() && way != Way::Joined {
             match sockets.connect(stream, to, Instant::START) {
                 Ok(()) | Err(Error::InProgress) => {}
-                Err(error) => return Err(told(error)),
+                Err(error) => return Err(reported(error)),
             }
         }
         tell(&news);
@@ -273,7 +273,7 @@ impl Program {
             match self.sockets.send(self.stream, &[bytes], SendFlags::default(), &mut cx) {
                 Ok(count) => self.begun += count as u64,
                 Err(Error::WouldBlock | Error::InProgress) => break,
-                Err(error) => return Err(told(error)),
+                Err(error) => return Err(reported(error)),
             }
         }
         Ok(())
@@ -284,7 +284,7 @@ impl Program {
             match self.sockets.discard(self.stream, usize::MAX, now) {
                 Ok(0) | Err(Error::WouldBlock | Error::InProgress) => return Ok(()),
                 Ok(count) => self.carried += count as u64,
-                Err(error) => return Err(told(error)),
+                Err(error) => return Err(reported(error)),
             }
         }
     }
@@ -299,14 +299,14 @@ impl Program {
             match self.sockets.send(self.stream, &[b"?"], SendFlags::default(), &mut cx) {
                 Ok(count) => self.begun += count as u64,
                 Err(Error::WouldBlock | Error::InProgress) => {}
-                Err(error) => return Err(told(error)),
+                Err(error) => return Err(reported(error)),
             }
         }
         match self.sockets.discard(self.stream, usize::MAX, now) {
             Ok(0) => bail!("the connection ended without an answer"),
             Ok(count) => self.carried += count as u64,
             Err(Error::WouldBlock | Error::InProgress | Error::NotConnected) => return Ok(false),
-            Err(error) => return Err(told(error)),
+            Err(error) => return Err(reported(error)),
         }
         Ok(true)
     }
@@ -332,7 +332,7 @@ impl Program {
         if !self.program_asks(now)? {
             return Ok(());
         }
-        self.sockets.close(self.stream, now).map_err(told)?;
+        self.sockets.close(self.stream, now).map_err(reported)?;
         // The FIN of the previous connection and its ACK count for the next one.
         if self.carried > 1 {
             self.fewest = Some(self.fewest.map_or(self.packets, |least| least.min(self.packets)));
@@ -342,10 +342,10 @@ impl Program {
     }
 
     fn begin_connection(&mut self, now: Instant) -> anyhow::Result<()> {
-        self.stream = self.sockets.stream(Family::V4).map_err(told)?;
+        self.stream = self.sockets.stream(Family::V4).map_err(reported)?;
         match self.sockets.connect(self.stream, self.to, now) {
             Ok(()) | Err(Error::InProgress) => Ok(()),
-            Err(error) => Err(told(error)),
+            Err(error) => Err(reported(error)),
         }
     }
 
@@ -403,7 +403,7 @@ impl Program {
     }
 }
 
-impl Side for Program {
+impl Inside for Program {
     fn add_to(&self, _: &mut Report) {}
 }
 
@@ -502,7 +502,7 @@ fn short_of_memory() -> std::io::Error {
     ErrorKind::OutOfMemory.into()
 }
 
-fn told(error: Error) -> anyhow::Error {
+fn reported(error: Error) -> anyhow::Error {
     anyhow!("the stack returned {error:?}")
 }
 

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 use towpath_gateway::config::{Config, Ipv4Config};
 use towpath_gateway::report::Report;
-use towpath_gateway::worker::{Side, Worker};
+use towpath_gateway::worker::{Inside, Worker};
 use towpath_io::netlink::Netlink;
 use towpath_io::reactor::{Interest, Reactor};
 use towpath_io::tap::{Features, Tap, TapError};
@@ -63,7 +63,7 @@ fn carry_to_here(way: Way, count: u32, program: &Network) -> anyhow::Result<u64>
     let done = device.ends.done.try_clone().context("cannot duplicate a file descriptor")?;
     let mut worker = Worker::serving(&config, device, Arc::default())?;
     worker.run_until(&[done.as_fd()])?;
-    let Device { ends, failure, .. } = worker.side_mut();
+    let Device { ends, failure, .. } = worker.inside_mut();
     if let Some(failure) = failure.take() {
         return Err(failure);
     }
@@ -225,7 +225,7 @@ struct Device {
     failure: Option<anyhow::Error>,
 }
 
-impl Side for Device {
+impl Inside for Device {
     fn bell(&self) -> Option<BorrowedFd<'_>> {
         Some(self.ends.ready.as_fd())
     }

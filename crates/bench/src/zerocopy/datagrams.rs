@@ -42,7 +42,7 @@ impl Arrivals {
     }
 
     /// The share that arrived, for people; `None` if no datagram was sent.
-    pub(super) fn told(&self) -> Option<String> {
+    pub(super) fn reported(&self) -> Option<String> {
         let share = |carrier: Carrier| {
             let Bytes { sent, received } = self.0[carrier as usize].get();
             let percent = received as f64 / sent as f64 * 100.0;
@@ -98,15 +98,18 @@ mod tests {
     #[test]
     fn arrivals_are_reported_by_carrier_and_are_plausible() {
         let arrivals = Arrivals::default();
-        assert_eq!(arrivals.told(), None);
+        assert_eq!(arrivals.reported(), None);
         arrivals.add(Carrier::Process, 100, 40).unwrap();
         arrivals.add(Carrier::Process, 100, 60).unwrap();
         arrivals.add(Carrier::Kernel, 100, 100).unwrap();
         assert!(arrivals.add(Carrier::Tap, 100, 0).is_err());
         assert!(arrivals.add(Carrier::Tap, 100, 101).is_err());
-        let told = arrivals.told().unwrap();
-        assert!(told.contains("50.0 % in process") && told.contains("the kernel's"), "{told}");
-        assert!(!told.contains("TAP"), "{told}");
+        let reported = arrivals.reported().unwrap();
+        assert!(
+            reported.contains("50.0 % in process") && reported.contains("the kernel's"),
+            "{reported}"
+        );
+        assert!(!reported.contains("TAP"), "{reported}");
     }
 
     #[test]

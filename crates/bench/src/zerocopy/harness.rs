@@ -19,7 +19,7 @@ use towpath_net::tcp::Settings;
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
 use towpath_packet::packet::PIECES_MAX;
-use towpath_packet::{Burst, Caps, Held, Ledger, Loans, Memory, MemoryConfig};
+use towpath_packet::{Burst, Caps, Ledger, Loans, Memory, MemoryConfig, ReceivedPiece};
 
 use super::datagrams::DATAGRAM_BYTES;
 
@@ -136,7 +136,7 @@ struct Rig {
     /// Whether the sockets are UDP sockets.
     datagrams: bool,
     /// Pieces of a datagram, which are dropped.
-    held: Vec<Held>,
+    held: Vec<ReceivedPiece>,
     /// Packets in transit.
     sent: Burst,
     arrived: Burst,
@@ -162,30 +162,30 @@ impl Rig {
     /// Two hosts with a datagram socket each; the client's socket is connected to the server's.
     fn of_datagrams(caps: Caps) -> anyhow::Result<Self> {
         let mut hosts = [host(SERVER, caps), host(CLIENT, caps)];
-        let server = hosts[SERVER].datagram(Family::V4).map_err(told)?;
-        let client = hosts[CLIENT].datagram(Family::V4).map_err(told)?;
+        let server = hosts[SERVER].datagram(Family::V4).map_err(reported)?;
+        let client = hosts[CLIENT].datagram(Family::V4).map_err(reported)?;
         let at = SocketAddr::new(address(SERVER), PORT);
-        hosts[SERVER].bind(server, at).map_err(told)?;
-        hosts[CLIENT].connect(client, at, Instant::START).map_err(told)?;
+        hosts[SERVER].bind(server, at).map_err(reported)?;
+        hosts[CLIENT].connect(client, at, Instant::START).map_err(reported)?;
         Ok(Self { datagrams: true, ..Self::new(hosts, [server, client]) })
     }
 
     /// Two hosts with a connection.
     fn of_streams(caps: Caps) -> anyhow::Result<Self> {
         let mut hosts = [host(SERVER, caps), host(CLIENT, caps)];
-        let listener = hosts[SERVER].stream(Family::V4).map_err(told)?;
-        let client = hosts[CLIENT].stream(Family::V4).map_err(told)?;
+        let listener = hosts[SERVER].stream(Family::V4).map_err(reported)?;
+        let client = hosts[CLIENT].stream(Family::V4).map_err(reported)?;
         let mut rig = Self::new(hosts, [listener, client]);
         let (at, now) = (SocketAddr::new(address(SERVER), PORT), rig.now);
-        rig.hosts[SERVER].bind(listener, at).map_err(told)?;
-        rig.hosts[SERVER].listen(listener, 1, now).map_err(told)?;
+        rig.hosts[SERVER].bind(listener, at).map_err(reported)?;
+        rig.hosts[SERVER].listen(listener, 1, now).map_err(reported)?;
         match rig.hosts[CLIENT].connect(client, at, now) {
             Ok(()) | Err(Error::InProgress) => {}
-            Err(error) => return Err(told(error)),
+            Err(error) => return Err(reported(error)),
         }
         while rig.carry(CLIENT)? | rig.carry(SERVER)? {}
-        rig.ends[SERVER] = rig.hosts[SERVER].accept(listener, now).map_err(told)?.0;
-        rig.hosts[CLIENT].connect(client, at, now).map_err(told)?;
+        rig.ends[SERVER] = rig.hosts[SERVER].accept(listener, now).map_err(reported)?.0;
+        rig.hosts[CLIENT].connect(client, at, now).map_err(reported)?;
         Ok(rig)
     }
 
@@ -203,7 +203,7 @@ impl Rig {
             match sent {
                 Ok(sent) => (at, waited) = (at + sent, 0),
                 Err(Error::WouldBlock) if waited < WAITS_MAX => waited += 1,
-                Err(error) => return Err(told(error)),
+                Err(error) => return Err(reported(error)),
             }
             self.exchange()?;
         }
@@ -346,7 +346,7 @@ fn send_of(bytes: usize) -> SendTo {
     SendTo { segment_size: cut.then_some(DATAGRAM_BYTES), ..SendTo::default() }
 }
 
-fn told(error: Error) -> anyhow::Error {
+fn reported(error: Error) -> anyhow::Error {
     anyhow!("the stack returned {error:?}")
 }
 

@@ -21,7 +21,7 @@ use anyhow::{Context, bail, ensure};
 use super::cases::{self, Carrier, Point};
 use super::datagrams::Arrivals;
 use super::host::{self, OverTap};
-use super::workload::{HOT_BYTES, Memory, Setting, told};
+use super::workload::{HOT_BYTES, Memory, Setting, reported};
 use super::{Mode, NOT_PREPARED, Network};
 use crate::ping_pong::Stopwatch;
 use crate::process::{self, KernelThreads, Running};
@@ -57,7 +57,7 @@ impl Process {
     /// Sends for [`SENDING_MAX`]; the parent ends it long before.
     pub(crate) fn run(self) -> anyhow::Result<()> {
         // Messages on standard error follow this text.
-        rustix::io::write(stdout(), &told(0)).context("standard output")?;
+        rustix::io::write(stdout(), &reported(0)).context("standard output")?;
         let Self { point, mode, cold_bytes } = self;
         let memory = Memory::new(cold_bytes);
         let setting = Setting {

@@ -156,13 +156,13 @@ fn send_and_tell(span: Duration, sender: &mut dyn Sender, walk: &mut Walk) -> an
             sender.send(buffer)?;
             sent += buffer.len() as u64;
         }
-        rustix::io::pwrite(stdout(), &told(sent), 0).context("standard output")?;
+        rustix::io::pwrite(stdout(), &reported(sent), 0).context("standard output")?;
     }
     sender.settle()
 }
 
 /// Formats a number of bytes with a fixed length.
-pub(super) fn told(bytes: u64) -> Vec<u8> {
+pub(super) fn reported(bytes: u64) -> Vec<u8> {
     format!("{bytes:020}\n").into_bytes()
 }
 

@@ -1,7 +1,7 @@
 //! Making, driving and ending instances, and other calls without a counterpart in POSIX.
 #![allow(unsafe_code)]
 
-use super::grown::read_grown;
+use super::extensible::read_grown;
 use super::shapes::TowpathConfig;
 use super::{give, give_done, on, set_errno};
 use crate::calls::poll::milliseconds;
@@ -227,7 +227,7 @@ unsafe fn read_config(config: *const TowpathConfig) -> Outcome<Config> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::grown::Grown;
+    use super::super::extensible::Extensible;
     use super::*;
 
     const FIRST: usize = TowpathConfig::FIRST;

@@ -45,9 +45,9 @@ exported! {
                 Ok(message.msg_hdr.msg_flags)
             });
             match received {
-                Ok(told) => {
+                Ok(reported) => {
                     done += 1;
-                    if told & libc::MSG_OOB != 0 || left().is_some_and(|left| left.is_zero()) {
+                    if reported & libc::MSG_OOB != 0 || left().is_some_and(|left| left.is_zero()) {
                         break;
                     }
                 }

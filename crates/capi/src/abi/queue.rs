@@ -1,7 +1,7 @@
 //! Event queues: reading the structures that C fills, and the calls on queues.
 #![allow(unsafe_code)]
 
-use super::grown::{Elements, check_rest, read_grown};
+use super::extensible::{Elements, check_rest, read_grown};
 use super::mmsg::duration;
 use super::shapes::{TowpathChange, TowpathLent, TowpathOperation, TowpathTransfer};
 use super::{give_done, give_int, set_errno};
@@ -16,7 +16,7 @@ use crate::queue::numbers::{
     SOURCE_CHILD, SOURCE_FD, SOURCE_FILE, SOURCE_SIGNAL, SOURCE_TIMER, SOURCE_USER, SPLICE, WRITE,
 };
 use crate::queue::{
-    Asked, FileWork, Given, Other, Queue, SocketWork, Told, Transfer, Way, interest,
+    Asked, FileWork, Given, Other, Queue, SocketWork, TowpathEvent, Transfer, Way, interest,
 };
 use libc::{c_int, c_uint, c_void, itimerspec, msghdr, size_t, socklen_t, timespec};
 use rustix::fd::IntoRawFd;
@@ -449,7 +449,7 @@ on_queue! {
     /// Waits for events. `towpath.h` has the details.
     fn towpath_queue_wait_sized(
         of,
-        events: *mut Told,
+        events: *mut TowpathEvent,
         min: c_int,
         max: c_int,
         deadline: *const timespec,
@@ -462,8 +462,8 @@ on_queue! {
             // SAFETY: the caller vouches for it.
             let deadline = unsafe { read_deadline(of, deadline) }?;
             let mut places = 0..events.len();
-            of.wait((min, events.len()), deadline, |told| {
-                events.write(places.next().expect("no more than there is room for"), &told);
+            of.wait((min, events.len()), deadline, |reported| {
+                events.write(places.next().expect("no more than there is room for"), &reported);
             })
         }))
     }

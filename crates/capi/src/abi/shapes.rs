@@ -1,7 +1,7 @@
 //! The structures that C fills, with the layout of `towpath.h`. Later versions may append fields.
 
 use crate::instance::Instance;
-use crate::queue::Told;
+use crate::queue::TowpathEvent;
 use libc::{c_char, c_int, c_uint, c_void, itimerspec, msghdr, off_t, size_t, timespec};
 use std::mem::offset_of;
 
@@ -135,7 +135,7 @@ const _: () = assert!(
         && size_of::<TowpathTransfer>() == 80
         && size_of::<TowpathOperation>() == 80
         && size_of::<TowpathLent>() == 64
-        && size_of::<Told>() == 40
+        && size_of::<TowpathEvent>() == 40
 );
 
 /// Offsets of the fields that are filled in, in changes and operations.

@@ -128,14 +128,14 @@ impl State {
         let (id, peek) = (self.id(fd)?, flags & libc::MSG_PEEK != 0);
         let mut received = Received::default();
         match self.with(|sockets, cx| sockets.receive_datagram(id, buffers, peek, cx.ledger)) {
-            Ok(told) => {
-                self.tell_datagram(fd, &told, control)?;
+            Ok(datagram) => {
+                self.write_control(fd, &datagram, control)?;
                 let all = flags & libc::MSG_TRUNC != 0;
-                received.len = if all { told.len } else { told.copied };
-                if told.copied < told.len {
+                received.len = if all { datagram.len } else { datagram.copied };
+                if datagram.copied < datagram.len {
                     control.flags |= libc::MSG_TRUNC;
                 }
-                received.source = Some(link::source(told.from, told.link));
+                received.source = Some(link::source(datagram.from, datagram.link));
             }
             // As in Linux, the end of receiving only ends a wait.
             Err(Error::WouldBlock)
@@ -215,21 +215,21 @@ impl State {
         self.add_socket(id, domain, kind)
     }
 
-    pub(crate) fn tell_datagram(
+    pub(crate) fn write_control(
         &self,
         fd: i32,
-        told: &ReceivedDatagram,
+        datagram: &ReceivedDatagram,
         control: &mut Control<'_>,
     ) -> Outcome<()> {
         let file = self.files.socket(fd)?;
-        if file.told.dropped {
+        if file.control_wanted.dropped {
             // As in Linux, only after a packet was lost.
-            let dropped = told.dropped;
+            let dropped = datagram.dropped;
             if dropped > 0 {
                 control.push(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, &dropped.to_ne_bytes());
             }
         }
-        control::datagram::push_told(control, &file.told, told);
+        control::datagram::push_datagram(control, &file.control_wanted, datagram);
         Ok(())
     }
 }

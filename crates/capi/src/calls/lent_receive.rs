@@ -50,7 +50,7 @@ impl Instance {
     /// Takes back the pieces of a call, and wakes the tasks that wait for that.
     pub fn give_back(&self, token: u64) -> Outcome<()> {
         self.call(|state| {
-            let known = state.handed_out.give_back(token);
+            let known = state.lent_pieces.give_back(token);
             state.crowded.drain(..).for_each(Waker::wake);
             known.then_some(()).ok_or(Errno::INVAL)
         })
@@ -93,11 +93,11 @@ impl State {
         let mut control = Control::new(control);
         let with = (room.is_some(), timeout);
         let (mut received, token) = self.receive_lent(fd, &most, &mut control, with)?;
-        let headers = &self.handed_out.headers;
+        let headers = &self.lent_pieces.headers;
         if let Some(room) = room {
             room[..headers.len()].copy_from_slice(headers);
         }
-        let pieces = self.handed_out.pieces(token).iter();
+        let pieces = self.lent_pieces.pieces(token).iter();
         pieces.for_each(|held| piece(held.piece().bytes().unwrap_or_default()));
         (received.control, received.flags) = (control.len, control.flags);
         Ok((received, token, headers.len()))
@@ -112,8 +112,8 @@ impl State {
     ) -> Outcome<(Received, u64)> {
         let file = self.files.socket(fd)?;
         let (id, datagram) = (file.id, file.datagram);
-        let (place, mut pieces) = self.handed_out.begin();
-        let mut headers = std::mem::take(&mut self.handed_out.headers);
+        let (place, mut pieces) = self.lent_pieces.begin();
+        let mut headers = std::mem::take(&mut self.lent_pieces.headers);
         headers.clear();
         let mut received = Received::default();
         let outcome = self.with(|sockets, cx| {
@@ -121,18 +121,19 @@ impl State {
                 received.len = sockets.receive_lent(id, most, &mut pieces, cx)?;
                 return Ok(None);
             }
-            let told = match with_headers {
+            let reported = match with_headers {
                 true => sockets.receive_frame_lent(id, most, (&mut headers, &mut pieces), cx)?,
                 false => sockets.receive_datagram_lent(id, most, &mut pieces, cx)?,
             };
-            (received.len, received.source) = (told.len, Some(link::source(told.from, told.link)));
-            Ok(Some(told))
+            (received.len, received.source) =
+                (reported.len, Some(link::source(reported.from, reported.link)));
+            Ok(Some(reported))
         });
-        let token = self.handed_out.end(place, pieces);
-        self.handed_out.headers = headers;
+        let token = self.lent_pieces.end(place, pieces);
+        self.lent_pieces.headers = headers;
         match outcome {
-            Ok(Some(told)) => self.tell_datagram(fd, &told, control)?,
-            Ok(None) => self.tell_left(fd, control)?,
+            Ok(Some(reported)) => self.write_control(fd, &reported, control)?,
+            Ok(None) => self.write_unread(fd, control)?,
             // As with a copy, the end of receiving ends a wait for datagrams.
             Err(Error::WouldBlock) if datagram && timeout != Some(Duration::ZERO) => {
                 if !self.engine.protocols.readiness(id).contains(Readiness::READ_HUP) {

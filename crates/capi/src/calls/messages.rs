@@ -38,7 +38,7 @@ impl Instance {
             if flags & libc::MSG_OOB != 0 && len > 0 {
                 control.flags |= libc::MSG_OOB;
             }
-            self.lock().tell_left(fd, &mut control)?;
+            self.lock().write_unread(fd, &mut control)?;
             len
         };
         Ok(Received { len, control: control.len, flags: control.flags, source: None })
@@ -56,9 +56,10 @@ impl Instance {
 impl State {
     /// Adds the number of bytes left, if the program asked for it (`TCP_INQ`). The end of the
     /// stream counts as one more.
-    pub(crate) fn tell_left(&self, fd: i32, control: &mut Control<'_>) -> Outcome<()> {
+    pub(crate) fn write_unread(&self, fd: i32, control: &mut Control<'_>) -> Outcome<()> {
         let file = self.files.socket(fd)?;
-        if let Some(connection) = self.engine.protocols.tcp(file.id).filter(|_| file.tell_left) {
+        if let Some(connection) = self.engine.protocols.tcp(file.id).filter(|_| file.reports_unread)
+        {
             let left = connection.received_len() as i32 + i32::from(connection.peer_closed());
             control.push(libc::IPPROTO_TCP, libc::TCP_INQ, &left.to_ne_bytes());
         }

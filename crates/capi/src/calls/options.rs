@@ -346,7 +346,7 @@ impl State {
                 Ok(self.engine.protocols.set_nodelay(id, on, now)?)
             }
             libc::TCP_INQ => {
-                self.files.socket_mut(fd)?.tell_left = on;
+                self.files.socket_mut(fd)?.reports_unread = on;
                 Ok(())
             }
             libc::TCP_WINDOW_CLAMP
@@ -400,7 +400,7 @@ impl State {
         let options = self.engine.protocols.options(id)?;
         let number = match name {
             libc::TCP_NODELAY => i32::from(options.nodelay),
-            libc::TCP_INQ => i32::from(self.files.socket(fd)?.tell_left),
+            libc::TCP_INQ => i32::from(self.files.socket(fd)?.reports_unread),
             libc::TCP_MAXSEG => match self.connection(fd)? {
                 Some(connection) if connection.state() != TcpState::Closed => {
                     connection.info(self.now()).snd_mss as i32

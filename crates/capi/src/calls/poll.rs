@@ -96,8 +96,8 @@ impl Instance {
     pub fn epoll_wait(&self, set: i32, max: usize, timeout: i32) -> Outcome<Vec<EpollEvent>> {
         self.lock().files.epoll_mut(set)?;
         let outcome = self.block(milliseconds(timeout), |state| {
-            let told = state.epoll_take(set, max)?;
-            if told.is_empty() { Err(Errno::AGAIN) } else { Ok(told) }
+            let reported = state.epoll_take(set, max)?;
+            if reported.is_empty() { Err(Errno::AGAIN) } else { Ok(reported) }
         });
         if outcome == Err(Errno::AGAIN) { Ok(Vec::new()) } else { outcome }
     }
@@ -105,19 +105,19 @@ impl Instance {
 
 impl State {
     fn epoll_take(&mut self, set: i32, max: usize) -> Outcome<Vec<EpollEvent>> {
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let queued = self.files.epoll_mut(set)?.ready.len();
         for _ in 0..queued {
-            if told.len() == max {
+            if reported.len() == max {
                 break;
             }
             let Some((fd, asked)) = self.files.epoll_mut(set)?.next() else { continue };
             let events = self.ready(fd, asked.events);
             if events != 0 {
-                told.push(EpollEvent { events, data: asked.data });
-                self.files.epoll_mut(set)?.told(fd);
+                reported.push(EpollEvent { events, data: asked.data });
+                self.files.epoll_mut(set)?.reported(fd);
             }
         }
-        Ok(told)
+        Ok(reported)
     }
 }

@@ -25,7 +25,7 @@ pub(super) struct Folder {
     /// Length of a file that grows by one line with each request to forget data about peers.
     forgotten: u64,
     /// Count of ICMP errors outside the window that was last written for `nstat`.
-    told: u64,
+    reported: u64,
 }
 
 impl Folder {
@@ -39,7 +39,7 @@ impl Folder {
                 WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::CLOSE_WRITE,
             )?;
         }
-        Ok(Self { path, watch, first: true, forgotten: 0, told: 0 })
+        Ok(Self { path, watch, first: true, forgotten: 0, reported: 0 })
     }
 
     /// True at first, and if a file was written since the last call.
@@ -81,8 +81,8 @@ impl Folder {
     /// Writes the counters that `nstat` shows, if they have changed.
     pub(super) fn tell(&mut self, state: &State) {
         let count = state.engine.protocols.stack().counters().dropped(DropReason::IcmpOutOfWindow);
-        if count != self.told {
-            self.told = count;
+        if count != self.reported {
+            self.reported = count;
             let text = format!("TcpExtOutOfWindowIcmps {count}\n");
             // If the file is missing, the script does not find the counter and reports that.
             let _ = fs::write(self.path.join("counters"), text);

@@ -8,9 +8,9 @@
 //! free, the first in the line is woken. A receive that is woken and does not need the buffer, or
 //! ends, wakes the next one.
 
-use super::kept::Kept;
 use super::numbers::{PROGRESS, STARVED};
-use super::reports::Told;
+use super::pending::Pending;
+use super::reports::TowpathEvent;
 use super::stream::End;
 use crate::errno::{Errno, Outcome};
 use crate::memory::pointers::Posted;
@@ -159,9 +159,9 @@ pub(super) fn begin(
     end: End,
     group: Arc<Group>,
     (deadline, data): (Option<Instant>, u64),
-) -> Outcome<(Token, Kept)> {
+) -> Outcome<(Token, Pending)> {
     let multishot = Multishot { end, group, place: None, is_starved: false, stopped: None };
-    Ok((events.start(multishot, deadline, data)?, Kept::Multishot))
+    Ok((events.start(multishot, deadline, data)?, Pending::Multishot))
 }
 
 /// A step that reports bytes in a buffer.
@@ -173,11 +173,16 @@ fn filled(buffer: u32, bytes: usize) -> Step {
 const NONE_FREE: Step = Step::Progress(-1);
 
 /// The event for a step that is not the last one.
-pub(super) fn tell(told: Told, step: i64) -> Told {
+pub(super) fn step(event: TowpathEvent, step: i64) -> TowpathEvent {
     if Step::Progress(step) == NONE_FREE {
-        return Told { what: STARVED, result: 0, ..told };
+        return TowpathEvent { what: STARVED, result: 0, ..event };
     }
-    Told { what: PROGRESS, result: step & i64::from(u32::MAX), detail: (step >> 32) as u32, ..told }
+    TowpathEvent {
+        what: PROGRESS,
+        result: step & i64::from(u32::MAX),
+        detail: (step >> 32) as u32,
+        ..event
+    }
 }
 
 impl Multishot {

@@ -4,7 +4,7 @@
 //! and the program's memory directly, by calls made when the socket is ready. Bytes of files are
 //! copied, because a thread or the kernel may use the memory longer than the queue exists.
 
-use super::kept::Kept;
+use super::pending::Pending;
 use super::stream::{End, duplicate, is_stream};
 use super::transfer;
 use super::work::{FileWork, Other, SocketWork, Transfer, Way, copied};
@@ -34,7 +34,7 @@ pub(super) fn begin_on_file(
     file: BorrowedFd<'_>,
     work: FileWork<'_>,
     (deadline, data): (Option<Instant>, u64),
-) -> Outcome<(Token, Kept)> {
+) -> Outcome<(Token, Pending)> {
     let file = duplicate(file)?;
     let (action, buffer, into) = match work {
         FileWork::Read(into, from) => {
@@ -50,7 +50,7 @@ pub(super) fn begin_on_file(
     };
     let operation = events::Operation { action, file: Arc::new(file.into()), buffer };
     let begun = events.submit(operation, deadline, data);
-    Ok((begun.map_err(|refused| refused.error)?, Kept::File(into)))
+    Ok((begun.map_err(|refused| refused.error)?, Pending::File(into)))
 }
 
 /// Starts an operation on a socket.
@@ -59,7 +59,7 @@ pub(super) fn begin_on_socket(
     socket: BorrowedFd<'_>,
     work: SocketWork<'_>,
     (deadline, data): (Option<Instant>, u64),
-) -> Outcome<(Token, Kept)> {
+) -> Outcome<(Token, Pending)> {
     if let SocketWork::ReceiveLent(..) = work {
         // The kernel cannot lend received bytes.
         return Err(Errno(libc::EOPNOTSUPP));
@@ -79,11 +79,11 @@ pub(super) fn begin_on_socket(
         SocketWork::Connect(to) => {
             let remote = remote(&socket, to)?;
             let begun = events.connect_socket(socket, remote, deadline, data);
-            Ok((begun?, Kept::Connect))
+            Ok((begun?, Pending::Connect))
         }
         SocketWork::Accept(flags) => {
             let begun = events.accept(socket, deadline, data);
-            Ok((begun?, Kept::Accept(flags)))
+            Ok((begun?, Pending::Accept(flags)))
         }
         SocketWork::Receive(into, flags) => {
             let (len, waits_for_all) = (into.len() as u64, flags & libc::MSG_WAITALL != 0);
@@ -94,7 +94,7 @@ pub(super) fn begin_on_socket(
         SocketWork::Send(bytes, lends) => {
             let memory = Memory { bytes: Box::new(bytes), lends };
             let begun = events.send_memory(socket, memory, deadline, data);
-            Ok((begun?, Kept::Sent))
+            Ok((begun?, Pending::Sent))
         }
         SocketWork::ReceiveMessage(mut message, flags) => {
             let call = Box::new(move |socket: &OwnedFd, _| {
@@ -116,8 +116,8 @@ fn begin_calls(
     events: &mut EventQueue,
     calls: Calls,
     (deadline, data): (Option<Instant>, u64),
-) -> Outcome<(Token, Kept)> {
-    Ok((events.call(calls, deadline, data)?, Kept::Calls))
+) -> Outcome<(Token, Pending)> {
+    Ok((events.call(calls, deadline, data)?, Pending::Calls))
 }
 
 fn begin_move(
@@ -125,7 +125,7 @@ fn begin_move(
     socket: Arc<OwnedFd>,
     (way, transfer): (Way, Transfer<'_>),
     (deadline, data): (Option<Instant>, u64),
-) -> Outcome<(Token, Kept)> {
+) -> Outcome<(Token, Pending)> {
     let Transfer { other, offset, count, header, trailer, rest } = transfer;
     let other = duplicate(match other {
         Other::Kernel(fd) => fd,
@@ -137,17 +137,17 @@ fn begin_move(
             return Err(Errno(libc::EOPNOTSUPP));
         }
         let begun = events.splice(socket, Arc::new(other), count, deadline, data);
-        return Ok((begun?, Kept::Moved(rest)));
+        return Ok((begun?, Pending::Moved(rest)));
     }
     let file = Arc::new(File::from(other));
     if way == Way::ReceiveFile {
         let begun = events.receive_file(socket, file, offset..end, deadline, data);
-        return Ok((begun?, Kept::Moved(rest)));
+        return Ok((begun?, Pending::Moved(rest)));
     }
     let (header, trailer) = (copied(header)?, copied(trailer)?);
     let parts = SendFile { header, file, range: offset..end, trailer };
     let begun = events.send_file(socket, parts, deadline, data);
-    Ok((begun.map_err(|refused| refused.error)?, Kept::SentFile))
+    Ok((begun.map_err(|refused| refused.error)?, Pending::SentFile))
 }
 
 /// A call that fills the program's memory.

@@ -4,8 +4,8 @@
 //! it when its socket has events. The memory belongs to the operation until its last step is
 //! reported.
 
-use super::kept::Kept;
 use super::messages::{self, Way};
+use super::pending::Pending;
 use super::sending::Sending;
 use super::socket::{Place, READS, over};
 use super::work::SocketWork;
@@ -27,9 +27,9 @@ use towpath::layers::net::socket::{Error, ReceiveFlags, SocketId};
 pub(super) fn task(
     (instance, fd): (&Arc<Instance>, i32),
     work: SocketWork<'_>,
-) -> Outcome<(Box<dyn Task>, Kept)> {
+) -> Outcome<(Box<dyn Task>, Pending)> {
     let message = |message, way| messages::Operation::new(instance, fd, message, way);
-    let mut kept = Kept::Task;
+    let mut pending = Pending::Task;
     let task: Box<dyn Task> = match work {
         SocketWork::ReceiveMessage(into, flags) => Box::new(message(into, Way::In(flags))?),
         SocketWork::SendMessage(from) => Box::new(message(from, Way::Out)?),
@@ -37,12 +37,12 @@ pub(super) fn task(
         work => {
             let operation = Operation::new(instance, fd, work)?;
             if let Work::Send(sending) = &operation.work {
-                kept = Kept::Lent(sending.loans().clone());
+                pending = Pending::Lent(sending.loans().clone());
             }
             Box::new(operation)
         }
     };
-    Ok((task, kept))
+    Ok((task, pending))
 }
 
 /// An operation on a stream.

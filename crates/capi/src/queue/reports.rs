@@ -8,7 +8,7 @@ use towpath::events::{Event, EventKind, Exit, Readiness, Token};
 /// `struct towpath_event`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct TowpathEvent {
     /// The registration or operation.
     pub id: u64,
     /// The program's data.
@@ -38,9 +38,9 @@ struct Ended {
 
 impl Report {
     /// Completes the last event of the operation with its result.
-    pub(super) fn tell(&self, told: Told) -> Told {
+    pub(super) fn complete(&self, event: TowpathEvent) -> TowpathEvent {
         let Ended { arrived, error, left_over } = *self.lock();
-        Told { error, detail: left_over, ..over(told, arrived as i64) }
+        TowpathEvent { error, detail: left_over, ..over(event, arrived as i64) }
     }
 
     /// Sets the result.
@@ -63,18 +63,20 @@ pub(super) fn token(id: u64) -> Outcome<Token> {
 }
 
 /// Converts an event for C.
-pub(super) fn told(Event { token, data, kind, is_over, .. }: Event) -> Told {
+pub(super) fn convert(Event { token, data, kind, is_over, .. }: Event) -> TowpathEvent {
     let flags = if is_over { OVER } else { 0 };
-    let told = Told { id: id(token), data, flags, ..Told::default() };
+    let event = TowpathEvent { id: id(token), data, flags, ..TowpathEvent::default() };
     let count = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
     match kind {
-        EventKind::Ready(ready) => Told { what: READY, detail: bits(ready), ..told },
-        EventKind::Expired { count: times } => Told { what: EXPIRED, result: count(times), ..told },
+        EventKind::Ready(ready) => TowpathEvent { what: READY, detail: bits(ready), ..event },
+        EventKind::Expired { count: times } => {
+            TowpathEvent { what: EXPIRED, result: count(times), ..event }
+        }
         EventKind::Notified { count: times } => {
-            Told { what: NOTIFIED, result: count(times), ..told }
+            TowpathEvent { what: NOTIFIED, result: count(times), ..event }
         }
         EventKind::Signal { signal, sender } => {
-            Told { what: SIGNALLED, result: signal.into(), detail: sender, ..told }
+            TowpathEvent { what: SIGNALLED, result: signal.into(), detail: sender, ..event }
         }
         EventKind::Exited(exit) => {
             let (detail, status) = match exit {
@@ -82,7 +84,7 @@ pub(super) fn told(Event { token, data, kind, is_over, .. }: Event) -> Told {
                 Exit::Signal(signal) => (libc::CLD_KILLED, signal),
                 Exit::Unknown => (0, 0),
             };
-            Told { what: EXITED, result: status.into(), detail: detail as u32, ..told }
+            TowpathEvent { what: EXITED, result: status.into(), detail: detail as u32, ..event }
         }
         EventKind::Changed(changes) => {
             let bits = [
@@ -96,21 +98,23 @@ pub(super) fn told(Event { token, data, kind, is_over, .. }: Event) -> Told {
                 changes.missed,
             ];
             let detail = bits.iter().rev().fold(0, |all, &bit| all << 1 | u32::from(bit));
-            Told { what: CHANGED, detail, ..told }
+            TowpathEvent { what: CHANGED, detail, ..event }
         }
-        EventKind::Step { result } if is_over => over(told, result),
-        EventKind::Step { result } => Told { what: PROGRESS, result, ..told },
-        EventKind::Connection => Told { what: PROGRESS, ..told },
-        EventKind::Accepted { bytes } => Told { what: PROGRESS, result: bytes as i64, ..told },
+        EventKind::Step { result } if is_over => over(event, result),
+        EventKind::Step { result } => TowpathEvent { what: PROGRESS, result, ..event },
+        EventKind::Connection => TowpathEvent { what: PROGRESS, ..event },
+        EventKind::Accepted { bytes } => {
+            TowpathEvent { what: PROGRESS, result: bytes as i64, ..event }
+        }
         // C cannot add such sources.
-        _ => told,
+        _ => event,
     }
 }
 
 /// The report of an operation's end: a number of bytes, or a negative error number.
-pub(super) fn over(told: Told, result: i64) -> Told {
+pub(super) fn over(event: TowpathEvent, result: i64) -> TowpathEvent {
     let error = i32::try_from(-result).ok().filter(|error| *error > 0).unwrap_or(0);
-    Told { what: DONE, result: result.max(-1), error, flags: OVER, ..told }
+    TowpathEvent { what: DONE, result: result.max(-1), error, flags: OVER, ..event }
 }
 
 fn bits(ready: Readiness) -> u32 {

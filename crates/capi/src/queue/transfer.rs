@@ -13,7 +13,7 @@
 //! or stay with the source. An error of the source ends the reading; bytes read before are passed
 //! on. An error of the sink, a cancel and a deadline end both, when the current access is complete.
 
-use super::kept::Kept;
+use super::pending::Pending;
 use super::reports::Report;
 use super::send_file::SendFile;
 use super::stream::{End, duplicate};
@@ -89,20 +89,20 @@ pub(super) fn begin(
     own: End,
     (way, transfer): (Way, Transfer<'_>),
     (deadline, data): (Option<Instant>, u64),
-) -> Outcome<(Token, Kept)> {
+) -> Outcome<(Token, Pending)> {
     let report = Report::default();
     let route = match way {
         Way::SendFile => {
             let task = send_file(own, transfer, report.clone())?;
             let token = events.start(task, deadline, data)?;
-            return Ok((token, Kept::Transfer(report)));
+            return Ok((token, Pending::Transfer(report)));
         }
         Way::ReceiveFile => Route::ReceiveFile(own, Part::new(&transfer, false)?),
         Way::Splice => Route::Splice(own, End::of(transfer.other)?),
     };
     let moving = Moving::new(route, transfer.count, transfer.rest, report.clone());
     let token = events.start(moving, deadline, data)?;
-    Ok((token, Kept::Transfer(report)))
+    Ok((token, Pending::Transfer(report)))
 }
 
 /// Makes a send of a file to a stream of an instance. The kernel itself sends files to its own

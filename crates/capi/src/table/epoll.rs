@@ -112,7 +112,7 @@ impl Epoll {
 
     /// Records that a descriptor was reported: a level-triggered one is checked again, a one-shot
     /// one is disabled.
-    pub(crate) fn told(&mut self, fd: i32) {
+    pub(crate) fn reported(&mut self, fd: i32) {
         let Some(interest) = self.interests.get_mut(&fd) else { return };
         let flag = |flag: i32| interest.event.events & flag as u32 != 0;
         if flag(libc::EPOLLONESHOT) {

@@ -17,20 +17,20 @@ pub(crate) struct SocketFile {
     /// A datagram socket, not a stream.
     pub(crate) datagram: bool,
     /// Control messages that a datagram socket adds to each message.
-    pub(crate) told: Told,
+    pub(crate) control_wanted: ControlWanted,
     /// Longest time that receiving blocks (`SO_RCVTIMEO`).
     pub(crate) receive_timeout: Option<Duration>,
     /// Longest time that sending blocks (`SO_SNDTIMEO`).
     pub(crate) send_timeout: Option<Duration>,
     /// Each message reports how many bytes are left (`TCP_INQ`).
-    pub(crate) tell_left: bool,
+    pub(crate) reports_unread: bool,
     /// Wakers of event queues that wait for this socket.
     pub(crate) watchers: Watchers,
 }
 
 /// Control messages that a datagram socket adds to each message.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct ControlWanted {
     /// `IP_PKTINFO`.
     pub(crate) packet_v4: bool,
     /// `IPV6_RECVPKTINFO`.

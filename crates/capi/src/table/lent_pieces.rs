@@ -1,13 +1,13 @@
 //! Pieces that a program received without a copy and has not returned, by tokens.
 
-use towpath::layers::packet::Held;
+use towpath::layers::packet::ReceivedPiece;
 
 /// The pieces of one call that are handed out, or an unused entry.
 #[derive(Default)]
 struct Call {
     /// Distinguishes calls with the same entry. Never zero.
     generation: u32,
-    pieces: Vec<Held>,
+    pieces: Vec<ReceivedPiece>,
 }
 
 impl Call {
@@ -19,16 +19,16 @@ impl Call {
 
 /// The pieces that a program holds, by tokens.
 #[derive(Default)]
-pub(crate) struct HandedOut {
+pub(crate) struct LentPieces {
     calls: Vec<Call>,
     free: Vec<u32>,
     /// Headers of the last call.
     pub(crate) headers: Vec<u8>,
 }
 
-impl HandedOut {
+impl LentPieces {
     /// Reserves an entry and room for the pieces of one more call.
-    pub(crate) fn begin(&mut self) -> (u32, Vec<Held>) {
+    pub(crate) fn begin(&mut self) -> (u32, Vec<ReceivedPiece>) {
         let place = self.free.pop().unwrap_or_else(|| {
             self.calls.push(Call::default());
             (self.calls.len() - 1) as u32
@@ -37,7 +37,7 @@ impl HandedOut {
     }
 
     /// Stores the pieces and returns their token, or zero if there are none.
-    pub(crate) fn end(&mut self, place: u32, pieces: Vec<Held>) -> u64 {
+    pub(crate) fn end(&mut self, place: u32, pieces: Vec<ReceivedPiece>) -> u64 {
         let call = &mut self.calls[place as usize];
         call.pieces = pieces;
         if call.pieces.is_empty() {
@@ -49,7 +49,7 @@ impl HandedOut {
     }
 
     /// The pieces of a call. Empty if there is no such call.
-    pub(crate) fn pieces(&self, token: u64) -> &[Held] {
+    pub(crate) fn pieces(&self, token: u64) -> &[ReceivedPiece] {
         let call = self.calls.get(token as u32 as usize);
         call.filter(|call| call.is_named(token)).map_or(&[], |call| &call.pieces)
     }

@@ -5,5 +5,5 @@ pub(crate) mod epoll;
 mod files;
 mod lent_pieces;
 
-pub(crate) use files::{Files, SocketFile, Told, Watchers, What};
-pub(crate) use lent_pieces::HandedOut;
+pub(crate) use files::{ControlWanted, Files, SocketFile, Watchers, What};
+pub(crate) use lent_pieces::LentPieces;

@@ -157,12 +157,14 @@ fn services(
     let default = || DOMAIN.parse::<DomainName>().expect("it is a name");
     let domain = arguments.domain.as_ref().or(file.domain.as_ref()).cloned();
     let domain = domain.unwrap_or_else(default);
-    let mut told = services_config(config, &domain, RandomState::new().hash_one(1));
-    told.lease_time = arguments.lease_time.or(file.dhcp.lease_time).unwrap_or(told.lease_time);
-    told.leases_per_port_max = file.dhcp.leases_per_port.unwrap_or(told.leases_per_port_max);
+    let mut reported = services_config(config, &domain, RandomState::new().hash_one(1));
+    reported.lease_time =
+        arguments.lease_time.or(file.dhcp.lease_time).unwrap_or(reported.lease_time);
+    reported.leases_per_port_max =
+        file.dhcp.leases_per_port.unwrap_or(reported.leases_per_port_max);
     let more = arguments.search.iter().chain(&file.dhcp.search).filter(|name| **name != domain);
-    told.search.extend(more.cloned());
-    if let Some(v4) = &mut told.ipv4 {
+    reported.search.extend(more.cloned());
+    if let Some(v4) = &mut reported.ipv4 {
         let pool = file.ipv4.pool.map(|pool| pool.first..=pool.last);
         v4.pool = pool.unwrap_or(v4.pool.clone());
         let dns = file.dhcp.dns.iter().filter_map(|dns| match dns {
@@ -171,7 +173,7 @@ fn services(
         });
         replace_if_any(&mut v4.dns, dns.collect());
     }
-    if let Some(v6) = &mut told.ipv6 {
+    if let Some(v6) = &mut reported.ipv6 {
         let pool = file.ipv6.pool.map(|pool| pool.first..=pool.last);
         v6.pool = pool.or(v6.pool.take());
         v6.autonomous &= file.autonomous.unwrap_or(true);
@@ -182,7 +184,7 @@ fn services(
         replace_if_any(&mut v6.dns, dns.collect());
     }
     for pool in &arguments.pool {
-        match (*pool, &mut told.ipv4, &mut told.ipv6) {
+        match (*pool, &mut reported.ipv4, &mut reported.ipv6) {
             (Pool { first: IpAddr::V4(first), last: IpAddr::V4(last) }, Some(v4), _) => {
                 v4.pool = first..=last;
             }
@@ -194,7 +196,7 @@ fn services(
             }
         }
     }
-    Ok(told)
+    Ok(reported)
 }
 
 fn replace_if_any<T>(old: &mut Vec<T>, new: Vec<T>) {

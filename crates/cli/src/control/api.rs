@@ -46,13 +46,13 @@ pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Res
     }
     match (request.method, request.path) {
         ("GET", PORTS) => {
-            let report = worker.side().report(worker.now());
+            let report = worker.inside().report(worker.now());
             let ports: Vec<_> = report.ports.iter().map(port).collect();
             Response::json(200, &json!({ "ports": ports }))
         }
         ("GET", STATS) => Response::json(200, &figures(worker)),
         ("GET", METRICS) => {
-            let network = worker.side().report(worker.now());
+            let network = worker.inside().report(worker.now());
             Response::metrics(metrics::text(&worker.report(), Some(&network)))
         }
         ("GET", LEASES) => Response::json(200, &leases(worker)),
@@ -178,7 +178,7 @@ fn allowed(prefix: &Prefix) -> String {
 
 /// Returns the current leases, and the static leases whether requested or not.
 fn leases(worker: &Worker<Network>) -> Value {
-    let services = worker.side().services();
+    let services = worker.inside().services();
     let lent = services.map(|services| services.lent(worker.now())).unwrap_or_default();
     let lent = lent.iter().map(|lent| {
         json!({
@@ -227,7 +227,7 @@ fn published(worker: &Worker<Network>) -> Value {
 
 /// Returns the counters of an instance, and of its switch and ports.
 fn figures(worker: &Worker<Network>) -> Value {
-    let network = worker.side().report(worker.now());
+    let network = worker.inside().report(worker.now());
     let mut object = figures::object(&worker.report());
     let with_device = |port: &PortReport| {
         let mut object = counters(&port.counters);
@@ -269,8 +269,8 @@ mod tests {
 
     #[test]
     fn lists_of_vlans() {
-        for (list, told) in [("1-4094", "all"), ("all", "all"), ("30,10-12,13", "10-13,30")] {
-            assert_eq!(vlan_list(&operations::read_vlans(list).unwrap()), told);
+        for (list, reported) in [("1-4094", "all"), ("all", "all"), ("30,10-12,13", "10-13,30")] {
+            assert_eq!(vlan_list(&operations::read_vlans(list).unwrap()), reported);
         }
         for wrong in ["", "0", "4095", "3-2", "1,", "-", "a", "99999999999"] {
             assert!(operations::read_vlans(wrong).is_err(), "{wrong}");

@@ -73,12 +73,12 @@ pub(crate) fn capture(arguments: &CaptureArguments) -> Result<Ending, Failure> {
     }
     let value = answered?;
     let messages = Messages::Normal;
-    for (name, told) in [
+    for (name, reported) in [
         ("captured", "packets captured"),
         ("accepted", "packets passed the filter"),
         ("dropped", "packets dropped: the file or its reader was too slow"),
     ] {
-        messages.notice(format_args!("{} {told}", value[name]));
+        messages.notice(format_args!("{} {reported}", value[name]));
     }
     match value["error"].as_str() {
         Some(error) => Err(anyhow!("the capture ended early: {error}").into()),
@@ -209,7 +209,7 @@ impl Captures {
         let stream = asked.stream.try_clone().map_err(|error| impossible(&error))?;
         let snap_bytes = wanted.settings.snap_bytes as u32;
         let begun =
-            worker.with_side(|network, cx| network.capture(&wanted.port, wanted.settings, cx));
+            worker.with_inside(|network, cx| network.capture(&wanted.port, wanted.settings, cx));
         let sniffer = begun.map_err(|error| impossible(&error))?;
         if wanted.truncates && is_regular(&file) {
             rustix::fs::ftruncate(&file, 0).map_err(|error| impossible(&error))?;

@@ -291,9 +291,9 @@ fn chance() -> u32 {
 /// Returns the folder of the sockets.
 fn folder() -> anyhow::Result<PathBuf> {
     let user = geteuid();
-    let told = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let reported = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let candidates = [
-        told.filter(|path| path.is_absolute()),
+        reported.filter(|path| path.is_absolute()),
         Some(format!("/run/user/{}", user.as_raw()).into()),
         user.is_root().then(|| "/run".into()),
     ];

@@ -236,7 +236,7 @@ mod tests {
             bytes_in: 0,
             handed_over: 0,
         }];
-        text(&report, Some(&worker.side().report(worker.now())))
+        text(&report, Some(&worker.inside().report(worker.now())))
     }
 
     /// Returns the words of a text that begin like a metric.

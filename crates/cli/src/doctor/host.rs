@@ -285,9 +285,9 @@ mod tests {
         const README: &str = include_str!("../../../../README.md");
         assert!(README.contains(&format!("Linux {}.{} or later", LINUX_MIN.0, LINUX_MIN.1)));
         const MANUAL: &str = include_str!("../../../../docs/cli.md");
-        let told = MANUAL.split_once("## Requirements").expect("a section").1;
+        let reported = MANUAL.split_once("## Requirements").expect("a section").1;
         for ((major, minor), _) in SINCE {
-            assert!(told.contains(&format!("{major}.{minor}")), "{major}.{minor}");
+            assert!(reported.contains(&format!("{major}.{minor}")), "{major}.{minor}");
         }
     }
 

@@ -14,7 +14,7 @@ use towpath_gateway::config::Config;
 use towpath_io::confine::{self, Mode};
 use towpath_io::namespace::channel::{Channel, wait_readable};
 use towpath_io::namespace::{
-    self, Configured, Forbidden, Isolation, Kept, NamespaceError, die_with_parent, init,
+    self, ChildGuard, Configured, Forbidden, Isolation, NamespaceError, die_with_parent, init,
     relax_network_limits,
 };
 use towpath_io::process_sys::Forked;
@@ -119,7 +119,7 @@ fn in_child(work: impl FnOnce(&mut Sink)) -> io::Result<(Vec<Finding>, Option<Ex
             }
             std::process::exit(0);
         }
-        Forked::Parent(child) => Kept::new(child),
+        Forked::Parent(child) => ChildGuard::new(child),
     };
     drop(writer);
     let (text, is_complete) = read(reader)?;
@@ -163,7 +163,7 @@ fn serve_once(sink: &mut Sink, config: &Config, has_device: bool) {
             set_up(sink, config, &isolation, &theirs, has_device);
             std::process::exit(0);
         }
-        Ok(Forked::Parent(child)) => Kept::new(child),
+        Ok(Forked::Parent(child)) => ChildGuard::new(child),
         Err(error) => return sink.send(&no_namespaces(error)),
     };
     drop(theirs);

@@ -9,7 +9,7 @@ use towpath_io::confine::broker::Duties;
 use towpath_io::namespace::channel::Channel;
 use towpath_io::namespace::enter::{Identity, NetworkNamespace, RemovalWatch};
 use towpath_io::namespace::signals::Signals;
-use towpath_io::namespace::{self, Kept};
+use towpath_io::namespace::{self, ChildGuard};
 use towpath_io::process_sys::{Forked, Inherited};
 
 use crate::config::args::AttachArguments;
@@ -54,7 +54,7 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
             let child = Child { config: &config, messages, channel: theirs };
             end_child(child.attach(&namespace));
         }
-        Forked::Parent(child) => Kept::new(child),
+        Forked::Parent(child) => ChildGuard::new(child),
     };
     // The namespace's file may be unmounted from now on; the TAP device keeps the namespace alive.
     let identity = namespace.identity()?;

@@ -69,13 +69,13 @@ impl Surroundings {
             }
             Forked::Parent(child) => {
                 drop((inlet, serving));
-                let mut told = [0];
-                if outlet.read(&mut told)? == 1 {
+                let mut received = [0];
+                if outlet.read(&mut received)? == 1 {
                     return Ok(Role::Over(Ending::Code(0)));
                 }
                 let ending = Ending::from(reap(child.pid)?);
                 match ending {
-                    Ending::Code(code) => Err(Failure::told(code)),
+                    Ending::Code(code) => Err(Failure::reported(code)),
                     Ending::Signal(signal) => {
                         let error = anyhow::anyhow!(
                             "the process in the background was killed by signal {signal}"

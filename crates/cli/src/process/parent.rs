@@ -7,19 +7,19 @@ use std::process::ExitStatus;
 use anyhow::{Context, anyhow};
 use towpath_gateway::config::Config;
 use towpath_gateway::flows::JoinedListener;
-use towpath_io::namespace::Kept;
+use towpath_io::namespace::ChildGuard;
 use towpath_io::namespace::channel::{Channel, ChannelError, Message};
 use towpath_io::process_sys::Inherited;
 
 use crate::control::socket::Control;
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
-use crate::process::serve::{Gateway, Inside, features_from_bits};
+use crate::process::serve::{ChildResources, Gateway, features_from_bits};
 
 /// Waits for a child that has closed its channel; the child has reported the reason to the user.
-pub(crate) fn give_up(child: Kept) -> Failure {
+pub(crate) fn give_up(child: ChildGuard) -> Failure {
     match wait(child).map(Ending::from) {
-        Ok(Ending::Code(code)) => Failure::told(code),
+        Ok(Ending::Code(code)) => Failure::reported(code),
         Ok(Ending::Signal(signal)) => {
             anyhow!("the process that sets up the network was killed by signal {signal}").into()
         }
@@ -28,7 +28,7 @@ pub(crate) fn give_up(child: Kept) -> Failure {
 }
 
 /// Waits for the end of the child.
-pub(crate) fn wait(child: Kept) -> anyhow::Result<ExitStatus> {
+pub(crate) fn wait(child: ChildGuard) -> anyhow::Result<ExitStatus> {
     child.wait().context("cannot wait for process 1 of the namespaces")
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn take_ready(
 }
 
 /// Waits for what the child makes; returns `None` if the child gave up.
-pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<Inside>> {
+pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<ChildResources>> {
     let mut listeners = Vec::new();
     let (mut opener, mut watcher) = (None, None);
     loop {
@@ -58,7 +58,7 @@ pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<Inside>
             Ok(Message::Watcher(channel)) => watcher = Some(channel.into()),
             Ok(Message::Ready(features, queues)) => {
                 let features = features_from_bits(features);
-                return Ok(Some(Inside { queues, features, listeners, opener, watcher }));
+                return Ok(Some(ChildResources { queues, features, listeners, opener, watcher }));
             }
             Err(ChannelError::Closed) => return Ok(None),
             Ok(_) => return Err(ChannelError::Unexpected.into()),
@@ -70,18 +70,18 @@ pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<Inside>
 /// Starts to serve what the child has made, and reports readiness.
 pub(crate) fn start(
     config: &Config,
-    inside: Inside,
+    inside: ChildResources,
     control: Option<Control>,
     ready: Option<File>,
     messages: Messages,
 ) -> anyhow::Result<Gateway> {
     let gateway = Gateway::start(config, inside, control, messages)?;
-    tell_ready(ready)?;
+    report_ready(ready)?;
     Ok(gateway)
 }
 
 /// Reports by `--ready-fd` that the network is served.
-pub(crate) fn tell_ready(ready: Option<File>) -> anyhow::Result<()> {
+pub(crate) fn report_ready(ready: Option<File>) -> anyhow::Result<()> {
     match ready {
         Some(mut ready) => {
             ready.write_all(b"1").context("option --ready-fd: cannot write to the file descriptor")

@@ -12,7 +12,7 @@ use towpath_io::confine::broker::Duties;
 use towpath_io::namespace::channel::{Channel, ChannelError, Message};
 use towpath_io::namespace::signals::{self, Signals};
 use towpath_io::namespace::terminal::Foreground;
-use towpath_io::namespace::{Isolation, Kept};
+use towpath_io::namespace::{ChildGuard, Isolation};
 use towpath_io::process_sys::{Forked, Inherited};
 
 use crate::config::args::RunArguments;
@@ -44,7 +44,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
             let child = Child { config: &config, messages, channel: theirs };
             end_child(child.run(&isolation, signals, &arguments.command, inherited));
         }
-        Forked::Parent(child) => Kept::new(child),
+        Forked::Parent(child) => ChildGuard::new(child),
     };
     drop((theirs, inherited));
     let control = serve::control(messages);
@@ -65,17 +65,17 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
         Err(ChannelError::Closed) => {
             // The program may run already: it ends with process 1.
             return match wait(init)?.into() {
-                Ending::Code(code) => Err(Failure::told(code)),
+                Ending::Code(code) => Err(Failure::reported(code)),
                 killed => Ok(killed),
             };
         }
         _ => return Err(ChannelError::Unexpected.into()),
     };
-    signals::tell_program(program.as_fd())?;
+    signals::notify_program(program.as_fd())?;
     confinement.release_input_and_output()?;
     confinement.seal(Mode::Program);
     gateway.begin();
-    let told = serve(&mut gateway, &signals, &ours, &program)?;
+    let received = serve(&mut gateway, &signals, &ours, &program)?;
     // The last process of the namespaces ends now; their sockets close.
     let ended = wait(init)?;
     foreground.restore();
@@ -83,7 +83,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     if network.gateway.stats {
         messages.error(gateway.report());
     }
-    Ok(told.unwrap_or_else(|| ended.into()))
+    Ok(received.unwrap_or_else(|| ended.into()))
 }
 
 /// Serves until the program ends; returns `None` if process 1 ended without reporting the program's

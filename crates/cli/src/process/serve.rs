@@ -13,7 +13,7 @@ use towpath_gateway::flows::{FlowPage, FlowQuery, JoinedListener, allow_many_fil
 use towpath_gateway::publish::{HostPort, Protocol, Publish, Target};
 use towpath_gateway::report::Report;
 use towpath_gateway::worker::Worker;
-use towpath_gateway::workers::Workers;
+use towpath_gateway::worker_group::WorkerGroup;
 use towpath_io::doorbell::EventDoorbell;
 use towpath_io::namespace::channel::{Channel, Message};
 use towpath_io::namespace::sockets::SocketSource;
@@ -29,7 +29,7 @@ const LINGER: Duration = Duration::from_secs(5);
 const CAPTURE_LINGER: Duration = FINISH_PATIENCE.saturating_add(Duration::from_secs(1));
 
 /// What the child has made inside.
-pub(crate) struct Inside {
+pub(crate) struct ChildResources {
     /// The queues of its device.
     pub(crate) queues: Vec<OwnedFd>,
     pub(crate) features: Features,
@@ -65,7 +65,7 @@ struct Capture {
 /// One worker on this thread, or several.
 enum Threads {
     One(Box<Worker>),
-    Several(Box<Workers>),
+    Several(Box<WorkerGroup>),
 }
 
 impl Gateway {
@@ -73,17 +73,17 @@ impl Gateway {
     /// [`begin`](Self::begin).
     pub(crate) fn start(
         config: &Config,
-        inside: Inside,
+        inside: ChildResources,
         control: Option<Control>,
         messages: Messages,
     ) -> anyhow::Result<Self> {
         allow_many_files();
-        let Inside { queues, features, listeners, opener, watcher } = inside;
+        let ChildResources { queues, features, listeners, opener, watcher } = inside;
         let mut taps: Vec<Tap> =
             queues.into_iter().map(|queue| Tap::from_fd(queue, features, config.mtu)).collect();
         let mut workers = match taps.len() {
             1 => Threads::One(Box::new(Worker::new(config, taps.remove(0))?)),
-            _ => Threads::Several(Box::new(Workers::prepare(config, taps)?)),
+            _ => Threads::Several(Box::new(WorkerGroup::prepare(config, taps)?)),
         };
         workers.join(listeners).context("option --host-tcp-ports")?;
         if let Some(opener) = opener {
@@ -127,7 +127,7 @@ impl Gateway {
             } else if watcher.is_some() && own == usize::from(control.is_some()) {
                 self.follow();
             } else {
-                self.tell_capture();
+                self.report_capture();
             }
         }
     }
@@ -179,7 +179,7 @@ impl Gateway {
     }
 
     /// Reports how the capture has ended, once.
-    fn tell_capture(&mut self) {
+    fn report_capture(&mut self) {
         let Some(Capture { path, .. }) = self.capture.take() else { return };
         let Some(recording) = self.workers.recording() else { return };
         let path = path.display();
@@ -205,7 +205,7 @@ impl Gateway {
     pub(crate) fn finish_capture(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         if let Some(recording) = self.workers.recording() {
             recording.finish(descriptors, CAPTURE_LINGER)?;
-            self.tell_capture();
+            self.report_capture();
         }
         Ok(())
     }

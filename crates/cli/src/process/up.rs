@@ -14,7 +14,7 @@ use towpath_io::confine::Mode;
 use towpath_io::confine::broker::{Duties, Guests, Ports};
 use towpath_io::namespace::signals::Signals;
 use towpath_io::process_sys::Inherited;
-use towpath_io::vhost_user::{self, cut};
+use towpath_io::vhost_user::{self, sigbus};
 
 use crate::config::args::UpArguments;
 use crate::config::plan::{self, Plan};
@@ -25,7 +25,7 @@ use crate::control::socket::Control;
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
 use crate::process::confine::Confinement;
-use crate::process::parent::{take_ready, tell_ready};
+use crate::process::parent::{report_ready, take_ready};
 use crate::process::serve;
 
 /// Serves until a signal requests the end.
@@ -40,14 +40,14 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     }
     let signals = Signals::block()?;
     allow_many_files();
-    cut::guard().context("cannot install the handler of SIGBUS")?;
+    sigbus::guard().context("cannot install the handler of SIGBUS")?;
     let control = serve::control(messages);
     let duties = duties(&plan, control.as_ref().map(Control::files));
     let confinement = Confinement::begin(&arguments.gateway, messages, duties, None)?;
     // Dropped after the network, whose end ends the captures.
     let mut captures = Captures::default();
     let mut worker = make(plan, messages)?;
-    match worker.side().port_count() {
+    match worker.inside().port_count() {
         0 => messages.notice("the network has no ports; add one with `towpath port add`"),
         count => messages.detail(format_args!("serving {count} ports")),
     }
@@ -58,12 +58,16 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     }
     confinement.release_input_and_output()?;
     // A process that waits for this may use the control socket next.
-    tell_ready(ready)?;
+    report_ready(ready)?;
     confinement.seal(Mode::Network);
     serve(&mut worker, &mut captures, &signals, control, &messages)?;
-    worker.with_side(Network::shut_down);
+    worker.with_inside(Network::shut_down);
     if arguments.gateway.stats {
-        messages.error(format_args!("{}\n{}", worker.report(), worker.side().report(worker.now())));
+        messages.error(format_args!(
+            "{}\n{}",
+            worker.report(),
+            worker.inside().report(worker.now())
+        ));
     }
     Ok(Ending::Code(0))
 }
@@ -96,10 +100,11 @@ fn duties(plan: &Plan, control: Option<(Vec<PathBuf>, u64)>) -> Duties {
 fn make(plan: Plan, messages: Messages) -> anyhow::Result<Worker<Network>> {
     let made = Network::new(plan.network);
     let mut network = made.context("cannot create the network")?;
-    network.on_news(Box::new(move |port, news| messages.detail(format_args!("{port}: {news}"))));
+    network
+        .on_news(Box::new(move |port, events| messages.detail(format_args!("{port}: {events}"))));
     let mut worker = Worker::serving(&plan.config, network, Arc::default())?;
     if let Some(services) = plan.services {
-        worker.side_mut().set_services(Services::new(services));
+        worker.inside_mut().set_services(Services::new(services));
     }
     let (places, operations): (Vec<_>, Vec<_>) = plan.operations.into_iter().unzip();
     worker.apply(operations).map_err(|TransactionError { index, error }| {
@@ -129,7 +134,7 @@ fn keep_leases(
         }
     };
     let now = worker.now();
-    match worker.side_mut().keep_leases(path, now, Box::new(tell)) {
+    match worker.inside_mut().keep_leases(path, now, Box::new(tell)) {
         Ok(LeasesFound { restored, set_aside }) => {
             messages.detail(format_args!("restored {} leases from {shown}", restored.taken));
             if let Some(beside) = set_aside {

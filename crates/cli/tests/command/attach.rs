@@ -26,9 +26,9 @@ fn attach(arguments: &[&str]) -> Guard {
     let mut command = Command::new("sh");
     command.args(["-c", script, TOWPATH]).args(arguments);
     let mut child = Guard(command.stdout(Stdio::piped()).spawn().unwrap());
-    let mut told = String::new();
-    child.0.stdout.take().unwrap().read_to_string(&mut told).unwrap();
-    assert_eq!(told, "1");
+    let mut reported = String::new();
+    child.0.stdout.take().unwrap().read_to_string(&mut reported).unwrap();
+    assert_eq!(reported, "1");
     child
 }
 
@@ -79,11 +79,15 @@ fn its_own_namespace_is_refused() {
     let mut command = Command::new("unshare");
     command.args(["--net", "sh", "-c", script, TOWPATH]);
     let output = output(&mut command);
-    let told = errors(&output);
-    assert_eq!(text(&output), "125\n125\n", "{told}");
-    assert!(!told.contains("ip route del"), "{told}");
-    assert_eq!(told.matches("is the network namespace of towpath itself").count(), 2, "{told}");
-    assert!(!told.contains("tap0"), "{told}");
+    let reported = errors(&output);
+    assert_eq!(text(&output), "125\n125\n", "{reported}");
+    assert!(!reported.contains("ip route del"), "{reported}");
+    assert_eq!(
+        reported.matches("is the network namespace of towpath itself").count(),
+        2,
+        "{reported}"
+    );
+    assert!(!reported.contains("tap0"), "{reported}");
 }
 
 /// A namespace that a file keeps alive, as `ip netns add` makes it.
@@ -150,9 +154,9 @@ fn a_user_may_attach_to_an_own_namespace_and_to_no_other() {
         copy.path()
     );
     let output = output(&mut as_user(&script));
-    let told = errors(&output);
+    let reported = errors(&output);
     // timeout(1) exits with 124 after it had to interrupt.
-    assert_eq!(text(&output), "124\n125\n", "{told}");
+    assert_eq!(text(&output), "124\n125\n", "{reported}");
     let refused = format!("towpath: no permission to enter the network namespace /proc/{foreign}/");
-    assert!(told.starts_with(&refused), "{told}");
+    assert!(reported.starts_with(&refused), "{reported}");
 }

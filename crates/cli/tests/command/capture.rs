@@ -45,7 +45,7 @@ fn send_many(from: &mut UnixStream, to: &mut UnixStream, hundreds: usize) {
 /// A running capture, and its messages so far.
 pub(super) struct Capture {
     pub(super) running: Guard,
-    told: String,
+    reported: String,
 }
 
 impl Capture {
@@ -59,12 +59,13 @@ impl Capture {
     pub(super) fn start_as(mut command: Command, folder: &Folder, stdout: Stdio) -> Self {
         command.env("XDG_RUNTIME_DIR", &folder.0).current_dir(&folder.0);
         command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped());
-        let mut capture = Self { running: Guard(command.spawn().unwrap()), told: String::new() };
-        while !capture.told.contains("capturing on port") {
+        let mut capture =
+            Self { running: Guard(command.spawn().unwrap()), reported: String::new() };
+        while !capture.reported.contains("capturing on port") {
             let mut byte = [0];
             let stderr = capture.running.0.stderr.as_mut().unwrap();
-            assert_eq!(stderr.read(&mut byte).unwrap(), 1, "{}", capture.told);
-            capture.told.push(byte[0].into());
+            assert_eq!(stderr.read(&mut byte).unwrap(), 1, "{}", capture.reported);
+            capture.reported.push(byte[0].into());
         }
         capture
     }
@@ -78,10 +79,12 @@ impl Capture {
     }
 }
 
-pub(super) fn counts(told: &str) -> [u64; 3] {
+pub(super) fn counts(reported: &str) -> [u64; 3] {
     ["packets captured", "packets passed", "packets dropped"].map(|what| {
-        let line =
-            told.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("{told}"));
+        let line = reported
+            .lines()
+            .find(|line| line.contains(what))
+            .unwrap_or_else(|| panic!("{reported}"));
         line.split(' ').nth(1).unwrap().parse().unwrap()
     })
 }
@@ -177,10 +180,10 @@ fn an_unread_capture_slows_nothing() {
     send_many(&mut a, &mut b, 120);
     capture.running.signal(Signal::INT);
     let output = finish(capture.running);
-    let told = errors(&output);
-    let [captured, accepted, dropped] = counts(&told);
-    assert_eq!((accepted, captured + dropped), (12_000, 12_000), "{told}");
-    assert!(dropped > 0, "{told}");
+    let reported = errors(&output);
+    let [captured, accepted, dropped] = counts(&reported);
+    assert_eq!((accepted, captured + dropped), (12_000, 12_000), "{reported}");
+    assert!(dropped > 0, "{reported}");
     drop(stdout);
     send_many(&mut a, &mut b, 1);
 }

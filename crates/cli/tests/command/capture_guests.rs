@@ -185,9 +185,9 @@ impl Transfer {
     fn copied(&self) -> Copied {
         let pid = self.network.running.pid().as_raw_pid().to_string();
         let mut command = towpath(["stats", &pid, "--json"]);
-        let told = output(command.env("XDG_RUNTIME_DIR", &self.network.folder.0));
-        assert_eq!(told.status.code(), Some(0), "{}", errors(&told));
-        let object: Value = serde_json::from_str(&text(&told)).unwrap();
+        let reported = output(command.env("XDG_RUNTIME_DIR", &self.network.folder.0));
+        assert_eq!(reported.status.code(), Some(0), "{}", errors(&reported));
+        let object: Value = serde_json::from_str(&text(&reported)).unwrap();
         let of = |site: &str| object["copied"][site].as_u64().unwrap();
         let sites = object["copied"].as_object().unwrap();
         let all: u64 = sites.values().map(|bytes| bytes.as_u64().unwrap()).sum();
@@ -264,11 +264,11 @@ fn guests_go_on_while_their_capture_is_unread() {
     }
     capture.running.signal(rustix::process::Signal::INT);
     let output = finish(capture.running);
-    let told = errors(&output);
-    let [captured, accepted, dropped] = counts(&told);
-    assert_eq!((accepted, captured + dropped), (ROUNDS * ROUND, ROUNDS * ROUND), "{told}");
+    let reported = errors(&output);
+    let [captured, accepted, dropped] = counts(&reported);
+    assert_eq!((accepted, captured + dropped), (ROUNDS * ROUND, ROUNDS * ROUND), "{reported}");
     // A pipe has room for one or two.
-    assert!(captured <= 2, "{told}");
+    assert!(captured <= 2, "{reported}");
     drop(stdout);
     transfer.round();
     let copied = transfer.copied();

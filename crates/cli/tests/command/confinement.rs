@@ -129,7 +129,8 @@ fn up_is_confined() {
 fn the_state_is_reported() {
     skip_if!(no_tap());
     let folder = Folder::new("confinement");
-    for (option, told) in [(None, "privileges, namespaces"), (Some("--no-confinement"), "off")] {
+    for (option, reported) in [(None, "privileges, namespaces"), (Some("--no-confinement"), "off")]
+    {
         let mut command = towpath(["run", "-q"]);
         command.args(option).args(["--", "sleep", "1000"]).stderr(Stdio::piped());
         let running = Guard(command.env("XDG_RUNTIME_DIR", &folder.0).spawn().unwrap());
@@ -139,7 +140,7 @@ fn the_state_is_reported() {
         let stats = output(stats.env("XDG_RUNTIME_DIR", &folder.0));
         let object: serde_json::Value = serde_json::from_str(&text(&stats)).unwrap();
         let state = object["confinement"].as_str().unwrap();
-        assert!(state.starts_with(told), "{state}");
+        assert!(state.starts_with(reported), "{state}");
         running.signal(rustix::process::Signal::TERM);
         let errors = errors(&finish(running));
         assert_eq!(errors.contains("WARNING: --no-confinement"), option.is_some(), "{errors}");
@@ -191,8 +192,8 @@ fn attempts_of_a_process_that_was_taken_over_are_refused() {
     };
     for name in killing {
         let ended = attempt(name);
-        let told = errors(&ended);
-        assert_eq!(ended.status.signal(), Some(SIGSYS), "{name}: {:?}, {told}", ended.status);
+        let reported = errors(&ended);
+        assert_eq!(ended.status.signal(), Some(SIGSYS), "{name}: {:?}, {reported}", ended.status);
     }
     for name in refused {
         let ended = attempt(name);

@@ -179,9 +179,9 @@ fn figures_tell_what_passed() {
     b.read_exact(&mut [0; 64]).unwrap();
 
     let pid = network.running.0.id().to_string();
-    let told = network.towpath(&["stats", "--json", &pid]);
-    assert_done(&told);
-    let figures: Value = serde_json::from_str(&text(&told)).unwrap();
+    let reported = network.towpath(&["stats", "--json", &pid]);
+    assert_done(&reported);
+    let figures: Value = serde_json::from_str(&text(&reported)).unwrap();
     assert_eq!(figures["pid"].to_string(), pid);
     assert_eq!(figures["stations"], 1);
     assert_eq!(figures["ports"]["a"]["packets_in"], 1);
@@ -217,9 +217,9 @@ fn figures_can_be_watched() {
     let mut next = || -> Value { serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap() };
     assert_eq!(next()["ports"]["a"]["packets_in"], 0.0);
     send_frame(&mut a);
-    let told =
+    let reported =
         (0..PATIENCE.as_secs()).map(|_| next()).find(|rates| rates["all"]["bytes_in"] != 0.0);
-    let rates = told.expect("the frame is reported");
+    let rates = reported.expect("the frame is reported");
     let seconds = rates["seconds"].as_f64().unwrap();
     let bytes = rates["ports"]["a"]["bytes_in"].as_f64().unwrap() * seconds;
     assert!((bytes - 60.0).abs() < 6.0, "{rates}");

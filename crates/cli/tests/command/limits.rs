@@ -28,10 +28,13 @@ fn as_many_ports_as_checked_can_be_served() {
         let path = path.to_str().unwrap();
         let checked = output(&mut towpath(["up", "--check", path]));
         if count > PORTS_MAX {
-            let told = errors(&checked);
-            assert_eq!(checked.status.code(), Some(2), "{told}");
-            assert!(told.contains("the network already has 127 ports"), "{told}");
-            assert!(told.contains("net.toml:382:"), "the first port beyond the limit: {told}");
+            let reported = errors(&checked);
+            assert_eq!(checked.status.code(), Some(2), "{reported}");
+            assert!(reported.contains("the network already has 127 ports"), "{reported}");
+            assert!(
+                reported.contains("net.toml:382:"),
+                "the first port beyond the limit: {reported}"
+            );
             continue;
         }
         assert_done(&checked);
@@ -59,10 +62,10 @@ fn missing_memory_is_reported() {
     for (output, size) in
         [(huge, "99999999 GiB"), (output(&mut limited), "256 MiB"), (output(&mut network), "GiB")]
     {
-        let told = errors(&output);
-        assert_eq!(output.status.code(), Some(125), "{told}");
-        assert!(told.contains(size) && told.contains("--memory"), "{told}");
-        assert_eq!(told.lines().count(), 1, "{told}");
+        let reported = errors(&output);
+        assert_eq!(output.status.code(), Some(125), "{reported}");
+        assert!(reported.contains(size) && reported.contains("--memory"), "{reported}");
+        assert_eq!(reported.lines().count(), 1, "{reported}");
     }
 }
 
@@ -76,8 +79,8 @@ fn options_of_little_use_are_reported() {
     let socket = folder.sockets().join(format!("{}.control", running.0.id()));
     wait_for("the network", || socket.exists());
     running.signal(Signal::TERM);
-    let told = errors(&finish(running));
-    assert!(told.contains("has no ports; add one with `towpath port add`"), "{told}");
+    let reported = errors(&finish(running));
+    assert!(reported.contains("has no ports; add one with `towpath port add`"), "{reported}");
 
     skip_if!(no_root());
     // A resolv.conf without name servers, in a mount namespace of its own.
@@ -87,8 +90,8 @@ fn options_of_little_use_are_reported() {
     let empty = folder.0.join("resolv.conf");
     command.args(["--mount", "sh", "-c", script, TOWPATH, empty.to_str().unwrap()]);
     let output = output(&mut command);
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{told}");
-    assert!(told.contains(NO_RESOLVER), "{told}");
-    assert!(told.contains("--dns"), "{told}");
+    let reported = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{reported}");
+    assert!(reported.contains(NO_RESOLVER), "{reported}");
+    assert!(reported.contains("--dns"), "{reported}");
 }

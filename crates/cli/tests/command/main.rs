@@ -424,9 +424,9 @@ fn ready_fd_is_written_and_closed() {
     let mut command = Command::new("sh");
     command.args(["-c", script, TOWPATH]).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = Guard(command.spawn().unwrap());
-    let mut told = String::new();
-    child.0.stdout.take().unwrap().read_to_string(&mut told).unwrap();
-    assert_eq!(told, "1");
+    let mut reported = String::new();
+    child.0.stdout.take().unwrap().read_to_string(&mut reported).unwrap();
+    assert_eq!(reported, "1");
     init_and_command(&child, "sleep");
     child.signal(Signal::TERM);
     assert_eq!(finish(child).status.code(), Some(128 + 15));

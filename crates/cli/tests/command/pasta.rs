@@ -130,9 +130,9 @@ fn talk(server: &Guard, at: SocketAddr, client: &Guard, to: SocketAddr) -> IpAdd
     asking.set_read_timeout(Some(PATIENCE)).unwrap();
     answering.write_all(b"hello").unwrap();
     drop(answering);
-    let mut told = String::new();
-    asking.read_to_string(&mut told).unwrap();
-    assert_eq!(told, "hello");
+    let mut reported = String::new();
+    asking.read_to_string(&mut reported).unwrap();
+    assert_eq!(reported, "hello");
     peer.ip()
 }
 

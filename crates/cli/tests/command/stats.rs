@@ -135,8 +135,8 @@ fn names_of_control_sockets_do_not_collide() {
     assert_fails(&stats(&folder.0, &["2"]), "several");
     let of_first = |name: &&String| {
         let socket = folder.sockets().join(name);
-        let told = stats(&folder.0, &["--socket", socket.to_str().unwrap(), "--json"]);
-        text(&told).contains("\"pid\":2,")
+        let reported = stats(&folder.0, &["--socket", socket.to_str().unwrap(), "--json"]);
+        text(&reported).contains("\"pid\":2,")
     };
     assert_eq!(inner.iter().filter(of_first).count(), 2, "both answer");
     first.signal(Signal::TERM);

@@ -366,10 +366,13 @@ fn one_interval_for_scripts() {
     assert!(sum > 0.5 * all && sum < 2.0 * all, "{object}");
     assert!(object["dropped_by_reason"].is_object() && object["copies_per_byte"].is_f64());
 
-    let told = text(&once(&folder, &[]));
-    assert!(told.starts_with(&format!("pid {pid}  run -q -4")), "{told}");
-    assert_eq!(flows(&told).len(), 2, "{told}");
-    assert!(told.contains("\nworkers 3\n") && told.contains("PROTO  PROGRAM"), "{told}");
+    let reported = text(&once(&folder, &[]));
+    assert!(reported.starts_with(&format!("pid {pid}  run -q -4")), "{reported}");
+    assert_eq!(flows(&reported).len(), 2, "{reported}");
+    assert!(
+        reported.contains("\nworkers 3\n") && reported.contains("PROTO  PROGRAM"),
+        "{reported}"
+    );
 }
 
 /// Goal: flows of UDP, and of connections past the stack, are listed with their bytes.

@@ -61,7 +61,7 @@ fn outcome(text: &str, address: &str) -> (String, u64) {
 
 /// An error that comes from the host is reported within this time; one that comes from a timeout
 /// takes longer.
-const TOLD_MS_MAX: u64 = 20_000;
+const REPORT_MS_MAX: u64 = 20_000;
 
 /// Goal: the program sees at once that the host refuses, over TCP and UDP.
 /// Method: closed ports on the host's loopback and on another machine.
@@ -73,7 +73,7 @@ fn refused(host: &mut Host, family: Family) {
             let text = Towpath::with_loopback(NONE).run(inside(role, &[&address])).success();
             let (kind, took) = outcome(&text, &address);
             assert_eq!(kind, "ConnectionRefused", "{role} {address}");
-            assert!(took < TOLD_MS_MAX, "{role} {address}: {took} ms");
+            assert!(took < REPORT_MS_MAX, "{role} {address}: {took} ms");
         }
     }
 }
@@ -96,7 +96,7 @@ fn unreachable(host: &mut Host, family: Family) {
             let text = Towpath::new(NONE).run(inside(role, &[address])).success();
             let (kind, took) = outcome(&text, address);
             assert_eq!(kind, *expected, "{role} {address}");
-            assert!(took < TOLD_MS_MAX, "{role} {address}: {took} ms");
+            assert!(took < REPORT_MS_MAX, "{role} {address}: {took} ms");
         }
     }
 }

@@ -97,8 +97,8 @@ fn refused(_: &mut Host, family: Family) {
     let stats = Stats::of(&output);
     // The reset may arrive before the program has sent anything.
     let text = &output.stdout;
-    let is_told = output.stderr.contains("reset") || output.stderr.contains("Broken pipe");
-    assert!(text.starts_with("ConnectionReset after 0 ") || is_told, "{text}{}", output.stderr);
+    let is_reported = output.stderr.contains("reset") || output.stderr.contains("Broken pipe");
+    assert!(text.starts_with("ConnectionReset after 0 ") || is_reported, "{text}{}", output.stderr);
     assert_eq!(stats.number("joined", "refused"), 1);
 }
 
@@ -211,8 +211,8 @@ fn attached(_: &mut Host) {
 
     let refused = Process::start(attach(INSIDE.to_string())).finish();
     assert_eq!(refused.status.code(), Some(125), "{}", refused.stderr);
-    let told = "option --host-tcp-ports: TCP port 127.0.0.1:4000: in use inside";
-    assert!(refused.stderr.contains(told), "{}", refused.stderr);
+    let reported = "option --host-tcp-ports: TCP port 127.0.0.1:4000: in use inside";
+    assert!(refused.stderr.contains(reported), "{}", refused.stderr);
 
     let mut towpath = Process::start(attach(format!("{}:{}", INSIDE + 1, server.port())));
     let net = format!("--net=/proc/{pid}/ns/net");

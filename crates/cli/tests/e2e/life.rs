@@ -46,7 +46,7 @@ enum Victim {
 
 /// Starts a server that reads or writes endlessly, and reports the first byte and the end.
 fn endless(family: Family, reads: bool) -> (Server, Receiver<()>) {
-    let (sender, news) = mpsc::channel();
+    let (sender, events) = mpsc::channel();
     let server = Server::start(family.loopback(), move |mut stream: TcpStream| {
         if reads {
             stream.read_exact(&mut [0])?;
@@ -60,7 +60,7 @@ fn endless(family: Family, reads: bool) -> (Server, Receiver<()>) {
         let _ = sender.send(());
         Ok(())
     });
-    (server, news)
+    (server, events)
 }
 
 /// Goal: after a kill in the middle of transfers in both directions, servers see an end, and
@@ -73,8 +73,8 @@ fn killed(host: &mut Host, family: Family, victim: Victim) {
     let many = u64::MAX.to_string();
     let role = inside("both", &[&at(&reader), &at(&writer), &many]);
     let towpath = Towpath::with_loopback(NONE).start(role);
-    for news in [&reader_news, &writer_news] {
-        news.recv_timeout(PATIENCE).expect("a beginning");
+    for events in [&reader_news, &writer_news] {
+        events.recv_timeout(PATIENCE).expect("a beginning");
     }
     thread::sleep(Duration::from_millis(300));
     let program = program_of(towpath.pid());
@@ -91,8 +91,8 @@ fn killed(host: &mut Host, family: Family, victim: Victim) {
         Victim::Program => assert_eq!(output.status.code(), Some(128 + 9), "{}", output.stderr),
         Victim::Towpath => assert_eq!(output.status.signal(), Some(9)),
     }
-    for news in [reader_news, writer_news] {
-        news.recv_timeout(PATIENCE).expect("an end");
+    for events in [reader_news, writer_news] {
+        events.recv_timeout(PATIENCE).expect("an end");
     }
     retry("processes inside to end", || processes_in(&namespace).is_empty().then_some(()));
     retry("sockets to be closed", || host.sockets().is_empty().then_some(()));

@@ -184,12 +184,12 @@ fn pcap_file_full(host: &mut Host) {
     let by = by.into_iter().chain([folder.into(), file.clone().into(), copy.clone().into()]);
     let options = [OsString::from("--pcap"), file.clone().into()];
     let output = Towpath::with_loopback(options).by(by).run([sh, c, script]);
-    let told: Vec<&str> =
+    let reported: Vec<&str> =
         output.stderr.lines().filter(|line| line.contains("No space left on device")).collect();
-    assert_eq!(told.len(), 2, "as it happens and in the figures: {}", output.stderr);
+    assert_eq!(reported.len(), 2, "as it happens and in the figures: {}", output.stderr);
     assert!(
-        told[0].starts_with(&format!("towpath: capture {} ended after ", file.display())),
-        "{told:?}"
+        reported[0].starts_with(&format!("towpath: capture {} ended after ", file.display())),
+        "{reported:?}"
     );
     let stats = Stats::of(&output);
     assert!(output.success().starts_with(&digest_of(BYTES)));

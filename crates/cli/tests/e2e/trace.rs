@@ -60,8 +60,8 @@ fn too_large(host: &mut Host, family: Family) {
         let command: Vec<&str> = ping.into_iter().chain(["-M", how, "-s", &size, &to]).collect();
         Towpath::new(NONE).run(command)
     };
-    let told = ping("do");
-    let text = format!("{}{}", told.stdout, told.stderr).to_lowercase();
+    let reported = ping("do");
+    let text = format!("{}{}", reported.stdout, reported.stderr).to_lowercase();
     assert!(text.contains("0 received"), "{text}");
     assert!(text.contains(&format!("mtu = {FAR_MTU}")) || text.contains(&format!("mtu={FAR_MTU}")));
     assert!(text.contains(&format!("from {}", family.outside())), "{text}");

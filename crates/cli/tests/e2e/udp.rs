@@ -106,12 +106,12 @@ fn super_packets_out(_: &mut Host, family: Family) {
     let role = inside("udp-send", &[&address, &bytes, &count, &together]);
     let output = Towpath::with_loopback(["-v"]).run(role);
     let stats = Stats::of(&output);
-    let told = output.stderr.clone();
+    let reported = output.stderr.clone();
     output.success();
     let result = results.recv_timeout(PATIENCE).expect("a result");
     assert_eq!(result, Ok(()));
     stats.assert_carried(size * COUNT, WORDS_BYTES + ALL_CAME.len() as u64, 0);
-    if segments_datagrams(&told) {
+    if segments_datagrams(&reported) {
         let super_packets = stats.number("from the program", "super-packets");
         assert!(super_packets >= COUNT / TOGETHER, "{super_packets} super-packets");
     }
@@ -134,11 +134,11 @@ fn super_packets_in(_: &mut Host, family: Family) {
     let role = inside("udp-receive", &[&address, &bytes, &count, &together]);
     let output = Towpath::with_loopback(["-v"]).run(role);
     let stats = Stats::of(&output);
-    let told = output.stderr.clone();
+    let reported = output.stderr.clone();
     assert_eq!(output.success(), format!("received {COUNT}\n"));
     assert_eq!(sender.join().expect("no panic"), Ok(()));
     stats.assert_carried(WORDS_BYTES, size * COUNT, b"greeting".len() as u64);
-    if segments_datagrams(&told) {
+    if segments_datagrams(&reported) {
         assert!(stats.number("to the program", "super-packets") > 0);
     }
 }

@@ -34,11 +34,11 @@ pub(crate) fn both_ways() {
 
 /// Makes iperf3 move [`BYTES`].
 fn measure(machine: &mut Machine, options: &str) {
-    let told = machine.run(&format!("iperf3 {options} -n {BYTES} -J")).concat();
-    let told: Value = serde_json::from_str(&told).expect("an object");
-    let bytes = |side: &str| told["end"][side]["bytes"].as_u64();
+    let reported = machine.run(&format!("iperf3 {options} -n {BYTES} -J")).concat();
+    let reported: Value = serde_json::from_str(&reported).expect("an object");
+    let bytes = |side: &str| reported["end"][side]["bytes"].as_u64();
     let (sent, received) = (bytes("sum_sent"), bytes("sum_received"));
-    assert!(sent >= Some(BYTES) && received >= Some(BYTES / 2), "{options}: {told}");
+    assert!(sent >= Some(BYTES) && received >= Some(BYTES / 2), "{options}: {reported}");
 }
 
 /// iperf3 on the host's loopback, ended when dropped.

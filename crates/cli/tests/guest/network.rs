@@ -95,8 +95,8 @@ impl Up {
         let pid = self.process.id().to_string();
         let mut figures = Value::Null;
         for _ in 0..LOOKS_MAX {
-            let told = self.ask(&["stats", "--json", &pid]);
-            figures = serde_json::from_str(&told).expect("an object");
+            let reported = self.ask(&["stats", "--json", &pid]);
+            figures = serde_json::from_str(&reported).expect("an object");
             if done(&figures) {
                 return;
             }

@@ -103,18 +103,19 @@ pub(super) fn run(seed: u64) -> Result<(), Failed> {
     let mut counts = BTreeMap::new();
     for round in 0..kills.unwrap_or(KILLS) {
         let seed = seed.wrapping_add(round);
-        let mut told = String::new();
-        let done = lab.round(seed, &mut told).map_err(|failure| format!("{:?}", failure.message()));
-        println!("    seed {seed}: {told}");
+        let mut round_text = String::new();
+        let done =
+            lab.round(seed, &mut round_text).map_err(|failure| format!("{:?}", failure.message()));
+        println!("    seed {seed}: {round_text}");
         if let Err(message) = done {
             let said = fs::read_to_string(lab.path("said")).unwrap_or_default();
             return Err(format!(
-                "round {round}, {told}: {message:?}\nrepeat it: TOWPATH_SEED={seed} \
+                "round {round}, {round_text}: {message:?}\nrepeat it: TOWPATH_SEED={seed} \
                  TOWPATH_KILLS=1\n--- towpath:\n{said}"
             )
             .into());
         }
-        let kind = told.split(" after").next().unwrap_or_default().to_owned();
+        let kind = round_text.split(" after").next().unwrap_or_default().to_owned();
         *counts.entry(kind).or_insert(0) += 1;
     }
     counts.iter().for_each(|(kind, count)| println!("    {count:3} times {kind}"));
@@ -163,14 +164,14 @@ impl Lab {
         self.folder.join(name)
     }
 
-    /// Runs one round and describes it in `told`.
-    fn round(&self, seed: u64, told: &mut String) -> Result<(), Failed> {
+    /// Runs one round and describes it in `round_text`.
+    fn round(&self, seed: u64, round_text: &mut String) -> Result<(), Failed> {
         let mut random = Random::new(seed);
         let kind = [Kind::Run, Kind::Up][random.below(2)];
         let phases = [Phase::Start, Phase::Serving, Phase::Serving, Phase::Ending];
         let phase = phases[random.below(phases.len())];
         let options = OPTIONS[random.below(OPTIONS.len())];
-        *told = format!("{kind:?}, {phase:?}");
+        *round_text = format!("{kind:?}, {phase:?}");
         let mut instance = self.start(kind, options, seed)?;
         let pause = match phase {
             Phase::Start => random.below(START_MAX),
@@ -186,9 +187,9 @@ impl Lab {
         };
         thread::sleep(Duration::from_micros(pause as u64));
         let (victim, brokers) = instance.kill(&mut random)?;
-        *told += &format!(", {victim:?} killed after {pause} us");
+        *round_text += &format!(", {victim:?} killed after {pause} us");
         let status = instance.end(phase, victim)?;
-        *told += &format!(": {status}");
+        *round_text += &format!(": {status}");
         let said = fs::read_to_string(self.path("said")).unwrap_or_default();
         if said.contains("panicked") || !is_plausible(status, victim) {
             return Err("that is no way to end".into());

@@ -15,7 +15,7 @@ use libtest_mimic::Failed;
 use rustix::event::{EventfdFlags, eventfd};
 use towpath_gateway::config::{Config, Ipv4Config};
 use towpath_gateway::report::Report;
-use towpath_gateway::worker::{Side, Worker};
+use towpath_gateway::worker::{Inside, Worker};
 use towpath_net::fragment::into_received;
 use towpath_net::socket::{Error, Family, SendFlags, SocketId, Sockets};
 use towpath_net::stack::{self, Address, Limits, Stack};
@@ -66,12 +66,12 @@ pub(super) fn run(seed: u64) -> Result<(), Failed> {
         ..Config::default()
     };
     let program = Program::new(&config, seed)?;
-    let ready = program.news.try_clone()?;
+    let ready = program.events.try_clone()?;
     let mut worker = Worker::serving(&config, program, Arc::default())?;
     // It is always readable, so each call is one turn.
     let mut turn = || -> Result<(Vec<u64>, Vec<u64>), Failed> {
         worker.run_until(&[ready.as_fd()])?;
-        Ok((worker.side().came_in.clone(), worker.side().went_out.clone()))
+        Ok((worker.inside().came_in.clone(), worker.inside().went_out.clone()))
     };
     let mut turns = 0;
     let is_warm = |moved: &[u64]| moved.len() == FLOWS && moved.iter().all(|&n| n >= WARM_UP);
@@ -117,12 +117,12 @@ struct Program {
     random: Random,
     buffer: Vec<u8>,
     /// Always readable.
-    news: OwnedFd,
+    events: OwnedFd,
 }
 
 impl Program {
     fn new(config: &Config, seed: u64) -> Result<Self, Failed> {
-        let news = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let events = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let net = config.ipv4.expect("there is IPv4");
         let listener = || -> io::Result<TcpListener> {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -156,7 +156,7 @@ impl Program {
             went_out: Vec::new(),
             random: Random::new(seed),
             buffer: vec![0x5a; CHUNK],
-            news,
+            events,
         })
     }
 
@@ -210,7 +210,7 @@ fn done(result: io::Result<usize>) -> io::Result<Option<usize>> {
     }
 }
 
-impl Side for Program {
+impl Inside for Program {
     fn add_to(&self, _: &mut Report) {}
 }
 
@@ -222,7 +222,7 @@ impl Device for Program {
     }
 
     fn file(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.news.as_fd())
+        Some(self.events.as_fd())
     }
 
     fn next_deadline(&self) -> Option<Instant> {

@@ -214,9 +214,9 @@ fn the_port_learns_that_its_reader_is_gone() {
 }
 
 /// Reports when memory is back with its lender.
-struct Told(std::sync::Mutex<mpsc::Sender<bool>>);
+struct ReturnCount(std::sync::Mutex<mpsc::Sender<bool>>);
 
-impl Lender for Told {
+impl Lender for ReturnCount {
     fn returned(&self, _: u64, copied: bool) {
         // The receiver may have stopped waiting.
         let _ = self.0.lock().expect("no panic").send(copied);
@@ -229,8 +229,8 @@ fn lent(
     loans: &mut Loans,
     bytes: &[u8],
 ) -> (Packet, Watch, mpsc::Receiver<bool>) {
-    let (told, heard) = mpsc::channel();
-    let lender = Arc::new(Told(std::sync::Mutex::new(told)));
+    let (returned, came_back) = mpsc::channel();
+    let lender = Arc::new(ReturnCount(std::sync::Mutex::new(returned)));
     let range = (0, bytes.len() as u32);
     let shared: Arc<Vec<u8>> = Arc::new(bytes.to_vec());
     let piece = loans.lend_as_foreign(&shared, range, lender, 0);
@@ -238,7 +238,7 @@ fn lent(
     let watch = piece.watch().expect("one holder");
     let mut packet = memory.packet().expect("free");
     packet.push_piece(piece).expect("room");
-    (packet, watch, heard)
+    (packet, watch, came_back)
 }
 
 /// Goal: a guest's packets are captured into a pipe that is not read. A recall returns their memory
@@ -258,7 +258,7 @@ fn lent_memory_is_returned_while_unread() {
     see(&mut mirrors, &[packet]);
     let (packet, mut second, second_heard) = lent(&mut memory, &mut loans, &bytes);
     see(&mut mirrors, &[packet]);
-    for (watch, heard) in [(&mut first, first_heard), (&mut second, second_heard)] {
+    for (watch, came_back) in [(&mut first, first_heard), (&mut second, second_heard)] {
         let mut tries = 0;
         // The write call pins it for a moment.
         while watch.recall(&ledger) == Recall::Busy {
@@ -266,7 +266,7 @@ fn lent_memory_is_returned_while_unread() {
             assert!(tries < 100_000, "the memory does not come back");
             thread::sleep(Duration::from_micros(100));
         }
-        assert_eq!(heard.recv_timeout(PATIENCE), Ok(true));
+        assert_eq!(came_back.recv_timeout(PATIENCE), Ok(true));
     }
     assert_eq!(
         ledger.copied_at(Site::Recall),

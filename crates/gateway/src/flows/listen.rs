@@ -308,7 +308,7 @@ impl Gateway {
             Protocol::Udp => {
                 let socket = UdpSocket::bind(address, interface)?;
                 if address.ip().is_unspecified() {
-                    socket.tell_destinations()?;
+                    socket.report_destinations()?;
                 }
                 let by = PublishedBy { port: slot, is_ipv4: address.is_ipv4() };
                 // A guest's address is looked up when the first datagram arrives.

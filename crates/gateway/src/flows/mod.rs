@@ -196,7 +196,7 @@ pub struct Gateway {
 /// What an epoll token names: 4 bits of kind, 28 bits of generation, 32 bits of index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Token {
-    Side,
+    Inside,
     Bell,
     Watch(u32),
     Tcp(Slot),
@@ -211,7 +211,7 @@ pub(crate) enum Token {
 impl Token {
     pub(crate) fn encode(self) -> u64 {
         let (kind, slot) = match self {
-            Token::Side => (0, Slot { index: 0, generation: 0 }),
+            Token::Inside => (0, Slot { index: 0, generation: 0 }),
             Token::Watch(index) => (1, Slot { index, generation: 0 }),
             Token::Tcp(slot) => (2, slot),
             Token::Udp(slot) => (3, slot),
@@ -231,7 +231,7 @@ impl Token {
         let index = token as u32;
         let slot = Slot { index, generation: (token >> 32) as u32 & GENERATION_MASK };
         Some(match token >> 60 {
-            0 => Token::Side,
+            0 => Token::Inside,
             1 => Token::Watch(index),
             2 => Token::Tcp(slot),
             3 => Token::Udp(slot),
@@ -307,7 +307,7 @@ impl Gateway {
             }
             Token::JoinedListener(slot) => self.joined.connections_wait(slot),
             Token::JoinedSockets => self.joined.sockets_ready(),
-            Token::Side | Token::Bell | Token::Watch(_) => {}
+            Token::Inside | Token::Bell | Token::Watch(_) => {}
         }
     }
 
@@ -384,7 +384,7 @@ mod tests {
     fn tokens_survive_epoll() {
         let slot = Slot { index: u32::MAX, generation: GENERATION_MASK };
         let tokens = [
-            Token::Side,
+            Token::Inside,
             Token::Watch(7),
             Token::Tcp(slot),
             Token::Udp(Slot { index: 0, generation: 1 }),

@@ -71,7 +71,7 @@ impl GatewayPort {
             uso: true,
             tunnel: false,
             gso_bytes_max: GATEWAY_GSO_BYTES_MAX,
-            cuts: false,
+            segments: false,
         };
         // The gateway makes its checksums itself, and every port may talk to it.
         let config = switch::PortConfig {

@@ -46,7 +46,7 @@ pub struct LeasesFound {
 }
 
 /// Called when writing fails, with the error, and when it works again.
-pub type TellLeaseFile = Box<dyn Fn(Option<io::Error>) + Send>;
+pub type ReportLeaseFile = Box<dyn Fn(Option<io::Error>) + Send>;
 
 /// A lease file that is kept up to date.
 pub(super) struct LeaseFile {
@@ -70,7 +70,7 @@ impl LeaseFile {
         path: &Path,
         services: &mut Services,
         now: Instant,
-        tell: TellLeaseFile,
+        tell: ReportLeaseFile,
     ) -> io::Result<(Self, LeasesFound)> {
         let mut lock = Lock::new(path);
         // A directory that cannot be written is reported when there is something to write.
@@ -171,7 +171,7 @@ impl Lock {
 }
 
 /// Runs on the thread: writes each text.
-fn write(path: &Path, mut lock: Lock, texts: &Receiver<String>, tell: &TellLeaseFile) {
+fn write(path: &Path, mut lock: Lock, texts: &Receiver<String>, tell: &ReportLeaseFile) {
     let mut fails = false;
     for text in texts {
         let result = lock.take().and_then(|()| {

@@ -3,7 +3,7 @@
 //!
 //! # Theory of operation
 //!
-//! A [`Network`] is the [`Side`] of a worker, so one thread owns all ports. It reads the ready
+//! A [`Network`] is the [`Inside`] of a worker, so one thread owns all ports. It reads the ready
 //! ports in turn, one burst at a time, and forwards each burst through the switch. Between the
 //! switch and each port is a ring. Packets that the port's device does not take at once wait there;
 //! packets that find no room are dropped and counted. The gateway's ring leads to the worker's
@@ -39,7 +39,7 @@ pub use config::{
     NetworkConfig, PortError, PortSettings, QUEUE_LEN, QUEUE_LEN_MAX, check_port,
     gateway_addresses, services_config,
 };
-pub use lease_file::{LEASE_FILE_BYTES_MAX, LeasesFound, TellLeaseFile, WRITE_AFTER};
+pub use lease_file::{LEASE_FILE_BYTES_MAX, LeasesFound, ReportLeaseFile, WRITE_AFTER};
 pub use report::{DeviceReport, NetworkReport, PortReport};
 pub use transaction::{Change, Operation, OperationError, TransactionError};
 
@@ -61,7 +61,7 @@ use towpath_packet::{Burst, Caps, Context, Device, Input, Packet, Site};
 use crate::capture::{CAPTURES_MAX, CaptureSettings, Mirrors, Sniffer};
 use crate::report::Report;
 use crate::services::{self, Services};
-use crate::worker::Side;
+use crate::worker::Inside;
 use gateway_port::GatewayPort;
 use lease_file::LeaseFile;
 use port::Port;
@@ -151,7 +151,7 @@ impl Network {
         &mut self,
         path: &Path,
         now: Instant,
-        tell: TellLeaseFile,
+        tell: ReportLeaseFile,
     ) -> io::Result<LeasesFound> {
         let Some(services) = &mut self.services else { return Ok(LeasesFound::default()) };
         let (file, found) = LeaseFile::open(path, services, now, tell)?;
@@ -530,7 +530,7 @@ impl Device for Network {
                 // It is a port of the switch, so this cannot fail.
                 let _ = self.switch.set_caps(id, port.caps());
                 if let Some(tell) = &mut self.tell {
-                    port.tell_news(tell);
+                    port.report_events(tell);
                 }
             }
         }
@@ -583,7 +583,7 @@ impl Device for Network {
     }
 }
 
-impl Side for Network {
+impl Inside for Network {
     fn address_of(&self, guest: &str, is_ipv4: bool, now: Instant) -> Option<IpAddr> {
         self.services.as_ref()?.address_of(guest, is_ipv4, now)
     }

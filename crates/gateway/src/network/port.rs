@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use towpath_io::pcapng::Direction;
 use towpath_io::stream::StreamPort;
 use towpath_io::tap::{Features, Tap};
-use towpath_io::vhost_user::{Offer, VhostUser, cut, message, virtq};
+use towpath_io::vhost_user::{Offer, VhostUser, message, sigbus, virtq};
 use towpath_net::switch::{self, PortId, Switch};
 use towpath_net::time::{Instant, earliest};
 use towpath_packet::ring::{self, Consumer, Producer, Silent};
@@ -198,10 +198,10 @@ impl Port {
     }
 
     /// Reports the events since the last call.
-    pub(super) fn tell_news(&mut self, tell: &mut Tell) {
+    pub(super) fn report_events(&mut self, tell: &mut Tell) {
         if let PortDevice::VhostUser(device) = &mut self.device {
-            while let Some(news) = device.take_news() {
-                tell(&self.name, &news);
+            while let Some(events) = device.take_event() {
+                tell(&self.name, &events);
             }
         }
     }
@@ -313,4 +313,4 @@ impl AsFd for Port {
 
 // Each port can map all regions of its guest, its log and its inflight area, and twice as many
 // while new maps replace old ones. The bound holds this for all ports.
-const _: () = assert!(switch::PORTS_MAX * 2 * (message::REGIONS_MAX + 2) <= cut::WATCHED_MAX);
+const _: () = assert!(switch::PORTS_MAX * 2 * (message::REGIONS_MAX + 2) <= sigbus::WATCHED_MAX);

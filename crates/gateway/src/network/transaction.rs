@@ -140,7 +140,7 @@ impl Worker<Network> {
         for undo in done {
             match undo {
                 // It is a port of the switch, so removing it cannot fail.
-                Undo::Stay(index) => drop(self.side_mut().remove_at(index)),
+                Undo::Stay(index) => drop(self.inside_mut().remove_at(index)),
                 Undo::StayPublished(port) => {
                     let (gateway, reactor) = self.gateway();
                     gateway.close_leaving(&port, reactor);
@@ -158,7 +158,7 @@ impl Worker<Network> {
         done: &mut Vec<Undo>,
     ) -> Result<(), OperationError> {
         let now = self.now();
-        let network = self.side_mut();
+        let network = self.inside_mut();
         match operation {
             Operation::Add { name, attachment, settings } => {
                 network.add_port(&name, attachment, settings)?;
@@ -220,7 +220,7 @@ impl Worker<Network> {
             Undo::Close(port) => gateway.unpublish(&port, reactor),
             Undo::Lead(before) => gateway.restore_leaving(before),
             Undo::StayPublished(port) => drop(gateway.set_leaving(&port, false)),
-            undo => self.side_mut().take_back(undo),
+            undo => self.inside_mut().take_back(undo),
         }
     }
 }

@@ -18,7 +18,7 @@ struct Busy {
     turns: u32,
 }
 
-impl Side for Busy {
+impl Inside for Busy {
     fn add_to(&self, _: &mut Report) {}
 }
 
@@ -66,8 +66,8 @@ fn a_busy_worker_looks_at_its_inside() {
     let file = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
     let looked_at = file();
     let end = looked_at.try_clone().unwrap();
-    let side = Busy { file: file(), looked_at, turns: 0 };
-    let mut worker = Worker::serving(&Config::default(), side, Arc::default()).unwrap();
+    let inside = Busy { file: file(), looked_at, turns: 0 };
+    let mut worker = Worker::serving(&Config::default(), inside, Arc::default()).unwrap();
     assert_eq!(worker.run_until(&[end.as_fd()]).unwrap(), 0);
 }
 
@@ -83,7 +83,7 @@ struct Singles {
     vain: Arc<AtomicU32>,
 }
 
-impl Side for Singles {
+impl Inside for Singles {
     fn add_to(&self, _: &mut Report) {}
 }
 
@@ -130,16 +130,16 @@ impl Device for Singles {
 fn an_inside_with_single_packets_is_not_asked_for_more() {
     let vain = Arc::new(AtomicU32::new(0));
     let end = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
-    let side = Singles {
+    let inside = Singles {
         file: eventfd(1, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap(),
         end: end.try_clone().unwrap(),
         alone: 160,
         together: 100,
         vain: vain.clone(),
     };
-    let mut worker = Worker::serving(&Config::default(), side, Arc::default()).unwrap();
+    let mut worker = Worker::serving(&Config::default(), inside, Arc::default()).unwrap();
     assert_eq!(worker.run_until(&[end.as_fd()]).unwrap(), 0);
-    assert_eq!(worker.side().alone + worker.side().together, 0, "all were taken");
+    assert_eq!(worker.inside().alone + worker.inside().together, 0, "all were taken");
     let vain = vain.load(Relaxed);
     assert!((4..30).contains(&vain), "{vain} looks in vain for 160 packets");
 }

@@ -1,6 +1,6 @@
 //! How a worker waits: it busy-polls for a while where that pays, and then sleeps.
 
-use super::{Side, Worker};
+use super::{Inside, Worker};
 use crate::flows::Token;
 use std::hint::spin_loop;
 use std::io;
@@ -14,7 +14,7 @@ const LOOKS: u32 = 8;
 /// answer, and as long as it takes to wake a thread whose processor sleeps.
 pub(super) const YOUNG_POLL: Duration = Duration::from_micros(20);
 
-impl<S: Side> Worker<S> {
+impl<S: Inside> Worker<S> {
     /// Waits for events, or until the inside has work.
     pub(super) fn wait(
         &mut self,
@@ -50,7 +50,7 @@ impl<S: Side> Worker<S> {
             self.give_back();
         }
         let slept = self.clock.now().since(began);
-        if events.iter().any(|event| event.token == Token::Side.encode()) {
+        if events.iter().any(|event| event.token == Token::Inside.encode()) {
             self.busy_poll.slept(slept);
         }
         if !events.is_empty() && self.gateway.has_young_flow(began) {

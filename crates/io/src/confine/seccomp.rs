@@ -345,14 +345,14 @@ mod tests {
         let (_, table) = PAGE.split_once("### System calls").expect("a section");
         let table = table.split("\n#").next().expect("its text");
         let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |"));
-        let told: BTreeSet<&str> = rows.map(|(name, _)| name).collect();
+        let reported: BTreeSet<&str> = rows.map(|(name, _)| name).collect();
         let all = ALWAYS.iter().chain(OF_ARCHITECTURE).chain(NETWORK);
         let all = all.chain(REFUSED).chain(REFUSED_OF_ARCHITECTURE);
         let known: BTreeSet<&str> = all.map(|call| call.name).collect();
         if cfg!(target_arch = "x86_64") {
-            assert_eq!(told, known);
+            assert_eq!(reported, known);
         } else {
-            assert!(known.is_subset(&told));
+            assert!(known.is_subset(&reported));
         }
     }
 

@@ -7,7 +7,7 @@
 use super::call;
 use super::files::Files;
 use super::job::{Job, Running, Socket, Step};
-use super::{Interest, News, TURN_BYTES, Trigger, What};
+use super::{Interest, SlotEvent, TURN_BYTES, Trigger, What};
 use crate::doorbell::EventDoorbell;
 use crate::reactor::{Events, Reactor};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -35,7 +35,7 @@ pub(super) struct Epoll {
     /// Jobs that the threads returned.
     back: Vec<(u32, Box<Running>)>,
     /// Events that other calls produced before the next wait.
-    early: Vec<News>,
+    early: Vec<SlotEvent>,
 }
 
 /// A job and what its slot watches.
@@ -160,7 +160,7 @@ impl Epoll {
     pub(super) fn wait(
         &mut self,
         timeout: Option<Duration>,
-        news: &mut Vec<News>,
+        arrived: &mut Vec<SlotEvent>,
     ) -> io::Result<()> {
         let timeout = if self.is_busy() { Some(Duration::ZERO) } else { timeout };
         self.reactor.wait(timeout, &mut self.events)?;
@@ -176,7 +176,7 @@ impl Epoll {
                 turns.push(slot);
                 continue;
             }
-            news.push((slot, What::Ready(event.ready)));
+            arrived.push((slot, What::Ready(event.ready)));
         }
         let mut back = std::mem::take(&mut self.back);
         self.files.take(&mut back);
@@ -190,7 +190,7 @@ impl Epoll {
         }
         self.back = back;
         turns.into_iter().for_each(|slot| self.go_on(slot));
-        news.append(&mut self.early);
+        arrived.append(&mut self.early);
         Ok(())
     }
 

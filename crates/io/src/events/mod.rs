@@ -97,7 +97,7 @@ pub enum What {
 }
 
 /// An event and its slot.
-pub type News = (u32, What);
+pub type SlotEvent = (u32, What);
 
 /// Slots are below this number.
 pub const SLOTS_MAX: u32 = 1 << 24;
@@ -312,15 +312,19 @@ impl BackEnd {
     /// Waits until there are events, the doorbell rings or `timeout` has passed; `None` waits
     /// without a limit, zero does not wait. A handled signal ends the wait early. Clears the
     /// doorbell.
-    pub fn wait(&mut self, timeout: Option<Duration>, news: &mut Vec<News>) -> io::Result<()> {
-        each!(self, back => back.wait(timeout, news))
+    pub fn wait(
+        &mut self,
+        timeout: Option<Duration>,
+        arrived: &mut Vec<SlotEvent>,
+    ) -> io::Result<()> {
+        each!(self, back => back.wait(timeout, arrived))
     }
 
     /// Submits pending requests to the kernel. Call it before waiting for the descriptor.
-    pub fn flush(&mut self, news: &mut Vec<News>) -> io::Result<()> {
+    pub fn flush(&mut self, arrived: &mut Vec<SlotEvent>) -> io::Result<()> {
         match &mut self.kind {
             Kind::Epoll(_) => Ok(()),
-            Kind::Ring(ring) => ring.flush(news),
+            Kind::Ring(ring) => ring.flush(arrived),
         }
     }
 

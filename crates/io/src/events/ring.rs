@@ -21,7 +21,7 @@
 
 mod jobs;
 
-use super::{Interest, News, Readiness, TURN_BYTES, Trigger, What, call, check_can_wait};
+use super::{Interest, Readiness, SlotEvent, TURN_BYTES, Trigger, What, call, check_can_wait};
 use crate::doorbell::EventDoorbell;
 use crate::sys;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
@@ -58,7 +58,7 @@ pub(super) struct Ring {
     /// Slots to poll again, and their rounds.
     again: Vec<(u32, u32)>,
     /// Events that other calls produced before the next wait.
-    early: Vec<News>,
+    early: Vec<SlotEvent>,
     /// Buffer for checking levels.
     polled: Vec<libc::pollfd>,
     /// Completions taken from the queue: user data, result, flags.
@@ -201,7 +201,7 @@ impl Ring {
     pub(super) fn wait(
         &mut self,
         timeout: Option<Duration>,
-        news: &mut Vec<News>,
+        arrived: &mut Vec<SlotEvent>,
     ) -> io::Result<()> {
         // In this order, so that cancelled polls start again before the thread sleeps.
         self.take_completions()?;
@@ -229,7 +229,7 @@ impl Ring {
         }
         self.take_completions()?;
         self.check_levels()?;
-        news.append(&mut self.early);
+        arrived.append(&mut self.early);
         self.has_rung = false;
         Ok(())
     }
@@ -273,9 +273,9 @@ impl Ring {
     }
 
     /// Afterwards all requested polls are active, and new completions are in the kernel's queue.
-    pub(super) fn flush(&mut self, news: &mut Vec<News>) -> io::Result<()> {
+    pub(super) fn flush(&mut self, arrived: &mut Vec<SlotEvent>) -> io::Result<()> {
         loop {
-            self.wait(Some(Duration::ZERO), news)?;
+            self.wait(Some(Duration::ZERO), arrived)?;
             self.prepare()?;
             if !self.ring.submission().is_empty() {
                 ignore(self.ring.submit(), &[Errno::BUSY, Errno::INTR])?;
@@ -465,10 +465,10 @@ impl Drop for Ring {
         for slot in 0..self.slots.len() as u32 {
             self.cancel(slot);
         }
-        let mut news = Vec::new();
+        let mut arrived = Vec::new();
         for _ in 0..DROP_ROUNDS_MAX {
             let round = Some(DROP_WAIT_MAX / DROP_ROUNDS_MAX);
-            if self.jobs == 0 || self.wait(round, &mut news).is_err() {
+            if self.jobs == 0 || self.wait(round, &mut arrived).is_err() {
                 break;
             }
         }

@@ -40,14 +40,14 @@ fn a_doorbell_that_rings_before_the_wait_ends_it() {
             }
         });
         for _ in 0..3 {
-            let mut news = Vec::new();
+            let mut arrived = Vec::new();
             // From here on the kernel polls the doorbell.
-            back.wait(Some(Duration::ZERO), &mut news).unwrap();
+            back.wait(Some(Duration::ZERO), &mut arrived).unwrap();
             bell.ring();
             // Another system call gives the kernel an opportunity to report it.
             thread::yield_now();
-            back.wait(None, &mut news).unwrap();
-            assert!(news.is_empty(), "{choice:?} missed the doorbell");
+            back.wait(None, &mut arrived).unwrap();
+            assert!(arrived.is_empty(), "{choice:?} missed the doorbell");
         }
         done.send(()).unwrap();
         watchdog.join().unwrap();
@@ -80,11 +80,11 @@ fn a_block_that_cannot_be_read_directly_is_read_all_the_same() {
             let (direct, block) = (direct.cloned(), area.take().unwrap());
             let read = BlockRead { file: file.clone(), direct, at: at as u64, block };
             back.submit(3, Job::ReadBlock(read)).unwrap();
-            let mut news = Vec::new();
-            while news.is_empty() {
-                back.wait(Some(PATIENCE), &mut news).unwrap();
+            let mut arrived = Vec::new();
+            while arrived.is_empty() {
+                back.wait(Some(PATIENCE), &mut arrived).unwrap();
             }
-            let (3, What::Over(outcome)) = news.remove(0) else { panic!("{choice:?}") };
+            let (3, What::Over(outcome)) = arrived.remove(0) else { panic!("{choice:?}") };
             let expected = &bytes[at..bytes.len().min(at + LARGE_BLOCK_BYTES)];
             assert_eq!((outcome.bytes, outcome.failure), (expected.len() as u64, None), "{at}");
             let Parts::Block(block, false) = outcome.parts else { panic!("{:?}", outcome.parts) };
@@ -126,14 +126,14 @@ fn an_unread_notice_keeps_no_thread_busy() {
             peer.write_all(b"towpath").unwrap();
             peer
         });
-        let (mut news, mut waits) = (Vec::new(), 0);
-        while news.is_empty() {
-            back.wait(Some(PATIENCE), &mut news).unwrap();
+        let (mut arrived, mut waits) = (Vec::new(), 0);
+        while arrived.is_empty() {
+            back.wait(Some(PATIENCE), &mut arrived).unwrap();
             waits += 1;
         }
         assert!(waits < 1000, "{choice:?}: {waits} waits");
         writer.join().unwrap();
-        let (3, What::Over(outcome)) = news.remove(0) else { panic!("{choice:?}") };
+        let (3, What::Over(outcome)) = arrived.remove(0) else { panic!("{choice:?}") };
         assert_eq!((outcome.bytes, outcome.failure), (7, None), "{choice:?}");
     }
 }
@@ -201,8 +201,8 @@ fn a_buffer_of_another_type_comes_back_or_is_dropped_once() {
         let (socket, drops) = (Arc::new(OwnedFd::from(stream)), Arc::new(AtomicUsize::new(0)));
         let buffer = || Buffer::Other(Box::new(Inline([7; 64], drops.clone())));
         back.submit(1, Job::ReceiveAll(socket.clone(), buffer())).unwrap();
-        let mut news = Vec::new();
-        back.wait(Some(Duration::ZERO), &mut news).unwrap();
+        let mut arrived = Vec::new();
+        back.wait(Some(Duration::ZERO), &mut arrived).unwrap();
         for slot in 2..100 {
             let call = Box::new(|_: &OwnedFd, _| Ok(0));
             let socket = socket.clone();
@@ -211,9 +211,9 @@ fn a_buffer_of_another_type_comes_back_or_is_dropped_once() {
         }
         peer.write_all(&[1; 64]).unwrap();
         let outcome = loop {
-            back.wait(Some(PATIENCE), &mut news).unwrap();
-            let at = news.iter().position(|(slot, _)| *slot == 1);
-            if let Some((_, What::Over(outcome))) = at.map(|at| news.remove(at)) {
+            back.wait(Some(PATIENCE), &mut arrived).unwrap();
+            let at = arrived.iter().position(|(slot, _)| *slot == 1);
+            if let Some((_, What::Over(outcome))) = at.map(|at| arrived.remove(at)) {
                 break outcome;
             }
         };
@@ -224,7 +224,7 @@ fn a_buffer_of_another_type_comes_back_or_is_dropped_once() {
         assert_eq!(drops.load(Ordering::Relaxed), 1);
         // One that waits for bytes, and one that is refused.
         back.submit(1, Job::Receive(socket.clone(), buffer())).unwrap();
-        back.wait(Some(Duration::ZERO), &mut news).unwrap();
+        back.wait(Some(Duration::ZERO), &mut arrived).unwrap();
         let (reader, _writer) = rustix::pipe::pipe().unwrap();
         let (action, file) = (Action::Read(0), Arc::new(File::from(reader)));
         let operation = Operation { action, file, buffer: buffer() };

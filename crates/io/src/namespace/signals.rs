@@ -117,7 +117,7 @@ pub fn end_by_interrupt() {
 ///
 /// # Errors
 /// The broker has gone.
-pub fn tell_program(pidfd: BorrowedFd<'_>) -> io::Result<()> {
+pub fn notify_program(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     match outside::ask(Wanted::Program, 0, &[], Some(pidfd)) {
         Some(answer) => Ok(answer.map(drop)?),
         None => Ok(()),

@@ -53,7 +53,7 @@ pub struct Datagram {
     pub truncated: bool,
     /// Traffic class: DSCP and ECN.
     pub tos: Option<u8>,
-    /// The local address at which it arrived, after [`UdpSocket::tell_destinations`].
+    /// The local address at which it arrived, after [`UdpSocket::report_destinations`].
     pub to: Option<IpAddr>,
 }
 
@@ -104,7 +104,7 @@ impl UdpSocket {
 
     /// Reports the local address at which each datagram arrives from now on, for sockets that are
     /// bound to all addresses and answer.
-    pub fn tell_destinations(&self) -> io::Result<()> {
+    pub fn report_destinations(&self) -> io::Result<()> {
         let (level, name) = if self.local()?.is_ipv6() {
             (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)
         } else {

@@ -126,16 +126,16 @@ mod tests {
         }
         let mut reactor = Reactor::new().expect("epoll");
         reactor.add(&stream, 0, Interest::READ, false).expect("add");
-        let mut told = 0;
-        while told < CALLS {
+        let mut reported = 0;
+        while reported < CALLS {
             let Some(returned) = take_return(stream.as_fd()).expect("a queue") else {
                 let mut events = Events::new();
                 reactor.wait(Some(Duration::from_secs(30)), &mut events).expect("wait");
-                assert!(events.len() == 1, "{told} of {CALLS} returns");
+                assert!(events.len() == 1, "{reported} of {CALLS} returns");
                 continue;
             };
-            assert_eq!(returned.first, told, "in order: one connection has one path");
-            told += returned.calls();
+            assert_eq!(returned.first, reported, "in order: one connection has one path");
+            reported += returned.calls();
         }
         assert_eq!(take_return(stream.as_fd()).expect("a queue"), None);
         drop((reactor, stream));

@@ -78,7 +78,7 @@ pub enum Reason {
     /// Packets arrived with complete checksums.
     Finished,
     /// A super-packet arrived as single segments.
-    Cut,
+    Segmentation,
     /// The bytes received differ from those sent.
     Altered,
     /// A call failed.
@@ -94,7 +94,7 @@ impl fmt::Display for Reason {
             Self::Silent => f.write_str("no packet came out in time"),
             Self::NotTaken => f.write_str("a packet was not taken in time"),
             Self::Finished => f.write_str("checksums came finished"),
-            Self::Cut => f.write_str("came in single segments"),
+            Self::Segmentation => f.write_str("came in single segments"),
             Self::Altered => f.write_str("bytes were altered"),
             Self::Failed(call, errno) => write!(f, "{call}: {errno}"),
         }

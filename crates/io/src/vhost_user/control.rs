@@ -124,8 +124,8 @@ impl Control {
     }
 
     /// True if a file that the front end shares was truncated while mapped.
-    pub(super) fn is_cut(&self) -> bool {
-        self.memory.is_cut() || self.inflight.as_ref().is_some_and(|area| area.mapping.is_cut())
+    pub(super) fn is_lost(&self) -> bool {
+        self.memory.is_lost() || self.inflight.as_ref().is_some_and(|area| area.mapping.is_lost())
     }
 
     /// Carries out a request whose rings are stopped.

@@ -14,8 +14,8 @@
 //!
 //! If a request cannot be carried out, the reply says so, if the front end requested an
 //! acknowledgement. Otherwise there is no way to report it, and the connection ends. The connection
-//! also ends if a file that the front end shared was [truncated](super::cut).
-//! [`VhostUser::take_news`] reports all of this.
+//! also ends if a file that the front end shared was [truncated](super::sigbus).
+//! [`VhostUser::take_event`] reports all of this.
 //!
 //! One front end at a time: others are disconnected at once. Without one, packets for the guest are
 //! dropped and counted. No call blocks, whatever descriptors the front end sent: another thread
@@ -33,8 +33,8 @@ use super::channel::{Channel, ChannelError, Incoming};
 use super::closing::Closing;
 use super::control::{Control, ControlError};
 use super::event;
+use super::events::{DeviceEvent, EventLog, Refusals, SessionEnd};
 use super::message::{Reply, Request};
-use super::news::{Board, News, Refusals, SessionEnd};
 use super::rings::{Rings, Traffic};
 use super::session::{Offer, RingSet, Session};
 use super::virtq::{ReceiveQueue, Stop};
@@ -138,7 +138,7 @@ pub struct VhostUser {
     /// Time to accept again, after the system had no resources for a connection.
     accept_at: Option<Instant>,
     counters: VhostUserCounters,
-    news: Board,
+    event_log: EventLog,
     closing: Closing,
 }
 
@@ -210,7 +210,7 @@ impl VhostUser {
             turn_at: Some(Instant::START),
             accept_at: None,
             counters: VhostUserCounters::default(),
-            news: Board::default(),
+            event_log: EventLog::default(),
             closing: Closing::default(),
         })
     }
@@ -245,8 +245,8 @@ impl VhostUser {
     }
 
     /// Returns the oldest unread event.
-    pub fn take_news(&mut self) -> Option<News> {
-        self.news.take()
+    pub fn take_event(&mut self) -> Option<DeviceEvent> {
+        self.event_log.take()
     }
 
     /// Counters since the device was created.
@@ -266,7 +266,7 @@ impl VhostUser {
         let (channel, session) = (Channel::new(socket), Session::new(self.offer));
         self.peer = Some(Peer { channel, session, pending: None });
         self.counters.sessions += 1;
-        self.news.put(News::Began);
+        self.event_log.put(DeviceEvent::Began);
         Ok(())
     }
 
@@ -349,11 +349,11 @@ impl VhostUser {
 
     /// Ends the session if a shared file was truncated; nothing else is done before.
     fn leave_cut(&mut self) {
-        if !self.control.is_cut() {
+        if !self.control.is_lost() {
             return;
         }
         if let Some(mut peer) = self.peer.take() {
-            peer.pending = Some(self.ending(&peer, SessionEnd::Cut));
+            peer.pending = Some(self.ending(&peer, SessionEnd::MemoryLost));
             self.peer = Some(peer);
         }
     }
@@ -424,7 +424,7 @@ impl VhostUser {
         if !(need_reply && peer.session.acknowledges()) {
             return Err(SessionEnd::Refused { code, error });
         }
-        self.news.put(News::Refused { code, error });
+        self.event_log.put(DeviceEvent::Refused { code, error });
         Ok(peer.channel.send(code, &Reply::Number(1), None)?)
     }
 
@@ -436,7 +436,7 @@ impl VhostUser {
             self.counters.sent_away += 1;
             self.hang_up(peer.channel);
         }
-        self.news.put(News::Ended(end));
+        self.event_log.put(DeviceEvent::Ended(end));
         if let Endpoint::Client(_, at) = &mut self.endpoint {
             *at = now + RETRY_INTERVAL;
         }
@@ -450,13 +450,13 @@ impl VhostUser {
     }
 
     /// Reports rings that their driver broke, once each.
-    fn tell_broken(&mut self) {
+    fn report_broken(&mut self) {
         let broken = self.rings.take_broken();
         let Some(peer) = &self.peer else { return };
         for ring in broken.iter() {
             self.counters.broken += 1;
             if let Some(reason) = self.rings.reason(ring) {
-                self.news.put(News::Broken { ring, reason });
+                self.event_log.put(DeviceEvent::Broken { ring, reason });
             }
             if let Some(error) = peer.session.error(ring) {
                 event::signal(error);
@@ -518,7 +518,7 @@ impl Device for VhostUser {
         }
         let retry = self.call_again(cx.now)?;
         self.rings.turn(cx.now, cx.ledger);
-        self.tell_broken();
+        self.report_broken();
         let is_stopping = self.peer.as_ref().is_some_and(|peer| peer.pending.is_some());
         let stop = is_stopping.then(|| cx.now + STOP_RETRY);
         self.turn_at = earliest([retry, self.accept_at, stop]);
@@ -528,11 +528,11 @@ impl Device for VhostUser {
     /// For an owner that polls: true if it should call `receive`, and `transmit` for packets that
     /// wait, or `turn` if a shared file was truncated.
     fn poll(&mut self) -> bool {
-        self.can_move() && (self.rings.has_work() || self.control.is_cut())
+        self.can_move() && (self.rings.has_work() || self.control.is_lost())
     }
 
     fn arm(&mut self) -> bool {
-        self.can_move() && (self.rings.arm() || self.control.is_cut())
+        self.can_move() && (self.rings.arm() || self.control.is_lost())
     }
 
     fn receive(
@@ -547,8 +547,8 @@ impl Device for VhostUser {
         let paused = self.rings.paused();
         self.rings.receive(&peer.session, burst, cx, &self.wake);
         let input = if self.rings.paused() > paused { Input::NoMemory } else { Input::Done };
-        self.tell_broken();
-        if self.control.is_cut() {
+        self.report_broken();
+        if self.control.is_lost() {
             self.wake.wake_by_ref();
         }
         Ok(input)
@@ -561,8 +561,8 @@ impl Device for VhostUser {
             Some(peer) => {
                 let dropped = self.rings.transmit(&peer.session, burst, cx.ledger, &self.wake);
                 self.counters.no_guest += dropped as u64;
-                self.tell_broken();
-                if self.control.is_cut() {
+                self.report_broken();
+                if self.control.is_lost() {
                     self.wake.wake_by_ref();
                 }
             }

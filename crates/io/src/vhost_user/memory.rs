@@ -181,9 +181,9 @@ impl GuestMemory {
     }
 
     /// True if a file was truncated while mapped, including that of the dirty log.
-    pub fn is_cut(&self) -> bool {
-        self.regions.iter().any(|region| region.mapping.is_cut())
-            || self.log.as_ref().is_some_and(|log| log.0.is_cut())
+    pub fn is_lost(&self) -> bool {
+        self.regions.iter().any(|region| region.mapping.is_lost())
+            || self.log.as_ref().is_some_and(|log| log.0.is_lost())
     }
 
     /// Returns the memory at a guest address that is mapped without a gap, up to `bytes`; `None` if

@@ -419,8 +419,8 @@ impl Session {
     /// True if a ring is enabled. On a disabled ring, packets that the guest sends are dropped, and
     /// it receives none.
     pub fn is_enabled(&self, ring: u16) -> bool {
-        let without_being_told = self.features & feature::PROTOCOL_FEATURES == 0;
-        self.rings[usize::from(ring)].enable.unwrap_or(without_being_told)
+        let by_default = self.features & feature::PROTOCOL_FEATURES == 0;
+        self.rings[usize::from(ring)].enable.unwrap_or(by_default)
     }
 
     /// Event by which the driver kicks a ring; `None` if there is none.

@@ -6,15 +6,15 @@
 //!
 //! Invariant: `start` points to `bytes` bytes that stay mapped, readable and writable while the
 //! [`Mapping`] lives. An access may still raise SIGBUS: if the file was truncated, or if no page
-//! can be allocated for a hole in it. So every mapping is watched (see [`cut`](super::cut)), or
-//! refused.
+//! can be allocated for a hole in it. So every mapping is watched (see [`sigbus`](super::sigbus)),
+//! or refused.
 //!
 //! Only memory files are mapped: those of memfd_create(2), tmpfs and hugetlbfs. Pages of any other
 //! file come from a source that may never answer, such as a FUSE server, and an access would wait
 //! for it. Any thread.
 #![allow(unsafe_code)]
 
-use super::cut::Watch;
+use super::sigbus::Watch;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -37,7 +37,7 @@ pub enum MapError {
     Kind,
     /// The file has huge pages, and too few of them are free.
     HugePages,
-    /// There are [`WATCHED_MAX`](super::cut::WATCHED_MAX) mappings.
+    /// There are [`WATCHED_MAX`](super::sigbus::WATCHED_MAX) mappings.
     TooMany,
     /// The kernel refused.
     System(Errno),
@@ -138,8 +138,8 @@ impl Mapping {
     }
 
     /// True if the file was truncated and its content is lost.
-    pub fn is_cut(&self) -> bool {
-        self.watch.is_cut()
+    pub fn is_lost(&self) -> bool {
+        self.watch.is_lost()
     }
 
     /// Returns the bytes `at..at + bytes`.

@@ -190,8 +190,8 @@ fn short_memory_drops_whole_packets() {
         let before = *tap.counters();
         assert!(receive_datagram(&mut tap, &mut none).is_none());
         assert_eq!(tap.counters().receive_paused, before.receive_paused + 1);
-        let told = tap.receive(&mut Burst::new(), &mut cx(&mut none));
-        assert_eq!(told, Ok(Input::NoMemory));
+        let reported = tap.receive(&mut Burst::new(), &mut cx(&mut none));
+        assert_eq!(reported, Ok(Input::NoMemory));
         assert_eq!(tap.counters().received.calls, before.received.calls);
         let mut enough = memory(8, 8, 8);
         let packet = receive_datagram(&mut tap, &mut enough).expect("it waited");

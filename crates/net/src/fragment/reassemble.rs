@@ -18,7 +18,7 @@ use crate::wire::{Protocol, ipv4, ipv6};
 #[derive(Debug)]
 pub enum Outcome {
     /// The fragment is held until the others arrive.
-    Held,
+    Incomplete,
     /// The datagram is complete. Its headers are those of the first fragment, up to the end of the
     /// IP header and its options or per-fragment extension headers, without fragmentation fields.
     /// The pieces begin behind them, usually with a transport header, whose checksum covers the
@@ -202,7 +202,7 @@ impl Reassembler {
         }
         let datagram = &self.datagrams[self.entries[place].datagram];
         if !datagram.is_whole() {
-            return Outcome::Held;
+            return Outcome::Incomplete;
         }
         let assembled = datagram.assemble(memory, ledger);
         self.remove(place);

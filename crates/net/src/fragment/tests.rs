@@ -91,7 +91,7 @@ impl Bench {
 
     fn hold(&mut self, frame: &[u8]) {
         let outcome = self.receive(frame);
-        assert!(matches!(outcome, Outcome::Held), "{outcome:?}");
+        assert!(matches!(outcome, Outcome::Incomplete), "{outcome:?}");
     }
 
     fn whole(&mut self, frame: &[u8]) -> Packet {
@@ -112,7 +112,7 @@ impl Bench {
 
 /// Parameters of a handmade fragment. Its payload is the part of the datagram at its offset.
 #[derive(Clone, Copy, Debug)]
-struct Cut {
+struct Fields {
     source: u8,
     ident: u16,
     offset: usize,
@@ -121,7 +121,7 @@ struct Cut {
     ecn: u8,
 }
 
-const CUT: Cut = Cut { source: 1, ident: 1, offset: 0, len: 80, more: true, ecn: 0 };
+const FIELDS: Fields = Fields { source: 1, ident: 1, offset: 0, len: 80, more: true, ecn: 0 };
 
 /// Byte at offset `place` of datagram `ident`.
 fn byte(ident: u16, place: usize) -> u8 {
@@ -129,7 +129,7 @@ fn byte(ident: u16, place: usize) -> u8 {
 }
 
 /// The frame of a fragment over IPv4 or IPv6, protocol 253 (for experiments, RFC 3692).
-fn frame(v6: bool, cut: Cut) -> Vec<u8> {
+fn frame(v6: bool, cut: Fields) -> Vec<u8> {
     let payload: Vec<u8> =
         (cut.offset..cut.offset + cut.len).map(|at| byte(cut.ident, at)).collect();
     let field = (cut.offset as u16).to_be_bytes();
@@ -214,7 +214,7 @@ proptest! {
         let mut bench = Bench::new(limits);
         for (source, ident, offset, len, more, odd, ecn) in cuts {
             let len = len * 8 - if odd == 8 { 3 } else { 0 };
-            let cut = Cut { source, ident, offset: offset * 8, len, more, ecn };
+            let cut = Fields { source, ident, offset: offset * 8, len, more, ecn };
             // The parser of a host already rejects these.
             if v6 && more && odd == 8 {
                 continue;
@@ -246,7 +246,7 @@ fn shuffle<T>(items: &mut [T], seed: u64) {
 #[test]
 fn overlaps_end_the_datagram() {
     for v6 in [false, true] {
-        let at = |offset, len, more| frame(v6, Cut { offset, len, more, ..CUT });
+        let at = |offset, len, more| frame(v6, Fields { offset, len, more, ..FIELDS });
         for overlap in [at(72, 80, true), at(8, 8, true), at(0, 88, true), at(0, 72, true)] {
             let mut bench = Bench::new(Limits::default());
             bench.hold(&at(0, 80, true));
@@ -255,7 +255,7 @@ fn overlaps_end_the_datagram() {
             assert_eq!(bench.reassembler.held_bytes(), 0);
             assert_eq!(bench.refusal(&at(80, 8, false)), DropReason::Dead);
             // Another datagram is not affected.
-            bench.hold(&frame(v6, Cut { ident: 2, ..CUT }));
+            bench.hold(&frame(v6, Fields { ident: 2, ..FIELDS }));
             bench.assert_all_back();
         }
     }
@@ -265,7 +265,7 @@ fn overlaps_end_the_datagram() {
 #[test]
 fn ends_that_disagree_end_the_datagram() {
     for v6 in [false, true] {
-        let at = |offset, len, more| frame(v6, Cut { offset, len, more, ..CUT });
+        let at = |offset, len, more| frame(v6, Fields { offset, len, more, ..FIELDS });
         let cases = [
             [at(80, 16, false), at(80, 24, false)],
             [at(80, 16, false), at(160, 16, false)],
@@ -292,20 +292,20 @@ fn single_lies_are_refused() {
         assert_eq!(bench.refusal(frame), reason);
         assert_eq!(bench.reassembler.held_bytes(), 0);
     };
-    let odd = Cut { len: 81, ..CUT };
+    let odd = Fields { len: 81, ..FIELDS };
     refused(&mut bench, &frame(false, odd), DropReason::NotMultipleOf8);
-    let empty = Cut { len: 0, ..CUT };
+    let empty = Fields { len: 0, ..FIELDS };
     refused(&mut bench, &frame(false, empty), DropReason::BadLength);
     refused(&mut bench, &frame(true, empty), DropReason::BadLength);
-    let beyond = Cut { offset: 65_528, len: 8, ..CUT };
+    let beyond = Fields { offset: 65_528, len: 8, ..FIELDS };
     refused(&mut bench, &frame(false, beyond), DropReason::BadHeader);
-    let mut short = frame(false, CUT);
+    let mut short = frame(false, FIELDS);
     short.truncate(60);
     refused(&mut bench, &short, DropReason::BadHeader);
-    assert_eq!(bench.refusal_unparsed(&frame(true, CUT), 65_456), DropReason::TooLong);
+    assert_eq!(bench.refusal_unparsed(&frame(true, FIELDS), 65_456), DropReason::TooLong);
     // RFC 1858: a first fragment without a complete TCP header hides the flags.
     for (v6, protocol_at) in [(false, 23), (true, 54)] {
-        let mut tiny = frame(v6, Cut { len: 16, ident: 9, ..CUT });
+        let mut tiny = frame(v6, Fields { len: 16, ident: 9, ..FIELDS });
         tiny[protocol_at] = 6;
         if v6 {
             assert_eq!(bench.refusal_unparsed(&tiny, 0), DropReason::Tiny);
@@ -330,7 +330,7 @@ fn a_whole_longer_than_ip_allows_is_refused() {
     while offset < end {
         let len = 8000.min(end - offset);
         let more = offset + len < end;
-        let mut frame = frame(false, Cut { offset, len, more, ..CUT });
+        let mut frame = frame(false, Fields { offset, len, more, ..FIELDS });
         if offset == 0 {
             // The first has 4 bytes of options.
             frame.splice(34..34, [1, 1, 1, 1]);
@@ -352,11 +352,11 @@ fn a_whole_longer_than_ip_allows_is_refused() {
 
 /// Ethernet pads short frames; padding is not payload.
 #[test]
-fn padding_is_cut_off() {
+fn padding_is_removed() {
     for v6 in [false, true] {
         let mut bench = Bench::new(Limits::default());
-        let mut first = frame(v6, Cut { len: 8, ..CUT });
-        let mut last = frame(v6, Cut { offset: 8, len: 3, more: false, ..CUT });
+        let mut first = frame(v6, Fields { len: 8, ..FIELDS });
+        let mut last = frame(v6, Fields { offset: 8, len: 3, more: false, ..FIELDS });
         first.resize(first.len() + 20, 0xee);
         last.resize(last.len() + 20, 0xee);
         bench.hold(&first);
@@ -376,8 +376,8 @@ fn ecn_of_the_fragments_is_joined() {
             [(0, 0, Some(0)), (2, 2, Some(2)), (2, 3, Some(3)), (3, 1, Some(3)), (0, 3, None)]
         {
             let mut bench = Bench::new(Limits::default());
-            bench.hold(&frame(v6, Cut { ecn: first, ..CUT }));
-            let last = frame(v6, Cut { ecn: second, offset: 80, more: false, ..CUT });
+            bench.hold(&frame(v6, Fields { ecn: first, ..FIELDS }));
+            let last = frame(v6, Fields { ecn: second, offset: 80, more: false, ..FIELDS });
             match expected {
                 None => assert_eq!(bench.refusal(&last), DropReason::Ecn),
                 Some(ecn) => {
@@ -395,8 +395,8 @@ fn ecn_of_the_fragments_is_joined() {
 #[test]
 fn atomic_fragments_stand_alone() {
     let mut bench = Bench::new(Limits { held_bytes: 4096, datagrams: 1 });
-    bench.hold(&frame(true, CUT));
-    let packet = bench.whole(&frame(true, Cut { more: false, len: 33, ..CUT }));
+    bench.hold(&frame(true, FIELDS));
+    let packet = bench.whole(&frame(true, Fields { more: false, len: 33, ..FIELDS }));
     assert_eq!((packet.headers().len(), packet.payload_len()), (54, 33));
     assert_eq!(
         (packet.headers()[18..20].to_vec(), packet.headers()[20]),
@@ -415,9 +415,9 @@ fn many_pieces_are_squeezed() {
         let mut bench = Bench::new(Limits::default());
         let len = 1480;
         for index in 0..43 {
-            bench.hold(&frame(false, Cut { offset: index * len, len, ..CUT }));
+            bench.hold(&frame(false, Fields { offset: index * len, len, ..FIELDS }));
         }
-        let last = frame(false, Cut { offset: 43 * len, len: 1000, more: false, ..CUT });
+        let last = frame(false, Fields { offset: 43 * len, len: 1000, more: false, ..FIELDS });
         let mut taken = Vec::new();
         if memory_short {
             taken.extend(core::iter::from_fn(|| bench.memory.large.take()));
@@ -443,9 +443,9 @@ fn many_pieces_are_squeezed() {
 fn fragments_of_a_datagram_are_bounded() {
     let mut bench = Bench::new(Limits::default());
     for index in 0..FRAGMENTS_MAX {
-        bench.hold(&frame(false, Cut { offset: index * 16, len: 8, ..CUT }));
+        bench.hold(&frame(false, Fields { offset: index * 16, len: 8, ..FIELDS }));
     }
-    let one_more = frame(false, Cut { offset: FRAGMENTS_MAX * 16, len: 8, ..CUT });
+    let one_more = frame(false, Fields { offset: FRAGMENTS_MAX * 16, len: 8, ..FIELDS });
     assert_eq!(bench.refusal(&one_more), DropReason::TooManyFragments);
     assert_eq!(bench.reassembler.held_bytes(), 0);
     bench.assert_all_back();
@@ -462,10 +462,10 @@ fn a_flood_displaces_itself() {
         ] {
             let mut bench = Bench::new(limits);
             for source in 2..7 {
-                bench.hold(&frame(v6, Cut { source, ..CUT }));
+                bench.hold(&frame(v6, Fields { source, ..FIELDS }));
             }
             for ident in 0..1000 {
-                let mut flood = frame(v6, Cut { source: 1, ident, ..CUT });
+                let mut flood = frame(v6, Fields { source: 1, ident, ..FIELDS });
                 if v6 {
                     flood[35..37].copy_from_slice(&ident.to_be_bytes());
                 }
@@ -475,7 +475,7 @@ fn a_flood_displaces_itself() {
             }
             assert_eq!(bench.reassembler.evicted_count(), 1000 - 11);
             for source in 2..7 {
-                let last = Cut { source, offset: 80, more: false, ..CUT };
+                let last = Fields { source, offset: 80, more: false, ..FIELDS };
                 bench.whole(&frame(v6, last));
             }
             bench.assert_all_back();
@@ -489,14 +489,14 @@ fn a_flood_displaces_itself() {
 fn fragments_by_different_ports_do_not_meet() {
     for v6 in [false, true] {
         let mut bench = Bench::new(Limits { held_bytes: 1 << 20, datagrams: 8 });
-        let first = frame(v6, CUT);
-        assert!(matches!(bench.receive_by(Some(1), &first), Outcome::Held));
-        let overlapping = frame(v6, Cut { offset: 8, ..CUT });
-        assert!(matches!(bench.receive_by(Some(2), &overlapping), Outcome::Held));
+        let first = frame(v6, FIELDS);
+        assert!(matches!(bench.receive_by(Some(1), &first), Outcome::Incomplete));
+        let overlapping = frame(v6, Fields { offset: 8, ..FIELDS });
+        assert!(matches!(bench.receive_by(Some(2), &overlapping), Outcome::Incomplete));
         for source in 2..200 {
-            bench.receive_by(Some(2), &frame(v6, Cut { source, ..CUT }));
+            bench.receive_by(Some(2), &frame(v6, Fields { source, ..FIELDS }));
         }
-        let last = frame(v6, Cut { offset: 80, more: false, ..CUT });
+        let last = frame(v6, Fields { offset: 80, more: false, ..FIELDS });
         let Outcome::Reassembled(whole) = bench.receive_by(Some(1), &last) else {
             panic!("not reassembled");
         };
@@ -512,9 +512,9 @@ fn fragments_by_different_ports_do_not_meet() {
 fn a_flood_of_sources_displaces_the_oldest() {
     let mut bench = Bench::new(Limits { held_bytes: 1 << 20, datagrams: 8 });
     for source in 0..200 {
-        bench.hold(&frame(false, Cut { source, ..CUT }));
+        bench.hold(&frame(false, Fields { source, ..FIELDS }));
     }
-    let last = Cut { source: 199, offset: 80, more: false, ..CUT };
+    let last = Fields { source: 199, offset: 80, more: false, ..FIELDS };
     bench.whole(&frame(false, last));
     bench.assert_all_back();
 }
@@ -523,13 +523,13 @@ fn a_flood_of_sources_displaces_the_oldest() {
 #[test]
 fn the_dead_make_no_room() {
     let mut bench = Bench::new(Limits { held_bytes: 4 * 2048, datagrams: 8 });
-    bench.hold(&frame(false, CUT));
-    assert_eq!(bench.refusal(&frame(false, Cut { len: 8, ..CUT })), DropReason::Overlap);
+    bench.hold(&frame(false, FIELDS));
+    assert_eq!(bench.refusal(&frame(false, Fields { len: 8, ..FIELDS })), DropReason::Overlap);
     for ident in 2..7 {
-        bench.hold(&frame(false, Cut { ident, ..CUT }));
+        bench.hold(&frame(false, Fields { ident, ..FIELDS }));
     }
     assert_eq!(bench.reassembler.evicted_count(), 1);
-    assert_eq!(bench.refusal(&frame(false, CUT)), DropReason::Dead);
+    assert_eq!(bench.refusal(&frame(false, FIELDS)), DropReason::Dead);
     bench.assert_all_back();
 }
 
@@ -538,9 +538,9 @@ fn the_dead_make_no_room() {
 fn one_datagram_stays_within_the_bytes() {
     let mut bench = Bench::new(Limits { held_bytes: 4 * 2048, datagrams: 8 });
     for index in 0..4 {
-        bench.hold(&frame(false, Cut { offset: index * 80, ..CUT }));
+        bench.hold(&frame(false, Fields { offset: index * 80, ..FIELDS }));
     }
-    assert_eq!(bench.refusal(&frame(false, Cut { offset: 320, ..CUT })), DropReason::NoRoom);
+    assert_eq!(bench.refusal(&frame(false, Fields { offset: 320, ..FIELDS })), DropReason::NoRoom);
     assert_eq!(bench.reassembler.held_bytes(), 0);
     bench.assert_all_back();
 }
@@ -551,11 +551,11 @@ fn one_datagram_stays_within_the_bytes() {
 fn time_runs_out() {
     for (v6, lifetime) in [(false, IPV4_LIFETIME), (true, IPV6_LIFETIME)] {
         let mut bench = Bench::new(Limits::default());
-        let first = frame(v6, CUT);
-        bench.hold(&frame(v6, Cut { offset: 80, ..CUT }));
+        let first = frame(v6, FIELDS);
+        bench.hold(&frame(v6, Fields { offset: 80, ..FIELDS }));
         bench.now += Duration::from_secs(1);
         bench.hold(&first);
-        bench.hold(&frame(v6, Cut { ident: 2, offset: 8, ..CUT }));
+        bench.hold(&frame(v6, Fields { ident: 2, offset: 8, ..FIELDS }));
         let due = Instant::START + lifetime;
         assert_eq!(bench.reassembler.next_deadline(), Some(due));
         let mut returned = Vec::new();

@@ -403,7 +403,7 @@ fn many_flows_send_up_the_oldest() {
     for port in 0..400 {
         spec.source_port = port;
         bench.receive(&spec, &Twist::None, &[]);
-        assert!(bench.coalescer.held_count() <= BUCKETS * HELD_PER_BUCKET);
+        assert!(bench.coalescer.held_count() <= BUCKETS * AGGREGATES_PER_BUCKET);
     }
     assert_eq!(bench.out.len() + bench.coalescer.held_count(), 400);
     bench.flush(spec.layout());

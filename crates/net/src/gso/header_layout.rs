@@ -7,7 +7,7 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use towpath_packet::cut::{self, Template};
+use towpath_packet::segmentation::{self, Template};
 
 use crate::checksum::{self, Sum};
 use crate::wire::{Protocol, ipv4, ipv6, tcp, udp};
@@ -140,7 +140,7 @@ impl Shape {
 
     /// Template for the headers of parts of the packet with these headers.
     pub(crate) fn template(&self, headers: &[u8]) -> Template {
-        Template::new(cut::Layout {
+        Template::new(segmentation::Layout {
             is_ipv4: self.version == Version::V4,
             is_tcp: self.transport == Transport::Tcp,
             ip_at: self.ip_at as u16,

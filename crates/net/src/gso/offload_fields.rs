@@ -7,8 +7,8 @@ use core::fmt;
 
 use towpath_packet::{Checksum, Gso, GsoKind, Packet};
 
-use super::cut::PARTS_MAX;
 use super::header_layout::{IP_BYTES_MAX, Layout, Shape, Transport, Version};
+use super::splitter::PARTS_MAX;
 use super::tunnel::Outer;
 
 /// Reason why the offload fields of a packet are invalid.

@@ -381,12 +381,12 @@ fn gotchas_20_21_22_segments_share_the_loan() {
         }
         let kept = segments.swap_remove(last);
         drop(segments);
-        let mut told = Vec::new();
-        returns.take(|group, copied| told.push((group, copied)));
-        assert_eq!(told, [], "a segment is left");
+        let mut reported = Vec::new();
+        returns.take(|group, copied| reported.push((group, copied)));
+        assert_eq!(reported, [], "a segment is left");
         drop(kept);
-        returns.take(|group, copied| told.push((group, copied)));
-        assert_eq!(told, [(0, copied)]);
+        returns.take(|group, copied| reported.push((group, copied)));
+        assert_eq!(reported, [(0, copied)]);
         assert_eq!(Arc::strong_count(&lent), 1);
     }
 }

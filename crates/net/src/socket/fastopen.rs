@@ -79,9 +79,9 @@ impl Sockets {
             }
             _ => return Err(Error::IsConnected),
         }
-        let told = socket.remote.filter(|_| socket.deferred);
-        let told = told.map(|told| super::to_family(told, socket.family));
-        let remote = told.or(remote).ok_or(Error::Invalid)?;
+        let reported = socket.remote.filter(|_| socket.deferred);
+        let reported = reported.map(|reported| super::to_family(reported, socket.family));
+        let remote = reported.or(remote).ok_or(Error::Invalid)?;
         let connect = self.prepare(id, remote, true)?;
         let handle = self.begin(id, &connect, now)?;
         Ok(Some(self.stack.with_tcp(handle, now, append).unwrap_or(0)))

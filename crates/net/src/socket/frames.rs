@@ -111,7 +111,7 @@ impl Sockets {
 
     /// Checks for free memory, and wakes sockets that may take some now.
     #[inline]
-    pub(super) fn tell_frames(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn report_frames(&mut self, cx: &mut Context<'_>) {
         if self.frames.are_awaited() || !is_plenty(cx.memory) {
             self.look_for_frames(cx);
         }
@@ -121,7 +121,7 @@ impl Sockets {
     fn look_for_frames(&mut self, cx: &mut Context<'_>) {
         let mut left = spare(&mut cx.memory.small) + spare(&mut cx.memory.large);
         self.frames.gone = left == 0 || spare_packets(cx.memory) == 0;
-        let mut told = false;
+        let mut reported = false;
         let count = self.frames.waiting.get_mut().len().min(LOOK_MAX);
         for _ in 0..count {
             if left == 0 || self.frames.gone {
@@ -133,10 +133,10 @@ impl Sockets {
                 self.frames.waiting.get_mut().push_back(id);
                 continue;
             }
-            (left, told) = (left - 1, true);
+            (left, reported) = (left - 1, true);
             self.end_wait(id);
         }
-        if told {
+        if reported {
             self.frames.pause = PAUSE_MIN;
         }
         if self.frames.waiting.get_mut().is_empty() {

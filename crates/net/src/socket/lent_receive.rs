@@ -2,10 +2,10 @@
 //!
 //! # Theory of operation
 //!
-//! Pieces are handed out as [`Held`]. They count against their reader until it drops them, on any
-//! thread. While it keeps them, they take room of the socket's receive buffer: the TCP window stays
-//! smaller, and fewer datagrams fit. When a reader that keeps much returns a quarter of it, the
-//! peer gets a window update, and a socket with unread data is woken.
+//! Pieces are handed out as [`ReceivedPiece`]. They count against their reader until it drops them,
+//! on any thread. While it keeps them, they take room of the socket's receive buffer: the TCP
+//! window stays smaller, and fewer datagrams fit. When a reader that keeps much returns a quarter
+//! of it, the peer gets a window update, and a socket with unread data is woken.
 //!
 //! A piece keeps its whole loan, so short pieces of large frames are packed into a small frame if
 //! that keeps less memory ([`Site::Pack`]). Memory that others may write is handed out like any
@@ -25,7 +25,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::task::Waker;
 use towpath_packet::pool::{LARGE_FRAME_BYTES, SMALL_FRAME_BYTES};
-use towpath_packet::{Held, Ledger, Memory, Piece, Reader, Readers, Site};
+use towpath_packet::{Ledger, Memory, Piece, Reader, Readers, ReceivedPiece, Site};
 
 /// Maximum number of sockets of one stack that read without a copy; 16 bytes each, allocated with
 /// the first.
@@ -54,7 +54,7 @@ pub(super) struct Reading {
     /// Woken when a reader has returned enough.
     waker: Option<Waker>,
     /// Readers that have returned enough, while they are processed.
-    told: Vec<u32>,
+    reported: Vec<u32>,
 }
 
 impl Reading {
@@ -119,7 +119,7 @@ impl Sockets {
         &mut self,
         id: SocketId,
         most: &ReadMost,
-        out: &mut Vec<Held>,
+        out: &mut Vec<ReceivedPiece>,
         cx: &mut Context<'_>,
     ) -> Result<usize, Error> {
         let bytes = if most.pieces == 0 { 0 } else { most.bytes };
@@ -168,7 +168,7 @@ impl Sockets {
         &mut self,
         id: SocketId,
         most: &ReadMost,
-        out: &mut Vec<Held>,
+        out: &mut Vec<ReceivedPiece>,
         cx: &mut Context<'_>,
     ) -> Result<ReceivedDatagram, Error> {
         self.datagram_error(id)?;
@@ -187,7 +187,7 @@ impl Sockets {
         &mut self,
         id: SocketId,
         most: &ReadMost,
-        (headers, out): (&mut Vec<u8>, &mut Vec<Held>),
+        (headers, out): (&mut Vec<u8>, &mut Vec<ReceivedPiece>),
         cx: &mut Context<'_>,
     ) -> Result<ReceivedDatagram, Error> {
         self.datagram_error(id)?;
@@ -205,12 +205,12 @@ impl Sockets {
         &mut self,
         id: SocketId,
         most: &ReadMost,
-        out: &mut Vec<Held>,
+        out: &mut Vec<ReceivedPiece>,
         cx: &mut Context<'_>,
     ) -> Result<ReceivedDatagram, Error> {
         let reader = self.reader(id)?;
-        let (headers, packet, told) = self.next_datagram(id)?;
-        let len = told.len - headers.len();
+        let (headers, packet, reported) = self.next_datagram(id)?;
+        let len = reported.len - headers.len();
         let own_max = match reader.held() {
             // An idle reader may take one datagram of any size, as the receive buffer does.
             0 => usize::MAX,
@@ -233,8 +233,8 @@ impl Sockets {
             }
         }
         self.consume_datagram(id)?;
-        ledger.carry(told.len);
-        Ok(told)
+        ledger.carry(reported.len);
+        Ok(reported)
     }
 
     /// Returns the socket's reader, and makes it if needed.
@@ -249,11 +249,13 @@ impl Sockets {
 
     /// Processes the readers that have returned enough.
     pub(super) fn drain_readers(&mut self, now: Instant) {
-        let Reading { readers, told, .. } = &mut self.reading;
-        let Some(readers) = readers.as_mut().filter(|readers| readers.has_told()) else { return };
-        let mut told = core::mem::take(told);
-        readers.take(|number| told.push(number));
-        for number in told.drain(..) {
+        let Reading { readers, reported, .. } = &mut self.reading;
+        let Some(readers) = readers.as_mut().filter(|readers| readers.has_reported()) else {
+            return;
+        };
+        let mut reported = core::mem::take(reported);
+        readers.take(|number| reported.push(number));
+        for number in reported.drain(..) {
             let id = self.reading.sockets[number as usize];
             let own_max = self.with_connection(id, now, |connection| {
                 connection.reader_gave_back();
@@ -269,7 +271,7 @@ impl Sockets {
                 self.wake(id, Readiness::READABLE);
             }
         }
-        self.reading.told = told;
+        self.reading.reported = reported;
     }
 }
 
@@ -284,7 +286,7 @@ struct Handing<'a> {
     own_max: usize,
     /// Bytes that all readers may keep.
     all_max: usize,
-    out: &'a mut Vec<Held>,
+    out: &'a mut Vec<ReceivedPiece>,
 }
 
 impl<'a> Handing<'a> {
@@ -295,7 +297,7 @@ impl<'a> Handing<'a> {
         reading: &'a Reading,
         most: ReadMost,
         own_max: usize,
-        out: &'a mut Vec<Held>,
+        out: &'a mut Vec<ReceivedPiece>,
     ) -> Self {
         let small = memory.small.capacity() * SMALL_FRAME_BYTES;
         let all_max = small.min(memory.large.capacity() * LARGE_FRAME_BYTES) / 2;

@@ -190,7 +190,7 @@ impl Sockets {
     /// Creates the socket layer above `stack`. `seed` decides where the search for ephemeral ports
     /// begins: random in production, fixed in a simulation.
     pub fn new(mut stack: Stack, seed: u64) -> Self {
-        stack.tell_udp_errors();
+        stack.report_udp_errors();
         Self {
             stack,
             slots: Vec::new(),
@@ -233,7 +233,7 @@ impl Sockets {
         self.stack.input(burst, cx);
         self.drain();
         self.drain_datagrams(cx);
-        self.tell_frames(cx);
+        self.report_frames(cx);
     }
 
     /// Fills `burst` with packets to send. Call again, after sending, until it stays empty.
@@ -248,9 +248,9 @@ impl Sockets {
                 break;
             }
         }
-        self.tell_room();
+        self.report_room();
         if !burst.is_empty() || self.frames.are_awaited() {
-            self.tell_frames(cx);
+            self.report_frames(cx);
         }
     }
 
@@ -259,7 +259,7 @@ impl Sockets {
         self.stack.on_deadline(cx);
         self.run_terms(cx);
         self.drain();
-        self.tell_frames(cx);
+        self.report_frames(cx);
     }
 
     /// Returns the next socket that changed since the last call, and what happened (edges). What

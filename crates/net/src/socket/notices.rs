@@ -78,7 +78,7 @@ pub enum Notice {
 
 impl Notice {
     /// The error, if an ICMP message reported it.
-    fn told_by_icmp(&self) -> Option<Error> {
+    fn icmp_error(&self) -> Option<Error> {
         match self {
             Notice::Failed(failed) if failed.origin != Origin::Local => Some(failed.error),
             _ => None,
@@ -172,9 +172,9 @@ impl Sockets {
         let more = !socket.notices.is_empty();
         // As in Linux, the pending error becomes that of the next notice, if ICMP reported that
         // one.
-        match socket.notices.notices.front().and_then(Notice::told_by_icmp) {
+        match socket.notices.notices.front().and_then(Notice::icmp_error) {
             Some(next) => socket.error = Some(next),
-            None if notice.told_by_icmp().is_some() => socket.error = None,
+            None if notice.icmp_error().is_some() => socket.error = None,
             None => {}
         }
         if more {

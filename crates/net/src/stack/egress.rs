@@ -6,7 +6,7 @@ use crate::checksum;
 use crate::counters::DropReason;
 use crate::fragment;
 use crate::gso::{self, Checksums, Layout};
-use crate::neighbor::{Outgoing, Resolution, Station, Told};
+use crate::neighbor::{Announcement, Outgoing, Resolution, Station};
 use crate::tcp::Connection;
 use crate::wire::arp;
 use crate::wire::ethernet::{self, EtherType};
@@ -268,11 +268,11 @@ impl Stack {
         &mut self,
         address: IpAddr,
         station: Station,
-        told: Told,
+        announcement: Announcement,
         cx: &mut Context<'_>,
     ) {
         let mut waited = Vec::new();
-        self.neighbors.learn(address, station, told, cx.now, |mac, packet| {
+        self.neighbors.learn(address, station, announcement, cx.now, |mac, packet| {
             waited.push((mac, packet));
         });
         for (mac, packet) in waited {

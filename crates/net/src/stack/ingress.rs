@@ -4,7 +4,7 @@ use super::{Context, Stack};
 use crate::counters::DropReason;
 use crate::fragment;
 use crate::gso::{self, Layout};
-use crate::neighbor::{Station, Told};
+use crate::neighbor::{Announcement, Station};
 use crate::tcp::Segment;
 use crate::tcp::ecn::codepoint;
 use crate::wire::arp;
@@ -203,7 +203,7 @@ impl Stack {
             self.counters.drop(DropReason::Fragment);
         }
         match outcome {
-            fragment::Outcome::Held => {}
+            fragment::Outcome::Incomplete => {}
             fragment::Outcome::Dropped(_) => self.counters.drop(DropReason::Fragment),
             fragment::Outcome::Reassembled(whole) => {
                 self.counters.reassembled += 1;
@@ -315,9 +315,9 @@ impl Stack {
         // A request for the sender's own address announces it (RFC 5227 §3).
         let for_us = self.answers_for(target) && target != sender;
         let asks_us = for_us && message.operation == arp::Operation::Request;
-        let told = if asks_us { Told::ByAsking } else { Told::ByItself };
+        let announcement = if asks_us { Announcement::Request } else { Announcement::Override };
         let station = Station { mac: message.sender_mac, port: packet.ingress() };
-        self.learn_neighbor(sender, station, told, cx);
+        self.learn_neighbor(sender, station, announcement, cx);
         if asks_us {
             self.send_arp_reply(&message, cx);
         }

@@ -5,8 +5,8 @@
 //! The driver moves bursts: [`Stack::input`] takes received packets, [`Stack::output`] fills a
 //! burst with packets to send, and [`Stack::on_deadline`] runs timers. In between, the owner drains
 //! events ([`Stack::next_event`], [`Stack::next_datagram`], [`Stack::next_echo`]) and acts on them.
-//! ICMP errors about datagrams are queued if the owner asks for them ([`Stack::tell_udp_errors`]).
-//! No call blocks, reads a clock or makes a system call.
+//! ICMP errors about datagrams are queued if the owner asks for them
+//! ([`Stack::report_udp_errors`]). No call blocks, reads a clock or makes a system call.
 //!
 //! A stack is a *host*, which answers for its own addresses, or *transparent*: it takes TCP, UDP
 //! and echo requests for any address, so that a gateway can act for the whole Internet. A

@@ -37,14 +37,14 @@ pub struct PathInfo {
     pub locked: bool,
 }
 
-struct Told {
+struct Learned {
     info: PathInfo,
     until: Instant,
 }
 
 /// All recorded MTUs.
 pub(super) struct Paths {
-    told: HashMap<IpAddr, Told, FixedState>,
+    learned: HashMap<IpAddr, Learned, FixedState>,
     order: VecDeque<IpAddr>,
     /// At or before the end of the first lifetime.
     expires: Option<Instant>,
@@ -55,8 +55,8 @@ pub(super) struct Paths {
 impl Paths {
     /// Empty; addresses are hashed with `seed`.
     pub(super) fn new(seed: u64) -> Self {
-        let told = HashMap::with_hasher(FixedState::with_seed(seed));
-        Self { told, order: VecDeque::new(), expires: None, version: 0 }
+        let learned = HashMap::with_hasher(FixedState::with_seed(seed));
+        Self { learned, order: VecDeque::new(), expires: None, version: 0 }
     }
 
     /// Records that a path has changed.
@@ -70,23 +70,23 @@ impl Paths {
     }
 
     fn get(&self, destination: IpAddr) -> Option<PathInfo> {
-        if self.told.is_empty() {
+        if self.learned.is_empty() {
             return None;
         }
-        self.told.get(&destination).map(|told| told.info)
+        self.learned.get(&destination).map(|learned| learned.info)
     }
 
     fn learn(&mut self, destination: IpAddr, info: PathInfo, now: Instant) {
-        if !self.told.contains_key(&destination) {
+        if !self.learned.contains_key(&destination) {
             if self.order.len() >= PATHS_MAX
                 && let Some(oldest) = self.order.pop_front()
             {
-                self.told.remove(&oldest);
+                self.learned.remove(&oldest);
             }
             self.order.push_back(destination);
         }
         let until = now + LIFETIME;
-        self.told.insert(destination, Told { info, until });
+        self.learned.insert(destination, Learned { info, until });
         self.expires = Some(self.expires.map_or(until, |first| first.min(until)));
     }
 
@@ -100,9 +100,9 @@ impl Paths {
         if self.expires.is_none_or(|first| now < first) {
             return;
         }
-        self.told.retain(|_, told| now < told.until);
-        self.order.retain(|destination| self.told.contains_key(destination));
-        self.expires = self.told.values().map(|told| told.until).min();
+        self.learned.retain(|_, learned| now < learned.until);
+        self.order.retain(|destination| self.learned.contains_key(destination));
+        self.expires = self.learned.values().map(|learned| learned.until).min();
         self.change();
     }
 }
@@ -116,7 +116,7 @@ impl Stack {
         // As in Linux, only IPv4 routes can be locked: routers do not fragment IPv6.
         let locked = destination.is_ipv4() && metrics.mtu.is_some() && metrics.mtu_locked;
         match self.paths.get(destination) {
-            Some(told) if !locked && told.mtu <= routed => told,
+            Some(learned) if !locked && learned.mtu <= routed => learned,
             _ => PathInfo { mtu: routed, locked },
         }
     }

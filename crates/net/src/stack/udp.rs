@@ -68,7 +68,7 @@ pub struct UdpError {
 
 impl Stack {
     /// Enables queueing of ICMP errors about datagrams for [`Stack::next_udp_error`].
-    pub fn tell_udp_errors(&mut self) {
+    pub fn report_udp_errors(&mut self) {
         self.tells_udp_errors = true;
     }
 

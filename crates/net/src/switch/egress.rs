@@ -59,7 +59,7 @@ impl Port {
         }
         match (packet.offload().gso, layout) {
             (Some(gso), Some(layout)) if !takes_whole(&caps, &gso, packet.len()) => {
-                if !caps.cuts || !leave_to_device(&mut packet, layout)? {
+                if !caps.segments || !leave_to_device(&mut packet, layout)? {
                     return self.send_segments(id, packet, layout, cx, out);
                 }
                 self.counters.cut += 1;

@@ -171,7 +171,7 @@ impl Connection {
         if plan.len > 0 {
             // The data of a SYN follows the SYN's number.
             let offset = (plan.seq.max(self.send.base) - self.send.base) as usize;
-            let len = self.send.queue.cut(offset, plan.len as usize, packet) as u32;
+            let len = self.send.queue.slice(offset, plan.len as usize, packet) as u32;
             if len < plan.len {
                 if plan.kind == Kind::MtuProbe {
                     plan.kind = Kind::New;

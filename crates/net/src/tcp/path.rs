@@ -45,7 +45,7 @@ impl SegmentSizes {
 pub(super) struct Path {
     pub(super) sizes: SegmentSizes,
     /// Size of the path that the route reported last.
-    told: u32,
+    reported: u32,
     reroute: Reroute,
     discovery: PathMtu,
     pub(super) search: Search,
@@ -63,8 +63,8 @@ enum Reroute {
 impl Path {
     /// State before anything is learned.
     pub(super) fn new(sizes: SegmentSizes, discovery: PathMtu, now: Instant) -> Self {
-        let (told, reroute) = (sizes.path, Reroute::No);
-        Self { sizes, told, reroute, discovery, search: Search::new(now) }
+        let (reported, reroute) = (sizes.path, Reroute::No);
+        Self { sizes, reported, reroute, discovery, search: Search::new(now) }
     }
 
     /// Notes that a packet was sent.
@@ -144,7 +144,7 @@ impl Connection {
         known.locked = sizes.locked;
         let search = &mut self.path.search;
         search.high = search.high.min(sizes.link);
-        if core::mem::replace(&mut self.path.told, sizes.path) == sizes.path {
+        if core::mem::replace(&mut self.path.reported, sizes.path) == sizes.path {
             return;
         }
         self.path.reroute = Reroute::No;

@@ -157,7 +157,7 @@ impl PieceQueue {
 
     /// Adds up to `len` bytes from `offset` on to `packet`; fewer if the queue ends or the packet
     /// can take no more pieces. Returns the number of bytes added.
-    pub fn cut(&mut self, offset: usize, len: usize, packet: &mut Packet) -> usize {
+    pub fn slice(&mut self, offset: usize, len: usize, packet: &mut Packet) -> usize {
         let (mut index, mut start) = if offset >= self.cursor.1 { self.cursor } else { (0, 0) };
         while let Some(piece) = self.pieces.get(index)
             && start + piece.len() <= offset
@@ -210,10 +210,10 @@ mod tests {
         let mut queue = PieceQueue::new();
         let mut packet = memory.packet().expect("free");
         queue.push(whole.slice(0, 2));
-        assert_eq!(queue.cut(0, 2, &mut packet), 2);
+        assert_eq!(queue.slice(0, 2, &mut packet), 2);
         queue.push(whole.slice(2, 2));
         queue.push(frame.freeze(2));
-        assert_eq!(queue.cut(2, 4, &mut packet), 4);
+        assert_eq!(queue.slice(2, 4, &mut packet), 4);
         let pieces = packet.pieces().map(|piece| piece.bytes().expect("private"));
         assert_eq!(pieces.collect::<Vec<_>>().concat(), b"abcdef");
     }
@@ -244,7 +244,7 @@ mod tests {
                     1 => {
                         let offset = a.min(model.len());
                         let mut packet = memory.packet().expect("free");
-                        let cut = queue.cut(offset, b, &mut packet);
+                        let cut = queue.slice(offset, b, &mut packet);
                         let bytes: Vec<u8> = packet
                             .pieces()
                             .flat_map(|piece| piece.bytes().expect("private").to_vec())

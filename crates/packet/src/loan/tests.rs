@@ -61,7 +61,7 @@ fn holders_counted_together_end_one_by_one() {
     let mut loans = Loans::new(2);
     let whole = foreign(&mut loans, &memory, &lender, 42);
     let stranger = foreign(&mut loans, &other, &lender, 1);
-    let told = || lender.count.load(Ordering::Relaxed);
+    let reported = || lender.count.load(Ordering::Relaxed);
     for (reserved, cut) in [(0, 2), (2, 2), (2, 5), (5, 2)] {
         let mut holders = whole.reserve(reserved);
         let mut parts: Vec<_> = (0..cut).map(|at| holders.slice(&whole, 10 * at, 10)).collect();
@@ -73,14 +73,14 @@ fn holders_counted_together_end_one_by_one() {
         assert_eq!(whole.loan().holders.load(Ordering::Relaxed), 1 + cut as u32);
         assert_eq!(stranger.loan().holders.load(Ordering::Relaxed), 2);
     }
-    assert_eq!((stranger.loan().holders.load(Ordering::Relaxed), told()), (1, 0));
+    assert_eq!((stranger.loan().holders.load(Ordering::Relaxed), reported()), (1, 0));
     let holders = whole.reserve(3);
     drop(whole);
-    assert_eq!(told(), 0, "unused holders keep the loan");
+    assert_eq!(reported(), 0, "unused holders keep the loan");
     drop(holders);
-    assert_eq!(told(), 1);
+    assert_eq!(reported(), 1);
     drop(stranger);
-    assert_eq!((told(), loans.out_count()), (2, 0));
+    assert_eq!((reported(), loans.out_count()), (2, 0));
 }
 
 #[test]
@@ -191,9 +191,9 @@ fn a_million_loans_come_back() {
     returns.end(0, false);
     drop(loans);
     std::thread::spawn(move || drop(pieces)).join().expect("no panic");
-    let mut told = 0;
-    returns.take(|_, copied| told += 1 + u32::from(copied));
-    assert_eq!((told, Arc::strong_count(&memory)), (1, 1));
+    let mut reported = 0;
+    returns.take(|_, copied| reported += 1 + u32::from(copied));
+    assert_eq!((reported, Arc::strong_count(&memory)), (1, 1));
 }
 
 /// True if `act` panics.

@@ -1,26 +1,26 @@
 //! Packets that a device segments, and the port by which packets entered.
 
 use super::{NO_INGRESS, Packet};
-use crate::cut::{Cut, Part};
+use crate::segmentation::{Part, Segmentation};
 
 impl Packet {
     /// Lets the device segment the packet. The offload fields apply to each part.
-    pub fn set_cut(&mut self, cut: Cut) {
+    pub fn set_segmentation(&mut self, segmentation: Segmentation) {
         let body = self.body_mut();
-        (body.is_cut, body.cut) = (true, cut);
+        (body.is_segmented, body.segmentation) = (true, segmentation);
     }
 
     /// How the device segments the packet. `None` for a packet that is one frame.
     #[inline]
-    pub fn cut(&self) -> Option<&Cut> {
+    pub fn segmentation(&self) -> Option<&Segmentation> {
         let body = self.body();
-        body.is_cut.then_some(&body.cut)
+        body.is_segmented.then_some(&body.segmentation)
     }
 
     /// Number of frames that the device makes of the packet.
     #[inline]
     pub fn frames(&self) -> usize {
-        self.cut().map_or(1, |cut| cut.count(self.payload_len()))
+        self.segmentation().map_or(1, |segmentation| segmentation.count(self.payload_len()))
     }
 
     /// Bytes of all these frames.
@@ -34,19 +34,24 @@ impl Packet {
     /// # Panics
     /// If the packet is not segmented by the device, or has no more than `count` parts.
     pub fn drop_parts(&mut self, count: usize) {
-        let cut = *self.cut().expect("a packet that is cut has parts");
-        assert!(count < cut.count(self.payload_len()), "at least one part has to be left");
-        self.body_mut().cut.advance(count);
-        self.drop_front(count * cut.size());
+        let segmentation =
+            *self.segmentation().expect("only a packet that the device segments has parts");
+        assert!(count < segmentation.count(self.payload_len()), "at least one part has to be left");
+        self.body_mut().segmentation.advance(count);
+        self.drop_front(count * segmentation.size());
     }
 
     /// Turns the rest of a packet that the device was to segment into a super-packet.
     pub fn join_parts(&mut self) {
-        let (Some(&cut), payload) = (self.cut(), self.payload_len()) else { return };
-        let (gso, headers) = (cut.gso(self.headers()), self.headers_mut());
-        cut.template().patch(&Part { len: payload, last: true, ..cut.part(0, payload) }, headers);
+        let (Some(&segmentation), payload) = (self.segmentation(), self.payload_len()) else {
+            return;
+        };
+        let (gso, headers) = (segmentation.gso(self.headers()), self.headers_mut());
+        segmentation
+            .template()
+            .patch(&Part { len: payload, last: true, ..segmentation.part(0, payload) }, headers);
         let body = self.body_mut();
-        (body.is_cut, body.offload.gso) = (false, Some(gso));
+        (body.is_segmented, body.offload.gso) = (false, Some(gso));
     }
 
     /// Number of the port by which the packet entered a switch. The switch sets it, so it

@@ -224,10 +224,10 @@ impl Machine {
     }
 
     fn option(&mut self, fd: Fd, level: i64, name: i64) -> Outcome {
-        let mut told = 0;
+        let mut reported = 0;
         let outcome = self.socket(fd, |machine, id| {
             let sockets = &mut machine.sockets;
-            told = match (level, name) {
+            reported = match (level, name) {
                 (SOL_SOCKET, SO_ERROR) => {
                     sockets.take_error(id)?.map_or(0, |error| error.errno().into())
                 }
@@ -243,7 +243,7 @@ impl Machine {
             };
             Ok(0)
         });
-        if outcome == Outcome::Done(0) { Outcome::Told(0, told) } else { outcome }
+        if outcome == Outcome::Done(0) { Outcome::Reported(0, reported) } else { outcome }
     }
 
     fn accept(&mut self, listener: Fd, fd: Fd) -> Outcome {
@@ -358,12 +358,12 @@ impl Subject for Machine {
                 };
                 // POLLERR and POLLHUP are always reported.
                 let ready = i64::from(self.sockets.readiness(*id).bits()) & (events | 0x18);
-                Outcome::Told(i64::from(ready != 0), ready)
+                Outcome::Reported(i64::from(ready != 0), ready)
             }
             Call::AtMark { fd, .. } => {
-                let told = self.open.get(fd).map(|id| self.sockets.is_at_mark(*id));
-                told.map_or(Outcome::Failed(Error::BadSocket.errno()), |at_mark| {
-                    Outcome::Told(0, at_mark.into())
+                let reported = self.open.get(fd).map(|id| self.sockets.is_at_mark(*id));
+                reported.map_or(Outcome::Failed(Error::BadSocket.errno()), |at_mark| {
+                    Outcome::Reported(0, at_mark.into())
                 })
             }
             Call::SetNonblocking(..) | Call::GetFlags(_) => Outcome::Done(0),

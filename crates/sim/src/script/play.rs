@@ -267,8 +267,8 @@ impl Player<'_> {
         let outcome = self.make(&mut waiting)?;
         let actual = match outcome {
             Outcome::Done(value) => Ok(value),
-            Outcome::Told(value, told) => {
-                self.check_told(&waiting, told)?;
+            Outcome::Reported(value, reported) => {
+                self.check_reported(&waiting, reported)?;
                 Ok(value)
             }
             Outcome::Failed(errno) => Err(errno),
@@ -386,17 +386,17 @@ impl Player<'_> {
         }
     }
 
-    fn check_told(&self, waiting: &Waiting, told: i64) -> Result<(), Error> {
+    fn check_reported(&self, waiting: &Waiting, reported: i64) -> Result<(), Error> {
         let (what, wanted) = match waiting.call {
             Call::GetOption { value, .. } => ("the value", value),
             Call::Poll { revents, .. } => ("revents", revents),
             Call::AtMark { value, .. } => ("the mark", value),
             _ => return Ok(()),
         };
-        if told == wanted {
+        if reported == wanted {
             return Ok(());
         }
-        Err(Error { line: waiting.line, what: format!("{what} is {told}, not {wanted}") })
+        Err(Error { line: waiting.line, what: format!("{what} is {reported}, not {wanted}") })
     }
 
     fn is_nonblocking(&self, call: &Call) -> bool {

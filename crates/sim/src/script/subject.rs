@@ -15,7 +15,7 @@ pub enum Outcome {
     /// It returned this.
     Done(i64),
     /// It returned this, together with this value of a socket option or of poll.
-    Told(i64, i64),
+    Reported(i64, i64),
     /// It failed with this errno.
     Failed(i32),
     /// It would wait.

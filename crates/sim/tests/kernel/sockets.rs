@@ -141,34 +141,34 @@ impl Sockets {
             unsafe { libc::getsockopt(raw, level as i32, name as i32, data, &raw mut len) as isize }
         });
         match outcome {
-            Outcome::Done(result) => Outcome::Told(result, value.into()),
+            Outcome::Done(result) => Outcome::Reported(result, value.into()),
             other => other,
         }
     }
 
     fn at_mark(&self, fd: Fd) -> Outcome {
-        let mut told = 0i32;
+        let mut reported = 0i32;
         let outcome = self.raw(fd, |raw| {
             // SAFETY: the request writes one number, which is exclusively borrowed.
-            unsafe { libc::ioctl(raw, SIOCATMARK, &raw mut told) as isize }
+            unsafe { libc::ioctl(raw, SIOCATMARK, &raw mut reported) as isize }
         });
         match outcome {
-            Outcome::Done(result) => Outcome::Told(result, told.into()),
+            Outcome::Done(result) => Outcome::Reported(result, reported.into()),
             other => other,
         }
     }
 
     fn poll(&self, fd: Fd, events: i64) -> Outcome {
-        let mut told = 0;
+        let mut reported = 0;
         let outcome = self.raw(fd, |raw| {
             let mut asked = libc::pollfd { fd: raw, events: events as i16, revents: 0 };
             // SAFETY: one element is exclusively borrowed.
             let result = unsafe { libc::poll(&raw mut asked, 1, 0) };
-            told = asked.revents.into();
+            reported = asked.revents.into();
             result as isize
         });
         match outcome {
-            Outcome::Done(result) => Outcome::Told(result, told),
+            Outcome::Done(result) => Outcome::Reported(result, reported),
             other => other,
         }
     }

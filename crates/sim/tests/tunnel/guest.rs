@@ -167,9 +167,9 @@ impl Case {
         let mut cx = Context { memory: &mut memory, ledger: &ledger, now };
         switch.forward(from, &mut burst, &mut cx, &mut guest);
 
-        let mut told = Vec::new();
-        returns.take(|group, copied| told.push((group, copied)));
-        assert_eq!(told, [(0, copies_payload)], "the lender is notified once");
+        let mut reported = Vec::new();
+        returns.take(|group, copied| reported.push((group, copied)));
+        assert_eq!(reported, [(0, copies_payload)], "the lender is notified once");
         let orphaned = if copies_payload { PAYLOAD as u64 } else { 0 };
         assert_eq!(ledger.copied_at(Site::Orphan), orphaned);
         assert_eq!(ledger.copied_at(Site::Guest), PAYLOAD as u64, "into the machine, once");

@@ -135,7 +135,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
             let listen = arguments.listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080)));
             let listener = std::net::TcpListener::bind(listen)
                 .with_context(|| format!("cannot listen at {listen}"))?;
-            told(arguments.kernel(listener)?);
+            reported(arguments.kernel(listener)?);
         }
         Over::Tap => {
             // The host's threads must not receive the signals.
@@ -146,7 +146,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
             let index = netlink.link_index(DEVICE)?;
             netlink.address_add(index, IpAddr::V4(CLIENT), PREFIX_LEN)?;
             netlink.link_set(index, &LinkSettings { up: true, ..LinkSettings::default() })?;
-            told(arguments.stack(&host, EndBy::Signals)?);
+            reported(arguments.stack(&host, EndBy::Signals)?);
             ensure!(host.finish(PATIENCE), "connections are not over");
         }
         Over::Process => arguments.in_process()?,
@@ -154,7 +154,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn told(report: Report) {
+fn reported(report: Report) {
     let Report { connections, answers, bytes, failures } = report;
     eprintln!(
         "{answers} answers on {connections} connections, {bytes} bytes, {failures} not to the end"
@@ -244,7 +244,7 @@ impl Arguments {
             rustix::io::write(&end, &1_u64.to_ne_bytes())?;
             anyhow::Ok((server.join().expect("no panic")?, loaded?))
         })?;
-        told(report);
+        reported(report);
         let rate = loaded.answers as f64 / loaded.taken.as_secs_f64();
         println!("{} answers, {rate:.0} in a second, {} errors", loaded.answers, loaded.errors);
         ensure!(loaded.errors == 0, "there were errors");

@@ -14,7 +14,7 @@ use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 use place::{PREFIX_LEN, isolated, on_tap};
 use rustix::time::{ClockId, clock_gettime};
-use towpath::host::{Config, Held, Host, Lend, SendMode, Sending, TcpStream};
+use towpath::host::{Config, Host, Lend, ReceivedPiece, SendMode, Sending, TcpStream};
 
 /// Options of both examples.
 #[derive(Args, Clone, Copy, Debug)]
@@ -187,7 +187,7 @@ impl Read for Client {
 
 /// Adds up the next `len` bytes: in place if they were lent, otherwise from a copy.
 pub(crate) fn sum(stream: &mut TcpStream, len: usize, mode: Mode) -> anyhow::Result<u64> {
-    let (mut left, mut total, mut pieces) = (len, 0, Vec::<Held>::new());
+    let (mut left, mut total, mut pieces) = (len, 0, Vec::<ReceivedPiece>::new());
     if mode == Mode::Copy {
         return sum_copied(stream, len);
     }

@@ -31,7 +31,7 @@ impl Bell {
     /// Wakes the worker if it sleeps or is about to. The caller has published the work before,
     /// under the lock that the worker takes before it sleeps.
     pub fn ring(self: &Arc<Self>) {
-        let is_held = HELD.try_with(|held| held.borrow_mut().add(self));
+        let is_held = DEFERRED.try_with(|held| held.borrow_mut().add(self));
         if !is_held.unwrap_or(false) {
             self.ring_now();
         }
@@ -72,16 +72,16 @@ impl Bell {
 
 /// Rings that this thread holds back.
 #[derive(Default)]
-struct Held {
+struct DeferredRings {
     is_on: bool,
     bells: Vec<Arc<Bell>>,
 }
 
 thread_local! {
-    static HELD: RefCell<Held> = RefCell::default();
+    static DEFERRED: RefCell<DeferredRings> = RefCell::default();
 }
 
-impl Held {
+impl DeferredRings {
     /// Keeps a ring and returns true if this thread holds rings back.
     fn add(&mut self, bell: &Arc<Bell>) -> bool {
         if self.is_on && !self.bells.iter().any(|known| Arc::ptr_eq(known, bell)) {
@@ -98,17 +98,17 @@ pub(crate) fn hold<R>(act: impl FnOnce() -> R) -> R {
     struct End;
     impl Drop for End {
         fn drop(&mut self) {
-            let _ = HELD.try_with(|held| held.borrow_mut().is_on = false);
+            let _ = DEFERRED.try_with(|held| held.borrow_mut().is_on = false);
         }
     }
-    let _ = HELD.try_with(|held| held.borrow_mut().is_on = true);
+    let _ = DEFERRED.try_with(|held| held.borrow_mut().is_on = true);
     let _end = End;
     act()
 }
 
 /// Wakes the workers whose rings this thread has held back.
 pub(crate) fn let_ring() {
-    let _ = HELD.try_with(|held| {
+    let _ = DEFERRED.try_with(|held| {
         held.borrow_mut().bells.drain(..).for_each(|bell| bell.ring_now());
     });
 }

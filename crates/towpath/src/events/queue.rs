@@ -17,7 +17,7 @@ use std::fmt;
 use std::io;
 use std::time::Instant;
 use towpath_io::doorbell::EventDoorbell;
-use towpath_io::events::{BackEnd, Known, News as BackEndEvent, SLOTS_MAX};
+use towpath_io::events::{BackEnd, Known, SLOTS_MAX, SlotEvent as BackEndEvent};
 use towpath_io::process_sys::generation;
 use towpath_packet::ready::ReadyList;
 

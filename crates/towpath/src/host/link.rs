@@ -81,7 +81,7 @@ impl Device for LinkEnd {
             uso: true,
             tunnel: false,
             gso_bytes_max: GSO_BYTES_MAX,
-            cuts: false,
+            segments: false,
         }
     }
 

@@ -102,7 +102,7 @@ pub use towpath_net::tcp::fastopen::FastOpenKeys;
 pub use towpath_net::tcp::{FinWait, Info, Settings};
 pub use towpath_net::wire::MacAddr;
 pub use towpath_net::wire::ethernet::EtherType;
-pub use towpath_packet::{Held, Ledger, Piece, View};
+pub use towpath_packet::{Ledger, Piece, ReceivedPiece, View};
 pub use worker::Host;
 
 use std::io;

@@ -12,8 +12,8 @@ use towpath::events::{
     Source, Token, Trigger,
 };
 use towpath::host::{
-    Config as HostConfig, EtherType, FrameKind, FramePart, Held, Host, LinkDestination,
-    PacketSocket, RawSocket, SendMode, SendTo, UdpSocket, bpf,
+    Config as HostConfig, EtherType, FrameKind, FramePart, Host, LinkDestination, PacketSocket,
+    RawSocket, ReceivedPiece, SendMode, SendTo, UdpSocket, bpf,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -82,7 +82,7 @@ fn finish_lent(queue: &mut EventQueue, token: Token) -> ReceivedLent {
     received
 }
 
-fn bytes(pieces: &[Held]) -> Vec<u8> {
+fn bytes(pieces: &[ReceivedPiece]) -> Vec<u8> {
     pieces.iter().flat_map(|piece| piece.bytes().unwrap().to_vec()).collect()
 }
 

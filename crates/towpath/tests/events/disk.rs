@@ -20,7 +20,7 @@ const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 
 /// State of the file, and the treatment of requests.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct Seen {
     /// The size that the file system reports; there may be fewer bytes.
     pub(super) size: u64,
     pub(super) bytes: Vec<u8>,
@@ -41,7 +41,7 @@ pub(super) struct Told {
 }
 
 struct Shared {
-    reported: Mutex<Told>,
+    reported: Mutex<Seen>,
     /// A read or a write arrived.
     came: Condvar,
 }
@@ -56,7 +56,7 @@ impl Disk {
     /// Creates a disk whose file has these bytes and changed long ago; `None` if mounting is not
     /// allowed.
     pub(super) fn new(name: &str, bytes: Vec<u8>) -> Option<Self> {
-        let reported = Told { size: bytes.len() as u64, bytes, changed: 1, ..Told::default() };
+        let reported = Seen { size: bytes.len() as u64, bytes, changed: 1, ..Seen::default() };
         let shared = Arc::new(Shared { reported: Mutex::new(reported), came: Condvar::new() });
         let at = std::env::temp_dir().join(format!("towpath-{}-{name}", std::process::id()));
         let (server, path) = (shared.clone(), at.clone());
@@ -84,14 +84,14 @@ impl Disk {
         Some(Self { shared, file: Arc::new(file?) })
     }
 
-    pub(super) fn tell(&self) -> MutexGuard<'_, Told> {
+    pub(super) fn seen(&self) -> MutexGuard<'_, Seen> {
         self.shared.reported.lock().unwrap()
     }
 
     /// Waits until `count` requests are held.
     pub(super) fn until_held(&self, count: usize) {
-        let reported = self.tell();
-        let is_short = |reported: &mut Told| reported.held.len() < count;
+        let reported = self.seen();
+        let is_short = |reported: &mut Seen| reported.held.len() < count;
         let (reported, waited) =
             self.shared.came.wait_timeout_while(reported, PATIENCE, is_short).unwrap();
         assert!(!waited.timed_out(), "{} of {count} held", reported.held.len());
@@ -99,12 +99,12 @@ impl Disk {
 
     /// Returns the number of held requests.
     pub(super) fn held(&self) -> usize {
-        self.tell().held.len()
+        self.seen().held.len()
     }
 
     /// Releases held requests, and holds no more.
     pub(super) fn let_go(&self) {
-        let mut reported = self.tell();
+        let mut reported = self.seen();
         (reported.is_held, reported.holds_looks) = (false, false);
     }
 }
@@ -193,7 +193,7 @@ impl Shared {
     }
 }
 
-impl Told {
+impl Seen {
     fn holds(&self, kind: u32) -> bool {
         match kind {
             GETATTR => self.holds_looks,
@@ -209,7 +209,7 @@ impl Told {
     }
 }
 
-fn answer(reported: &mut Told, request: &[u8], device: &File) {
+fn answer(reported: &mut Seen, request: &[u8], device: &File) {
     let (error, body) = match body(reported, request) {
         Ok(body) => (0, body),
         Err(errno) => (-errno, Vec::new()),
@@ -223,7 +223,7 @@ fn answer(reported: &mut Told, request: &[u8], device: &File) {
 }
 
 /// Returns the answer to a request, or its error.
-fn body(reported: &mut Told, request: &[u8]) -> Result<Vec<u8>, i32> {
+fn body(reported: &mut Seen, request: &[u8]) -> Result<Vec<u8>, i32> {
     let node = long(request, 16);
     let zero = [0; 8];
     match word(request, 4) {
@@ -272,7 +272,7 @@ fn body(reported: &mut Told, request: &[u8]) -> Result<Vec<u8>, i32> {
 }
 
 /// Returns the `struct fuse_attr` of the directory or the file.
-fn attributes(reported: &Told, node: u64) -> Vec<u8> {
+fn attributes(reported: &Seen, node: u64) -> Vec<u8> {
     let (mode, size) = if node == 1 { (0o040_700, 0) } else { (0o100_600, reported.size) };
     let longs = [node, size, size.div_ceil(512), 0, reported.changed, reported.changed];
     // Nanoseconds, mode, links, owner, group, device, block, flags.

@@ -178,7 +178,7 @@ fn until_held(queue: &mut EventQueue, disk: &Disk) {
 fn slow(choice: Choice) {
     let (mut queue, hosts, bytes) = (queue(choice), hosts(4 << 20), pattern(4 << 20));
     let disk = disk("receive-slow", choice, 0);
-    disk.tell().is_held = true;
+    disk.seen().is_held = true;
     let mut pairs = connections(&hosts, 2);
     let (stream, peer) = pairs.remove(0);
     let writer = write(peer, bytes.clone());
@@ -205,7 +205,7 @@ fn slow_stopped(choice: Choice) {
     let (mut queue, hosts, bytes) = (queue(choice), hosts(4 << 20), pattern(16 << 20));
     for why in [Errno::CANCELED, Errno::TIMEDOUT] {
         let disk = disk(&format!("receive-{}", why.raw_os_error()), choice, 0);
-        disk.tell().is_held = true;
+        disk.seen().is_held = true;
         let (stream, peer) = connections(&hosts, 1).remove(0);
         let writer = write(peer, bytes.clone());
         let due = (why == Errno::TIMEDOUT).then(|| Instant::now() + PATIENCE / 60);
@@ -234,14 +234,14 @@ fn failing(choice: Choice) {
     let (mut queue, hosts, bytes) = (queue(choice), hosts(4 << 20), pattern(4 << 20));
     for why in [Errno::NOSPC, Errno::IO, Errno::INTR, Errno::CANCELED] {
         let disk = disk(&format!("receive-{}", why.raw_os_error()), choice, 0);
-        disk.tell().fails = Some((1 << 20, why.raw_os_error()));
+        disk.seen().fails = Some((1 << 20, why.raw_os_error()));
         let (stream, peer) = connections(&hosts, 1).remove(0);
         let writer = write(peer, bytes.clone());
         let range = 0..bytes.len() as u64;
         let token = queue.receive_file(&stream, disk.file.clone(), range, None, 9).unwrap();
         let moved = finish_moved(&mut queue, token);
         assert!(moved.bytes <= 1 << 20 && !moved.rest.is_empty(), "{}", moved.bytes);
-        disk.tell().fails = None;
+        disk.seen().fails = None;
         check(&moved, &disk.file, 0, stream, &bytes);
         assert_eq!(errno(moved.result), why);
         writer.join().unwrap();

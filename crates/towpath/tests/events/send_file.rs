@@ -108,7 +108,7 @@ fn slow_and_small(choice: Choice) {
     let disk = disk("small", choice, LEN);
     let (mut queue, hosts) = (queue(choice), hosts(64 << 20));
     let mut pairs = connections(&hosts, 2);
-    disk.tell().is_held = true;
+    disk.seen().is_held = true;
     let slow = queue.send_file(&pairs[0].0, parts(&disk.file, 0..LEN as u64), None, 9).unwrap();
     until_held(&mut queue, &disk, 1);
     let (bytes, (stream, peer)) = (pattern(LEN), pairs.pop().unwrap());
@@ -272,7 +272,7 @@ fn hot(choice: Choice) {
 fn together(choice: Choice) {
     let disk = disk("together", choice, BLOCK);
     let (mut first, mut second, hosts) = (queue(choice), queue(choice), hosts(64 << 20));
-    disk.tell().is_held = true;
+    disk.seen().is_held = true;
     let mut pairs = connections(&hosts, 3);
     for (index, (stream, _)) in pairs.iter().enumerate() {
         let queue = if index == 1 { &mut second } else { &mut first };
@@ -292,7 +292,7 @@ fn together(choice: Choice) {
     for reader in readers {
         assert!(reader.join().unwrap().1 == framed(&pattern(BLOCK)));
     }
-    let mut reads = disk.tell().reads.clone();
+    let mut reads = disk.seen().reads.clone();
     let all = reads.len();
     reads.sort_unstable();
     reads.dedup();
@@ -379,16 +379,16 @@ fn changed_on_disk(choice: Choice) {
     let mut pair = connections(&hosts, 1).remove(0);
     let (disk, bytes) = (disk("changed", choice, BLOCK + 1000), pattern(BLOCK + 1000));
     send_framed(&mut queue, &mut pair, &disk.file, &bytes);
-    let reads = disk.tell().reads.len();
+    let reads = disk.seen().reads.len();
     send_framed(&mut queue, &mut pair, &disk.file, &bytes);
-    assert_eq!(disk.tell().reads.len(), reads, "it is in memory");
+    assert_eq!(disk.seen().reads.len(), reads, "it is in memory");
     {
-        let mut reported = disk.tell();
+        let mut reported = disk.seen();
         reported.bytes.fill(7);
         reported.changed += 1;
     }
     send_framed(&mut queue, &mut pair, &disk.file, &[7; BLOCK + 1000]);
-    assert!(disk.tell().reads.len() > reads);
+    assert!(disk.seen().reads.len() > reads);
 }
 
 /// Sends a file that is smaller than a window.
@@ -457,7 +457,7 @@ fn failing(choice: Choice) {
     let disk = disk("failing", choice, 3 * BLOCK);
     let (mut queue, hosts) = (queue(choice), hosts(64 << 20));
     for code in [libc::EIO, libc::ETIMEDOUT, libc::EINTR, libc::ECANCELED] {
-        disk.tell().fails = Some((BLOCK as u64, code));
+        disk.seen().fails = Some((BLOCK as u64, code));
         let mut readers = Vec::new();
         for (stream, peer) in connections(&hosts, 3) {
             let parts = parts(&disk.file, 0..3 * BLOCK as u64);
@@ -479,7 +479,7 @@ fn failing(choice: Choice) {
             assert!(reader.join().unwrap()[6..] == pattern(BLOCK));
         }
     }
-    disk.tell().fails = None;
+    disk.seen().fails = None;
     // Reads in progress still fail.
     let end = Instant::now() + PATIENCE;
     let arrived = loop {
@@ -502,7 +502,7 @@ fn slow(choice: Choice) {
     const LEN: usize = 16 << 20;
     let disk = disk("slow", choice, 64 * BLOCK);
     let (mut queue, hosts) = (queue(choice), hosts(64 << 20));
-    disk.tell().is_held = true;
+    disk.seen().is_held = true;
     let mut pairs = connections(&hosts, 6);
     let mut slow = Vec::new();
     for (index, (stream, _)) in pairs.iter().enumerate().take(5) {
@@ -548,7 +548,7 @@ fn looked(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts(64 << 20));
     let mut pairs = connections(&hosts, 3);
     for seconds in [2, 3] {
-        disk.tell().holds_looks = true;
+        disk.seen().holds_looks = true;
         let (stream, peer) = pairs.pop().unwrap();
         let began = Instant::now();
         let slow = queue.send_file(&stream, parts(&disk.file, 0..LEN as u64), None, 9).unwrap();
@@ -559,7 +559,7 @@ fn looked(choice: Choice) {
         until_over(&mut queue, token).result.unwrap();
         assert!(reader.join().unwrap().1 == framed(&bytes) && began.elapsed() < PATIENCE);
         let grown: Vec<u8> = pattern(LEN).iter().map(|byte| byte ^ seconds as u8).collect();
-        let mut reported = disk.tell();
+        let mut reported = disk.seen();
         (reported.size, reported.bytes, reported.changed) = (LEN as u64, grown.clone(), seconds);
         reported.holds_looks = false;
         drop(reported);
@@ -576,17 +576,17 @@ fn unlooked(choice: Choice) {
     let disk = disk("unlooked", choice, 4 * BLOCK);
     let (mut queue, hosts) = (queue(choice), hosts(64 << 20));
     let (stream, peer) = connections(&hosts, 1).remove(0);
-    disk.tell().fails = Some((u64::MAX, libc::EIO));
+    disk.seen().fails = Some((u64::MAX, libc::EIO));
     let token = queue.send_file(&stream, parts(&disk.file, 0..LEN), None, 9).unwrap();
     let sent = until_over(&mut queue, token);
     assert_eq!(errno(&sent), Some(Errno::IO));
     assert!(sent.bytes <= 6 && sent.parts.header == b"header", "{sent:?}");
-    disk.tell().fails = None;
-    disk.tell().holds_looks = true;
+    disk.seen().fails = None;
+    disk.seen().holds_looks = true;
     for round in 0..20 {
         send_in_vain(&mut queue, &stream, parts(&disk.file, 0..LEN), round % 2 == 0);
     }
-    disk.tell().holds_looks = false;
+    disk.seen().holds_looks = false;
     drop(stream);
     read_all(peer).join().unwrap();
     let (stream, peer) = connections(&hosts, 1).remove(0);
@@ -620,7 +620,7 @@ fn send_in_vain(queue: &mut EventQueue, stream: &TcpStream, parts: SendFile, by_
 fn stopped(choice: Choice) {
     let disk = disk("stopped", choice, 16 * BLOCK);
     let (mut queue, hosts) = (queue(choice), hosts(2 << 20));
-    disk.tell().is_held = true;
+    disk.seen().is_held = true;
     let (stream, peer) = connections(&hosts, 1).remove(0);
     for round in 0..60 {
         let parts = parts(&disk.file, 0..16 * BLOCK as u64);
@@ -656,7 +656,7 @@ fn stopped(choice: Choice) {
 fn given_up(choice: Choice) {
     let disk = disk("given-up", choice, 2 * BLOCK);
     let (mut first, mut second, hosts) = (queue(choice), queue(choice), hosts(64 << 20));
-    disk.tell().is_held = true;
+    disk.seen().is_held = true;
     let mut pairs = connections(&hosts, 2);
     let range = 0..2 * BLOCK as u64;
     first.send_file(&pairs[0].0, parts(&disk.file, range.clone()), None, 9).unwrap();

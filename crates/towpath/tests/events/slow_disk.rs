@@ -100,7 +100,7 @@ fn drain(mut sink: UnixStream) -> std::thread::JoinHandle<usize> {
 /// queue continues: timers, notifications, bytes between sockets. Then all operations complete.
 fn held(choice: Choice) {
     let (mut queue, disk) = (queue(choice), disk("held", choice, LEN));
-    (disk.tell().is_held, disk.tell().holds_looks) = (true, true);
+    (disk.seen().is_held, disk.seen().holds_looks) = (true, true);
     let mut all = begin(&mut queue, &disk, None);
     assert_eq!(now(&mut queue), []);
     disk.until_held(3);
@@ -133,7 +133,7 @@ fn held(choice: Choice) {
 fn stopped(choice: Choice) {
     for is_late in [false, true] {
         let (mut queue, disk) = (queue(choice), disk("stopped", choice, LEN));
-        disk.tell().is_held = true;
+        disk.seen().is_held = true;
         let deadline = is_late.then(|| Instant::now() + Duration::from_millis(200));
         let mut all = begin(&mut queue, &disk, deadline);
         assert_eq!(now(&mut queue), []);
@@ -164,7 +164,7 @@ fn stopped(choice: Choice) {
 fn failing(choice: Choice) {
     for why in [Errno::IO, Errno::NOSPC] {
         let (mut queue, disk) = (queue(choice), disk("failing", choice, LEN));
-        disk.tell().fails = Some((0, why.raw_os_error()));
+        disk.seen().fails = Some((0, why.raw_os_error()));
         let mut all = begin(&mut queue, &disk, None);
         let ends = finish(&mut queue, &mut all);
         NAMES.iter().for_each(|name| assert_eq!(ends[name], Err(why), "{name}"));
@@ -174,11 +174,11 @@ fn failing(choice: Choice) {
 /// Goal: if the file system ends under operations, each of them reports that once.
 fn gone(choice: Choice) {
     let (mut queue, disk) = (queue(choice), disk("gone", choice, LEN));
-    disk.tell().is_held = true;
+    disk.seen().is_held = true;
     let mut all = begin(&mut queue, &disk, None);
     assert_eq!(now(&mut queue), []);
     disk.until_held(3);
-    disk.tell().is_gone = true;
+    disk.seen().is_gone = true;
     for (name, end) in finish(&mut queue, &mut all) {
         let is_gone = [Errno::NOTCONN, Errno::CONNABORTED].map(Err).contains(&end);
         assert!(is_gone, "{name}: {end:?}");

@@ -9,7 +9,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 use towpath::events::{Choice, Config, EventKind, EventQueue, Token};
-use towpath::host::{Config as HostConfig, Held, Host, SendMode, TcpListener, TcpStream};
+use towpath::host::{Config as HostConfig, Host, ReceivedPiece, SendMode, TcpListener, TcpStream};
 
 pub(super) const CASES: &[Case] = &[
     ("a_connection_is_made_or_refused", connect),
@@ -428,7 +428,8 @@ fn receive_lent_crowded(choice: Choice) {
             if let Ok(count) = stream.recv_lent(MOST, &mut pieces) {
                 received += count;
             }
-            let is_sevens = |piece: &Held| piece.bytes().unwrap().iter().all(|&byte| byte == 7);
+            let is_sevens =
+                |piece: &ReceivedPiece| piece.bytes().unwrap().iter().all(|&byte| byte == 7);
             assert!(pieces.iter().all(is_sevens));
         }
     }

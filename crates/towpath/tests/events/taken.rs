@@ -6,7 +6,7 @@ use towpath::events::{
     Completed, Completion, EventQueue, FileSent, Moved, Received, ReceivedInto, ReceivedLent, Sent,
     Stream, Token,
 };
-use towpath::host::Held;
+use towpath::host::ReceivedPiece;
 
 /// The result of an operation with a buffer, whatever its direction.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl From<Sent> for Done {
 pub(crate) trait Taken {
     fn take_done(&mut self, token: Token) -> Option<Done>;
     fn take_stream(&mut self, token: Token) -> Option<io::Result<(Stream, Option<SocketAddr>)>>;
-    fn take_pieces(&mut self, token: Token) -> Option<io::Result<Vec<Held>>>;
+    fn take_pieces(&mut self, token: Token) -> Option<io::Result<Vec<ReceivedPiece>>>;
     fn take_received(&mut self, token: Token) -> Option<io::Result<Received>>;
     fn take_datagram(&mut self, token: Token) -> Option<ReceivedInto>;
     fn take_datagram_lent(&mut self, token: Token) -> Option<ReceivedLent>;
@@ -58,7 +58,7 @@ impl Taken for EventQueue {
         }))
     }
 
-    fn take_pieces(&mut self, token: Token) -> Option<io::Result<Vec<Held>>> {
+    fn take_pieces(&mut self, token: Token) -> Option<io::Result<Vec<ReceivedPiece>>> {
         Some(self.take(token)?.into_pieces().unwrap())
     }
 

@@ -1,7 +1,7 @@
 //! Datagrams that lend their buffers.
 
 use super::*;
-use towpath::host::{Held, SendTo};
+use towpath::host::{ReceivedPiece, SendTo};
 
 /// Creates two hosts with connected sockets.
 fn sockets(one: &Config) -> (Host, Host, UdpSocket, UdpSocket) {
@@ -124,7 +124,7 @@ fn unread_datagrams_are_returned() {
 }
 
 /// Returns the bytes of a datagram received without a copy.
-fn shown(pieces: &[Held]) -> Vec<u8> {
+fn shown(pieces: &[ReceivedPiece]) -> Vec<u8> {
     pieces.iter().flat_map(|piece| piece.bytes().expect("private").to_vec()).collect()
 }
 
@@ -138,11 +138,16 @@ fn datagrams_are_received_where_they_are() {
         let buffer = pattern(len, 1);
         let from = buffer.as_ptr() as usize;
         let sending = socket.send_zc(buffer).expect("sends");
-        let told = peer.recv_lent(&mut pieces).expect("receives");
-        assert_eq!((told.len, told.copied, told.from), (len, len, socket.local_addr().unwrap()));
+        let reported = peer.recv_lent(&mut pieces).expect("receives");
+        assert_eq!(
+            (reported.len, reported.copied, reported.from),
+            (len, len, socket.local_addr().unwrap())
+        );
         assert_same(&shown(&pieces), &pattern(len, 1));
-        let first =
-            pieces.first().and_then(Held::bytes).map_or(from, |view| view.as_ptr() as usize);
+        let first = pieces
+            .first()
+            .and_then(ReceivedPiece::bytes)
+            .map_or(from, |view| view.as_ptr() as usize);
         assert_eq!(first, from, "{len}: it lies elsewhere");
         assert_eq!(sending.is_returned(), len == 0, "{len} bytes");
         pieces.clear();

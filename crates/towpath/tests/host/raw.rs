@@ -3,8 +3,8 @@
 use super::*;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use towpath::host::{
-    EtherType, FrameKind, FramePart, Held, LinkDestination, MacAddr, PacketOptions, PacketSocket,
-    RawSocket, SendTo,
+    EtherType, FrameKind, FramePart, LinkDestination, MacAddr, PacketOptions, PacketSocket,
+    RawSocket, ReceivedPiece, SendTo,
 };
 
 /// A protocol number for experiments (RFC 3692).
@@ -43,7 +43,7 @@ fn raw_sockets(v6: bool) -> (Host, Host, RawSocket, RawSocket) {
     (a, b, socket, peer)
 }
 
-fn bytes(pieces: &[Held]) -> Vec<u8> {
+fn bytes(pieces: &[ReceivedPiece]) -> Vec<u8> {
     pieces.iter().flat_map(|piece| piece.bytes().expect("ours").to_vec()).collect()
 }
 
@@ -67,8 +67,8 @@ fn packets_are_lent_and_come_back() {
         socket.connect(at(v6, 2)).expect("connected");
         let sending = socket.send_zc(Chain(vec![pattern(10, 1), pattern(600, 2)])).expect("sends");
         let (mut headers, mut pieces) = (Vec::new(), Vec::new());
-        let told = peer.recv_lent(&mut headers, &mut pieces).expect("receives");
-        assert_eq!((told.len, headers.len()), (header + 610, header));
+        let reported = peer.recv_lent(&mut headers, &mut pieces).expect("receives");
+        assert_eq!((reported.len, headers.len()), (header + 610, header));
         assert_same(&bytes(&pieces), &[pattern(10, 1), pattern(600, 2)].concat());
         assert!(!sending.is_returned(), "the reader keeps it");
         pieces.clear();
@@ -216,13 +216,13 @@ fn frames_are_lent_and_come_back() {
     frame.extend(pattern(1000, 1));
     let sending = whole.send_zc(frame.clone()).expect("sends");
     let mut into = vec![0; 2000];
-    let told = peer.recv_from(&mut into).expect("receives");
-    assert_same(&into[..told.copied], &frame[14..]);
-    let source = told.link.expect("of a frame");
+    let reported = peer.recv_from(&mut into).expect("receives");
+    assert_same(&into[..reported.copied], &frame[14..]);
+    let source = reported.link.expect("of a frame");
     assert_eq!((source.address, source.kind), (mac(1), FrameKind::Host));
-    let told = all.recv_from(&mut into).expect("sees it");
-    assert_eq!(told.link.expect("of a frame").kind, FrameKind::Outgoing);
-    assert_same(&into[..told.copied], &frame);
+    let reported = all.recv_from(&mut into).expect("sees it");
+    assert_eq!(reported.link.expect("of a frame").kind, FrameKind::Outgoing);
+    assert_same(&into[..reported.copied], &frame);
     assert!(!sending.returned_within(PATIENCE).expect("back").copied);
 
     let to = LinkDestination { address: Some(mac(2)), protocol: ETHERTYPE };

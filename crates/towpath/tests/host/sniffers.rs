@@ -1,7 +1,7 @@
 //! Sniffers: the frames lent to them, their filters, and the return of the lent memory.
 
 use super::*;
-use towpath::host::{FrameKind, Held, Sniffer, bpf};
+use towpath::host::{FrameKind, ReceivedPiece, Sniffer, bpf};
 
 /// Ethernet, IPv4, UDP.
 const HEADERS: usize = 14 + 20 + 8;
@@ -50,15 +50,18 @@ impl Pair {
 struct Frame {
     kind: FrameKind,
     headers: Vec<u8>,
-    pieces: Vec<Held>,
+    pieces: Vec<ReceivedPiece>,
 }
 
 impl Frame {
     fn next(sniffer: &Sniffer) -> Self {
         let (mut headers, mut pieces) = (Vec::new(), Vec::new());
-        let told = sniffer.recv_lent(&mut headers, &mut pieces).expect("a frame");
-        assert_eq!(told.len, headers.len() + pieces.iter().map(Held::len).sum::<usize>());
-        Self { kind: told.link.expect("it is reported").kind, headers, pieces }
+        let reported = sniffer.recv_lent(&mut headers, &mut pieces).expect("a frame");
+        assert_eq!(
+            reported.len,
+            headers.len() + pieces.iter().map(ReceivedPiece::len).sum::<usize>()
+        );
+        Self { kind: reported.link.expect("it is reported").kind, headers, pieces }
     }
 
     fn payload(&self) -> Vec<u8> {

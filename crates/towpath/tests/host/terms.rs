@@ -78,7 +78,7 @@ fn a_reader_keeps_what_is_acknowledged_for_the_default_term() {
     let mut looked_in_time = || {
         pieces.clear();
         let sending = stream.send_zc(kept.clone()).expect("sends");
-        while pieces.iter().map(towpath::host::Held::len).sum::<usize>() < kept.len() {
+        while pieces.iter().map(towpath::host::ReceivedPiece::len).sum::<usize>() < kept.len() {
             peer.recv_lent(kept.len(), &mut pieces).expect("receives");
         }
         let views =

@@ -67,8 +67,8 @@ fn ranges_and_conditions() {
             {
                 let answer = client.get("/a", &format!("Range: bytes={range}\r\n{condition}"));
                 assert_eq!((answer.status, &*answer.body), (206, &bytes[part.clone()]));
-                let told = format!("bytes {}-{}/100000", part.start, part.end - 1);
-                assert_eq!(answer.field("Content-Range"), Some(&*told));
+                let reported = format!("bytes {}-{}/100000", part.start, part.end - 1);
+                assert_eq!(answer.field("Content-Range"), Some(&*reported));
             }
         }
         for fields in ["Range: bytes=0-1,4-5\r\n", "Range: bytes=0-1\r\nIf-Range: \"other\"\r\n"] {

@@ -10,7 +10,7 @@ use towpath_net::socket::{Error, SendTo};
 use towpath_net::stack::Context;
 use towpath_net::time::Instant;
 
-use super::{Program, told};
+use super::{Program, reported};
 
 /// Bytes of the datagrams in flight at a time. Each fills a packet at an MTU of 1500.
 pub(super) const BATCH_BYTES: usize = 40 * DATAGRAM_BYTES;
@@ -77,7 +77,7 @@ impl Program {
         let send = SendTo { to: Some(*to), segment_size, ..SendTo::default() };
         let mut cx = Context { memory, ledger, now };
         let sent = sockets.send_datagram(*stream, &[&buffer[..len]], &send, &mut cx);
-        Ok(sent.map_err(told)? as u64)
+        Ok(sent.map_err(reported)? as u64)
     }
 
     fn program_receives_datagrams(&mut self) -> anyhow::Result<()> {
@@ -86,7 +86,7 @@ impl Program {
             match sockets.receive_datagram(*stream, &mut [&mut buffer[..]], false, ledger) {
                 Ok(received) => self.carried += received.len as u64,
                 Err(Error::WouldBlock) => return Ok(()),
-                Err(error) => return Err(told(error)),
+                Err(error) => return Err(reported(error)),
             }
         }
     }

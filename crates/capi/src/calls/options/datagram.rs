@@ -3,7 +3,7 @@
 use super::{fragment_size, int};
 use crate::errno::{Errno, Outcome};
 use crate::instance::State;
-use crate::table::Told;
+use crate::table::ControlWanted;
 use towpath::layers::net::socket::{Family, RECEIVE_BUFFER_DEFAULT, SEND_BUFFER_DEFAULT};
 use towpath::layers::net::stack::TTL_DEFAULT;
 
@@ -18,16 +18,16 @@ fn number(level: i32, value: &[u8]) -> Outcome<i32> {
     }
 }
 
-/// The field of [`Told`] that an option switches.
-fn switch(told: &mut Told, level: i32, name: i32) -> Option<&mut bool> {
+/// The field of [`ControlWanted`] that an option switches.
+fn switch(wanted: &mut ControlWanted, level: i32, name: i32) -> Option<&mut bool> {
     Some(match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => &mut told.dropped,
-        (libc::IPPROTO_IP, libc::IP_PKTINFO) => &mut told.packet_v4,
-        (libc::IPPROTO_IP, libc::IP_RECVTTL) => &mut told.ttl,
-        (libc::IPPROTO_IP, libc::IP_RECVTOS) => &mut told.tos,
-        (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO) => &mut told.packet_v6,
-        (libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT) => &mut told.hop_limit,
-        (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS) => &mut told.traffic_class,
+        (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => &mut wanted.dropped,
+        (libc::IPPROTO_IP, libc::IP_PKTINFO) => &mut wanted.packet_v4,
+        (libc::IPPROTO_IP, libc::IP_RECVTTL) => &mut wanted.ttl,
+        (libc::IPPROTO_IP, libc::IP_RECVTOS) => &mut wanted.tos,
+        (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO) => &mut wanted.packet_v6,
+        (libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT) => &mut wanted.hop_limit,
+        (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS) => &mut wanted.traffic_class,
         _ => return None,
     })
 }
@@ -80,8 +80,8 @@ impl State {
         number: i32,
     ) -> Outcome<Option<()>> {
         let on = number != 0;
-        if let Some(told) = switch(&mut self.files.socket_mut(fd)?.told, level, name) {
-            *told = on;
+        if let Some(option) = switch(&mut self.files.socket_mut(fd)?.control_wanted, level, name) {
+            *option = on;
             return Ok(Some(()));
         }
         match (level, name) {
@@ -149,19 +149,19 @@ impl State {
         if !self.files.socket(fd).is_ok_and(|file| file.datagram) {
             return None;
         }
-        if let Some(told) = self.packet_option(fd, level, name) {
-            return Some(told);
+        if let Some(outcome) = self.packet_option(fd, level, name) {
+            return Some(outcome);
         }
-        if let Some(told) = self.raw_option(fd, level, name) {
-            return Some(told);
+        if let Some(outcome) = self.raw_option(fd, level, name) {
+            return Some(outcome);
         }
         let number = self.check_level(fd, level).and_then(|()| self.number_of(fd, level, name));
         Some(number.transpose()?.map(|number: i32| number.to_ne_bytes().to_vec()))
     }
 
     fn number_of(&mut self, fd: i32, level: i32, name: i32) -> Outcome<Option<i32>> {
-        if let Some(told) = switch(&mut self.files.socket_mut(fd)?.told, level, name) {
-            return Ok(Some(i32::from(*told)));
+        if let Some(option) = switch(&mut self.files.socket_mut(fd)?.control_wanted, level, name) {
+            return Ok(Some(i32::from(*option)));
         }
         let id = self.id(fd)?;
         let options = self.engine.protocols.options(id)?;

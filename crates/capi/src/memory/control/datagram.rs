@@ -4,7 +4,7 @@
 use super::{Control, TOWPATH_SO_ZEROCOPY_TERM, each_message, extended_error};
 use crate::errno::{Errno, Outcome};
 use crate::memory::address;
-use crate::table::Told;
+use crate::table::ControlWanted;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use towpath::layers::net::socket::{ErrorNotice, Origin, ReceivedDatagram, SendTo};
 
@@ -15,19 +15,23 @@ const PKTINFO_V4: usize = size_of::<libc::in_pktinfo>();
 const PKTINFO_V6: usize = size_of::<libc::in6_pktinfo>();
 
 /// Adds the control messages of a received datagram, in Linux's order.
-pub(crate) fn push_told(control: &mut Control<'_>, asked: &Told, told: &ReceivedDatagram) {
-    if let Some(size) = told.segment_size {
+pub(crate) fn push_datagram(
+    control: &mut Control<'_>,
+    asked: &ControlWanted,
+    received: &ReceivedDatagram,
+) {
+    if let Some(size) = received.segment_size {
         let size = i32::from(size.get());
         control.push(libc::SOL_UDP, libc::UDP_GRO, &size.to_ne_bytes());
     }
-    let to = told.to.ip();
+    let to = received.to.ip();
     if asked.packet_v6
         && let IpAddr::V6(v6) = to
     {
         let data = [&v6.octets()[..], &INTERFACE.to_ne_bytes()].concat();
         control.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &data);
     }
-    let (ttl, class) = (i32::from(told.ttl), i32::from(told.tos));
+    let (ttl, class) = (i32::from(received.ttl), i32::from(received.tos));
     match to.to_canonical() {
         IpAddr::V4(v4) => {
             if asked.packet_v4 {
@@ -38,7 +42,7 @@ pub(crate) fn push_told(control: &mut Control<'_>, asked: &Told, told: &Received
                 control.push(libc::IPPROTO_IP, libc::IP_TTL, &ttl.to_ne_bytes());
             }
             if asked.tos {
-                control.push(libc::IPPROTO_IP, libc::IP_TOS, &[told.tos]);
+                control.push(libc::IPPROTO_IP, libc::IP_TOS, &[received.tos]);
             }
         }
         IpAddr::V6(_) => {

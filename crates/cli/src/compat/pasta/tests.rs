@@ -116,16 +116,16 @@ fn wrong_arguments_are_refused_by_name() {
     for known in KNOWN {
         let name = known.long;
         if known.takes {
-            let told = format!("option '--{name}' requires an argument");
-            assert_eq!(wrong(&format!("--{name}")), told);
+            let reported = format!("option '--{name}' requires an argument");
+            assert_eq!(wrong(&format!("--{name}")), reported);
         } else {
-            let told = format!("option '--{name}' doesn't allow an argument");
-            assert_eq!(wrong(&format!("--{name}=x")), told);
+            let reported = format!("option '--{name}' doesn't allow an argument");
+            assert_eq!(wrong(&format!("--{name}=x")), reported);
         }
         if let Refused(instead) = known.meaning {
             let value = if known.takes { "=1" } else { "" };
-            let told = format!("option --{name} is not supported; {instead}");
-            assert_eq!(wrong(&format!("--{name}{value} 1")), told);
+            let reported = format!("option --{name} is not supported; {instead}");
+            assert_eq!(wrong(&format!("--{name}{value} 1")), reported);
         }
     }
     assert_eq!(wrong("--nonsense"), "unrecognized option '--nonsense'");
@@ -138,8 +138,8 @@ fn wrong_arguments_are_refused_by_name() {
     }
     assert!(wrong("-n 24 1").contains("--netmask needs --address"));
     for option in ["dns-forward", "map-host-loopback", "map-guest-addr"] {
-        let told = wrong(&format!("--{option} x 1"));
-        assert!(told.starts_with(&format!("option --{option}: 'x' is not")), "{told}");
+        let reported = wrong(&format!("--{option} x 1"));
+        assert!(reported.starts_with(&format!("option --{option}: 'x' is not")), "{reported}");
     }
     assert!(wrong("-4 -6 1").contains("exclude each other"));
     assert!(wrong("-U 53 1").contains("--udp-ns 53: not supported"));

@@ -230,7 +230,7 @@ fn open_flows(host: &Host, towpath: &Process) -> u64 {
     let mut stats = Command::new(TOWPATH);
     stats.args(["stats", "--json", &towpath.pid().to_string()]);
     stats.env("XDG_RUNTIME_DIR", host.file(""));
-    let told = Process::start(stats).finish().success();
-    let told: serde_json::Value = serde_json::from_str(&told).expect("an object");
-    told["flows"]["tcp"].as_u64().expect("a number of flows")
+    let reported = Process::start(stats).finish().success();
+    let reported: serde_json::Value = serde_json::from_str(&reported).expect("an object");
+    reported["flows"]["tcp"].as_u64().expect("a number of flows")
 }

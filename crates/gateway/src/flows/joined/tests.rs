@@ -313,20 +313,20 @@ fn a_reset_on_one_side_is_one_on_the_other() {
     fn is_reset(step: usize, mut stream: TcpStream) -> ErrorKind {
         if step >= 2 {
             // Whichever call comes first reports it.
-            let mut told = Ok(());
-            while told.is_ok() {
-                told = stream.write_all(&[7; 65_000]);
+            let mut reported = Ok(());
+            while reported.is_ok() {
+                reported = stream.write_all(&[7; 65_000]);
             }
-            let kind = told.unwrap_err().kind();
+            let kind = reported.unwrap_err().kind();
             return if kind == ErrorKind::BrokenPipe { ErrorKind::ConnectionReset } else { kind };
         }
         end_of(stream)
     }
     for (program_resets, step) in (0..4).flat_map(|step| [(true, step), (false, step)]) {
-        let (told, hears) = std::sync::mpsc::channel();
+        let (reported, hears) = std::sync::mpsc::channel();
         let (mut rig, server) = Rig::serving(8, 1, move |stream| {
             let end = if program_resets { is_reset(step, stream) } else { resets(step, stream) };
-            told.send(end).unwrap();
+            reported.send(end).unwrap();
         });
         let program =
             rig.program(

@@ -36,9 +36,9 @@ impl Sink {
     /// Call this when `source` has no bytes now. Returns the reason if waiting for more is useless;
     /// otherwise creates the set for [`either`](Self::either).
     pub(in super::super) fn look(&mut self, source: impl AsFd) -> Option<Errno> {
-        let news = news(&self.socket);
-        let why = failure(&self.socket, news);
-        self.is_noisy = !news.is_empty();
+        let poll_flags = poll_flags(&self.socket);
+        let why = failure(&self.socket, poll_flags);
+        self.is_noisy = !poll_flags.is_empty();
         if why.is_none() && self.either.is_none() {
             // Without a descriptor for the set, only the source is waited for.
             self.either = watch(source, &self.socket).ok();
@@ -50,24 +50,24 @@ impl Sink {
 /// Returns why nothing can be sent to a socket any more: it was reset, or is closed in both
 /// directions. `None` if it can, or if it is not connected yet.
 pub fn broken(sink: impl AsFd) -> Option<Errno> {
-    failure(&sink, news(&sink))
+    failure(&sink, poll_flags(&sink))
 }
 
 /// Returns errors and hang-ups, which poll(2) always reports.
-fn news(sink: &impl AsFd) -> PollFlags {
+fn poll_flags(sink: &impl AsFd) -> PollFlags {
     let mut polled = [PollFd::new(sink, PollFlags::empty())];
     let found = poll(&mut polled, Some(&Timespec::default()));
     found.map_or(PollFlags::empty(), |_| polled[0].revents())
 }
 
-fn failure(sink: &impl AsFd, news: PollFlags) -> Option<Errno> {
-    if news.is_empty() {
+fn failure(sink: &impl AsFd, poll_flags: PollFlags) -> Option<Errno> {
+    if poll_flags.is_empty() {
         return None;
     }
     match socket_error(sink) {
         Ok(Err(errno)) => Some(errno),
         // A zero-copy notice also counts as an error, and does not end the job.
-        _ => news.contains(PollFlags::HUP).then_some(Errno::PIPE),
+        _ => poll_flags.contains(PollFlags::HUP).then_some(Errno::PIPE),
     }
 }
 

@@ -102,7 +102,7 @@ impl Peer {
         let payload = pattern(usize::from(size) * TSO_SEGMENTS_OUT);
         send(from, &payload)?;
         let mut left = &payload[..];
-        let mut whole = Err(Reason::Cut);
+        let mut whole = Err(Reason::Segmentation);
         while !left.is_empty() {
             let (offload, intact, bytes) = wire.read(|offload, frame| {
                 let (transport, bytes) = path.parse(frame)?;
@@ -160,7 +160,7 @@ fn expect_partial(path: &Path, offload: &Offload, offset: u16) -> Result<(), Rea
 fn expect_super(offload: &Offload, kind: GsoKind, size: u16) -> Result<(), Reason> {
     match offload.gso {
         Some(gso) if gso.kind == kind && gso.size.get() == size => Ok(()),
-        _ => Err(Reason::Cut),
+        _ => Err(Reason::Segmentation),
     }
 }
 

@@ -167,8 +167,8 @@ impl Bench {
 
     /// Returns why the session ended.
     fn end(&mut self) -> Option<SessionEnd> {
-        std::iter::from_fn(|| self.device.take_news()).find_map(|news| match news {
-            News::Ended(end) => Some(end),
+        std::iter::from_fn(|| self.device.take_event()).find_map(|events| match events {
+            DeviceEvent::Ended(end) => Some(end),
             _ => None,
         })
     }
@@ -454,12 +454,12 @@ fn refusals_are_reported() {
     assert_eq!(bench.ask(GET_FEATURES, &[], &[event.as_fd()]), 1, "a descriptor too many");
     let refused = bench.device.counters().refused;
     assert_eq!((refused.malformed, refused.out_of_place, refused.total()), (3, 1, 4));
-    let told: Vec<String> =
-        std::iter::from_fn(|| bench.device.take_news()).map(|news| news.to_string()).collect();
-    assert_eq!(told.len(), 5, "{told:?}");
+    let reported: Vec<String> =
+        std::iter::from_fn(|| bench.device.take_event()).map(|events| events.to_string()).collect();
+    assert_eq!(reported.len(), 5, "{reported:?}");
     assert!(
-        told[2].starts_with("SET_FEATURES is rejected: request 2 has a wrong length"),
-        "{told:?}"
+        reported[2].starts_with("SET_FEATURES is rejected: request 2 has a wrong length"),
+        "{reported:?}"
     );
     bench.tell(99, &[], &[]);
     assert!(!bench.device.is_connected());
@@ -526,9 +526,9 @@ fn calls_do_not_block() {
     }
     let mut count = [0; 8];
     rustix::io::read(&full, &mut count).unwrap();
-    let news: Vec<News> = std::iter::from_fn(|| bench.device.take_news()).collect();
+    let events: Vec<DeviceEvent> = std::iter::from_fn(|| bench.device.take_event()).collect();
     let reason = crate::vhost_user::virtq::Broken::Address;
-    assert!(news.contains(&News::Broken { ring: 1, reason }), "{news:?}");
+    assert!(events.contains(&DeviceEvent::Broken { ring: 1, reason }), "{events:?}");
 }
 
 #[test]

@@ -129,7 +129,7 @@ impl ReceiveQueue {
             uso: checksum && uso,
             tunnel: false,
             gso_bytes_max,
-            cuts: checksum,
+            segments: checksum,
         }
     }
 

@@ -136,10 +136,10 @@ fn segments_in_tunnels_share_the_loan() {
     assert_eq!((segments.len(), ledger.copied(), loans.out_count()), (5, 0, 1));
     let kept = segments.swap_remove(1);
     drop(segments);
-    let mut told = Vec::new();
-    returns.take(|group, copied| told.push((group, copied)));
-    assert_eq!(told, [], "a segment is left");
+    let mut reported = Vec::new();
+    returns.take(|group, copied| reported.push((group, copied)));
+    assert_eq!(reported, [], "a segment is left");
     drop(kept);
-    returns.take(|group, copied| told.push((group, copied)));
-    assert_eq!(told, [(0, false)]);
+    returns.take(|group, copied| reported.push((group, copied)));
+    assert_eq!(reported, [(0, false)]);
 }

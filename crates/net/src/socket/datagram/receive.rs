@@ -76,7 +76,7 @@ impl Queued {
         if self.with_headers { self.packet.headers() } else { &[] }
     }
 
-    fn told(&self, socket: &Socket, copied: usize) -> ReceivedDatagram {
+    fn received(&self, socket: &Socket, copied: usize) -> ReceivedDatagram {
         let len = self.next_len();
         ReceivedDatagram {
             len,
@@ -198,12 +198,12 @@ impl Sockets {
         let first = socket.datagrams()?.queue.front().ok_or(Error::WouldBlock)?;
         let (headers, len) = (first.headers(), first.next_len());
         let copied = scatter(headers, first.packet.pieces(), len, into, ledger);
-        let told = first.told(socket, copied);
+        let received = first.received(socket, copied);
         if !peek {
             ledger.carry(copied);
             self.consume_datagram(id)?;
         }
-        Ok(told)
+        Ok(received)
     }
 
     /// Takes a datagram without a copy: its pieces become the payload of the returned packet.
@@ -221,7 +221,7 @@ impl Sockets {
         let socket = self.socket(id)?;
         let first = socket.datagrams()?.queue.front().ok_or(Error::WouldBlock)?;
         let len = first.next_len();
-        let told = first.told(socket, len);
+        let received = first.received(socket, len);
         let mut taken = cx.memory.packet().ok_or(Error::NoBuffers)?;
         let headers = first.headers();
         let mut left = len - headers.len();
@@ -234,7 +234,7 @@ impl Sockets {
         }
         self.consume_datagram(id)?;
         cx.ledger.carry(len);
-        Ok((taken, told))
+        Ok((taken, received))
     }
 
     /// Returns the next datagram: the headers to read that are in no piece, the packet whose pieces
@@ -245,7 +245,7 @@ impl Sockets {
     ) -> Result<(&[u8], &Packet, ReceivedDatagram), Error> {
         let socket = self.socket(id)?;
         let first = socket.datagrams()?.queue.front().ok_or(Error::WouldBlock)?;
-        Ok((first.headers(), &first.packet, first.told(socket, first.next_len())))
+        Ok((first.headers(), &first.packet, first.received(socket, first.next_len())))
     }
 
     /// Bytes of the next datagram; zero if the queue is empty (`FIONREAD`).

@@ -399,7 +399,7 @@ impl Sockets {
     }
 
     /// Wakes sockets that were full once the device has taken all packets.
-    pub(in crate::socket) fn tell_room(&mut self) {
+    pub(in crate::socket) fn report_room(&mut self) {
         let emptied = self.stack.emptied_count();
         if self.datagrams.full.is_empty() || self.datagrams.emptied == emptied {
             self.datagrams.emptied = emptied;

@@ -46,11 +46,11 @@ impl Bench {
         id: SocketId,
     ) -> Result<(Vec<u8>, ReceivedDatagram), Error> {
         let mut into = vec![0; 70_000];
-        let told = self.with(host, |sockets, cx| {
+        let received = self.with(host, |sockets, cx| {
             sockets.receive_datagram(id, &mut [&mut into], false, cx.ledger)
         })?;
-        into.truncate(told.copied);
-        Ok((into, told))
+        into.truncate(received.copied);
+        Ok((into, received))
     }
 
     fn change(&mut self, host: usize, id: SocketId, change: fn(&mut crate::socket::Options)) {
@@ -79,16 +79,16 @@ fn datagrams_arrive_whole() {
             b.settle();
             assert!(b.hosts[SERVER].readiness(server).contains(Readiness::READABLE));
             assert_eq!(b.hosts[SERVER].available(server), Ok(len));
-            let (bytes, told) = b.take(SERVER, server).expect("a datagram");
-            assert_eq!((bytes, told.len), (data(len), len));
-            assert_eq!(told.from.ip(), ip(CLIENT));
-            assert_eq!(Ok(told.from.port()), b.hosts[CLIENT].local(client).map(|at| at.port()));
-            assert_eq!((told.to, told.ttl, told.segment_size), (to, 64, None));
+            let (bytes, received) = b.take(SERVER, server).expect("a datagram");
+            assert_eq!((bytes, received.len), (data(len), len));
+            assert_eq!(received.from.ip(), ip(CLIENT));
+            assert_eq!(Ok(received.from.port()), b.hosts[CLIENT].local(client).map(|at| at.port()));
+            assert_eq!((received.to, received.ttl, received.segment_size), (to, 64, None));
             let after = [Site::SocketSend, Site::SocketReceive].map(|site| b.copied_at(site));
             assert_eq!(after.map(|copied| copied as usize), copied.map(|c| c as usize + len));
             assert_eq!(b.take(SERVER, server).err(), Some(Error::WouldBlock));
             // And back.
-            assert_eq!(b.send_to(SERVER, server, b"answer", told.from), Ok(6));
+            assert_eq!(b.send_to(SERVER, server, b"answer", received.from), Ok(6));
             b.settle();
             assert_eq!(b.take(CLIENT, client).expect("a datagram").0, b"answer");
         }
@@ -131,12 +131,12 @@ fn what_there_is_no_room_for_is_lost_and_a_look_leaves_all() {
     b.settle();
     for peek in [true, false] {
         let (mut first, mut second) = ([0; 3], [0; 4]);
-        let told = b.with(SERVER, |sockets, cx| {
+        let received = b.with(SERVER, |sockets, cx| {
             let into = &mut [&mut first[..], &mut [], &mut second[..]];
             sockets.receive_datagram(server, into, peek, cx.ledger)
         });
-        let told = told.expect("a datagram");
-        assert_eq!((told.len, told.copied), (10, 7));
+        let received = received.expect("a datagram");
+        assert_eq!((received.len, received.copied), (10, 7));
         assert_eq!((&first, &second), (b"012", b"3456"));
     }
     assert_eq!(b.take(SERVER, server).expect("a datagram").0, b"next");
@@ -152,10 +152,10 @@ fn mapped_addresses_both_ways() {
     let mapped = SocketAddr::new(v4.to_ipv6_mapped().into(), 53);
     assert_eq!(b.send_to(CLIENT, client, b"x", mapped), Ok(1));
     b.settle();
-    let (_, told) = b.take(SERVER, server).expect("a datagram");
-    assert_eq!(told.to, mapped);
-    assert!(matches!(told.from.ip(), IpAddr::V6(from) if from.to_ipv4_mapped().is_some()));
-    assert_eq!(b.send_to(SERVER, server, b"y", told.from), Ok(1));
+    let (_, received) = b.take(SERVER, server).expect("a datagram");
+    assert_eq!(received.to, mapped);
+    assert!(matches!(received.from.ip(), IpAddr::V6(from) if from.to_ipv4_mapped().is_some()));
+    assert_eq!(b.send_to(SERVER, server, b"y", received.from), Ok(1));
     b.settle();
     assert_eq!(b.take(CLIENT, client).expect("a datagram").1.from, mapped);
     b.change(CLIENT, client, |options| options.v6_only = true);
@@ -265,16 +265,16 @@ fn super_packets_are_cut_and_coalesced() {
         let mut whole = Vec::new();
         for len in [1000, 1000, 1000, 1000, 500] {
             assert_eq!(b.hosts[SERVER].available(server), Ok(len));
-            let (bytes, told) = b.take(SERVER, server).expect("a datagram");
-            assert_eq!((told.len, told.segment_size), (len, None));
+            let (bytes, received) = b.take(SERVER, server).expect("a datagram");
+            assert_eq!((received.len, received.segment_size), (len, None));
             whole.extend(bytes);
         }
         assert_eq!(whole, data(4500));
         b.change(SERVER, server, |options| options.datagram.coalesced = true);
         assert_eq!(send(&mut b), Ok(4500));
         b.settle();
-        let (bytes, told) = b.take(SERVER, server).expect("a datagram");
-        assert_eq!(told.segment_size.map(|size| size.get()), Some(1000));
+        let (bytes, received) = b.take(SERVER, server).expect("a datagram");
+        assert_eq!(received.segment_size.map(|size| size.get()), Some(1000));
         assert_eq!(bytes, data(4500));
         assert_eq!(b.in_use(), 0);
     }
@@ -297,9 +297,9 @@ fn lent_pieces_are_not_copied() {
     b.settle();
     let mut whole = Vec::new();
     for _ in 0..3 {
-        let (packet, told) =
+        let (packet, received) =
             b.with(SERVER, |sockets, cx| sockets.take_datagram(server, cx)).expect("a datagram");
-        assert_eq!((told.len, packet.payload_len(), packet.headers().len()), (1000, 1000, 0));
+        assert_eq!((received.len, packet.payload_len(), packet.headers().len()), (1000, 1000, 0));
         for piece in packet.pieces() {
             whole.extend_from_slice(piece.bytes().expect("private"));
         }

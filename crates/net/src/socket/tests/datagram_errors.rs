@@ -56,10 +56,10 @@ fn errors_wait_for_their_reader() {
         for port in [9, 10] {
             assert!(b.hosts[CLIENT].readiness(id).contains(Readiness::ERR));
             let mut quoted = [0; 100];
-            let told = b.with(CLIENT, |sockets, cx| {
+            let received = b.with(CLIENT, |sockets, cx| {
                 sockets.take_notice_into(id, &mut [&mut quoted], cx.ledger)
             });
-            let (notice, copied, len) = told.expect("a notice");
+            let (notice, copied, len) = received.expect("a notice");
             let Notice::Failed(notice) = notice else { panic!("{notice:?}") };
             assert_eq!((copied, len, &quoted[..]), (100, 100, &data(100)[..]));
             assert_eq!(notice.error, Error::ConnectionRefused);
@@ -71,8 +71,9 @@ fn errors_wait_for_their_reader() {
             };
             assert_eq!((notice.origin, notice.kind, notice.code), (origin, kind, code));
         }
-        let told = b.with(CLIENT, |sockets, cx| sockets.take_notice_into(id, &mut [], cx.ledger));
-        assert_eq!(told.err(), Some(Error::WouldBlock));
+        let received =
+            b.with(CLIENT, |sockets, cx| sockets.take_notice_into(id, &mut [], cx.ledger));
+        assert_eq!(received.err(), Some(Error::WouldBlock));
         assert_eq!(b.hosts[CLIENT].take_error(id), Ok(None));
         assert!(!b.hosts[CLIENT].readiness(id).contains(Readiness::ERR));
         assert_eq!(b.in_use(), 0);
@@ -123,9 +124,9 @@ fn damaged_packets_do_no_harm() {
             let _ = b.send_to(CLIENT, client, &data(round % 200), to);
             b.settle();
             arrived += usize::from(b.take(SERVER, server).is_ok());
-            let told =
+            let received =
                 b.with(CLIENT, |sockets, cx| sockets.take_notice_into(client, &mut [], cx.ledger));
-            errors += usize::from(told.is_ok());
+            errors += usize::from(received.is_ok());
         }
         assert!(arrived > 500 && errors > 50, "{arrived} {errors}");
         while b.take(SERVER, server).is_ok() {}

@@ -95,7 +95,7 @@ impl Lent {
         self.b.hosts[CLIENT].take_notice(self.client)
     }
 
-    fn is_told(&self) -> bool {
+    fn is_reported(&self) -> bool {
         self.b.hosts[CLIENT].readiness(self.client).contains(Readiness::ERR)
     }
 
@@ -121,9 +121,9 @@ fn lent_datagrams_arrive_whole_and_come_back() {
             assert_eq!(l.send(len), Ok(len));
             l.b.settle();
             assert_eq!(l.received(), Ok(data(len)), "{len}");
-            assert!(l.is_told());
+            assert!(l.is_reported());
             assert_eq!(l.notice(), lent(number as u32, number as u32));
-            assert!(!l.is_told());
+            assert!(!l.is_reported());
             // Gotcha 7.
             assert_eq!(l.b.hosts[CLIENT].take_error(l.client), Ok(None));
         }
@@ -154,7 +154,7 @@ fn gotcha_01_and_02_only_the_last_notice_becomes_longer() {
         lent(0, 2),
         "the first is not copied, the datagram left before the error came"
     );
-    assert!(l.is_told());
+    assert!(l.is_reported());
     assert!(matches!(l.notice(), Ok(Notice::Failed(failed)) if failed.remote == at(9)));
     assert_eq!(l.notice(), copied(3, 3));
     assert_eq!(l.notice(), Err(Error::WouldBlock));
@@ -218,17 +218,17 @@ fn gotcha_03_calls_that_fail_leave_no_hole() {
 fn gotcha_05_and_06_each_return_is_an_event() {
     let mut l = Lent::new();
     assert_eq!(l.notice(), Err(Error::WouldBlock));
-    let told = |l: &mut Lent| {
+    let reported = |l: &mut Lent| {
         let client = l.client;
         l.b.wakes(CLIENT).iter().any(|(id, what)| *id == client && what.contains(Readiness::ERR))
     };
     for _ in 0..3 {
         assert_eq!(l.send(1000), Ok(1000));
         l.b.settle();
-        assert!(told(&mut l));
+        assert!(reported(&mut l));
     }
     assert_eq!(l.notice(), lent(0, 2));
-    assert!(!told(&mut l));
+    assert!(!reported(&mut l));
 }
 
 /// Goal: disconnecting a datagram socket keeps its numbers.
@@ -322,7 +322,7 @@ fn gotcha_18_a_datagram_has_one_notice() {
         for _ in 0..3 {
             assert_eq!(l.more(&[100, 200]), Ok(300));
             l.b.settle();
-            assert!(!l.is_told(), "none before the final call");
+            assert!(!l.is_reported(), "none before the final call");
         }
         assert_eq!(l.send(100), Ok(100));
         l.b.settle();

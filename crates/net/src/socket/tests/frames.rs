@@ -148,9 +148,9 @@ fn a_socket_without_a_frame_is_woken_when_one_is_free() {
         b.pass(due.since(b.now));
         let wakes = b.wakes(CLIENT);
         for id in [client, datagrams] {
-            let told =
+            let received =
                 |wake: &(SocketId, Readiness)| wake.0 == id && wake.1.contains(Readiness::OUT);
-            assert!(wakes.iter().any(told), "{wakes:?}");
+            assert!(wakes.iter().any(received), "{wakes:?}");
             assert!(b.hosts[CLIENT].readiness(id).contains(Readiness::OUT));
         }
         assert_eq!(b.send(CLIENT, client, b"x"), Ok(1));
@@ -226,6 +226,7 @@ fn the_list_of_waiters_is_bounded() {
     drop(frames);
     b.settle();
     b.pass(Duration::from_secs(1));
-    let told = |wake: &(SocketId, Readiness)| wake.0 == client && wake.1.contains(Readiness::OUT);
-    assert!(b.wakes(CLIENT).iter().any(told), "the longest waiter");
+    let received =
+        |wake: &(SocketId, Readiness)| wake.0 == client && wake.1.contains(Readiness::OUT);
+    assert!(b.wakes(CLIENT).iter().any(received), "the longest waiter");
 }

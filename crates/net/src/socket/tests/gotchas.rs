@@ -24,11 +24,15 @@ fn gotcha_02_only_the_last_entry_counts() {
     l.b.settle();
     assert_eq!(l.send(1000), Ok(1000));
     l.b.settle();
-    let mut told = vec![];
+    let mut reported = vec![];
     while let Ok(notice) = l.notice() {
-        told.push(matches!(notice, Notice::Lent { .. }));
+        reported.push(matches!(notice, Notice::Lent { .. }));
     }
-    assert_eq!(told.iter().filter(|lent| **lent).count(), 2, "a stamp is between them: {told:?}");
+    assert_eq!(
+        reported.iter().filter(|lent| **lent).count(),
+        2,
+        "a stamp is between them: {reported:?}"
+    );
 }
 
 /// Goal: taking one of several entries raises an event, as the socket is still ready.
@@ -84,13 +88,13 @@ fn gotcha_19_limits_are_inclusive_each_in_its_own_way() {
         l.whole_call(64 << 10, CORK);
     }
     assert_eq!(GROUP_BYTES_MAX, 8 * (64 << 10));
-    let mut told = vec![];
+    let mut reported = vec![];
     l.b.settle();
     while l.b.receive(SERVER, l.server).is_ok() {
         l.b.settle();
-        told.extend(l.notice());
+        reported.extend(l.notice());
     }
-    assert_eq!(told.first(), Some(&lent(0, 7).expect("made")));
+    assert_eq!(reported.first(), Some(&lent(0, 7).expect("made")));
 
     let mut l = Lent::new();
     assert_eq!(l.call(&[1], CORK), Ok(1));

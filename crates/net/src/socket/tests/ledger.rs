@@ -86,11 +86,11 @@ fn copies_per_byte_of_datagrams() {
         assert_eq!(sent, Ok(BYTES));
         b.settle();
         let most = ReadMost { bytes: BYTES, pieces: 64, private: true };
-        let told = b.with(SERVER, |host, cx| match lent {
+        let received = b.with(SERVER, |host, cx| match lent {
             true => host.receive_datagram_lent(server, &most, &mut Vec::new(), cx),
             false => host.receive_datagram(server, &mut [&mut [0; BYTES]], false, cx.ledger),
         });
-        assert_eq!(told.map(|told| told.copied), Ok(BYTES));
+        assert_eq!(received.map(|received| received.copied), Ok(BYTES));
         let all = BYTES as u64;
         let wanted = (all * u64::from(!lends), all * u64::from(!lent), 0, 2 * all);
         assert_eq!(counted(&b), wanted, "lends {lends}, received without a copy {lent}");

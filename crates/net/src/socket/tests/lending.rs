@@ -86,7 +86,7 @@ impl Lent {
         self.b.hosts[CLIENT].take_notice(self.client)
     }
 
-    fn is_told(&self) -> bool {
+    fn is_reported(&self) -> bool {
         self.b.hosts[CLIENT].readiness(self.client).contains(Readiness::ERR)
     }
 
@@ -110,11 +110,11 @@ impl Lent {
 fn gotcha_04_06_and_07_calls_are_reported_when_acknowledged() {
     let mut l = Lent::new();
     assert_eq!(l.send(4000), Ok(4000));
-    assert!(!l.is_told() && l.notice() == Err(Error::WouldBlock), "gotcha 6: it never blocks");
+    assert!(!l.is_reported() && l.notice() == Err(Error::WouldBlock), "gotcha 6: it never blocks");
     l.b.settle();
-    assert!(l.is_told());
+    assert!(l.is_reported());
     assert_eq!(l.notice(), lent(0, 0));
-    assert!(!l.is_told());
+    assert!(!l.is_reported());
     assert_eq!(l.send(4000), Ok(4000));
     l.b.settle();
     assert_eq!(l.notice(), lent(1, 1));
@@ -137,7 +137,7 @@ fn gotcha_04_an_acknowledged_part_is_not_reported() {
     l.b.settle();
     let info = l.b.hosts[CLIENT].tcp(l.client).expect("connected").info(now);
     assert!((1000..sent as u64).contains(&info.bytes_acked), "{} of {sent}", info.bytes_acked);
-    assert!(!l.is_told() && l.notice() == Err(Error::WouldBlock) && l.loans.out_count() == 1);
+    assert!(!l.is_reported() && l.notice() == Err(Error::WouldBlock) && l.loans.out_count() == 1);
     assert_eq!(l.received(), sent);
     assert_eq!((l.notice(), l.loans.out_count()), (lent(0, 0), 0));
 }
@@ -187,18 +187,20 @@ fn gotcha_04_calls_that_share_a_buffer_share_a_notice() {
     let whole = sent.iter().filter(|count| **count == 32 << 10).count();
     assert!(whole >= 2, "{sent:?}");
     l.b.settle();
-    let mut told = 0;
+    let mut reported = 0;
     let (mut next, mut groups) = (4, 0);
-    while told < sent.len() {
+    while reported < sent.len() {
         l.received();
         l.b.settle();
-        let Ok(Notice::Lent { first, last, .. }) = l.notice() else { panic!("{told} reported") };
+        let Ok(Notice::Lent { first, last, .. }) = l.notice() else {
+            panic!("{reported} reported")
+        };
         assert_eq!(first, next);
         next = last + 1;
-        told += (last - first + 1) as usize;
+        reported += (last - first + 1) as usize;
         groups += 1;
     }
-    assert!(groups >= 1 && told == sent.len());
+    assert!(groups >= 1 && reported == sent.len());
     assert_eq!(l.loans.out_count(), 0);
 }
 

@@ -12,14 +12,14 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use towpath_packet::pool::SMALL_FRAME_BYTES;
-use towpath_packet::{Held, Loans, Site};
+use towpath_packet::{Loans, ReceivedPiece, Site};
 
 const MOST: ReadMost = ReadMost { bytes: 1 << 20, pieces: 1024, private: false };
 
-fn receive(b: &mut Bench, id: SocketId, most: &ReadMost) -> Result<Vec<Held>, Error> {
+fn receive(b: &mut Bench, id: SocketId, most: &ReadMost) -> Result<Vec<ReceivedPiece>, Error> {
     let mut out = Vec::new();
     let count = b.with(SERVER, |host, cx| host.receive_lent(id, most, &mut out, cx))?;
-    assert_eq!(count, out.iter().map(Held::len).sum());
+    assert_eq!(count, out.iter().map(ReceivedPiece::len).sum());
     Ok(out)
 }
 
@@ -27,13 +27,13 @@ fn receive_datagram(
     b: &mut Bench,
     id: SocketId,
     most: &ReadMost,
-) -> Result<(Vec<Held>, ReceivedDatagram), Error> {
+) -> Result<(Vec<ReceivedPiece>, ReceivedDatagram), Error> {
     let mut out = Vec::new();
-    let told = b.with(SERVER, |host, cx| host.receive_datagram_lent(id, most, &mut out, cx))?;
-    Ok((out, told))
+    let received = b.with(SERVER, |host, cx| host.receive_datagram_lent(id, most, &mut out, cx))?;
+    Ok((out, received))
 }
 
-fn bytes(held: &[Held]) -> Vec<u8> {
+fn bytes(held: &[ReceivedPiece]) -> Vec<u8> {
     held.iter().flat_map(|held| held.bytes().expect("private").to_vec()).collect()
 }
 
@@ -278,11 +278,11 @@ fn datagrams_are_lent_whole() {
     send_datagram(&mut b, client, 53, &[]);
     let few = ReadMost { pieces: 2, ..MOST };
     assert_eq!(receive_datagram(&mut b, server, &few).unwrap_err(), Error::MessageSize);
-    let (held, told) = receive_datagram(&mut b, server, &MOST).expect("it is queued");
-    assert_eq!((bytes(&held), told.len, held.len()), (stream(0, 5000), 5000, 4));
+    let (held, received) = receive_datagram(&mut b, server, &MOST).expect("it is queued");
+    assert_eq!((bytes(&held), received.len, held.len()), (stream(0, 5000), 5000, 4));
     assert_eq!(b.copied_at(Site::SocketReceive), 0);
-    let (empty, told) = receive_datagram(&mut b, server, &MOST).expect("there");
-    assert_eq!((empty.len(), told.len), (0, 0));
+    let (empty, received) = receive_datagram(&mut b, server, &MOST).expect("there");
+    assert_eq!((empty.len(), received.len), (0, 0));
     assert_eq!(b.hosts[SERVER].handed_out(), 4 * SMALL_FRAME_BYTES as u64);
     drop(held);
     assert_eq!((b.hosts[SERVER].handed_out(), b.in_use()), (0, 0));

@@ -67,14 +67,14 @@ fn frames_go_to_all_subscribers() {
             let sent = frame(address, OTHER, &data(len));
             assert_eq!(b.send_frame(client, &sent, whole()), Ok(sent.len()));
             b.settle();
-            let (bytes, told) = b.take(SERVER, all).expect("a frame");
-            let source = told.link.expect("a source");
+            let (bytes, received) = b.take(SERVER, all).expect("a frame");
+            let source = received.link.expect("a source");
             assert_eq!((bytes, source.kind, source.protocol), (sent.clone(), kind, OTHER));
-            assert_eq!((source.address, told.len), (mac(CLIENT), 14 + len));
+            assert_eq!((source.address, received.len), (mac(CLIENT), 14 + len));
             assert_eq!(b.take(SERVER, payload).expect("a payload").0, data(len));
             // Other sockets see what a socket sends; the socket itself does not.
-            let (bytes, told) = b.take(CLIENT, watcher).expect("it left");
-            let kind = told.link.map(|source| source.kind);
+            let (bytes, received) = b.take(CLIENT, watcher).expect("it left");
+            let kind = received.link.map(|source| source.kind);
             assert_eq!((bytes, kind), (sent, Some(FrameKind::Outgoing)));
         }
     }
@@ -99,18 +99,18 @@ fn what_leaves_is_seen() {
     b.hosts[CLIENT].set_packet_options(ignores, |own| own.ignore_outgoing = true).expect("own");
     assert_eq!(b.send_to(CLIENT, client, b"query", at(53)), Ok(5));
     b.settle();
-    let (bytes, told) = b.take(CLIENT, all).expect("it left");
-    let source = told.link.expect("a source");
+    let (bytes, received) = b.take(CLIENT, all).expect("it left");
+    let source = received.link.expect("a source");
     assert_eq!((bytes[0], &bytes[28..], bytes.len()), (0x45, &b"query"[..], 33));
     assert_eq!((source.kind, source.protocol), (FrameKind::Outgoing, EtherType::IPV4));
     assert_eq!(source.address, mac(CLIENT));
     assert!(b.take(CLIENT, one).is_err() && b.take(CLIENT, ignores).is_err());
-    let (_, told) = b.take(SERVER, server).expect("a datagram");
-    assert_eq!(b.send_to(SERVER, server, b"answer", told.from), Ok(6));
+    let (_, received) = b.take(SERVER, server).expect("a datagram");
+    assert_eq!(b.send_to(SERVER, server, b"answer", received.from), Ok(6));
     b.settle();
     for (id, len) in [(all, 34), (one, 48), (ignores, 48)] {
-        let (bytes, told) = b.take(CLIENT, id).expect("it came");
-        assert_eq!((bytes.len(), told.link.map(|s| s.kind)), (len, Some(FrameKind::Host)));
+        let (bytes, received) = b.take(CLIENT, id).expect("it came");
+        assert_eq!((bytes.len(), received.link.map(|s| s.kind)), (len, Some(FrameKind::Host)));
     }
     assert!(b.take(CLIENT, client).is_ok(), "the stack took it too");
     for id in [all, one, ignores] {
@@ -216,9 +216,9 @@ fn unread_frames_are_bounded() {
         got += 1;
     }
     let all = DATAGRAMS_MAX as u32 + 10;
-    let told = b.hosts[SERVER].take_packet_statistics(watcher);
+    let received = b.hosts[SERVER].take_packet_statistics(watcher);
     assert!(got > 50 && got <= DATAGRAMS_MAX as u32, "{got}");
-    assert_eq!(told, Ok((all, all - got)));
+    assert_eq!(received, Ok((all, all - got)));
     assert_eq!(b.in_use(), 0);
 }
 
@@ -279,17 +279,17 @@ fn filters_say_how_much_of_a_frame_is_wanted() {
         assert_eq!(got, if is_first { Ok(alloc::vec![1]) } else { Err(Error::WouldBlock) });
         let (mut headers, mut pieces) = (Vec::new(), Vec::new());
         let most = ReadMost { bytes: usize::MAX, pieces: 18, private: true };
-        let told = b.with(SERVER, |host, cx| {
+        let received = b.with(SERVER, |host, cx| {
             host.receive_frame_lent(whole_frames, &most, (&mut headers, &mut pieces), cx)
         });
         if !is_greater {
-            assert_eq!((told, headers.len()), (Err(Error::WouldBlock), 0));
+            assert_eq!((received, headers.len()), (Err(Error::WouldBlock), 0));
             continue;
         }
         for piece in &pieces {
             headers.extend_from_slice(&piece.bytes().expect("private"));
         }
-        assert_eq!((told.expect("a frame").len, headers), (sent.len(), sent));
+        assert_eq!((received.expect("a frame").len, headers), (sent.len(), sent));
     }
     assert_eq!(b.hosts[SERVER].take_packet_statistics(payload), Ok((3, 0)));
     assert_eq!(b.hosts[SERVER].take_packet_statistics(whole_frames), Ok((2, 0)));

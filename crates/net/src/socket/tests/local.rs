@@ -30,9 +30,12 @@ fn datagrams_to_oneself_arrive() {
         for len in [0, 1, 1400, 1473, 40_000, 65_507] {
             assert_eq!(b.send_to(SERVER, client, &data(len), there), Ok(len));
             b.turn();
-            let (bytes, told) = b.take(SERVER, server).expect("it came");
-            assert_eq!((bytes.len(), bytes == data(len), told.from.ip()), (len, true, there.ip()));
-            assert_eq!(b.send_to(SERVER, server, &data(9), told.from), Ok(9));
+            let (bytes, reported) = b.take(SERVER, server).expect("it came");
+            assert_eq!(
+                (bytes.len(), bytes == data(len), reported.from.ip()),
+                (len, true, there.ip())
+            );
+            assert_eq!(b.send_to(SERVER, server, &data(9), reported.from), Ok(9));
             b.turn();
             assert_eq!(b.take(SERVER, client).expect("an answer").0, data(9));
         }
@@ -59,8 +62,8 @@ fn super_packets_to_oneself_stay_whole() {
     b.hosts[SERVER].set_options(server, now, whole).expect("open socket");
     assert_eq!(b.send_to(SERVER, client, &data(12_000), at(53)), Ok(12_000));
     b.turn();
-    let (bytes, told) = b.take(SERVER, server).expect("it came");
-    assert_eq!((bytes, told.segment_size.map(|size| size.get())), (data(12_000), Some(5000)));
+    let (bytes, reported) = b.take(SERVER, server).expect("it came");
+    assert_eq!((bytes, reported.segment_size.map(|size| size.get())), (data(12_000), Some(5000)));
     assert_eq!(b.in_use(), 0);
 }
 
@@ -76,8 +79,10 @@ fn a_send_buffer_fills_until_datagrams_are_taken_in() {
     assert_eq!(b.send_to(SERVER, client, b"x", at(53)), Err(Error::WouldBlock));
     while !b.wakes(SERVER).is_empty() {}
     b.turn();
-    let told = b.wakes(SERVER);
-    assert!(told.iter().any(|(id, ready)| *id == client && ready.contains(Readiness::WRITABLE)));
+    let reported = b.wakes(SERVER);
+    assert!(
+        reported.iter().any(|(id, ready)| *id == client && ready.contains(Readiness::WRITABLE))
+    );
     assert_eq!(b.send_to(SERVER, client, b"x", at(53)), Ok(1));
 }
 

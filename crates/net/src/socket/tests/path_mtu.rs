@@ -304,10 +304,10 @@ fn errors_are_trusted_and_reported_by_kind() {
             b.too_big(&frame, 1300);
             let believes = how.believes_errors();
             assert_eq!(b.path(there.ip()).0, if believes { 1300 } else { 1500 }, "{how:?}");
-            let told = if ip(0).is_ipv4() { how != PathMtu::Dont } else { believes };
+            let received = if ip(0).is_ipv4() { how != PathMtu::Dont } else { believes };
             let notice =
                 b.with(CLIENT, |sockets, cx| sockets.take_notice_into(id, &mut [], cx.ledger));
-            assert_eq!(notice.is_ok(), told, "{how:?}");
+            assert_eq!(notice.is_ok(), received, "{how:?}");
             if let Ok((notice, ..)) = notice {
                 let Notice::Failed(notice) = notice else { panic!("{notice:?}") };
                 assert_eq!((notice.error, notice.info), (Error::MessageSize, 1300));

@@ -42,10 +42,10 @@ fn packets_of_any_protocol_go_to_all_subscribers() {
             assert_eq!(b.send_to(CLIENT, client, &data(len), to), Ok(len));
             b.settle();
             for server in servers {
-                let (bytes, told) = b.take(SERVER, server).expect("a packet");
+                let (bytes, received) = b.take(SERVER, server).expect("a packet");
                 assert_eq!(bytes[header_len(ip)..], data(len), "{len}");
-                assert_eq!((told.from.ip(), told.to.ip()), (ip(CLIENT), ip(SERVER)));
-                assert_eq!((told.from.port(), told.ttl), (0, 64));
+                assert_eq!((received.from.ip(), received.to.ip()), (ip(CLIENT), ip(SERVER)));
+                assert_eq!((received.from.port(), received.ttl), (0, 64));
             }
             assert!(b.take(SERVER, elsewhere).is_err());
             assert!(b.take(CLIENT, client).is_err(), "an ICMP error");
@@ -91,10 +91,10 @@ fn echo_by_hand_and_filters() {
         b.settle();
         // The filters read the type without counting it as payload.
         assert_eq!(b.copied_at(Site::SocketReceive), 0);
-        let (bytes, told) = b.take(CLIENT, client).expect("the answer");
+        let (bytes, received) = b.take(CLIENT, client).expect("the answer");
         let answer = &bytes[header_len(ip)..];
         assert_eq!((answer[0], &answer[4..]), (reply, &message[4..]));
-        assert_eq!(told.from.ip(), ip(SERVER));
+        assert_eq!(received.from.ip(), ip(SERVER));
         let (bytes, _) = b.take(SERVER, all).expect("the request");
         assert_eq!(bytes[header_len(ip) + 4..], message[4..]);
         assert!(b.take(SERVER, filtered).is_err());
@@ -144,13 +144,13 @@ fn headers_of_their_own() {
     packet.extend(data(100));
     assert_eq!(b.send_to(CLIENT, client, &packet, at(0)), Ok(124));
     b.settle();
-    let (bytes, told) = b.take(SERVER, server).expect("a packet");
+    let (bytes, received) = b.take(SERVER, server).expect("a packet");
     assert_eq!((bytes.len(), &bytes[24..]), (124, &data(100)[..]));
     assert_eq!(
         (bytes[0], &bytes[2..4], &bytes[12..16]),
         (0x46, &[0, 124][..], &[192, 0, 2, 2][..])
     );
-    assert_eq!((told.ttl, told.tos, told.from.ip()), (9, 0x10, v4(CLIENT)));
+    assert_eq!((received.ttl, received.tos, received.from.ip()), (9, 0x10, v4(CLIENT)));
     for (first, len) in [(0x44, 124), (0x46, 23), (0x4f, 59), (0x40, 124), (0x45, 0)] {
         packet[0] = first;
         let part = packet[..len].to_vec();
@@ -258,11 +258,11 @@ fn what_goes_to_the_own_stack_is_taken() {
         assert_eq!(b.send_to(SERVER, server, &data(100), to), Ok(100));
         b.settle();
         assert_eq!(b.take(SERVER, server).expect("a datagram").0, data(100));
-        let (bytes, told) = b.take(SERVER, raw).expect("a packet");
-        assert_eq!((bytes.len(), told.len), (header_len(ip) + 108, header_len(ip) + 108));
+        let (bytes, received) = b.take(SERVER, raw).expect("a packet");
+        assert_eq!((bytes.len(), received.len), (header_len(ip) + 108, header_len(ip) + 108));
         let udp = &bytes[header_len(ip)..];
         assert_eq!((&udp[..6], &udp[8..]), (&[0, 53, 0, 53, 0, 108][..], &data(100)[..]));
-        assert_eq!((told.from.ip(), b.in_use()), (ip(SERVER), 0));
+        assert_eq!((received.from.ip(), b.in_use()), (ip(SERVER), 0));
     }
 }
 
@@ -276,10 +276,10 @@ fn headers_are_read_first() {
     b.settle();
     for peek in [true, false] {
         let (mut first, mut second) = ([0; 3], [0; 20]);
-        let told = b.with(SERVER, |host, cx| {
+        let received = b.with(SERVER, |host, cx| {
             host.receive_datagram(server, &mut [&mut first, &mut [], &mut second], peek, cx.ledger)
         });
-        assert_eq!(told.map(|told| (told.len, told.copied)), Ok((27, 23)));
+        assert_eq!(received.map(|received| (received.len, received.copied)), Ok((27, 23)));
         assert_eq!((first[0], &second[17..]), (0x45, &b"pay"[..]));
     }
     assert_eq!(b.send_to(CLIENT, client, b"payload", at(0)), Ok(7));
@@ -288,8 +288,8 @@ fn headers_are_read_first() {
     let lent =
         b.with(SERVER, |host, cx| host.receive_datagram_lent(server, &most, &mut Vec::new(), cx));
     assert_eq!(lent.err(), Some(Error::NotSupported), "the header is in no piece");
-    let (packet, told) =
+    let (packet, received) =
         b.with(SERVER, |host, cx| host.take_datagram(server, cx)).expect("a packet");
     let pieces: Vec<usize> = packet.pieces().map(|piece| piece.len()).collect();
-    assert_eq!((packet.headers().len(), pieces, told.len), (20, vec![7], 27));
+    assert_eq!((packet.headers().len(), pieces, received.len), (20, vec![7], 27));
 }

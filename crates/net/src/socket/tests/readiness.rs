@@ -36,8 +36,8 @@ fn a_socket_that_is_only_polled_reports_room() {
     b.wakes(CLIENT);
     b.settle();
     let wakes = b.wakes(CLIENT);
-    let is_told = |&(id, what): &(_, Readiness)| id == client && what.contains(OUT);
-    assert!(wakes.iter().any(is_told), "{wakes:?} after {sent} bytes");
+    let is_reported = |&(id, what): &(_, Readiness)| id == client && what.contains(OUT);
+    assert!(wakes.iter().any(is_reported), "{wakes:?} after {sent} bytes");
     assert_eq!(b.hosts[CLIENT].readiness(client), OUT);
 }
 

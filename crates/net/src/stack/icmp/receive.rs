@@ -4,7 +4,7 @@ use super::{Echo, EchoReply, mld};
 use crate::checksum;
 use crate::counters::DropReason;
 use crate::gso;
-use crate::neighbor::{Station, Told};
+use crate::neighbor::{Announcement, Station};
 use crate::stack::ingress::{IpInfo, is_martian, is_multicast, solicited_node};
 use crate::stack::{Context, Stack};
 use crate::tcp::Seq;
@@ -163,7 +163,7 @@ impl Stack {
                 } else {
                     let mac = source_link_layer.unwrap_or(info.source_mac);
                     let station = Station { mac, port: packet.ingress() };
-                    self.learn_neighbor(info.source, station, Told::ByAsking, cx);
+                    self.learn_neighbor(info.source, station, Announcement::Request, cx);
                 }
                 let answer = icmpv6::Message::NeighborAdvertisement {
                     target,
@@ -181,9 +181,10 @@ impl Stack {
                 if let Some(mac) = target_link_layer
                     && !self.is_local(target.into())
                 {
-                    let told = if override_ { Told::ByItself } else { Told::Perhaps };
+                    let announcement =
+                        if override_ { Announcement::Override } else { Announcement::Tentative };
                     let station = Station { mac, port: packet.ingress() };
-                    self.learn_neighbor(target.into(), station, told, cx);
+                    self.learn_neighbor(target.into(), station, announcement, cx);
                 }
                 Ok(())
             }
@@ -214,12 +215,12 @@ impl Stack {
                 learnt = true;
             }
         }
-        let told = match quoted.protocol {
+        let reported = match quoted.protocol {
             Some(Protocol::UDP) => self.receive_udp_error(info, packet, at, &quoted),
             Some(Protocol::TCP) => self.receive_tcp_error(&packet, at, &quoted, mtu, cx),
             _ => Err(DropReason::IcmpIgnored),
         };
-        if learnt { Ok(()) } else { told }
+        if learnt { Ok(()) } else { reported }
     }
 
     fn receive_tcp_error(

@@ -211,7 +211,7 @@ pub(super) fn able() -> Caps {
         uso: true,
         tunnel: false,
         gso_bytes_max: 65_549,
-        cuts: false,
+        segments: false,
     }
 }
 

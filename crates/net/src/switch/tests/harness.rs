@@ -22,7 +22,7 @@ pub(super) const ABLE: Caps = Caps {
     uso: true,
     tunnel: true,
     gso_bytes_max: 65_549,
-    cuts: false,
+    segments: false,
 };
 
 /// Packets handed to the ports.

@@ -17,13 +17,13 @@ use crate::switch::*;
 
 pub(super) const ALONE: Caps = Caps::plain(1500);
 pub(super) const CHECKSUMS: Caps = Caps { checksum: true, ..ALONE };
-const CUTS: Caps = Caps { cuts: true, ..CHECKSUMS };
+const SEGMENTS: Caps = Caps { segments: true, ..CHECKSUMS };
 
 /// Counts returns.
 #[derive(Default)]
-pub(super) struct Told(pub(super) AtomicU32);
+pub(super) struct ReturnCount(pub(super) AtomicU32);
 
-impl Lender for Told {
+impl Lender for ReturnCount {
     fn returned(&self, _token: u64, _copied: bool) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
@@ -49,9 +49,14 @@ fn expected(spec: &Spec, size: Option<usize>, caps: &Caps, tag: Option<u16>) -> 
 }
 
 /// A packet in lent memory that others may write.
-pub(super) fn lent(t: &mut Harness, loans: &mut Loans, told: &Arc<Told>, frame: Vec<u8>) -> Packet {
+pub(super) fn lent(
+    t: &mut Harness,
+    loans: &mut Loans,
+    returned: &Arc<ReturnCount>,
+    frame: Vec<u8>,
+) -> Packet {
     let len = frame.len() as u32;
-    let piece = loans.lend_as_foreign(&Arc::new(frame), (0, len), told.clone(), 0);
+    let piece = loans.lend_as_foreign(&Arc::new(frame), (0, len), returned.clone(), 0);
     let mut packet = t.memory.packet().expect("free");
     packet.push_piece(piece.expect("a descriptor")).expect("room");
     packet
@@ -88,7 +93,7 @@ proptest! {
         let len = if is_super { spec.payload.len() } else { spec.payload.len() % 1200 };
         let spec = Spec { payload: pattern(len), ..spec };
         let size = is_super.then_some(size);
-        let caps = [ABLE, CHECKSUMS, ALONE, CUTS, Caps { tso4: false, uso: false, ..ABLE }];
+        let caps = [ABLE, CHECKSUMS, ALONE, SEGMENTS, Caps { tso4: false, uso: false, ..ABLE }];
         let vlans = || trunk(None, &[5]);
         let mut ports = alloc::vec![in_vlans(if has_tag { vlans() } else { access(5) })];
         for caps in caps {
@@ -96,10 +101,10 @@ proptest! {
             ports.push(PortConfig { vlans: access(5), ..with_caps(caps) });
         }
         let mut t = Harness::new(ports);
-        let (mut loans, told) = (Loans::new(1), Arc::new(Told::default()));
+        let (mut loans, returned) = (Loans::new(1), Arc::new(ReturnCount::default()));
         let tag = has_tag.then_some(0x6005);
         let frame = readdressed(&spec.partial_frame(), BROADCAST, mac(1), tag);
-        let mut packet = lent(&mut t, &mut loans, &told, frame);
+        let mut packet = lent(&mut t, &mut loans, &returned, frame);
         let offload = match size {
             Some(size) => spec.offload(size as u16),
             None => Offload { checksum: spec.partial(), gso: None },
@@ -112,7 +117,10 @@ proptest! {
         prop_assert_eq!(out.len(), 10);
         let parts: Vec<Packet> = out.into_iter().flat_map(|(port, packets)| {
             let caps = &caps[(port - 1) / 2];
-            let packets = if caps.cuts { cut_by_device(port, packets, &mut t) } else { packets };
+            let packets = match caps.segments {
+                true => segment_by_device(port, packets, &mut t),
+                false => packets,
+            };
             let priority = if has_tag { 0x6000 } else { 0 };
             let tag = (port % 2 == 1).then_some(priority | 5);
             let found: Vec<_> = packets.iter().map(|packet| contents(packet, &t)).collect();
@@ -123,11 +131,11 @@ proptest! {
             packets
         }).collect();
         for part in parts {
-            let is_back = told.0.load(Ordering::Relaxed) > 0;
+            let is_back = returned.0.load(Ordering::Relaxed) > 0;
             prop_assert!(part.payload_len() == 0 || !is_back, "a port has it");
             drop(part);
         }
-        prop_assert_eq!(told.0.load(Ordering::Relaxed), 1);
+        prop_assert_eq!(returned.0.load(Ordering::Relaxed), 1);
         prop_assert_eq!(t.memory.packets.out_count(), 0);
     }
 
@@ -212,7 +220,7 @@ fn check_offload_of(packet: &Packet, spec: &Spec, caps: &Caps, has_tag: bool) {
 }
 
 /// Segments a packet that was left to the device, and was counted as its segments.
-fn cut_by_device(port: usize, packets: Vec<Packet>, t: &mut Harness) -> Vec<Packet> {
+fn segment_by_device(port: usize, packets: Vec<Packet>, t: &mut Harness) -> Vec<Packet> {
     assert_eq!(packets.len(), 1, "no more handles than packets");
     let mut parts = Vec::new();
     for mut packet in packets {
@@ -244,16 +252,16 @@ fn sixty_four_kilobytes() {
         for copies_payload in [false, true] {
             let config = Config { copies_payload, ..Config::default() };
             let mut t = Harness::with(config, [port(), with_caps(caps)]);
-            let (mut loans, told) = (Loans::new(1), Arc::new(Told::default()));
+            let (mut loans, returned) = (Loans::new(1), Arc::new(ReturnCount::default()));
             let frame = readdressed(&spec.partial_frame(), mac(2), mac(1), None);
-            let mut packet = lent(&mut t, &mut loans, &told, frame);
+            let mut packet = lent(&mut t, &mut loans, &returned, frame);
             packet.set_offload(spec.offload(1448));
             t.send_packet(0, packet);
             let out = t.out.packets.remove(&1).expect("sent");
             assert_eq!(out.len(), segments);
             let copied = if copies_payload { 64_000 } else { 0 };
             assert_eq!((t.ledger.copied(), t.ledger.copied_at(Site::Orphan)), (copied, copied));
-            assert_eq!(told.0.load(Ordering::Relaxed), u32::from(copies_payload));
+            assert_eq!(returned.0.load(Ordering::Relaxed), u32::from(copies_payload));
             let is_foreign = |packet: &Packet| packet.pieces().all(Piece::is_foreign);
             assert!(out.iter().all(|packet| is_foreign(packet) != copies_payload));
             let counters = t.counters(1);
@@ -262,7 +270,7 @@ fn sixty_four_kilobytes() {
                 (segments as u64, u64::from(segments > 1))
             );
             drop(out);
-            assert_eq!((told.0.load(Ordering::Relaxed), loans.out_count()), (1, 0));
+            assert_eq!((returned.0.load(Ordering::Relaxed), loans.out_count()), (1, 0));
         }
     }
 }

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use towpath_packet::{Caps, Checksum, Gso, Loans, Offload, Site};
 
 use super::harness::*;
-use super::offload::{ALONE, CHECKSUMS, Told, contents, lent, with_caps};
+use super::offload::{ALONE, CHECKSUMS, ReturnCount, contents, lent, with_caps};
 use crate::counters::PortDrop;
 use crate::gso::testing::{Spec, Tunnelled, any_tunnelled, pattern, received};
 use crate::switch::*;
@@ -61,10 +61,10 @@ proptest! {
             ports.push(PortConfig { vlans: access(5), ..with_caps(caps) });
         }
         let mut t = Harness::with(Config { copies_payload, ..Config::default() }, ports);
-        let (mut loans, told) = (Loans::new(1), Arc::new(Told::default()));
+        let (mut loans, returned) = (Loans::new(1), Arc::new(ReturnCount::default()));
         let tag = has_tag.then_some(0x6005);
         let frame = readdressed(&whole.super_frame(), BROADCAST, mac(1), tag);
-        let mut packet = lent(&mut t, &mut loans, &told, frame);
+        let mut packet = lent(&mut t, &mut loans, &returned, frame);
         let mut offload = whole.offload(size as u16);
         offload.shift(if has_tag { 4 } else { 0 });
         if has_tag && !offsets_count_tag {
@@ -86,7 +86,7 @@ proptest! {
             let wanted = expected(&whole, size, &caps[(port - 1) / 2], tag);
             prop_assert!(found == wanted, "port {}", port);
         }
-        prop_assert_eq!(told.0.load(Ordering::Relaxed), 1);
+        prop_assert_eq!(returned.0.load(Ordering::Relaxed), 1);
         prop_assert_eq!(t.memory.packets.out_count(), 0);
     }
 }
@@ -98,9 +98,9 @@ fn an_outer_checksum_needs_no_payload() {
     let inner = Spec::plain(false, true, pattern(50_000));
     let whole = Tunnelled { has_checksum: true, ..Tunnelled::vxlan(true, inner) };
     let mut t = Harness::new([port(), with_caps(CHECKSUMS)]);
-    let (mut loans, told) = (Loans::new(1), Arc::new(Told::default()));
+    let (mut loans, returned) = (Loans::new(1), Arc::new(ReturnCount::default()));
     let frame = readdressed(&whole.super_frame(), mac(2), mac(1), None);
-    let mut packet = lent(&mut t, &mut loans, &told, frame);
+    let mut packet = lent(&mut t, &mut loans, &returned, frame);
     packet.set_offload(whole.offload(1000));
     t.send_packet(0, packet);
     assert_eq!((t.out.packets[&1].len(), t.ledger.copied()), (50, 0));

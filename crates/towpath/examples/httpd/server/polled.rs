@@ -17,7 +17,7 @@ use towpath::host;
 use towpath_io::reactor::{Events, Reactor};
 
 use super::EndBy;
-use super::readiness::{Polled, Told};
+use super::readiness::{Polled, Waited};
 
 /// Numbers of sources other than connections.
 const LISTENER: u64 = u64::MAX;
@@ -61,17 +61,17 @@ impl Polled for Kernel {
         Ok(Some((stream, peer)))
     }
 
-    fn wait(&mut self, ready: &mut Vec<u64>, limit: Duration) -> io::Result<Told> {
+    fn wait(&mut self, ready: &mut Vec<u64>, limit: Duration) -> io::Result<Waited> {
         self.reactor.wait(Some(limit), &mut self.events)?;
-        let mut told = Told::default();
+        let mut reported = Waited::default();
         for event in self.events.iter() {
             match event.token {
-                LISTENER => told.accept = true,
-                END => told.end = true,
+                LISTENER => reported.accept = true,
+                END => reported.end = true,
                 number => ready.push(number),
             }
         }
-        Ok(told)
+        Ok(reported)
     }
 
     fn read(mut stream: &TcpStream, into: &mut [u8]) -> io::Result<usize> {
@@ -137,18 +137,18 @@ impl Polled for Stack {
         Ok(Some(((stream, token), peer)))
     }
 
-    fn wait(&mut self, ready: &mut Vec<u64>, limit: Duration) -> io::Result<Told> {
+    fn wait(&mut self, ready: &mut Vec<u64>, limit: Duration) -> io::Result<Waited> {
         self.events.clear();
         self.queue.wait(&mut self.events, Some(self.queue.now() + limit))?;
-        let mut told = Told::default();
+        let mut reported = Waited::default();
         for event in &self.events {
             match event.data {
-                LISTENER => told.accept = true,
-                END => told.end = true,
+                LISTENER => reported.accept = true,
+                END => reported.end = true,
                 number => ready.push(number),
             }
         }
-        Ok(told)
+        Ok(reported)
     }
 
     fn read((stream, _): &Self::Stream, into: &mut [u8]) -> io::Result<usize> {

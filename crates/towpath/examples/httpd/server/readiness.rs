@@ -30,7 +30,7 @@ pub(crate) trait Polled {
     fn accept(&mut self, number: u64) -> io::Result<Option<(Self::Stream, SocketAddr)>>;
 
     /// Waits for at most `limit` and collects the numbers of connections that may be ready.
-    fn wait(&mut self, ready: &mut Vec<u64>, limit: Duration) -> io::Result<Told>;
+    fn wait(&mut self, ready: &mut Vec<u64>, limit: Duration) -> io::Result<Waited>;
 
     /// Reads bytes and returns their number; 0 at the end.
     ///
@@ -52,7 +52,7 @@ pub(crate) trait Polled {
 
 /// Events of a wait other than those of connections.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct Waited {
     /// There may be connections to accept.
     pub(crate) accept: bool,
     /// The server is asked to end.
@@ -354,17 +354,17 @@ impl<P: Polled> Serve for Readiness<P> {
         let mut swept = self.service.site.clock.now;
         while self.end.is_none() || self.open > 0 {
             ready.clear();
-            let told = self.polled.wait(&mut ready, LOG_PERIOD)?;
+            let reported = self.polled.wait(&mut ready, LOG_PERIOD)?;
             self.service.site.clock.look();
             let now = self.service.site.clock.now;
             let is_late = self.end.is_some_and(|end| end <= now);
-            if is_late || (told.end && self.end.is_some()) {
+            if is_late || (reported.end && self.end.is_some()) {
                 break;
             }
-            if told.end {
+            if reported.end {
                 self.begin_end();
             }
-            self.is_waiting |= told.accept;
+            self.is_waiting |= reported.accept;
             for number in mem::take(&mut ready) {
                 let (index, serial) = (number as u32, (number >> 32) as u32);
                 if self.places[index as usize].serial == serial {

@@ -7,7 +7,7 @@ use crate::events::{
     EventQueue, FileSent, Moved, Received, ReceivedInto, ReceivedLent, Stream, Token,
 };
 use crate::host::operations::operation::{Connection, Work};
-use crate::host::{AnyBuffer, Held, Lend, ReceivedDatagram};
+use crate::host::{AnyBuffer, Lend, ReceivedDatagram, ReceivedPiece};
 use rustix::io::Errno;
 use std::io;
 use std::net::SocketAddr;
@@ -30,7 +30,7 @@ pub enum Completion {
     /// [`EventQueue::accept`], or why the accept ended.
     Connected(io::Result<Connected>),
     /// Result of [`EventQueue::receive_lent`]; empty at the end of the stream.
-    Pieces(io::Result<Vec<Held>>),
+    Pieces(io::Result<Vec<ReceivedPiece>>),
     /// The next buffer that [`EventQueue::receive_multishot`] has filled. At its end: no bytes and
     /// an empty buffer at the end of the stream, or the error that ended it.
     Received(io::Result<Received>),
@@ -129,7 +129,7 @@ into! {
     /// Returns the contents of [`Completion::Connected`].
     into_connected: Connected(result) -> io::Result<Connected>;
     /// Returns the contents of [`Completion::Pieces`].
-    into_pieces: Pieces(result) -> io::Result<Vec<Held>>;
+    into_pieces: Pieces(result) -> io::Result<Vec<ReceivedPiece>>;
     /// Returns the contents of [`Completion::Received`].
     into_received: Received(result) -> io::Result<Received>;
     /// Returns the contents of [`Completion::Datagram`].

@@ -6,7 +6,7 @@
 use crate::events::registrations::socket::DatagramSocket;
 use crate::events::{EventQueue, NotBegun, Token};
 use crate::host::operations::operation::Work;
-use crate::host::{AnyBuffer, Fill, Held, Lend, ReceivedDatagram, SendTo};
+use crate::host::{AnyBuffer, Fill, Lend, ReceivedDatagram, ReceivedPiece, SendTo};
 use rustix::io::Errno;
 use std::io;
 use std::time::Instant;
@@ -37,7 +37,7 @@ pub struct ReceivedLent {
     /// The leading headers of a packet or frame, which are in no piece. Empty for a UDP datagram.
     pub headers: Vec<u8>,
     /// Everything after `headers`.
-    pub pieces: Vec<Held>,
+    pub pieces: Vec<ReceivedPiece>,
 }
 
 impl EventQueue {

@@ -92,10 +92,10 @@ impl Chooser {
     fn count(&self, size: usize, gauge: &impl Gauge) {
         let calls = self.calls.load(Ordering::Relaxed) + 1;
         let bytes = self.bytes.load(Ordering::Relaxed) + size;
-        let told = calls >= TELL_CALLS || bytes >= TELL_BYTES;
-        self.calls.store(if told { 0 } else { calls }, Ordering::Relaxed);
-        self.bytes.store(if told { 0 } else { bytes }, Ordering::Relaxed);
-        if told {
+        let reported = calls >= TELL_CALLS || bytes >= TELL_BYTES;
+        self.calls.store(if reported { 0 } else { calls }, Ordering::Relaxed);
+        self.bytes.store(if reported { 0 } else { bytes }, Ordering::Relaxed);
+        if reported {
             self.costs.made(size, calls, bytes as u64, gauge);
         }
     }

@@ -136,7 +136,7 @@ fn send_lent(
 #[cfg(test)]
 mod tests {
     use crate::host::lending::queue::{DATAGRAMS_QUEUED_MAX, work_of};
-    use crate::host::{Config, Held, Host, Sending, UdpSocket};
+    use crate::host::{Config, Host, ReceivedPiece, Sending, UdpSocket};
     use std::io::ErrorKind;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -350,7 +350,7 @@ mod tests {
         drop(stopped);
         // Datagrams without room at the receiver are dropped, and their buffers also come back.
         peer.set_read_timeout(Some(Duration::from_millis(1))).expect("a timeout");
-        let mut pieces: Vec<Held> = Vec::new();
+        let mut pieces: Vec<ReceivedPiece> = Vec::new();
         let mut received = 0;
         for _ in 0..100_000 {
             received += usize::from(peer.recv_lent(&mut pieces).is_ok());

@@ -9,12 +9,12 @@
 //! and then takes the waker, so no wake-up is lost. Wakers are woken without a lock.
 
 pub(in crate::host) mod datagrams;
-pub(in crate::host) mod line;
+pub(in crate::host) mod posted_buffers;
 pub(in crate::host) mod send_queue;
 pub(in crate::host) mod terms;
 
 use crate::driver::{Bell, Clock, Driven, Driver, Guard, SEND_BURSTS, SocketEngine};
-use crate::host::core::line::Line;
+use crate::host::core::posted_buffers::PostedBuffers;
 use crate::host::lending::budget::Budget;
 use crate::host::lending::buffers::Buffers;
 use crate::host::lending::gather::Gather;
@@ -91,7 +91,7 @@ pub(super) struct Entry {
     pub(super) late: Option<Error>,
     pub(super) readers: Waiters,
     pub(super) writers: Waiters,
-    pub(super) posted: Line,
+    pub(super) posted: PostedBuffers,
 }
 
 impl Core {
@@ -278,7 +278,7 @@ impl Driven for State {
     fn act(&mut self, now: Instant) {
         self.retry(now);
         self.run_terms(now);
-        self.tell_frames(now);
+        self.report_frames(now);
         self.take_up(now);
         self.place(now);
     }
@@ -339,7 +339,7 @@ impl Driven for State {
 
 impl State {
     /// Wakes the waiters for frames if there are some, or looks again soon.
-    fn tell_frames(&mut self, now: Instant) {
+    fn report_frames(&mut self, now: Instant) {
         let mut frames = self.outbox.frames();
         if frames.waiters.is_empty() {
             return;

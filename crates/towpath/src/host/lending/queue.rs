@@ -163,7 +163,7 @@ struct Door {
 /// The stack accepts nothing more.
 struct Failed {
     error: Error,
-    told: bool,
+    reported: bool,
 }
 
 impl SendQueue {
@@ -198,7 +198,7 @@ impl SendQueue {
             return Err(op);
         }
         if matches!(op, Op::ShutDown) {
-            inbox.failed = Some(Failed { error: Error::BrokenPipe, told: true });
+            inbox.failed = Some(Failed { error: Error::BrokenPipe, reported: true });
         }
         inbox.ops.push_back(op);
         Ok(!std::mem::replace(&mut inbox.listed, true))
@@ -262,7 +262,7 @@ impl SendQueue {
     pub(in crate::host) fn fail(&self, error: Error) {
         let mut inbox = self.lock();
         if inbox.failed.as_ref().is_none_or(|failed| failed.error == Error::BrokenPipe) {
-            inbox.failed = Some(Failed { error, told: error == Error::BrokenPipe });
+            inbox.failed = Some(Failed { error, reported: error == Error::BrokenPipe });
         }
         drop(inbox);
         self.room.wake();
@@ -273,15 +273,15 @@ impl SendQueue {
     pub(in crate::host) fn failure(&self) -> Option<Error> {
         let mut inbox = self.lock();
         let failed = inbox.failed.as_mut()?;
-        let told = std::mem::replace(&mut failed.told, true);
-        Some(if told { Error::BrokenPipe } else { failed.error })
+        let reported = std::mem::replace(&mut failed.reported, true);
+        Some(if reported { Error::BrokenPipe } else { failed.error })
     }
 
     /// Returns why sending failed, if no call has returned it yet.
-    pub(in crate::host) fn untold_failure(&self) -> Option<Error> {
+    pub(in crate::host) fn unreported_failure(&self) -> Option<Error> {
         let mut inbox = self.lock();
-        let failed = inbox.failed.as_mut().filter(|failed| !failed.told)?;
-        failed.told = true;
+        let failed = inbox.failed.as_mut().filter(|failed| !failed.reported)?;
+        failed.reported = true;
         Some(failed.error)
     }
 

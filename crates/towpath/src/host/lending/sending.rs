@@ -76,8 +76,8 @@ impl<B: Lend> Sending<B> {
     /// closed or lost, and the call does not block. No effect if the buffer is back.
     ///
     /// Other sends that share a packet with this one also come back. While a receiver in this
-    /// process looks at the bytes ([`Held::bytes`](crate::host::Held::bytes)), or while there is no
-    /// memory for the copy, the buffer stays lent and the recall is retried.
+    /// process looks at the bytes ([`ReceivedPiece::bytes`](crate::host::ReceivedPiece::bytes)), or
+    /// while there is no memory for the copy, the buffer stays lent and the recall is retried.
     pub fn recall(&self) {
         if let Some((_, ticket)) = &self.lent {
             ticket.recall();

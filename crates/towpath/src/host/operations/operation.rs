@@ -9,7 +9,8 @@ use crate::host::operations::send_file::{FileSend, FileSent, FileStep};
 use crate::host::sockets::stream::Going;
 use crate::host::sockets::udp::{self, UdpSocket};
 use crate::host::{
-    AnyBuffer, Held, Host, ReceivedDatagram, SendError, SendTo, Sending, TcpListener, TcpStream,
+    AnyBuffer, Host, ReceivedDatagram, ReceivedPiece, SendError, SendTo, Sending, TcpListener,
+    TcpStream,
 };
 use rustix::io::Errno;
 use std::future::Future;
@@ -27,7 +28,7 @@ pub(crate) type Connection = (TcpStream, SocketAddr);
 pub(crate) type Datagram = (io::Result<ReceivedDatagram>, AnyBuffer);
 
 /// Result of a receive without a copy: headers that are in no piece, and the pieces.
-pub(crate) type DatagramLent = (io::Result<ReceivedDatagram>, Vec<u8>, Vec<Held>);
+pub(crate) type DatagramLent = (io::Result<ReceivedDatagram>, Vec<u8>, Vec<ReceivedPiece>);
 
 /// An operation and its progress.
 pub(crate) enum Work {
@@ -55,7 +56,7 @@ pub(crate) enum Work {
     Bytes(io::Result<usize>, AnyBuffer),
     /// The buffer of a send is back; the flag says whether it was copied.
     Back(io::Result<usize>, AnyBuffer, bool),
-    Pieces(io::Result<Vec<Held>>),
+    Pieces(io::Result<Vec<ReceivedPiece>>),
     Datagram(Box<Datagram>),
     DatagramLent(Box<DatagramLent>),
     FileSent(FileSent),

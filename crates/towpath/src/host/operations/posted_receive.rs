@@ -5,7 +5,7 @@
 //! belongs to its socket's entry until it is filled or withdrawn, then to its [`Slot`].
 
 use crate::host::core::State;
-use crate::host::core::line::{Filled, Line, Slot, Waiting};
+use crate::host::core::posted_buffers::{Filled, PostedBuffers, Slot, Waiting};
 use crate::host::lending::any::AnyBuffer;
 use crate::host::sockets::stream::TcpStream;
 use std::io;
@@ -111,7 +111,7 @@ impl State {
         let (sockets, mut cx) = engine.parts(now);
         for id in to_place.drain(..) {
             let Some(entry) = table.get_mut(&id) else { continue };
-            let Line { buffers, failure, .. } = &mut entry.posted;
+            let PostedBuffers { buffers, failure, .. } = &mut entry.posted;
             while let Some((mut waiting, slot)) = buffers.pop_front() {
                 let flags = ReceiveFlags::default();
                 let received =

@@ -68,7 +68,7 @@ pub(crate) struct FileSend {
     /// Blocks that the stream has accepted and not given back.
     out: VecDeque<Sending<Part>>,
     sent: u64,
-    is_told: bool,
+    is_reported: bool,
     failed: Option<io::Error>,
 }
 
@@ -105,7 +105,7 @@ impl FileSend {
             going: None,
             out: VecDeque::new(),
             sent: 0,
-            is_told: false,
+            is_reported: false,
             failed: None,
         })
     }
@@ -134,7 +134,7 @@ impl FileSend {
                 Poll::Ready(sent) => self.accepted(sent),
             }
         }
-        if !std::mem::replace(&mut self.is_told, true) {
+        if !std::mem::replace(&mut self.is_reported, true) {
             return Some(FileStep::Sent(self.sent));
         }
         Some(FileStep::Over)
@@ -142,12 +142,12 @@ impl FileSend {
 
     /// Ends it for this reason. Accepted bytes are still sent.
     pub(crate) fn stop(&mut self, why: Errno) {
-        if !self.is_told {
+        if !self.is_reported {
             if let Some(mut going) = self.going.take() {
                 self.accepted(going.stop(why.into()));
             }
             self.fail(why.into());
-            self.is_told = true;
+            self.is_reported = true;
         }
     }
 

@@ -5,7 +5,7 @@
 
 use crate::host::core::send_queue::Crowded;
 use crate::host::sockets::udp::UdpSocket;
-use crate::host::{Held, Host, Lend, SendError, SendMode, Sending, family, io_error};
+use crate::host::{Host, Lend, ReceivedPiece, SendError, SendMode, Sending, family, io_error};
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -101,14 +101,14 @@ impl RawSocket {
     /// # Errors
     /// `ENOTCONN` if the socket is not connected.
     pub fn peer_addr(&self) -> io::Result<IpAddr> {
-        let told = self.0.with_state(Sockets::raw_peer);
-        told.map_err(io_error)
+        let reported = self.0.with_state(Sockets::raw_peer);
+        reported.map_err(io_error)
     }
 
     /// Returns the options that only raw sockets have.
     pub fn raw_options(&self) -> io::Result<RawOptions> {
-        let told = self.0.with_sockets(|sockets, id, _| sockets.raw_options(id).copied());
-        told.ok_or_else(|| io_error(Error::BadSocket))
+        let reported = self.0.with_sockets(|sockets, id, _| sockets.raw_options(id).copied());
+        reported.ok_or_else(|| io_error(Error::BadSocket))
     }
 
     /// Changes the options that only raw sockets have, except the protocol.
@@ -172,8 +172,8 @@ impl PacketSocket {
 
     /// Returns the options that only packet sockets have.
     pub fn packet_options(&self) -> io::Result<PacketOptions> {
-        let told = self.0.with_sockets(|sockets, id, _| sockets.packet_options(id).copied());
-        told.ok_or_else(|| io_error(Error::BadSocket))
+        let reported = self.0.with_sockets(|sockets, id, _| sockets.packet_options(id).copied());
+        reported.ok_or_else(|| io_error(Error::BadSocket))
     }
 
     /// Changes the options that only packet sockets have.
@@ -242,7 +242,7 @@ macro_rules! calls_of_datagrams {
             pub fn recv_lent(
                 &self,
                 headers: &mut Vec<u8>,
-                into: &mut Vec<Held>,
+                into: &mut Vec<ReceivedPiece>,
             ) -> io::Result<ReceivedDatagram> {
                 self.0.recv_frame_lent(headers, into)
             }
@@ -253,7 +253,7 @@ macro_rules! calls_of_datagrams {
                 &self,
                 cx: &mut Context<'_>,
                 headers: &mut Vec<u8>,
-                into: &mut Vec<Held>,
+                into: &mut Vec<ReceivedPiece>,
             ) -> Poll<io::Result<ReceivedDatagram>> {
                 self.0.poll_recv_frame_lent(cx, Crowded::Fails, headers, into)
             }

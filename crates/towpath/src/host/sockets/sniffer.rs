@@ -7,7 +7,7 @@
 //! its lender at the end of its term; pieces that are kept longer then show a copy.
 
 use crate::host::sockets::raw::{FramePart, PacketSocket};
-use crate::host::{Held, Host, UdpSocket};
+use crate::host::{Host, ReceivedPiece, UdpSocket};
 use std::fmt;
 use std::io;
 use std::task::{Context, Poll};
@@ -51,7 +51,7 @@ impl Sniffer {
     pub fn recv_lent(
         &self,
         headers: &mut Vec<u8>,
-        into: &mut Vec<Held>,
+        into: &mut Vec<ReceivedPiece>,
     ) -> io::Result<ReceivedDatagram> {
         self.0.recv_lent(headers, into)
     }
@@ -61,7 +61,7 @@ impl Sniffer {
         &self,
         cx: &mut Context<'_>,
         headers: &mut Vec<u8>,
-        into: &mut Vec<Held>,
+        into: &mut Vec<ReceivedPiece>,
     ) -> Poll<io::Result<ReceivedDatagram>> {
         self.0.poll_recv_lent(cx, headers, into)
     }

@@ -363,7 +363,7 @@ impl TcpStream {
         let failure = match received {
             // An error that the worker got when it sent is returned once, to the first call that
             // asks.
-            Ok(0) | Err(Error::NotConnected) => self.inner.queue.untold_failure(),
+            Ok(0) | Err(Error::NotConnected) => self.inner.queue.unreported_failure(),
             _ => None,
         };
         failure.map_or(received, Err).map_err(io_error)
@@ -428,7 +428,7 @@ impl TcpStream {
     /// Takes the pending error.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         let error = self.inner.host.owner.core.lock().engine.protocols.take_error(self.id());
-        let error = error.map_err(io_error)?.or_else(|| self.inner.queue.untold_failure());
+        let error = error.map_err(io_error)?.or_else(|| self.inner.queue.unreported_failure());
         Ok(error.map(io_error))
     }
 

@@ -31,7 +31,7 @@ use towpath_io::events::{Interest, Readiness};
 use towpath_net::socket::{Error, ReadMost, ReceivedDatagram, SendTo, SocketId, Sockets};
 use towpath_net::stack;
 use towpath_net::time::Instant;
-use towpath_packet::Held;
+use towpath_packet::ReceivedPiece;
 use towpath_packet::packet::PIECES_MAX;
 
 /// While a socket has lent at most this many bytes, enough for several datagrams, a call hands its
@@ -396,17 +396,17 @@ impl UdpSocket {
     /// Receives a datagram and returns its source address. Bytes that do not fit into `into` are
     /// lost.
     pub fn recv_from(&self, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        self.receive(into, false).map(|told| (told.copied, told.from))
+        self.receive(into, false).map(|reported| (reported.copied, reported.from))
     }
 
     /// Receives a datagram from the connected peer. Bytes that do not fit into `into` are lost.
     pub fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
-        self.receive(into, false).map(|told| told.copied)
+        self.receive(into, false).map(|reported| reported.copied)
     }
 
     /// Copies the next datagram like [`UdpSocket::recv_from`], and leaves it in the queue.
     pub fn peek_from(&self, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        self.receive(into, true).map(|told| (told.copied, told.from))
+        self.receive(into, true).map(|reported| (reported.copied, reported.from))
     }
 
     pub(in crate::host) fn receive(
@@ -467,8 +467,8 @@ impl UdpSocket {
     }
 
     /// Receives a datagram without copying it, as pieces appended to `into`. Each piece shows its
-    /// bytes ([`Held::bytes`]); bytes that others could still write are copied. The datagram is
-    /// always received whole.
+    /// bytes ([`ReceivedPiece::bytes`]); bytes that others could still write are copied. The
+    /// datagram is always received whole.
     ///
     /// The memory goes back to its lender when the pieces are dropped, on any thread. Until then
     /// they count against the receive buffer: datagrams that do not fit into it are lost.
@@ -477,7 +477,7 @@ impl UdpSocket {
     /// The errors of [`UdpSocket::recv_from`]; `ENOBUFS` if the readers of this socket or of its
     /// host hold too many bytes. The datagram stays in the queue, and receiving with a copy still
     /// works.
-    pub fn recv_lent(&self, into: &mut Vec<Held>) -> io::Result<ReceivedDatagram> {
+    pub fn recv_lent(&self, into: &mut Vec<ReceivedPiece>) -> io::Result<ReceivedDatagram> {
         let received = block(self.inner.shape.read_wait(), |cx| self.poll_recv_lent(cx, into));
         received.unwrap_or_else(|| Err(would_block()))
     }
@@ -486,7 +486,7 @@ impl UdpSocket {
     pub fn poll_recv_lent(
         &self,
         cx: &mut Context<'_>,
-        into: &mut Vec<Held>,
+        into: &mut Vec<ReceivedPiece>,
     ) -> Poll<io::Result<ReceivedDatagram>> {
         self.poll_lent(cx, Crowded::Fails, |sockets, id, cx| {
             sockets.receive_datagram_lent(id, &WHOLE, into, cx)
@@ -497,7 +497,7 @@ impl UdpSocket {
     pub(in crate::host) fn recv_frame_lent(
         &self,
         headers: &mut Vec<u8>,
-        into: &mut Vec<Held>,
+        into: &mut Vec<ReceivedPiece>,
     ) -> io::Result<ReceivedDatagram> {
         let wait = self.inner.shape.read_wait();
         let received =
@@ -510,7 +510,7 @@ impl UdpSocket {
         cx: &mut Context<'_>,
         crowded: Crowded,
         headers: &mut Vec<u8>,
-        into: &mut Vec<Held>,
+        into: &mut Vec<ReceivedPiece>,
     ) -> Poll<io::Result<ReceivedDatagram>> {
         self.poll_lent(cx, crowded, |sockets, id, cx| {
             sockets.receive_frame_lent(id, &WHOLE, (headers, into), cx)

@@ -8,8 +8,8 @@
 use super::super::Segment;
 use super::super::chain::Cursor;
 use crate::vhost_user::memory::GuestMemory;
-use towpath_packet::cut::Part;
 use towpath_packet::packet::HEADER_BYTES;
+use towpath_packet::segmentation::Part;
 use towpath_packet::{Burst, Packet, Piece, Pins, VirtioHeader};
 
 /// A packet, or one part of a super-packet.
@@ -82,7 +82,7 @@ impl<'a, I: Iterator<Item = &'a Packet>> Iterator for Frames<'a, I> {
                 (packet, 0, packet.frames())
             }
         };
-        let Some(cut) = packet.cut() else { return Some(Frame { packet, part: None }) };
+        let Some(cut) = packet.segmentation() else { return Some(Frame { packet, part: None }) };
         if number + 1 < count {
             self.cut = Some((packet, number + 1, count));
         }
@@ -129,7 +129,9 @@ impl Heads {
     /// before.
     #[inline]
     pub(super) fn make(&mut self, number: usize, frame: &Frame<'_>, header: &VirtioHeader) {
-        let (Some(cut), Some((part, _))) = (frame.packet.cut(), frame.part) else { return };
+        let (Some(cut), Some((part, _))) = (frame.packet.segmentation(), frame.part) else {
+            return;
+        };
         let headers = frame.headers();
         let place = &mut self.places[number % HEADS].0[..VirtioHeader::LEN + headers.len()];
         let (first, rest) = place.split_at_mut(VirtioHeader::LEN);

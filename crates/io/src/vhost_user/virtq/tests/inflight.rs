@@ -172,7 +172,7 @@ fn inline_frames_are_taken_once() {
             device.take(&mut burst, cx).expect("the ring is good");
             std::iter::from_fn(|| burst.pop()).collect()
         };
-        let told = |packets: &[Packet]| -> Vec<(usize, bool)> {
+        let reported = |packets: &[Packet]| -> Vec<(usize, bool)> {
             packets.iter().map(|packet| (packet.len(), packet.is_inline())).collect()
         };
         [60, 61, 1000].into_iter().for_each(|bytes| world.send(bytes));
@@ -185,7 +185,7 @@ fn inline_frames_are_taken_once() {
         let held = receive(&mut first);
         let expected =
             [(60, true), (61, true), (1000, false), (62, true), (1514, false), (63, true)];
-        assert_eq!(told(&held), expected, "features {features:#x}");
+        assert_eq!(reported(&held), expected, "features {features:#x}");
         for (number, packet) in (0..).zip(&held).filter(|(_, packet)| packet.is_inline()) {
             let frame: Vec<u8> = (0..packet.len()).map(|at| pattern(number, at)).collect();
             assert_eq!(packet.headers(), frame, "frame {number}, features {features:#x}");
@@ -198,7 +198,7 @@ fn inline_frames_are_taken_once() {
         let mut second = world.transmit();
         let again = receive(&mut second);
         let expected = [(1000, false), (1514, false), (64, true)];
-        assert_eq!(told(&again), expected, "features {features:#x}");
+        assert_eq!(reported(&again), expected, "features {features:#x}");
         drop((held, again));
         second.turn(Instant::START, &ledger);
         world.collect();

@@ -85,8 +85,8 @@ fn run(features: u64, seed: u64, size: u16) {
                     let (head, number) = held.swap_remove(random.below(held.len()));
                     device.complete(head, (number % 100) as u32);
                 }
-                let told = device.publish();
-                assert!(told || count == 0 || !driver_waits, "the driver wakes, {context}");
+                let reported = device.publish();
+                assert!(reported || count == 0 || !driver_waits, "the driver wakes, {context}");
                 driver_waits &= count == 0;
             }
             4 => {

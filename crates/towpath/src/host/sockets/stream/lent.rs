@@ -6,7 +6,7 @@ use crate::host::{TcpStream, would_block};
 use std::io;
 use std::task::{Context, Poll};
 use towpath_net::socket::ReadMost;
-use towpath_packet::Held;
+use towpath_packet::ReceivedPiece;
 
 /// Most pieces that one call returns.
 const RECEIVED_PIECES_MAX: usize = 64;
@@ -14,7 +14,7 @@ const RECEIVED_PIECES_MAX: usize = 64;
 impl TcpStream {
     /// Takes received bytes without copying them: at most `max`, as pieces appended to `into`.
     /// Returns their number; 0 at the end of the stream. Each piece shows its bytes
-    /// ([`Held::bytes`]); bytes that others could still write are copied.
+    /// ([`ReceivedPiece::bytes`]); bytes that others could still write are copied.
     ///
     /// The memory goes back to its lender when the pieces are dropped, on any thread. Until then
     /// they count against the receive buffer, so the receive window closes for a reader that keeps
@@ -23,7 +23,7 @@ impl TcpStream {
     /// # Errors
     /// The errors of reading; `ENOBUFS` if the readers of this host hold too many bytes. Reading
     /// with a copy still works.
-    pub fn recv_lent(&self, max: usize, into: &mut Vec<Held>) -> io::Result<usize> {
+    pub fn recv_lent(&self, max: usize, into: &mut Vec<ReceivedPiece>) -> io::Result<usize> {
         let received = block(self.inner.shape.read_wait(), |cx| self.poll_recv_lent(cx, max, into));
         received.unwrap_or_else(|| Err(would_block()))
     }
@@ -33,7 +33,7 @@ impl TcpStream {
         &self,
         cx: &mut Context<'_>,
         max: usize,
-        into: &mut Vec<Held>,
+        into: &mut Vec<ReceivedPiece>,
     ) -> Poll<io::Result<usize>> {
         self.poll_receive_lent(cx, Crowded::Fails, max, into)
     }
@@ -45,7 +45,7 @@ impl TcpStream {
         cx: &mut Context<'_>,
         crowded: Crowded,
         max: usize,
-        into: &mut Vec<Held>,
+        into: &mut Vec<ReceivedPiece>,
     ) -> Poll<io::Result<usize>> {
         let most = ReadMost { bytes: max, pieces: RECEIVED_PIECES_MAX, private: true };
         self.poll_receive(cx, |state, id, now| {

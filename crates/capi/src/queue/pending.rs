@@ -1,7 +1,7 @@
 //! State of operations that the queue keeps until it reports their end, and the final reports.
 
 use super::numbers::COPIED;
-use super::reports::{Report, Told, over};
+use super::reports::{Report, TowpathEvent, over};
 use super::sending::Loaned;
 use crate::errno::{Errno, Outcome};
 use crate::memory::pointers::Posted;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use towpath::events::{Completion, EventQueue, Token};
 
 /// State of an operation until its end is reported.
-pub(super) enum Kept {
+pub(super) enum Pending {
     /// None: its steps contain all results.
     Task,
     /// A file operation, with the destination of a read.
@@ -34,43 +34,48 @@ pub(super) enum Kept {
 }
 
 /// Takes the result of an operation that has ended, and completes its last event with it.
-pub(super) fn finish(events: &mut EventQueue, token: Token, kept: &mut Kept, told: Told) -> Told {
+pub(super) fn finish(
+    events: &mut EventQueue,
+    token: Token,
+    pending: &mut Pending,
+    event: TowpathEvent,
+) -> TowpathEvent {
     let code = |result: io::Result<usize>| match result {
         Ok(count) => count as i64,
         Err(error) => -i64::from(Errno::from(error).0),
     };
     // Moved bytes take precedence over a later error, except where bytes are left over.
-    let moved = |bytes: u64, result: io::Result<()>| Told {
+    let moved = |bytes: u64, result: io::Result<()>| TowpathEvent {
         error: result.map_or_else(|error| Errno::from(error).0, |()| 0),
-        ..over(told, bytes as i64)
+        ..over(event, bytes as i64)
     };
-    if let Kept::Task | Kept::Lent(_) | Kept::Transfer(_) | Kept::Multishot = kept {
-        return told;
+    if let Pending::Task | Pending::Lent(_) | Pending::Transfer(_) | Pending::Multishot = pending {
+        return event;
     }
-    match (kept, events.take(token)) {
-        (Kept::File(into), Some(Completion::Bytes(completed))) => {
+    match (pending, events.take(token)) {
+        (Pending::File(into), Some(Completion::Bytes(completed))) => {
             if let (Some(into), Ok(count)) = (into, &completed.result) {
                 into.rest(0)[..*count].copy_from_slice(&completed.buffer[..*count]);
             }
-            over(told, code(completed.result))
+            over(event, code(completed.result))
         }
-        (_, Some(Completion::Connected(result))) => over(told, code(result.map(|_| 0))),
+        (_, Some(Completion::Connected(result))) => over(event, code(result.map(|_| 0))),
         (_, Some(Completion::Called(bytes, result))) => {
-            over(told, if bytes > 0 { bytes as i64 } else { code(result.map(|()| 0)) })
+            over(event, if bytes > 0 { bytes as i64 } else { code(result.map(|()| 0)) })
         }
         (_, Some(Completion::Sent(sent))) => {
-            let told = over(told, code(sent.result));
-            Told { flags: told.flags | if sent.copied { COPIED } else { 0 }, ..told }
+            let event = over(event, code(sent.result));
+            TowpathEvent { flags: event.flags | if sent.copied { COPIED } else { 0 }, ..event }
         }
         (_, Some(Completion::FileSent(sent))) => moved(sent.bytes, sent.result),
-        (Kept::Moved(into), Some(Completion::Moved(done))) => {
+        (Pending::Moved(into), Some(Completion::Moved(done))) => {
             let room = into.rest(0);
             let count = done.rest.len().min(room.len());
             room[..count].copy_from_slice(&done.rest[..count]);
-            Told { detail: done.rest.len() as u32, ..moved(done.bytes, done.result) }
+            TowpathEvent { detail: done.rest.len() as u32, ..moved(done.bytes, done.result) }
         }
         // An accept with connections that were not taken.
-        _ => over(told, code(Err(Kernel::CANCELED.into()))),
+        _ => over(event, code(Err(Kernel::CANCELED.into()))),
     }
 }
 

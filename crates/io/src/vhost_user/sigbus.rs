@@ -8,7 +8,7 @@
 //! the access, and seals forbid only some of it. So accesses are not checked; [`guard`] installs a
 //! handler for the signal instead. If the address lies in a watched mapping (`Watch`), as all of a
 //! guest's are, the handler replaces the whole mapping by zeros, sets a flag, and the access
-//! continues. The owner of the mapping checks the flag (`Watch::is_cut`) and ends the session. A
+//! continues. The owner of the mapping checks the flag (`Watch::is_lost`) and ends the session. A
 //! SIGBUS for any other address, or one that a process sent, ends this process as it would without
 //! the handler.
 //!
@@ -87,7 +87,7 @@ impl Watch {
     }
 
     /// True if the mapping's file was truncated and zeros have replaced it.
-    pub(super) fn is_cut(&self) -> bool {
+    pub(super) fn is_lost(&self) -> bool {
         // Relaxed: the flag protects no other memory.
         CUT[self.slot].load(Ordering::Relaxed)
     }
@@ -169,7 +169,7 @@ mod tests {
     /// Goal: reads and writes of truncated memory continue and read zeros, and the right mapping is
     /// flagged. A mapping that uses the same table slot later is not flagged.
     #[test]
-    fn a_mapping_that_is_cut_is_replaced() {
+    fn a_mapping_that_is_truncated_is_replaced() {
         guard().unwrap();
         let file = || {
             let file = rustix::fs::memfd_create("cut", MemfdFlags::CLOEXEC).unwrap();
@@ -180,7 +180,7 @@ mod tests {
         for _ in 0..3 {
             rustix::fs::ftruncate(&cut, 4 * PAGE).unwrap();
             let [mapping, other] = [&cut, &whole].map(|f| Mapping::new(f, 0, 4 * PAGE).unwrap());
-            assert!(!mapping.is_cut());
+            assert!(!mapping.is_lost());
             for mapping in [&mapping, &other] {
                 mapping.stretch(PAGE as usize, 3).write(b"abc");
             }
@@ -189,7 +189,7 @@ mod tests {
             mapping.stretch(PAGE as usize, 3).read(&mut bytes);
             assert_eq!(bytes, [0; 3]);
             mapping.stretch(3 * PAGE as usize, 3).write(b"xyz");
-            assert!(mapping.is_cut() && !other.is_cut());
+            assert!(mapping.is_lost() && !other.is_lost());
             other.stretch(PAGE as usize, 3).read(&mut bytes);
             assert_eq!(&bytes, b"abc");
         }

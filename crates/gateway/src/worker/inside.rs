@@ -1,4 +1,4 @@
-//! The side that a worker serves: the inside of its gateway.
+//! What a worker serves: the inside of its gateway.
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -11,9 +11,9 @@ use crate::flows::Guests;
 use crate::report::Report;
 
 /// Source and destination of the inside's packets: one TAP device, or a switch with its ports.
-pub trait Side: Device<Error: std::error::Error + Send + Sync + 'static> {
+pub trait Inside: Device<Error: std::error::Error + Send + Sync + 'static> {
     /// Returns another file that is watched, even while packets wait for memory. When it is
-    /// readable, the worker calls [`Side::clear_bell`].
+    /// readable, the worker calls [`Inside::clear_bell`].
     fn bell(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -29,17 +29,17 @@ pub trait Side: Device<Error: std::error::Error + Send + Sync + 'static> {
         None
     }
 
-    /// Adds the side's counters to the report, as far as the report has fields for them.
+    /// Adds the inside's counters to the report, as far as the report has fields for them.
     fn add_to(&self, report: &mut Report);
 }
 
-impl<S: Side> Guests for S {
+impl<S: Inside> Guests for S {
     fn address_of(&self, name: &str, is_ipv4: bool, now: Instant) -> Option<IpAddr> {
-        Side::address_of(self, name, is_ipv4, now)
+        Inside::address_of(self, name, is_ipv4, now)
     }
 }
 
-impl Side for Tap {
+impl Inside for Tap {
     fn add_to(&self, report: &mut Report) {
         report.tap = *self.counters();
         report.features = Some(self.features());

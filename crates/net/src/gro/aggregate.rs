@@ -1,14 +1,14 @@
-//! A held packet that can grow, and its bucket.
+//! A packet that can grow while it is held, and its bucket.
 //!
-//! A [`Held`] keeps the headers of its first packet unchanged until it is delivered: they are the
-//! template of the next segment.
+//! An [`Aggregate`] keeps the headers of its first packet unchanged until it is delivered: they are
+//! the template of the next segment.
 
 use core::num::NonZeroU16;
 
 use towpath_packet::packet::{HEADER_BYTES, PIECES_MAX};
 use towpath_packet::{Checksum, Gso, GsoKind, Offload, Packet};
 
-use super::{HELD_PER_BUCKET, UDP_COALESCED_MAX};
+use super::{AGGREGATES_PER_BUCKET, UDP_COALESCED_MAX};
 use crate::gso::{
     IP_BYTES_MAX, Part, Shape, TCP_SEGMENTS_MAX, Transport, Version, at, partial, write_u16,
 };
@@ -16,7 +16,7 @@ use crate::time::Instant;
 use crate::wire::tcp::Flags;
 
 /// One packet, or several merged ones.
-pub(super) struct Held {
+pub(super) struct Aggregate {
     packet: Packet,
     shape: Shape,
     hash: u32,
@@ -27,7 +27,7 @@ pub(super) struct Held {
     since: Instant,
 }
 
-impl Held {
+impl Aggregate {
     /// Holds a packet with payload that may be merged.
     pub(super) fn new(packet: Packet, shape: Shape, hash: u32, since: Instant) -> Self {
         let size = u16::try_from(packet.payload_len()).ok().and_then(NonZeroU16::new);
@@ -128,15 +128,15 @@ impl Held {
     }
 }
 
-/// Held packets of flows with similar hashes, oldest first.
+/// Aggregate packets of flows with similar hashes, oldest first.
 pub(super) struct Bucket {
     /// The first `count` entries are in use.
-    held: [Option<Held>; HELD_PER_BUCKET],
+    held: [Option<Aggregate>; AGGREGATES_PER_BUCKET],
     count: usize,
 }
 
 impl Bucket {
-    pub(super) const EMPTY: Self = Self { held: [const { None }; HELD_PER_BUCKET], count: 0 };
+    pub(super) const EMPTY: Self = Self { held: [const { None }; AGGREGATES_PER_BUCKET], count: 0 };
 
     pub(super) fn count(&self) -> usize {
         self.count
@@ -157,11 +157,11 @@ impl Bucket {
         })
     }
 
-    pub(super) fn at(&mut self, place: usize) -> &mut Held {
+    pub(super) fn at(&mut self, place: usize) -> &mut Aggregate {
         self.held[place].as_mut().expect("a place that was found")
     }
 
-    pub(super) fn remove(&mut self, place: usize) -> Held {
+    pub(super) fn remove(&mut self, place: usize) -> Aggregate {
         let removed = self.held[place].take().expect("a place that was found");
         self.held[place..self.count].rotate_left(1);
         self.count -= 1;
@@ -169,8 +169,8 @@ impl Bucket {
     }
 
     /// Adds a packet; returns the oldest if the bucket is full.
-    pub(super) fn push(&mut self, held: Held) -> Option<Held> {
-        let oldest = (self.count == HELD_PER_BUCKET).then(|| self.remove(0));
+    pub(super) fn push(&mut self, held: Aggregate) -> Option<Aggregate> {
+        let oldest = (self.count == AGGREGATES_PER_BUCKET).then(|| self.remove(0));
         self.held[self.count] = Some(held);
         self.count += 1;
         oldest

@@ -1,8 +1,8 @@
 //! Events of a device other than packets: refusals with their reasons, sessions and their ends.
 //!
-//! Everything is counted. In addition, the last [`NEWS_MAX`] events are kept with their details. Of
-//! the refusals and broken rings of one session only the first [`REFUSALS_TOLD_MAX`] are kept, so
-//! that a front end cannot fill a log with them.
+//! Everything is counted. In addition, the last [`EVENTS_MAX`] events are kept with their details.
+//! Of the refusals and broken rings of one session only the first [`REFUSALS_REPORTED_MAX`] are
+//! kept, so that a front end cannot fill a log with them.
 
 use super::channel::ChannelError;
 use super::control::ControlError;
@@ -12,9 +12,9 @@ use std::collections::VecDeque;
 use std::fmt;
 
 /// Most unread events; the oldest are dropped.
-pub const NEWS_MAX: usize = 32;
+pub const EVENTS_MAX: usize = 32;
 /// Most refusals and broken rings of one session that become events, and are not only counted.
-pub const REFUSALS_TOLD_MAX: u32 = 16;
+pub const REFUSALS_REPORTED_MAX: u32 = 16;
 
 /// Why a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub enum SessionEnd {
     Channel(ChannelError),
     /// A shared file was truncated, so that guest memory, the dirty log or the in-flight region is
     /// lost.
-    Cut,
+    MemoryLost,
     /// A request could not be carried out, and no acknowledgement was requested.
     Refused {
         /// The request number.
@@ -37,7 +37,7 @@ impl fmt::Display for SessionEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Channel(error) => error.fmt(f),
-            Self::Cut => f.write_str("the front end truncated a file that it shares"),
+            Self::MemoryLost => f.write_str("the front end truncated a file that it shares"),
             Self::Refused { code, error } => write!(
                 f,
                 "{} is rejected, and the front end requested no acknowledgement: {error}",
@@ -64,7 +64,7 @@ impl From<ChannelError> for SessionEnd {
 
 /// An event of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum DeviceEvent {
     /// A front end has connected.
     Began,
     /// A request was refused, and the refusal was acknowledged.
@@ -85,7 +85,7 @@ pub enum News {
     Ended(SessionEnd),
 }
 
-impl fmt::Display for News {
+impl fmt::Display for DeviceEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Began => write!(f, "a front end connected"),
@@ -155,27 +155,31 @@ impl Refusals {
 
 /// Unread events; see the module documentation.
 #[derive(Default)]
-pub(super) struct Board {
-    waiting: VecDeque<News>,
+pub(super) struct EventLog {
+    waiting: VecDeque<DeviceEvent>,
     /// Refusals and broken rings reported in this session.
-    told: u32,
+    reported: u32,
 }
 
-impl Board {
-    pub(super) fn put(&mut self, news: News) {
-        match news {
-            News::Refused { .. } | News::Broken { .. } if self.told == REFUSALS_TOLD_MAX => return,
-            News::Refused { .. } | News::Broken { .. } => self.told += 1,
-            News::Began => self.told = 0,
-            News::Ended(_) => {}
+impl EventLog {
+    pub(super) fn put(&mut self, event: DeviceEvent) {
+        match event {
+            DeviceEvent::Refused { .. } | DeviceEvent::Broken { .. }
+                if self.reported == REFUSALS_REPORTED_MAX =>
+            {
+                return;
+            }
+            DeviceEvent::Refused { .. } | DeviceEvent::Broken { .. } => self.reported += 1,
+            DeviceEvent::Began => self.reported = 0,
+            DeviceEvent::Ended(_) => {}
         }
-        if self.waiting.len() == NEWS_MAX {
+        if self.waiting.len() == EVENTS_MAX {
             self.waiting.pop_front();
         }
-        self.waiting.push_back(news);
+        self.waiting.push_back(event);
     }
 
-    pub(super) fn take(&mut self) -> Option<News> {
+    pub(super) fn take(&mut self) -> Option<DeviceEvent> {
         self.waiting.pop_front()
     }
 }
@@ -188,18 +192,22 @@ mod tests {
     /// Goal: the end of a session is always reported, however much was refused before.
     #[test]
     fn a_flood_of_refusals_hides_nothing() {
-        let mut board = Board::default();
+        let mut log = EventLog::default();
         for _ in 0..10 {
-            board.put(News::Began);
+            log.put(DeviceEvent::Began);
             for code in 0..100 {
-                board.put(News::Refused { code, error: ControlError::Os(Errno::NOMEM) });
+                log.put(DeviceEvent::Refused { code, error: ControlError::Os(Errno::NOMEM) });
             }
-            board.put(News::Ended(SessionEnd::Channel(ChannelError::Closed)));
+            log.put(DeviceEvent::Ended(SessionEnd::Channel(ChannelError::Closed)));
         }
-        let all: Vec<News> = std::iter::from_fn(|| board.take()).collect();
-        assert_eq!(all.len(), NEWS_MAX);
-        assert_eq!(all.last(), Some(&News::Ended(SessionEnd::Channel(ChannelError::Closed))));
-        let refused = all.iter().filter(|news| matches!(news, News::Refused { .. })).count();
-        assert!(refused <= 2 * REFUSALS_TOLD_MAX as usize);
+        let all: Vec<DeviceEvent> = std::iter::from_fn(|| log.take()).collect();
+        assert_eq!(all.len(), EVENTS_MAX);
+        assert_eq!(
+            all.last(),
+            Some(&DeviceEvent::Ended(SessionEnd::Channel(ChannelError::Closed)))
+        );
+        let refused =
+            all.iter().filter(|event| matches!(event, DeviceEvent::Refused { .. })).count();
+        assert!(refused <= 2 * REFUSALS_REPORTED_MAX as usize);
     }
 }

@@ -5,7 +5,7 @@ use towpath_packet::{Holders, Packet, Piece};
 /// Splits a run of pieces into stretches of any length. Nothing is copied. A piece that extends
 /// across boundaries gets one more holder per boundary; if stretches have the expected length, all
 /// holders are counted at once.
-pub(crate) struct Cutter<I> {
+pub(crate) struct Splitter<I> {
     pieces: I,
     /// Expected bytes per stretch.
     stretch: usize,
@@ -15,8 +15,8 @@ pub(crate) struct Cutter<I> {
     holders: Option<Holders>,
 }
 
-impl<I: Iterator<Item = Piece>> Cutter<I> {
-    /// Creates a cutter that expects stretches of `stretch` bytes.
+impl<I: Iterator<Item = Piece>> Splitter<I> {
+    /// Creates a splitter that expects stretches of `stretch` bytes.
     ///
     /// # Panics
     /// If `stretch` is zero.
@@ -29,7 +29,7 @@ impl<I: Iterator<Item = Piece>> Cutter<I> {
     ///
     /// # Panics
     /// If fewer bytes are left.
-    pub(crate) fn cut(&mut self, len: usize, packet: &mut Packet) {
+    pub(crate) fn split(&mut self, len: usize, packet: &mut Packet) {
         let mut left = len;
         while left > 0 {
             let mut piece = self.rest.take().unwrap_or_else(|| self.next_piece(left));

@@ -1,7 +1,7 @@
 //! Pieces that readers keep: they count for as long as they exist, on any thread.
 //!
 //! Received pieces are handed to a reader in place, without a copy; while the reader keeps them,
-//! their lender cannot have the memory back. A [`Held`] is a piece that counts: with its
+//! their lender cannot have the memory back. A [`ReceivedPiece`] is a piece that counts: with its
 //! [`Reader`], and with all [`Readers`] of a stack. Dropping it, on any thread, decreases both
 //! counts.
 //!
@@ -13,8 +13,8 @@
 //! Because count and bit are one word, either the owner sees the lower count or the drop sees the
 //! bit. The list needs no memory, so the notification cannot fail.
 //!
-//! Any thread may drop a [`Held`] and query a [`Reader`]. All other calls belong to the owner's
-//! thread.
+//! Any thread may drop a [`ReceivedPiece`] and query a [`Reader`]. All other calls belong to the
+//! owner's thread.
 
 use crate::ledger::{Ledger, Site};
 use crate::loan::{Piece, View};
@@ -33,7 +33,7 @@ struct Shared {
     /// Bytes that all readers keep from their lenders.
     held: AtomicU64,
     /// Readers that the owner waits for and that hold little enough.
-    told: Arc<Returns>,
+    reported: Arc<Returns>,
     /// Woken for each reader on that list.
     waker: Option<Waker>,
 }
@@ -59,8 +59,8 @@ impl Readers {
     /// Room for `max` readers. `waker` is woken whenever there is a new reader for
     /// [`Readers::take`].
     pub fn new(max: usize, waker: Option<Waker>) -> Self {
-        let (held, told) = (AtomicU64::new(0), Returns::new(max));
-        let shared = Arc::new(Shared { held, told, waker });
+        let (held, reported) = (AtomicU64::new(0), Returns::new(max));
+        let shared = Arc::new(Shared { held, reported, waker });
         Self { shared, places: Vec::new(), free: Vec::new(), max }
     }
 
@@ -98,7 +98,7 @@ impl Readers {
         let place = &mut self.places[reader.number as usize];
         let waited = core::mem::replace(&mut place.waited, true);
         if !waited {
-            self.shared.told.begin(reader.number);
+            self.shared.reported.begin(reader.number);
         }
         // Relaxed: the exchange below publishes it.
         reader.mark.store(mark, Ordering::Relaxed);
@@ -111,14 +111,14 @@ impl Readers {
     }
 
     /// True if [`Readers::take`] would report a reader.
-    pub fn has_told(&self) -> bool {
-        self.shared.told.has_ended()
+    pub fn has_reported(&self) -> bool {
+        self.shared.reported.has_ended()
     }
 
     /// Calls `each` with the number of each reader that was waited for and holds little enough.
     pub fn take(&mut self, mut each: impl FnMut(u32)) {
         let (places, free) = (&mut self.places, &mut self.free);
-        self.shared.told.take(|number, _| {
+        self.shared.reported.take(|number, _| {
             let place = &mut places[number as usize];
             place.waited = false;
             if place.closed { free.push(number) } else { each(number) }
@@ -162,13 +162,13 @@ impl Reader {
 
     /// Gives the reader a piece, which counts as [`Reader::charge`] says. Several pieces of one
     /// loan count separately.
-    pub fn hold(self: &Arc<Self>, piece: Piece) -> Held {
+    pub fn hold(self: &Arc<Self>, piece: Piece) -> ReceivedPiece {
         let held = Self::charge(&piece) as u64;
         // Relaxed: an increase orders nothing.
         self.state.fetch_add(held << 1, Ordering::Relaxed);
         // Relaxed: an increase orders nothing.
         self.shared.held.fetch_add(held, Ordering::Relaxed);
-        Held { piece, held, reader: self.clone() }
+        ReceivedPiece { piece, held, reader: self.clone() }
     }
 
     fn release(&self, held: u64) {
@@ -188,7 +188,7 @@ impl Reader {
         if self.state.fetch_and(!WAITED, Ordering::AcqRel) & WAITED == 0 {
             return;
         }
-        self.shared.told.end(self.number, false);
+        self.shared.reported.end(self.number, false);
         if let Some(waker) = &self.shared.waker {
             waker.wake_by_ref();
         }
@@ -196,13 +196,13 @@ impl Reader {
 }
 
 /// A piece that its reader keeps. Dropping it returns the memory.
-pub struct Held {
+pub struct ReceivedPiece {
     piece: Piece,
     held: u64,
     reader: Arc<Reader>,
 }
 
-impl Held {
+impl ReceivedPiece {
     /// Bytes in the piece.
     pub fn len(&self) -> usize {
         self.piece.len()
@@ -231,15 +231,15 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for ReceivedPiece {
     fn drop(&mut self) {
         self.reader.release(self.held);
     }
 }
 
-impl fmt::Debug for Held {
+impl fmt::Debug for ReceivedPiece {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Held({:?})", self.piece)
+        write!(f, "ReceivedPiece({:?})", self.piece)
     }
 }
 
@@ -311,7 +311,7 @@ mod tests {
         let woken = || count.0.load(core::sync::atomic::Ordering::SeqCst);
         let mut readers = Readers::new(1, Some(count.clone().into()));
         let reader = readers.open().unwrap();
-        let mut held: Vec<Held> =
+        let mut held: Vec<ReceivedPiece> =
             (0..3).map(|_| reader.hold(pool.take().unwrap().freeze(1))).collect();
         readers.wait(&reader, 4096);
         readers.wait(&reader, 2048);
@@ -323,7 +323,7 @@ mod tests {
         assert_eq!(taken(&mut readers), [0], "it is back already");
         readers.wait(&reader, 0);
         readers.close(&reader);
-        assert!(readers.has_told() && readers.open().is_none(), "its number is not free yet");
+        assert!(readers.has_reported() && readers.open().is_none(), "its number is not free yet");
         assert_eq!(taken(&mut readers), []);
         let other = readers.open().unwrap();
         drop(held);

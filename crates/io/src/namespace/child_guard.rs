@@ -9,9 +9,9 @@ use crate::process_sys::Child;
 
 /// A forked child that does not outlive this value: dropping it kills the child.
 #[derive(Debug)]
-pub struct Kept(Option<Child>);
+pub struct ChildGuard(Option<Child>);
 
-impl Kept {
+impl ChildGuard {
     /// Takes responsibility for `child`.
     pub fn new(child: Child) -> Self {
         Self(Some(child))
@@ -27,13 +27,13 @@ impl Kept {
     }
 }
 
-impl AsFd for Kept {
+impl AsFd for ChildGuard {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_ref().expect("it is there until it is waited for or killed").as_fd()
     }
 }
 
-impl Drop for Kept {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         if let Some(child) = &self.0 {
             kill_and_reap(child.pid);

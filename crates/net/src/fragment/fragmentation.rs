@@ -9,7 +9,7 @@ use towpath_packet::packet::HEADER_BYTES;
 use towpath_packet::{Ledger, Memory, Packet};
 
 use crate::gso::{
-    ChecksumError, Cutter, IP_BYTES_MAX, Layout, PARTS_MAX, at, complete_checksum, read_u16,
+    ChecksumError, IP_BYTES_MAX, Layout, PARTS_MAX, Splitter, at, complete_checksum, read_u16,
     write_ipv4_checksum, write_u16,
 };
 use crate::wire::{Protocol, ipv4, ipv6};
@@ -202,13 +202,13 @@ fn emit(
     let headers = &mut headers[..packet.headers().len()];
     headers.copy_from_slice(packet.headers());
     let total = packet.len() - plan.repeated;
-    let mut cutter = Cutter::new(packet.take_pieces(), capacity);
+    let mut splitter = Splitter::new(packet.take_pieces(), capacity);
     for offset in (0..count).map(|index| index * capacity) {
         let len = capacity.min(total - offset);
         // The first fragment also has the rest of the headers.
         let own = if offset == 0 { &headers[plan.repeated..] } else { &[] };
         let mut fragment = memory.packet().expect("handles were reserved");
-        cutter.cut(len - own.len(), &mut fragment);
+        splitter.split(len - own.len(), &mut fragment);
         let to = fragment.push_header(plan.repeated + plan.added + own.len());
         let (ip, rest) = to.split_at_mut(plan.repeated + plan.added);
         ip[..plan.repeated].copy_from_slice(&headers[..plan.repeated]);

@@ -10,7 +10,7 @@ use super::shapes::{
 };
 use crate::errno::{Errno, Outcome};
 use crate::memory::pointers::bytes;
-use crate::queue::Told;
+use crate::queue::TowpathEvent;
 use libc::c_int;
 use std::mem::{MaybeUninit, offset_of};
 
@@ -20,45 +20,45 @@ const STRUCTURE_BYTES_MAX: usize = 4096;
 /// A structure of C to which later versions may append fields.
 ///
 /// # Safety
-/// All bit patterns are valid for it, and its first [`Grown::FIRST`] bytes contain no padding that
-/// matters to Rust: it is read and written as bytes.
-pub(super) unsafe trait Grown: Copy {
+/// All bit patterns are valid for it, and its first [`Extensible::FIRST`] bytes contain no padding
+/// that matters to Rust: it is read and written as bytes.
+pub(super) unsafe trait Extensible: Copy {
     /// Bytes of its first version. No program has a shorter one.
     const FIRST: usize;
 }
 
 // SAFETY: it contains only integers and raw pointers, for which all bytes are valid.
-unsafe impl Grown for TowpathConfig {
+unsafe impl Extensible for TowpathConfig {
     const FIRST: usize = offset_of!(TowpathConfig, file_cache);
 }
 
 // SAFETY: it contains only integers and raw pointers, for which all bytes are valid.
-unsafe impl Grown for TowpathChange {
+unsafe impl Extensible for TowpathChange {
     const FIRST: usize = 88;
 }
 
 // SAFETY: it contains only integers and raw pointers, for which all bytes are valid.
-unsafe impl Grown for TowpathOperation {
+unsafe impl Extensible for TowpathOperation {
     const FIRST: usize = 80;
 }
 
 // SAFETY: it contains only integers and raw pointers, for which all bytes are valid.
-unsafe impl Grown for TowpathTransfer {
+unsafe impl Extensible for TowpathTransfer {
     const FIRST: usize = 80;
 }
 
 // SAFETY: it contains only integers and raw pointers, for which all bytes are valid.
-unsafe impl Grown for TowpathLent {
+unsafe impl Extensible for TowpathLent {
     const FIRST: usize = 64;
 }
 
 // SAFETY: it contains only integers, for which all bytes are valid, and no padding.
-unsafe impl Grown for Told {
+unsafe impl Extensible for TowpathEvent {
     const FIRST: usize = 40;
 }
 
 /// Fails unless a version of the structure can have this size.
-fn check_size<T: Grown>(size: usize) -> Outcome<()> {
+fn check_size<T: Extensible>(size: usize) -> Outcome<()> {
     if size < T::FIRST || !size.is_multiple_of(align_of::<T>()) {
         return Err(Errno::INVAL);
     }
@@ -69,7 +69,7 @@ fn check_size<T: Grown>(size: usize) -> Outcome<()> {
 ///
 /// # Safety
 /// `pointer` is null or names `size` bytes.
-pub(super) unsafe fn check_rest<T: Grown>(pointer: *const T, size: usize) -> Outcome<()> {
+pub(super) unsafe fn check_rest<T: Extensible>(pointer: *const T, size: usize) -> Outcome<()> {
     check_size::<T>(size)?;
     // SAFETY: the caller vouches for it.
     let given = unsafe { bytes(pointer.cast(), size) }?;
@@ -81,7 +81,7 @@ pub(super) unsafe fn check_rest<T: Grown>(pointer: *const T, size: usize) -> Out
 ///
 /// # Safety
 /// `pointer` is null or names `size` bytes.
-pub(super) unsafe fn read_grown<T: Grown>(pointer: *const T, size: usize) -> Outcome<T> {
+pub(super) unsafe fn read_grown<T: Extensible>(pointer: *const T, size: usize) -> Outcome<T> {
     // SAFETY: the caller vouches for it.
     unsafe { check_rest(pointer, size) }?;
     let mut known = MaybeUninit::<T>::zeroed();
@@ -99,7 +99,7 @@ pub(super) struct Elements<T> {
     size: usize,
 }
 
-impl<T: Grown> Elements<T> {
+impl<T: Extensible> Elements<T> {
     /// Makes the array. A negative count is `EINVAL`.
     ///
     /// # Safety
@@ -148,7 +148,7 @@ impl<T: Grown> Elements<T> {
 }
 
 /// Structures into which the result is written.
-pub(super) trait Answered: Grown {}
+pub(super) trait Answered: Extensible {}
 impl Answered for TowpathChange {}
 impl Answered for TowpathOperation {}
 
@@ -182,7 +182,7 @@ mod tests {
     }
 
     // SAFETY: it contains only integers, for which all bytes are valid.
-    unsafe impl Grown for Second {
+    unsafe impl Extensible for Second {
         const FIRST: usize = 8;
     }
 

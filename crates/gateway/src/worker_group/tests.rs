@@ -160,7 +160,7 @@ impl Lab {
         let mut configs = [&of_first, &share].into_iter();
         let workers: Vec<_> = sides
             .into_iter()
-            .map(|side| Worker::serving_program(configs.next().expect("two"), side))
+            .map(|inside| Worker::serving_program(configs.next().expect("two"), inside))
             .collect::<Result<_, _>>()
             .expect("workers");
         let mut workers: [Worker<Queue>; 2] = workers.try_into().unwrap_or_else(|_| panic!("two"));

@@ -16,7 +16,7 @@ pub(in crate::host) struct Filled {
 
 /// Buffers that wait for bytes of one socket; the first to be filled is in front.
 #[derive(Default)]
-pub(in crate::host) struct Line {
+pub(in crate::host) struct PostedBuffers {
     pub(in crate::host) buffers: VecDeque<(Waiting, Arc<Slot>)>,
     /// The slot of the most recently posted buffer.
     pub(in crate::host) last: Weak<Slot>,
@@ -67,7 +67,7 @@ impl Slot {
     }
 }
 
-impl Line {
+impl PostedBuffers {
     /// Returns true if buffers wait for bytes.
     pub(in crate::host) fn waits(&self) -> bool {
         !self.buffers.is_empty()

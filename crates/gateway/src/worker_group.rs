@@ -9,7 +9,7 @@
 //! they get from the first worker. `queue` explains why, and what is handed over.
 //!
 //! A doorbell wakes the other workers for a command: to report, or to finish. If one of them ends
-//! by itself, all end with its error. Dropping [`Workers`] ends their threads.
+//! by itself, all end with its error. Dropping [`WorkerGroup`] ends their threads.
 //!
 //! A capture is one file. All workers write to it, one burst at a time, under a lock that serves
 //! nothing else, so its packets are in order of time.
@@ -48,7 +48,7 @@ use queue::Queue;
 pub const REPORT_PATIENCE: Duration = Duration::from_millis(100);
 
 /// All workers of a program.
-pub struct Workers {
+pub struct WorkerGroup {
     first: Worker<Queue>,
     others: Vec<Running>,
     /// Results of the workers that have ended.
@@ -59,8 +59,8 @@ pub struct Workers {
     stop: EventDoorbell,
 }
 
-impl Workers {
-    /// Prepares the workers as [`Workers::prepare`] does, and starts serving.
+impl WorkerGroup {
+    /// Prepares the workers as [`WorkerGroup::prepare`] does, and starts serving.
     ///
     /// # Errors
     /// [`StartError`].
@@ -74,7 +74,7 @@ impl Workers {
     }
 
     /// Binds the published ports, takes over the queues of a device, one worker for each, and
-    /// starts their threads, which wait for [`Workers::begin`].
+    /// starts their threads, which wait for [`WorkerGroup::begin`].
     ///
     /// # Errors
     /// [`StartError`].
@@ -98,8 +98,8 @@ impl Workers {
         let (ended, stop) = (new_bell()?, new_bell()?);
         let mut others = Vec::new();
         let mut hand_over = Vec::new();
-        for (index, side) in (1..).zip(queues) {
-            let mut worker = Worker::serving_program(&share, side)?;
+        for (index, inside) in (1..).zip(queues) {
+            let mut worker = Worker::serving_program(&share, inside)?;
             worker.gateway().0.spread(Spread::new(owners.clone(), index, Vec::new()));
             worker.search_paths();
             worker.capture_with(first.capture_file());

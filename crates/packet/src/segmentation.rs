@@ -3,11 +3,11 @@
 //! A device that does not accept super-packets may still be the best place to segment them: if it
 //! copies each part to its destination anyway, a part needs no packet handle and no holder of the
 //! loans, only its own headers. The code that knows the protocols makes a [`Template`] from the
-//! headers of the whole packet and attaches it to the packet as a [`Cut`]; the device uses it to
-//! write the headers of each part.
+//! headers of the whole packet and attaches it to the packet as a [`Segmentation`]; the device uses
+//! it to write the headers of each part.
 //!
-//! Lengths were checked when the template was made. A packet with a [`Cut`] changes only at the
-//! front, by whole parts ([`Packet::drop_parts`]).
+//! Lengths were checked when the template was made. A packet with a [`Segmentation`] changes only
+//! at the front, by whole parts ([`Packet::drop_parts`]).
 //!
 //! RFC 9293 §3.1, RFC 768, RFC 791, RFC 8200; RFC 3168 §6.1.2 (CWR), RFC 6864 (identification).
 //!
@@ -139,7 +139,7 @@ fn write_tcp(header: &mut [u8], part: &Part) {
 
 /// How a device segments a super-packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cut {
+pub struct Segmentation {
     /// Writes the headers of parts. Prepared for `size`.
     template: Template,
     /// Bytes of payload in each part but the last.
@@ -148,7 +148,7 @@ pub struct Cut {
     gone: u16,
 }
 
-impl Cut {
+impl Segmentation {
     /// Segmentation into parts of `size` bytes. Changes `headers` to what these parts have in
     /// common.
     pub fn new(mut template: Template, headers: &mut [u8], size: NonZeroU16) -> Self {

@@ -37,7 +37,7 @@ use towpath_packet::{Burst, Caps, Context, Device, Input, Packet};
 
 use crate::owners::Owners;
 use crate::report::Report;
-use crate::worker::Side;
+use crate::worker::Inside;
 
 /// Packets that may wait for a worker: as many as a TAP device's own queue holds.
 pub const HANDED_MAX: usize = 1024;
@@ -182,7 +182,7 @@ impl Device for Queue {
     }
 }
 
-impl Side for Queue {
+impl Inside for Queue {
     fn bell(&self) -> Option<BorrowedFd<'_>> {
         Some(self.bell.as_fd())
     }

@@ -153,7 +153,7 @@ const HINTS: &[Hint] = &[
         "`towpath run` keeps search domains and options of the host's resolv.conf; for virtual \
          machines there is `towpath up --search NAME`",
     ),
-    hint(&["--disable-dns"], &[], "there is no such option: DNS is always relayed"),
+    hint(&["--disable-dns"], &[("run", "--no-dns")], "use --no-dns"),
     hint(
         &["-H", "--hostname", "--fqdn", "--add-host"],
         &[("up", "--domain")],
@@ -186,9 +186,9 @@ const HINTS: &[Hint] = &[
     hint(&["-r"], &[("run", "--ready-fd")], "use --ready-fd N"),
     hint(
         &["-e", "--exit-fd"],
-        &[("run", "--ready-fd")],
-        "there is no such option: towpath ends with the program or the namespace that it serves, \
-         or at SIGTERM; --ready-fd N reports its start; environment variables are passed on",
+        &[("attach", "--exit-fd")],
+        "`towpath run` ends with its program, `towpath attach` also by --exit-fd N; environment \
+         variables are passed on",
     ),
     hint(
         &["--pid"],

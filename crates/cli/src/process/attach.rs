@@ -11,8 +11,9 @@ use towpath_io::namespace::enter::{Identity, NetworkNamespace, RemovalWatch};
 use towpath_io::namespace::signals::Signals;
 use towpath_io::namespace::{self, Kept};
 use towpath_io::process_sys::{Forked, Inherited};
+use towpath_io::reactor::{Interest, Reactor};
 
-use crate::config::args::AttachArguments;
+use crate::config::args::{AttachArguments, NoConfig};
 use crate::config::settings;
 use crate::control::socket::Control;
 use crate::end_child;
@@ -29,6 +30,8 @@ struct Life {
     process: Option<OwnedFd>,
     /// A path that is removed.
     path: Option<(RemovalWatch, PathBuf)>,
+    /// A descriptor whose other end is closed.
+    exit: Option<OwnedFd>,
 }
 
 /// Serves until the namespace goes or a signal requests the end.
@@ -37,10 +40,13 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     let messages = settings::messages(&network.gateway);
     let mut inherited = Inherited::take().context("cannot list the inherited file descriptors")?;
     let ready = take_ready(&mut inherited, network.gateway.ready_fd)?;
+    let exit = arguments.exit_fd.map(|number| take_exit(&mut inherited, number)).transpose()?;
     drop(inherited);
     let mut config = settings::config(network)?;
-    config.configures_interface = !arguments.no_config;
-    let (namespace, life) = find(arguments)?;
+    config.configures_interface = arguments.no_config.is_none();
+    config.configures_ipv6 = arguments.no_config != Some(NoConfig::All);
+    let (namespace, mut life) = find(arguments)?;
+    life.exit = exit;
     namespace.check_foreign()?;
     let surroundings = match Surroundings::prepare(arguments)? {
         Role::Serving(surroundings) => surroundings,
@@ -50,8 +56,9 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     let (ours, theirs) = Channel::pair()?;
     let child = match namespace::fork()? {
         Forked::Child => {
-            drop((ours, ready, surroundings));
-            let child = Child { config: &config, messages, channel: theirs };
+            let is_awaited = ready.is_some() || arguments.daemon;
+            drop((ours, ready, surroundings, life));
+            let child = Child { config: &config, messages, channel: theirs, is_awaited };
             end_child(child.attach(&namespace));
         }
         Forked::Parent(child) => Kept::new(child),
@@ -92,15 +99,27 @@ fn find(arguments: &AttachArguments) -> anyhow::Result<(NetworkNamespace, Life)>
     match (&arguments.pid, &arguments.netns) {
         (Some(pid), _) => {
             let (namespace, process) = NetworkNamespace::of_process(*pid)?;
-            Ok((namespace, Life { process: Some(process), path: None }))
+            Ok((namespace, Life { process: Some(process), path: None, exit: None }))
         }
         (None, Some(path)) => {
-            let nothing = Life { process: None, path: None };
+            let nothing = Life { process: None, path: None, exit: None };
             let life = if arguments.stay { nothing } else { Life::of_path(path)? };
             Ok((NetworkNamespace::open(path)?, life))
         }
         (None, None) => unreachable!("the command line requires one of them"),
     }
+}
+
+/// Takes over the descriptor of `--exit-fd`.
+fn take_exit(inherited: &mut Inherited, number: i32) -> anyhow::Result<OwnedFd> {
+    let taken = inherited.take_one(number);
+    let taken = taken
+        .with_context(|| format!("option --exit-fd: file descriptor {number} must be open"))?;
+    let watched = Reactor::new()?.add(&taken, 0, Interest::READ, false);
+    watched.with_context(|| {
+        format!("option --exit-fd: file descriptor {number} must be a pipe or socket")
+    })?;
+    Ok(taken)
 }
 
 fn serve_until_over(
@@ -111,6 +130,7 @@ fn serve_until_over(
 ) -> anyhow::Result<()> {
     let mut watched = vec![signals.as_fd()];
     watched.extend(life.process.as_ref().map(AsFd::as_fd));
+    watched.extend(life.exit.as_ref().map(AsFd::as_fd));
     watched.extend(life.path.as_ref().map(|(watch, _)| watch.as_fd()));
     loop {
         let ready = gateway.run_until(&watched)?;
@@ -141,7 +161,7 @@ impl Life {
         let process = process.transpose()?.map(|(_, process)| process);
         let watch = RemovalWatch::new(path)
             .with_context(|| format!("cannot watch the network namespace {}", path.display()))?;
-        Ok(Self { process, path: Some((watch, path.to_owned())) })
+        Ok(Self { process, path: Some((watch, path.to_owned())), exit: None })
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{ArgGroup, Args};
+use clap::{ArgGroup, Args, ValueEnum};
 
 use super::{NetworkArguments, parse_pid};
 use crate::exit;
@@ -29,14 +29,21 @@ pub(crate) struct AttachArguments {
     #[arg(long, value_name = "PATH", group = "target")]
     pub(crate) netns: Option<PathBuf>,
 
-    /// Do not configure the interface: another process gives it addresses and routes. It may exist
-    /// already, unused.
-    #[arg(long, help_heading = "Network")]
-    pub(crate) no_config: bool,
+    /// Do not configure the interface, or not its IPv4: another process gives it addresses and
+    /// routes. It may exist already, unused. Offloads are in use only if it exists and is up.
+    #[arg(long, value_name = "VERSION", num_args = 0..=1, require_equals = true,
+          default_missing_value = "all", hide_possible_values = true, help_heading = "Network")]
+    pub(crate) no_config: Option<NoConfig>,
 
     /// Stay when PATH is removed.
     #[arg(long, requires = "netns", help_heading = "Process")]
     pub(crate) stay: bool,
+
+    /// End when file descriptor N, for example that of a pipe, is closed at its other end or has
+    /// something to read.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(3..),
+          help_heading = "Process")]
+    pub(crate) exit_fd: Option<i32>,
 
     /// Continue in the background once the network is ready; this command then ends with 0, or with
     /// an error if the network cannot be served.
@@ -53,6 +60,13 @@ pub(crate) struct AttachArguments {
 
     #[command(flatten)]
     pub(crate) network: NetworkArguments,
+}
+
+/// What `--no-config` leaves to another process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum NoConfig {
+    All,
+    Ipv4,
 }
 
 /// Act as another program, with its options.

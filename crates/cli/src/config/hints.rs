@@ -197,10 +197,9 @@ const HINTS: &[Hint] = &[
     ),
     hint(
         &["--api-socket"],
-        &[],
-        "there is no such option: each towpath has a control socket, which `towpath stats` finds; \
-         ports of `towpath run` cannot be changed while it runs, those of `towpath up` by `towpath \
-         publish`",
+        &[("attach", "--port-socket")],
+        "use `towpath attach --port-socket PATH`; `towpath stats` finds the control socket that \
+         each towpath has",
     ),
     hint(
         &["--enable-sandbox", "--enable-seccomp", "--runas", "--chroot-fallback"],

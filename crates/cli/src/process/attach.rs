@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::Context;
 use towpath_io::confine::Mode;
-use towpath_io::confine::broker::Duties;
+use towpath_io::confine::broker::{Duties, Ports};
 use towpath_io::namespace::channel::Channel;
 use towpath_io::namespace::enter::{Identity, NetworkNamespace, RemovalWatch};
 use towpath_io::namespace::signals::Signals;
@@ -15,6 +15,7 @@ use towpath_io::reactor::{Interest, Reactor};
 
 use crate::config::args::{AttachArguments, NoConfig};
 use crate::config::settings;
+use crate::control::port_socket::PortSocket;
 use crate::control::socket::Control;
 use crate::end_child;
 use crate::exit::{Ending, Failure};
@@ -66,9 +67,16 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     // The namespace's file may be unmounted from now on; the TAP device keeps the namespace alive.
     let identity = namespace.identity()?;
     drop((theirs, namespace));
+    let program = config.ipv4.map(|v4| v4.address);
+    let ports = arguments.port_socket.as_deref();
+    let ports = ports.map(|path| PortSocket::new(path, program)).transpose()?;
     let control = serve::control(messages);
     let duties = Duties {
-        ports: confine::ports(&config.publish),
+        ports: match ports {
+            Some(_) => Ports::Any,
+            None => confine::ports(&config.publish),
+        },
+        sockets: ports.as_ref().map(PortSocket::file).into_iter().collect(),
         control: control.as_ref().map(Control::files),
         namespace: life.path.as_ref().map(|(_, path)| path.clone()),
         ..Duties::default()
@@ -86,6 +94,7 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     confinement.release_input_and_output()?;
     surroundings.announce()?;
     confinement.seal(Mode::Program);
+    gateway.serve_ports(ports);
     gateway.begin();
     serve_until_over(&mut gateway, &signals, &identity, &life)?;
     gateway.finish_capture(&[signals.as_fd()])?;

@@ -35,6 +35,11 @@ pub(crate) struct AttachArguments {
           default_missing_value = "all", hide_possible_values = true, help_heading = "Network")]
     pub(crate) no_config: Option<NoConfig>,
 
+    /// Listen on the socket PATH for requests that publish ports and close them again, in the form
+    /// of slirp4netns's API socket.
+    #[arg(long, value_name = "PATH", help_heading = "Ports")]
+    pub(crate) port_socket: Option<PathBuf>,
+
     /// Stay when PATH is removed.
     #[arg(long, requires = "netns", help_heading = "Process")]
     pub(crate) stay: bool,

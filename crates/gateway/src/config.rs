@@ -51,6 +51,8 @@ pub struct Config {
     pub interface: String,
     /// The interface gets its addresses and routes here. Otherwise another process configures it.
     pub configures_interface: bool,
+    /// IPv6 is configured here even if another process configures the rest.
+    pub configures_ipv6: bool,
     /// Largest IP packet of the program's interface, in bytes.
     pub mtu: u16,
     /// The IPv4 network; `None` disables IPv4.
@@ -203,6 +205,7 @@ impl Default for Config {
         Self {
             interface: "tap0".into(),
             configures_interface: true,
+            configures_ipv6: true,
             mtu: 1500,
             ipv4: Some(Ipv4Config::default()),
             ipv6: Some(Ipv6Config::default()),

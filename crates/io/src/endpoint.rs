@@ -118,6 +118,11 @@ impl Listener {
         Ok(listener)
     }
 
+    /// Returns the path of the socket's file, and its device and inode number.
+    pub fn file(&self) -> (PathBuf, (u64, u64)) {
+        (self.path.clone(), self.file.unwrap_or_default())
+    }
+
     /// Accepts the next connection, a non-blocking socket. Returns `None` if none waits.
     ///
     /// # Errors

@@ -39,6 +39,7 @@ pub mod listening;
 pub mod signals;
 pub mod sockets;
 pub mod terminal;
+pub mod test_addresses;
 
 /// Why namespaces could not be created or set up.
 #[derive(Debug)]
@@ -307,6 +308,26 @@ impl Interface {
         netlink.link_set(index, &LinkSettings { mac: Some(self.mac), ..LinkSettings::default() })
     }
 
+    /// Gives the existing link of this name its IPv6 addresses and route, and sets it up, after
+    /// [`prepare`](Self::prepare). Another process configures IPv4. What exists already stays.
+    ///
+    /// # Errors
+    /// [`NetlinkError`]. A kernel without IPv6 is an error only if there is no IPv4.
+    pub fn configure_ipv6(&self) -> Result<Configured, NetlinkError> {
+        let Some(ipv6) = &self.ipv6 else { return Ok(Configured::Whole) };
+        let mut netlink = Netlink::open()?;
+        let index = netlink.link_index(&self.name)?;
+        netlink.link_set(index, &LinkSettings { up: true, ..LinkSettings::default() })?;
+        let local = link_local(self.mac).into();
+        let added = unless_there(netlink.address_add(index, local, 64))
+            .and_then(|()| unless_there(netlink.address_add(index, ipv6.address, ipv6.prefix_len)))
+            .and_then(|()| {
+                let on_link = !ipv6.has_gateway_inside();
+                unless_there(netlink.route_add_default(index, ipv6.gateway, on_link))
+            });
+        self.outcome(added)
+    }
+
     /// Gives the existing link of this name its addresses and routes and sets it up. The addresses
     /// are usable at once. Also sets the loopback link up.
     ///
@@ -335,6 +356,11 @@ impl Interface {
         let added = quiet
             .and_then(|()| netlink.address_add(index, link_local(self.mac).into(), 64))
             .and_then(|()| add_network(&mut netlink, index, ipv6));
+        self.outcome(added)
+    }
+
+    /// Returns how the interface is configured after its IPv6 was.
+    fn outcome(&self, added: Result<(), NetlinkError>) -> Result<Configured, NetlinkError> {
         match added {
             Ok(()) => Ok(Configured::Whole),
             Err(NetlinkError::Refused { errno, .. })
@@ -398,6 +424,15 @@ pub fn kill_and_reap(pid: Pid) {
         None => drop(rustix::process::kill_process(pid, Signal::KILL)),
     }
     let _ = reap(pid);
+}
+
+/// Ignores that what was to be added exists.
+fn unless_there(added: Result<(), NetlinkError>) -> Result<(), NetlinkError> {
+    match added {
+        Err(NetlinkError::Refused { errno: Errno::EXIST, .. }) => Ok(()),
+        Err(NetlinkError::DefaultRouteExists) => Ok(()),
+        added => added,
+    }
 }
 
 fn add_network(netlink: &mut Netlink, index: u32, network: &Addresses) -> Result<(), NetlinkError> {

@@ -60,7 +60,8 @@ pub enum Wanted {
     Listen = 10,
     /// Open a Unix socket that is connected to a path.
     Connect = 11,
-    /// Remove the file of a socket that [`Wanted::Listen`] made.
+    /// Remove the file of a socket that [`Wanted::Listen`] made, or that existed when the broker
+    /// was started.
     Unlink = 12,
     /// Replace the lease file by the content of the attached pipe. The number is its length in
     /// bytes.

@@ -1,6 +1,6 @@
 //! Parses options as getopt_long(3) does: clustered short options, `--option value`,
-//! `--option=value`, and unambiguous abbreviations of long options. Parsing ends at the first
-//! argument that is not an option, and at `--`.
+//! `--option=value`, and unambiguous abbreviations of long options. Parsing ends at `--`, and for
+//! some programs at the first argument that is not an option.
 //!
 //! Error texts are those of the C library, since callers compare them.
 
@@ -71,20 +71,62 @@ pub(super) fn parse<'a, T, E: From<Wrong>>(
     mut arguments: &'a [OsString],
     mut see: impl FnMut(Given<T>) -> Result<(), E>,
 ) -> Result<&'a [OsString], E> {
-    while let [first, rest @ ..] = arguments {
-        let bytes = first.as_bytes();
-        if bytes == b"--" {
-            return Ok(rest);
+    loop {
+        match parse_next(known, arguments, &mut see)? {
+            Next::Parsed(rest) => arguments = rest,
+            Next::Operand => return Ok(arguments),
+            Next::End(rest) => return Ok(rest),
         }
-        arguments = match bytes {
-            [b'-', b'-', name @ ..] => parse_long(known, name, rest, &mut see)?,
-            [b'-', letters @ ..] if !letters.is_empty() => {
-                parse_short(known, letters, rest, &mut see)?
-            }
-            _ => return Ok(arguments),
-        };
     }
-    Ok(arguments)
+}
+
+/// Passes each option of `arguments` to `see`, as [`parse`] does, but also those behind and between
+/// other arguments; returns the others.
+pub(super) fn parse_anywhere<'a, T, E: From<Wrong>>(
+    known: &'static [Known<T>],
+    mut arguments: &'a [OsString],
+    mut see: impl FnMut(Given<T>) -> Result<(), E>,
+) -> Result<Vec<&'a OsString>, E> {
+    let mut operands = Vec::new();
+    loop {
+        match (parse_next(known, arguments, &mut see)?, arguments) {
+            (Next::Parsed(rest), _) => arguments = rest,
+            (Next::Operand, [operand, rest @ ..]) => {
+                operands.push(operand);
+                arguments = rest;
+            }
+            (Next::Operand, []) => return Ok(operands),
+            (Next::End(rest), _) => {
+                operands.extend(rest);
+                return Ok(operands);
+            }
+        }
+    }
+}
+
+/// What the next argument is.
+enum Next<'a> {
+    /// Options, which were parsed; the arguments behind them.
+    Parsed(&'a [OsString]),
+    /// No option.
+    Operand,
+    /// The end of all options; the arguments behind it.
+    End(&'a [OsString]),
+}
+
+fn parse_next<'a, T, E: From<Wrong>>(
+    known: &'static [Known<T>],
+    arguments: &'a [OsString],
+    see: &mut impl FnMut(Given<T>) -> Result<(), E>,
+) -> Result<Next<'a>, E> {
+    let [first, rest @ ..] = arguments else { return Ok(Next::End(arguments)) };
+    let parsed = match first.as_bytes() {
+        b"--" => return Ok(Next::End(rest)),
+        [b'-', b'-', name @ ..] => parse_long(known, name, rest, see)?,
+        [b'-', letters @ ..] if !letters.is_empty() => parse_short(known, letters, rest, see)?,
+        _ => return Ok(Next::Operand),
+    };
+    Ok(Next::Parsed(parsed))
 }
 
 /// Parses a long option; returns the arguments behind it.
@@ -207,6 +249,30 @@ mod tests {
         assert_eq!(seen(&["-", "-q"]), (vec![], 2), "a dash is an argument");
         assert_eq!(seen(&["-t", "--quiet"]).0, ["ttcp-ports=--quiet"]);
         assert_eq!(seen(&["--tcp-ports="]).0, ["ttcp-ports="]);
+    }
+
+    #[test]
+    fn options_behind_other_arguments() {
+        let read = |arguments: &[&str]| {
+            let arguments: Vec<OsString> = arguments.iter().map(OsString::from).collect();
+            let mut seen = Vec::new();
+            let others = parse_anywhere(KNOWN, &arguments, |given| -> Result<(), Wrong> {
+                seen.push(format!("{}={}", given.known.long, given.value.display()));
+                Ok(())
+            });
+            let others = others?.into_iter().map(|other| other.display().to_string()).collect();
+            Ok::<(Vec<String>, Vec<String>), Wrong>((seen, others))
+        };
+        let both = |seen: &[&str], others: &[&str]| {
+            let owned = |list: &[&str]| list.iter().map(|one| (*one).to_owned()).collect();
+            Ok((owned(seen), owned(others)))
+        };
+        assert_eq!(read(&["7", "-q", "tap0"]), both(&["quiet="], &["7", "tap0"]));
+        assert_eq!(read(&["-t", "1", "7", "-t2"]), both(&["tcp-ports=1", "tcp-ports=2"], &["7"]));
+        assert_eq!(read(&["7", "--", "-q", "--"]), both(&[], &["7", "-q", "--"]));
+        assert_eq!(read(&["-t", "--", "-"]), both(&["tcp-ports=--"], &["-"]));
+        assert_eq!(read(&[]), both(&[], &[]));
+        assert_eq!(read(&["7", "-x"]), Err(Wrong::UnknownShort("x".into())));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use towpath_net::wire::domain::DomainName;
 use crate::config::netfile::{Pool, parse_duration};
 use crate::exit;
 
-pub(crate) use attach::{AsArguments, AttachArguments};
+pub(crate) use attach::{AsArguments, AttachArguments, NoConfig};
 pub(crate) use capture::CaptureArguments;
 pub(crate) use doctor::{CompletionsArguments, DoctorArguments, ManArguments};
 pub(crate) use link::LinkArguments;

@@ -153,7 +153,7 @@ const HINTS: &[Hint] = &[
         "`towpath run` keeps search domains and options of the host's resolv.conf; for virtual \
          machines there is `towpath up --search NAME`",
     ),
-    hint(&["--disable-dns"], &[], "there is no such option: DNS is always relayed"),
+    hint(&["--disable-dns"], &[("run", "--no-dns")], "use --no-dns"),
     hint(
         &["-H", "--hostname", "--fqdn", "--add-host"],
         &[("up", "--domain")],
@@ -186,9 +186,9 @@ const HINTS: &[Hint] = &[
     hint(&["-r"], &[("run", "--ready-fd")], "use --ready-fd N"),
     hint(
         &["-e", "--exit-fd"],
-        &[("run", "--ready-fd")],
-        "there is no such option: towpath ends with the program or the namespace that it serves, \
-         or at SIGTERM; --ready-fd N reports its start; environment variables are passed on",
+        &[("attach", "--exit-fd")],
+        "`towpath run` ends with its program, `towpath attach` also by --exit-fd N; environment \
+         variables are passed on",
     ),
     hint(
         &["--pid"],
@@ -197,10 +197,9 @@ const HINTS: &[Hint] = &[
     ),
     hint(
         &["--api-socket"],
-        &[],
-        "there is no such option: each towpath has a control socket, which `towpath stats` finds; \
-         ports of `towpath run` cannot be changed while it runs, those of `towpath up` by `towpath \
-         publish`",
+        &[("attach", "--port-socket")],
+        "use `towpath attach --port-socket PATH`; `towpath stats` finds the control socket that \
+         each towpath has",
     ),
     hint(
         &["--enable-sandbox", "--enable-seccomp", "--runas", "--chroot-fallback"],

@@ -83,6 +83,10 @@ pub(crate) fn apply(
     let loses = |given: Option<Network>| copies && !is_alone && given.is_none();
     apply_v4(config, v4, loses(v4), arguments);
     apply_v6(config, v6, loses(v6), arguments);
+    if arguments.no_dns {
+        config.ipv4 = config.ipv4.map(|v4| Ipv4Config { dns: None, ..v4 });
+        config.ipv6 = config.ipv6.map(|v6| Ipv6Config { dns: None, ..v6 });
+    }
     let shared = [v4, v6].into_iter().flatten().filter(|network| network.is_hosts);
     config.shared_gateways = shared.map(|network| network.gateway).collect();
     map_host(config, arguments, [&host_v4, &host_v6])?;

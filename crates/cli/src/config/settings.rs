@@ -70,7 +70,7 @@ pub(crate) fn check(config: &mut Config, arguments: &GatewayArguments) {
 
 /// Warns the user if no resolver is configured, so that names cannot be resolved.
 pub(crate) fn look_for_resolvers(config: &Config, messages: Messages) {
-    if config.resolvers.is_none() && host_resolvers().is_empty() {
+    if config.dns().is_some() && config.resolvers.is_none() && host_resolvers().is_empty() {
         messages.notice(format_args!(
             "{RESOLV_CONF} lists no resolver, so names cannot be resolved; {NAME_A_RESOLVER}"
         ));

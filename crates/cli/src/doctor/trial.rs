@@ -225,7 +225,7 @@ fn set_up(
     if !has_device {
         return;
     }
-    let interface = match Interface::make(config, SELF_TEST_PATIENCE) {
+    let interface = match Interface::make(config, SELF_TEST_PATIENCE, false) {
         Ok(interface) => interface,
         Err(error) => return sink.send(&Finding::failure("interface", format!("{error:#}"))),
     };

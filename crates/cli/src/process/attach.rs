@@ -5,15 +5,17 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::Context;
 use towpath_io::confine::Mode;
-use towpath_io::confine::broker::Duties;
+use towpath_io::confine::broker::{Duties, Ports};
 use towpath_io::namespace::channel::Channel;
 use towpath_io::namespace::enter::{Identity, NetworkNamespace, RemovalWatch};
 use towpath_io::namespace::signals::Signals;
 use towpath_io::namespace::{self, ChildGuard};
 use towpath_io::process_sys::{Forked, Inherited};
+use towpath_io::reactor::{Interest, Reactor};
 
-use crate::config::args::AttachArguments;
+use crate::config::args::{AttachArguments, NoConfig};
 use crate::config::settings;
+use crate::control::port_socket::PortSocket;
 use crate::control::socket::Control;
 use crate::end_child;
 use crate::exit::{Ending, Failure};
@@ -29,6 +31,8 @@ struct Life {
     process: Option<OwnedFd>,
     /// A path that is removed.
     path: Option<(RemovalWatch, PathBuf)>,
+    /// A descriptor whose other end is closed.
+    exit: Option<OwnedFd>,
 }
 
 /// Serves until the namespace goes or a signal requests the end.
@@ -37,10 +41,13 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     let messages = settings::messages(&network.gateway);
     let mut inherited = Inherited::take().context("cannot list the inherited file descriptors")?;
     let ready = take_ready(&mut inherited, network.gateway.ready_fd)?;
+    let exit = arguments.exit_fd.map(|number| take_exit(&mut inherited, number)).transpose()?;
     drop(inherited);
     let mut config = settings::config(network)?;
-    config.configures_interface = !arguments.no_config;
-    let (namespace, life) = find(arguments)?;
+    config.configures_interface = arguments.no_config.is_none();
+    config.configures_ipv6 = arguments.no_config != Some(NoConfig::All);
+    let (namespace, mut life) = find(arguments)?;
+    life.exit = exit;
     namespace.check_foreign()?;
     let surroundings = match Surroundings::prepare(arguments)? {
         Role::Serving(surroundings) => surroundings,
@@ -50,8 +57,9 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     let (ours, theirs) = Channel::pair()?;
     let child = match namespace::fork()? {
         Forked::Child => {
-            drop((ours, ready, surroundings));
-            let child = Child { config: &config, messages, channel: theirs };
+            let is_awaited = ready.is_some() || arguments.daemon;
+            drop((ours, ready, surroundings, life));
+            let child = Child { config: &config, messages, channel: theirs, is_awaited };
             end_child(child.attach(&namespace));
         }
         Forked::Parent(child) => ChildGuard::new(child),
@@ -59,9 +67,16 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     // The namespace's file may be unmounted from now on; the TAP device keeps the namespace alive.
     let identity = namespace.identity()?;
     drop((theirs, namespace));
+    let program = config.ipv4.map(|v4| v4.address);
+    let ports = arguments.port_socket.as_deref();
+    let ports = ports.map(|path| PortSocket::new(path, program)).transpose()?;
     let control = serve::control(messages);
     let duties = Duties {
-        ports: confine::ports(&config.publish),
+        ports: match ports {
+            Some(_) => Ports::Any,
+            None => confine::ports(&config.publish),
+        },
+        sockets: ports.as_ref().map(PortSocket::file).into_iter().collect(),
         control: control.as_ref().map(Control::files),
         namespace: life.path.as_ref().map(|(_, path)| path.clone()),
         ..Duties::default()
@@ -79,6 +94,7 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     confinement.release_input_and_output()?;
     surroundings.announce()?;
     confinement.seal(Mode::Program);
+    gateway.serve_ports(ports);
     gateway.begin();
     serve_until_over(&mut gateway, &signals, &identity, &life)?;
     gateway.finish_capture(&[signals.as_fd()])?;
@@ -92,15 +108,27 @@ fn find(arguments: &AttachArguments) -> anyhow::Result<(NetworkNamespace, Life)>
     match (&arguments.pid, &arguments.netns) {
         (Some(pid), _) => {
             let (namespace, process) = NetworkNamespace::of_process(*pid)?;
-            Ok((namespace, Life { process: Some(process), path: None }))
+            Ok((namespace, Life { process: Some(process), path: None, exit: None }))
         }
         (None, Some(path)) => {
-            let nothing = Life { process: None, path: None };
+            let nothing = Life { process: None, path: None, exit: None };
             let life = if arguments.stay { nothing } else { Life::of_path(path)? };
             Ok((NetworkNamespace::open(path)?, life))
         }
         (None, None) => unreachable!("the command line requires one of them"),
     }
+}
+
+/// Takes over the descriptor of `--exit-fd`.
+fn take_exit(inherited: &mut Inherited, number: i32) -> anyhow::Result<OwnedFd> {
+    let taken = inherited.take_one(number);
+    let taken = taken
+        .with_context(|| format!("option --exit-fd: file descriptor {number} must be open"))?;
+    let watched = Reactor::new()?.add(&taken, 0, Interest::READ, false);
+    watched.with_context(|| {
+        format!("option --exit-fd: file descriptor {number} must be a pipe or socket")
+    })?;
+    Ok(taken)
 }
 
 fn serve_until_over(
@@ -111,6 +139,7 @@ fn serve_until_over(
 ) -> anyhow::Result<()> {
     let mut watched = vec![signals.as_fd()];
     watched.extend(life.process.as_ref().map(AsFd::as_fd));
+    watched.extend(life.exit.as_ref().map(AsFd::as_fd));
     watched.extend(life.path.as_ref().map(|(watch, _)| watch.as_fd()));
     loop {
         let ready = gateway.run_until(&watched)?;
@@ -141,7 +170,7 @@ impl Life {
         let process = process.transpose()?.map(|(_, process)| process);
         let watch = RemovalWatch::new(path)
             .with_context(|| format!("cannot watch the network namespace {}", path.display()))?;
-        Ok(Self { process, path: Some((watch, path.to_owned())) })
+        Ok(Self { process, path: Some((watch, path.to_owned())), exit: None })
     }
 }
 

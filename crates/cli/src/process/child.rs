@@ -22,6 +22,7 @@ use towpath_io::namespace::init::{self, InitError};
 use towpath_io::namespace::listening::{self, Wanted};
 use towpath_io::namespace::signals::Signals;
 use towpath_io::namespace::sockets;
+use towpath_io::namespace::test_addresses::TestAddresses;
 use towpath_io::namespace::{self, Configured, Isolation, die_with_parent, relax_network_limits};
 use towpath_io::process_sys::{Forked, Inherited};
 use towpath_io::socket::TcpListener;
@@ -42,6 +43,8 @@ pub(crate) struct Child<'a> {
     pub(crate) config: &'a Config,
     pub(crate) messages: Messages,
     pub(crate) channel: Channel,
+    /// The caller waits until the network is ready.
+    pub(crate) is_awaited: bool,
 }
 
 impl Child<'_> {
@@ -140,7 +143,7 @@ impl Child<'_> {
 
     /// Makes the program's interface; returns the message that passes it to the parent.
     fn interface(&self) -> anyhow::Result<Message> {
-        let interface = Interface::make(self.config, 1)?;
+        let interface = Interface::make(self.config, 1, self.is_awaited)?;
         if let Configured::WithoutIpv6(errno) = interface.configured {
             self.messages.notice(no_ipv6(errno));
         }
@@ -196,8 +199,9 @@ pub(crate) struct Interface {
 
 impl Interface {
     /// Makes and configures the interface in the network namespace of this process, and proves its
-    /// offload features with time limits that are `patience` times as long as usual.
-    pub(crate) fn make(config: &Config, patience: u32) -> anyhow::Result<Self> {
+    /// offload features with time limits that are `patience` times as long as usual. The test drops
+    /// packets, so an interface of another process is tested only if that waits (`is_awaited`).
+    pub(crate) fn make(config: &Config, patience: u32, is_awaited: bool) -> anyhow::Result<Self> {
         let name = &config.interface;
         let workers = config.workers;
         let tap = if workers > 1 { Tap::create_with_queues(name) } else { Tap::create(name) };
@@ -206,11 +210,17 @@ impl Interface {
         tap.set_mtu(config.mtu);
         let configured = match config.configures_interface {
             true => config.interface().configure(),
-            false => config.interface().prepare().map(|()| Configured::Whole),
+            false => config.interface().prepare().and_then(|()| match config.configures_ipv6 {
+                true => config.interface().configure_ipv6(),
+                false => Ok(Configured::Whole),
+            }),
         };
         let configured =
             configured.with_context(|| format!("cannot configure interface {name}"))?;
-        let report = tap::self_test_patiently(&mut tap, &self_test(config), patience);
+        let report = match config.configures_interface {
+            false if is_awaited => test_with_other_addresses(&mut tap, config, patience)?,
+            _ => tap::self_test_patiently(&mut tap, &self_test(config), patience),
+        };
         let others: Result<Vec<Tap>, _> = (1..workers).map(|_| tap.add_queue()).collect();
         let others = others.with_context(|| format!("cannot add queues to interface {name}"))?;
         if workers > 1 {
@@ -254,6 +264,25 @@ fn self_test(config: &Config) -> SelfTest {
         gateway_v6: ipv6.map(|ipv6| ipv6.gateway),
         mtu: config.mtu,
     }
+}
+
+/// Proves the offload features of an interface that another process configures, by addresses that
+/// the interface has for this time only.
+fn test_with_other_addresses(
+    tap: &mut Tap,
+    config: &Config,
+    patience: u32,
+) -> anyhow::Result<tap::Report> {
+    let name = &config.interface;
+    let addresses = TestAddresses::add(name);
+    let addresses = addresses.with_context(|| format!("cannot examine interface {name}"))?;
+    let mut test = self_test(config);
+    if let Some(addresses) = &addresses {
+        [test.program_v4, test.gateway_v4] = addresses.v4().map_or([None; 2], |v4| v4.map(Some));
+        [test.program_v6, test.gateway_v6] = addresses.v6().map_or([None; 2], |v6| v6.map(Some));
+        test.mtu = addresses.mtu.min(config.mtu);
+    }
+    Ok(tap::self_test_patiently(tap, &test, patience))
 }
 
 /// A message about a mount that failed and without which the program can run.

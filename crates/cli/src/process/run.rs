@@ -41,7 +41,8 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     let init = match isolation.fork()? {
         Forked::Child => {
             drop((ours, ready, foreground));
-            let child = Child { config: &config, messages, channel: theirs };
+            let is_awaited = true;
+            let child = Child { config: &config, messages, channel: theirs, is_awaited };
             end_child(child.run(&isolation, signals, &arguments.command, inherited));
         }
         Forked::Parent(child) => ChildGuard::new(child),

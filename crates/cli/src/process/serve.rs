@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context;
 use towpath_gateway::capture::{FINISH_PATIENCE, Recording, Summary};
 use towpath_gateway::config::Config;
-use towpath_gateway::flows::{FlowPage, FlowQuery, JoinedListener, allow_many_files};
+use towpath_gateway::flows::{FlowPage, FlowQuery, JoinedListener, StartError, allow_many_files};
 use towpath_gateway::publish::{HostPort, Protocol, Publish, Target};
 use towpath_gateway::report::Report;
 use towpath_gateway::worker::Worker;
@@ -20,6 +21,7 @@ use towpath_io::namespace::sockets::SocketSource;
 use towpath_io::tap::{Features, Tap};
 
 use crate::control::api::{self, Serving};
+use crate::control::port_socket::{PortSocket, Publishing};
 use crate::control::socket::Control;
 use crate::messages::Messages;
 
@@ -50,6 +52,8 @@ pub(crate) struct Gateway {
     capture: Option<Capture>,
     /// Reports the ports on which programs inside listen.
     watcher: Option<Channel>,
+    /// Requests for ports, if there is a socket for them.
+    ports: Option<PortSocket>,
     /// Ports that are published because of that.
     followed: HashSet<HostPort>,
     messages: Messages,
@@ -60,6 +64,15 @@ struct Capture {
     /// Readable when it has ended.
     ended: EventDoorbell,
     path: PathBuf,
+}
+
+/// What is watched besides packets.
+#[derive(Clone, Copy)]
+enum Own {
+    Control,
+    Watcher,
+    Ports,
+    Capture,
 }
 
 /// One worker on this thread, or several.
@@ -98,7 +111,13 @@ impl Gateway {
             .recording()
             .zip(config.capture.as_ref())
             .map(|(recording, to)| Capture { ended: recording.ended(), path: to.path.clone() });
-        Ok(Self { workers, control, capture, watcher, followed: HashSet::new(), messages })
+        let (ports, followed) = (None, HashSet::new());
+        Ok(Self { workers, control, capture, watcher, ports, followed, messages })
+    }
+
+    /// Answers requests for ports from now on.
+    pub(crate) fn serve_ports(&mut self, ports: Option<PortSocket>) {
+        self.ports = ports;
     }
 
     /// Lets other threads begin to serve.
@@ -116,18 +135,25 @@ impl Gateway {
             let capture = self.capture.as_ref().map(|capture| capture.ended.as_fd());
             let mut all = descriptors.to_vec();
             let watcher = self.watcher.as_ref().map(AsFd::as_fd);
-            all.extend(control.into_iter().chain(watcher).chain(capture));
+            let ports = self.ports.as_ref().map(AsFd::as_fd);
+            let own = [
+                (Own::Control, control),
+                (Own::Watcher, watcher),
+                (Own::Ports, ports),
+                (Own::Capture, capture),
+            ];
+            let own: Vec<_> =
+                own.into_iter().filter_map(|(what, file)| Some((what, file?))).collect();
+            all.extend(own.iter().map(|(_, file)| *file));
             let ready = self.workers.run_until(&all)?;
             if ready < descriptors.len() {
                 return Ok(ready);
             }
-            let own = ready - descriptors.len();
-            if control.is_some() && own == 0 {
-                self.answer();
-            } else if watcher.is_some() && own == usize::from(control.is_some()) {
-                self.follow();
-            } else {
-                self.report_capture();
+            match own[ready - descriptors.len()].0 {
+                Own::Control => self.answer(),
+                Own::Watcher => self.follow(),
+                Own::Ports => self.answer_ports(),
+                Own::Capture => self.report_capture(),
             }
         }
     }
@@ -164,6 +190,17 @@ impl Gateway {
             }
             // The configuration allows one worker only.
             Threads::Several(_) => self.watcher = None,
+        }
+    }
+
+    /// Answers requests for ports.
+    fn answer_ports(&mut self) {
+        let Some(ports) = &mut self.ports else { return };
+        if let Err(error) = ports.serve(&mut self.workers) {
+            self.messages.notice(format_args!(
+                "option --port-socket: the socket failed and is closed: {error}"
+            ));
+            self.ports = None;
         }
     }
 
@@ -253,6 +290,26 @@ impl Threads {
         match self {
             Self::One(worker) => worker.recording(),
             Self::Several(workers) => workers.recording(),
+        }
+    }
+}
+
+impl Publishing for Threads {
+    fn publish(&mut self, publish: &Publish) -> Result<(), StartError> {
+        match self {
+            Self::One(worker) => worker.publish(publish),
+            Self::Several(_) => Err(StartError::Bind {
+                protocol: "TCP",
+                address: (Ipv4Addr::UNSPECIFIED, publish.host_port).into(),
+                source: io::ErrorKind::Unsupported.into(),
+            }),
+        }
+    }
+
+    fn unpublish(&mut self, port: &HostPort) {
+        match self {
+            Self::One(worker) => worker.unpublish(port),
+            Self::Several(_) => {}
         }
     }
 }

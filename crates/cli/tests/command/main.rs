@@ -21,6 +21,7 @@ mod manual;
 mod network;
 mod pasta;
 mod published;
+mod slirp4netns;
 mod stats;
 mod support;
 mod terminal;
@@ -208,10 +209,7 @@ fn options_of_other_programs_lead_to_hints() {
         (&["run", "--config-net"], "not needed: towpath always configures the interface"),
         (&["run", "--map-gw", "true"], "use --map-host-loopback 10.0.2.2"),
         (&["attach", "--disable-host-loopback", "1"], "not needed: the host's loopback"),
-        (
-            &["attach", "--api-socket=/run/x", "1"],
-            "there is no such option: each towpath has a control",
-        ),
+        (&["attach", "--api-socket=/run/x", "1"], "use `towpath attach --port-socket PATH`"),
         (&["--net", "pasta"], "`towpath run` always makes a network of its own"),
         (&["run", "-T", "auto"], "pasta's auto follows the ports that programs open"),
         (&["run", "-t", "80:80/udp"], "for Docker's suffix /udp use -u"),

@@ -35,14 +35,14 @@ const PODMAN: [&str; 14] = [
 ];
 
 /// Two namespaces: one that stands for the host, and one that is served.
-struct Bench {
-    host: Guard,
-    inside: Guard,
-    folder: Folder,
+pub(super) struct Bench {
+    pub(super) host: Guard,
+    pub(super) inside: Guard,
+    pub(super) folder: Folder,
 }
 
 impl Bench {
-    fn new(name: &str) -> Self {
+    pub(super) fn new(name: &str) -> Self {
         let ours = network_namespace(std::process::id().try_into().unwrap());
         let script = "set -e; ip link set lo up; ip link add d0 type veth peer name d1; \
                       ip link set d1 up; ip link set d0 up; ip address add 192.0.2.1/24 dev d0; \
@@ -69,13 +69,18 @@ impl Bench {
         Self { host, inside, folder: Folder::new(&format!("pasta-{name}")) }
     }
 
-    fn pid(&self) -> String {
+    pub(super) fn pid(&self) -> String {
         self.inside.pid().as_raw_pid().to_string()
     }
 
     /// Returns the command `pasta` with arguments, on the host.
     fn pasta(&self, arguments: &[&str]) -> Command {
-        let link = self.folder.0.join("pasta");
+        self.named("pasta", arguments)
+    }
+
+    /// Returns the command by this name, with arguments, on the host.
+    pub(super) fn named(&self, name: &str, arguments: &[&str]) -> Command {
+        let link = self.folder.0.join(name);
         if !link.exists() {
             std::os::unix::fs::symlink(TOWPATH, &link).unwrap();
         }
@@ -97,11 +102,11 @@ impl Bench {
         Pid::from_raw(pid.trim_end().parse().unwrap()).unwrap()
     }
 
-    fn shown(&self) -> String {
+    pub(super) fn shown(&self) -> String {
         addresses(&format!("/proc/{}/ns/net", self.pid()))
     }
 
-    fn routes(&self) -> String {
+    pub(super) fn routes(&self) -> String {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/proc/{}/ns/net", self.pid()));
         text(&output(command.args(["ip", "route"])))
@@ -109,7 +114,7 @@ impl Bench {
 }
 
 /// Runs `act` on a thread in the network namespace of a process.
-fn within<R: Send>(process: &Guard, act: impl FnOnce() -> R + Send) -> R {
+pub(super) fn within<R: Send>(process: &Guard, act: impl FnOnce() -> R + Send) -> R {
     let file = fs::File::open(format!("/proc/{}/ns/net", process.pid().as_raw_pid())).unwrap();
     thread::scope(|scope| {
         let thread = scope.spawn(move || {
@@ -123,7 +128,7 @@ fn within<R: Send>(process: &Guard, act: impl FnOnce() -> R + Send) -> R {
 
 /// A listener in one namespace answers a client in another; returns the client's address as the
 /// listener sees it.
-fn talk(server: &Guard, at: SocketAddr, client: &Guard, to: SocketAddr) -> IpAddr {
+pub(super) fn talk(server: &Guard, at: SocketAddr, client: &Guard, to: SocketAddr) -> IpAddr {
     let listener = within(server, || TcpListener::bind(at).unwrap());
     let mut asking = within(client, || TcpStream::connect_timeout(&to, PATIENCE).unwrap());
     let (mut answering, peer) = listener.accept().unwrap();
@@ -136,11 +141,11 @@ fn talk(server: &Guard, at: SocketAddr, client: &Guard, to: SocketAddr) -> IpAdd
     peer.ip()
 }
 
-fn at(text: &str) -> SocketAddr {
+pub(super) fn at(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-fn is_gone(pid: Pid) -> bool {
+pub(super) fn is_gone(pid: Pid) -> bool {
     test_kill_process(pid).is_err() || state(pid.as_raw_pid()) == Some('Z')
 }
 

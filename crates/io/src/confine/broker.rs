@@ -57,6 +57,9 @@ pub struct Duties {
     /// The paths that the control socket may have, and its inode. The broker removes it when it is
     /// asked to or when the served process has gone.
     pub control: Option<(Vec<PathBuf>, u64)>,
+    /// Sockets that exist already, with the identities of their files. The broker removes them when
+    /// it is asked to or when the served process has gone.
+    pub sockets: Vec<(PathBuf, (u64, u64))>,
     /// The file of the served namespace.
     pub namespace: Option<PathBuf>,
     /// The lease file that it replaces.
@@ -102,7 +105,7 @@ pub fn start(mut duties: Duties, child: Option<BorrowedFd<'_>>) -> io::Result<()
 }
 
 /// Forks a broker; returns the channel to it.
-fn fork(duties: Duties, child: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
+fn fork(mut duties: Duties, child: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     const NO_NAMESPACES: i32 = 0;
@@ -110,7 +113,8 @@ fn fork(duties: Duties, child: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
         let kept = [theirs.as_fd(), child.unwrap_or(theirs.as_fd())];
         end_with_only(kept, || match prepare() {
             Ok(()) => {
-                Broker { duties, child, program: None, sockets: Vec::new() }.serve(theirs.as_fd())
+                let sockets = std::mem::take(&mut duties.sockets);
+                Broker { duties, child, program: None, sockets }.serve(theirs.as_fd())
             }
             Err(_) => 1,
         });
@@ -127,7 +131,7 @@ struct Broker<'a> {
     duties: Duties,
     child: Option<BorrowedFd<'a>>,
     program: Option<OwnedFd>,
-    /// The sockets it made, with the identities of their files.
+    /// The sockets it made or was given, with the identities of their files.
     sockets: Vec<(PathBuf, (u64, u64))>,
 }
 
@@ -172,7 +176,8 @@ impl Broker<'_> {
             Wanted::Leases => self.leases(file.ok_or(Errno::BADF)?, number),
             Wanted::LeaseLock => self.lease_lock(),
             Wanted::Reopen => reopen(&file.ok_or(Errno::BADF)?),
-            Wanted::Tap | Wanted::Listen | Wanted::Connect | Wanted::Unlink => {
+            Wanted::Unlink => self.unlink(path),
+            Wanted::Tap | Wanted::Listen | Wanted::Connect => {
                 let guests = self.duties.guests.as_ref().ok_or(Errno::PERM)?;
                 match wanted {
                     Wanted::Tap => {
@@ -181,8 +186,7 @@ impl Broker<'_> {
                     }
                     Wanted::Connect if !guests.may_connect(path) => Err(Errno::PERM),
                     Wanted::Connect => endpoint::connect_for(path),
-                    Wanted::Listen => self.listen(path),
-                    _ => self.unlink(path),
+                    _ => self.listen(path),
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Addresses and default routes that the kernel has in the current network namespace.
+//! Links, addresses and default routes that the kernel has in the current network namespace.
 //!
 //! A dump is many messages in several datagrams, ended by a message of its own. Messages that do
 //! not parse are skipped. Limit: `DUMP_DATAGRAMS_MAX`.
@@ -42,7 +42,28 @@ pub struct LinkAddress {
     pub is_passing: bool,
 }
 
+/// The state of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkState {
+    /// It is set up.
+    pub is_up: bool,
+    /// Largest IP packet in bytes.
+    pub mtu: u32,
+}
+
 impl Netlink {
+    /// Returns the state of a link; `None` if there is no link with this index.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn link_state(&mut self, index: u32) -> Result<Option<LinkState>, NetlinkError> {
+        let mut state = None;
+        self.dump("list links", Request::dump_links(), |body| {
+            state = state.or(parse_link(body).filter(|(link, _)| *link == index));
+        })?;
+        Ok(state.map(|(_, state)| state))
+    }
+
     /// Returns the default routes of one family in the main table.
     ///
     /// # Errors
@@ -138,6 +159,14 @@ fn parse_datagram(mut bytes: &[u8], sequence: u32, see: &mut impl FnMut(&[u8])) 
     End::NotYet
 }
 
+/// Parses `struct ifinfomsg` and its attributes; returns the index of the link, and its state.
+fn parse_link(body: &[u8]) -> Option<(u32, LinkState)> {
+    let (index, flags) = (read_u32(body, 4)?, read_u32(body, 8)?);
+    let mut all = attributes(body.get(IFINFOMSG_LEN..)?);
+    let (_, mtu) = all.find(|(kind, _)| *kind == message::IFLA_MTU)?;
+    Some((index, LinkState { is_up: flags & message::IFF_UP != 0, mtu: read_u32(mtu, 0)? }))
+}
+
 /// Parses `struct rtmsg` and its attributes; `None` for all but default routes of the main table.
 fn parse_default_route(body: &[u8]) -> Option<DefaultRoute> {
     let [family, destination_len, source_len, _, table, _, _, kind] = *body.first_chunk()?;
@@ -207,6 +236,7 @@ const DATAGRAM_BYTES_MAX: usize = 64 << 10;
 /// Most datagrams of a dump: some million routes.
 const DUMP_DATAGRAMS_MAX: usize = 1 << 14;
 const NLMSG_DONE: u16 = 3;
+const IFINFOMSG_LEN: usize = 16;
 const RTMSG_LEN: usize = 12;
 const RTNEXTHOP_LEN: usize = 8;
 const IFADDRMSG_LEN: usize = 8;
@@ -246,6 +276,25 @@ mod tests {
         let mut body = vec![2, destination_len, 0, 0, 254, 4, 0, 1, 0, 0, 0, 0];
         body.extend(attributes.concat());
         body
+    }
+
+    #[test]
+    fn links_are_parsed() {
+        let body = |flags: u32, attributes: &[Vec<u8>]| {
+            let numbers = [0, 7, flags, 0].map(u32::to_ne_bytes).concat();
+            [numbers, attributes.concat()].concat()
+        };
+        let name = attribute(3, b"tap0\0");
+        let mtu = attribute(4, &1500u32.to_ne_bytes());
+        let both = [name.clone(), mtu];
+        let state = |is_up| Some((7, LinkState { is_up, mtu: 1500 }));
+        assert_eq!(parse_link(&body(0x1003, &both)), state(true));
+        assert_eq!(parse_link(&body(0x1002, &both)), state(false));
+        assert_eq!(parse_link(&body(1, &[name])), None);
+        assert_eq!(parse_link(&body(1, &[attribute(4, &[1, 2])])), None);
+        for len in 0..16 {
+            assert_eq!(parse_link(&body(1, &both)[..len]), None);
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{ArgGroup, Args};
+use clap::{ArgGroup, Args, ValueEnum};
 
 use super::{NetworkArguments, parse_pid};
 use crate::exit;
@@ -29,14 +29,29 @@ pub(crate) struct AttachArguments {
     #[arg(long, value_name = "PATH", group = "target")]
     pub(crate) netns: Option<PathBuf>,
 
-    /// Do not configure the interface: another process gives it addresses and routes. It may exist
-    /// already, unused.
-    #[arg(long, help_heading = "Network")]
-    pub(crate) no_config: bool,
+    /// Do not configure the interface, or with `ipv4` not its IPv4: another process gives it
+    /// addresses and routes.
+    ///
+    /// It may exist already, unused. Offloads are used only if it is up and the caller waits, by
+    /// --ready-fd or --daemon, since they are tested before.
+    #[arg(long, value_name = "VERSION", num_args = 0..=1, require_equals = true,
+          default_missing_value = "all", hide_possible_values = true, help_heading = "Network")]
+    pub(crate) no_config: Option<NoConfig>,
+
+    /// Listen on the socket PATH for requests that publish ports and close them again, in the form
+    /// of slirp4netns's API socket.
+    #[arg(long, value_name = "PATH", help_heading = "Ports")]
+    pub(crate) port_socket: Option<PathBuf>,
 
     /// Stay when PATH is removed.
     #[arg(long, requires = "netns", help_heading = "Process")]
     pub(crate) stay: bool,
+
+    /// End when file descriptor N, for example that of a pipe, is closed at its other end or has
+    /// something to read.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(3..),
+          help_heading = "Process")]
+    pub(crate) exit_fd: Option<i32>,
 
     /// Continue in the background once the network is ready; this command then ends with 0, or with
     /// an error if the network cannot be served.
@@ -55,11 +70,18 @@ pub(crate) struct AttachArguments {
     pub(crate) network: NetworkArguments,
 }
 
+/// What `--no-config` leaves to another process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum NoConfig {
+    All,
+    Ipv4,
+}
+
 /// Act as another program, with its options.
 ///
-/// PROGRAM is `pasta`. The same happens if towpath is started by that name, for example through a
-/// symbolic link: container engines then use it in place of that program. docs/engines.md in the
-/// source says how, and lists the differences.
+/// PROGRAM is `pasta` or `slirp4netns`. The same happens if towpath is started by that name, for
+/// example through a symbolic link: container engines then use it in place of that program.
+/// docs/engines.md in the source says how, and lists the differences.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct AsArguments {

@@ -52,6 +52,10 @@ pub(crate) struct LinkArguments {
     #[arg(long, value_name = "ADDR", help_heading = "Network")]
     pub(crate) dns_forward: Vec<IpAddr>,
 
+    /// Do not relay DNS.
+    #[arg(long, conflicts_with_all = ["dns_forward", "dns"], help_heading = "Network")]
+    pub(crate) no_dns: bool,
+
     /// Map the inside address ADDR to the host's own address, that of the interface of its default
     /// route; may be repeated. With --copy-host, an ADDR of a disabled IP version has no effect.
     #[arg(long, value_name = "ADDR", help_heading = "Network")]

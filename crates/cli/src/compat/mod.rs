@@ -3,7 +3,7 @@
 //! The translation is the whole difference: everything that these programs do is done by towpath's
 //! own commands, with their own options. [`explain`] shows them.
 //!
-//! Each module uses only the modules before it: `getopt → pasta`.
+//! Each module uses only the modules before it: `getopt → pasta → passt`.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -16,12 +16,14 @@ use crate::config::hints;
 use crate::exit::{self, Ending, Failure};
 
 mod getopt;
+mod passt;
 mod pasta;
 
 /// A program that towpath can act as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Program {
     Pasta,
+    Passt,
 }
 
 /// What a command line of another program asks for.
@@ -39,6 +41,7 @@ pub(crate) fn program_of(path: &OsStr) -> Option<Program> {
     let name = Path::new(path).file_name()?.to_str()?;
     match name.strip_suffix(".avx2").unwrap_or(name) {
         "pasta" => Some(Program::Pasta),
+        "passt" => Some(Program::Passt),
         _ => None,
     }
 }
@@ -96,6 +99,10 @@ fn translate(program: Program, given: &[OsString]) -> Result<Translated, Failure
             exit::act_as("pasta");
             Ok(pasta::translate(given)?)
         }
+        Program::Passt => {
+            exit::act_as("passt");
+            Ok(passt::translate(given)?)
+        }
     }
 }
 
@@ -117,6 +124,9 @@ mod tests {
         let program = |path: &str| program_of(OsStr::new(path));
         for path in ["pasta", "/usr/bin/pasta", "pasta.avx2", "./pasta"] {
             assert_eq!(program(path), Some(Program::Pasta), "{path}");
+        }
+        for path in ["passt", "/usr/bin/passt.avx2"] {
+            assert_eq!(program(path), Some(Program::Passt), "{path}");
         }
         for path in ["towpath", "", "/", "pasta/x", "pastas", "mypasta", "pasta.sh", ".avx2"] {
             assert_eq!(program(path), None, "{path}");

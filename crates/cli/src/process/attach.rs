@@ -42,7 +42,7 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     config.configures_interface = !arguments.no_config;
     let (namespace, life) = find(arguments)?;
     namespace.check_foreign()?;
-    let surroundings = match Surroundings::prepare(arguments)? {
+    let surroundings = match Surroundings::prepare(&arguments.process)? {
         Role::Serving(surroundings) => surroundings,
         Role::Over(ending) => return Ok(ending),
     };

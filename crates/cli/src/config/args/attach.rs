@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
 
-use super::{NetworkArguments, parse_pid};
+use super::{DaemonArguments, NetworkArguments, parse_pid};
 use crate::exit;
 
 /// Connect an existing network namespace.
@@ -38,18 +38,8 @@ pub(crate) struct AttachArguments {
     #[arg(long, requires = "netns", help_heading = "Process")]
     pub(crate) stay: bool,
 
-    /// Continue in the background once the network is ready; this command then ends with 0, or with
-    /// an error if the network cannot be served.
-    #[arg(long, help_heading = "Process")]
-    pub(crate) daemon: bool,
-
-    /// Write the PID of the serving process to FILE when the network is ready.
-    #[arg(long, value_name = "FILE", help_heading = "Process")]
-    pub(crate) pid_file: Option<PathBuf>,
-
-    /// Append messages to FILE instead of standard error once the network is ready.
-    #[arg(long, value_name = "FILE", help_heading = "Process")]
-    pub(crate) log_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) process: DaemonArguments,
 
     #[command(flatten)]
     pub(crate) network: NetworkArguments,

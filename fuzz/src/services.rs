@@ -7,7 +7,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-use towpath_gateway::services::{Config, Ipv4, Ipv6, LEASE_TIME_MIN, Services};
+use towpath_gateway::services::{Config, Disabled, Ipv4, Ipv6, LEASE_TIME_MIN, Services};
 use towpath_net::stack::Context;
 use towpath_net::time::Instant;
 use towpath_net::wire::{MacAddr, Protocol, ipv4, ipv6, udp};
@@ -60,12 +60,14 @@ fn config(seed: u8) -> Config {
         search: vec![name("lan.example"), name("example")],
         ipv4: Some(Ipv4 {
             gateway: GATEWAY,
+            network: GATEWAY,
             prefix_len: 24,
             dns: vec![DNS],
             pool: [10, 0, 2, 10].into()..=[10, 0, 2, 15].into(),
         }),
         ipv6: Some(Ipv6 {
             gateway: GATEWAY6,
+            network: GATEWAY6,
             prefix_len: 64,
             dns: vec![DNS6],
             autonomous: true,
@@ -74,6 +76,7 @@ fn config(seed: u8) -> Config {
         hosts: vec![(name("gateway"), GATEWAY.into())],
         lease_time: LEASE_TIME_MIN,
         leases_per_port_max: 2,
+        disabled: Disabled::default(),
         seed: seed.into(),
     }
 }

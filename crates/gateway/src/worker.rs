@@ -34,7 +34,7 @@ use crate::services;
 use busy_poll::BusyPoll;
 use read_limit::ReadLimit;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -111,7 +111,7 @@ impl<S: Inside> Worker<S> {
         let addresses =
             [config.ipv4.map(|v4| v4.address.into()), config.ipv6.map(|v6| v6.address.into())];
         let addresses: Vec<IpAddr> = addresses.into_iter().flatten().collect();
-        let mut worker = Self::with(config, inside, Arc::default(), addresses.clone(), None)?;
+        let mut worker = Self::with(config, inside, Arc::default(), addresses.clone(), &[])?;
         for address in addresses {
             worker.engine.protocols.set_neighbor(address, MacAddr(config.program_mac));
         }
@@ -147,17 +147,32 @@ impl<S: Inside> Worker<S> {
     pub fn serving(config: &Config, inside: S, ledger: Arc<Ledger>) -> Result<Self, StartError> {
         let own = services::link_local(MacAddr(config.gateway_mac));
         let own = config.ipv6.map(|_| Address { address: own.into(), prefix_len: 64 });
-        Self::with(config, inside, ledger, Vec::new(), own)
+        let mut own: Vec<Address> = own.into_iter().collect();
+        let mut next_hops: Vec<IpAddr> = Vec::new();
+        if config.is_link_shared {
+            next_hops.extend(config.ipv4.map(|v4| IpAddr::from(v4.address)));
+            next_hops.extend(config.ipv6.map(|v6| IpAddr::from(v6.address)));
+            // The gateway need not be in the guest's prefix, where the guest may form more
+            // addresses. Each router has the prefix's anycast address (RFC 4291 §2.6.1).
+            own.extend(config.ipv6.map(|v6| {
+                let host_bits = 128 - u32::from(v6.prefix_len);
+                let mask = u128::MAX.checked_shl(host_bits).unwrap_or(0);
+                let anycast = Ipv6Addr::from_bits(v6.address.to_bits() & mask);
+                Address { address: anycast.into(), prefix_len: v6.prefix_len }
+            }));
+            own.retain(|own| !next_hops.contains(&own.address));
+        }
+        Self::with(config, inside, ledger, next_hops, &own)
     }
 
     /// Binds the published ports and takes over an inside. Destinations outside of the worker's own
-    /// networks lead to `next_hops`; `address` is one more address of the worker.
+    /// networks lead to `next_hops`; `own` are further addresses of the worker.
     fn with(
         config: &Config,
         inside: S,
         ledger: Arc<Ledger>,
         next_hops: Vec<IpAddr>,
-        address: Option<Address>,
+        own: &[Address],
     ) -> Result<Self, StartError> {
         let reactor = Reactor::new()?;
         if let Some(file) = inside.file() {
@@ -167,7 +182,7 @@ impl<S: Inside> Worker<S> {
             reactor.add(bell, Token::Bell.encode(), Interest::READ, false)?;
         }
         let gateway = Gateway::new(config, &reactor)?;
-        let stack = new_stack(config, inside.caps(), next_hops, address)?;
+        let stack = new_stack(config, inside.caps(), next_hops, own)?;
         let memory = Memory::try_new(MemoryConfig::within(config.memory_bytes))?;
         let (capture, recording) = match &config.capture {
             Some(to) => {
@@ -506,9 +521,9 @@ fn new_stack(
     config: &Config,
     caps: Caps,
     next_hops: Vec<IpAddr>,
-    address: Option<Address>,
+    own: &[Address],
 ) -> io::Result<Stack> {
-    let mut addresses: Vec<Address> = address.into_iter().collect();
+    let mut addresses = own.to_vec();
     for (address, prefix_len) in config.own_addresses() {
         if !addresses.iter().any(|ours| ours.address == address) {
             addresses.push(Address { address, prefix_len });

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use towpath_gateway::services::{self, Config, Ipv4, Ipv6, Services};
+use towpath_gateway::services::{self, Config, Disabled, Ipv4, Ipv6, Services};
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_io::tap::Tap;
 use towpath_net::stack::Context;
@@ -33,12 +33,14 @@ fn config() -> Config {
         search: vec!["lan.example".parse().expect("a name"), "example".parse().expect("a name")],
         ipv4: Some(Ipv4 {
             gateway: [10, 9, 7, 2].into(),
+            network: [10, 9, 7, 2].into(),
             prefix_len: 24,
             dns: vec![[10, 9, 7, 3].into()],
             pool: [10, 9, 7, 50].into()..=[10, 9, 7, 50].into(),
         }),
         ipv6: Some(Ipv6 {
             gateway: host(2),
+            network: host(2),
             prefix_len: 64,
             dns: vec![host(3)],
             autonomous: true,
@@ -47,6 +49,7 @@ fn config() -> Config {
         hosts: vec![],
         lease_time: services::LEASE_TIME_DEFAULT,
         leases_per_port_max: services::LEASES_PER_PORT_DEFAULT,
+        disabled: Disabled::default(),
         seed: 1,
     }
 }

@@ -11,9 +11,10 @@ use crate::outside::{self, Answer, Wanted};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, getpeername, sockopt};
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Time between attempts to connect.
@@ -76,6 +77,40 @@ impl fmt::Display for EndpointError {
 }
 
 impl std::error::Error for EndpointError {}
+
+/// A connected stream socket that another process made. Clones share it, and the first one to take
+/// it has it.
+#[derive(Clone, Debug)]
+pub struct Connection(Arc<Mutex<Option<OwnedFd>>>);
+
+impl Connection {
+    /// Checks a socket, and makes it non-blocking.
+    ///
+    /// # Errors
+    /// `PROTOTYPE` if it is not a stream socket, otherwise those of getsockopt(2), for example
+    /// `NOTSOCK`, and of getpeername(2), for example `NOTCONN`.
+    pub fn new(socket: OwnedFd) -> Result<Self, Errno> {
+        if sockopt::socket_type(&socket)? != SocketType::STREAM {
+            return Err(Errno::PROTOTYPE);
+        }
+        getpeername(&socket)?;
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        Ok(Self(Arc::new(Mutex::new(Some(socket)))))
+    }
+
+    /// Returns the socket, once.
+    pub fn take(&self) -> Option<OwnedFd> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl PartialEq for Connection {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Connection {}
 
 /// A listening socket with a path.
 #[derive(Debug)]
@@ -175,6 +210,11 @@ pub fn connect(path: &Path) -> Result<Option<OwnedFd>, EndpointError> {
         Some(answer) => unfold(path, answer).map(|(socket, _)| socket),
         None => connect_here(path),
     }
+}
+
+/// Returns true if a process listens at `path`, or if that cannot be found out.
+pub fn is_in_use(path: &Path) -> bool {
+    !matches!(connect_here(path), Ok(None))
 }
 
 fn connect_here(path: &Path) -> Result<Option<OwnedFd>, EndpointError> {

@@ -3,7 +3,7 @@
 //! The translation is the whole difference: everything that these programs do is done by towpath's
 //! own commands, with their own options. [`explain`] shows them.
 //!
-//! Each module uses only the modules before it: `getopt → {pasta, slirp4netns}`.
+//! Each module uses only the modules before it: `getopt → {pasta, slirp4netns} → passt`.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -16,6 +16,7 @@ use crate::config::hints;
 use crate::exit::{self, Ending, Failure};
 
 mod getopt;
+mod passt;
 mod pasta;
 mod slirp4netns;
 
@@ -24,6 +25,7 @@ mod slirp4netns;
 pub(crate) enum Program {
     Pasta,
     Slirp4netns,
+    Passt,
 }
 
 /// What a command line of another program asks for.
@@ -42,6 +44,7 @@ pub(crate) fn program_of(path: &OsStr) -> Option<Program> {
     match name.strip_suffix(".avx2").unwrap_or(name) {
         "pasta" => Some(Program::Pasta),
         "slirp4netns" => Some(Program::Slirp4netns),
+        "passt" => Some(Program::Passt),
         _ => None,
     }
 }
@@ -103,6 +106,10 @@ fn translate(program: Program, given: &[OsString]) -> Result<Translated, Failure
             exit::act_as("slirp4netns");
             Ok(slirp4netns::translate(given)?)
         }
+        Program::Passt => {
+            exit::act_as("passt");
+            Ok(passt::translate(given)?)
+        }
     }
 }
 
@@ -126,6 +133,9 @@ mod tests {
             assert_eq!(program(path), Some(Program::Pasta), "{path}");
         }
         assert_eq!(program("/usr/bin/slirp4netns"), Some(Program::Slirp4netns));
+        for path in ["passt", "/usr/bin/passt.avx2"] {
+            assert_eq!(program(path), Some(Program::Passt), "{path}");
+        }
         for path in ["towpath", "", "/", "pasta/x", "pastas", "mypasta", "pasta.sh", ".avx2"] {
             assert_eq!(program(path), None, "{path}");
         }

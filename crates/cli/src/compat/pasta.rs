@@ -14,7 +14,7 @@ use super::getopt::{self, Given, Known};
 
 /// What an option means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Meaning {
+pub(super) enum Meaning {
     /// It is passed on under this name, with its argument.
     Same(&'static str),
     Address,
@@ -65,7 +65,7 @@ const MACHINES: &str =
 const OUTBOUND: &str = "the host's routes choose interface and source address; change them";
 
 /// All options: letter, name, number of arguments, meaning.
-const KNOWN: &[Known<Meaning>] = &[
+pub(super) const KNOWN: &[Known<Meaning>] = &[
     known(b'd', "debug", 0, Same("--verbose")),
     known(0, "trace", 0, Same("--verbose")),
     known(b'q', "quiet", 0, Same("--quiet")),
@@ -118,7 +118,7 @@ const KNOWN: &[Known<Meaning>] = &[
     known(0, "chroot-fallback", 0, Ignored("towpath uses no chroot")),
     known(0, "host-lo-to-ns-lo", 0, Meaning::JoinLoopback),
     known(0, "splice-only", 0, Refused("use -t and -T for the ports that are needed")),
-    known(b'M', "mac-addr", 1, Refused("the gateway's Ethernet address is fixed")),
+    known(b'M', "mac-addr", 1, Same("--gateway-mac")),
     known(b'o', "outbound", 1, Refused(OUTBOUND)),
     known(0, "outbound-if4", 1, Refused(OUTBOUND)),
     known(0, "outbound-if6", 1, Refused(OUTBOUND)),
@@ -148,21 +148,21 @@ const MTU: &str = "65520";
 
 /// Options that were seen.
 #[derive(Default)]
-struct Seen {
+pub(super) struct Seen {
     /// Options that are passed on as they are.
-    options: Vec<OsString>,
+    pub(super) options: Vec<OsString>,
     addresses: Vec<IpAddr>,
     prefix_len: Option<u8>,
     interface: Option<OsString>,
     mtu: Option<OsString>,
     netns: Option<OsString>,
-    pid_file: Option<OsString>,
-    log_file: Option<OsString>,
+    pub(super) pid_file: Option<OsString>,
+    pub(super) log_file: Option<OsString>,
     /// Addresses that count only if their IP version is on.
     by_family: Vec<(&'static str, IpAddr)>,
     configures: bool,
     has_no_dhcp: bool,
-    in_foreground: bool,
+    pub(super) in_foreground: bool,
     joins_loopback: bool,
     has_tcp_ports: bool,
     has_udp_ports: bool,
@@ -170,7 +170,7 @@ struct Seen {
     ipv6_only: bool,
     maps_no_gateway: bool,
     stays: bool,
-    text: Option<String>,
+    pub(super) text: Option<String>,
 }
 
 /// Translates the arguments behind the program's name.
@@ -183,14 +183,11 @@ pub(super) fn translate(arguments: &[OsString]) -> anyhow::Result<Translated> {
     if let Some(text) = seen.text {
         return Ok(Translated::Text(text));
     }
-    if seen.ipv4_only && seen.ipv6_only {
-        bail!("options --ipv4-only and --ipv6-only exclude each other; give one");
-    }
     seen.command(rest).map(Translated::Command)
 }
 
 impl Seen {
-    fn take(&mut self, given: Given<Meaning>) -> anyhow::Result<()> {
+    pub(super) fn take(&mut self, given: Given<Meaning>) -> anyhow::Result<()> {
         let Given { known, value } = given;
         let option = known.long;
         match known.meaning {
@@ -244,7 +241,7 @@ impl Seen {
         Ok(())
     }
 
-    fn pass_on(&mut self, option: &str, value: Option<OsString>) {
+    pub(super) fn pass_on(&mut self, option: &str, value: Option<OsString>) {
         match value {
             // As one argument, so that a value may begin with a dash.
             Some(value) => {
@@ -339,7 +336,10 @@ impl Seen {
     }
 
     /// Adds the options about interface and addresses.
-    fn add_link(&mut self, command: &mut Vec<OsString>) -> anyhow::Result<()> {
+    pub(super) fn add_link(&mut self, command: &mut Vec<OsString>) -> anyhow::Result<()> {
+        if self.ipv4_only && self.ipv6_only {
+            bail!("options --ipv4-only and --ipv6-only exclude each other; give one");
+        }
         match self.interface.take() {
             Some(name) => {
                 let mut option = OsString::from("--copy-host=");
@@ -428,7 +428,7 @@ fn netns_path(netns: OsString) -> OsString {
     option
 }
 
-fn text(option: &str, value: &OsString) -> anyhow::Result<String> {
+pub(super) fn text(option: &str, value: &OsString) -> anyhow::Result<String> {
     let text = value.to_str().map(str::to_owned);
     text.with_context(|| format!("option --{option}: '{}' is not valid", value.display()))
 }
@@ -458,20 +458,23 @@ fn help() -> String {
          This is towpath, which acts as pasta because it was started by that name.\n\
          `towpath as --explain pasta ...` shows what it makes of these options:\n\n",
     );
-    let accepted = KNOWN.iter().filter(|known| !matches!(known.meaning, Refused(_)));
-    for known in accepted {
-        let short = match known.short {
-            0 => "    ".to_owned(),
-            letter => format!("-{}, ", char::from(letter)),
-        };
-        let value = if known.takes { " VALUE" } else { "" };
-        let note = match known.meaning {
-            Ignored(reason) => format!("    no effect: {reason}"),
-            _ => String::new(),
-        };
-        text.push_str(&format!("  {short}--{}{value}{note}\n", known.long));
-    }
+    KNOWN.iter().for_each(|known| text.push_str(&help_line(known, known.meaning)));
     text
+}
+
+/// Returns the line of the help text about an option, which is empty for one that is refused.
+pub(super) fn help_line<T>(known: &Known<T>, meaning: Meaning) -> String {
+    let note = match meaning {
+        Refused(_) => return String::new(),
+        Ignored(reason) => format!("    no effect: {reason}"),
+        _ => String::new(),
+    };
+    let short = match known.short {
+        0 => "    ".to_owned(),
+        letter => format!("-{}, ", char::from(letter)),
+    };
+    let value = if known.takes { " VALUE" } else { "" };
+    format!("  {short}--{}{value}{note}\n", known.long)
 }
 
 #[cfg(test)]

@@ -16,13 +16,15 @@ use crate::exit;
 pub(crate) use attach::{AsArguments, AttachArguments, NoConfig};
 pub(crate) use capture::CaptureArguments;
 pub(crate) use doctor::{CompletionsArguments, DoctorArguments, ManArguments};
-pub(crate) use link::LinkArguments;
+pub(crate) use link::{InterfaceArguments, LinkArguments};
+pub(crate) use machine::{DaemonArguments, MachineArguments};
 pub(crate) use top::TopArguments;
 
 mod attach;
 mod capture;
 mod doctor;
 mod link;
+mod machine;
 mod top;
 
 /// Run programs and virtual machines on a user-space network.
@@ -88,7 +90,8 @@ pub(crate) struct RunArguments {
 /// namespace.
 ///
 /// NAME is a port name of at most 15 letters, digits, '-', '_' and '.'. towpath listens on the
-/// socket PATH; a machine can disconnect and connect again.
+/// socket PATH; a machine can disconnect and connect again. The first `%i` in PATH stands for the
+/// first number from 1 on for which no process listens there.
 ///
 /// FILE describes the network. An option overrides a single value in FILE, and adds to a list.
 /// examples/net.toml in the source shows all settings.
@@ -199,6 +202,15 @@ pub(crate) struct UpArguments {
     /// Copy payload out of the machines' memory at the switch, to measure the cost of the copy.
     #[arg(long, help_heading = "Diagnosis")]
     pub(crate) orphan: bool,
+
+    #[command(flatten)]
+    pub(crate) machine: MachineArguments,
+
+    #[command(flatten)]
+    pub(crate) process: DaemonArguments,
+
+    #[command(flatten)]
+    pub(crate) link: LinkArguments,
 
     #[command(flatten)]
     pub(crate) gateway: GatewayArguments,
@@ -475,6 +487,9 @@ pub(crate) struct NetworkArguments {
     pub(crate) join_loopback: bool,
 
     #[command(flatten)]
+    pub(crate) interface: InterfaceArguments,
+
+    #[command(flatten)]
     pub(crate) link: LinkArguments,
 
     /// Worker threads, 1 to 8. Each has an equal share of --memory and --max-flows; workers after
@@ -517,6 +532,10 @@ pub(crate) struct GatewayArguments {
     /// Disable IPv4.
     #[arg(short = '6', long, help_heading = "Network")]
     pub(crate) ipv6_only: bool,
+
+    /// Ethernet address of the gateway inside [default: 02:74:6f:77:70:02]
+    #[arg(long, value_name = "MAC", help_heading = "Network", value_parser = link::parse_mac)]
+    pub(crate) gateway_mac: Option<[u8; 6]>,
 
     /// Relay DNS to this resolver instead of those in the host's /etc/resolv.conf; may be repeated.
     #[arg(long, value_name = "ADDR", help_heading = "Network")]

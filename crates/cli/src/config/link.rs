@@ -47,7 +47,8 @@ struct Wanted<'a> {
     host: Option<&'a Host>,
 }
 
-/// Changes `config` as the options say.
+/// Changes `config` as the options say. Returns the name of the interface whose addresses are
+/// copied.
 ///
 /// # Errors
 /// The options contradict each other, or the host lacks what they name.
@@ -55,7 +56,7 @@ pub(crate) fn apply(
     config: &mut Config,
     arguments: &LinkArguments,
     messages: Messages,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Option<String>> {
     check_families(arguments)?;
     let copies = arguments.copy_host.is_some();
     let only = arguments.copy_host.as_deref().filter(|name| !name.is_empty());
@@ -95,14 +96,7 @@ pub(crate) fn apply(
         let v6 = config.ipv6.map(|v6| IpAddr::V6(v6.gateway));
         config.host_loopback.extend(v4.into_iter().chain(v6));
     }
-    if let Some(mac) = arguments.mac {
-        config.program_mac = mac;
-    }
-    let copied = hosts.next().filter(|_| copies).map(|host| host.interface.clone());
-    if let Some(name) = arguments.ifname.clone().or(copied) {
-        config.interface = name;
-    }
-    Ok(())
+    Ok(hosts.next().filter(|_| copies).map(|host| host.interface.clone()))
 }
 
 /// Each of these options describes one network of each IP version.

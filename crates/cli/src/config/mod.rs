@@ -4,6 +4,7 @@ pub(crate) mod args;
 pub(crate) mod document;
 pub(crate) mod hints;
 pub(crate) mod link;
+pub(crate) mod machine;
 pub(crate) mod netfile;
 pub(crate) mod plan;
 pub(crate) mod settings;

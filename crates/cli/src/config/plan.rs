@@ -1,10 +1,10 @@
 //! What `towpath up` serves: its file and its options, merged and checked.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use serde_json::json;
@@ -18,16 +18,20 @@ use towpath_gateway::network::{
 };
 use towpath_gateway::publish::{Publish, Target};
 use towpath_gateway::services::{self, Services};
+use towpath_io::endpoint::{self, Connection};
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
 use towpath_net::wire::domain::DomainName;
 
 use crate::config::args::UpArguments;
+use crate::config::machine::{self, Machine};
 use crate::config::netfile::{NetFile, Pool, PortDefaults};
-use crate::config::settings;
+use crate::config::{link, settings};
 
 /// Default domain of the guests.
 const DOMAIN: &str = "towpath.internal";
+/// Greatest number in place of `%i`.
+const NUMBERS_MAX: u32 = 1000;
 
 /// A checked network configuration.
 pub(crate) struct Plan {
@@ -37,17 +41,22 @@ pub(crate) struct Plan {
     pub(crate) lease_file: Option<PathBuf>,
     /// Ports and static leases, each with the place of its setting.
     pub(crate) operations: Vec<(String, Operation)>,
+    /// What the only machine of the network gets, if options name its address.
+    pub(crate) machine: Option<Machine>,
 }
 
+/// Connections that the process inherited, by the numbers of their descriptors.
+pub(crate) type Connections = HashMap<i32, Connection>;
+
 /// Merges file and options. Ends the process with code 2 if they are not valid.
-pub(crate) fn plan(arguments: &mut UpArguments) -> Plan {
-    match read(arguments) {
+pub(crate) fn plan(arguments: &mut UpArguments, connections: Connections) -> Plan {
+    match read(arguments, connections) {
         Ok(plan) => plan,
         Err(error) => settings::usage_error(&error),
     }
 }
 
-fn read(arguments: &mut UpArguments) -> anyhow::Result<Plan> {
+fn read(arguments: &mut UpArguments, connections: Connections) -> anyhow::Result<Plan> {
     let given = PortDefaults {
         queue_len: arguments.queue_len,
         queue_pairs: arguments.queue_pairs,
@@ -58,7 +67,7 @@ fn read(arguments: &mut UpArguments) -> anyhow::Result<Plan> {
         None => NetFile::default(),
     };
     let mut operations = std::mem::take(&mut file.operations);
-    operations.extend(ports(arguments, &file, &given));
+    operations.extend(ports(arguments, &file, &given, connections)?);
     for lease in &arguments.lease {
         let at = format!("option --lease '{lease}'");
         let read = Fields::of_settings(lease).and_then(operations::static_lease);
@@ -75,7 +84,8 @@ fn read(arguments: &mut UpArguments) -> anyhow::Result<Plan> {
             operations.push((at, Operation::Publish(read)));
         }
     }
-    let config = config(arguments, &file);
+    let config = config(arguments, &file)?;
+    let machine = machine::only(arguments, &config, &mut operations)?;
     let has_gateway = !arguments.no_gateway && file.gateway.unwrap_or(true);
     let network = NetworkConfig {
         mtu: config.mtu,
@@ -91,7 +101,7 @@ fn read(arguments: &mut UpArguments) -> anyhow::Result<Plan> {
     let lends = has_gateway && !arguments.no_dhcp && !file.dhcp.is_off;
     let services = lends.then(|| services(arguments, &file, &config)).transpose()?;
     let lease_file = arguments.lease_file.take().or(file.dhcp.lease_file).filter(|_| lends);
-    let plan = Plan { config, network, services, lease_file, operations };
+    let plan = Plan { config, network, services, lease_file, operations, machine };
     plan.check()?;
     Ok(plan)
 }
@@ -101,12 +111,13 @@ fn ports(
     arguments: &UpArguments,
     file: &NetFile,
     given: &PortDefaults,
-) -> Vec<(String, Operation)> {
+    mut connections: Connections,
+) -> anyhow::Result<Vec<(String, Operation)>> {
     let settings = file.ports.after(given);
     let vhost_user = arguments
         .vhost_user
         .iter()
-        .map(|(name, path)| ("vhost-user", name, Attachment::VhostUser(path.clone())));
+        .map(|(name, path)| ("vhost-user", name, Attachment::VhostUser(numbered(path))));
     let client = arguments
         .vhost_user_client
         .iter()
@@ -114,17 +125,43 @@ fn ports(
     let stream = arguments
         .stream
         .iter()
-        .map(|(name, path)| ("stream", name, Attachment::Stream(path.clone())));
+        .map(|(name, path)| ("stream", name, Attachment::Stream(numbered(path))));
     let tap = arguments.tap.iter().map(|name| ("tap", name, Attachment::Tap(name.clone())));
     let operation = |(option, name, attachment): (&str, &String, Attachment)| {
         let (name, settings) = (name.clone(), settings.clone());
         let at = format!("option --{option} {name}");
         (at, Operation::Add { name, attachment, settings })
     };
-    vhost_user.chain(client).chain(stream).chain(tap).map(operation).collect()
+    let mut given: Vec<_> = vhost_user.chain(client).chain(stream).chain(tap).collect();
+    type Attach = fn(Connection) -> Attachment;
+    let machine = &arguments.machine;
+    let connected: [(&str, &Vec<(String, i32)>, Attach); 2] = [
+        ("vhost-user-fd", &machine.vhost_user_fd, Attachment::VhostUserFd),
+        ("stream-fd", &machine.stream_fd, Attachment::StreamFd),
+    ];
+    for (option, all, attach) in connected {
+        for (name, number) in all {
+            let connection = connections.remove(number).ok_or_else(|| {
+                anyhow!("option --{option} {name}={number}: this descriptor has another use")
+            })?;
+            given.push((option, name, attach(connection)));
+        }
+    }
+    Ok(given.into_iter().map(operation).collect())
 }
 
-fn config(arguments: &mut UpArguments, file: &NetFile) -> Config {
+/// Returns a path with the first number from 1 on for which no process listens there, in place of
+/// `%i`.
+fn numbered(path: &Path) -> PathBuf {
+    let Some((before, behind)) = path.to_str().and_then(|text| text.split_once("%i")) else {
+        return path.to_owned();
+    };
+    let named = |number: u32| PathBuf::from(format!("{before}{number}{behind}"));
+    let is_free = |path: &PathBuf| !endpoint::is_in_use(path);
+    (1..NUMBERS_MAX).map(named).find(is_free).unwrap_or_else(|| named(NUMBERS_MAX))
+}
+
+fn config(arguments: &mut UpArguments, file: &NetFile) -> anyhow::Result<Config> {
     let gateway = &mut arguments.gateway;
     gateway.mtu = gateway.mtu.or(file.mtu);
     gateway.memory = gateway.memory.or(file.memory);
@@ -144,8 +181,9 @@ fn config(arguments: &mut UpArguments, file: &NetFile) -> Config {
         v6.gateway = file.ipv6.gateway.unwrap_or(v6.gateway);
         v6.dns = file.ipv6.dns.or(v6.dns);
     }
+    link::apply(&mut config, &arguments.link, settings::messages(gateway))?;
     settings::check(&mut config, gateway);
-    config
+    Ok(config)
 }
 
 /// Returns the configuration of the services.
@@ -157,14 +195,15 @@ fn services(
     let default = || DOMAIN.parse::<DomainName>().expect("it is a name");
     let domain = arguments.domain.as_ref().or(file.domain.as_ref()).cloned();
     let domain = domain.unwrap_or_else(default);
-    let mut reported = services_config(config, &domain, RandomState::new().hash_one(1));
-    reported.lease_time =
-        arguments.lease_time.or(file.dhcp.lease_time).unwrap_or(reported.lease_time);
-    reported.leases_per_port_max =
-        file.dhcp.leases_per_port.unwrap_or(reported.leases_per_port_max);
+    let mut services = services_config(config, &domain, RandomState::new().hash_one(1));
+    services.lease_time =
+        arguments.lease_time.or(file.dhcp.lease_time).unwrap_or(services.lease_time);
+    services.leases_per_port_max =
+        file.dhcp.leases_per_port.unwrap_or(services.leases_per_port_max);
     let more = arguments.search.iter().chain(&file.dhcp.search).filter(|name| **name != domain);
-    reported.search.extend(more.cloned());
-    if let Some(v4) = &mut reported.ipv4 {
+    services.search.extend(more.cloned());
+    machine::withhold(&arguments.machine, &mut services);
+    if let Some(v4) = &mut services.ipv4 {
         let pool = file.ipv4.pool.map(|pool| pool.first..=pool.last);
         v4.pool = pool.unwrap_or(v4.pool.clone());
         let dns = file.dhcp.dns.iter().filter_map(|dns| match dns {
@@ -173,7 +212,7 @@ fn services(
         });
         replace_if_any(&mut v4.dns, dns.collect());
     }
-    if let Some(v6) = &mut reported.ipv6 {
+    if let Some(v6) = &mut services.ipv6 {
         let pool = file.ipv6.pool.map(|pool| pool.first..=pool.last);
         v6.pool = pool.or(v6.pool.take());
         v6.autonomous &= file.autonomous.unwrap_or(true);
@@ -184,7 +223,7 @@ fn services(
         replace_if_any(&mut v6.dns, dns.collect());
     }
     for pool in &arguments.pool {
-        match (*pool, &mut reported.ipv4, &mut reported.ipv6) {
+        match (*pool, &mut services.ipv4, &mut services.ipv6) {
             (Pool { first: IpAddr::V4(first), last: IpAddr::V4(last) }, Some(v4), _) => {
                 v4.pool = first..=last;
             }
@@ -196,7 +235,7 @@ fn services(
             }
         }
     }
-    Ok(reported)
+    Ok(services)
 }
 
 fn replace_if_any<T>(old: &mut Vec<T>, new: Vec<T>) {

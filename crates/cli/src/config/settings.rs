@@ -48,8 +48,12 @@ pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
         workers: arguments.workers.into(),
         ..describe(&arguments.gateway)
     };
-    link::apply(&mut config, &arguments.link, messages(&arguments.gateway))
+    let copied = link::apply(&mut config, &arguments.link, messages(&arguments.gateway))
         .unwrap_or_else(|error| usage_error(&error));
+    config.program_mac = arguments.interface.mac.unwrap_or(config.program_mac);
+    if let Some(name) = arguments.interface.ifname.clone().or(copied) {
+        config.interface = name;
+    }
     check(&mut config, &arguments.gateway);
     look_for_resolvers(&config, messages(&arguments.gateway));
     if let Some(path) = &arguments.pcap {
@@ -116,6 +120,7 @@ pub(crate) fn describe(arguments: &GatewayArguments) -> Config {
         ipv6: (!arguments.ipv4_only).then_some(ipv6),
         host_loopback: arguments.map_host_loopback.clone(),
         resolvers: (!arguments.dns.is_empty()).then(|| arguments.dns.clone()),
+        gateway_mac: arguments.gateway_mac.unwrap_or(defaults.gateway_mac),
         memory_bytes: arguments.memory.unwrap_or(defaults.memory_bytes),
         flows_max: arguments.max_flows.unwrap_or(defaults.flows_max),
         ..defaults

@@ -142,6 +142,8 @@ fn port(report: &PortReport) -> Value {
         Attachment::VhostUser(path) => ("vhost-user", path.to_string_lossy()),
         Attachment::VhostUserClient(path) => ("vhost-user-client", path.to_string_lossy()),
         Attachment::Stream(path) => ("stream", path.to_string_lossy()),
+        Attachment::VhostUserFd(_) => ("vhost-user-fd", "".into()),
+        Attachment::StreamFd(_) => ("stream-fd", "".into()),
         Attachment::Tap(name) => ("tap", name.into()),
     };
     let settings = &report.settings;

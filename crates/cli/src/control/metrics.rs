@@ -101,6 +101,8 @@ fn ports(out: &mut String, network: &NetworkReport) {
         Attachment::VhostUser(_) => "vhost-user",
         Attachment::VhostUserClient(_) => "vhost-user-client",
         Attachment::Stream(_) => "stream",
+        Attachment::VhostUserFd(_) => "vhost-user-fd",
+        Attachment::StreamFd(_) => "stream-fd",
         Attachment::Tap(_) => "tap",
     };
     let label = |name: &str, kind: &str| format!("port=\"{name}\",attachment=\"{kind}\"");

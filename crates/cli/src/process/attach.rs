@@ -49,7 +49,7 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     let (namespace, mut life) = find(arguments)?;
     life.exit = exit;
     namespace.check_foreign()?;
-    let surroundings = match Surroundings::prepare(arguments)? {
+    let surroundings = match Surroundings::prepare(&arguments.process)? {
         Role::Serving(surroundings) => surroundings,
         Role::Over(ending) => return Ok(ending),
     };
@@ -57,7 +57,7 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     let (ours, theirs) = Channel::pair()?;
     let child = match namespace::fork()? {
         Forked::Child => {
-            let is_awaited = ready.is_some() || arguments.daemon;
+            let is_awaited = ready.is_some() || arguments.process.daemon;
             drop((ours, ready, surroundings, life));
             let child = Child { config: &config, messages, channel: theirs, is_awaited };
             end_child(child.attach(&namespace));

@@ -13,7 +13,7 @@ use rustix::process::{getpid, setsid};
 use towpath_io::namespace::{self, init, reap};
 use towpath_io::process_sys::Forked;
 
-use crate::config::args::AttachArguments;
+use crate::config::args::DaemonArguments;
 use crate::exit::{Ending, Failure};
 
 /// What the serving process owes to its surroundings.
@@ -40,7 +40,7 @@ impl Surroundings {
     /// # Errors
     /// A file cannot be opened, or the process in the background failed; the user knows the reason
     /// then.
-    pub(crate) fn prepare(arguments: &AttachArguments) -> Result<Role, Failure> {
+    pub(crate) fn prepare(arguments: &DaemonArguments) -> Result<Role, Failure> {
         let mut options = File::options();
         options.create(true).write(true);
         let open = |options: &OpenOptions, path: &Path, option: &str| {

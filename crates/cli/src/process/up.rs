@@ -1,23 +1,25 @@
 //! `towpath up`: serves a network of virtual machines.
 
-use std::io;
-use std::os::fd::AsFd;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
+use rustix::io::Errno;
 use towpath_gateway::flows::allow_many_files;
 use towpath_gateway::network::{Attachment, LeasesFound, Network, Operation, TransactionError};
 use towpath_gateway::services::Services;
 use towpath_gateway::worker::Worker;
 use towpath_io::confine::Mode;
 use towpath_io::confine::broker::{Duties, Guests, Ports};
+use towpath_io::endpoint::Connection;
 use towpath_io::namespace::signals::Signals;
 use towpath_io::process_sys::Inherited;
 use towpath_io::vhost_user::{self, sigbus};
 
-use crate::config::args::UpArguments;
-use crate::config::plan::{self, Plan};
+use crate::config::args::{MachineArguments, UpArguments};
+use crate::config::plan::{self, Connections, Plan};
 use crate::config::settings;
 use crate::control::api;
 use crate::control::capture::{CAPTURE, Captures};
@@ -25,19 +27,25 @@ use crate::control::socket::Control;
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
 use crate::process::confine::Confinement;
+use crate::process::daemon::{Role, Surroundings};
 use crate::process::parent::{report_ready, take_ready};
 use crate::process::serve;
 
-/// Serves until a signal requests the end.
+/// Serves until a signal requests the end, or the machine has gone if options say so.
 pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     let messages = settings::messages(&arguments.gateway);
     let mut inherited = Inherited::take().context("cannot list the inherited file descriptors")?;
     let ready = take_ready(&mut inherited, arguments.gateway.ready_fd)?;
+    let connections = connections(&mut inherited, &arguments.machine)?;
     drop(inherited);
-    let plan = plan::plan(&mut arguments);
+    let plan = plan::plan(&mut arguments, connections);
     if arguments.check {
         return Ok(Ending::Code(0));
     }
+    let surroundings = match Surroundings::prepare(&arguments.process)? {
+        Role::Serving(surroundings) => surroundings,
+        Role::Over(ending) => return Ok(ending),
+    };
     let signals = Signals::block()?;
     allow_many_files();
     sigbus::guard().context("cannot install the handler of SIGBUS")?;
@@ -46,7 +54,13 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     let confinement = Confinement::begin(&arguments.gateway, messages, duties, None)?;
     // Dropped after the network, whose end ends the captures.
     let mut captures = Captures::default();
+    let machine = plan.machine.clone().filter(|_| arguments.machine.print_addresses);
+    let sockets = if is_numbered(&arguments) { sockets(&plan) } else { Vec::new() };
     let mut worker = make(plan, messages)?;
+    let departure = match arguments.machine.one_off {
+        true => Some(worker.inside_mut().departure().context("cannot make an event")?),
+        false => None,
+    };
     match worker.inside().port_count() {
         0 => messages.notice("the network has no ports; add one with `towpath port add`"),
         count => messages.detail(format_args!("serving {count} ports")),
@@ -57,10 +71,17 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
         messages.notice(format_args!("no guest can connect to a vhost-user port: {error}"));
     }
     confinement.release_input_and_output()?;
+    sockets.iter().for_each(|path| messages.notice(format_args!("listening at {path}")));
+    if let Some(machine) = machine {
+        // Standard error is gone; the failure cannot be reported.
+        let _ = io::stderr().write_all(machine.to_string().as_bytes());
+    }
+    surroundings.announce()?;
     // A process that waits for this may use the control socket next.
     report_ready(ready)?;
     confinement.seal(Mode::Network);
-    serve(&mut worker, &mut captures, &signals, control, &messages)?;
+    let end = departure.as_ref().map(AsFd::as_fd);
+    serve(&mut worker, &mut captures, (&signals, end), control, &messages)?;
     worker.with_inside(Network::shut_down);
     if arguments.gateway.stats {
         messages.error(format_args!(
@@ -72,13 +93,60 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     Ok(Ending::Code(0))
 }
 
+/// Takes over the connected sockets that options name.
+fn connections(
+    inherited: &mut Inherited,
+    arguments: &MachineArguments,
+) -> anyhow::Result<Connections> {
+    let all = [("stream-fd", &arguments.stream_fd), ("vhost-user-fd", &arguments.vhost_user_fd)];
+    let mut connections = Connections::new();
+    for (option, given) in all {
+        for (name, number) in given {
+            let taken = inherited.take_one(*number).map_err(|_| "is not open, or has another use");
+            let taken = taken.and_then(|socket| {
+                Connection::new(socket).map_err(|errno| match errno {
+                    Errno::NOTSOCK => "is not a socket",
+                    Errno::PROTOTYPE => "is not a stream socket",
+                    _ => "is not connected",
+                })
+            });
+            let connection = taken.map_err(|problem| {
+                anyhow!(
+                    "option --{option} {name}={number}: file descriptor {number} {problem}; \
+                     expected a connected stream socket"
+                )
+            });
+            connections.insert(*number, connection?);
+        }
+    }
+    Ok(connections)
+}
+
+/// Returns true if towpath chooses the name of a socket.
+fn is_numbered(arguments: &UpArguments) -> bool {
+    let mut paths = arguments.stream.iter().chain(&arguments.vhost_user);
+    paths.any(|(_, path)| path.to_string_lossy().contains("%i"))
+}
+
+/// Returns the paths of the sockets on which ports listen.
+fn sockets(plan: &Plan) -> Vec<String> {
+    let paths = plan.operations.iter().filter_map(|(_, operation)| match operation {
+        Operation::Add {
+            attachment: Attachment::Stream(path) | Attachment::VhostUser(path),
+            ..
+        } => Some(path.display().to_string()),
+        _ => None,
+    });
+    paths.collect()
+}
+
 /// Returns the duties of the broker.
 fn duties(plan: &Plan, control: Option<(Vec<PathBuf>, u64)>) -> Duties {
     let mut connect = Vec::new();
     for (_, operation) in &plan.operations {
         let Operation::Add { attachment, .. } = operation else { continue };
         match attachment {
-            Attachment::Tap(_) => {}
+            Attachment::Tap(_) | Attachment::VhostUserFd(_) | Attachment::StreamFd(_) => {}
             Attachment::VhostUserClient(path)
             | Attachment::VhostUser(path)
             | Attachment::Stream(path) => {
@@ -156,18 +224,23 @@ fn keep_leases(
     Ok(())
 }
 
-/// Serves the network, and answers requests meanwhile.
+/// Serves the network until a signal requests the end or `end` is readable, and answers requests
+/// meanwhile.
 fn serve(
     worker: &mut Worker<Network>,
     captures: &mut Captures,
-    signals: &Signals,
+    (signals, end): (&Signals, Option<BorrowedFd<'_>>),
     mut control: Option<Control>,
     messages: &Messages,
 ) -> Result<(), Failure> {
     loop {
         let mut fds = vec![signals.as_fd()];
+        fds.extend(end);
         fds.extend(control.as_ref().map(AsFd::as_fd));
-        worker.run_until(&fds)?;
+        let ready = worker.run_until(&fds)?;
+        if end.is_some() && ready == 1 {
+            return Ok(());
+        }
         while let Some(arrived) = signals.next()? {
             if arrived.is_end() {
                 return Ok(());

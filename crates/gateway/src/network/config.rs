@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use towpath_io::endpoint::EndpointError;
+use towpath_io::endpoint::{Connection, EndpointError};
 use towpath_io::stream::StreamPortError;
 use towpath_io::tap::TapError;
 use towpath_io::vhost_user::VhostUserError;
@@ -71,6 +71,10 @@ pub enum Attachment {
     VhostUserClient(PathBuf),
     /// A virtual machine whose monitor connects to a socket at this path and sends frames.
     Stream(PathBuf),
+    /// A virtual machine whose monitor speaks vhost-user on this connection, and no other one.
+    VhostUserFd(Connection),
+    /// A virtual machine whose monitor sends frames on this connection, and no other one.
+    StreamFd(Connection),
     /// A TAP device with this name in the network namespace of this process.
     Tap(String),
 }
@@ -81,6 +85,8 @@ impl fmt::Display for Attachment {
             Self::VhostUser(path) => write!(f, "vhost-user {}", path.display()),
             Self::VhostUserClient(path) => write!(f, "vhost-user-client {}", path.display()),
             Self::Stream(path) => write!(f, "stream {}", path.display()),
+            Self::VhostUserFd(_) => f.write_str("vhost-user-fd"),
+            Self::StreamFd(_) => f.write_str("stream-fd"),
             Self::Tap(name) => write!(f, "tap {name}"),
         }
     }
@@ -145,6 +151,9 @@ pub enum PortError {
         /// The names of the existing ports.
         known: Vec<String>,
     },
+    /// The connection was taken by another port before.
+    #[error("another port had this connection; give each port one of its own")]
+    Connection,
     /// The ring cannot have this length.
     #[error("queue length out of range: {0}")]
     QueueLen(#[from] CapacityError),
@@ -194,22 +203,28 @@ fn listed(names: &[String]) -> String {
 
 /// Returns the configuration of the services for guests of the gateway that `config` describes:
 /// addresses from the sixteenth of the network on, and names in `domain`, where the gateway is
-/// `gateway`.
+/// `gateway`. On a shared link the only address is that of the program.
 pub fn services_config(config: &Config, domain: &DomainName, seed: u64) -> services::Config {
     let ipv4 = config.ipv4.map(|v4| {
         let mut ipv4 = services::Ipv4 {
             gateway: v4.gateway,
+            network: if config.is_link_shared { v4.address } else { v4.gateway },
             prefix_len: v4.prefix_len,
             dns: v4.dns.into_iter().collect(),
             pool: v4.gateway..=v4.gateway,
         };
-        let network = u32::from(v4.gateway) & u32::from(ipv4.netmask());
-        ipv4.pool = (network + LEASED_FROM).into()..=(u32::from(ipv4.broadcast()) - 1).into();
+        let network = u32::from(ipv4.network) & u32::from(ipv4.netmask());
+        ipv4.pool = if config.is_link_shared {
+            v4.address..=v4.address
+        } else {
+            (network + LEASED_FROM).into()..=(u32::from(ipv4.broadcast()) - 1).into()
+        };
         ipv4
     });
     let ipv6 = config.ipv6.map(|v6| {
         let mut ipv6 = services::Ipv6 {
             gateway: v6.gateway,
+            network: if config.is_link_shared { v6.address } else { v6.gateway },
             prefix_len: v6.prefix_len,
             dns: v6.dns.into_iter().collect(),
             autonomous: v6.prefix_len == 64,
@@ -217,6 +232,7 @@ pub fn services_config(config: &Config, domain: &DomainName, seed: u64) -> servi
         };
         let prefix = u128::from(ipv6.prefix());
         let pool = (prefix + LEASED_V6.0).into()..=(prefix + LEASED_V6.1).into();
+        let pool = if config.is_link_shared { v6.address..=v6.address } else { pool };
         ipv6.pool = ipv6.contains(*pool.end()).then_some(pool);
         ipv6
     });
@@ -233,6 +249,7 @@ pub fn services_config(config: &Config, domain: &DomainName, seed: u64) -> servi
         ipv6,
         lease_time: services::LEASE_TIME_DEFAULT,
         leases_per_port_max: services::LEASES_PER_PORT_DEFAULT,
+        disabled: services::Disabled::default(),
         seed,
     }
 }

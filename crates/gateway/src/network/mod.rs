@@ -25,6 +25,7 @@
 //! of rings and of captures.
 
 mod config;
+mod departure;
 mod gateway_port;
 mod lease_file;
 mod port;
@@ -97,6 +98,7 @@ pub struct Network {
     tell: Option<Box<Tell>>,
     /// Rung by captures that end; made with the first capture.
     capture_ended: Option<EventDoorbell>,
+    departed: Option<EventDoorbell>,
 }
 
 /// Called for events at a port, with its name and a description.
@@ -126,6 +128,7 @@ impl Network {
             first: 0,
             tell: None,
             capture_ended: None,
+            departed: None,
             config,
         })
     }
@@ -476,6 +479,7 @@ impl Network {
         for port in self.ports.iter_mut().flatten() {
             port.flush(cx);
         }
+        self.tell_departure();
     }
 
     fn has_news_for_gateway(&self) -> bool {

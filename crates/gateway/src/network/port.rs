@@ -235,6 +235,13 @@ impl Port {
         self.failure.is_some()
     }
 
+    /// Returns true if a machine was connected and has gone, or the port has failed.
+    pub(super) fn has_ended(&self) -> bool {
+        let is_listening =
+            !matches!(self.attachment, Attachment::VhostUserFd(_) | Attachment::StreamFd(_));
+        self.has_failed() || self.device.has_ended(is_listening)
+    }
+
     /// Records an error, which ends this port's traffic and nothing else.
     fn note<T>(&mut self, result: Result<T, PortError>) -> Option<T> {
         if let Err(error) = &result {
@@ -264,6 +271,14 @@ impl PortDevice {
             Attachment::Stream(path) => {
                 Self::Stream(Box::new(StreamPort::listen(path, network.mtu)?))
             }
+            Attachment::VhostUserFd(connection) => {
+                let socket = connection.take().ok_or(PortError::Connection)?;
+                Self::switched(VhostUser::from_socket(socket, offer)?)
+            }
+            Attachment::StreamFd(connection) => {
+                let socket = connection.take().ok_or(PortError::Connection)?;
+                Self::Stream(Box::new(StreamPort::from_socket(socket, network.mtu)?))
+            }
             Attachment::Tap(name) => {
                 let mut tap = Tap::create(name)?;
                 tap.set_mtu(network.mtu);
@@ -285,6 +300,20 @@ impl PortDevice {
             Self::Stream(device) => device.is_connected(),
             Self::Tap(_) => true,
         }
+    }
+
+    /// Returns true if a machine was connected and has gone. A connection on which nothing arrived
+    /// was a process that looked whether the socket is in use, if `is_listening`.
+    fn has_ended(&self, is_listening: bool) -> bool {
+        let (sessions, has_spoken) = match self {
+            Self::VhostUser(device) => {
+                let counters = device.counters();
+                (counters.sessions, counters.requests > 0)
+            }
+            Self::Stream(device) => (device.sessions().0, device.counters().received.bytes > 0),
+            Self::Tap(_) => return false,
+        };
+        sessions > self.is_connected().into() && (has_spoken || !is_listening)
     }
 
     fn report(&self) -> DeviceReport {

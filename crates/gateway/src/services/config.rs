@@ -47,8 +47,21 @@ pub struct Config {
     pub lease_time: Duration,
     /// Most leases of one port, per family.
     pub leases_per_port_max: usize,
+    /// Services that are off.
+    pub disabled: Disabled,
     /// Random seed for the jitter of advertisements.
     pub seed: u64,
+}
+
+/// Services that a network does without. Static leases count all the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Disabled {
+    /// DHCP for IPv4.
+    pub dhcpv4: bool,
+    /// DHCP for IPv6.
+    pub dhcpv6: bool,
+    /// Router advertisements.
+    pub advertisements: bool,
 }
 
 /// A configuration that is not valid.
@@ -123,8 +136,10 @@ impl Config {
 /// The IPv4 network of the services.
 #[derive(Clone, Debug)]
 pub struct Ipv4 {
-    /// Router and DHCP server.
+    /// Router and DHCP server, which need not be in the network.
     pub gateway: Ipv4Addr,
+    /// Any address of the network.
+    pub network: Ipv4Addr,
     /// Length of the network's prefix in bits.
     pub prefix_len: u8,
     /// DNS servers. The services answer queries to them about the guests' names.
@@ -142,21 +157,23 @@ impl Ipv4 {
 
     /// Returns the broadcast address.
     pub fn broadcast(&self) -> Ipv4Addr {
-        Ipv4Addr::from(u32::from(self.gateway) | !u32::from(self.netmask()))
+        Ipv4Addr::from(u32::from(self.network) | !u32::from(self.netmask()))
     }
 
     /// Returns true if the address is in the network.
     pub fn contains(&self, address: Ipv4Addr) -> bool {
-        (u32::from(address) ^ u32::from(self.gateway)) & u32::from(self.netmask()) == 0
+        (u32::from(address) ^ u32::from(self.network)) & u32::from(self.netmask()) == 0
     }
 }
 
 /// The IPv6 network of the services.
 #[derive(Clone, Debug)]
 pub struct Ipv6 {
-    /// Router. It also has the address of [`super::link_local`], from which it sends
-    /// advertisements, and must answer for both.
+    /// Router, which need not be in the network. It also has the address of [`super::link_local`],
+    /// from which it sends advertisements, and must answer for both.
     pub gateway: Ipv6Addr,
+    /// Any address of the network.
+    pub network: Ipv6Addr,
     /// Length of the network's prefix in bits.
     pub prefix_len: u8,
     /// DNS servers. The services answer queries to them about the guests' names.
@@ -171,12 +188,12 @@ impl Ipv6 {
     /// Returns the prefix.
     pub fn prefix(&self) -> Ipv6Addr {
         let host_bits = 128 - u32::from(self.prefix_len).min(128);
-        Ipv6Addr::from(u128::from(self.gateway) & u128::MAX.checked_shl(host_bits).unwrap_or(0))
+        Ipv6Addr::from(u128::from(self.network) & u128::MAX.checked_shl(host_bits).unwrap_or(0))
     }
 
     /// Returns true if the address is in the network.
     pub fn contains(&self, address: Ipv6Addr) -> bool {
-        let other = Self { gateway: address, ..self.clone() };
+        let other = Self { network: address, ..self.clone() };
         other.prefix() == self.prefix()
     }
 }

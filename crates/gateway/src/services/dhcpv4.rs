@@ -270,6 +270,7 @@ impl Server<'_> {
         // RFC 2132 §3.3: the netmask comes before the routers.
         add(option::SUBNET_MASK, &self.ipv4.netmask().octets());
         add(option::ROUTERS, &self.ipv4.gateway.octets());
+        add(option::CLASSLESS_ROUTES, &self.routes());
         add(option::DNS_SERVERS, &dns);
         add(option::MTU, &config.mtu.to_be_bytes());
         let domain = config.domain.as_ref().map_or("", DomainName::as_str);
@@ -279,6 +280,16 @@ impl Server<'_> {
             add(option::HOST_NAME, name.as_str().as_bytes());
         }
         add(option::SEARCH_LIST, &domain::emit_compressed_list(&config.search));
+    }
+
+    /// Returns the routes of a client whose router is outside of the network (RFC 3442): the router
+    /// on the link, and the default route.
+    fn routes(&self) -> Vec<u8> {
+        let router = self.ipv4.gateway;
+        match self.ipv4.contains(router) {
+            true => Vec::new(),
+            false => [&[32], &router.octets()[..], &[0; 4], &[0], &router.octets()].concat(),
+        }
     }
 
     /// Answers the FQDN option with what became of the name (RFC 4702 §3).

@@ -36,7 +36,7 @@ use towpath_net::wire::{self, MacAddr, icmpv6};
 use towpath_packet::{Burst, Packet};
 
 pub use config::{
-    Config, ConfigError, DNS_MAX, Guest, Ipv4, Ipv6, LEASE_TIME_DEFAULT, LEASE_TIME_MAX,
+    Config, ConfigError, DNS_MAX, Disabled, Guest, Ipv4, Ipv6, LEASE_TIME_DEFAULT, LEASE_TIME_MAX,
     LEASE_TIME_MIN, LEASES_PER_PORT_DEFAULT, LEASES_PER_PORT_MAX, SEARCH_MAX, STATIC_LEASES_MAX,
     StaticLease, StaticLeaseError,
 };
@@ -153,9 +153,10 @@ impl Services {
         let per_port = config.leases_per_port_max;
         let hosts: Vec<IpAddr> = config.hosts.iter().map(|(_, address)| *address).collect();
         let leases_v4 = config.ipv4.as_ref().map(|v4| {
-            let network = Ipv4Addr::from(u32::from(v4.gateway) & u32::from(v4.netmask()));
-            let reserved = [v4.gateway, v4.broadcast(), network];
-            let reserved = reserved.into_iter().chain(v4.dns.clone());
+            let network = Ipv4Addr::from(u32::from(v4.network) & u32::from(v4.netmask()));
+            // RFC 3021: a prefix that long has no addresses for the network and for all hosts.
+            let ends = [v4.broadcast(), network].into_iter().filter(|_| v4.prefix_len < 31);
+            let reserved = ends.chain([v4.gateway]).chain(v4.dns.clone());
             let pool = (*v4.pool.start()).into()..=(*v4.pool.end()).into();
             let reserved = reserved.map(IpAddr::from).chain(hosts.iter().copied());
             Leases::new(pool, reserved.collect(), per_port)
@@ -168,10 +169,11 @@ impl Services {
             let reserved = reserved.chain(hosts.iter().copied()).collect();
             Some(Leases::new((*pool.start()).into()..=(*pool.end()).into(), reserved, per_port))
         });
+        let advertises = config.ipv6.is_some() && !config.disabled.advertisements;
         Self {
             names: Names::new(&config),
             static_leases: StaticLeases::default(),
-            schedule: config.ipv6.is_some().then(|| Schedule::new(config.seed)),
+            schedule: advertises.then(|| Schedule::new(config.seed)),
             leases_v4,
             leases_v6,
             buckets: HashMap::new(),
@@ -224,8 +226,9 @@ impl Services {
 
     /// Advertises to all guests that the router is gone, as the last action (RFC 4861 §6.2.5).
     pub fn shut_down(&mut self, cx: &mut Context<'_>, replies: &mut Burst) {
-        self.advertise(None, true, cx, replies);
-        self.schedule = None;
+        if self.schedule.take().is_some() {
+            self.advertise(None, true, cx, replies);
+        }
     }
 
     /// The guest at `port` is gone. Its leases continue, and go to the first client that asks for
@@ -324,14 +327,15 @@ impl Services {
             return true;
         }
         let from = Origin { port, mac: request.mac };
+        let disabled = self.config.disabled;
         match (request.destination_port, request.destination) {
-            (wire::dhcpv4::SERVER_PORT, IpAddr::V4(_)) => {
+            (wire::dhcpv4::SERVER_PORT, IpAddr::V4(_)) if !disabled.dhcpv4 => {
                 self.serve_dhcpv4(request, &from, cx, replies);
             }
-            (wire::dhcpv6::SERVER_PORT, IpAddr::V6(_)) => {
+            (wire::dhcpv6::SERVER_PORT, IpAddr::V6(_)) if !disabled.dhcpv6 => {
                 self.serve_dhcpv6(request, &from, cx, replies);
             }
-            (0, IpAddr::V6(_)) => self.solicited(request, cx, replies),
+            (0, IpAddr::V6(_)) if !disabled.advertisements => self.solicited(request, cx, replies),
             _ => return false,
         }
         true

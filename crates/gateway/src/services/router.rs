@@ -70,8 +70,8 @@ pub(super) fn advertisement(config: &Config, ipv6: &Ipv6, is_last: bool) -> Vec<
     let seconds = |time: Duration| if is_last { 0 } else { time.as_secs() as u32 };
     let mut advertisement = RouterAdvertisement {
         hop_limit: HOP_LIMIT,
-        managed: ipv6.pool.is_some(),
-        other: true,
+        managed: ipv6.pool.is_some() && !config.disabled.dhcpv6,
+        other: !config.disabled.dhcpv6,
         router_lifetime_s: seconds(LIFETIME) as u16,
         source_link_layer: Some(config.mac),
         mtu: Some(config.mtu.into()),

@@ -10,7 +10,7 @@ use towpath_net::wire::{MacAddr, dhcpv6};
 use towpath_packet::pool::{Frame, MemoryConfig};
 use towpath_packet::{Burst, Checksum, Ledger, Memory, Packet, Site};
 
-use super::config::{Config, Ipv4, Ipv6, LEASE_TIME_DEFAULT};
+use super::config::{Config, Disabled, Ipv4, Ipv6, LEASE_TIME_DEFAULT};
 use super::frame::{self, Envelope, Request};
 use super::{Services, link_local};
 
@@ -28,12 +28,14 @@ pub(super) fn config() -> Config {
         search: vec!["lan.example".parse().unwrap(), "example".parse().unwrap()],
         ipv4: Some(Ipv4 {
             gateway: GATEWAY,
+            network: GATEWAY,
             prefix_len: 24,
             dns: vec![DNS],
             pool: [10, 0, 2, 10].into()..=[10, 0, 2, 99].into(),
         }),
         ipv6: Some(Ipv6 {
             gateway: GATEWAY6,
+            network: GATEWAY6,
             prefix_len: 64,
             dns: vec![DNS6],
             autonomous: true,
@@ -45,6 +47,7 @@ pub(super) fn config() -> Config {
         hosts: vec![("gateway".parse().unwrap(), GATEWAY.into())],
         lease_time: LEASE_TIME_DEFAULT,
         leases_per_port_max: 4,
+        disabled: Disabled::default(),
         seed: 1,
     }
 }

@@ -170,7 +170,7 @@ impl Rig {
             limits: Limits::default(),
         };
         let mut rig = Self {
-            gateway: new_stack(&config, caps, vec![address], None).unwrap(),
+            gateway: new_stack(&config, caps, vec![address], &[]).unwrap(),
             program: Stack::new(own, caps),
             memory: Memory::new(MemoryConfig::within(8 << 20)),
             ledger: Ledger::new(),

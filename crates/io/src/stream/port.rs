@@ -1,4 +1,5 @@
-//! A listening socket for streams of frames, and the guest that is connected to it.
+//! A listening socket for streams of frames, and the guest that is connected to it; or only a guest
+//! that is connected already.
 //!
 //! One guest at a time; another one waits until the first has gone. Without a guest, packets for it
 //! are dropped and counted. All files to wait for are in a reactor of the port, which is the
@@ -7,7 +8,7 @@
 use super::{Stream, StreamCounters, StreamError};
 use crate::endpoint::{EndpointError, Listener};
 use crate::reactor::{Events, Interest, Reactor};
-use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::fmt;
 use std::io;
@@ -60,7 +61,8 @@ impl From<io::Error> for StreamPortError {
 
 /// A port to which guests connect; see the module documentation.
 pub struct StreamPort {
-    listener: Listener,
+    /// `None` if the only guest is the first one.
+    listener: Option<Listener>,
     reactor: Reactor,
     events: Box<Events>,
     stream: Option<Stream>,
@@ -81,12 +83,28 @@ impl StreamPort {
     /// [`StreamPortError`].
     pub fn listen(path: &Path, mtu: u16) -> Result<Self, StreamPortError> {
         let listener = Listener::bind(path)?;
-        let reactor = Reactor::new()?;
+        let mut port = Self::new(mtu)?;
         // Edge-triggered: a guest that has to wait must not be reported again and again.
-        reactor.add(&listener, TOKEN_LISTENER, Interest::READ, true)?;
+        port.reactor.add(&listener, TOKEN_LISTENER, Interest::READ, true)?;
+        port.listener = Some(listener);
+        Ok(port)
+    }
+
+    /// Serves the guest at the other end of `socket`, a connected and non-blocking stream socket,
+    /// and no other. Sends it IP packets of at most `mtu` bytes.
+    ///
+    /// # Errors
+    /// [`StreamPortError::Os`].
+    pub fn from_socket(socket: OwnedFd, mtu: u16) -> Result<Self, StreamPortError> {
+        let mut port = Self::new(mtu)?;
+        port.begin(socket)?;
+        Ok(port)
+    }
+
+    fn new(mtu: u16) -> Result<Self, StreamPortError> {
         Ok(Self {
-            listener,
-            reactor,
+            listener: None,
+            reactor: Reactor::new()?,
             events: Box::default(),
             stream: None,
             asks_for_room: false,
@@ -122,21 +140,23 @@ impl StreamPort {
     }
 
     fn meet(&mut self) -> Result<(), StreamPortError> {
-        if self.stream.is_some() {
+        let Some(listener) = self.listener.as_ref().filter(|_| self.stream.is_none()) else {
             return Ok(());
-        }
-        match self.listener.accept() {
-            Ok(Some(socket)) => {
-                self.reactor.add(&socket, TOKEN_STREAM, Interest::READ, false)?;
-                self.stream = Some(Stream::new(socket, self.mtu));
-                self.asks_for_room = false;
-                self.sessions += 1;
-                Ok(())
-            }
+        };
+        match listener.accept() {
+            Ok(Some(socket)) => self.begin(socket),
             // Out of descriptors or memory: the guest waits until another one connects.
             Ok(None) | Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => Ok(()),
             Err(errno) => Err(io::Error::from(errno).into()),
         }
+    }
+
+    fn begin(&mut self, socket: OwnedFd) -> Result<(), StreamPortError> {
+        self.reactor.add(&socket, TOKEN_STREAM, Interest::READ, false)?;
+        self.stream = Some(Stream::new(socket, self.mtu));
+        self.asks_for_room = false;
+        self.sessions += 1;
+        Ok(())
     }
 
     /// Handles the end of a connection: the guest has gone or violated the protocol. Accepts the

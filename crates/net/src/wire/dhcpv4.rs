@@ -302,6 +302,8 @@ pub mod option {
     pub const CLIENT_ID: u8 = 61;
     /// Exchange of two messages instead of four (RFC 4039).
     pub const RAPID_COMMIT: u8 = 80;
+    /// Routes (RFC 3442), which take precedence over [`ROUTERS`].
+    pub const CLASSLESS_ROUTES: u8 = 121;
     /// Fully qualified domain name of the client (RFC 4702).
     pub const FQDN: u8 = 81;
     /// Relay agent information, which the server echoes (RFC 3046).

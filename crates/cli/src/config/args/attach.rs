@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, ValueEnum};
 
-use super::{NetworkArguments, parse_pid};
+use super::{DaemonArguments, NetworkArguments, parse_pid};
 use crate::exit;
 
 /// Connect an existing network namespace.
@@ -53,18 +53,8 @@ pub(crate) struct AttachArguments {
           help_heading = "Process")]
     pub(crate) exit_fd: Option<i32>,
 
-    /// Continue in the background once the network is ready; this command then ends with 0, or with
-    /// an error if the network cannot be served.
-    #[arg(long, help_heading = "Process")]
-    pub(crate) daemon: bool,
-
-    /// Write the PID of the serving process to FILE when the network is ready.
-    #[arg(long, value_name = "FILE", help_heading = "Process")]
-    pub(crate) pid_file: Option<PathBuf>,
-
-    /// Append messages to FILE instead of standard error once the network is ready.
-    #[arg(long, value_name = "FILE", help_heading = "Process")]
-    pub(crate) log_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) process: DaemonArguments,
 
     #[command(flatten)]
     pub(crate) network: NetworkArguments,
@@ -79,7 +69,7 @@ pub(crate) enum NoConfig {
 
 /// Act as another program, with its options.
 ///
-/// PROGRAM is `pasta` or `slirp4netns`. The same happens if towpath is started by that name, for
+/// PROGRAM is `pasta`, `passt` or `slirp4netns`. The same happens if towpath is started by that name, for
 /// example through a symbolic link: container engines then use it in place of that program.
 /// docs/engines.md in the source says how, and lists the differences.
 #[derive(Debug, Args)]

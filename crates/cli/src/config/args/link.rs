@@ -15,7 +15,7 @@ pub(crate) struct Address {
 
 /// Options of `run` and `attach` about the interface inside.
 #[derive(Debug, Args)]
-pub(crate) struct LinkArguments {
+pub(crate) struct InterfaceArguments {
     /// Name of the network interface [default: tap0; with --copy-host that of the host's]
     #[arg(long, value_name = "NAME", help_heading = "Network")]
     pub(crate) ifname: Option<String>,
@@ -23,11 +23,16 @@ pub(crate) struct LinkArguments {
     /// Ethernet address of the network interface, for example 02:00:00:00:00:01
     #[arg(long, value_name = "MAC", value_parser = parse_mac, help_heading = "Network")]
     pub(crate) mac: Option<[u8; 6]>,
+}
 
+/// Options about the addresses inside.
+#[derive(Debug, Args)]
+pub(crate) struct LinkArguments {
     /// Use the host's own address, prefix and gateway inside: those of IFACE, or of the interface
     /// of the host's default route.
     ///
-    /// The program then reaches the hosts of that network, and the gateway, at their addresses. An
+    /// The program or machine then reaches the hosts of that network, and the gateway, at their
+    /// addresses. With `up` the network has exactly one port, whose machine gets them by DHCP. An
     /// IP version for which the host has no default route is disabled; if it has none at all, the
     /// addresses are those of --subnet.
     #[arg(long, value_name = "IFACE", num_args = 0..=1, require_equals = true,
@@ -35,8 +40,8 @@ pub(crate) struct LinkArguments {
           help_heading = "Network")]
     pub(crate) copy_host: Option<String>,
 
-    /// Address of the program, and the length of its prefix [default: 24 or 64]; once for IPv4 and
-    /// once for IPv6. Needs --gateway or --copy-host.
+    /// Address of the program or machine, and the length of its prefix [default: 24 or 64]; once
+    /// for IPv4 and once for IPv6. Needs --gateway or --copy-host.
     #[arg(long, value_name = "ADDR[/LEN]", conflicts_with_all = ["subnet", "subnet6"],
           help_heading = "Network")]
     pub(crate) address: Vec<Address>,
@@ -66,7 +71,7 @@ pub(crate) struct LinkArguments {
     pub(crate) map_gateway: bool,
 }
 
-fn parse_mac(text: &str) -> Result<[u8; 6], &'static str> {
+pub(super) fn parse_mac(text: &str) -> Result<[u8; 6], &'static str> {
     const WANTED: &str = "expected a unicast Ethernet address such as 02:00:00:00:00:01";
     let mut mac = [0; 6];
     let mut parts = text.split(':');

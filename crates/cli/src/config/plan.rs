@@ -133,13 +133,12 @@ fn ports(
         (at, Operation::Add { name, attachment, settings })
     };
     let mut given: Vec<_> = vhost_user.chain(client).chain(stream).chain(tap).collect();
-    type Attach = fn(Connection) -> Attachment;
     let machine = &arguments.machine;
-    let connected: [(&str, &Vec<(String, i32)>, Attach); 2] = [
-        ("vhost-user-fd", &machine.vhost_user_fd, Attachment::VhostUserFd),
+    let attach_vhost: fn(Connection) -> Attachment = Attachment::VhostUserFd;
+    for (option, all, attach) in [
+        ("vhost-user-fd", &machine.vhost_user_fd, attach_vhost),
         ("stream-fd", &machine.stream_fd, Attachment::StreamFd),
-    ];
-    for (option, all, attach) in connected {
+    ] {
         for (name, number) in all {
             let connection = connections.remove(number).ok_or_else(|| {
                 anyhow!("option --{option} {name}={number}: this descriptor has another use")

@@ -2,7 +2,7 @@
 //! cookie, the segment size and recent failures.
 
 use crate::tcp::Settings;
-use crate::tcp::fastopen::{FastOpenNews, FastOpenPath};
+use crate::tcp::fastopen::{FastOpenOutcome, FastOpenPath};
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::FastOpenCookie;
 use alloc::collections::VecDeque;
@@ -46,7 +46,7 @@ impl Metrics {
     }
 
     /// Records what the answer to a SYN showed.
-    pub(super) fn learn(&mut self, ends: (IpAddr, IpAddr), news: &FastOpenNews) {
+    pub(super) fn learn(&mut self, ends: (IpAddr, IpAddr), news: &FastOpenOutcome) {
         if !self.peers.contains_key(&ends) {
             if self.order.len() >= PEERS_MAX
                 && let Some(oldest) = self.order.pop_front()

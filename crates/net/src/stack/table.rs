@@ -238,7 +238,7 @@ impl Table {
             // In a host, sockets limit what connections hold.
             self.accounts.update(&mut slot.share, connection);
         }
-        if let Some(news) = connection.take_fast_open_news() {
+        if let Some(news) = connection.take_fast_open_outcome() {
             self.metrics.learn((connection.local().ip(), connection.remote().ip()), &news);
         }
         if let Some(path) = connection.take_fast_open_path() {

@@ -16,7 +16,7 @@ use crate::wire::tcp::Flags;
 
 /// What one acknowledgment reports.
 #[derive(Debug, Default)]
-pub(super) struct News {
+pub(super) struct AckSummary {
     /// `snd_una` before this ACK.
     pub(super) prior_una: Seq,
     /// End of the highest range that SACK had reported before this ACK.
@@ -65,7 +65,7 @@ pub(super) struct News {
     newest: Option<Newest>,
 }
 
-impl News {
+impl AckSummary {
     /// True if the echoed timestamp is older than `value`.
     pub(super) fn echo_is_before(&self, value: u32) -> bool {
         self.echo.is_some_and(|echo| Seq(echo).before(Seq(value)))
@@ -109,27 +109,27 @@ impl Connection {
         if ack.after(self.send.nxt) || ack.before(oldest) {
             return self.suspect(now);
         }
-        let mut news = self.news(segment);
+        let mut summary = self.summary(segment);
         self.send.more_follows = false;
         self.send.space_check_due = true;
         if ack.before(self.send.una) {
-            self.input_old_ack(segment, &mut news, now);
+            self.input_old_ack(segment, &mut summary, now);
             return Verdict::Done;
         }
-        news.window = self.update_window(segment);
+        summary.window = self.update_window(segment);
         if ack.after(self.send.una) {
-            news.advanced = true;
+            summary.advanced = true;
             self.counters.bytes_acked += u64::from(ack - self.send.una);
             self.send.una = ack;
             self.timers.unanswered = 0;
         }
-        self.input_sack(segment, &mut news, now);
+        self.input_sack(segment, &mut summary, now);
         self.timers.probes = 0;
         self.counters.ack_received_at = now;
         if self.send.board.is_empty() {
-            self.after_idle_ack(ack, &mut news, now);
+            self.after_idle_ack(ack, &mut summary, now);
         } else {
-            self.after_ack(ack, &mut news, now);
+            self.after_ack(ack, &mut summary, now);
         }
         self.update_pacing_rate();
         self.release_acknowledged(now);
@@ -137,10 +137,10 @@ impl Connection {
         self.end_without_fin_wait()
     }
 
-    fn news(&self, segment: &Segment) -> News {
+    fn summary(&self, segment: &Segment) -> AckSummary {
         let echo = segment.options.timestamps.map(|(_, echo)| echo);
         let board = &self.send.board;
-        News {
+        AckSummary {
             prior_una: self.send.una,
             prior_sacked_end: board.sacked_end(),
             prior_sacked: board.totals().sacked_out,
@@ -149,50 +149,60 @@ impl Connection {
             echo: echo.filter(|echo| self.timestamps.enabled && *echo != 0),
             ece: self.ecn.enabled && segment.has(Flags::ECE) && !segment.has(Flags::SYN),
             data: segment.len > 0 || segment.has(Flags::FIN),
-            ..News::default()
+            ..AckSummary::default()
         }
     }
 
     /// Processes an ACK older than `snd_una`: it may still carry SACK blocks.
-    fn input_old_ack(&mut self, segment: &Segment, news: &mut News, now: Instant) {
+    fn input_old_ack(&mut self, segment: &Segment, summary: &mut AckSummary, now: Instant) {
         if segment.options.sack_count > 0 {
-            self.input_sack(segment, news, now);
-            self.alert(news, now);
+            self.input_sack(segment, summary, now);
+            self.update_loss_state(summary, now);
         }
     }
 
     /// Processes an ACK that arrives while nothing is outstanding.
-    fn after_idle_ack(&mut self, ack: Seq, news: &mut News, now: Instant) {
-        if news.dsack {
-            self.alert(news, now);
+    fn after_idle_ack(&mut self, ack: Seq, summary: &mut AckSummary, now: Instant) {
+        if summary.dsack {
+            self.update_loss_state(summary, now);
         }
         self.acknowledge_probe(now);
-        self.judge_loss_probe(ack, news.dsack_of_probe, news.is_quiet() && !news.sacked, now);
+        self.judge_loss_probe(
+            ack,
+            summary.dsack_of_probe,
+            summary.is_quiet() && !summary.sacked,
+            now,
+        );
     }
 
-    fn after_ack(&mut self, ack: Seq, news: &mut News, now: Instant) {
-        self.acknowledge(ack, news, now);
-        self.adapt_reordering_window(news.newest.map(|newest| newest.delivered));
-        self.judge_loss_probe(ack, news.dsack_of_probe, news.is_quiet() && !news.sacked, now);
-        if news.is_dubious() || self.recovery.state != CaState::Open {
-            news.duplicates = u32::from(news.is_quiet() && !news.dsack);
-            self.alert(news, now);
+    fn after_ack(&mut self, ack: Seq, summary: &mut AckSummary, now: Instant) {
+        self.acknowledge(ack, summary, now);
+        self.adapt_reordering_window(summary.newest.map(|newest| newest.delivered));
+        self.judge_loss_probe(
+            ack,
+            summary.dsack_of_probe,
+            summary.is_quiet() && !summary.sacked,
+            now,
+        );
+        if summary.is_dubious() || self.recovery.state != CaState::Open {
+            summary.duplicates = u32::from(summary.is_quiet() && !summary.dsack);
+            self.update_loss_state(summary, now);
         }
-        if news.set_timer && !self.schedule_loss_probe(true, now) {
+        if summary.set_timer && !self.schedule_loss_probe(true, now) {
             self.rearm_rto(now);
         }
-        let delivered = self.recovery.delivered.wrapping_sub(news.prior_delivered);
-        if news.ece {
+        let delivered = self.recovery.delivered.wrapping_sub(summary.prior_delivered);
+        if summary.ece {
             self.counters.delivered_marked = self.counters.delivered_marked.wrapping_add(delivered);
         }
         let totals = (self.recovery.delivered, delivered > 0);
-        self.recovery.rate.sample(news.newest, totals, self.rtt.min(), now);
-        let lost = self.send.board.lost().wrapping_sub(news.prior_lost);
+        self.recovery.rate.sample(summary.newest, totals, self.rtt.min(), now);
+        let lost = self.send.board.lost().wrapping_sub(summary.prior_lost);
         // On a path that reorders, SACKed segments count as progress too.
         let usual = self.recovery.reordering <= self.settings.reordering;
         if self.recovery.is_reducing() {
-            self.reduce_window(delivered, lost, news.advanced);
-        } else if news.acked > 0 || (news.sacked && !usual) {
+            self.reduce_window(delivered, lost, summary.advanced);
+        } else if summary.acked > 0 || (summary.sacked && !usual) {
             self.congestion.on_ack(delivered, now);
         }
     }
@@ -213,12 +223,12 @@ impl Connection {
         newer
     }
 
-    fn input_sack(&mut self, segment: &Segment, news: &mut News, now: Instant) {
+    fn input_sack(&mut self, segment: &Segment, summary: &mut AckSummary, now: Instant) {
         if !self.sack {
             return;
         }
         let blocks = segment.options.sack_blocks();
-        let mut twice = self.input_dsack(blocks, segment.ack(), news);
+        let mut twice = self.input_dsack(blocks, segment.ack(), summary);
         for &(start, end) in blocks {
             let (start, end) = (Seq(start), Seq(end));
             let dsack = core::mem::take(&mut twice);
@@ -235,10 +245,10 @@ impl Connection {
                     self.recovery.forgive(count);
                 }
             }
-            self.take_block(start, end, news, now);
+            self.take_block(start, end, summary, now);
         }
         let lossy = self.recovery.state == CaState::Loss;
-        if let Some(low) = news.reordered
+        if let Some(low) = summary.reordered
             && (!lossy || self.recovery.undo_marker.is_some())
         {
             self.note_reordering(low);
@@ -246,31 +256,31 @@ impl Connection {
     }
 
     /// Processes one valid SACK block.
-    fn take_block(&mut self, start: Seq, end: Seq, news: &mut News, now: Instant) {
+    fn take_block(&mut self, start: Seq, end: Seq, summary: &mut AckSummary, now: Instant) {
         let min_rtt = self.rtt.min();
         let recovery = &mut self.recovery;
         let mut delivered = 0;
         self.send.board.sack(start, end, |record, highest| {
             recovery.rack.deliver(record, min_rtt, now);
-            news.note_newest(record);
-            news.sacked = true;
+            summary.note_newest(record);
+            summary.sacked = true;
             delivered += record.segments;
             if record.ever_resent {
                 return;
             }
             if highest.is_some_and(|highest| record.start.before(highest)) {
-                news.note_reordered(record.start);
+                summary.note_reordered(record.start);
             }
-            news.original_acked |= record.end.at_or_before(recovery.high);
-            let first = news.sacked_sent.map_or(record.sent_at, |(first, _)| first);
-            news.sacked_sent = Some((first, record.sent_at));
+            summary.original_acked |= record.end.at_or_before(recovery.high);
+            let first = summary.sacked_sent.map_or(record.sent_at, |(first, _)| first);
+            summary.sacked_sent = Some((first, record.sent_at));
         });
         self.count_delivered(delivered);
     }
 
     /// Processes the first block if it reports a duplicate (RFC 2883). Returns true if it does, and
     /// is credible.
-    fn input_dsack(&mut self, blocks: &[(u32, u32)], ack: Seq, news: &mut News) -> bool {
+    fn input_dsack(&mut self, blocks: &[(u32, u32)], ack: Seq, summary: &mut AckSummary) -> bool {
         let Some(&(start, end)) = blocks.first() else { return false };
         let (start, end) = (Seq(start), Seq(end));
         let below = start.before(ack);
@@ -284,7 +294,7 @@ impl Connection {
         let recovery = &mut self.recovery;
         let count = len.div_ceil(self.send.mss);
         let of_probe = count == 1 && recovery.rack.probe_high() == Some(end);
-        news.dsack_of_probe |= of_probe;
+        summary.dsack_of_probe |= of_probe;
         recovery.dsack_dups = recovery.dsack_dups.saturating_add(count);
         // A peer cannot have received more duplicates than were retransmitted.
         if recovery.dsack_dups > recovery.total_retrans {
@@ -293,8 +303,8 @@ impl Connection {
         if recovery.reord_seen > 0 && !of_probe {
             recovery.rack.note_duplicate();
         }
-        news.dsack = true;
-        if end.at_or_before(news.prior_una)
+        summary.dsack = true;
+        if end.at_or_before(summary.prior_una)
             && recovery.undo_marker.is_some_and(|marker| end.after(marker))
         {
             recovery.forgive(count);
@@ -304,29 +314,29 @@ impl Connection {
     }
 
     /// Removes what `snd_una` passed from the scoreboard.
-    fn acknowledge(&mut self, ack: Seq, news: &mut News, now: Instant) {
+    fn acknowledge(&mut self, ack: Seq, summary: &mut AckSummary, now: Instant) {
         let (sack, min_rtt) = (self.sack, self.rtt.min());
         let timestamps = self.timestamps;
         let recovery = &mut self.recovery;
         let (mut delivered, mut in_flight_whole) = (0, true);
         self.send.board.acknowledge(ack, |record, segments, whole| {
-            news.acked += segments;
+            summary.acked += segments;
             if !record.sacked {
-                news.note_newest(record);
+                summary.note_newest(record);
             }
             in_flight_whole &= whole;
             if record.ever_resent {
-                news.resent_acked = true;
+                summary.resent_acked = true;
             } else if !record.sacked {
-                let first = news.acked_sent.map_or(record.sent_at, |(first, _)| first);
-                news.acked_sent = Some((first, record.sent_at));
-                news.note_reordered(record.start);
-                news.original_acked |= record.end.at_or_before(recovery.high);
+                let first = summary.acked_sent.map_or(record.sent_at, |(first, _)| first);
+                summary.acked_sent = Some((first, record.sent_at));
+                summary.note_reordered(record.start);
+                summary.original_acked |= record.end.at_or_before(recovery.high);
             }
             if sack && !record.sacked {
                 delivered += segments;
                 let spurious =
-                    record.ever_resent && news.echo_is_before(timestamps.value(record.sent_at));
+                    record.ever_resent && summary.echo_is_before(timestamps.value(record.sent_at));
                 if !spurious {
                     recovery.rack.deliver(record, min_rtt, now);
                 }
@@ -334,50 +344,50 @@ impl Connection {
         });
         self.count_delivered(delivered);
         let first = self.send.board.first();
-        news.reneging = first.is_some_and(|first| first.sacked);
+        summary.reneging = first.is_some_and(|first| first.sacked);
         let head_sent = first.map(|first| first.sent_at);
-        let lone = news.acked == 1 && in_flight_whole && ack - news.prior_una < self.send.mss;
-        let rtt = self.sample_rtt(news, lone, now);
-        if news.acked > 0 {
-            news.set_timer = true;
+        let lone = summary.acked == 1 && in_flight_whole && ack - summary.prior_una < self.send.mss;
+        let rtt = self.sample_rtt(summary, lone, now);
+        if summary.acked > 0 {
+            summary.set_timer = true;
             if self.path.search.is_probing() {
                 self.judge_mtu_probe(now);
             }
             if self.sack {
-                let low = news.reordered.unwrap_or(ack);
-                if news.prior_sacked_end.is_some_and(|highest| low.before(highest)) {
+                let low = summary.reordered.unwrap_or(ack);
+                if summary.prior_sacked_end.is_some_and(|highest| low.before(highest)) {
                     self.note_reordering(low);
                 }
             } else {
-                self.eat_duplicates(news.acked);
+                self.eat_duplicates(summary.acked);
                 // Without SACK it is unknown whether the original or the retransmission arrived.
-                news.original_acked &= !news.resent_acked;
+                summary.original_acked &= !summary.resent_acked;
             }
-        } else if let (Some((sent, _)), Some(head), true) = (news.sacked_sent, head_sent, rtt) {
+        } else if let (Some((sent, _)), Some(head), true) = (summary.sacked_sent, head_sent, rtt) {
             // SACKed data rearms the timer only if it was sent before the head was last sent.
             // Otherwise the timeout could be put off again and again during recovery.
-            news.set_timer |= sent < head;
+            summary.set_timer |= sent < head;
         }
     }
 
     /// Takes a round-trip sample if the ACK gives one (RFC 6298 §3, RFC 7323 §4). `lone` means that
     /// it acknowledges a single short segment, whose ACK may have been delayed. Returns true if
     /// there was a sample.
-    fn sample_rtt(&mut self, news: &News, lone: bool, now: Instant) -> bool {
-        let mut acked = news.acked_sent.filter(|_| !news.resent_acked);
+    fn sample_rtt(&mut self, summary: &AckSummary, lone: bool, now: Instant) -> bool {
+        let mut acked = summary.acked_sent.filter(|_| !summary.resent_acked);
         let delayed = lone
-            && news.prior_sacked == 0
-            && self.recovery.delivered == news.prior_delivered.wrapping_add(1)
-            && !(news.sacked || news.dsack || news.ece);
+            && summary.prior_sacked == 0
+            && self.recovery.delivered == summary.prior_delivered.wrapping_add(1)
+            && !(summary.sacked || summary.dsack || summary.ece);
         let mut last = acked.map(|(_, last)| now.since(last));
-        if let Some((_, sent)) = news.sacked_sent {
+        if let Some((_, sent)) = summary.sacked_sent {
             last = Some(now.since(sent));
-            acked = acked.or(news.sacked_sent);
+            acked = acked.or(summary.sacked_sent);
         }
         let mut rtt = acked.map(|(first, _)| now.since(first));
         if rtt.is_none()
-            && news.acked > 0
-            && let Some(echo) = news.echo
+            && summary.acked > 0
+            && let Some(echo) = summary.echo
         {
             // The echo identifies the transmission that arrived.
             let elapsed = self.timestamps.value(now).wrapping_sub(echo);

@@ -11,8 +11,8 @@
 //! ([`Connection::answer_is_late`]).
 
 use super::connection::Connection;
+use super::receiver::{AckOwed, PingPong, Receiver};
 use super::seq::Seq;
-use super::sides::{AckOwed, PingPong, Receiver};
 use super::state::State;
 use crate::time::{Duration, Instant};
 
@@ -232,7 +232,7 @@ impl Connection {
 
     /// Acknowledges a duplicate at once, as the peer may have missed an ACK. Reports the range if
     /// SACK is in use (RFC 2883).
-    pub(super) fn came_twice(&mut self, start: Seq, end: Seq) {
+    pub(super) fn acknowledge_duplicate(&mut self, start: Seq, end: Seq) {
         self.enter_quick_acks(QUICK_ACKS);
         self.receive.ack_owed = AckOwed::Now;
         self.set_duplicate(start, end);

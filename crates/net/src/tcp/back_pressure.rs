@@ -13,8 +13,8 @@
 //! since the segment that opens it may be lost.
 
 use super::connection::Connection;
+use super::receiver::AckOwed;
 use super::seq::Seq;
-use super::sides::AckOwed;
 use super::state::{Events, State};
 use crate::time::Instant;
 

@@ -1,18 +1,20 @@
 //! State of one connection and the calls of its owner.
 
 use super::congestion::{self, Congestion};
-use super::deferral::Deferral;
+use super::defer_accept::Deferral;
 use super::ecn::Ecn;
 use super::fastopen::FastOpen;
 use super::info::Counters;
 use super::path::{Path, SegmentSizes};
+use super::receiver::{AckOwed, Receiver};
 use super::recovery::Recovery;
 use super::rtt::RttEstimator;
+use super::sender::Sender;
 use super::seq::Seq;
 use super::settings::Settings;
-use super::sides::{AckOwed, Receiver, Sender, Timestamps};
 use super::state::{ConnectionError, Events, State};
 use super::timers::Timers;
+use super::timestamps::Timestamps;
 use crate::time::Instant;
 use crate::wire::tcp::{FastOpenCookie, Flags, Header, Options};
 use alloc::sync::Arc;

@@ -77,7 +77,7 @@ pub(super) struct ClientSyn {
 
 /// What the answer to a SYN with Fast Open revealed about the peer, for the cache of peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FastOpenNews {
+pub struct FastOpenOutcome {
     /// MSS option of the peer; 0 if it had none.
     pub mss: u16,
     /// Cookie from the peer.
@@ -118,7 +118,7 @@ pub(super) struct FastOpen {
     /// Why Fast Open failed for the client, as Linux's number (`tcpi_fastopen_client_fail`).
     pub(super) fail: u8,
     /// What the answer to our SYN revealed.
-    pub(super) news: Option<FastOpenNews>,
+    pub(super) outcome: Option<FastOpenOutcome>,
     /// The path was broken before, and this connection tests whether it still is.
     pub(super) retried: bool,
     /// What the connection learned about its path.
@@ -170,13 +170,14 @@ impl Connection {
         // A cookie that was not requested is not kept.
         let cookie = answer.options.fast_open.filter(|cookie| fast.asked && cookie.len > 0);
         let given = answer.options.fast_open.is_some() && fast.asked;
-        let mut news = FastOpenNews { mss: self.peer_mss, cookie, ..FastOpenNews::default() };
+        let mut outcome =
+            FastOpenOutcome { mss: self.peer_mss, cookie, ..FastOpenOutcome::default() };
         if fast.asked && sent_again {
-            news.syn_lost = !given && unacknowledged;
+            outcome.syn_lost = !given && unacknowledged;
         } else if fast.asked && !given && fast.sent == 0 {
-            news.no_cookie = 1 + u8::from(fast.experimental);
+            outcome.no_cookie = 1 + u8::from(fast.experimental);
         }
-        fast.news = Some(news);
+        fast.outcome = Some(outcome);
         fast.syn_data = fast.sent > 0 && !unacknowledged;
         if fast.syn_data {
             // As on Linux, the SYN and its data count as one segment.
@@ -233,8 +234,8 @@ impl Connection {
     }
 
     /// Returns what the answer to our SYN revealed, once.
-    pub(crate) fn take_fast_open_news(&mut self) -> Option<FastOpenNews> {
-        self.fast_open.news.take()
+    pub(crate) fn take_fast_open_outcome(&mut self) -> Option<FastOpenOutcome> {
+        self.fast_open.outcome.take()
     }
 
     /// Returns what was learned about the path, once.

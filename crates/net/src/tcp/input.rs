@@ -3,8 +3,8 @@
 
 use super::acking::{QUICK_ACKS, QUICK_ACKS_MARKED};
 use super::connection::{Connection, Segment};
+use super::receiver::AckOwed;
 use super::seq::Seq;
-use super::sides::AckOwed;
 use super::state::{ConnectionError, Events, State};
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::Flags;
@@ -65,7 +65,7 @@ impl Connection {
                 // Simultaneous open: the peer's SYN-ACK repeats the SYN that it sent before.
                 self.open(segment, now);
                 self.advance_una(segment.ack(), now);
-                self.came_twice(segment.seq(), self.receive.nxt);
+                self.acknowledge_duplicate(segment.seq(), self.receive.nxt);
             } else {
                 // The peer did not receive our SYN-ACK.
                 self.send.syn_due |= self.may_answer(now);
@@ -189,7 +189,7 @@ impl Connection {
         let fin = segment.has(Flags::FIN);
         if start.before(nxt) && segment.end().at_or_before(nxt) {
             // A complete duplicate: the peer missed an ACK.
-            self.came_twice(start, segment.end());
+            self.acknowledge_duplicate(start, segment.end());
             return Verdict::Done;
         }
         if !self.state.can_receive() || !(segment.len > 0 || fin) {
@@ -232,7 +232,7 @@ impl Connection {
             }
             return self.hold_text(start, payload, fin);
         }
-        self.take_text(segment, payload, now);
+        self.process_payload(segment, payload, now);
         self.owe_ack(now);
         Verdict::Done
     }
@@ -266,7 +266,12 @@ impl Connection {
         self.receive.fin_ahead = None;
     }
 
-    pub(super) fn take_text(&mut self, segment: &Segment, payload: &mut Packet, now: Instant) {
+    pub(super) fn process_payload(
+        &mut self,
+        segment: &Segment,
+        payload: &mut Packet,
+        now: Instant,
+    ) {
         let (before, len) = (self.receive.nxt, payload.payload_len() as u32);
         self.receive.nxt += len;
         self.receive.density.sample(payload);
@@ -379,7 +384,7 @@ impl Connection {
         }
         let takes_numbers = segment.len > 0 || segment.has(Flags::FIN);
         if takes_numbers && segment.seq().before(self.receive.nxt) {
-            self.came_twice(segment.seq(), segment.end().min(self.receive.nxt));
+            self.acknowledge_duplicate(segment.seq(), segment.end().min(self.receive.nxt));
         } else if takes_numbers || self.may_answer(now) {
             self.receive.ack_owed = AckOwed::Now;
         }

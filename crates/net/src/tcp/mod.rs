@@ -15,17 +15,17 @@
 //!
 //! Each file has one concern:
 //!
-//! - `connection` the owner's calls, `sides` fields of sender and receiver, `state` state and
-//!   events, `settings` values that all connections share, `seq` sequence numbers;
-//! - `input` segment arrival, `ack` acknowledgments, `reassembly` out-of-order pieces, `window` the
-//!   advertised window, `tuning` the receive buffer, `back_pressure` a slower side behind the
-//!   owner;
+//! - `connection` the owner's calls, `sender` and `receiver` its fields, `state` state and events,
+//!   `settings` values that all connections share, `seq` sequence numbers;
+//! - `input` segment arrival, `ack` acknowledgments, `reassembly` out-of-order pieces,
+//!   `receive_window` the advertised window, `tuning` the receive buffer, `back_pressure` a slower
+//!   side behind the owner;
 //! - `output` packets to build, `transmit` how much to send, `writes` where the owner's writes end,
 //!   `buffer` room in the send buffer, `queue` pieces in order, `pacing` the sending rate;
 //! - `scoreboard` data outstanding, `congestion` the congestion window, `rtt` timeouts, `rate` the
 //!   delivery rate, `timers` deadlines, `chrono` what limited the sender, `stamps` transmit
 //!   timestamps;
-//! - `path` segment sizes, `probing` the search for the path MTU.
+//! - `path` segment sizes, `mtu_probe` the search for the path MTU.
 //!
 //! Super-packets: a sent packet is as large as the windows, the device and the queue allow, and a
 //! received one may be as large. ACKs are built when output is requested, once per burst of input.
@@ -37,38 +37,40 @@ mod buffer;
 mod chrono;
 pub mod congestion;
 mod connection;
-mod deferral;
+mod defer_accept;
 pub mod ecn;
 pub mod fastopen;
 pub mod info;
 mod input;
+mod local_drop;
+mod mtu_probe;
 mod orphan;
 mod output;
 pub mod pacing;
 mod path;
-mod probing;
 pub mod queue;
 mod rack;
 mod rate;
 pub mod reassembly;
+mod receive_window;
+mod receiver;
 mod recovery;
-mod refusal;
 mod resend;
 pub mod rtt;
 pub mod scoreboard;
+mod sender;
 pub mod seq;
 mod settings;
-mod sides;
 pub mod stamps;
 mod state;
 mod syn;
 pub mod syncookie;
 mod timers;
+mod timestamps;
 mod transmit;
 mod tuning;
 mod undo;
 mod urgent;
-mod window;
 mod writes;
 
 #[cfg(test)]
@@ -83,6 +85,6 @@ pub use output::{DATA_UNDER_PRESSURE, Egress, Pressure};
 pub use path::SegmentSizes;
 pub use seq::Seq;
 pub use settings::{CHALLENGES_UNLIMITED, Settings};
-pub(crate) use sides::TimeWaitState;
 pub use stamps::{Stamp, Stamped, Stamping};
 pub use state::{ConnectionError, Events, State};
+pub(crate) use timestamps::TimeWaitState;

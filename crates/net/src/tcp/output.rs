@@ -1,8 +1,8 @@
 //! Choosing and building the next packet of a connection.
 
 use super::connection::{Connection, MSS_MIN, Segment};
+use super::receiver::AckOwed;
 use super::seq::Seq;
-use super::sides::AckOwed;
 use crate::time::Instant;
 use crate::wire::tcp::{Flags, HEADER_LEN, Header, Options};
 use core::num::NonZeroU16;

@@ -6,7 +6,7 @@
 //! of the path.
 
 use super::connection::{Connection, MSS_MIN, TIMESTAMPS_LEN};
-use super::probing::Search;
+use super::mtu_probe::Search;
 use super::seq::Seq;
 use super::state::{ConnectionError, State};
 use crate::pmtu_mode::PathMtu;

@@ -164,10 +164,10 @@ impl Connection {
         }
     }
 
-    fn find_late(&mut self, now: Instant) -> Option<Duration> {
+    fn detect_losses(&mut self, now: Instant) -> Option<Duration> {
         let newest = self.recovery.rack.newest?;
         let patience = self.recovery.rack.rtt + self.reordering_window();
-        self.send.board.find_late(newest, patience, now)
+        self.send.board.mark_late(newest, patience, now)
     }
 
     /// Marks late records as lost (RFC 8985 §6.2 step 5). Returns true if the reordering timer now
@@ -176,7 +176,7 @@ impl Connection {
         if !core::mem::take(&mut self.recovery.rack.advanced) {
             return false;
         }
-        let wait = self.find_late(now);
+        let wait = self.detect_losses(now);
         if let Some(wait) = wait {
             self.timers.arm_reorder(now + wait + TIMEOUT_MIN);
         }
@@ -186,7 +186,7 @@ impl Connection {
     /// Handles the reordering timer (RFC 8985 §6.3).
     pub(super) fn on_reorder(&mut self, now: Instant) {
         let (in_flight, lost) = (self.send.board.in_flight(), self.send.board.lost());
-        self.find_late(now);
+        self.detect_losses(now);
         if self.send.board.in_flight() != in_flight {
             if self.recovery.state != CaState::Recovery {
                 self.enter_recovery(false, now);

@@ -84,12 +84,12 @@ impl Rate {
     }
 
     /// Takes a sample from an ACK; `newest` is the segment sent last that it reports as delivered.
-    /// `delivered` is the number of segments delivered so far; `news` means that this ACK reported
-    /// some.
+    /// `delivered` is the number of segments delivered so far; `has_new` means that this ACK
+    /// reported some.
     pub(super) fn sample(
         &mut self,
         newest: Option<Newest>,
-        (delivered, news): (u32, bool),
+        (delivered, has_new): (u32, bool),
         min_rtt: Option<Duration>,
         now: Instant,
     ) {
@@ -99,7 +99,7 @@ impl Rate {
         if let Some(newest) = newest {
             self.first_at = newest.sent_at;
         }
-        if news {
+        if has_new {
             self.delivered_at = now;
         }
         let (Some(newest), Some(min_rtt)) = (newest, min_rtt) else { return };

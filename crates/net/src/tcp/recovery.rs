@@ -13,7 +13,7 @@
 //! Records that are marked lost are retransmitted; `Resend` says whether the last ACK allows it.
 //! With SACK, `rack` sets the marks. Without SACK, the count of duplicate ACKs does.
 
-use super::ack::News;
+use super::ack::AckSummary;
 use super::congestion::{CaState, Event};
 use super::connection::Connection;
 use super::rack::Rack;
@@ -130,42 +130,42 @@ impl Recovery {
 
 impl Connection {
     /// Processes an ACK that is unusual, or that arrives in an unusual state.
-    pub(super) fn alert(&mut self, news: &mut News, now: Instant) {
+    pub(super) fn update_loss_state(&mut self, summary: &mut AckSummary, now: Instant) {
         self.recovery.resend = Resend::Nothing;
-        if news.ece {
+        if summary.ece {
             // RFC 3168 §6.1.2: this reduction must not be undone.
             self.recovery.prior_ssthresh = None;
         }
-        if self.wait_for_reneging(news, now) || self.leave_state(news, now) {
+        if self.wait_for_reneging(summary, now) || self.leave_state(summary, now) {
             return;
         }
         match self.recovery.state {
             CaState::Recovery => {
-                if !news.advanced {
-                    self.add_duplicates(news.duplicates);
-                } else if self.undo_partly(news, now) {
+                if !summary.advanced {
+                    self.add_duplicates(summary.duplicates);
+                } else if self.undo_partly(summary, now) {
                     return;
                 }
                 if self.undo_by_dsack(now) {
-                    self.try_to_open(news, now);
+                    self.try_to_open(summary, now);
                 }
-                self.find_losses(news, now);
+                self.find_losses(summary, now);
                 if self.recovery.state != CaState::Recovery {
                     if self.send.board.totals().lost_out == 0 {
                         return;
                     }
-                    self.enter_recovery(news.ece, now);
+                    self.enter_recovery(summary.ece, now);
                 }
             }
             CaState::Loss => {
-                self.process_loss(news, now);
+                self.process_loss(summary, now);
                 if self.recovery.state != CaState::Loss {
                     self.counters.timeouts.end(now);
                 }
-                self.find_losses(news, now);
-                if self.recovery.state == CaState::Open || news.lost_again {
+                self.find_losses(summary, now);
+                if self.recovery.state == CaState::Open || summary.lost_again {
                     // The timeout was spurious, or what it sent was lost too.
-                    if !self.judge_disorder(news, now) {
+                    if !self.judge_disorder(summary, now) {
                         return;
                     }
                 } else {
@@ -173,7 +173,7 @@ impl Connection {
                 }
             }
             _ => {
-                if !self.judge_disorder(news, now) {
+                if !self.judge_disorder(summary, now) {
                     return;
                 }
             }
@@ -182,43 +182,43 @@ impl Connection {
     }
 
     /// Decides outside of recovery whether recovery begins; true if it does.
-    fn judge_disorder(&mut self, news: &mut News, now: Instant) -> bool {
+    fn judge_disorder(&mut self, summary: &mut AckSummary, now: Instant) -> bool {
         if !self.sack {
-            if news.advanced {
+            if summary.advanced {
                 self.send.board.set_duplicates(0);
             }
-            self.add_duplicates(news.duplicates);
+            self.add_duplicates(summary.duplicates);
         }
         if self.recovery.state <= CaState::Disorder {
             self.undo_by_dsack(now);
         }
-        self.find_losses(news, now);
+        self.find_losses(summary, now);
         if self.send.board.totals().lost_out == 0 {
-            self.try_to_open(news, now);
+            self.try_to_open(summary, now);
             return false;
         }
         if self.loses_mtu_probe(now) {
             return false;
         }
-        self.enter_recovery(news.ece, now);
+        self.enter_recovery(summary.ece, now);
         true
     }
 
     /// Handles a receiver that seems to have dropped SACKed data (RFC 2018 §8). ACKs may be out of
     /// order, so the timer decides a moment later.
-    fn wait_for_reneging(&mut self, news: &mut News, now: Instant) -> bool {
-        if !(news.reneging && news.advanced) {
+    fn wait_for_reneging(&mut self, summary: &mut AckSummary, now: Instant) -> bool {
+        if !(summary.reneging && summary.advanced) {
             return false;
         }
         let wait = self.rtt.srtt().map_or(Duration::ZERO, |srtt| srtt / 2);
         self.timers.arm_retransmit(now + wait.max(RENEGING_WAIT_MIN));
-        news.set_timer = false;
+        summary.set_timer = false;
         true
     }
 
     /// Ends a state whose data is all acknowledged. Returns true if the ACK needs no more
     /// processing.
-    fn leave_state(&mut self, news: &News, now: Instant) -> bool {
+    fn leave_state(&mut self, summary: &AckSummary, now: Instant) -> bool {
         let una = self.send.una;
         if self.recovery.state == CaState::Open {
             self.recovery.resent_at = None;
@@ -233,7 +233,7 @@ impl Connection {
                     if !self.sack {
                         self.send.board.set_duplicates(0);
                     }
-                    if self.undo_at_end(news, now) {
+                    if self.undo_at_end(summary, now) {
                         return true;
                     }
                     self.end_reduction(now);
@@ -250,22 +250,22 @@ impl Connection {
     }
 
     /// Marks lost records.
-    fn find_losses(&mut self, news: &mut News, now: Instant) {
+    fn find_losses(&mut self, summary: &mut AckSummary, now: Instant) {
         let totals = self.send.board.totals();
         if totals.packets_out == 0 {
             return;
         }
         if self.sack {
             if self.mark_late(now) {
-                news.set_timer = false;
+                summary.set_timer = false;
             }
-            news.lost_again |= self.send.board.totals().retrans_out < totals.retrans_out;
+            summary.lost_again |= self.send.board.totals().retrans_out < totals.retrans_out;
             return;
         }
         let recovering = self.recovery.state == CaState::Recovery;
         let begins = self.recovery.state < CaState::Recovery
             && totals.sacked_out >= self.recovery.reordering;
-        if begins || (recovering && news.advanced) {
+        if begins || (recovering && summary.advanced) {
             self.send.board.lose_first();
         }
     }
@@ -276,11 +276,11 @@ impl Connection {
     }
 
     /// Returns to `Open`, or to `Disorder` if something is still unusual.
-    fn try_to_open(&mut self, news: &News, now: Instant) {
+    fn try_to_open(&mut self, summary: &AckSummary, now: Instant) {
         if !self.any_resent() {
             self.recovery.resent_at = None;
         }
-        if news.ece {
+        if summary.ece {
             self.enter_cwr(now);
         }
         if self.recovery.state != CaState::Cwr {
@@ -422,21 +422,21 @@ impl Connection {
     }
 
     /// Processes an ACK after a timeout.
-    fn process_loss(&mut self, news: &News, now: Instant) {
+    fn process_loss(&mut self, summary: &AckSummary, now: Instant) {
         let recovered = self.send.una.at_or_after(self.recovery.high);
-        if news.advanced && self.undo_loss(false, news, now) {
+        if summary.advanced && self.undo_loss(false, summary, now) {
             return;
         }
         if self.recovery.frto {
             // RFC 5682 §3.1 step 3b: data that was never retransmitted has arrived.
-            if news.original_acked && self.undo_loss(true, news, now) {
+            if summary.original_acked && self.undo_loss(true, summary, now) {
                 return;
             }
             if self.send.nxt.after(self.recovery.high) {
-                if news.sacked || news.duplicates > 0 {
+                if summary.sacked || summary.duplicates > 0 {
                     self.recovery.frto = false;
                 }
-            } else if news.advanced && !recovered {
+            } else if summary.advanced && !recovered {
                 self.recovery.high = self.send.nxt;
                 // Step 2b: the ACK of new data shows more than that of a retransmission.
                 let edge = self.send.una + self.send.wnd;
@@ -448,13 +448,13 @@ impl Connection {
             }
         }
         if recovered {
-            self.undo_at_end(news, now);
+            self.undo_at_end(summary, now);
             return;
         }
         if !self.sack {
-            if self.send.nxt.after(self.recovery.high) && news.duplicates > 0 {
-                self.add_duplicates(news.duplicates);
-            } else if news.advanced {
+            if self.send.nxt.after(self.recovery.high) && summary.duplicates > 0 {
+                self.add_duplicates(summary.duplicates);
+            } else if summary.advanced {
                 self.send.board.set_duplicates(0);
             }
         }

@@ -331,7 +331,7 @@ impl Scoreboard {
 
     /// Clears all loss marks: loss was assumed without reason. After a timeout, all records are
     /// judged again in the order of sending.
-    pub fn find_all(&mut self, after_timeout: bool) {
+    pub fn clear_lost(&mut self, after_timeout: bool) {
         for index in 0..self.records.len() {
             self.change(index, |record| record.lost = false);
         }
@@ -683,17 +683,17 @@ mod tests {
         let ms = Duration::from_millis(1);
         // Both were sent together, so both still have 2 ms; records sent after the newest do not
         // count.
-        assert_eq!(board.find_late(first, 30 * ms, at(28)), Some(Duration::from_micros(2005)));
+        assert_eq!(board.mark_late(first, 30 * ms, at(28)), Some(Duration::from_micros(2005)));
         assert_eq!(board.lost(), 0);
-        assert_eq!(board.find_late(first, 20 * ms, at(28)), None);
+        assert_eq!(board.mark_late(first, 20 * ms, at(28)), None);
         assert_eq!((board.lost(), board.totals().lost_out), (2, 2));
         // Retransmitted, and overtaken again by data sent later.
         board.sent_again(Seq(0), Seq(200), false, &sending(100, false, at(30)));
-        assert_eq!(board.find_late(first, 20 * ms, at(90)), None);
+        assert_eq!(board.mark_late(first, 20 * ms, at(90)), None);
         assert_eq!((board.lost(), board.totals().retrans_out), (2, 2));
         board.sent(Seq(400), Seq(500), &sending(100, false, at(40)));
         sacked(&mut board, 400, 500);
-        assert_eq!(board.find_late(newest(40, 500), 20 * ms, at(55)), None);
+        assert_eq!(board.mark_late(newest(40, 500), 20 * ms, at(55)), None);
         assert_eq!((board.lost(), board.totals().retrans_out), (5, 0), "300 to 400 as well");
     }
 
@@ -712,9 +712,9 @@ mod tests {
         board.sent(Seq(400), Seq(500), &now);
         let newest = |end, delivered| Newest { sent_at: at(10), delivered, end: Seq(end) };
         let ms = Duration::from_millis(1);
-        board.find_late(newest(400, 0), ms, at(12));
+        board.mark_late(newest(400, 0), ms, at(12));
         assert_eq!(board.totals().retrans_out, 1, "retransmitted after 300 to 400 was sent");
-        board.find_late(newest(500, 1), ms, at(12));
+        board.mark_late(newest(500, 1), ms, at(12));
         assert_eq!(board.totals().retrans_out, 0, "sent before 400 to 500");
     }
 
@@ -752,7 +752,7 @@ mod tests {
                         let sent_at = at(time - u64::from(b % 9).min(time));
                         let newest = Newest { sent_at, delivered: 0, end: nxt };
                         let patience = Duration::from_millis(u64::from(b % 5));
-                        board.find_late(newest, patience, at(time));
+                        board.mark_late(newest, patience, at(time));
                         for record in &board.records {
                             let live = !record.sacked && (record.resent || !record.lost);
                             let late = record.sent_at + patience <= at(time)
@@ -768,7 +768,7 @@ mod tests {
                     6 if a % 4 == 2 => {
                         // Retransmissions whose loss marks are cleared are left to the timer.
                         found_all = true;
-                        board.find_all(true);
+                        board.clear_lost(true);
                     }
                     7 if nxt != una => {
                         let (start, len) = board.tail().expect("something is outstanding");

@@ -4,10 +4,10 @@
 use super::connection::{Connection, Segment};
 use super::fastopen::{ClientSyn, FAIL_NOT_TAKEN, FAIL_SYN_LOST};
 use super::input::Verdict;
+use super::receiver::AckOwed;
 use super::rtt::RTO_INITIAL;
 use super::scoreboard::Sending;
 use super::seq::Seq;
-use super::sides::AckOwed;
 use super::state::{ConnectionError, Events, State};
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::{Flags, OPTIONS_LEN_MAX, Options};

@@ -5,8 +5,8 @@
 use super::chrono::Limit;
 use super::congestion::{CaState, Event};
 use super::connection::Connection;
+use super::mtu_probe::Attempt;
 use super::output::{Egress, Kind, Plan};
-use super::probing::Attempt;
 use super::rack::LossProbe;
 use super::scoreboard::Sending;
 use super::seq::Seq;

@@ -2,7 +2,7 @@
 //! duplicates (RFC 3708) or F-RTO (RFC 5682) reveal it. The response is that of RFC 4015, as on
 //! Linux.
 
-use super::ack::News;
+use super::ack::AckSummary;
 use super::congestion::CaState;
 use super::connection::Connection;
 use crate::time::Instant;
@@ -10,21 +10,21 @@ use crate::time::Instant;
 impl Connection {
     /// True if the original arrived rather than its retransmission: the echoed timestamp is older
     /// (RFC 3522), or nothing was retransmitted.
-    fn was_delayed(&self, news: &News) -> bool {
+    fn was_delayed(&self, summary: &AckSummary) -> bool {
         match self.recovery.resent_at {
-            Some(at) => news.echo_is_before(self.timestamps.value(at)),
+            Some(at) => summary.echo_is_before(self.timestamps.value(at)),
             None => self.sack || self.send.una.before(self.recovery.high),
         }
     }
 
-    fn may_undo(&self, news: &News) -> bool {
+    fn may_undo(&self, summary: &AckSummary) -> bool {
         self.recovery.undo_marker.is_some()
-            && (self.recovery.undo_retrans == Some(0) || self.was_delayed(news))
+            && (self.recovery.undo_retrans == Some(0) || self.was_delayed(summary))
     }
 
-    fn undo(&mut self, find_all: bool, now: Instant) {
-        if find_all {
-            self.send.board.find_all(self.recovery.state == CaState::Loss);
+    fn undo(&mut self, clear_lost: bool, now: Instant) {
+        if clear_lost {
+            self.send.board.clear_lost(self.recovery.state == CaState::Loss);
         }
         if let Some(prior) = self.recovery.prior_ssthresh {
             let cwnd = self.congestion.undo_cwnd();
@@ -54,8 +54,8 @@ impl Connection {
 
     /// Ends a state whose data is all acknowledged, and undoes its reduction if that was a mistake.
     /// Returns true if the state must last.
-    pub(super) fn undo_at_end(&mut self, news: &News, now: Instant) -> bool {
-        if self.may_undo(news) {
+    pub(super) fn undo_at_end(&mut self, summary: &AckSummary, now: Instant) -> bool {
+        if self.may_undo(summary) {
             self.undo(false, now);
         } else {
             self.recovery.rack.recovery_over();
@@ -78,8 +78,8 @@ impl Connection {
         all
     }
 
-    pub(super) fn undo_loss(&mut self, by_frto: bool, news: &News, now: Instant) -> bool {
-        if !by_frto && !self.may_undo(news) {
+    pub(super) fn undo_loss(&mut self, by_frto: bool, summary: &AckSummary, now: Instant) -> bool {
+        if !by_frto && !self.may_undo(summary) {
             return false;
         }
         self.undo(true, now);
@@ -93,9 +93,9 @@ impl Connection {
     /// Undoes the reduction if the original of a part was acknowledged. Returns true if the ACK
     /// needs no more processing: retransmissions are in flight, and new data keeps the ACK clock
     /// running.
-    pub(super) fn undo_partly(&mut self, news: &News, now: Instant) -> bool {
-        if self.recovery.undo_marker.is_some() && self.was_delayed(news) {
-            self.note_reordering(news.prior_una);
+    pub(super) fn undo_partly(&mut self, summary: &AckSummary, now: Instant) -> bool {
+        if self.recovery.undo_marker.is_some() && self.was_delayed(summary) {
+            self.note_reordering(summary.prior_una);
             if self.send.board.totals().retrans_out > 0 {
                 return true;
             }

@@ -14,17 +14,17 @@
 //! [`Congestion::on_state`] at each change.
 
 mod cubic;
+mod cwnd;
 mod hystart;
 mod reno;
 #[cfg(test)]
 mod tests;
-mod window;
 
 use super::seq::Seq;
 use crate::time::{Duration, Instant};
 use cubic::Cubic;
+pub use cwnd::{CWND_MAX, INITIAL_SEGMENTS, SSTHRESH_INFINITE, Window};
 use reno::Reno;
-pub use window::{CWND_MAX, INITIAL_SEGMENTS, SSTHRESH_INFINITE, Window};
 
 /// State of loss recovery, with the values of `tcpi_ca_state` in `TCP_INFO`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]

@@ -42,20 +42,20 @@ impl Newest {
 impl Scoreboard {
     /// Marks as lost what was sent before `newest` and longer than `patience` ago (RFC 8985 §6.2
     /// step 5). Returns how long the last of the others sent before `newest` still has.
-    pub fn find_late(
+    pub fn mark_late(
         &mut self,
         newest: Newest,
         patience: Duration,
         now: Instant,
     ) -> Option<Duration> {
         let mut late = Late { newest, patience, now, wait: None, waiting: 0 };
-        self.find_late_first(&mut late);
-        self.find_late_resent(&mut late);
+        self.mark_late_first(&mut late);
+        self.mark_late_resent(&mut late);
         late.wait
     }
 
     /// Searches the records that were sent once; they are in the order of sending.
-    fn find_late_first(&mut self, late: &mut Late) {
+    fn mark_late_first(&mut self, late: &mut Late) {
         let mut index = self.position(self.waiting_from);
         while let Some(&record) = self.records.get(index) {
             self.visit(1);
@@ -77,7 +77,7 @@ impl Scoreboard {
     }
 
     /// Searches the retransmitted records, in the order of the log.
-    fn find_late_resent(&mut self, late: &mut Late) {
+    fn mark_late_resent(&mut self, late: &mut Late) {
         let mut next = 0;
         while let Some(&(at, start, end)) = self.resent.get(next) {
             let mut index = self.position(start);

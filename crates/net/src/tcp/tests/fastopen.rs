@@ -45,8 +45,11 @@ fn data_goes_with_the_syn() {
     t.expect("P. 1001:1501 ack 1");
     t.recv(". 1 ack 1501");
     assert_eq!(counts(&t), (true, 2));
-    let news = t.c.take_fast_open_news().expect("learned from the answer");
-    assert_eq!((news.mss, news.cookie, news.syn_lost, news.no_cookie), (1000, None, false, 0));
+    let outcome = t.c.take_fast_open_outcome().expect("learned from the answer");
+    assert_eq!(
+        (outcome.mss, outcome.cookie, outcome.syn_lost, outcome.no_cookie),
+        (1000, None, false, 0)
+    );
 }
 
 /// RFC 7413 §4.2.1: data that the answer does not acknowledge is retransmitted at once and carries
@@ -79,7 +82,7 @@ fn a_second_syn_is_plain() {
     assert_eq!(t.c.take_fast_open_path(), Some(FastOpenPath::Broken));
     assert_eq!(t.c.take_fast_open_path(), None, "reported once");
     t.wait(20).recv("S. 0 ack 1 mss 1460").expect("P. 1:1001 ack 1");
-    assert!(t.c.take_fast_open_news().expect("learned from the answer").syn_lost);
+    assert!(t.c.take_fast_open_outcome().expect("learned from the answer").syn_lost);
     t.recv(". 1 ack 1001");
 }
 
@@ -110,7 +113,7 @@ fn crossing_syns_with_data_open() {
 fn an_answer_to_more_than_was_sent_is_reset() {
     let mut t = begun(plain(), 100);
     t.expect("S 0:100").recv("S. 0 ack 102 mss 1460").verdict(Verdict::Reset);
-    assert_eq!(t.c.take_fast_open_news(), None, "nothing is learned");
+    assert_eq!(t.c.take_fast_open_outcome(), None, "nothing is learned");
     t.recv("R. 0 ack 101").ended(Some(ConnectionError::Refused));
 }
 
@@ -149,8 +152,8 @@ fn a_cookie_is_asked_for() {
     t.write(100).expect("S 0 mss 1460");
     assert_eq!(t.c.info(t.now).fastopen_client_fail, 1);
     t.recv("S. 0 ack 1 mss 1460").expect("P. 1:101 ack 1").recv(". 1 ack 101");
-    let news = t.c.take_fast_open_news().expect("learned from the answer");
-    assert_eq!((news.cookie, news.no_cookie), (None, 1), "the peer knows no such option");
+    let outcome = t.c.take_fast_open_outcome().expect("learned from the answer");
+    assert_eq!((outcome.cookie, outcome.no_cookie), (None, 1), "the peer knows no such option");
 }
 
 /// An open connection whose SYN had data, with a pause of Fast Open configured.

@@ -7,8 +7,8 @@
 
 use super::connection::{Connection, Segment, TIMESTAMPS_LEN};
 use super::output::{Egress, Pressure, WINDOW_UNDER_PRESSURE};
+use super::receiver::Receiver;
 use super::seq::Seq;
-use super::sides::Receiver;
 use super::state::State;
 use super::tuning::{CLAMP_MIN, memory_of};
 use crate::time::{Duration, Instant};

@@ -429,7 +429,7 @@ impl Config {
             "it is not a unicast address"
         } else if program == Some(*address) {
             "it is the program's own address"
-        } else if dns == Some(*address) {
+        } else if dns == Some(*address) && !self.is_link_shared {
             "it is the address of DNS"
         } else {
             return Ok(());

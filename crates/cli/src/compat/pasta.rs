@@ -39,6 +39,7 @@ enum Meaning {
     Ports(&'static str),
     Stay,
     UdpNs,
+    Userns,
     Version,
     /// It has no effect, for this reason.
     Ignored(&'static str),
@@ -99,7 +100,7 @@ const KNOWN: &[Known<Meaning>] = &[
     known(0, "netns", 1, Meaning::Netns),
     known(0, "no-netns-quit", 0, Meaning::Stay),
     known(0, "config-net", 0, Meaning::ConfigNet),
-    known(0, "userns", 1, Ignored(USERNS)),
+    known(0, "userns", 1, Meaning::Userns),
     known(0, "netns-only", 0, Ignored(USERNS)),
     known(0, "no-dhcp", 0, Meaning::NoDhcp),
     known(0, "no-dhcpv6", 0, Ignored(NO_DHCP)),
@@ -156,6 +157,7 @@ struct Seen {
     interface: Option<OsString>,
     mtu: Option<OsString>,
     netns: Option<OsString>,
+    userns: Option<OsString>,
     pid_file: Option<OsString>,
     log_file: Option<OsString>,
     /// Addresses that count only if their IP version is on.
@@ -217,6 +219,7 @@ impl Seen {
             Meaning::Pid => self.pid_file = Some(value),
             Meaning::Mtu => self.mtu = Some(value),
             Meaning::Netns => self.netns = Some(value),
+            Meaning::Userns => self.userns = Some(value),
             Meaning::NoMapGateway => self.maps_no_gateway = true,
             Meaning::Stay => self.stays = true,
             Meaning::UdpNs if value == "none" => {}
@@ -384,11 +387,17 @@ impl Seen {
     /// Adds the options about the process.
     fn add_process(&mut self, command: &mut Vec<OsString>, attaches: bool) -> anyhow::Result<()> {
         if !attaches {
-            let of_attach = [("pid", &self.pid_file), ("log-file", &self.log_file)];
+            let of_attach =
+                [("pid", &self.pid_file), ("log-file", &self.log_file), ("userns", &self.userns)];
             if let Some((option, _)) = of_attach.iter().find(|(_, value)| value.is_some()) {
                 bail!("option --{option} is not supported with a command; give a PID or --netns");
             }
             return Ok(());
+        }
+        if let Some(userns) = self.userns.take() {
+            let mut option = OsString::from("--userns=");
+            option.push(userns);
+            command.push(option);
         }
         // Without DHCP, the caller configures the interface, unless it asks for that here.
         if self.has_no_dhcp && !self.configures {

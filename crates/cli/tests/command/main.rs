@@ -11,6 +11,7 @@ mod capture_guests;
 mod completions;
 mod confinement;
 mod control;
+mod descriptors;
 mod doctor;
 mod front_end;
 mod guest;

@@ -106,8 +106,9 @@ pub struct CaptureFile {
 pub struct MappedAddress {
     /// The address inside.
     pub inside: IpAddr,
-    /// The address of the host, of the same IP version.
-    pub host: IpAddr,
+    /// The address of the host, of the same IP version. While the host has none, what the program
+    /// sends there is refused.
+    pub host: Option<IpAddr>,
 }
 
 /// Addresses of the IPv4 network.

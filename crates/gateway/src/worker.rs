@@ -24,7 +24,7 @@ pub use busy_poll::MISSES_MAX;
 pub use side::Side;
 
 use crate::capture::{Mirrors, Recording};
-use crate::config::Config;
+use crate::config::{Config, MappedAddress};
 use crate::flows::{
     BYTES_PER_TURN, FlowPage, FlowQuery, Gateway, Io, JoinedListener, Load, StartError, Token,
 };
@@ -212,6 +212,12 @@ impl<S: Side> Worker<S> {
     /// The source cannot be watched.
     pub fn join_published(&mut self, source: SocketSource) -> io::Result<()> {
         self.gateway.join_published(source, &self.reactor)
+    }
+
+    /// Sets which addresses inside stand for addresses of the host, in place of those of the
+    /// configuration. The addresses inside must be those of the configuration.
+    pub fn map_addresses(&mut self, addresses: Vec<MappedAddress>) {
+        self.gateway.map_addresses(addresses);
     }
 
     /// Publishes a port of the host.

@@ -4,10 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{anyhow, bail};
 use towpath_gateway::config::{Config, Ipv4Config, Ipv6Config, MappedAddress};
-use towpath_io::netlink::dump::DefaultRoute;
 use towpath_io::netlink::{Netlink, NetlinkError};
 
 use crate::config::args::LinkArguments;
+use crate::config::host::{self, Host};
 use crate::messages::Messages;
 
 /// DNS inside if the network is not one of towpath's own.
@@ -20,15 +20,6 @@ const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 const PREFIX_LEN_V4: u8 = 24;
 /// Length of the prefix of an IPv6 address that is given without one.
 const PREFIX_LEN_V6: u8 = 64;
-
-/// How the host itself reaches the world by one IP version.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Host {
-    interface: String,
-    address: IpAddr,
-    prefix_len: u8,
-    gateway: Option<IpAddr>,
-}
 
 /// The network of one IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,10 +49,9 @@ pub(crate) fn apply(
 ) -> anyhow::Result<()> {
     check_families(arguments)?;
     let copies = arguments.copy_host.is_some();
-    let only = arguments.copy_host.as_deref().filter(|name| !name.is_empty());
+    let only = arguments.copied_interface();
     let is_needed = copies || !arguments.map_host.is_empty();
-    let look = |is_ipv4| if is_needed { host(is_ipv4, only) } else { Ok(None) };
-    let (host_v4, host_v6) = (look(true)?, look(false)?);
+    let [host_v4, host_v6] = if is_needed { hosts(only)? } else { [None, None] };
     let mut hosts = [&host_v4, &host_v6].into_iter().flatten();
     if let Some(name) = only.filter(|_| hosts.clone().next().is_none()) {
         bail!(
@@ -85,7 +75,7 @@ pub(crate) fn apply(
     apply_v6(config, v6, loses(v6), arguments);
     let shared = [v4, v6].into_iter().flatten().filter(|network| network.is_hosts);
     config.shared_gateways = shared.map(|network| network.gateway).collect();
-    map_host(config, arguments, [&host_v4, &host_v6])?;
+    map_host(config, arguments, [&host_v4, &host_v6], messages)?;
     if arguments.map_gateway {
         let v4 = config.ipv4.map(|v4| IpAddr::V4(v4.gateway));
         let v6 = config.ipv6.map(|v6| IpAddr::V6(v6.gateway));
@@ -94,9 +84,10 @@ pub(crate) fn apply(
     if let Some(mac) = arguments.mac {
         config.program_mac = mac;
     }
-    let copied = hosts.next().filter(|_| copies).map(|host| host.interface.clone());
-    if let Some(name) = arguments.ifname.clone().or(copied) {
-        config.interface = name;
+    match (&arguments.ifname, hosts.next().filter(|_| copies)) {
+        (Some(name), _) => config.interface = name.clone(),
+        (None, Some(host)) => config.interface = name_of(host.link)?,
+        (None, None) => {}
     }
     Ok(())
 }
@@ -136,7 +127,8 @@ impl Wanted<'_> {
                 )),
             };
         }
-        let Some(program) = address.map(|given| given.address).or(self.host.map(|h| h.address))
+        let Some(program) =
+            address.map(|given| given.address).or(self.host.map(|h| h.first.address))
         else {
             return Ok(None);
         };
@@ -147,7 +139,8 @@ impl Wanted<'_> {
         };
         let default = if self.is_ipv4 { GATEWAY_V4.into() } else { GATEWAY_V6.into() };
         let of_host = self.host.map(|host| host.gateway.unwrap_or(default));
-        let copied_len = self.host.filter(|host| host.address == program).map(|h| h.prefix_len);
+        let copied = self.host.map(|host| host.first).filter(|first| first.address == program);
+        let copied_len = copied.map(|first| first.prefix_len);
         let usual_len = if self.is_ipv4 { PREFIX_LEN_V4 } else { PREFIX_LEN_V6 };
         let given_len = address.and_then(|given| given.prefix_len);
         Ok(Some(Network {
@@ -209,47 +202,51 @@ fn map_host(
     config: &mut Config,
     arguments: &LinkArguments,
     [host_v4, host_v6]: [&Option<Host>; 2],
+    messages: Messages,
 ) -> anyhow::Result<()> {
     for &inside in &arguments.map_host {
         let (host, is_on) = match inside {
             IpAddr::V4(_) => (host_v4, config.ipv4.is_some()),
             IpAddr::V6(_) => (host_v6, config.ipv6.is_some()),
         };
-        match host {
-            Some(host) if is_on => {
-                config.host_addresses.push(MappedAddress { inside, host: host.address });
+        if !is_on {
+            match arguments.copy_host {
+                Some(_) => continue,
+                None => bail!("option --map-host {inside}: its IP version is disabled"),
             }
-            _ if arguments.copy_host.is_some() => {}
-            Some(_) => bail!("option --map-host {inside}: its IP version is disabled"),
-            None => bail!(
-                "option --map-host {inside}: the host has no default route for this IP version, so \
-                 it has no address to map to"
-            ),
         }
+        let host = host.as_ref().map(|host| host.first.address);
+        if host.is_none() && arguments.copy_host.is_none() {
+            messages.notice(format_args!(
+                "option --map-host {inside}: the host has no default route for this IP version; \
+                 until it has one, connections to {inside} are refused"
+            ));
+        }
+        config.host_addresses.push(MappedAddress { inside, host });
     }
     Ok(())
 }
 
-/// Returns how the host reaches the world by one IP version: by the interface `only`, or by that of
-/// the default route with the least metric.
-fn host(is_ipv4: bool, only: Option<&str>) -> anyhow::Result<Option<Host>> {
-    let what = |error: NetlinkError| anyhow!("cannot read the host's addresses: {error}");
+/// Returns how the host reaches the world by IPv4 and by IPv6.
+fn hosts(only: Option<&str>) -> anyhow::Result<[Option<Host>; 2]> {
+    let what = |error: NetlinkError| {
+        anyhow!(
+            "cannot read the host's addresses and routes: {error}; leave out --copy-host and \
+             --map-host, or permit netlink sockets"
+        )
+    };
     let mut netlink = Netlink::open().map_err(what)?;
-    let missing = |error| anyhow!("option --copy-host: no interface of this name ({error})");
-    let link = only.map(|name| netlink.link_index(name).map_err(missing)).transpose()?;
-    // A kernel without IPv6 refuses the request.
-    let routes = netlink.default_routes(is_ipv4).unwrap_or_default();
-    let of_link = routes.iter().filter(|route| link.is_none_or(|link| route.link == link));
-    let route = of_link.min_by_key(|route| route.metric).copied();
-    let route =
-        route.or(link.map(|link| DefaultRoute { link, gateway: None, source: None, metric: 0 }));
-    let Some(route) = route else { return Ok(None) };
-    let addresses = netlink.addresses(is_ipv4).unwrap_or_default();
-    let usable = addresses.iter().filter(|found| found.link == route.link && found.is_global);
-    let best = usable.min_by_key(|found| (Some(found.address) != route.source, found.is_passing));
-    let Some(best) = best else { return Ok(None) };
-    let gateway = route.gateway.filter(|gateway| gateway.is_ipv4() == is_ipv4);
-    let interface = netlink.link_name(route.link).map_err(what)?;
-    let (address, prefix_len) = (best.address, best.prefix_len);
-    Ok(Some(Host { interface, address, prefix_len, gateway }))
+    if let Some(name) = only {
+        netlink
+            .link_index(name)
+            .map_err(|error| anyhow!("option --copy-host: no interface of this name ({error})"))?;
+    }
+    let v4 = host::find(&mut netlink, true, only).map_err(what)?;
+    Ok([v4, host::find(&mut netlink, false, only).map_err(what)?])
+}
+
+/// Returns the name of an interface of the host.
+fn name_of(link: u32) -> anyhow::Result<String> {
+    let name = Netlink::open().and_then(|mut netlink| netlink.link_name(link));
+    name.map_err(|error| anyhow!("cannot read the name of the host's interface: {error}"))
 }

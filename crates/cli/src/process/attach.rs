@@ -20,6 +20,7 @@ use crate::exit::{Ending, Failure};
 use crate::process::child::Child;
 use crate::process::confine::{self, Confinement};
 use crate::process::daemon::{Role, Surroundings};
+use crate::process::follow::Follower;
 use crate::process::parent::{give_up, receive_inside, start, take_descriptor, take_ready, wait};
 use crate::process::serve::{self, Gateway};
 
@@ -75,8 +76,10 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
         None => wait(child).map(|_| None)?,
     };
     let control = serve::announce(control, messages);
+    let host = Follower::open(&config, &network.link, messages);
     confinement.isolate()?;
     let mut gateway = start(&config, inside, control, ready, messages)?;
+    gateway.follow_address(host);
     confinement.release_input_and_output()?;
     surroundings.announce()?;
     confinement.seal(Mode::Program);

@@ -22,6 +22,7 @@ use towpath_io::tap::{Features, Tap};
 use crate::control::api::{self, Serving};
 use crate::control::socket::Control;
 use crate::messages::Messages;
+use crate::process::follow::{self, Follower};
 
 /// How long the flows of an ended program may take to deliver what it wrote.
 const LINGER: Duration = Duration::from_secs(5);
@@ -52,6 +53,8 @@ pub(crate) struct Gateway {
     watcher: Option<Channel>,
     /// Ports that are published because of that.
     followed: HashSet<HostPort>,
+    /// Reports changes of the host's own address, if that is mapped.
+    host: Option<Follower>,
     messages: Messages,
 }
 
@@ -98,7 +101,13 @@ impl Gateway {
             .recording()
             .zip(config.capture.as_ref())
             .map(|(recording, to)| Capture { ended: recording.ended(), path: to.path.clone() });
-        Ok(Self { workers, control, capture, watcher, followed: HashSet::new(), messages })
+        let (followed, host) = (HashSet::new(), None);
+        Ok(Self { workers, control, capture, watcher, followed, host, messages })
+    }
+
+    /// Follows the host's own address from now on.
+    pub(crate) fn follow_address(&mut self, host: Option<Follower>) {
+        self.host = host;
     }
 
     /// Lets other threads begin to serve.
@@ -116,7 +125,8 @@ impl Gateway {
             let capture = self.capture.as_ref().map(|capture| capture.ended.as_fd());
             let mut all = descriptors.to_vec();
             let watcher = self.watcher.as_ref().map(AsFd::as_fd);
-            all.extend(control.into_iter().chain(watcher).chain(capture));
+            let host = self.host.as_ref().map(AsFd::as_fd);
+            all.extend(control.into_iter().chain(watcher).chain(host).chain(capture));
             let ready = self.workers.run_until(&all)?;
             if ready < descriptors.len() {
                 return Ok(ready);
@@ -126,6 +136,10 @@ impl Gateway {
                 self.answer();
             } else if watcher.is_some() && own == usize::from(control.is_some()) {
                 self.follow();
+            } else if host.is_some()
+                && own == usize::from(control.is_some()) + usize::from(watcher.is_some())
+            {
+                self.follow_host();
             } else {
                 self.tell_capture();
             }
@@ -164,6 +178,22 @@ impl Gateway {
             }
             // The configuration allows one worker only.
             Threads::Several(_) => self.watcher = None,
+        }
+    }
+
+    /// Maps addresses to the host's new address, if it has changed.
+    fn follow_host(&mut self) {
+        let Some(host) = &mut self.host else { return };
+        match host.step() {
+            Ok(None) => {}
+            Ok(Some(mapped)) => match &mut self.workers {
+                Threads::One(worker) => worker.map_addresses(mapped),
+                Threads::Several(workers) => workers.map_addresses(&mapped),
+            },
+            Err(error) => {
+                self.messages.notice(follow::lost(&error));
+                self.host = None;
+            }
         }
     }
 

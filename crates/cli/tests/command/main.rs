@@ -13,6 +13,7 @@ mod confinement;
 mod control;
 mod descriptors;
 mod doctor;
+mod follow;
 mod front_end;
 mod guest;
 mod guest6;

@@ -59,6 +59,11 @@ impl Routes {
         }
     }
 
+    /// Sets which addresses inside stand for addresses of the host.
+    pub(super) fn map(&mut self, addresses: Vec<MappedAddress>) {
+        self.host = addresses;
+    }
+
     /// Returns where packets for `destination` go.
     pub(super) fn target(&self, destination: SocketAddr) -> Target {
         let address = destination.ip();
@@ -69,7 +74,8 @@ impl Routes {
             return Target::Mapped(loopback_like(destination));
         }
         if let Some(mapped) = self.host.iter().find(|mapped| mapped.inside == address) {
-            return Target::Mapped(SocketAddr::new(mapped.host, destination.port()));
+            let to = |host| Target::Mapped(SocketAddr::new(host, destination.port()));
+            return mapped.host.map_or(Target::Refused, to);
         }
         let gateway = match address {
             IpAddr::V4(v4) => self.gateway_v4 == Some(v4),
@@ -169,8 +175,11 @@ mod tests {
     fn a_shared_link_leads_outside() {
         let mut config = Config { is_link_shared: true, ..Config::default() };
         let (inside, host) = ("10.0.2.9".parse().unwrap(), "192.0.2.1".parse().unwrap());
-        config.host_addresses = vec![MappedAddress { inside, host }];
-        let routes = Routes::new(&config);
+        config.host_addresses = vec![MappedAddress { inside, host: None }];
+        let mut routes = Routes::new(&config);
+        assert_eq!(routes.target(at("10.0.2.9:80")), Target::Refused);
+        config.host_addresses = vec![MappedAddress { inside, host: Some(host) }];
+        routes.map(config.host_addresses.clone());
         assert_eq!(routes.target(at("10.0.2.77:80")), Target::Host(at("10.0.2.77:80")));
         assert_eq!(routes.target(at("10.0.2.9:80")), Target::Mapped(at("192.0.2.1:80")));
         assert_eq!(routes.target(at("10.0.2.2:80")), Target::Refused);

@@ -43,27 +43,29 @@ pub struct LinkAddress {
 }
 
 impl Netlink {
-    /// Returns the default routes of one family in the main table.
+    /// Returns the default routes of one family in the main table; none if the kernel lacks IPv6.
     ///
     /// # Errors
     /// [`NetlinkError`].
     pub fn default_routes(&mut self, is_ipv4: bool) -> Result<Vec<DefaultRoute>, NetlinkError> {
         let mut routes = Vec::new();
-        self.dump("list routes", Request::dump_routes(is_ipv4), |body| {
-            routes.extend(parse_default_route(body));
-        })?;
+        let done = self.dump("list routes", Request::dump_routes(is_ipv4), |body| {
+            routes.extend(parse_default_route(body).filter(|_| is_of_family(body, is_ipv4)));
+        });
+        unless_missing(done, is_ipv4)?;
         Ok(routes)
     }
 
-    /// Returns the addresses of one family.
+    /// Returns the addresses of one family; none if the kernel lacks IPv6.
     ///
     /// # Errors
     /// [`NetlinkError`].
     pub fn addresses(&mut self, is_ipv4: bool) -> Result<Vec<LinkAddress>, NetlinkError> {
         let mut addresses = Vec::new();
-        self.dump("list addresses", Request::dump_addresses(is_ipv4), |body| {
-            addresses.extend(parse_address(body));
-        })?;
+        let done = self.dump("list addresses", Request::dump_addresses(is_ipv4), |body| {
+            addresses.extend(parse_address(body).filter(|_| is_of_family(body, is_ipv4)));
+        });
+        unless_missing(done, is_ipv4)?;
         Ok(addresses)
     }
 
@@ -103,6 +105,24 @@ impl Netlink {
             }
         }
         Err(NetlinkError::Answer { what })
+    }
+}
+
+/// True if a message is about this family. A kernel without IPv6 lists other families instead.
+fn is_of_family(body: &[u8], is_ipv4: bool) -> bool {
+    let wanted = if is_ipv4 { message::AF_INET } else { message::AF_INET6_BYTE };
+    body.first() == Some(&wanted)
+}
+
+/// Ignores the refusal of a kernel without IPv6.
+fn unless_missing(done: Result<(), NetlinkError>, is_ipv4: bool) -> Result<(), NetlinkError> {
+    match done {
+        Err(NetlinkError::Refused { errno: Errno::AFNOSUPPORT | Errno::OPNOTSUPP, .. })
+            if !is_ipv4 =>
+        {
+            Ok(())
+        }
+        other => other,
     }
 }
 
@@ -284,6 +304,18 @@ mod tests {
         for end in 0..body.len() {
             let _ = parse_address(&body[..end]);
         }
+    }
+
+    #[test]
+    fn only_a_missing_family_is_no_error() {
+        let refused = |errno| Err(NetlinkError::Refused { what: "list", errno, text: None });
+        assert!(unless_missing(refused(Errno::AFNOSUPPORT), false).is_ok());
+        assert!(unless_missing(refused(Errno::OPNOTSUPP), false).is_ok());
+        assert!(unless_missing(refused(Errno::AFNOSUPPORT), true).is_err());
+        assert!(unless_missing(refused(Errno::PERM), false).is_err());
+        assert!(unless_missing(Err(Errno::NOBUFS.into()), false).is_err());
+        assert!(is_of_family(&[2, 0], true) && is_of_family(&[10, 0], false));
+        assert!(!is_of_family(&[2, 0], false) && !is_of_family(&[], true));
     }
 
     #[test]

@@ -53,13 +53,21 @@ pub(crate) struct LinkArguments {
     pub(crate) dns_forward: Vec<IpAddr>,
 
     /// Map the inside address ADDR to the host's own address, that of the interface of its default
-    /// route; may be repeated. With --copy-host, an ADDR of a disabled IP version has no effect.
+    /// route, also when that changes; may be repeated. With --copy-host, an ADDR of a disabled IP
+    /// version has no effect.
     #[arg(long, value_name = "ADDR", help_heading = "Network")]
     pub(crate) map_host: Vec<IpAddr>,
 
     /// Map the gateway's address to the host's loopback, as --map-host-loopback does.
     #[arg(long, help_heading = "Network")]
     pub(crate) map_gateway: bool,
+}
+
+impl LinkArguments {
+    /// The interface of the host that --copy-host names.
+    pub(crate) fn copied_interface(&self) -> Option<&str> {
+        self.copy_host.as_deref().filter(|name| !name.is_empty())
+    }
 }
 
 fn parse_mac(text: &str) -> Result<[u8; 6], &'static str> {

@@ -108,9 +108,7 @@ impl<S: Side> Worker<S> {
     /// Binds the published ports and takes over an inside with one station, whose addresses are
     /// known.
     pub(crate) fn serving_program(config: &Config, side: S) -> Result<Self, StartError> {
-        let addresses =
-            [config.ipv4.map(|v4| v4.address.into()), config.ipv6.map(|v6| v6.address.into())];
-        let addresses: Vec<IpAddr> = addresses.into_iter().flatten().collect();
+        let addresses: Vec<IpAddr> = config.program_addresses().collect();
         let mut worker = Self::with(config, side, Arc::default(), addresses.clone(), None)?;
         for address in addresses {
             worker.engine.protocols.set_neighbor(address, MacAddr(config.program_mac));

@@ -16,7 +16,7 @@ use crate::exit;
 pub(crate) use attach::{AsArguments, AttachArguments};
 pub(crate) use capture::CaptureArguments;
 pub(crate) use doctor::{CompletionsArguments, DoctorArguments, ManArguments};
-pub(crate) use link::LinkArguments;
+pub(crate) use link::{Address, LinkArguments};
 pub(crate) use top::TopArguments;
 
 mod attach;

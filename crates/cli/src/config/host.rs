@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use rustix::io::Errno;
+use towpath_gateway::config::ProgramAddress;
 use towpath_io::netlink::dump::{DefaultRoute, LinkAddress};
 use towpath_io::netlink::{Netlink, NetlinkError};
 
@@ -12,18 +13,18 @@ pub(crate) struct Host {
     /// Index of the interface.
     pub(crate) link: u32,
     /// The address that new connections use.
-    pub(crate) first: HostAddress,
+    pub(crate) first: ProgramAddress,
     /// Other addresses of the interface that connections may use.
-    pub(crate) further: Vec<HostAddress>,
+    pub(crate) further: Vec<ProgramAddress>,
     /// The next hop of the default route, of the same IP version.
     pub(crate) gateway: Option<IpAddr>,
 }
 
-/// An address of the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct HostAddress {
-    pub(crate) address: IpAddr,
-    pub(crate) prefix_len: u8,
+impl Host {
+    /// Returns all addresses.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = ProgramAddress> {
+        std::iter::once(self.first).chain(self.further.iter().copied())
+    }
 }
 
 /// Returns how the host reaches the world by one IP version: by the interface `only`, or by that of
@@ -58,8 +59,10 @@ fn choose(
     let usable = addresses.iter().filter(|found| found.link == route.link && found.is_global);
     let order = |found: &&LinkAddress| (Some(found.address) != route.source, found.is_passing);
     let best = usable.clone().min_by_key(order)?;
-    let plain =
-        |found: &LinkAddress| HostAddress { address: found.address, prefix_len: found.prefix_len };
+    let plain = |found: &LinkAddress| ProgramAddress {
+        address: found.address,
+        prefix_len: found.prefix_len,
+    };
     let others = usable.filter(|found| found.address != best.address && !found.is_passing);
     let gateway = route.gateway.filter(|gateway| gateway.is_ipv4() == is_ipv4);
     let further = others.map(plain).collect();
@@ -80,7 +83,7 @@ mod tests {
         LinkAddress { link, address, prefix_len: 24, is_global: true, is_passing }
     }
 
-    fn last(found: HostAddress) -> u8 {
+    fn last(found: ProgramAddress) -> u8 {
         let IpAddr::V4(v4) = found.address else { panic!("IPv4") };
         v4.octets()[3]
     }

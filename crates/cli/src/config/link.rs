@@ -3,10 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{anyhow, bail};
-use towpath_gateway::config::{Config, Ipv4Config, Ipv6Config, MappedAddress};
+use towpath_gateway::config::{
+    Config, FURTHER_ADDRESSES_MAX, Ipv4Config, Ipv6Config, MappedAddress, ProgramAddress,
+};
 use towpath_io::netlink::{Netlink, NetlinkError};
 
-use crate::config::args::LinkArguments;
+use crate::config::args::{Address, LinkArguments};
 use crate::config::host::{self, Host};
 use crate::messages::Messages;
 
@@ -22,9 +24,13 @@ const PREFIX_LEN_V4: u8 = 24;
 const PREFIX_LEN_V6: u8 = 64;
 
 /// The network of one IP version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Network {
     address: IpAddr,
+    /// Addresses besides the first.
+    further: Vec<ProgramAddress>,
+    /// Those are the host's.
+    copies_further: bool,
     prefix_len: u8,
     gateway: IpAddr,
     /// The gateway is the host's, so that it can be reached at its address.
@@ -70,10 +76,14 @@ pub(crate) fn apply(
     };
     let (v4, v6) = (wanted(true, &host_v4)?, wanted(false, &host_v6)?);
     config.is_link_shared = v4.is_some() || v6.is_some();
-    let loses = |given: Option<Network>| copies && !is_alone && given.is_none();
-    apply_v4(config, v4, loses(v4), arguments);
-    apply_v6(config, v6, loses(v6), arguments);
-    let shared = [v4, v6].into_iter().flatten().filter(|network| network.is_hosts);
+    apply_network(config, true, v4.as_ref(), arguments);
+    apply_network(config, false, v6.as_ref(), arguments);
+    if copies && !is_alone {
+        config.ipv4 = config.ipv4.filter(|_| v4.is_some());
+        config.ipv6 = config.ipv6.filter(|_| v6.is_some());
+    }
+    let given: Vec<Network> = [v4, v6].into_iter().flatten().collect();
+    let shared = given.iter().filter(|network| network.is_hosts);
     config.shared_gateways = shared.map(|network| network.gateway).collect();
     map_host(config, arguments, [&host_v4, &host_v6], messages)?;
     if arguments.map_gateway {
@@ -81,6 +91,7 @@ pub(crate) fn apply(
         let v6 = config.ipv6.map(|v6| IpAddr::V6(v6.gateway));
         config.host_loopback.extend(v4.into_iter().chain(v6));
     }
+    add_further(config, &given, messages);
     if let Some(mac) = arguments.mac {
         config.program_mac = mac;
     }
@@ -94,12 +105,7 @@ pub(crate) fn apply(
 
 /// Each of these options describes one network of each IP version.
 fn check_families(arguments: &LinkArguments) -> anyhow::Result<()> {
-    let addresses = arguments.address.iter().map(|given| given.address).collect();
-    let lists: [(&str, Vec<IpAddr>); 3] = [
-        ("--address", addresses),
-        ("--gateway", arguments.gateway.clone()),
-        ("--dns-forward", arguments.dns_forward.clone()),
-    ];
+    let lists = [("--gateway", &arguments.gateway), ("--dns-forward", &arguments.dns_forward)];
     for (option, list) in lists {
         for is_ipv4 in [true, false] {
             let mut of_family = list.iter().filter(|ip| ip.is_ipv4() == is_ipv4);
@@ -115,7 +121,8 @@ impl Wanted<'_> {
     /// Returns the network, if options or the host describe it.
     fn network(&self) -> anyhow::Result<Option<Network>> {
         let of_family = |ip: &IpAddr| ip.is_ipv4() == self.is_ipv4;
-        let address = self.arguments.address.iter().find(|given| of_family(&given.address));
+        let mut addresses = self.arguments.address.iter().filter(|given| of_family(&given.address));
+        let address = addresses.next();
         let gateway = self.arguments.gateway.iter().copied().find(of_family);
         if let (Some(gateway), None, None) = (gateway, address, self.host) {
             // A family that the host lacks is off.
@@ -139,13 +146,18 @@ impl Wanted<'_> {
         };
         let default = if self.is_ipv4 { GATEWAY_V4.into() } else { GATEWAY_V6.into() };
         let of_host = self.host.map(|host| host.gateway.unwrap_or(default));
-        let copied = self.host.map(|host| host.first).filter(|first| first.address == program);
-        let copied_len = copied.map(|first| first.prefix_len);
-        let usual_len = if self.is_ipv4 { PREFIX_LEN_V4 } else { PREFIX_LEN_V6 };
-        let given_len = address.and_then(|given| given.prefix_len);
+        let further = match (address, self.host) {
+            (None, Some(host)) if !self.arguments.single_address => host.further.clone(),
+            _ => addresses.map(|given| self.with_prefix(given)).collect(),
+        };
         Ok(Some(Network {
             address: program,
-            prefix_len: given_len.or(copied_len).unwrap_or(usual_len),
+            prefix_len: match (address, self.host) {
+                (Some(given), _) => self.with_prefix(given).prefix_len,
+                (None, host) => host.map_or(0, |host| host.first.prefix_len),
+            },
+            further,
+            copies_further: address.is_none(),
             gateway: gateway.or(of_host).ok_or_else(missing)?,
             is_hosts: self.host.is_some_and(|host| match host.gateway {
                 // A link-local address means another host on each link.
@@ -157,43 +169,91 @@ impl Wanted<'_> {
     }
 }
 
-fn apply_v4(config: &mut Config, given: Option<Network>, off: bool, arguments: &LinkArguments) {
-    let dns = arguments.dns_forward.iter().find_map(|ip| match ip {
-        IpAddr::V4(v4) => Some(*v4),
-        IpAddr::V6(_) => None,
-    });
-    match (&mut config.ipv4, given) {
-        (Some(v4), Some(network)) => {
-            if let (IpAddr::V4(address), IpAddr::V4(gateway)) = (network.address, network.gateway) {
-                let prefix_len = network.prefix_len;
-                *v4 = Ipv4Config { address, prefix_len, gateway, dns: dns.or(Some(DNS_V4)) };
-            }
-        }
-        (Some(v4), None) => v4.dns = dns.or(v4.dns),
-        (None, _) => {}
-    }
-    if off {
-        config.ipv4 = None;
+impl Wanted<'_> {
+    /// Returns a given address with its prefix: that of the option, or of the host if the address
+    /// is the host's, or the usual one.
+    fn with_prefix(&self, given: &Address) -> ProgramAddress {
+        let of_host = self.host.into_iter().flat_map(Host::addresses);
+        let mut same = of_host.filter(|of_host| of_host.address == given.address);
+        let copied_len = same.next().map(|of_host| of_host.prefix_len);
+        let usual_len = if self.is_ipv4 { PREFIX_LEN_V4 } else { PREFIX_LEN_V6 };
+        let prefix_len = given.prefix_len.or(copied_len).unwrap_or(usual_len);
+        ProgramAddress { address: given.address, prefix_len }
     }
 }
 
-fn apply_v6(config: &mut Config, given: Option<Network>, off: bool, arguments: &LinkArguments) {
-    let dns = arguments.dns_forward.iter().find_map(|ip| match ip {
-        IpAddr::V6(v6) => Some(*v6),
-        IpAddr::V4(_) => None,
-    });
-    match (&mut config.ipv6, given) {
-        (Some(v6), Some(network)) => {
-            if let (IpAddr::V6(address), IpAddr::V6(gateway)) = (network.address, network.gateway) {
-                let prefix_len = network.prefix_len;
-                *v6 = Ipv6Config { address, prefix_len, gateway, dns };
+/// Applies the network of one IP version, or the DNS address alone.
+fn apply_network(
+    config: &mut Config,
+    is_ipv4: bool,
+    given: Option<&Network>,
+    arguments: &LinkArguments,
+) {
+    let dns = arguments.dns_forward.iter().copied().find(|ip| ip.is_ipv4() == is_ipv4);
+    let (address, gateway) = given.map(|given| (given.address, given.gateway)).unzip();
+    let prefix_len = given.map_or(0, |given| given.prefix_len);
+    let Config { ipv4, ipv6, .. } = config;
+    match (ipv4, ipv6) {
+        (Some(v4), _) if is_ipv4 => {
+            let dns = v4_of(dns);
+            match (v4_of(address), v4_of(gateway)) {
+                (Some(address), Some(gateway)) => {
+                    *v4 = Ipv4Config { address, prefix_len, gateway, dns: dns.or(Some(DNS_V4)) };
+                }
+                _ => v4.dns = dns.or(v4.dns),
             }
         }
-        (Some(v6), None) => v6.dns = dns.or(v6.dns),
-        (None, _) => {}
+        (_, Some(v6)) if !is_ipv4 => {
+            let dns = v6_of(dns);
+            match (v6_of(address), v6_of(gateway)) {
+                (Some(address), Some(gateway)) => {
+                    *v6 = Ipv6Config { address, prefix_len, gateway, dns };
+                }
+                _ => v6.dns = dns.or(v6.dns),
+            }
+        }
+        _ => {}
     }
-    if off {
-        config.ipv6 = None;
+}
+
+fn v4_of(address: Option<IpAddr>) -> Option<Ipv4Addr> {
+    address.and_then(|address| match address {
+        IpAddr::V4(v4) => Some(v4),
+        IpAddr::V6(_) => None,
+    })
+}
+
+fn v6_of(address: Option<IpAddr>) -> Option<Ipv6Addr> {
+    address.and_then(|address| match address {
+        IpAddr::V6(v6) => Some(v6),
+        IpAddr::V4(_) => None,
+    })
+}
+
+/// Adds further addresses: those that options name, or as many of the host's as there is room for.
+fn add_further(config: &mut Config, given: &[Network], messages: Messages) {
+    let is_off = |ip: IpAddr| match ip {
+        IpAddr::V4(_) => config.ipv4.is_none(),
+        IpAddr::V6(_) => config.ipv6.is_none(),
+    };
+    let inside: Vec<IpAddr> = config.inside_addresses().collect();
+    let mut left_out = 0;
+    for Network { address, further, copies_further, .. } in given {
+        for &added in further.iter().filter(|_| !is_off(*address)) {
+            let is_full = config.further_addresses.len() == FURTHER_ADDRESSES_MAX;
+            match copies_further {
+                // The host's address is of no use if it means something else inside.
+                true if inside.contains(&added.address) => {}
+                true if is_full => left_out += 1,
+                _ => config.further_addresses.push(added),
+            }
+        }
+    }
+    if left_out > 0 {
+        messages.notice(format_args!(
+            "option --copy-host: the host's interface has too many addresses; {left_out} are not \
+             copied"
+        ));
     }
 }
 

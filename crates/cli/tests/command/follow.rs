@@ -4,13 +4,13 @@
 //! mounted. Nothing outside of them changes.
 
 use std::fs;
-use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use rustix::net::{AddressFamily, SocketType, bind, connect, getsockname, socket};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::pasta::{Bench, at, is_gone, within};
@@ -44,8 +44,8 @@ fn wait_for_mapping(host: &Guard, inside: &Guard, mapped: &str, address: &str) {
             (Ok(_), Ok((accepted, _))) => {
                 accepted.local_addr().unwrap().ip().to_string() == address
             }
-            // Another address may be mapped still.
-            (Err(_), Err(error)) if error.kind() == ErrorKind::WouldBlock => false,
+            // Another address may be mapped still. A repeated SYN may come after the change.
+            (Err(_), _) => false,
             (connected, accepted) => panic!("{connected:?}, {accepted:?}"),
         }
     });
@@ -245,4 +245,116 @@ fn a_new_lease_is_followed_as_pasta() {
     wait_for_mapping(host, inside, "169.254.1.2", "192.0.2.77");
     kill_process(daemon, Signal::TERM).unwrap();
     wait_for("the end", || is_gone(daemon));
+}
+
+/// Goal: several addresses of the host are copied, without temporary ones, and each of them works
+/// outward; published ports lead to the first one.
+#[test]
+fn several_addresses_are_copied() {
+    skip_if!(no_root());
+    let bench = Bench::new("several");
+    let Bench { host, inside, .. } = &bench;
+    let more = "ip address add 192.0.2.5/24 dev d0; ip address add 203.0.113.9/32 dev d0; \
+                ip -6 address add 2001:db8::5/64 dev d0 nodad; \
+                ip -6 address add 2001:db8::6/64 dev d0 nodad preferred_lft 0";
+    change(host, more);
+    let pid = bench.pid();
+    let common = ["attach", "--copy-host", "--map-host", "169.254.1.2", "--map-host", "fd00::2"];
+    let arguments = [&common[..], &["-q", "-t", "7000", &pid]].concat();
+    let towpath = begin(host, &arguments);
+    wait_for("the interface", || bench.shown().contains("2001:db8::5/64"));
+    let shown = bench.shown();
+    for address in ["192.0.2.1/24", "192.0.2.5/24", "203.0.113.9/32", "2001:db8::1/64"] {
+        assert!(shown.contains(address), "{shown}");
+    }
+    assert!(!shown.contains("2001:db8::6"), "{shown}");
+    let cases = [
+        ("192.0.2.5", "169.254.1.2", "192.0.2.1"),
+        ("203.0.113.9", "169.254.1.2", "192.0.2.1"),
+        // Of equal IPv6 addresses, the kernel uses the newest.
+        ("2001:db8::5", "fd00::2", "::"),
+    ];
+    for (from, to, server) in cases {
+        let socket_at = |text: &str, port| SocketAddr::new(text.parse().unwrap(), port);
+        let (from, to, server) = (socket_at(from, 0), socket_at(to, 9000), socket_at(server, 9000));
+        let listener = within(host, || TcpListener::bind(server).unwrap());
+        let family = if from.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        within(inside, || {
+            let client = socket(family, SocketType::STREAM, None).unwrap();
+            bind(&client, &from).unwrap();
+            connect(&client, &to).unwrap();
+            getsockname(&client).unwrap();
+        });
+        listener.accept().unwrap();
+        let answering = within(host, || UdpSocket::bind(server).unwrap());
+        let asking = within(inside, || UdpSocket::bind(from).unwrap());
+        for socket in [&answering, &asking] {
+            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        }
+        asking.send_to(b"question", to).unwrap();
+        let (_, peer) = answering.recv_from(&mut [0; 16]).unwrap();
+        answering.send_to(b"answer", peer).unwrap();
+        let (_, peer) = asking.recv_from(&mut [0; 16]).unwrap();
+        assert_eq!(peer, to);
+    }
+    let listener = within(inside, || TcpListener::bind("192.0.2.1:7000").unwrap());
+    within(host, || TcpStream::connect("127.0.0.1:7000").unwrap());
+    listener.accept().unwrap();
+    towpath.signal(Signal::TERM);
+    finish(towpath);
+}
+
+/// Goal: `--single-address` copies one; `--address` may be repeated, and takes the place of the
+/// host's addresses; too many are left out with a message, or refused if they are given.
+#[test]
+fn addresses_are_chosen() {
+    skip_if!(no_root());
+    let bench = Bench::new("chosen");
+    let host = &bench.host;
+    let pid = bench.pid();
+    change(host, "for i in $(seq 20 39); do ip address add 192.0.2.$i/24 dev d0; done");
+    let run = |arguments: &[&str]| {
+        let log = fs::File::create(bench.folder.0.join("log")).unwrap();
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/proc/{}/ns/net", host.pid().as_raw_pid()));
+        command.args([TOWPATH, "attach", "-4"]).args(arguments).arg(&pid);
+        let towpath = Guard(command.stdin(Stdio::null()).stderr(log).spawn().unwrap());
+        wait_for("the interface", || bench.shown().contains("inet 192.0.2."));
+        // Addresses are added one by one.
+        thread::sleep(Duration::from_millis(50));
+        let shown = bench.shown();
+        towpath.signal(Signal::TERM);
+        finish(towpath);
+        wait_for("the interface to go", || !bench.shown().contains("inet 192.0.2."));
+        let count = shown.matches("inet 192.0.2.").count();
+        (count, shown, fs::read_to_string(bench.folder.0.join("log")).unwrap())
+    };
+    let (count, _, log) = run(&["--copy-host"]);
+    assert_eq!(count, 17);
+    assert!(log.contains("the host's interface has too many addresses; 4 are not copied"), "{log}");
+    let (count, shown, _) = run(&["--copy-host", "--single-address"]);
+    assert!(count == 1 && shown.contains("192.0.2.1/24"), "{shown}");
+    let (count, shown, _) =
+        run(&["--copy-host", "--address", "192.0.2.30", "--address", "192.0.2.7/28"]);
+    assert!(count == 2 && shown.contains("192.0.2.30/24"), "{shown}");
+    assert!(shown.contains("192.0.2.7/28"), "{shown}");
+    let (count, ..) =
+        run(&["--address=192.0.2.7", "--address=192.0.2.8/32", "--gateway", "192.0.2.2"]);
+    assert_eq!(count, 2);
+    let cases: &[(&[&str], &str)] = &[
+        (&["--single-address"], "--copy-host"),
+        (
+            &["--address=10.1.0.2", "--address=10.1.0.2", "--gateway=10.1.0.1"],
+            "10.1.0.2 cannot be a further address of the program: the program has it already",
+        ),
+        (
+            &["--address=10.1.0.2", "--address=10.1.0.1", "--gateway=10.1.0.1"],
+            "10.1.0.1 cannot be a further address of the program: it is the gateway's",
+        ),
+    ];
+    for (arguments, expected) in cases {
+        let refused = output(towpath(["run"]).args(*arguments).arg("true"));
+        assert_eq!(refused.status.code(), Some(2), "{arguments:?}");
+        assert!(errors(&refused).contains(expected), "{}", errors(&refused));
+    }
 }

@@ -29,6 +29,8 @@ pub(super) struct Routes {
     gateway_v6: Option<Ipv6Addr>,
     program_v4: Option<Ipv4Addr>,
     program_v6: Option<Ipv6Addr>,
+    /// All addresses of the program.
+    program: Vec<IpAddr>,
     prefix_len_v4: u8,
     prefix_len_v6: u8,
     /// Other stations of the program's link are hosts outside.
@@ -52,6 +54,7 @@ impl Routes {
             gateway_v6: v6.map(|v6| v6.gateway),
             program_v4: v4.map(|v4| v4.address),
             program_v6: v6.map(|v6| v6.address),
+            program: config.program_addresses().collect(),
             prefix_len_v4: v4.map_or(0, |v4| v4.prefix_len),
             prefix_len_v6: v6.map_or(0, |v6| v6.prefix_len),
             is_link_shared: config.is_link_shared,
@@ -98,7 +101,7 @@ impl Routes {
         };
         // Unless its link is shared, only the gateway answers for others there.
         let is_taken = match self.is_link_shared {
-            true => self.program(peer.is_ipv4()) == Some(peer.ip()),
+            true => self.is_program(peer.ip()),
             false => self.is_on_link(peer.ip()),
         };
         let hidden = peer.ip().is_loopback() || is_link_local(peer.ip()) || is_taken;
@@ -125,7 +128,12 @@ impl Routes {
         if v4 { self.gateway_v4.map(IpAddr::V4) } else { self.gateway_v6.map(IpAddr::V6) }
     }
 
-    /// Returns the program's address in this family.
+    /// Returns true for each address of the program.
+    pub(super) fn is_program(&self, address: IpAddr) -> bool {
+        self.program.contains(&address)
+    }
+
+    /// Returns the program's first address in this family.
     pub(super) fn program(&self, v4: bool) -> Option<IpAddr> {
         if v4 { self.program_v4.map(IpAddr::V4) } else { self.program_v6.map(IpAddr::V6) }
     }
@@ -150,6 +158,7 @@ fn loopback_like(destination: SocketAddr) -> SocketAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ProgramAddress;
 
     fn at(text: &str) -> SocketAddr {
         text.parse().expect("an address")
@@ -185,6 +194,12 @@ mod tests {
         assert_eq!(routes.target(at("10.0.2.2:80")), Target::Refused);
         assert_eq!(routes.peer_inside(at("10.0.2.77:9")), Some(at("10.0.2.77:9")));
         assert_eq!(routes.peer_inside(at("10.0.2.15:9")), Some(at("10.0.2.2:9")));
+        assert_eq!(routes.peer_inside(at("10.0.2.16:9")), Some(at("10.0.2.16:9")));
+        let further = ProgramAddress { address: "10.0.2.16".parse().unwrap(), prefix_len: 24 };
+        config.further_addresses = vec![further];
+        let routes = Routes::new(&config);
+        assert_eq!(routes.peer_inside(at("10.0.2.16:9")), Some(at("10.0.2.2:9")));
+        assert_eq!(routes.program(true), Some("10.0.2.15".parse().unwrap()));
         config.shared_gateways = vec!["10.0.2.2".parse().unwrap()];
         let routes = Routes::new(&config);
         assert_eq!(routes.target(at("10.0.2.2:80")), Target::Host(at("10.0.2.2:80")));

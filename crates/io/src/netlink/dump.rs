@@ -203,8 +203,9 @@ fn parse_address(body: &[u8]) -> Option<LinkAddress> {
         }
     }
     let address = local.or(other)?;
-    // For IPv4, the first flag means secondary.
-    let passing = IFA_F_DADFAILED | IFA_F_DEPRECATED | IFA_F_TENTATIVE | IFA_F_TEMPORARY;
+    // For IPv4, the flag of temporary addresses means a further address of a network.
+    let temporary = if family == message::AF_INET { 0 } else { IFA_F_TEMPORARY };
+    let passing = IFA_F_DADFAILED | IFA_F_DEPRECATED | IFA_F_TENTATIVE | temporary;
     Some(LinkAddress {
         link,
         address,
@@ -299,8 +300,14 @@ mod tests {
         assert_eq!(found.address, IpAddr::from([192, 0, 2, 7]), "not the peer's");
         assert_eq!((found.link, found.prefix_len), (3, 24));
         assert!(found.is_global && !found.is_passing);
+        let mut further = body.clone();
+        further.extend(attribute(8, &0x81u32.to_ne_bytes()));
+        assert!(!parse_address(&further).unwrap().is_passing, "secondary, not temporary");
         body.extend(attribute(8, &0x40u32.to_ne_bytes()));
         assert!(parse_address(&body).unwrap().is_passing);
+        let mut temporary = vec![10, 64, 0x01, 0, 3, 0, 0, 0];
+        temporary.extend(attribute(1, &Ipv6Addr::LOCALHOST.octets()));
+        assert!(parse_address(&temporary).unwrap().is_passing);
         for end in 0..body.len() {
             let _ = parse_address(&body[..end]);
         }

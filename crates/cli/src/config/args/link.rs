@@ -24,19 +24,24 @@ pub(crate) struct LinkArguments {
     #[arg(long, value_name = "MAC", value_parser = parse_mac, help_heading = "Network")]
     pub(crate) mac: Option<[u8; 6]>,
 
-    /// Use the host's own address, prefix and gateway inside: those of IFACE, or of the interface
-    /// of the host's default route.
+    /// Use the host's own addresses, prefixes and gateway inside: those of IFACE, or of the
+    /// interface of the host's default route.
     ///
     /// The program then reaches the hosts of that network, and the gateway, at their addresses. An
     /// IP version for which the host has no default route is disabled; if it has none at all, the
-    /// addresses are those of --subnet.
+    /// addresses are those of --subnet. Of several addresses, the first of each IP version is that
+    /// which the host itself uses; up to 16 more are copied, without temporary ones.
     #[arg(long, value_name = "IFACE", num_args = 0..=1, require_equals = true,
           default_missing_value = "", conflicts_with_all = ["subnet", "subnet6"],
           help_heading = "Network")]
     pub(crate) copy_host: Option<String>,
 
-    /// Address of the program, and the length of its prefix [default: 24 or 64]; once for IPv4 and
-    /// once for IPv6. Needs --gateway or --copy-host.
+    /// With --copy-host, copy one address of each IP version.
+    #[arg(long, requires = "copy_host", help_heading = "Network")]
+    pub(crate) single_address: bool,
+
+    /// Address of the program, and the length of its prefix [default: 24 or 64]; may be repeated.
+    /// Published ports lead to the first of each IP version. Needs --gateway or --copy-host.
     #[arg(long, value_name = "ADDR[/LEN]", conflicts_with_all = ["subnet", "subnet6"],
           help_heading = "Network")]
     pub(crate) address: Vec<Address>,

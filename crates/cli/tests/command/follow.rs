@@ -212,6 +212,11 @@ fn the_next_question_goes_to_the_new_resolver() {
         assert_eq!(&bytes[..got.unwrap()], how.as_bytes());
     };
     asked(&one, &other, "as it was");
+    // DNS over TLS goes to the first resolver, too; other ports are refused.
+    let tls = within(&host.bench.host, || TcpListener::bind("192.0.2.1:853").unwrap());
+    within(&host.bench.inside, || TcpStream::connect("10.0.2.3:853").unwrap());
+    tls.accept().unwrap();
+    assert!(within(&host.bench.inside, || TcpStream::connect("10.0.2.3:854")).is_err());
     fs::write(&host.file, "nameserver 192.0.2.3\n").unwrap();
     asked(&other, &one, "rewritten");
     let second = host.bench.folder.0.join("second");

@@ -64,6 +64,14 @@ impl Resolvers {
         self.addresses.get((self.preferred + tried) % count).copied()
     }
 
+    /// Returns another port of the first resolver, for DNS over TLS. It is always the same one,
+    /// because its certificate names it.
+    pub(super) fn first_at(&mut self, port: u16, now: Instant) -> Option<SocketAddr> {
+        let mut first = *self.current(now).first()?;
+        first.set_port(port);
+        Some(first)
+    }
+
     /// A query was sent to a resolver.
     pub(super) fn asked(&mut self, resolver: SocketAddr, now: Instant) {
         if self.addresses.get(self.preferred) == Some(&resolver) {
@@ -143,6 +151,7 @@ mod tests {
         assert_eq!(resolvers.after(0, at(1900)), Some(two));
         resolvers.failed(one);
         assert_eq!(resolvers.after(0, at(1900)), Some(two), "another one failed");
+        assert_eq!(resolvers.first_at(853, at(1900)), Some(SocketAddr::new(one.ip(), 853)));
         resolvers.failed(two);
         assert_eq!(resolvers.after(0, at(1900)), Some(one));
     }

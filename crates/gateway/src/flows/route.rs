@@ -5,6 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Port of DNS.
 const DNS_PORT: u16 = 53;
+/// Port of DNS over TLS (RFC 7858 §3.1).
+const DNS_TLS_PORT: u16 = 853;
 
 /// Where a destination inside leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +17,8 @@ pub(super) enum Target {
     Mapped(SocketAddr),
     /// To the host's resolvers.
     Dns,
+    /// To this port of a resolver of the host, by TCP.
+    DnsOverTls(u16),
     /// Nowhere: the gateway itself, which has no such service.
     Refused,
 }
@@ -72,6 +76,9 @@ impl Routes {
         let address = destination.ip();
         if self.dns.contains(&address) && destination.port() == DNS_PORT {
             return Target::Dns;
+        }
+        if self.dns.contains(&address) && destination.port() == DNS_TLS_PORT {
+            return Target::DnsOverTls(DNS_TLS_PORT);
         }
         if self.loopback.contains(&address) {
             return Target::Mapped(loopback_like(destination));
@@ -171,6 +178,8 @@ mod tests {
         let mapped = Routes::new(&Config { host_loopback: loopback, ..Config::default() });
         assert_eq!(plain.target(at("10.0.2.2:80")), Target::Refused);
         assert_eq!(plain.target(at("10.0.2.3:53")), Target::Dns);
+        assert_eq!(plain.target(at("10.0.2.3:853")), Target::DnsOverTls(853));
+        assert_eq!(plain.target(at("10.0.2.2:853")), Target::Refused);
         assert_eq!(plain.target(at("10.0.2.3:80")), Target::Refused);
         assert_eq!(plain.target(at("192.0.2.1:80")), Target::Host(at("192.0.2.1:80")));
         assert_eq!(mapped.target(at("10.0.2.2:80")), Target::Mapped(at("127.0.0.1:80")));

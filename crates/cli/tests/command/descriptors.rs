@@ -123,6 +123,11 @@ fn other_descriptors_are_refused() {
         assert_eq!(refused.status.code(), Some(125), "{arguments:?}: {}", errors(&refused));
         assert!(errors(&refused).contains(expected), "{arguments:?}: {}", errors(&refused));
     }
+    // The standard library opens /dev/null in place of a closed standard stream.
+    let closed = output(&mut attach("<&-", &["--netns-fd", "0"]));
+    assert_eq!(closed.status.code(), Some(125));
+    let expected = "file descriptor 0 is not a network namespace";
+    assert!(errors(&closed).contains(expected), "{}", errors(&closed));
     let usage = |arguments: &[&str]| -> Output { output(&mut attach(&all, arguments)) };
     for arguments in [
         &["--netns-fd", "-1"][..],

@@ -158,6 +158,18 @@ fn parse_datagram(mut bytes: &[u8], sequence: u32, see: &mut impl FnMut(&[u8])) 
     End::NotYet
 }
 
+/// Parses a datagram of a list, whose messages may be routes or addresses.
+pub(super) fn parse(bytes: &[u8], sequence: u32) {
+    parse_datagram(bytes, sequence, &mut |body: &[u8]| {
+        if let Some(found) = parse_address(body) {
+            assert!(found.address.is_ipv4() == is_of_family(body, true));
+        }
+        if let Some(found) = parse_default_route(body) {
+            assert!(found.link != 0);
+        }
+    });
+}
+
 /// Parses `struct rtmsg` and its attributes; `None` for all but default routes of the main table.
 fn parse_default_route(body: &[u8]) -> Option<DefaultRoute> {
     let [family, destination_len, source_len, _, table, _, _, kind] = *body.first_chunk()?;

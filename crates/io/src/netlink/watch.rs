@@ -124,7 +124,7 @@ impl AsFd for Watch {
 }
 
 /// Returns true if a datagram has a message about a link, an address or a default route.
-fn is_relevant(mut bytes: &[u8]) -> bool {
+pub(super) fn is_relevant(mut bytes: &[u8]) -> bool {
     while let Some(length) = read_u32(bytes, 0).and_then(|length| usize::try_from(length).ok()) {
         let Some(message) = bytes.get(..length).filter(|_| length >= message::HEADER_LEN) else {
             // A truncated message.

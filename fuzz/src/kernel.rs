@@ -1,4 +1,4 @@
-//! Target: bytes from the kernel: netlink replies, socket addresses, control messages, echo
+//! Target: bytes from the kernel: netlink messages, socket addresses, control messages, echo
 //! replies, frames of a device under test.
 
 use towpath_io::fuzz;
@@ -14,6 +14,7 @@ pub fn run(data: &[u8]) {
         }
         (3, frame) => fuzz::self_test_frame(frame, choice & 0x80 == 0),
         (4, reply) => fuzz::echo_reply(reply),
+        (5, [sequence, messages @ ..]) => fuzz::netlink_messages(messages, u32::from(*sequence)),
         _ => {}
     }
 }

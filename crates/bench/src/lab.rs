@@ -67,7 +67,7 @@ impl Network {
     ) -> anyhow::Result<T> {
         thread::scope(|scope| {
             let inside = scope.spawn(|| {
-                self.namespace.enter()?;
+                self.namespace.enter(None)?;
                 work()
             });
             inside.join().unwrap_or_else(|panic| resume_unwind(panic))

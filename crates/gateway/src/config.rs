@@ -41,6 +41,9 @@ pub const RESOLVERS_MAX: usize = 8;
 /// Most addresses that may stand for the host's loopback or another address of the host.
 pub const HOST_LOOPBACK_MAX: usize = 8;
 
+/// Most addresses of the program besides the first of each IP version.
+pub const FURTHER_ADDRESSES_MAX: usize = 16;
+
 /// Most workers: as many as queues that can be handed over at once.
 pub const WORKERS_MAX: usize = QUEUES_MAX;
 
@@ -59,6 +62,9 @@ pub struct Config {
     pub ipv4: Option<Ipv4Config>,
     /// The IPv6 network; `None` disables IPv6.
     pub ipv6: Option<Ipv6Config>,
+    /// Further addresses of the program. It may use them as the source of what it sends; published
+    /// ports lead to the first address of each IP version.
+    pub further_addresses: Vec<ProgramAddress>,
     /// Ethernet address of the program's interface.
     pub program_mac: [u8; 6],
     /// Ethernet address of the gateway.
@@ -103,13 +109,23 @@ pub struct CaptureFile {
     pub path: PathBuf,
 }
 
+/// An address of the program's interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProgramAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// Bits of its network's prefix.
+    pub prefix_len: u8,
+}
+
 /// An address inside that stands for an address of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MappedAddress {
     /// The address inside.
     pub inside: IpAddr,
-    /// The address of the host, of the same IP version.
-    pub host: IpAddr,
+    /// The address of the host, of the same IP version. While the host has none, what the program
+    /// sends there is refused.
+    pub host: Option<IpAddr>,
 }
 
 /// Addresses of the IPv4 network.
@@ -159,6 +175,9 @@ pub enum ConfigError {
     /// The address cannot be used for the gateway or DNS.
     #[error("{0} cannot be the address of the gateway or of DNS: {1}")]
     Gateway(IpAddr, &'static str),
+    /// The address cannot be a further one of the program.
+    #[error("{0} cannot be a further address of the program: {1}")]
+    Further(IpAddr, &'static str),
     /// The address cannot stand for the host's loopback or another address of the host.
     #[error("cannot map {0} to the host's addresses: {1}")]
     HostLoopback(IpAddr, &'static str),
@@ -209,6 +228,7 @@ impl Default for Config {
             mtu: 1500,
             ipv4: Some(Ipv4Config::default()),
             ipv6: Some(Ipv6Config::default()),
+            further_addresses: Vec::new(),
             program_mac: [0x02, 0x74, 0x6f, 0x77, 0x70, 0x15],
             gateway_mac: [0x02, 0x74, 0x6f, 0x77, 0x70, 0x02],
             host_loopback: Vec::new(),
@@ -284,6 +304,7 @@ impl Config {
             return Err(ConfigError::NoFamily);
         }
         self.check_gateway()?;
+        self.check_further()?;
         if !is_interface_name(&self.interface) {
             return Err(ConfigError::Interface(self.interface.clone()));
         }
@@ -343,7 +364,16 @@ impl Config {
                 prefix_len: ipv6.prefix_len,
                 gateway: ipv6.gateway.into(),
             }),
+            further: self.further_addresses.iter().map(|ip| (ip.address, ip.prefix_len)).collect(),
         }
+    }
+
+    /// Returns the addresses of the program: the first ones, then further ones.
+    pub(crate) fn program_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let v4 = self.ipv4.map(|v4| IpAddr::V4(v4.address));
+        let v6 = self.ipv6.map(|v6| IpAddr::V6(v6.address));
+        let further = self.further_addresses.iter().map(|further| further.address);
+        v4.into_iter().chain(v6).chain(further)
     }
 
     /// Returns the address at which the program reaches DNS: the IPv4 one if IPv4 is enabled.
@@ -369,6 +399,11 @@ impl Config {
         ipv4.chain(ipv6).chain(mapped)
     }
 
+    /// Returns all addresses that mean something inside: those of the program and of the gateway.
+    pub fn inside_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.program_addresses().chain(self.own_addresses().map(|(address, _)| address))
+    }
+
     fn check_ipv6_mtu(&mut self) -> Result<Option<Notice>, ConfigError> {
         if self.mtu >= MTU_IPV6_MIN || self.ipv6.is_none() {
             return Ok(None);
@@ -377,7 +412,29 @@ impl Config {
             return Err(ConfigError::MtuIpv6(self.mtu));
         }
         self.ipv6 = None;
+        self.further_addresses.retain(|further| further.address.is_ipv4());
         Ok(Some(Notice::Ipv6Off(self.mtu)))
+    }
+
+    fn check_further(&self) -> Result<(), ConfigError> {
+        let count = self.further_addresses.len();
+        at_most(FURTHER_ADDRESSES_MAX, "further addresses of the program", count)?;
+        for &ProgramAddress { address, .. } in &self.further_addresses {
+            let is_on = if address.is_ipv4() { self.ipv4.is_some() } else { self.ipv6.is_some() };
+            let problem = if !is_on {
+                "its IP version is disabled"
+            } else if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
+                "it is not a unicast address of a network"
+            } else if self.own_addresses().any(|(own, _)| own == address) {
+                "it is the gateway's or that of DNS, or stands for the host"
+            } else if self.program_addresses().filter(|ip| *ip == address).count() > 1 {
+                "the program has it already"
+            } else {
+                continue;
+            };
+            return Err(ConfigError::Further(address, problem));
+        }
+        Ok(())
     }
 
     fn check_gateway(&self) -> Result<(), ConfigError> {
@@ -432,7 +489,7 @@ impl Config {
             "it is not a unicast address"
         } else if program == Some(*address) {
             "it is the program's own address"
-        } else if dns == Some(*address) {
+        } else if dns == Some(*address) && !self.is_link_shared {
             "it is the address of DNS"
         } else {
             return Ok(());

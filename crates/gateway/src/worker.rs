@@ -24,7 +24,7 @@ pub use busy_poll::MISSES_MAX;
 pub use inside::Inside;
 
 use crate::capture::{Mirrors, Recording};
-use crate::config::Config;
+use crate::config::{Config, MappedAddress};
 use crate::flows::{
     BYTES_PER_TURN, FlowPage, FlowQuery, Gateway, Io, JoinedListener, Load, StartError, Token,
 };
@@ -108,9 +108,7 @@ impl<S: Inside> Worker<S> {
     /// Binds the published ports and takes over an inside with one station, whose addresses are
     /// known.
     pub(crate) fn serving_program(config: &Config, inside: S) -> Result<Self, StartError> {
-        let addresses =
-            [config.ipv4.map(|v4| v4.address.into()), config.ipv6.map(|v6| v6.address.into())];
-        let addresses: Vec<IpAddr> = addresses.into_iter().flatten().collect();
+        let addresses: Vec<IpAddr> = config.program_addresses().collect();
         let mut worker = Self::with(config, inside, Arc::default(), addresses.clone(), &[])?;
         for address in addresses {
             worker.engine.protocols.set_neighbor(address, MacAddr(config.program_mac));
@@ -227,6 +225,12 @@ impl<S: Inside> Worker<S> {
     /// The source cannot be watched.
     pub fn join_published(&mut self, source: SocketSource) -> io::Result<()> {
         self.gateway.join_published(source, &self.reactor)
+    }
+
+    /// Sets which addresses inside stand for addresses of the host, in place of those of the
+    /// configuration. The addresses inside must be those of the configuration.
+    pub fn map_addresses(&mut self, addresses: Vec<MappedAddress>) {
+        self.gateway.map_addresses(addresses);
     }
 
     /// Publishes a port of the host.

@@ -37,7 +37,7 @@ use towpath_io::tap::Tap;
 use towpath_packet::ring::Doorbell;
 
 use crate::capture::Recording;
-use crate::config::Config;
+use crate::config::{Config, MappedAddress};
 use crate::flows::{Accepted, FlowPage, FlowQuery, JoinedListener, Spread, StartError};
 use crate::owners::Owners;
 use crate::report::Report;
@@ -135,6 +135,14 @@ impl WorkerGroup {
         self.first.join_published(source)
     }
 
+    /// Sets the mapped addresses of all workers; see [`Worker::map_addresses`].
+    pub fn map_addresses(&mut self, addresses: &[MappedAddress]) {
+        self.first.map_addresses(addresses.to_vec());
+        for other in &self.others {
+            other.tell(Command::Map(addresses.to_vec()));
+        }
+    }
+
     /// Returns the recording of [`Config::capture`]; the first worker has it.
     pub fn recording(&mut self) -> Option<&mut Recording> {
         self.first.recording()
@@ -222,6 +230,7 @@ enum Command {
     Begin,
     Report,
     Flows(FlowQuery, Sender<FlowPage>),
+    Map(Vec<MappedAddress>),
     Finish(Duration),
 }
 
@@ -361,6 +370,7 @@ impl Other {
                         // A failure means that the receiver is gone.
                         let _ = answer.send(self.worker.flows(&query));
                     }
+                    Ok(Command::Map(addresses)) => self.worker.map_addresses(addresses),
                     Ok(Command::Finish(limit)) => {
                         return self.worker.finish(&[self.stop.as_fd()], limit);
                     }

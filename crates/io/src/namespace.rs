@@ -256,6 +256,8 @@ pub struct Interface {
     pub ipv4: Option<Addresses>,
     /// Its IPv6 network, if it has one.
     pub ipv6: Option<Addresses>,
+    /// Further addresses, with the bits of their networks' prefixes.
+    pub further: Vec<(IpAddr, u8)>,
 }
 
 /// Addresses of one IP version.
@@ -351,11 +353,13 @@ impl Interface {
         netlink.link_set(index, &LinkSettings { up: true, ..LinkSettings::default() })?;
         if let Some(ipv4) = &self.ipv4 {
             add_network(&mut netlink, index, ipv4)?;
+            self.add_further(&mut netlink, index, true)?;
         }
         let Some(ipv6) = &self.ipv6 else { return Ok(Configured::Whole) };
         let added = quiet
             .and_then(|()| netlink.address_add(index, link_local(self.mac).into(), 64))
-            .and_then(|()| add_network(&mut netlink, index, ipv6));
+            .and_then(|()| add_network(&mut netlink, index, ipv6))
+            .and_then(|()| self.add_further(&mut netlink, index, false));
         self.outcome(added)
     }
 
@@ -370,6 +374,16 @@ impl Interface {
             }
             Err(error) => Err(error),
         }
+    }
+
+    fn add_further(
+        &self,
+        netlink: &mut Netlink,
+        index: u32,
+        is_ipv4: bool,
+    ) -> Result<(), NetlinkError> {
+        let mut of_version = self.further.iter().filter(|(ip, _)| ip.is_ipv4() == is_ipv4);
+        of_version.try_for_each(|(address, bits)| netlink.address_add(index, *address, *bits))
     }
 }
 

@@ -22,6 +22,7 @@ use message::{Reply, Request};
 pub mod dump;
 pub(crate) mod fuzz;
 mod message;
+pub mod watch;
 
 /// Why a request failed.
 #[derive(Debug)]

@@ -42,7 +42,7 @@ pub enum Wanted {
     /// Open a raw ICMP (4) or ICMPv6 (6) socket, where the system forbids datagram sockets for
     /// echo.
     Ping = 2,
-    /// Read the host's resolv.conf, and return numbers that identify its version.
+    /// Read the host's resolv.conf.
     ResolvConf = 3,
     /// Return the device and inode number of the served namespace's file.
     Namespace = 4,
@@ -196,10 +196,10 @@ pub fn ping(to: IpAddr) -> Option<Result<OwnedFd, Errno>> {
     Some(answer.and_then(|answer| answer.file.ok_or(Errno::PROTO)))
 }
 
-/// Returns the host's resolv.conf and numbers that identify its version; `None` without a broker.
-pub fn resolv_conf() -> Option<Result<([u64; NUMBERS], String), Errno>> {
+/// Returns the host's resolv.conf; `None` without a broker.
+pub fn resolv_conf() -> Option<Result<String, Errno>> {
     let answer = ask(Wanted::ResolvConf, 0, &[], None)?;
-    Some(answer.map(|answer| (answer.numbers, String::from_utf8_lossy(&answer.text).into_owned())))
+    Some(answer.map(|answer| String::from_utf8_lossy(&answer.text).into_owned()))
 }
 
 /// Kills the child of this process; `None` without a broker, an error if the broker has gone.

@@ -152,6 +152,19 @@ impl Inherited {
         Ok(Self(numbers.into_iter().filter(is_inherited).map(own).collect()))
     }
 
+    /// Takes one descriptor out, or duplicates it if it is a standard stream.
+    ///
+    /// # Errors
+    /// `EBADF` for a number that is not among the inherited ones; otherwise those of fcntl(2).
+    pub fn take_or_copy(&mut self, number: RawFd) -> io::Result<OwnedFd> {
+        match number {
+            0 => io::stdin().as_fd().try_clone_to_owned(),
+            1 => io::stdout().as_fd().try_clone_to_owned(),
+            2 => io::stderr().as_fd().try_clone_to_owned(),
+            _ => self.take_one(number),
+        }
+    }
+
     /// Takes one descriptor out, such as the one that `--ready-fd` names. Programs executed later
     /// do not inherit it.
     ///
@@ -249,6 +262,28 @@ pub fn owning_user_namespace(namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     }
     // SAFETY: the ioctl returned a new descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(owner) })
+}
+
+/// Returns the `CLONE_NEW*` bit of the kind of the namespace behind `namespace` (ioctl_ns(2)).
+///
+/// # Errors
+/// ENOTTY if it is not a namespace.
+pub(crate) fn namespace_kind(namespace: BorrowedFd<'_>) -> Result<c_int, Errno> {
+    /// `_IO(0xb7, 0x3)` of linux/nsfs.h.
+    const NS_GET_NSTYPE: libc::c_ulong = 0xb703;
+    /// Type of the kernel's file system of namespaces (linux/magic.h).
+    const NSFS_MAGIC: u64 = 0x6e73_6673;
+    // The request has another meaning for some devices.
+    if rustix::fs::fstatfs(namespace)?.f_type as u64 != NSFS_MAGIC {
+        return Err(Errno::NOTTY);
+    }
+    // SAFETY: the request takes no argument. The descriptor is that of a namespace.
+    let kind = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_NSTYPE as _) };
+    if kind < 0 {
+        let error = io::Error::last_os_error();
+        return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+    }
+    Ok(kind)
 }
 
 /// Requests the kernel's explanations of refused netlink requests (`NETLINK_EXT_ACK`).

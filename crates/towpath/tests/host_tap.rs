@@ -40,6 +40,7 @@ fn in_a_network(test: impl FnOnce(&Host) + Send + 'static) {
             mac: [2, 0, 0, 0, 0, 1],
             ipv4: Some(Addresses { address: KERNEL, prefix_len: 24, gateway: OURS }),
             ipv6: None,
+            further: Vec::new(),
         };
         interface.configure().expect("addresses");
         test(&host);

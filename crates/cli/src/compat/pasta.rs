@@ -39,6 +39,7 @@ pub(super) enum Meaning {
     Ports(&'static str),
     Stay,
     UdpNs,
+    Userns,
     Version,
     /// It has no effect, for this reason.
     Ignored(&'static str),
@@ -99,7 +100,7 @@ pub(super) const KNOWN: &[Known<Meaning>] = &[
     known(0, "netns", 1, Meaning::Netns),
     known(0, "no-netns-quit", 0, Meaning::Stay),
     known(0, "config-net", 0, Meaning::ConfigNet),
-    known(0, "userns", 1, Ignored(USERNS)),
+    known(0, "userns", 1, Meaning::Userns),
     known(0, "netns-only", 0, Ignored(USERNS)),
     known(0, "no-dhcp", 0, Meaning::NoDhcp),
     known(0, "no-dhcpv6", 0, Ignored(NO_DHCP)),
@@ -112,8 +113,8 @@ pub(super) const KNOWN: &[Known<Meaning>] = &[
     known(0, "no-dhcp-dns", 0, Ignored(NO_DHCP)),
     known(0, "dhcp-search", 0, Ignored(NO_DHCP)),
     known(0, "no-dhcp-search", 0, Ignored(NO_DHCP)),
-    known(0, "no-copy-routes", 0, Ignored("one address and a default route reach the same hosts")),
-    known(0, "no-copy-addrs", 0, Ignored("one address of the host is copied in any case")),
+    known(0, "no-copy-routes", 0, Ignored("a default route reaches the same hosts")),
+    known(0, "no-copy-addrs", 0, Same("--single-address")),
     known(0, "no-splice", 0, Ignored("published ports use the interface in any case")),
     known(0, "chroot-fallback", 0, Ignored("towpath uses no chroot")),
     known(0, "host-lo-to-ns-lo", 0, Meaning::JoinLoopback),
@@ -156,6 +157,7 @@ pub(super) struct Seen {
     interface: Option<OsString>,
     mtu: Option<OsString>,
     netns: Option<OsString>,
+    userns: Option<OsString>,
     pub(super) pid_file: Option<OsString>,
     pub(super) log_file: Option<OsString>,
     /// Addresses that count only if their IP version is on.
@@ -214,6 +216,7 @@ impl Seen {
             Meaning::Pid => self.pid_file = Some(value),
             Meaning::Mtu => self.mtu = Some(value),
             Meaning::Netns => self.netns = Some(value),
+            Meaning::Userns => self.userns = Some(value),
             Meaning::NoMapGateway => self.maps_no_gateway = true,
             Meaning::Stay => self.stays = true,
             Meaning::UdpNs if value == "none" => {}
@@ -384,11 +387,17 @@ impl Seen {
     /// Adds the options about the process.
     fn add_process(&mut self, command: &mut Vec<OsString>, attaches: bool) -> anyhow::Result<()> {
         if !attaches {
-            let of_attach = [("pid", &self.pid_file), ("log-file", &self.log_file)];
+            let of_attach =
+                [("pid", &self.pid_file), ("log-file", &self.log_file), ("userns", &self.userns)];
             if let Some((option, _)) = of_attach.iter().find(|(_, value)| value.is_some()) {
                 bail!("option --{option} is not supported with a command; give a PID or --netns");
             }
             return Ok(());
+        }
+        if let Some(userns) = self.userns.take() {
+            let mut option = OsString::from("--userns=");
+            option.push(userns);
+            command.push(option);
         }
         // Without DHCP, the caller configures the interface, unless it asks for that here.
         if self.has_no_dhcp && !self.configures {

@@ -16,7 +16,7 @@ use crate::exit;
 pub(crate) use attach::{AsArguments, AttachArguments, NoConfig};
 pub(crate) use capture::CaptureArguments;
 pub(crate) use doctor::{CompletionsArguments, DoctorArguments, ManArguments};
-pub(crate) use link::{InterfaceArguments, LinkArguments};
+pub(crate) use link::{Address, InterfaceArguments, LinkArguments};
 pub(crate) use machine::{DaemonArguments, MachineArguments};
 pub(crate) use top::TopArguments;
 

@@ -63,9 +63,9 @@ const HINTS: &[Hint] = &[
     ),
     hint(
         &["--netns", "--netns-only", "--netns-type", "--target-type", "--userns", "--userns-path"],
-        &[("attach", "--netns")],
+        &[("attach", "--netns"), ("attach", "--userns")],
         "to serve a namespace that exists use `towpath attach PID` or `towpath attach --netns \
-         PATH`; the user namespace that owns it is found without an option",
+         PATH`; the user namespace that owns it is found without an option, or named by --userns",
     ),
     hint(
         &["-s", "--socket", "-F", "--fd", "-1", "--one-off", "--vhost-user"],
@@ -110,8 +110,9 @@ const HINTS: &[Hint] = &[
     ),
     hint(
         &["--no-copy-routes", "--no-copy-addrs", "--freebind"],
-        &[("run", "--subnet"), ("run", "--copy-host")],
-        "not needed: addresses are those of --subnet unless --copy-host is given",
+        &[("run", "--subnet"), ("run", "--copy-host"), ("run", "--single-address")],
+        "not needed: addresses are those of --subnet unless --copy-host is given, which copies one \
+         with --single-address; routes are never copied",
     ),
     hint(
         &["--enable-ipv6"],

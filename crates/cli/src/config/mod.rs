@@ -3,6 +3,7 @@
 pub(crate) mod args;
 pub(crate) mod document;
 pub(crate) mod hints;
+pub(crate) mod host;
 pub(crate) mod link;
 pub(crate) mod machine;
 pub(crate) mod netfile;

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use serde_json::json;
 use towpath_gateway::config::Config;
 use towpath_gateway::control::fields::Fields;
@@ -180,7 +180,14 @@ fn config(arguments: &mut UpArguments, file: &NetFile) -> anyhow::Result<Config>
         v6.gateway = file.ipv6.gateway.unwrap_or(v6.gateway);
         v6.dns = file.ipv6.dns.or(v6.dns);
     }
+    let addresses = arguments.link.address.iter().map(|given| given.address.is_ipv4());
+    let count_v4 = addresses.clone().filter(|is_ipv4| *is_ipv4).count();
+    if count_v4 > 1 || addresses.len() - count_v4 > 1 {
+        bail!("option --address: a machine gets one address of each IP version; give one of each");
+    }
     link::apply(&mut config, &arguments.link, settings::messages(gateway))?;
+    // Those are for programs, whose interface is configured directly.
+    config.further_addresses.clear();
     settings::check(&mut config, gateway);
     Ok(config)
 }

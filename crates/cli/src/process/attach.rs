@@ -7,7 +7,7 @@ use anyhow::Context;
 use towpath_io::confine::Mode;
 use towpath_io::confine::broker::{Duties, Ports};
 use towpath_io::namespace::channel::Channel;
-use towpath_io::namespace::enter::{Identity, NetworkNamespace, RemovalWatch};
+use towpath_io::namespace::enter::{Identity, NetworkNamespace, RemovalWatch, UserNamespace};
 use towpath_io::namespace::signals::Signals;
 use towpath_io::namespace::{self, ChildGuard};
 use towpath_io::process_sys::{Forked, Inherited};
@@ -22,7 +22,8 @@ use crate::exit::{Ending, Failure};
 use crate::process::child::Child;
 use crate::process::confine::{self, Confinement};
 use crate::process::daemon::{Role, Surroundings};
-use crate::process::parent::{give_up, receive_inside, start, take_ready, wait};
+use crate::process::follow::Follower;
+use crate::process::parent::{give_up, receive_inside, start, take_descriptor, take_ready, wait};
 use crate::process::serve::{self, Gateway};
 
 /// What shows that a namespace needs no service any more.
@@ -42,13 +43,14 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     let mut inherited = Inherited::take().context("cannot list the inherited file descriptors")?;
     let ready = take_ready(&mut inherited, network.gateway.ready_fd)?;
     let exit = arguments.exit_fd.map(|number| take_exit(&mut inherited, number)).transpose()?;
+    let Found { namespace, user, mut life } = find(arguments, &mut inherited)?;
+    life.exit = exit;
+    namespace.check_foreign()?;
+    // A path may have named one of them.
     drop(inherited);
     let mut config = settings::config(network)?;
     config.configures_interface = arguments.no_config.is_none();
     config.configures_ipv6 = arguments.no_config != Some(NoConfig::All);
-    let (namespace, mut life) = find(arguments)?;
-    life.exit = exit;
-    namespace.check_foreign()?;
     let surroundings = match Surroundings::prepare(&arguments.process)? {
         Role::Serving(surroundings) => surroundings,
         Role::Over(ending) => return Ok(ending),
@@ -60,13 +62,13 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
             let is_awaited = ready.is_some() || arguments.process.daemon;
             drop((ours, ready, surroundings, life));
             let child = Child { config: &config, messages, channel: theirs, is_awaited };
-            end_child(child.attach(&namespace));
+            end_child(child.attach(&namespace, user.as_ref()));
         }
         Forked::Parent(child) => ChildGuard::new(child),
     };
     // The namespace's file may be unmounted from now on; the TAP device keeps the namespace alive.
     let identity = namespace.identity()?;
-    drop((theirs, namespace));
+    drop((theirs, namespace, user));
     let program = config.ipv4.map(|v4| v4.address);
     let ports = arguments.port_socket.as_deref();
     let ports = ports.map(|path| PortSocket::new(path, program)).transpose()?;
@@ -89,8 +91,10 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
         None => wait(child).map(|_| None)?,
     };
     let control = serve::announce(control, messages);
+    let host = Follower::open(&config, &network.link, messages);
     confinement.isolate()?;
     let mut gateway = start(&config, inside, control, ready, messages)?;
+    gateway.follow_address(host);
     confinement.release_input_and_output()?;
     surroundings.announce()?;
     confinement.seal(Mode::Program);
@@ -104,19 +108,45 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     Ok(Ending::Code(0))
 }
 
-fn find(arguments: &AttachArguments) -> anyhow::Result<(NetworkNamespace, Life)> {
-    match (&arguments.pid, &arguments.netns) {
-        (Some(pid), _) => {
-            let (namespace, process) = NetworkNamespace::of_process(*pid)?;
-            Ok((namespace, Life { process: Some(process), path: None, exit: None }))
+/// What the options name.
+struct Found {
+    namespace: NetworkNamespace,
+    user: Option<UserNamespace>,
+    life: Life,
+}
+
+fn find(arguments: &AttachArguments, inherited: &mut Inherited) -> anyhow::Result<Found> {
+    let AttachArguments { pid, netns, netns_fd, userns, userns_fd, stay, .. } = arguments;
+    let nothing = Life { process: None, path: None, exit: None };
+    let (namespace, life) = match (*pid, netns, *netns_fd) {
+        (Some(pid), ..) => {
+            let (namespace, process) = NetworkNamespace::of_process(pid)?;
+            (namespace, Life { process: Some(process), path: None, exit: None })
         }
-        (None, Some(path)) => {
-            let nothing = Life { process: None, path: None, exit: None };
-            let life = if arguments.stay { nothing } else { Life::of_path(path)? };
-            Ok((NetworkNamespace::open(path)?, life))
+        (_, Some(path), _) => {
+            let life = if *stay { nothing } else { Life::of_path(path)? };
+            let namespace = NetworkNamespace::open(path).context("option --netns")?;
+            (namespace, life)
         }
-        (None, None) => unreachable!("the command line requires one of them"),
-    }
+        (.., Some(number)) => {
+            const OPTION: &str = "--netns-fd";
+            let file = take_descriptor(inherited, OPTION, number)?;
+            let namespace = NetworkNamespace::from_fd(file, number);
+            (namespace.with_context(|| format!("option {OPTION}"))?, nothing)
+        }
+        (None, None, None) => unreachable!("the command line requires one of them"),
+    };
+    let user = match (userns, *userns_fd) {
+        (Some(path), _) => Some(UserNamespace::open(path).context("option --userns")?),
+        (None, Some(number)) => {
+            const OPTION: &str = "--userns-fd";
+            let file = take_descriptor(inherited, OPTION, number)?;
+            let user = UserNamespace::from_fd(file, number);
+            Some(user.with_context(|| format!("option {OPTION}"))?)
+        }
+        (None, None) => None,
+    };
+    Ok(Found { namespace, user, life })
 }
 
 /// Takes over the descriptor of `--exit-fd`.
@@ -164,8 +194,12 @@ fn serve_until_over(
 
 impl Life {
     /// Watches a path, and the process that it belongs to if it is one of /proc, which reports no
-    /// removal.
+    /// removal. Nothing shows the end of a path that leads through this process's own descriptors
+    /// or files.
     fn of_path(path: &Path) -> anyhow::Result<Self> {
+        if ["/proc/self", "/proc/thread-self"].iter().any(|own| path.starts_with(own)) {
+            return Ok(Self { process: None, path: None, exit: None });
+        }
         let process = process_of(path).map(NetworkNamespace::of_process);
         let process = process.transpose()?.map(|(_, process)| process);
         let watch = RemovalWatch::new(path)

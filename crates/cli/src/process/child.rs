@@ -17,7 +17,7 @@ use towpath_gateway::config::Config;
 use towpath_gateway::publish::Protocol;
 use towpath_io::mount::{self, MountError};
 use towpath_io::namespace::channel::{Channel, Message};
-use towpath_io::namespace::enter::NetworkNamespace;
+use towpath_io::namespace::enter::{NetworkNamespace, UserNamespace};
 use towpath_io::namespace::init::{self, InitError};
 use towpath_io::namespace::listening::{self, Wanted};
 use towpath_io::namespace::signals::Signals;
@@ -78,10 +78,15 @@ impl Child<'_> {
         }
     }
 
-    /// Enters an existing namespace, makes the interface there and ends.
-    pub(crate) fn attach(self, namespace: &NetworkNamespace) -> Result<Ending, Failure> {
+    /// Enters an existing namespace, from the user namespace `user` if one is given, makes the
+    /// interface there and ends.
+    pub(crate) fn attach(
+        self,
+        namespace: &NetworkNamespace,
+        user: Option<&UserNamespace>,
+    ) -> Result<Ending, Failure> {
         die_with_parent()?;
-        namespace.enter()?;
+        namespace.enter(user)?;
         // Entering a user namespace changes credentials, which clears the parent-death signal.
         die_with_parent()?;
         self.begin_watcher()?;

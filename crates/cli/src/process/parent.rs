@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::process::ExitStatus;
 
 use anyhow::{Context, anyhow};
@@ -43,6 +44,20 @@ pub(crate) fn take_ready(
         })
     };
     number.map(take).transpose()
+}
+
+/// Takes over the descriptor of an option, which may also be a standard stream.
+pub(crate) fn take_descriptor(
+    inherited: &mut Inherited,
+    option: &str,
+    number: i32,
+) -> anyhow::Result<OwnedFd> {
+    inherited.take_or_copy(number).with_context(|| {
+        format!(
+            "option {option}: file descriptor {number} must be open, and no other option may use \
+             it"
+        )
+    })
 }
 
 /// Waits for what the child makes; returns `None` if the child gave up.

@@ -22,6 +22,7 @@ use crate::end_child;
 use crate::exit::{Ending, Failure};
 use crate::process::child::Child;
 use crate::process::confine::{self, Confinement};
+use crate::process::follow::Follower;
 use crate::process::parent::{give_up, receive_inside, start, take_ready, wait};
 use crate::process::serve::{self, Gateway};
 
@@ -58,8 +59,10 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     let confinement = Confinement::begin(&network.gateway, messages, duties, child)?;
     let Some(inside) = receive_inside(&ours)? else { return Err(give_up(init)) };
     let control = serve::announce(control, messages);
+    let host = Follower::open(&config, &network.link, messages);
     confinement.isolate()?;
     let mut gateway = start(&config, inside, control, ready, messages)?;
+    gateway.follow_address(host);
     ours.send(&Message::Go)?;
     let program = match ours.receive() {
         Ok(Message::Started(program)) => program,

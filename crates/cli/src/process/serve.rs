@@ -24,6 +24,7 @@ use crate::control::api::{self, Serving};
 use crate::control::port_socket::{PortSocket, Publishing};
 use crate::control::socket::Control;
 use crate::messages::Messages;
+use crate::process::follow::{self, Follower};
 
 /// How long the flows of an ended program may take to deliver what it wrote.
 const LINGER: Duration = Duration::from_secs(5);
@@ -56,6 +57,8 @@ pub(crate) struct Gateway {
     ports: Option<PortSocket>,
     /// Ports that are published because of that.
     followed: HashSet<HostPort>,
+    /// Reports changes of the host's own address, if that is mapped.
+    host: Option<Follower>,
     messages: Messages,
 }
 
@@ -72,6 +75,7 @@ enum Own {
     Control,
     Watcher,
     Ports,
+    Host,
     Capture,
 }
 
@@ -111,13 +115,18 @@ impl Gateway {
             .recording()
             .zip(config.capture.as_ref())
             .map(|(recording, to)| Capture { ended: recording.ended(), path: to.path.clone() });
-        let (ports, followed) = (None, HashSet::new());
-        Ok(Self { workers, control, capture, watcher, ports, followed, messages })
+        let (ports, followed, host) = (None, HashSet::new(), None);
+        Ok(Self { workers, control, capture, watcher, ports, followed, host, messages })
     }
 
     /// Answers requests for ports from now on.
     pub(crate) fn serve_ports(&mut self, ports: Option<PortSocket>) {
         self.ports = ports;
+    }
+
+    /// Follows the host's own address from now on.
+    pub(crate) fn follow_address(&mut self, host: Option<Follower>) {
+        self.host = host;
     }
 
     /// Lets other threads begin to serve.
@@ -135,11 +144,13 @@ impl Gateway {
             let capture = self.capture.as_ref().map(|capture| capture.ended.as_fd());
             let mut all = descriptors.to_vec();
             let watcher = self.watcher.as_ref().map(AsFd::as_fd);
+            let host = self.host.as_ref().map(AsFd::as_fd);
             let ports = self.ports.as_ref().map(AsFd::as_fd);
             let own = [
                 (Own::Control, control),
                 (Own::Watcher, watcher),
                 (Own::Ports, ports),
+                (Own::Host, host),
                 (Own::Capture, capture),
             ];
             let own: Vec<_> =
@@ -153,6 +164,7 @@ impl Gateway {
                 Own::Control => self.answer(),
                 Own::Watcher => self.follow(),
                 Own::Ports => self.answer_ports(),
+                Own::Host => self.follow_host(),
                 Own::Capture => self.report_capture(),
             }
         }
@@ -201,6 +213,22 @@ impl Gateway {
                 "option --port-socket: the socket failed and is closed: {error}"
             ));
             self.ports = None;
+        }
+    }
+
+    /// Maps addresses to the host's new address, if it has changed.
+    fn follow_host(&mut self) {
+        let Some(host) = &mut self.host else { return };
+        match host.step() {
+            Ok(None) => {}
+            Ok(Some(mapped)) => match &mut self.workers {
+                Threads::One(worker) => worker.map_addresses(mapped),
+                Threads::Several(workers) => workers.map_addresses(&mapped),
+            },
+            Err(error) => {
+                self.messages.notice(follow::lost(&error));
+                self.host = None;
+            }
         }
     }
 

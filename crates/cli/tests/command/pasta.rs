@@ -91,7 +91,7 @@ impl Bench {
     }
 
     /// Starts `pasta` in the background; returns its PID.
-    fn begin(&self, arguments: &[&str]) -> Pid {
+    pub(super) fn begin(&self, arguments: &[&str]) -> Pid {
         let file = self.folder.0.join("pid");
         let mut all = vec!["--pid", file.to_str().unwrap()];
         all.extend(arguments);
@@ -266,7 +266,16 @@ fn failures_are_the_callers_to_see() {
         (&["-P", "/no/such/file", &pid], "pasta: option --pid-file: cannot open /no/such/file"),
         (&["-l", "/no/such/file", &pid], "pasta: option --log-file: cannot open /no/such/file"),
         (&["--netns", "no-such"], "pasta: cannot watch the network namespace /run/netns/no-such"),
-        (&["--netns", "/dev/null"], "pasta: /dev/null is not a network namespace\n"),
+        (
+            &["--netns", "/dev/null"],
+            "pasta: option --netns: /dev/null is not a network namespace\n",
+        ),
+        (
+            &["--userns", "/proc/self/ns/net", &pid],
+            "pasta: option --userns: /proc/self/ns/net is a network namespace; expected a user \
+             namespace\n",
+        ),
+        (&["--userns", "/x", "true"], "pasta: option --userns is not supported with a command"),
         (&["2147483647"], "pasta: there is no process with PID 2147483647\n"),
         (&["--no-tcp", &pid], "pasta: option --no-tcp is not supported; "),
         (&["-q", "-d", &pid], "pasta: the argument '--quiet' cannot be used with '--verbose'"),
@@ -324,6 +333,43 @@ fn a_bound_namespace_is_served_until_its_file_goes() {
         }
         wait_for("the end", || is_gone(daemon));
     }
+}
+
+/// Goal: as Nix starts it, it serves namespaces that are its standard input and output, although it
+/// releases these streams.
+#[test]
+fn namespaces_on_standard_streams_are_served() {
+    skip_if!(no_root());
+    let bench = Bench::new("streams");
+    let namespace = format!("/proc/{}/ns/net", bench.pid());
+    let (file, user) = (bench.folder.0.join("pid"), format!("/proc/{}/ns/user", bench.pid()));
+    let mut command = bench.pasta(&[
+        "--quiet",
+        "--config-net",
+        "--gateway",
+        "169.254.1.1",
+        "--address",
+        "169.254.1.2",
+        "--netmask",
+        "16",
+        "--ns-ifname",
+        "eth0",
+        "--netns",
+        "/proc/self/fd/0",
+        "--userns",
+        "/proc/self/fd/1",
+        "--pid",
+        file.to_str().unwrap(),
+    ]);
+    command.stdin(fs::File::open(&namespace).unwrap());
+    command.stdout(fs::File::open(&user).unwrap()).stderr(Stdio::piped());
+    let started = finish(Guard(command.spawn().unwrap()));
+    assert_eq!(started.status.code(), Some(0), "{}", errors(&started));
+    assert!(bench.shown().contains("eth0    inet 169.254.1.2/16"), "{}", bench.shown());
+    let daemon = fs::read_to_string(&file).unwrap();
+    let daemon = Pid::from_raw(daemon.trim_end().parse().unwrap()).unwrap();
+    kill_process(daemon, Signal::TERM).unwrap();
+    wait_for("the end", || is_gone(daemon));
 }
 
 /// Goal: rootlesskit 2 makes and configures the interface itself, and keeps pasta in the

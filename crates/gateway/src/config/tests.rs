@@ -134,3 +134,45 @@ fn impossible_subnets() {
         assert!(matches!(error(reserved), SubnetError::Reserved(_)), "{reserved}");
     }
 }
+
+/// Goal: further addresses are unicast addresses that mean nothing else inside, and few.
+#[test]
+fn further_addresses() {
+    let with = |addresses: &[&str]| {
+        let further = addresses.iter().map(|text| {
+            let address: IpAddr = text.parse().expect("an address");
+            ProgramAddress { address, prefix_len: 24 }
+        });
+        let host_loopback = vec!["10.9.9.9".parse().expect("an address")];
+        Config { further_addresses: further.collect(), host_loopback, ..Config::default() }
+    };
+    let good = ["10.0.2.16", "192.0.2.1", "2001:db8::1"];
+    assert_eq!(with(&good).check(), Ok(None));
+    for wrong in [
+        "127.0.0.2",
+        "::1",
+        "0.0.0.0",
+        "224.0.0.1",
+        "10.0.2.2",
+        "10.0.2.3",
+        "10.0.2.15",
+        "10.9.9.9",
+        "fd74:6f77:7061:7468::2",
+    ] {
+        let checked = with(&[wrong]).check();
+        assert!(matches!(checked, Err(ConfigError::Further(..))), "{wrong}: {checked:?}");
+    }
+    let twice = with(&["192.0.2.1", "192.0.2.1"]).check();
+    assert!(matches!(twice, Err(ConfigError::Further(..))), "{twice:?}");
+    let v4_only = Config { ipv6: None, ..with(&good) }.check();
+    assert!(matches!(v4_only, Err(ConfigError::Further(..))), "{v4_only:?}");
+    let mut small = Config { mtu: 1000, ..with(&good) };
+    assert_eq!(small.check(), Ok(Some(Notice::Ipv6Off(1000))));
+    assert_eq!(small.further_addresses.len(), 2, "those of IPv6 go with it");
+    let many: Vec<String> = (1..=17).map(|last| format!("192.0.2.{last}")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    assert_eq!(with(&many[..16]).check(), Ok(None));
+    assert!(matches!(with(&many).check(), Err(ConfigError::TooMany { count: 17, max: 16, .. })));
+    let interface = with(&good).interface();
+    assert_eq!(interface.further[1], (IpAddr::from([192, 0, 2, 1]), 24));
+}

@@ -36,7 +36,7 @@ mod spread;
 mod tcp;
 mod udp;
 
-use crate::config::Config;
+use crate::config::{Config, MappedAddress};
 use expected::Expected;
 use joined::{End, JoinedFlows};
 use list::Visits;
@@ -268,6 +268,12 @@ impl Gateway {
             gateway.publish(publish, reactor)?;
         }
         Ok(gateway)
+    }
+
+    /// Sets which addresses inside stand for addresses of the host, from the next flow or datagram
+    /// on.
+    pub(crate) fn map_addresses(&mut self, addresses: Vec<MappedAddress>) {
+        self.routes.map(addresses);
     }
 
     /// Sets which connections belong to which of several workers.

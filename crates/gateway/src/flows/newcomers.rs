@@ -250,8 +250,7 @@ impl Gateway {
     /// Returns true if it is one of the program's own addresses. For a guest of a switch, every
     /// address is.
     fn is_own(&self, share: Share, address: IpAddr) -> bool {
-        matches!(share, Share::Guest(Some(_)))
-            || self.routes.program(address.is_ipv4()) == Some(address)
+        matches!(share, Share::Guest(Some(_))) || self.routes.is_program(address)
     }
 }
 

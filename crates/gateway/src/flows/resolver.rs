@@ -3,29 +3,28 @@
 use crate::resolv::{DNS_PORT, name_servers};
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use std::fs::File;
+use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use towpath_io::outside;
 use towpath_net::time::Instant;
 
-/// Least interval between two checks of the file.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Least interval between two checks of the file. A check reads the file, through the broker if
+/// there is one: inotify(7) would not show a file that is mounted over another, and the kernel
+/// limits its use for each user.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// A resolver that has not answered for this long is asked last.
 const PATIENCE: Duration = Duration::from_millis(900);
 /// Largest resolv.conf that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 64 << 10;
-
-/// Identifies a version of a file.
-type Stamp = [u64; 4];
 
 /// The resolvers, and which of them is preferred.
 pub(super) struct Resolvers {
     addresses: Vec<SocketAddr>,
     /// `None` if the user named the resolvers.
     file: Option<PathBuf>,
-    seen: Option<Stamp>,
     checked_at: Option<Instant>,
     /// Index of the resolver that is asked first.
     preferred: usize,
@@ -38,8 +37,7 @@ impl Resolvers {
         let file = named.is_none().then(|| PathBuf::from("/etc/resolv.conf"));
         let addresses = named.unwrap_or_default();
         let addresses = addresses.into_iter().map(|ip| SocketAddr::new(ip, DNS_PORT)).collect();
-        let (seen, checked_at) = (None, None);
-        Self { addresses, file, seen, checked_at, preferred: 0, silent_since: None }
+        Self { addresses, file, checked_at: None, preferred: 0, silent_since: None }
     }
 
     /// Returns the current resolvers.
@@ -64,6 +62,14 @@ impl Resolvers {
             self.prefer_next();
         }
         self.addresses.get((self.preferred + tried) % count).copied()
+    }
+
+    /// Returns another port of the first resolver, for DNS over TLS. It is always the same one,
+    /// because its certificate names it.
+    pub(super) fn first_at(&mut self, port: u16, now: Instant) -> Option<SocketAddr> {
+        let mut first = *self.current(now).first()?;
+        first.set_port(port);
+        Some(first)
     }
 
     /// A query was sent to a resolver.
@@ -92,34 +98,30 @@ impl Resolvers {
         self.silent_since = None;
     }
 
-    /// Reads the file if it has changed. A file that is missing or unreadable for a moment, such as
-    /// while it is replaced, changes nothing.
+    /// Reads the file. A file that is missing or unreadable for a moment, such as while it is
+    /// replaced, changes nothing; neither does one that is too large.
     fn look(&mut self) {
         let Some(path) = &self.file else { return };
-        if let Some(answer) = outside::resolv_conf() {
-            if let Ok((stamp, text)) = answer
-                && self.seen != Some(stamp)
-            {
-                self.take(stamp, &text);
-            }
-            return;
-        }
-        let Ok(metadata) = std::fs::metadata(path) else { return };
-        let (seconds, nanos) = (metadata.mtime() as u64, metadata.mtime_nsec() as u64);
-        let stamp = [metadata.ino(), metadata.size(), seconds, nanos];
-        if self.seen == Some(stamp) || metadata.size() > FILE_BYTES_MAX {
-            return;
-        }
-        if let Ok(text) = std::fs::read_to_string(path) {
-            self.take(stamp, &text);
+        let text = match outside::resolv_conf() {
+            Some(answer) => answer.ok(),
+            None => read(path),
+        };
+        let Some(text) = text else { return };
+        let addresses = name_servers(&text, interface_index);
+        if self.addresses != addresses {
+            self.addresses = addresses;
+            (self.preferred, self.silent_since) = (0, None);
         }
     }
+}
 
-    fn take(&mut self, stamp: Stamp, text: &str) {
-        self.seen = Some(stamp);
-        self.addresses = name_servers(text, interface_index);
-        (self.preferred, self.silent_since) = (0, None);
-    }
+/// Reads a file of at most [`FILE_BYTES_MAX`].
+fn read(path: &Path) -> Option<String> {
+    let mut bytes = Vec::new();
+    let file = File::open(path).ok()?;
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).ok()?;
+    let is_short = bytes.len() as u64 <= FILE_BYTES_MAX;
+    is_short.then(|| String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Returns the index of the interface that a zone names.
@@ -149,6 +151,7 @@ mod tests {
         assert_eq!(resolvers.after(0, at(1900)), Some(two));
         resolvers.failed(one);
         assert_eq!(resolvers.after(0, at(1900)), Some(two), "another one failed");
+        assert_eq!(resolvers.first_at(853, at(1900)), Some(SocketAddr::new(one.ip(), 853)));
         resolvers.failed(two);
         assert_eq!(resolvers.after(0, at(1900)), Some(one));
     }
@@ -161,12 +164,18 @@ mod tests {
         std::fs::write(&path, "nameserver 192.0.2.1\n").expect("a file");
         let mut resolvers = Resolvers::new(None);
         resolvers.file = Some(path.clone());
-        let at = |seconds| Instant::START + Duration::from_secs(seconds);
+        let at = |checks| Instant::START + CHECK_INTERVAL * checks;
         assert_eq!(resolvers.current(at(0))[0].ip().to_string(), "192.0.2.1");
-        std::fs::write(&path, "nameserver 192.0.2.22\n").expect("a file");
+        // Same length, and perhaps the same time.
+        std::fs::write(&path, "nameserver 192.0.2.2\n").expect("a file");
         assert_eq!(resolvers.current(at(0))[0].ip().to_string(), "192.0.2.1");
-        assert_eq!(resolvers.current(at(1))[0].ip().to_string(), "192.0.2.22");
+        assert_eq!(resolvers.current(at(1))[0].ip().to_string(), "192.0.2.2");
+        let long = "#".repeat(FILE_BYTES_MAX as usize) + "\nnameserver 192.0.2.3\n";
+        std::fs::write(&path, long).expect("a file");
+        assert_eq!(resolvers.current(at(2))[0].ip().to_string(), "192.0.2.2", "too long");
+        std::fs::write(&path, b"\xff\nnameserver 192.0.2.4\n").expect("a file");
+        assert_eq!(resolvers.current(at(3))[0].ip().to_string(), "192.0.2.4", "not text");
         std::fs::remove_dir_all(&dir).expect("removed");
-        assert_eq!(resolvers.current(at(2))[0].ip().to_string(), "192.0.2.22");
+        assert_eq!(resolvers.current(at(4))[0].ip().to_string(), "192.0.2.4");
     }
 }

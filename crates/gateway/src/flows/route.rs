@@ -5,6 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Port of DNS.
 const DNS_PORT: u16 = 53;
+/// Port of DNS over TLS (RFC 7858 §3.1).
+const DNS_TLS_PORT: u16 = 853;
 
 /// Where a destination inside leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +17,8 @@ pub(super) enum Target {
     Mapped(SocketAddr),
     /// To the host's resolvers.
     Dns,
+    /// To this port of a resolver of the host, by TCP.
+    DnsOverTls(u16),
     /// Nowhere: the gateway itself, which has no such service.
     Refused,
 }
@@ -29,6 +33,8 @@ pub(super) struct Routes {
     gateway_v6: Option<Ipv6Addr>,
     program_v4: Option<Ipv4Addr>,
     program_v6: Option<Ipv6Addr>,
+    /// All addresses of the program.
+    program: Vec<IpAddr>,
     prefix_len_v4: u8,
     prefix_len_v6: u8,
     /// Other stations of the program's link are hosts outside.
@@ -52,11 +58,17 @@ impl Routes {
             gateway_v6: v6.map(|v6| v6.gateway),
             program_v4: v4.map(|v4| v4.address),
             program_v6: v6.map(|v6| v6.address),
+            program: config.program_addresses().collect(),
             prefix_len_v4: v4.map_or(0, |v4| v4.prefix_len),
             prefix_len_v6: v6.map_or(0, |v6| v6.prefix_len),
             is_link_shared: config.is_link_shared,
             shared_gateways: config.shared_gateways.clone(),
         }
+    }
+
+    /// Sets which addresses inside stand for addresses of the host.
+    pub(super) fn map(&mut self, addresses: Vec<MappedAddress>) {
+        self.host = addresses;
     }
 
     /// Returns where packets for `destination` go.
@@ -65,11 +77,15 @@ impl Routes {
         if self.dns.contains(&address) && destination.port() == DNS_PORT {
             return Target::Dns;
         }
+        if self.dns.contains(&address) && destination.port() == DNS_TLS_PORT {
+            return Target::DnsOverTls(DNS_TLS_PORT);
+        }
         if self.loopback.contains(&address) {
             return Target::Mapped(loopback_like(destination));
         }
         if let Some(mapped) = self.host.iter().find(|mapped| mapped.inside == address) {
-            return Target::Mapped(SocketAddr::new(mapped.host, destination.port()));
+            let to = |host| Target::Mapped(SocketAddr::new(host, destination.port()));
+            return mapped.host.map_or(Target::Refused, to);
         }
         let gateway = match address {
             IpAddr::V4(v4) => self.gateway_v4 == Some(v4),
@@ -92,7 +108,7 @@ impl Routes {
         };
         // Unless its link is shared, only the gateway answers for others there.
         let is_taken = match self.is_link_shared {
-            true => self.program(peer.is_ipv4()) == Some(peer.ip()),
+            true => self.is_program(peer.ip()),
             false => self.is_on_link(peer.ip()),
         };
         let hidden = peer.ip().is_loopback() || is_link_local(peer.ip()) || is_taken;
@@ -119,7 +135,12 @@ impl Routes {
         if v4 { self.gateway_v4.map(IpAddr::V4) } else { self.gateway_v6.map(IpAddr::V6) }
     }
 
-    /// Returns the program's address in this family.
+    /// Returns true for each address of the program.
+    pub(super) fn is_program(&self, address: IpAddr) -> bool {
+        self.program.contains(&address)
+    }
+
+    /// Returns the program's first address in this family.
     pub(super) fn program(&self, v4: bool) -> Option<IpAddr> {
         if v4 { self.program_v4.map(IpAddr::V4) } else { self.program_v6.map(IpAddr::V6) }
     }
@@ -144,6 +165,7 @@ fn loopback_like(destination: SocketAddr) -> SocketAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ProgramAddress;
 
     fn at(text: &str) -> SocketAddr {
         text.parse().expect("an address")
@@ -156,6 +178,8 @@ mod tests {
         let mapped = Routes::new(&Config { host_loopback: loopback, ..Config::default() });
         assert_eq!(plain.target(at("10.0.2.2:80")), Target::Refused);
         assert_eq!(plain.target(at("10.0.2.3:53")), Target::Dns);
+        assert_eq!(plain.target(at("10.0.2.3:853")), Target::DnsOverTls(853));
+        assert_eq!(plain.target(at("10.0.2.2:853")), Target::Refused);
         assert_eq!(plain.target(at("10.0.2.3:80")), Target::Refused);
         assert_eq!(plain.target(at("192.0.2.1:80")), Target::Host(at("192.0.2.1:80")));
         assert_eq!(mapped.target(at("10.0.2.2:80")), Target::Mapped(at("127.0.0.1:80")));
@@ -169,13 +193,22 @@ mod tests {
     fn a_shared_link_leads_outside() {
         let mut config = Config { is_link_shared: true, ..Config::default() };
         let (inside, host) = ("10.0.2.9".parse().unwrap(), "192.0.2.1".parse().unwrap());
-        config.host_addresses = vec![MappedAddress { inside, host }];
-        let routes = Routes::new(&config);
+        config.host_addresses = vec![MappedAddress { inside, host: None }];
+        let mut routes = Routes::new(&config);
+        assert_eq!(routes.target(at("10.0.2.9:80")), Target::Refused);
+        config.host_addresses = vec![MappedAddress { inside, host: Some(host) }];
+        routes.map(config.host_addresses.clone());
         assert_eq!(routes.target(at("10.0.2.77:80")), Target::Host(at("10.0.2.77:80")));
         assert_eq!(routes.target(at("10.0.2.9:80")), Target::Mapped(at("192.0.2.1:80")));
         assert_eq!(routes.target(at("10.0.2.2:80")), Target::Refused);
         assert_eq!(routes.peer_inside(at("10.0.2.77:9")), Some(at("10.0.2.77:9")));
         assert_eq!(routes.peer_inside(at("10.0.2.15:9")), Some(at("10.0.2.2:9")));
+        assert_eq!(routes.peer_inside(at("10.0.2.16:9")), Some(at("10.0.2.16:9")));
+        let further = ProgramAddress { address: "10.0.2.16".parse().unwrap(), prefix_len: 24 };
+        config.further_addresses = vec![further];
+        let routes = Routes::new(&config);
+        assert_eq!(routes.peer_inside(at("10.0.2.16:9")), Some(at("10.0.2.2:9")));
+        assert_eq!(routes.program(true), Some("10.0.2.15".parse().unwrap()));
         config.shared_gateways = vec!["10.0.2.2".parse().unwrap()];
         let routes = Routes::new(&config);
         assert_eq!(routes.target(at("10.0.2.2:80")), Target::Host(at("10.0.2.2:80")));

@@ -254,6 +254,10 @@ impl Gateway {
                 Some(to) => (to, Some(0)),
                 None => return self.refuse(handle, io),
             },
+            Target::DnsOverTls(port) => match self.resolvers.first_at(port, io.now) {
+                Some(to) => (to, None),
+                None => return self.refuse(handle, io),
+            },
             Target::Refused => return self.refuse(handle, io),
         };
         self.connect_host(handle, to, dns, io);

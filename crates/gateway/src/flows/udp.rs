@@ -357,7 +357,7 @@ impl Gateway {
                 let to = self.resolvers.after(0, now);
                 to.map(|to| (Realm::Dns(inside), to)).ok_or(Unreachable::Port)
             }
-            Target::Refused => Err(Unreachable::Port),
+            Target::DnsOverTls(_) | Target::Refused => Err(Unreachable::Port),
         }
     }
 

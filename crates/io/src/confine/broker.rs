@@ -15,7 +15,6 @@ use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FileType;
@@ -305,18 +304,16 @@ fn ping(version: u64) -> Result<Answer, Errno> {
     Ok(Answer { file: Some(file), ..Answer::default() })
 }
 
-/// Reads the resolver configuration, with numbers that identify its version.
+/// Reads the resolver configuration.
 fn resolv_conf() -> Result<Answer, Errno> {
     let read = || -> io::Result<Answer> {
         let file = File::open(RESOLV_CONF)?;
-        let found = file.metadata()?;
-        let numbers = [found.ino(), found.size(), found.mtime() as u64, found.mtime_nsec() as u64];
-        if found.size() > TEXT_BYTES_MAX as u64 {
+        let mut text = Vec::new();
+        file.take(TEXT_BYTES_MAX as u64 + 1).read_to_end(&mut text)?;
+        if text.len() > TEXT_BYTES_MAX {
             return Err(Errno::FBIG.into());
         }
-        let mut text = Vec::new();
-        file.take(TEXT_BYTES_MAX as u64).read_to_end(&mut text)?;
-        Ok(Answer { numbers, text, file: None })
+        Ok(Answer { text, ..Answer::default() })
     };
     read().map_err(|error| errno_of(&error))
 }

@@ -64,27 +64,29 @@ impl Netlink {
         Ok(state.map(|(_, state)| state))
     }
 
-    /// Returns the default routes of one family in the main table.
+    /// Returns the default routes of one family in the main table; none if the kernel lacks IPv6.
     ///
     /// # Errors
     /// [`NetlinkError`].
     pub fn default_routes(&mut self, is_ipv4: bool) -> Result<Vec<DefaultRoute>, NetlinkError> {
         let mut routes = Vec::new();
-        self.dump("list routes", Request::dump_routes(is_ipv4), |body| {
-            routes.extend(parse_default_route(body));
-        })?;
+        let done = self.dump("list routes", Request::dump_routes(is_ipv4), |body| {
+            routes.extend(parse_default_route(body).filter(|_| is_of_family(body, is_ipv4)));
+        });
+        unless_missing(done, is_ipv4)?;
         Ok(routes)
     }
 
-    /// Returns the addresses of one family.
+    /// Returns the addresses of one family; none if the kernel lacks IPv6.
     ///
     /// # Errors
     /// [`NetlinkError`].
     pub fn addresses(&mut self, is_ipv4: bool) -> Result<Vec<LinkAddress>, NetlinkError> {
         let mut addresses = Vec::new();
-        self.dump("list addresses", Request::dump_addresses(is_ipv4), |body| {
-            addresses.extend(parse_address(body));
-        })?;
+        let done = self.dump("list addresses", Request::dump_addresses(is_ipv4), |body| {
+            addresses.extend(parse_address(body).filter(|_| is_of_family(body, is_ipv4)));
+        });
+        unless_missing(done, is_ipv4)?;
         Ok(addresses)
     }
 
@@ -127,6 +129,24 @@ impl Netlink {
     }
 }
 
+/// True if a message is about this family. A kernel without IPv6 lists other families instead.
+fn is_of_family(body: &[u8], is_ipv4: bool) -> bool {
+    let wanted = if is_ipv4 { message::AF_INET } else { message::AF_INET6_BYTE };
+    body.first() == Some(&wanted)
+}
+
+/// Ignores the refusal of a kernel without IPv6.
+fn unless_missing(done: Result<(), NetlinkError>, is_ipv4: bool) -> Result<(), NetlinkError> {
+    match done {
+        Err(NetlinkError::Refused { errno: Errno::AFNOSUPPORT | Errno::OPNOTSUPP, .. })
+            if !is_ipv4 =>
+        {
+            Ok(())
+        }
+        other => other,
+    }
+}
+
 /// How far a dump is.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
@@ -165,6 +185,18 @@ fn parse_link(body: &[u8]) -> Option<(u32, LinkState)> {
     let mut all = attributes(body.get(IFINFOMSG_LEN..)?);
     let (_, mtu) = all.find(|(kind, _)| *kind == message::IFLA_MTU)?;
     Some((index, LinkState { is_up: flags & message::IFF_UP != 0, mtu: read_u32(mtu, 0)? }))
+}
+
+/// Parses a datagram of a list, whose messages may be routes or addresses.
+pub(super) fn parse(bytes: &[u8], sequence: u32) {
+    parse_datagram(bytes, sequence, &mut |body: &[u8]| {
+        if let Some(found) = parse_address(body) {
+            assert!(found.address.is_ipv4() == is_of_family(body, true));
+        }
+        if let Some(found) = parse_default_route(body) {
+            assert!(found.link != 0);
+        }
+    });
 }
 
 /// Parses `struct rtmsg` and its attributes; `None` for all but default routes of the main table.
@@ -212,8 +244,9 @@ fn parse_address(body: &[u8]) -> Option<LinkAddress> {
         }
     }
     let address = local.or(other)?;
-    // For IPv4, the first flag means secondary.
-    let passing = IFA_F_DADFAILED | IFA_F_DEPRECATED | IFA_F_TENTATIVE | IFA_F_TEMPORARY;
+    // For IPv4, the flag of temporary addresses means a further address of a network.
+    let temporary = if family == message::AF_INET { 0 } else { IFA_F_TEMPORARY };
+    let passing = IFA_F_DADFAILED | IFA_F_DEPRECATED | IFA_F_TENTATIVE | temporary;
     Some(LinkAddress {
         link,
         address,
@@ -328,11 +361,29 @@ mod tests {
         assert_eq!(found.address, IpAddr::from([192, 0, 2, 7]), "not the peer's");
         assert_eq!((found.link, found.prefix_len), (3, 24));
         assert!(found.is_global && !found.is_passing);
+        let mut further = body.clone();
+        further.extend(attribute(8, &0x81u32.to_ne_bytes()));
+        assert!(!parse_address(&further).unwrap().is_passing, "secondary, not temporary");
         body.extend(attribute(8, &0x40u32.to_ne_bytes()));
         assert!(parse_address(&body).unwrap().is_passing);
+        let mut temporary = vec![10, 64, 0x01, 0, 3, 0, 0, 0];
+        temporary.extend(attribute(1, &Ipv6Addr::LOCALHOST.octets()));
+        assert!(parse_address(&temporary).unwrap().is_passing);
         for end in 0..body.len() {
             let _ = parse_address(&body[..end]);
         }
+    }
+
+    #[test]
+    fn only_a_missing_family_is_no_error() {
+        let refused = |errno| Err(NetlinkError::Refused { what: "list", errno, text: None });
+        assert!(unless_missing(refused(Errno::AFNOSUPPORT), false).is_ok());
+        assert!(unless_missing(refused(Errno::OPNOTSUPP), false).is_ok());
+        assert!(unless_missing(refused(Errno::AFNOSUPPORT), true).is_err());
+        assert!(unless_missing(refused(Errno::PERM), false).is_err());
+        assert!(unless_missing(Err(Errno::NOBUFS.into()), false).is_err());
+        assert!(is_of_family(&[2, 0], true) && is_of_family(&[10, 0], false));
+        assert!(!is_of_family(&[2, 0], false) && !is_of_family(&[], true));
     }
 
     #[test]

@@ -65,6 +65,7 @@ impl Machine {
             mac: LOCAL_MAC,
             ipv4: network(false),
             ipv6: network(true),
+            further: Vec::new(),
         };
         interface.configure().expect("addresses");
         let reactor = Reactor::new().expect("epoll");

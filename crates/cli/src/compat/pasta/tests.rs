@@ -44,6 +44,12 @@ fn calls_of_container_engines() {
         "attach --copy-host --mtu=65520 --address=10.0.2.100/24 --dns-forward=10.0.2.3 --ipv4-only \
          --no-config --ifname=tap0 --gateway=10.0.2.2 4711"
     );
+    let detached = "--config-net --userns=/proc/7/ns/user --netns=/run/x/netns";
+    assert_eq!(
+        read(detached).unwrap(),
+        "attach --copy-host --mtu=65520 --map-gateway --userns=/proc/7/ns/user --daemon \
+         --netns=/run/x/netns"
+    );
     let own = "--config-net -a 10.9.8.2 -n 24 -g 10.9.8.1 -I tap7 -m 1280 \
                --ns-mac-addr 9a:dd:31:ea:92:98 --pid /run/x.pid --netns box --no-netns-quit";
     assert_eq!(
@@ -157,4 +163,13 @@ fn names_of_options_are_unique() {
             assert!(one.short == 0 || one.short != other.short, "{}", other.long);
         }
     }
+}
+
+#[test]
+fn several_addresses() {
+    assert_eq!(
+        read("-a 10.0.0.2 -n 24 -a 10.0.0.3 --no-copy-addrs --no-copy-routes 7").unwrap(),
+        "attach --copy-host --mtu=65520 --address=10.0.0.2/24 --address=10.0.0.3/24 \
+         --map-gateway --daemon --single-address 7"
+    );
 }

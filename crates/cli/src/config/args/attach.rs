@@ -11,13 +11,15 @@ use crate::exit;
 /// Connect an existing network namespace.
 ///
 /// Creates an interface in the namespace, configures addresses and default routes, and serves it
-/// until process PID ends, PATH is removed, or SIGINT or SIGTERM arrives. The interface disappears
-/// when towpath ends. Mounts do not change, so the programs in the namespace keep their
+/// until process PID ends, PATH is removed, or SIGINT or SIGTERM arrives; a namespace that is given
+/// as a descriptor, also as /proc/self/fd/N, is served until a signal arrives. The interface
+/// disappears when towpath ends. Mounts do not change, so the programs in the namespace keep their
 /// resolv.conf: it should list 10.0.2.3, or another resolver that the host can reach.
 #[derive(Debug, Args)]
 #[command(
     after_help = exit::HELP,
-    override_usage = "towpath attach [OPTIONS] PID\n       towpath attach [OPTIONS] --netns PATH",
+    override_usage = "towpath attach [OPTIONS] PID\n       towpath attach [OPTIONS] --netns PATH\n\
+                      \x20      towpath attach [OPTIONS] --netns-fd N",
     group(ArgGroup::new("target").required(true))
 )]
 pub(crate) struct AttachArguments {
@@ -28,6 +30,21 @@ pub(crate) struct AttachArguments {
     /// The file of the namespace, for example /run/netns/NAME.
     #[arg(long, value_name = "PATH", group = "target")]
     pub(crate) netns: Option<PathBuf>,
+
+    /// The namespace as an open file descriptor.
+    #[arg(long, value_name = "N", group = "target",
+          value_parser = clap::value_parser!(i32).range(0..))]
+    pub(crate) netns_fd: Option<i32>,
+
+    /// The file of a user namespace to enter first [default: the one that owns the network
+    /// namespace, if it is not towpath's own]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) userns: Option<PathBuf>,
+
+    /// The user namespace of --userns as an open file descriptor.
+    #[arg(long, value_name = "N", conflicts_with = "userns",
+          value_parser = clap::value_parser!(i32).range(0..))]
+    pub(crate) userns_fd: Option<i32>,
 
     /// Do not configure the interface, or with `ipv4` not its IPv4: another process gives it
     /// addresses and routes.
@@ -44,7 +61,7 @@ pub(crate) struct AttachArguments {
     pub(crate) port_socket: Option<PathBuf>,
 
     /// Stay when PATH is removed.
-    #[arg(long, requires = "netns", help_heading = "Process")]
+    #[arg(long, conflicts_with_all = ["pid", "netns_fd"], help_heading = "Process")]
     pub(crate) stay: bool,
 
     /// End when file descriptor N, for example that of a pipe, is closed at its other end or has

@@ -28,20 +28,26 @@ pub(crate) struct InterfaceArguments {
 /// Options about the addresses inside.
 #[derive(Debug, Args)]
 pub(crate) struct LinkArguments {
-    /// Use the host's own address, prefix and gateway inside: those of IFACE, or of the interface
-    /// of the host's default route.
+    /// Use the host's own addresses, prefixes and gateway inside: those of IFACE, or of the
+    /// interface of the host's default route.
     ///
     /// The program or machine then reaches the hosts of that network, and the gateway, at their
     /// addresses. With `up` the network has exactly one port, whose machine gets them by DHCP. An
     /// IP version for which the host has no default route is disabled; if it has none at all, the
-    /// addresses are those of --subnet.
+    /// addresses are those of --subnet. Of several addresses, the first of each IP version is that
+    /// which the host itself uses; a program gets up to 16 more, without temporary ones.
     #[arg(long, value_name = "IFACE", num_args = 0..=1, require_equals = true,
           default_missing_value = "", conflicts_with_all = ["subnet", "subnet6"],
           help_heading = "Network")]
     pub(crate) copy_host: Option<String>,
 
-    /// Address of the program or machine, and the length of its prefix [default: 24 or 64]; once
-    /// for IPv4 and once for IPv6. Needs --gateway or --copy-host.
+    /// With --copy-host, copy one address of each IP version.
+    #[arg(long, requires = "copy_host", help_heading = "Network")]
+    pub(crate) single_address: bool,
+
+    /// Address of the program or machine, and the length of its prefix [default: 24 or 64]; may be
+    /// repeated for a program. Published ports lead to the first of each IP version. Needs
+    /// --gateway or --copy-host.
     #[arg(long, value_name = "ADDR[/LEN]", conflicts_with_all = ["subnet", "subnet6"],
           help_heading = "Network")]
     pub(crate) address: Vec<Address>,
@@ -62,13 +68,21 @@ pub(crate) struct LinkArguments {
     pub(crate) no_dns: bool,
 
     /// Map the inside address ADDR to the host's own address, that of the interface of its default
-    /// route; may be repeated. With --copy-host, an ADDR of a disabled IP version has no effect.
+    /// route, also when that changes; may be repeated. With --copy-host, an ADDR of a disabled IP
+    /// version has no effect.
     #[arg(long, value_name = "ADDR", help_heading = "Network")]
     pub(crate) map_host: Vec<IpAddr>,
 
     /// Map the gateway's address to the host's loopback, as --map-host-loopback does.
     #[arg(long, help_heading = "Network")]
     pub(crate) map_gateway: bool,
+}
+
+impl LinkArguments {
+    /// The interface of the host that --copy-host names.
+    pub(crate) fn copied_interface(&self) -> Option<&str> {
+        self.copy_host.as_deref().filter(|name| !name.is_empty())
+    }
 }
 
 pub(super) fn parse_mac(text: &str) -> Result<[u8; 6], &'static str> {

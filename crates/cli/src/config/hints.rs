@@ -199,8 +199,7 @@ const HINTS: &[Hint] = &[
         &["--api-socket"],
         &[],
         "there is no such option: each towpath has a control socket, which `towpath stats` finds; \
-         ports of `towpath run` cannot be changed while it runs, those of `towpath up` by `towpath \
-         publish`",
+         `towpath publish` changes published ports while it runs",
     ),
     hint(
         &["--enable-sandbox", "--enable-seccomp", "--runas", "--chroot-fallback"],

@@ -8,4 +8,5 @@ pub(crate) mod flows;
 pub(crate) mod instances;
 pub(crate) mod metrics;
 pub(crate) mod ports;
+pub(crate) mod published;
 pub(crate) mod socket;

@@ -35,14 +35,14 @@ const PODMAN: [&str; 14] = [
 ];
 
 /// Two namespaces: one that stands for the host, and one that is served.
-struct Bench {
-    host: Guard,
-    inside: Guard,
-    folder: Folder,
+pub(super) struct Bench {
+    pub(super) host: Guard,
+    pub(super) inside: Guard,
+    pub(super) folder: Folder,
 }
 
 impl Bench {
-    fn new(name: &str) -> Self {
+    pub(super) fn new(name: &str) -> Self {
         let ours = network_namespace(std::process::id().try_into().unwrap());
         let script = "set -e; ip link set lo up; ip link add d0 type veth peer name d1; \
                       ip link set d1 up; ip link set d0 up; ip address add 192.0.2.1/24 dev d0; \
@@ -69,7 +69,7 @@ impl Bench {
         Self { host, inside, folder: Folder::new(&format!("pasta-{name}")) }
     }
 
-    fn pid(&self) -> String {
+    pub(super) fn pid(&self) -> String {
         self.inside.pid().as_raw_pid().to_string()
     }
 
@@ -109,7 +109,7 @@ impl Bench {
 }
 
 /// Runs `act` on a thread in the network namespace of a process.
-fn within<R: Send>(process: &Guard, act: impl FnOnce() -> R + Send) -> R {
+pub(super) fn within<R: Send>(process: &Guard, act: impl FnOnce() -> R + Send) -> R {
     let file = fs::File::open(format!("/proc/{}/ns/net", process.pid().as_raw_pid())).unwrap();
     thread::scope(|scope| {
         let thread = scope.spawn(move || {
@@ -123,7 +123,7 @@ fn within<R: Send>(process: &Guard, act: impl FnOnce() -> R + Send) -> R {
 
 /// A listener in one namespace answers a client in another; returns the client's address as the
 /// listener sees it.
-fn talk(server: &Guard, at: SocketAddr, client: &Guard, to: SocketAddr) -> IpAddr {
+pub(super) fn talk(server: &Guard, at: SocketAddr, client: &Guard, to: SocketAddr) -> IpAddr {
     let listener = within(server, || TcpListener::bind(at).unwrap());
     let mut asking = within(client, || TcpStream::connect_timeout(&to, PATIENCE).unwrap());
     let (mut answering, peer) = listener.accept().unwrap();
@@ -136,7 +136,7 @@ fn talk(server: &Guard, at: SocketAddr, client: &Guard, to: SocketAddr) -> IpAdd
     peer.ip()
 }
 
-fn at(text: &str) -> SocketAddr {
+pub(super) fn at(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 

@@ -6,29 +6,41 @@
 use std::net::{IpAddr, SocketAddr};
 
 use towpath_net::wire::Protocol;
+use towpath_packet::sync::AtomicU64;
+use towpath_packet::sync::Ordering::Relaxed;
 
 use crate::publish::{self, Publish};
 
 /// Maps packets and connections to workers.
 pub(crate) struct Owners {
     /// The published TCP ports of the program, one bit for each port.
-    published: Box<[u64; PORT_WORDS]>,
+    published: Box<[AtomicU64; PORT_WORDS]>,
     workers: usize,
 }
 
 impl Owners {
     pub(crate) fn new(publish: &[Publish], workers: usize) -> Self {
-        let mut published = Box::new([0; PORT_WORDS]);
-        for publish in publish.iter().filter(|one| one.protocol == publish::Protocol::Tcp) {
+        let published = Box::new(std::array::from_fn(|_| AtomicU64::new(0)));
+        let owners = Self { published, workers };
+        owners.add(publish);
+        owners
+    }
+
+    /// Adds published ports, before their sockets are bound.
+    pub(crate) fn add<'a>(&self, publish: impl IntoIterator<Item = &'a Publish>) {
+        let is_tcp = |one: &&Publish| one.protocol == publish::Protocol::Tcp;
+        for publish in publish.into_iter().filter(is_tcp) {
             let port = usize::from(publish.program_port);
-            published[port / 64] |= 1 << (port % 64);
+            // Other workers need the bit for packets that the program sends in answer to a
+            // connection to the port. The system calls that bind the port, accept the connection
+            // and move these packets order this store before their loads.
+            self.published[port / 64].fetch_or(1 << (port % 64), Relaxed);
         }
-        Self { published, workers }
     }
 
     fn is_published(&self, port: u16) -> bool {
         let port = usize::from(port);
-        self.published[port / 64] & 1 << (port % 64) != 0
+        self.published[port / 64].load(Relaxed) & 1 << (port % 64) != 0
     }
 
     /// Returns the worker that owns the connection of `peer` to a published port. `peer` is the

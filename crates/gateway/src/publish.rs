@@ -68,6 +68,30 @@ pub enum Target {
     Guest(String),
 }
 
+/// Identifies a published port of a gateway. A port that is published again has another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PublishId(pub u64);
+
+/// A change of published ports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PortChange {
+    /// Publishes ports of the host.
+    Publish(Vec<Publish>, Existing),
+    /// Unpublishes these ports of a target, or all of them.
+    Unpublish(Target, Option<Vec<HostPort>>),
+}
+
+/// What to do with a port that is to be published and is published already, to the same port of the
+/// same target.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Existing {
+    /// Reject it.
+    #[default]
+    Reject,
+    /// Leave it as it is.
+    Keep,
+}
+
 /// The port of the host that a published port occupies.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HostPort {

@@ -27,8 +27,9 @@ use crate::capture::{Mirrors, Recording};
 use crate::config::{Config, MappedAddress};
 use crate::flows::{
     BYTES_PER_TURN, FlowPage, FlowQuery, Gateway, Io, JoinedListener, Load, StartError, Token,
+    UndoPort,
 };
-use crate::publish::{HostPort, Publish};
+use crate::publish::{PortChange, Publish, PublishId};
 use crate::report::Report;
 use crate::services;
 use busy_poll::BusyPoll;
@@ -237,13 +238,35 @@ impl<S: Inside> Worker<S> {
     ///
     /// # Errors
     /// [`StartError`].
-    pub fn publish(&mut self, publish: &Publish) -> Result<(), StartError> {
-        self.gateway.publish(publish, &self.reactor).map(drop)
+    pub fn publish(&mut self, publish: &Publish) -> Result<PublishId, StartError> {
+        self.gateway.publish(publish, &self.reactor)?;
+        let published = self.gateway.published_at(&publish.host_port());
+        Ok(published.map(|(id, _)| id).expect("it was just published"))
     }
 
-    /// Closes a published port, if it is published. Its flows continue.
-    pub fn unpublish(&mut self, port: &HostPort) {
-        self.gateway.unpublish(port, &self.reactor);
+    /// Closes a published port; returns false if there is none with this ID. Its flows continue.
+    pub fn unpublish(&mut self, id: PublishId) -> bool {
+        let port = self.published().find(|(other, _)| *other == id);
+        let port = port.map(|(_, publish)| publish.host_port());
+        port.inspect(|port| self.gateway.unpublish(port, &self.reactor)).is_some()
+    }
+
+    /// Makes all changes of published ports, in order, or none. Flows of closed ports continue, and
+    /// closed ports are free when this returns.
+    ///
+    /// # Errors
+    /// The index of the first change that failed, and the reason.
+    pub fn change_ports(&mut self, changes: Vec<PortChange>) -> Result<(), (usize, StartError)> {
+        let mut done: Vec<UndoPort> = Vec::new();
+        let Self { gateway, reactor, .. } = self;
+        for (index, change) in changes.into_iter().enumerate() {
+            if let Err(error) = gateway.change_ports(change, &mut done, reactor) {
+                done.into_iter().rev().for_each(|undo| gateway.undo_change(undo, reactor));
+                return Err((index, error));
+            }
+        }
+        done.into_iter().for_each(|undo| gateway.complete_change(undo, reactor));
+        Ok(())
     }
 
     /// Serves until one of `fds` is readable; returns its index.
@@ -317,7 +340,7 @@ impl<S: Inside> Worker<S> {
     }
 
     /// Returns the published ports of the host.
-    pub fn published(&self) -> impl Iterator<Item = &Publish> {
+    pub fn published(&self) -> impl Iterator<Item = (PublishId, &Publish)> {
         self.gateway.published()
     }
 

@@ -40,6 +40,7 @@ use crate::capture::Recording;
 use crate::config::{Config, MappedAddress};
 use crate::flows::{Accepted, FlowPage, FlowQuery, JoinedListener, Spread, StartError};
 use crate::owners::Owners;
+use crate::publish::{PortChange, Publish, PublishId};
 use crate::report::Report;
 use crate::worker::Worker;
 use queue::Queue;
@@ -51,6 +52,7 @@ pub const REPORT_PATIENCE: Duration = Duration::from_millis(100);
 pub struct WorkerGroup {
     first: Worker<Queue>,
     others: Vec<Running>,
+    owners: Arc<Owners>,
     /// Results of the workers that have ended.
     ends: Receiver<io::Result<()>>,
     /// Rings when one of the others has ended.
@@ -108,8 +110,8 @@ impl WorkerGroup {
             hand_over.push(accepted);
             others.push(running);
         }
-        first.gateway().0.spread(Spread::new(owners, 0, hand_over));
-        Ok(Self { first, others, ends, ended, stop })
+        first.gateway().0.spread(Spread::new(owners.clone(), 0, hand_over));
+        Ok(Self { first, others, owners, ends, ended, stop })
     }
 
     /// Lets the other threads begin. Call it once this process is confined.
@@ -141,6 +143,43 @@ impl WorkerGroup {
         for other in &self.others {
             other.tell(Command::Map(addresses.to_vec()));
         }
+    }
+
+    /// Makes all changes of published ports, in order, or none; see [`Worker::change_ports`].
+    ///
+    /// A connection that the program began from a port that is published now for the first time
+    /// may end.
+    ///
+    /// # Errors
+    /// The index of the first change that failed, and the reason.
+    pub fn change_ports(&mut self, changes: Vec<PortChange>) -> Result<(), (usize, StartError)> {
+        let ports = changes.iter().flat_map(|change| match change {
+            PortChange::Publish(ports, _) => ports.as_slice(),
+            PortChange::Unpublish(..) => &[],
+        });
+        // Before the first connection, all workers have to know to whom it belongs. A port stays
+        // marked when it is closed, as its connections continue.
+        self.owners.add(ports);
+        self.first.change_ports(changes)
+    }
+
+    /// Publishes a port of the host.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn publish(&mut self, publish: &Publish) -> Result<PublishId, StartError> {
+        self.owners.add([publish]);
+        self.first.publish(publish)
+    }
+
+    /// Closes a published port; see [`Worker::unpublish`].
+    pub fn unpublish(&mut self, id: PublishId) -> bool {
+        self.first.unpublish(id)
+    }
+
+    /// Returns the published ports.
+    pub fn published(&self) -> impl Iterator<Item = (PublishId, &Publish)> {
+        self.first.published()
     }
 
     /// Returns the recording of [`Config::capture`]; the first worker has it.

@@ -246,14 +246,15 @@ fn parse_published(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// List the ports, leases or published ports of running networks.
+/// List the ports, leases or published ports of running instances.
 ///
 /// With `ports`, each line is a port of a `towpath up` of this user: PID of towpath, name of the
 /// port, `connected` or `disconnected`, queued packets and queue length, VLANs, `open` or
 /// `isolated`, and the attachment. With `leases`, each line is a leased address: PID, address,
 /// seconds left, MAC address, port, name, and `static` for a static lease. Static leases that are
-/// not taken follow; their `seconds` are null in JSON. With `published`, each line is a port of the
-/// host, with the machine and port that it leads to.
+/// not taken follow; their `seconds` are null in JSON. With `published`, each line is a port or a
+/// range of ports of the host, with the machine and port that it leads to; `program` is the program
+/// of a `towpath run` or `towpath attach`.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct LsArguments {
@@ -277,11 +278,15 @@ pub(crate) enum LsWhat {
     Published,
 }
 
-/// Publish or unpublish ports of the host for a machine of a running network.
+/// Publish or unpublish ports of the host while a network, `run` or `attach` is running.
 ///
-/// GUEST is the name of a port, a host name that a machine sends by DHCP, or an address; SPEC is as
-/// for `towpath run`. `del` without ports unpublishes all ports of the machine. Open connections
-/// continue.
+/// GUEST is the PID of a `towpath run` or `towpath attach`, or a machine of a network: the name of
+/// a port, a host name that a machine sends by DHCP, or an address. With --pid or --socket of a
+/// `run` or `attach`, GUEST is `program`. SPEC is as for `towpath run`, except `auto`. All ports
+/// are published, or none. `del` without ports unpublishes all ports. Open connections continue.
+///
+/// A confined `run` or `attach` publishes a port below 1024 only if it was started with that port,
+/// or if every user may bind it.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct PublishArguments {
@@ -289,9 +294,14 @@ pub(crate) struct PublishArguments {
     #[arg(value_name = "ACTION")]
     pub(crate) action: AddOrDel,
 
-    /// The machine.
+    /// The machine, or the PID of a `towpath run` or `towpath attach`.
     #[arg(value_name = "GUEST")]
     pub(crate) guest: String,
+
+    /// With add: leave ports that are published already and lead to the same port; without this,
+    /// they are an error.
+    #[arg(long)]
+    pub(crate) if_absent: bool,
 
     /// TCP ports; may be repeated.
     #[arg(short, long, value_name = "SPEC")]
@@ -392,11 +402,11 @@ pub(crate) enum PortAction {
 /// Selects a network; without it, the only one that runs.
 #[derive(Debug, Args)]
 pub(crate) struct WhichNetwork {
-    /// Choose the network by the PID of its `towpath up` [default: the only one that runs]
+    /// Choose the instance by its PID [default: the only network that runs]
     #[arg(long, value_name = "PID", value_parser = parse_pid, conflicts_with = "socket")]
     pub(crate) pid: Option<i32>,
 
-    /// Choose the network by the path of its control socket.
+    /// Choose the instance by the path of its control socket.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 }

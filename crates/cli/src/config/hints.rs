@@ -199,8 +199,8 @@ const HINTS: &[Hint] = &[
     hint(
         &["--api-socket"],
         &[("attach", "--port-socket")],
-        "use `towpath attach --port-socket PATH`; `towpath stats` finds the control socket that \
-         each towpath has",
+        "use `towpath attach --port-socket PATH`; `towpath publish` changes published ports of \
+         every towpath while it runs",
     ),
     hint(
         &["--enable-sandbox", "--enable-seccomp", "--runas", "--chroot-fallback"],

@@ -16,7 +16,7 @@ use towpath_gateway::config::{FLOWS_MAX, MTU_MAX, MTU_MIN, Subnet4, Subnet6, par
 use towpath_gateway::control::fields::{Fields, Wrong};
 use towpath_gateway::control::operations;
 use towpath_gateway::network::{BUSY_POLL_MAX, Operation, PortSettings, QUEUE_LEN_MAX};
-use towpath_gateway::publish::Target;
+use towpath_gateway::publish::{Existing, PortChange, Target};
 use towpath_gateway::services::LEASES_PER_PORT_MAX;
 use towpath_net::switch::Role;
 use towpath_net::wire::domain::DomainName;
@@ -176,7 +176,9 @@ impl NetFile {
             let guest = published.parsed_by("guest", |text| Ok(Target::guest(text)))?;
             let guest =
                 guest.ok_or_else(|| published.all_wrong("the published port has no 'guest'"))?;
-            made.push((at, Operation::Publish(operations::publish(&mut published, &guest)?)));
+            let ports = operations::publish(&mut published, &guest)?;
+            let change = PortChange::Publish(ports, Existing::Reject);
+            made.push((at, Operation::Ports(change)));
             published.finish()?;
         }
         fields.finish()?;

@@ -16,7 +16,7 @@ use towpath_gateway::network::{
     Attachment, BUSY_POLL, NETWORK_PORTS_MAX, NetworkConfig, Operation, OperationError, PortError,
     check_port, gateway_addresses, services_config,
 };
-use towpath_gateway::publish::{Publish, Target};
+use towpath_gateway::publish::{Existing, PortChange, Publish, Target};
 use towpath_gateway::services::{self, Services};
 use towpath_io::endpoint::{self, Connection};
 use towpath_net::time::Instant;
@@ -81,7 +81,8 @@ fn read(arguments: &mut UpArguments, connections: Connections) -> anyhow::Result
             let guest = Target::guest(guest);
             let read = fields.and_then(|mut fields| operations::publish(&mut fields, &guest));
             let read = read.map_err(|wrong| anyhow!("{at}: {wrong}"))?;
-            operations.push((at, Operation::Publish(read)));
+            let change = PortChange::Publish(read, Existing::Reject);
+            operations.push((at, Operation::Ports(change)));
         }
     }
     let config = config(arguments, &file)?;
@@ -281,10 +282,10 @@ impl Plan {
                     let added = services.add_static_lease(lease.clone(), Instant::START);
                     added.map_err(|error| wrong(&error))?;
                 }
-                Operation::Publish(_) if self.network.gateway.is_none() => {
+                Operation::Ports(_) if self.network.gateway.is_none() => {
                     return Err(wrong(&OperationError::NoGateway));
                 }
-                Operation::Publish(all) => {
+                Operation::Ports(PortChange::Publish(all, _)) => {
                     for port in all.iter().map(Publish::host_port) {
                         if !published.insert(port.clone()) {
                             return Err(wrong(&StartError::Twice(port)));
@@ -294,7 +295,7 @@ impl Plan {
                 Operation::Del(_)
                 | Operation::Set(..)
                 | Operation::DelLease(_)
-                | Operation::Unpublish(..) => {}
+                | Operation::Ports(PortChange::Unpublish(..)) => {}
             }
         }
         Ok(())

@@ -1,15 +1,15 @@
 //! Requests on a control socket, and the JSON of the answers.
 //!
-//! An instance that serves one program answers `GET` of [`STATS`], [`FLOWS`] and [`METRICS`]. A
-//! network answers `GET` of [`PORTS`], [`LEASES`], [`PUBLISHED`], [`STATS`], [`FLOWS`] and
-//! [`METRICS`], and `POST` of [`TRANSACTION`] with `{"operations": [...]}`; see [`operations`].
+//! An instance that serves one program answers `GET` of [`PUBLISHED`], [`STATS`], [`FLOWS`] and
+//! [`METRICS`], and `POST` of [`TRANSACTION`] with changes of its published ports. A network
+//! answers `GET` of [`PORTS`], [`LEASES`], [`PUBLISHED`], [`STATS`], [`FLOWS`] and [`METRICS`], and
+//! `POST` of [`TRANSACTION`] with `{"operations": [...]}`; see [`operations`].
 
 use serde_json::{Value, json};
 use towpath_gateway::control::http::{Request, Response};
 use towpath_gateway::control::operations::{self, VLAN_MAX};
 use towpath_gateway::flows::{FlowPage, FlowQuery};
 use towpath_gateway::network::{Attachment, Network, PortReport, TransactionError};
-use towpath_gateway::publish::{Protocol, Publish};
 use towpath_gateway::report::Report;
 use towpath_gateway::services::{Guest, Services};
 use towpath_gateway::worker::Worker;
@@ -19,6 +19,7 @@ use towpath_net::switch::{PortCounters, PortVlans, Prefix, Role, StormRates};
 use crate::control::figures;
 use crate::control::flows::{self, FLOWS};
 use crate::control::metrics;
+use crate::control::published::{self, Publishing};
 
 pub(crate) const PORTS: &str = "/v1/ports";
 pub(crate) const LEASES: &str = "/v1/leases";
@@ -28,7 +29,7 @@ pub(crate) const TRANSACTION: &str = "/v1/transaction";
 pub(crate) const METRICS: &str = "/metrics";
 
 /// An instance that serves one program, with one worker or several.
-pub(crate) trait Serving {
+pub(crate) trait Serving: Publishing {
     /// Returns the counters so far.
     fn report(&self) -> Report;
 
@@ -56,7 +57,10 @@ pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Res
             Response::metrics(metrics::text(&worker.report(), Some(&network)))
         }
         ("GET", LEASES) => Response::json(200, &leases(worker)),
-        ("GET", PUBLISHED) => Response::json(200, &published(worker)),
+        ("GET", PUBLISHED) => {
+            let ports = worker.published().map(|(_, publish)| publish);
+            Response::json(200, &published::list(ports))
+        }
         ("POST", TRANSACTION) => transaction(worker, request.body),
         (_, PORTS | LEASES | PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION) => {
             wrong_method(request, &format!("GET to read, or POST {TRANSACTION}"))
@@ -65,7 +69,8 @@ pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Res
     }
 }
 
-/// Answers a request to an instance that serves one program: counters and flows only.
+/// Answers a request to an instance that serves one program; a transaction changes its published
+/// ports.
 pub(crate) fn answer_gateway(serving: &mut impl Serving, request: &Request<'_>) -> Response {
     match (request.method, request.path) {
         ("GET", STATS) => Response::json(200, &figures::object(&serving.report())),
@@ -74,8 +79,15 @@ pub(crate) fn answer_gateway(serving: &mut impl Serving, request: &Request<'_>) 
             let workers = serving.worker_count();
             flows::answer(target, workers, |worker, query| serving.flows(worker, query))
         }
-        (_, STATS | FLOWS | METRICS) => wrong_method(request, "GET"),
-        _ => unknown_path(request, &[STATS, FLOWS, METRICS]),
+        ("GET", PUBLISHED) => {
+            let ports = serving.published();
+            Response::json(200, &published::list(ports.into_iter().map(|(_, publish)| publish)))
+        }
+        ("POST", TRANSACTION) => published::transaction(serving, request.body),
+        (_, PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION) => {
+            wrong_method(request, &format!("GET to read, or POST {TRANSACTION}"))
+        }
+        _ => unknown_path(request, &[PUBLISHED, STATS, FLOWS, METRICS, TRANSACTION]),
     }
 }
 
@@ -96,17 +108,9 @@ fn transaction(worker: &mut Worker<Network>, body: &[u8]) -> Response {
         Err(message) => return Response::error(400, &message),
     };
     let count = operations.len();
-    match worker.apply(operations) {
-        Ok(()) => Response::json(200, &json!({ "applied": count })),
-        Err(TransactionError { index, error }) => {
-            let error = if count > 1 {
-                format!("operation {}: {error}", index + 1)
-            } else {
-                error.to_string()
-            };
-            Response::json(409, &json!({ "error": error, "operation": index }))
-        }
-    }
+    let done = worker.apply(operations);
+    let done = done.map_err(|TransactionError { index, error }| (index, error.into()));
+    published::outcome(count, done)
 }
 
 fn vlan_list(set: &VlanSet) -> String {
@@ -207,24 +211,6 @@ fn leases(worker: &Worker<Network>) -> Value {
         })
     });
     json!({ "leases": lent.collect::<Vec<_>>(), "static": fixed.collect::<Vec<_>>() })
-}
-
-/// Returns the ports of the host that lead to guests.
-fn published(worker: &Worker<Network>) -> Value {
-    let one = |publish: &Publish| {
-        json!({
-            "protocol": match publish.protocol {
-                Protocol::Tcp => "tcp",
-                Protocol::Udp => "udp",
-            },
-            "address": publish.host.map(|address| address.to_string()),
-            "interface": publish.interface,
-            "host-port": publish.host_port,
-            "guest": publish.target.to_string(),
-            "guest-port": publish.program_port,
-        })
-    };
-    json!({ "published": worker.published().map(one).collect::<Vec<_>>() })
 }
 
 /// Returns the counters of an instance, and of its switch and ports.

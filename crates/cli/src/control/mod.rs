@@ -10,4 +10,5 @@ pub(crate) mod instances;
 pub(crate) mod metrics;
 pub(crate) mod port_socket;
 pub(crate) mod ports;
+pub(crate) mod published;
 pub(crate) mod socket;

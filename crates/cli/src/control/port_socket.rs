@@ -25,12 +25,12 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
 };
-use towpath_gateway::flows::StartError;
-use towpath_gateway::publish::{HostPort, Publish};
+use towpath_gateway::publish::PublishId;
 use towpath_io::endpoint::Listener;
 use towpath_io::reactor::{Events, Interest, Reactor};
 
 use crate::control::hostfwd::{self, Forward, REQUEST_BYTES_MAX, Request};
+use crate::control::published::Publishing;
 
 /// Most concurrent connections: an engine makes one at a time.
 const CONNECTIONS_MAX: usize = 8;
@@ -42,12 +42,6 @@ const FORWARDS_MAX: usize = 16_384;
 /// Reactor tokens after those of the connections.
 const LISTENER: u64 = CONNECTIONS_MAX as u64;
 const TIMER: u64 = LISTENER + 1;
-
-/// An instance whose ports change.
-pub(crate) trait Publishing {
-    fn publish(&mut self, publish: &Publish) -> Result<(), StartError>;
-    fn unpublish(&mut self, port: &HostPort);
-}
 
 /// A socket for requests that publish ports.
 pub(crate) struct PortSocket {
@@ -67,7 +61,7 @@ pub(crate) struct PortSocket {
 struct Ports {
     /// Address of the program.
     program: Option<Ipv4Addr>,
-    all: BTreeMap<u64, Forward>,
+    all: BTreeMap<u64, (Forward, PublishId)>,
     /// Number of ports so far, which is the number of the last one.
     count: u64,
 }
@@ -270,9 +264,9 @@ impl Ports {
                     ));
                 }
                 match instance.publish(&forward.publish()) {
-                    Ok(()) => {
+                    Ok(port) => {
                         self.count += 1;
-                        self.all.insert(self.count, forward);
+                        self.all.insert(self.count, (forward, port));
                         hostfwd::added(self.count)
                     }
                     Err(error) => hostfwd::refusal(format_args!(
@@ -280,10 +274,13 @@ impl Ports {
                     )),
                 }
             }
-            Request::List => hostfwd::list(self.all.iter().map(|(id, forward)| (*id, forward))),
+            Request::List => {
+                hostfwd::list(self.all.iter().map(|(id, (forward, _))| (*id, forward)))
+            }
             Request::Remove(id) => match self.all.remove(&id) {
-                Some(forward) => {
-                    instance.unpublish(&forward.publish().host_port());
+                Some((_, port)) => {
+                    // It may have been closed by `towpath publish` since.
+                    instance.unpublish(port);
                     hostfwd::removed()
                 }
                 None => hostfwd::refusal(hostfwd::UNKNOWN_ID),

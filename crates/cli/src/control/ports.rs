@@ -17,11 +17,15 @@ use crate::config::settings;
 use crate::control::api;
 use crate::control::ask::{self, plain};
 use crate::control::instances;
+use crate::control::published::PROGRAM;
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
 
 /// Lists the ports, leases or published ports of one network, or of all.
 pub(crate) fn list(arguments: &LsArguments) -> Result<Ending, Failure> {
+    if arguments.what == LsWhat::Published {
+        return list_published(arguments);
+    }
     let which = &arguments.which;
     let networks = match (which.pid, &which.socket) {
         (None, None) => networks()?,
@@ -38,10 +42,7 @@ pub(crate) fn list(arguments: &LsArguments) -> Result<Ending, Failure> {
     for (pid, path, ports) in networks {
         let (answer, list, line): (_, _, fn(i32, &Value) -> String) = match arguments.what {
             LsWhat::Ports => (ports, "ports", port_line),
-            LsWhat::Leases => (ask::ask(&path, "GET", api::LEASES, None)?, "leases", lease_line),
-            LsWhat::Published => {
-                (ask::ask(&path, "GET", api::PUBLISHED, None)?, "published", published_line)
-            }
+            _ => (ask::ask(&path, "GET", api::LEASES, None)?, "leases", lease_line),
         };
         let mut listed = answer[list].as_array().cloned().unwrap_or_default();
         if arguments.what == LsWhat::Leases {
@@ -59,10 +60,37 @@ pub(crate) fn list(arguments: &LsArguments) -> Result<Ending, Failure> {
     Ok(Ending::Code(0))
 }
 
+/// Lists the published ports of networks and of instances that serve one program.
+fn list_published(arguments: &LsArguments) -> Result<Ending, Failure> {
+    let which = &arguments.which;
+    let running = match (which.pid, &which.socket) {
+        (None, None) => instances::running()?,
+        (pid, _) => vec![(pid.unwrap_or(0), one(which)?)],
+    };
+    if running.is_empty() {
+        Messages::Normal.notice("no towpath is running");
+    }
+    let mut text = String::new();
+    for (pid, path) in running {
+        // Another version may have no list.
+        let Some(answer) = ask::ask_if_any(&path, "GET", api::PUBLISHED, None)? else { continue };
+        for one in answer["published"].as_array().into_iter().flatten() {
+            // Writing to a string cannot fail.
+            let _ = match arguments.json {
+                true => writeln!(text, "{one}"),
+                false => writeln!(text, "{}", published_line(pid, one)),
+            };
+        }
+    }
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(Ending::Code(0))
+}
+
 /// Adds, removes or changes a port.
 pub(crate) fn change(arguments: &PortArguments) -> Result<Ending, Failure> {
     let names = arguments.name.split(',');
-    perform(&arguments.which, names.map(|name| operation(name, arguments)).collect())
+    let operations = names.map(|name| operation(name, arguments)).collect();
+    perform(checked(operations), &one(&arguments.which)?)
 }
 
 /// Adds or removes a static lease.
@@ -76,7 +104,8 @@ pub(crate) fn lease(arguments: &LeaseArguments) -> Result<Ending, Failure> {
         let operation = json!({ verb: settings });
         understood(operation)
     });
-    perform(&arguments.which, operation.map(|operation| vec![operation]))
+    let operations = checked(operation.map(|operation| vec![operation]));
+    perform(operations, &one(&arguments.which)?)
 }
 
 /// Publishes or unpublishes ports.
@@ -86,27 +115,61 @@ pub(crate) fn publish(arguments: &PublishArguments) -> Result<Ending, Failure> {
         AddOrDel::Del => "unpublish",
     };
     let mut operation = json!({ verb: arguments.guest });
+    match (arguments.action, arguments.if_absent) {
+        (AddOrDel::Add, true) => operation["if-absent"] = true.into(),
+        (AddOrDel::Del, true) => settings::usage_error(&anyhow!(
+            "option --if-absent is for 'add' only; leave it out, or use 'add'"
+        )),
+        (_, false) => {}
+    }
     for (name, specs) in [("tcp", &arguments.tcp_ports), ("udp", &arguments.udp_ports)] {
         if !specs.is_empty() {
             operation[name] = specs.as_slice().into();
         }
     }
-    perform(&arguments.which, understood(operation).map(|operation| vec![operation]))
+    let mut operation = checked(understood(operation));
+    let path = match program(arguments)? {
+        Some(path) => {
+            operation[verb] = PROGRAM.into();
+            path
+        }
+        None => one(&arguments.which).with_context(|| no_instance(&arguments.guest))?,
+    };
+    perform(vec![operation], &path)
 }
 
-/// Sends operations to a network, which makes all or none; does nothing without operations.
-fn perform(
-    which: &WhichNetwork,
-    operations: Result<Vec<Value>, String>,
-) -> Result<Ending, Failure> {
-    let operations = match operations {
-        Ok(operations) => operations,
-        // Ends the process with code 2.
-        Err(message) => settings::usage_error(&anyhow!(message)),
-    };
+/// Returns the control socket of the instance that serves one program and whose PID is given in
+/// place of a guest.
+fn program(arguments: &PublishArguments) -> anyhow::Result<Option<PathBuf>> {
+    let PublishArguments { guest, which, .. } = arguments;
+    let is_chosen = which.pid.is_some() || which.socket.is_some();
+    let Some(number) = guest.parse::<i32>().ok().filter(|_| !is_chosen) else { return Ok(None) };
+    if !instances::running()?.iter().any(|(pid, _)| *pid == number) {
+        return Ok(None);
+    }
+    let path = instances::of_process(number)?;
+    let is_network = ask::ask_if_any(&path, "GET", api::PORTS, None)?.is_some();
+    Ok((!is_network).then_some(path))
+}
+
+/// Returns what was looked for in vain.
+fn no_instance(guest: &str) -> String {
+    match guest.parse::<i32>() {
+        Ok(number) => format!("no `towpath run` or `towpath attach` has PID {number}"),
+        Err(_) => format!("cannot find guest '{guest}'"),
+    }
+}
+
+/// Sends operations to an instance, which makes all or none.
+fn perform(operations: Vec<Value>, path: &Path) -> Result<Ending, Failure> {
     let body = json!({ "operations": operations });
-    ask::ask(&one(which)?, "POST", api::TRANSACTION, Some(&body))?;
+    ask::ask(path, "POST", api::TRANSACTION, Some(&body))?;
     Ok(Ending::Code(0))
+}
+
+/// Ends the process with code 2 if the command line is not valid.
+fn checked<T>(read: Result<T, String>) -> T {
+    read.unwrap_or_else(|message| settings::usage_error(&anyhow!(message)))
 }
 
 /// Returns the operation if networks understand it.
@@ -256,8 +319,13 @@ fn lease_line(pid: i32, lease: &Value) -> String {
 
 /// Formats a published port like an option: address and interface only if it has them.
 fn published_line(pid: i32, published: &Value) -> String {
-    let [protocol, port, to] =
-        ["protocol", "host-port", "guest-port"].map(|key| plain(&published[key]));
+    let protocol = plain(&published["protocol"]);
+    let count = published["count"].as_u64().unwrap_or(1);
+    let [port, to] = ["host-port", "guest-port"].map(|key| {
+        let first = published[key].as_u64().unwrap_or_default();
+        let last = first.saturating_add(count.saturating_sub(1));
+        if last > first { format!("{first}-{last}") } else { first.to_string() }
+    });
     let part = |key, before: &str| match &published[key] {
         Value::Null => String::new(),
         value => format!("{before}{}", plain(value)),

@@ -1,8 +1,7 @@
 //! Connects the command with the data path.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::io;
-use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +10,7 @@ use anyhow::Context;
 use towpath_gateway::capture::{FINISH_PATIENCE, Recording, Summary};
 use towpath_gateway::config::Config;
 use towpath_gateway::flows::{FlowPage, FlowQuery, JoinedListener, StartError, allow_many_files};
-use towpath_gateway::publish::{HostPort, Protocol, Publish, Target};
+use towpath_gateway::publish::{HostPort, PortChange, Protocol, Publish, PublishId, Target};
 use towpath_gateway::report::Report;
 use towpath_gateway::worker::Worker;
 use towpath_gateway::worker_group::WorkerGroup;
@@ -21,7 +20,8 @@ use towpath_io::namespace::sockets::SocketSource;
 use towpath_io::tap::{Features, Tap};
 
 use crate::control::api::{self, Serving};
-use crate::control::port_socket::{PortSocket, Publishing};
+use crate::control::port_socket::PortSocket;
+use crate::control::published::Publishing;
 use crate::control::socket::Control;
 use crate::messages::Messages;
 use crate::process::follow::{self, Follower};
@@ -56,7 +56,7 @@ pub(crate) struct Gateway {
     /// Requests for ports, if there is a socket for them.
     ports: Option<PortSocket>,
     /// Ports that are published because of that.
-    followed: HashSet<HostPort>,
+    followed: HashMap<HostPort, PublishId>,
     /// Reports changes of the host's own address, if that is mapped.
     host: Option<Follower>,
     messages: Messages,
@@ -115,7 +115,7 @@ impl Gateway {
             .recording()
             .zip(config.capture.as_ref())
             .map(|(recording, to)| Capture { ended: recording.ended(), path: to.path.clone() });
-        let (ports, followed, host) = (None, HashSet::new(), None);
+        let (ports, followed, host) = (None, HashMap::new(), None);
         Ok(Self { workers, control, capture, watcher, ports, followed, host, messages })
     }
 
@@ -189,19 +189,13 @@ impl Gateway {
             optional: false,
         };
         let host_port = publish.host_port();
-        match &mut self.workers {
-            Threads::One(worker) if is_open => {
-                if worker.publish(&publish).is_ok() {
-                    self.followed.insert(host_port);
-                }
+        if is_open {
+            if let Ok(id) = self.workers.publish(&publish) {
+                self.followed.insert(host_port, id);
             }
-            Threads::One(worker) => {
-                if self.followed.remove(&host_port) {
-                    worker.unpublish(&host_port);
-                }
-            }
-            // The configuration allows one worker only.
-            Threads::Several(_) => self.watcher = None,
+        } else if let Some(id) = self.followed.remove(&host_port) {
+            // It may have been unpublished by a request since.
+            self.workers.unpublish(id);
         }
     }
 
@@ -323,21 +317,31 @@ impl Threads {
 }
 
 impl Publishing for Threads {
-    fn publish(&mut self, publish: &Publish) -> Result<(), StartError> {
+    fn publish(&mut self, publish: &Publish) -> Result<PublishId, StartError> {
         match self {
             Self::One(worker) => worker.publish(publish),
-            Self::Several(_) => Err(StartError::Bind {
-                protocol: "TCP",
-                address: (Ipv4Addr::UNSPECIFIED, publish.host_port).into(),
-                source: io::ErrorKind::Unsupported.into(),
-            }),
+            Self::Several(workers) => workers.publish(publish),
         }
     }
 
-    fn unpublish(&mut self, port: &HostPort) {
+    fn unpublish(&mut self, id: PublishId) -> bool {
         match self {
-            Self::One(worker) => worker.unpublish(port),
-            Self::Several(_) => {}
+            Self::One(worker) => worker.unpublish(id),
+            Self::Several(workers) => workers.unpublish(id),
+        }
+    }
+
+    fn change_ports(&mut self, changes: Vec<PortChange>) -> Result<(), (usize, StartError)> {
+        match self {
+            Self::One(worker) => worker.change_ports(changes),
+            Self::Several(workers) => workers.change_ports(changes),
+        }
+    }
+
+    fn published(&self) -> Vec<(PublishId, &Publish)> {
+        match self {
+            Self::One(worker) => worker.published().collect(),
+            Self::Several(workers) => workers.published().collect(),
         }
     }
 }

@@ -8,6 +8,7 @@
 mod attach;
 mod capture;
 mod capture_guests;
+mod changed_ports;
 mod completions;
 mod confinement;
 mod control;

@@ -139,6 +139,9 @@ fn a_container_is_served_as_podman_asks() {
         "{\"entries\":[{\"id\":2,\"proto\":\"tcp\",\"host_addr\":\"127.0.0.1\",\
          \"host_port\":8081,\"guest_addr\":\"10.0.2.100\",\"guest_port\":81}]}"
     );
+    // A confined process binds such a port through its broker.
+    assert_eq!(ask(&socket, &add("127.0.0.1", 82, 82)), "{\"return\":{\"id\":3}}");
+    talk(inside, at("0.0.0.0:82"), host, at("127.0.0.1:82"));
     let ended = running.end();
     assert_eq!(ended.status.code(), Some(0), "{}", errors(&ended));
     assert!(!socket.exists(), "the socket is left");
@@ -199,6 +202,51 @@ fn wrong_requests() {
     assert!(answer.contains("slirp_add_hostfwd failed: "), "it is published: {answer}");
     talk(&bench.inside, at("0.0.0.0:80"), &bench.host, at("127.0.0.1:8080"));
     drop(silent);
+    assert_eq!(running.end().status.code(), Some(0));
+}
+
+/// Goal: ports of an instance with several workers, and those that `towpath publish` closes, are
+/// answered for as well.
+#[test]
+fn ports_that_others_change() {
+    skip_if!(no_root());
+    let bench = Bench::new("slirp-others");
+    let (pid, socket) = (bench.pid(), bench.folder.0.join("api"));
+    let folder = bench.folder.0.join("run");
+    fs::create_dir(&folder).unwrap();
+    let arguments = [
+        "attach",
+        "--workers=2",
+        "--address=10.0.2.100/24",
+        "--gateway=10.0.2.2",
+        "--port-socket",
+        socket.to_str().unwrap(),
+        "--ready-fd=4",
+        "--exit-fd=3",
+        &pid,
+    ];
+    let mut command = Command::new("env");
+    let inner = bench.named("towpath", &arguments);
+    command.arg(format!("XDG_RUNTIME_DIR={}", folder.display()));
+    command.arg(inner.get_program()).args(inner.get_args());
+    let running = begin(&command);
+    let Bench { host, inside, .. } = &bench;
+    assert_eq!(ask(&socket, &add("127.0.0.1", 8080, 80)), "{\"return\":{\"id\":1}}");
+    assert_eq!(ask(&socket, &add("127.0.0.1", 8081, 81)), "{\"return\":{\"id\":2}}");
+    talk(inside, at("0.0.0.0:80"), host, at("127.0.0.1:8080"));
+    let other = |arguments: &[&str]| {
+        let mut command = towpath(arguments.iter().copied());
+        let done = output(command.env("XDG_RUNTIME_DIR", &folder));
+        assert_eq!(done.status.code(), Some(0), "{}", errors(&done));
+        text(&done)
+    };
+    let number = running.0.pid().as_raw_pid().to_string();
+    let listed = other(&["ls", "published", "--pid", &number]);
+    assert!(listed.contains("8080") && listed.contains("8081"), "{listed}");
+    other(&["publish", "del", &number, "-t", "127.0.0.1/8080:80"]);
+    assert!(within(host, || TcpListener::bind("127.0.0.1:8080").is_ok()), "the port is free");
+    assert_eq!(ask(&socket, &remove(1)), "{\"return\":{}}");
+    assert_eq!(ask(&socket, &remove(2)), "{\"return\":{}}");
     assert_eq!(running.end().status.code(), Some(0));
 }
 

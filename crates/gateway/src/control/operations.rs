@@ -10,7 +10,7 @@
 //!   `"client-id": HEX` and `"duid": HEX`, with some of `"ipv4"`, `"ipv6"` and `"name"`.
 //! - `{"del-lease": {CLIENT}}`
 //! - `{"publish": GUEST, "tcp": SPEC, "udp": SPEC}`: one of the two is enough, and each may be a
-//!   list.
+//!   list. With `"if-absent": true`, ports that are published already and lead there stay.
 //! - `{"unpublish": GUEST}`, with or without `"tcp"` and `"udp"`.
 //!
 //! Settings are `"queue-len": N`, `"isolated": BOOL`, `"vlan": N` or `"trunk": LIST` with or
@@ -31,7 +31,7 @@ use towpath_net::switch::{PortVlans, Prefix, Role, StormRates};
 
 use super::fields::{Fields, Wrong};
 use crate::network::{Attachment, Change, Operation, PortSettings, QUEUE_LEN_MAX};
-use crate::publish::{self, Protocol, Publish, Target};
+use crate::publish::{self, Existing, PortChange, Protocol, Publish, Target};
 use crate::services::{Guest, StaticLease};
 
 /// Most operations of a transaction, during which the worker moves no packets.
@@ -90,12 +90,16 @@ pub fn operation(mut fields: Fields) -> Result<Operation, Wrong> {
         lease.finish()?;
         Operation::DelLease(guest)
     } else if let Some(guest) = fields.parsed_by("publish", |text| Ok(Target::guest(text)))? {
-        Operation::Publish(publish(&mut fields, &guest)?)
+        let existing = match fields.yes_or_no("if-absent")? {
+            Some(true) => Existing::Keep,
+            _ => Existing::Reject,
+        };
+        Operation::Ports(PortChange::Publish(publish(&mut fields, &guest)?, existing))
     } else if let Some(guest) = fields.parsed_by("unpublish", |text| Ok(Target::guest(text)))? {
         let is_all = !fields.has("tcp") && !fields.has("udp");
         let only = if is_all { Vec::new() } else { publish(&mut fields, &guest)? };
         let only = only.iter().map(Publish::host_port).collect();
-        Operation::Unpublish(guest, (!is_all).then_some(only))
+        Operation::Ports(PortChange::Unpublish(guest, (!is_all).then_some(only)))
     } else {
         return Err(fields.all_wrong(
             "expected one of add, del, set, add-lease, del-lease, publish and unpublish",

@@ -12,7 +12,7 @@ use super::slots::{Slot, Slots};
 use super::spread::Accepted;
 use super::udp::PublishedBy;
 use super::{Gateway, Io, Token, is_descriptor_shortage};
-use crate::publish::{HostPort, Protocol, Publish, Target};
+use crate::publish::{HostPort, Protocol, Publish, PublishId, Target};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::{HashMap, VecDeque};
@@ -90,6 +90,9 @@ pub enum StartError {
     /// The port is not published, or leads to another guest.
     #[error("{0} is not published for this guest")]
     NotPublished(HostPort),
+    /// The port is not published for the program.
+    #[error("{0} is not published")]
+    NotPublishedHere(HostPort),
     /// The system does not have the memory that was asked for.
     #[error("{0}; reduce --memory, or raise the limit of the process (`ulimit -v`)")]
     Memory(#[from] NoMemory),
@@ -108,6 +111,7 @@ struct Listener {
 /// A published port with its sockets.
 struct Published {
     publish: Publish,
+    id: PublishId,
     tcp: Vec<Slot>,
     udp: Vec<Slot>,
     /// The current transaction has unpublished it.
@@ -121,6 +125,8 @@ pub(super) struct Listeners {
     by_port: HashMap<HostPort, Slot>,
     /// Number of sockets of all published ports.
     sockets: u64,
+    /// Number of ports published so far.
+    ids: u64,
     /// Listeners are not watched for connections until then.
     paused_until: Option<Instant>,
     /// Listeners with connections to accept. Each is reported again in every turn until it has
@@ -137,6 +143,7 @@ impl Listeners {
             published: Slots::new(),
             by_port: HashMap::new(),
             sockets: 0,
+            ids: 0,
             paused_until: None,
             ready: VecDeque::new(),
             handed_over: VecDeque::new(),
@@ -211,7 +218,9 @@ impl Gateway {
             return Err(StartError::TooManyPorts { needed, limit });
         }
         let (tcp, udp) = (Vec::new(), Vec::new());
-        let entry = Published { publish: publish.clone(), tcp, udp, is_leaving: false };
+        self.listeners.ids += 1;
+        let id = PublishId(self.listeners.ids);
+        let entry = Published { publish: publish.clone(), id, tcp, udp, is_leaving: false };
         let slot = self.listeners.published.insert(entry);
         self.listeners.by_port.insert(host_port, slot);
         let mut refused = None;
@@ -280,9 +289,16 @@ impl Gateway {
     }
 
     /// Returns the published ports that are not about to leave.
-    pub(crate) fn published(&self) -> impl Iterator<Item = &Publish> {
+    pub(crate) fn published(&self) -> impl Iterator<Item = (PublishId, &Publish)> {
         let staying = self.listeners.published.iter().filter(|(_, port)| !port.is_leaving);
-        staying.map(|(_, port)| &port.publish)
+        staying.map(|(_, port)| (port.id, &port.publish))
+    }
+
+    /// Returns the published port at a port of the host, unless it is about to leave.
+    pub(crate) fn published_at(&self, port: &HostPort) -> Option<(PublishId, &Publish)> {
+        let slot = self.listeners.by_port.get(port)?;
+        let published = self.listeners.published.get(*slot)?;
+        (!published.is_leaving).then_some((published.id, &published.publish))
     }
 
     fn bind(

@@ -12,12 +12,14 @@
 //! Neither side is read while the other cannot take more, so nothing piles up.
 //!
 //! There is one file per protocol: `tcp`, `udp` and `ping`. The others: `newcomers` holds messages
-//! and connections that wait for a new flow; `listen` has the published ports; `joined` has flows
-//! that bypass the stack from loopback to loopback; `resolver` chooses the DNS server; `hops` maps
-//! hop limits and ICMP errors; `shares` and `idle` choose what to evict at a bound; `expected` has
-//! packets that are near and ACKs that wait; `route` maps destinations; `fair` limits the memory of
-//! slow readers; `list` describes flows for people. All run on the worker's thread.
+//! and connections that wait for a new flow; `listen` has the published ports, and `changes` makes
+//! transactions of them; `joined` has flows that bypass the stack from loopback to loopback;
+//! `resolver` chooses the DNS server; `hops` maps hop limits and ICMP errors; `shares` and `idle`
+//! choose what to evict at a bound; `expected` has packets that are near and ACKs that wait;
+//! `route` maps destinations; `fair` limits the memory of slow readers; `list` describes flows for
+//! people. All run on the worker's thread.
 
+mod changes;
 mod expected;
 mod fair;
 mod hops;
@@ -56,6 +58,7 @@ use towpath_net::time::{Instant, earliest};
 use towpath_packet::{Ledger, Memory};
 use udp::UdpFlows;
 
+pub(crate) use changes::UndoPort;
 pub use joined::JoinedListener;
 pub use list::{Cursor, FlowKind, FlowPage, FlowQuery, LISTED_MAX, ListedFlow, VISITED_MAX};
 pub use listen::{StartError, allow_many_files};

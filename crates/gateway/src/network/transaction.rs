@@ -10,8 +10,8 @@ use towpath_net::switch::{Guard, PortVlans, Prefix, Role, StormRates};
 use towpath_net::wire::MacAddr;
 
 use super::{Attachment, Network, PortError, PortSettings};
-use crate::flows::StartError;
-use crate::publish::{HostPort, Publish, Target};
+use crate::flows::{StartError, UndoPort};
+use crate::publish::PortChange;
 use crate::services::{Checkpoint, Guest, Services, StaticLease, StaticLeaseError};
 use crate::worker::Worker;
 
@@ -35,10 +35,8 @@ pub enum Operation {
     AddLease(StaticLease),
     /// Ends a guest's static lease.
     DelLease(Guest),
-    /// Publishes ports of the host.
-    Publish(Vec<Publish>),
-    /// Unpublishes these ports of a guest, or all of them.
-    Unpublish(Target, Option<Vec<HostPort>>),
+    /// Publishes ports of the host for a guest, or unpublishes them.
+    Ports(PortChange),
 }
 
 /// Changed settings of a port; `None` leaves a setting as it is.
@@ -98,12 +96,14 @@ enum Undo {
     Stay(usize),
     /// Restore the services.
     Return(Box<Checkpoint>),
-    /// Close a port of the host that was not published before.
-    Close(HostPort),
-    /// Redirect a port of the host to its former target, and mark it as leaving.
-    Lead(Publish),
-    /// Keep the port of the host published.
-    StayPublished(HostPort),
+    /// Undo a change of a published port.
+    Published(UndoPort),
+}
+
+impl From<UndoPort> for Undo {
+    fn from(undo: UndoPort) -> Self {
+        Self::Published(undo)
+    }
 }
 
 impl Change {
@@ -141,9 +141,9 @@ impl Worker<Network> {
             match undo {
                 // It is a port of the switch, so removing it cannot fail.
                 Undo::Stay(index) => drop(self.inside_mut().remove_at(index)),
-                Undo::StayPublished(port) => {
+                Undo::Published(undo) => {
                     let (gateway, reactor) = self.gateway();
-                    gateway.close_leaving(&port, reactor);
+                    gateway.complete_change(undo, reactor);
                 }
                 _ => {}
             }
@@ -177,33 +177,10 @@ impl Worker<Network> {
             Operation::AddLease(lease) => {
                 network.services_to_change(done)?.add_static_lease(lease, now)?
             }
-            Operation::Publish(_) | Operation::Unpublish(..) if !network.has_gateway() => {
-                return Err(OperationError::NoGateway);
-            }
-            Operation::Publish(all) => {
+            Operation::Ports(_) if !network.has_gateway() => return Err(OperationError::NoGateway),
+            Operation::Ports(change) => {
                 let (gateway, reactor) = self.gateway();
-                for publish in all {
-                    let before = gateway.publish(&publish, reactor)?;
-                    done.push(before.map_or_else(|| Undo::Close(publish.host_port()), Undo::Lead));
-                }
-            }
-            Operation::Unpublish(target, only) => {
-                let (gateway, _) = self.gateway();
-                let mut of_target: Vec<HostPort> = gateway
-                    .published()
-                    .filter(|publish| publish.target == target)
-                    .map(Publish::host_port)
-                    .collect();
-                if let Some(only) = only {
-                    if let Some(other) = only.iter().find(|port| !of_target.contains(port)) {
-                        return Err(StartError::NotPublished(other.clone()).into());
-                    }
-                    of_target = only;
-                }
-                for port in of_target {
-                    gateway.set_leaving(&port, true);
-                    done.push(Undo::StayPublished(port));
-                }
+                gateway.change_ports(change, done, reactor)?;
             }
             Operation::DelLease(guest) => {
                 network.services_to_change(done)?.remove_static_lease(&guest)?
@@ -215,11 +192,11 @@ impl Worker<Network> {
 
 impl Worker<Network> {
     fn take_back(&mut self, undo: Undo) {
-        let (gateway, reactor) = self.gateway();
         match undo {
-            Undo::Close(port) => gateway.unpublish(&port, reactor),
-            Undo::Lead(before) => gateway.restore_leaving(before),
-            Undo::StayPublished(port) => drop(gateway.set_leaving(&port, false)),
+            Undo::Published(undo) => {
+                let (gateway, reactor) = self.gateway();
+                gateway.undo_change(undo, reactor);
+            }
             undo => self.inside_mut().take_back(undo),
         }
     }
@@ -241,7 +218,7 @@ impl Network {
     fn take_back(&mut self, undo: Undo) {
         match undo {
             // The gateway undoes these.
-            Undo::Close(_) | Undo::Lead(_) | Undo::StayPublished(_) => {}
+            Undo::Published(_) => {}
             // The name was found when the operation was made, and later operations are undone.
             Undo::Remove(name) => drop(self.remove_port(&name)),
             // It had these settings before, so this cannot fail.

@@ -1,30 +1,38 @@
 //! Requests on a socket, to an instance that only notes what is published.
 
 use super::*;
-use std::collections::BTreeSet;
 use std::fs;
 
-use towpath_gateway::publish::Protocol;
+use towpath_gateway::flows::StartError;
+use towpath_gateway::publish::{PortChange, Protocol, Publish};
 
 /// An instance that notes what is published. Port 1 is always in use.
 #[derive(Default)]
 struct Noted {
-    ports: BTreeSet<u16>,
+    ports: BTreeMap<u16, Publish>,
 }
 
 impl Publishing for Noted {
-    fn publish(&mut self, publish: &Publish) -> Result<(), StartError> {
+    fn publish(&mut self, publish: &Publish) -> Result<PublishId, StartError> {
         let port = publish.host_port;
         if port == 1 {
             let address = (Ipv4Addr::UNSPECIFIED, port).into();
             return Err(StartError::PortInUse { protocol: "TCP", address });
         }
-        self.ports.insert(port);
-        Ok(())
+        self.ports.insert(port, publish.clone());
+        Ok(PublishId(port.into()))
     }
 
-    fn unpublish(&mut self, port: &HostPort) {
-        self.ports.remove(&port.port);
+    fn unpublish(&mut self, id: PublishId) -> bool {
+        self.ports.remove(&(id.0 as u16)).is_some()
+    }
+
+    fn change_ports(&mut self, _: Vec<PortChange>) -> Result<(), (usize, StartError)> {
+        unreachable!("requests change one port at a time")
+    }
+
+    fn published(&self) -> Vec<(PublishId, &Publish)> {
+        self.ports.iter().map(|(port, publish)| (PublishId((*port).into()), publish)).collect()
     }
 }
 
@@ -107,7 +115,7 @@ fn numbers_are_not_given_twice() {
     assert_eq!(bench.ask(&remove(2)), hostfwd::removed());
     assert_eq!(bench.ask(&remove(2)), hostfwd::refusal(hostfwd::UNKNOWN_ID));
     assert_eq!(bench.ask(&add(82)), hostfwd::added(3));
-    assert_eq!(bench.instance.ports, BTreeSet::from([80, 82]));
+    assert!(bench.instance.ports.keys().eq(&[80, 82]));
     let listed = bench.ask(LIST);
     assert!(listed.contains("{\"id\":1,") && listed.contains("{\"id\":3,"), "{listed}");
     assert!(!listed.contains("\"id\":2"), "{listed}");

@@ -1,0 +1,262 @@
+//! Ports of the host that are published and unpublished while `towpath attach` or `run` serves.
+//!
+//! The host is a network namespace of the test.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::control;
+use super::pasta::{Bench, at, talk, within};
+use super::stats::assert_fails;
+use super::support::*;
+
+/// A namespace that `towpath attach` serves.
+struct Attached {
+    bench: Bench,
+    running: Guard,
+}
+
+impl Attached {
+    fn new(name: &str, options: &[&str]) -> Self {
+        let bench = Bench::new(name);
+        let pid = bench.pid();
+        let mut command = on_host(&bench, TOWPATH);
+        command.args(["attach", "--quiet"]).args(options).arg(&pid);
+        command.stdin(Stdio::null());
+        let running = Guard(command.spawn().unwrap());
+        let attached = Self { bench, running };
+        wait_for("the control socket", || attached.socket().exists());
+        attached
+    }
+
+    fn pid(&self) -> String {
+        self.running.0.id().to_string()
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.bench.folder.sockets().join(format!("{}.control", self.pid()))
+    }
+
+    /// Runs `towpath` with arguments.
+    fn towpath(&self, arguments: &[&str]) -> Output {
+        output(on_host(&self.bench, TOWPATH).args(arguments))
+    }
+
+    /// Runs `towpath publish ACTION PID` with arguments.
+    fn publish(&self, action: &str, arguments: &[&str]) -> Output {
+        self.towpath(&[&["publish", action, &self.pid()], arguments].concat())
+    }
+
+    /// Runs `towpath publish ACTION PID` with arguments, which succeeds.
+    fn done(&self, action: &str, arguments: &[&str]) {
+        let output = self.publish(action, arguments);
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", errors(&output));
+    }
+
+    /// Returns the published ports as they are listed, without the process number.
+    fn listed(&self) -> Vec<String> {
+        let listed = self.towpath(&["ls", "published", "--pid", &self.pid()]);
+        assert_eq!(listed.status.code(), Some(0), "{}", errors(&listed));
+        let number = format!("{:>8} ", self.pid());
+        let line = |line: &str| line.strip_prefix(&number).expect("a number").to_owned();
+        text(&listed).lines().map(line).collect()
+    }
+
+    /// True if no socket on the host is bound to this port.
+    fn is_free(&self, port: u16) -> bool {
+        within(&self.bench.host, || {
+            TcpListener::bind(("0.0.0.0", port)).is_ok()
+                && TcpListener::bind(("::1", port)).is_ok()
+                && UdpSocket::bind(("0.0.0.0", port)).is_ok()
+        })
+    }
+
+    /// Sends a transaction; returns status and JSON of the answer.
+    fn post(&self, body: &Value) -> (u16, Value) {
+        control::post(&self.socket(), &body.to_string())
+    }
+}
+
+/// Returns a command on the host of this bench.
+fn on_host(bench: &Bench, program: &str) -> Command {
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--net=/proc/{}/ns/net", bench.host.pid().as_raw_pid()));
+    command.arg(program).env("XDG_RUNTIME_DIR", &bench.folder.0);
+    command
+}
+
+/// A datagram from a client on the host reaches the server inside, and its answer the client.
+fn ask(server: &Guard, at: SocketAddr, client: &Guard, to: SocketAddr) {
+    let server = within(server, || UdpSocket::bind(at).unwrap());
+    let client = within(client, || UdpSocket::bind("0.0.0.0:0").unwrap());
+    server.set_nonblocking(true).unwrap();
+    client.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    let mut buffer = [0; 8];
+    wait_for("an answer over UDP", || {
+        client.send_to(b"question", to).unwrap();
+        if let Ok((_, peer)) = server.recv_from(&mut buffer) {
+            server.send_to(b"answer", peer).unwrap();
+        }
+        client.recv(&mut buffer).is_ok_and(|len| &buffer[..len] == b"answer")
+    });
+}
+
+/// Goal: ports are added and removed while `attach` serves, with one worker and with several. Open
+/// connections continue, and removed ports are free at once.
+#[test]
+fn ports_come_and_go_while_attach_serves() {
+    skip_if!(no_root());
+    for workers in ["1", "3"] {
+        let options = ["-t", "8080:80", "--workers", workers];
+        let attached = Attached::new(&format!("ports-{workers}"), &options);
+        let Bench { host, inside, .. } = &attached.bench;
+        assert_eq!(attached.listed(), ["tcp 8080 program:80"]);
+        attached.done("add", &["-t", "9000-9009:90-99", "-t", "127.0.0.1/7000", "-u", "9000:90"]);
+        assert_eq!(
+            attached.listed(),
+            [
+                "tcp 8080 program:80",
+                "tcp 9000-9009 program:90-99",
+                "tcp 127.0.0.1/7000 program:7000",
+                "udp 9000 program:90",
+            ]
+        );
+        for _ in 0..4 {
+            talk(inside, at("0.0.0.0:93"), host, at("127.0.0.1:9003"));
+            talk(inside, at("[::]:80"), host, at("[::1]:8080"));
+        }
+        talk(inside, at("0.0.0.0:7000"), host, at("127.0.0.1:7000"));
+        ask(inside, at("0.0.0.0:90"), host, at("127.0.0.1:9000"));
+
+        let listener = within(inside, || TcpListener::bind("0.0.0.0:94").unwrap());
+        let mut client = within(host, || TcpStream::connect("127.0.0.1:9004").unwrap());
+        let (mut server, _) = listener.accept().unwrap();
+        attached.done("del", &["-t", "9000-9009:90-99", "-u", "9000"]);
+        assert!((9000..=9009).all(|port| attached.is_free(port)));
+        assert_eq!(attached.listed(), ["tcp 8080 program:80", "tcp 127.0.0.1/7000 program:7000"]);
+        for stream in [&client, &server] {
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        }
+        let mut buffer = [0; 4];
+        client.write_all(b"over").unwrap();
+        server.read_exact(&mut buffer).unwrap();
+        server.write_all(b"back").unwrap();
+        client.read_exact(&mut buffer).unwrap();
+        assert_eq!(&buffer, b"back");
+
+        // Without ports, all are unpublished.
+        attached.done("del", &[]);
+        assert_eq!(attached.listed(), [""; 0]);
+        assert!(attached.is_free(8080) && attached.is_free(7000));
+        attached.done("add", &["-t", "8080:81"]);
+        talk(inside, at("0.0.0.0:81"), host, at("127.0.0.1:8080"));
+    }
+}
+
+/// Goal: of several ports all are published or none; the error names the port that is not free.
+#[test]
+fn all_ports_are_published_or_none() {
+    skip_if!(no_root());
+    let attached = Attached::new("all-or-none", &["-t", "8080:80"]);
+    let Bench { host, inside, .. } = &attached.bench;
+    let taken = within(host, || TcpListener::bind("0.0.0.0:9050").unwrap());
+    let failed = attached.publish("add", &["-u", "5300", "-t", "9000-9099"]);
+    assert_fails(&failed, "TCP port 0.0.0.0:9050 is in use on the host; stop the program");
+    assert!([5300, 9000, 9049, 9051, 9099].into_iter().all(|port| attached.is_free(port)));
+    assert_eq!(attached.listed(), ["tcp 8080 program:80"]);
+    drop(taken);
+
+    let again = attached.publish("add", &["-t", "8079-8081:79-81"]);
+    assert_fails(&again, "TCP 8080 is already published");
+    assert!(attached.is_free(8079) && attached.is_free(8081));
+    attached.done("add", &["--if-absent", "-t", "8079-8081:79-81"]);
+    talk(inside, at("0.0.0.0:81"), host, at("127.0.0.1:8081"));
+    // It leads elsewhere, so it is not the same.
+    let other = attached.publish("add", &["--if-absent", "-t", "8081:82"]);
+    assert_fails(&other, "TCP 8081 is already published");
+    let before = attached.listed();
+    let unknown = attached.publish("del", &["-t", "8080,8082"]);
+    assert_fails(&unknown, "TCP 8082 is not published");
+    assert_eq!(attached.listed(), before);
+
+    // One request redirects a port, which is never closed; a failure undoes that.
+    let publish = |tcp: &str| json!({ "publish": "program", "tcp": tcp });
+    let unpublish = json!({ "unpublish": "program", "tcp": "8080" });
+    let operations = [unpublish.clone(), publish("8080:88"), publish("8079")];
+    let (status, answer) = attached.post(&json!({ "operations": operations }));
+    assert_eq!((status, &answer["operation"]), (409, &2.into()), "{answer}");
+    talk(inside, at("0.0.0.0:80"), host, at("127.0.0.1:8080"));
+    let (status, answer) = attached.post(&json!({ "operations": operations[..2] }));
+    assert_eq!((status, &answer["applied"]), (200, &2.into()), "{answer}");
+    talk(inside, at("0.0.0.0:88"), host, at("127.0.0.1:8080"));
+}
+
+/// Goal: requests that cannot be fulfilled are rejected with a reason.
+#[test]
+fn mistakes_are_named() {
+    skip_if!(no_root());
+    let attached = Attached::new("mistakes", &[]);
+    for (wrong, expected) in [
+        (&["-t", "x"][..], "'x' is not a port"),
+        (&["-t", "auto"], "'auto' is not supported"),
+        (&["-t", "0"], "'0' is not a port"),
+        (&[], "no ports are given"),
+    ] {
+        let output = attached.publish("add", wrong);
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}");
+        assert!(errors(&output).contains(expected), "{wrong:?}: {}", errors(&output));
+    }
+    let only = attached.publish("del", &["--if-absent", "-t", "80"]);
+    assert_eq!(only.status.code(), Some(2));
+    assert!(errors(&only).contains("--if-absent is for 'add' only"), "{}", errors(&only));
+    let address = attached.publish("add", &["-t", "192.0.2.99/80:80"]);
+    assert_fails(&address, "the host does not have this address");
+    let interface = attached.publish("add", &["-t", "%none/8080"]);
+    assert_fails(&interface, "no interface 'none'");
+    let low = attached.publish("add", &["-t", "80"]);
+    assert_fails(&low, "no permission to bind TCP port ");
+    let missing = attached.towpath(&["publish", "add", "2147483647", "-t", "8080"]);
+    assert_fails(&missing, "no `towpath run` or `towpath attach` has PID 2147483647");
+    let guest = attached.towpath(&["publish", "add", "vm1", "--pid", &attached.pid(), "-t", "80"]);
+    assert_fails(&guest, "serves one program and is not a network: only publish and unpublish of");
+    let port = attached.post(&json!({ "operations": [{ "del": "program" }] }));
+    assert_eq!(port.0, 409, "{}", port.1);
+    let (status, answer) = attached.post(&json!({ "operations": 1 }));
+    assert_eq!(status, 400, "{answer}");
+    assert_eq!(attached.listed(), [""; 0]);
+    let socket = attached.socket();
+    let socket = socket.to_str().unwrap();
+    let by_socket = ["publish", "add", "program", "--socket", socket, "-t", "8080"];
+    assert_eq!(attached.towpath(&by_socket).status.code(), Some(0));
+    assert_eq!(attached.listed(), ["tcp 8080 program:8080"]);
+}
+
+/// Goal: the ports of `run` change too, and low ports that it was started with come back.
+#[test]
+fn ports_come_and_go_while_run_serves() {
+    skip_if!(no_root());
+    let bench = Bench::new("ports-run");
+    let mut command = on_host(&bench, TOWPATH);
+    command.args(["run", "-t", "81", "-q", "--", "sleep", "1000"]).stdin(Stdio::null());
+    let running = Guard(command.spawn().unwrap());
+    init_and_command(&running, "sleep");
+    let pid = running.0.id().to_string();
+    let publish = |arguments: &[&str]| {
+        let output = output(on_host(&bench, TOWPATH).arg("publish").args(arguments));
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", errors(&output));
+    };
+    publish(&["del", &pid]);
+    assert!(within(&bench.host, || TcpListener::bind("0.0.0.0:81").is_ok()));
+    publish(&["add", &pid, "-t", "81,8080"]);
+    let listed = output(on_host(&bench, TOWPATH).args(["ls", "published", "--json"]));
+    let ports: Vec<Value> =
+        text(&listed).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let numbers: Vec<_> = ports.iter().map(|port| port["host-port"].to_string()).collect();
+    assert_eq!(numbers, ["81", "8080"]);
+    assert!(within(&bench.host, || TcpStream::connect("127.0.0.1:8080").is_ok()));
+}

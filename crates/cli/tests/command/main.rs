@@ -19,6 +19,7 @@ mod isolation;
 mod limits;
 mod manual;
 mod network;
+mod passt;
 mod pasta;
 mod published;
 mod stats;

@@ -47,7 +47,7 @@ Exit status:
   127  CMD was not found
   2    an option or argument is not valid
   0    `attach`: the namespace ended, or SIGINT or SIGTERM arrived
-  0    `up`: SIGINT or SIGTERM arrived
+  0    `up`: SIGINT or SIGTERM arrived, or the machine has gone (--one-off)
   0    `doctor`: `towpath run` works here
   1    `doctor`: `towpath run` does not work here";
 

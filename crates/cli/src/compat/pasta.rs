@@ -60,8 +60,7 @@ const MESSAGES: &str = "messages go to standard error until the network is ready
 /// Why the user namespace needs no option.
 const USERNS: &str = "the user namespace that owns the network namespace is entered if necessary";
 /// What to use for virtual machines.
-const MACHINES: &str =
-    "for virtual machines use `towpath up --stream` or `towpath up --vhost-user`";
+const MACHINES: &str = "for virtual machines use the name passt, or `towpath up`";
 /// What to do about sources of connections.
 const OUTBOUND: &str = "the host's routes choose interface and source address; change them";
 

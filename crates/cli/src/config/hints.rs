@@ -71,7 +71,7 @@ const HINTS: &[Hint] = &[
         &["-s", "--socket", "-F", "--fd", "-1", "--one-off", "--vhost-user"],
         &[("up", "--stream"), ("up", "--vhost-user")],
         "for passt's sockets of virtual machines use `towpath up --stream NAME=PATH` or `towpath \
-         up --vhost-user NAME=PATH`",
+         up --vhost-user NAME=PATH`; `towpath as passt` takes all options of passt",
     ),
     hint(
         &["-c", "--configure", "--config-net"],

@@ -135,17 +135,17 @@ fn ports(
     };
     let mut given: Vec<_> = vhost_user.chain(client).chain(stream).chain(tap).collect();
     let machine = &arguments.machine;
-    let attach_vhost: fn(Connection) -> Attachment = Attachment::VhostUserFd;
-    for (option, all, attach) in [
-        ("vhost-user-fd", &machine.vhost_user_fd, attach_vhost),
-        ("stream-fd", &machine.stream_fd, Attachment::StreamFd),
-    ] {
-        for (name, number) in all {
-            let connection = connections.remove(number).ok_or_else(|| {
-                anyhow!("option --{option} {name}={number}: this descriptor has another use")
-            })?;
-            given.push((option, name, attach(connection)));
-        }
+    let vhost_user = machine.vhost_user_fd.iter().map(|given| ("vhost-user-fd", given));
+    let stream = machine.stream_fd.iter().map(|given| ("stream-fd", given));
+    for (option, (name, number)) in vhost_user.chain(stream) {
+        let connection = connections.remove(number).ok_or_else(|| {
+            anyhow!("option --{option} {name}={number}: this descriptor has another use")
+        })?;
+        let attachment = match option {
+            "stream-fd" => Attachment::StreamFd(connection),
+            _ => Attachment::VhostUserFd(connection),
+        };
+        given.push((option, name, attachment));
     }
     Ok(given.into_iter().map(operation).collect())
 }

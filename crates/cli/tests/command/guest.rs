@@ -36,7 +36,12 @@ impl Guest {
             stream = UnixStream::connect(path).ok();
             stream.is_some()
         });
-        Self { stream: stream.unwrap(), mac: [2, 0, 0, 0, 0, last], input: Vec::new() }
+        Self::over(stream.unwrap(), last)
+    }
+
+    /// Takes over a connection.
+    pub(super) fn over(stream: UnixStream, last: u8) -> Self {
+        Self { stream, mac: [2, 0, 0, 0, 0, last], input: Vec::new() }
     }
 
     pub(super) fn send(&mut self, frame: &[u8]) {

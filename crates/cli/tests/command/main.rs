@@ -22,6 +22,7 @@ mod isolation;
 mod limits;
 mod manual;
 mod network;
+mod passt;
 mod pasta;
 mod published;
 mod slirp4netns;

@@ -10,6 +10,7 @@ mod machine;
 mod migration;
 mod network;
 mod offloads;
+mod passt;
 
 use libtest_mimic::{Arguments, Trial};
 use machine::Machine;
@@ -46,7 +47,7 @@ fn main() -> ExitCode {
         });
         trial.with_ignored_flag(missing.is_some())
     });
-    let networks: [(&str, Test); 9] = [
+    let networks: [(&str, Test); 10] = [
         ("network_vhost_user", network::two_by_vhost_user),
         ("network_stream", network::by_stream_and_vhost_user),
         ("network_queues", network::several_queues),
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         ("network_restarted", crash::of_the_network),
         ("network_ports", crash::of_other_ports),
         ("network_migrated", migration::of_a_guest),
+        ("network_passt", passt::of_each_kind),
     ];
     let networks = networks.map(|(name, test)| {
         let trial = Trial::test(name, move || {

@@ -253,7 +253,7 @@ fn talk(one: &mut Machine, two: &mut Machine) {
 }
 
 /// Makes a machine request a lease with a name, and configure itself accordingly.
-fn lease(machine: &mut Machine, name: &str) {
+pub(crate) fn lease(machine: &mut Machine, name: &str) {
     let script = [
         "#!/bin/sh",
         "[ $1 = bound ] || exit 0",
@@ -270,7 +270,7 @@ fn lease(machine: &mut Machine, name: &str) {
 }
 
 /// Makes a machine download from a server on the host's loopback and send the data back.
-fn reach_host(machine: &mut Machine) {
+pub(crate) fn reach_host(machine: &mut Machine) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port of the loopback");
     let port = listener.local_addr().expect("bound").port();
     let server = std::thread::spawn(move || {

@@ -28,13 +28,15 @@ struct Given<A> {
     dns: Option<A>,
 }
 
-/// Returns the only machine, if options name its address, and adds its lease to `operations`.
+/// Returns the only machine, if options name its address, and adds its lease to `operations` if the
+/// network `lends` addresses.
 ///
 /// # Errors
-/// There is no machine, or more than one.
+/// There is no machine, more than one, or no gateway.
 pub(crate) fn only(
     arguments: &UpArguments,
     config: &Config,
+    [has_gateway, lends]: [bool; 2],
     operations: &mut Vec<(String, Operation)>,
 ) -> anyhow::Result<Option<Machine>> {
     let link = &arguments.link;
@@ -58,10 +60,10 @@ pub(crate) fn only(
             names.len()
         );
     };
-    if arguments.no_gateway {
-        bail!("option {option}: needs the gateway; leave out --no-gateway");
+    if !has_gateway {
+        bail!("option {option}: needs the gateway, which is disabled; enable it");
     }
-    if !arguments.no_dhcp {
+    if lends {
         reserve(&option, name, config, operations);
     }
     Ok(Some(Machine::of(arguments, config)))

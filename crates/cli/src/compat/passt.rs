@@ -26,6 +26,7 @@ enum Meaning {
     FullName,
     Help,
     HostName,
+    NoSearch,
     OneOff,
     Ports(&'static str),
     Search,
@@ -68,8 +69,8 @@ const OWN: &[Known<Meaning>] = &[
     known(0, "no-dhcp", 0, Flag("--no-dhcpv4")),
     known(0, "no-dhcpv6", 0, Flag("--no-dhcpv6")),
     known(0, "no-ra", 0, Flag("--no-ra")),
-    known(0, "no-dhcp-dns", 0, Flag("--no-dns")),
-    known(0, "no-dhcp-search", 0, Flag("--no-search")),
+    known(0, "no-dhcp-dns", 0, Flag("--no-dhcp-dns")),
+    known(0, "no-dhcp-search", 0, Meaning::NoSearch),
     known(0, "dhcp-dns", 0, Ignored(BY_DEFAULT)),
     known(0, "dhcp-search", 0, Ignored(BY_DEFAULT)),
     known(b'p', "pcap", 1, Refused("use `towpath capture vm --write FILE`")),
@@ -155,7 +156,7 @@ impl Seen {
         let option = known.long;
         match known.meaning {
             AsPasta(known) => return self.shared.take(Given { known, value }),
-            Flag("--no-search") => self.has_no_search = true,
+            Meaning::NoSearch => self.has_no_search = true,
             Flag(name) => self.flag(name),
             Ports(_) if value == "none" => {}
             Ports(name) => {
@@ -165,7 +166,7 @@ impl Seen {
             }
             Ignored(_) => {}
             Refused(instead) => bail!("option --{option} is not supported; {instead}"),
-            Meaning::Dns if value == "none" => self.flag("--no-dns"),
+            Meaning::Dns if value == "none" => self.flag("--no-dhcp-dns"),
             Meaning::Dns => self.shared.pass_on("--dns", Some(value)),
             Meaning::Search => self.take_search(&text(option, &value)?),
             Meaning::HostName => self.take_name(&text(option, &value)?),
@@ -244,7 +245,7 @@ impl Seen {
             command.push(format!("--domain={domain}").into());
         }
         match self.has_no_search {
-            true => command.push("--no-search".into()),
+            true => command.push("--no-dhcp-search".into()),
             false => {
                 command.extend(self.search.iter().map(|name| format!("--search={name}").into()));
             }

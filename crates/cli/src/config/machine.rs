@@ -28,13 +28,15 @@ struct Given<A> {
     dns: Option<A>,
 }
 
-/// Returns the only machine, if options name its address, and adds its lease to `operations`.
+/// Returns the only machine, if options name its address, and adds its lease to `operations` if the
+/// network `lends` addresses.
 ///
 /// # Errors
-/// There is no machine, or more than one.
+/// There is no machine, more than one, or no gateway.
 pub(crate) fn only(
     arguments: &UpArguments,
     config: &Config,
+    [has_gateway, lends]: [bool; 2],
     operations: &mut Vec<(String, Operation)>,
 ) -> anyhow::Result<Option<Machine>> {
     let link = &arguments.link;
@@ -58,10 +60,10 @@ pub(crate) fn only(
             names.len()
         );
     };
-    if arguments.no_gateway {
-        bail!("option {option}: needs the gateway; leave out --no-gateway");
+    if !has_gateway {
+        bail!("option {option}: needs the gateway, which is disabled; enable it");
     }
-    if !arguments.no_dhcp {
+    if lends {
         reserve(&option, name, config, operations);
     }
     Ok(Some(Machine::of(arguments, config)))
@@ -95,10 +97,10 @@ pub(crate) fn withhold(arguments: &MachineArguments, services: &mut services::Co
         dhcpv6: arguments.no_dhcpv6,
         advertisements: arguments.no_ra,
     };
-    if arguments.no_search {
+    if arguments.no_dhcp_search {
         services.search.clear();
     }
-    if arguments.no_dns {
+    if arguments.no_dhcp_dns {
         services.ipv4.iter_mut().for_each(|v4| v4.dns.clear());
         services.ipv6.iter_mut().for_each(|v6| v6.dns.clear());
     }
@@ -106,7 +108,7 @@ pub(crate) fn withhold(arguments: &MachineArguments, services: &mut services::Co
 
 impl Machine {
     fn of(arguments: &UpArguments, config: &Config) -> Self {
-        let has_dns = !arguments.machine.no_dns;
+        let has_dns = !arguments.machine.no_dhcp_dns;
         let bits = config.ipv4.map_or(0, |v4| u32::from(v4.prefix_len).min(u32::BITS));
         let netmask = u32::MAX.checked_shl(u32::BITS - bits).unwrap_or(0);
         let router = services::link_local(MacAddr(config.gateway_mac));

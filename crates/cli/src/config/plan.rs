@@ -86,8 +86,9 @@ fn read(arguments: &mut UpArguments, connections: Connections) -> anyhow::Result
         }
     }
     let config = config(arguments, &file)?;
-    let machine = machine::only(arguments, &config, &mut operations)?;
     let has_gateway = !arguments.no_gateway && file.gateway.unwrap_or(true);
+    let lends = has_gateway && !arguments.no_dhcp && !file.dhcp.is_off;
+    let machine = machine::only(arguments, &config, [has_gateway, lends], &mut operations)?;
     let network = NetworkConfig {
         mtu: config.mtu,
         gateway: has_gateway.then_some(MacAddr(config.gateway_mac)),
@@ -99,7 +100,6 @@ fn read(arguments: &mut UpArguments, connections: Connections) -> anyhow::Result
     if has_gateway && !arguments.check {
         settings::look_for_resolvers(&config, settings::messages(&arguments.gateway));
     }
-    let lends = has_gateway && !arguments.no_dhcp && !file.dhcp.is_off;
     let services = lends.then(|| services(arguments, &file, &config)).transpose()?;
     let lease_file = arguments.lease_file.take().or(file.dhcp.lease_file).filter(|_| lends);
     let plan = Plan { config, network, services, lease_file, operations, machine };
@@ -209,7 +209,6 @@ fn services(
         file.dhcp.leases_per_port.unwrap_or(services.leases_per_port_max);
     let more = arguments.search.iter().chain(&file.dhcp.search).filter(|name| **name != domain);
     services.search.extend(more.cloned());
-    machine::withhold(&arguments.machine, &mut services);
     if let Some(v4) = &mut services.ipv4 {
         let pool = file.ipv4.pool.map(|pool| pool.first..=pool.last);
         v4.pool = pool.unwrap_or(v4.pool.clone());
@@ -242,6 +241,7 @@ fn services(
             }
         }
     }
+    machine::withhold(&arguments.machine, &mut services);
     Ok(services)
 }
 

@@ -282,7 +282,7 @@ fn options_of_up_that_do_not_fit() {
     let one = [&["up", "--check", "--stream", "a=/tmp/a"][..], &given].concat();
     let two = refused(&[&one[..], &["--stream", "b=/tmp/b"]].concat());
     assert!(two.contains("it has 2"), "{two}");
-    assert!(refused(&[&one[..], &["--no-gateway"]].concat()).contains("--no-gateway"));
+    assert!(refused(&[&one[..], &["--no-gateway"]].concat()).contains("needs the gateway"));
     let alone = refused(&["up", "--check", "--stream", "a=/tmp/a", "--print-addresses"]);
     assert!(alone.contains("needs --copy-host or --address"), "{alone}");
     assert!(refused(&["up", "--stream-fd", "a=2"]).contains("descriptor from 3 on"));

@@ -385,3 +385,44 @@ fn dhcpv4_frame(bench: &mut Bench) -> Vec<u8> {
     assert!(dhcpv4::Message::parse(&frame[42..]).is_ok());
     frame
 }
+
+/// Goal: each service that is off is silent, and the others go on.
+#[test]
+fn single_services_are_off() {
+    for off in 0..3 {
+        let disabled = Disabled { dhcpv4: off == 0, dhcpv6: off == 1, advertisements: off == 2 };
+        let mut bench = Bench::new(Config { disabled, ..config() });
+        let discover = discover_frame(&mut bench, vm(1));
+        let (taken, answers) = bench.input(1, &discover);
+        assert_eq!((taken, answers.len()), (off != 0, usize::from(off != 0)));
+        let (envelope, bytes) = solicitation(link_local(vm(1).1), vm(1), true);
+        let frame = bench.frame(&envelope, &bytes);
+        let (taken, answers) = bench.input(1, &frame);
+        assert_eq!((taken, answers.len()), (off != 2, usize::from(off != 2)));
+        let advertised = answers.first().map(|answer| Message::parse(&answer.payload).unwrap());
+        if let Some(Message::RouterAdvertisement(router)) = advertised {
+            assert_eq!((router.managed, router.other), (off != 1, off != 1));
+        }
+        let expected = usize::from(off != 2);
+        assert_eq!(bench.advertised(true).len(), expected, "at the end");
+        assert!(bench.services.next_deadline().is_none());
+    }
+}
+
+/// Goal: a router outside of the network is given with a route to it (RFC 3442), and a network of a
+/// single address has that address.
+#[test]
+fn a_router_outside_of_the_network() {
+    let own = Ipv4Addr::new(198, 51, 100, 7);
+    let ipv4 =
+        Ipv4 { gateway: GATEWAY, network: own, prefix_len: 32, dns: vec![DNS], pool: own..=own };
+    let mut bench = Bench::new(Config { ipv4: Some(ipv4), hosts: Vec::new(), ..config() });
+    let discover = message(vm(1), MessageType::Discover, &[(option::RAPID_COMMIT, &[])]);
+    let ack = bench.dhcpv4(vm(1), &discover).unwrap();
+    assert_eq!(ack.your_address, own);
+    let router = GATEWAY.octets();
+    let routes = [&[32], &router[..], &[0; 4], &[0], &router].concat();
+    assert_eq!(ack.options.get(option::CLASSLESS_ROUTES), Some(&routes[..]));
+    let usual = Bench::new(config()).dhcpv4(vm(1), &discover).unwrap();
+    assert_eq!(usual.options.get(option::CLASSLESS_ROUTES), None);
+}

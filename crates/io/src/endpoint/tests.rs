@@ -89,3 +89,31 @@ fn a_client_waits_for_the_front_end() {
     drop(front_end);
     assert!(connect(&folder.socket()).unwrap().is_none(), "no listener");
 }
+
+#[test]
+fn connections_are_connected_stream_sockets() {
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let connection = Connection::new(ours.into()).unwrap();
+    let other = connection.clone();
+    assert_eq!(connection, other);
+    let socket = connection.take().unwrap();
+    assert!(rustix::fs::fcntl_getfl(&socket).unwrap().contains(rustix::fs::OFlags::NONBLOCK));
+    assert!(other.take().is_none(), "the socket is taken once");
+    let folder = Folder::new("connections");
+    let listening = UnixListener::bind(folder.socket()).unwrap();
+    assert_eq!(Connection::new(listening.into()), Err(Errno::NOTCONN));
+    let (datagrams, _theirs) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    assert_eq!(Connection::new(datagrams.into()), Err(Errno::PROTOTYPE));
+    let file = std::fs::File::open("/dev/null").unwrap();
+    assert_eq!(Connection::new(file.into()), Err(Errno::NOTSOCK));
+}
+
+#[test]
+fn sockets_in_use_are_recognised() {
+    let folder = Folder::new("in-use");
+    assert!(!is_in_use(&folder.socket()), "there is none");
+    let listener = UnixListener::bind(folder.socket()).unwrap();
+    assert!(is_in_use(&folder.socket()));
+    drop(listener);
+    assert!(!is_in_use(&folder.socket()), "no process listens");
+}

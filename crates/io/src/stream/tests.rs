@@ -328,3 +328,25 @@ fn a_port_serves_one_guest_after_the_other() {
     drop(port);
     assert!(!path.exists());
 }
+
+/// Goal: a port with a given connection serves it, and after its end waits for no other.
+#[test]
+fn a_port_serves_a_given_connection() {
+    let (ours, mut guest) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    let mut port = StreamPort::from_socket(ours.into(), 1500).unwrap();
+    let config = MemoryConfig { packets: 16, small_frames: 16, large_frames: 16 };
+    let (mut memory, ledger) = (Memory::new(config), Ledger::new());
+    let mut burst = Burst::new();
+    assert!(port.is_connected());
+    let frame = [7; 60];
+    guest.write_all(&[&60_u32.to_be_bytes()[..], &frame].concat()).unwrap();
+    port.turn(true, &mut cx(&mut memory, &ledger)).unwrap();
+    port.receive(&mut burst, &mut cx(&mut memory, &ledger)).unwrap();
+    assert_eq!(burst.pop().map(|packet| bytes_of(&packet)), Some(frame.to_vec()));
+    drop(guest);
+    port.receive(&mut burst, &mut cx(&mut memory, &ledger)).unwrap();
+    assert_eq!(port.take_end(), Some(StreamError::Closed));
+    port.turn(true, &mut cx(&mut memory, &ledger)).unwrap();
+    assert_eq!((port.is_connected(), port.sessions().0), (false, 1));
+}

@@ -65,14 +65,14 @@ fn calls_of_launchers() {
 #[test]
 fn what_machines_get() {
     let none = read("-q --no-dhcp --no-dhcpv6 --no-ra --no-dhcp-dns --no-dhcp-search").unwrap();
-    assert!(none.contains(" --no-search --daemon "), "{none}");
-    assert!(none.ends_with(" --quiet --no-dhcpv4 --no-dhcpv6 --no-ra --no-dns"), "{none}");
-    assert!(read("-D none --no-dhcp-dns").unwrap().ends_with(" --no-dns"), "once");
+    assert!(none.contains(" --no-dhcp-search --daemon "), "{none}");
+    assert!(none.ends_with(" --quiet --no-dhcpv4 --no-dhcpv6 --no-ra --no-dhcp-dns"), "{none}");
+    assert!(read("-D none --no-dhcp-dns").unwrap().ends_with(" --no-dhcp-dns"), "once");
     assert!(read("-D 192.0.2.9").unwrap().ends_with(" --dns=192.0.2.9"));
     let search = ["-S", "a.example b.example"].map(OsString::from);
     let searched = read_all(&search).unwrap();
     assert!(searched.contains(" --search=a.example --search=b.example "), "{searched}");
-    assert!(read_all(&["-S", ""].map(OsString::from)).unwrap().contains(" --no-search "));
+    assert!(read_all(&["-S", ""].map(OsString::from)).unwrap().contains(" --no-dhcp-search "));
     assert!(read("-M 02:00:00:00:00:09").unwrap().ends_with(" --gateway-mac=02:00:00:00:00:09"));
     let named = read("-H web.example.org --fqdn vm.example.net").unwrap();
     assert!(named.contains("name=web --domain=example.net "), "{named}");

@@ -40,11 +40,11 @@ pub(crate) struct MachineArguments {
 
     /// Give machines no DNS servers.
     #[arg(long, help_heading = "Leases")]
-    pub(crate) no_dns: bool,
+    pub(crate) no_dhcp_dns: bool,
 
     /// Give machines no search domains.
     #[arg(long, help_heading = "Leases", conflicts_with = "search")]
-    pub(crate) no_search: bool,
+    pub(crate) no_dhcp_search: bool,
 }
 
 /// Options about the serving process.

@@ -79,7 +79,7 @@ fn act_as(arguments: &AsArguments) -> Result<Ending, Failure> {
     };
     let Some(program) = compat::program_of(name) else {
         settings::usage_error(&anyhow!(
-            "'{}' is not a program that towpath can act as; expected pasta",
+            "'{}' is not a program that towpath can act as; expected pasta or pesto",
             name.display()
         ));
     };

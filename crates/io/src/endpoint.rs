@@ -118,6 +118,11 @@ impl Listener {
         Ok(listener)
     }
 
+    /// Returns the path and the inode of its file, if it made the file.
+    pub fn file(&self) -> Option<(PathBuf, u64)> {
+        self.file.map(|(_, inode)| (self.path.clone(), inode))
+    }
+
     /// Accepts the next connection, a non-blocking socket. Returns `None` if none waits.
     ///
     /// # Errors

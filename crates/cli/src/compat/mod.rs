@@ -3,7 +3,7 @@
 //! The translation is the whole difference: everything that these programs do is done by towpath's
 //! own commands, with their own options. [`explain`] shows them.
 //!
-//! Each module uses only the modules before it: `getopt → pasta`.
+//! Each module uses only the modules before it: `getopt → {pasta, pesto}`.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -17,11 +17,13 @@ use crate::exit::{self, Ending, Failure};
 
 mod getopt;
 mod pasta;
+mod pesto;
 
 /// A program that towpath can act as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Program {
     Pasta,
+    Pesto,
 }
 
 /// What a command line of another program asks for.
@@ -39,6 +41,7 @@ pub(crate) fn program_of(path: &OsStr) -> Option<Program> {
     let name = Path::new(path).file_name()?.to_str()?;
     match name.strip_suffix(".avx2").unwrap_or(name) {
         "pasta" => Some(Program::Pasta),
+        "pesto" => Some(Program::Pesto),
         _ => None,
     }
 }
@@ -96,6 +99,10 @@ fn translate(program: Program, given: &[OsString]) -> Result<Translated, Failure
             exit::act_as("pasta");
             Ok(pasta::translate(given)?)
         }
+        Program::Pesto => {
+            exit::act_as("pesto");
+            Ok(pesto::translate(given)?)
+        }
     }
 }
 
@@ -118,6 +125,7 @@ mod tests {
         for path in ["pasta", "/usr/bin/pasta", "pasta.avx2", "./pasta"] {
             assert_eq!(program(path), Some(Program::Pasta), "{path}");
         }
+        assert_eq!(program("/usr/bin/pesto"), Some(Program::Pesto));
         for path in ["towpath", "", "/", "pasta/x", "pastas", "mypasta", "pasta.sh", ".avx2"] {
             assert_eq!(program(path), None, "{path}");
         }

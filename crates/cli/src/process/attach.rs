@@ -59,10 +59,10 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     // The namespace's file may be unmounted from now on; the TAP device keeps the namespace alive.
     let identity = namespace.identity()?;
     drop((theirs, namespace));
-    let control = serve::control(messages);
+    let control = serve::control(network.control_socket.as_deref(), messages)?;
     let duties = Duties {
         ports: confine::ports(&config.publish),
-        control: control.as_ref().map(Control::files),
+        control: control.as_ref().map(Control::files).unwrap_or_default(),
         namespace: life.path.as_ref().map(|(_, path)| path.clone()),
         ..Duties::default()
     };

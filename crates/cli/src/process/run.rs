@@ -47,10 +47,10 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
         Forked::Parent(child) => Kept::new(child),
     };
     drop((theirs, inherited));
-    let control = serve::control(messages);
+    let control = serve::control(network.control_socket.as_deref(), messages)?;
     let duties = Duties {
         ports: confine::ports(&config.publish),
-        control: control.as_ref().map(Control::files),
+        control: control.as_ref().map(Control::files).unwrap_or_default(),
         ..Duties::default()
     };
     let child = Some(init.as_fd());

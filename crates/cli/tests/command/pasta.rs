@@ -86,7 +86,7 @@ impl Bench {
     }
 
     /// Starts `pasta` in the background; returns its PID.
-    fn begin(&self, arguments: &[&str]) -> Pid {
+    pub(super) fn begin(&self, arguments: &[&str]) -> Pid {
         let file = self.folder.0.join("pid");
         let mut all = vec!["--pid", file.to_str().unwrap()];
         all.extend(arguments);

@@ -57,9 +57,9 @@ pub(crate) struct AttachArguments {
 
 /// Act as another program, with its options.
 ///
-/// PROGRAM is `pasta`. The same happens if towpath is started by that name, for example through a
-/// symbolic link: container engines then use it in place of that program. docs/engines.md in the
-/// source says how, and lists the differences.
+/// PROGRAM is `pasta` or `pesto`. The same happens if towpath is started by that name, for example
+/// through a symbolic link: container engines then use it in place of that program. docs/engines.md
+/// in the source says how, and lists the differences.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct AsArguments {

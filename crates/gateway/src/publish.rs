@@ -5,8 +5,8 @@
 //! `PORT[-PORT][:PORT[-PORT]]`, optionally prefixed as a whole by `ADDR/`, `ADDR%IF/` or `%IF/`,
 //! with exclusions `~PORT[-PORT]`; or `ADDR:PORT:PORT` as Docker writes it, an IPv6 address in
 //! brackets; or one of the words `none` and `all`. A list of exclusions alone means all ports
-//! except those. The text form of joined ports is that of pasta's `-T`: a list of the same form, the
-//! program's port first, without a prefix and without a form for all ports.
+//! except those. The text form of joined ports is that of pasta's `-T`: a list of the same form,
+//! the program's port first, without a prefix and without a form for all ports.
 
 use std::collections::HashSet;
 use std::fmt;

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::Context;
+use towpath_gateway::flows::allow_ports;
 use towpath_io::confine::Mode;
 use towpath_io::confine::broker::Duties;
 use towpath_io::namespace::channel::Channel;
@@ -59,6 +60,8 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     // The namespace's file may be unmounted from now on; the TAP device keeps the namespace alive.
     let identity = namespace.identity()?;
     drop((theirs, namespace));
+    // While it is permitted; the program has its own limit already.
+    allow_ports(&config.publish);
     let control = serve::control(network.control_socket.as_deref(), messages)?;
     let duties = Duties {
         ports: confine::ports(&config.publish),

@@ -7,6 +7,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::Context;
+use towpath_gateway::flows::allow_ports;
 use towpath_io::confine::Mode;
 use towpath_io::confine::broker::Duties;
 use towpath_io::namespace::channel::{Channel, ChannelError, Message};
@@ -47,6 +48,8 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
         Forked::Parent(child) => Kept::new(child),
     };
     drop((theirs, inherited));
+    // While it is permitted; the program has its own limit already.
+    allow_ports(&config.publish);
     let control = serve::control(network.control_socket.as_deref(), messages)?;
     let duties = Duties {
         ports: confine::ports(&config.publish),

@@ -199,6 +199,36 @@ fn all_ports_are_published_or_none() {
     talk(inside, at("0.0.0.0:88"), host, at("127.0.0.1:8080"));
 }
 
+/// Goal: a range for which there are not enough descriptors is rejected as a whole, before a port
+/// is bound, at the start and later.
+#[test]
+fn a_range_beyond_the_descriptors_is_rejected() {
+    skip_if!(no_root());
+    let bench = Bench::new("descriptors");
+    // A user's limit; a privileged towpath raises it.
+    let script = "ulimit -n 2000; exec setpriv --bounding-set -sys_resource \"$0\" \"$@\"";
+    let attach = |options: &[&str]| {
+        let mut command = on_host(&bench, "sh");
+        command.args(["-c", script, TOWPATH, "attach", "-q"]).args(options).arg(bench.pid());
+        command.stdin(Stdio::null());
+        command
+    };
+    let range = "2000-3999";
+    let refused = output(&mut attach(&["-t", range]));
+    let expected = "publishing needs 4000 sockets, more than half of the 2000 descriptors";
+    assert_fails(&refused, expected);
+    let mut command = attach(&["-4", "-u", "2000-2899"]);
+    let attached = Attached { running: Guard(command.spawn().unwrap()), bench };
+    wait_for("the control socket", || attached.socket().exists());
+    let refused = attached.publish("add", &["-t", "2000-2200"]);
+    assert_fails(&refused, "publishing needs 1101 sockets, more than half of the 2000");
+    assert_eq!(attached.listed(), ["udp 2000-2899 program:2000-2899"]);
+    attached.done("del", &["-u", "2000-2899"]);
+    attached.done("add", &["-t", "2000-2899"]);
+    attached.done("add", &["-t", "2000-2899", "--if-absent"]);
+    assert_eq!(attached.listed(), ["tcp 2000-2899 program:2000-2899"]);
+}
+
 /// Goal: requests that cannot be fulfilled are rejected with a reason.
 #[test]
 fn mistakes_are_named() {

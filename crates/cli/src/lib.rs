@@ -79,7 +79,8 @@ fn act_as(arguments: &AsArguments) -> Result<Ending, Failure> {
     };
     let Some(program) = compat::program_of(name) else {
         settings::usage_error(&anyhow!(
-            "'{}' is not a program that towpath can act as; expected pasta, passt or slirp4netns",
+            "'{}' is not a program that towpath can act as; expected pasta, passt, pesto or \
+             slirp4netns",
             name.display()
         ));
     };

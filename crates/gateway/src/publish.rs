@@ -3,9 +3,10 @@
 //!
 //! The text form of published ports is that of pasta's `-t` and `-u`: a comma-separated list of
 //! `PORT[-PORT][:PORT[-PORT]]`, optionally prefixed as a whole by `ADDR/`, `ADDR%IF/` or `%IF/`,
-//! with exclusions `~PORT[-PORT]`; or one of the words `none` and `all`. A list of exclusions alone
-//! means all ports except those. The text form of joined ports is that of pasta's `-T`: a list of
-//! the same form, the program's port first, without a prefix and without a form for all ports.
+//! with exclusions `~PORT[-PORT]`; or `ADDR:PORT:PORT` as Docker writes it, an IPv6 address in
+//! brackets; or one of the words `none` and `all`. A list of exclusions alone means all ports
+//! except those. The text form of joined ports is that of pasta's `-T`: a list of the same form,
+//! the program's port first, without a prefix and without a form for all ports.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -290,11 +291,8 @@ fn parse_one(
     }
     let (prefix, list) = match spec.split_once('/') {
         Some((prefix, list)) => (Some(prefix), list),
-        None => (None, spec),
+        None => address_by_colon(spec)?,
     };
-    if let Some(meant) = prefix.is_none().then(|| address_by_colon(list)).flatten() {
-        return Err(Problem::AddressByColon(meant));
-    }
     let (host, interface) = parse_prefix(prefix)?;
     let Mapping { wanted, excluded } = parse_list(list)?;
     let all = wanted.is_empty();
@@ -336,14 +334,19 @@ fn parse_prefix(prefix: Option<&str>) -> Result<(Option<IpAddr>, Option<String>)
     Ok((host, interface))
 }
 
-/// Translates `ADDR:PORT:PORT` into the form that is understood here.
-fn address_by_colon(list: &str) -> Option<String> {
-    let (rest, program) = list.rsplit_once(':')?;
-    let (address, host) = rest.rsplit_once(':')?;
-    let address =
-        address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address);
-    let address: IpAddr = address.parse().ok()?;
-    Some(format!("{address}/{host}:{program}"))
+/// Splits `ADDR:PORT:PORT`, as Docker writes it, into address and ports. An IPv6 address needs
+/// brackets: `::1:80:80` is an address by itself.
+fn address_by_colon(spec: &str) -> Result<(Option<&str>, &str), Problem> {
+    let ports = |(at, _): (usize, &str)| spec[..at].rfind(':');
+    let Some(at) = spec.rmatch_indices(':').next().and_then(ports) else { return Ok((None, spec)) };
+    let (address, list) = (&spec[..at], &spec[at + 1..]);
+    let inner = address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    match inner.unwrap_or(address).parse() {
+        Ok(IpAddr::V4(_)) if inner.is_none() => Ok((Some(address), list)),
+        Ok(IpAddr::V6(_)) if inner.is_some() => Ok((Some(address), list)),
+        Ok(address) => Err(Problem::AddressByColon(format!("{address}/{list}"))),
+        Err(_) => Ok((None, spec)),
+    }
 }
 
 fn parse_interface(name: &str) -> Result<String, Problem> {

@@ -153,9 +153,9 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Returns the path of the socket's file, and its device and inode number.
-    pub fn file(&self) -> (PathBuf, (u64, u64)) {
-        (self.path.clone(), self.file.unwrap_or_default())
+    /// Returns the path of the socket's file, and its device and inode number, if it made the file.
+    pub fn file(&self) -> Option<(PathBuf, (u64, u64))> {
+        self.file.map(|identity| (self.path.clone(), identity))
     }
 
     /// Accepts the next connection, a non-blocking socket. Returns `None` if none waits.

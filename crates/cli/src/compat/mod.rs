@@ -3,7 +3,7 @@
 //! The translation is the whole difference: everything that these programs do is done by towpath's
 //! own commands, with their own options. [`explain`] shows them.
 //!
-//! Each module uses only the modules before it: `getopt → {pasta, slirp4netns} → passt`.
+//! Each module uses only the modules before it: `getopt → {pasta, pesto, slirp4netns} → passt`.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -18,6 +18,7 @@ use crate::exit::{self, Ending, Failure};
 mod getopt;
 mod passt;
 mod pasta;
+mod pesto;
 mod slirp4netns;
 
 /// A program that towpath can act as.
@@ -26,6 +27,7 @@ pub(crate) enum Program {
     Pasta,
     Slirp4netns,
     Passt,
+    Pesto,
 }
 
 /// What a command line of another program asks for.
@@ -45,6 +47,7 @@ pub(crate) fn program_of(path: &OsStr) -> Option<Program> {
         "pasta" => Some(Program::Pasta),
         "slirp4netns" => Some(Program::Slirp4netns),
         "passt" => Some(Program::Passt),
+        "pesto" => Some(Program::Pesto),
         _ => None,
     }
 }
@@ -110,6 +113,10 @@ fn translate(program: Program, given: &[OsString]) -> Result<Translated, Failure
             exit::act_as("passt");
             Ok(passt::translate(given)?)
         }
+        Program::Pesto => {
+            exit::act_as("pesto");
+            Ok(pesto::translate(given)?)
+        }
     }
 }
 
@@ -136,6 +143,7 @@ mod tests {
         for path in ["passt", "/usr/bin/passt.avx2"] {
             assert_eq!(program(path), Some(Program::Passt), "{path}");
         }
+        assert_eq!(program("/usr/bin/pesto"), Some(Program::Pesto));
         for path in ["towpath", "", "/", "pasta/x", "pastas", "mypasta", "pasta.sh", ".avx2"] {
             assert_eq!(program(path), None, "{path}");
         }

@@ -128,7 +128,7 @@ pub(super) const KNOWN: &[Known<Meaning>] = &[
     known(0, "no-icmp", 0, Refused("towpath cannot block a protocol")),
     known(0, "runas", 1, Refused("start towpath as that user")),
     known(0, "stats", 1, Refused("use `towpath stats --watch`")),
-    known(b'c', "conf-path", 1, Refused("ports are fixed while towpath runs")),
+    known(b'c', "conf-path", 1, Same("--control-socket")),
     known(0, "print-capabilities", 0, Refused(MACHINES)),
     known(b's', "socket", 1, Refused(MACHINES)),
     known(0, "socket-path", 1, Refused(MACHINES)),

@@ -18,6 +18,7 @@ pub(crate) use capture::CaptureArguments;
 pub(crate) use doctor::{CompletionsArguments, DoctorArguments, ManArguments};
 pub(crate) use link::{Address, InterfaceArguments, LinkArguments};
 pub(crate) use machine::{DaemonArguments, MachineArguments};
+pub(crate) use publish::PublishArguments;
 pub(crate) use top::TopArguments;
 
 mod attach;
@@ -25,6 +26,7 @@ mod capture;
 mod doctor;
 mod link;
 mod machine;
+mod publish;
 mod top;
 
 /// Run programs and virtual machines on a user-space network.
@@ -278,43 +280,6 @@ pub(crate) enum LsWhat {
     Published,
 }
 
-/// Publish or unpublish ports of the host while a network, `run` or `attach` is running.
-///
-/// GUEST is the PID of a `towpath run` or `towpath attach`, or a machine of a network: the name of
-/// a port, a host name that a machine sends by DHCP, or an address. With --pid or --socket of a
-/// `run` or `attach`, GUEST is `program`. SPEC is as for `towpath run`, except `auto`. All ports
-/// are published, or none. `del` without ports unpublishes all ports. Open connections continue.
-///
-/// A confined `run` or `attach` publishes a port below 1024 only if it was started with that port,
-/// or if every user may bind it.
-#[derive(Debug, Args)]
-#[command(after_help = exit::HELP)]
-pub(crate) struct PublishArguments {
-    /// What to do.
-    #[arg(value_name = "ACTION")]
-    pub(crate) action: AddOrDel,
-
-    /// The machine, or the PID of a `towpath run` or `towpath attach`.
-    #[arg(value_name = "GUEST")]
-    pub(crate) guest: String,
-
-    /// With add: leave ports that are published already and lead to the same port; without this,
-    /// they are an error.
-    #[arg(long)]
-    pub(crate) if_absent: bool,
-
-    /// TCP ports; may be repeated.
-    #[arg(short, long, value_name = "SPEC")]
-    pub(crate) tcp_ports: Vec<String>,
-
-    /// UDP ports; may be repeated.
-    #[arg(short, long, value_name = "SPEC")]
-    pub(crate) udp_ports: Vec<String>,
-
-    #[command(flatten)]
-    pub(crate) which: WhichNetwork,
-}
-
 /// Add or remove a static lease of a running network.
 ///
 /// LEASE is for example port=vm1,ipv4=10.0.2.20,ipv6=fd74:6f77:7061:7468::20,name=web: one of
@@ -495,6 +460,11 @@ pub(crate) struct NetworkArguments {
     /// --join-published.
     #[arg(long, requires = "tcp_ports", help_heading = "Ports")]
     pub(crate) join_loopback: bool,
+
+    /// Serve the control socket at PATH, too, for this user alone. A socket that no process listens
+    /// on is replaced; towpath removes the socket when it ends.
+    #[arg(long, value_name = "PATH", help_heading = "Process")]
+    pub(crate) control_socket: Option<PathBuf>,
 
     #[command(flatten)]
     pub(crate) interface: InterfaceArguments,

@@ -57,10 +57,7 @@ pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Res
             Response::metrics(metrics::text(&worker.report(), Some(&network)))
         }
         ("GET", LEASES) => Response::json(200, &leases(worker)),
-        ("GET", PUBLISHED) => {
-            let ports = worker.published().map(|(_, publish)| publish);
-            Response::json(200, &published::list(ports))
-        }
+        ("GET", PUBLISHED) => Response::json(200, &published::list(worker.published())),
         ("POST", TRANSACTION) => transaction(worker, request.body),
         (_, PORTS | LEASES | PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION) => {
             wrong_method(request, &format!("GET to read, or POST {TRANSACTION}"))
@@ -80,8 +77,7 @@ pub(crate) fn answer_gateway(serving: &mut impl Serving, request: &Request<'_>) 
             flows::answer(target, workers, |worker, query| serving.flows(worker, query))
         }
         ("GET", PUBLISHED) => {
-            let ports = serving.published();
-            Response::json(200, &published::list(ports.into_iter().map(|(_, publish)| publish)))
+            Response::json(200, &published::list(serving.published().into_iter()))
         }
         ("POST", TRANSACTION) => published::transaction(serving, request.body),
         (_, PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION) => {

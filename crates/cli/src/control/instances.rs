@@ -108,10 +108,10 @@ impl Announced {
         fs::remove_file(&self.before)
     }
 
-    /// Returns the names that the socket's file may have, and its inode.
-    pub(crate) fn files(&self) -> (Vec<PathBuf>, u64) {
+    /// Returns the names that the socket's file may have, each with its inode.
+    pub(crate) fn files(&self) -> Vec<(PathBuf, u64)> {
         let [first, other] = self.names.clone();
-        (vec![self.before.clone(), first, other], self.inode)
+        [self.before.clone(), first, other].map(|path| (path, self.inode)).into()
     }
 
     /// Opens the reserve descriptor for the next connection, if it was used.
@@ -152,8 +152,7 @@ impl Drop for Announced {
         if outside::withdraw() {
             return;
         }
-        let (paths, inode) = self.files();
-        for path in paths {
+        for (path, inode) in self.files() {
             if lstat(&path).is_ok_and(|found| found.st_ino == inode) {
                 let _ = fs::remove_file(path);
             }

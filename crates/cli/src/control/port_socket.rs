@@ -101,7 +101,7 @@ impl PortSocket {
     }
 
     /// Returns the socket's file and its identity.
-    pub(crate) fn file(&self) -> (PathBuf, (u64, u64)) {
+    pub(crate) fn file(&self) -> Option<(PathBuf, (u64, u64))> {
         self.listener.file()
     }
 

@@ -83,10 +83,13 @@ pub(crate) fn outcome(count: usize, done: Result<(), (usize, anyhow::Error)>) ->
     }
 }
 
-/// Returns the published ports as JSON; an entry for each range.
-pub(crate) fn list<'a>(published: impl Iterator<Item = &'a Publish>) -> Value {
+/// Returns the published ports as JSON, in the order in which they were published; an entry for
+/// each range.
+pub(crate) fn list<'a>(published: impl Iterator<Item = (PublishId, &'a Publish)>) -> Value {
+    let mut published: Vec<_> = published.collect();
+    published.sort_unstable_by_key(|(id, _)| *id);
     let mut ranges: Vec<(HostPort, &Publish, u16)> = Vec::new();
-    for publish in published {
+    for (_, publish) in published {
         match ranges.last_mut() {
             Some((_, first, count)) if continues(first, *count, publish) => *count += 1,
             _ => ranges.push((publish.host_port(), publish, 1)),
@@ -134,7 +137,8 @@ mod tests {
     #[test]
     fn ranges_are_one_entry() {
         let ports = parse(&["80", "2000-2009:3000-3009", "2010:4000", "127.0.0.1/2011-2012"]);
-        let listed = list(ports.iter());
+        // The table of a gateway has another order.
+        let listed = list((0..).map(PublishId).zip(&ports).collect::<Vec<_>>().into_iter().rev());
         let ranges = listed["published"].as_array().unwrap();
         let of = |key: &str| ranges.iter().map(|range| range[key].to_string()).collect::<Vec<_>>();
         assert_eq!(of("host-port"), ["80", "2000", "2010", "2011"]);

@@ -26,6 +26,7 @@ use rustix::time::{
     timerfd_settime,
 };
 use towpath_gateway::control::http::{BODY_BYTES_MAX, HEAD_BYTES_MAX, Request, Response};
+use towpath_io::endpoint::Listener;
 use towpath_io::reactor::{Events, Interest, Reactor};
 
 use crate::control::instances::Announced;
@@ -37,10 +38,14 @@ const TICKS_MAX: u32 = 5;
 /// Reactor tokens after those of the connections.
 const LISTENER: u64 = CONNECTIONS_MAX as u64;
 const TIMER: u64 = LISTENER + 1;
+const NAMED: u64 = TIMER + 1;
 
 /// A control socket.
 pub(crate) struct Control {
-    announced: Announced,
+    /// The one by which others find this process, if the user has a folder for it.
+    announced: Option<Announced>,
+    /// The one at a path that the user chose.
+    named: Option<Listener>,
     reactor: Reactor,
     events: Box<Events>,
     timer: OwnedFd,
@@ -74,16 +79,24 @@ struct Connection {
 }
 
 impl Control {
-    /// Makes the socket. Fails if the user has no runtime folder.
-    pub(crate) fn new() -> anyhow::Result<Self> {
-        let announced = Announced::new()?;
+    /// Serves these sockets.
+    pub(crate) fn new(
+        announced: Option<Announced>,
+        named: Option<Listener>,
+    ) -> anyhow::Result<Self> {
         let reactor = Reactor::new()?;
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-        reactor.add(&announced, LISTENER, Interest::READ, false)?;
+        if let Some(announced) = &announced {
+            reactor.add(announced, LISTENER, Interest::READ, false)?;
+        }
+        if let Some(named) = &named {
+            reactor.add(named, NAMED, Interest::READ, false)?;
+        }
         reactor.add(&timer, TIMER, Interest::READ, false)?;
         Ok(Self {
             announced,
+            named,
             reactor,
             events: Box::default(),
             timer,
@@ -94,14 +107,17 @@ impl Control {
         })
     }
 
-    /// Returns the names that the socket's file may have, and its inode.
-    pub(crate) fn files(&self) -> (Vec<PathBuf>, u64) {
-        self.announced.files()
+    /// Returns the names that the sockets' files may have, each with the file's inode.
+    pub(crate) fn files(&self) -> Vec<(PathBuf, u64)> {
+        let named = self.named.as_ref().and_then(Listener::file);
+        let named = named.map(|(path, (_, inode))| (path, inode));
+        let announced = self.announced.as_ref().map(Announced::files).unwrap_or_default();
+        announced.into_iter().chain(named).collect()
     }
 
     /// Gives the socket the name by which others find it.
     pub(crate) fn announce(&self) -> anyhow::Result<()> {
-        self.announced.announce()
+        self.announced.as_ref().map_or(Ok(()), Announced::announce)
     }
 
     /// Does all work that needs no waiting. `answer` handles requests, and returns `None` if it has
@@ -118,7 +134,7 @@ impl Control {
         for event in events.iter() {
             match event.token {
                 // Accepted after the others have been served: there may be room then.
-                LISTENER => {}
+                LISTENER | NAMED => {}
                 TIMER => self.tick()?,
                 token => self.step(token as usize, &mut answer)?,
             }
@@ -126,7 +142,7 @@ impl Control {
         self.events = events;
         let is_short = !self.accept(&mut answer)?;
         // This fails while descriptors are short, and is repeated when the timer ticks.
-        let _ = self.announced.keep_spare();
+        let _ = self.announced.as_mut().map(Announced::keep_spare);
         self.listen(!is_short)?;
         self.run_timer(is_short || self.connections.iter().any(Option::is_some))
     }
@@ -139,7 +155,7 @@ impl Control {
         answer: &mut impl FnMut(Asked<'_>) -> Option<Response>,
     ) -> io::Result<bool> {
         for _ in 0..CONNECTIONS_MAX {
-            let stream = match self.announced.accept() {
+            let stream = match self.next() {
                 Ok(Some(stream)) => stream,
                 Ok(None) => return Ok(true),
                 Err(_) => return Ok(false),
@@ -162,6 +178,16 @@ impl Control {
         Ok(true)
     }
 
+    /// Accepts a connection, if one waits.
+    fn next(&mut self) -> io::Result<Option<UnixStream>> {
+        let announced = self.announced.as_mut().map(Announced::accept);
+        if let Some(stream) = announced.transpose()?.flatten() {
+            return Ok(Some(stream));
+        }
+        let named = self.named.as_ref().map(Listener::accept).transpose()?.flatten();
+        Ok(named.map(UnixStream::from))
+    }
+
     /// Returns the index of a free place, displacing a connection if necessary.
     fn make_room(&mut self) -> io::Result<usize> {
         if let Some(free) = self.connections.iter().position(Option::is_none) {
@@ -179,7 +205,12 @@ impl Control {
     fn listen(&mut self, is_listening: bool) -> io::Result<()> {
         if self.is_listening != is_listening {
             let interest = if is_listening { Interest::READ } else { Interest::NONE };
-            self.reactor.modify(&self.announced, LISTENER, interest, false)?;
+            if let Some(announced) = &self.announced {
+                self.reactor.modify(announced, LISTENER, interest, false)?;
+            }
+            if let Some(named) = &self.named {
+                self.reactor.modify(named, NAMED, interest, false)?;
+            }
             self.is_listening = is_listening;
         }
         Ok(())

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::Context;
+use towpath_gateway::flows::allow_ports;
 use towpath_io::confine::Mode;
 use towpath_io::confine::broker::{Duties, Ports};
 use towpath_io::namespace::channel::Channel;
@@ -69,17 +70,19 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     // The namespace's file may be unmounted from now on; the TAP device keeps the namespace alive.
     let identity = namespace.identity()?;
     drop((theirs, namespace, user));
+    // While it is permitted; the program has its own limit already.
+    allow_ports(&config.publish);
     let program = config.ipv4.map(|v4| v4.address);
     let ports = arguments.port_socket.as_deref();
     let ports = ports.map(|path| PortSocket::new(path, program)).transpose()?;
-    let control = serve::control(messages);
+    let control = serve::control(network.control_socket.as_deref(), messages)?;
     let duties = Duties {
         ports: match ports {
             Some(_) => Ports::Any,
             None => confine::ports(&config.publish),
         },
-        sockets: ports.as_ref().map(PortSocket::file).into_iter().collect(),
-        control: control.as_ref().map(Control::files),
+        sockets: ports.as_ref().and_then(PortSocket::file).into_iter().collect(),
+        control: control.as_ref().map(Control::files).unwrap_or_default(),
         namespace: life.path.as_ref().map(|(_, path)| path.clone()),
         ..Duties::default()
     };

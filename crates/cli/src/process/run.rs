@@ -7,6 +7,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::Context;
+use towpath_gateway::flows::allow_ports;
 use towpath_io::confine::Mode;
 use towpath_io::confine::broker::Duties;
 use towpath_io::namespace::channel::{Channel, ChannelError, Message};
@@ -49,10 +50,12 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
         Forked::Parent(child) => ChildGuard::new(child),
     };
     drop((theirs, inherited));
-    let control = serve::control(messages);
+    // While it is permitted; the program has its own limit already.
+    allow_ports(&config.publish);
+    let control = serve::control(network.control_socket.as_deref(), messages)?;
     let duties = Duties {
         ports: confine::ports(&config.publish),
-        control: control.as_ref().map(Control::files),
+        control: control.as_ref().map(Control::files).unwrap_or_default(),
         ..Duties::default()
     };
     let child = Some(init.as_fd());

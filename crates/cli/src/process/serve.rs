@@ -3,10 +3,12 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
+use rustix::fs::Mode;
+use rustix::process::umask;
 use towpath_gateway::capture::{FINISH_PATIENCE, Recording, Summary};
 use towpath_gateway::config::Config;
 use towpath_gateway::flows::{FlowPage, FlowQuery, JoinedListener, StartError, allow_many_files};
@@ -15,11 +17,13 @@ use towpath_gateway::report::Report;
 use towpath_gateway::worker::Worker;
 use towpath_gateway::worker_group::WorkerGroup;
 use towpath_io::doorbell::EventDoorbell;
+use towpath_io::endpoint::Listener;
 use towpath_io::namespace::channel::{Channel, Message};
 use towpath_io::namespace::sockets::SocketSource;
 use towpath_io::tap::{Features, Tap};
 
 use crate::control::api::{self, Serving};
+use crate::control::instances::Announced;
 use crate::control::port_socket::PortSocket;
 use crate::control::published::Publishing;
 use crate::control::socket::Control;
@@ -369,14 +373,33 @@ impl Serving for Threads {
     }
 }
 
-/// Makes the control socket, if there is a folder for it; others do not find it yet.
-pub(crate) fn control(messages: Messages) -> Option<Control> {
+/// Makes the control socket, if there is a folder for it; others do not find it yet. Also listens
+/// at `path`.
+///
+/// # Errors
+/// It cannot listen at `path`.
+pub(crate) fn control(path: Option<&Path>, messages: Messages) -> anyhow::Result<Option<Control>> {
+    let named = path.map(listen).transpose().context("option --control-socket")?;
     let untold = |error: &anyhow::Error| {
         messages.detail(format_args!(
             "no control socket, so `towpath stats` cannot find this instance: {error:#}"
         ));
     };
-    Control::new().inspect_err(untold).ok()
+    let announced = Announced::new().inspect_err(untold).ok();
+    if announced.is_none() && named.is_none() {
+        return Ok(None);
+    }
+    Control::new(announced, named).map(Some)
+}
+
+/// Makes a socket for this user alone.
+fn listen(path: &Path) -> anyhow::Result<Listener> {
+    // The broker, which removes it, may have another working directory.
+    let path = std::path::absolute(path)?;
+    let before = umask(Mode::RWXG | Mode::RWXO);
+    let listener = Listener::bind(&path);
+    umask(before);
+    Ok(listener?)
 }
 
 /// Gives the control socket the name by which others find it.

@@ -49,8 +49,8 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     let signals = Signals::block()?;
     allow_many_files();
     sigbus::guard().context("cannot install the handler of SIGBUS")?;
-    let control = serve::control(messages);
-    let duties = duties(&plan, control.as_ref().map(Control::files));
+    let control = serve::control(None, messages)?;
+    let duties = duties(&plan, control.as_ref().map(Control::files).unwrap_or_default());
     let confinement = Confinement::begin(&arguments.gateway, messages, duties, None)?;
     // Dropped after the network, whose end ends the captures.
     let mut captures = Captures::default();
@@ -141,7 +141,7 @@ fn sockets(plan: &Plan) -> Vec<String> {
 }
 
 /// Returns the duties of the broker.
-fn duties(plan: &Plan, control: Option<(Vec<PathBuf>, u64)>) -> Duties {
+fn duties(plan: &Plan, control: Vec<(PathBuf, u64)>) -> Duties {
     let mut connect = Vec::new();
     for (_, operation) in &plan.operations {
         let Operation::Add { attachment, .. } = operation else { continue };

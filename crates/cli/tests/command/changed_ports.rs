@@ -4,10 +4,13 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::control;
@@ -196,6 +199,36 @@ fn all_ports_are_published_or_none() {
     talk(inside, at("0.0.0.0:88"), host, at("127.0.0.1:8080"));
 }
 
+/// Goal: a range for which there are not enough descriptors is rejected as a whole, before a port
+/// is bound, at the start and later.
+#[test]
+fn a_range_beyond_the_descriptors_is_rejected() {
+    skip_if!(no_root());
+    let bench = Bench::new("descriptors");
+    // A user's limit; a privileged towpath raises it.
+    let script = "ulimit -n 2000; exec setpriv --bounding-set -sys_resource \"$0\" \"$@\"";
+    let attach = |options: &[&str]| {
+        let mut command = on_host(&bench, "sh");
+        command.args(["-c", script, TOWPATH, "attach", "-q"]).args(options).arg(bench.pid());
+        command.stdin(Stdio::null());
+        command
+    };
+    let range = "2000-3999";
+    let refused = output(&mut attach(&["-t", range]));
+    let expected = "publishing needs 4000 sockets, more than half of the 2000 descriptors";
+    assert_fails(&refused, expected);
+    let mut command = attach(&["-4", "-u", "2000-2899"]);
+    let attached = Attached { running: Guard(command.spawn().unwrap()), bench };
+    wait_for("the control socket", || attached.socket().exists());
+    let refused = attached.publish("add", &["-t", "2000-2200"]);
+    assert_fails(&refused, "publishing needs 1101 sockets, more than half of the 2000");
+    assert_eq!(attached.listed(), ["udp 2000-2899 program:2000-2899"]);
+    attached.done("del", &["-u", "2000-2899"]);
+    attached.done("add", &["-t", "2000-2899"]);
+    attached.done("add", &["-t", "2000-2899", "--if-absent"]);
+    assert_eq!(attached.listed(), ["tcp 2000-2899 program:2000-2899"]);
+}
+
 /// Goal: requests that cannot be fulfilled are rejected with a reason.
 #[test]
 fn mistakes_are_named() {
@@ -259,4 +292,83 @@ fn ports_come_and_go_while_run_serves() {
     let numbers: Vec<_> = ports.iter().map(|port| port["host-port"].to_string()).collect();
     assert_eq!(numbers, ["81", "8080"]);
     assert!(within(&bench.host, || TcpStream::connect("127.0.0.1:8080").is_ok()));
+}
+
+/// Goal: pesto changes the ports of a running pasta over its `--conf-path`, as podman and
+/// rootlesskit ask. The socket is for its user alone, and goes with pasta.
+#[test]
+fn pesto_changes_the_ports_of_pasta() {
+    skip_if!(no_root());
+    let bench = Bench::new("pesto");
+    let link = bench.folder.0.join("pesto");
+    std::os::unix::fs::symlink(TOWPATH, &link).unwrap();
+    let socket = bench.folder.0.join("pasta.sock");
+    let path = socket.to_str().unwrap();
+    // Left by a process that was killed.
+    drop(UnixListener::bind(&socket).unwrap());
+    let pid = bench.pid();
+    let daemon = bench.begin(&["--config-net", "-q", "-t", "none", "-u", "none", "-c", path, &pid]);
+    let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
+    assert_eq!(mode & 0o077, 0, "{mode:o}");
+    let pesto = |arguments: &[&str]| {
+        let mut command = on_host(&bench, link.to_str().unwrap());
+        // Commands find the socket without a folder of sockets.
+        output(command.env_remove("XDG_RUNTIME_DIR").args(arguments).arg(path))
+    };
+    let done = |arguments: &[&str]| {
+        let output = pesto(arguments);
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", errors(&output));
+        text(&output)
+    };
+    let Bench { host, inside, .. } = &bench;
+    let podman = ["--add", "-t", "0.0.0.0/8080", "-t", "[::]/8080", "-u", "0.0.0.0/8080-8081"];
+    done(&podman);
+    done(&podman);
+    talk(inside, at("0.0.0.0:8080"), host, at("127.0.0.1:8080"));
+    talk(inside, at("[::]:8080"), host, at("[::1]:8080"));
+    ask(inside, at("0.0.0.0:8081"), host, at("127.0.0.1:8081"));
+    done(&["-A", "--tcp-ports=127.0.0.1/9000:80"]);
+    talk(inside, at("0.0.0.0:80"), host, at("127.0.0.1:9000"));
+    let listed = done(&[]);
+    assert_eq!(listed.lines().count(), 4, "{listed}");
+    done(&["-D", "--tcp-ports=127.0.0.1/9000:80"]);
+    done(&["--delete", "-t", "0.0.0.0/8080", "-t", "[::]/8080", "-u", "0.0.0.0/8080-8081"]);
+    assert_eq!(done(&[]), "");
+    assert!(within(host, || TcpListener::bind("0.0.0.0:8080").is_ok()));
+
+    let taken = within(host, || TcpListener::bind("0.0.0.0:8082").unwrap());
+    let failed = pesto(&["--add", "-t", "0.0.0.0/8081-8083"]);
+    assert_eq!(failed.status.code(), Some(1));
+    let expected = "pesto: TCP port 0.0.0.0:8082 is in use on the host";
+    assert!(errors(&failed).starts_with(expected), "{}", errors(&failed));
+    assert_eq!(done(&[]), "");
+    drop(taken);
+
+    kill_process(daemon, Signal::TERM).unwrap();
+    wait_for("the socket to go", || !socket.exists());
+    let gone = pesto(&["--add", "-t", "8080"]);
+    assert_eq!(gone.status.code(), Some(1));
+    assert!(errors(&gone).starts_with("pesto: cannot connect to the control socket"));
+}
+
+/// Goal: a control socket never replaces another file or the socket of another process.
+#[test]
+fn a_control_socket_replaces_no_other_file() {
+    skip_if!(no_root());
+    let bench = Bench::new("control-path");
+    let (file, used) = (bench.folder.0.join("file"), bench.folder.0.join("used"));
+    std::fs::write(&file, "text").unwrap();
+    let _listener = UnixListener::bind(&used).unwrap();
+    let run = |path: &Path| {
+        let mut command = on_host(&bench, TOWPATH);
+        output(command.args(["run", "--control-socket"]).arg(path).args(["--", "true"]))
+    };
+    assert_fails(&run(&file), "option --control-socket: ");
+    assert_fails(&run(&file), "the file exists and is not a socket");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "text");
+    assert_fails(&run(&used), "a process already listens on this socket");
+    assert_fails(&run(&bench.folder.0.join("no/folder")), "does not exist");
+    let fine = run(&bench.folder.0.join("fine"));
+    assert_eq!(fine.status.code(), Some(0), "{}", errors(&fine));
+    wait_for("the socket to go", || !bench.folder.0.join("fine").exists());
 }

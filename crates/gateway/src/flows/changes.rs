@@ -27,11 +27,11 @@ impl Gateway {
         reactor: &Reactor,
     ) -> Result<(), StartError> {
         match change {
-            PortChange::Publish(all, existing) => {
+            PortChange::Publish(mut all, existing) => {
+                all.retain(|one| existing == Existing::Reject || !self.leads_there(one));
+                let is_new = |one: &&Publish| !self.listeners.is_bound(&one.host_port());
+                self.check_room(all.iter().filter(is_new))?;
                 for publish in all {
-                    if existing == Existing::Keep && self.leads_there(&publish) {
-                        continue;
-                    }
                     let before = self.publish(&publish, reactor)?;
                     let undo =
                         before.map_or_else(|| UndoPort::Close(publish.host_port()), UndoPort::Lead);

@@ -24,6 +24,8 @@ use towpath_io::socket::{TcpListener, TcpSocket, UdpSocket};
 use towpath_net::time::Instant;
 use towpath_packet::NoMemory;
 
+/// Descriptors for a published port: its sockets, one for each IP version, and as many for flows.
+const DESCRIPTORS_PER_PORT: u64 = 4;
 /// How long listeners pause when no file descriptor is left.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
@@ -150,6 +152,11 @@ impl Listeners {
         }
     }
 
+    /// Returns true if a port of the host is published, or about to leave.
+    pub(super) fn is_bound(&self, port: &HostPort) -> bool {
+        self.by_port.contains_key(port)
+    }
+
     /// A listener has connections to accept.
     pub(super) fn connections_wait(&mut self, slot: Slot) {
         if let Some(listener) = self.tcp.get_mut(slot)
@@ -212,11 +219,7 @@ impl Gateway {
             return Ok(Some(std::mem::replace(&mut old.publish, publish.clone())));
         }
         let addresses = addresses(publish, &self.routes);
-        let needed = self.listeners.sockets + addresses.len() as u64;
-        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        if needed > limit / 2 {
-            return Err(StartError::TooManyPorts { needed, limit });
-        }
+        self.check_descriptors(addresses.len() as u64)?;
         let (tcp, udp) = (Vec::new(), Vec::new());
         self.listeners.ids += 1;
         let id = PublishId(self.listeners.ids);
@@ -248,6 +251,24 @@ impl Gateway {
                 Ok(None)
             }
         }
+    }
+
+    /// Checks, before any port is bound, that there are descriptors for these ports.
+    pub(super) fn check_room<'a>(
+        &self,
+        ports: impl Iterator<Item = &'a Publish>,
+    ) -> Result<(), StartError> {
+        let sockets = ports.map(|publish| addresses(publish, &self.routes).len() as u64);
+        self.check_descriptors(sockets.sum())
+    }
+
+    fn check_descriptors(&self, more: u64) -> Result<(), StartError> {
+        let needed = self.listeners.sockets + more;
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        if needed > limit / 2 {
+            return Err(StartError::TooManyPorts { needed, limit });
+        }
+        Ok(())
     }
 
     /// Sets whether the current transaction unpublishes a port; returns false if it is not
@@ -432,6 +453,17 @@ impl Gateway {
             Target::Address(address) => Some(*address).filter(|ip| ip.is_ipv4() == is_ipv4),
             Target::Guest(name) => io.guests.address_of(name, is_ipv4, io.now),
         }
+    }
+}
+
+/// Raises the hard limit of file descriptors to what these published ports need, where that is
+/// permitted. A program that was forked before keeps its own limit.
+pub fn allow_ports(publish: &[Publish]) {
+    let wanted = publish.len() as u64 * DESCRIPTORS_PER_PORT;
+    if getrlimit(Resource::Nofile).maximum.is_some_and(|maximum| maximum < wanted) {
+        // If it fails, publishing the ports returns an error.
+        let raised = Rlimit { current: Some(wanted), maximum: Some(wanted) };
+        let _ = setrlimit(Resource::Nofile, raised);
     }
 }
 

@@ -61,7 +61,7 @@ use udp::UdpFlows;
 pub(crate) use changes::UndoPort;
 pub use joined::JoinedListener;
 pub use list::{Cursor, FlowKind, FlowPage, FlowQuery, LISTED_MAX, ListedFlow, VISITED_MAX};
-pub use listen::{StartError, allow_many_files};
+pub use listen::{StartError, allow_many_files, allow_ports};
 pub(crate) use newcomers::Load;
 pub use queued::LentNow;
 pub(crate) use tcp::BYTES_PER_TURN;
@@ -267,6 +267,7 @@ impl Gateway {
             visits: Visits::default(),
             counters: GatewayCounters::default(),
         };
+        gateway.check_room(config.publish.iter())?;
         for publish in &config.publish {
             gateway.publish(publish, reactor)?;
         }

@@ -107,6 +107,8 @@ pub(super) struct UdpFlows {
     idle: IdleShares,
     /// Number of flows that never expire, which do not count for the limit.
     published: usize,
+    /// Two sockets of published ports may lead to the same port of the program.
+    has_rivals: bool,
     peers: Peers,
     questions: Questions,
     sweep_at: Option<Instant>,
@@ -126,6 +128,7 @@ impl UdpFlows {
             limit: (flows_max / 4).max(16),
             idle: IdleShares::default(),
             published: 0,
+            has_rivals: false,
             peers: Peers::new(),
             questions: Questions::default(),
             sweep_at: None,

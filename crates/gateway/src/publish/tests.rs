@@ -164,3 +164,26 @@ fn mistakes_with_joined_ports() {
     assert_eq!(parse_joined_specs(&["none", "22"]), Err(Problem::Alone("none")));
     assert_eq!(parse_joined_specs(&["all", "22"]), Err(Problem::AllJoined("all".into())));
 }
+
+/// Goal: the form of Docker is understood where it is unambiguous.
+#[test]
+fn addresses_before_a_colon() {
+    for (spec, same) in [
+        ("127.0.0.1:8080:80", "127.0.0.1/8080:80"),
+        ("127.0.0.1:2000-2009:3000-3009", "127.0.0.1/2000-2009:3000-3009"),
+        ("[::1]:8080:80", "::1/8080:80"),
+    ] {
+        assert_eq!(parse_specs(&[spec]), parse_specs(&[same]), "{spec}");
+        assert_eq!(parse_specs(&[same]).unwrap()[0].host.map(|ip| ip.is_loopback()), Some(true));
+    }
+    for (wrong, meant) in [
+        ("::1:8080:80", "::1/8080:80"),
+        ("2001:db8::1:8080:80", "2001:db8::1/8080:80"),
+        ("[127.0.0.1]:8080:80", "127.0.0.1/8080:80"),
+    ] {
+        assert_eq!(problem(wrong), Problem::AddressByColon(meant.into()), "{wrong}");
+    }
+    assert_eq!(problem("127.0.0.1::80"), Problem::Empty);
+    assert_eq!(problem("127.0.0.1:8080:"), Problem::Empty);
+    assert_eq!(problem("127.0.0.1:8080:80/x"), Problem::Address("127.0.0.1:8080:80".into()));
+}

@@ -53,9 +53,9 @@ const RIGHTS: CapabilitySet = CapabilitySet::NET_BIND_SERVICE
 pub struct Duties {
     /// The ports to which it binds sockets.
     pub ports: Ports,
-    /// The paths that the control socket may have, and its inode. The broker removes it when it is
-    /// asked to or when the served process has gone.
-    pub control: Option<(Vec<PathBuf>, u64)>,
+    /// The paths that the control sockets may have, each with its inode. The broker removes them
+    /// when it is asked to or when the served process has gone.
+    pub control: Vec<(PathBuf, u64)>,
     /// Sockets that exist already, with the identities of their files. The broker removes them when
     /// it is asked to or when the served process has gone.
     pub sockets: Vec<(PathBuf, (u64, u64))>,
@@ -221,8 +221,7 @@ impl Broker<'_> {
     }
 
     fn withdraw(&mut self) -> Result<Answer, Errno> {
-        let (paths, inode) = self.duties.control.take().unwrap_or_default();
-        for path in paths {
+        for (path, inode) in std::mem::take(&mut self.duties.control) {
             if rustix::fs::lstat(&path).is_ok_and(|found| found.st_ino == inode) {
                 let _ = rustix::fs::unlink(&path);
             }

@@ -86,10 +86,9 @@ pub(crate) enum NoConfig {
 
 /// Act as another program, with its options.
 ///
-/// PROGRAM is `pasta`, `passt` or `slirp4netns`. The same happens if towpath is started by that
-/// name, for example through a symbolic link: container engines, QEMU and libvirt then use it
-/// in place of that program. docs/engines.md in the source says how, and lists the
-/// differences.
+/// PROGRAM is `pasta`, `passt`, `pesto` or `slirp4netns`. The same happens if towpath is started by
+/// that name, for example through a symbolic link: container engines, QEMU and libvirt then use it
+/// in place of that program. docs/engines.md in the source says how, and lists the differences.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct AsArguments {

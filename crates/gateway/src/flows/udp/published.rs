@@ -51,6 +51,7 @@ impl UdpFlows {
         let Some(program) = self.slots.get(slot).map(|flow| flow.program) else { return };
         self.remove(slot);
         self.published -= 1;
+        self.has_rivals &= self.published > 0;
         self.reclaim(program);
     }
 
@@ -80,13 +81,23 @@ impl UdpFlows {
     fn claim(&mut self, slot: Slot, program: SocketAddr) {
         let key = (program, Realm::World);
         let holder = self.index.get(&key).and_then(|holder| self.slots.get(*holder));
-        if program != NOBODY && holder.is_none_or(|holder| holder.published.is_none()) {
-            self.index.insert(key, slot);
+        if program == NOBODY {
+            return;
+        }
+        match holder {
+            Some(holder) if holder.published.is_some() => self.has_rivals = true,
+            _ => drop(self.index.insert(key, slot)),
         }
     }
 
     /// A port that led to `program` no longer does: another that does takes its place.
+    ///
+    /// All flows are searched, but only if any two ports lead to the same place: a range of many
+    /// ports is closed in a time that is linear in their number.
     fn reclaim(&mut self, program: SocketAddr) {
+        if !self.has_rivals {
+            return;
+        }
         let leads = |flow: &Flow| flow.program == program && flow.published.is_some();
         let other = self.slots.iter().find(|(_, flow)| leads(flow)).map(|(slot, _)| slot);
         if let Some(slot) = other {

@@ -16,12 +16,14 @@ use crate::exit;
 pub(crate) use attach::{AsArguments, AttachArguments};
 pub(crate) use capture::CaptureArguments;
 pub(crate) use doctor::{CompletionsArguments, DoctorArguments, ManArguments};
+pub(crate) use engines::{Engine, EnginesAction, EnginesArguments};
 pub(crate) use link::LinkArguments;
 pub(crate) use top::TopArguments;
 
 mod attach;
 mod capture;
 mod doctor;
+mod engines;
 mod link;
 mod top;
 
@@ -47,6 +49,7 @@ pub(crate) enum Action {
     Stats(StatsArguments),
     Top(TopArguments),
     As(AsArguments),
+    Engines(EnginesArguments),
     Doctor(DoctorArguments),
     Completions(CompletionsArguments),
     #[command(hide = true)]

@@ -12,6 +12,7 @@ mod completions;
 mod confinement;
 mod control;
 mod doctor;
+mod engines;
 mod front_end;
 mod guest;
 mod guest6;

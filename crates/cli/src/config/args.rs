@@ -93,6 +93,9 @@ pub(crate) struct RunArguments {
 /// NAME is a port name of at most 15 letters, digits, '-', '_' and '.'. towpath listens on the
 /// socket PATH; a machine can disconnect and connect again.
 ///
+/// A service manager that sets NOTIFY_SOCKET, as systemd does for services of Type=notify, learns
+/// when the network is ready.
+///
 /// FILE describes the network. An option overrides a single value in FILE, and adds to a list.
 /// examples/net.toml in the source shows all settings.
 #[derive(Debug, Args)]

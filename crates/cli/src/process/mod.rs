@@ -4,6 +4,7 @@ pub(crate) mod attach;
 pub(crate) mod child;
 pub(crate) mod confine;
 pub(crate) mod daemon;
+pub(crate) mod notify;
 pub(crate) mod parent;
 pub(crate) mod run;
 pub(crate) mod serve;

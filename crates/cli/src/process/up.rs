@@ -25,6 +25,7 @@ use crate::control::socket::Control;
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
 use crate::process::confine::Confinement;
+use crate::process::notify::Notifier;
 use crate::process::parent::{take_ready, tell_ready};
 use crate::process::serve;
 
@@ -38,6 +39,7 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     if arguments.check {
         return Ok(Ending::Code(0));
     }
+    let notifier = Notifier::new()?;
     let signals = Signals::block()?;
     allow_many_files();
     cut::guard().context("cannot install the handler of SIGBUS")?;
@@ -59,6 +61,7 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     confinement.release_input_and_output()?;
     // A process that waits for this may use the control socket next.
     tell_ready(ready)?;
+    notifier.ready()?;
     confinement.seal(Mode::Network);
     serve(&mut worker, &mut captures, &signals, control, &messages)?;
     worker.with_side(Network::shut_down);

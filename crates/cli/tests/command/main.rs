@@ -20,6 +20,7 @@ mod isolation;
 mod limits;
 mod manual;
 mod network;
+mod notify;
 mod pasta;
 mod published;
 mod stats;

@@ -23,6 +23,7 @@ mod network;
 mod notify;
 mod pasta;
 mod published;
+mod sandboxes;
 mod stats;
 mod support;
 mod terminal;

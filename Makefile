@@ -109,7 +109,7 @@ test-packages:
 test-engines:
 	@bash scripts/setup test-engines
 	@cargo build --release --locked --package towpath-cli --bin towpath
-	@TOWPATH="$${TOWPATH:-$(target)/release/towpath}" sh tests/engines/run $(CASES)
+	@TOWPATH="$${TOWPATH:-$(target)/release/towpath}" sh tests/engines/run "$(CASES)"
 
 .PHONY: clean
 clean:

@@ -136,6 +136,12 @@ fn podman(folders: &Folders, engine: Engine) -> Option<Finding> {
     let configured = settings.slirp4netns.as_ref().filter(|_| !uses_pasta).map(PathBuf::from);
     let in_folders = || settings.helper(&program, name).filter(|_| uses_pasta);
     let helper = configured.or_else(in_folders).or_else(|| probe::in_path(name));
+    if folders.are_of_root && helper.is_none() {
+        let text =
+            format!("{version} uses bridges of the kernel as root, and finds no {name} as a user");
+        let fix = format!("run `towpath engines install {}` for users", engine.name());
+        return Some(Finding::warning(engine.name(), text).fix(fix));
+    }
     let finding = judge(engine, &version, name, helper, folders);
     let is_lost = |name: &str| {
         let usual = Settings::default().helper(&program, name).is_some();

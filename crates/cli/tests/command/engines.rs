@@ -334,7 +334,10 @@ fn root_installs_for_all_users() {
     let script = "mount -t tmpfs none /usr/local; mount -t tmpfs none /etc; \
                   \"$0\" engines install podman || exit; readlink /usr/local/libexec/podman/pasta; \
                   \"$0\" engines remove podman; \"$0\" engines install docker; echo $?; \
-                  find /usr/local /etc";
+                  find /usr/local /etc; mkdir /usr/local/bin; \
+                  printf '#!/bin/sh\\necho podman version 5.4.2\\n' >/usr/local/bin/podman; \
+                  chmod 755 /usr/local/bin/podman; \
+                  PATH=/usr/local/bin \"$0\" engines check podman";
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-c", script, TOWPATH]);
     let shown = output(&mut command);
@@ -344,6 +347,9 @@ fn root_installs_for_all_users() {
     assert!(made.contains("removed /usr/local/libexec/podman/pasta\n"), "{made}");
     assert!(made.contains("\n125\n/usr/local\n/usr/local/libexec\n/etc\n"), "{made}");
     assert!(errors(&shown).contains("the Docker daemon of root uses bridges of the kernel"));
+    let check = "5.4.2 uses bridges of the kernel as root, and finds no pasta as a user; fix: ";
+    assert!(made.contains(check), "{made}");
+    assert_eq!(shown.status.code(), Some(0), "{made}");
 }
 
 /// Returns the findings of `check`, and its exit code.

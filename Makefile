@@ -27,6 +27,7 @@ help:
 	@echo '              to PREFIX=$(PREFIX)'
 	@echo 'make packages  static command, Debian packages, wheel, npm package: $(target)/packages'
 	@echo 'make test-packages  install each of these packages in a fresh system, use and remove it; as root'
+	@echo 'make test-engines  real podman, buildah and rootlesskit over towpath, in fresh systems; as root'
 	@echo 'make clean    remove everything that was built'
 
 .PHONY: demo
@@ -102,6 +103,13 @@ packages:
 test-packages:
 	@bash scripts/setup test-packages
 	@packaging/test
+
+# Real container engines, in a fresh Debian with a network of its own. CASES=REGEX selects.
+.PHONY: test-engines
+test-engines:
+	@bash scripts/setup test-engines
+	@cargo build --release --locked --package towpath-cli --bin towpath
+	@TOWPATH="$${TOWPATH:-$(target)/release/towpath}" sh tests/engines/run "$(CASES)"
 
 .PHONY: clean
 clean:

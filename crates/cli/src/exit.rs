@@ -49,7 +49,9 @@ Exit status:
   0    `attach`: the namespace ended, or SIGINT or SIGTERM arrived
   0    `up`: SIGINT or SIGTERM arrived, or the machine has gone (--one-off)
   0    `doctor`: `towpath run` works here
-  1    `doctor`: `towpath run` does not work here";
+  1    `doctor`: `towpath run` does not work here
+  0    `engines`: it is done, or all engines work
+  1    `engines`: `check` found an engine that does not work";
 
 /// How a successful command ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

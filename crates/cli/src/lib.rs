@@ -3,11 +3,12 @@
 //! `run` starts a program in namespaces of its own, and `attach` serves an existing namespace; both
 //! pass a TAP device to the worker, which moves the packets. `up` serves a network of virtual
 //! machines; `ls`, `port`, `lease` and `publish` show and change it, and `capture` records it.
-//! `doctor` reports what the machine permits. `compat` translates command lines of other programs.
+//! `doctor` reports what the machine permits. `compat` translates command lines of other programs,
+//! and `engines` makes container engines use it.
 //! All code here runs in one thread until the worker starts, because it forks.
 //!
 //! Each module uses only the modules before it: `exit → {completions, man, messages} → config →
-//! control → show → process → doctor → compat`.
+//! control → show → process → doctor → compat → engines`.
 #![deny(unsafe_code)]
 
 use std::ffi::OsString;
@@ -29,6 +30,7 @@ mod completions;
 mod config;
 mod control;
 mod doctor;
+mod engines;
 mod exit;
 mod man;
 mod messages;
@@ -56,6 +58,7 @@ pub fn main() -> ExitCode {
 fn act(arguments: Arguments) -> Result<Ending, Failure> {
     match arguments.action {
         Action::As(arguments) => act_as(&arguments),
+        Action::Engines(arguments) => engines::engines(&arguments),
         Action::Run(arguments) => process::run::run(&arguments),
         Action::Attach(arguments) => process::attach::attach(&arguments),
         Action::Up(arguments) => process::up::up(*arguments),

@@ -16,6 +16,7 @@ use crate::exit;
 pub(crate) use attach::{AsArguments, AttachArguments, NoConfig};
 pub(crate) use capture::CaptureArguments;
 pub(crate) use doctor::{CompletionsArguments, DoctorArguments, ManArguments};
+pub(crate) use engines::{Engine, EnginesAction, EnginesArguments};
 pub(crate) use link::{Address, InterfaceArguments, LinkArguments};
 pub(crate) use machine::{DaemonArguments, MachineArguments};
 pub(crate) use publish::PublishArguments;
@@ -24,6 +25,7 @@ pub(crate) use top::TopArguments;
 mod attach;
 mod capture;
 mod doctor;
+mod engines;
 mod link;
 mod machine;
 mod publish;
@@ -51,6 +53,7 @@ pub(crate) enum Action {
     Stats(StatsArguments),
     Top(TopArguments),
     As(AsArguments),
+    Engines(EnginesArguments),
     Doctor(DoctorArguments),
     Completions(CompletionsArguments),
     #[command(hide = true)]
@@ -94,6 +97,9 @@ pub(crate) struct RunArguments {
 /// NAME is a port name of at most 15 letters, digits, '-', '_' and '.'. towpath listens on the
 /// socket PATH; a machine can disconnect and connect again. The first `%i` in PATH stands for the
 /// first number from 1 on for which no process listens there.
+///
+/// A service manager that sets NOTIFY_SOCKET, as systemd does for services of Type=notify, learns
+/// when the network is ready.
 ///
 /// FILE describes the network. An option overrides a single value in FILE, and adds to a list.
 /// examples/net.toml in the source shows all settings.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 /// How a check ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Status {
+pub(crate) enum Status {
     /// As it should be.
     Ok,
     /// towpath works, with less.
@@ -17,14 +17,14 @@ pub(super) enum Status {
 
 /// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Finding {
+pub(crate) struct Finding {
     /// The name of the check.
-    pub(super) check: String,
-    pub(super) status: Status,
+    pub(crate) check: String,
+    pub(crate) status: Status,
     /// What was observed.
-    pub(super) value: String,
+    pub(crate) value: String,
     /// What to do.
-    pub(super) fix: Option<String>,
+    pub(crate) fix: Option<String>,
 }
 
 impl Status {
@@ -48,27 +48,27 @@ impl Finding {
     }
 
     /// A check that found nothing wrong.
-    pub(super) fn ok(check: &str, value: impl Into<String>) -> Self {
+    pub(crate) fn ok(check: &str, value: impl Into<String>) -> Self {
         Self::new(Status::Ok, check, value)
     }
 
     /// A check that found something without which towpath works.
-    pub(super) fn warning(check: &str, value: impl Into<String>) -> Self {
+    pub(crate) fn warning(check: &str, value: impl Into<String>) -> Self {
         Self::new(Status::Warning, check, value)
     }
 
     /// A check that found why `towpath run` does not work.
-    pub(super) fn failure(check: &str, value: impl Into<String>) -> Self {
+    pub(crate) fn failure(check: &str, value: impl Into<String>) -> Self {
         Self::new(Status::Failure, check, value)
     }
 
     /// Adds what to do.
-    pub(super) fn fix(self, fix: impl Into<String>) -> Self {
+    pub(crate) fn fix(self, fix: impl Into<String>) -> Self {
         Self { fix: Some(fix.into()), ..self }
     }
 
     /// Returns the finding as an object.
-    pub(super) fn to_json(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         json!({
             "check": self.check,
             "status": self.status.name(),
@@ -78,7 +78,7 @@ impl Finding {
     }
 
     /// Reads the text of [`to_json`](Self::to_json).
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let object: Value = serde_json::from_str(text).ok()?;
         let field = |name: &str| object[name].as_str().map(str::to_owned);
         Some(Self {

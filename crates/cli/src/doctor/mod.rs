@@ -13,7 +13,7 @@ use crate::exit::{Ending, Failure};
 
 use finding::{Finding, Status};
 
-mod finding;
+pub(crate) mod finding;
 mod host;
 mod trial;
 
@@ -22,16 +22,35 @@ const BROKEN: u8 = 1;
 
 /// Makes all checks and reports them.
 pub(crate) fn doctor(arguments: &DoctorArguments) -> Result<Ending, Failure> {
-    let findings = examine();
-    let works = count(&findings, Status::Failure) == 0;
-    let text =
-        if arguments.json { format!("{}\n", object(&findings, works)) } else { table(&findings) };
+    report(
+        &examine(),
+        arguments.json,
+        "`towpath run` works here",
+        "`towpath run` does not work here",
+    )
+}
+
+/// Writes findings to standard output, with a summary: `works` or `broken`.
+///
+/// # Errors
+/// Standard output cannot be written.
+pub(crate) fn report(
+    findings: &[Finding],
+    json: bool,
+    works: &str,
+    broken: &str,
+) -> Result<Ending, Failure> {
+    let is_broken = count(findings, Status::Failure) > 0;
+    let text = match json {
+        true => format!("{}\n", object(findings, !is_broken)),
+        false => table(findings, works, broken),
+    };
     std::io::stdout().write_all(text.as_bytes())?;
-    Ok(Ending::Code(if works { 0 } else { BROKEN }))
+    Ok(Ending::Code(if is_broken { BROKEN } else { 0 }))
 }
 
 /// Makes all checks. The forks come first, as they need a process with one thread.
-fn examine() -> Vec<Finding> {
+pub(crate) fn examine() -> Vec<Finding> {
     let tun = host::tun();
     let mut findings = vec![host::kernel()];
     let has_device = tun.status != Status::Failure;
@@ -54,7 +73,7 @@ fn count(findings: &[Finding], status: Status) -> usize {
 }
 
 /// Returns a line for each finding, and a summary.
-fn table(findings: &[Finding]) -> String {
+fn table(findings: &[Finding], works: &str, broken: &str) -> String {
     let mut text = String::new();
     for finding in findings {
         // Writing to a string cannot fail. The values may have names of files in them.
@@ -67,10 +86,8 @@ fn table(findings: &[Finding]) -> String {
     let failures = count(findings, Status::Failure);
     let warnings = plural(count(findings, Status::Warning), "warning");
     let summary = match failures {
-        0 => format!("`towpath run` works here; {warnings}"),
-        _ => {
-            format!("`towpath run` does not work here: {}, {warnings}", plural(failures, "failure"))
-        }
+        0 => format!("{works}; {warnings}"),
+        _ => format!("{broken}: {}, {warnings}", plural(failures, "failure")),
     };
     text + &summary + "\n"
 }
@@ -89,14 +106,14 @@ mod tests {
         let ok = Finding::ok("a", "fine");
         let warning = Finding::warning("b", "less \u{1b}[2J").fix("do this");
         assert_eq!(
-            table(&[ok.clone(), warning.clone()]),
+            table(&[ok.clone(), warning.clone()], "all is well", "not well"),
             "ok       a            fine\n\
              warning  b            less ?[2J; fix: do this\n\
-             `towpath run` works here; 1 warning\n"
+             all is well; 1 warning\n"
         );
         let failure = Finding::failure("c", "broken");
-        let text = table(&[ok, warning, failure.clone(), failure]);
-        let summary = "`towpath run` does not work here: 2 failures, 1 warning\n";
+        let text = table(&[ok, warning, failure.clone(), failure], "all is well", "not well");
+        let summary = "not well: 2 failures, 1 warning\n";
         assert!(text.ends_with(summary), "{text}");
     }
 }

@@ -28,6 +28,7 @@ use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
 use crate::process::confine::Confinement;
 use crate::process::daemon::{Role, Surroundings};
+use crate::process::notify::Notifier;
 use crate::process::parent::{report_ready, take_ready};
 use crate::process::serve;
 
@@ -46,6 +47,7 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
         Role::Serving(surroundings) => surroundings,
         Role::Over(ending) => return Ok(ending),
     };
+    let notifier = Notifier::new()?;
     let signals = Signals::block()?;
     allow_many_files();
     sigbus::guard().context("cannot install the handler of SIGBUS")?;
@@ -79,6 +81,7 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     surroundings.announce()?;
     // A process that waits for this may use the control socket next.
     report_ready(ready)?;
+    notifier.ready()?;
     confinement.seal(Mode::Network);
     let end = departure.as_ref().map(AsFd::as_fd);
     serve(&mut worker, &mut captures, (&signals, end), control, &messages)?;

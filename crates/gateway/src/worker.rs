@@ -26,8 +26,8 @@ pub use side::Side;
 use crate::capture::{Mirrors, Recording};
 use crate::config::Config;
 use crate::flows::{
-    BYTES_PER_TURN, FlowPage, FlowQuery, Gateway, Io, JoinedListener, Load, StartError, Token,
-    UndoPort,
+    BYTES_PER_TURN, FlowPage, FlowQuery, Gateway, Io, JoinId, JoinedListener, Load, StartError,
+    Token, UndoPort,
 };
 use crate::publish::{PortChange, Publish, PublishId};
 use crate::report::Report;
@@ -203,7 +203,20 @@ impl<S: Side> Worker<S> {
     /// # Errors
     /// A socket does not listen, or cannot be watched.
     pub fn join(&mut self, listeners: Vec<JoinedListener>) -> io::Result<()> {
-        self.gateway.join(listeners, &self.reactor)
+        listeners.into_iter().try_for_each(|listener| self.join_one(listener).map(drop))
+    }
+
+    /// Joins connections to this socket as [`Worker::join`] does, until [`Worker::leave`].
+    ///
+    /// # Errors
+    /// The socket does not listen, or cannot be watched.
+    pub fn join_one(&mut self, listener: JoinedListener) -> io::Result<JoinId> {
+        self.gateway.join(listener, &self.reactor)
+    }
+
+    /// Closes a socket of [`Worker::join_one`]. Its flows continue.
+    pub fn leave(&mut self, id: JoinId) {
+        self.gateway.leave(id, &self.reactor);
     }
 
     /// Joins connections from the host's loopback to published ports, over sockets that `source`

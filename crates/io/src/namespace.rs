@@ -36,6 +36,7 @@ pub mod enter;
 pub mod init;
 mod kept;
 pub mod listening;
+pub mod mirror;
 pub mod signals;
 pub mod sockets;
 pub mod terminal;

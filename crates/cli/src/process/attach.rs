@@ -21,7 +21,7 @@ use crate::exit::{Ending, Failure};
 use crate::process::child::Child;
 use crate::process::confine::{self, Confinement};
 use crate::process::daemon::{Role, Surroundings};
-use crate::process::parent::{give_up, receive_inside, start, take_ready, wait};
+use crate::process::parent::{give_up, host_tables, receive_inside, start, take_ready, wait};
 use crate::process::serve::{self, Gateway};
 
 /// What shows that a namespace needs no service any more.
@@ -48,18 +48,19 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
         Role::Over(ending) => return Ok(ending),
     };
     let signals = Signals::block()?;
+    let host = host_tables(&config)?;
     let (ours, theirs) = Channel::pair()?;
     let child = match namespace::fork()? {
         Forked::Child => {
             drop((ours, ready, surroundings));
-            let child = Child { config: &config, messages, channel: theirs };
+            let child = Child { config: &config, messages, channel: theirs, host };
             end_child(child.attach(&namespace));
         }
         Forked::Parent(child) => Kept::new(child),
     };
     // The namespace's file may be unmounted from now on; the TAP device keeps the namespace alive.
     let identity = namespace.identity()?;
-    drop((theirs, namespace));
+    drop((theirs, namespace, host));
     // While it is permitted; the program has its own limit already.
     allow_ports(&config.publish);
     let control = serve::control(network.control_socket.as_deref(), messages)?;

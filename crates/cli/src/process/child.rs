@@ -19,7 +19,8 @@ use towpath_io::mount::{self, MountError};
 use towpath_io::namespace::channel::{Channel, Message};
 use towpath_io::namespace::enter::NetworkNamespace;
 use towpath_io::namespace::init::{self, InitError};
-use towpath_io::namespace::listening::{self, Wanted};
+use towpath_io::namespace::listening::{self, Reach, Wanted};
+use towpath_io::namespace::mirror::{self, HostTables};
 use towpath_io::namespace::signals::Signals;
 use towpath_io::namespace::sockets;
 use towpath_io::namespace::{self, Configured, Isolation, die_with_parent, relax_network_limits};
@@ -42,12 +43,14 @@ pub(crate) struct Child<'a> {
     pub(crate) config: &'a Config,
     pub(crate) messages: Messages,
     pub(crate) channel: Channel,
+    /// The host's table of sockets, if its ports are mirrored inside.
+    pub(crate) host: Option<HostTables>,
 }
 
 impl Child<'_> {
     /// Runs as process 1 of new namespaces: sets them up and runs the program to its end.
     pub(crate) fn run(
-        self,
+        mut self,
         isolation: &Isolation,
         signals: Signals,
         command: &[OsString],
@@ -56,6 +59,7 @@ impl Child<'_> {
         isolation.adopt()?;
         self.begin_opener()?;
         self.begin_watcher()?;
+        self.begin_mirror()?;
         self.mount();
         let tap = self.interface()?;
         if !relax_network_limits(isolation) {
@@ -76,12 +80,13 @@ impl Child<'_> {
     }
 
     /// Enters an existing namespace, makes the interface there and ends.
-    pub(crate) fn attach(self, namespace: &NetworkNamespace) -> Result<Ending, Failure> {
+    pub(crate) fn attach(mut self, namespace: &NetworkNamespace) -> Result<Ending, Failure> {
         die_with_parent()?;
         namespace.enter()?;
         // Entering a user namespace changes credentials, which clears the parent-death signal.
         die_with_parent()?;
         self.begin_watcher()?;
+        self.begin_mirror()?;
         let tap = self.interface()?;
         self.listen()?;
         let opener = self.opener()?;
@@ -129,13 +134,24 @@ impl Child<'_> {
         let wanted = Wanted {
             tcp: followed.contains(&Protocol::Tcp),
             udp: followed.contains(&Protocol::Udp),
-            on_loopback: *join_loopback,
+            reach: if *join_loopback { Reach::Any } else { Reach::Beyond },
             except: joined.iter().map(|port| port.inside).collect(),
         };
         listening::watch(&ours, &wanted)
             .context("cannot start the process that watches ports inside")?;
         drop(ours);
         Ok(self.channel.send(&Message::Watcher(theirs.into()))?)
+    }
+
+    /// If ports of the host are mirrored, starts the process that does it, and passes its channel
+    /// to the parent.
+    fn begin_mirror(&mut self) -> anyhow::Result<()> {
+        let Some(host) = self.host.take() else { return Ok(()) };
+        let (ours, theirs) = Channel::pair()?;
+        mirror::start(&ours, &host)
+            .context("cannot start the process that listens on ports of the host inside")?;
+        drop((ours, host));
+        Ok(self.channel.send(&Message::Mirror(theirs.into()))?)
     }
 
     /// Makes the program's interface; returns the message that passes it to the parent.

@@ -19,6 +19,7 @@ mod guest6;
 mod isolation;
 mod limits;
 mod manual;
+mod mirrored;
 mod network;
 mod pasta;
 mod published;
@@ -213,7 +214,7 @@ fn options_of_other_programs_lead_to_hints() {
             "there is no such option: each towpath has a control",
         ),
         (&["--net", "pasta"], "`towpath run` always makes a network of its own"),
-        (&["run", "-T", "auto"], "pasta's auto follows the ports that programs open"),
+        (&["up", "--check", "-t", "a=auto"], "pasta's auto follows the ports that programs open"),
         (&["run", "-t", "80:80/udp"], "for Docker's suffix /udp use -u"),
         (&["4711", "tap0"], "to serve the network namespace of a process use `towpath attach PID`"),
     ];

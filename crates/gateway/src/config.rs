@@ -84,6 +84,8 @@ pub struct Config {
     pub publish: Vec<Publish>,
     /// Ports of the program's loopback that lead to the host's.
     pub joined: Vec<JoinedPort>,
+    /// Ports of the program's loopback lead to the host's while programs of the host listen there.
+    pub mirrors_host: bool,
     /// Connections from the host's loopback to published TCP ports bypass the stack.
     pub join_published: bool,
     /// Those connections reach the program's loopback, not its address.
@@ -238,6 +240,7 @@ impl Default for Config {
             resolvers: None,
             publish: Vec::new(),
             joined: Vec::new(),
+            mirrors_host: false,
             join_published: false,
             join_loopback: false,
             followed: Vec::new(),

@@ -17,6 +17,7 @@
 
 mod busy_poll;
 mod inside;
+mod ports;
 mod read_limit;
 mod wait;
 
@@ -24,12 +25,8 @@ pub use busy_poll::MISSES_MAX;
 pub use inside::Inside;
 
 use crate::capture::{Mirrors, Recording};
-use crate::config::{Config, MappedAddress};
-use crate::flows::{
-    BYTES_PER_TURN, FlowPage, FlowQuery, Gateway, Io, JoinedListener, Load, StartError, Token,
-    UndoPort,
-};
-use crate::publish::{PortChange, Publish, PublishId};
+use crate::config::Config;
+use crate::flows::{BYTES_PER_TURN, FlowPage, FlowQuery, Gateway, Io, Load, StartError, Token};
 use crate::report::Report;
 use crate::services;
 use busy_poll::BusyPoll;
@@ -39,7 +36,6 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use towpath_io::namespace::sockets::SocketSource;
 use towpath_io::pcapng::Direction;
 use towpath_io::random::secret;
 use towpath_io::reactor::{Events, Interest, Reactor};
@@ -210,65 +206,6 @@ impl<S: Inside> Worker<S> {
         })
     }
 
-    /// Joins the program's connections to these sockets, which listen on its loopback, with
-    /// connections to the host's loopback.
-    ///
-    /// # Errors
-    /// A socket does not listen, or cannot be watched.
-    pub fn join(&mut self, listeners: Vec<JoinedListener>) -> io::Result<()> {
-        self.gateway.join(listeners, &self.reactor)
-    }
-
-    /// Joins connections from the host's loopback to published ports, over sockets that `source`
-    /// opens inside.
-    ///
-    /// # Errors
-    /// The source cannot be watched.
-    pub fn join_published(&mut self, source: SocketSource) -> io::Result<()> {
-        self.gateway.join_published(source, &self.reactor)
-    }
-
-    /// Sets which addresses inside stand for addresses of the host, in place of those of the
-    /// configuration. The addresses inside must be those of the configuration.
-    pub fn map_addresses(&mut self, addresses: Vec<MappedAddress>) {
-        self.gateway.map_addresses(addresses);
-    }
-
-    /// Publishes a port of the host.
-    ///
-    /// # Errors
-    /// [`StartError`].
-    pub fn publish(&mut self, publish: &Publish) -> Result<PublishId, StartError> {
-        self.gateway.publish(publish, &self.reactor)?;
-        let published = self.gateway.published_at(&publish.host_port());
-        Ok(published.map(|(id, _)| id).expect("it was just published"))
-    }
-
-    /// Closes a published port; returns false if there is none with this ID. Its flows continue.
-    pub fn unpublish(&mut self, id: PublishId) -> bool {
-        let port = self.published().find(|(other, _)| *other == id);
-        let port = port.map(|(_, publish)| publish.host_port());
-        port.inspect(|port| self.gateway.unpublish(port, &self.reactor)).is_some()
-    }
-
-    /// Makes all changes of published ports, in order, or none. Flows of closed ports continue, and
-    /// closed ports are free when this returns.
-    ///
-    /// # Errors
-    /// The index of the first change that failed, and the reason.
-    pub fn change_ports(&mut self, changes: Vec<PortChange>) -> Result<(), (usize, StartError)> {
-        let mut done: Vec<UndoPort> = Vec::new();
-        let Self { gateway, reactor, .. } = self;
-        for (index, change) in changes.into_iter().enumerate() {
-            if let Err(error) = gateway.change_ports(change, &mut done, reactor) {
-                done.into_iter().rev().for_each(|undo| gateway.undo_change(undo, reactor));
-                return Err((index, error));
-            }
-        }
-        done.into_iter().for_each(|undo| gateway.complete_change(undo, reactor));
-        Ok(())
-    }
-
     /// Serves until one of `fds` is readable; returns its index.
     pub fn run_until(&mut self, fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
         for (index, fd) in fds.iter().enumerate() {
@@ -339,11 +276,6 @@ impl<S: Inside> Worker<S> {
         (&mut self.gateway, &self.reactor)
     }
 
-    /// Returns the published ports of the host.
-    pub fn published(&self) -> impl Iterator<Item = (PublishId, &Publish)> {
-        self.gateway.published()
-    }
-
     fn serve(&mut self) -> io::Result<usize> {
         let mut events = Events::new();
         loop {
@@ -351,7 +283,7 @@ impl<S: Inside> Worker<S> {
                 !self.engine.protocols.has_events(),
                 "the thread sleeps with events pending"
             );
-            self.watch_side();
+            self.watch_inside();
             let timeout = self.timeout();
             self.wait(timeout, &mut events)?;
             let now = self.clock.now();
@@ -385,7 +317,7 @@ impl<S: Inside> Worker<S> {
         let mut is_crowded = false;
         if inside_readable || self.engine.is_due(now) {
             self.engine.turn(inside_readable, now)?;
-            is_crowded = self.read_side(now)? == Left::Packets;
+            is_crowded = self.read_inside(now)? == Left::Packets;
         }
         self.run_timers(now);
         self.with_gateway(now, |gateway, io| {
@@ -420,7 +352,7 @@ impl<S: Inside> Worker<S> {
         }
     }
 
-    fn read_side(&mut self, now: Instant) -> Result<Left, S::Error> {
+    fn read_inside(&mut self, now: Instant) -> Result<Left, S::Error> {
         let (mut bytes, mut left, mut room) = (0, READ_PACKETS_PER_TURN, READ_PACKETS_PER_TURN);
         let mut small_left = READ_SMALL_PER_TURN;
         loop {
@@ -501,7 +433,7 @@ impl<S: Inside> Worker<S> {
     }
 
     /// Watches the file of the inside, except while its packets wait for memory.
-    fn watch_side(&mut self) {
+    fn watch_inside(&mut self) {
         let watches = self.engine.is_watched();
         if let (Some(file), true) = (self.engine.device.file(), watches != self.is_watching) {
             let interest = if watches { Interest::READ } else { Interest::NONE };

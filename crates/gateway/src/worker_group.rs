@@ -38,7 +38,7 @@ use towpath_packet::ring::Doorbell;
 
 use crate::capture::Recording;
 use crate::config::{Config, MappedAddress};
-use crate::flows::{Accepted, FlowPage, FlowQuery, JoinedListener, Spread, StartError};
+use crate::flows::{Accepted, FlowPage, FlowQuery, JoinId, JoinedListener, Spread, StartError};
 use crate::owners::Owners;
 use crate::publish::{PortChange, Publish, PublishId};
 use crate::report::Report;
@@ -127,6 +127,19 @@ impl WorkerGroup {
     /// A socket does not listen, or cannot be watched.
     pub fn join(&mut self, listeners: Vec<JoinedListener>) -> io::Result<()> {
         self.first.join(listeners)
+    }
+
+    /// Joins connections to one more socket by the first worker; see [`Worker::join_one`].
+    ///
+    /// # Errors
+    /// The socket does not listen, or cannot be watched.
+    pub fn join_one(&mut self, listener: JoinedListener) -> io::Result<JoinId> {
+        self.first.join_one(listener)
+    }
+
+    /// Closes a socket of [`WorkerGroup::join_one`]. Its flows continue.
+    pub fn leave(&mut self, id: JoinId) {
+        self.first.leave(id);
     }
 
     /// Joins connections to published ports by the first worker; see [`Worker::join_published`].

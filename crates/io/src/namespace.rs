@@ -36,6 +36,7 @@ mod child_guard;
 pub mod enter;
 pub mod init;
 pub mod listening;
+pub mod mirror;
 pub mod signals;
 pub mod sockets;
 pub mod terminal;

@@ -447,9 +447,10 @@ pub(crate) struct NetworkArguments {
     ///
     /// CMD's connections to these ports of 127.0.0.1 and ::1 reach the same ports of the host's
     /// loopback; the kernel moves the bytes, and they bypass the interface. SPEC is a list as for
-    /// --tcp-ports, but with CMD's port first, without addresses, and not `all`. Programs inside
-    /// cannot listen on these ports. If the host refuses a connection, CMD sees it reset.
-    /// Examples: 5432 · 8080:80 · 9000-9009,~9005
+    /// --tcp-ports, but with CMD's port first, without addresses, and not `all`; `auto` forwards
+    /// each port while a program of the host listens on it, and may be given beside others.
+    /// Programs inside cannot listen on these ports. If the host refuses a connection, CMD sees it
+    /// reset. Examples: 5432 · 8080:80 · 9000-9009,~9005 · auto
     #[arg(short = 'T', long, value_name = "SPEC", help_heading = "Ports")]
     pub(crate) host_tcp_ports: Vec<String>,
 

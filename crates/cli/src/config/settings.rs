@@ -22,7 +22,7 @@ use crate::messages::Messages;
 
 /// The host's file of resolvers.
 pub(crate) const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// The word for ports on which programs inside listen.
+/// The word for ports on which programs inside listen, or those of the host.
 const AUTO: &str = "auto";
 /// What to do if there is no resolver.
 pub(crate) const NAME_A_RESOLVER: &str = "add one there, or use --dns";
@@ -42,6 +42,7 @@ pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
     let mut config = Config {
         publish: publish(arguments).unwrap_or_else(|error| usage_error(&error)),
         joined: joined(arguments).unwrap_or_else(|error| usage_error(&error)),
+        mirrors_host: arguments.host_tcp_ports.iter().any(|spec| spec == AUTO),
         join_published: arguments.join_published || arguments.join_loopback,
         join_loopback: arguments.join_loopback,
         followed: followed(arguments),
@@ -106,7 +107,9 @@ fn followed(arguments: &NetworkArguments) -> Vec<Protocol> {
 }
 
 fn joined(arguments: &NetworkArguments) -> anyhow::Result<Vec<JoinedPort>> {
-    publish::parse_joined(&arguments.host_tcp_ports).context("option --host-tcp-ports")
+    let specs = arguments.host_tcp_ports.iter().filter(|spec| *spec != AUTO);
+    let specs: Vec<String> = specs.cloned().collect();
+    publish::parse_joined(&specs).context("option --host-tcp-ports")
 }
 
 /// Returns the configuration of a gateway alone, unchecked.

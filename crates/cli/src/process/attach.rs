@@ -24,7 +24,9 @@ use crate::process::child::Child;
 use crate::process::confine::{self, Confinement};
 use crate::process::daemon::{Role, Surroundings};
 use crate::process::follow::Follower;
-use crate::process::parent::{give_up, receive_inside, start, take_descriptor, take_ready, wait};
+use crate::process::parent::{
+    give_up, host_tables, receive_inside, start, take_descriptor, take_ready, wait,
+};
 use crate::process::serve::{self, Gateway};
 
 /// What shows that a namespace needs no service any more.
@@ -44,32 +46,33 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     let mut inherited = Inherited::take().context("cannot list the inherited file descriptors")?;
     let ready = take_ready(&mut inherited, network.gateway.ready_fd)?;
     let exit = arguments.exit_fd.map(|number| take_exit(&mut inherited, number)).transpose()?;
+    let mut config = settings::config(network)?;
+    config.configures_interface = arguments.no_config.is_none();
+    config.configures_ipv6 = arguments.no_config != Some(NoConfig::All);
     let Found { namespace, user, mut life } = find(arguments, &mut inherited)?;
     life.exit = exit;
     namespace.check_foreign()?;
     // A path may have named one of them.
     drop(inherited);
-    let mut config = settings::config(network)?;
-    config.configures_interface = arguments.no_config.is_none();
-    config.configures_ipv6 = arguments.no_config != Some(NoConfig::All);
     let surroundings = match Surroundings::prepare(&arguments.process)? {
         Role::Serving(surroundings) => surroundings,
         Role::Over(ending) => return Ok(ending),
     };
     let signals = Signals::block()?;
+    let host = host_tables(&config)?;
     let (ours, theirs) = Channel::pair()?;
     let child = match namespace::fork()? {
         Forked::Child => {
             let is_awaited = ready.is_some() || arguments.process.daemon;
             drop((ours, ready, surroundings, life));
-            let child = Child { config: &config, messages, channel: theirs, is_awaited };
+            let child = Child { config: &config, messages, channel: theirs, is_awaited, host };
             end_child(child.attach(&namespace, user.as_ref()));
         }
         Forked::Parent(child) => ChildGuard::new(child),
     };
     // The namespace's file may be unmounted from now on; the TAP device keeps the namespace alive.
     let identity = namespace.identity()?;
-    drop((theirs, namespace, user));
+    drop((theirs, namespace, user, host));
     // While it is permitted; the program has its own limit already.
     allow_ports(&config.publish);
     let program = config.ipv4.map(|v4| v4.address);

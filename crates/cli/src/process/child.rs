@@ -19,7 +19,8 @@ use towpath_io::mount::{self, MountError};
 use towpath_io::namespace::channel::{Channel, Message};
 use towpath_io::namespace::enter::{NetworkNamespace, UserNamespace};
 use towpath_io::namespace::init::{self, InitError};
-use towpath_io::namespace::listening::{self, Wanted};
+use towpath_io::namespace::listening::{self, Reach, Wanted};
+use towpath_io::namespace::mirror::{self, HostTables};
 use towpath_io::namespace::signals::Signals;
 use towpath_io::namespace::sockets;
 use towpath_io::namespace::test_addresses::TestAddresses;
@@ -45,12 +46,14 @@ pub(crate) struct Child<'a> {
     pub(crate) channel: Channel,
     /// The caller waits until the network is ready.
     pub(crate) is_awaited: bool,
+    /// The host's table of sockets, if its ports are mirrored inside.
+    pub(crate) host: Option<HostTables>,
 }
 
 impl Child<'_> {
     /// Runs as process 1 of new namespaces: sets them up and runs the program to its end.
     pub(crate) fn run(
-        self,
+        mut self,
         isolation: &Isolation,
         signals: Signals,
         command: &[OsString],
@@ -59,6 +62,7 @@ impl Child<'_> {
         isolation.adopt()?;
         self.begin_opener()?;
         self.begin_watcher()?;
+        self.begin_mirror()?;
         self.mount();
         let tap = self.interface()?;
         if !relax_network_limits(isolation) {
@@ -81,7 +85,7 @@ impl Child<'_> {
     /// Enters an existing namespace, from the user namespace `user` if one is given, makes the
     /// interface there and ends.
     pub(crate) fn attach(
-        self,
+        mut self,
         namespace: &NetworkNamespace,
         user: Option<&UserNamespace>,
     ) -> Result<Ending, Failure> {
@@ -90,6 +94,7 @@ impl Child<'_> {
         // Entering a user namespace changes credentials, which clears the parent-death signal.
         die_with_parent()?;
         self.begin_watcher()?;
+        self.begin_mirror()?;
         let tap = self.interface()?;
         self.listen()?;
         let opener = self.opener()?;
@@ -137,13 +142,24 @@ impl Child<'_> {
         let wanted = Wanted {
             tcp: followed.contains(&Protocol::Tcp),
             udp: followed.contains(&Protocol::Udp),
-            on_loopback: *join_loopback,
+            reach: if *join_loopback { Reach::Any } else { Reach::Beyond },
             except: joined.iter().map(|port| port.inside).collect(),
         };
         listening::watch(&ours, &wanted)
             .context("cannot start the process that watches ports inside")?;
         drop(ours);
         Ok(self.channel.send(&Message::Watcher(theirs.into()))?)
+    }
+
+    /// If ports of the host are mirrored, starts the process that does it, and passes its channel
+    /// to the parent.
+    fn begin_mirror(&mut self) -> anyhow::Result<()> {
+        let Some(host) = self.host.take() else { return Ok(()) };
+        let (ours, theirs) = Channel::pair()?;
+        mirror::start(&ours, &host)
+            .context("cannot start the process that listens on ports of the host inside")?;
+        drop((ours, host));
+        Ok(self.channel.send(&Message::Mirror(theirs.into()))?)
     }
 
     /// Makes the program's interface; returns the message that passes it to the parent.

@@ -8,8 +8,10 @@ use std::process::ExitStatus;
 use anyhow::{Context, anyhow};
 use towpath_gateway::config::Config;
 use towpath_gateway::flows::JoinedListener;
+use towpath_gateway::publish::Protocol;
 use towpath_io::namespace::ChildGuard;
 use towpath_io::namespace::channel::{Channel, ChannelError, Message};
+use towpath_io::namespace::mirror::HostTables;
 use towpath_io::process_sys::Inherited;
 
 use crate::control::socket::Control;
@@ -60,10 +62,22 @@ pub(crate) fn take_descriptor(
     })
 }
 
+/// Opens the host's table of sockets, if its ports are mirrored inside.
+pub(crate) fn host_tables(config: &Config) -> anyhow::Result<Option<HostTables>> {
+    let open = || {
+        let inside = config.joined.iter().map(|port| port.inside);
+        // They are towpath's own; others that it publishes later are found out then.
+        let own = config.publish.iter().filter(|one| one.protocol == Protocol::Tcp);
+        HostTables::open(inside.chain(own.map(|one| one.host_port)).collect())
+            .context("option --host-tcp-ports auto: cannot read the sockets of the host")
+    };
+    config.mirrors_host.then(open).transpose()
+}
+
 /// Waits for what the child makes; returns `None` if the child gave up.
 pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<ChildResources>> {
     let mut listeners = Vec::new();
-    let (mut opener, mut watcher) = (None, None);
+    let (mut opener, mut watcher, mut mirror) = (None, None, None);
     loop {
         match channel.receive() {
             Ok(Message::Listener(host_port, socket)) => {
@@ -71,9 +85,17 @@ pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<ChildRe
             }
             Ok(Message::Opener(channel)) => opener = Some(channel.into()),
             Ok(Message::Watcher(channel)) => watcher = Some(channel.into()),
+            Ok(Message::Mirror(channel)) => mirror = Some(channel.into()),
             Ok(Message::Ready(features, queues)) => {
                 let features = features_from_bits(features);
-                return Ok(Some(ChildResources { queues, features, listeners, opener, watcher }));
+                return Ok(Some(ChildResources {
+                    queues,
+                    features,
+                    listeners,
+                    opener,
+                    watcher,
+                    mirror,
+                }));
             }
             Err(ChannelError::Closed) => return Ok(None),
             Ok(_) => return Err(ChannelError::Unexpected.into()),

@@ -24,7 +24,7 @@ use crate::exit::{Ending, Failure};
 use crate::process::child::Child;
 use crate::process::confine::{self, Confinement};
 use crate::process::follow::Follower;
-use crate::process::parent::{give_up, receive_inside, start, take_ready, wait};
+use crate::process::parent::{give_up, host_tables, receive_inside, start, take_ready, wait};
 use crate::process::serve::{self, Gateway};
 
 /// Runs the program and returns how it ended.
@@ -39,17 +39,18 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     let foreground = Foreground::note();
     let signals = Signals::block()?;
     let isolation = Isolation::detect(arguments.map_root)?;
+    let host = host_tables(&config)?;
     let (ours, theirs) = Channel::pair()?;
     let init = match isolation.fork()? {
         Forked::Child => {
             drop((ours, ready, foreground));
             let is_awaited = true;
-            let child = Child { config: &config, messages, channel: theirs, is_awaited };
+            let child = Child { config: &config, messages, channel: theirs, is_awaited, host };
             end_child(child.run(&isolation, signals, &arguments.command, inherited));
         }
         Forked::Parent(child) => ChildGuard::new(child),
     };
-    drop((theirs, inherited));
+    drop((theirs, inherited, host));
     // While it is permitted; the program has its own limit already.
     allow_ports(&config.publish);
     let control = serve::control(network.control_socket.as_deref(), messages)?;

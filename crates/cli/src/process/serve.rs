@@ -11,14 +11,16 @@ use rustix::fs::Mode;
 use rustix::process::umask;
 use towpath_gateway::capture::{FINISH_PATIENCE, Recording, Summary};
 use towpath_gateway::config::Config;
-use towpath_gateway::flows::{FlowPage, FlowQuery, JoinedListener, StartError, allow_many_files};
+use towpath_gateway::flows::{
+    FlowPage, FlowQuery, JoinId, JoinedListener, StartError, allow_many_files,
+};
 use towpath_gateway::publish::{HostPort, PortChange, Protocol, Publish, PublishId, Target};
 use towpath_gateway::report::Report;
 use towpath_gateway::worker::Worker;
 use towpath_gateway::worker_group::WorkerGroup;
 use towpath_io::doorbell::EventDoorbell;
 use towpath_io::endpoint::Listener;
-use towpath_io::namespace::channel::{Channel, Message};
+use towpath_io::namespace::channel::{Channel, ChannelError, Message};
 use towpath_io::namespace::sockets::SocketSource;
 use towpath_io::tap::{Features, Tap};
 
@@ -46,6 +48,8 @@ pub(crate) struct ChildResources {
     pub(crate) opener: Option<Channel>,
     /// Channel from the process that watches ports inside, if there is one.
     pub(crate) watcher: Option<Channel>,
+    /// Channel to the process that listens on ports of the host inside, if there is one.
+    pub(crate) mirror: Option<Channel>,
 }
 
 /// Serves one TAP device.
@@ -61,6 +65,10 @@ pub(crate) struct Gateway {
     ports: Option<PortSocket>,
     /// Ports that are published because of that.
     followed: HashMap<HostPort, PublishId>,
+    /// Hands over sockets that listen inside on ports of the host's loopback.
+    mirror: Option<Channel>,
+    /// These sockets, by port.
+    mirrored: HashMap<u16, Vec<JoinId>>,
     /// Reports changes of the host's own address, if that is mapped.
     host: Option<Follower>,
     messages: Messages,
@@ -71,16 +79,6 @@ struct Capture {
     /// Readable when it has ended.
     ended: EventDoorbell,
     path: PathBuf,
-}
-
-/// What is watched besides packets.
-#[derive(Clone, Copy)]
-enum Own {
-    Control,
-    Watcher,
-    Ports,
-    Host,
-    Capture,
 }
 
 /// One worker on this thread, or several.
@@ -99,7 +97,7 @@ impl Gateway {
         messages: Messages,
     ) -> anyhow::Result<Self> {
         allow_many_files();
-        let ChildResources { queues, features, listeners, opener, watcher } = inside;
+        let ChildResources { queues, features, listeners, opener, watcher, mirror } = inside;
         let mut taps: Vec<Tap> =
             queues.into_iter().map(|queue| Tap::from_fd(queue, features, config.mtu)).collect();
         let mut workers = match taps.len() {
@@ -119,8 +117,19 @@ impl Gateway {
             .recording()
             .zip(config.capture.as_ref())
             .map(|(recording, to)| Capture { ended: recording.ended(), path: to.path.clone() });
-        let (ports, followed, host) = (None, HashMap::new(), None);
-        Ok(Self { workers, control, capture, watcher, ports, followed, host, messages })
+        let (followed, mirrored) = (HashMap::new(), HashMap::new());
+        Ok(Self {
+            workers,
+            control,
+            capture,
+            watcher,
+            ports: None,
+            followed,
+            mirror,
+            mirrored,
+            host: None,
+            messages,
+        })
     }
 
     /// Answers requests for ports from now on.
@@ -144,32 +153,20 @@ impl Gateway {
     /// counters meanwhile.
     pub(crate) fn run_until(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
         loop {
-            let control = self.control.as_ref().map(AsFd::as_fd);
-            let capture = self.capture.as_ref().map(|capture| capture.ended.as_fd());
-            let mut all = descriptors.to_vec();
-            let watcher = self.watcher.as_ref().map(AsFd::as_fd);
-            let host = self.host.as_ref().map(AsFd::as_fd);
-            let ports = self.ports.as_ref().map(AsFd::as_fd);
-            let own = [
-                (Own::Control, control),
-                (Own::Watcher, watcher),
-                (Own::Ports, ports),
-                (Own::Host, host),
-                (Own::Capture, capture),
+            let own: [(_, fn(&mut Self)); 6] = [
+                (self.control.as_ref().map(AsFd::as_fd), Self::answer),
+                (self.watcher.as_ref().map(AsFd::as_fd), Self::follow),
+                (self.mirror.as_ref().map(AsFd::as_fd), Self::mirror),
+                (self.ports.as_ref().map(AsFd::as_fd), Self::answer_ports),
+                (self.host.as_ref().map(AsFd::as_fd), Self::follow_host),
+                (self.capture.as_ref().map(|capture| capture.ended.as_fd()), Self::report_capture),
             ];
-            let own: Vec<_> =
-                own.into_iter().filter_map(|(what, file)| Some((what, file?))).collect();
-            all.extend(own.iter().map(|(_, file)| *file));
-            let ready = self.workers.run_until(&all)?;
-            if ready < descriptors.len() {
-                return Ok(ready);
-            }
-            match own[ready - descriptors.len()].0 {
-                Own::Control => self.answer(),
-                Own::Watcher => self.follow(),
-                Own::Ports => self.answer_ports(),
-                Own::Host => self.follow_host(),
-                Own::Capture => self.report_capture(),
+            let open = own.iter().filter_map(|(file, act)| Some(((*file)?, *act)));
+            let (files, acts): (Vec<_>, Vec<_>) = open.unzip();
+            let ready = self.workers.run_until(&[descriptors, &files].concat())?;
+            match ready.checked_sub(descriptors.len()) {
+                None => return Ok(ready),
+                Some(index) => acts[index](self),
             }
         }
     }
@@ -193,9 +190,12 @@ impl Gateway {
             optional: false,
         };
         let host_port = publish.host_port();
+        // A mirrored port is not a program's.
+        let is_mirrored = !is_udp && self.mirrored.contains_key(&port);
         if is_open {
-            if let Ok(id) = self.workers.publish(&publish) {
+            if !is_mirrored && let Ok(id) = self.workers.publish(&publish) {
                 self.followed.insert(host_port, id);
+                self.leave_own();
             }
         } else if let Some(id) = self.followed.remove(&host_port) {
             // It may have been unpublished by a request since.
@@ -230,6 +230,61 @@ impl Gateway {
         }
     }
 
+    /// Answers a question of the mirror, or takes or closes a socket. Ports of towpath itself are
+    /// not mirrored: connections to them would come back inside.
+    fn mirror(&mut self) {
+        let Some(mirror) = &self.mirror else { return };
+        let is_fine = match mirror.receive() {
+            Ok(Message::Port { port, is_udp: false, is_open: true }) => {
+                let answer = Message::Port { port, is_udp: false, is_open: true };
+                self.is_own(port) || mirror.send(&answer).is_ok()
+            }
+            Ok(Message::Port { port, is_udp: false, is_open: false }) => {
+                self.leave(port);
+                true
+            }
+            Ok(Message::Listener(port, socket)) => {
+                let listener = JoinedListener { socket: socket.into(), host_port: port };
+                // A socket that cannot be watched is closed.
+                if !self.is_own(port)
+                    && let Ok(id) = self.workers.join_one(listener)
+                {
+                    self.mirrored.entry(port).or_default().push(id);
+                }
+                true
+            }
+            // The socket is closed already.
+            Err(ChannelError::NoDescriptor) => true,
+            _ => false,
+        };
+        if !is_fine {
+            self.mirror = None;
+        }
+    }
+
+    /// True if towpath listens on this TCP port of the host.
+    fn is_own(&self, port: u16) -> bool {
+        let published = self.workers.published().into_iter();
+        let mut tcp = published.filter(|(_, publish)| publish.protocol == Protocol::Tcp);
+        tcp.any(|(_, publish)| publish.host_port == port)
+    }
+
+    /// Closes the sockets inside of a port of the host.
+    fn leave(&mut self, port: u16) {
+        for id in self.mirrored.remove(&port).unwrap_or_default() {
+            self.workers.leave(id);
+        }
+    }
+
+    /// Closes the sockets inside of ports that towpath publishes by now.
+    fn leave_own(&mut self) {
+        if !self.mirrored.is_empty() {
+            let ports = self.mirrored.keys().copied();
+            let own: Vec<u16> = ports.filter(|port| self.is_own(*port)).collect();
+            own.into_iter().for_each(|port| self.leave(port));
+        }
+    }
+
     /// Answers requests for counters.
     fn answer(&mut self) {
         let Some(control) = &mut self.control else { return };
@@ -239,6 +294,7 @@ impl Gateway {
             self.messages.notice(format_args!("the control socket failed and is closed: {error}"));
             self.control = None;
         }
+        self.leave_own();
     }
 
     /// Reports how the capture has ended, once.
@@ -295,6 +351,20 @@ impl Threads {
         match self {
             Self::One(worker) => worker.join(listeners),
             Self::Several(workers) => workers.join(listeners),
+        }
+    }
+
+    fn join_one(&mut self, listener: JoinedListener) -> io::Result<JoinId> {
+        match self {
+            Self::One(worker) => worker.join_one(listener),
+            Self::Several(workers) => workers.join_one(listener),
+        }
+    }
+
+    fn leave(&mut self, id: JoinId) {
+        match self {
+            Self::One(worker) => worker.leave(id),
+            Self::Several(workers) => workers.leave(id),
         }
     }
 

@@ -86,7 +86,7 @@ impl Attached {
 }
 
 /// Returns a command on the host of this bench.
-fn on_host(bench: &Bench, program: &str) -> Command {
+pub(super) fn on_host(bench: &Bench, program: &str) -> Command {
     let mut command = Command::new("nsenter");
     command.arg(format!("--net=/proc/{}/ns/net", bench.host.pid().as_raw_pid()));
     command.arg(program).env("XDG_RUNTIME_DIR", &bench.folder.0);

@@ -22,6 +22,7 @@ mod guest6;
 mod isolation;
 mod limits;
 mod manual;
+mod mirrored;
 mod network;
 mod notify;
 mod passt;
@@ -217,7 +218,7 @@ fn options_of_other_programs_lead_to_hints() {
         (&["attach", "--disable-host-loopback", "1"], "not needed: the host's loopback"),
         (&["attach", "--api-socket=/run/x", "1"], "use `towpath attach --port-socket PATH`"),
         (&["--net", "pasta"], "`towpath run` always makes a network of its own"),
-        (&["run", "-T", "auto"], "pasta's auto follows the ports that programs open"),
+        (&["up", "--check", "-t", "a=auto"], "pasta's auto follows the ports that programs open"),
         (&["run", "-t", "80:80/udp"], "for Docker's suffix /udp use -u"),
         (&["4711", "tap0"], "to serve the network namespace of a process use `towpath attach PID`"),
     ];
@@ -244,9 +245,12 @@ fn errors_before_the_start_end_with_125() {
         (&["attach", "2147483647"], "towpath: there is no process with PID 2147483647"),
         (
             &["attach", "--netns", "/run/no-such"],
-            "towpath: cannot open the network namespace /run/no-such: No such",
+            "towpath: option --netns: cannot open the namespace /run/no-such: No such",
         ),
-        (&["attach", "--netns", "/dev/null"], "towpath: /dev/null is not a network namespace"),
+        (
+            &["attach", "--netns", "/dev/null"],
+            "towpath: option --netns: /dev/null is not a network namespace",
+        ),
     ];
     for (arguments, expected) in cases {
         let output = output(&mut towpath(arguments.iter().copied()));

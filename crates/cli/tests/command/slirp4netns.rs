@@ -426,7 +426,10 @@ fn failures() {
         (&["-c", "-a", "", &pid, "tap0"], "a value is required for '--port-socket <PATH>'"),
         (&["-c", "2147483647", "tap0"], "there is no process with PID 2147483647"),
         (&["-c", "--netns-type=path", "/no/such", "tap0"], "cannot watch the network namespace"),
-        (&["-c", "--netns-type=path", "/dev/null", "tap0"], "/dev/null is not a network namespace"),
+        (
+            &["-c", "--netns-type=path", "/dev/null", "tap0"],
+            "option --netns: /dev/null is not a network namespace",
+        ),
         (&["--nonsense", &pid, "tap0"], "unrecognized option '--nonsense'\n"),
         (&["--target-type=bess", "/x"], "option --target-type bess is not supported; "),
     ];

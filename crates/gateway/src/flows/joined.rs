@@ -25,6 +25,8 @@
 use super::listen::PAUSE;
 use super::slots::{Slot, Slots};
 use super::{Gateway, GatewayCounters, Io, Token, is_descriptor_shortage};
+pub use listeners::JoinId;
+
 use lane::{Lane, LaneError, Pipes, Progress};
 use std::collections::VecDeque;
 use std::io;
@@ -36,6 +38,7 @@ use towpath_net::time::Instant;
 
 mod lane;
 mod listed;
+mod listeners;
 #[cfg(test)]
 mod tests;
 
@@ -188,16 +191,6 @@ impl JoinedFlows {
             && self.held_back.is_none()
     }
 
-    /// Takes over a listener.
-    pub(super) fn listen(&mut self, listener: JoinedListener, reactor: &Reactor) -> io::Result<()> {
-        self.pipes.prepare()?;
-        let is_ipv4 = listener.socket.local()?.is_ipv4();
-        let token = Token::JoinedListener(self.listeners.next_slot()).encode();
-        reactor.add(&listener.socket, token, Interest::READ, false)?;
-        self.listeners.insert(Listening { listener, is_ipv4, has_backlog: false });
-        Ok(())
-    }
-
     /// Joins connections to published ports over sockets of this source.
     fn join_published(&mut self, source: SocketSource, reactor: &Reactor) -> io::Result<()> {
         self.pipes.prepare()?;
@@ -265,7 +258,9 @@ impl JoinedFlows {
                 self.backlogs.rotate_left(1);
             } else {
                 self.backlogs.pop_front();
-                self.listeners.get_mut(slot).expect("they stay").has_backlog = false;
+                if let Some(listening) = self.listeners.get_mut(slot) {
+                    listening.has_backlog = false;
+                }
             }
         }
     }
@@ -551,15 +546,6 @@ fn loopback(is_ipv4: bool, port: u16) -> SocketAddr {
 }
 
 impl Gateway {
-    /// Joins connections to these listeners with connections to the host's loopback from now on.
-    pub(crate) fn join(
-        &mut self,
-        listeners: Vec<JoinedListener>,
-        reactor: &Reactor,
-    ) -> io::Result<()> {
-        listeners.into_iter().try_for_each(|listener| self.joined.listen(listener, reactor))
-    }
-
     /// Joins connections of the host's loopback to published ports from now on, over sockets that
     /// `source` opens inside.
     pub(crate) fn join_published(

@@ -59,7 +59,7 @@ use towpath_packet::{Ledger, Memory};
 use udp::UdpFlows;
 
 pub(crate) use changes::UndoPort;
-pub use joined::JoinedListener;
+pub use joined::{JoinId, JoinedListener};
 pub use list::{Cursor, FlowKind, FlowPage, FlowQuery, LISTED_MAX, ListedFlow, VISITED_MAX};
 pub use listen::{StartError, allow_many_files, allow_ports};
 pub(crate) use newcomers::Load;

@@ -83,6 +83,9 @@ pub enum Message {
         /// Programs listen on it.
         is_open: bool,
     },
+    /// To towpath: the channel to the process inside that listens on ports of the host; see
+    /// [`mirror`](super::mirror).
+    Mirror(OwnedFd),
     /// To the opener: open more sockets.
     Open,
     /// To towpath: at most [`QUEUES_MAX`] sockets of the namespace, and their kind.
@@ -119,6 +122,7 @@ impl Channel {
             }
             Message::Opener(channel) => (TAG_OPENER, 0, slice::from_ref(channel)),
             Message::Watcher(channel) => (TAG_WATCHER, 0, slice::from_ref(channel)),
+            Message::Mirror(channel) => (TAG_MIRROR, 0, slice::from_ref(channel)),
             Message::Port { port, is_udp, is_open } => {
                 let flags = u32::from(*is_udp) << UDP_BIT | u32::from(*is_open) << OPEN_BIT;
                 (TAG_PORT, u32::from(*port) | flags, [].as_slice())
@@ -186,6 +190,7 @@ impl Channel {
             },
             (true, TAG_OPENER, 1) => Ok(Message::Opener(descriptors.remove(0))),
             (true, TAG_WATCHER, 1) => Ok(Message::Watcher(descriptors.remove(0))),
+            (true, TAG_MIRROR, 1) => Ok(Message::Mirror(descriptors.remove(0))),
             (true, TAG_PORT, 0) => Ok(Message::Port {
                 port: number as u16,
                 is_udp: number & 1 << UDP_BIT != 0,
@@ -244,6 +249,7 @@ pub const QUEUES_MAX: usize = 8;
 const TAG_LISTENER: u8 = b'l';
 const TAG_OPENER: u8 = b'o';
 const TAG_WATCHER: u8 = b'w';
+const TAG_MIRROR: u8 = b'i';
 const TAG_PORT: u8 = b'p';
 const TAG_READY: u8 = b'r';
 const TAG_GO: u8 = b'g';

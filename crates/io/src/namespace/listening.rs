@@ -16,7 +16,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
@@ -39,15 +39,27 @@ pub struct Wanted {
     pub tcp: bool,
     /// UDP ports.
     pub udp: bool,
-    /// Also ports of sockets that are bound to a loopback address.
-    pub on_loopback: bool,
+    /// The addresses of the sockets.
+    pub reach: Reach,
     /// TCP ports that are not reported.
     pub except: Vec<u16>,
 }
 
+/// Which sockets count, by the address that they are bound to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reach {
+    /// Those that others than the loopback reach.
+    #[default]
+    Beyond,
+    /// Those that the loopback reaches.
+    Loopback,
+    /// All.
+    Any,
+}
+
 /// A set of ports.
 #[derive(Clone, PartialEq, Eq)]
-struct Ports(Box<[u64; PORTS / BITS]>);
+pub(super) struct Ports(Box<[u64; PORTS / BITS]>);
 
 /// Starts the watcher in the current network namespace. The process must have one thread.
 ///
@@ -63,7 +75,7 @@ pub fn watch(channel: &Channel, wanted: &Wanted) -> io::Result<()> {
 
 fn report(channel: &Channel, wanted: &Wanted) -> io::Result<()> {
     release_standard_streams()?;
-    let mut tables = Tables::open(wanted)?;
+    let tables = Tables::open(wanted)?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     let mut known = [Ports::none(), Ports::none()];
     loop {
@@ -85,14 +97,14 @@ fn report(channel: &Channel, wanted: &Wanted) -> io::Result<()> {
 }
 
 /// The kernel's tables of sockets.
-struct Tables {
+pub(super) struct Tables {
     tcp: Vec<File>,
     udp: Vec<File>,
     ephemeral: RangeInclusive<u16>,
 }
 
 impl Tables {
-    fn open(wanted: &Wanted) -> io::Result<Self> {
+    pub(super) fn open(wanted: &Wanted) -> io::Result<Self> {
         let open = |is_wanted: bool, names: [&str; 2]| {
             // A kernel without IPv6 lacks the second one.
             let paths = names.iter().map(|name| format!("/proc/self/net/{name}"));
@@ -106,13 +118,19 @@ impl Tables {
         Ok(Self { tcp, udp, ephemeral: ephemeral_ports() })
     }
 
+    /// Returns the files of TCP; the same one twice if there is only one.
+    pub(super) fn tcp_files(&self) -> [BorrowedFd<'_>; 2] {
+        let at = |index: usize| self.tcp[index.min(self.tcp.len() - 1)].as_fd();
+        [at(0), at(1)]
+    }
+
     /// Returns the ports of TCP and of UDP.
-    fn read(&mut self, wanted: &Wanted) -> io::Result<[Ports; 2]> {
+    pub(super) fn read(&self, wanted: &Wanted) -> io::Result<[Ports; 2]> {
         let (mut tcp, mut udp) = (Ports::none(), Ports::none());
-        for table in &mut self.tcp {
+        for table in &self.tcp {
             read_table(table, false, wanted, &mut tcp)?;
         }
-        for table in &mut self.udp {
+        for table in &self.udp {
             read_table(table, true, wanted, &mut udp)?;
         }
         wanted.except.iter().for_each(|port| tcp.remove(*port));
@@ -123,7 +141,7 @@ impl Tables {
 
 /// Adds the ports of a table.
 fn read_table(
-    table: &mut File,
+    mut table: &File,
     is_udp: bool,
     wanted: &Wanted,
     ports: &mut Ports,
@@ -138,7 +156,7 @@ fn read_table(
             break;
         }
         if let Some((address, port)) = parse(&line, is_udp)
-            && (wanted.on_loopback || !address.is_loopback())
+            && wanted.reach.includes(address)
         {
             ports.add(port);
         }
@@ -186,25 +204,35 @@ pub fn ephemeral_ports() -> RangeInclusive<u16> {
     }
 }
 
+impl Reach {
+    fn includes(self, address: IpAddr) -> bool {
+        match self {
+            Self::Beyond => !address.is_loopback(),
+            Self::Loopback => address.is_loopback() || address.is_unspecified(),
+            Self::Any => true,
+        }
+    }
+}
+
 impl Ports {
-    fn none() -> Self {
+    pub(super) fn none() -> Self {
         Self(Box::new([0; PORTS / BITS]))
     }
 
-    fn add(&mut self, port: u16) {
+    pub(super) fn add(&mut self, port: u16) {
         self.0[usize::from(port) / BITS] |= 1 << (usize::from(port) % BITS);
     }
 
-    fn remove(&mut self, port: u16) {
+    pub(super) fn remove(&mut self, port: u16) {
         self.0[usize::from(port) / BITS] &= !(1 << (usize::from(port) % BITS));
     }
 
-    fn has(&self, port: u16) -> bool {
+    pub(super) fn has(&self, port: u16) -> bool {
         self.0[usize::from(port) / BITS] & 1 << (usize::from(port) % BITS) != 0
     }
 
     /// Returns the ports that differ, and whether they are in `after`.
-    fn changes<'a>(&'a self, after: &'a Self) -> impl Iterator<Item = (u16, bool)> + 'a {
+    pub(super) fn changes<'a>(&'a self, after: &'a Self) -> impl Iterator<Item = (u16, bool)> + 'a {
         let differs = |port: &u16| self.has(*port) != after.has(*port);
         (0..=u16::MAX).filter(differs).map(|port| (port, after.has(port)))
     }
@@ -255,12 +283,12 @@ mod tests {
     /// Goal: a socket of this process is in the kernel's tables as they are read here.
     #[test]
     fn own_sockets_are_found() {
-        let all = Wanted { tcp: true, udp: true, on_loopback: true, except: Vec::new() };
+        let all = Wanted { tcp: true, udp: true, reach: Reach::Any, except: Vec::new() };
         let mut tables = Tables::open(&all).unwrap();
         let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = tcp.local_addr().unwrap().port();
         assert!(tables.read(&all).unwrap()[0].has(port));
-        let others = Wanted { on_loopback: false, ..all.clone() };
+        let others = Wanted { reach: Reach::Beyond, ..all.clone() };
         assert!(!tables.read(&others).unwrap()[0].has(port));
         let others = Wanted { except: vec![port], ..all.clone() };
         assert!(!tables.read(&others).unwrap()[0].has(port));

@@ -1,0 +1,87 @@
+//! Ports of a running worker: published ones, those of the host's loopback, and mapped addresses.
+
+use super::{Inside, Worker};
+use crate::config::MappedAddress;
+use crate::flows::{JoinId, JoinedListener, StartError, UndoPort};
+use crate::publish::{PortChange, Publish, PublishId};
+use std::io;
+use towpath_io::namespace::sockets::SocketSource;
+
+impl<S: Inside> Worker<S> {
+    /// Joins the program's connections to these sockets, which listen on its loopback, with
+    /// connections to the host's loopback.
+    ///
+    /// # Errors
+    /// A socket does not listen, or cannot be watched.
+    pub fn join(&mut self, listeners: Vec<JoinedListener>) -> io::Result<()> {
+        listeners.into_iter().try_for_each(|listener| self.join_one(listener).map(drop))
+    }
+
+    /// Joins connections to this socket as [`Worker::join`] does, until [`Worker::leave`].
+    ///
+    /// # Errors
+    /// The socket does not listen, or cannot be watched.
+    pub fn join_one(&mut self, listener: JoinedListener) -> io::Result<JoinId> {
+        self.gateway.join(listener, &self.reactor)
+    }
+
+    /// Closes a socket of [`Worker::join_one`]. Its flows continue.
+    pub fn leave(&mut self, id: JoinId) {
+        self.gateway.leave(id, &self.reactor);
+    }
+
+    /// Joins connections from the host's loopback to published ports, over sockets that `source`
+    /// opens inside.
+    ///
+    /// # Errors
+    /// The source cannot be watched.
+    pub fn join_published(&mut self, source: SocketSource) -> io::Result<()> {
+        self.gateway.join_published(source, &self.reactor)
+    }
+
+    /// Sets which addresses inside stand for addresses of the host, in place of those of the
+    /// configuration. The addresses inside must be those of the configuration.
+    pub fn map_addresses(&mut self, addresses: Vec<MappedAddress>) {
+        self.gateway.map_addresses(addresses);
+    }
+
+    /// Publishes a port of the host.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn publish(&mut self, publish: &Publish) -> Result<PublishId, StartError> {
+        self.gateway.publish(publish, &self.reactor)?;
+        let published = self.gateway.published_at(&publish.host_port());
+        Ok(published.map(|(id, _)| id).expect("it was just published"))
+    }
+
+    /// Closes a published port; returns false if there is none with this ID. Its flows continue.
+    pub fn unpublish(&mut self, id: PublishId) -> bool {
+        let port = self.published().find(|(other, _)| *other == id);
+        let port = port.map(|(_, publish)| publish.host_port());
+        port.inspect(|port| self.gateway.unpublish(port, &self.reactor)).is_some()
+    }
+
+    /// Makes all changes of published ports, in order, or none. Flows of closed ports continue, and
+    /// closed ports are free when this returns.
+    ///
+    /// # Errors
+    /// The index of the first change that failed, and the reason.
+    pub fn change_ports(&mut self, changes: Vec<PortChange>) -> Result<(), (usize, StartError)> {
+        let mut done: Vec<UndoPort> = Vec::new();
+        let Self { gateway, reactor, .. } = self;
+        for (index, change) in changes.into_iter().enumerate() {
+            if let Err(error) = gateway.change_ports(change, &mut done, reactor) {
+                done.into_iter().rev().for_each(|undo| gateway.undo_change(undo, reactor));
+                return Err((index, error));
+            }
+        }
+        done.into_iter().for_each(|undo| gateway.complete_change(undo, reactor));
+        Ok(())
+    }
+
+    /// Returns the published ports of the host.
+    pub fn published(&self) -> impl Iterator<Item = (PublishId, &Publish)> {
+        self.gateway.published()
+    }
+}

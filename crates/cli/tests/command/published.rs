@@ -1,4 +1,5 @@
-//! Ports of the host that `towpath up` publishes for its guests.
+//! Ports of the host that `towpath up` publishes for its guests, and ports in use when `run`
+//! starts.
 //!
 //! They are bound to a loopback address that the test has for itself.
 
@@ -216,4 +217,23 @@ impl Network {
     fn post(&self, body: &str) -> (u16, Value) {
         super::control::post(&self.control(), body)
     }
+}
+
+/// Goal: a port whose user is about to release it does not fail the start, as after the restart of
+/// a container; a port that stays in use does.
+#[test]
+fn ports_in_use_may_become_free_at_the_start() {
+    let taken = TcpListener::bind((loopback(2), 0)).unwrap();
+    let port = taken.local_addr().unwrap();
+    let spec = format!("{}/{}:80", port.ip(), port.port());
+    let run = || output(&mut towpath(["run", "--quiet", "-t", &spec, "--", "true"]));
+    let failed = run();
+    assert_fails(&failed, &format!("TCP port {port} is in use on the host"));
+    let release = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(200));
+        drop(taken);
+    });
+    let done = run();
+    release.join().unwrap();
+    assert_eq!(done.status.code(), Some(0), "{}", errors(&done));
 }

@@ -26,6 +26,10 @@ use towpath_packet::NoMemory;
 
 /// Descriptors for a published port: its sockets, one for each IP version, and as many for flows.
 const DESCRIPTORS_PER_PORT: u64 = 4;
+/// How long ports in use at the start may take to become free.
+const IN_USE_PATIENCE: Duration = Duration::from_millis(500);
+/// Time to the next attempt for a port in use.
+const IN_USE_PAUSE: Duration = Duration::from_millis(5);
 /// How long listeners pause when no file descriptor is left.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
@@ -203,6 +207,27 @@ impl Listeners {
 }
 
 impl Gateway {
+    /// Publishes all these ports. Waits up to [`IN_USE_PATIENCE`] in all for ports in use: after
+    /// the restart of a container, the instance that served it before may be about to end.
+    pub(super) fn publish_at_start(
+        &mut self,
+        all: &[Publish],
+        reactor: &Reactor,
+    ) -> Result<(), StartError> {
+        let mut patience = IN_USE_PATIENCE;
+        for publish in all {
+            while let Err(error) = self.publish(publish, reactor) {
+                let is_in_use = matches!(error, StartError::PortInUse { .. });
+                if !is_in_use || patience.is_zero() {
+                    return Err(error);
+                }
+                std::thread::sleep(IN_USE_PAUSE);
+                patience = patience.saturating_sub(IN_USE_PAUSE);
+            }
+        }
+        Ok(())
+    }
+
     /// Publishes a port. If the current transaction has unpublished the port, redirects it instead,
     /// and returns its former state.
     pub(crate) fn publish(

@@ -268,9 +268,7 @@ impl Gateway {
             counters: GatewayCounters::default(),
         };
         gateway.check_room(config.publish.iter())?;
-        for publish in &config.publish {
-            gateway.publish(publish, reactor)?;
-        }
+        gateway.publish_at_start(&config.publish, reactor)?;
         Ok(gateway)
     }
 

@@ -27,7 +27,7 @@ help:
 	@echo '              to PREFIX=$(PREFIX)'
 	@echo 'make packages  static command, Debian packages, wheel, npm package: $(target)/packages'
 	@echo 'make test-packages  install each of these packages in a fresh system, use and remove it; as root'
-	@echo 'make test-engines  real podman, buildah and rootlesskit over towpath, in fresh systems; as root'
+	@echo 'make test-engines  real container engines, QEMU and libvirt over towpath, in fresh systems; as root'
 	@echo 'make clean    remove everything that was built'
 
 .PHONY: demo
@@ -104,7 +104,7 @@ test-packages:
 	@bash scripts/setup test-packages
 	@packaging/test
 
-# Real container engines, in a fresh Debian with a network of its own. CASES=REGEX selects.
+# Real container engines and virtual machines, in a fresh Debian with a network of its own. CASES=REGEX selects.
 .PHONY: test-engines
 test-engines:
 	@bash scripts/setup test-engines

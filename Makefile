@@ -27,7 +27,7 @@ help:
 	@echo '              to PREFIX=$(PREFIX)'
 	@echo 'make packages  static command, Debian packages, wheel, npm package: $(target)/packages'
 	@echo 'make test-packages  install each of these packages in a fresh system, use and remove it; as root'
-	@echo 'make test-engines  real container engines, QEMU and libvirt over towpath, in fresh systems; as root'
+	@echo 'make test-engines  real container engines, Docker, QEMU, libvirt over towpath, in fresh systems; as root'
 	@echo 'make clean    remove everything that was built'
 
 .PHONY: demo

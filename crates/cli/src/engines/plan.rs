@@ -34,6 +34,8 @@ const OF_ROOTLESSKIT: [&str; 3] = ["pasta", "slirp4netns", "pesto"];
 const PODMAN_FILE: &str = "containers/containers.conf.d/50-towpath.conf";
 /// The file with settings for Docker, below the folder of settings.
 const DOCKER_FILE: &str = "systemd/user/docker.service.d/50-towpath.conf";
+/// The first rootlesskit that connects the host's loopback to that of a network of pasta.
+const ROOTLESSKIT_FOR_PASTA: probe::Version = (3, 0);
 /// The variable that Docker chooses the network by.
 pub(super) const DOCKER_NETWORK: &str = "DOCKERD_ROOTLESS_ROOTLESSKIT_NET";
 /// The `PATH` of services of users, if the service has none.
@@ -185,36 +187,63 @@ fn docker(folders: &Folders) -> anyhow::Result<Plan> {
     }
     let folder = place(Engine::Docker, folders);
     let names = possible(&OF_ROOTLESSKIT);
-    let network = docker_network(&names)?;
+    let variables = docker_variables(docker_network(&names)?);
     let mut changes = links(&folder, &names, folders);
     let path = service_path(folders).unwrap_or_else(|| SERVICE_PATH.to_owned());
     let path = format!("{}:{path}", folder.display());
     if folder.to_str().is_none() || !is_plain(&path) {
         bail!(
-            "the PATH {path} has characters that a systemd unit does not take as they are; set \
-             {DOCKER_NETWORK}={network} and this PATH by hand"
+            "the PATH {path} has characters that a systemd unit does not take as they are; set {} \
+             and this PATH by hand",
+            variables.join(", ")
         );
     }
+    let lines = variables.iter().map(|variable| format!("Environment={variable}\n"));
     let text = format!(
-        "[Service]\nEnvironment={DOCKER_NETWORK}={network}\n# The PATH of docker.service, with the \
-         folder of the links in front.\nEnvironment=PATH={path}\n"
+        "[Service]\n{}# The PATH of docker.service, with the folder of the links in \
+         front.\nEnvironment=PATH={path}\n",
+        lines.collect::<String>()
     );
     changes.push(Change::File { path: docker_file(folders), engine: "docker", text });
     let mut notes = vec![RESTART_DOCKER.to_owned()];
     if unit(folders).is_none() {
         notes.push(format!(
             "there is no docker.service of this user; if you start dockerd-rootless.sh yourself, \
-             set {DOCKER_NETWORK}={network} and PATH={path}"
+             set {} and PATH={path}",
+            variables.join(", ")
         ));
     }
     Ok(Plan { changes, notes })
 }
 
-/// Returns the network that Docker's rootlesskit can make with towpath.
+/// Returns the variables that select a network. When it is named, dockerd-rootless.sh of Docker
+/// 20 to 26 defaults to an MTU of 1500, and to a port driver that rootlesskit rejects with pasta.
+fn docker_variables(network: &str) -> Vec<String> {
+    let mut variables = vec![
+        format!("{DOCKER_NETWORK}={network}"),
+        "DOCKERD_ROOTLESS_ROOTLESSKIT_MTU=65520".to_owned(),
+    ];
+    if network == "pasta" {
+        variables.push("DOCKERD_ROOTLESS_ROOTLESSKIT_PORT_DRIVER=implicit".to_owned());
+    }
+    variables
+}
+
+/// Returns the network that Docker's rootlesskit can make with towpath. Docker itself prefers
+/// slirp4netns. With pasta, ports that are published at 127.0.0.1 need rootlesskit 3.
 fn docker_network(names: &[&'static str]) -> anyhow::Result<&'static str> {
-    match probe::in_path("rootlesskit").is_none_or(|program| knows_pasta(&program)) {
+    // In the order in which dockerd-rootless.sh looks for them.
+    let program = ["docker-rootlesskit", "rootlesskit"].into_iter().find_map(probe::in_path);
+    let version = program.as_deref().and_then(probe::version_line);
+    let version = version.as_deref().and_then(probe::version_in);
+    if version.is_some_and(|version| version >= ROOTLESSKIT_FOR_PASTA) {
+        return Ok("pasta");
+    }
+    if names.contains(&"slirp4netns") {
+        return Ok("slirp4netns");
+    }
+    match program.is_none_or(|program| knows_pasta(&program)) {
         true => Ok("pasta"),
-        false if names.contains(&"slirp4netns") => Ok("slirp4netns"),
         false => bail!(
             "rootlesskit is older than 2.0 and cannot start pasta, and towpath does not act as \
              slirp4netns; install a newer rootlesskit"

@@ -82,8 +82,10 @@ pub struct Config {
     pub resolvers: Option<Vec<IpAddr>>,
     /// Ports of the host that lead to the program.
     pub publish: Vec<Publish>,
-    /// Ports of the program's loopback that lead to the host's.
+    /// TCP ports of the program's loopback that lead to the host's.
     pub joined: Vec<JoinedPort>,
+    /// UDP ports of the program's loopback that lead to the host's.
+    pub joined_udp: Vec<JoinedPort>,
     /// Ports of the program's loopback lead to the host's while programs of the host listen there.
     pub mirrors_host: bool,
     /// Connections from the host's loopback to published TCP ports bypass the stack.
@@ -240,6 +242,7 @@ impl Default for Config {
             resolvers: None,
             publish: Vec::new(),
             joined: Vec::new(),
+            joined_udp: Vec::new(),
             mirrors_host: false,
             join_published: false,
             join_loopback: false,
@@ -321,7 +324,8 @@ impl Config {
             return Err(ConfigError::Resolver(*bad));
         }
         at_most(PUBLISH_MAX, "published ports", self.publish.len())?;
-        at_most(JOINED_PORTS_MAX, "ports that lead to the host's loopback", self.joined.len())?;
+        let joined = self.joined.len() + self.joined_udp.len();
+        at_most(JOINED_PORTS_MAX, "ports that lead to the host's loopback", joined)?;
         if !(1..=WORKERS_MAX).contains(&self.workers) {
             return Err(ConfigError::Workers(self.workers));
         }

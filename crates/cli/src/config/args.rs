@@ -454,6 +454,15 @@ pub(crate) struct NetworkArguments {
     #[arg(short = 'T', long, value_name = "SPEC", help_heading = "Ports")]
     pub(crate) host_tcp_ports: Vec<String>,
 
+    /// Forward UDP ports of CMD's loopback to the host's loopback; may be repeated.
+    ///
+    /// Datagrams that CMD sends to these ports of 127.0.0.1 and ::1 reach the same ports of the
+    /// same address of the host, and answers come back; they bypass the interface. SPEC is a list
+    /// as for --host-tcp-ports. Programs inside cannot use these ports. If no program of the host
+    /// uses a port, datagrams to it are lost without an error. Examples: 53 · 5300:53 · 9000-9009
+    #[arg(short = 'U', long, value_name = "SPEC", help_heading = "Ports")]
+    pub(crate) host_udp_ports: Vec<String>,
+
     /// Let connections from the host's loopback to ports of --tcp-ports bypass the interface.
     ///
     /// towpath opens a second connection inside, to CMD's own address, and the kernel moves the

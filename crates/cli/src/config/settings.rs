@@ -42,6 +42,7 @@ pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
     let mut config = Config {
         publish: publish(arguments).unwrap_or_else(|error| usage_error(&error)),
         joined: joined(arguments).unwrap_or_else(|error| usage_error(&error)),
+        joined_udp: joined_udp(arguments).unwrap_or_else(|error| usage_error(&error)),
         mirrors_host: arguments.host_tcp_ports.iter().any(|spec| spec == AUTO),
         join_published: arguments.join_published || arguments.join_loopback,
         join_loopback: arguments.join_loopback,
@@ -110,6 +111,10 @@ fn joined(arguments: &NetworkArguments) -> anyhow::Result<Vec<JoinedPort>> {
     let specs = arguments.host_tcp_ports.iter().filter(|spec| *spec != AUTO);
     let specs: Vec<String> = specs.cloned().collect();
     publish::parse_joined(&specs).context("option --host-tcp-ports")
+}
+
+fn joined_udp(arguments: &NetworkArguments) -> anyhow::Result<Vec<JoinedPort>> {
+    publish::parse_joined(&arguments.host_udp_ports).context("option --host-udp-ports")
 }
 
 /// Returns the configuration of a gateway alone, unchecked.

@@ -7,7 +7,7 @@ use std::process::ExitStatus;
 
 use anyhow::{Context, anyhow};
 use towpath_gateway::config::Config;
-use towpath_gateway::flows::JoinedListener;
+use towpath_gateway::flows::{JoinedDatagrams, JoinedListener};
 use towpath_gateway::publish::Protocol;
 use towpath_io::namespace::ChildGuard;
 use towpath_io::namespace::channel::{Channel, ChannelError, Message};
@@ -76,12 +76,15 @@ pub(crate) fn host_tables(config: &Config) -> anyhow::Result<Option<HostTables>>
 
 /// Waits for what the child makes; returns `None` if the child gave up.
 pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<ChildResources>> {
-    let mut listeners = Vec::new();
+    let (mut listeners, mut datagrams) = (Vec::new(), Vec::new());
     let (mut opener, mut watcher, mut mirror) = (None, None, None);
     loop {
         match channel.receive() {
             Ok(Message::Listener(host_port, socket)) => {
                 listeners.push(JoinedListener { socket: socket.into(), host_port });
+            }
+            Ok(Message::Datagrams(host_port, socket)) => {
+                datagrams.push(JoinedDatagrams { socket: socket.into(), host_port });
             }
             Ok(Message::Opener(channel)) => opener = Some(channel.into()),
             Ok(Message::Watcher(channel)) => watcher = Some(channel.into()),
@@ -92,6 +95,7 @@ pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<ChildRe
                     queues,
                     features,
                     listeners,
+                    datagrams,
                     opener,
                     watcher,
                     mirror,

@@ -12,7 +12,8 @@ use rustix::process::umask;
 use towpath_gateway::capture::{FINISH_PATIENCE, Recording, Summary};
 use towpath_gateway::config::Config;
 use towpath_gateway::flows::{
-    FlowPage, FlowQuery, JoinId, JoinedListener, StartError, allow_many_files,
+    FlowPage, FlowQuery, JoinId, JoinedDatagrams, JoinedDatagramsId, JoinedListener, StartError,
+    allow_many_files,
 };
 use towpath_gateway::publish::{HostPort, PortChange, Protocol, Publish, PublishId, Target};
 use towpath_gateway::report::Report;
@@ -44,6 +45,7 @@ pub(crate) struct ChildResources {
     pub(crate) features: Features,
     /// Sockets that listen on the program's loopback.
     pub(crate) listeners: Vec<JoinedListener>,
+    pub(crate) datagrams: Vec<JoinedDatagrams>,
     /// Channel to the process that opens sockets inside, if there is one.
     pub(crate) opener: Option<Channel>,
     /// Channel from the process that watches ports inside, if there is one.
@@ -97,7 +99,8 @@ impl Gateway {
         messages: Messages,
     ) -> anyhow::Result<Self> {
         allow_many_files();
-        let ChildResources { queues, features, listeners, opener, watcher, mirror } = inside;
+        let ChildResources { queues, features, listeners, datagrams, opener, watcher, mirror } =
+            inside;
         let mut taps: Vec<Tap> =
             queues.into_iter().map(|queue| Tap::from_fd(queue, features, config.mtu)).collect();
         let mut workers = match taps.len() {
@@ -105,6 +108,9 @@ impl Gateway {
             _ => Threads::Several(Box::new(WorkerGroup::prepare(config, taps)?)),
         };
         workers.join(listeners).context("option --host-tcp-ports")?;
+        for joined in datagrams {
+            workers.join_datagrams(joined).context("option --host-udp-ports")?;
+        }
         if let Some(opener) = opener {
             match SocketSource::new(opener) {
                 Ok(source) => workers.join_published(source)?,
@@ -365,6 +371,13 @@ impl Threads {
         match self {
             Self::One(worker) => worker.leave(id),
             Self::Several(workers) => workers.leave(id),
+        }
+    }
+
+    fn join_datagrams(&mut self, joined: JoinedDatagrams) -> io::Result<JoinedDatagramsId> {
+        match self {
+            Self::One(worker) => worker.join_datagrams(joined),
+            Self::Several(workers) => workers.join_datagrams(joined),
         }
     }
 

@@ -86,8 +86,10 @@ pub struct Config {
     pub joined: Vec<JoinedPort>,
     /// UDP ports of the program's loopback that lead to the host's.
     pub joined_udp: Vec<JoinedPort>,
-    /// Ports of the program's loopback lead to the host's while programs of the host listen there.
+    /// TCP ports of the program's loopback lead to the host's while programs listen there.
     pub mirrors_host: bool,
+    /// UDP ports of the program's loopback lead to the host's while programs use them there.
+    pub mirrors_host_udp: bool,
     /// Connections from the host's loopback to published TCP ports bypass the stack.
     pub join_published: bool,
     /// Those connections reach the program's loopback, not its address.
@@ -244,6 +246,7 @@ impl Default for Config {
             joined: Vec::new(),
             joined_udp: Vec::new(),
             mirrors_host: false,
+            mirrors_host_udp: false,
             join_published: false,
             join_loopback: false,
             followed: Vec::new(),

@@ -134,7 +134,7 @@ impl Child<'_> {
     /// If ports are followed, starts the process that watches them, and passes its channel to the
     /// parent.
     fn begin_watcher(&self) -> anyhow::Result<()> {
-        let Config { followed, joined, join_loopback, .. } = self.config;
+        let Config { followed, joined, joined_udp, join_loopback, .. } = self.config;
         if followed.is_empty() {
             return Ok(());
         }
@@ -144,6 +144,7 @@ impl Child<'_> {
             udp: followed.contains(&Protocol::Udp),
             reach: if *join_loopback { Reach::Any } else { Reach::Beyond },
             except: joined.iter().map(|port| port.inside).collect(),
+            except_udp: joined_udp.iter().map(|port| port.inside).collect(),
         };
         listening::watch(&ours, &wanted)
             .context("cannot start the process that watches ports inside")?;

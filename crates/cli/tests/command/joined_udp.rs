@@ -145,3 +145,59 @@ fn the_last_datagram_arrives() {
     let mut bytes = [0; 9];
     assert_eq!(server.recv(&mut bytes).map(|length| &bytes[..length]).unwrap(), b"last\n");
 }
+
+/// Returns whether `client` gets an answer from a port of the loopback inside, within a moment.
+fn is_answered(inside: &Guard, port: u16) -> bool {
+    let client = open(inside, "127.0.0.1:0");
+    client.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    client.send_to(b"x", ("127.0.0.1", port)).is_ok() && client.recv(&mut [0; 99]).is_ok()
+}
+
+/// Goal: with `auto`, programs inside reach each UDP port of the host's loopback while a program of
+/// the host uses it, but no port that towpath publishes; a port that a program inside uses stays
+/// that program's, until it ends.
+#[test]
+fn udp_ports_of_the_hosts_loopback_are_followed() {
+    skip_if!(no_root());
+    let bench = Bench::new("mirror-udp");
+    let Bench { host, inside, .. } = &bench;
+    echo(host, "127.0.0.1:7000");
+    let own = open(inside, "127.0.0.1:7002");
+    let options = ["-u", "8080", "-U", "auto", "-U", "7100:7000", "-T", "auto"];
+    let _running = serve(&bench, &options);
+    wait_for("an early port", || is_answered(inside, 7000));
+    assert!(is_answered(inside, 7100));
+    echo(host, "0.0.0.0:7002");
+    let late = open(host, "127.0.0.1:7001");
+    let is_free = |port| within(inside, || UdpSocket::bind(("127.0.0.1", port)).is_ok());
+    wait_for("a late port", || !is_free(7001));
+    drop(late);
+    wait_for("the port to go", || is_free(7001));
+    assert!(is_free(8080), "it is towpath's own");
+    assert!(!is_answered(inside, 7002), "it is the program's");
+    drop(own);
+    wait_for("the program's port", || is_answered(inside, 7002));
+}
+
+/// Goal: with `auto` in both directions, a program's port is published and does not come back, and
+/// a port of the host is not published.
+#[test]
+fn both_directions_of_udp_do_not_meet() {
+    skip_if!(no_root());
+    let bench = Bench::new("mirror-udp-both");
+    let Bench { host, inside, .. } = &bench;
+    let options = ["-t", "auto", "-u", "auto", "-U", "auto", "-U", "7005", "--join-loopback"];
+    let _running = serve(&bench, &options);
+    let is_used = |port| within(host, || UdpSocket::bind(("127.0.0.1", port)).is_err());
+    echo(host, "127.0.0.1:7001");
+    for _ in 0..2 {
+        let program = open(inside, "0.0.0.0:7000");
+        wait_for("the program's port", || is_used(7000));
+        wait_for("the host's port", || is_answered(inside, 7001));
+        drop(program);
+        // At once: nothing of towpath may hold the port inside.
+        assert!(within(inside, || UdpSocket::bind("127.0.0.1:7000").is_ok()));
+        wait_for("the port to go", || !is_used(7000));
+    }
+    assert!(!is_used(7005), "it is not a program's");
+}

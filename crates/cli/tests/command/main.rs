@@ -136,7 +136,6 @@ fn wrong_usage_ends_with_2_and_says_why() {
         (&["run", "-U", "53,54", "-U", "54:55"], "port 54 is given twice"),
         (&["run", "-U", "127.0.0.1/53"], "give ports only, which are those of"),
         (&["run", "-U", "0"], "--host-udp-ports: port specification '0': '0' is not a port"),
-        (&["run", "-U", "auto"], "--host-udp-ports: port specification 'auto'"),
         (
             &["attach", "-T", "1-200", "-U", "1-57", "1"],
             "too many ports that lead to the host's loopback: 257; at most 256",

@@ -16,8 +16,8 @@
 //! transactions of them; `joined` and `joined_udp` have flows that bypass the stack from loopback
 //! to loopback; `resolver` chooses the DNS server; `hops` maps hop limits and ICMP errors; `shares`
 //! and `idle` choose what to evict at a bound; `expected` has packets that are near and ACKs that
-//! wait; `route` maps destinations; `fair` limits the memory of slow readers; `list` describes flows
-//! for people. All run on the worker's thread.
+//! wait; `route` maps destinations; `fair` limits the memory of slow readers; `list` describes
+//! flows for people. All run on the worker's thread.
 
 mod changes;
 mod expected;

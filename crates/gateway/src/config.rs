@@ -82,10 +82,14 @@ pub struct Config {
     pub resolvers: Option<Vec<IpAddr>>,
     /// Ports of the host that lead to the program.
     pub publish: Vec<Publish>,
-    /// Ports of the program's loopback that lead to the host's.
+    /// TCP ports of the program's loopback that lead to the host's.
     pub joined: Vec<JoinedPort>,
-    /// Ports of the program's loopback lead to the host's while programs of the host listen there.
+    /// UDP ports of the program's loopback that lead to the host's.
+    pub joined_udp: Vec<JoinedPort>,
+    /// TCP ports of the program's loopback lead to the host's while programs listen there.
     pub mirrors_host: bool,
+    /// UDP ports of the program's loopback lead to the host's while programs use them there.
+    pub mirrors_host_udp: bool,
     /// Connections from the host's loopback to published TCP ports bypass the stack.
     pub join_published: bool,
     /// Those connections reach the program's loopback, not its address.
@@ -240,7 +244,9 @@ impl Default for Config {
             resolvers: None,
             publish: Vec::new(),
             joined: Vec::new(),
+            joined_udp: Vec::new(),
             mirrors_host: false,
+            mirrors_host_udp: false,
             join_published: false,
             join_loopback: false,
             followed: Vec::new(),
@@ -321,7 +327,8 @@ impl Config {
             return Err(ConfigError::Resolver(*bad));
         }
         at_most(PUBLISH_MAX, "published ports", self.publish.len())?;
-        at_most(JOINED_PORTS_MAX, "ports that lead to the host's loopback", self.joined.len())?;
+        let joined = self.joined.len() + self.joined_udp.len();
+        at_most(JOINED_PORTS_MAX, "ports that lead to the host's loopback", joined)?;
         if !(1..=WORKERS_MAX).contains(&self.workers) {
             return Err(ConfigError::Workers(self.workers));
         }

@@ -20,8 +20,10 @@ pub struct Report {
     pub features: Option<Features>,
     /// Open flows: TCP, UDP, echo.
     pub flows: (usize, usize, usize),
-    /// Open joined flows, which bypass the stack.
+    /// Open joined flows, which bypass the stack: TCP.
     pub joined: usize,
+    /// Open joined flows, which bypass the stack: UDP.
+    pub joined_udp: usize,
     /// Packet handles in use.
     pub packets_taken: usize,
     /// Frames in use, small and large: held by flows, or ready for the next read.
@@ -74,7 +76,8 @@ impl Report {
             tap: TapCounters::default(),
             features: None,
             flows: gateway.flow_counts(),
-            joined: gateway.joined_count(),
+            joined: gateway.joined_counts().0,
+            joined_udp: gateway.joined_counts().1,
             packets_taken: 0,
             frames_taken: (0, 0),
             lent: LentNow::default(),
@@ -125,6 +128,7 @@ impl Report {
         let ((tcp, udp, echo), its) = (self.flows, other.flows);
         self.flows = (tcp + its.0, udp + its.1, echo + its.2);
         self.joined += other.joined;
+        self.joined_udp += other.joined_udp;
         self.packets_taken += other.packets_taken;
         self.frames_taken.0 += other.frames_taken.0;
         self.frames_taken.1 += other.frames_taken.1;
@@ -229,19 +233,26 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// Writes the line of joined flows, if there were any.
+    /// Writes the lines of joined flows, if there were any.
     fn fmt_joined(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gateway = &self.gateway;
-        if gateway.joined == 0 {
-            return Ok(());
-        }
         let (out, into) = (gateway.joined_bytes_out, gateway.joined_bytes_in);
-        writeln!(
-            f,
-            "joined            {} now, {} in all, {} refused; {out} bytes out, {into} bytes in by \
-             splice",
-            self.joined, gateway.joined, gateway.joined_refused
-        )
+        if gateway.joined + gateway.joined_udp > 0 {
+            writeln!(
+                f,
+                "joined            {} now, {} in all, {} refused; {out} bytes out, {into} bytes in \
+                 past the stack",
+                self.joined, gateway.joined, gateway.joined_refused
+            )?;
+        }
+        if gateway.joined_udp > 0 {
+            writeln!(
+                f,
+                "joined udp        {} now, {} in all, {} datagrams refused",
+                self.joined_udp, gateway.joined_udp, gateway.joined_udp_refused
+            )?;
+        }
+        Ok(())
     }
 
     /// Writes one line for each of several workers.

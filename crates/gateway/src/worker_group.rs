@@ -38,7 +38,10 @@ use towpath_packet::ring::Doorbell;
 
 use crate::capture::Recording;
 use crate::config::{Config, MappedAddress};
-use crate::flows::{Accepted, FlowPage, FlowQuery, JoinId, JoinedListener, Spread, StartError};
+use crate::flows::{
+    Accepted, FlowPage, FlowQuery, JoinId, JoinedDatagrams, JoinedDatagramsId, JoinedListener,
+    Spread, StartError,
+};
 use crate::owners::Owners;
 use crate::publish::{PortChange, Publish, PublishId};
 use crate::report::Report;
@@ -140,6 +143,19 @@ impl WorkerGroup {
     /// Closes a socket of [`WorkerGroup::join_one`]. Its flows continue.
     pub fn leave(&mut self, id: JoinId) {
         self.first.leave(id);
+    }
+
+    /// Passes datagrams of one socket on by the first worker; see [`Worker::join_datagrams`].
+    ///
+    /// # Errors
+    /// The socket is not bound, or cannot be watched.
+    pub fn join_datagrams(&mut self, joined: JoinedDatagrams) -> io::Result<JoinedDatagramsId> {
+        self.first.join_datagrams(joined)
+    }
+
+    /// Closes a socket of [`WorkerGroup::join_datagrams`], and ends its flows.
+    pub fn leave_datagrams(&mut self, id: JoinedDatagramsId) {
+        self.first.leave_datagrams(id);
     }
 
     /// Joins connections to published ports by the first worker; see [`Worker::join_published`].

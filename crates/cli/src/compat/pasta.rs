@@ -38,7 +38,6 @@ pub(super) enum Meaning {
     Pid,
     Ports(&'static str),
     Stay,
-    UdpNs,
     Userns,
     Version,
     /// It has no effect, for this reason.
@@ -95,7 +94,7 @@ pub(super) const KNOWN: &[Known<Meaning>] = &[
     known(b't', "tcp-ports", 1, Ports("--tcp-ports")),
     known(b'u', "udp-ports", 1, Ports("--udp-ports")),
     known(b'T', "tcp-ns", 1, Ports("--host-tcp-ports")),
-    known(b'U', "udp-ns", 1, Meaning::UdpNs),
+    known(b'U', "udp-ns", 1, Ports("--host-udp-ports")),
     known(0, "netns", 1, Meaning::Netns),
     known(0, "no-netns-quit", 0, Meaning::Stay),
     known(0, "config-net", 0, Meaning::ConfigNet),
@@ -218,12 +217,6 @@ impl Seen {
             Meaning::Userns => self.userns = Some(value),
             Meaning::NoMapGateway => self.maps_no_gateway = true,
             Meaning::Stay => self.stays = true,
-            Meaning::UdpNs if value == "none" => {}
-            Meaning::UdpNs => bail!(
-                "option --udp-ns {}: not supported; --map-host-loopback ADDR reaches UDP ports of \
-                 the host's loopback",
-                value.display()
-            ),
             Meaning::Dns if value == "none" => {
                 bail!("option --{option} none is not supported; leave out --dns-forward instead")
             }

@@ -35,7 +35,8 @@ const fn known(short: u8, long: &'static str, takes: u8, meaning: Meaning) -> Kn
 /// Why options about messages have no effect.
 const FEW_MESSAGES: &str = "there are no messages but errors";
 /// What to do about ports of the host's loopback.
-const AT_START: &str = "these ports are given when towpath starts: --host-tcp-ports";
+const AT_START: &str = "these ports are given when towpath starts: --host-tcp-ports and \
+                        --host-udp-ports";
 
 /// All options: letter, name, number of arguments, meaning.
 const KNOWN: &[Known<Meaning>] = &[

@@ -397,7 +397,8 @@ pub(crate) struct WhichNetwork {
 /// `recalled` (packets of guests that became copies when their term ended or their ring ran short).
 /// `flows`: open flows by protocol. `joined`: connections of --host-tcp-ports and
 /// --join-published, which no other counter includes: `flows` (open), `begun`, `refused` by the
-/// other side, `bytes_out` and `bytes_in`. `packets`: `from_program`, `to_program`,
+/// other side; flows of --host-udp-ports: `udp_flows`, `udp_begun`, and `udp_refused` datagrams;
+/// `bytes_out` and `bytes_in` of all of them. `packets`: `from_program`, `to_program`,
 /// the super-packets among them, and `retransmitted`. `taken`: packets and frames of memory in use.
 /// `dropped`: by reason. `workers`, with several workers: these counters for each, and
 /// `handed_over` packets. For `up` also `stations` (in the address table of the switch), and
@@ -453,6 +454,16 @@ pub(crate) struct NetworkArguments {
     /// reset. Examples: 5432 · 8080:80 · 9000-9009,~9005 · auto
     #[arg(short = 'T', long, value_name = "SPEC", help_heading = "Ports")]
     pub(crate) host_tcp_ports: Vec<String>,
+
+    /// Forward UDP ports of CMD's loopback to the host's loopback; may be repeated.
+    ///
+    /// Datagrams that CMD sends to these ports of 127.0.0.1 and ::1 reach the same ports of the
+    /// same address of the host, and answers come back; they bypass the interface. SPEC is a list
+    /// as for --host-tcp-ports, `auto` included. Programs inside cannot use these ports. If no
+    /// program of the host uses a port, datagrams to it are lost without an error.
+    /// Examples: 53 · 5300:53 · 9000-9009,~9005 · auto
+    #[arg(short = 'U', long, value_name = "SPEC", help_heading = "Ports")]
+    pub(crate) host_udp_ports: Vec<String>,
 
     /// Let connections from the host's loopback to ports of --tcp-ports bypass the interface.
     ///

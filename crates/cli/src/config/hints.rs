@@ -43,12 +43,7 @@ const HINTS: &[Hint] = &[
         "nothing has to be exposed; --tcp-ports publishes ports",
     ),
     hint(&["--tcp-ns"], &[("run", "--host-tcp-ports")], "use --host-tcp-ports (-T)"),
-    hint(
-        &["-U", "--udp-ns"],
-        &[("run", "--host-tcp-ports"), ("run", "--map-host-loopback")],
-        "UDP ports of the host's loopback have no counterpart of --host-tcp-ports; all of its \
-         ports are reached by --map-host-loopback 10.0.2.2",
-    ),
+    hint(&["--udp-ns"], &[("run", "--host-udp-ports")], "use --host-udp-ports (-U)"),
     hint(
         &["--host-lo-to-ns-lo", "--no-splice", "--splice-only"],
         &[("run", "--join-published")],

@@ -41,7 +41,11 @@ pub(crate) fn messages(arguments: &GatewayArguments) -> Messages {
 pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
     let mut config = Config {
         publish: publish(arguments).unwrap_or_else(|error| usage_error(&error)),
-        joined: joined(arguments).unwrap_or_else(|error| usage_error(&error)),
+        joined: joined(&arguments.host_tcp_ports, "--host-tcp-ports")
+            .unwrap_or_else(|error| usage_error(&error)),
+        joined_udp: joined(&arguments.host_udp_ports, "--host-udp-ports")
+            .unwrap_or_else(|error| usage_error(&error)),
+        mirrors_host_udp: arguments.host_udp_ports.iter().any(|spec| spec == AUTO),
         mirrors_host: arguments.host_tcp_ports.iter().any(|spec| spec == AUTO),
         join_published: arguments.join_published || arguments.join_loopback,
         join_loopback: arguments.join_loopback,
@@ -106,10 +110,9 @@ fn followed(arguments: &NetworkArguments) -> Vec<Protocol> {
     all.iter().filter(|(_, specs)| is_followed(specs)).map(|(protocol, _)| *protocol).collect()
 }
 
-fn joined(arguments: &NetworkArguments) -> anyhow::Result<Vec<JoinedPort>> {
-    let specs = arguments.host_tcp_ports.iter().filter(|spec| *spec != AUTO);
-    let specs: Vec<String> = specs.cloned().collect();
-    publish::parse_joined(&specs).context("option --host-tcp-ports")
+fn joined(specs: &[String], option: &str) -> anyhow::Result<Vec<JoinedPort>> {
+    let specs: Vec<String> = specs.iter().filter(|spec| *spec != AUTO).cloned().collect();
+    publish::parse_joined(&specs).with_context(|| format!("option {option}"))
 }
 
 /// Returns the configuration of a gateway alone, unchecked.

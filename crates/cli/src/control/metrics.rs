@@ -45,7 +45,15 @@ pub(crate) fn text(report: &Report, network: Option<&NetworkReport>) -> String {
     let refused = report.gateway.joined_refused;
     joined.add("result=\"refused\"", refused);
     joined.add("result=\"taken\"", report.gateway.joined - refused);
-    let help = "Payload bytes of joined connections, which no other metric counts.";
+    let help = "Open joined UDP flows, which bypass the stack.";
+    Family::gauge(&mut out, "towpath_joined_udp_flows", help).add("", report.joined_udp);
+    let help = "UDP flows to joined ports that have begun.";
+    let mut begun = Family::counter(&mut out, "towpath_joined_udp_flows_begun", help);
+    begun.add("", report.gateway.joined_udp);
+    let help = "Datagrams to joined ports that no program of the host received.";
+    let mut refused = Family::counter(&mut out, "towpath_joined_udp_refused", help);
+    refused.add("", report.gateway.joined_udp_refused);
+    let help = "Payload bytes of joined flows, which no other metric counts.";
     let mut bytes = Family::counter(&mut out, "towpath_joined_bytes", help);
     bytes.add("direction=\"out\"", report.gateway.joined_bytes_out);
     bytes.add("direction=\"in\"", report.gateway.joined_bytes_in);

@@ -26,7 +26,7 @@ use towpath_io::namespace::sockets;
 use towpath_io::namespace::test_addresses::TestAddresses;
 use towpath_io::namespace::{self, Configured, Isolation, die_with_parent, relax_network_limits};
 use towpath_io::process_sys::{Forked, Inherited};
-use towpath_io::socket::TcpListener;
+use towpath_io::socket::{TcpListener, UdpSocket};
 use towpath_io::tap::{self, Features, Reason, SelfTest, Tap};
 
 use crate::config::settings::RESOLV_CONF;
@@ -134,7 +134,7 @@ impl Child<'_> {
     /// If ports are followed, starts the process that watches them, and passes its channel to the
     /// parent.
     fn begin_watcher(&self) -> anyhow::Result<()> {
-        let Config { followed, joined, join_loopback, .. } = self.config;
+        let Config { followed, joined, joined_udp, join_loopback, .. } = self.config;
         if followed.is_empty() {
             return Ok(());
         }
@@ -144,6 +144,7 @@ impl Child<'_> {
             udp: followed.contains(&Protocol::Udp),
             reach: if *join_loopback { Reach::Any } else { Reach::Beyond },
             except: joined.iter().map(|port| port.inside).collect(),
+            except_udp: joined_udp.iter().map(|port| port.inside).collect(),
         };
         listening::watch(&ours, &wanted)
             .context("cannot start the process that watches ports inside")?;
@@ -178,19 +179,25 @@ impl Child<'_> {
 
     /// Listens on the program's loopback, and passes the sockets to the parent.
     fn listen(&self) -> anyhow::Result<()> {
-        let Config { ipv4, ipv6, .. } = self.config;
+        let Config { ipv4, ipv6, joined, joined_udp, .. } = self.config;
         let v4 = ipv4.is_some().then_some(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let v6 = ipv6.is_some().then_some(IpAddr::V6(Ipv6Addr::LOCALHOST));
-        for port in &self.config.joined {
+        let tcp = joined.iter().map(|port| (Protocol::Tcp, port));
+        let udp = joined_udp.iter().map(|port| (Protocol::Udp, port));
+        for (protocol, port) in tcp.chain(udp) {
             for address in v4.into_iter().chain(v6) {
                 let at = SocketAddr::new(address, port.inside);
-                match TcpListener::bind(at, None) {
-                    Ok(socket) => {
-                        self.channel.send(&Message::Listener(port.host, socket.into()))?
-                    }
+                let message = match protocol {
+                    Protocol::Tcp => TcpListener::bind(at, None)
+                        .map(|socket| Message::Listener(port.host, socket.into())),
+                    Protocol::Udp => UdpSocket::bind(at, None)
+                        .map(|socket| Message::Datagrams(port.host, socket.into())),
+                };
+                match message {
+                    Ok(message) => self.channel.send(&message)?,
                     // Missing IPv6 was reported when the interface was configured.
                     Err(error) if v4.is_some() && address.is_ipv6() && is_missing(&error) => {}
-                    Err(error) => return Err(not_listening(at, error)),
+                    Err(error) => return Err(not_listening(protocol, at, error)),
                 }
             }
         }
@@ -357,7 +364,11 @@ fn is_missing(error: &io::Error) -> bool {
     matches!(errno, Some(Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT))
 }
 
-fn not_listening(at: SocketAddr, error: io::Error) -> anyhow::Error {
+fn not_listening(protocol: Protocol, at: SocketAddr, error: io::Error) -> anyhow::Error {
+    let (option, name) = match protocol {
+        Protocol::Tcp => ("--host-tcp-ports", "TCP"),
+        Protocol::Udp => ("--host-udp-ports", "UDP"),
+    };
     let why = match error.kind() {
         io::ErrorKind::AddrInUse => {
             "in use inside; stop the program that uses it, or give another port (INSIDE:HOST)"
@@ -365,9 +376,12 @@ fn not_listening(at: SocketAddr, error: io::Error) -> anyhow::Error {
         io::ErrorKind::PermissionDenied => {
             "no permission inside; give a port from 1024 up (INSIDE:HOST)"
         }
-        _ => return anyhow::Error::from(error).context(format!("cannot listen on {at} inside")),
+        _ => {
+            return anyhow::Error::from(error)
+                .context(format!("option {option}: cannot listen on {name} port {at} inside"));
+        }
     };
-    anyhow::anyhow!("option --host-tcp-ports: TCP port {at}: {why}")
+    anyhow::anyhow!("option {option}: {name} port {at}: {why}")
 }
 
 /// Prepares the program, or the user's shell.

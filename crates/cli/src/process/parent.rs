@@ -7,8 +7,8 @@ use std::process::ExitStatus;
 
 use anyhow::{Context, anyhow};
 use towpath_gateway::config::Config;
-use towpath_gateway::flows::JoinedListener;
-use towpath_gateway::publish::Protocol;
+use towpath_gateway::flows::{JoinedDatagrams, JoinedListener};
+use towpath_gateway::publish::{JoinedPort, Protocol};
 use towpath_io::namespace::ChildGuard;
 use towpath_io::namespace::channel::{Channel, ChannelError, Message};
 use towpath_io::namespace::mirror::HostTables;
@@ -62,26 +62,38 @@ pub(crate) fn take_descriptor(
     })
 }
 
-/// Opens the host's table of sockets, if its ports are mirrored inside.
+/// Opens the host's tables of sockets, if its ports are mirrored inside.
 pub(crate) fn host_tables(config: &Config) -> anyhow::Result<Option<HostTables>> {
-    let open = || {
-        let inside = config.joined.iter().map(|port| port.inside);
-        // They are towpath's own; others that it publishes later are found out then.
-        let own = config.publish.iter().filter(|one| one.protocol == Protocol::Tcp);
-        HostTables::open(inside.chain(own.map(|one| one.host_port)).collect())
-            .context("option --host-tcp-ports auto: cannot read the sockets of the host")
+    // Ports that are towpath's own; others that it publishes later are found out then.
+    let own = |protocol: Protocol, joined: &[JoinedPort]| -> Vec<u16> {
+        let published = config.publish.iter().filter(|one| one.protocol == protocol);
+        let inside = joined.iter().map(|port| port.inside);
+        inside.chain(published.map(|one| one.host_port)).collect()
     };
-    config.mirrors_host.then(open).transpose()
+    let tcp = config.mirrors_host.then(|| own(Protocol::Tcp, &config.joined));
+    let udp = config.mirrors_host_udp.then(|| own(Protocol::Udp, &config.joined_udp));
+    let option = match (&tcp, &udp) {
+        (None, None) => return Ok(None),
+        (Some(_), _) => "--host-tcp-ports",
+        (None, Some(_)) => "--host-udp-ports",
+    };
+    let tables = HostTables::open(tcp, udp);
+    let tables = tables
+        .with_context(|| format!("option {option} auto: cannot read the sockets of the host"));
+    tables.map(Some)
 }
 
 /// Waits for what the child makes; returns `None` if the child gave up.
 pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<ChildResources>> {
-    let mut listeners = Vec::new();
+    let (mut listeners, mut datagrams) = (Vec::new(), Vec::new());
     let (mut opener, mut watcher, mut mirror) = (None, None, None);
     loop {
         match channel.receive() {
             Ok(Message::Listener(host_port, socket)) => {
                 listeners.push(JoinedListener { socket: socket.into(), host_port });
+            }
+            Ok(Message::Datagrams(host_port, socket)) => {
+                datagrams.push(JoinedDatagrams { socket: socket.into(), host_port });
             }
             Ok(Message::Opener(channel)) => opener = Some(channel.into()),
             Ok(Message::Watcher(channel)) => watcher = Some(channel.into()),
@@ -92,6 +104,7 @@ pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<ChildRe
                     queues,
                     features,
                     listeners,
+                    datagrams,
                     opener,
                     watcher,
                     mirror,

@@ -12,7 +12,8 @@ use rustix::process::umask;
 use towpath_gateway::capture::{FINISH_PATIENCE, Recording, Summary};
 use towpath_gateway::config::Config;
 use towpath_gateway::flows::{
-    FlowPage, FlowQuery, JoinId, JoinedListener, StartError, allow_many_files,
+    FlowPage, FlowQuery, JoinId, JoinedDatagrams, JoinedDatagramsId, JoinedListener, StartError,
+    allow_many_files,
 };
 use towpath_gateway::publish::{HostPort, PortChange, Protocol, Publish, PublishId, Target};
 use towpath_gateway::report::Report;
@@ -42,8 +43,9 @@ pub(crate) struct ChildResources {
     /// The queues of its device.
     pub(crate) queues: Vec<OwnedFd>,
     pub(crate) features: Features,
-    /// Sockets that listen on the program's loopback.
+    /// Sockets that listen on the program's loopback, of TCP and of UDP.
     pub(crate) listeners: Vec<JoinedListener>,
+    pub(crate) datagrams: Vec<JoinedDatagrams>,
     /// Channel to the process that opens sockets inside, if there is one.
     pub(crate) opener: Option<Channel>,
     /// Channel from the process that watches ports inside, if there is one.
@@ -68,10 +70,16 @@ pub(crate) struct Gateway {
     /// Hands over sockets that listen inside on ports of the host's loopback.
     mirror: Option<Channel>,
     /// These sockets, by port.
-    mirrored: HashMap<u16, Vec<JoinId>>,
+    mirrored: HashMap<(Protocol, u16), Vec<Mirrored>>,
     /// Reports changes of the host's own address, if that is mapped.
     host: Option<Follower>,
     messages: Messages,
+}
+
+/// A socket inside that was made for a port of the host.
+enum Mirrored {
+    Listener(JoinId),
+    Datagrams(JoinedDatagramsId),
 }
 
 /// A running capture.
@@ -97,7 +105,8 @@ impl Gateway {
         messages: Messages,
     ) -> anyhow::Result<Self> {
         allow_many_files();
-        let ChildResources { queues, features, listeners, opener, watcher, mirror } = inside;
+        let ChildResources { queues, features, listeners, datagrams, opener, watcher, mirror } =
+            inside;
         let mut taps: Vec<Tap> =
             queues.into_iter().map(|queue| Tap::from_fd(queue, features, config.mtu)).collect();
         let mut workers = match taps.len() {
@@ -105,6 +114,9 @@ impl Gateway {
             _ => Threads::Several(Box::new(WorkerGroup::prepare(config, taps)?)),
         };
         workers.join(listeners).context("option --host-tcp-ports")?;
+        for joined in datagrams {
+            workers.join_datagrams(joined).context("option --host-udp-ports")?;
+        }
         if let Some(opener) = opener {
             match SocketSource::new(opener) {
                 Ok(source) => workers.join_published(source)?,
@@ -179,7 +191,7 @@ impl Gateway {
             self.watcher = None;
             return;
         };
-        let protocol = if is_udp { Protocol::Udp } else { Protocol::Tcp };
+        let protocol = protocol(is_udp);
         let publish = Publish {
             protocol,
             host: None,
@@ -191,7 +203,7 @@ impl Gateway {
         };
         let host_port = publish.host_port();
         // A mirrored port is not a program's.
-        let is_mirrored = !is_udp && self.mirrored.contains_key(&port);
+        let is_mirrored = self.mirrored.contains_key(&(protocol, port));
         if is_open {
             if !is_mirrored && let Ok(id) = self.workers.publish(&publish) {
                 self.followed.insert(host_port, id);
@@ -235,22 +247,26 @@ impl Gateway {
     fn mirror(&mut self) {
         let Some(mirror) = &self.mirror else { return };
         let is_fine = match mirror.receive() {
-            Ok(Message::Port { port, is_udp: false, is_open: true }) => {
-                let answer = Message::Port { port, is_udp: false, is_open: true };
-                self.is_own(port) || mirror.send(&answer).is_ok()
+            Ok(Message::Port { port, is_udp, is_open: true }) => {
+                let answer = Message::Port { port, is_udp, is_open: true };
+                self.is_own(protocol(is_udp), port) || mirror.send(&answer).is_ok()
             }
-            Ok(Message::Port { port, is_udp: false, is_open: false }) => {
-                self.leave(port);
+            Ok(Message::Port { port, is_udp, is_open: false }) => {
+                self.leave(protocol(is_udp), port);
                 true
             }
             Ok(Message::Listener(port, socket)) => {
                 let listener = JoinedListener { socket: socket.into(), host_port: port };
-                // A socket that cannot be watched is closed.
-                if !self.is_own(port)
-                    && let Ok(id) = self.workers.join_one(listener)
-                {
-                    self.mirrored.entry(port).or_default().push(id);
-                }
+                self.take_mirrored(Protocol::Tcp, port, |workers| {
+                    workers.join_one(listener).map(Mirrored::Listener)
+                });
+                true
+            }
+            Ok(Message::Datagrams(port, socket)) => {
+                let joined = JoinedDatagrams { socket: socket.into(), host_port: port };
+                self.take_mirrored(Protocol::Udp, port, |workers| {
+                    workers.join_datagrams(joined).map(Mirrored::Datagrams)
+                });
                 true
             }
             // The socket is closed already.
@@ -262,17 +278,35 @@ impl Gateway {
         }
     }
 
-    /// True if towpath listens on this TCP port of the host.
-    fn is_own(&self, port: u16) -> bool {
+    /// Takes over a socket for a port of the host by `join`. A socket that cannot be watched is
+    /// closed, and so is that of a port of towpath itself.
+    fn take_mirrored(
+        &mut self,
+        protocol: Protocol,
+        port: u16,
+        join: impl FnOnce(&mut Threads) -> io::Result<Mirrored>,
+    ) {
+        if !self.is_own(protocol, port)
+            && let Ok(socket) = join(&mut self.workers)
+        {
+            self.mirrored.entry((protocol, port)).or_default().push(socket);
+        }
+    }
+
+    /// True if towpath uses this port of the host.
+    fn is_own(&self, protocol: Protocol, port: u16) -> bool {
         let published = self.workers.published().into_iter();
-        let mut tcp = published.filter(|(_, publish)| publish.protocol == Protocol::Tcp);
-        tcp.any(|(_, publish)| publish.host_port == port)
+        let mut same = published.filter(|(_, publish)| publish.protocol == protocol);
+        same.any(|(_, publish)| publish.host_port == port)
     }
 
     /// Closes the sockets inside of a port of the host.
-    fn leave(&mut self, port: u16) {
-        for id in self.mirrored.remove(&port).unwrap_or_default() {
-            self.workers.leave(id);
+    fn leave(&mut self, protocol: Protocol, port: u16) {
+        for socket in self.mirrored.remove(&(protocol, port)).unwrap_or_default() {
+            match socket {
+                Mirrored::Listener(id) => self.workers.leave(id),
+                Mirrored::Datagrams(id) => self.workers.leave_datagrams(id),
+            }
         }
     }
 
@@ -280,8 +314,9 @@ impl Gateway {
     fn leave_own(&mut self) {
         if !self.mirrored.is_empty() {
             let ports = self.mirrored.keys().copied();
-            let own: Vec<u16> = ports.filter(|port| self.is_own(*port)).collect();
-            own.into_iter().for_each(|port| self.leave(port));
+            let own: Vec<_> =
+                ports.filter(|(protocol, port)| self.is_own(*protocol, *port)).collect();
+            own.into_iter().for_each(|(protocol, port)| self.leave(protocol, port));
         }
     }
 
@@ -368,6 +403,20 @@ impl Threads {
         }
     }
 
+    fn join_datagrams(&mut self, joined: JoinedDatagrams) -> io::Result<JoinedDatagramsId> {
+        match self {
+            Self::One(worker) => worker.join_datagrams(joined),
+            Self::Several(workers) => workers.join_datagrams(joined),
+        }
+    }
+
+    fn leave_datagrams(&mut self, id: JoinedDatagramsId) {
+        match self {
+            Self::One(worker) => worker.leave_datagrams(id),
+            Self::Several(workers) => workers.leave_datagrams(id),
+        }
+    }
+
     fn join_published(&mut self, source: SocketSource) -> io::Result<()> {
         match self {
             Self::One(worker) => worker.join_published(source),
@@ -441,6 +490,10 @@ impl Serving for Threads {
             Self::Several(workers) => workers.flows(worker, query),
         }
     }
+}
+
+fn protocol(is_udp: bool) -> Protocol {
+    if is_udp { Protocol::Udp } else { Protocol::Tcp }
 }
 
 /// Makes the control socket, if there is a folder for it; others do not find it yet. Also listens

@@ -20,6 +20,7 @@ mod front_end;
 mod guest;
 mod guest6;
 mod isolation;
+mod joined_udp;
 mod limits;
 mod manual;
 mod mirrored;
@@ -130,6 +131,14 @@ fn wrong_usage_ends_with_2_and_says_why() {
         (
             &["attach", "-T", "0", "1"],
             "--host-tcp-ports: port specification '0': '0' is not a port",
+        ),
+        (&["run", "-U", "all"], "--host-udp-ports: port specification 'all': 'all' means all"),
+        (&["run", "-U", "53,54", "-U", "54:55"], "port 54 is given twice"),
+        (&["run", "-U", "127.0.0.1/53"], "give ports only, which are those of"),
+        (&["run", "-U", "0"], "--host-udp-ports: port specification '0': '0' is not a port"),
+        (
+            &["attach", "-T", "1-200", "-U", "1-57", "1"],
+            "too many ports that lead to the host's loopback: 257; at most 256",
         ),
         (&["run", "-t", "::1:8080:80"], "separate the address by '/': ::1/8080:80"),
         (&["run", "-u", "x"], "--udp-ports: port specification 'x': 'x' is not a port"),

@@ -258,7 +258,7 @@ fn failures_are_the_callers_to_see() {
         (&["--map-guest-address", "1", &pid], "pasta: unrecognized option '--map-guest-address'\n"),
         (&["--config", "-t", "x", &pid], "pasta: option --tcp-ports: port specification 'x'"),
         (&["-T", "all", &pid], "pasta: option --host-tcp-ports: port specification 'all'"),
-        (&["-U", "auto", &pid], "pasta: option --udp-ns auto: not supported"),
+        (&["-U", "all", &pid], "pasta: option --host-udp-ports: port specification 'all'"),
         (&["-m", "99999", &pid], "pasta: invalid value '99999' for '--mtu <BYTES>'"),
         (&["--ns-mac-addr", "1", &pid], "pasta: invalid value '1' for '--mac <MAC>'"),
         (&["-I", "a/b", &pid], "pasta: 'a/b' is not a valid name for a network interface"),

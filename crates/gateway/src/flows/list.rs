@@ -40,11 +40,13 @@ pub enum FlowKind {
     Echo,
     /// TCP past the stack, from loopback to loopback.
     Joined,
+    /// UDP past the stack, from loopback to loopback.
+    JoinedUdp,
 }
 
 impl FlowKind {
     /// All kinds, in the order of the tables that a [`Cursor`] passes.
-    pub const ALL: [Self; 4] = [Self::Tcp, Self::Udp, Self::Echo, Self::Joined];
+    pub const ALL: [Self; 5] = [Self::Tcp, Self::Udp, Self::Echo, Self::Joined, Self::JoinedUdp];
 
     /// Returns the name in reports.
     pub fn name(self) -> &'static str {
@@ -53,11 +55,12 @@ impl FlowKind {
             Self::Udp => "udp",
             Self::Echo => "echo",
             Self::Joined => "joined",
+            Self::JoinedUdp => "joined-udp",
         }
     }
 }
 
-/// A place in the flow tables: 2 bits of kind, 32 bits of index. Zero is the first place.
+/// A place in the flow tables: 3 bits of kind, 32 bits of index. Zero is the first place.
 pub type Cursor = u64;
 
 /// A request for a page.
@@ -264,6 +267,7 @@ impl Gateway {
             FlowKind::Udp => self.udp.table_len(),
             FlowKind::Echo => self.pings.table_len(),
             FlowKind::Joined => self.joined.table_len(),
+            FlowKind::JoinedUdp => self.joined_udp.table_len(),
         }
     }
 
@@ -273,6 +277,7 @@ impl Gateway {
             FlowKind::Udp => self.udp.visited(index),
             FlowKind::Echo => self.pings.visited(index),
             FlowKind::Joined => self.joined.visited(index),
+            FlowKind::JoinedUdp => self.joined_udp.visited(index),
         }
     }
 
@@ -288,6 +293,7 @@ impl Gateway {
             FlowKind::Udp => self.udp.describe(index),
             FlowKind::Echo => self.pings.describe(index),
             FlowKind::Joined => self.joined.describe(index),
+            FlowKind::JoinedUdp => self.joined_udp.describe(index),
         }
     }
 }

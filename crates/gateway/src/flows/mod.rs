@@ -13,11 +13,11 @@
 //!
 //! There is one file per protocol: `tcp`, `udp` and `ping`. The others: `newcomers` holds messages
 //! and connections that wait for a new flow; `listen` has the published ports, and `changes` makes
-//! transactions of them; `joined` has flows that bypass the stack from loopback to loopback;
-//! `resolver` chooses the DNS server; `hops` maps hop limits and ICMP errors; `shares` and `idle`
-//! choose what to evict at a bound; `expected` has packets that are near and ACKs that wait;
-//! `route` maps destinations; `fair` limits the memory of slow readers; `list` describes flows for
-//! people. All run on the worker's thread.
+//! transactions of them; `joined` and `joined_udp` have flows that bypass the stack from loopback
+//! to loopback; `resolver` chooses the DNS server; `hops` maps hop limits and ICMP errors; `shares`
+//! and `idle` choose what to evict at a bound; `expected` has packets that are near and ACKs that
+//! wait; `route` maps destinations; `fair` limits the memory of slow readers; `list` describes
+//! flows for people. All run on the worker's thread.
 
 mod changes;
 mod expected;
@@ -25,6 +25,7 @@ mod fair;
 mod hops;
 mod idle;
 mod joined;
+mod joined_udp;
 mod list;
 mod listen;
 mod newcomers;
@@ -41,6 +42,7 @@ mod udp;
 use crate::config::{Config, MappedAddress};
 use expected::Expected;
 use joined::{End, JoinedFlows};
+use joined_udp::JoinedUdp;
 use list::Visits;
 use listen::Listeners;
 use newcomers::Newcomers;
@@ -60,6 +62,7 @@ use udp::UdpFlows;
 
 pub(crate) use changes::UndoPort;
 pub use joined::{JoinId, JoinedListener};
+pub use joined_udp::{JoinedDatagrams, JoinedDatagramsId};
 pub use list::{Cursor, FlowKind, FlowPage, FlowQuery, LISTED_MAX, ListedFlow, VISITED_MAX};
 pub use listen::{StartError, allow_many_files, allow_ports};
 pub(crate) use newcomers::Load;
@@ -141,9 +144,13 @@ pub struct GatewayCounters {
     pub joined: u64,
     /// Joined connections that the other side refused.
     pub joined_refused: u64,
-    /// Bytes of joined connections from the program to the host, which no other counter includes.
+    /// UDP flows that bypass the stack: of the program to joined ports of its loopback.
+    pub joined_udp: u64,
+    /// Datagrams of those flows that the host refused: no program uses the port.
+    pub joined_udp_refused: u64,
+    /// Bytes of joined flows from the program to the host, which no other counter includes.
     pub joined_bytes_out: u64,
-    /// Bytes of joined connections from the host to the program, which no other counter includes.
+    /// Bytes of joined flows from the host to the program, which no other counter includes.
     pub joined_bytes_in: u64,
     /// Payload bytes from the program to the host.
     pub bytes_out: u64,
@@ -175,6 +182,8 @@ impl GatewayCounters {
         self.bytes_in += other.bytes_in;
         self.joined += other.joined;
         self.joined_refused += other.joined_refused;
+        self.joined_udp += other.joined_udp;
+        self.joined_udp_refused += other.joined_udp_refused;
         self.joined_bytes_out += other.joined_bytes_out;
         self.joined_bytes_in += other.joined_bytes_in;
     }
@@ -189,6 +198,7 @@ pub struct Gateway {
     pings: Pings,
     listeners: Listeners,
     joined: JoinedFlows,
+    joined_udp: JoinedUdp,
     newcomers: Newcomers,
     expected: Expected,
     spread: Spread,
@@ -209,6 +219,7 @@ pub(crate) enum Token {
     Joined(Slot, End),
     JoinedListener(Slot),
     JoinedSockets,
+    JoinedUdp(Slot, End),
 }
 
 impl Token {
@@ -225,6 +236,8 @@ impl Token {
             Token::JoinedListener(slot) => (8, slot),
             Token::JoinedSockets => (9, Slot { index: 0, generation: 0 }),
             Token::Bell => (10, Slot { index: 0, generation: 0 }),
+            Token::JoinedUdp(slot, End::Inside) => (11, slot),
+            Token::JoinedUdp(slot, End::Host) => (12, slot),
         };
         let generation = u64::from(slot.generation & GENERATION_MASK);
         kind << 60 | generation << 32 | u64::from(slot.index)
@@ -245,6 +258,8 @@ impl Token {
             8 => Token::JoinedListener(slot),
             9 => Token::JoinedSockets,
             10 => Token::Bell,
+            11 => Token::JoinedUdp(slot, End::Inside),
+            12 => Token::JoinedUdp(slot, End::Host),
             _ => return None,
         })
     }
@@ -261,6 +276,7 @@ impl Gateway {
             pings: Pings::new(),
             listeners: Listeners::new(),
             joined: JoinedFlows::new(config.flows_max, config.join_loopback),
+            joined_udp: JoinedUdp::new(config.flows_max),
             newcomers: Newcomers::default(),
             expected: Expected::new(),
             spread: Spread::default(),
@@ -293,9 +309,9 @@ impl Gateway {
         (self.tcp.len(), self.udp.len(), self.pings.len())
     }
 
-    /// Returns the number of joined flows.
-    pub fn joined_count(&self) -> usize {
-        self.joined.len()
+    /// Returns the number of joined flows: TCP, UDP.
+    pub fn joined_counts(&self) -> (usize, usize) {
+        (self.joined.len(), self.joined_udp.len())
     }
 
     /// Returns what flows have lent. Datagrams are passed on at once, so only TCP flows count.
@@ -315,6 +331,9 @@ impl Gateway {
             }
             Token::JoinedListener(slot) => self.joined.connections_wait(slot),
             Token::JoinedSockets => self.joined.sockets_ready(),
+            Token::JoinedUdp(slot, end) => {
+                self.with_joined_udp(io, |joined, cx| joined.ready(slot, end, event.ready, cx));
+            }
             Token::Inside | Token::Bell | Token::Watch(_) => {}
         }
     }
@@ -338,6 +357,7 @@ impl Gateway {
         self.continue_tcp(io);
         self.continue_udp(io);
         self.with_joined(io, JoinedFlows::go_on);
+        self.with_joined_udp(io, JoinedUdp::go_on);
         self.end_long_waits(io);
     }
 
@@ -347,13 +367,14 @@ impl Gateway {
         self.tcp.has_work()
             || self.udp.has_work()
             || self.joined.has_work()
+            || self.joined_udp.has_work()
             || !self.newcomers.is_empty()
             || self.listeners.has_handed_over()
     }
 
     /// Returns true if flows wait for frames.
     pub(crate) fn is_starved(&self) -> bool {
-        self.tcp.is_starved() || self.udp.is_starved()
+        self.tcp.is_starved() || self.udp.is_starved() || self.joined_udp.is_starved()
     }
 
     /// Returns when [`Gateway::on_deadline`] is next due.
@@ -364,6 +385,7 @@ impl Gateway {
             self.pings.deadline(),
             self.listeners.deadline(),
             self.joined.deadline(),
+            self.joined_udp.deadline(),
         ])
     }
 
@@ -372,6 +394,7 @@ impl Gateway {
         self.end_moments(io);
         self.udp.expire(io.now);
         self.pings.expire(io.now);
+        self.joined_udp.expire(io.now);
         self.listeners.resume(io);
         self.with_joined(io, JoinedFlows::resume);
     }
@@ -402,6 +425,8 @@ mod tests {
             Token::Joined(slot, End::Host),
             Token::JoinedListener(slot),
             Token::JoinedSockets,
+            Token::JoinedUdp(slot, End::Inside),
+            Token::JoinedUdp(slot, End::Host),
         ];
         for token in tokens {
             assert_eq!(Token::decode(token.encode()), Some(token));

@@ -564,6 +564,7 @@ impl Gateway {
         flows.all(|flow| flow.program_closed || !is_made(flow))
             && !self.newcomers.has_messages()
             && self.joined.all_passed_on()
+            && self.joined_udp.all_passed_on()
     }
 
     /// The host reset the connection: resets both sides.

@@ -28,6 +28,7 @@ use super::route::Target;
 use super::shares::Share;
 use super::slots::{Slot, Slots};
 use super::{BYTES_PER_TURN, Gateway, Io, Token, is_descriptor_shortage};
+pub(super) use host::for_each_part;
 use host::{for_each_segment, open, send};
 use peers::{Latest, Peers, Way};
 use published::NOBODY;
@@ -43,14 +44,14 @@ use towpath_net::stack::{Datagram, Unreachable};
 use towpath_net::time::Instant;
 
 /// How long an idle mapping lives (RFC 4787 REQ-5 recommends five minutes).
-const IDLE: Duration = Duration::from_secs(300);
+pub(super) const IDLE: Duration = Duration::from_secs(300);
 /// How long an idle mapping for DNS lives (REQ-5 allows shorter times for well-known ports).
 const IDLE_DNS: Duration = Duration::from_secs(20);
 /// Interval of the search for idle mappings.
-const SWEEP: Duration = Duration::from_secs(5);
+pub(super) const SWEEP: Duration = Duration::from_secs(5);
 /// Datagrams read from one socket before others get their turn; fewer if they are large
 /// ([`BYTES_PER_TURN`]).
-const READS_PER_TURN: usize = 64;
+pub(super) const READS_PER_TURN: usize = 64;
 /// What a segment needs besides its payload: an IPv4 and a UDP header without options.
 const HEADERS_V4: usize = 28;
 const HEADERS_V6: usize = 48;

@@ -2,7 +2,9 @@
 
 use super::{Inside, Worker};
 use crate::config::MappedAddress;
-use crate::flows::{JoinId, JoinedListener, StartError, UndoPort};
+use crate::flows::{
+    JoinId, JoinedDatagrams, JoinedDatagramsId, JoinedListener, StartError, UndoPort,
+};
 use crate::publish::{PortChange, Publish, PublishId};
 use std::io;
 use towpath_io::namespace::sockets::SocketSource;
@@ -28,6 +30,20 @@ impl<S: Inside> Worker<S> {
     /// Closes a socket of [`Worker::join_one`]. Its flows continue.
     pub fn leave(&mut self, id: JoinId) {
         self.gateway.leave(id, &self.reactor);
+    }
+
+    /// Passes datagrams that arrive at this socket, which is bound on the program's loopback, on to
+    /// the host's loopback, until [`Worker::leave_datagrams`].
+    ///
+    /// # Errors
+    /// The socket is not bound, or cannot be watched.
+    pub fn join_datagrams(&mut self, joined: JoinedDatagrams) -> io::Result<JoinedDatagramsId> {
+        self.gateway.join_datagrams(joined, &self.reactor)
+    }
+
+    /// Closes a socket of [`Worker::join_datagrams`], and ends its flows.
+    pub fn leave_datagrams(&mut self, id: JoinedDatagramsId) {
+        self.gateway.leave_datagrams(id);
     }
 
     /// Joins connections from the host's loopback to published ports, over sockets that `source`

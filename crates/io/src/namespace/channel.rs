@@ -59,6 +59,8 @@ impl std::error::Error for ChannelError {
 pub enum Message {
     /// To towpath: a socket that listens inside, and the host's port to which it leads.
     Listener(u16, OwnedFd),
+    /// To towpath: a datagram socket that is bound inside, and the host's port to which it leads.
+    Datagrams(u16, OwnedFd),
     /// To towpath: the channel to the process inside that opens sockets; see
     /// [`sockets`](super::sockets).
     Opener(OwnedFd),
@@ -119,6 +121,9 @@ impl Channel {
         let (tag, number, descriptors) = match message {
             Message::Listener(port, socket) => {
                 (TAG_LISTENER, u32::from(*port), slice::from_ref(socket))
+            }
+            Message::Datagrams(port, socket) => {
+                (TAG_DATAGRAMS, u32::from(*port), slice::from_ref(socket))
             }
             Message::Opener(channel) => (TAG_OPENER, 0, slice::from_ref(channel)),
             Message::Watcher(channel) => (TAG_WATCHER, 0, slice::from_ref(channel)),
@@ -184,7 +189,10 @@ impl Channel {
             return Err(ChannelError::NoDescriptor);
         }
         match (length == MESSAGE_LEN, tag, descriptors.len()) {
-            (true, TAG_LISTENER, 1) => match u16::try_from(number) {
+            (true, TAG_LISTENER | TAG_DATAGRAMS, 1) => match u16::try_from(number) {
+                Ok(port) if tag == TAG_DATAGRAMS => {
+                    Ok(Message::Datagrams(port, descriptors.remove(0)))
+                }
                 Ok(port) => Ok(Message::Listener(port, descriptors.remove(0))),
                 Err(_) => Err(ChannelError::Unexpected),
             },
@@ -247,6 +255,7 @@ pub fn wait_readable(
 pub const QUEUES_MAX: usize = 8;
 
 const TAG_LISTENER: u8 = b'l';
+const TAG_DATAGRAMS: u8 = b'd';
 const TAG_OPENER: u8 = b'o';
 const TAG_WATCHER: u8 = b'w';
 const TAG_MIRROR: u8 = b'i';
@@ -272,6 +281,7 @@ mod tests {
         let (one, other) = Channel::pair().unwrap();
         let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         one.send(&Message::Listener(u16::MAX, file())).unwrap();
+        one.send(&Message::Datagrams(53, file())).unwrap();
         one.send(&Message::Ready(7, vec![file()])).unwrap();
         let all = (0..QUEUES_MAX).map(|_| file()).collect();
         one.send(&Message::Ready(8, all)).unwrap();
@@ -287,6 +297,7 @@ mod tests {
         one.send(&Message::Sockets(4, vec![file(), file()])).unwrap();
         one.send(&Message::Sockets(6, Vec::new())).unwrap();
         assert!(matches!(other.receive(), Ok(Message::Listener(u16::MAX, _))));
+        assert!(matches!(other.receive(), Ok(Message::Datagrams(53, _))));
         assert!(matches!(other.receive(), Ok(Message::Ready(7, queues)) if queues.len() == 1));
         let all = other.receive();
         assert!(matches!(all, Ok(Message::Ready(8, queues)) if queues.len() == QUEUES_MAX));

@@ -43,6 +43,8 @@ pub struct Wanted {
     pub reach: Reach,
     /// TCP ports that are not reported.
     pub except: Vec<u16>,
+    /// UDP ports that are not reported.
+    pub except_udp: Vec<u16>,
 }
 
 /// Which sockets count, by the address that they are bound to.
@@ -118,10 +120,14 @@ impl Tables {
         Ok(Self { tcp, udp, ephemeral: ephemeral_ports() })
     }
 
-    /// Returns the files of TCP; the same one twice if there is only one.
-    pub(super) fn tcp_files(&self) -> [BorrowedFd<'_>; 2] {
-        let at = |index: usize| self.tcp[index.min(self.tcp.len() - 1)].as_fd();
-        [at(0), at(1)]
+    /// Returns the files; the last one repeatedly if there are fewer. There is at least one.
+    pub(super) fn files(&self) -> [BorrowedFd<'_>; 4] {
+        let last = self.tcp.len() + self.udp.len() - 1;
+        [0, 1, 2, 3].map(|index: usize| {
+            let index = index.min(last);
+            let udp = index.checked_sub(self.tcp.len());
+            udp.map_or_else(|| &self.tcp[index], |index| &self.udp[index]).as_fd()
+        })
     }
 
     /// Returns the ports of TCP and of UDP.
@@ -134,6 +140,7 @@ impl Tables {
             read_table(table, true, wanted, &mut udp)?;
         }
         wanted.except.iter().for_each(|port| tcp.remove(*port));
+        wanted.except_udp.iter().for_each(|port| udp.remove(*port));
         self.ephemeral.clone().for_each(|port| udp.remove(port));
         Ok([tcp, udp])
     }
@@ -283,7 +290,7 @@ mod tests {
     /// Goal: a socket of this process is in the kernel's tables as they are read here.
     #[test]
     fn own_sockets_are_found() {
-        let all = Wanted { tcp: true, udp: true, reach: Reach::Any, except: Vec::new() };
+        let all = Wanted { tcp: true, udp: true, reach: Reach::Any, ..Wanted::default() };
         let mut tables = Tables::open(&all).unwrap();
         let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = tcp.local_addr().unwrap().port();
@@ -297,5 +304,9 @@ mod tests {
         assert!(!tables.read(&all).unwrap()[1].has(port), "assigned by the kernel");
         tables.ephemeral = 1..=1;
         assert!(tables.read(&all).unwrap()[1].has(port));
+        let others = Wanted { except_udp: vec![port], ..all.clone() };
+        assert!(!tables.read(&others).unwrap()[1].has(port));
+        let only_udp = Tables::open(&Wanted { tcp: false, ..all }).unwrap();
+        assert_eq!(only_udp.files().len(), 4);
     }
 }

@@ -1,10 +1,10 @@
-//! Listening sockets inside a network namespace for the ports on which the host's loopback listens.
+//! Sockets inside a network namespace for the ports on which the host's loopback listens.
 //!
 //! # Theory of operation
 //!
-//! A process inside the namespace, the *mirror*, reads the host's table of TCP sockets every
-//! [`INTERVAL`]; it was opened outside, and shows the host wherever it is read. For each port that
-//! begins to listen, the mirror asks towpath, which answers unless the port is its own: a
+//! A process inside the namespace, the *mirror*, reads the host's tables of TCP and UDP sockets
+//! every [`INTERVAL`]; they were opened outside, and show the host wherever they are read. For each
+//! port that begins to listen, the mirror asks towpath, which answers unless the port is its own: a
 //! connection there would come back inside. After the answer the mirror reads the table again, as
 //! the port may have been towpath's until then. Then it listens on that port of both loopback
 //! addresses, and hands the sockets over. It reports when the port of the host closes. A port that
@@ -26,32 +26,38 @@ use super::channel::{Channel, ChannelError, Message, wait_readable};
 use super::init::release_standard_streams;
 use super::listening::{INTERVAL, Ports, Reach, Tables, Wanted};
 use crate::process_sys::{Forked, end_with_only, fork_into};
-use crate::socket::TcpListener;
+use crate::socket::{TcpListener, UdpSocket};
 
 /// Most ports that are listened on.
 pub const MIRRORED_MAX: usize = 256;
 /// Most ports that are asked about at a look: the socket of the channel holds more messages.
 pub const ASKED_MAX: usize = 64;
 
-/// The host's table of TCP sockets.
+/// The host's tables of sockets.
 pub struct HostTables {
     tables: Tables,
     wanted: Wanted,
 }
 
 impl HostTables {
-    /// Opens the table of the current network namespace; ports in `except` do not count.
+    /// Opens the tables of the current network namespace, of one protocol or both. The ports of
+    /// each do not count.
     ///
     /// # Errors
-    /// Those of opening files in /proc.
-    pub fn open(except: Vec<u16>) -> io::Result<Self> {
-        let wanted = Wanted { tcp: true, udp: false, reach: Reach::Loopback, except };
+    /// Those of opening files in /proc; [`io::ErrorKind::InvalidInput`] without a protocol.
+    pub fn open(except: Option<Vec<u16>>, except_udp: Option<Vec<u16>>) -> io::Result<Self> {
+        let (tcp, udp) = (except.is_some(), except_udp.is_some());
+        if !(tcp || udp) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let (except, except_udp) = (except.unwrap_or_default(), except_udp.unwrap_or_default());
+        let wanted = Wanted { tcp, udp, reach: Reach::Loopback, except, except_udp };
         Ok(Self { tables: Tables::open(&wanted)?, wanted })
     }
 
-    fn read(&self) -> io::Result<Ports> {
-        let [tcp, _] = self.tables.read(&self.wanted)?;
-        Ok(tcp)
+    /// Returns the ports of TCP and of UDP.
+    fn read(&self) -> Result<[Ports; 2], ChannelError> {
+        self.tables.read(&self.wanted).map_err(|_| ChannelError::Unexpected)
     }
 }
 
@@ -63,8 +69,8 @@ impl HostTables {
 pub fn start(channel: &Channel, host: &HostTables) -> io::Result<()> {
     const NO_NAMESPACES: i32 = 0;
     if let Forked::Child = fork_into(NO_NAMESPACES)? {
-        let [one, other] = host.tables.tcp_files();
-        end_with_only([channel.as_fd(), one, other], || {
+        let [a, b, c, d] = host.tables.files();
+        end_with_only([channel.as_fd(), a, b, c, d], || {
             i32::from(Mirror::new(channel, host).run().is_err())
         });
     }
@@ -75,16 +81,17 @@ pub fn start(channel: &Channel, host: &HostTables) -> io::Result<()> {
 struct Mirror<'a> {
     channel: &'a Channel,
     host: &'a HostTables,
-    /// Ports that were asked about, until the host's port closes.
-    asked: Ports,
+    /// Ports of TCP and of UDP that were asked about, until the host's port closes.
+    asked: [Ports; 2],
     /// Ports whose sockets were handed over.
-    held: Ports,
+    held: [Ports; 2],
     held_count: usize,
 }
 
 impl<'a> Mirror<'a> {
     fn new(channel: &'a Channel, host: &'a HostTables) -> Self {
-        Self { channel, host, asked: Ports::none(), held: Ports::none(), held_count: 0 }
+        let none = || [Ports::none(), Ports::none()];
+        Self { channel, host, asked: none(), held: none(), held_count: 0 }
     }
 
     /// Runs until towpath closes its end of the channel.
@@ -102,20 +109,28 @@ impl<'a> Mirror<'a> {
 
     /// Reports ports of the host that have closed, and asks about new ones.
     fn look(&mut self) -> Result<(), ChannelError> {
-        let now = self.host.read().map_err(|_| ChannelError::Unexpected)?;
-        for (port, _) in self.asked.clone().changes(&now).filter(|(_, is_open)| !is_open) {
-            self.asked.remove(port);
-            if self.held.has(port) {
-                self.held.remove(port);
-                self.held_count -= 1;
-                self.tell(port, false)?;
+        let now = self.host.read()?;
+        for (is_udp, now) in [false, true].into_iter().zip(&now) {
+            let protocol = usize::from(is_udp);
+            let before = self.asked[protocol].clone();
+            for (port, _) in before.changes(now).filter(|(_, is_open)| !is_open) {
+                self.asked[protocol].remove(port);
+                if self.held[protocol].has(port) {
+                    self.held[protocol].remove(port);
+                    self.held_count -= 1;
+                    self.tell(port, is_udp, false)?;
+                }
             }
         }
-        let room = (MIRRORED_MAX - self.held_count).min(ASKED_MAX);
-        let new = self.asked.clone();
-        for (port, _) in new.changes(&now).filter(|(_, is_open)| *is_open).take(room) {
-            self.asked.add(port);
-            self.tell(port, true)?;
+        let mut room = (MIRRORED_MAX - self.held_count).min(ASKED_MAX);
+        for (is_udp, now) in [false, true].into_iter().zip(&now) {
+            let protocol = usize::from(is_udp);
+            let before = self.asked[protocol].clone();
+            for (port, _) in before.changes(now).filter(|(_, is_open)| *is_open).take(room) {
+                self.asked[protocol].add(port);
+                self.tell(port, is_udp, true)?;
+                room -= 1;
+            }
         }
         Ok(())
     }
@@ -128,7 +143,7 @@ impl<'a> Mirror<'a> {
                 break;
             }
             match self.channel.receive()? {
-                Message::Port { port, is_udp: false, is_open: true } => self.listen(port)?,
+                Message::Port { port, is_udp, is_open: true } => self.listen(port, is_udp)?,
                 _ => return Err(ChannelError::Unexpected),
             }
         }
@@ -136,36 +151,41 @@ impl<'a> Mirror<'a> {
     }
 
     /// Listens on a port, unless the host's has closed or a program inside uses it.
-    fn listen(&mut self, port: u16) -> Result<(), ChannelError> {
-        let now = self.host.read().map_err(|_| ChannelError::Unexpected)?;
-        let sockets = match now.has(port) && self.held_count < MIRRORED_MAX {
-            true => listen_on(port),
+    fn listen(&mut self, port: u16, is_udp: bool) -> Result<(), ChannelError> {
+        let (now, protocol) = (self.host.read()?, usize::from(is_udp));
+        let sockets = match now[protocol].has(port) && self.held_count < MIRRORED_MAX {
+            true => listen_on(port, is_udp),
             false => Vec::new(),
         };
         if sockets.is_empty() {
             // It is asked about again at the next look, if the host still listens.
-            self.asked.remove(port);
+            self.asked[protocol].remove(port);
             return Ok(());
         }
         for socket in sockets {
-            self.channel.send(&Message::Listener(port, socket.into()))?;
+            self.channel.send(&socket)?;
         }
-        self.held.add(port);
+        self.held[protocol].add(port);
         self.held_count += 1;
         Ok(())
     }
 
-    fn tell(&self, port: u16, is_open: bool) -> Result<(), ChannelError> {
-        self.channel.send(&Message::Port { port, is_udp: false, is_open })
+    fn tell(&self, port: u16, is_udp: bool, is_open: bool) -> Result<(), ChannelError> {
+        self.channel.send(&Message::Port { port, is_udp, is_open })
     }
 }
 
-/// Listens on a port of both loopback addresses. Returns no socket if the port is in use at one of
-/// them, and one if there is only one IP version.
-fn listen_on(port: u16) -> Vec<TcpListener> {
+/// Listens on a port of both loopback addresses; returns the messages with the sockets. There is
+/// none if the port is in use at one of them, and one if there is only one IP version.
+fn listen_on(port: u16, is_udp: bool) -> Vec<Message> {
     let mut sockets = Vec::new();
     for address in [IpAddr::V4(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
-        match TcpListener::bind(SocketAddr::new(address, port), None) {
+        let at = SocketAddr::new(address, port);
+        let socket = match is_udp {
+            true => UdpSocket::bind(at, None).map(|bound| Message::Datagrams(port, bound.into())),
+            false => TcpListener::bind(at, None).map(|bound| Message::Listener(port, bound.into())),
+        };
+        match socket {
             Ok(socket) => sockets.push(socket),
             Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {}
             Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => {}
@@ -191,21 +211,26 @@ mod tests {
         let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr();
         let closed = closed.unwrap().port();
         let (ours, theirs) = Channel::pair().unwrap();
-        let tables = HostTables::open(Vec::new()).unwrap();
-        assert!(tables.read().unwrap().has(open.0));
+        let tables = HostTables::open(Some(Vec::new()), None).unwrap();
+        assert!(tables.read().unwrap()[0].has(open.0));
         let mut mirror = Mirror::new(&theirs, &tables);
         for port in [open.0, closed] {
-            mirror.asked.add(port);
-            mirror.listen(port).unwrap();
-            assert!(!mirror.asked.has(port) && mirror.held_count == 0);
+            mirror.asked[0].add(port);
+            mirror.listen(port, false).unwrap();
+            assert!(!mirror.asked[0].has(port) && mirror.held_count == 0);
         }
-        mirror.asked.add(closed);
-        mirror.held.add(closed);
+        mirror.asked[0].add(closed);
+        mirror.held[0].add(closed);
         mirror.held_count = 1;
         mirror.look().unwrap();
         let told = ours.receive().unwrap();
         let is_end = matches!(told, Message::Port { port, is_open: false, .. } if port == closed);
         assert!(is_end && mirror.held_count == 0, "{told:?}");
-        assert!(!HostTables::open(vec![open.0]).unwrap().read().unwrap().has(open.0));
+        let messages = listen_on(closed, true);
+        assert!(matches!(messages[0], Message::Datagrams(port, _) if port == closed));
+        assert!(listen_on(closed, true).is_empty(), "the port is in use");
+        let except = HostTables::open(Some(vec![open.0]), Some(Vec::new())).unwrap();
+        assert!(!except.read().unwrap()[0].has(open.0));
+        assert!(HostTables::open(None, None).is_err());
     }
 }

@@ -311,6 +311,19 @@ impl Datagram {
     }
 }
 
+impl From<OwnedFd> for UdpSocket {
+    /// Takes a socket that another process has opened as a `UdpSocket`.
+    fn from(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+}
+
+impl From<UdpSocket> for OwnedFd {
+    fn from(socket: UdpSocket) -> Self {
+        socket.fd
+    }
+}
+
 impl AsFd for UdpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

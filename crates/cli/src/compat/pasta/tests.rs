@@ -85,6 +85,7 @@ fn ports_are_followed_by_default() {
 fn the_last_of_two_counts() {
     assert!(read("-I one -I two 1").unwrap().contains("--daemon --ifname=two 1"));
     assert!(read("-m 1400 --mtu 1500 1").unwrap().contains(" --mtu=1500 "));
+    assert!(read_all("-u none -U none -U 53 1").unwrap().contains(" --host-udp-ports=53 "));
     let both = read("-t 80 -t 81 -u 53 1").unwrap();
     assert!(both.ends_with("--tcp-ports=80 --tcp-ports=81 --udp-ports=53 1"), "{both}");
     assert!(read("-d --trace 1").unwrap().ends_with("--daemon --verbose 1"));
@@ -148,7 +149,6 @@ fn wrong_arguments_are_refused_by_name() {
         assert!(reported.starts_with(&format!("option --{option}: 'x' is not")), "{reported}");
     }
     assert!(wrong("-4 -6 1").contains("exclude each other"));
-    assert!(wrong("-U 53 1").contains("--udp-ns 53: not supported"));
     assert!(wrong("-D none 1").contains("not supported"));
     assert!(wrong("--netns x 1").contains("excludes '1'"));
     assert!(wrong("-P /x sh").contains("--pid is not supported with a command"));

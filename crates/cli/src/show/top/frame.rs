@@ -153,6 +153,11 @@ fn total(value: &Value) -> u64 {
     }
 }
 
+/// Returns the number of flows past the stack.
+fn joined_flows(stats: &Value) -> u64 {
+    number(&stats["joined"]["flows"]) + number(&stats["joined"]["udp_flows"])
+}
+
 /// Returns the sum of a counter of all ports.
 fn of_ports(stats: &Value, name: &str) -> u64 {
     let ports = stats["ports"].as_object().into_iter().flatten();
@@ -187,7 +192,7 @@ fn sums(now: &Sample, rates: &Rates<'_>) -> Vec<String> {
     let all_copied = stats["copies_per_byte"].as_f64().unwrap_or(0.0);
     sums.push(format!("copies/byte {now_copied:.4} ({all_copied:.4} in all)"));
     let flows = &stats["flows"];
-    let joined = number(&stats["joined"]["flows"]);
+    let joined = joined_flows(stats);
     sums.push(format!(
         "flows tcp {} udp {} echo {} joined {joined}",
         number(&flows["tcp"]),
@@ -387,7 +392,7 @@ pub(super) fn instance_table(
             })
         };
         let (into, out) = (bytes("bytes_in"), bytes("bytes_out"));
-        let flows = total(&stats["flows"]) + number(&stats["joined"]["flows"]);
+        let flows = total(&stats["flows"]) + joined_flows(stats);
         let lost = rates.of(|stats| dropped(stats).values().sum());
         let cells = vec![
             Cell::number(-(number(&stats["pid"]) as f64), number(&stats["pid"]).to_string()),

@@ -48,14 +48,23 @@ pub(super) fn send(
 pub(super) fn for_each_segment(
     packet: &Packet,
     size: NonZeroU16,
+    act: impl FnMut(&mut dyn Iterator<Item = Piece>),
+) {
+    for_each_part(|| packet.pieces(), packet.payload_len(), size, act);
+}
+
+/// Calls `act` with the pieces of each part of `size` bytes; the `pieces` have `total` bytes.
+pub(in crate::flows) fn for_each_part<'a, I: Iterator<Item = &'a Piece>>(
+    pieces: impl Fn() -> I,
+    total: usize,
+    size: NonZeroU16,
     mut act: impl FnMut(&mut dyn Iterator<Item = Piece>),
 ) {
     let size = usize::from(size.get());
-    let total = packet.payload_len();
     for start in (0..total).step_by(size) {
         let end = (start + size).min(total);
         let mut at = 0;
-        let mut parts = packet.pieces().filter_map(|piece| {
+        let mut parts = pieces().filter_map(|piece| {
             let (from, to) = (at, at + piece.len());
             at = to;
             let (from_cut, to_cut) = (from.max(start), to.min(end));

@@ -40,7 +40,7 @@ fn rates_of_a_program() {
     let stats = |bytes: u64, packets: u64, large: u64, copied: u64, lost: u64| {
         json!({
             "pid": 7, "command": "run -- a\u{1b}b", "bytes_in": bytes, "bytes_out": 0,
-            "joined": { "bytes_in": 100, "bytes_out": 0, "flows": 2 },
+            "joined": { "bytes_in": 100, "bytes_out": 0, "flows": 1, "udp_flows": 1 },
             "packets": { "to_program": packets, "super_to_program": large, "retransmitted": 4 },
             "carried": bytes, "copied": { "a": copied, "b": 0 }, "copies_per_byte": 0.25,
             "flows": { "tcp": 1, "udp": 2, "echo": 0 }, "lent": { "bytes": 9, "oldest_us": 1500 },

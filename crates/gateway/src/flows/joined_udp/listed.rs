@@ -1,0 +1,28 @@
+//! What reports show of joined UDP flows. Nothing here runs per packet.
+
+use super::JoinedUdp;
+use crate::flows::list::{Described, Visited};
+
+impl JoinedUdp {
+    pub(in crate::flows) fn table_len(&self) -> usize {
+        self.flows.table_len()
+    }
+
+    /// Returns the bytes that a flow has moved.
+    pub(in crate::flows) fn visited(&self, index: u32) -> Option<Visited> {
+        let (generation, flow) = self.flows.at(index)?;
+        let [bytes_out, bytes_in] = flow.moved;
+        Some(Visited { generation, begun: flow.begun, bytes_out, bytes_in })
+    }
+
+    pub(in crate::flows) fn describe(&self, index: u32) -> Option<Described> {
+        let (_, flow) = self.flows.at(index)?;
+        Some(Described {
+            program: flow.program,
+            peer: Some(flow.host),
+            is_inbound: false,
+            state: "loopback",
+            tcp: None,
+        })
+    }
+}

@@ -5,8 +5,8 @@
 //! `PORT[-PORT][:PORT[-PORT]]`, optionally prefixed as a whole by `ADDR/`, `ADDR%IF/` or `%IF/`,
 //! with exclusions `~PORT[-PORT]`; or `ADDR:PORT:PORT` as Docker writes it, an IPv6 address in
 //! brackets; or one of the words `none` and `all`. A list of exclusions alone means all ports
-//! except those. The text form of joined ports is that of pasta's `-T`: a list of the same form,
-//! the program's port first, without a prefix and without a form for all ports.
+//! except those. The text form of joined ports is that of pasta's `-T` and `-U`: a list of the same
+//! form, the program's port first, without a prefix and without a form for all ports.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -15,8 +15,8 @@ use std::ops::RangeInclusive;
 
 /// Most published ports: every port of both protocols once.
 pub const PUBLISH_MAX: usize = 2 * u16::MAX as usize;
-/// Most joined ports: with one socket for each loopback address, they take half of a usual limit of
-/// 1,024 descriptors.
+/// Most joined ports of both protocols: with one socket for each loopback address, they take half
+/// of a usual limit of 1,024 descriptors.
 pub const JOINED_PORTS_MAX: usize = 256;
 /// Longest name of a network interface in bytes (`IFNAMSIZ` less the final NUL).
 pub const INTERFACE_NAME_BYTES_MAX: usize = 15;

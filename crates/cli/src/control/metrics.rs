@@ -47,9 +47,6 @@ pub(crate) fn text(report: &Report, network: Option<&NetworkReport>) -> String {
     joined.add("result=\"taken\"", report.gateway.joined - refused);
     let help = "Open joined UDP flows, which bypass the stack.";
     Family::gauge(&mut out, "towpath_joined_udp_flows", help).add("", report.joined_udp);
-    let help = "UDP flows to joined ports that have begun.";
-    let mut begun = Family::counter(&mut out, "towpath_joined_udp_flows_begun", help);
-    begun.add("", report.gateway.joined_udp);
     let help = "Datagrams to joined ports that no program of the host received.";
     let mut refused = Family::counter(&mut out, "towpath_joined_udp_refused", help);
     refused.add("", report.gateway.joined_udp_refused);

@@ -4,7 +4,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::process::Stdio;
 use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
 use super::changed_ports::on_host;
@@ -132,18 +132,42 @@ fn ports_in_use_inside_are_named() {
     assert_eq!(all.len(), 3);
 }
 
-/// Goal: what a program sent last arrives at the host, though the program ends at once.
+/// Goal: what a program sent last arrives at the host, though the program ends at once, with one
+/// worker and with several.
 #[test]
 fn the_last_datagram_arrives() {
     skip_if!(no_root());
     let bench = Bench::new("joined-udp-last");
     let server = open(&bench.host, "127.0.0.1:5300");
     let script = "echo last >/dev/udp/127.0.0.1/5399";
-    let mut command = on_host(&bench, TOWPATH);
-    let done = output(command.args(["run", "-q", "-U", "5399:5300", "--", "bash", "-c", script]));
-    assert_eq!(done.status.code(), Some(0), "{}", errors(&done));
-    let mut bytes = [0; 9];
-    assert_eq!(server.recv(&mut bytes).map(|length| &bytes[..length]).unwrap(), b"last\n");
+    for workers in ["1", "2"] {
+        let mut command = on_host(&bench, TOWPATH);
+        command.args(["run", "-q", "--workers", workers, "--stats", "-U", "5399:5300", "--"]);
+        let done = output(command.args(["bash", "-c", script]));
+        let report = errors(&done);
+        assert_eq!(done.status.code(), Some(0), "{report}");
+        assert!(report.contains("joined udp        1 now, 1 in all, 0 datagrams ref"), "{report}");
+        assert!(report.contains("; 5 bytes out, 0 bytes in past the stack"), "{report}");
+        let mut bytes = [0; 9];
+        assert_eq!(server.recv(&mut bytes).map(|length| &bytes[..length]).unwrap(), b"last\n");
+    }
+}
+
+/// Goal: the name `pasta` takes its options for these ports.
+#[test]
+fn pasta_leads_udp_ports_to_the_host() {
+    skip_if!(no_root());
+    let bench = Bench::new("joined-udp-pasta");
+    echo(&bench.host, "127.0.0.1:5300");
+    let pid = bench.pid();
+    let arguments = ["-t", "none", "-u", "none", "-T", "none", "-U", "53:5300", "-U", "auto", &pid];
+    let daemon = bench.begin(&arguments);
+    let client = open(&bench.inside, "127.0.0.1:0");
+    assert_eq!(ask(&client, "127.0.0.1:53", "a question").0, "a question");
+    wait_for("the host's port", || is_answered(&bench.inside, 5300));
+    kill_process(daemon, Signal::TERM).unwrap();
+    let is_free = || within(&bench.inside, || UdpSocket::bind("127.0.0.1:53").is_ok());
+    wait_for("the end", is_free);
 }
 
 /// Returns whether `client` gets an answer from a port of the loopback inside, within a moment.

@@ -223,6 +223,7 @@ fn options_of_other_programs_lead_to_hints() {
     let cases: &[(&[&str], &str)] = &[
         (&["run", "-p", "8080:80", "true"], "for Docker's -p 8080:80 use --tcp-ports 8080:80"),
         (&["run", "--config-net"], "not needed: towpath always configures the interface"),
+        (&["run", "--udp-ns", "53", "true"], "use --host-udp-ports (-U)"),
         (&["run", "--map-gw", "true"], "use --map-host-loopback 10.0.2.2"),
         (&["attach", "--disable-host-loopback", "1"], "not needed: the host's loopback"),
         (&["attach", "--api-socket=/run/x", "1"], "use `towpath attach --port-socket PATH`"),

@@ -65,7 +65,8 @@ fn a_running_instance_reports_its_counters() {
     // At most those that are ready for the next read.
     assert!(object["lent"]["loans"].as_u64().is_some_and(|loans| loans < 20), "{object}");
     let joined = serde_json::json!({
-        "flows": 0, "begun": 0, "refused": 0, "bytes_out": 0, "bytes_in": 0
+        "flows": 0, "begun": 0, "refused": 0, "bytes_out": 0, "bytes_in": 0,
+        "udp_flows": 0, "udp_begun": 0, "udp_refused": 0
     });
     assert_eq!(object["joined"], joined);
     assert!(text(&stats(&folder.0, &[&pid])).contains("copied.recall                0\n"));

@@ -16,7 +16,8 @@
 //! Budget for a datagram, each way: one copy into frames of the worker and one out of them, by the
 //! kernel; one call to read it and one to send it, and no allocation. Datagrams of one sender that
 //! have the same size leave in one call, as a super-packet, and those that the kernel has coalesced
-//! arrive in one. A new flow takes two calls more.
+//! arrive in one. Where the kernel cannot segment, each leaves in a call of its own, with an
+//! allocation. A new flow takes six calls more, to open its socket and to watch it.
 //!
 //! Bounds: a quarter of the flow limit. At the bound, the port with most flows loses the one that
 //! was idle longest, as it does when no descriptor is left. Flows end after [`IDLE`]. A turn reads

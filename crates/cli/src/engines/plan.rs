@@ -34,8 +34,6 @@ const OF_ROOTLESSKIT: [&str; 3] = ["pasta", "slirp4netns", "pesto"];
 const PODMAN_FILE: &str = "containers/containers.conf.d/50-towpath.conf";
 /// The file with settings for Docker, below the folder of settings.
 const DOCKER_FILE: &str = "systemd/user/docker.service.d/50-towpath.conf";
-/// The first rootlesskit that connects the host's loopback to that of a network of pasta.
-const ROOTLESSKIT_FOR_PASTA: probe::Version = (3, 0);
 /// The variable that Docker chooses the network by.
 pub(super) const DOCKER_NETWORK: &str = "DOCKERD_ROOTLESS_ROOTLESSKIT_NET";
 /// The `PATH` of services of users, if the service has none.
@@ -230,18 +228,13 @@ fn docker_variables(network: &str) -> Vec<String> {
 }
 
 /// Returns the network that Docker's rootlesskit can make with towpath. Docker itself prefers
-/// slirp4netns. With pasta, ports that are published at 127.0.0.1 need rootlesskit 3.
+/// slirp4netns. With pasta, some versions do not publish ports at 127.0.0.1, or no ports at all.
 fn docker_network(names: &[&'static str]) -> anyhow::Result<&'static str> {
-    // In the order in which dockerd-rootless.sh looks for them.
-    let program = ["docker-rootlesskit", "rootlesskit"].into_iter().find_map(probe::in_path);
-    let version = program.as_deref().and_then(probe::version_line);
-    let version = version.as_deref().and_then(probe::version_in);
-    if version.is_some_and(|version| version >= ROOTLESSKIT_FOR_PASTA) {
-        return Ok("pasta");
-    }
     if names.contains(&"slirp4netns") {
         return Ok("slirp4netns");
     }
+    // In the order in which dockerd-rootless.sh looks for them.
+    let program = ["docker-rootlesskit", "rootlesskit"].into_iter().find_map(probe::in_path);
     match program.is_none_or(|program| knows_pasta(&program)) {
         true => Ok("pasta"),
         false => bail!(

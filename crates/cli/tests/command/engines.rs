@@ -276,7 +276,6 @@ fn rootlesskit_and_docker() {
     assert!(shown.contains(&option), "{shown}");
     assert!(fs::symlink_metadata(&pasta).unwrap().is_symlink());
     let settings = "config/systemd/user/docker.service.d/50-towpath.conf";
-    home.program("rootlesskit", "rootlesskit version 3.0.1, --pasta-binary");
     let shown = home.done("install docker --dry-run");
     assert!(shown.contains("there is no docker.service of this user"), "{shown}");
     home.write(
@@ -289,32 +288,17 @@ fn rootlesskit_and_docker() {
     let made = fs::read_to_string(home.path(settings)).unwrap();
     let lines: Vec<&str> = made.lines().filter(|line| !line.starts_with('#')).collect();
     let path = format!("Environment=PATH={}:/opt/bin:/usr/bin", folder.display());
-    let variables = ["NET=pasta", "MTU=65520", "PORT_DRIVER=implicit"];
+    let variables = ["NET=slirp4netns", "MTU=65520"];
     let variables =
         variables.map(|line| format!("Environment=DOCKERD_ROOTLESS_ROOTLESSKIT_{line}"));
     assert_eq!(lines[0], "[Service]");
-    assert_eq!(lines[1..4], variables);
-    assert_eq!(lines[4..], [path.as_str()]);
+    assert_eq!(lines[1..3], variables);
+    assert_eq!(lines[3..], [path.as_str()]);
     for engine in ["docker", "rootlesskit"] {
         home.done(&format!("remove {engine}"));
     }
     assert!(!home.path(settings).exists() && !folder.exists() && !pasta.exists());
     assert!(home.path("config/systemd/user/docker.service").exists());
-    // rootlesskit 1.1 has no pasta, and 2.0 none for ports of the loopback.
-    for version in ["rootlesskit version 1.1.0", "rootlesskit version 2.0.2, --pasta-binary"] {
-        home.program("rootlesskit", version);
-        home.done("install docker");
-        let made = fs::read_to_string(home.path(settings)).unwrap();
-        assert!(made.contains("ROOTLESSKIT_NET=slirp4netns\n"), "{made}");
-        assert!(
-            made.contains("ROOTLESSKIT_MTU=65520\n") && !made.contains("PORT_DRIVER"),
-            "{made}"
-        );
-    }
-    // dockerd-rootless.sh prefers this one.
-    home.program("docker-rootlesskit", "rootlesskit version 3.0.1, --pasta-binary");
-    home.done("install docker");
-    assert!(fs::read_to_string(home.path(settings)).unwrap().contains("ROOTLESSKIT_NET=pasta\n"));
     home.write("config/systemd/user/docker.service", "[Service]\nEnvironment=PATH=%h/bin\n");
     assert_refused(&home.engines("install docker"), "does not take as they are");
 }

@@ -29,8 +29,8 @@ struct Home {
 
 impl Home {
     fn new(name: &str) -> Self {
-        let home =
-            Self { folder: Folder::new(name), copy: PublicCopy::new(&format!("engines-{name}")) };
+        let name = format!("engines-{name}");
+        let home = Self { folder: Folder::new(&name), copy: PublicCopy::new(&name) };
         fs::create_dir(home.path("bin")).unwrap();
         home.give();
         home

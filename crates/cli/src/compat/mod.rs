@@ -39,6 +39,27 @@ enum Translated {
     Text(String),
 }
 
+#[cfg(test)]
+impl Translated {
+    /// Returns the text, the command line with spaces between the arguments, or the error's text.
+    fn shown(result: anyhow::Result<Self>) -> Result<String, String> {
+        match result {
+            Ok(Self::Command(command)) => {
+                let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+                Ok(words.join(" "))
+            }
+            Ok(Self::Text(text)) => Ok(text),
+            Err(error) => Err(format!("{error:#}")),
+        }
+    }
+}
+
+/// Splits arguments at spaces.
+#[cfg(test)]
+fn split(arguments: &str) -> Vec<OsString> {
+    arguments.split_whitespace().map(OsString::from).collect()
+}
+
 /// Returns the program whose name is the last part of a path, perhaps with the suffix of a build
 /// for certain processors.
 pub(crate) fn program_of(path: &OsStr) -> Option<Program> {

@@ -135,18 +135,11 @@ fn help() -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::split;
     use super::*;
 
     fn read(arguments: &str) -> Result<String, String> {
-        let arguments: Vec<OsString> = arguments.split_whitespace().map(OsString::from).collect();
-        match translate(&arguments) {
-            Ok(Translated::Command(command)) => {
-                let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
-                Ok(words.join(" "))
-            }
-            Ok(Translated::Text(text)) => Ok(text),
-            Err(error) => Err(error.to_string()),
-        }
+        Translated::shown(translate(&split(arguments)))
     }
 
     /// Goal: the calls of podman and rootlesskit become what they mean.

@@ -30,6 +30,7 @@ use crate::process::parent::{
 use crate::process::serve::{self, Gateway};
 
 /// What shows that a namespace needs no service any more.
+#[derive(Default)]
 struct Life {
     /// A process that ends, as far as the namespace is that process's.
     process: Option<OwnedFd>,
@@ -123,11 +124,11 @@ struct Found {
 
 fn find(arguments: &AttachArguments, inherited: &mut Inherited) -> anyhow::Result<Found> {
     let AttachArguments { pid, netns, netns_fd, userns, userns_fd, stay, .. } = arguments;
-    let nothing = Life { process: None, path: None, exit: None };
+    let nothing = Life::default();
     let (namespace, life) = match (*pid, netns, *netns_fd) {
         (Some(pid), ..) => {
             let (namespace, process) = NetworkNamespace::of_process(pid)?;
-            (namespace, Life { process: Some(process), path: None, exit: None })
+            (namespace, Life { process: Some(process), ..Life::default() })
         }
         (_, Some(path), _) => {
             let life = if *stay { nothing } else { Life::of_path(path)? };
@@ -204,7 +205,7 @@ impl Life {
     /// or files.
     fn of_path(path: &Path) -> anyhow::Result<Self> {
         if ["/proc/self", "/proc/thread-self"].iter().any(|own| path.starts_with(own)) {
-            return Ok(Self { process: None, path: None, exit: None });
+            return Ok(Self::default());
         }
         let process = process_of(path).map(NetworkNamespace::of_process);
         let process = process.transpose()?.map(|(_, process)| process);

@@ -63,10 +63,10 @@ pub(crate) struct Gateway {
     capture: Option<Capture>,
     /// Reports the ports on which programs inside listen.
     watcher: Option<Channel>,
-    /// Requests for ports, if there is a socket for them.
-    ports: Option<PortSocket>,
     /// Ports that are published because of that.
     followed: HashMap<HostPort, PublishId>,
+    /// Requests for ports, if there is a socket for them.
+    ports: Option<PortSocket>,
     /// Hands over sockets that listen inside on ports of the host's loopback.
     mirror: Option<Channel>,
     /// These sockets, by port.
@@ -135,8 +135,8 @@ impl Gateway {
             control,
             capture,
             watcher,
-            ports: None,
             followed,
+            ports: None,
             mirror,
             mirrored,
             host: None,
@@ -503,12 +503,7 @@ fn protocol(is_udp: bool) -> Protocol {
 /// It cannot listen at `path`.
 pub(crate) fn control(path: Option<&Path>, messages: Messages) -> anyhow::Result<Option<Control>> {
     let named = path.map(listen).transpose().context("option --control-socket")?;
-    let untold = |error: &anyhow::Error| {
-        messages.detail(format_args!(
-            "no control socket, so `towpath stats` cannot find this instance: {error:#}"
-        ));
-    };
-    let announced = Announced::new().inspect_err(untold).ok();
+    let announced = Announced::new().inspect_err(|error| not_found(error, messages)).ok();
     if announced.is_none() && named.is_none() {
         return Ok(None);
     }
@@ -528,12 +523,15 @@ fn listen(path: &Path) -> anyhow::Result<Listener> {
 /// Gives the control socket the name by which others find it.
 pub(crate) fn announce(control: Option<Control>, messages: Messages) -> Option<Control> {
     let announced = control?;
-    let untold = |error: &anyhow::Error| {
-        messages.detail(format_args!(
-            "no control socket, so `towpath stats` cannot find this instance: {error:#}"
-        ));
-    };
-    announced.announce().inspect_err(untold).ok().map(|()| announced)
+    let is_named = announced.announce().inspect_err(|error| not_found(error, messages)).is_ok();
+    is_named.then_some(announced)
+}
+
+/// Reports why others do not find the control socket.
+fn not_found(error: &anyhow::Error, messages: Messages) {
+    messages.detail(format_args!(
+        "no control socket, so `towpath stats` cannot find this instance: {error:#}"
+    ));
 }
 
 /// Encodes `features` as a number, to send them between processes.

@@ -1,22 +1,15 @@
 //! Command lines of passt, and what they become.
 
+use super::super::split;
 use super::*;
 
 /// Returns towpath's command line for passt's arguments, separated by spaces, or the error.
 fn read(arguments: &str) -> Result<String, String> {
-    let arguments: Vec<OsString> = arguments.split_whitespace().map(OsString::from).collect();
-    read_all(&arguments)
+    read_all(&split(arguments))
 }
 
 fn read_all(arguments: &[OsString]) -> Result<String, String> {
-    match translate(arguments) {
-        Ok(Translated::Command(command)) => {
-            let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
-            Ok(words.join(" "))
-        }
-        Ok(Translated::Text(text)) => Ok(text),
-        Err(error) => Err(format!("{error:#}")),
-    }
+    Translated::shown(translate(arguments))
 }
 
 fn wrong(arguments: &str) -> String {

@@ -1,5 +1,6 @@
 //! Command lines of pasta, and what they become.
 
+use super::super::split;
 use super::*;
 
 /// Returns towpath's command line for pasta's arguments without ports, separated by spaces, or the
@@ -9,15 +10,7 @@ fn read(arguments: &str) -> Result<String, String> {
 }
 
 fn read_all(arguments: &str) -> Result<String, String> {
-    let arguments: Vec<OsString> = arguments.split_whitespace().map(OsString::from).collect();
-    match translate(&arguments) {
-        Ok(Translated::Command(command)) => {
-            let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
-            Ok(words.join(" "))
-        }
-        Ok(Translated::Text(text)) => Ok(text),
-        Err(error) => Err(format!("{error:#}")),
-    }
+    Translated::shown(translate(&split(arguments)))
 }
 
 fn wrong(arguments: &str) -> String {

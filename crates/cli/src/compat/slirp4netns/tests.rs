@@ -1,18 +1,11 @@
 //! Command lines of slirp4netns, and what they become.
 
+use super::super::split;
 use super::*;
 
 /// Returns towpath's command line for arguments separated by spaces, or the error.
 fn read(arguments: &str) -> Result<String, String> {
-    let arguments: Vec<OsString> = arguments.split_whitespace().map(OsString::from).collect();
-    match translate(&arguments) {
-        Ok(Translated::Command(command)) => {
-            let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
-            Ok(words.join(" "))
-        }
-        Ok(Translated::Text(text)) => Ok(text),
-        Err(error) => Err(format!("{error:#}")),
-    }
+    Translated::shown(translate(&split(arguments)))
 }
 
 fn wrong(arguments: &str) -> String {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use towpath::events::{
     Choice, Config, EventKind, EventQueue, GROUP_BUFFERS_MAX, GROUPS_MAX, Group, Stream, Token,
 };
-use towpath::host::Host;
+use towpath::host::{Host, Part};
 
 pub(super) const CASES: &[Case] = &[
     ("each_arrival_fills_a_buffer_of_the_group", arrivals),
@@ -23,6 +23,7 @@ pub(super) const CASES: &[Case] = &[
     ("a_multishot_receive_is_cancelled_or_late", stopped),
     ("buffers_that_nobody_took_are_the_groups_again", forgotten),
     ("what_is_wrong_with_groups", wrong),
+    ("a_group_has_buffers_of_several_types", of_other_types),
     ("a_queue_may_go_before_its_groups", dropped),
 ];
 
@@ -314,7 +315,9 @@ fn wrong(choice: Choice) {
     let refused = queue.give(full, vec![7]).unwrap_err();
     assert_eq!((errno::<()>(Err(refused.error)), refused.buffer), (Errno::NOSPC, vec![7]));
     let gone = group(&mut queue, 2, 3);
-    assert_eq!(queue.remove_group(gone).unwrap(), [[0; 3]; 2]);
+    let free = queue.remove_group(gone).unwrap().into_iter();
+    let free = free.map(|buffer| buffer.downcast().expect("a vector"));
+    assert_eq!(free.collect::<Vec<Vec<u8>>>(), [[0; 3]; 2]);
     assert_eq!(errno(queue.remove_group(gone)), Errno::STALE);
     let other = group(&mut queue, 1, 3);
     assert_ne!(gone, other, "a name is not used again");
@@ -333,11 +336,49 @@ fn wrong(choice: Choice) {
     let token = queue.receive(&pair.stream, vec![0; 4], None, 9).unwrap();
     assert!(queue.take_received(token).is_none());
     let groups: Vec<_> = (1..GROUPS_MAX).map(|_| group(&mut queue, 0, 0)).collect();
-    assert_eq!(errno(queue.add_group(Vec::new()).map_err(|(error, _)| error)), Errno::NOSPC);
+    assert_eq!(
+        errno(queue.add_group(Vec::<Vec<u8>>::new()).map_err(|(error, _)| error)),
+        Errno::NOSPC
+    );
     assert!(queue.remove_group(groups[5]).unwrap().is_empty());
     group(&mut queue, 0, 0);
     queue.cancel(token).unwrap();
     assert_eq!(wait(&mut queue).len(), 1);
+}
+
+/// Goal: a group may have buffers of several types, and each comes back as it was given.
+fn of_other_types(choice: Choice) {
+    for pair in pairs() {
+        let mut queue = queue(choice);
+        let part = Part::new(vec![7; 8], 2..5).unwrap();
+        let group = queue.add_group(vec![part]).unwrap();
+        let token = queue.receive_multishot(&pair.stream, group, None, 9).unwrap();
+        pair.sends(b"abcdef");
+        assert_eq!(next(&mut queue, token), EventKind::Received { bytes: 3 });
+        let completion = queue.take(token).unwrap();
+        let completion = *completion.into_received_buffer::<Vec<u8>>().unwrap_err();
+        let received =
+            completion.into_received_buffer::<Part<Vec<u8>>>().unwrap().unwrap().unwrap();
+        assert_eq!(received.len, 3);
+        assert_eq!(received.buffer.into_buffer(), [7, 7, b'a', b'b', b'c', 7, 7, 7]);
+        assert_eq!(next(&mut queue, token), EventKind::Starved);
+        let empty = Part::new(vec![0; 8], 2..2).unwrap();
+        let refused = queue.give(group, empty.clone()).unwrap_err();
+        assert_eq!((errno::<()>(Err(refused.error)), refused.buffer), (Errno::INVAL, empty));
+        queue.give(group, Box::new([0; 2])).unwrap();
+        assert_eq!(next(&mut queue, token), EventKind::Received { bytes: 2 });
+        let received = queue.take(token).unwrap().into_received_buffer::<Box<[u8; 2]>>();
+        assert_eq!(*received.unwrap().unwrap().unwrap().buffer, *b"de");
+        queue.give(group, vec![0; 4]).unwrap();
+        assert_eq!(next(&mut queue, token), EventKind::Received { bytes: 1 });
+        let received = queue.take(token).unwrap().into_received_buffer::<Vec<u8>>();
+        assert_eq!(received.unwrap().unwrap().unwrap().buffer, b"f\0\0\0");
+        queue.cancel(token).unwrap();
+        wait(&mut queue);
+        let ended = queue.take(token).unwrap().into_received_buffer::<Vec<u8>>().unwrap();
+        assert_eq!(errno(ended.map(drop)), Errno::CANCELED);
+        assert!(queue.remove_group(group).unwrap().is_empty());
+    }
 }
 
 fn dropped(choice: Choice) {

@@ -34,6 +34,9 @@ pub enum Completion {
     /// The next buffer that [`EventQueue::receive_multishot`] has filled. At its end: no bytes and
     /// an empty buffer at the end of the stream, or the error that ended it.
     Received(io::Result<Received>),
+    /// The next buffer that [`EventQueue::receive_multishot`] has filled, of another type than
+    /// `Vec<u8>`.
+    ReceivedBuffer(Received<AnyBuffer>),
     /// Result of [`EventQueue::receive_datagram`] with a `Vec<u8>`.
     Datagram(ReceivedInto),
     /// Result of [`EventQueue::receive_datagram`] with a buffer of another type.
@@ -183,6 +186,37 @@ impl Completion {
         }
     }
 
+    /// Returns the contents of [`Completion::Received`] or [`Completion::ReceivedBuffer`], with the
+    /// buffer's original type; `None` at the end of the stream.
+    ///
+    /// # Errors
+    /// Returns `self` if it is of another kind, or if the buffer is of another type. The inner
+    /// result is the error that ended the receive.
+    pub fn into_received_buffer<B: Lend>(
+        self,
+    ) -> Result<io::Result<Option<Received<B>>>, Box<Self>> {
+        let Received { buffer, len } = match self {
+            Self::Received(Err(error)) => return Ok(Err(error)),
+            Self::Received(Ok(Received { len: 0, .. })) => return Ok(Ok(None)),
+            Self::Received(Ok(Received { buffer, len })) => {
+                Received { buffer: AnyBuffer::new(buffer), len }
+            }
+            Self::ReceivedBuffer(received) => received,
+            other => return Err(Box::new(other)),
+        };
+        match buffer.downcast() {
+            Ok(buffer) => Ok(Ok(Some(Received { buffer, len }))),
+            Err(buffer) => Err(Box::new(Self::received(Received { buffer, len }))),
+        }
+    }
+
+    fn received(Received { buffer, len }: Received<AnyBuffer>) -> Self {
+        match buffer.into_vec() {
+            Ok(buffer) => Self::Received(Ok(Received { buffer, len })),
+            Err(buffer) => Self::ReceivedBuffer(Received { buffer, len }),
+        }
+    }
+
     fn bytes(result: io::Result<usize>, buffer: AnyBuffer) -> Self {
         match buffer.into_vec() {
             Ok(buffer) => Self::Bytes(Completed { result, buffer }),
@@ -226,10 +260,12 @@ impl EventQueue {
             Kind::Multishot { multishot, is_reported, .. } => {
                 let taken = multishot.take(*is_reported)?;
                 let goes_on = matches!(&taken, Ok(received) if received.len > 0);
+                let taken =
+                    taken.map_or_else(|e| Completion::Received(Err(e)), Completion::received);
                 if goes_on {
-                    return Some(Completion::Received(taken));
+                    return Some(taken);
                 }
-                Completion::Received(taken)
+                taken
             }
             Kind::Operation(_) => return self.take_of_back_end(token),
             _ => return None,

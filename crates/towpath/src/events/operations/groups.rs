@@ -7,9 +7,10 @@
 
 use crate::events::queue::RAISED;
 use crate::events::registrations::multishot::Multishot;
-use crate::events::registrations::pool::{GROUP_BUFFERS_MAX, Group, Pool};
+use crate::events::registrations::pool::{GROUP_BUFFERS_MAX, Group};
 use crate::events::registrations::source::{Kind, Source};
 use crate::events::{EventQueue, Interest, NotBegun, Stream, Token, Trigger};
+use crate::host::{AnyBuffer, Fill};
 use rustix::io::Errno;
 use std::io;
 use std::time::Instant;
@@ -20,30 +21,35 @@ impl EventQueue {
     /// # Errors
     /// `EINVAL` if one of them is empty; `ENOSPC` for more than [`GROUP_BUFFERS_MAX`] buffers or
     /// [`GROUPS_MAX`](crate::events::GROUPS_MAX) groups. The buffers are handed back.
-    pub fn add_group(&mut self, free: Vec<Vec<u8>>) -> Result<Group, (io::Error, Vec<Vec<u8>>)> {
-        if free.iter().any(Vec::is_empty) {
+    pub fn add_group<B: Fill>(&mut self, free: Vec<B>) -> Result<Group, (io::Error, Vec<B>)> {
+        if free.iter().any(|buffer| buffer.len() == 0) {
             return Err((Errno::INVAL.into(), free));
         }
         if free.len() > GROUP_BUFFERS_MAX {
             return Err((Errno::NOSPC.into(), free));
         }
-        let pool = Pool::of(free);
-        self.groups.add(pool).map_err(|(errno, pool)| (errno.into(), pool.free))
+        match self.groups.add() {
+            Ok((group, pool)) => {
+                pool.free = free.into_iter().map(AnyBuffer::to_fill).collect();
+                Ok(group)
+            }
+            Err(errno) => Err((errno.into(), free)),
+        }
     }
 
-    /// Gives a buffer to a group: one that a receive had filled, or a new one. A receive that waits
-    /// for a buffer continues with the next wait.
+    /// Gives a buffer to a group: one that a receive had filled, or a new one, of any type. A
+    /// receive that waits for a buffer continues with the next wait.
     ///
     /// # Errors
     /// `ESTALE` if the group was removed, `EINVAL` for an empty buffer, `ENOSPC` if the group has
     /// [`GROUP_BUFFERS_MAX`] of them. The buffer is handed back.
-    pub fn give(&mut self, group: Group, buffer: Vec<u8>) -> Result<(), NotBegun> {
+    pub fn give<B: Fill>(&mut self, group: Group, buffer: B) -> Result<(), NotBegun<B>> {
         let errno = match self.groups.get(group) {
             None => Errno::STALE,
-            Some(_) if buffer.is_empty() => Errno::INVAL,
+            Some(_) if buffer.len() == 0 => Errno::INVAL,
             Some(pool) if pool.free.len() >= GROUP_BUFFERS_MAX => Errno::NOSPC,
             Some(pool) => {
-                pool.put(buffer);
+                pool.put(AnyBuffer::to_fill(buffer));
                 self.serve_waiters();
                 // If updating the queue's descriptor fails now, the next call repeats it.
                 let _ = self.settle();
@@ -53,11 +59,12 @@ impl EventQueue {
         Err(NotBegun { error: errno.into(), buffer })
     }
 
-    /// Ends a group and returns its free buffers. All others belong to the program already.
+    /// Ends a group and returns its free buffers; [`AnyBuffer::downcast`] restores their type. All
+    /// others belong to the program already.
     ///
     /// # Errors
     /// `ESTALE` if the group was removed; `EBUSY` while a receive uses it.
-    pub fn remove_group(&mut self, group: Group) -> io::Result<Vec<Vec<u8>>> {
+    pub fn remove_group(&mut self, group: Group) -> io::Result<Vec<AnyBuffer>> {
         Ok(self.groups.remove(group)?.free)
     }
 

@@ -7,6 +7,7 @@ use crate::events::registrations::pool::{Group, Groups};
 use crate::events::registrations::relay::{later, receive};
 use crate::events::registrations::socket::{End, Stream};
 use crate::events::{EventKind, Token};
+use crate::host::AnyBuffer;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -18,10 +19,10 @@ use std::task::{Context, Poll, Waker};
 /// Bytes that a multishot receive has received.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Received {
+pub struct Received<B = Vec<u8>> {
     /// The bytes are at its start; its length is unchanged. It belongs to the program, which may
     /// [give](crate::events::EventQueue::give) it back.
-    pub buffer: Vec<u8>,
+    pub buffer: B,
     /// Number of bytes received.
     pub len: usize,
 }
@@ -31,7 +32,7 @@ pub(in crate::events) struct Multishot {
     stream: Stream,
     group: Group,
     /// Reported, and not taken.
-    filled: VecDeque<Received>,
+    filled: VecDeque<Received<AnyBuffer>>,
     /// The lack of a buffer was reported, and no bytes were received since.
     is_starved: bool,
     /// It waits for a buffer of its group.
@@ -67,7 +68,7 @@ impl Multishot {
         let pool = groups.get(self.group)?;
         if self.end.is_none() {
             let found = match pool.take() {
-                Some(mut buffer) => match receive(&self.stream, cx, &mut buffer) {
+                Some(mut buffer) => match receive(&self.stream, cx, buffer.bytes_mut()) {
                     Poll::Ready(Ok(len @ 1..)) => {
                         self.is_starved = false;
                         self.filled.push_back(Received { buffer, len });
@@ -106,16 +107,19 @@ impl Multishot {
     }
 
     /// Takes the oldest bytes; or, if the end was reported (`is_reported`), the result.
-    pub(in crate::events) fn take(&mut self, is_reported: bool) -> Option<io::Result<Received>> {
+    pub(in crate::events) fn take(
+        &mut self,
+        is_reported: bool,
+    ) -> Option<io::Result<Received<AnyBuffer>>> {
         if let Some(received) = self.filled.pop_front() {
             return Some(Ok(received));
         }
         let end = if is_reported { self.end.take() } else { None };
-        Some(end?.map(|()| Received { buffer: Vec::new(), len: 0 }))
+        Some(end?.map(|()| Received { buffer: AnyBuffer::new(Vec::new()), len: 0 }))
     }
 
     /// Takes the buffers that were filled and not taken.
-    pub(in crate::events) fn take_all(&mut self) -> impl Iterator<Item = Vec<u8>> + '_ {
+    pub(in crate::events) fn take_all(&mut self) -> impl Iterator<Item = AnyBuffer> + '_ {
         self.filled.drain(..).map(|received| received.buffer)
     }
 }

@@ -1,6 +1,7 @@
 //! Groups of buffers that the program has lent to its queue.
 
 use crate::events::Token;
+use crate::host::AnyBuffer;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 
@@ -29,7 +30,7 @@ struct Place {
 /// The free buffers of a group.
 #[derive(Default)]
 pub(in crate::events) struct Pool {
-    pub(in crate::events) free: Vec<Vec<u8>>,
+    pub(in crate::events) free: Vec<AnyBuffer>,
     /// Receives that found no buffer, in order.
     waiters: VecDeque<Token>,
     /// Number of receives that may take buffers.
@@ -37,18 +38,13 @@ pub(in crate::events) struct Pool {
 }
 
 impl Pool {
-    /// Creates a pool of these buffers.
-    pub(in crate::events) fn of(free: Vec<Vec<u8>>) -> Self {
-        Self { free, ..Self::default() }
-    }
-
     /// Takes a buffer. The caller puts it back or hands it to the program.
-    pub(in crate::events) fn take(&mut self) -> Option<Vec<u8>> {
+    pub(in crate::events) fn take(&mut self) -> Option<AnyBuffer> {
         self.free.pop()
     }
 
     /// Puts a buffer back.
-    pub(in crate::events) fn put(&mut self, buffer: Vec<u8>) {
+    pub(in crate::events) fn put(&mut self, buffer: AnyBuffer) {
         self.free.push(buffer);
     }
 
@@ -75,7 +71,7 @@ impl Groups {
     pub(in crate::events) fn leave(
         &mut self,
         group: Group,
-        buffers: impl Iterator<Item = Vec<u8>>,
+        buffers: impl Iterator<Item = AnyBuffer>,
     ) {
         if let Some(pool) = self.get(group) {
             pool.users -= 1;
@@ -103,7 +99,8 @@ impl Groups {
         Ok(std::mem::take(&mut self.0[group.index as usize].pool).unwrap_or_default())
     }
 
-    pub(in crate::events) fn add(&mut self, pool: Pool) -> Result<Group, (Errno, Pool)> {
+    /// Adds a group without buffers.
+    pub(in crate::events) fn add(&mut self) -> Result<(Group, &mut Pool), Errno> {
         let is_free = |place: &Place| place.pool.is_none() && place.generation < u32::MAX;
         let index = match self.0.iter().position(is_free) {
             Some(index) => index,
@@ -111,11 +108,11 @@ impl Groups {
                 self.0.push(Place::default());
                 self.0.len() - 1
             }
-            None => return Err((Errno::NOSPC, pool)),
+            None => return Err(Errno::NOSPC),
         };
         let place = &mut self.0[index];
         place.generation += 1;
-        place.pool = Some(pool);
-        Ok(Group { index: index as u32, generation: place.generation })
+        let group = Group { index: index as u32, generation: place.generation };
+        Ok((group, place.pool.insert(Pool::default())))
     }
 }

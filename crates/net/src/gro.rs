@@ -42,10 +42,9 @@ use core::hash::{BuildHasher, Hasher};
 use foldhash::fast::FixedState;
 use towpath_packet::{Checksum, Ledger, Packet};
 
-use crate::gso::{
-    IP_BYTES_MAX, Layout, Shape, Transport, Version, at, partial, read_u16, sum_is_right,
-};
+use crate::gso::{IP_BYTES_MAX, Layout, Shape, Transport, Version, at, partial, sum_is_right};
 use crate::time::Instant;
+use crate::wire::field::read_u16;
 use crate::wire::tcp::Flags;
 use crate::wire::{ipv4, udp};
 use aggregate::{Aggregate, Bucket};

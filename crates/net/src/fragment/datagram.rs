@@ -11,7 +11,8 @@ use towpath_packet::pool::{LARGE_FRAME_BYTES, SMALL_FRAME_BYTES};
 use towpath_packet::{Frame, Ledger, Memory, Packet, Piece, Site};
 
 use super::drop_reason::DropReason;
-use crate::gso::{IP_BYTES_MAX, at, read_u16, write_ipv4_checksum, write_u16};
+use crate::gso::{IP_BYTES_MAX, at, write_ipv4_checksum};
+use crate::wire::field::{read_u16, write_u16};
 use crate::wire::{Protocol, icmpv6, ipv6, tcp, udp};
 
 /// Common properties of the fragments of one datagram. The identification is first, as it differs

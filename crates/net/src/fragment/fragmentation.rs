@@ -9,9 +9,10 @@ use towpath_packet::packet::HEADER_BYTES;
 use towpath_packet::{Ledger, Memory, Packet};
 
 use crate::gso::{
-    ChecksumError, IP_BYTES_MAX, Layout, PARTS_MAX, Splitter, at, complete_checksum, read_u16,
-    write_ipv4_checksum, write_u16,
+    ChecksumError, IP_BYTES_MAX, Layout, PARTS_MAX, Splitter, at, complete_checksum,
+    write_ipv4_checksum,
 };
+use crate::wire::field::{read_u16, write_u16};
 use crate::wire::{Protocol, ipv4, ipv6};
 
 /// Error of [`fragment_ipv4`] and [`fragment_ipv6`].

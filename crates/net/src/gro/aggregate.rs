@@ -9,10 +9,9 @@ use towpath_packet::packet::{HEADER_BYTES, PIECES_MAX};
 use towpath_packet::{Checksum, Gso, GsoKind, Offload, Packet};
 
 use super::{AGGREGATES_PER_BUCKET, UDP_COALESCED_MAX};
-use crate::gso::{
-    IP_BYTES_MAX, Part, Shape, TCP_SEGMENTS_MAX, Transport, Version, at, partial, write_u16,
-};
+use crate::gso::{IP_BYTES_MAX, Part, Shape, TCP_SEGMENTS_MAX, Transport, Version, at, partial};
 use crate::time::Instant;
+use crate::wire::field::write_u16;
 use crate::wire::tcp::Flags;
 
 /// One packet, or several merged ones.

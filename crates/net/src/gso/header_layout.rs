@@ -10,6 +10,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use towpath_packet::segmentation::{self, Template};
 
 use crate::checksum::{self, Sum};
+use crate::wire::field::{read, read_u16, write_u16};
 use crate::wire::{Protocol, ipv4, ipv6, tcp, udp};
 
 /// Offsets of a packet's headers from the start of the frame.
@@ -219,20 +220,6 @@ fn ipv6_protocol(ip: &[u8]) -> Option<Protocol> {
 /// The value of a 16-bit length field.
 fn length(bytes: usize) -> u16 {
     u16::try_from(bytes).expect("an IP packet is at most IP_BYTES_MAX long")
-}
-
-fn read<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    let mut field = [0; N];
-    field.copy_from_slice(&bytes[at..at + N]);
-    field
-}
-
-pub(crate) fn read_u16(bytes: &[u8], at: usize) -> u16 {
-    u16::from_be_bytes(read(bytes, at))
-}
-
-pub(crate) fn write_u16(bytes: &mut [u8], at: usize, value: u16) {
-    bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }
 
 /// Longest IP packet: the maximum of IPv4's Total Length. IPv6 allows 40 bytes more; jumbograms are

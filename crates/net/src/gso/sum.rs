@@ -9,8 +9,9 @@ use core::fmt;
 
 use towpath_packet::{Checksum, Ledger, Packet, Piece, Site};
 
-use super::header_layout::{Layout, Shape, Transport, Version, read_u16, write_u16};
+use super::header_layout::{Layout, Shape, Transport, Version};
 use crate::checksum::{self, Sum};
+use crate::wire::field::{read_u16, write_u16};
 use crate::wire::udp;
 
 /// Error of [`complete_checksum`].

@@ -12,9 +12,10 @@
 
 use towpath_packet::{Checksum, GsoKind, Offload, Tunnel};
 
-use super::header_layout::{Layout, Shape, Transport, Version, read_u16, write_u16};
+use super::header_layout::{Layout, Shape, Transport, Version};
 use super::{Part, Template};
 use crate::checksum::{self, Sum};
+use crate::wire::field::{read_u16, write_u16};
 use crate::wire::{tcp, udp};
 
 /// The outer headers, and the offsets of the inner headers.

@@ -9,6 +9,7 @@ use super::{Context, Stack, UdpSend};
 use crate::counters::DropReason;
 use crate::gso::write_ipv4_checksum;
 use crate::neighbor::Outgoing;
+use crate::wire::field::{read, read_u16, write, write_u16};
 use crate::wire::{ParseError, Protocol, ipv4};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -124,15 +125,14 @@ impl Stack {
         }
         packet.pull(header_len);
         let header = packet.headers_mut();
-        header[at::TOTAL_LEN..][..2].copy_from_slice(&len.to_be_bytes());
-        if header[at::SOURCE..][..4] == [0; 4] {
-            header[at::SOURCE..][..4].copy_from_slice(&source.octets());
+        write_u16(header, at::TOTAL_LEN, len);
+        if read(header, at::SOURCE) == [0; 4] {
+            write(header, at::SOURCE, &source.octets());
         }
-        if header[at::IDENT..][..2] == [0, 0] {
-            let [a, b, c, d] = header[at::SOURCE..][..4] else { unreachable!("four bytes") };
-            let pair = (Ipv4Addr::new(a, b, c, d).into(), destination);
+        if read_u16(header, at::IDENT) == 0 {
+            let pair = (Ipv4Addr::from(read::<4>(header, at::SOURCE)).into(), destination);
             let ident = self.idents.take(pair, 1) as u16;
-            header[at::IDENT..][..2].copy_from_slice(&ident.to_be_bytes());
+            write_u16(header, at::IDENT, ident);
         }
         write_ipv4_checksum(header);
         if self.stopped {

@@ -5,6 +5,7 @@ use super::icmp::Quoted;
 use super::ingress::{IpInfo, is_multicast};
 use super::{Context, Stack};
 use crate::counters::DropReason;
+use crate::wire::field::{read_u16, read_u32};
 use crate::wire::udp::{self, Header};
 use crate::wire::{Protocol, icmpv4, ipv4, ipv6};
 use core::net::{IpAddr, SocketAddr};
@@ -206,14 +207,12 @@ impl Stack {
             return Err(DropReason::UdpQueueFull);
         }
         let headers = packet.headers();
-        let number = |at: usize| u16::from_be_bytes([headers[at], headers[at + 1]]);
+        let number = |at| read_u16(headers, at);
         let (icmp, transport) = (info.transport_at, quote_at + quoted.transport_at);
         let [kind, code] = [headers[icmp], headers[icmp + 1]];
         let mtu = match (info.source.is_ipv4(), kind, code) {
             (true, ICMPV4_UNREACHABLE, icmpv4::FRAGMENTATION_NEEDED) => u32::from(number(icmp + 6)),
-            (false, ICMPV6_TOO_BIG, _) => {
-                u32::from(number(icmp + 4)) << 16 | u32::from(number(icmp + 6))
-            }
+            (false, ICMPV6_TOO_BIG, _) => read_u32(headers, icmp + 4),
             _ => 0,
         };
         self.udp_errors.push_back(UdpError {

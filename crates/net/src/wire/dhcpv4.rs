@@ -10,7 +10,8 @@
 use alloc::vec::Vec;
 use core::net::Ipv4Addr;
 
-use super::{MacAddr, ParseError, header, read, read_u16, read_u32, write, write_u16, write_u32};
+use super::field::{header, read, read_u16, read_u32, write, write_u16, write_u32};
+use super::{MacAddr, ParseError};
 
 /// A DHCP message.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,8 @@
 use alloc::vec::Vec;
 use core::net::Ipv6Addr;
 
-use super::{MacAddr, ParseError, header, read, read_u16, read_u32};
+use super::field::{header, read, read_u16, read_u32};
+use super::{MacAddr, ParseError};
 
 /// A message (RFC 8415 §8).
 #[derive(Clone, Debug, PartialEq, Eq)]

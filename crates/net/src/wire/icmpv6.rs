@@ -14,7 +14,8 @@ pub use self::discovery::{
 use self::discovery::{
     DiscoveryOptions, LINK_LAYER_LEN, SOURCE_LINK_LAYER, TARGET_LINK_LAYER, emit_link_layer,
 };
-use super::{MacAddr, ParseError, header, read, read_u16, read_u32, write, write_u16, write_u32};
+use super::field::{header, read, read_u16, read_u32, write, write_u16, write_u32};
+use super::{MacAddr, ParseError};
 
 /// An ICMPv6 message. Errors quote the offending packet behind the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,7 +5,8 @@
 
 use core::net::Ipv4Addr;
 
-use super::{ParseError, Protocol, header, header_mut, read, read_u16, write, write_u16};
+use super::field::{header, header_mut, read, read_u16, write, write_u16};
+use super::{ParseError, Protocol};
 
 /// An IPv4 header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -13,14 +13,12 @@
 
 use core::net::Ipv6Addr;
 
+use super::field::{header, header_mut, read, read_u16, read_u32, write, write_u16, write_u32};
 use super::icmpv6::{
     ERRONEOUS_HEADER_FIELD, FIRST_FRAGMENT_INCOMPLETE, UNRECOGNIZED_NEXT_HEADER,
     UNRECOGNIZED_OPTION,
 };
-use super::{
-    ParseError, Protocol, header, header_mut, icmpv6, read, read_u16, read_u32, tcp, udp, write,
-    write_u16, write_u32,
-};
+use super::{ParseError, Protocol, icmpv6, tcp, udp};
 
 /// The fixed IPv6 header (RFC 8200 §3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

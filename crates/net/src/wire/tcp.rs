@@ -8,7 +8,8 @@
 use core::fmt;
 use core::ops::{BitOr, BitOrAssign};
 
-use super::{ParseError, header, header_mut, read_u16, read_u32, write, write_u16, write_u32};
+use super::ParseError;
+use super::field::{header, header_mut, read_u16, read_u32, write, write_u16, write_u32};
 
 /// A TCP header without its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,6 +1,7 @@
 //! UDP header (RFC 768).
 
-use super::{ParseError, header, header_mut, read_u16, write_u16};
+use super::ParseError;
+use super::field::{header, header_mut, read_u16, write_u16};
 
 /// A UDP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -10,9 +10,8 @@ use core::net::Ipv6Addr;
 
 use super::{HEADER_LEN, bit};
 use crate::wire::domain::DomainName;
-use crate::wire::{
-    MacAddr, ParseError, header, read, read_u16, read_u32, write, write_u16, write_u32,
-};
+use crate::wire::field::{header, read, read_u16, read_u32, write, write_u16, write_u32};
+use crate::wire::{MacAddr, ParseError};
 
 /// A router advertisement (RFC 4861 §4.2, §4.6; RFC 8106 §5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use towpath_gateway::config::{MTU_MAX, MTU_MIN, Subnet4, Subnet6, WORKERS_MAX, parse_size};
 use towpath_gateway::network::{BUSY_POLL_MAX, QUEUE_LEN_MAX};
-use towpath_net::wire::domain::DomainName;
+use towpath_gateway::services::wire::domain::DomainName;
 
 use crate::config::netfile::{Pool, parse_duration};
 use crate::exit;

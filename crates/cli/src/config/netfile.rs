@@ -18,8 +18,8 @@ use towpath_gateway::control::operations;
 use towpath_gateway::network::{BUSY_POLL_MAX, Operation, PortSettings, QUEUE_LEN_MAX};
 use towpath_gateway::publish::{Existing, PortChange, Target};
 use towpath_gateway::services::LEASES_PER_PORT_MAX;
+use towpath_gateway::services::wire::domain::DomainName;
 use towpath_net::switch::Role;
-use towpath_net::wire::domain::DomainName;
 
 use crate::config::document::Document;
 

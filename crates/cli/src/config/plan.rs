@@ -17,11 +17,11 @@ use towpath_gateway::network::{
     check_port, gateway_addresses, services_config,
 };
 use towpath_gateway::publish::{Existing, PortChange, Publish, Target};
+use towpath_gateway::services::wire::domain::DomainName;
 use towpath_gateway::services::{self, Services};
 use towpath_io::endpoint::{self, Connection};
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
-use towpath_net::wire::domain::DomainName;
 
 use crate::config::args::UpArguments;
 use crate::config::machine::{self, Machine};

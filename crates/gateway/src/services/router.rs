@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use towpath_net::time::Instant;
-use towpath_net::wire::icmpv6::{
-    DNS_SERVERS_MAX, Message, PrefixInformation, RouterAdvertisement, search_list_option,
-};
+use towpath_net::wire::icmpv6::{DNS_SERVERS_MAX, Message, PrefixInformation, RouterAdvertisement};
 
 use super::config::{Config, Ipv6};
+use super::wire::domain::search_list_option;
 
 /// Greatest interval between unsolicited advertisements (RFC 4861 §6.2.1 MaxRtrAdvInterval).
 const ADVERTISE_INTERVAL_MAX: Duration = Duration::from_secs(600);

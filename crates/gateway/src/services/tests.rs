@@ -3,9 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-use towpath_net::wire::dhcpv4::{self, MessageType, option};
+use super::wire::dhcpv4::{self, MessageType, option};
+use super::wire::dhcpv6;
+use towpath_net::wire::MacAddr;
 use towpath_net::wire::icmpv6::{self, Message};
-use towpath_net::wire::{MacAddr, dhcpv6};
 
 use super::frame::{Envelope, group_mac};
 use super::testing::{Bench, DNS, DNS6, GATEWAY, GATEWAY_MAC, Vm, config, message, vm};

@@ -8,9 +8,7 @@ mod discovery;
 
 use core::net::Ipv6Addr;
 
-pub use self::discovery::{
-    DNS_SERVERS_MAX, PREFIXES_MAX, PrefixInformation, RouterAdvertisement, search_list_option,
-};
+pub use self::discovery::{DNS_SERVERS_MAX, PREFIXES_MAX, PrefixInformation, RouterAdvertisement};
 use self::discovery::{
     DiscoveryOptions, LINK_LAYER_LEN, SOURCE_LINK_LAYER, TARGET_LINK_LAYER, emit_link_layer,
 };

@@ -10,15 +10,12 @@
 //! the length of the packet, `parse` takes that length as a second argument.
 //!
 //! Checksums over payload are computed in [`crate::checksum`]. Only the IPv4 header checksum, which
-//! covers nothing but the header, is verified and computed here. This module keeps no state and,
-//! except for DHCP and names, allocates nothing; any thread may call it.
+//! covers nothing but the header, is verified and computed here. This module keeps no state and
+//! allocates nothing; any thread may call it.
 
 pub mod arp;
 #[cfg(test)]
 pub(crate) mod captured;
-pub mod dhcpv4;
-pub mod dhcpv6;
-pub mod domain;
 pub mod ethernet;
 pub mod field;
 pub mod icmpv4;

@@ -4,12 +4,9 @@
 //! At most [`PREFIXES_MAX`] prefixes and [`DNS_SERVERS_MAX`] DNS servers are parsed; further ones
 //! are ignored.
 
-use alloc::vec;
-use alloc::vec::Vec;
 use core::net::Ipv6Addr;
 
 use super::{HEADER_LEN, bit};
-use crate::wire::domain::DomainName;
 use crate::wire::field::{header, read, read_u16, read_u32, write, write_u16, write_u32};
 use crate::wire::{MacAddr, ParseError};
 
@@ -128,29 +125,6 @@ impl Default for RouterAdvertisement {
             dns_lifetime_s: 0,
         }
     }
-}
-
-/// DNS search list option (RFC 8106 §5.2), to be appended to an advertisement. Without names the
-/// result is empty; names that do not fit are omitted.
-pub fn search_list_option(names: &[DomainName], lifetime_s: u32) -> Vec<u8> {
-    let mut list = Vec::new();
-    for name in names {
-        let before = list.len();
-        name.emit(&mut list);
-        if list.len() > usize::from(u8::MAX) * UNIT - option_at::SEARCH_LIST {
-            list.truncate(before);
-            break;
-        }
-    }
-    if list.is_empty() {
-        return list;
-    }
-    let mut option = vec![0; (option_at::SEARCH_LIST + list.len()).next_multiple_of(UNIT)];
-    let len = option.len();
-    emit_option_header(&mut option, SEARCH_LIST, len);
-    write_u32(&mut option, option_at::DNS_LIFETIME, lifetime_s);
-    write(&mut option, option_at::SEARCH_LIST, &list);
-    option
 }
 
 /// A prefix of the link (RFC 4861 §4.6.2).
@@ -332,7 +306,6 @@ pub(super) const TARGET_LINK_LAYER: u8 = 2;
 const PREFIX: u8 = 3;
 const MTU: u8 = 5;
 const DNS_SERVERS: u8 = 25;
-const SEARCH_LIST: u8 = 31;
 
 const MANAGED: u8 = 0x80;
 const OTHER: u8 = 0x40;
@@ -359,5 +332,4 @@ mod option_at {
     pub(super) const PREFIX: usize = 16;
     pub(super) const DNS_LIFETIME: usize = 4;
     pub(super) const DNS_SERVERS: usize = 8;
-    pub(super) const SEARCH_LIST: usize = 8;
 }

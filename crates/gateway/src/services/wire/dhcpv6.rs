@@ -5,11 +5,10 @@
 //!
 //! Messages are control-plane data: parsing allocates at most the size of the message.
 
-use alloc::vec::Vec;
-use core::net::Ipv6Addr;
+use std::net::Ipv6Addr;
 
-use super::field::{header, read, read_u16, read_u32};
-use super::{MacAddr, ParseError};
+use towpath_net::wire::field::{header, read, read_u16, read_u32};
+use towpath_net::wire::{MacAddr, ParseError};
 
 /// A message (RFC 8415 §8).
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,11 +7,10 @@
 //!
 //! Messages are control-plane data: parsing allocates at most the size of the message.
 
-use alloc::vec::Vec;
-use core::net::Ipv4Addr;
+use std::net::Ipv4Addr;
 
-use super::field::{header, read, read_u16, read_u32, write, write_u16, write_u32};
-use super::{MacAddr, ParseError};
+use towpath_net::wire::field::{header, read, read_u16, read_u32, write, write_u16, write_u32};
+use towpath_net::wire::{MacAddr, ParseError};
 
 /// A DHCP message.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,9 +1,5 @@
 //! Tests of DHCP for IPv4 against an independent parser.
 
-extern crate std;
-
-use std::vec;
-
 use dhcproto::v4 as oracle;
 use dhcproto::{Decodable, Encodable};
 use proptest::prelude::*;

@@ -1,8 +1,7 @@
-//! Packet filters: programs for the classic Berkeley packet filter, and a compiler for expressions.
+//! Packet filters: programs for the classic Berkeley packet filter.
 //!
 //! [`Program::new`] accepts instructions from any source and rejects harmful ones. An accepted
-//! program always terminates, reads only the bytes it is given and never panics. [`compile`] makes
-//! a program from an expression such as `tcp port 80 and host 10.0.2.16`.
+//! program always terminates, reads only the bytes it is given and never panics.
 //!
 //! # The machine
 //!
@@ -12,19 +11,11 @@
 //! wraps; a shift by 32 bits or more yields 0. The result is the number of bytes of the packet to
 //! accept; 0 means none.
 //!
-//! Limits: [`INSTRUCTIONS_MAX`]; expressions have their own. This module keeps no state; any thread
-//! may call it. Only compiling and checking allocate.
+//! Limit: [`INSTRUCTIONS_MAX`]. This module keeps no state; any thread may call it. Only checking
+//! allocates.
 //!
 //! Follows McCanne and Jacobson, "The BSD Packet Filter" (1993), with the checks of Linux. Linux's
 //! extension of loads at negative offsets is rejected.
-
-mod compile;
-mod expression;
-
-pub use compile::compile;
-pub use expression::{
-    DEPTH_MAX, EXPRESSION_BYTES_MAX, FilterError, Problem, TERMS_MAX, VLAN_TAGS_MAX,
-};
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;

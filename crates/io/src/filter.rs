@@ -1,28 +1,41 @@
-//! Code generation: from the tests of an expression to instructions.
+//! Filter expressions for captures, compiled to programs for the classic Berkeley packet filter.
+//!
+//! [`compile`] makes a program from an expression such as `tcp port 80 and host 10.0.2.16`. The
+//! language is the part of pcap-filter(7) that [`FilterError`] describes. This module keeps no
+//! state; any thread may call it.
+//!
+//! # Code generation
 //!
 //! Instructions are generated from the last to the first, so that the target of a jump is known
 //! when the jump is generated: a [`Label`] is the number of instructions from its target to the
 //! end. A conditional jump reaches 255 instructions; farther targets are reached through an
 //! unconditional jump in between. There is no optimisation: each test loads its operand.
 
-use alloc::vec::Vec;
+mod expression;
 
-use super::expression::{self, FilterError, Load, Node, Problem, Test};
-use super::{
-    ABS, ALU, AND, B, H, IND, INSTRUCTIONS_MAX, Instruction, JA, JEQ, JGT, JMP, JSET, K, LD, LDX,
-    LEN, MSH, Program, RET, W,
+pub use expression::{
+    DEPTH_MAX, EXPRESSION_BYTES_MAX, FilterError, Problem, TERMS_MAX, VLAN_TAGS_MAX,
 };
 
+use expression::{Load, Node, Test};
+
+/// Maximum number of instructions of a program, as in Linux (`BPF_MAXINSNS`).
+pub const INSTRUCTIONS_MAX: usize = libc::BPF_MAXINSNS as usize;
 /// Result of a program for an accepted packet: all of it.
 const ALL: u32 = u32::MAX;
 /// Maximum distance of a conditional jump, less the jump that its other target may need.
 const NEAR: usize = u8::MAX as usize - 2;
 
-/// Compiles an expression: see [the language](super::FilterError).
+/// Compiles an expression: see [the language](FilterError). `instruction` makes an instruction from
+/// its code, the numbers of instructions to skip if its condition holds and if it does not, and its
+/// operand.
 ///
 /// # Errors
 /// [`FilterError`]: the problem and its position.
-pub fn compile(text: &str) -> Result<Program, FilterError> {
+pub fn compile<I>(
+    text: &str,
+    instruction: impl Fn(u16, u8, u8, u32) -> I,
+) -> Result<Vec<I>, FilterError> {
     let node = expression::parse(text)?;
     let too_large = FilterError { at: 0, problem: Problem::TooLarge };
     let mut code = Code { reversed: Vec::new() };
@@ -31,13 +44,24 @@ pub fn compile(text: &str) -> Result<Program, FilterError> {
     if let Some(node) = &node {
         code.node(node, accept, refuse).ok_or(too_large)?;
     }
-    code.reversed.reverse();
-    Program::new(code.reversed).map_err(|_| too_large)
+    if code.reversed.len() > INSTRUCTIONS_MAX {
+        return Err(too_large);
+    }
+    let code = code.reversed.into_iter().rev();
+    Ok(code.map(|Instruction { code, jt, jf, k }| instruction(code, jt, jf, k)).collect())
 }
 
 /// A position in the program, counted from the end.
 #[derive(Clone, Copy)]
 struct Label(usize);
+
+/// An instruction of Linux's `sock_filter`.
+struct Instruction {
+    code: u16,
+    jt: u8,
+    jf: u8,
+    k: u32,
+}
 
 struct Code {
     reversed: Vec<Instruction>,
@@ -107,3 +131,25 @@ impl Code {
         if distance < NEAR { label } else { self.push(JMP | JA, distance as u32) }
     }
 }
+
+const LD: u16 = libc::BPF_LD as u16;
+const LDX: u16 = libc::BPF_LDX as u16;
+const ALU: u16 = libc::BPF_ALU as u16;
+const JMP: u16 = libc::BPF_JMP as u16;
+const RET: u16 = libc::BPF_RET as u16;
+const W: u16 = libc::BPF_W as u16;
+const H: u16 = libc::BPF_H as u16;
+const B: u16 = libc::BPF_B as u16;
+const ABS: u16 = libc::BPF_ABS as u16;
+const IND: u16 = libc::BPF_IND as u16;
+const LEN: u16 = libc::BPF_LEN as u16;
+const MSH: u16 = libc::BPF_MSH as u16;
+const AND: u16 = libc::BPF_AND as u16;
+const JA: u16 = libc::BPF_JA as u16;
+const JEQ: u16 = libc::BPF_JEQ as u16;
+const JGT: u16 = libc::BPF_JGT as u16;
+const JSET: u16 = libc::BPF_JSET as u16;
+const K: u16 = libc::BPF_K as u16;
+
+#[cfg(test)]
+mod tests;

@@ -19,14 +19,8 @@
 //! Parsing yields a tree of [`Test`]s. Limits: [`EXPRESSION_BYTES_MAX`], [`TERMS_MAX`],
 //! [`DEPTH_MAX`], [`VLAN_TAGS_MAX`]; an expression beyond a limit is rejected.
 
-use alloc::boxed::Box;
-use alloc::vec;
-use alloc::vec::Vec;
-use core::fmt;
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
-use crate::wire::ethernet::{self, EtherType};
-use crate::wire::{MacAddr, Protocol, ipv4, ipv6};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Maximum length of an expression; far above that of handwritten ones.
 pub const EXPRESSION_BYTES_MAX: usize = 4096;
@@ -86,7 +80,7 @@ impl fmt::Display for FilterError {
     }
 }
 
-impl core::error::Error for FilterError {}
+impl std::error::Error for FilterError {}
 
 const PRIMITIVE_WANTED: &str = "expected a primitive: ip, ip6, arp, rarp, tcp, udp, icmp, icmp6, \
     ether, src, dst, host, net, port, vlan, less or greater";
@@ -311,31 +305,31 @@ impl<'a> Parser<'a> {
     /// A protocol without a further condition.
     fn protocol(&self, name: &str) -> Node {
         match name {
-            "ip" => self.ethertype(EtherType::IPV4),
-            "ip6" => self.ethertype(EtherType::IPV6),
-            "arp" => self.ethertype(EtherType::ARP),
+            "ip" => self.ethertype(IPV4),
+            "ip6" => self.ethertype(IPV6),
+            "arp" => self.ethertype(ARP),
             "rarp" => self.ethertype(RARP),
-            "icmp" => self.over_ipv4(Protocol::ICMP),
-            "icmp6" => self.over_ipv6(Protocol::ICMPV6),
-            "tcp" => Node::Any(vec![self.over_ipv6(Protocol::TCP), self.over_ipv4(Protocol::TCP)]),
-            _ => Node::Any(vec![self.over_ipv6(Protocol::UDP), self.over_ipv4(Protocol::UDP)]),
+            "icmp" => self.over_ipv4(ICMP),
+            "icmp6" => self.over_ipv6(ICMPV6),
+            "tcp" => Node::Any(vec![self.over_ipv6(TCP), self.over_ipv4(TCP)]),
+            _ => Node::Any(vec![self.over_ipv6(UDP), self.over_ipv4(UDP)]),
         }
     }
 
-    fn over_ipv4(&self, protocol: Protocol) -> Node {
-        let is_it = equal(Load::Byte(self.network() + 9), u32::MAX, protocol.0.into());
-        Node::All(vec![self.ethertype(EtherType::IPV4), is_it])
+    fn over_ipv4(&self, protocol: u8) -> Node {
+        let is_it = equal(Load::Byte(self.network() + 9), u32::MAX, protocol.into());
+        Node::All(vec![self.ethertype(IPV4), is_it])
     }
 
     /// The protocol is directly behind the IPv6 header, or behind a fragment header.
-    fn over_ipv6(&self, protocol: Protocol) -> Node {
+    fn over_ipv6(&self, protocol: u8) -> Node {
         let next = Load::Byte(self.network() + 6);
-        let behind = Load::Byte(self.network() + ipv6::HEADER_LEN as u32);
-        let is_fragment = equal(next, u32::MAX, Protocol::IPV6_FRAGMENT.0.into());
-        let is_behind = equal(behind, u32::MAX, protocol.0.into());
-        let is_next = equal(next, u32::MAX, protocol.0.into());
+        let behind = Load::Byte(self.network() + IPV6_HEADER_BYTES);
+        let is_fragment = equal(next, u32::MAX, IPV6_FRAGMENT.into());
+        let is_behind = equal(behind, u32::MAX, protocol.into());
+        let is_next = equal(next, u32::MAX, protocol.into());
         let either = Node::Any(vec![is_next, Node::All(vec![is_fragment, is_behind])]);
-        Node::All(vec![self.ethertype(EtherType::IPV6), either])
+        Node::All(vec![self.ethertype(IPV6), either])
     }
 
     fn port(&mut self, protocol: Option<&str>, direction: Direction) -> Result<Node, FilterError> {
@@ -343,31 +337,30 @@ impl<'a> Parser<'a> {
             .value("a port number from 0 to 65535 (names are not supported)", |word| {
                 word.parse::<u16>().ok()
             })?;
-        let protocols: &[Protocol] = match protocol {
-            Some("tcp") => &[Protocol::TCP],
-            Some(_) => &[Protocol::UDP],
-            None => &[Protocol::TCP, Protocol::UDP, SCTP],
+        let protocols: &[u8] = match protocol {
+            Some("tcp") => &[TCP],
+            Some(_) => &[UDP],
+            None => &[TCP, UDP, SCTP],
         };
         let network = self.network();
         let any_of = |at: u32| {
-            let is_it = |protocol: &Protocol| equal(Load::Byte(at), u32::MAX, protocol.0.into());
+            let is_it = |protocol: &u8| equal(Load::Byte(at), u32::MAX, protocol.into());
             Node::Any(protocols.iter().map(is_it).collect())
         };
         let ports = |load: &dyn Fn(u32) -> Load| {
             let at = |at| equal(load(at), u32::MAX, port.into());
             sides(direction, at(0), at(2))
         };
-        let behind = network + ipv6::HEADER_LEN as u32;
-        let later =
-            Test::AnyBit { load: Load::Half(network + 6), bits: ipv4::FRAGMENT_OFFSET_MASK.into() };
+        let behind = network + IPV6_HEADER_BYTES;
+        let later = Test::AnyBit { load: Load::Half(network + 6), bits: FRAGMENT_OFFSET_MASK };
         Ok(Node::Any(vec![
             Node::All(vec![
-                self.ethertype(EtherType::IPV6),
+                self.ethertype(IPV6),
                 any_of(network + 6),
                 ports(&|at| Load::Half(behind + at)),
             ]),
             Node::All(vec![
-                self.ethertype(EtherType::IPV4),
+                self.ethertype(IPV4),
                 any_of(network + 9),
                 Node::Not(Box::new(Node::Test(later))),
                 ports(&|at| Load::BehindIpv4 { network, at }),
@@ -392,8 +385,8 @@ impl<'a> Parser<'a> {
             (IpAddr::V4(address), None | Some("ip" | "arp" | "rarp")) => {
                 let at = |at: u32| begins_v4(network + at, address, len);
                 let kinds = [
-                    ("ip", sides(EtherType::IPV4, at(12), at(16))),
-                    ("arp", sides(EtherType::ARP, at(14), at(24))),
+                    ("ip", sides(IPV4, at(12), at(16))),
+                    ("arp", sides(ARP, at(14), at(24))),
                     ("rarp", sides(RARP, at(14), at(24))),
                 ];
                 let wanted = |name: &str| protocol.is_none_or(|protocol| protocol == name);
@@ -402,16 +395,15 @@ impl<'a> Parser<'a> {
             }
             (IpAddr::V6(address), None | Some("ip6")) => {
                 let at = |at: u32| begins_v6(network + at, address, len);
-                Ok(sides(EtherType::IPV6, at(8), at(24)))
+                Ok(sides(IPV6, at(8), at(24)))
             }
             _ => Err(self.error(Problem::Combination)),
         }
     }
 
     fn station(&mut self, direction: Direction) -> Result<Node, FilterError> {
-        let mac: MacAddr =
-            self.value("a MAC address such as 02:00:00:00:00:01", |word| word.parse().ok())?;
-        let [a, b, c, d, e, f] = mac.0;
+        let [a, b, c, d, e, f] =
+            self.value("a MAC address such as 02:00:00:00:00:01", read_station)?;
         let at = |at: u32| {
             Node::All(vec![
                 equal(Load::Half(at), u32::MAX, u16::from_be_bytes([a, b]).into()),
@@ -421,13 +413,13 @@ impl<'a> Parser<'a> {
         Ok(sides(direction, at(6), at(0)))
     }
 
-    fn ethertype(&self, ethertype: EtherType) -> Node {
-        equal(Load::Half(self.network() - 2), u32::MAX, ethertype.0.into())
+    fn ethertype(&self, ethertype: u16) -> Node {
+        equal(Load::Half(self.network() - 2), u32::MAX, ethertype.into())
     }
 
     /// Offset of the network header, behind the tags.
     fn network(&self) -> u32 {
-        ethernet::HEADER_LEN as u32 + TAG_BYTES * self.tags
+        ETHERNET_HEADER_BYTES + TAG_BYTES * self.tags
     }
 }
 
@@ -462,6 +454,14 @@ fn mask(len: u32) -> u32 {
     u32::MAX.checked_shl(32 - len).unwrap_or(0)
 }
 
+/// Reads six pairs of hexadecimal digits with colons between them.
+fn read_station(word: &str) -> Option<[u8; 6]> {
+    let is_pair = |pair: &&str| pair.len() == 2 && pair.bytes().all(|b| b.is_ascii_hexdigit());
+    let octet = |pair| Some(pair).filter(is_pair).and_then(|p| u8::from_str_radix(p, 16).ok());
+    let octets: Option<Vec<u8>> = word.split(':').map(octet).collect();
+    octets?.try_into().ok()
+}
+
 fn read_network(word: &str) -> Option<(IpAddr, u32)> {
     let (address, len) = word.split_once('/')?;
     let address: IpAddr = address.parse().ok()?;
@@ -479,10 +479,22 @@ fn has_host_bits(address: IpAddr, len: u32) -> bool {
 
 const PROTOCOLS: [&str; 9] = ["ether", "ip", "ip6", "arp", "rarp", "tcp", "udp", "icmp", "icmp6"];
 /// Reverse ARP (RFC 903).
-const RARP: EtherType = EtherType(0x8035);
-/// SCTP (RFC 9260).
-const SCTP: Protocol = Protocol(132);
+const RARP: u16 = libc::ETH_P_RARP as u16;
+const ARP: u16 = libc::ETH_P_ARP as u16;
+const IPV4: u16 = libc::ETH_P_IP as u16;
+const IPV6: u16 = libc::ETH_P_IPV6 as u16;
 /// Tags of 802.1Q, of 802.1ad, and of earlier provider bridges.
-const TAG_TYPES: [EtherType; 3] = [EtherType::VLAN, EtherType(0x88a8), EtherType(0x9100)];
+const TAG_TYPES: [u16; 3] = [libc::ETH_P_8021Q as u16, libc::ETH_P_8021AD as u16, 0x9100];
+const ICMP: u8 = libc::IPPROTO_ICMP as u8;
+const ICMPV6: u8 = libc::IPPROTO_ICMPV6 as u8;
+const TCP: u8 = libc::IPPROTO_TCP as u8;
+const UDP: u8 = libc::IPPROTO_UDP as u8;
+/// SCTP (RFC 9260).
+const SCTP: u8 = libc::IPPROTO_SCTP as u8;
+const IPV6_FRAGMENT: u8 = libc::IPPROTO_FRAGMENT as u8;
+const ETHERNET_HEADER_BYTES: u32 = libc::ETH_HLEN as u32;
+const IPV6_HEADER_BYTES: u32 = 40;
+/// The offset in the field of flags and fragment offset of an IPv4 header.
+const FRAGMENT_OFFSET_MASK: u32 = 0x1fff;
 const TAG_BYTES: u32 = 4;
 const VID_MASK: u32 = 0x0fff;

@@ -7,7 +7,9 @@
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 
-use towpath_net::bpf::{Instruction, Program, compile};
+use towpath_gateway::capture::compile_filter;
+use towpath_io::filter::TERMS_MAX;
+use towpath_net::bpf::{Instruction, Program};
 
 /// Bytes of each frame: headers with all options, and payload.
 const FRAME_BYTES: usize = 120;
@@ -194,7 +196,7 @@ fn expressions_mean_what_they_mean_to_tcpdump() {
             let passes = |&at: &usize| program.accepts(&frames[at], len(at));
             (0..FRAMES).filter(passes).collect()
         };
-        let ours = passed(&compile(expression).unwrap());
+        let ours = passed(&compile_filter(expression).unwrap());
         assert!(ours == wanted, "'{expression}': {} frames, not {}", ours.len(), wanted.len());
         let is_some = expression.is_empty() || !wanted.is_empty() && wanted.len() < FRAMES;
         assert!(is_some, "'{expression}' accepts all frames or none");
@@ -210,4 +212,28 @@ fn instruction(line: &str) -> Instruction {
     let words: Vec<u32> = line.split(' ').map(|word| word.parse().unwrap()).collect();
     let [code, jt, jf, k] = words[..] else { panic!("no instruction: {line}") };
     Instruction { code: code as u16, jt: jt as u8, jf: jf as u8, k }
+}
+
+/// Goal: targets beyond the reach of a conditional jump are reached, from both sides.
+#[test]
+fn jumps_reach_far() {
+    let frame = {
+        let mut frame = [0; 60];
+        frame[12..14].copy_from_slice(&[0x08, 0x06]);
+        frame
+    };
+    let alternatives: Vec<String> = (1..TERMS_MAX - 1).map(|n| format!("port {n}")).collect();
+    let alternatives = alternatives.join(" or ");
+    let accepts = |text: &str| compile_filter(text).expect("it fits").accepts(&frame, 60);
+    assert!(accepts(&format!("arp or ({alternatives})")));
+    assert!(accepts(&format!("({alternatives}) or arp")));
+    assert!(!accepts(&format!("ip6 and ({alternatives})")));
+    assert!(accepts(&format!("arp and not ({alternatives})")));
+}
+
+#[test]
+fn nothing_asked_for_is_everything() {
+    for text in ["", "  ", "greater 0", "not less 0 and greater 0"] {
+        assert!(compile_filter(text).expect("an expression").accepts(&[], 1), "{text}");
+    }
 }

@@ -42,11 +42,11 @@ use core::hash::{BuildHasher, Hasher};
 use foldhash::fast::FixedState;
 use towpath_packet::{Checksum, Ledger, Packet};
 
-use crate::gso::{IP_BYTES_MAX, Layout, Shape, Transport, Version, at, partial, sum_is_right};
+use crate::gso::{IP_BYTES_MAX, Layout, Shape, Transport, Version, partial, sum_is_right};
 use crate::time::Instant;
 use crate::wire::field::read_u16;
 use crate::wire::tcp::Flags;
-use crate::wire::{ipv4, udp};
+use crate::wire::{ipv4, tcp, udp};
 use aggregate::{Aggregate, Bucket};
 
 /// Holds packets that can still be merged. One thread.
@@ -168,10 +168,10 @@ fn may_merge(packet: &Packet, shape: &Shape) -> bool {
     let header = &headers[shape.transport_at..];
     match shape.transport {
         Transport::Tcp => {
-            !Flags(header[at::TCP_FLAGS]).intersects(Flags::SYN | Flags::RST | Flags::URG)
+            !Flags(header[tcp::at::FLAGS]).intersects(Flags::SYN | Flags::RST | Flags::URG)
         }
         Transport::Udp => {
-            usize::from(read_u16(header, at::UDP_LENGTH)) == shape.transport_len(payload)
+            usize::from(read_u16(header, udp::at::LENGTH)) == shape.transport_len(payload)
                 && read_u16(header, udp::CHECKSUM_OFFSET) != 0
         }
     }
@@ -179,7 +179,7 @@ fn may_merge(packet: &Packet, shape: &Shape) -> bool {
 
 /// True for a header without options and with the checksum that segmentation would write.
 fn ipv4_may_merge(header: &[u8]) -> bool {
-    let is_canonical = read_u16(header, at::IPV4_CHECKSUM) != NEGATIVE_ZERO;
+    let is_canonical = read_u16(header, ipv4::at::CHECKSUM) != NEGATIVE_ZERO;
     header.len() == ipv4::HEADER_LEN
         && is_canonical
         && ipv4::Header::parse(header, usize::MAX).is_ok()
@@ -213,7 +213,7 @@ fn verify(packet: &mut Packet, shape: &Shape, ledger: &Ledger) -> bool {
 /// True if the sender has no data that follows this packet at once.
 fn ends_burst(headers: &[u8], shape: &Shape) -> bool {
     shape.transport == Transport::Tcp
-        && Flags(headers[shape.transport_at + at::TCP_FLAGS]).intersects(Flags::PSH | Flags::FIN)
+        && Flags(headers[shape.transport_at + tcp::at::FLAGS]).intersects(Flags::PSH | Flags::FIN)
 }
 
 /// The second zero of one's complement.

@@ -40,7 +40,7 @@ use offload_fields::Whole;
 
 pub(crate) use copy_foreign::{orphan_payload, own_payload};
 pub use header_layout::{IP_BYTES_MAX, Layout};
-pub(crate) use header_layout::{Shape, Transport, Version, at, write_ipv4_checksum};
+pub(crate) use header_layout::{Shape, Transport, Version, write_ipv4_checksum};
 pub use offload_fields::{OffloadError, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, check_offload};
 pub use splitter::PARTS_MAX;
 pub(crate) use splitter::Splitter;

@@ -9,7 +9,7 @@ use towpath_packet::packet::HEADER_BYTES;
 use towpath_packet::{Ledger, Memory, Packet};
 
 use crate::gso::{
-    ChecksumError, IP_BYTES_MAX, Layout, PARTS_MAX, Splitter, at, complete_checksum,
+    ChecksumError, IP_BYTES_MAX, Layout, PARTS_MAX, Splitter, complete_checksum,
     write_ipv4_checksum,
 };
 use crate::wire::field::{read_u16, write_u16};
@@ -160,8 +160,8 @@ fn plan_ipv6(
 /// everything up to the routing header, else the hop-by-hop options. Returns their end and the
 /// offset of their last Next Header field. `None` if the chain is invalid or has a fragment header.
 fn find_repeated(ip: &[u8]) -> Option<(usize, usize)> {
-    let mut found = (ipv6::HEADER_LEN, at::IPV6_NEXT_HEADER);
-    let mut next_header_at = at::IPV6_NEXT_HEADER;
+    let mut found = (ipv6::HEADER_LEN, ipv6::at::NEXT_HEADER);
+    let mut next_header_at = ipv6::at::NEXT_HEADER;
     let mut place = ipv6::HEADER_LEN;
     // Each iteration advances at least 8 bytes.
     loop {
@@ -258,11 +258,11 @@ impl Plan {
         match self.version {
             VersionPlan::V4 { offset: base, more: more_behind } => {
                 let ip = &mut headers[self.ip_at..];
-                write_u16(ip, at::IPV4_TOTAL_LEN, (ip.len() + len) as u16);
-                let flags = read_u16(ip, at::IPV4_FRAGMENT) & IPV4_OTHER_FLAGS;
+                write_u16(ip, ipv4::at::TOTAL_LEN, (ip.len() + len) as u16);
+                let flags = read_u16(ip, ipv4::at::FRAGMENT) & IPV4_OTHER_FLAGS;
                 let more = if more || more_behind { IPV4_MORE_FRAGMENTS } else { 0 };
                 let units = (base + offset) as u16 / ipv4::FRAGMENT_UNIT;
-                write_u16(ip, at::IPV4_FRAGMENT, flags | more | units);
+                write_u16(ip, ipv4::at::FRAGMENT, flags | more | units);
                 if offset > 0 {
                     blank_first_only_options(&mut ip[ipv4::HEADER_LEN..]);
                 }
@@ -271,7 +271,7 @@ impl Plan {
             VersionPlan::V6 { ident, next_header, next_header_at } => {
                 headers[next_header_at] = Protocol::IPV6_FRAGMENT.0;
                 let payload = headers.len() - self.ip_at - ipv6::HEADER_LEN + len;
-                write_u16(headers, self.ip_at + at::IPV6_PAYLOAD_LEN, payload as u16);
+                write_u16(headers, self.ip_at + ipv6::at::PAYLOAD_LEN, payload as u16);
                 let header = &mut headers[self.repeated..];
                 ipv6::emit_fragment_header(header, next_header, offset as u16, more, ident);
             }

@@ -9,10 +9,10 @@ use towpath_packet::packet::{HEADER_BYTES, PIECES_MAX};
 use towpath_packet::{Checksum, Gso, GsoKind, Offload, Packet};
 
 use super::{AGGREGATES_PER_BUCKET, UDP_COALESCED_MAX};
-use crate::gso::{IP_BYTES_MAX, Part, Shape, TCP_SEGMENTS_MAX, Transport, Version, at, partial};
+use crate::gso::{IP_BYTES_MAX, Part, Shape, TCP_SEGMENTS_MAX, Transport, Version, partial};
 use crate::time::Instant;
 use crate::wire::field::write_u16;
-use crate::wire::tcp::Flags;
+use crate::wire::tcp::{self, Flags};
 
 /// One packet, or several merged ones.
 pub(super) struct Aggregate {
@@ -93,7 +93,7 @@ impl Aggregate {
         expected.copy_from_slice(self.packet.headers());
         self.shape.template(expected).patch(&part, expected);
         if self.shape.transport == Transport::Tcp {
-            let at = self.shape.transport_at + at::TCP_FLAGS;
+            let at = self.shape.transport_at + tcp::at::FLAGS;
             expected[at] |= headers[at] & (Flags::FIN | Flags::PSH).0;
         }
         if next.offload().checksum == Checksum::Unnecessary {
@@ -109,14 +109,14 @@ impl Aggregate {
         if self.shape.transport == Transport::Udp {
             return false;
         }
-        let at = self.shape.transport_at + at::TCP_FLAGS;
+        let at = self.shape.transport_at + tcp::at::FLAGS;
         let flags = headers[at] & (Flags::FIN | Flags::PSH).0;
         self.packet.headers_mut()[at] |= flags;
         flags != 0
     }
 
     fn flags(&self) -> Flags {
-        Flags(self.packet.headers()[self.shape.transport_at + at::TCP_FLAGS])
+        Flags(self.packet.headers()[self.shape.transport_at + tcp::at::FLAGS])
     }
 
     fn count_max(&self) -> usize {

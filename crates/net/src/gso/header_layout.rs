@@ -114,7 +114,7 @@ impl Shape {
     pub(crate) fn write_lengths(&self, headers: &mut [u8], payload: usize) {
         write_u16(headers, self.ip_length_at(), length(self.ip_length_field(payload)));
         if self.transport == Transport::Udp {
-            let at = self.transport_at + at::UDP_LENGTH;
+            let at = self.transport_at + udp::at::LENGTH;
             write_u16(headers, at, length(self.transport_len(payload)));
         }
     }
@@ -132,9 +132,9 @@ impl Shape {
         let mut sum = Sum::new();
         if self.version == Version::V4 {
             let header = &headers[self.ip_at..self.transport_at];
-            sum.add(&header[..at::IPV4_TOTAL_LEN]);
-            sum.add(&header[at::IPV4_FRAGMENT..at::IPV4_CHECKSUM]);
-            sum.add(&header[at::IPV4_SOURCE..]);
+            sum.add(&header[..ipv4::at::TOTAL_LEN]);
+            sum.add(&header[ipv4::at::FRAGMENT..ipv4::at::CHECKSUM]);
+            sum.add(&header[ipv4::at::SOURCE..]);
         }
         sum
     }
@@ -165,16 +165,16 @@ impl Shape {
     /// Addresses and ports as bytes, which identify a flow of a protocol.
     pub(crate) fn flow<'a>(&self, headers: &'a [u8]) -> (&'a [u8], &'a [u8]) {
         let addresses = match self.version {
-            Version::V4 => self.ip_at + at::IPV4_SOURCE..self.ip_at + ipv4::HEADER_LEN,
-            Version::V6 => self.ip_at + at::IPV6_SOURCE..self.ip_at + ipv6::HEADER_LEN,
+            Version::V4 => self.ip_at + ipv4::at::SOURCE..self.ip_at + ipv4::HEADER_LEN,
+            Version::V6 => self.ip_at + ipv6::at::SOURCE..self.ip_at + ipv6::HEADER_LEN,
         };
-        (&headers[addresses], &headers[self.transport_at..self.transport_at + at::PORTS_LEN])
+        (&headers[addresses], &headers[self.transport_at..self.transport_at + PORTS_LEN])
     }
 
     fn addresses(&self, headers: &[u8]) -> (IpAddr, IpAddr) {
         let (source, destination) = match self.version {
-            Version::V4 => (at::IPV4_SOURCE, at::IPV4_DESTINATION),
-            Version::V6 => (at::IPV6_SOURCE, at::IPV6_DESTINATION),
+            Version::V4 => (ipv4::at::SOURCE, ipv4::at::DESTINATION),
+            Version::V6 => (ipv6::at::SOURCE, ipv6::at::DESTINATION),
         };
         let read = |offset| match self.version {
             Version::V4 => IpAddr::V4(Ipv4Addr::from(read::<4>(headers, self.ip_at + offset))),
@@ -186,18 +186,18 @@ impl Shape {
     fn ip_length_at(&self) -> usize {
         self.ip_at
             + match self.version {
-                Version::V4 => at::IPV4_TOTAL_LEN,
-                Version::V6 => at::IPV6_PAYLOAD_LEN,
+                Version::V4 => ipv4::at::TOTAL_LEN,
+                Version::V6 => ipv6::at::PAYLOAD_LEN,
             }
     }
 }
 
 /// Computes and stores the checksum of an IPv4 header, which is all of `header`.
 pub(crate) fn write_ipv4_checksum(header: &mut [u8]) {
-    write_u16(header, at::IPV4_CHECKSUM, 0);
+    write_u16(header, ipv4::at::CHECKSUM, 0);
     let mut sum = Sum::new();
     sum.add(header);
-    write_u16(header, at::IPV4_CHECKSUM, sum.finish());
+    write_u16(header, ipv4::at::CHECKSUM, sum.finish());
 }
 
 /// Protocol of an unfragmented datagram whose IPv4 header, including options, is exactly `ip`.
@@ -205,14 +205,14 @@ fn ipv4_protocol(ip: &[u8]) -> Option<Protocol> {
     if ipv4::header_len(ip)? != ip.len() {
         return None;
     }
-    let is_fragment = read_u16(ip, at::IPV4_FRAGMENT) & ipv4::FRAGMENT_MASK != 0;
-    (!is_fragment).then_some(Protocol(ip[at::IPV4_PROTOCOL]))
+    let is_fragment = read_u16(ip, ipv4::at::FRAGMENT) & ipv4::FRAGMENT_MASK != 0;
+    (!is_fragment).then_some(Protocol(ip[ipv4::at::PROTOCOL]))
 }
 
 /// Protocol behind the IPv6 header and extension headers, which are exactly `ip`.
 fn ipv6_protocol(ip: &[u8]) -> Option<Protocol> {
     let chain = ip.get(ipv6::HEADER_LEN..)?;
-    let first = Protocol(ip[at::IPV6_NEXT_HEADER]);
+    let first = Protocol(ip[ipv6::at::NEXT_HEADER]);
     let walked = ipv6::Extensions::walk(first, chain, chain.len()).ok()?;
     (walked.len == chain.len() && walked.fragment.is_none()).then_some(walked.protocol)
 }
@@ -226,23 +226,5 @@ fn length(bytes: usize) -> u16 {
 /// not supported.
 pub const IP_BYTES_MAX: usize = u16::MAX as usize;
 
-/// Offsets of fields in their headers.
-pub(crate) mod at {
-    pub(crate) const IPV4_TOS: usize = 1;
-    pub(crate) const IPV4_TOTAL_LEN: usize = 2;
-    pub(crate) const IPV4_FRAGMENT: usize = 6;
-    pub(crate) const IPV4_PROTOCOL: usize = 9;
-    pub(crate) const IPV4_CHECKSUM: usize = 10;
-    pub(crate) const IPV4_SOURCE: usize = 12;
-    pub(crate) const IPV4_DESTINATION: usize = 16;
-    /// The byte whose bits 4 and 5 are the ECN field.
-    pub(crate) const IPV6_ECN: usize = 1;
-    pub(crate) const IPV6_PAYLOAD_LEN: usize = 4;
-    pub(crate) const IPV6_NEXT_HEADER: usize = 6;
-    pub(crate) const IPV6_SOURCE: usize = 8;
-    pub(crate) const IPV6_DESTINATION: usize = 24;
-    pub(crate) const TCP_FLAGS: usize = 13;
-    pub(crate) const UDP_LENGTH: usize = 4;
-    /// Bytes of both ports, first in either transport header.
-    pub(crate) const PORTS_LEN: usize = 4;
-}
+/// Bytes of both ports, first in either transport header.
+const PORTS_LEN: usize = 4;

@@ -125,14 +125,14 @@ impl Stack {
         }
         packet.pull(header_len);
         let header = packet.headers_mut();
-        write_u16(header, at::TOTAL_LEN, len);
-        if read(header, at::SOURCE) == [0; 4] {
-            write(header, at::SOURCE, &source.octets());
+        write_u16(header, ipv4::at::TOTAL_LEN, len);
+        if read(header, ipv4::at::SOURCE) == [0; 4] {
+            write(header, ipv4::at::SOURCE, &source.octets());
         }
-        if read_u16(header, at::IDENT) == 0 {
-            let pair = (Ipv4Addr::from(read::<4>(header, at::SOURCE)).into(), destination);
+        if read_u16(header, ipv4::at::IDENT) == 0 {
+            let pair = (Ipv4Addr::from(read::<4>(header, ipv4::at::SOURCE)).into(), destination);
             let ident = self.idents.take(pair, 1) as u16;
-            write_u16(header, at::IDENT, ident);
+            write_u16(header, ipv4::at::IDENT, ident);
         }
         write_ipv4_checksum(header);
         if self.stopped {
@@ -154,11 +154,4 @@ pub(crate) fn share(packet: &Packet, headers: &[u8], cx: &mut Context<'_>) -> Op
     shared.push_header(headers.len()).copy_from_slice(headers);
     shared.set_offload(*packet.offload());
     Some(shared)
-}
-
-/// Field offsets in the IPv4 header.
-mod at {
-    pub(super) const TOTAL_LEN: usize = 2;
-    pub(super) const IDENT: usize = 4;
-    pub(super) const SOURCE: usize = 12;
 }

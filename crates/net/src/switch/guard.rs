@@ -118,12 +118,12 @@ impl Guard {
         let ip = &bytes[frame.network_at..];
         // Located headers are at least as long as the fixed header of their version.
         if frame.ethertype == EtherType::IPV4 {
-            let source = ip[..ipv4::HEADER_LEN][IPV4_SOURCE..].first_chunk::<4>();
+            let source = ip[..ipv4::HEADER_LEN][ipv4::at::SOURCE..].first_chunk::<4>();
             let source = source.ok_or(PortDrop::AddressSpoofed)?;
             self.check_sender(Ipv4Addr::from(*source).into())?;
             return Ok(located.end);
         }
-        let source = ip[..ipv6::HEADER_LEN][IPV6_SOURCE..].first_chunk::<16>();
+        let source = ip[..ipv6::HEADER_LEN][ipv6::at::SOURCE..].first_chunk::<16>();
         let source = Ipv6Addr::from(*source.ok_or(PortDrop::AddressSpoofed)?);
         self.check_sender(source.into())?;
         match located.protocol {
@@ -213,16 +213,13 @@ pub(super) type Owners<'a> = &'a dyn Fn(IpAddr) -> bool;
 /// True if TCP or UDP directly follows the IPv6 header.
 fn is_plain(ip: &[u8]) -> bool {
     let header = ip.first_chunk::<{ ipv6::HEADER_LEN }>();
-    let next = header.map(|header| Protocol(header[IPV6_NEXT_HEADER]));
+    let next = header.map(|header| Protocol(header[ipv6::at::NEXT_HEADER]));
     matches!(next, Some(Protocol::TCP | Protocol::UDP))
 }
 
 /// Maximum entries of each list; all are compared with each packet.
 pub const GUARD_ENTRIES_MAX: usize = 32;
 
-const IPV4_SOURCE: usize = 12;
-const IPV6_NEXT_HEADER: usize = 6;
-const IPV6_SOURCE: usize = 8;
 /// Offset of the target address in solicitations and advertisements, and of the options in a router
 /// solicitation.
 const TARGET_AT: usize = 8;

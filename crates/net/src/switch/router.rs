@@ -20,8 +20,8 @@ pub(super) fn check(bytes: &[u8], frame: &Frame) -> Result<usize, PortDrop> {
     };
     let fixed = bytes[frame.network_at..].get(..fixed_len).ok_or(PortDrop::RouterRefused)?;
     let is_harmless = match frame.ethertype {
-        EtherType::IPV4 => Protocol(fixed[IPV4_PROTOCOL]) != Protocol::UDP,
-        _ => Protocol(fixed[IPV6_NEXT_HEADER]) == Protocol::TCP,
+        EtherType::IPV4 => Protocol(fixed[ipv4::at::PROTOCOL]) != Protocol::UDP,
+        _ => Protocol(fixed[ipv6::at::NEXT_HEADER]) == Protocol::TCP,
     };
     if is_harmless {
         return Ok(frame.network_at + fixed_len);
@@ -47,8 +47,6 @@ pub(super) fn check(bytes: &[u8], frame: &Frame) -> Result<usize, PortDrop> {
     }
 }
 
-const IPV4_PROTOCOL: usize = 9;
-const IPV6_NEXT_HEADER: usize = 6;
 /// UDP ports of DHCP clients (RFC 2131 §4.1, RFC 8415 §7.2).
 const DHCPV4_CLIENT: u16 = 68;
 const DHCPV6_CLIENT: u16 = 546;

@@ -205,17 +205,17 @@ const OPTION_STRICT_SOURCE_ROUTE: u8 = 137;
 const _: () = assert!(FRAGMENT_OFFSET_MASK as u32 * FRAGMENT_UNIT as u32 <= u16::MAX as u32);
 
 /// Offsets of the fields.
-mod at {
-    pub(super) const VERSION_IHL: usize = 0;
-    pub(super) const TOS: usize = 1;
-    pub(super) const TOTAL_LEN: usize = 2;
-    pub(super) const IDENT: usize = 4;
-    pub(super) const FRAGMENT: usize = 6;
-    pub(super) const TTL: usize = 8;
-    pub(super) const PROTOCOL: usize = 9;
-    pub(super) const CHECKSUM: usize = 10;
-    pub(super) const SOURCE: usize = 12;
-    pub(super) const DESTINATION: usize = 16;
+pub(crate) mod at {
+    pub(crate) const VERSION_IHL: usize = 0;
+    pub(crate) const TOS: usize = 1;
+    pub(crate) const TOTAL_LEN: usize = 2;
+    pub(crate) const IDENT: usize = 4;
+    pub(crate) const FRAGMENT: usize = 6;
+    pub(crate) const TTL: usize = 8;
+    pub(crate) const PROTOCOL: usize = 9;
+    pub(crate) const CHECKSUM: usize = 10;
+    pub(crate) const SOURCE: usize = 12;
+    pub(crate) const DESTINATION: usize = 16;
 }
 
 #[cfg(test)]

@@ -421,13 +421,15 @@ const OPTION_PAD1: u8 = 0;
 const OPTION_PADN: u8 = 1;
 
 /// Offsets of the fields of the fixed header.
-mod at {
-    pub(super) const VERSION_CLASS_LABEL: usize = 0;
-    pub(super) const PAYLOAD_LEN: usize = 4;
-    pub(super) const NEXT_HEADER: usize = 6;
-    pub(super) const HOP_LIMIT: usize = 7;
-    pub(super) const SOURCE: usize = 8;
-    pub(super) const DESTINATION: usize = 24;
+pub(crate) mod at {
+    pub(crate) const VERSION_CLASS_LABEL: usize = 0;
+    /// The byte whose bits 4 and 5 are the ECN field.
+    pub(crate) const ECN: usize = 1;
+    pub(crate) const PAYLOAD_LEN: usize = 4;
+    pub(crate) const NEXT_HEADER: usize = 6;
+    pub(crate) const HOP_LIMIT: usize = 7;
+    pub(crate) const SOURCE: usize = 8;
+    pub(crate) const DESTINATION: usize = 24;
 }
 
 /// Offsets of the fields of extension headers.

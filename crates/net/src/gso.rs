@@ -36,11 +36,12 @@ use towpath_packet::packet::HEADER_BYTES;
 pub(crate) use towpath_packet::segmentation::{Part, Template};
 use towpath_packet::{Checksum, Ledger, Memory, Offload, Packet, Segmentation};
 
+use crate::wire::headers::Headers;
 use offload_fields::Whole;
 
 pub(crate) use copy_foreign::{orphan_payload, own_payload};
-pub use header_layout::{IP_BYTES_MAX, Layout};
-pub(crate) use header_layout::{Shape, Transport, Version, write_ipv4_checksum};
+pub use header_layout::IP_BYTES_MAX;
+pub(crate) use header_layout::{Shape, write_ipv4_checksum};
 pub use offload_fields::{OffloadError, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, check_offload};
 pub use splitter::PARTS_MAX;
 pub(crate) use splitter::Splitter;
@@ -98,11 +99,11 @@ pub fn segment(
     mut packet: Packet,
     memory: &mut Memory,
     ledger: &Ledger,
-    layout: Layout,
+    headers: &Headers,
     checksums: Checksums,
     out: &mut impl FnMut(Packet),
 ) -> Result<usize, (SegmentError, Packet)> {
-    let Whole { shape, outer, gso } = match offload_fields::check(&mut packet, layout) {
+    let Whole { shape, outer, gso } = match offload_fields::check(&mut packet, headers) {
         Ok(Some(found)) => found,
         Ok(None) => return pass(packet, ledger, checksums, out),
         Err(error) => return Err((SegmentError::Offload(error), packet)),
@@ -144,8 +145,8 @@ pub fn segment(
 /// that is no super-packet is not changed.
 ///
 /// On error the packet is as [`segment`] returns it.
-pub fn leave_to_device(packet: &mut Packet, layout: Layout) -> Result<bool, OffloadError> {
-    let Some(Whole { shape, outer, gso }) = offload_fields::check(packet, layout)? else {
+pub fn leave_to_device(packet: &mut Packet, headers: &Headers) -> Result<bool, OffloadError> {
+    let Some(Whole { shape, outer, gso }) = offload_fields::check(packet, headers)? else {
         return Ok(true);
     };
     if outer.is_some() {

@@ -9,16 +9,16 @@ use towpath_packet::packet::HEADER_BYTES;
 use towpath_packet::{Ledger, Memory, Packet};
 
 use crate::gso::{
-    ChecksumError, IP_BYTES_MAX, Layout, PARTS_MAX, Splitter, complete_checksum,
-    write_ipv4_checksum,
+    ChecksumError, IP_BYTES_MAX, PARTS_MAX, Splitter, complete_checksum, write_ipv4_checksum,
 };
 use crate::wire::field::{read_u16, write_u16};
+use crate::wire::headers::Headers;
 use crate::wire::{Protocol, ipv4, ipv6};
 
 /// Error of [`fragment_ipv4`] and [`fragment_ipv6`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FragmentError {
-    /// The headers do not match the layout, or their length field does not match the packet.
+    /// The headers are not those of a whole IP packet, or their length field does not match it.
     Headers,
     /// The packet has DF set.
     DontFragment,
@@ -60,12 +60,12 @@ impl core::error::Error for FragmentError {
 pub fn fragment_ipv4(
     packet: Packet,
     mtu: usize,
-    layout: Layout,
+    headers: &Headers,
     memory: &mut Memory,
     ledger: &Ledger,
     out: &mut impl FnMut(Packet),
 ) -> Result<usize, (FragmentError, Packet)> {
-    match plan_ipv4(&packet, mtu, layout) {
+    match plan_ipv4(&packet, mtu, headers) {
         Ok(plan) => emit(packet, mtu, &plan, memory, ledger, out),
         Err(error) => Err((error, packet)),
     }
@@ -76,13 +76,13 @@ pub fn fragment_ipv4(
 pub fn fragment_ipv6(
     packet: Packet,
     mtu: usize,
-    layout: Layout,
+    headers: &Headers,
     ident: u32,
     memory: &mut Memory,
     ledger: &Ledger,
     out: &mut impl FnMut(Packet),
 ) -> Result<usize, (FragmentError, Packet)> {
-    match plan_ipv6(&packet, mtu, layout, ident) {
+    match plan_ipv6(&packet, mtu, headers, ident) {
         Ok(plan) => emit(packet, mtu, &plan, memory, ledger, out),
         Err(error) => Err((error, packet)),
     }
@@ -113,8 +113,8 @@ enum VersionPlan {
     },
 }
 
-fn plan_ipv4(packet: &Packet, mtu: usize, layout: Layout) -> Result<Plan, FragmentError> {
-    let Layout { ip_at, transport_at } = layout;
+fn plan_ipv4(packet: &Packet, mtu: usize, headers: &Headers) -> Result<Plan, FragmentError> {
+    let Headers { ip_at, transport_at, .. } = *headers;
     let ip = packet.headers().get(ip_at..transport_at).ok_or(FragmentError::Headers)?;
     let ip_len = packet.len() - ip_at;
     let header = ipv4::Header::parse(ip, ip_len).map_err(|_| FragmentError::Headers)?;
@@ -135,10 +135,10 @@ fn plan_ipv4(packet: &Packet, mtu: usize, layout: Layout) -> Result<Plan, Fragme
 fn plan_ipv6(
     packet: &Packet,
     mtu: usize,
-    layout: Layout,
+    headers: &Headers,
     ident: u32,
 ) -> Result<Plan, FragmentError> {
-    let Layout { ip_at, transport_at } = layout;
+    let Headers { ip_at, transport_at, .. } = *headers;
     let ip = packet.headers().get(ip_at..transport_at).ok_or(FragmentError::Headers)?;
     let ip_len = packet.len() - ip_at;
     let header = ipv6::Header::parse(ip, ip_len).map_err(|_| FragmentError::Headers)?;

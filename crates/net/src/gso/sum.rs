@@ -9,9 +9,10 @@ use core::fmt;
 
 use towpath_packet::{Checksum, Ledger, Packet, Piece, Site};
 
-use super::header_layout::{Layout, Shape, Transport, Version};
+use super::header_layout::Shape;
 use crate::checksum::{self, Sum};
 use crate::wire::field::{read_u16, write_u16};
+use crate::wire::headers::{Headers, Transport, Version};
 use crate::wire::udp;
 
 /// Error of [`complete_checksum`].
@@ -75,8 +76,8 @@ pub fn complete_checksum(packet: &mut Packet, ledger: &Ledger) -> Result<(), Che
 ///
 /// An IPv4 packet whose UDP sender computed no checksum passes (RFC 768), an IPv6 packet does not
 /// (RFC 8200 §8.1). The packet's [`Checksum`] is ignored. Fragments and other protocols fail.
-pub fn verify_checksum(packet: &Packet, layout: Layout, ledger: &Ledger) -> bool {
-    let Some(shape) = Shape::read(packet.headers(), layout) else { return false };
+pub fn verify_checksum(packet: &Packet, headers: &Headers, ledger: &Ledger) -> bool {
+    let Some(shape) = Shape::of(headers, packet.headers().len()) else { return false };
     if shape.transport == Transport::Udp && read_u16(packet.headers(), shape.checksum_at()) == 0 {
         return shape.version == Version::V4;
     }

@@ -5,11 +5,12 @@ use super::{Context, Stack};
 use crate::checksum;
 use crate::counters::DropReason;
 use crate::fragment;
-use crate::gso::{self, Checksums, Layout};
+use crate::gso::{self, Checksums};
 use crate::neighbor::{Announcement, Outgoing, Resolution, Station};
 use crate::tcp::Connection;
 use crate::wire::arp;
 use crate::wire::ethernet::{self, EtherType};
+use crate::wire::headers::{Headers, Version};
 use crate::wire::icmpv6;
 use crate::wire::{MacAddr, Protocol, ipv4, ipv6, tcp, udp};
 use alloc::vec::Vec;
@@ -62,9 +63,6 @@ impl Stack {
         marks: Marks,
         cx: &mut Context<'_>,
     ) {
-        if self.stopped && !self.is_local(destination) {
-            return self.counters.drop(DropReason::DeviceFull);
-        }
         let len = packet.len() as u32;
         let sum = checksum::pseudo_header(source, destination, protocol, len).fold();
         let offset = match protocol {
@@ -139,6 +137,7 @@ impl Stack {
         self.idents.take(pair, segments as u32) as u16
     }
 
+    /// Output: every IP packet that this stack sends passes here, once, with its IP header first.
     pub(super) fn send_to_next_hop(
         &mut self,
         packet: Outgoing,
@@ -147,6 +146,9 @@ impl Stack {
     ) {
         if self.is_local(destination) {
             return self.keep_looped(packet.packet, destination);
+        }
+        if self.stopped {
+            return self.counters.drop(DropReason::DeviceFull);
         }
         if let IpAddr::V6(group) = destination
             && group.is_multicast()
@@ -196,8 +198,6 @@ impl Stack {
         let Outgoing { mut packet, mtu } = packet;
         let header = ethernet::Header { destination, source: self.config.mac, ethertype };
         header.emit(packet.push_header(ethernet::HEADER_LEN));
-        let ip_len = if ethertype == EtherType::IPV4 { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
-        let layout = Layout { ip_at: IP_AT, transport_at: IP_AT + ip_len };
         let mtu = usize::from(mtu.min(self.caps.mtu));
         let is_cut = packet.offload().gso.is_none() && packet.len() > mtu + ethernet::HEADER_LEN;
         let is_partial = matches!(packet.offload().checksum, Checksum::Partial { .. });
@@ -209,10 +209,10 @@ impl Stack {
         }
         match packet.offload().gso {
             Some(gso) if !self.device_cuts(gso.kind, packet.len()) => {
-                self.send_segments(packet, layout, cx);
+                self.send_segments(packet, cx);
             }
             None if is_cut && ethertype != EtherType::ARP => {
-                self.send_fragments(packet, mtu, layout, cx);
+                self.send_fragments(packet, mtu, cx);
             }
             _ => self.send_ready(packet, cx),
         }
@@ -236,28 +236,33 @@ impl Stack {
         self.ready.push_back(packet);
     }
 
-    fn send_segments(&mut self, packet: Packet, layout: Layout, cx: &mut Context<'_>) {
+    fn send_segments(&mut self, packet: Packet, cx: &mut Context<'_>) {
+        let Some(headers) = Headers::read(packet.headers(), IP_AT) else {
+            return self.counters.drop(DropReason::OffloadMalformed);
+        };
         let checksums =
             if self.caps.checksum { Checksums::LeavePartial } else { Checksums::Complete };
         let ready = &mut self.ready;
         let mut out = |segment| ready.push_back(segment);
-        let cut = gso::segment(packet, cx.memory, cx.ledger, layout, checksums, &mut out);
+        let cut = gso::segment(packet, cx.memory, cx.ledger, &headers, checksums, &mut out);
         if cut.is_err() {
             self.counters.drop(DropReason::NoMemory);
         }
     }
 
-    fn send_fragments(&mut self, packet: Packet, mtu: usize, layout: Layout, cx: &mut Context<'_>) {
-        let ready = &mut self.ready;
-        let mut out = |fragment| ready.push_back(fragment);
-        let cut = if packet.headers()[layout.ip_at] >> 4 == 4 {
-            fragment::fragment_ipv4(packet, mtu, layout, cx.memory, cx.ledger, &mut out)
-        } else {
-            let Ok(ip) = ipv6::Header::parse(&packet.headers()[layout.ip_at..], usize::MAX) else {
-                return self.counters.drop(DropReason::IpMalformed);
-            };
-            let ident = self.idents.take((ip.source.into(), ip.destination.into()), 1);
-            fragment::fragment_ipv6(packet, mtu, layout, ident, cx.memory, cx.ledger, &mut out)
+    fn send_fragments(&mut self, packet: Packet, mtu: usize, cx: &mut Context<'_>) {
+        let Some(headers) = Headers::read_ip(packet.headers(), IP_AT) else {
+            return self.counters.drop(DropReason::IpMalformed);
+        };
+        let pair = headers.version.addresses(&packet.headers()[IP_AT..]);
+        let (memory, ledger, ready) = (&mut *cx.memory, cx.ledger, &mut self.ready);
+        let out = &mut |fragment| ready.push_back(fragment);
+        let cut = match headers.version {
+            Version::V4 => fragment::fragment_ipv4(packet, mtu, &headers, memory, ledger, out),
+            Version::V6 => {
+                let ident = self.idents.take(pair, 1);
+                fragment::fragment_ipv6(packet, mtu, &headers, ident, memory, ledger, out)
+            }
         };
         if cut.is_err() {
             self.counters.drop(DropReason::TooLarge);

@@ -269,11 +269,7 @@ impl Stack {
             while !burst.is_full()
                 && let Some(packet) = self.ready.pop_front()
             {
-                self.counters.packets_out += 1;
-                self.counters.bytes_out += packet.len() as u64;
-                self.counters.super_packets_out += u64::from(packet.offload().gso.is_some());
-                burst.push(packet).expect("the burst is not full");
-                self.emptied += u64::from(self.ready.is_empty() && self.link.made.is_empty());
+                self.hand_out(packet, burst);
             }
             self.offer_sent(burst, done, cx);
             self.output_made(burst);
@@ -281,6 +277,15 @@ impl Stack {
                 return;
             }
         }
+    }
+
+    /// Puts a frame into a burst that is not full, to be sent.
+    fn hand_out(&mut self, packet: Packet, burst: &mut Burst) {
+        self.counters.packets_out += 1;
+        self.counters.bytes_out += packet.len() as u64;
+        self.counters.super_packets_out += u64::from(packet.offload().gso.is_some());
+        burst.push(packet).expect("the burst is not full");
+        self.emptied += u64::from(self.ready.is_empty() && self.link.made.is_empty());
     }
 
     /// True if [`Stack::output`] may have packets to send.

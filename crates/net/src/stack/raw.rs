@@ -100,9 +100,6 @@ impl Stack {
         how: &UdpSend,
         cx: &mut Context<'_>,
     ) {
-        if self.stopped {
-            return self.counters.drop(DropReason::DeviceFull);
-        }
         let UdpSend { tos, ttl, dont_fragment, mtu, .. } = *how;
         let marks = Marks { ttl, tos, dont_fragment, mtu };
         self.send_ip(packet, protocol, addresses, marks, cx);
@@ -135,12 +132,7 @@ impl Stack {
             write_u16(header, ipv4::at::IDENT, ident);
         }
         write_ipv4_checksum(header);
-        if self.stopped {
-            self.counters.drop(DropReason::DeviceFull);
-        } else {
-            let mtu = u16::MAX;
-            self.send_to_next_hop(Outgoing { packet, mtu }, destination, cx);
-        }
+        self.send_to_next_hop(Outgoing { packet, mtu: u16::MAX }, destination, cx);
         Ok(())
     }
 }

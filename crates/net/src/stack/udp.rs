@@ -135,22 +135,23 @@ impl Stack {
         &mut self,
         info: &IpInfo,
         mut packet: Packet,
+        looped: bool,
         cx: &mut Context<'_>,
     ) -> Result<(), DropReason> {
-        let ip_payload = packet.payload_len();
         if is_multicast(info.destination) {
             return Err(DropReason::DestinationNotServed);
         }
-        if !packet.pull_more(udp::HEADER_LEN) {
+        if info.transport.is_none() {
             return Err(DropReason::UdpMalformed);
         }
+        let ip_payload = udp::HEADER_LEN + packet.payload_len();
         let header = Header::parse(&packet.headers()[info.transport_at..], ip_payload)
             .map_err(|_| DropReason::UdpMalformed)?;
         let segment_size = packet.offload().gso.map(|gso| gso.size);
         if segment_size.is_none() {
             packet.truncate(header.payload_len());
         }
-        match self.coalesce(info, packet, cx) {
+        match self.coalesce(info, packet, looped, cx) {
             Some(packet) => self.deliver_udp(info, packet, cx),
             None => Ok(()),
         }

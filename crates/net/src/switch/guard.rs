@@ -15,7 +15,7 @@
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::frame::{Frame, Located, locate};
+use super::frame::Frame;
 use super::router::{REDIRECT, ROUTER_ADVERTISEMENT};
 use crate::counters::PortDrop;
 use crate::wire::ethernet::EtherType;
@@ -114,24 +114,24 @@ impl Guard {
         frame: &Frame,
         owners: Option<Owners<'_>>,
     ) -> Result<usize, PortDrop> {
-        let located = locate(bytes, frame).ok_or(PortDrop::AddressSpoofed)?;
+        let headers = frame.headers(bytes).ok_or(PortDrop::AddressSpoofed)?;
         let ip = &bytes[frame.network_at..];
-        // Located headers are at least as long as the fixed header of their version.
+        // The headers are at least as long as the fixed header of their version.
         if frame.ethertype == EtherType::IPV4 {
             let source = ip[..ipv4::HEADER_LEN][ipv4::at::SOURCE..].first_chunk::<4>();
             let source = source.ok_or(PortDrop::AddressSpoofed)?;
             self.check_sender(Ipv4Addr::from(*source).into())?;
-            return Ok(located.end);
+            return Ok(headers.end);
         }
         let source = ip[..ipv6::HEADER_LEN][ipv6::at::SOURCE..].first_chunk::<16>();
         let source = Ipv6Addr::from(*source.ok_or(PortDrop::AddressSpoofed)?);
         self.check_sender(source.into())?;
-        match located.protocol {
+        match headers.protocol {
             // RFC 6980 §5: receivers ignore fragmented neighbour discovery.
-            Protocol::ICMPV6 if !located.is_fragment => {
-                self.check_discovery(bytes, &located, source, owners)
+            Protocol::ICMPV6 if headers.part == Part::Whole => {
+                self.check_discovery(bytes, headers.end, source, owners)
             }
-            _ => Ok(located.end),
+            _ => Ok(headers.end),
         }
     }
 
@@ -139,15 +139,15 @@ impl Guard {
     fn check_discovery(
         &self,
         bytes: &[u8],
-        located: &Located,
+        message_at: usize,
         source: Ipv6Addr,
         owners: Option<Owners<'_>>,
     ) -> Result<usize, PortDrop> {
-        let message = &bytes[located.end..];
+        let message = &bytes[message_at..];
         let kind = *message.first().ok_or(PortDrop::AddressSpoofed)?;
         if !(ROUTER_SOLICITATION..=REDIRECT).contains(&kind) {
             // The verdict depends on the message type.
-            return Ok(located.end + 1);
+            return Ok(message_at + 1);
         }
         if matches!(kind, ROUTER_ADVERTISEMENT | REDIRECT) && !self.addresses.is_empty() {
             return Err(PortDrop::AddressSpoofed);

@@ -6,9 +6,10 @@
 //! Packets that cannot be parsed up to there are dropped too (RFC 7113 §2.1). Fragments other than
 //! the first are not checked: they are useless without the first.
 
-use super::frame::{Frame, locate};
+use super::frame::Frame;
 use crate::counters::PortDrop;
 use crate::wire::ethernet::EtherType;
+use crate::wire::headers::Part;
 use crate::wire::{Protocol, ipv4, ipv6};
 
 /// Checks the first bytes of a frame; returns how many of them the verdict depends on.
@@ -26,13 +27,13 @@ pub(super) fn check(bytes: &[u8], frame: &Frame) -> Result<usize, PortDrop> {
     if is_harmless {
         return Ok(frame.network_at + fixed_len);
     }
-    let located = locate(bytes, frame).ok_or(PortDrop::RouterRefused)?;
-    if located.is_later_fragment {
-        return Ok(located.end);
+    let headers = frame.headers(bytes).ok_or(PortDrop::RouterRefused)?;
+    if headers.part == Part::Later {
+        return Ok(headers.end);
     }
-    let at = located.layout.transport_at;
+    let at = headers.transport_at;
     let transport = &bytes[at..];
-    match located.protocol {
+    match headers.protocol {
         Protocol::UDP => {
             let ports = transport.first_chunk::<4>().ok_or(PortDrop::RouterRefused)?;
             let to = u16::from_be_bytes([ports[2], ports[3]]);
@@ -43,7 +44,7 @@ pub(super) fn check(bytes: &[u8], frame: &Frame) -> Result<usize, PortDrop> {
             Some(&(ROUTER_ADVERTISEMENT | REDIRECT)) | None => Err(PortDrop::RouterRefused),
             Some(_) => Ok(at + 1),
         },
-        _ => Ok(located.end),
+        _ => Ok(headers.end),
     }
 }
 

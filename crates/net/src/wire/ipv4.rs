@@ -191,12 +191,9 @@ pub const FRAGMENT_UNIT: u16 = 8;
 
 const VERSION: u8 = 4;
 const DONT_FRAGMENT: u16 = 0x4000;
-const MORE_FRAGMENTS: u16 = 0x2000;
+pub(crate) const MORE_FRAGMENTS: u16 = 0x2000;
 /// The offset in the field of flags and fragment offset.
 pub(crate) const FRAGMENT_OFFSET_MASK: u16 = 0x1fff;
-/// Bits of that field that are not all zero in fragments: the flag of more fragments, and the
-/// offset.
-pub(crate) const FRAGMENT_MASK: u16 = MORE_FRAGMENTS | FRAGMENT_OFFSET_MASK;
 const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_LOOSE_SOURCE_ROUTE: u8 = 131;

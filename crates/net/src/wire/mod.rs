@@ -18,6 +18,7 @@ pub mod arp;
 pub(crate) mod captured;
 pub mod ethernet;
 pub mod field;
+pub mod headers;
 pub mod icmpv4;
 pub mod icmpv6;
 pub mod ipv4;

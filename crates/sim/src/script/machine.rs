@@ -4,11 +4,11 @@ use super::subject::{LISTEN_PORT, REMOTE_MAC, REMOTE_PORT};
 use super::{Call, Ends, Fd, Micros, Outcome, Subject, Value};
 use crate::clock::Clock;
 use crate::host::received;
+use crate::link;
 use crate::oracle;
 use crate::scenario::{address, config};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
-use towpath_net::gso::{self, Checksums, Layout};
 use towpath_net::socket::{
     Error, Family, Linger, ReceiveFlags, SendFlags, Shutdown, SocketId, Sockets,
 };
@@ -87,12 +87,10 @@ impl Machine {
     }
 
     fn put(&mut self, packet: Packet) {
-        let v4 = packet.headers().get(12..14) == Some(&[0x08, 0x00]);
-        let layout = Layout { ip_at: 14, transport_at: if v4 { 34 } else { 54 } };
         let left = &mut self.left;
         let mut out = |packet: Packet| left.push_back(oracle::flatten(&packet));
         let (memory, ledger) = (&mut self.memory, &self.ledger);
-        let cut = gso::segment(packet, memory, ledger, layout, Checksums::Complete, &mut out);
+        let cut = link::cut(packet, memory, ledger, &mut out);
         assert!(cut.is_ok(), "a stack makes packets that can be cut");
     }
 

@@ -135,7 +135,7 @@ proptest! {
         let mut code: Vec<_> = code
             .into_iter()
             .map(|(code, jt, jf, k)| Instruction { code: code & 0xff, jt, jf, k })
-            .filter(|first| first.decode(0, INSTRUCTIONS_MAX).is_ok())
+            .filter(|first| first.check(0, INSTRUCTIONS_MAX).is_ok())
             .collect();
         code.extend([instruction(RET | A, 0); 90]);
         let program = Program::new(code).expect("checked one by one");

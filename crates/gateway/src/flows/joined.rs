@@ -23,8 +23,8 @@
 //! connections wait in the kernel's backlog. Directions without a pipe wait for the same time.
 
 use super::listen::PAUSE;
-use super::slots::{Slot, Slots};
 use super::{Gateway, GatewayCounters, Io, Token, is_descriptor_shortage};
+use super::{Slot, Slots};
 pub use listeners::JoinId;
 
 use lane::{Lane, LaneError, Pipes, Progress};
@@ -155,9 +155,9 @@ impl Around<'_> {
 impl JoinedFlows {
     pub(super) fn new(flows_max: usize, to_loopback: bool) -> Self {
         Self {
-            listeners: Slots::new(),
+            listeners: Slots::default(),
             backlogs: VecDeque::new(),
-            flows: Slots::new(),
+            flows: Slots::default(),
             flows_max,
             pipes: Pipes::default(),
             waiting: VecDeque::new(),
@@ -170,7 +170,7 @@ impl JoinedFlows {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.flows.len()
+        self.flows.count()
     }
 
     pub(super) fn has_work(&self) -> bool {
@@ -213,7 +213,7 @@ impl JoinedFlows {
         [program, peer]: [SocketAddr; 2],
         cx: &mut Around<'_>,
     ) -> Option<TcpSocket> {
-        if self.flows.len() >= self.flows_max || self.paused_until.is_some() {
+        if self.flows.count() >= self.flows_max || self.paused_until.is_some() {
             return Some(host);
         }
         let Some(socket) = self.source.as_mut().and_then(SocketSource::take) else {
@@ -319,7 +319,7 @@ impl JoinedFlows {
             // An error only costs speed.
             let _ = socket.set_nodelay(true);
         }
-        let slot = self.flows.next_slot();
+        let slot = self.flows.next_key();
         let add = |socket: &TcpSocket, end| {
             let token = Token::Joined(slot, end).encode();
             cx.reactor.add(socket, token, Interest::BOTH, true)
@@ -486,7 +486,7 @@ impl JoinedFlows {
 
     /// Watches listeners for connections, if there is room for more flows.
     fn watch_listeners(&mut self, reactor: &Reactor) {
-        let is_listening = self.paused_until.is_none() && self.flows.len() < self.flows_max;
+        let is_listening = self.paused_until.is_none() && self.flows.count() < self.flows_max;
         if is_listening == self.is_listening {
             return;
         }

@@ -27,9 +27,9 @@
 use super::idle::IdleShares;
 use super::joined::End;
 use super::shares::Share;
-use super::slots::{Slot, Slots};
 use super::udp::{IDLE, READS_PER_TURN, SWEEP, for_each_part};
 use super::{BYTES_PER_TURN, Gateway, GatewayCounters, Io, Token, is_descriptor_shortage};
+use super::{Slot, Slots};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -116,8 +116,8 @@ pub(super) struct Around<'a> {
 impl JoinedUdp {
     pub(super) fn new(flows_max: usize) -> Self {
         Self {
-            ports: Slots::new(),
-            flows: Slots::new(),
+            ports: Slots::default(),
+            flows: Slots::default(),
             index: HashMap::new(),
             limit: (flows_max / 4).max(16),
             idle: IdleShares::default(),
@@ -129,7 +129,7 @@ impl JoinedUdp {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.flows.len()
+        self.flows.count()
     }
 
     pub(super) fn has_work(&self) -> bool {
@@ -158,7 +158,7 @@ impl JoinedUdp {
             SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
         };
         let host = SocketAddr::new(loopback, host_port);
-        let token = Token::JoinedUdp(self.ports.next_slot(), End::Inside).encode();
+        let token = Token::JoinedUdp(self.ports.next_key(), End::Inside).encode();
         reactor.add(&socket, token, Interest::READ, true)?;
         self.read.reserve(READS_PER_TURN);
         Ok(self.ports.insert(Port { socket, host, queued: false }))
@@ -304,7 +304,7 @@ impl JoinedUdp {
         }
         let host = self.ports.get(port).map(|port| port.host).ok_or(io::ErrorKind::NotFound)?;
         let share = Share::Published(port.index);
-        if self.flows.len() >= self.limit && self.evict(share) {
+        if self.flows.count() >= self.limit && self.evict(share) {
             cx.counters.evicted += 1;
         }
         let mut socket = UdpSocket::connect(host);
@@ -312,7 +312,7 @@ impl JoinedUdp {
             cx.counters.evicted += 1;
             socket = UdpSocket::connect(host);
         }
-        let (socket, slot) = (socket?, self.flows.next_slot());
+        let (socket, slot) = (socket?, self.flows.next_key());
         let token = Token::JoinedUdp(slot, End::Host).encode();
         cx.reactor.add(&socket, token, Interest::READ, true)?;
         self.flows.insert(Flow {

@@ -8,10 +8,10 @@
 //! is looked up for each new connection, as its address may change.
 
 use super::route::Routes;
-use super::slots::{Slot, Slots};
 use super::spread::Accepted;
 use super::udp::PublishedBy;
 use super::{Gateway, Io, Token, is_descriptor_shortage};
+use super::{Slot, Slots};
 use crate::publish::{HostPort, Protocol, Publish, PublishId, Target};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -145,8 +145,8 @@ pub(super) struct Listeners {
 impl Listeners {
     pub(super) fn new() -> Self {
         Self {
-            tcp: Slots::new(),
-            published: Slots::new(),
+            tcp: Slots::default(),
+            published: Slots::default(),
             by_port: HashMap::new(),
             sockets: 0,
             ids: 0,
@@ -359,7 +359,7 @@ impl Gateway {
             Protocol::Tcp => {
                 let socket = TcpListener::bind(address, interface)?;
                 let listeners = &mut self.listeners;
-                let token = Token::TcpListener(listeners.tcp.next_slot()).encode();
+                let token = Token::TcpListener(listeners.tcp.next_key()).encode();
                 reactor.add(&socket, token, Interest::READ, false)?;
                 let listener =
                     listeners.tcp.insert(Listener { socket, published: slot, is_ready: false });

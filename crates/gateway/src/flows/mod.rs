@@ -34,7 +34,6 @@ mod queued;
 mod resolver;
 mod route;
 mod shares;
-mod slots;
 mod spread;
 mod tcp;
 mod udp;
@@ -49,12 +48,13 @@ use newcomers::Newcomers;
 use ping::Pings;
 use resolver::Resolvers;
 use route::Routes;
-use slots::{GENERATION_MASK, Slot};
+
 pub(crate) use spread::{Accepted, Spread};
 use std::net::IpAddr;
 use tcp::TcpFlows;
 use towpath_io::reactor::{Event, Reactor};
 use towpath_io::receive::ReceiveBuffer;
+use towpath_net::slab::{GENERATION_MASK, Key as Slot, Slab};
 use towpath_net::stack::{Context, Stack};
 use towpath_net::time::{Instant, earliest};
 use towpath_packet::{Ledger, Memory};
@@ -68,6 +68,9 @@ pub use listen::{StartError, allow_many_files, allow_ports};
 pub(crate) use newcomers::Load;
 pub use queued::LentNow;
 pub(crate) use tcp::BYTES_PER_TURN;
+
+/// Entries whose keys fit a [`Token`].
+type Slots<T> = Slab<Option<T>>;
 
 /// What the gateway works with during a call.
 pub(crate) struct Io<'a> {
@@ -239,8 +242,7 @@ impl Token {
             Token::JoinedUdp(slot, End::Inside) => (11, slot),
             Token::JoinedUdp(slot, End::Host) => (12, slot),
         };
-        let generation = u64::from(slot.generation & GENERATION_MASK);
-        kind << 60 | generation << 32 | u64::from(slot.index)
+        kind << 60 | u64::from(slot.generation) << 32 | u64::from(slot.index)
     }
 
     pub(crate) fn decode(token: u64) -> Option<Self> {

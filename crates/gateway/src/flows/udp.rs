@@ -26,8 +26,8 @@ use super::idle::IdleShares;
 use super::newcomers::Message;
 use super::route::Target;
 use super::shares::Share;
-use super::slots::{Slot, Slots};
 use super::{BYTES_PER_TURN, Gateway, Io, Token, is_descriptor_shortage};
+use super::{Slot, Slots};
 pub(super) use host::for_each_part;
 use host::{for_each_segment, open, send};
 use peers::{Latest, Peers, Way};
@@ -124,7 +124,7 @@ pub(super) struct UdpFlows {
 impl UdpFlows {
     pub(super) fn new(flows_max: usize) -> Self {
         Self {
-            slots: Slots::new(),
+            slots: Slots::default(),
             index: HashMap::new(),
             limit: (flows_max / 4).max(16),
             idle: IdleShares::default(),
@@ -140,7 +140,7 @@ impl UdpFlows {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.slots.len()
+        self.slots.count()
     }
 
     /// Puts a flow at the end of the line, unless it is in line.
@@ -379,7 +379,7 @@ impl Gateway {
             }
             return Ok(slot);
         }
-        if self.udp.slots.len() - self.udp.published >= self.udp.limit && self.udp.evict(share) {
+        if self.udp.slots.count() - self.udp.published >= self.udp.limit && self.udp.evict(share) {
             self.counters.evicted += 1;
         }
         let mut socket = open(realm, to);
@@ -388,7 +388,7 @@ impl Gateway {
             socket = open(realm, to);
         }
         let socket = socket?;
-        let slot = self.udp.slots.next_slot();
+        let slot = self.udp.slots.next_key();
         io.reactor.add(&socket, Token::Udp(slot).encode(), Interest::READ, true)?;
         let mut flow = Flow::new(socket, program, realm, io.now, share, None);
         flow.dns.resolver = matches!(realm, Realm::Dns(_)).then_some(to);

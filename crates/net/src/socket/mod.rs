@@ -61,6 +61,7 @@ pub use readiness::Readiness;
 pub use stream::{ReceiveFlags, SendFlags};
 pub use terms::{DEFAULT_TERM, LentStats};
 
+use crate::slab::{Key, Slab};
 use crate::stack::{Context, ListenerHandle, Stack, TcpHandle};
 use crate::tcp::Connection;
 use crate::time::Instant;
@@ -94,10 +95,7 @@ pub enum Family {
 
 /// Names a socket. The name of a closed socket finds no socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SocketId {
-    index: u32,
-    generation: u32,
-}
+pub struct SocketId(Key);
 
 /// Directions that [`Sockets::shutdown`] ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,17 +160,10 @@ struct Socket {
     wake: Readiness,
 }
 
-#[derive(Default)]
-struct Slot {
-    generation: u32,
-    socket: Option<Socket>,
-}
-
 /// A stack and the sockets above it.
 pub struct Sockets {
     stack: Stack,
-    slots: Vec<Slot>,
-    free: Vec<u32>,
+    sockets: Slab<Option<Socket>>,
     /// Socket of each connection, indexed by its handle.
     by_connection: Vec<Option<SocketId>>,
     /// Socket of each listener.
@@ -193,8 +184,7 @@ impl Sockets {
         stack.report_udp_errors();
         Self {
             stack,
-            slots: Vec::new(),
-            free: Vec::new(),
+            sockets: Slab::default(),
             by_connection: Vec::new(),
             by_listener: HashMap::with_hasher(FixedState::with_seed(seed)),
             ports: Ports::new(seed),
@@ -225,7 +215,7 @@ impl Sockets {
 
     /// Number of open sockets.
     pub fn count(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.sockets.count()
     }
 
     /// Passes all received packets of `burst` to the stack, then processes the stack's events.
@@ -368,12 +358,7 @@ impl Sockets {
         if self.count() >= SOCKETS_MAX {
             return Err(Error::NoMemory);
         }
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot::default());
-            (self.slots.len() - 1) as u32
-        });
-        let slot = &mut self.slots[index as usize];
-        slot.socket = Some(Socket {
+        Ok(SocketId(self.sockets.insert(Socket {
             family,
             phase: Phase::Idle,
             progress: Progress::Unconnected,
@@ -392,18 +377,12 @@ impl Sockets {
             reader: None,
             waits_for_frame: Cell::new(false),
             wake: Readiness::NONE,
-        });
-        Ok(SocketId { index, generation: slot.generation })
+        })))
     }
 
     /// Removes a socket and releases its port. Its connection continues without it.
     fn remove(&mut self, id: SocketId) {
-        let Some(slot) = self.slots.get_mut(id.index as usize) else { return };
-        let Some(socket) = slot.socket.take_if(|_| slot.generation == id.generation) else {
-            return;
-        };
-        slot.generation = slot.generation.wrapping_add(1);
-        self.free.push(id.index);
+        let Some(socket) = self.sockets.remove(id.0) else { return };
         if let Some(reader) = &socket.reader {
             self.reading.close(reader);
         }
@@ -413,15 +392,11 @@ impl Sockets {
     }
 
     fn socket(&self, id: SocketId) -> Result<&Socket, Error> {
-        let slot = self.slots.get(id.index as usize).ok_or(Error::BadSocket)?;
-        let live = slot.generation == id.generation;
-        slot.socket.as_ref().filter(|_| live).ok_or(Error::BadSocket)
+        self.sockets.get(id.0).ok_or(Error::BadSocket)
     }
 
     fn socket_mut(&mut self, id: SocketId) -> Result<&mut Socket, Error> {
-        let slot = self.slots.get_mut(id.index as usize).ok_or(Error::BadSocket)?;
-        let live = slot.generation == id.generation;
-        slot.socket.as_mut().filter(|_| live).ok_or(Error::BadSocket)
+        self.sockets.get_mut(id.0).ok_or(Error::BadSocket)
     }
 
     fn connection(&self, socket: &Socket) -> Option<&Connection> {

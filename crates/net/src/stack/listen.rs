@@ -11,12 +11,12 @@
 
 use super::table::Table;
 use super::{Context, Stack, TcpHandle};
+use crate::slab::{Key, Slab};
 use crate::tcp::fastopen::{self, FastOpenKeys};
 use crate::tcp::{Connection, Segment, Settings, State};
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::Flags;
 use alloc::collections::VecDeque;
-use alloc::vec::Vec;
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use foldhash::fast::FixedState;
@@ -24,10 +24,7 @@ use hashbrown::HashMap;
 
 /// Names a listener of one stack. The handle of a closed listener finds no listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ListenerHandle {
-    index: u32,
-    generation: u32,
-}
+pub struct ListenerHandle(Key);
 
 /// Configuration of a listener. All but `local` may be changed later: [`Stack::with_listener`].
 #[derive(Clone, Copy, Debug)]
@@ -145,26 +142,18 @@ impl Listener {
     }
 }
 
-#[derive(Default)]
-struct Place {
-    generation: u32,
-    listener: Option<Listener>,
-}
-
 /// All listeners of a stack.
 pub(super) struct Listeners {
-    places: Vec<Place>,
-    free: Vec<u32>,
-    by_address: HashMap<SocketAddr, u32, FixedState>,
-    news: VecDeque<u32>,
+    slab: Slab<Option<Listener>>,
+    by_address: HashMap<SocketAddr, ListenerHandle, FixedState>,
+    news: VecDeque<ListenerHandle>,
 }
 
 impl Listeners {
     /// No listeners; addresses are hashed with `seed`.
     pub(super) fn new(seed: u64) -> Self {
         Self {
-            places: Vec::new(),
-            free: Vec::new(),
+            slab: Slab::default(),
             by_address: HashMap::with_hasher(FixedState::with_seed(seed)),
             news: VecDeque::new(),
         }
@@ -180,34 +169,23 @@ impl Listeners {
             IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
         };
         let any = SocketAddr::new(any, local.port());
-        let &index = self.by_address.get(&local).or_else(|| self.by_address.get(&any))?;
-        Some(self.handle(index))
-    }
-
-    fn handle(&self, index: u32) -> ListenerHandle {
-        ListenerHandle { index, generation: self.places[index as usize].generation }
+        self.by_address.get(&local).or_else(|| self.by_address.get(&any)).copied()
     }
 
     pub(super) fn get(&self, handle: ListenerHandle) -> Option<&Listener> {
-        let place = self.places.get(handle.index as usize)?;
-        (place.generation == handle.generation).then_some(place.listener.as_ref()?)
+        self.slab.get(handle.0)
     }
 
     pub(super) fn get_mut(&mut self, handle: ListenerHandle) -> Option<&mut Listener> {
-        let place = self.places.get_mut(handle.index as usize)?;
-        (place.generation == handle.generation).then_some(place.listener.as_mut()?)
+        self.slab.get_mut(handle.0)
     }
 
     fn insert(&mut self, config: Listen) -> Result<ListenerHandle, ListenError> {
         if self.by_address.contains_key(&config.local) {
             return Err(ListenError);
         }
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.places.push(Place::default());
-            (self.places.len() - 1) as u32
-        });
-        self.by_address.insert(config.local, index);
-        self.places[index as usize].listener = Some(Listener {
+        let local = config.local;
+        let handle = ListenerHandle(self.slab.insert(Listener {
             config,
             queue: VecDeque::new(),
             requests: 0,
@@ -215,17 +193,14 @@ impl Listeners {
             fastopen_resets: VecDeque::new(),
             cookie_at: None,
             announced: false,
-        });
-        Ok(self.handle(index))
+        }));
+        self.by_address.insert(local, handle);
+        Ok(handle)
     }
 
     fn remove(&mut self, handle: ListenerHandle) -> Option<Listener> {
-        self.get(handle)?;
-        let place = &mut self.places[handle.index as usize];
-        place.generation = place.generation.wrapping_add(1);
-        let listener = place.listener.take()?;
+        let listener = self.slab.remove(handle.0)?;
         self.by_address.remove(&listener.config.local);
-        self.free.push(handle.index);
         Some(listener)
     }
 
@@ -237,7 +212,7 @@ impl Listeners {
         }
         listener.queue.push_back(child);
         if !core::mem::replace(&mut listener.announced, true) {
-            self.news.push_back(to.index);
+            self.news.push_back(to);
         }
         true
     }
@@ -324,8 +299,8 @@ impl Stack {
 
     /// Stops listening at `local`.
     pub fn tcp_unlisten(&mut self, local: SocketAddr, now: Instant) {
-        if let Some(&index) = self.tcp.listeners.by_address.get(&local) {
-            self.tcp_close_listener(self.tcp.listeners.handle(index), now);
+        if let Some(&listener) = self.tcp.listeners.by_address.get(&local) {
+            self.tcp_close_listener(listener, now);
         }
     }
 
@@ -358,7 +333,7 @@ impl Stack {
             let Some(connection) = self.tcp.get_mut(handle) else { continue };
             connection.is_queued = false;
             self.tcp.slots[handle.index()].role = Role::Owned;
-            self.tcp.settle(handle.index, now);
+            self.tcp.settle(handle.0.index, now);
             return Some(handle);
         }
     }
@@ -371,8 +346,7 @@ impl Stack {
     /// Takes the next listener whose queue has got children since it was last reported.
     pub fn next_acceptable(&mut self) -> Option<ListenerHandle> {
         loop {
-            let index = self.tcp.listeners.news.pop_front()?;
-            let handle = self.tcp.listeners.handle(index);
+            let handle = self.tcp.listeners.news.pop_front()?;
             let Some(listener) = self.tcp.listeners.get_mut(handle) else { continue };
             if core::mem::take(&mut listener.announced) && !listener.queue.is_empty() {
                 return Some(handle);
@@ -393,7 +367,7 @@ impl Stack {
         if closed.requests == 0 {
             return;
         }
-        for index in 0..self.tcp.slots.len() as u32 {
+        for index in 0..self.tcp.slots.places_len() as u32 {
             if self.tcp.slots[index as usize].role == Role::Request(listener) {
                 self.tcp.slots[index as usize].role = Role::Owned;
                 let handle = self.tcp.handle(index);

@@ -6,6 +6,7 @@ use super::listen::Role;
 use super::time_wait::Arrival;
 use super::{Context, Stack, pressure};
 use crate::counters::DropReason;
+use crate::slab::Key;
 use crate::tcp::{
     Connection, DATA_UNDER_PRESSURE, Egress, Events, Opening, Pressure, Segment, Seq, Verdict,
 };
@@ -18,20 +19,17 @@ use towpath_packet::{Memory, Packet};
 
 /// Names a connection of one stack. The handle of a removed connection finds no connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TcpHandle {
-    pub(super) index: u32,
-    pub(super) generation: u32,
-}
+pub struct TcpHandle(pub(super) Key);
 
 impl TcpHandle {
     /// Index of the connection in the stack's table: small and reused, for parallel tables.
     pub fn index(self) -> usize {
-        self.index as usize
+        self.0.index as usize
     }
 
-    /// Distinguishes successive connections with the same index.
-    pub fn generation(self) -> u32 {
-        self.generation
+    /// Key in the stack's table.
+    pub fn key(self) -> Key {
+        self.0
     }
 }
 
@@ -105,15 +103,12 @@ impl Stack {
 
     /// Connection of a handle, to inspect.
     pub fn tcp(&self, handle: TcpHandle) -> Option<&Connection> {
-        let slot = self.tcp.slots.get(handle.index())?;
-        (slot.generation == handle.generation).then_some(slot.connection.as_deref()?)
+        self.tcp.slots.place(handle.0)?.connection.as_deref()
     }
 
     /// Connection of a handle, for changes that cause no packet, timer or event.
     pub(crate) fn tcp_mut(&mut self, handle: TcpHandle) -> Option<&mut Connection> {
-        let slot = self.tcp.slots.get_mut(handle.index())?;
-        let live = slot.generation == handle.generation;
-        slot.connection.as_deref_mut().filter(|_| live)
+        self.tcp.get_mut(handle)
     }
 
     /// Runs `act` on a connection, then updates queues and timers.
@@ -124,7 +119,7 @@ impl Stack {
         act: impl FnOnce(&mut Connection) -> R,
     ) -> Option<R> {
         let result = act(self.tcp.get_mut(handle)?);
-        self.tcp.settle(handle.index, now);
+        self.tcp.settle(handle.0.index, now);
         Some(result)
     }
 
@@ -170,7 +165,7 @@ impl Stack {
 
     /// All connections except those in TIME-WAIT, with and without an owner; for reports.
     pub fn tcp_connections(&self) -> impl Iterator<Item = &Connection> {
-        self.tcp.slots.iter().filter_map(|slot| slot.connection.as_deref())
+        self.tcp.slots.places().filter_map(|slot| slot.connection.as_deref())
     }
 
     /// Number of connections, open or not, and number of those in TIME-WAIT.
@@ -181,7 +176,7 @@ impl Stack {
     /// Number of connections, with and without an owner, that have unacknowledged data, and the
     /// bytes of that data. Checks all connections: not for the data path.
     pub fn tcp_sending(&self) -> (usize, usize) {
-        let connections = self.tcp.slots.iter().filter_map(|slot| slot.connection.as_deref());
+        let connections = self.tcp.slots.places().filter_map(|slot| slot.connection.as_deref());
         connections
             .filter(|connection| connection.is_sending())
             .fold((0, 0), |(count, bytes), one| (count + 1, bytes + one.unacknowledged()))

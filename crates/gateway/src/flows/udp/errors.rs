@@ -1,8 +1,8 @@
 //! Errors of datagrams on the host's side, and how they are reported to the program.
 
 use super::{Gateway, Io, Realm};
+use crate::flows::Slot;
 use crate::flows::hops::report;
-use crate::flows::slots::Slot;
 use std::io;
 use std::net::SocketAddr;
 use towpath_io::socket::SocketErrorEvent;

@@ -5,14 +5,14 @@ use crate::flows::list::{Described, Visited};
 
 impl UdpFlows {
     pub(in crate::flows) fn table_len(&self) -> usize {
-        self.slots.table_len()
+        self.slots.places_len()
     }
 
     /// Returns the bytes that a flow has moved.
     pub(in crate::flows) fn visited(&self, index: u32) -> Option<Visited> {
-        let (generation, flow) = self.slots.at(index)?;
+        let (slot, flow) = self.slots.at(index)?;
         Some(Visited {
-            generation,
+            generation: slot.generation,
             begun: flow.begun,
             bytes_out: flow.bytes_out,
             bytes_in: flow.bytes_in,

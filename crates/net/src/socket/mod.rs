@@ -19,8 +19,8 @@
 //!
 //! One concern per file: `error`, `ports` (allocation), `options`, `listen` (accept queue),
 //! `connect` (opening and closing), `fastopen` (data with a SYN), `frames` (memory for sends),
-//! `stream` (bytes sent and received), `lending` (sends without a copy), `terms` (return of lent
-//! memory), `held` (receives without a copy), `datagram` (UDP), `readiness`, `notices` (the error
+//! `stream` (bytes sent and received), `lending` (sends without a copy), `terms` and
+//! `outstanding` (return of lent memory), `held` (receives without a copy), `datagram` (UDP), `readiness`, `notices` (the error
 //! queue).
 //!
 //! Bounds: [`SOCKETS_MAX`] sockets, and the bounds of the stack.
@@ -35,6 +35,7 @@ mod lent_receive;
 mod listen;
 mod notices;
 mod options;
+mod outstanding;
 mod ports;
 mod readiness;
 mod stream;
@@ -56,10 +57,11 @@ pub use lent_receive::{READERS_MAX, ReadMost};
 pub use listen::BACKLOG_MAX;
 pub use notices::{NOTICES_MAX, Notice, Timestamping};
 pub use options::{Linger, Options};
+pub use outstanding::DEFAULT_TERM;
 pub use ports::{EPHEMERAL_FIRST, EPHEMERAL_LAST};
 pub use readiness::Readiness;
 pub use stream::{ReceiveFlags, SendFlags};
-pub use terms::{DEFAULT_TERM, LentStats};
+pub use terms::LentStats;
 
 use crate::slab::{Key, Slab};
 use crate::stack::{Context, ListenerHandle, Stack, TcpHandle};

@@ -7,7 +7,7 @@
 //! after each change of a connection.
 
 use super::Stack;
-use super::tcp::TcpHandle;
+use super::handles::TcpHandle;
 use crate::tcp::Connection;
 use alloc::vec::Vec;
 

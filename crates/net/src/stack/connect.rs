@@ -1,7 +1,9 @@
 //! Outgoing connections: their settings, and the data of their SYN (RFC 7413).
 
 use super::Stack;
-use super::tcp::{ConnectError, TcpHandle, continued};
+use super::handles::TcpHandle;
+use super::handshake::continued;
+use super::tcp::ConnectError;
 use crate::tcp::fastopen::{CLIENT, CLIENT_NO_COOKIE};
 use crate::tcp::{Connection, SegmentSizes, Settings};
 use crate::time::Instant;

@@ -387,7 +387,7 @@ fn parse_ipv6(bytes: &[u8], len: usize) -> Result<Parsed, Refused> {
         // Headers behind the fragment header belong to the datagram, not to the fragment.
         Some(fragment) => {
             let len = fragment.header_at + ipv6::FRAGMENT_HEADER_LEN;
-            headers(len, extensions.protocol, fragment.part())
+            headers(len, extensions.protocol, Part::of(fragment.offset_bytes, true))
         }
         None => headers(extensions.len, extensions.protocol, Part::Whole),
     };

@@ -2,10 +2,10 @@
 
 use super::accounts::{Accounts, Share};
 use super::challenges::Challenges;
-use super::listen::{ListenerHandle, Listeners, Role};
+use super::handles::{ListenerHandle, TcpHandle};
+use super::listeners::{Listeners, Role};
 use super::metrics::Metrics;
 use super::routes::Routes;
-use super::tcp::TcpHandle;
 use super::time_wait::{TimeWait, TimeWaitEntry};
 use super::{Config, Label, derive};
 use crate::slab::Slab;

@@ -1,12 +1,12 @@
 //! TCP of a stack: calls of the owner, received segments, output.
 
 use super::egress::Marks;
+use super::handles::TcpHandle;
 use super::handshake::Ends;
-use super::listen::Role;
+use super::listeners::Role;
 use super::time_wait::Arrival;
 use super::{Context, Stack, pressure};
 use crate::counters::DropReason;
-use crate::slab::Key;
 use crate::tcp::{
     Connection, DATA_UNDER_PRESSURE, Egress, Events, Opening, Pressure, Segment, Seq, Verdict,
 };
@@ -16,22 +16,6 @@ use crate::wire::{Protocol, ipv4, ipv6};
 use core::fmt;
 use core::net::SocketAddr;
 use towpath_packet::{Memory, Packet};
-
-/// Names a connection of one stack. The handle of a removed connection finds no connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TcpHandle(pub(super) Key);
-
-impl TcpHandle {
-    /// Index of the connection in the stack's table: small and reused, for parallel tables.
-    pub fn index(self) -> usize {
-        self.0.index as usize
-    }
-
-    /// Key in the stack's table.
-    pub fn key(self) -> Key {
-        self.0
-    }
-}
 
 /// Error of [`Stack::tcp_connect`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,20 +45,6 @@ fn must_drop_data(connection: &Connection, memory: &mut Memory) -> bool {
         Pressure::Critical => true,
     }
 }
-
-/// Chooses an initial sequence number beyond the previous connection's numbers between the same
-/// endpoints (RFC 6191 §2), so that its old segments are not accepted. The distance is Linux's.
-pub(super) fn continued(opening: Opening, past: Option<Seq>) -> Opening {
-    match past {
-        Some(past) if Seq(opening.iss).at_or_before(past + REOPEN_GAP) => {
-            Opening { iss: (past + REOPEN_GAP).0, ..opening }
-        }
-        _ => opening,
-    }
-}
-
-/// An unscaled window, and the sequence numbers of SYN and FIN.
-const REOPEN_GAP: u32 = 65_535 + 2;
 
 impl Stack {
     /// Takes the next events, and their connection.

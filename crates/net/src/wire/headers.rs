@@ -118,7 +118,8 @@ impl Headers {
         let payload_len = usize::from(read_u16(header, ipv6::at::PAYLOAD_LEN));
         let first = Protocol(header[ipv6::at::NEXT_HEADER]);
         let walked = ipv6::Extensions::walk(first, chain, payload_len).ok()?;
-        let part = walked.fragment.map_or(Part::Whole, |fragment| fragment.part());
+        let part =
+            walked.fragment.map_or(Part::Whole, |fragment| Part::of(fragment.offset_bytes, true));
         let len = ipv6::HEADER_LEN + walked.len;
         Some(Self::new(Version::V6, ip_at, len, walked.protocol, part))
     }

@@ -14,7 +14,6 @@
 use core::net::Ipv6Addr;
 
 use super::field::{header, header_mut, read, read_u16, read_u32, write, write_u16, write_u32};
-use super::headers::Part;
 use super::icmpv6::{
     ERRONEOUS_HEADER_FIELD, FIRST_FRAGMENT_INCOMPLETE, UNRECOGNIZED_NEXT_HEADER,
     UNRECOGNIZED_OPTION,
@@ -133,12 +132,6 @@ pub struct Fragment {
     /// Position of the Next Header field that precedes the fragment header; [`FIXED_HEADER`] if
     /// that is the fixed header's field.
     pub previous_next_header_at: usize,
-}
-
-impl Fragment {
-    pub(crate) fn part(&self) -> Part {
-        if self.offset_bytes == 0 { Part::First } else { Part::Later }
-    }
 }
 
 /// Error of [`Extensions::walk`]: how to handle the packet.

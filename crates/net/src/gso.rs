@@ -30,8 +30,6 @@ mod splitter;
 mod sum;
 mod tunnel;
 
-use core::fmt;
-
 use towpath_packet::packet::HEADER_BYTES;
 pub(crate) use towpath_packet::segmentation::{Part, Template};
 use towpath_packet::{Checksum, Ledger, Memory, Offload, Packet, Segmentation};
@@ -67,26 +65,6 @@ pub enum SegmentError {
     Checksum(ChecksumError),
     /// Too few packet handles are free for all segments.
     NoPackets,
-}
-
-impl fmt::Display for SegmentError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Offload(error) => error.fmt(f),
-            Self::Checksum(error) => error.fmt(f),
-            Self::NoPackets => f.write_str("not enough packets for all segments"),
-        }
-    }
-}
-
-impl core::error::Error for SegmentError {
-    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
-        match self {
-            Self::Offload(error) => Some(error),
-            Self::Checksum(error) => Some(error),
-            Self::NoPackets => None,
-        }
-    }
 }
 
 /// Splits a super-packet into segments and passes them to `out` in order; returns how many. A

@@ -189,7 +189,7 @@ impl Link {
             Medium::Wire => {
                 let mut out = |packet| packets.push(packet);
                 if let Err(error) = cut(packet, memory, ledger, &mut out) {
-                    self.problem.get_or_insert_with(|| format!("a card cannot cut it: {error}"));
+                    self.problem.get_or_insert_with(|| format!("a card cannot cut it: {error:?}"));
                 }
             }
         }

@@ -3,8 +3,6 @@
 //! Fragments share the pieces of the datagram; the first also has its transport header. Either all
 //! fragments are made or none. A datagram that needs more than [`PARTS_MAX`] fragments is rejected.
 
-use core::fmt;
-
 use towpath_packet::packet::HEADER_BYTES;
 use towpath_packet::{Ledger, Memory, Packet};
 
@@ -31,25 +29,6 @@ pub enum FragmentError {
     Checksum(ChecksumError),
     /// Too few packet handles are free for all fragments.
     NoPackets,
-}
-
-impl fmt::Display for FragmentError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Headers => "the headers are not those of a whole IP packet",
-            Self::DontFragment => "the packet may not be fragmented",
-            Self::MtuTooSmall => "the MTU is too small for fragments",
-            Self::TooManyFragments => "too many fragments",
-            Self::Checksum(error) => return error.fmt(f),
-            Self::NoPackets => "not enough packets for all fragments",
-        })
-    }
-}
-
-impl core::error::Error for FragmentError {
-    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
-        if let Self::Checksum(error) = self { Some(error) } else { None }
-    }
 }
 
 /// Splits an IPv4 packet into fragments of at most `mtu` bytes and passes them to `out` in order;

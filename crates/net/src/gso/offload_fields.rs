@@ -3,8 +3,6 @@
 //!
 //! The rules are those of virtio 1.2 §5.1.6.2 and of Linux, which rejects the same packets.
 
-use core::fmt;
-
 use towpath_packet::{Checksum, Gso, GsoKind, Packet};
 
 use super::header_layout::{IP_BYTES_MAX, Shape};
@@ -32,25 +30,6 @@ pub enum OffloadError {
     /// Longer than [`IP_BYTES_MAX`].
     TooLong,
 }
-
-impl fmt::Display for OffloadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Headers => "a super-packet without whole TCP or UDP headers",
-            Self::Kind => "a super-packet whose type does not match its headers",
-            Self::ChecksumPlace => "a checksum position that is not valid",
-            Self::ChecksumMissing => {
-                "a super-packet of UDP or in a tunnel without a partial checksum"
-            }
-            Self::Tunnel => "a super-packet whose tunnel type does not match its headers",
-            Self::Ecn => "a UDP super-packet with ECN",
-            Self::TooManySegments => "a super-packet of too many segments",
-            Self::TooLong => "a super-packet longer than an IP packet",
-        })
-    }
-}
-
-impl core::error::Error for OffloadError {}
 
 /// Checks the offload fields of a packet against its headers. A super-packet whose payload
 /// fits one segment is a plain packet: as in Linux, its segmentation fields are cleared.

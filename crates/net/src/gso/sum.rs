@@ -5,8 +5,6 @@
 //! wrong. So before a packet is sent with a checksum computed here, its foreign bytes are copied
 //! (`own_payload`).
 
-use core::fmt;
-
 use towpath_packet::{Checksum, Ledger, Packet, Piece, Site};
 
 use super::header_layout::Shape;
@@ -26,18 +24,6 @@ pub enum ChecksumError {
     /// into the private headers.
     InPayload,
 }
-
-impl fmt::Display for ChecksumError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::SuperPacket => "a super-packet has no checksum of its own",
-            Self::BeyondPacket => "the checksum field is beyond the packet",
-            Self::InPayload => "the checksum field is far in the payload",
-        })
-    }
-}
-
-impl core::error::Error for ChecksumError {}
 
 /// Completes a partial checksum and marks it as [`Checksum::Unnecessary`]. A packet without a
 /// partial checksum is not changed.

@@ -6,7 +6,6 @@ use crate::tcp::Settings;
 use crate::tcp::fastopen::{self, FastOpenKeys};
 use crate::time::{Duration, Instant};
 use alloc::collections::VecDeque;
-use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
@@ -73,14 +72,6 @@ impl Listen {
 /// The address already has a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenError;
-
-impl fmt::Display for ListenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the address is in use by a listener")
-    }
-}
-
-impl core::error::Error for ListenError {}
 
 /// Maximum number of remembered Fast Open children that were reset before their handshake
 /// completed. Each counts for [`RESET_MEMORY`], so that spoofed sources cannot use up a listener

@@ -13,7 +13,6 @@ use crate::tcp::{
 use crate::time::Instant;
 use crate::wire::tcp::{Flags, HEADER_LEN, Options};
 use crate::wire::{Protocol, ipv4, ipv6};
-use core::fmt;
 use core::net::SocketAddr;
 use towpath_packet::{Memory, Packet};
 
@@ -25,17 +24,6 @@ pub enum ConnectError {
     /// The limit of connections is reached.
     Limit,
 }
-
-impl fmt::Display for ConnectError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ConnectError::InUse => "the endpoints are in use by a connection",
-            ConnectError::Limit => "the limit of connections is reached",
-        })
-    }
-}
-
-impl core::error::Error for ConnectError {}
 
 /// True if memory is too short for more unread data of this connection.
 fn must_drop_data(connection: &Connection, memory: &mut Memory) -> bool {

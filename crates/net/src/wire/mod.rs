@@ -27,8 +27,6 @@ mod mac;
 pub mod tcp;
 pub mod udp;
 
-use core::fmt;
-
 pub use mac::{InvalidMacAddr, MacAddr};
 
 /// Why bytes are not a valid header.
@@ -50,24 +48,8 @@ pub enum ParseError {
     Unsupported,
 }
 
-impl fmt::Display for ParseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Truncated => "truncated",
-            Self::BadVersion => "bad version",
-            Self::BadLength => "bad length",
-            Self::BadChecksum => "bad header checksum",
-            Self::BadOption => "bad option",
-            Self::BadAddress => "bad address",
-            Self::Unsupported => "unsupported",
-        })
-    }
-}
-
-impl core::error::Error for ParseError {}
-
 /// IP protocol number, which is also IPv6's Next Header value (IANA "Protocol Numbers").
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Protocol(pub u8);
 
 impl Protocol {
@@ -93,31 +75,6 @@ impl Protocol {
     pub const NO_NEXT_HEADER: Self = Self(59);
     /// IPv6 destination options (RFC 8200 §4.6).
     pub const DESTINATION_OPTIONS: Self = Self(60);
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match *self {
-            Self::HOP_BY_HOP => "hop-by-hop",
-            Self::ICMP => "ICMP",
-            Self::TCP => "TCP",
-            Self::UDP => "UDP",
-            Self::ROUTING => "routing",
-            Self::IPV6_FRAGMENT => "IPv6 fragment",
-            Self::ESP => "ESP",
-            Self::AH => "AH",
-            Self::ICMPV6 => "ICMPv6",
-            Self::NO_NEXT_HEADER => "no next header",
-            Self::DESTINATION_OPTIONS => "destination options",
-            Self(other) => return write!(f, "protocol {other}"),
-        })
-    }
-}
-
-impl fmt::Debug for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
 }
 
 #[cfg(test)]

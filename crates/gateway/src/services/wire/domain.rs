@@ -10,8 +10,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use towpath_net::wire::field::{write, write_u32};
-
 /// A domain name of one or more labels, without the final dot.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DomainName(String);
@@ -202,29 +200,6 @@ fn push_label(text: &mut String, label: &[u8]) -> Option<()> {
     (text.len() <= NAME_CHARS_MAX).then_some(())
 }
 
-/// DNS search list option (RFC 8106 §5.2), to be appended to an advertisement. Without names the
-/// result is empty; names that do not fit are omitted.
-pub fn search_list_option(names: &[DomainName], lifetime_s: u32) -> Vec<u8> {
-    let mut list = Vec::new();
-    for name in names {
-        let before = list.len();
-        name.emit(&mut list);
-        if list.len() > usize::from(u8::MAX) * OPTION_UNIT - SEARCH_LIST_HEADER {
-            list.truncate(before);
-            break;
-        }
-    }
-    if list.is_empty() {
-        return list;
-    }
-    let mut option = vec![0; (SEARCH_LIST_HEADER + list.len()).next_multiple_of(OPTION_UNIT)];
-    option[0] = SEARCH_LIST;
-    option[1] = (option.len() / OPTION_UNIT) as u8;
-    write_u32(&mut option, SEARCH_LIST_LIFETIME_AT, lifetime_s);
-    write(&mut option, SEARCH_LIST_HEADER, &list);
-    option
-}
-
 /// Maximum length of a label (RFC 1035 §2.3.4).
 const LABEL_CHARS_MAX: usize = 63;
 
@@ -235,14 +210,6 @@ const NAME_CHARS_MAX: usize = 253;
 const POINTER: u16 = 0xc0;
 /// Largest offset of a pointer.
 const POINTER_MAX: u16 = 0x3fff;
-
-/// Type of the search list option, bytes before its names, and offset of its lifetime (RFC 8106
-/// §5.2).
-const SEARCH_LIST: u8 = 31;
-const SEARCH_LIST_HEADER: usize = 8;
-const SEARCH_LIST_LIFETIME_AT: usize = 4;
-/// Unit of the length field of an option of neighbour discovery (RFC 4861 §4.6).
-const OPTION_UNIT: usize = 8;
 
 #[cfg(test)]
 mod tests {
@@ -307,28 +274,6 @@ mod tests {
         for bytes in [&b""[..], b"\x00", b"\x03vm", b"\x03vm1\x00x", b"\xc0\x00"] {
             assert_eq!(parse_partial(bytes), None, "{bytes:?}");
         }
-    }
-
-    /// RFC 8106 §5.2: uncompressed names, padded to a multiple of eight bytes; an advertisement
-    /// followed by the option is parsed as before. Names that do not fit the largest option are
-    /// omitted.
-    #[test]
-    fn search_list_behind_an_advertisement() {
-        let names = ["lan.example".parse().unwrap(), "example".parse().unwrap()];
-        let option = search_list_option(&names, 1800);
-        let list = b"\x03lan\x07example\x00\x07example\x00";
-        assert_eq!(option[..8], [31, 4, 0, 0, 0, 0, 7, 8]);
-        assert_eq!(&option[8..8 + list.len()], list);
-        assert!(option.len() == 32 && option[8 + list.len()..] == [0, 0]);
-        let advertisement = Message::RouterAdvertisement(RouterAdvertisement::default());
-        let mut bytes = vec![0; advertisement.emitted_len()];
-        advertisement.emit(&mut bytes);
-        bytes.extend(&option);
-        assert_eq!(Message::parse(&bytes), Ok(advertisement));
-        assert!(search_list_option(&[], 1800).is_empty());
-        let many: Vec<_> = (0..300).map(|i| format!("n{i}.example").parse().unwrap()).collect();
-        let option = search_list_option(&many, 0);
-        assert!(option.len() <= 255 * 8 && option.len() > 255 * 8 - 32);
     }
 
     proptest::proptest! {

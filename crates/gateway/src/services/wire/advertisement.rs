@@ -1,14 +1,16 @@
-//! Options of neighbour discovery (RFC 4861 §4.6, RFC 8106 §5.1), and the router advertisement,
-//! which consists mostly of options.
+//! Router advertisements (RFC 4861 §4.2) with the options of hosts' configuration (RFC 4861 §4.6,
+//! RFC 8106 §5).
 //!
 //! At most [`PREFIXES_MAX`] prefixes and [`DNS_SERVERS_MAX`] DNS servers are parsed; further ones
 //! are ignored.
 
-use core::net::Ipv6Addr;
+use std::net::Ipv6Addr;
 
-use super::{HEADER_LEN, bit};
-use crate::wire::field::{header, read, read_u16, read_u32, write, write_u16, write_u32};
-use crate::wire::{MacAddr, ParseError};
+use towpath_net::wire::field::{header, read, read_u32, write, write_u16, write_u32};
+use towpath_net::wire::icmpv6::{HEADER_LEN, Message};
+use towpath_net::wire::{MacAddr, ParseError};
+
+use super::domain::DomainName;
 
 /// A router advertisement (RFC 4861 §4.2, §4.6; RFC 8106 §5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,34 +54,79 @@ impl RouterAdvertisement {
         &self.dns_server[..usize::from(self.dns_server_count).min(DNS_SERVERS_MAX)]
     }
 
-    /// Parses a whole message.
-    pub(super) fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
+    /// Parses a whole message. The first of an option that may occur once is used; unknown options
+    /// are skipped.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
+        // This also checks the lengths of all options.
+        let Message::RouterAdvertisement(known) = Message::parse(bytes)? else {
+            return Err(ParseError::Unsupported);
+        };
         let fixed: &[u8; ADVERTISEMENT_LEN] = header(bytes)?;
         let flags = fixed[at::FLAGS];
-        let options = DiscoveryOptions::parse(&bytes[ADVERTISEMENT_LEN..])?;
-        Ok(Self {
+        let mut parsed = Self {
             hop_limit: fixed[at::HOP_LIMIT],
             managed: flags & MANAGED != 0,
             other: flags & OTHER != 0,
-            router_lifetime_s: read_u16(fixed, at::ROUTER_LIFETIME),
+            router_lifetime_s: known.router_lifetime_s,
             reachable_time_ms: read_u32(fixed, at::REACHABLE_TIME),
             retransmit_timer_ms: read_u32(fixed, at::RETRANSMIT_TIMER),
-            source_link_layer: options.source_link_layer,
-            ..options.advertised
-        })
+            source_link_layer: known.source_link_layer,
+            ..Self::default()
+        };
+        let mut rest = &bytes[ADVERTISEMENT_LEN..];
+        while let [kind, units, ..] = *rest {
+            let (option, behind) = rest.split_at(usize::from(units) * UNIT);
+            parsed.read(kind, option);
+            rest = behind;
+        }
+        Ok(parsed)
     }
 
-    /// Writes the message behind type, code and checksum into `bytes`, which must be zero and as
-    /// long as the message.
-    pub(super) fn emit(&self, bytes: &mut [u8]) {
+    fn read(&mut self, kind: u8, option: &[u8]) {
+        match kind {
+            MTU if option.len() == MTU_LEN && self.mtu.is_none() => {
+                self.mtu = Some(read_u32(option, option_at::MTU));
+            }
+            PREFIX => {
+                let free = self.prefix.get_mut(usize::from(self.prefix_count));
+                if let (Some(free), Some(prefix)) = (free, PrefixInformation::parse(option)) {
+                    *free = prefix;
+                    self.prefix_count += 1;
+                }
+            }
+            DNS_SERVERS if self.dns_server_count == 0 => {
+                // RFC 8106 §5.3.1: an option without a server is ignored.
+                let (servers @ [_, ..], []) =
+                    option[option_at::DNS_SERVERS..].as_chunks::<ADDRESS_LEN>()
+                else {
+                    return;
+                };
+                for (to, &from) in self.dns_server.iter_mut().zip(servers) {
+                    *to = Ipv6Addr::from(from);
+                }
+                self.dns_server_count = servers.len().min(DNS_SERVERS_MAX) as u8;
+                self.dns_lifetime_s = read_u32(option, option_at::DNS_LIFETIME);
+            }
+            _ => {}
+        }
+    }
+
+    /// The message, with a zero checksum.
+    pub fn emit(&self) -> Vec<u8> {
+        let mut message = vec![0; self.emitted_len()];
+        let bytes = &mut message[..];
+        bytes[0] = ROUTER_ADVERTISEMENT;
         bytes[at::HOP_LIMIT] = self.hop_limit;
         bytes[at::FLAGS] = bit(self.managed, MANAGED) | bit(self.other, OTHER);
         write_u16(bytes, at::ROUTER_LIFETIME, self.router_lifetime_s);
         write_u32(bytes, at::REACHABLE_TIME, self.reachable_time_ms);
         write_u32(bytes, at::RETRANSMIT_TIMER, self.retransmit_timer_ms);
         let mut rest = &mut bytes[ADVERTISEMENT_LEN..];
-        let written = emit_link_layer(rest, SOURCE_LINK_LAYER, self.source_link_layer);
-        rest = &mut rest[written..];
+        if let Some(address) = self.source_link_layer {
+            emit_option_header(rest, SOURCE_LINK_LAYER, LINK_LAYER_LEN);
+            write(rest, option_at::LINK_LAYER, &address.0);
+            rest = &mut rest[LINK_LAYER_LEN..];
+        }
         if let Some(mtu) = self.mtu {
             emit_option_header(rest, MTU, MTU_LEN);
             write_u32(rest, option_at::MTU, mtu);
@@ -96,9 +143,10 @@ impl RouterAdvertisement {
                 write(rest, option_at::DNS_SERVERS + index * ADDRESS_LEN, &server.octets());
             }
         }
+        message
     }
 
-    pub(super) fn emitted_len(&self) -> usize {
+    fn emitted_len(&self) -> usize {
         let link_layer = if self.source_link_layer.is_some() { LINK_LAYER_LEN } else { 0 };
         let mtu = if self.mtu.is_some() { MTU_LEN } else { 0 };
         let prefixes = self.prefixes().len() * PREFIX_LEN;
@@ -125,6 +173,29 @@ impl Default for RouterAdvertisement {
             dns_lifetime_s: 0,
         }
     }
+}
+
+/// DNS search list option (RFC 8106 §5.2), to be appended to an advertisement. Without names the
+/// result is empty; names that do not fit are omitted.
+pub fn search_list_option(names: &[DomainName], lifetime_s: u32) -> Vec<u8> {
+    let mut list = Vec::new();
+    for name in names {
+        let before = list.len();
+        name.emit(&mut list);
+        if list.len() > usize::from(u8::MAX) * UNIT - option_at::SEARCH_LIST {
+            list.truncate(before);
+            break;
+        }
+    }
+    if list.is_empty() {
+        return list;
+    }
+    let mut option = vec![0; (option_at::SEARCH_LIST + list.len()).next_multiple_of(UNIT)];
+    let len = option.len();
+    emit_option_header(&mut option, SEARCH_LIST, len);
+    write_u32(&mut option, option_at::DNS_LIFETIME, lifetime_s);
+    write(&mut option, option_at::SEARCH_LIST, &list);
+    option
 }
 
 /// A prefix of the link (RFC 4861 §4.6.2).
@@ -186,90 +257,9 @@ impl Default for PrefixInformation {
     }
 }
 
-/// Parsed options of a message.
-#[derive(Default)]
-pub(super) struct DiscoveryOptions {
-    pub(super) source_link_layer: Option<MacAddr>,
-    pub(super) target_link_layer: Option<MacAddr>,
-    /// Options of a router advertisement, in their fields.
-    advertised: RouterAdvertisement,
-}
-
-impl DiscoveryOptions {
-    /// Parses the options that fill `bytes`. The first of an option that may occur once is used;
-    /// unknown options are skipped.
-    pub(super) fn parse(mut bytes: &[u8]) -> Result<Self, ParseError> {
-        let mut options = Self::default();
-        while let Some(&kind) = bytes.first() {
-            let units = *bytes.get(1).ok_or(ParseError::BadOption)?;
-            // RFC 4861 §4.6: a length of zero invalidates the whole message.
-            if units == 0 {
-                return Err(ParseError::BadOption);
-            }
-            let (option, rest) =
-                bytes.split_at_checked(usize::from(units) * UNIT).ok_or(ParseError::BadOption)?;
-            options.read(kind, option)?;
-            bytes = rest;
-        }
-        Ok(options)
-    }
-
-    fn read(&mut self, kind: u8, option: &[u8]) -> Result<(), ParseError> {
-        let advertised = &mut self.advertised;
-        match kind {
-            SOURCE_LINK_LAYER => read_once(&mut self.source_link_layer, link_layer(option)?),
-            TARGET_LINK_LAYER => read_once(&mut self.target_link_layer, link_layer(option)?),
-            MTU if option.len() == MTU_LEN => {
-                read_once(&mut advertised.mtu, read_u32(option, option_at::MTU));
-            }
-            PREFIX => {
-                let free = advertised.prefix.get_mut(usize::from(advertised.prefix_count));
-                if let (Some(free), Some(prefix)) = (free, PrefixInformation::parse(option)) {
-                    *free = prefix;
-                    advertised.prefix_count += 1;
-                }
-            }
-            DNS_SERVERS if advertised.dns_server_count == 0 => {
-                // RFC 8106 §5.3.1: an option without a server is ignored.
-                let (servers @ [_, ..], []) =
-                    option[option_at::DNS_SERVERS..].as_chunks::<ADDRESS_LEN>()
-                else {
-                    return Ok(());
-                };
-                for (to, &from) in advertised.dns_server.iter_mut().zip(servers) {
-                    *to = Ipv6Addr::from(from);
-                }
-                advertised.dns_server_count = servers.len().min(DNS_SERVERS_MAX) as u8;
-                advertised.dns_lifetime_s = read_u32(option, option_at::DNS_LIFETIME);
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-}
-
-/// Writes a link-layer address option if there is an address; returns its length.
-pub(super) fn emit_link_layer(bytes: &mut [u8], kind: u8, address: Option<MacAddr>) -> usize {
-    let Some(address) = address else { return 0 };
-    emit_option_header(bytes, kind, LINK_LAYER_LEN);
-    write(bytes, option_at::LINK_LAYER, &address.0);
-    LINK_LAYER_LEN
-}
-
-/// The address in a link-layer address option (RFC 4861 §4.6.1, RFC 2464 §6).
-fn link_layer(option: &[u8]) -> Result<MacAddr, ParseError> {
-    // As on Linux, an address of another length invalidates the message.
-    if option.len() != LINK_LAYER_LEN {
-        return Err(ParseError::BadOption);
-    }
-    Ok(MacAddr(read(option, option_at::LINK_LAYER)))
-}
-
-/// Stores the value unless there is one.
-fn read_once<T>(place: &mut Option<T>, value: T) {
-    if place.is_none() {
-        *place = Some(value);
-    }
+/// Bytes of the option with `count` DNS servers; without servers there is no option.
+const fn dns_servers_len(count: usize) -> usize {
+    if count == 0 { 0 } else { option_at::DNS_SERVERS + count * ADDRESS_LEN }
 }
 
 fn emit_option_header(bytes: &mut [u8], kind: u8, len: usize) {
@@ -278,9 +268,9 @@ fn emit_option_header(bytes: &mut [u8], kind: u8, len: usize) {
     bytes[1] = (len / UNIT) as u8;
 }
 
-/// Bytes of the option with `count` DNS servers; without servers there is no option.
-const fn dns_servers_len(count: usize) -> usize {
-    if count == 0 { 0 } else { option_at::DNS_SERVERS + count * ADDRESS_LEN }
+/// `mask` if `set`, else zero.
+fn bit(set: bool, mask: u8) -> u8 {
+    if set { mask } else { 0 }
 }
 
 /// Maximum prefixes of one advertisement: a global, a unique local and a deprecated one.
@@ -289,11 +279,10 @@ pub const PREFIXES_MAX: usize = 3;
 /// Maximum DNS servers of one advertisement: as many as a Linux resolver uses.
 pub const DNS_SERVERS_MAX: usize = 3;
 
-/// Bytes of a link-layer address option: two of header, and an Ethernet address.
-pub(super) const LINK_LAYER_LEN: usize = 2 + 6;
-
 /// Bytes of a router advertisement before its options.
 const ADVERTISEMENT_LEN: usize = HEADER_LEN + 8;
+/// Bytes of a link-layer address option: two of header, and an Ethernet address.
+const LINK_LAYER_LEN: usize = 2 + 6;
 
 /// Unit of the length field of an option.
 const UNIT: usize = 8;
@@ -301,11 +290,12 @@ const ADDRESS_LEN: usize = 16;
 const MTU_LEN: usize = 8;
 const PREFIX_LEN: usize = 32;
 
-pub(super) const SOURCE_LINK_LAYER: u8 = 1;
-pub(super) const TARGET_LINK_LAYER: u8 = 2;
+const ROUTER_ADVERTISEMENT: u8 = 134;
+const SOURCE_LINK_LAYER: u8 = 1;
 const PREFIX: u8 = 3;
 const MTU: u8 = 5;
 const DNS_SERVERS: u8 = 25;
+const SEARCH_LIST: u8 = 31;
 
 const MANAGED: u8 = 0x80;
 const OTHER: u8 = 0x40;
@@ -332,4 +322,8 @@ mod option_at {
     pub(super) const PREFIX: usize = 16;
     pub(super) const DNS_LIFETIME: usize = 4;
     pub(super) const DNS_SERVERS: usize = 8;
+    pub(super) const SEARCH_LIST: usize = 8;
 }
+
+#[cfg(test)]
+mod tests;

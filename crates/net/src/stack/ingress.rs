@@ -108,7 +108,8 @@ impl Stack {
         }
         // Bytes behind the packet are padding of the frame.
         packet.truncate(len);
-        packet.pull(info.end);
+        // A raw socket takes the transport header in pieces.
+        packet.pull(if self.wants_raw() { info.transport_at } else { info.end });
         info.dont_fragment &= !way.is_reassembled();
         self.receive_ip(info, fragment, packet, way, cx);
     }
@@ -160,12 +161,16 @@ impl Stack {
 
     /// Local delivery: every whole packet that this stack takes passes here on its way to its
     /// protocol.
-    fn deliver(&mut self, info: &IpInfo, packet: Packet, looped: bool, cx: &mut Context<'_>) {
+    fn deliver(&mut self, info: &IpInfo, mut packet: Packet, looped: bool, cx: &mut Context<'_>) {
         if info.ttl <= 1 && !self.is_local(info.destination) && !is_multicast(info.destination) {
             self.counters.drop(DropReason::TtlExceeded);
             return self.send_time_exceeded(info, &packet, cx);
         }
         let wanted = self.offer_raw(info, &packet, cx);
+        let pulled = packet.headers().len();
+        if pulled < info.end {
+            packet.pull_more(info.end - pulled);
+        }
         let done = match info.protocol {
             Protocol::TCP => self.receive_tcp_packet(info, packet, looped, cx),
             Protocol::UDP => self.receive_udp(info, packet, looped, cx),
@@ -173,7 +178,6 @@ impl Stack {
             Protocol::ICMPV6 if info.source.is_ipv6() => self.receive_icmpv6(info, packet, cx),
             _ if wanted => Ok(()),
             _ => {
-                let mut packet = packet;
                 self.send_protocol_unreachable(info, &mut packet, cx);
                 Err(DropReason::ProtocolUnknown)
             }

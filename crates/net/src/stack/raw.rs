@@ -54,6 +54,11 @@ impl Stack {
         }
     }
 
+    /// True if a protocol is wanted.
+    pub(super) fn wants_raw(&self) -> bool {
+        !self.raw.wanted.is_empty()
+    }
+
     /// Takes the next packet of a wanted protocol.
     pub fn next_raw(&mut self) -> Option<RawPacket> {
         self.raw.packets.pop_front()

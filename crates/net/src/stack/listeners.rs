@@ -202,9 +202,10 @@ impl Listeners {
 }
 
 /// Relation of a connection in the table to a listener.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Role {
     /// Not a listener's, or already accepted.
+    #[default]
     Owned,
     /// A request: the SYN has been answered.
     Request(ListenerHandle),

@@ -21,6 +21,7 @@ use foldhash::fast::FixedState;
 use hashbrown::HashTable;
 use siphasher::sip::SipHasher13;
 
+#[derive(Default)]
 pub(super) struct Slot {
     pub(super) connection: Option<Box<Connection>>,
     /// The index is in `Table::output`.
@@ -41,23 +42,6 @@ pub(super) struct Slot {
     pub(super) path_version: u32,
     /// What the connection is charged, and to which account.
     pub(super) share: Share,
-}
-
-impl Default for Slot {
-    fn default() -> Self {
-        Self {
-            connection: None,
-            output_queued: false,
-            event_queued: false,
-            armed: None,
-            indexed: false,
-            orphan: false,
-            role: Role::Owned,
-            fastopen: None,
-            path_version: 0,
-            share: Share::default(),
-        }
-    }
 }
 
 /// All connections of a stack.

@@ -37,8 +37,18 @@ pub(super) struct Parsed {
     pub(super) info: IpInfo,
     /// Bytes of the frame, without padding.
     len: usize,
-    /// The fragment header of an IPv6 fragment.
-    fragment: Option<ipv6::Fragment>,
+    extensions: Extensions,
+}
+
+/// What IPv6 extension headers ask for.
+enum Extensions {
+    Nothing,
+    Fragment(ipv6::Fragment),
+    /// The packet is dropped and answered with an ICMPv6 Parameter Problem.
+    Problem {
+        code: u8,
+        pointer: u32,
+    },
 }
 
 impl Deref for IpInfo {
@@ -90,14 +100,20 @@ impl Stack {
         let parsed = match frame.ethertype {
             EtherType::IPV4 | EtherType::IPV6 => parse(&packet, &frame),
             EtherType::ARP => return self.receive_arp(&packet, cx),
-            _ => Err(Refused::Drop(DropReason::EtherTypeUnknown)),
+            _ => Err(DropReason::EtherTypeUnknown),
         };
-        let Parsed { mut info, len, fragment } = match parsed {
+        let Parsed { mut info, len, extensions } = match parsed {
             Ok(parsed) => parsed,
-            Err(Refused::Drop(reason)) => return self.counters.drop(reason),
-            Err(Refused::Problem { parsed: Parsed { info, len, .. }, code, pointer }) => {
-                packet.truncate(len);
-                packet.pull(info.end);
+            Err(reason) => return self.counters.drop(reason),
+        };
+        // Bytes behind the packet are padding of the frame.
+        packet.truncate(len);
+        // A raw socket takes the transport header in pieces.
+        packet.pull(if self.wants_raw() { info.transport_at } else { info.end });
+        let fragment = match extensions {
+            Extensions::Nothing => None,
+            Extensions::Fragment(fragment) => Some(fragment),
+            Extensions::Problem { code, pointer } => {
                 self.send_parameter_problem(&info, &packet, code, pointer, cx);
                 return self.counters.drop(DropReason::IpMalformed);
             }
@@ -106,10 +122,6 @@ impl Stack {
         if frame.destination.is_multicast() && !is_multicast(info.destination) {
             return self.counters.drop(DropReason::NotForUs);
         }
-        // Bytes behind the packet are padding of the frame.
-        packet.truncate(len);
-        // A raw socket takes the transport header in pieces.
-        packet.pull(if self.wants_raw() { info.transport_at } else { info.end });
         info.dont_fragment &= !way.is_reassembled();
         self.receive_ip(info, fragment, packet, way, cx);
     }
@@ -311,19 +323,8 @@ impl Stack {
     }
 }
 
-/// Why a packet is not processed.
-pub(super) enum Refused {
-    Drop(DropReason),
-    /// It is also answered with an ICMPv6 Parameter Problem.
-    Problem {
-        parsed: Parsed,
-        code: u8,
-        pointer: u32,
-    },
-}
-
 /// Checks the IP header of a frame, and finds the headers behind it.
-pub(super) fn parse(packet: &Packet, frame: &ethernet::Header) -> Result<Parsed, Refused> {
+pub(super) fn parse(packet: &Packet, frame: &ethernet::Header) -> Result<Parsed, DropReason> {
     let bytes = packet.headers();
     let mut parsed = match frame.ethertype {
         EtherType::IPV4 => parse_ipv4(&bytes[IP_AT..], packet.len() - IP_AT)?,
@@ -337,13 +338,13 @@ pub(super) fn parse(packet: &Packet, frame: &ethernet::Header) -> Result<Parsed,
     Ok(parsed)
 }
 
-fn parse_ipv4(bytes: &[u8], len: usize) -> Result<Parsed, Refused> {
+fn parse_ipv4(bytes: &[u8], len: usize) -> Result<Parsed, DropReason> {
     let ip = ipv4::Header::parse(bytes, len).map_err(|error| match error {
-        ParseError::BadChecksum => Refused::Drop(DropReason::IpChecksum),
-        _ => Refused::Drop(DropReason::IpMalformed),
+        ParseError::BadChecksum => DropReason::IpChecksum,
+        _ => DropReason::IpMalformed,
     })?;
     if ip.has_source_route {
-        return Err(Refused::Drop(DropReason::SourceRoute));
+        return Err(DropReason::SourceRoute);
     }
     let part = Part::of(ip.fragment_offset, ip.more_fragments);
     let info = IpInfo {
@@ -355,12 +356,12 @@ fn parse_ipv4(bytes: &[u8], len: usize) -> Result<Parsed, Refused> {
         source_mac: MacAddr::UNSPECIFIED,
         dont_fragment: ip.dont_fragment,
     };
-    Ok(Parsed { info, len: IP_AT + usize::from(ip.total_len), fragment: None })
+    let len = IP_AT + usize::from(ip.total_len);
+    Ok(Parsed { info, len, extensions: Extensions::Nothing })
 }
 
-fn parse_ipv6(bytes: &[u8], len: usize) -> Result<Parsed, Refused> {
-    let malformed = Refused::Drop(DropReason::IpMalformed);
-    let Ok(ip) = ipv6::Header::parse(bytes, len) else { return Err(malformed) };
+fn parse_ipv6(bytes: &[u8], len: usize) -> Result<Parsed, DropReason> {
+    let ip = ipv6::Header::parse(bytes, len).map_err(|_| DropReason::IpMalformed)?;
     let payload_len = usize::from(ip.payload_len);
     let rest = &bytes[ipv6::HEADER_LEN..];
     let rest = &rest[..rest.len().min(payload_len)];
@@ -382,20 +383,19 @@ fn parse_ipv6(bytes: &[u8], len: usize) -> Result<Parsed, Refused> {
         Err(ExtensionError::ParameterProblem { code, pointer, even_if_multicast })
             if even_if_multicast || !ip.destination.is_multicast() =>
         {
-            let parsed = Parsed { info, len, fragment: None };
-            return Err(Refused::Problem { parsed, code, pointer });
+            return Ok(Parsed { info, len, extensions: Extensions::Problem { code, pointer } });
         }
-        Err(_) => return Err(malformed),
+        Err(_) => return Err(DropReason::IpMalformed),
     };
-    info.headers = match extensions.fragment {
-        // Headers behind the fragment header belong to the datagram, not to the fragment.
-        Some(fragment) => {
-            let len = fragment.header_at + ipv6::FRAGMENT_HEADER_LEN;
-            headers(len, extensions.protocol, Part::of(fragment.offset_bytes, true))
-        }
-        None => headers(extensions.len, extensions.protocol, Part::Whole),
+    let Some(fragment) = extensions.fragment else {
+        info.headers = headers(extensions.len, extensions.protocol, Part::Whole);
+        return Ok(Parsed { info, len, extensions: Extensions::Nothing });
     };
-    Ok(Parsed { info, len, fragment: extensions.fragment })
+    // Headers behind the fragment header belong to the datagram, not to the fragment.
+    let fragment_end = fragment.header_at + ipv6::FRAGMENT_HEADER_LEN;
+    let part = Part::of(fragment.offset_bytes, true);
+    info.headers = headers(fragment_end, extensions.protocol, part);
+    Ok(Parsed { info, len, extensions: Extensions::Fragment(fragment) })
 }
 
 /// Solicited-node multicast address (RFC 4291 §2.7.1).

@@ -111,11 +111,6 @@ impl Stack {
         self.tcp.metrics.clear();
     }
 
-    /// Sets the settings of new connections that do not specify their own.
-    pub fn set_tcp_settings(&mut self, settings: &Settings) {
-        self.tcp.settings = *settings;
-    }
-
     fn connect_sizes(&self, connect: &Connect) -> SegmentSizes {
         self.segment_sizes(connect.remote.ip()).with_owner(connect.max_segment)
     }

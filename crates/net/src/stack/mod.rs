@@ -313,11 +313,6 @@ impl Stack {
         !(self.ready.is_empty() && self.looped.is_empty() && self.link.made.is_empty())
     }
 
-    /// True if the stack has an address of the same family.
-    pub fn has_family(&self, address: IpAddr) -> bool {
-        self.config.addresses.iter().any(|ours| ours.address.is_ipv4() == address.is_ipv4())
-    }
-
     /// How often [`Stack::output`] has handed out all ready packets. When this changes, all packets
     /// that were sent before have left.
     pub fn emptied_count(&self) -> u64 {

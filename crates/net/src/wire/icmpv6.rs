@@ -316,8 +316,6 @@ pub const HOP_LIMIT: u8 = 255;
 pub const NO_ROUTE: u8 = 0;
 /// Code of [`Message::DestinationUnreachable`]: prohibited by policy.
 pub const ADMINISTRATIVELY_PROHIBITED: u8 = 1;
-/// Code of [`Message::DestinationUnreachable`]: beyond the scope of the source address.
-pub const BEYOND_SCOPE: u8 = 2;
 /// Code of [`Message::DestinationUnreachable`]: the host does not answer on its link.
 pub const ADDRESS_UNREACHABLE: u8 = 3;
 /// Code of [`Message::DestinationUnreachable`]: no socket has the port.

@@ -162,13 +162,16 @@ mod tests {
         let mut slab = Slab::default();
         assert_eq!(slab.next_key(), Key { index: 0, generation: 0 });
         let one = slab.insert('a');
-        assert_eq!((slab.get_mut(one), slab.at(0)), (Some(&mut 'a'), Some((one, &'a'))));
+        assert_eq!(slab.get_mut(one), Some(&mut 'a'));
+        assert_eq!(slab.at(0), Some((one, &'a')));
         assert_eq!((slab.remove(one), slab.remove(one)), (Some('a'), None));
         assert_eq!((slab.get(one), slab.at(0), slab.at(1)), (None, None, None));
         let next = slab.next_key();
         let two = slab.insert('b');
         assert_eq!((two, two.index), (next, one.index));
-        assert_eq!((slab.get(one), slab.get_mut(one), slab.remove(one)), (None, None, None));
+        assert_eq!((slab.get(one), slab.at(1)), (None, None));
+        assert_eq!(slab.get_mut(one), None);
+        assert_eq!(slab.remove(one), None);
         assert_eq!((slab.count(), slab.places_len()), (1, 1));
         assert!(slab.iter().eq([(two, &'b')]));
     }

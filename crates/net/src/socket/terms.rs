@@ -24,11 +24,10 @@
 //! [`towpath_packet::Piece::watch`]); other loans end with their last piece.
 
 use super::lending::{Borrower, Lendings};
-use super::outstanding::Due;
+use super::outstanding::{Due, Recalled};
 use super::{Error, SocketId, Sockets};
 use crate::stack::Context;
 use crate::time::{Duration, Instant, earliest};
-use alloc::vec::Vec;
 use core::cmp::Reverse;
 use towpath_packet::{Piece, Recall};
 

@@ -4,8 +4,9 @@
 //! be in flight, an ACK that belongs to no connection is checked as the ACK of a cookie.
 
 use super::egress::Marks;
+use super::handles::ListenerHandle;
 use super::handshake::Ends;
-use super::listen::{Listen, ListenerHandle};
+use super::listeners::Listen;
 use super::{Context, Stack};
 use crate::counters::DropReason;
 use crate::tcp::syncookie::{self, Bound};

@@ -8,7 +8,7 @@ use super::time_wait::Arrival;
 use super::{Context, Stack, pressure};
 use crate::counters::DropReason;
 use crate::tcp::{
-    Connection, DATA_UNDER_PRESSURE, Egress, Events, Opening, Pressure, Segment, Seq, Verdict,
+    Connection, DATA_UNDER_PRESSURE, Egress, Events, Pressure, Segment, Seq, Verdict,
 };
 use crate::time::Instant;
 use crate::wire::tcp::{Flags, HEADER_LEN, Options};

@@ -19,6 +19,7 @@ use super::frame::Frame;
 use super::router::{REDIRECT, ROUTER_ADVERTISEMENT};
 use crate::counters::PortDrop;
 use crate::wire::ethernet::EtherType;
+use crate::wire::headers::Part;
 use crate::wire::{MacAddr, Protocol, arp, ipv4, ipv6};
 
 /// A range of IP addresses.

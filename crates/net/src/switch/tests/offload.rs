@@ -11,7 +11,7 @@ use towpath_packet::{Caps, Checksum, Gso, GsoKind, Lender, Loans, Offload, Packe
 use super::harness::*;
 use crate::counters::PortDrop;
 use crate::gro::Coalescer;
-use crate::gso::testing::{Spec, any_spec, bytes_of, parsed, pattern, received};
+use crate::gso::testing::{Spec, any_spec, bytes_of, headers_of, parsed, pattern, received};
 use crate::gso::{self, Checksums};
 use crate::switch::*;
 use crate::wire::headers::Headers;

@@ -7,7 +7,7 @@ use super::wire::advertisement::{RouterAdvertisement, search_list_option};
 use super::wire::dhcpv4::{self, MessageType, option};
 use super::wire::dhcpv6;
 use towpath_net::wire::MacAddr;
-use towpath_net::wire::icmpv6::{self, Message};
+use towpath_net::wire::icmpv6::Message;
 
 use super::frame::{Envelope, group_mac};
 use super::testing::{Bench, DNS, DNS6, GATEWAY, GATEWAY_MAC, Vm, config, message, vm};

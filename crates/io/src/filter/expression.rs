@@ -344,7 +344,7 @@ impl<'a> Parser<'a> {
         };
         let network = self.network();
         let any_of = |at: u32| {
-            let is_it = |protocol: &u8| equal(Load::Byte(at), u32::MAX, protocol.into());
+            let is_it = |&protocol: &u8| equal(Load::Byte(at), u32::MAX, protocol.into());
             Node::Any(protocols.iter().map(is_it).collect())
         };
         let ports = |load: &dyn Fn(u32) -> Load| {

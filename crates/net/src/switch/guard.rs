@@ -16,11 +16,14 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::frame::Frame;
-use super::router::{REDIRECT, ROUTER_ADVERTISEMENT};
 use crate::counters::PortDrop;
 use crate::wire::ethernet::EtherType;
 use crate::wire::headers::Part;
-use crate::wire::{MacAddr, Protocol, arp, ipv4, ipv6};
+use crate::wire::icmpv6::{
+    NEIGHBOR_ADVERTISEMENT, NEIGHBOR_SOLICITATION, REDIRECT, ROUTER_ADVERTISEMENT,
+    ROUTER_SOLICITATION, SOURCE_LINK_LAYER, TARGET_LINK_LAYER,
+};
+use crate::wire::{MacAddr, Protocol, arp, icmpv6, ipv4, ipv6};
 
 /// A range of IP addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -223,9 +226,4 @@ pub const GUARD_ENTRIES_MAX: usize = 32;
 
 /// Offset of the target address in solicitations and advertisements, and of the options in a router
 /// solicitation.
-const TARGET_AT: usize = 8;
-const ROUTER_SOLICITATION: u8 = 133;
-const NEIGHBOR_SOLICITATION: u8 = 135;
-const NEIGHBOR_ADVERTISEMENT: u8 = 136;
-const SOURCE_LINK_LAYER: u8 = 1;
-const TARGET_LINK_LAYER: u8 = 2;
+const TARGET_AT: usize = icmpv6::at::TARGET;

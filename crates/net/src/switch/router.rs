@@ -10,6 +10,7 @@ use super::frame::Frame;
 use crate::counters::PortDrop;
 use crate::wire::ethernet::EtherType;
 use crate::wire::headers::Part;
+use crate::wire::icmpv6::{REDIRECT, ROUTER_ADVERTISEMENT};
 use crate::wire::{Protocol, ipv4, ipv6};
 
 /// Checks the first bytes of a frame; returns how many of them the verdict depends on.
@@ -51,6 +52,3 @@ pub(super) fn check(bytes: &[u8], frame: &Frame) -> Result<usize, PortDrop> {
 /// UDP ports of DHCP clients (RFC 2131 §4.1, RFC 8415 §7.2).
 const DHCPV4_CLIENT: u16 = 68;
 const DHCPV6_CLIENT: u16 = 546;
-/// ICMPv6 types (RFC 4861 §4.2, §4.5).
-pub(super) const ROUTER_ADVERTISEMENT: u8 = 134;
-pub(super) const REDIRECT: u8 = 137;

@@ -344,8 +344,8 @@ const ADVERTISEMENT_LEN: usize = HEADER_LEN + 8;
 const OPTION_UNIT: usize = 8;
 /// Bytes of a link-layer address option: two of header, and an Ethernet address.
 const LINK_LAYER_LEN: usize = 2 + 6;
-const SOURCE_LINK_LAYER: u8 = 1;
-const TARGET_LINK_LAYER: u8 = 2;
+pub(crate) const SOURCE_LINK_LAYER: u8 = 1;
+pub(crate) const TARGET_LINK_LAYER: u8 = 2;
 
 const DESTINATION_UNREACHABLE: u8 = 1;
 const PACKET_TOO_BIG: u8 = 2;
@@ -355,27 +355,28 @@ const PARAMETER_PROBLEM: u8 = 4;
 const INFORMATIONAL: u8 = 128;
 const ECHO_REQUEST: u8 = 128;
 const ECHO_REPLY: u8 = 129;
-const ROUTER_SOLICITATION: u8 = 133;
-const ROUTER_ADVERTISEMENT: u8 = 134;
-const NEIGHBOR_SOLICITATION: u8 = 135;
-const NEIGHBOR_ADVERTISEMENT: u8 = 136;
+pub(crate) const ROUTER_SOLICITATION: u8 = 133;
+pub(crate) const ROUTER_ADVERTISEMENT: u8 = 134;
+pub(crate) const NEIGHBOR_SOLICITATION: u8 = 135;
+pub(crate) const NEIGHBOR_ADVERTISEMENT: u8 = 136;
+pub(crate) const REDIRECT: u8 = 137;
 
 const ROUTER: u8 = 0x80;
 const SOLICITED: u8 = 0x40;
 const OVERRIDE: u8 = 0x20;
 
 /// Offsets of the fields.
-mod at {
-    pub(super) const TYPE: usize = 0;
-    pub(super) const CODE: usize = 1;
-    pub(super) const CHECKSUM: usize = 2;
-    pub(super) const IDENT: usize = 4;
-    pub(super) const MTU: usize = 4;
-    pub(super) const POINTER: usize = 4;
-    pub(super) const FLAGS: usize = 4;
-    pub(super) const SEQUENCE: usize = 6;
-    pub(super) const ROUTER_LIFETIME: usize = 6;
-    pub(super) const TARGET: usize = 8;
+pub(crate) mod at {
+    pub(crate) const TYPE: usize = 0;
+    pub(crate) const CODE: usize = 1;
+    pub(crate) const CHECKSUM: usize = 2;
+    pub(crate) const IDENT: usize = 4;
+    pub(crate) const MTU: usize = 4;
+    pub(crate) const POINTER: usize = 4;
+    pub(crate) const FLAGS: usize = 4;
+    pub(crate) const SEQUENCE: usize = 6;
+    pub(crate) const ROUTER_LIFETIME: usize = 6;
+    pub(crate) const TARGET: usize = 8;
 }
 
 #[cfg(test)]

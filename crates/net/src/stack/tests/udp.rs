@@ -1,7 +1,8 @@
 //! UDP (RFC 768): receiving and sending, checksums, super-packets with and without USO.
 
-use super::bench::{Bench, FAMILIES, able, config, udp};
+use super::bench::{Bench, FAMILIES, OURS4, able, config, udp};
 use crate::counters::DropReason;
+use crate::wire::ipv4;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::num::NonZeroU16;
@@ -271,5 +272,40 @@ fn too_large_is_refused() {
         b.with_context(|stack, cx| stack.udp_send(packet, local, remote, None, cx));
         b.quiet().dropped(&[(DropReason::TooLarge, 1)]);
         b.assert_clean();
+    }
+}
+
+/// Goal: a packet that the caller made with its IP header, for an address of this stack, is
+/// received at once like any other: whole or in fragments, with and without offloads.
+#[test]
+fn own_packets_with_headers_are_received() {
+    let local = SocketAddr::new(OURS4, 53);
+    let whole = udp(SocketAddr::new(OURS4, 999), local, &data(40)).split_off(14);
+    let part = |from: usize, to: usize, more: bool| {
+        let mut header = ipv4::Header::parse(&whole, whole.len()).expect("valid");
+        (header.fragment_offset, header.more_fragments) = (from as u16, more);
+        header.total_len = (ipv4::HEADER_LEN + to - from) as u16;
+        let mut bytes = alloc::vec![0; ipv4::HEADER_LEN];
+        header.emit(&mut bytes);
+        bytes.extend(&whole[ipv4::HEADER_LEN + from..ipv4::HEADER_LEN + to]);
+        bytes
+    };
+    let fragments = [part(0, 24, true), part(24, 48, false)];
+    for caps in [able(), Caps::plain(1500)] {
+        for packets in [&[whole.clone()][..], &fragments] {
+            let mut b = Bench::host(caps);
+            for bytes in packets {
+                let packet = b.packet(bytes);
+                let ends = (Ipv4Addr::UNSPECIFIED, OURS4);
+                let sent = b.with_context(|stack, cx| stack.send_with_header(packet, ends, cx));
+                sent.expect("a valid header");
+            }
+            assert!(b.output().is_empty(), "nothing leaves");
+            let datagram = b.stack.next_datagram().expect("there");
+            assert_eq!((datagram.local, payload(&datagram)), (local, data(40)));
+            drop(datagram);
+            b.dropped(&[]);
+            b.assert_no_leak();
+        }
     }
 }

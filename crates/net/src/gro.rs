@@ -49,8 +49,8 @@ use crate::wire::tcp::Flags;
 use crate::wire::{ipv4, tcp, udp};
 use aggregate::{Aggregate, Bucket};
 
-/// Holds packets that can still be merged, and with each what its receiver knows of it: a `T`, which
-/// is returned with the packet. A super-packet has the `T` of its first packet. One thread.
+/// Holds packets that can still be merged, and with each what its receiver knows of it: a `T`,
+/// which is returned with the packet. A super-packet has the `T` of its first packet. One thread.
 pub struct Coalescer<T> {
     buckets: [Bucket<T>; BUCKETS],
     hash: FixedState,

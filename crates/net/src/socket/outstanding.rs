@@ -6,7 +6,8 @@ use alloc::vec::Vec;
 use core::cmp::Reverse;
 use towpath_packet::{Ledger, Recall, Watch};
 
-/// Default of [`Sockets::set_default_term`](super::Sockets::set_default_term): long enough for an active reader to finish.
+/// Default of [`set_default_term`](super::Sockets::set_default_term): long enough for an active
+/// reader to finish.
 pub const DEFAULT_TERM: Duration = Duration::from_millis(100);
 /// First pause before memory that is being read is recalled again.
 const RETRY: Duration = Duration::from_millis(1);

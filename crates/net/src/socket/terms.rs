@@ -12,13 +12,13 @@
 //! same process or a capture may hold lent memory for a while, but not forever.
 //!
 //! All of this happens in [`Sockets::on_deadline`] and [`Sockets::recall`]. Memory that is being
-//! read at that moment is recalled again after [`RETRY`](super::outstanding), then after twice as long each time, up to
-//! `RETRY_MAX`: there is no limit on how long a reader may take. One turn copies about
-//! [`BYTES_PER_TURN`] and leaves the rest to the next. If no memory is available for a copy, the
-//! loan goes on past its term. Nothing is closed or lost, and other loans are not delayed. The
-//! recall is retried every [`STARVED_RETRY`], and counted ([`LentStats::starved`]). A call that is
-//! not complete, or a datagram that waits for more data, delays its group's notice, but the memory
-//! is then no longer used.
+//! read at that moment is recalled again after a pause, which doubles each time up to a maximum:
+//! there is no limit on how long a reader may take. One turn copies about [`BYTES_PER_TURN`] and
+//! leaves the rest to the next. If no memory is available for a copy, the loan goes on past its
+//! term. Nothing is closed or lost, and other loans are not delayed. The recall is retried every
+//! [`STARVED_RETRY`], and counted ([`LentStats::starved`]). A call that is not complete, or a
+//! datagram that waits for more data, delays its group's notice, but the memory is then no longer
+//! used.
 //!
 //! Only foreign memory, and memory that was lent as recallable, can be recalled (see
 //! [`towpath_packet::Piece::watch`]); other loans end with their last piece.

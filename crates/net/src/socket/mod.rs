@@ -20,8 +20,8 @@
 //! One concern per file: `error`, `ports` (allocation), `options`, `listen` (accept queue),
 //! `connect` (opening and closing), `fastopen` (data with a SYN), `frames` (memory for sends),
 //! `stream` (bytes sent and received), `lending` (sends without a copy), `terms` and `outstanding`
-//! (return of lent memory), `lent_receive` (receives without a copy), `datagram` (UDP), `readiness`,
-//! `notices` (the error queue).
+//! (return of lent memory), `lent_receive` (receives without a copy), `datagram` (UDP),
+//! `readiness`, `notices` (the error queue).
 //!
 //! Bounds: [`SOCKETS_MAX`] sockets, and the bounds of the stack.
 

@@ -11,8 +11,9 @@
 //! the kernel uses until an operation completes).
 //!
 //! The modules are ordered, and each uses only modules before it: `{doorbell, filter, large_pages,
-//! mount, outside, process_sys, random, receive, sealed, sys} → {direct, endpoint, netlink, reactor,
-//! socket, tap} → {namespace, pcapng, stream, thread} → {confine, events, vhost_user} → fuzz`.
+//! mount, outside, process_sys, random, receive, sealed, sys} → {direct, endpoint, netlink,
+//! reactor, socket, tap} → {namespace, pcapng, stream, thread} → {confine, events, vhost_user} →
+//! fuzz`.
 #![deny(unsafe_code)]
 #![cfg_attr(not(feature = "confine"), allow(dead_code, reason = "only this feature has a broker"))]
 

@@ -2,8 +2,8 @@
 //! rewrite.
 //!
 //! [`Headers::read`] and [`Shape::of`] are the only checks between bytes from an untrusted sender
-//! and the offsets used to patch them. Length fields of the packet are not trusted; they are written
-//! anew from the actual bytes.
+//! and the offsets used to patch them. Length fields of the packet are not trusted; they are
+//! written anew from the actual bytes.
 
 use towpath_packet::segmentation::{self, Template};
 

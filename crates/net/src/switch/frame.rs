@@ -26,6 +26,7 @@ pub(super) struct Frame {
 
 impl Frame {
     /// Reads header and tag; `None` if they are incomplete.
+    #[inline]
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let header = ethernet::Header::parse(bytes).ok()?;
         let mut frame = Self {
@@ -48,6 +49,7 @@ impl Frame {
     }
 
     /// Skips further tags, as Linux does with tags for VLAN 0. `None` if a tag is incomplete.
+    #[inline]
     pub(super) fn skip_tags(&mut self, bytes: &[u8]) -> Option<()> {
         while matches!(self.ethertype, EtherType::VLAN | EtherType::SERVICE_VLAN) {
             let tag = bytes.get(self.network_at..)?.first_chunk::<TAG_LEN>()?;
@@ -60,6 +62,7 @@ impl Frame {
 
     /// The headers of the IP packet in the first bytes of the frame. `None` if it is no IP packet,
     /// or not all headers are in these bytes. All calls must be given the same bytes.
+    #[inline]
     pub(super) fn headers(&self, bytes: &[u8]) -> Option<Headers> {
         let version = match self.ethertype {
             EtherType::IPV4 => Version::V4,

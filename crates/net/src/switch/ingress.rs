@@ -246,6 +246,7 @@ fn check_addresses(frame: &Frame) -> Result<(), PortDrop> {
 
 /// Pulls the headers if they were `judged` but not pulled yet, and checks the offload fields.
 /// Returns the headers if offload work is left.
+#[inline]
 fn settle_offload(
     packet: &mut Packet,
     frame: &Frame,
@@ -264,6 +265,17 @@ fn settle_offload(
         }
         return Ok(None);
     }
+    locate_offload(packet, frame, judged, is_partial).map(Some)
+}
+
+/// Checks the offload fields of a packet with offload work left, and pulls its headers.
+fn locate_offload(
+    packet: &mut Packet,
+    frame: &Frame,
+    judged: Option<usize>,
+    is_partial: bool,
+) -> Result<Headers, PortDrop> {
+    let mut offload = *packet.offload();
     // virtio 1.2 §5.1.6.2.1: segmentation offload requires a partial checksum.
     if !is_partial {
         return Err(PortDrop::OffloadMalformed);
@@ -281,7 +293,7 @@ fn settle_offload(
         packet.pull(judged.max(end));
     }
     let checked = gso::check_offload(packet, &headers);
-    checked.map(|()| Some(headers)).map_err(|_| PortDrop::OffloadMalformed)
+    checked.map(|()| headers).map_err(|_| PortDrop::OffloadMalformed)
 }
 
 /// Adds the tag to a tunnel's offsets. Linux 6.18 omits the VLAN tag from these offsets, but counts

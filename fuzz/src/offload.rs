@@ -28,7 +28,7 @@ pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let mut memory = packets::memory();
     let ledger = Ledger::new();
-    let mut coalescer = Coalescer::new();
+    let mut coalescer = Coalescer::new(1);
     let (mut taken, mut given) = (0, 0);
     for count in 0..PACKETS_MAX {
         if input.is_empty() {
@@ -159,7 +159,7 @@ fn coalesce(segments: Vec<Packet>, layout: Layout, whole: &[u8], ledger: &Ledger
     if segments.len() < 2 {
         return;
     }
-    let mut coalescer = Coalescer::new();
+    let mut coalescer = Coalescer::new(1);
     let mut payload = Vec::new();
     let mut out = |packet: Packet| payload.extend(packets::payload(&packet));
     for segment in segments {

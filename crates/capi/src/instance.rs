@@ -328,7 +328,7 @@ impl Instance {
         let (device, bell) = (boxed(tap), Arc::new(Bell::new()?));
         let stack = Stack::new(config.host.stack(secret), device.caps());
         let clock = Clock::Real(RealClock::new());
-        let instance = Self::with_stack(stack, config, (secret, clock), (device, None), bell);
+        let instance = Self::with_stack(stack, config, clock, (device, None), bell);
         *instance.worker() = Some(Worker::start(instance.driver.clone())?);
         Ok(Arc::new(instance))
     }
@@ -421,17 +421,17 @@ impl Instance {
         let wire = Wire::new(caps);
         let device = boxed(WireEnd(wire.clone()));
         let bell = Arc::new(Bell::new()?);
-        Ok(Self::with_stack(stack, config, (secret, clock), (device, Some(wire)), bell))
+        Ok(Self::with_stack(stack, config, clock, (device, Some(wire)), bell))
     }
 
     fn with_stack(
         stack: Stack,
         config: &Config,
-        (secret, clock): ([u64; 2], Clock),
+        clock: Clock,
         (device, wire): (AnyDevice, Option<Wire>),
         bell: Arc<Bell>,
     ) -> Self {
-        let sockets = Sockets::new(stack, secret[0] ^ secret[1].rotate_left(32));
+        let sockets = Sockets::new(stack);
         let memory = Memory::new(MemoryConfig::within(config.host.memory));
         let engine = Engine::new(sockets, device, memory, Arc::default());
         let file_cache = Arc::new(FileCache::new(config.host.file_cache, engine.ledger.clone()));

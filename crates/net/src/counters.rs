@@ -100,7 +100,7 @@ drop_reasons! {
     IcmpMalformed = "icmp_malformed",
     /// The ICMP message is of a kind that is ignored.
     IcmpIgnored = "icmp_ignored",
-    /// The ICMP error quotes a segment that is not in flight.
+    /// The ICMP error quotes a packet that was not sent, or a segment that is not in flight.
     IcmpOutOfWindow = "icmp_out_of_window",
     /// The ICMP error was not sent because of the rate limit.
     IcmpRateLimited = "icmp_rate_limited",

@@ -56,16 +56,11 @@ pub struct Coalescer {
     hash: FixedState,
 }
 
-impl Default for Coalescer {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Coalescer {
-    /// A coalescer that holds nothing.
-    pub fn new() -> Self {
-        Self { buckets: [const { Bucket::EMPTY }; BUCKETS], hash: FixedState::default() }
+    /// A coalescer that holds nothing. `seed` must be unpredictable, or strangers choose which flows
+    /// share a bucket.
+    pub fn new(seed: u64) -> Self {
+        Self { buckets: [const { Bucket::EMPTY }; BUCKETS], hash: FixedState::with_seed(seed) }
     }
 
     /// Processes a received, parsed packet: merges it, holds it, or delivers it to `out`, after the

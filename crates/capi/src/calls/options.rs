@@ -465,6 +465,9 @@ impl State {
         };
         match name {
             libc::IP_FREEBIND => self.change(fd, |options| options.free_bind = number != 0),
+            libc::IP_BIND_ADDRESS_NO_PORT => {
+                self.change(fd, |options| options.bind_no_port = number != 0)
+            }
             libc::IP_MTU_DISCOVER => {
                 let path_mtu = path_mtu(number)?;
                 self.change(fd, |options| options.path_mtu = path_mtu)
@@ -482,6 +485,9 @@ impl State {
         let options = self.engine.protocols.options(self.id(fd)?)?;
         match name {
             libc::IP_FREEBIND => Ok(i32::from(options.free_bind).to_ne_bytes().to_vec()),
+            libc::IP_BIND_ADDRESS_NO_PORT => {
+                Ok(i32::from(options.bind_no_port).to_ne_bytes().to_vec())
+            }
             libc::IP_MTU => self.path_mtu(fd),
             libc::IP_MTU_DISCOVER => Ok((options.path_mtu as i32).to_ne_bytes().to_vec()),
             libc::IP_TOS => Ok(i32::from(options.tos).to_ne_bytes().to_vec()),

@@ -29,7 +29,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        let coalescer = Coalescer::new();
+        let coalescer = Coalescer::new(1);
         Self { memory: memory(), ledger: Ledger::new(), coalescer, out: Vec::new() }
     }
 

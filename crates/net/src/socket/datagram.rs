@@ -43,7 +43,6 @@ pub(super) use table::Table;
 
 use super::{
     Error, Family, Phase, Readiness, Shutdown, Socket, SocketId, Sockets, from_family, ports,
-    to_family,
 };
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -143,8 +142,7 @@ impl Sockets {
         if socket.used.is_some() || self.is_raw(id) || self.packet_options(id).is_some() {
             return Ok(());
         }
-        let address = to_family(socket.local, socket.family);
-        self.bind(id, address).map_err(|_| Error::WouldBlock)
+        self.take_port(id, socket.local).map_err(|_| Error::WouldBlock)
     }
 
     /// Sets the socket's peer, by the rules of Linux.

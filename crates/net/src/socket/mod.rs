@@ -61,6 +61,7 @@ pub use readiness::Readiness;
 pub use stream::{ReceiveFlags, SendFlags};
 pub use terms::{DEFAULT_TERM, LentStats};
 
+use crate::random::Purpose;
 use crate::stack::{Context, ListenerHandle, Stack, TcpHandle};
 use crate::tcp::Connection;
 use crate::time::Instant;
@@ -142,6 +143,8 @@ struct Socket {
     used: Option<Use>,
     /// The caller chose the port, so the socket keeps it when a connection fails.
     port_chosen: bool,
+    /// Address that the caller chose, which the socket keeps too.
+    bound: Option<IpAddr>,
     remote: Option<SocketAddr>,
     /// `connect` was called; the SYN waits for data.
     deferred: bool,
@@ -187,18 +190,18 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Creates the socket layer above `stack`. `seed` decides where the search for ephemeral ports
-    /// begins: random in production, fixed in a simulation.
-    pub fn new(mut stack: Stack, seed: u64) -> Self {
+    /// Creates the socket layer above `stack`. Ports derive from the stack's secret.
+    pub fn new(mut stack: Stack) -> Self {
         stack.report_udp_errors();
+        let secret = stack.secret();
         Self {
             stack,
             slots: Vec::new(),
             free: Vec::new(),
             by_connection: Vec::new(),
-            by_listener: HashMap::with_hasher(FixedState::with_seed(seed)),
-            ports: Ports::new(seed),
-            datagrams: datagram::Table::new(seed),
+            by_listener: HashMap::with_hasher(secret.table(Purpose::SocketListenerTable)),
+            ports: Ports::new(&secret),
+            datagrams: datagram::Table::new(&secret),
             wakes: VecDeque::new(),
             defaults: Options::default(),
             lendings: Lendings::new(),
@@ -340,6 +343,18 @@ impl Sockets {
         if taken {
             return Err(Error::Invalid);
         }
+        let socket = self.socket_mut(id)?;
+        socket.bound = Some(address.ip()).filter(|_| !wildcard);
+        if address.port() == 0 && socket.options.bind_no_port && socket.space() == Space::Tcp {
+            socket.local.set_ip(address.ip());
+            return Ok(());
+        }
+        self.take_port(id, address)
+    }
+
+    /// Takes a port for a socket that has none; port 0 chooses an ephemeral port.
+    fn take_port(&mut self, id: SocketId, address: SocketAddr) -> Result<(), Error> {
+        let socket = self.socket(id)?;
         let space = socket.space();
         let used = Use {
             address: address.ip(),
@@ -347,9 +362,10 @@ impl Sockets {
             reuse: socket.options.reuse_address,
             reuse_port: space == Space::Udp && socket.options.reuse_port,
             listens: false,
+            connects: false,
         };
         let port = match address.port() {
-            0 => self.ports.ephemeral(space, |_| true).ok_or(Error::AddressInUse)?,
+            0 => self.ports.choose(space).ok_or(Error::AddressInUse)?,
             port if self.ports.is_free(space, port, &used) => port,
             _ => return Err(Error::AddressInUse),
         };
@@ -381,6 +397,7 @@ impl Sockets {
             local: SocketAddr::new(unspecified(family), 0),
             used: None,
             port_chosen: false,
+            bound: None,
             remote: None,
             deferred: false,
             error: None,

@@ -20,18 +20,20 @@ pub(super) struct Coalescing {
     up: VecDeque<Packet>,
     /// Datagrams are coalesced regardless of the device.
     datagrams: bool,
+    /// Seed of the coalescer's hash.
+    seed: u64,
 }
 
 impl Coalescing {
-    pub(super) fn new(datagrams: bool) -> Self {
-        Self { coalescer: None, up: VecDeque::new(), datagrams }
+    pub(super) fn new(datagrams: bool, seed: u64) -> Self {
+        Self { coalescer: None, up: VecDeque::new(), datagrams, seed }
     }
 
     /// Adapts to a device. Called between bursts, when nothing is held.
     pub(super) fn set_caps(&mut self, caps: &Caps) {
         let needed = self.datagrams || !(caps.tso4 && caps.tso6 && caps.uso);
         if needed != self.coalescer.is_some() {
-            self.coalescer = needed.then(Box::default);
+            self.coalescer = needed.then(|| Box::new(Coalescer::new(self.seed)));
         }
     }
 }

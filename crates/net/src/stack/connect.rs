@@ -94,6 +94,11 @@ impl Stack {
         self.tcp.find(local, remote).is_some()
     }
 
+    /// True if the last connection with these endpoints is in TIME-WAIT.
+    pub(crate) fn tcp_in_time_wait(&self, local: SocketAddr, remote: SocketAddr) -> bool {
+        self.tcp.time_wait.find(local, remote).is_some()
+    }
+
     /// Bytes of data that the SYN of this connection can carry. `None` without a cookie: then
     /// connecting cannot wait for data (`TCP_FASTOPEN_CONNECT`).
     pub fn tcp_syn_room(&self, connect: &Connect, now: Instant) -> Option<u32> {

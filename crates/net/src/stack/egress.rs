@@ -13,7 +13,8 @@ use crate::wire::ethernet::{self, EtherType};
 use crate::wire::icmpv6;
 use crate::wire::{MacAddr, Protocol, ipv4, ipv6, tcp, udp};
 use alloc::vec::Vec;
-use core::net::IpAddr;
+use core::hash::BuildHasher;
+use core::net::{IpAddr, Ipv6Addr};
 use towpath_packet::{Checksum, GsoKind, Offload, Packet};
 
 /// Default TTL and hop limit of sent packets (RFC 1700, as in Linux).
@@ -96,7 +97,12 @@ impl Stack {
                 };
                 let header = ipv4::Header {
                     tos: marks.tos,
-                    ident: self.next_ident(&packet, (source.into(), destination.into())),
+                    ident: self.next_ident(
+                        &packet,
+                        (source.into(), destination.into()),
+                        marks.mtu,
+                        cx,
+                    ),
                     dont_fragment: marks.dont_fragment,
                     more_fragments: false,
                     fragment_offset: 0,
@@ -116,7 +122,7 @@ impl Stack {
                 };
                 let header = ipv6::Header {
                     traffic_class: marks.tos,
-                    flow_label: 0,
+                    flow_label: self.flow_label(&packet, protocol, (source, destination)),
                     payload_len,
                     next_header: protocol,
                     hop_limit: marks.ttl,
@@ -131,12 +137,39 @@ impl Stack {
     }
 
     /// IPv4 identification: reserves one for each segment of a super-packet (RFC 6864).
-    fn next_ident(&mut self, packet: &Packet, pair: (IpAddr, IpAddr)) -> u16 {
-        let segments = match packet.offload().gso {
-            Some(gso) => packet.payload_len().div_ceil(usize::from(gso.size.get())),
-            None => 1,
-        };
-        self.idents.take(pair, segments as u32) as u16
+    fn next_ident(
+        &mut self,
+        packet: &Packet,
+        pair: (IpAddr, IpAddr),
+        mtu: u16,
+        cx: &Context<'_>,
+    ) -> u16 {
+        let len = packet.len() + ipv4::HEADER_LEN;
+        match packet.offload().gso {
+            Some(gso) => {
+                let segments = packet.payload_len().div_ceil(usize::from(gso.size.get()));
+                self.idents.take(pair, segments as u16, cx.now)
+            }
+            None if len > usize::from(mtu.min(self.caps.mtu)) => self.idents.fragmented_v4(pair),
+            None => self.idents.take(pair, 1, cx.now),
+        }
+    }
+
+    /// Flow label of a TCP or UDP packet: the same for all packets of a flow (RFC 6437 §3). Other
+    /// packets have none.
+    fn flow_label(
+        &self,
+        packet: &Packet,
+        protocol: Protocol,
+        addresses: (Ipv6Addr, Ipv6Addr),
+    ) -> u32 {
+        match packet.headers() {
+            [a, b, c, d, ..] if matches!(protocol, Protocol::TCP | Protocol::UDP) => {
+                let flow = (addresses, protocol, [*a, *b, *c, *d]);
+                self.flow_labels.hash_one(flow) as u32 & ipv6::FLOW_LABEL_MASK
+            }
+            _ => 0,
+        }
     }
 
     pub(super) fn send_to_next_hop(
@@ -256,7 +289,7 @@ impl Stack {
             let Ok(ip) = ipv6::Header::parse(&packet.headers()[layout.ip_at..], usize::MAX) else {
                 return self.counters.drop(DropReason::IpMalformed);
             };
-            let ident = self.idents.take((ip.source.into(), ip.destination.into()), 1);
+            let ident = self.idents.fragmented_v6((ip.source.into(), ip.destination.into()));
             fragment::fragment_ipv6(packet, mtu, layout, ident, cx.memory, cx.ledger, &mut out)
         };
         if cut.is_err() {

@@ -160,12 +160,12 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    /// No listeners; addresses are hashed with `seed`.
-    pub(super) fn new(seed: u64) -> Self {
+    /// No listeners.
+    pub(super) fn new(hasher: FixedState) -> Self {
         Self {
             places: Vec::new(),
             free: Vec::new(),
-            by_address: HashMap::with_hasher(FixedState::with_seed(seed)),
+            by_address: HashMap::with_hasher(hasher),
             news: VecDeque::new(),
         }
     }

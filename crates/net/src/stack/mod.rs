@@ -47,14 +47,14 @@ mod tests;
 use crate::counters::{Counters, DropReason};
 use crate::fragment::{self, Reassembler};
 use crate::neighbor::Neighbors;
+use crate::random::{Purpose, Secret};
 use crate::tcp::{Pressure, Settings};
 use crate::time::{Instant, earliest};
 use crate::wire::MacAddr;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use core::hash::Hasher;
 use core::net::IpAddr;
-use siphasher::sip::SipHasher13;
+use foldhash::fast::FixedState;
 use towpath_packet::{Burst, Caps, Memory, Packet};
 
 pub use accounts::{Frames, Usage};
@@ -122,12 +122,22 @@ pub struct Config {
     /// Takes packets for any address, on behalf of others. Datagrams of one burst are coalesced
     /// into super-packets where possible.
     pub transparent: bool,
-    /// Secret for sequence numbers and hash seeds: random in production, fixed in a simulation.
+    /// Secret from which everything unpredictable derives: sequence numbers, ports, identifiers,
+    /// limits, hash seeds. Random in production, fixed in a simulation.
     pub secret: [u64; 2],
     /// TCP settings.
     pub tcp: Settings,
     /// Bounds.
     pub limits: Limits,
+}
+
+impl Config {
+    /// A locally administered unicast address (IEEE 802) that belongs to this secret and does not
+    /// reveal it.
+    pub fn station_address(secret: [u64; 2]) -> MacAddr {
+        let [a, b, c, d, e, ..] = Secret::new(secret).key(Purpose::StationAddress)[0].to_ne_bytes();
+        MacAddr([2, a, b, c, d, e])
+    }
 }
 
 /// A TCP/IP stack on one link.
@@ -158,19 +168,21 @@ pub struct Stack {
     raw: raw::Raw,
     link: link::Link,
     idents: idents::Idents,
+    flow_labels: FixedState,
 }
 
 impl Stack {
     /// A stack for a device with these capabilities.
     pub fn new(config: Config, caps: Caps) -> Self {
         let tcp = table::Table::new(&config);
-        let key = |labels: [Label; 2]| labels.map(|label| derive(config.secret, label));
-        let idents = idents::Idents::new(key([Label::Ident, Label::IdentSecond]));
-        let listener = icmp::Listener::new(key([Label::ListenerDelay, Label::ListenerDelaySecond]));
-        let icmp_limit = icmp::RateLimit::new(key([Label::IcmpLimit, Label::IcmpLimitSecond]));
-        let paths = path_mtus::Paths::new(derive(config.secret, Label::ConnectionIndex));
+        let secret = Secret::new(config.secret);
+        let idents = idents::Idents::new(&secret);
+        let listener = icmp::Listener::new(secret.key(Purpose::ListenerDelays));
+        let icmp_limit = icmp::RateLimit::new(secret.key(Purpose::IcmpErrors));
+        let paths = path_mtus::Paths::new(secret.table(Purpose::PathTable));
         let neighbors = Neighbors::new(&config.next_hops);
-        let mut coalescing = coalesce::Coalescing::new(config.transparent);
+        let seed = secret.key(Purpose::CoalescerTable)[0];
+        let mut coalescing = coalesce::Coalescing::new(config.transparent, seed);
         coalescing.set_caps(&caps);
         Self {
             config,
@@ -195,7 +207,13 @@ impl Stack {
             raw: raw::Raw::default(),
             link: link::Link::default(),
             idents,
+            flow_labels: secret.table(Purpose::FlowLabels),
         }
+    }
+
+    /// The secret, from which the layer above derives its own keys.
+    pub(crate) fn secret(&self) -> Secret {
+        Secret::new(self.config.secret)
     }
 
     /// Sets the capabilities of the device. Connections send no larger segments than it takes from
@@ -356,29 +374,6 @@ impl Stack {
         };
         link_local || self.config.addresses.iter().any(|ours| same_prefix(ours, address))
     }
-}
-
-/// Values derived from the secret. The secret itself is never used in a visible value.
-#[derive(Clone, Copy)]
-enum Label {
-    Ident,
-    ConnectionIndex,
-    TimeWaitIndex,
-    SynCookie,
-    SynCookieSecond,
-    ChallengeBudget,
-    IdentSecond,
-    IcmpLimit,
-    IcmpLimitSecond,
-    ListenerDelay,
-    ListenerDelaySecond,
-}
-
-/// Derives a value that reveals nothing about `secret`.
-fn derive(secret: [u64; 2], label: Label) -> u64 {
-    let mut hasher = SipHasher13::new_with_keys(secret[0], secret[1]);
-    hasher.write_u8(label as u8);
-    hasher.finish()
 }
 
 /// How short of memory the pools are.

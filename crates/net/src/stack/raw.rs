@@ -131,7 +131,7 @@ impl Stack {
         if header[at::IDENT..][..2] == [0, 0] {
             let [a, b, c, d] = header[at::SOURCE..][..4] else { unreachable!("four bytes") };
             let pair = (Ipv4Addr::new(a, b, c, d).into(), destination);
-            let ident = self.idents.take(pair, 1) as u16;
+            let ident = self.idents.take(pair, 1, cx.now);
             header[at::IDENT..][..2].copy_from_slice(&ident.to_be_bytes());
         }
         write_ipv4_checksum(header);

@@ -1,5 +1,6 @@
 //! Table of connections: lookup, timers, and the queues for output and events.
 
+use super::Config;
 use super::accounts::{Accounts, Share};
 use super::challenges::Challenges;
 use super::listen::{ListenerHandle, Listeners, Role};
@@ -7,7 +8,7 @@ use super::metrics::Metrics;
 use super::routes::Routes;
 use super::tcp::TcpHandle;
 use super::time_wait::{TimeWait, TimeWaitEntry};
-use super::{Config, Label, derive};
+use crate::random::{Purpose, Secret, keyed_hash};
 use crate::tcp::syncookie::SynCookies;
 use crate::tcp::{Connection, Opening, SegmentSizes, Settings, State};
 use crate::time::{Duration, Instant, earliest};
@@ -15,11 +16,10 @@ use alloc::boxed::Box;
 use alloc::collections::{BinaryHeap, VecDeque};
 use alloc::vec::Vec;
 use core::cmp::Reverse;
-use core::hash::{BuildHasher, Hasher};
+use core::hash::BuildHasher;
 use core::net::SocketAddr;
 use foldhash::fast::FixedState;
 use hashbrown::HashTable;
-use siphasher::sip::SipHasher13;
 
 pub(super) struct Slot {
     pub(super) generation: u32,
@@ -68,7 +68,8 @@ pub(super) struct Table {
     pub(super) free: Vec<u32>,
     pub(super) index: HashTable<u32>,
     pub(super) hasher: FixedState,
-    pub(super) secret: [u64; 2],
+    /// Key of initial sequence numbers.
+    sequence_key: [u64; 2],
     pub(super) settings: Settings,
     pub(super) connections_max: usize,
     pub(super) half_open_max: usize,
@@ -96,12 +97,13 @@ pub(super) struct Table {
 
 impl Table {
     pub(super) fn new(config: &Config) -> Self {
+        let secret = Secret::new(config.secret);
         Self {
             slots: Vec::new(),
             free: Vec::new(),
             index: HashTable::new(),
-            hasher: FixedState::with_seed(derive(config.secret, Label::ConnectionIndex)),
-            secret: config.secret,
+            hasher: secret.table(Purpose::ConnectionTable),
+            sequence_key: secret.key(Purpose::SequenceNumbers),
             settings: config.tcp,
             connections_max: config.limits.connections,
             half_open_max: config.limits.half_open,
@@ -110,21 +112,15 @@ impl Table {
             orphans: 0,
             orphans_max: config.limits.orphans,
             shed_at: None,
-            time_wait: TimeWait::new(
-                config.limits.time_wait,
-                derive(config.secret, Label::TimeWaitIndex),
-            ),
+            time_wait: TimeWait::new(config.limits.time_wait, secret.table(Purpose::TimeWaitTable)),
             timers: BinaryHeap::new(),
             output: VecDeque::new(),
             events: VecDeque::new(),
-            listeners: Listeners::new(derive(config.secret, Label::ConnectionIndex)),
-            metrics: Metrics::new(derive(config.secret, Label::ConnectionIndex)),
+            listeners: Listeners::new(secret.table(Purpose::ListenerTable)),
+            metrics: Metrics::new(secret.table(Purpose::PeerTable)),
             routes: Routes::default(),
-            challenges: Challenges::new(derive(config.secret, Label::ChallengeBudget)),
-            cookies: SynCookies::new([
-                derive(config.secret, Label::SynCookie),
-                derive(config.secret, Label::SynCookieSecond),
-            ]),
+            challenges: Challenges::new(secret.key(Purpose::ChallengeLimit)),
+            cookies: SynCookies::new(secret.key(Purpose::SynCookies)),
             transparent: config.transparent,
             accounts: Accounts::default(),
         }
@@ -216,9 +212,7 @@ impl Table {
         sizes: SegmentSizes,
         now: Instant,
     ) -> Opening {
-        let mut hasher = SipHasher13::new_with_keys(self.secret[0], self.secret[1]);
-        core::hash::Hash::hash(&(local, remote), &mut hasher);
-        let hash = hasher.finish();
+        let hash = keyed_hash(self.sequence_key, (local, remote));
         Opening {
             local,
             remote,

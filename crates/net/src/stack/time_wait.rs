@@ -131,14 +131,8 @@ pub(super) struct TimeWait {
 }
 
 impl TimeWait {
-    pub(super) fn new(limit: usize, seed: u64) -> Self {
-        Self {
-            index: HashTable::new(),
-            queue: VecDeque::new(),
-            first: 0,
-            hasher: FixedState::with_seed(seed),
-            limit,
-        }
+    pub(super) fn new(limit: usize, hasher: FixedState) -> Self {
+        Self { index: HashTable::new(), queue: VecDeque::new(), first: 0, hasher, limit }
     }
 
     pub(super) fn len(&self) -> usize {

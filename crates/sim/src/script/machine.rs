@@ -45,7 +45,7 @@ impl Machine {
             stack.set_neighbor(address(1, family), MacAddr(REMOTE_MAC));
         }
         Self {
-            sockets: Sockets::new(stack, 1),
+            sockets: Sockets::new(stack),
             memory: Memory::new(memory),
             ledger: Ledger::new(),
             clock: Clock::default(),

@@ -89,11 +89,9 @@ impl Config {
 
     /// Returns the stack's settings. `secret` must be unpredictable.
     pub fn stack(&self, secret: [u64; 2]) -> stack::Config {
-        // A locally administered unicast address (IEEE 802, bits 1 and 0 of the first byte).
-        let [_, a, b, c, d, e, ..] = secret[0].to_ne_bytes();
         let address = |&(address, prefix_len): &(IpAddr, u8)| Address { address, prefix_len };
         stack::Config {
-            mac: MacAddr(self.mac.unwrap_or([2, a, b, c, d, e])),
+            mac: self.mac.map_or_else(|| stack::Config::station_address(secret), MacAddr),
             addresses: self.addresses.iter().map(address).collect(),
             next_hops: self.gateways.clone(),
             transparent: false,

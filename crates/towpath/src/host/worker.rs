@@ -201,7 +201,7 @@ impl Host {
     fn start(config: &Config, device: AnyDevice, bell: Arc<Bell>) -> Result<Self, StartError> {
         let secret = secret()?;
         let stack = Stack::new(config.stack(secret), device.caps());
-        let mut sockets = Sockets::new(stack, secret[0] ^ secret[1].rotate_left(32));
+        let mut sockets = Sockets::new(stack);
         sockets.set_return_waker(bell.clone().into());
         // The host has limits of its own, at which calls wait.
         sockets.set_lent_limits(LentLimits { notices: usize::MAX, pages: None });

@@ -8,6 +8,7 @@
 //! Bound: one entry for each socket.
 
 use super::super::{Family, Socket, SocketId, Sockets};
+use crate::random::{Purpose, Secret};
 use alloc::vec::Vec;
 use core::hash::BuildHasher;
 use core::net::{IpAddr, SocketAddr};
@@ -20,6 +21,7 @@ pub(in crate::socket) struct Table {
     by_port: HashMap<u16, Vec<SocketId>, FixedState>,
     /// Sockets with a peer, by local and remote address.
     by_flow: HashMap<(SocketAddr, SocketAddr), Vec<SocketId>, FixedState>,
+    /// Distributes flows among the sockets of a `SO_REUSEPORT` group.
     hash: FixedState,
     /// Raw sockets.
     pub(super) raw: Vec<SocketId>,
@@ -37,13 +39,12 @@ pub(in crate::socket) struct Table {
 }
 
 impl Table {
-    /// No sockets. The seed determines how `SO_REUSEPORT` groups distribute flows.
-    pub(in crate::socket) fn new(seed: u64) -> Self {
-        let hash = || FixedState::with_seed(seed);
+    /// No sockets.
+    pub(in crate::socket) fn new(secret: &Secret) -> Self {
         Self {
-            by_port: HashMap::with_hasher(hash()),
-            by_flow: HashMap::with_hasher(hash()),
-            hash: hash(),
+            by_port: HashMap::with_hasher(secret.table(Purpose::DatagramPortTable)),
+            by_flow: HashMap::with_hasher(secret.table(Purpose::DatagramFlowTable)),
+            hash: secret.table(Purpose::ReusePort),
             raw: Vec::new(),
             link: Vec::new(),
             queued: 0,

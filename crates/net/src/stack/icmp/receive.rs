@@ -192,8 +192,8 @@ impl Stack {
         }
     }
 
-    /// Processes an error about a sent packet, if it quotes an existing connection, or a datagram
-    /// whose owner wants errors.
+    /// Processes an error about a sent packet, if it quotes an existing connection, a fragment that
+    /// was sent lately, or a datagram whose owner wants errors.
     fn receive_error(
         &mut self,
         info: &IpInfo,
@@ -203,7 +203,7 @@ impl Stack {
         cx: &mut Context<'_>,
     ) -> Result<(), DropReason> {
         let at = packet.headers().len();
-        let quoted = Quoted::pull(&mut packet, ip_len)?;
+        let quoted = Quoted::pull(&mut packet, ip_len, info)?;
         let mut learnt = false;
         if let Some(ident) = quoted.fragment {
             // Ports may be missing, but the identification cannot be guessed off the path.
@@ -247,7 +247,7 @@ impl Stack {
         ip_len: usize,
     ) -> Result<(), DropReason> {
         let at = packet.headers().len();
-        let quoted = Quoted::pull(&mut packet, ip_len)?;
+        let quoted = Quoted::pull(&mut packet, ip_len, info)?;
         match quoted.protocol {
             Some(Protocol::UDP) => self.receive_udp_error(info, packet, at, &quoted),
             _ => Err(DropReason::IcmpIgnored),
@@ -270,8 +270,17 @@ pub(in crate::stack) struct Quoted {
 
 impl Quoted {
     /// Pulls the quoted IP header, an IPv6 fragment header behind it, and the first bytes of the
-    /// transport header.
-    fn pull(packet: &mut Packet, ip_len: usize) -> Result<Self, DropReason> {
+    /// transport header. An error goes to the source of the packet that it quotes (RFC 792).
+    fn pull(packet: &mut Packet, ip_len: usize, info: &IpInfo) -> Result<Self, DropReason> {
+        let quoted = Self::pull_any(packet, ip_len)?;
+        if quoted.source == info.destination {
+            Ok(quoted)
+        } else {
+            Err(DropReason::IcmpOutOfWindow)
+        }
+    }
+
+    fn pull_any(packet: &mut Packet, ip_len: usize) -> Result<Self, DropReason> {
         let at = packet.headers().len();
         if !packet.pull_more(ip_len + QUOTED_TRANSPORT) {
             return Err(DropReason::IcmpMalformed);

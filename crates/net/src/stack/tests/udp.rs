@@ -1,7 +1,9 @@
 //! UDP (RFC 768): receiving and sending, checksums, super-packets with and without USO.
 
-use super::bench::{Bench, FAMILIES, able, config, udp};
+use super::bench::{Bench, FAMILIES, OURS6, Out, PEER_MAC, PEER6, able, config, udp};
 use crate::counters::DropReason;
+use crate::stack::Config;
+use alloc::vec;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::num::NonZeroU16;
@@ -221,25 +223,30 @@ fn destinations_have_identifications_of_their_own() {
             IpAddr::V4(_) => Ipv4Addr::new(10, 0, 0, 7).into(),
             IpAddr::V6(_) => "fd00::7".parse().expect("an address"),
         };
-        let mut b = Bench::host(Caps::plain(1500));
-        b.stack.set_neighbor(other, super::bench::PEER_MAC);
-        let mut ident = |to: IpAddr| {
-            let packet = b.packet(&data(2000));
-            let (local, remote) = (SocketAddr::new(ours, 53), SocketAddr::new(to, 999));
-            b.with_context(|stack, cx| stack.udp_send(packet, local, remote, None, cx));
-            let out = b.output();
-            assert_eq!(out.len(), 2);
-            let at = if ours.is_ipv4() { 16 } else { 14 + 44 };
-            u32::from_be_bytes(out[0].bytes[at..at + 4].try_into().expect("four")) & mask(ours)
+        let sent = |elsewhere: bool| {
+            let mut b = Bench::host(Caps::plain(1500));
+            b.stack.set_neighbor(other, PEER_MAC);
+            let mut ident = |to: IpAddr| {
+                let packet = b.packet(&data(2000));
+                let (local, remote) = (SocketAddr::new(ours, 53), SocketAddr::new(to, 999));
+                b.with_context(|stack, cx| stack.udp_send(packet, local, remote, None, cx));
+                let out = b.output();
+                assert_eq!(out.len(), 2);
+                let at = if ours.is_ipv4() { 16 } else { 14 + 44 };
+                u32::from_be_bytes(out[0].bytes[at..at + 4].try_into().expect("four")) & mask(ours)
+            };
+            let idents = (0..10).map(|_| {
+                let others = [0; 2].map(|_| if elsewhere { ident(other) } else { 0 });
+                let mine = ident(peer);
+                assert!(others.iter().all(|other| other.abs_diff(mine) > 2), "{others:?} {mine}");
+                mine
+            });
+            idents.collect::<Vec<_>>()
         };
-        let (first, elsewhere) = (ident(peer), ident(other));
-        for count in 1..10 {
-            assert_eq!(ident(peer), first.wrapping_add(count) & mask(ours));
-            ident(other);
-            ident(other);
-        }
-        assert!(first.abs_diff(elsewhere) > 100, "{first} and {elsewhere}");
-        assert!(first > 100);
+        let alone = sent(false);
+        assert_eq!(sent(true), alone);
+        let near = alone.windows(2).filter(|two| two[0].abs_diff(two[1]) < 64).count();
+        assert!(near < 2, "{alone:?}");
     }
 }
 
@@ -272,4 +279,35 @@ fn too_large_is_refused() {
         b.quiet().dropped(&[(DropReason::TooLarge, 1)]);
         b.assert_clean();
     }
+}
+
+/// RFC 6437 §3: all packets of a flow have one label, which another flow or secret changes.
+#[test]
+fn flows_have_labels() {
+    let labels = |secret: u64| {
+        let mut b = Bench::with(Config { secret: [secret, 2], ..config(false) }, Caps::plain(1500));
+        b.stack.set_neighbor(PEER6, PEER_MAC);
+        let mut labels = Vec::new();
+        for port in 0..100 {
+            let [local, remote] = [(OURS6, 1000 + port), (PEER6, 53)].map(SocketAddr::from);
+            let label = |b: &mut Bench, len: usize| {
+                let packet = b.packet(&vec![7; len]);
+                b.with_context(|stack, cx| stack.udp_send(packet, local, remote, None, cx));
+                let of = |out: &Out| u32::from_be_bytes(out.bytes[14..18].try_into().expect("4"));
+                let all: Vec<u32> = b.output().iter().map(|out| of(out) & 0xfffff).collect();
+                assert!(all.iter().all(|label| *label == all[0]));
+                all[0]
+            };
+            let first = label(&mut b, 100);
+            assert_eq!(label(&mut b, 2000), first, "fragments too");
+            labels.push(first);
+        }
+        labels
+    };
+    let (mut all, others) = (labels(1), labels(3));
+    assert_eq!(labels(1), all);
+    assert!(all.iter().zip(&others).filter(|(a, b)| a == b).count() < 3);
+    all.sort_unstable();
+    all.dedup();
+    assert!(all.len() > 95 && all.iter().any(|label| *label > 0x80000), "{all:?}");
 }

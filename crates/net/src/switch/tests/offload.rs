@@ -188,7 +188,7 @@ proptest! {
         let mut packet = received(&mut t.memory, &frame, &[]);
         packet.set_offload(spec.offload(size as u16));
         t.send_packet(0, packet);
-        let (mut coalescer, mut joined) = (Coalescer::new(), Vec::new());
+        let (mut coalescer, mut joined) = (Coalescer::new(1), Vec::new());
         for segment in t.out.packets.remove(&1).expect("sent") {
             let mut out = |packet| joined.push(packet);
             coalescer.receive(segment, spec.layout(), t.now, &t.ledger, &mut out);

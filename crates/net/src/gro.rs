@@ -57,8 +57,8 @@ pub struct Coalescer {
 }
 
 impl Coalescer {
-    /// A coalescer that holds nothing. `seed` must be unpredictable, or strangers choose which flows
-    /// share a bucket.
+    /// A coalescer that holds nothing. `seed` must be unpredictable, or strangers choose which
+    /// flows share a bucket.
     pub fn new(seed: u64) -> Self {
         Self { buckets: [const { Bucket::EMPTY }; BUCKETS], hash: FixedState::with_seed(seed) }
     }

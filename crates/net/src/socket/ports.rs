@@ -256,7 +256,7 @@ mod tests {
         let mut all = Vec::new();
         for secret in 0..8 {
             let mut ports = ports(secret);
-            // The attacker's own server sees as many connections as the victim's, by turns.
+            // The attacker's own server sees as many connections as the victim's.
             let [mine, victims] = [1, 2].map(|last| thousand(&mut ports, server(last)));
             for seen in [&mine, &victims] {
                 let [near, even, most, least] = shape(seen);

@@ -6,8 +6,8 @@
 //! source to ports that may be closed, then counts the errors that its own address still gets. So
 //! there is no such limit. A destination has one of [`SHARES`] shares, and what others are sent
 //! changes its errors only if they have the same share. Each second a keyed hash deals the shares
-//! anew, so that no address keeps the share of another, and draws the number of errors of each, so that
-//! an attacker with an address in every share cannot count what a victim got.
+//! anew, so that no address keeps the share of another, and draws the number of errors of each, so
+//! that an attacker with an address in every share cannot count what a victim got.
 //!
 //! Bound: the shares. Together they allow at most [`SHARES`] times [`ERRORS_MAX`] per second.
 

@@ -76,6 +76,9 @@ pub struct Config {
     /// The program's link is a part of a network outside: the program reaches the other stations of
     /// its prefix there, and gateway and DNS need not be in the prefix.
     pub is_link_shared: bool,
+    /// The gateway of a network probes for other stations with its addresses (RFC 5227, RFC 4862)
+    /// and announces them. It keeps them in any case.
+    pub detects_duplicates: bool,
     /// Gateways whose addresses belong to stations outside, too, so that the program reaches those.
     pub shared_gateways: Vec<IpAddr>,
     /// Resolvers that DNS is relayed to; `None`: the resolvers in the host's /etc/resolv.conf.
@@ -240,6 +243,7 @@ impl Default for Config {
             host_loopback: Vec::new(),
             host_addresses: Vec::new(),
             is_link_shared: false,
+            detects_duplicates: false,
             shared_gateways: Vec::new(),
             resolvers: None,
             publish: Vec::new(),

@@ -108,8 +108,13 @@ drop_reasons! {
     NeighborMalformed = "neighbor_malformed",
     /// Too many packets wait for the neighbour's link-layer address.
     NeighborQueueFull = "neighbor_queue_full",
+    /// The packet waited for a neighbour whose entry was evicted from a full table or replaced, or
+    /// the table had no room for its neighbour.
+    NeighborEvicted = "neighbor_evicted",
     /// The neighbour did not answer.
     NeighborUnreachable = "neighbor_unreachable",
+    /// The message shows that another station uses a local address.
+    AddressConflict = "address_conflict",
     /// No packet handle or frame was free.
     NoMemory = "no_memory",
     /// The device's queue was full.

@@ -239,9 +239,11 @@ fn tiny_windows() {
     }
 }
 
-/// RFC 826, RFC 4861: neighbours are found although many queries are lost.
+/// RFC 826, RFC 4861: neighbours are found although many queries are lost. If all of them are, the
+/// connection attempt ends, as on Linux.
 #[test]
 fn neighbours_are_found_in_spite_of_loss() {
+    let mut failed = 0;
     for v6 in [false, true] {
         for seed in 0..10 {
             let mut world = world(Settings { syn_retries: 12, ..Settings::default() });
@@ -249,11 +251,17 @@ fn neighbours_are_found_in_spite_of_loss() {
             world.links.iter_mut().for_each(|link| link.config.loss = 400_000);
             connect(&mut world, v6, [writes(100), writes(100)]);
             world.run(seconds(3600));
+            if world.hosts[0].flows[0].closed == Some(Some(ConnectionError::Unreachable)) {
+                failed += 1;
+                continue;
+            }
             assert_done(&world, 0, 100, 100);
             assert_done(&world, 1, 100, 100);
             assert_sound(&world);
         }
     }
+    // Three queries fail with a probability of (1 - 0.6 * 0.6)^3, which is a quarter.
+    assert!((1..10).contains(&failed), "{failed} of 20");
 }
 
 /// A connection outlives the entry of its neighbour: no data is lost while the neighbour is queried

@@ -33,6 +33,7 @@ pub(crate) struct NetFile {
     pub(crate) busy_poll: Option<Duration>,
     pub(crate) domain: Option<DomainName>,
     pub(crate) gateway: Option<bool>,
+    pub(crate) detect_duplicates: Option<bool>,
     pub(crate) memory: Option<usize>,
     pub(crate) max_flows: Option<usize>,
     pub(crate) resolvers: Vec<IpAddr>,
@@ -135,6 +136,7 @@ impl NetFile {
                 .map(Duration::from_micros),
             domain: fields.parsed("domain")?,
             gateway: fields.yes_or_no("gateway")?,
+            detect_duplicates: fields.yes_or_no("detect-duplicates")?,
             memory: fields
                 .parsed_by("memory", |text| parse_size(text).map_err(|error| error.to_string()))?,
             max_flows: fields.number("max-flows", 1, FLOWS_MAX as u64)?.map(|max| max as usize),

@@ -85,7 +85,8 @@ fn read(arguments: &mut UpArguments, connections: Connections) -> anyhow::Result
             operations.push((at, Operation::Ports(change)));
         }
     }
-    let config = config(arguments, &file)?;
+    let mut config = config(arguments, &file)?;
+    config.detects_duplicates = file.detect_duplicates.unwrap_or(false);
     let has_gateway = !arguments.no_gateway && file.gateway.unwrap_or(true);
     let lends = has_gateway && !arguments.no_dhcp && !file.dhcp.is_off;
     let machine = machine::only(arguments, &config, [has_gateway, lends], &mut operations)?;

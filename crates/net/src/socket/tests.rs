@@ -17,3 +17,4 @@ mod ports;
 mod raw;
 mod readiness;
 mod terms;
+mod unreachable;

@@ -1,18 +1,15 @@
-//! Sending: IP and Ethernet headers, neighbour resolution, and what the device does not offload.
+//! Sending: IP and Ethernet headers, and what the device does not offload.
 
-use super::ingress::{IP_AT, solicited_node};
+use super::ingress::IP_AT;
 use super::{Context, Stack};
 use crate::checksum;
 use crate::counters::DropReason;
 use crate::fragment;
 use crate::gso::{self, Checksums, Layout};
-use crate::neighbor::{Announcement, Outgoing, Resolution, Station};
+use crate::neighbor::{Outgoing, Resolution};
 use crate::tcp::Connection;
-use crate::wire::arp;
 use crate::wire::ethernet::{self, EtherType};
-use crate::wire::icmpv6;
 use crate::wire::{MacAddr, Protocol, ipv4, ipv6, tcp, udp};
-use alloc::vec::Vec;
 use core::net::IpAddr;
 use towpath_packet::{Checksum, GsoKind, Offload, Packet};
 
@@ -156,37 +153,21 @@ impl Stack {
             let mac = MacAddr([0x33, 0x33, o[12], o[13], o[14], o[15]]);
             return self.send_frame(packet, mac, EtherType::IPV6, cx);
         }
-        let next_hop = self.next_hop(destination);
+        let next_hop = self.next_hop(destination, cx);
         match self.neighbors.resolve(next_hop, packet, cx.now) {
-            Resolution::Known { mac, packet, ask } => {
+            Resolution::Known { mac, packet } => {
                 let kind = if destination.is_ipv4() { EtherType::IPV4 } else { EtherType::IPV6 };
                 self.send_frame(packet, mac, kind, cx);
-                if ask {
-                    self.ask_neighbor(next_hop, cx);
-                }
             }
-            Resolution::Waiting { ask, dropped } => {
-                for _ in 0..dropped {
-                    self.counters.drop(DropReason::NeighborQueueFull);
-                }
-                if ask {
-                    self.ask_neighbor(next_hop, cx);
-                }
+            Resolution::Waiting { solicit, dropped, evicted } => {
+                self.note_waiting(next_hop, solicit, (dropped, evicted), cx);
             }
         }
-    }
-
-    fn next_hop(&self, destination: IpAddr) -> IpAddr {
-        if self.is_on_link(destination) {
-            return destination;
-        }
-        let same_family = |hop: &&IpAddr| hop.is_ipv4() == destination.is_ipv4();
-        self.config.next_hops.iter().find(same_family).copied().unwrap_or(destination)
     }
 
     /// Adds an Ethernet header to a packet whose headers end with the transport header, and queues
     /// it in the form that the device takes.
-    fn send_frame(
+    pub(super) fn send_frame(
         &mut self,
         packet: Outgoing,
         destination: MacAddr,
@@ -262,84 +243,5 @@ impl Stack {
         if cut.is_err() {
             self.counters.drop(DropReason::TooLarge);
         }
-    }
-
-    pub(super) fn learn_neighbor(
-        &mut self,
-        address: IpAddr,
-        station: Station,
-        announcement: Announcement,
-        cx: &mut Context<'_>,
-    ) {
-        let mut waited = Vec::new();
-        self.neighbors.learn(address, station, announcement, cx.now, |mac, packet| {
-            waited.push((mac, packet));
-        });
-        for (mac, packet) in waited {
-            let v4 = packet.packet.headers()[0] >> 4 == 4;
-            let kind = if v4 { EtherType::IPV4 } else { EtherType::IPV6 };
-            self.send_frame(packet, mac, kind, cx);
-        }
-    }
-
-    pub(super) fn expire_neighbors(&mut self, cx: &mut Context<'_>) {
-        let mut asked = Vec::new();
-        let counters = &mut self.counters;
-        self.neighbors.on_deadline(
-            cx.now,
-            |address| asked.push(address),
-            |_packet| counters.drop(DropReason::NeighborUnreachable),
-        );
-        for address in asked {
-            self.ask_neighbor(address, cx);
-        }
-    }
-
-    /// Sends a request for the link-layer address of `address` (RFC 826, RFC 4861 §7.2.2).
-    fn ask_neighbor(&mut self, address: IpAddr, cx: &mut Context<'_>) {
-        let ours = self.config.addresses.iter().map(|ours| ours.address);
-        let Some(source) = ours.into_iter().find(|ours| ours.is_ipv4() == address.is_ipv4()) else {
-            return;
-        };
-        match (source, address) {
-            (IpAddr::V4(sender_ip), IpAddr::V4(target_ip)) => {
-                let request = arp::Packet {
-                    operation: arp::Operation::Request,
-                    sender_mac: self.config.mac,
-                    sender_ip,
-                    target_mac: MacAddr::UNSPECIFIED,
-                    target_ip,
-                };
-                self.send_arp(&request, MacAddr::BROADCAST, cx);
-            }
-            (IpAddr::V6(_), IpAddr::V6(target)) => {
-                let message = icmpv6::Message::NeighborSolicitation {
-                    target,
-                    source_link_layer: Some(self.config.mac),
-                };
-                let group = IpAddr::V6(solicited_node(target));
-                self.send_icmpv6(&message, source, group, icmpv6::HOP_LIMIT, cx);
-            }
-            _ => {}
-        }
-    }
-
-    pub(super) fn send_arp_reply(&mut self, request: &arp::Packet, cx: &mut Context<'_>) {
-        let reply = arp::Packet {
-            operation: arp::Operation::Reply,
-            sender_mac: self.config.mac,
-            sender_ip: request.target_ip,
-            target_mac: request.sender_mac,
-            target_ip: request.sender_ip,
-        };
-        self.send_arp(&reply, request.sender_mac, cx);
-    }
-
-    fn send_arp(&mut self, message: &arp::Packet, to: MacAddr, cx: &mut Context<'_>) {
-        let Some(mut packet) = cx.memory.packet() else {
-            return self.counters.drop(DropReason::NoMemory);
-        };
-        message.emit(packet.push_header(arp::LEN));
-        self.send_frame(Outgoing { packet, mtu: u16::MAX }, to, EtherType::ARP, cx);
     }
 }

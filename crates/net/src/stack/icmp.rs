@@ -1,4 +1,4 @@
-//! ICMP (RFC 792, RFC 1122 §3.2.2), ICMPv6 (RFC 4443) and neighbour discovery (RFC 4861).
+//! ICMP (RFC 792, RFC 1122 §3.2.2) and ICMPv6 (RFC 4443).
 //!
 //! Echo requests to local addresses are answered here without a copy of the payload; requests to
 //! other addresses go to the owner. ICMP errors are sent for packets that cannot be delivered, at a
@@ -234,6 +234,19 @@ impl Stack {
         }
     }
 
+    /// Sends a host unreachable error that quotes the packet.
+    pub(super) fn host_unreachable(
+        &mut self,
+        source: IpAddr,
+        destination: IpAddr,
+        packet: &Packet,
+        cx: &mut Context<'_>,
+    ) {
+        if let Some(quote) = self.quote(source, destination, packet, cx) {
+            self.send_unreachable(quote, &Unreachable::Host.into(), cx);
+        }
+    }
+
     /// Refuses an incoming connection with an ICMP error and releases it.
     pub fn tcp_unreachable(
         &mut self,
@@ -431,7 +444,8 @@ impl Stack {
     }
 
     fn error_packet(&mut self, quote: &Quote, cx: &mut Context<'_>) -> Option<Packet> {
-        if !self.icmp_limit.allow(quote.source, cx.now) {
+        // As in Linux, errors to this stack itself are not limited.
+        if !self.is_local(quote.source) && !self.icmp_limit.allow(quote.source, cx.now) {
             self.counters.drop(DropReason::IcmpRateLimited);
             return None;
         }

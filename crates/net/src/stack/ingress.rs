@@ -4,10 +4,8 @@ use super::{Context, Stack};
 use crate::counters::DropReason;
 use crate::fragment;
 use crate::gso::{self, Layout};
-use crate::neighbor::{Announcement, Station};
 use crate::tcp::Segment;
 use crate::tcp::ecn::codepoint;
-use crate::wire::arp;
 use crate::wire::ethernet::{self, EtherType};
 use crate::wire::ipv6::ExtensionError;
 use crate::wire::{MacAddr, ParseError, Protocol, ipv4, ipv6, tcp};
@@ -87,7 +85,7 @@ impl Stack {
         let parsed = match frame.ethertype {
             EtherType::IPV4 => self.parse_ipv4(&mut packet, &frame),
             EtherType::IPV6 => self.parse_ipv6(&mut packet, &frame, cx),
-            EtherType::ARP => return self.receive_arp(&packet, cx),
+            EtherType::ARP => return self.receive_arp(&packet, frame.destination, cx),
             _ => Err(DropReason::EtherTypeUnknown),
         };
         match parsed {
@@ -294,33 +292,6 @@ impl Stack {
             return Ok(());
         }
         Err(wrong)
-    }
-
-    fn receive_arp(&mut self, packet: &Packet, cx: &mut Context<'_>) {
-        let Ok(message) = arp::Packet::parse(&packet.headers()[IP_AT..]) else {
-            return self.counters.drop(DropReason::ArpMalformed);
-        };
-        let sender = IpAddr::V4(message.sender_ip);
-        let target = message.target_ip.into();
-        if message.sender_ip.is_unspecified() {
-            // RFC 5227 §2.1.1: a probe asks whether the address is free.
-            if self.is_local(target) && message.operation == arp::Operation::Request {
-                self.send_arp_reply(&message, cx);
-            }
-            return;
-        }
-        if self.is_local(sender) || is_martian(sender) {
-            return self.counters.drop(DropReason::ArpMalformed);
-        }
-        // A request for the sender's own address announces it (RFC 5227 §3).
-        let for_us = self.answers_for(target) && target != sender;
-        let asks_us = for_us && message.operation == arp::Operation::Request;
-        let announcement = if asks_us { Announcement::Request } else { Announcement::Override };
-        let station = Station { mac: message.sender_mac, port: packet.ingress() };
-        self.learn_neighbor(sender, station, announcement, cx);
-        if asks_us {
-            self.send_arp_reply(&message, cx);
-        }
     }
 
     /// True if packets for `destination` are accepted.

@@ -24,6 +24,7 @@ mod challenges;
 mod coalesce;
 mod connect;
 mod cookies;
+mod discovery;
 mod egress;
 mod handshake;
 mod icmp;
@@ -33,6 +34,7 @@ mod link;
 mod listen;
 mod local;
 mod metrics;
+mod neighbors;
 mod path_mtus;
 mod raw;
 mod routes;
@@ -46,7 +48,7 @@ mod tests;
 
 use crate::counters::{Counters, DropReason};
 use crate::fragment::{self, Reassembler};
-use crate::neighbor::Neighbors;
+use crate::neighbor::{Detection, Neighbors};
 use crate::tcp::{Pressure, Settings};
 use crate::time::{Instant, earliest};
 use crate::wire::MacAddr;
@@ -59,6 +61,7 @@ use towpath_packet::{Burst, Caps, Memory, Packet};
 
 pub use accounts::{Frames, Usage};
 pub use connect::Connect;
+pub use crate::neighbor::{Conflict, OnConflict};
 pub use egress::TTL_DEFAULT;
 pub use icmp::{Echo, EchoReply, Report, Unreachable};
 pub use link::LinkFrame;
@@ -138,6 +141,7 @@ pub struct Stack {
     stopped: bool,
     counters: Counters,
     neighbors: Neighbors,
+    detection: Detection,
     answers_for_link: bool,
     reassembler: Reassembler,
     coalescing: coalesce::Coalescing,
@@ -169,7 +173,9 @@ impl Stack {
         let listener = icmp::Listener::new(key([Label::ListenerDelay, Label::ListenerDelaySecond]));
         let icmp_limit = icmp::RateLimit::new(key([Label::IcmpLimit, Label::IcmpLimitSecond]));
         let paths = path_mtus::Paths::new(derive(config.secret, Label::ConnectionIndex));
-        let neighbors = Neighbors::new(&config.next_hops);
+        let neighbors =
+            Neighbors::new(&config.next_hops, key([Label::Neighbor, Label::NeighborSecond]));
+        let detection = Detection::new(key([Label::Detection, Label::DetectionSecond]));
         let mut coalescing = coalesce::Coalescing::new(config.transparent);
         coalescing.set_caps(&caps);
         Self {
@@ -178,6 +184,7 @@ impl Stack {
             stopped: false,
             counters: Counters::default(),
             neighbors,
+            detection,
             answers_for_link: false,
             reassembler: Reassembler::new(fragment::Limits::default()),
             coalescing,
@@ -233,11 +240,6 @@ impl Stack {
     /// TCP settings of new connections, to be changed.
     pub fn tcp_settings_mut(&mut self) -> &mut Settings {
         &mut self.tcp.settings
-    }
-
-    /// Sets the link-layer address of a neighbour permanently.
-    pub fn set_neighbor(&mut self, address: IpAddr, mac: MacAddr) {
-        self.neighbors.set(address, mac);
     }
 
     /// Answers requests for the link-layer address of every address except the next hops, and takes
@@ -320,7 +322,8 @@ impl Stack {
     pub fn next_deadline(&self) -> Option<Instant> {
         let (fragments, paths) = (self.reassembler.next_deadline(), self.paths.deadline());
         let (tcp, neighbors) = (self.tcp.deadline(), self.neighbors.deadline());
-        earliest([tcp, neighbors, fragments, paths, self.listener.deadline()])
+        let (detection, listener) = (self.detection.deadline(), self.listener.deadline());
+        earliest([tcp, neighbors, detection, fragments, paths, listener])
     }
 
     /// Runs the timers that are due.
@@ -372,6 +375,10 @@ enum Label {
     IcmpLimitSecond,
     ListenerDelay,
     ListenerDelaySecond,
+    Neighbor,
+    NeighborSecond,
+    Detection,
+    DetectionSecond,
 }
 
 /// Derives a value that reveals nothing about `secret`.

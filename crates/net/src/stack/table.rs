@@ -42,6 +42,8 @@ pub(super) struct Slot {
     pub(super) path_version: u32,
     /// What the connection is charged, and to which account.
     pub(super) share: Share,
+    /// When progress last confirmed the next hop.
+    pub(super) confirmed: Option<Instant>,
 }
 
 impl Default for Slot {
@@ -58,6 +60,7 @@ impl Default for Slot {
             fastopen: None,
             path_version: 0,
             share: Share::default(),
+            confirmed: None,
         }
     }
 }
@@ -183,6 +186,7 @@ impl Table {
         slot.fastopen = None;
         slot.generation = slot.generation.wrapping_add(1);
         slot.armed = None;
+        slot.confirmed = None;
         self.free.push(index);
     }
 

@@ -9,7 +9,7 @@ use crate::counters::DropReason;
 use crate::tcp::{
     Connection, DATA_UNDER_PRESSURE, Egress, Events, Opening, Pressure, Segment, Seq, Verdict,
 };
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use crate::wire::tcp::{Flags, HEADER_LEN, Options};
 use crate::wire::{Protocol, ipv4, ipv6};
 use core::fmt;
@@ -63,6 +63,16 @@ fn must_drop_data(connection: &Connection, memory: &mut Memory) -> bool {
         Pressure::Critical => true,
     }
 }
+
+/// True if progress of a connection may confirm its next hop: at most once per
+/// [`CONFIRM_INTERVAL`].
+fn is_confirmation_due(last: Option<Instant>, now: Instant) -> bool {
+    last.is_none_or(|last| now.since(last) >= CONFIRM_INTERVAL)
+}
+
+/// Time between confirmations of the next hop by one connection: far less than they are valid, and
+/// so long that they cost nothing.
+const CONFIRM_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Chooses an initial sequence number beyond the previous connection's numbers between the same
 /// endpoints (RFC 6191 §2), so that its old segments are not accepted. The distance is Linux's.
@@ -212,7 +222,13 @@ impl Stack {
                 segment = segment.without_data();
             }
             let (segment, ingress) = (&segment, packet.ingress());
+            let unacknowledged = connection.unacknowledged();
             let verdict = connection.input(segment, &mut packet, cx.now);
+            let progress = connection.unacknowledged() < unacknowledged;
+            let confirms = progress && is_confirmation_due(slot.confirmed, cx.now);
+            if confirms {
+                slot.confirmed = Some(cx.now);
+            }
             if verdict == Verdict::Done {
                 self.tcp.accounts.assign(&mut slot.share, ingress);
             }
@@ -222,6 +238,9 @@ impl Stack {
                 connection.challenge();
             }
             self.tcp.settle(index, cx.now);
+            if confirms {
+                self.confirm_next_hop(remote.ip(), cx.now);
+            }
             match verdict {
                 Verdict::Done => {}
                 Verdict::Unacceptable | Verdict::Challenge => {

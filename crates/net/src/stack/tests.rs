@@ -7,6 +7,7 @@ mod hostile;
 mod icmp;
 mod listen;
 mod neighbors;
+mod reachability;
 mod routes;
 mod tcp;
 mod udp;

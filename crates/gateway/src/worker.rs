@@ -162,7 +162,7 @@ impl<S: Inside> Worker<S> {
             own.retain(|own| !next_hops.contains(&own.address));
         }
         let mut worker = Self::with(config, inside, ledger, next_hops, &own)?;
-        // Guests depend on the gateway's addresses: it keeps them, whoever has them too.
+        // Guests depend on the gateway's addresses: it keeps them in any case.
         if config.detects_duplicates {
             let now = worker.clock.now();
             worker.engine.protocols.claim_addresses(OnConflict::Keep, now);

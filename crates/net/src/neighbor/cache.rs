@@ -1,7 +1,7 @@
 //! The table of entries: look-up, timers and eviction.
 //!
 //! A look-up compares the last entry that was used, and then hashes. The hash has a seed of the
-//! stack, so that nobody can choose addresses that collide.
+//! stack, so that no station can choose addresses that collide.
 //!
 //! Eviction, in this order:
 //!

@@ -59,9 +59,9 @@ use core::net::IpAddr;
 use siphasher::sip::SipHasher13;
 use towpath_packet::{Burst, Caps, Memory, Packet};
 
+pub use crate::neighbor::{Conflict, OnConflict};
 pub use accounts::{Frames, Usage};
 pub use connect::Connect;
-pub use crate::neighbor::{Conflict, OnConflict};
 pub use egress::TTL_DEFAULT;
 pub use icmp::{Echo, EchoReply, Report, Unreachable};
 pub use link::LinkFrame;

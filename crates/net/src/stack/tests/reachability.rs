@@ -228,6 +228,17 @@ fn a_router_that_becomes_a_host_is_left() {
     assert!(is_question(&b.one()));
     assert_eq!(b.input(&advertisement(second, OTHER, true)).one().bytes[..6], OTHER.0);
     b.assert_clean();
+    // Router advertisements say the same by their lifetime.
+    for (lifetime, expected) in [(1800, PEER_MAC), (0, OTHER)] {
+        let [high, low] = u16::to_be_bytes(lifetime);
+        let message = [134, 0, 0, 0, 0, 0, high, low, 0, 0, 0, 0, 0, 0, 0, 0];
+        let mut frame = icmp(first, "ff02::1".parse().expect("an address"), 255, &message);
+        frame[..6].copy_from_slice(&[0x33, 0x33, 0, 0, 0, 1]);
+        b.input(&frame).quiet();
+        send(&mut b, OURS6, far, b"3");
+        assert_eq!(b.one().bytes[..6], expected.0);
+    }
+    b.dropped(&[(DropReason::IcmpIgnored, 2)]);
 }
 
 /// A probe for the address `target`, as another station sends it.

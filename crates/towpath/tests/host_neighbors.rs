@@ -96,8 +96,12 @@ fn the_kernel_and_the_host_find_each_other() {
             stream.read_exact(&mut text).expect("received");
             assert_eq!(&text, b"hello");
         }
-        let known = ip(&["neighbour", "show", "dev", "tap0", "nud", "reachable"]);
-        assert!(known.contains("10.9.8.2 ") && known.contains("fd00:9::2 "), "{known}");
+        // The kernel probes, or a connection confirms its entry.
+        let is_reachable = || {
+            let known = ip(&["neighbour", "show", "dev", "tap0", "nud", "reachable"]);
+            known.contains("10.9.8.2 ") && known.contains("fd00:9::2 ")
+        };
+        assert!(wait_until(is_reachable), "{}", ip(&["neighbour", "show"]));
         assert_eq!(host.address_conflicts(), []);
     });
 }

@@ -14,6 +14,7 @@ mod confinement;
 mod control;
 mod descriptors;
 mod doctor;
+mod duplicates;
 mod engines;
 mod follow;
 mod front_end;

@@ -73,7 +73,7 @@ impl Cache {
     #[inline]
     pub(super) fn position(&mut self, address: IpAddr) -> Option<usize> {
         let latest = self.slots.get(self.latest).and_then(Option::as_ref);
-        if !latest.is_some_and(|entry| entry.address == address) {
+        if latest.is_none_or(|entry| entry.address != address) {
             self.latest = self.find(address)?;
         }
         Some(self.latest)

@@ -280,7 +280,7 @@ impl Neighbors {
     /// sent to all.
     #[inline]
     pub fn probe_router(&mut self, chosen: IpAddr, now: Instant) -> Option<IpAddr> {
-        let address = self.routers.to_probe(chosen, now)?;
+        let address = self.routers.next_probe(chosen, now)?;
         let is_new = self.cache.find(address).is_none();
         let begins = is_new.then(|| self.begin(address, None, now))?;
         matches!(begins, Resolution::Waiting { solicit: true, .. }).then_some(address)

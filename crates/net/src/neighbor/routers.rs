@@ -59,7 +59,7 @@ impl Routers {
     /// A router that failed, other than the `chosen` one, and that must be solicited again to find
     /// out whether it is back.
     #[inline]
-    pub(super) fn to_probe(&mut self, chosen: IpAddr, now: Instant) -> Option<IpAddr> {
+    pub(super) fn next_probe(&mut self, chosen: IpAddr, now: Instant) -> Option<IpAddr> {
         let router = self.0.iter_mut().find(|one| {
             let is_due = |failed| now.since(failed) >= ROUTER_PROBE_INTERVAL;
             one.failed.is_some_and(is_due) && one.address != chosen

@@ -33,11 +33,11 @@ fn the_first_that_answers_is_used() {
 fn a_router_that_failed_is_probed() {
     let mut routers = Routers::new(&[A, B]);
     routers.set_failed(A, Some(NOW));
-    assert_eq!(routers.to_probe(B, NOW), None);
+    assert_eq!(routers.next_probe(B, NOW), None);
     let later = NOW + ROUTER_PROBE_INTERVAL;
-    assert_eq!(routers.to_probe(A, later), None, "it is in use");
-    assert_eq!(routers.to_probe(B, later), Some(A));
-    assert_eq!(routers.to_probe(B, later), None, "once");
+    assert_eq!(routers.next_probe(A, later), None, "it is in use");
+    assert_eq!(routers.next_probe(B, later), Some(A));
+    assert_eq!(routers.next_probe(B, later), None, "once");
 }
 
 /// RFC 4861 §7.3.3: a router that becomes a host is left.

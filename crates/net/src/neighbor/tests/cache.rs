@@ -128,8 +128,8 @@ fn a_flood_of_packets_evicts_the_unresolved() {
     assert_eq!(b.answer(station(1000)), 0);
 }
 
-/// A table in use learns no station, and a search for an idle entry is not repeated at once; packets
-/// to be sent evict the least recently used entry.
+/// A table in use learns no station, and a search for an idle entry is not repeated at once;
+/// packets to be sent evict the least recently used entry.
 #[test]
 fn a_table_in_use_is_kept() {
     let mut b = Bench::new(&[]);

@@ -18,7 +18,7 @@ use towpath::layers::io::tap::{Features, Tap, TapError};
 use towpath::layers::io::thread::release_unused;
 use towpath::layers::net::engine::Engine;
 use towpath::layers::net::socket::{Family, SocketId, Sockets};
-use towpath::layers::net::stack::{self, Stack};
+use towpath::layers::net::stack::{self, OnConflict, Stack};
 use towpath::layers::net::tcp::Connection;
 use towpath::layers::net::time::{Duration, Instant};
 use towpath::layers::packet::{Burst, Caps, Context, Loans, Memory, MemoryConfig};
@@ -326,8 +326,11 @@ impl Instance {
         tap.set_mtu(config.host.mtu);
         let secret = secret()?;
         let (device, bell) = (boxed(tap), Arc::new(Bell::new()?));
-        let stack = Stack::new(config.host.stack(secret), device.caps());
+        let mut stack = Stack::new(config.host.stack(secret), device.caps());
         let clock = Clock::Real(RealClock::new());
+        if config.host.detect_duplicates {
+            stack.claim_addresses(OnConflict::Withdraw, clock.now());
+        }
         let instance = Self::with_stack(stack, config, (secret, clock), (device, None), bell);
         *instance.worker() = Some(Worker::start(instance.driver.clone())?);
         Ok(Arc::new(instance))

@@ -104,6 +104,8 @@ drop_reasons! {
     IcmpOutOfWindow = "icmp_out_of_window",
     /// The ICMP error was not sent because of the rate limit.
     IcmpRateLimited = "icmp_rate_limited",
+    /// The group membership message is malformed, from off the link or without a router alert.
+    MembershipMalformed = "membership_malformed",
     /// The neighbour discovery message is malformed or from off the link.
     NeighborMalformed = "neighbor_malformed",
     /// Too many packets wait for the neighbour's link-layer address.

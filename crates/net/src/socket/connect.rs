@@ -232,6 +232,7 @@ impl Sockets {
         let socket = self.socket(id)?;
         let reset = socket.options.linger == Linger::Reset;
         self.stop_listening(id, now);
+        self.leave_groups(id, now);
         self.close_datagram(id);
         if reset {
             self.with_connection(id, now, |connection| connection.abort());

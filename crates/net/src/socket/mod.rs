@@ -45,8 +45,8 @@ mod tests;
 
 pub use datagram::{
     DATAGRAMS_MAX, DatagramOptions, ErrorNotice, FrameKind, FrameSource, LENT_RANGES_MAX,
-    LinkDestination, Origin, PENDING_MAX, PacketOptions, QUEUED_MAX, RECEIVE_BUFFER_DEFAULT,
-    RawOptions, ReceivedDatagram, SEND_BUFFER_DEFAULT, SendTo,
+    LinkDestination, MEMBERSHIPS_MAX, MulticastOptions, Origin, PENDING_MAX, PacketOptions,
+    QUEUED_MAX, RECEIVE_BUFFER_DEFAULT, RawOptions, ReceivedDatagram, SEND_BUFFER_DEFAULT, SendTo,
 };
 pub use error::Error;
 pub use lending::{
@@ -333,7 +333,8 @@ impl Sockets {
         if taken && socket.family == Family::V6 {
             return Err(Error::Invalid);
         }
-        let wildcard = address.ip().is_unspecified();
+        let is_group = socket.space() == Space::Udp && address.ip().is_multicast();
+        let wildcard = address.ip().is_unspecified() || is_group;
         if !wildcard && !socket.options.free_bind && !self.stack.is_local(address.ip()) {
             return Err(Error::AddressNotAvailable);
         }
@@ -364,7 +365,9 @@ impl Sockets {
         Ok(())
     }
 
-    fn insert(&mut self, family: Family, options: Options) -> Result<SocketId, Error> {
+    fn insert(&mut self, family: Family, mut options: Options) -> Result<SocketId, Error> {
+        // As in Linux, an IPv6 socket receives from IPv4 groups only if it has joined them.
+        options.datagram.multicast.all_v4 &= family == Family::V4;
         if self.count() >= SOCKETS_MAX {
             return Err(Error::NoMemory);
         }

@@ -12,6 +12,7 @@ mod lending;
 mod lent_receive;
 mod link;
 mod local;
+mod multicast;
 mod path_mtu;
 mod ports;
 mod raw;

@@ -1,6 +1,7 @@
 //! Sending: IP and Ethernet headers, neighbour resolution, and what the device does not offload.
 
 use super::ingress::{IP_AT, solicited_node};
+use super::raw::share;
 use super::{Context, Stack};
 use crate::checksum;
 use crate::counters::DropReason;
@@ -11,6 +12,7 @@ use crate::tcp::Connection;
 use crate::wire::arp;
 use crate::wire::ethernet::{self, EtherType};
 use crate::wire::icmpv6;
+use crate::wire::membership::{LINK_SCOPE, group_mac, scope};
 use crate::wire::{MacAddr, Protocol, ipv4, ipv6, tcp, udp};
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -29,13 +31,16 @@ pub(super) struct Marks {
     pub(super) dont_fragment: bool,
     /// Larger packets are sent in fragments of at most this size.
     pub(super) mtu: u16,
+    /// This stack receives the packet too if it is a member of the destination.
+    pub(super) loops: bool,
 }
 
 impl Marks {
     /// Marks of the segment that a connection built last.
     pub(super) fn of_tcp(connection: &Connection) -> Self {
         let (tos, ttl) = (connection.codepoint(), connection.ttl().unwrap_or(TTL_DEFAULT));
-        Self { ttl, tos, dont_fragment: connection.forbids_fragments(), mtu: u16::MAX }
+        let dont_fragment = connection.forbids_fragments();
+        Self { ttl, tos, dont_fragment, mtu: u16::MAX, loops: false }
     }
 }
 
@@ -49,7 +54,8 @@ impl Stack {
         tos: u8,
         cx: &mut Context<'_>,
     ) {
-        let marks = Marks { ttl: TTL_DEFAULT, tos, dont_fragment: true, mtu: u16::MAX };
+        let marks =
+            Marks { ttl: TTL_DEFAULT, tos, dont_fragment: true, mtu: u16::MAX, loops: false };
         self.send_marked(packet, protocol, addresses, marks, cx);
     }
 
@@ -127,6 +133,18 @@ impl Stack {
             }
             _ => return self.counters.drop(DropReason::IpMalformed),
         }
+        if destination.is_multicast() {
+            if marks.loops && self.memberships.contains(destination) {
+                match share(&packet, packet.headers(), cx) {
+                    Some(copy) => self.keep_looped(copy, destination),
+                    None => self.counters.drop(DropReason::NoMemory),
+                }
+            }
+            let leaves = !matches!(destination, IpAddr::V6(group) if scope(group) < LINK_SCOPE);
+            if marks.ttl == 0 || !leaves {
+                return;
+            }
+        }
         self.send_to_next_hop(Outgoing { packet, mtu: marks.mtu }, destination, cx);
     }
 
@@ -148,13 +166,9 @@ impl Stack {
         if self.is_local(destination) {
             return self.keep_looped(packet.packet, destination);
         }
-        if let IpAddr::V6(group) = destination
-            && group.is_multicast()
-        {
-            // RFC 2464 §7.
-            let o = group.octets();
-            let mac = MacAddr([0x33, 0x33, o[12], o[13], o[14], o[15]]);
-            return self.send_frame(packet, mac, EtherType::IPV6, cx);
+        if destination.is_multicast() {
+            let kind = if destination.is_ipv4() { EtherType::IPV4 } else { EtherType::IPV6 };
+            return self.send_frame(packet, group_mac(destination), kind, cx);
         }
         let next_hop = self.next_hop(destination);
         match self.neighbors.resolve(next_hop, packet, cx.now) {

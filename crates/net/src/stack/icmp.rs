@@ -5,7 +5,6 @@
 //! limited rate, but never about errors, multicast packets or fragments other than the first.
 
 mod limit;
-mod mld;
 mod receive;
 
 use super::egress::{Marks, TTL_DEFAULT};
@@ -20,7 +19,6 @@ use core::net::{IpAddr, SocketAddr};
 use towpath_packet::{Packet, Site};
 
 pub(super) use limit::RateLimit;
-pub(super) use mld::Listener;
 pub(super) use receive::Quoted;
 
 /// Maximum size of an IPv4 error message, headers included (RFC 1812 §4.3.2.3).
@@ -481,7 +479,7 @@ impl Stack {
         let at = icmpv4::CHECKSUM_OFFSET;
         packet.headers_mut()[at..at + 2].copy_from_slice(&sum.finish().to_be_bytes());
         let mtu = self.path(to).mtu;
-        let marks = Marks { ttl, tos: 0, dont_fragment: false, mtu };
+        let marks = Marks { ttl, tos: 0, dont_fragment: false, mtu, loops: false };
         self.send_ip(packet, protocol, (from, to), marks, cx);
     }
 }

@@ -10,7 +10,7 @@ use crate::tcp::ecn::codepoint;
 use crate::wire::arp;
 use crate::wire::ethernet::{self, EtherType};
 use crate::wire::ipv6::ExtensionError;
-use crate::wire::{MacAddr, ParseError, Protocol, ipv4, ipv6, tcp};
+use crate::wire::{MacAddr, ParseError, Protocol, ipv4, ipv6, membership, tcp};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use towpath_packet::{Checksum, Packet};
 
@@ -183,7 +183,7 @@ impl Stack {
     }
 
     fn receive_ip(&mut self, info: IpInfo, packet: Packet, looped: bool, cx: &mut Context<'_>) {
-        let martian = is_martian(info.source) && !asks_for_an_address(&info);
+        let martian = is_martian(info.source) && !may_lack_an_address(&info);
         if !looped && (martian || self.is_local(info.source)) {
             return self.counters.drop(DropReason::SourceMartian);
         }
@@ -226,6 +226,7 @@ impl Stack {
             Protocol::UDP => self.receive_udp(&info, packet, cx),
             Protocol::ICMP if info.source.is_ipv4() => self.receive_icmpv4(&info, packet, cx),
             Protocol::ICMPV6 if info.source.is_ipv6() => self.receive_icmpv6(&info, packet, cx),
+            Protocol::IGMP if self.is_own(&info) => self.receive_igmp(&info, packet, cx),
             _ if wanted => Ok(()),
             _ => {
                 self.send_protocol_unreachable(&info, &mut packet, cx);
@@ -329,7 +330,7 @@ impl Stack {
             return true;
         }
         match destination {
-            IpAddr::V6(address) if address.is_multicast() => self.serves_multicast(address),
+            _ if destination.is_multicast() => self.serves_multicast(destination),
             // Addresses on the link belong to other stations.
             IpAddr::V6(address) if address.is_unicast_link_local() => false,
             _ => {
@@ -350,18 +351,24 @@ impl Stack {
         is_covered || self.is_local(address)
     }
 
-    /// True for all nodes, all routers, and solicited-node groups of the addresses that this stack
-    /// answers for (RFC 4291 §2.7.1).
-    fn serves_multicast(&self, group: Ipv6Addr) -> bool {
-        let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
-        let all_routers = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
-        group == all_nodes
-            || group == all_routers
-            || self.answers_for_link && is_solicited_node(group)
-            || self.config.addresses.iter().any(|ours| match ours.address {
-                IpAddr::V6(address) => solicited_node(address) == group,
-                IpAddr::V4(_) => false,
-            })
+    /// True for all nodes, all routers, solicited-node groups of the addresses that this stack
+    /// answers for (RFC 4291 §2.7.1), and groups with members.
+    fn serves_multicast(&self, group: IpAddr) -> bool {
+        let is_common = match group {
+            IpAddr::V4(group) => group == membership::ALL_SYSTEMS,
+            IpAddr::V6(group) => {
+                group == membership::ALL_NODES
+                    || group == membership::ALL_ROUTERS_V6
+                    || self.answers_for_link && is_solicited_node(group)
+            }
+        };
+        is_common || self.memberships.contains(group)
+    }
+
+    /// True if a packet is for this stack itself, over IPv4.
+    fn is_own(&self, info: &IpInfo) -> bool {
+        let is_ours = info.destination.is_multicast() || self.is_local(info.destination);
+        info.source.is_ipv4() && is_ours
     }
 }
 
@@ -372,7 +379,7 @@ pub(super) fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
 }
 
 /// True for the solicited-node multicast address of any address.
-fn is_solicited_node(group: Ipv6Addr) -> bool {
+pub(super) fn is_solicited_node(group: Ipv6Addr) -> bool {
     const ADDRESS_BITS: u32 = 24;
     let prefix = solicited_node(Ipv6Addr::UNSPECIFIED).to_bits() >> ADDRESS_BITS;
     group.to_bits() >> ADDRESS_BITS == prefix
@@ -395,11 +402,12 @@ pub(super) fn is_martian(address: IpAddr) -> bool {
     }
 }
 
-/// True if a packet may be a duplicate address detection probe, which has no source address (RFC
-/// 4862 §5.4.2). The handler of the message checks the rest.
-fn asks_for_an_address(info: &IpInfo) -> bool {
-    info.source == IpAddr::V6(Ipv6Addr::UNSPECIFIED)
-        && info.protocol == Protocol::ICMPV6
+/// True if a packet may be a duplicate address detection probe (RFC 4862 §5.4.2) or a query of a
+/// switch (RFC 4541 §2.1.1), which have no source address. The handler of the message checks the
+/// rest.
+fn may_lack_an_address(info: &IpInfo) -> bool {
+    info.source.is_unspecified()
+        && matches!(info.protocol, Protocol::ICMPV6 | Protocol::IGMP)
         && info.destination.is_multicast()
         && matches!(info.fragment, FragmentOf::None)
 }

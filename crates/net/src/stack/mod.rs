@@ -32,6 +32,7 @@ mod ingress;
 mod link;
 mod listen;
 mod local;
+mod membership;
 mod metrics;
 mod path_mtus;
 mod raw;
@@ -49,7 +50,7 @@ use crate::fragment::{self, Reassembler};
 use crate::neighbor::Neighbors;
 use crate::tcp::{Pressure, Settings};
 use crate::time::{Instant, earliest};
-use crate::wire::MacAddr;
+use crate::wire::{self, MacAddr};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::hash::Hasher;
@@ -63,6 +64,7 @@ pub use egress::TTL_DEFAULT;
 pub use icmp::{Echo, EchoReply, Report, Unreachable};
 pub use link::LinkFrame;
 pub use listen::{Listen, ListenError, ListenerHandle};
+pub use membership::{GROUPS_MAX, JoinError};
 pub use metrics::PEERS_MAX;
 pub use path_mtus::{PATHS_MAX, PathInfo};
 pub use raw::RawPacket;
@@ -144,7 +146,7 @@ pub struct Stack {
     tcp: table::Table,
     paths: path_mtus::Paths,
     icmp_limit: icmp::RateLimit,
-    listener: icmp::Listener,
+    memberships: membership::Memberships,
     /// Frames ready to be sent.
     ready: VecDeque<Packet>,
     /// Packets to local addresses.
@@ -166,7 +168,8 @@ impl Stack {
         let tcp = table::Table::new(&config);
         let key = |labels: [Label; 2]| labels.map(|label| derive(config.secret, label));
         let idents = idents::Idents::new(key([Label::Ident, Label::IdentSecond]));
-        let listener = icmp::Listener::new(key([Label::ListenerDelay, Label::ListenerDelaySecond]));
+        let delays = key([Label::ReportDelay, Label::ReportDelaySecond]);
+        let memberships = membership::Memberships::new(&config.addresses, delays);
         let icmp_limit = icmp::RateLimit::new(key([Label::IcmpLimit, Label::IcmpLimitSecond]));
         let paths = path_mtus::Paths::new(derive(config.secret, Label::ConnectionIndex));
         let neighbors = Neighbors::new(&config.next_hops);
@@ -184,7 +187,7 @@ impl Stack {
             tcp,
             paths,
             icmp_limit,
-            listener,
+            memberships,
             ready: VecDeque::new(),
             looped: VecDeque::new(),
             datagrams: VecDeque::new(),
@@ -320,7 +323,7 @@ impl Stack {
     pub fn next_deadline(&self) -> Option<Instant> {
         let (fragments, paths) = (self.reassembler.next_deadline(), self.paths.deadline());
         let (tcp, neighbors) = (self.tcp.deadline(), self.neighbors.deadline());
-        earliest([tcp, neighbors, fragments, paths, self.listener.deadline()])
+        earliest([tcp, neighbors, fragments, paths, self.memberships.deadline()])
     }
 
     /// Runs the timers that are due.
@@ -344,6 +347,18 @@ impl Stack {
             return Some(destination);
         }
         let family = |ours: &&Address| ours.address.is_ipv4() == destination.is_ipv4();
+        if let IpAddr::V6(group) = destination
+            && group.is_multicast()
+        {
+            // RFC 6724 §5 rule 2: of the scope of the destination.
+            let is_near = wire::membership::scope(group) <= wire::membership::LINK_SCOPE;
+            let fits = |ours: &&Address| match ours.address {
+                IpAddr::V6(address) => address.is_unicast_link_local() == is_near,
+                IpAddr::V4(_) => false,
+            };
+            let ours = &self.config.addresses;
+            return ours.iter().find(fits).or(ours.iter().find(family)).map(|ours| ours.address);
+        }
         let near = self.config.addresses.iter().find(|ours| same_prefix(ours, destination));
         let any = || self.config.addresses.iter().find(family);
         near.filter(family).or_else(any).map(|ours| ours.address)
@@ -370,8 +385,8 @@ enum Label {
     IdentSecond,
     IcmpLimit,
     IcmpLimitSecond,
-    ListenerDelay,
-    ListenerDelaySecond,
+    ReportDelay,
+    ReportDelaySecond,
 }
 
 /// Derives a value that reveals nothing about `secret`.

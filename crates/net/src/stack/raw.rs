@@ -102,8 +102,8 @@ impl Stack {
         if self.stopped {
             return self.counters.drop(DropReason::DeviceFull);
         }
-        let UdpSend { tos, ttl, dont_fragment, mtu, .. } = *how;
-        let marks = Marks { ttl, tos, dont_fragment, mtu };
+        let UdpSend { tos, ttl, dont_fragment, mtu, multicast_loop: loops, .. } = *how;
+        let marks = Marks { ttl, tos, dont_fragment, mtu, loops };
         self.send_ip(packet, protocol, addresses, marks, cx);
     }
 

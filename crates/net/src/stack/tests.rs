@@ -6,6 +6,7 @@ mod fastopen;
 mod hostile;
 mod icmp;
 mod listen;
+mod membership;
 mod neighbors;
 mod routes;
 mod tcp;

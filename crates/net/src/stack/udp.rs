@@ -40,11 +40,20 @@ pub struct UdpSend {
     pub dont_fragment: bool,
     /// Largest fragment; the device's MTU applies too.
     pub mtu: u16,
+    /// The stack receives a multicast datagram too if it is a member of the group.
+    pub multicast_loop: bool,
 }
 
 impl Default for UdpSend {
     fn default() -> Self {
-        Self { segment_size: None, tos: 0, ttl: TTL_DEFAULT, dont_fragment: false, mtu: u16::MAX }
+        Self {
+            segment_size: None,
+            tos: 0,
+            ttl: TTL_DEFAULT,
+            dont_fragment: false,
+            mtu: u16::MAX,
+            multicast_loop: true,
+        }
     }
 }
 
@@ -125,8 +134,8 @@ impl Stack {
         }
         let gso = size.map(|size| Gso { kind: GsoKind::Udp, size, ecn: false, tunnel: None });
         packet.set_offload(Offload { gso, ..Offload::default() });
-        let UdpSend { tos, ttl, dont_fragment, mtu, .. } = *how;
-        let marks = Marks { ttl, tos, dont_fragment, mtu };
+        let UdpSend { tos, ttl, dont_fragment, mtu, multicast_loop: loops, .. } = *how;
+        let marks = Marks { ttl, tos, dont_fragment, mtu, loops };
         self.send_marked(packet, Protocol::UDP, (local.ip(), remote.ip()), marks, cx);
     }
 
@@ -137,7 +146,7 @@ impl Stack {
         cx: &mut Context<'_>,
     ) -> Result<(), DropReason> {
         let ip_payload = packet.payload_len();
-        if is_multicast(info.destination) {
+        if is_multicast(info.destination) && !self.takes_datagrams_to(info.destination) {
             return Err(DropReason::DestinationNotServed);
         }
         if !packet.pull_more(udp::HEADER_LEN) {

@@ -25,6 +25,7 @@ pub mod icmpv6;
 pub mod ipv4;
 pub mod ipv6;
 mod mac;
+pub mod membership;
 pub mod tcp;
 pub mod udp;
 
@@ -76,6 +77,8 @@ impl Protocol {
     pub const HOP_BY_HOP: Self = Self(0);
     /// ICMP for IPv4 (RFC 792).
     pub const ICMP: Self = Self(1);
+    /// Group membership of IPv4 (RFC 3376).
+    pub const IGMP: Self = Self(2);
     /// TCP (RFC 9293).
     pub const TCP: Self = Self(6);
     /// UDP (RFC 768).
@@ -101,6 +104,7 @@ impl fmt::Display for Protocol {
         f.write_str(match *self {
             Self::HOP_BY_HOP => "hop-by-hop",
             Self::ICMP => "ICMP",
+            Self::IGMP => "IGMP",
             Self::TCP => "TCP",
             Self::UDP => "UDP",
             Self::ROUTING => "routing",

@@ -54,6 +54,18 @@ impl Table {
         }
     }
 
+    /// The socket with this index among those that may receive a packet to several sockets.
+    pub(super) fn candidate(
+        &self,
+        index: usize,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Option<SocketId> {
+        let flow = self.by_flow.get(&(local, remote)).map(Vec::as_slice).unwrap_or_default();
+        let port = self.by_port.get(&local.port()).map(Vec::as_slice).unwrap_or_default();
+        flow.get(index).or_else(|| port.get(index - flow.len())).copied()
+    }
+
     /// Removes `count` queued packets of `held` bytes from the totals.
     pub(super) fn release(&mut self, count: usize, held: usize) {
         self.queued -= count;
@@ -126,8 +138,8 @@ impl Sockets {
     }
 }
 
-/// How specifically a socket without a peer is bound to `address`; `None` if it does not match.
-fn score(socket: &Socket, address: IpAddr) -> Option<u8> {
+/// How specifically a socket is bound to `address`; `None` if it does not match.
+pub(super) fn score(socket: &Socket, address: IpAddr) -> Option<u8> {
     let bound = socket.local.ip();
     let dual = socket.used.is_some_and(|used| !used.v6_only);
     let exact = bound == address;

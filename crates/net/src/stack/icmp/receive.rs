@@ -1,6 +1,6 @@
 //! Received ICMP, ICMPv6 and neighbour discovery messages.
 
-use super::{Echo, EchoReply, mld};
+use super::{Echo, EchoReply};
 use crate::checksum;
 use crate::counters::DropReason;
 use crate::gso;
@@ -8,7 +8,7 @@ use crate::neighbor::{Announcement, Station};
 use crate::stack::ingress::{IpInfo, is_martian, is_multicast, solicited_node};
 use crate::stack::{Context, Stack};
 use crate::tcp::Seq;
-use crate::wire::{Protocol, icmpv4, icmpv6, ipv4, ipv6};
+use crate::wire::{Protocol, icmpv4, icmpv6, ipv4, ipv6, membership};
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use towpath_packet::{Checksum, Packet};
 
@@ -63,8 +63,8 @@ impl Stack {
         if is_martian(info.source) && kind != NEIGHBOR_SOLICITATION {
             return Err(DropReason::SourceMartian);
         }
-        if kind == mld::QUERY {
-            return self.receive_listener_query(info, packet, cx);
+        if kind == membership::MLD_QUERY || kind == membership::MLD_REPORT {
+            return self.receive_membership(info, packet, cx);
         }
         if NEIGHBOR_KINDS.contains(&kind) {
             return self.receive_discovery(info, packet, cx);

@@ -209,51 +209,6 @@ fn an_address_of_ours_is_defended() {
     }
 }
 
-/// RFC 3810 §6.2: a query gets a report of the local groups in time, in the version of the query.
-#[test]
-fn listener_queries_are_answered() {
-    let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 1);
-    let router: IpAddr = "fe80::7".parse().expect("an address");
-    let all_nodes: IpAddr = "ff02::1".parse().expect("an address");
-    let query = |from, ttl, asked: Ipv6Addr, is_v2| {
-        let mut message = Vec::from([130, 0, 0, 0, 0x03, 0xe8, 0, 0]);
-        message.extend(asked.octets());
-        message.extend(if is_v2 { &[2, 125, 0, 0][..] } else { &[] });
-        let mut frame = icmp(from, all_nodes, ttl, &message);
-        frame[..6].copy_from_slice(&[0x33, 0x33, 0, 0, 0, 1]);
-        frame
-    };
-    let general = Ipv6Addr::UNSPECIFIED;
-    for (asked, is_v2) in [(general, true), (general, false), (group, true), (group, false)] {
-        let mut b = bench();
-        b.input(&query(router, 1, asked, is_v2)).quiet();
-        b.input(&query(router, 1, asked, is_v2)).quiet();
-        let out = b.wait(Duration::from_millis(1000));
-        let [report] = &out[..] else { panic!("one report, not {out:?}") };
-        let ip = &report.bytes[14..];
-        assert_eq!((ip[6], ip[7]), (0, 1), "hop-by-hop header, hop limit");
-        assert_eq!(ip[40..48], [58, 0, 5, 2, 0, 0, 1, 0]);
-        let to: Ipv6Addr = if is_v2 { "ff02::16".parse().expect("an address") } else { group };
-        assert_eq!(ip[24..40], to.octets());
-        let message = &ip[48..];
-        assert_eq!(message[0], if is_v2 { 143 } else { 131 });
-        assert!(message.ends_with(&group.octets()));
-        assert_eq!(message.len(), if is_v2 { 28 } else { 24 });
-        let sum = super::bench::transport_sum(general.into(), to.into(), Protocol::ICMPV6, message);
-        assert_eq!(sum, 0);
-        assert!(b.wait(Duration::from_secs(10)).is_empty());
-        b.dropped(&[]);
-    }
-    let mut b = bench();
-    b.input(&query(PEER6, 1, general, true)).input(&query(router, 2, general, true));
-    b.dropped(&[(DropReason::IcmpMalformed, 2)]);
-    let mut other = group.octets();
-    other[15] = 9;
-    b.input(&query(router, 1, other.into(), true));
-    assert!(b.wait(Duration::from_secs(10)).is_empty());
-    b.assert_clean();
-}
-
 /// RFC 4861 §7.2.5: an advertisement without the override flag does not replace another address. It
 /// is accepted if none is known, and otherwise triggers a solicitation.
 #[test]

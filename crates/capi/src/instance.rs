@@ -326,7 +326,8 @@ impl Instance {
         tap.set_mtu(config.host.mtu);
         let secret = secret()?;
         let (device, bell) = (boxed(tap), Arc::new(Bell::new()?));
-        let stack = Stack::new(config.host.stack(secret), device.caps());
+        let mut stack = Stack::new(config.host.stack(secret), device.caps());
+        stack.announce_groups(Instant::START);
         let clock = Clock::Real(RealClock::new());
         let instance = Self::with_stack(stack, config, (secret, clock), (device, None), bell);
         *instance.worker() = Some(Worker::start(instance.driver.clone())?);

@@ -1,6 +1,7 @@
 //! `getsockopt`, `setsockopt` and `ioctl`, with Linux's numbers.
 
 mod datagram;
+mod multicast;
 mod raw;
 mod tcp_info;
 mod timers;
@@ -91,6 +92,9 @@ impl Instance {
             if let Some(done) = state.set_datagram_option(fd, level, name, value) {
                 return done;
             }
+            if let Some(done) = state.set_multicast_option(fd, level, name, value) {
+                return done;
+            }
             match level {
                 libc::SOL_SOCKET => state.set_socket_option(fd, name, value),
                 libc::IPPROTO_TCP => state.set_tcp_option(fd, name, value),
@@ -106,6 +110,7 @@ impl Instance {
         self.call(|state| {
             state.id(fd)?;
             let own = state.datagram_option(fd, level, name);
+            let own = own.or_else(|| state.multicast_option(fd, level, name));
             let value = match level {
                 _ if let Some(own) = own => own,
                 libc::SOL_SOCKET => state.socket_option(fd, name),

@@ -95,7 +95,7 @@ pub use towpath_net::counters::DropReason;
 pub use towpath_net::pmtu_mode::PathMtu;
 pub use towpath_net::socket::{
     DatagramOptions, FrameKind, FrameSource, LENT_RANGES_MAX, LentStats, Linger, LinkDestination,
-    Options, PacketOptions, RawOptions, ReceivedDatagram, SendTo, Timestamping,
+    MulticastOptions, Options, PacketOptions, RawOptions, ReceivedDatagram, SendTo, Timestamping,
 };
 pub use towpath_net::tcp::congestion::Kind as CongestionControl;
 pub use towpath_net::tcp::fastopen::FastOpenKeys;

@@ -24,6 +24,7 @@ use towpath_net::counters::DropReason;
 use towpath_net::engine::Engine;
 use towpath_net::socket::{LentLimits, LentStats, SocketId, Sockets};
 use towpath_net::stack::Stack;
+use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
 use towpath_packet::{Device, Ledger, Memory, MemoryConfig};
 
@@ -200,13 +201,16 @@ impl Host {
 
     fn start(config: &Config, device: AnyDevice, bell: Arc<Bell>) -> Result<Self, StartError> {
         let secret = secret()?;
-        let stack = Stack::new(config.stack(secret), device.caps());
+        let over_device = device.file().is_some();
+        let mut stack = Stack::new(config.stack(secret), device.caps());
+        if over_device {
+            stack.announce_groups(Instant::START);
+        }
         let mut sockets = Sockets::new(stack, secret[0] ^ secret[1].rotate_left(32));
         sockets.set_return_waker(bell.clone().into());
         // The host has limits of its own, at which calls wait.
         sockets.set_lent_limits(LentLimits { notices: usize::MAX, pages: None });
         sockets.set_default_term(config.default_term);
-        let over_device = device.file().is_some();
         let memory = Memory::new(MemoryConfig::within(config.memory));
         let frames = MemoryConfig::within(Core::frame_bytes(config.memory));
         let frames = Memory::new(MemoryConfig { packets: 0, ..frames });

@@ -15,9 +15,11 @@ use crate::publish::{
     JOINED_PORTS_MAX, JoinedPort, PUBLISH_MAX, Protocol, Publish, is_interface_name,
 };
 
+pub use multicast::MulticastService;
 pub use size::{SizeError, parse_size};
 pub use subnet::{Subnet4, Subnet6, SubnetError};
 
+mod multicast;
 mod size;
 mod subnet;
 
@@ -96,6 +98,9 @@ pub struct Config {
     pub join_loopback: bool,
     /// Protocols whose ports are published while programs inside listen on them.
     pub followed: Vec<Protocol>,
+    /// Services whose queries by multicast are passed to the host's networks, and their answers
+    /// back.
+    pub multicast: Vec<MulticastService>,
     /// Where captured traffic is written.
     pub capture: Option<CaptureFile>,
     /// Most bytes of memory for packets.
@@ -250,6 +255,7 @@ impl Default for Config {
             join_published: false,
             join_loopback: false,
             followed: Vec::new(),
+            multicast: Vec::new(),
             capture: None,
             memory_bytes: MEMORY_BYTES_DEFAULT,
             flows_max: FLOWS_DEFAULT,
@@ -349,6 +355,7 @@ impl Config {
     pub(crate) fn share(&self) -> Self {
         Self {
             publish: Vec::new(),
+            multicast: Vec::new(),
             capture: None,
             memory_bytes: self.memory_bytes / self.workers,
             flows_max: self.flows_max.div_ceil(self.workers),

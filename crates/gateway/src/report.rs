@@ -293,6 +293,8 @@ impl Report {
             ("udp_filtered", gateway.udp_filtered),
             ("udp_nobody", gateway.udp_nobody),
             ("udp_no_memory", gateway.udp_no_memory),
+            ("multicast_filtered", gateway.multicast_filtered),
+            ("multicast_limited", gateway.multicast_limited),
             ("udp_peer_evicted", gateway.peers_evicted),
             ("question_not_kept", gateway.questions_not_kept),
             ("echo_forbidden", gateway.echo_forbidden),

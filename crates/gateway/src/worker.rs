@@ -177,7 +177,8 @@ impl<S: Inside> Worker<S> {
             reactor.add(bell, Token::Bell.encode(), Interest::READ, false)?;
         }
         let gateway = Gateway::new(config, &reactor)?;
-        let stack = new_stack(config, inside.caps(), next_hops, own)?;
+        let mut stack = new_stack(config, inside.caps(), next_hops, own)?;
+        gateway.join_groups(&mut stack);
         let memory = Memory::try_new(MemoryConfig::within(config.memory_bytes))?;
         let (capture, recording) = match &config.capture {
             Some(to) => {

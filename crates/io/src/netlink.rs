@@ -21,6 +21,7 @@ use message::{Reply, Request};
 
 pub mod dump;
 pub(crate) mod fuzz;
+pub mod interfaces;
 mod message;
 pub mod watch;
 

@@ -16,6 +16,7 @@
 mod error_queue;
 pub(crate) mod fuzz;
 mod message;
+mod multicast;
 mod ping;
 mod splice;
 mod tcp;

@@ -12,7 +12,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use towpath_gateway::config::{FLOWS_MAX, MTU_MAX, MTU_MIN, Subnet4, Subnet6, parse_size};
+use towpath_gateway::config::{
+    FLOWS_MAX, MTU_MAX, MTU_MIN, MulticastService, Subnet4, Subnet6, parse_size,
+};
 use towpath_gateway::control::fields::{Fields, Wrong};
 use towpath_gateway::control::operations;
 use towpath_gateway::network::{BUSY_POLL_MAX, Operation, PortSettings, QUEUE_LEN_MAX};
@@ -37,6 +39,7 @@ pub(crate) struct NetFile {
     pub(crate) max_flows: Option<usize>,
     pub(crate) resolvers: Vec<IpAddr>,
     pub(crate) map_host_loopback: Vec<IpAddr>,
+    pub(crate) multicast: Vec<MulticastService>,
     pub(crate) ipv4: Family<Subnet4, Ipv4Addr>,
     pub(crate) ipv6: Family<Subnet6, Ipv6Addr>,
     /// Guests may form IPv6 addresses by themselves, according to the advertisements.
@@ -140,6 +143,7 @@ impl NetFile {
             max_flows: fields.number("max-flows", 1, FLOWS_MAX as u64)?.map(|max| max as usize),
             resolvers: fields.list("resolvers")?,
             map_host_loopback: fields.list("map-host-loopback")?,
+            multicast: fields.list("multicast")?,
             ..Self::default()
         };
         let mut ipv4 = None;
@@ -292,6 +296,7 @@ mod tests {
         for (text, expected) in [
             ("mtu = 'x'", "1:1: 'mtu': expected a number from 576 to 65520, got 'x'"),
             ("mtu = 100", "1:1: 'mtu': expected a number from 576 to 65520, got 100"),
+            ("multicast = ['mdns', 'x']", "1:1: 'multicast': 'x': expected mdns or ssdp"),
             ("max-flows = 0", "1:1: 'max-flows': expected a number from 1 to 1048576, got 0"),
             ("queue-len = 0", "1:1: 'queue-len': expected a number from 1 to 1048576, got 0"),
             ("\n\nmtuu = 1", "3:1: unknown key 'mtuu'; did you mean 'mtu'?"),

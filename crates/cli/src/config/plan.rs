@@ -173,6 +173,7 @@ fn config(arguments: &mut UpArguments, file: &NetFile) -> anyhow::Result<Config>
     gateway.dns.extend(&file.resolvers);
     gateway.map_host_loopback.extend(&file.map_host_loopback);
     let mut config = settings::describe(gateway);
+    config.multicast.extend(&file.multicast);
     if let Some(v4) = &mut config.ipv4 {
         v4.gateway = file.ipv4.gateway.unwrap_or(v4.gateway);
         v4.dns = file.ipv4.dns.or(v4.dns);

@@ -24,6 +24,7 @@ mod joined_udp;
 mod limits;
 mod manual;
 mod mirrored;
+mod multicast;
 mod network;
 mod notify;
 mod passt;

@@ -79,6 +79,17 @@ pub enum StartError {
         /// The error of the system call.
         source: io::Error,
     },
+    /// A group of the host's network cannot be joined.
+    #[error(
+        "cannot join the multicast group of {group} on the host; another program may have the port \
+         for itself (see 'ss -lunp')"
+    )]
+    Multicast {
+        /// The group and its port.
+        group: SocketAddr,
+        /// The error of the system call.
+        source: io::Error,
+    },
     /// More published ports than there are descriptors to spare.
     #[error(
         "publishing needs {needed} sockets, more than half of the {limit} descriptors that this \

@@ -47,6 +47,9 @@ use towpath_net::time::Instant;
 pub(super) const IDLE: Duration = Duration::from_secs(300);
 /// How long an idle mapping for DNS lives (REQ-5 allows shorter times for well-known ports).
 const IDLE_DNS: Duration = Duration::from_secs(20);
+/// How long hosts may answer a query to a group by unicast: longer than the longest delay of SSDP
+/// (`MX`, 5 s).
+const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 /// Interval of the search for idle mappings.
 pub(super) const SWEEP: Duration = Duration::from_secs(5);
 /// Datagrams read from one socket before others get their turn; fewer if they are large
@@ -64,6 +67,8 @@ enum Realm {
     Mapped(IpAddr),
     /// The resolvers, which the program sees as this address and port.
     Dns(SocketAddr),
+    /// The hosts that may answer a query to this group.
+    Group(SocketAddr),
 }
 
 struct Flow {
@@ -171,7 +176,8 @@ impl UdpFlows {
             return;
         }
         let idle = |flow: &Flow| {
-            let limit = if matches!(flow.realm, Realm::Dns(_)) { IDLE_DNS } else { IDLE };
+            let is_short = matches!(flow.realm, Realm::Dns(_) | Realm::Group(_));
+            let limit = if is_short { IDLE_DNS } else { IDLE };
             flow.published.is_none() && now.since(flow.used_at) >= limit
         };
         let over: Vec<Slot> =
@@ -250,7 +256,7 @@ impl Flow {
     fn peer(&self, address: SocketAddr) -> SocketAddr {
         match self.realm {
             Realm::World => SocketAddr::new(address.ip(), 0),
-            Realm::Mapped(_) | Realm::Dns(_) => address,
+            Realm::Mapped(_) | Realm::Dns(_) | Realm::Group(_) => address,
         }
     }
 }
@@ -363,6 +369,24 @@ impl Gateway {
             }
             Target::DnsOverTls(_) | Target::Refused => Err(Unreachable::Port),
         }
+    }
+
+    /// Sends a query to a group of the host's networks, whose hosts answer by unicast.
+    pub(super) fn send_one_shot(
+        &mut self,
+        query: &[u8],
+        program: SocketAddr,
+        group: SocketAddr,
+        ingress: Option<u16>,
+        io: &mut Io<'_>,
+    ) -> io::Result<()> {
+        let realm = Realm::Group(group);
+        let slot = self.find_or_open(program, realm, group, Share::Guest(ingress), io)?;
+        let Some(flow) = self.udp.slots.get_mut(slot) else { return Ok(()) };
+        flow.used_at = io.now;
+        flow.bytes_out += query.len() as u64;
+        self.groups
+            .send_by(&flow.socket, group, |socket, fields, to| socket.send_bytes(fields, query, to))
     }
 
     fn find_or_open(
@@ -499,6 +523,16 @@ impl Gateway {
                 let evicts = peers.asked(flow.program, inside, way);
                 self.counters.peers_evicted += u64::from(evicts);
                 inside
+            }
+            Realm::Group(_) => {
+                // The last query counts, not the last answer.
+                let inside = self.routes.peer_inside(datagram.from);
+                let is_late = now.since(flow.used_at) >= ANSWERS_WITHIN;
+                if is_late || !self.groups.admits_answer(now) {
+                    self.counters.multicast_limited += 1;
+                    return None;
+                }
+                return inside;
             }
             Realm::World | Realm::Mapped(_) => {
                 if !peers.may_send(slot, flow.latest, flow.peer(datagram.from)) {

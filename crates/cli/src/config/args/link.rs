@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use clap::Args;
+use towpath_gateway::config::MulticastService;
 
 /// An address, perhaps with the length of its network's prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +77,15 @@ pub(crate) struct LinkArguments {
     /// Map the gateway's address to the host's loopback, as --map-host-loopback does.
     #[arg(long, help_heading = "Network")]
     pub(crate) map_gateway: bool,
+
+    /// Find services of the host's networks by multicast: pass queries of `mdns` (.local names,
+    /// DNS-SD) or `ssdp` (UPnP) to them, and answers back. LIST is separated by commas.
+    ///
+    /// Queries leave by every interface that the host has when towpath starts, at a limited rate.
+    /// What the program itself announces stays inside. Other programs of the host that use these
+    /// ports must share them, as such programs do.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Network")]
+    pub(crate) multicast: Vec<MulticastService>,
 }
 
 impl LinkArguments {

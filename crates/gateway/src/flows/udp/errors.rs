@@ -27,6 +27,8 @@ impl Gateway {
                     self.pass_error(&error, inside, program, io);
                 }
                 Realm::World => self.pass_error(&error, error.to, program, io),
+                // No error is sent about a datagram to a group.
+                Realm::Group(_) => {}
             }
         }
         // The remaining errors have their turn like datagrams: reading datagrams comes here again.

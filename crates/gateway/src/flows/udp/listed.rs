@@ -25,7 +25,7 @@ impl UdpFlows {
         Some(Described {
             program: flow.program,
             peer: match flow.realm {
-                Realm::Dns(inside) => Some(inside),
+                Realm::Dns(inside) | Realm::Group(inside) => Some(inside),
                 Realm::World => flow.latest,
                 // The program sees the host as another address.
                 Realm::Mapped(inside) => flow.latest.map(|latest| (inside, latest.port()).into()),
@@ -38,6 +38,7 @@ impl UdpFlows {
                 Realm::Mapped(_) if flow.is_of_loopback() => "loopback",
                 Realm::Mapped(_) => "host",
                 Realm::Dns(_) => "dns",
+                Realm::Group(_) => "multicast",
             },
             tcp: None,
         })

@@ -385,13 +385,14 @@ fn a_c_program_sends_frames_to_the_kernel() {
 const SKIPPED: i32 = 77;
 
 /// All C programs of the tests.
-const PROGRAMS: [&str; 16] = [
+const PROGRAMS: [&str; 17] = [
     "abi",
     "echo",
     "endings",
     "finish",
     "groups",
     "kernel",
+    "multicast",
     "operations",
     "packet",
     "pressure",

@@ -65,7 +65,7 @@ impl Running {
 }
 
 /// Sends a request on a new connection; returns the answer.
-fn ask(path: &Path, request: &str) -> String {
+pub(super) fn ask(path: &Path, request: &str) -> String {
     let mut stream = UnixStream::connect(path).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.write_all(request.as_bytes()).unwrap();

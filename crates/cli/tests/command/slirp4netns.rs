@@ -424,6 +424,14 @@ fn failures() {
         (&["-c", "-a", long, &pid, "tap0"], "option --port-socket: "),
         (&["-c", "-a", "/no/such/folder/x", &pid, "tap0"], "option --port-socket: /no/such/"),
         (&["-c", "-a", "", &pid, "tap0"], "a value is required for '--port-socket <PATH>'"),
+        (
+            &["-c", "--userns-path=/no/such", &pid, "tap0"],
+            "option --userns: cannot open the namespace /no/such: No such file",
+        ),
+        (
+            &["-c", "--userns-path=/dev/null", &pid, "tap0"],
+            "option --userns: /dev/null is not a user namespace",
+        ),
         (&["-c", "2147483647", "tap0"], "there is no process with PID 2147483647"),
         (&["-c", "--netns-type=path", "/no/such", "tap0"], "cannot watch the network namespace"),
         (

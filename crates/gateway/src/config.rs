@@ -12,7 +12,7 @@ use towpath_io::namespace::channel::QUEUES_MAX;
 use towpath_io::namespace::{Addresses, Interface};
 
 use crate::publish::{
-    JOINED_PORTS_MAX, JoinedPort, PUBLISH_MAX, Protocol, Publish, is_interface_name,
+    JOINED_PORTS_MAX, JoinedPort, PUBLISH_MAX, Protocol, Publish, Target, is_interface_name,
 };
 
 pub use size::{SizeError, parse_size};
@@ -190,6 +190,9 @@ pub enum ConfigError {
     /// The address cannot be a resolver's.
     #[error("{0} cannot be the address of a resolver; expected a unicast address")]
     Resolver(IpAddr),
+    /// A published port leads to an address of a disabled IP version.
+    #[error("published ports cannot lead to {0}: its IP version is disabled")]
+    Target(IpAddr),
     /// A list is too long.
     #[error("too many {what}: {count}; at most {max} are allowed")]
     TooMany {
@@ -327,6 +330,7 @@ impl Config {
             return Err(ConfigError::Resolver(*bad));
         }
         at_most(PUBLISH_MAX, "published ports", self.publish.len())?;
+        self.check_targets()?;
         let joined = self.joined.len() + self.joined_udp.len();
         at_most(JOINED_PORTS_MAX, "ports that lead to the host's loopback", joined)?;
         if !(1..=WORKERS_MAX).contains(&self.workers) {
@@ -424,6 +428,15 @@ impl Config {
         self.ipv6 = None;
         self.further_addresses.retain(|further| further.address.is_ipv4());
         Ok(Some(Notice::Ipv6Off(self.mtu)))
+    }
+
+    fn check_targets(&self) -> Result<(), ConfigError> {
+        let is_off = |publish: &Publish| match publish.target {
+            Target::Address(IpAddr::V4(v4)) if self.ipv4.is_none() => Some(v4.into()),
+            Target::Address(IpAddr::V6(v6)) if self.ipv6.is_none() => Some(v6.into()),
+            _ => None,
+        };
+        self.publish.iter().find_map(is_off).map_or(Ok(()), |ip| Err(ConfigError::Target(ip)))
     }
 
     fn check_further(&self) -> Result<(), ConfigError> {

@@ -430,13 +430,14 @@ pub(crate) struct StatsArguments {
 pub(crate) struct NetworkArguments {
     /// Publish TCP ports on the host; may be repeated.
     ///
-    /// SPEC is a comma-separated list of PORT[-PORT][:PORT[-PORT]]: a port or range of the host
-    /// and, after the colon, of the program if it differs. A prefix ADDR/, ADDR%IF/ or %IF/ limits
-    /// the list to an address and a network interface of the host. ~PORT[-PORT] excludes ports; a
-    /// list of exclusions alone means all other ports. `none` publishes nothing; `all` publishes
-    /// all free ports except the host's ephemeral ports; `auto` publishes each port while a program
-    /// inside listens on it, and may be given beside others.
-    /// Examples: 8080:80 · 22,25 · 2000-2010:3000-3010 · 127.0.0.1/80 · %eth0/53 · 20-30,~25
+    /// SPEC is a comma-separated list of PORT[-PORT][:[ADDR/]PORT[-PORT]]: a port or range of the
+    /// host and, after the colon, of the program if it differs, or of another address inside. A
+    /// prefix ADDR/, ADDR%IF/ or %IF/ limits the list to an address and a network interface of the
+    /// host. ~PORT[-PORT] excludes ports; a list of exclusions alone means all other ports. `none`
+    /// publishes nothing; `all` publishes all free ports except the host's ephemeral ports; `auto`
+    /// publishes each port while a program inside listens on it, and may be given beside others.
+    /// Examples: 8080:80 · 22,25 · 2000-2010:3000-3010 · 127.0.0.1/80 · %eth0/53 · 20-30,~25 ·
+    /// 5000:10.88.0.5/6000
     #[arg(short, long, value_name = "SPEC", help_heading = "Ports")]
     pub(crate) tcp_ports: Vec<String>,
 

@@ -272,6 +272,54 @@ fn a_range_beyond_the_descriptors_is_rejected() {
     assert_eq!(attached.listed(), ["tcp 2000-2899 program:2000-2899"]);
 }
 
+/// Goal: a port leads to another address inside, over TCP and UDP, from the host's loopback and
+/// from elsewhere. It is listed with that address, and unpublished like others.
+#[test]
+fn a_port_leads_to_another_address_inside() {
+    skip_if!(no_root());
+    let options = ["-t", "0.0.0.0/5000:203.0.113.9/6000", "-t", "8080", "--join-published"];
+    let attached = Attached::new("target", &options);
+    let Bench { host, inside, .. } = &attached.bench;
+    // An address that the interface has not, and a network behind the namespace.
+    let script = "ip address add 203.0.113.9/32 dev lo; ip -6 address add 2001:db8:9::9/128 dev lo";
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--net=/proc/{}/ns/net", attached.bench.pid()));
+    assert!(output(command.args(["sh", "-ec", script])).status.success());
+    let client = talk(inside, at("203.0.113.9:6000"), host, at("192.0.2.1:5000"));
+    assert_eq!(client, at("192.0.2.1:0").ip());
+    talk(inside, at("203.0.113.9:6000"), host, at("127.0.0.1:5000"));
+    attached.done("add", &["-u", "5000:203.0.113.9/6000", "-t", "5001:[2001:db8:9::9]"]);
+    ask(inside, at("203.0.113.9:6000"), host, at("192.0.2.1:5000"));
+    talk(inside, at("[2001:db8:9::9]:5001"), host, at("[2001:db8::1]:5001"));
+    // A client of the other IP version comes from the gateway.
+    talk(inside, at("[2001:db8:9::9]:5001"), host, at("192.0.2.1:5001"));
+    assert_eq!(
+        attached.listed(),
+        [
+            "tcp 0.0.0.0/5000 203.0.113.9:6000",
+            "tcp 8080 program:8080",
+            "tcp 5001 [2001:db8:9::9]:5001",
+            "udp 5000 203.0.113.9:6000",
+        ]
+    );
+    attached.done("add", &["--if-absent", "-t", "0.0.0.0/5000:203.0.113.9/6000"]);
+    let other = attached.publish("add", &["--if-absent", "-t", "0.0.0.0/5000:6000"]);
+    assert_fails(&other, "TCP 0.0.0.0/5000 is already published");
+    attached.done("del", &["-t", "0.0.0.0/5000:203.0.113.9/6000", "-u", "5000"]);
+    let unpublish = json!({ "unpublish": "2001:db8:9::9" });
+    let (status, answer) = attached.post(&json!({ "operations": [unpublish] }));
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(attached.listed(), ["tcp 8080 program:8080"]);
+    assert!(attached.is_free(5000) && attached.is_free(5001));
+    let wrong = attached.publish("add", &["-t", "5000:127.0.0.1/80"]);
+    assert!(errors(&wrong).contains("'127.0.0.1' is not the unicast address of a network"));
+    let mut disabled = on_host(&attached.bench, TOWPATH);
+    let disabled = output(disabled.args(["run", "-4", "-t", "5000:[2001:db8::9]/80", "true"]));
+    assert_eq!(disabled.status.code(), Some(2));
+    let expected = "published ports cannot lead to 2001:db8::9: its IP version is disabled";
+    assert!(errors(&disabled).contains(expected), "{}", errors(&disabled));
+}
+
 /// Goal: requests that cannot be fulfilled are rejected with a reason.
 #[test]
 fn mistakes_are_named() {

@@ -556,8 +556,8 @@ impl Gateway {
         self.joined.join_published(source, reactor)
     }
 
-    /// Takes over a connection from `peer` to the program if it is to be joined; gives it back
-    /// otherwise.
+    /// Takes over a connection from `peer` to the program's own address if it is to be joined;
+    /// gives it back otherwise.
     pub(super) fn begin_joined(
         &mut self,
         socket: TcpSocket,
@@ -565,7 +565,7 @@ impl Gateway {
         program: SocketAddr,
         io: &Io<'_>,
     ) -> Option<TcpSocket> {
-        if !peer.ip().is_loopback() {
+        if !peer.ip().is_loopback() || !self.routes.is_program(program.ip()) {
             return Some(socket);
         }
         let mut back = None;

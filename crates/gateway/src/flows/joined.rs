@@ -22,6 +22,7 @@
 //! the maximum number of flows, and for [`PAUSE`] when no descriptor is left, listeners pause, and
 //! connections wait in the kernel's backlog. Directions without a pipe wait for the same time.
 
+use super::list::Tally;
 use super::listen::PAUSE;
 use super::slots::{Slot, Slots};
 use super::{Gateway, GatewayCounters, Io, Token, is_descriptor_shortage};
@@ -100,11 +101,10 @@ struct Flow {
     queued: bool,
     /// The program, and the other end as the host has it.
     ends: [SocketAddr; 2],
-    begun: Instant,
     /// The host began it.
     is_published: bool,
-    /// Bytes out and in that the sinks took.
-    moved: [u64; 2],
+    /// Counts the bytes that the sinks took.
+    tally: Tally,
 }
 
 struct Listening {
@@ -338,9 +338,8 @@ impl JoinedFlows {
             into: Lane::default(),
             queued: false,
             ends,
-            begun: cx.now,
             is_published: matches!(connecting, Connecting::Program),
-            moved: [0; 2],
+            tally: Tally::new(cx.now),
         }));
         if is_connected {
             self.connected(slot, cx);
@@ -417,7 +416,7 @@ impl JoinedFlows {
     /// Moves bytes out and in, at most `most` of each.
     fn advance(&mut self, slot: Slot, most: [u64; 2], cx: &mut Around<'_>) {
         let Some(flow) = self.flows.get_mut(slot) else { return };
-        let Flow { inside, host, out, into, moved, .. } = &mut **flow;
+        let Flow { inside, host, out, into, tally: Tally { bytes: moved, .. }, .. } = &mut **flow;
         let (pipes, before) = (&mut self.pipes, *moved);
         let moved_out = out.advance(inside, host, pipes, &mut moved[0], most[0]);
         let moved_in = into.advance(host, inside, pipes, &mut moved[1], most[1]);

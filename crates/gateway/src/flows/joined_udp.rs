@@ -26,6 +26,7 @@
 
 use super::idle::IdleShares;
 use super::joined::End;
+use super::list::Tally;
 use super::shares::Share;
 use super::slots::{Slot, Slots};
 use super::udp::{IDLE, READS_PER_TURN, SWEEP, for_each_part};
@@ -81,9 +82,7 @@ struct Flow {
     used_at: Instant,
     /// It is in `JoinedUdp::waiting`.
     queued: bool,
-    begun: Instant,
-    /// Bytes out and in.
-    moved: [u64; 2],
+    tally: Tally,
 }
 
 /// All joined UDP flows.
@@ -270,7 +269,7 @@ impl JoinedUdp {
         let Some(flow) = self.flows.get_mut(slot) else { return };
         flow.used_at = cx.now;
         if send(&flow.socket, None, datagram).is_ok() {
-            flow.moved[0] += datagram.len as u64;
+            flow.tally.bytes[0] += datagram.len as u64;
             cx.counters.joined_bytes_out += datagram.len as u64;
         } else {
             cx.counters.udp_dropped += 1;
@@ -285,7 +284,7 @@ impl JoinedUdp {
         let Some(port) = self.ports.get(flow.port) else { return };
         flow.used_at = cx.now;
         if send(&port.socket, Some(flow.program), datagram).is_ok() {
-            flow.moved[1] += datagram.len as u64;
+            flow.tally.bytes[1] += datagram.len as u64;
             cx.counters.joined_bytes_in += datagram.len as u64;
         } else {
             cx.counters.udp_dropped += 1;
@@ -322,8 +321,7 @@ impl JoinedUdp {
             host,
             used_at: cx.now,
             queued: false,
-            begun: cx.now,
-            moved: [0; 2],
+            tally: Tally::new(cx.now),
         });
         self.index.insert((port, program), slot);
         self.idle.begin(share, slot, cx.now);

@@ -23,6 +23,7 @@ mod questions;
 
 use super::hops::hops_left;
 use super::idle::IdleShares;
+use super::list::Tally;
 use super::newcomers::Message;
 use super::route::Target;
 use super::shares::Share;
@@ -83,10 +84,7 @@ struct Flow {
     dns: Dns,
     /// It is in `UdpFlows::waiting`.
     queued: bool,
-    /// When it began, and the payload bytes that it has moved.
-    begun: Instant,
-    bytes_out: u64,
-    bytes_in: u64,
+    tally: Tally,
 }
 
 /// The query in flight on a DNS mapping.
@@ -234,9 +232,7 @@ impl Flow {
             led_until: Instant::START,
             dns: Dns::default(),
             queued: false,
-            begun: now,
-            bytes_out: 0,
-            bytes_in: 0,
+            tally: Tally::new(now),
         }
     }
 
@@ -315,7 +311,7 @@ impl Gateway {
         match send(&flow.socket, &fields, to, &datagram.packet, datagram.segment_size) {
             Ok(()) => {
                 self.counters.bytes_out += bytes as u64;
-                flow.bytes_out += bytes as u64;
+                flow.tally.bytes[0] += bytes as u64;
                 io.ledger.carry(bytes);
             }
             Err(error) => {
@@ -535,7 +531,7 @@ impl Gateway {
             }
         }
         self.counters.bytes_in += bytes as u64;
-        flow.bytes_in += bytes as u64;
+        flow.tally.bytes[1] += bytes as u64;
         io.ledger.carry(bytes);
         match size {
             Some(size) if usize::from(size.get()) > room => {

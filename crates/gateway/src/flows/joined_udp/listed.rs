@@ -11,8 +11,7 @@ impl JoinedUdp {
     /// Returns the bytes that a flow has moved.
     pub(in crate::flows) fn visited(&self, index: u32) -> Option<Visited> {
         let (generation, flow) = self.flows.at(index)?;
-        let [bytes_out, bytes_in] = flow.moved;
-        Some(Visited { generation, begun: flow.begun, bytes_out, bytes_in })
+        Some(flow.tally.visited(generation))
     }
 
     pub(in crate::flows) fn describe(&self, index: u32) -> Option<Described> {

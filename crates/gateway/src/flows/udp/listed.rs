@@ -11,12 +11,7 @@ impl UdpFlows {
     /// Returns the bytes that a flow has moved.
     pub(in crate::flows) fn visited(&self, index: u32) -> Option<Visited> {
         let (generation, flow) = self.slots.at(index)?;
-        Some(Visited {
-            generation,
-            begun: flow.begun,
-            bytes_out: flow.bytes_out,
-            bytes_in: flow.bytes_in,
-        })
+        Some(flow.tally.visited(generation))
     }
 
     pub(in crate::flows) fn describe(&self, index: u32) -> Option<Described> {

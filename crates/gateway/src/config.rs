@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use towpath_io::namespace::channel::QUEUES_MAX;
 use towpath_io::namespace::{Addresses, Interface};
+use towpath_io::netlink::Route;
 
 use crate::publish::{
     JOINED_PORTS_MAX, JoinedPort, PUBLISH_MAX, Protocol, Publish, Target, is_interface_name,
@@ -43,6 +44,9 @@ pub const HOST_LOOPBACK_MAX: usize = 8;
 
 /// Most addresses of the program besides the first of each IP version.
 pub const FURTHER_ADDRESSES_MAX: usize = 16;
+/// Most routes of the program besides the default ones: more than hosts have without a routing
+/// protocol. Each is a request to the kernel at the start.
+pub const ROUTES_MAX: usize = 256;
 
 /// Most workers: as many as queues that can be handed over at once.
 pub const WORKERS_MAX: usize = QUEUES_MAX;
@@ -65,6 +69,8 @@ pub struct Config {
     /// Further addresses of the program. It may use them as the source of what it sends; published
     /// ports lead to the first address of each IP version.
     pub further_addresses: Vec<ProgramAddress>,
+    /// Routes of the program's interface besides the default ones. They lead to the gateway, too.
+    pub routes: Vec<Route>,
     /// Ethernet address of the program's interface.
     pub program_mac: [u8; 6],
     /// Ethernet address of the gateway.
@@ -238,6 +244,7 @@ impl Default for Config {
             ipv4: Some(Ipv4Config::default()),
             ipv6: Some(Ipv6Config::default()),
             further_addresses: Vec::new(),
+            routes: Vec::new(),
             program_mac: [0x02, 0x74, 0x6f, 0x77, 0x70, 0x15],
             gateway_mac: [0x02, 0x74, 0x6f, 0x77, 0x70, 0x02],
             host_loopback: Vec::new(),
@@ -317,6 +324,7 @@ impl Config {
         }
         self.check_gateway()?;
         self.check_further()?;
+        at_most(ROUTES_MAX, "routes of the program", self.routes.len())?;
         if !is_interface_name(&self.interface) {
             return Err(ConfigError::Interface(self.interface.clone()));
         }
@@ -379,6 +387,7 @@ impl Config {
                 gateway: ipv6.gateway.into(),
             }),
             further: self.further_addresses.iter().map(|ip| (ip.address, ip.prefix_len)).collect(),
+            routes: self.routes.clone(),
         }
     }
 

@@ -7,6 +7,8 @@ use std::net::IpAddr;
 
 use rustix::io::Errno;
 
+use super::Route;
+
 pub(super) const IFLA_ADDRESS: u16 = 1;
 pub(super) const IFLA_MTU: u16 = 4;
 pub(super) const IFLA_TXQLEN: u16 = 13;
@@ -16,8 +18,10 @@ pub(super) const IN6_ADDR_GEN_MODE_NONE: u8 = 1;
 pub(super) const IFA_ADDRESS: u16 = 1;
 pub(super) const IFA_LOCAL: u16 = 2;
 pub(super) const IFA_BROADCAST: u16 = 4;
+pub(super) const RTA_DST: u16 = 1;
 pub(super) const RTA_OIF: u16 = 4;
 pub(super) const RTA_GATEWAY: u16 = 5;
+pub(super) const RTA_PRIORITY: u16 = 6;
 pub(super) const AF_INET6: u16 = 10;
 /// The families, as single bytes.
 pub(super) const AF_INET: u8 = 2;
@@ -82,13 +86,14 @@ impl Request {
         request
     }
 
-    /// Starts the addition of a default route through `gateway` (`struct rtmsg`). With `on_link`,
-    /// the gateway need not be in a network of the link.
-    pub(super) fn default_route(gateway: &IpAddr, on_link: bool) -> Self {
+    /// Starts the addition of a route (`struct rtmsg`). With `on_link`, its gateway need not be in a
+    /// network of the link.
+    pub(super) fn route(route: &Route, on_link: bool) -> Self {
         let mut request = Self::new(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL);
-        let (destination_len, source_len, tos) = (0, 0, 0);
-        request.bytes.extend([family(gateway), destination_len, source_len, tos]);
-        request.bytes.extend([RT_TABLE_MAIN, RTPROT_STATIC, RT_SCOPE_UNIVERSE, RTN_UNICAST]);
+        let (source_len, tos) = (0, 0);
+        let scope = if route.gateway.is_some() { RT_SCOPE_UNIVERSE } else { RT_SCOPE_LINK };
+        request.bytes.extend([family(&route.destination), route.prefix_len, source_len, tos]);
+        request.bytes.extend([RT_TABLE_MAIN, RTPROT_STATIC, scope, RTN_UNICAST]);
         let flags = if on_link { RTNH_F_ONLINK } else { 0 };
         request.bytes.extend(flags.to_ne_bytes());
         request

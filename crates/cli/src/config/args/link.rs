@@ -35,7 +35,8 @@ pub(crate) struct LinkArguments {
     /// addresses. With `up` the network has exactly one port, whose machine gets them by DHCP. An
     /// IP version for which the host has no default route is disabled; if it has none at all, the
     /// addresses are those of --subnet. Of several addresses, the first of each IP version is that
-    /// which the host itself uses; a program gets up to 16 more, without temporary ones.
+    /// which the host itself uses; a program gets up to 16 more, without temporary ones. It also
+    /// gets up to 256 other routes of the interface, for an IP version without --gateway.
     #[arg(long, value_name = "IFACE", num_args = 0..=1, require_equals = true,
           default_missing_value = "", conflicts_with_all = ["subnet", "subnet6"],
           help_heading = "Network")]
@@ -44,6 +45,10 @@ pub(crate) struct LinkArguments {
     /// With --copy-host, copy one address of each IP version.
     #[arg(long, requires = "copy_host", help_heading = "Network")]
     pub(crate) single_address: bool,
+
+    /// With --copy-host, copy the default routes only.
+    #[arg(long, requires = "copy_host", help_heading = "Network")]
+    pub(crate) single_route: bool,
 
     /// Address of the program or machine, and the length of its prefix [default: 24 or 64]; may be
     /// repeated for a program. Published ports lead to the first of each IP version. Needs

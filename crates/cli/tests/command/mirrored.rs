@@ -87,7 +87,12 @@ fn a_port_that_a_request_publishes_is_no_longer_mirrored() {
     let add = "{\"execute\":\"add_hostfwd\",\"arguments\":{\"proto\":\"tcp\",\
                \"host_addr\":\"192.0.2.1\",\"host_port\":7000,\"guest_port\":7000}}";
     assert_eq!(ask(&socket, add), "{\"return\":{\"id\":1}}");
-    let program = within(inside, || TcpListener::bind("0.0.0.0:7000").expect("it is free"));
+    let mut program = None;
+    wait_for("the port inside to be free", || {
+        program = within(inside, || TcpListener::bind("0.0.0.0:7000").ok());
+        program.is_some()
+    });
+    let program = program.unwrap();
     let mut client = within(host, || TcpStream::connect("192.0.2.1:7000").unwrap());
     let (mut server, _) = program.accept().unwrap();
     server.write_all(b"program").unwrap();

@@ -37,10 +37,10 @@ pub mod enter;
 pub mod init;
 pub mod listening;
 pub mod mirror;
+pub mod scratch;
 pub mod signals;
 pub mod sockets;
 pub mod terminal;
-pub mod test_addresses;
 
 /// Why namespaces could not be created or set up.
 #[derive(Debug)]

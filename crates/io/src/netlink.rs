@@ -209,24 +209,6 @@ impl Netlink {
         self.ask("add address", request)
     }
 
-    /// Removes an address.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
-    pub fn address_delete(
-        &mut self,
-        index: u32,
-        address: IpAddr,
-        prefix_len: u8,
-    ) -> Result<(), NetlinkError> {
-        let mut request = Request::no_address(index, &address, prefix_len);
-        match address {
-            IpAddr::V4(v4) => request.attribute(message::IFA_LOCAL, &v4.octets()),
-            IpAddr::V6(v6) => request.attribute(message::IFA_ADDRESS, &v6.octets()),
-        }
-        self.ask("remove address", request)
-    }
-
     /// Adds a default route through `gateway`, of its address family. With `on_link`, the gateway
     /// need not be in a network of the link.
     ///

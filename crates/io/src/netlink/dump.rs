@@ -43,28 +43,7 @@ pub struct LinkAddress {
     pub is_passing: bool,
 }
 
-/// The state of a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LinkState {
-    /// It is set up.
-    pub is_up: bool,
-    /// Largest IP packet in bytes.
-    pub mtu: u32,
-}
-
 impl Netlink {
-    /// Returns the state of a link; `None` if there is no link with this index.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
-    pub fn link_state(&mut self, index: u32) -> Result<Option<LinkState>, NetlinkError> {
-        let mut state = None;
-        self.dump("list links", Request::dump_links(), |body| {
-            state = state.or(parse_link(body).filter(|(link, _)| *link == index));
-        })?;
-        Ok(state.map(|(_, state)| state))
-    }
-
     /// Returns the default routes of one family in the main table; none if the kernel lacks IPv6.
     ///
     /// # Errors
@@ -206,14 +185,6 @@ fn parse_datagram(mut bytes: &[u8], sequence: u32, see: &mut impl FnMut(&[u8])) 
     End::NotYet
 }
 
-/// Parses `struct ifinfomsg` and its attributes; returns the index of the link, and its state.
-fn parse_link(body: &[u8]) -> Option<(u32, LinkState)> {
-    let (index, flags) = (read_u32(body, 4)?, read_u32(body, 8)?);
-    let mut all = attributes(body.get(IFINFOMSG_LEN..)?);
-    let (_, mtu) = all.find(|(kind, _)| *kind == message::IFLA_MTU)?;
-    Some((index, LinkState { is_up: flags & message::IFF_UP != 0, mtu: read_u32(mtu, 0)? }))
-}
-
 /// Parses a datagram of a list, whose messages may be routes or addresses.
 pub(super) fn parse(bytes: &[u8], sequence: u32) {
     parse_datagram(bytes, sequence, &mut |body: &[u8]| {
@@ -321,7 +292,6 @@ const DATAGRAM_BYTES_MAX: usize = 64 << 10;
 /// Most datagrams of a dump: some million routes.
 const DUMP_DATAGRAMS_MAX: usize = 1 << 14;
 const NLMSG_DONE: u16 = 3;
-const IFINFOMSG_LEN: usize = 16;
 const RTMSG_LEN: usize = 12;
 const RTNEXTHOP_LEN: usize = 8;
 const IFADDRMSG_LEN: usize = 8;
@@ -364,6 +334,27 @@ mod tests {
     }
 
     #[test]
+    fn default_routes_are_found() {
+        let gateway = attribute(5, &[192, 0, 2, 1]);
+        let link = attribute(4, &3u32.to_ne_bytes());
+        let metric = attribute(6, &100u32.to_ne_bytes());
+        let body = route(0, &[gateway.clone(), link.clone(), metric]);
+        let gateway_ip = Some(IpAddr::from([192, 0, 2, 1]));
+        let wanted = DefaultRoute { link: 3, gateway: gateway_ip, source: None, metric: 100 };
+        assert_eq!(parse_default_route(&body), Some(wanted));
+        assert_eq!(parse_default_route(&route(24, &[gateway.clone(), link])), None);
+        assert_eq!(parse_default_route(&route(0, &[])), None, "no link");
+        let mut hop = [u16::to_ne_bytes(16), [0, 0]].concat();
+        hop.extend(7u32.to_ne_bytes());
+        hop.extend(gateway);
+        let several = parse_default_route(&route(0, &[attribute(9, &hop)])).unwrap();
+        assert_eq!((several.link, several.gateway), (7, gateway_ip));
+        for end in 0..body.len() {
+            let _ = parse_default_route(&body[..end]);
+        }
+    }
+
+    #[test]
     fn routes_are_found() {
         let link = attribute(4, &3u32.to_ne_bytes());
         let destination = attribute(1, &[198, 51, 100, 0]);
@@ -388,46 +379,6 @@ mod tests {
         assert!(parse_route(&route(24, &[attribute(1, &[198]), link])).is_none(), "too short");
         for end in 0..body.len() {
             let _ = parse_route(&body[..end]);
-        }
-    }
-
-    #[test]
-    fn links_are_parsed() {
-        let body = |flags: u32, attributes: &[Vec<u8>]| {
-            let numbers = [0, 7, flags, 0].map(u32::to_ne_bytes).concat();
-            [numbers, attributes.concat()].concat()
-        };
-        let name = attribute(3, b"tap0\0");
-        let mtu = attribute(4, &1500u32.to_ne_bytes());
-        let both = [name.clone(), mtu];
-        let state = |is_up| Some((7, LinkState { is_up, mtu: 1500 }));
-        assert_eq!(parse_link(&body(0x1003, &both)), state(true));
-        assert_eq!(parse_link(&body(0x1002, &both)), state(false));
-        assert_eq!(parse_link(&body(1, &[name])), None);
-        assert_eq!(parse_link(&body(1, &[attribute(4, &[1, 2])])), None);
-        for len in 0..16 {
-            assert_eq!(parse_link(&body(1, &both)[..len]), None);
-        }
-    }
-
-    #[test]
-    fn default_routes_are_found() {
-        let gateway = attribute(5, &[192, 0, 2, 1]);
-        let link = attribute(4, &3u32.to_ne_bytes());
-        let metric = attribute(6, &100u32.to_ne_bytes());
-        let body = route(0, &[gateway.clone(), link.clone(), metric]);
-        let gateway_ip = Some(IpAddr::from([192, 0, 2, 1]));
-        let wanted = DefaultRoute { link: 3, gateway: gateway_ip, source: None, metric: 100 };
-        assert_eq!(parse_default_route(&body), Some(wanted));
-        assert_eq!(parse_default_route(&route(24, &[gateway.clone(), link])), None);
-        assert_eq!(parse_default_route(&route(0, &[])), None, "no link");
-        let mut hop = [u16::to_ne_bytes(16), [0, 0]].concat();
-        hop.extend(7u32.to_ne_bytes());
-        hop.extend(gateway);
-        let several = parse_default_route(&route(0, &[attribute(9, &hop)])).unwrap();
-        assert_eq!((several.link, several.gateway), (7, gateway_ip));
-        for end in 0..body.len() {
-            let _ = parse_default_route(&body[..end]);
         }
     }
 

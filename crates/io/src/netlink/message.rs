@@ -56,20 +56,6 @@ impl Request {
         request
     }
 
-    /// Starts the removal of an address from the link `index` (`struct ifaddrmsg`).
-    pub(super) fn no_address(index: u32, address: &IpAddr, prefix_len: u8) -> Self {
-        let mut request = Self::address(index, address, prefix_len);
-        (request.kind, request.flags) = (RTM_DELADDR, 0);
-        request
-    }
-
-    /// Starts a list of all links (`struct ifinfomsg`).
-    pub(super) fn dump_links() -> Self {
-        let mut request = Self::new(RTM_GETLINK, NLM_F_DUMP);
-        request.bytes.extend([0; 16]);
-        request
-    }
-
     /// Starts a list of the routes of one family (`struct rtmsg`).
     pub(super) fn dump_routes(is_ipv4: bool) -> Self {
         let mut request = Self::new(RTM_GETROUTE, NLM_F_DUMP);
@@ -217,9 +203,7 @@ pub(super) const HEADER_LEN: usize = 16;
 const ATTRIBUTE_HEADER_LEN: usize = 4;
 const AF_UNSPEC: u8 = 0;
 const RTM_NEWLINK: u16 = 16;
-const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
-const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_GETROUTE: u16 = 26;

@@ -253,6 +253,7 @@ fn failures_are_the_callers_to_see() {
     assert!(errors(&refused).starts_with("pasta: TCP port "), "{}", errors(&refused));
     drop(taken);
     wait_for("the interface to go", || !bench.shown().contains("d0"));
+    let missing = bench.folder.0.join("missing").display().to_string();
     let cases: &[(&[&str], &str)] = &[
         (&["--nonsense", &pid], "pasta: unrecognized option '--nonsense'\n"),
         (&["--map-guest-address", "1", &pid], "pasta: unrecognized option '--map-guest-address'\n"),
@@ -266,7 +267,8 @@ fn failures_are_the_callers_to_see() {
         (&["-i", "lo", "-6", &pid], "pasta: option --copy-host: interface 'lo' has no address"),
         (&["-P", "/no/such/file", &pid], "pasta: option --pid-file: cannot open /no/such/file"),
         (&["-l", "/no/such/file", &pid], "pasta: option --log-file: cannot open /no/such/file"),
-        (&["--netns", "no-such"], "pasta: cannot watch the network namespace /run/netns/no-such"),
+        (&["--netns", &missing], "pasta: option --netns: cannot open the namespace "),
+        (&["--netns", "/no/such"], "pasta: cannot watch the network namespace /no/such"),
         (
             &["--netns", "/dev/null"],
             "pasta: option --netns: /dev/null is not a network namespace\n",

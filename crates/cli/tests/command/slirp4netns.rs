@@ -315,8 +315,8 @@ fn an_interface_of_the_caller_is_served() {
     }
 }
 
-/// Goal: an interface that the caller configures has tested offloads, be it up or not, and whether
-/// the caller waits or not. Nothing is added to it for that, and what it sends is not lost.
+/// Goal: an interface that the caller configures has tested offloads, whether it is up or not, and
+/// whether the caller waits or not. Nothing is added to it for that, and what it sends is not lost.
 #[test]
 fn offloads_of_the_callers_interface() {
     skip_if!(no_root());

@@ -57,9 +57,9 @@ impl Netlink {
         Ok(routes)
     }
 
-    /// Returns up to `most` routes of one family through the link `index` in the main table, and how
-    /// many more there are. Default routes, and those that the kernel has made for addresses, do
-    /// not count.
+    /// Returns up to `most` routes of one family through the link `index` in the main table, and
+    /// how many more there are. Default routes, and those that the kernel has made for addresses,
+    /// do not count.
     ///
     /// # Errors
     /// [`NetlinkError`].

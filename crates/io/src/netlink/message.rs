@@ -72,8 +72,8 @@ impl Request {
         request
     }
 
-    /// Starts the addition of a route (`struct rtmsg`). With `on_link`, its gateway need not be in a
-    /// network of the link.
+    /// Starts the addition of a route (`struct rtmsg`). With `on_link`, its gateway need not be in
+    /// a network of the link.
     pub(super) fn route(route: &Route, on_link: bool) -> Self {
         let mut request = Self::new(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL);
         let (source_len, tos) = (0, 0);

@@ -217,8 +217,14 @@ impl Connection {
             || (segment.seq() == self.send.wl1 && (wnd > self.send.wnd || wnd == 0));
         if newer {
             self.send.wnd = wnd;
-            self.send.wnd_max = self.send.wnd_max.max(wnd);
             self.send.wl1 = segment.seq();
+            if wnd > self.send.wnd_max {
+                self.send.wnd_max = wnd;
+                // The first window has no scale: half of it is less than a segment of 64 KiB.
+                if self.send.mss < self.payload_of(self.path.sizes.path) {
+                    self.sync_mss(self.path.sizes.path);
+                }
+            }
         }
         newer
     }

@@ -161,7 +161,9 @@ mod tests {
             (json!({ "publish": "program", "tcp": "80" }), true),
             (json!({ "unpublish": "program" }), true),
             (json!({ "publish": "a", "tcp": "80" }), false),
-            (json!({ "unpublish": "10.0.2.20" }), false),
+            // An address inside.
+            (json!({ "publish": "10.0.2.20", "tcp": "80" }), true),
+            (json!({ "unpublish": "10.0.2.20" }), true),
             (json!({ "del": "program" }), false),
         ] {
             let body = json!({ "operations": [operation] }).to_string();

@@ -7,8 +7,6 @@
 //!
 //! Each record keeps what was known when it was last sent ([`Sent`]), as offsets from that time.
 
-use super::connection::Connection;
-use super::scoreboard::Record;
 use crate::time::{Duration, Instant};
 
 /// What was known when a record was last sent.
@@ -33,8 +31,8 @@ pub(super) struct Newest {
 }
 
 impl Newest {
-    pub(super) fn of(record: &Record) -> Self {
-        Self { sent_at: record.sent_at, delivered: record.delivered, sent: record.sent }
+    pub(super) fn new(sent_at: Instant, delivered: u32, sent: Sent) -> Self {
+        Self { sent_at, delivered, sent }
     }
 }
 
@@ -72,6 +70,11 @@ impl Rate {
     pub(super) fn restart(&mut self, now: Instant) {
         self.first_at = now;
         self.delivered_at = now;
+    }
+
+    /// Marks samples until `until` segments are delivered: the owner has no more data to send.
+    pub(super) fn limit(&mut self, until: u32) {
+        self.limited_until = Some(until);
     }
 
     /// State to keep in a record that is sent now.
@@ -131,21 +134,6 @@ impl Rate {
     /// True if the owner had no more data to send during the sample: the path may be faster.
     pub(super) fn is_limited(&self) -> bool {
         self.limited
-    }
-}
-
-impl Connection {
-    /// Notes, before the owner adds data, whether nothing was left to send.
-    pub(super) fn note_gap(&mut self) {
-        let board = &self.send.board;
-        let in_flight = board.in_flight();
-        if self.send.unsent() < self.send.mss
-            && in_flight < self.congestion.cwnd()
-            && !board.has_due()
-        {
-            let until = self.recovery.delivered.wrapping_add(in_flight).max(1);
-            self.recovery.rate.limited_until = Some(until);
-        }
     }
 }
 

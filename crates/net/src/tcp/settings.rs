@@ -2,7 +2,6 @@
 
 use super::congestion;
 use super::fastopen::FastOpenKeys;
-use super::orphan::FinWait;
 use crate::pmtu_mode::PathMtu;
 use crate::time::Duration;
 use core::net::SocketAddr;
@@ -10,6 +9,15 @@ use core::net::SocketAddr;
 /// Value of [`Settings::challenge_ack_limit`] that means no limit: Linux's default since version
 /// 6.7.
 pub const CHALLENGES_UNLIMITED: u32 = i32::MAX as u32;
+
+/// How long a connection without an owner waits in FIN-WAIT-2 for the peer's FIN (`TCP_LINGER2`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinWait {
+    /// This long, or three and a half retransmission timeouts if that is longer.
+    For(Duration),
+    /// Not at all: the peer gets a reset as soon as it acknowledges our FIN.
+    Never,
+}
 
 /// Settings that all connections of a stack share.
 #[derive(Clone, Copy, Debug)]

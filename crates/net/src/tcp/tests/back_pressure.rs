@@ -32,7 +32,7 @@ fn what_was_used_is_acknowledged() {
     });
     t.expect(". 1 ack 2001 win 0").quiet();
     t.act(|c, _| c.resume()).expect(". 1 ack 2001").quiet();
-    assert!(t.c.receive.offered > 10_000, "{} bytes of window", t.c.receive.offered);
+    assert!(t.c.receive.offered() > 10_000, "{} bytes of window", t.c.receive.offered());
 }
 
 /// Data that the owner kept of what was dropped is acknowledged once it is passed on. So a sender
@@ -68,7 +68,7 @@ fn a_limit_holds_from_the_first_window() {
         let mut t = Script::connect(plain());
         t.c.limit_window(limit);
         t.expect_first_syn("S 0").recv("S. 0 ack 1 win 65535 mss 1460").forget_sent();
-        let offered = t.c.receive.offered;
+        let offered = t.c.receive.offered();
         assert!(offered <= window && offered + 2920 > window, "{offered} of {window} bytes");
     }
 }
@@ -155,11 +155,11 @@ fn a_silent_peer_with_a_shut_window_is_given_up() {
 #[test]
 fn what_waits_is_not_acknowledged() {
     let mut t = Script::plain();
-    let edge = t.c.receive.advertised;
+    let edge = t.c.receive.edge();
     t.recv_and(". 1:5001 ack 1 gso 1000", |c| c.ack_only_consumed(true)).quiet();
     t.wait(300).quiet();
     t.act(|c, _| c.consume(2000)).expect(". 1 ack 2001").quiet();
-    assert!(t.c.receive.advertised.at_or_after(edge), "the right edge moved back");
+    assert!(t.c.receive.edge().at_or_after(edge), "the right edge moved back");
     t.recv(". 5001:6001 ack 1").quiet();
     t.write(10).expect("P. 1:11 ack 2001");
     t.act(|c, _| c.ack_only_consumed(false)).expect(". 11 ack 6001");

@@ -20,7 +20,7 @@ fn transfer(settings: Settings) -> (u32, u32) {
     for _ in 0..PACKETS {
         path.extend(core::iter::from_fn(|| t.take_sent()));
         let Some((end, len)) = path.pop_front() else { break };
-        if t.c.congestion.cwnd() >= 128 {
+        if t.c.send.congestion().cwnd() >= 128 {
             all += len;
             large += if len >= 32 << 10 { len } else { 0 };
         }

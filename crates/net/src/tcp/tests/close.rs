@@ -119,7 +119,7 @@ fn data_without_a_receiver_causes_a_reset() {
     t.act(|c, now| c.disown(now)).expect("F. 1 ack 1").recv(". 1 ack 2").quiet();
     t.recv("FP. 1:101 ack 2").verdict(Verdict::Reset).quiet().state(State::Closed);
     assert_eq!(t.c.error(), Some(ConnectionError::Aborted));
-    assert!(!t.c.events.contains(Events::PEER_CLOSED), "no event after the end");
+    assert!(!t.c.take_events().contains(Events::PEER_CLOSED), "no event after the end");
 }
 
 /// FIN-WAIT-2 without an owner ends after a minute, counted from its start (`tcp_fin_timeout`).
@@ -158,7 +158,7 @@ fn fin_wait_may_be_left_out() {
 fn fin_wait_lasts_some_timeouts() {
     let mut t = Script::plain();
     t.c.set_fin_wait(FinWait::For(Duration::from_millis(1)));
-    let least = t.c.rtt.rto().as_millis() as u64 * 7 / 2;
+    let least = t.c.send.rtt().rto().as_millis() as u64 * 7 / 2;
     t.act(|c, now| c.disown(now)).expect("F. 1 ack 1").recv(". 1 ack 2").state(State::FinWait2);
     t.wait(least - 1).state(State::FinWait2).wait(2).state(State::Closed).quiet();
 }

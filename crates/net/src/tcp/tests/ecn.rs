@@ -19,17 +19,17 @@ fn an_echo_reduces_the_window_once_and_is_answered() {
     let mut t = marked();
     t.write(40_000).expect(". 1:10001").quiet();
     t.recv("E. 1 ack 1001");
-    assert_eq!((t.c.recovery.state, t.c.congestion.ssthresh()), (CaState::Cwr, 5));
+    assert_eq!((t.c.send.loss().state(), t.c.send.congestion().ssthresh()), (CaState::Cwr, 5));
     for acked in 2..=10 {
         t.recv(&std::format!("E. 1 ack {acked}001"));
-        assert!(t.c.congestion.ssthresh() == 5, "one reduction for one round trip");
+        assert!(t.c.send.congestion().ssthresh() == 5, "one reduction for one round trip");
     }
-    assert_eq!((t.c.recovery.state, t.c.congestion.cwnd()), (CaState::Cwr, 5));
+    assert_eq!((t.c.send.loss().state(), t.c.send.congestion().cwnd()), (CaState::Cwr, 5));
     // Proportional rate reduction: half a segment for each that arrived. The first one carries CWR.
     t.expect("W. 10001:11001").expect(". 11001:15001").quiet();
     t.recv(". 1 ack 11001");
-    assert_eq!(t.c.recovery.state, CaState::Open);
-    assert_eq!(t.c.send.board.lost(), 0);
+    assert_eq!(t.c.send.loss().state(), CaState::Open);
+    assert_eq!(t.c.send.loss().board().lost(), 0);
     t.forget_sent();
 }
 
@@ -38,14 +38,14 @@ fn an_echo_reduces_the_window_once_and_is_answered() {
 fn an_echo_of_the_next_round_trip_counts() {
     let mut t = marked();
     t.write(60_000).expect(". 1:10001").recv("E. 1 ack 10001").forget_sent();
-    assert_eq!(t.c.congestion.ssthresh(), 5);
-    let next = t.c.send.nxt - t.c.send.una;
+    assert_eq!(t.c.send.congestion().ssthresh(), 5);
+    let next = t.c.send.nxt() - t.c.send.una();
     t.recv(&std::format!(". 1 ack {}", 10_001 + next)).forget_sent();
-    let threshold = t.c.congestion.ssthresh();
-    let next = 10_001 + next + (t.c.send.nxt - t.c.send.una);
+    let threshold = t.c.send.congestion().ssthresh();
+    let next = 10_001 + next + (t.c.send.nxt() - t.c.send.una());
     t.recv(&std::format!("E. 1 ack {next}")).forget_sent();
-    assert_eq!(t.c.recovery.state, CaState::Cwr);
-    assert!(t.c.congestion.ssthresh() < threshold);
+    assert_eq!(t.c.send.loss().state(), CaState::Cwr);
+    assert!(t.c.send.congestion().ssthresh() < threshold);
 }
 
 /// If the handshake did not agree on ECN, the flag is ignored (RFC 3168 §6.1.1).
@@ -53,6 +53,6 @@ fn an_echo_of_the_next_round_trip_counts() {
 fn an_echo_without_agreement_is_ignored() {
     let mut t = Script::sack();
     t.write(20_000).expect(". 1:10001").recv("E. 1 ack 1001").forget_sent();
-    assert_eq!((t.c.recovery.state, t.c.congestion.cwnd()), (CaState::Open, 11));
+    assert_eq!((t.c.send.loss().state(), t.c.send.congestion().cwnd()), (CaState::Open, 11));
     t.recv(". 1 ack 12001").forget_sent();
 }

@@ -59,7 +59,7 @@ fn what_was_not_taken_is_sent_again_at_once() {
     let mut t = begun(with_sack(), 1000);
     t.expect("S 0:1000").wait(20).recv("S. 0 ack 1 mss 1460 sackOK");
     t.expect("P. 1:1001 ack 1").quiet();
-    assert_eq!((counts(&t), t.c.congestion.cwnd()), ((false, 1), 10));
+    assert_eq!((counts(&t), t.c.send.congestion().cwnd()), ((false, 1), 10));
     assert_eq!(t.c.info(t.now).fastopen_client_fail, 2);
     t.wait(20).recv(". 1 ack 1001");
     assert_eq!(counts(&t), (false, 2));

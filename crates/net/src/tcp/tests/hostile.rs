@@ -127,7 +127,10 @@ fn impossible_sack_blocks() {
             t.recv(&std::format!(". 1 ack 1 sack {blocks}")).quiet();
         }
     }
-    assert_eq!((t.c.send.board.totals().sacked_out, t.c.send.board.in_flight()), (0, 5));
+    assert_eq!(
+        (t.c.send.loss().board().totals().sacked_out, t.c.send.loss().board().in_flight()),
+        (0, 5)
+    );
     t.recv(". 1 ack 5001");
 }
 
@@ -136,8 +139,8 @@ fn impossible_sack_blocks() {
 #[test]
 fn sack_blocks_cannot_fill_memory() {
     let mut t = Script::sack();
-    t.c.send.wnd = 1 << 20;
-    t.c.congestion.window_mut().set_cwnd(600);
+    t.c.send.set_window(1 << 20);
+    t.c.send.set_cwnd(600);
     t.write(60_000).expect("P. 1:60001");
     for index in 0..RECORDS_MAX as u32 {
         let at = 2 + 14 * index % 59_990;
@@ -146,7 +149,7 @@ fn sack_blocks_cannot_fill_memory() {
     }
     t.forget_sent();
     t.recv(". 1 ack 60001").write(10).forget_sent();
-    assert_eq!(t.c.send.board.in_flight(), 1);
+    assert_eq!(t.c.send.loss().board().in_flight(), 1);
 }
 
 /// A peer that acknowledges during recovery what it cannot have received (optimistic ACKs). ACKs of
@@ -157,21 +160,25 @@ fn optimistic_acks_during_recovery() {
     let mut t = Script::distant(Settings { sack: true, ..plain() });
     t.write(40_000).expect(". 1:10001").wait(100);
     t.recv(". 1 ack 1 sack 1001-4001").expect(". 1:1001").expect(". 10001:11001").quiet();
-    assert_eq!((t.c.recovery.state, t.c.congestion.ssthresh()), (CaState::Recovery, 5));
-    let before = (t.c.congestion.cwnd(), t.c.recovery.delivered);
+    assert_eq!((t.c.send.loss().state(), t.c.send.congestion().ssthresh()), (CaState::Recovery, 5));
+    let before = (t.c.send.congestion().cwnd(), t.c.send.loss().delivered());
     t.recv(". 1 ack 11002").verdict(Verdict::Unacceptable).expect(". 11001 ack 1");
     t.recv(". 1 ack 40001").verdict(Verdict::Unacceptable).quiet();
-    assert_eq!(before, (t.c.congestion.cwnd(), t.c.recovery.delivered));
-    let mut window = t.c.congestion.cwnd();
+    assert_eq!(before, (t.c.send.congestion().cwnd(), t.c.send.loss().delivered()));
+    let mut window = t.c.send.congestion().cwnd();
     for acked in [1001, 5001, 6001, 7001, 8001, 9001] {
         t.recv(&std::format!(". 1 ack {acked}")).forget_sent();
-        assert_eq!(t.c.recovery.state, CaState::Recovery, "at {acked}");
-        assert!(t.c.congestion.cwnd() <= window.max(5), "{} at {acked}", t.c.congestion.cwnd());
-        window = t.c.congestion.cwnd();
+        assert_eq!(t.c.send.loss().state(), CaState::Recovery, "at {acked}");
+        assert!(
+            t.c.send.congestion().cwnd() <= window.max(5),
+            "{} at {acked}",
+            t.c.send.congestion().cwnd()
+        );
+        window = t.c.send.congestion().cwnd();
     }
     t.recv(". 1 ack 10001").forget_sent();
-    assert_eq!((t.c.recovery.state, t.c.congestion.cwnd()), (CaState::Open, 5));
-    let rest = t.c.send.nxt - t.c.send.una;
+    assert_eq!((t.c.send.loss().state(), t.c.send.congestion().cwnd()), (CaState::Open, 5));
+    let rest = t.c.send.nxt() - t.c.send.una();
     t.recv(&std::format!(". 1 ack {}", 10_001 + rest)).forget_sent();
 }
 
@@ -183,22 +190,22 @@ fn optimistic_acks_during_recovery() {
 fn sack_storms_cost_little() {
     let settings = Settings { sack: true, ..plain() };
     let mut t = Script::open(settings, "S 0 win 65535 mss 100 sackOK");
-    t.c.congestion.window_mut().set_cwnd(600);
+    t.c.send.set_cwnd(600);
     t.write(60_000).forget_sent();
-    assert_eq!(t.c.send.board.totals().packets_out, 600);
+    assert_eq!(t.c.send.loss().board().totals().packets_out, 600);
     let block = |index: u32| std::format!("{}-{}", index * 200 + 101, index * 200 + 201);
     let (mut acks, mut most) = (0, 0);
     for round in 0..20 {
         for step in 0..100 {
             let step = if round % 2 == 0 { step } else { 99 - step };
             let blocks = [3 * step, 3 * step + 1, 3 * step + 2].map(block);
-            let before = t.c.send.board.visits();
+            let before = t.c.send.loss().board().visits();
             t.recv(&std::format!(". 1 ack 1 sack {}", blocks.join(","))).forget_sent();
-            most = most.max(t.c.send.board.visits() - before);
+            most = most.max(t.c.send.loss().board().visits() - before);
             acks += 1;
         }
     }
-    let visits = t.c.send.board.visits();
+    let visits = t.c.send.loss().board().visits();
     assert!(visits < 12 * acks + 10 * 600, "{visits} visits for {acks} ACKs");
     assert!(most < 2 * 600, "{most} visits for one ACK");
     t.recv(". 1 ack 60001").forget_sent();

@@ -17,12 +17,12 @@ fn active_open_with_options() {
     t.state(State::Established).events(Events::ESTABLISHED | Events::WRITABLE);
     t.expect(". 1 ack 1 ts 1020 77 nomss nows nosackOK");
     // RFC 7323 §2.2: the window of a SYN is not scaled.
-    assert_eq!(t.c.send.wnd, 1000);
+    assert_eq!(t.c.send.window(), 1000);
     // 1200 less the timestamps (RFC 6691), and at most half of the window at once (RFC 9293
     // §3.8.6.2.1; a bound that Linux sets once).
     t.write(1000).expect(". 1:501 nogso").expect("P. 501:1001 nogso");
     t.recv(". 1 ack 1001 win 1000 ts 80 1020");
-    assert_eq!(t.c.send.wnd, 8000);
+    assert_eq!(t.c.send.window(), 8000);
 }
 
 /// RFC 9293 §3.5: a passive open answers only the options offered (RFC 7323 §2.2, §3.2, RFC 2018
@@ -32,12 +32,12 @@ fn passive_open_offers_what_was_offered() {
     let mut t = Script::incoming(settings(), "S 0 win 500 mss 1300 ws 2 sackOK ts 5 0");
     t.expect("S. 0 ack 1 mss 1460 ws 2 sackOK ts 1000 5");
     t.recv(". 1 ack 1 win 500 ts 6 1000").state(State::Established);
-    assert_eq!((t.c.send.wnd, t.c.send.mss), (2000, 1000), "half of the window, not 1288");
+    assert_eq!((t.c.send.window(), t.c.send.mss()), (2000, 1000), "half of the window, not 1288");
 
     let mut t = Script::incoming(settings(), "S 0 win 500 mss 1300");
     t.expect("S. 0 ack 1 mss 1460 nows nosackOK nots");
     t.recv(". 1 ack 1 win 500").state(State::Established);
-    assert_eq!((t.c.send.wnd, t.c.send.mss), (500, 500), "the whole of a very small window");
+    assert_eq!((t.c.send.window(), t.c.send.mss()), (500, 500), "the whole of a very small window");
 }
 
 /// Disabled options are neither offered nor accepted.
@@ -47,7 +47,10 @@ fn switched_off_options_stay_off() {
     t.expect_first_syn("S 0 mss 1460 nows nosackOK nots");
     t.recv("S. 0 ack 1 win 1000 mss 1000 ws 3 sackOK ts 77 1000");
     t.expect(". 1 ack 1 nots");
-    assert_eq!((t.c.send.window_scale, t.c.sack, t.c.timestamps.enabled), (0, false, false));
+    assert_eq!(
+        (t.c.send.window_scale(), t.c.handshake.agreed().sack, t.c.timestamps.enabled()),
+        (0, false, false)
+    );
     let mut t = Script::incoming(plain(), "S 0 win 500 mss 1300 ws 2 sackOK ts 5 0");
     t.expect("S. 0 ack 1 mss 1460 nows nosackOK nots");
 }
@@ -58,13 +61,13 @@ fn switched_off_options_stay_off() {
 fn segment_size_is_bounded() {
     let mut t = Script::incoming(plain(), "S 0");
     t.expect("S. 0 ack 1").recv(". 1 ack 1");
-    assert_eq!(t.c.send.mss, 536);
+    assert_eq!(t.c.send.mss(), 536);
     let mut t = Script::incoming(plain(), "S 0 mss 1");
     t.expect("S. 0 ack 1").recv(". 1 ack 1");
-    assert_eq!(t.c.send.mss, 48);
+    assert_eq!(t.c.send.mss(), 48);
     let mut t = Script::incoming(plain(), "S 0 mss 9000");
     t.expect("S. 0 ack 1").recv(". 1 ack 1");
-    assert_eq!(t.c.send.mss, 1460, "ours is less");
+    assert_eq!(t.c.send.mss(), 1460, "ours is less");
 }
 
 /// RFC 7323 §2.3: windows are not scaled if only one side offers it.
@@ -116,7 +119,7 @@ fn no_sample_from_a_repeated_syn() {
     let mut t = Script::connect(plain());
     t.expect_first_syn("S 0").wait(1000).expect("S 0");
     t.wait(10).recv("S. 0 ack 1 mss 1000").expect(". 1 ack 1");
-    assert_eq!((t.c.rtt.srtt(), t.c.rtt.rto()), (None, Duration::from_secs(3)));
+    assert_eq!((t.c.send.rtt().srtt(), t.c.send.rtt().rto()), (None, Duration::from_secs(3)));
 }
 
 /// RFC 9293 §3.10.7.3: segments that do not answer our SYN.
@@ -145,9 +148,9 @@ fn simultaneous_open() {
     t.expect("S. 0 ack 1 mss 1460 ws 2 sackOK").quiet();
     t.recv("S. 0 ack 1 win 3000 mss 1000 sackOK ws 2").state(State::Established);
     t.expect(". 1 ack 1").quiet();
-    assert_eq!(t.c.send.wnd, 3000, "not scaled in a SYN");
+    assert_eq!(t.c.send.window(), 3000, "not scaled in a SYN");
     t.write(500).expect("P. 1:501").recv(". 1 ack 501 win 1000");
-    assert_eq!(t.c.send.wnd, 4000);
+    assert_eq!(t.c.send.window(), 4000);
 }
 
 /// A simultaneous open in which the peer's SYN-ACK is lost and its plain ACK arrives.

@@ -18,7 +18,7 @@ fn opened(settings: Settings) -> Script {
         .wait(100)
         .recv("S. 0 ack 1 win 65535 mss 1460 sackOK")
         .expect(". 1 ack 1");
-    t.c.congestion.window_mut().set_cwnd(40);
+    t.c.send.set_cwnd(40);
     t
 }
 
@@ -26,7 +26,7 @@ fn opened(settings: Settings) -> Script {
 fn probes(t: &mut Script) -> bool {
     t.take_sent().expect("something was sent");
     t.forget_sent();
-    t.c.path.search.is_probing()
+    t.c.send.path().search().probe_start().is_some()
 }
 
 /// The side that connects uses the assumed size. Each probe that arrives halves the remaining
@@ -34,23 +34,26 @@ fn probes(t: &mut Script) -> bool {
 #[test]
 fn probes_that_arrive_raise_the_size() {
     let mut t = opened(searching(2));
-    assert_eq!(t.c.send.mss, 512);
+    assert_eq!(t.c.send.mss(), 512);
     let (mut at, mut size) = (1, 512);
     for probe in [986, 1223, 1341, 1400, 1430, 1445, 1452, 1456] {
-        t.c.congestion.window_mut().set_cwnd(40);
+        t.c.send.set_cwnd(40);
         t.write(9000);
         t.expect(&std::format!(". {at}:{} nogso", at + probe));
-        assert_eq!(t.c.congestion.cwnd(), 39, "it counts as two");
+        assert_eq!(t.c.send.congestion().cwnd(), 39, "it counts as two");
         t.forget_sent();
         at += 9000;
         t.recv(&std::format!(". 1 ack {at}")).quiet();
         assert_eq!(t.c.info(t.now).snd_mss, probe);
         let kept = (39 * (size + 40) / (probe + 40), 39 + 40);
-        assert!((kept.0..kept.1).contains(&t.c.congestion.cwnd()), "the window in bytes stays");
+        assert!(
+            (kept.0..kept.1).contains(&t.c.send.congestion().cwnd()),
+            "the window in bytes stays"
+        );
         size = probe;
     }
     assert!(!probes(t.write(9000)), "the search rests");
-    assert_eq!(t.c.recovery.state, CaState::Open);
+    assert_eq!(t.c.send.loss().state(), CaState::Open);
 }
 
 /// The passive side uses the configured size of the path until a probe arrives. As on Linux,
@@ -58,11 +61,11 @@ fn probes_that_arrive_raise_the_size() {
 #[test]
 fn the_passive_side_begins_with_its_first_probe() {
     let mut t = Script::open(searching(2), "S 0 win 65535 mss 1460 sackOK");
-    t.c.congestion.window_mut().set_cwnd(40);
-    assert_eq!(t.c.send.mss, 1460);
+    t.c.send.set_cwnd(40);
+    assert_eq!(t.c.send.mss(), 1460);
     t.write(9000).expect(". 1:987 nogso").forget_sent();
     t.recv(". 1 ack 9001");
-    assert_eq!(t.c.send.mss, 986);
+    assert_eq!(t.c.send.mss(), 986);
 }
 
 /// The loss of the probe alone limits the path and is no congestion: its data is retransmitted in
@@ -74,10 +77,13 @@ fn a_lost_probe_is_no_congestion() {
     t.recv(". 1 ack 1 sack 987-1499").forget_sent();
     t.recv(". 1 ack 1 sack 987-2011").forget_sent();
     t.recv(". 1 ack 1 sack 987-2523").expect(". 1:987 gso 512").forget_sent();
-    assert_eq!((t.c.congestion.cwnd(), t.c.congestion.window().has_threshold()), (40, false));
+    assert_eq!(
+        (t.c.send.congestion().cwnd(), t.c.send.congestion().window().has_threshold()),
+        (40, false)
+    );
     t.wait(100).recv(". 1 ack 6001").quiet().write(100).expect("P. 6001:6101");
     t.recv(". 1 ack 6101");
-    assert_eq!(t.c.recovery.state, CaState::Open);
+    assert_eq!(t.c.send.loss().state(), CaState::Open);
     t.write(6000).expect(&std::format!(". 6101:{} nogso", 6101 + (512 + 985) / 2)).forget_sent();
 }
 
@@ -87,8 +93,8 @@ fn a_timeout_leaves_the_probe_unknown() {
     let mut t = opened(Settings { early_retrans: 0, ..searching(2) });
     t.write(6000).expect(". 1:987 nogso").forget_sent();
     t.next_timer().expect(". 1:513").recv(". 1 ack 6001").forget_sent();
-    assert_eq!(t.c.send.mss, 512);
-    assert!(!t.c.path.search.is_probing());
+    assert_eq!(t.c.send.mss(), 512);
+    assert!(!t.c.send.path().search().probe_start().is_some());
 }
 
 /// A probe needs data and windows beyond it. It does not cross the end of one of the owner's
@@ -101,10 +107,10 @@ fn when_there_is_no_probe() {
     let mut t = opened(searching(2));
     t.write(986 + 4 * 512).expect(". 1:987 nogso").forget_sent();
     let mut t = opened(searching(2));
-    t.c.congestion.window_mut().set_cwnd(10);
+    t.c.send.set_cwnd(10);
     assert!(!probes(t.write(6000)));
     let mut t = opened(searching(2));
-    t.c.send.wnd = 3000;
+    t.c.send.set_window(3000);
     assert!(!probes(t.write(6000)));
     let mut t = opened(searching(2));
     t.c.set_cork(true);
@@ -124,7 +130,7 @@ fn when_there_is_no_probe() {
 fn the_search_begins_again() {
     let settings = Settings { slow_start_after_idle: false, ..searching(2) };
     let mut t = opened(settings);
-    t.c.path.search.high = 519;
+    t.c.send.bound_search(519);
     assert!(!probes(t.write(6000)));
     t.recv(". 1 ack 6001").wait(599_000);
     assert!(!probes(t.write(6000)));
@@ -197,7 +203,7 @@ fn senseless_settings() {
         for _ in 0..8 {
             t.next_timer().forget_sent();
         }
-        assert!((48..=1460).contains(&t.c.send.mss), "{}", t.c.send.mss);
+        assert!((48..=1460).contains(&t.c.send.mss()), "{}", t.c.send.mss());
         t.recv(". 1 ack 9001").write(9000).forget_sent();
     }
 }

@@ -20,9 +20,12 @@ fn stamped() -> Script {
 fn the_reordering_timer_finds_the_hole() {
     let mut t = distant();
     t.write(10_000).expect(". 1:10001").wait(100).recv(". 1 ack 1 sack 7001-8001").quiet();
-    assert_eq!(t.c.recovery.state, CaState::Disorder);
+    assert_eq!(t.c.send.loss().state(), CaState::Disorder);
     t.wait(26).quiet().wait(1).expect(". 1:1001").quiet();
-    assert_eq!((t.c.recovery.state, t.c.send.board.totals().lost_out), (CaState::Recovery, 7));
+    assert_eq!(
+        (t.c.send.loss().state(), t.c.send.loss().board().totals().lost_out),
+        (CaState::Recovery, 7)
+    );
     t.recv(". 1 ack 10001");
 }
 
@@ -32,9 +35,9 @@ fn the_reordering_timer_finds_the_hole() {
 fn a_loss_probe_of_the_tail() {
     let mut t = distant();
     t.write(3000).expect("P. 1:3001").wait(201).quiet().wait(1).expect("P. 2001:3001").quiet();
-    assert_eq!(t.c.recovery.state, CaState::Open);
+    assert_eq!(t.c.send.loss().state(), CaState::Open);
     t.recv(". 1 ack 3001 sack 2001-3001");
-    assert_eq!(t.c.congestion.cwnd(), 10, "not reduced, and not grown unused");
+    assert_eq!(t.c.send.congestion().cwnd(), 10, "not reduced, and not grown unused");
 }
 
 /// RFC 8985 §7.4.2: the probe repaired a loss, so the window is reduced.
@@ -43,7 +46,7 @@ fn a_loss_probe_that_repairs_a_loss() {
     let mut t = distant();
     t.write(3000).expect("P. 1:3001").wait(202).expect("P. 2001:3001").quiet();
     t.recv(". 1 ack 3001").write(1000).expect("P. 3001:4001").wait(100).recv(". 1 ack 4001");
-    assert!(t.c.congestion.ssthresh() < 10, "{}", t.c.congestion.ssthresh());
+    assert!(t.c.send.congestion().ssthresh() < 10, "{}", t.c.send.congestion().ssthresh());
 }
 
 /// RFC 3708: every retransmission was a duplicate, so nothing was lost.
@@ -52,10 +55,10 @@ fn reported_duplicates_undo_the_reduction() {
     let mut t = distant();
     t.write(10_000).expect(". 1:10001").wait(100);
     t.recv(". 1 ack 1 sack 1001-4001").expect(". 1:1001").quiet();
-    assert!(t.c.congestion.ssthresh() < 10);
+    assert!(t.c.send.congestion().ssthresh() < 10);
     t.wait(50).recv(". 1 ack 10001").recv(". 1 ack 10001 sack 1-1001");
-    assert!(t.c.congestion.cwnd() >= 10, "{}", t.c.congestion.cwnd());
-    assert_eq!(t.c.recovery.state, CaState::Open);
+    assert!(t.c.send.congestion().cwnd() >= 10, "{}", t.c.send.congestion().cwnd());
+    assert_eq!(t.c.send.loss().state(), CaState::Open);
 }
 
 /// RFC 5682 §3.1: after a timeout new data goes out first. The SACK of data that was sent only once
@@ -64,11 +67,11 @@ fn reported_duplicates_undo_the_reduction() {
 fn a_spurious_timeout_is_undone() {
     let mut t = Script::distant(Settings { early_retrans: 0, sack: true, ..plain() });
     t.write(10_000).expect(". 1:10001").write(10_000).quiet().wait(301).expect(". 1:1001").quiet();
-    assert_eq!((t.c.recovery.state, t.c.congestion.cwnd()), (CaState::Loss, 1));
+    assert_eq!((t.c.send.loss().state(), t.c.send.congestion().cwnd()), (CaState::Loss, 1));
     t.recv(". 1 ack 1001").expect(". 10001:12001").quiet();
     t.recv(". 1 ack 2001");
-    assert_eq!(t.c.recovery.state, CaState::Open);
-    assert!(t.c.congestion.cwnd() >= 10, "{}", t.c.congestion.cwnd());
+    assert_eq!(t.c.send.loss().state(), CaState::Open);
+    assert!(t.c.send.congestion().cwnd() >= 10, "{}", t.c.send.congestion().cwnd());
     t.recv(". 1 ack 12001").forget_sent();
 }
 
@@ -80,10 +83,10 @@ fn an_older_echo_undoes_the_reduction() {
     let sent = t.c.timestamps.value(t.now);
     t.write(9880).expect("P. 1:9881").wait(100);
     t.recv(". 1 ack 1 sack 989-3953 ts 6 1000").expect(". 1:989").quiet();
-    assert_eq!((t.c.recovery.state, t.c.congestion.ssthresh()), (CaState::Recovery, 5));
+    assert_eq!((t.c.send.loss().state(), t.c.send.congestion().ssthresh()), (CaState::Recovery, 5));
     t.wait(10).recv(&std::format!(". 1 ack 3953 ts 7 {sent}")).quiet();
-    assert_eq!(t.c.recovery.state, CaState::Open);
-    assert!(t.c.congestion.cwnd() >= 10, "{}", t.c.congestion.cwnd());
+    assert_eq!(t.c.send.loss().state(), CaState::Open);
+    assert!(t.c.send.congestion().cwnd() >= 10, "{}", t.c.send.congestion().cwnd());
     t.recv(". 1 ack 9881").forget_sent();
 }
 
@@ -95,10 +98,10 @@ fn an_echo_of_the_retransmission_undoes_nothing() {
     t.recv(". 1 ack 1 sack 989-3953 ts 6 1000").expect(". 1:989").quiet();
     let again = t.c.timestamps.value(t.now);
     t.wait(100).recv(&std::format!(". 1 ack 3953 ts 7 {again}")).forget_sent();
-    assert_eq!((t.c.recovery.state, t.c.congestion.ssthresh()), (CaState::Recovery, 5));
+    assert_eq!((t.c.send.loss().state(), t.c.send.congestion().ssthresh()), (CaState::Recovery, 5));
     t.recv(&std::format!(". 1 ack 9881 ts 8 {again}")).forget_sent();
-    assert_eq!((t.c.recovery.state, t.c.congestion.ssthresh()), (CaState::Open, 5));
-    assert!(t.c.congestion.cwnd() < 10);
+    assert_eq!((t.c.send.loss().state(), t.c.send.congestion().ssthresh()), (CaState::Open, 5));
+    assert!(t.c.send.congestion().cwnd() < 10);
 }
 
 /// Eifel after a timeout (RFC 3522, RFC 4015): the first ACK echoes the original, and the state
@@ -110,10 +113,13 @@ fn an_older_echo_undoes_a_timeout() {
     t.c.settings.early_retrans = 0;
     let sent = t.c.timestamps.value(t.now);
     t.write(9880).expect("P. 1:9881").wait(301).expect(". 1:989").quiet();
-    assert_eq!((t.c.recovery.state, t.c.congestion.cwnd()), (CaState::Loss, 1));
+    assert_eq!((t.c.send.loss().state(), t.c.send.congestion().cwnd()), (CaState::Loss, 1));
     t.recv(&std::format!(". 1 ack 989 ts 6 {sent}")).quiet();
-    assert_eq!((t.c.recovery.state, t.c.send.board.totals().lost_out), (CaState::Open, 0));
-    assert!(t.c.congestion.cwnd() >= 10, "{}", t.c.congestion.cwnd());
+    assert_eq!(
+        (t.c.send.loss().state(), t.c.send.loss().board().totals().lost_out),
+        (CaState::Open, 0)
+    );
+    assert!(t.c.send.congestion().cwnd() >= 10, "{}", t.c.send.congestion().cwnd());
     t.recv(". 1 ack 9881").forget_sent();
 }
 
@@ -126,7 +132,7 @@ fn divided_acks_gain_nothing() {
         t.recv(&std::format!(". 1 ack {}", 1 + part * 10));
     }
     t.quiet();
-    assert_eq!(t.c.congestion.cwnd(), 10);
+    assert_eq!(t.c.send.congestion().cwnd(), 10);
     t.recv(". 1 ack 1001").expect(". 10001:12001").quiet();
     t.recv(". 1 ack 40001").forget_sent();
 }
@@ -139,7 +145,11 @@ fn invented_duplicates_change_nothing() {
     for _ in 0..50 {
         t.recv(". 1 ack 5001 sack 1-1001");
     }
-    assert_eq!(t.c.recovery.state, CaState::Open);
-    assert_eq!((t.c.congestion.cwnd(), t.c.recovery.delivered), (15, 6), "the SYN counts");
+    assert_eq!(t.c.send.loss().state(), CaState::Open);
+    assert_eq!(
+        (t.c.send.congestion().cwnd(), t.c.send.loss().delivered()),
+        (15, 6),
+        "the SYN counts"
+    );
     t.recv(". 1 ack 10001").forget_sent();
 }

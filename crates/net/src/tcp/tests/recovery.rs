@@ -17,13 +17,13 @@ fn third_duplicate_ack() {
     ten_segments(&mut t);
     t.recv(". 1 ack 1").recv(". 1 ack 1").quiet();
     t.recv(". 1 ack 1").expect(". 1:1001").quiet();
-    assert_eq!(t.c.congestion.ssthresh(), 5, "RFC 5681 equation (4)");
+    assert_eq!(t.c.send.congestion().ssthresh(), 5, "RFC 5681 equation (4)");
     t.recv(". 1 ack 1").recv(". 1 ack 1").quiet();
     t.recv(". 1 ack 10001").quiet();
     // RFC 6582 §4.1: only an ACK of more data ends the state.
-    assert_eq!(t.c.recovery.state, CaState::Recovery);
+    assert_eq!(t.c.send.loss().state(), CaState::Recovery);
     t.write(100).expect("P. 10001:10101").recv(". 1 ack 10101");
-    assert_eq!(t.c.recovery.state, CaState::Open);
+    assert_eq!(t.c.send.loss().state(), CaState::Open);
 }
 
 /// RFC 5681 §2: ACKs with data, with another window, or with nothing in flight are no duplicates.
@@ -32,7 +32,7 @@ fn what_is_no_duplicate() {
     let mut t = Script::plain();
     t.recv(". 1 ack 1").recv(". 1 ack 1").recv(". 1 ack 1").quiet();
     ten_segments(&mut t);
-    t.c.send.wnd = 60_000;
+    t.c.send.set_window(60_000);
     t.recv(". 1 ack 1 win 61000").recv(". 1 ack 1 win 62000").recv(". 1 ack 1 win 63000").quiet();
     t.recv(". 1:11 ack 1").recv(". 11:21 ack 1").recv(". 21:31 ack 1").wait(40);
     t.expect(". 10001 ack 31").quiet();
@@ -47,9 +47,9 @@ fn newreno_partial_acks() {
     t.recv(". 1 ack 1").recv(". 1 ack 1").recv(". 1 ack 1").recv(". 1 ack 1").quiet();
     t.recv(". 1 ack 3001").expect(". 3001:4001").quiet();
     t.recv(". 1 ack 6001").expect(". 6001:7001").quiet();
-    assert!(t.c.congestion.cwnd() <= 5, "no growth in recovery");
+    assert!(t.c.send.congestion().cwnd() <= 5, "no growth in recovery");
     t.recv(". 1 ack 10001").quiet().write(100).expect("P. 10001:10101").recv(". 1 ack 10101");
-    assert_eq!(t.c.recovery.state, CaState::Open);
+    assert_eq!(t.c.send.loss().state(), CaState::Open);
 }
 
 /// RFC 3042, limited transmit: the first two duplicate ACKs release one new segment each. RFC 6937:
@@ -74,7 +74,7 @@ fn sack_finds_the_hole() {
     t.recv(". 1 ack 1001 sack 2001-5001").expect(". 1001:2001").quiet();
     t.recv(". 1 ack 1001 sack 2001-10001").quiet();
     t.recv(". 1 ack 10001").quiet();
-    assert_eq!(t.c.recovery.state, CaState::Open);
+    assert_eq!(t.c.send.loss().state(), CaState::Open);
 }
 
 /// Two holes are both filled in one recovery, as proportional rate reduction allows.
@@ -101,7 +101,7 @@ fn timeout_and_back_off() {
     t.recv(". 1 ack 501").quiet().wait(100_000).quiet();
     // RFC 6298 §5.7, Karn: no sample from it. As on Linux, the next sample ends the back-off.
     t.write(500).expect("P. 501:1001").wait(10).recv(". 1 ack 1001");
-    assert!(t.c.rtt.rto() < Duration::from_millis(250));
+    assert!(t.c.send.rtt().rto() < Duration::from_millis(250));
 }
 
 /// RFC 5681 §3.1: after a timeout one segment, then slow start to half of the data that was in
@@ -114,12 +114,12 @@ fn slow_start_after_a_timeout() {
         t.c.settings.early_retrans = 0;
         ten_segments(&mut t);
         t.wait(210).expect(". 1:1001").quiet();
-        assert_eq!((t.c.congestion.cwnd(), t.c.congestion.ssthresh()), (1, 5));
+        assert_eq!((t.c.send.congestion().cwnd(), t.c.send.congestion().ssthresh()), (1, 5));
         t.recv(". 1 ack 1001").expect(". 1001:3001").quiet();
         t.recv(". 1 ack 2001").expect(". 3001:5001").quiet();
         t.recv(". 1 ack 5001").expect(". 5001:10001").quiet();
         t.recv(". 1 ack 10001").quiet().write(9).forget_sent().recv(". 1 ack 10010");
-        assert_eq!(t.c.recovery.state, CaState::Open);
+        assert_eq!(t.c.send.loss().state(), CaState::Open);
     }
 }
 
@@ -137,8 +137,8 @@ fn spurious_timeout() {
 fn timeout_respects_sack() {
     let mut t = Script::distant(Settings { early_retrans: 0, sack: true, ..plain() });
     t.write(3000).expect("P. 1:3001").recv(". 1 ack 1 sack 1001-2001");
-    t.c.timers.reorder = None;
-    t.forget_sent().c.recovery.resend = crate::tcp::recovery::Resend::Nothing;
+    t.c.send.hold_retransmissions();
+    t.forget_sent();
     t.wait(450).forget_sent().recv(". 1 ack 2001").expect("P. 2001:3001").quiet();
 }
 
@@ -160,14 +160,14 @@ fn reneging_forgets_all_reports() {
     let mut t = Script::distant(Settings { sack: true, ..plain() });
     t.write(6000).expect("P. 1:6001").wait(100);
     t.recv(". 1 ack 1001 sack 2001-4001").recv(". 1 ack 2001 sack 2001-4001").forget_sent();
-    assert_eq!(t.c.send.board.totals().sacked_out, 2);
+    assert_eq!(t.c.send.loss().board().totals().sacked_out, 2);
     t.wait(50).expect(". 2001:3001").quiet();
-    let totals = t.c.send.board.totals();
+    let totals = t.c.send.loss().board().totals();
     assert_eq!((totals.sacked_out, totals.lost_out, totals.retrans_out), (0, 4, 1));
-    assert_eq!(t.c.recovery.state, CaState::Loss);
+    assert_eq!(t.c.send.loss().state(), CaState::Loss);
     t.recv(". 1 ack 3001").expect(". 3001:5001").quiet();
     t.recv(". 1 ack 5001").expect("P. 5001:6001").recv(". 1 ack 6001").quiet();
-    assert_eq!(t.c.recovery.state, CaState::Open);
+    assert_eq!(t.c.send.loss().state(), CaState::Open);
 }
 
 /// A receiver that acknowledges the data before that moment is over has dropped nothing: its ACKs
@@ -178,7 +178,7 @@ fn acks_in_another_order_are_no_reneging() {
     t.write(4000).expect("P. 1:4001").wait(100);
     t.recv(". 1 ack 1001 sack 2001-4001").recv(". 1 ack 2001").quiet();
     t.wait(20).recv(". 1 ack 4001").quiet().wait(1000).quiet();
-    assert_ne!(t.c.recovery.state, CaState::Loss);
+    assert_ne!(t.c.send.loss().state(), CaState::Loss);
 }
 
 /// RFC 9293 §3.8.3 R2: given up after the time that the retries take at the least timeout.
@@ -233,7 +233,7 @@ fn samples_from_timestamps() {
     let mut t = Script::open(settings(), "S 0 mss 1000 sackOK ts 5 0");
     t.write(100).expect("P. 1:101").wait(210).expect("P. 1:101 ts 1200 5");
     t.recv(". 1 ack 101 ts 6 1200");
-    assert!(t.c.rtt.rto() < Duration::from_millis(300), "the back-off ended");
+    assert!(t.c.send.rtt().rto() < Duration::from_millis(300), "the back-off ended");
 }
 
 /// RFC 3465 §2.3, as on Linux: the window grows by what was acknowledged.
@@ -253,7 +253,7 @@ fn an_unused_window_does_not_grow() {
         let (from, to) = (1 + round * 100, 101 + round * 100);
         t.write(100).expect(&std::format!("P. {from}:{to}")).recv(&std::format!(". 1 ack {to}"));
     }
-    assert_eq!(t.c.congestion.cwnd(), 10);
+    assert_eq!(t.c.send.congestion().cwnd(), 10);
 }
 
 /// RFC 1191, RFC 8201: a packet that is too big is retransmitted at once in smaller segments,
@@ -263,12 +263,12 @@ fn smaller_path_mtu() {
     let mut t = Script::plain();
     t.write(3000).expect("P. 1:3001 gso 1000");
     t.act(|c, now| c.too_big(600, now)).expect("P. 1:3001 gso 600");
-    assert_eq!(t.c.congestion.cwnd(), 10);
+    assert_eq!(t.c.send.congestion().cwnd(), 10);
     t.recv(". 1 ack 3001").write(1200).expect("P. 3001:4201 gso 600");
     // RFC 5927 §4.1: not for data that was never sent, nor for data that has arrived.
     let sent = [3000, 3001, 4200, 4201].map(|at| t.c.was_sent(Seq(ISS.wrapping_add(at))));
     assert_eq!(sent, [false, true, true, false]);
     // It never makes segments larger.
     t.act(|c, now| c.too_big(1400, now)).quiet();
-    assert_eq!(t.c.send.mss, 600);
+    assert_eq!(t.c.send.mss(), 600);
 }

@@ -7,7 +7,6 @@
 //! an expected segment only the words that it has are compared, and always flags and range. Windows
 //! are those on the wire, unscaled.
 
-use crate::tcp::rtt::RttEstimator;
 use crate::tcp::{
     Connection, ConnectionError, Egress, Events, Opening, Pressure, Segment, SegmentSizes,
     Settings, State, Verdict,
@@ -115,12 +114,10 @@ impl Script {
         }
         script.recv(&ack);
         script.c.take_events();
-        script.c.receive.quick_acks = 0;
-        script.c.receive.delay = Duration::from_millis(40);
         // A window that advances with the data, however much memory the first segments take.
-        let window = script.c.receive.offered.min(OPEN_WINDOW);
-        script.c.receive.advertised = script.c.receive.nxt + window;
-        script.c.receive.offered = window;
+        let window = script.c.receive.offered().min(OPEN_WINDOW);
+        script.c.receive.settle();
+        script.c.receive.offer(window);
         script.quiet();
         script
     }
@@ -145,10 +142,7 @@ impl Script {
     pub(super) fn distant_from(settings: Settings, syn: &str) -> Self {
         let mut script = Self::open(settings, syn);
         let rtt = Duration::from_millis(100);
-        let (una, nxt) = (script.c.send.una, script.c.send.nxt);
-        script.c.rtt = RttEstimator::default();
-        script.c.rtt.sample(rtt, una, nxt);
-        script.c.rtt.sample_min(rtt, false, script.now);
+        script.c.send.set_round_trip(rtt, script.now);
         script
     }
 
@@ -361,10 +355,10 @@ impl Script {
 
     /// The owner writes and closes before anything is sent.
     pub(super) fn write_and_close(&mut self, bytes: u32) -> &mut Self {
-        let wnd = core::mem::take(&mut self.c.send.wnd);
+        let wnd = self.c.send.window();
+        self.c.send.set_window(0);
         self.write(bytes);
-        self.c.timers.persist = None;
-        self.c.send.wnd = wnd;
+        self.c.send.set_window(wnd);
         self.close()
     }
 
@@ -436,7 +430,7 @@ impl Drop for Script {
             return;
         }
         self.quiet();
-        self.c.finish(None);
+        self.c.give_up();
         self.c.consume(self.c.received_len());
         assert_eq!(self.memory.packets.out_count(), 0, "packets kept");
         assert_eq!(self.memory.small.out_count(), 0, "small frames kept");

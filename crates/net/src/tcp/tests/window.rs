@@ -93,8 +93,8 @@ fn an_orphan_behind_a_shut_window_gives_up() {
 #[test]
 fn silly_windows_are_not_used() {
     let mut t = Script::open(plain(), "S 0 win 4000 mss 1000");
-    t.c.send.wnd = 4000;
-    t.c.send.wnd_max = 4000;
+    t.c.send.set_window(4000);
+    t.c.send.set_window_max(4000);
     t.write(10_000).expect(". 1:4001").quiet();
     t.recv(". 1 ack 4001 win 300").quiet().wait(200).quiet();
     t.wait(10).expect(". 4001:4301").recv(". 1 ack 4301 win 999").quiet();
@@ -113,11 +113,11 @@ fn old_segments_do_not_change_the_window() {
         .recv(". 101:201 ack 1 win 4000")
         .wait(40)
         .expect(". 1 ack 201");
-    assert_eq!(t.c.send.wnd, 4000);
+    assert_eq!(t.c.send.window(), 4000);
     t.recv(". 1:101 ack 1 win 3000").expect(". 1 ack 201");
-    assert_eq!(t.c.send.wnd, 4000);
+    assert_eq!(t.c.send.window(), 4000);
     t.recv(". 201 ack 1 win 2000");
-    assert_eq!(t.c.send.wnd, 2000);
+    assert_eq!(t.c.send.window(), 2000);
 }
 
 /// A peer that shrinks its window: no new data is sent, and outstanding data is kept.
@@ -177,7 +177,7 @@ fn play(t: &mut Script, steps: &[(Step, u32, u32)]) {
 #[test]
 fn windows_of_a_small_buffer() {
     let mut t = receiver(20_000, true, "mss 1000 sackOK ws 7");
-    assert_eq!(t.c.receive.window_scale, 0, "as much as fits the buffer");
+    assert_eq!(t.c.receive.scale(), 0, "as much as fits the buffer");
     let data = [7760, 6760, 5760, 4760, 3760, 3760, 1760, 1760, 760, 760];
     let data = data.map(|window| (Data(1000, 1000), 8671, window));
     let read = [760, 2000, 2000, 4000, 4000, 4000, 4000, 8000];
@@ -219,7 +219,7 @@ fn windows_follow_what_segments_weigh() {
 #[test]
 fn windows_grow_with_dense_segments() {
     let mut t = receiver(128 << 10, false, "mss 1460 sackOK ws 7");
-    assert_eq!((t.c.receive.window_scale, t.c.info(t.now).rcv_ssthresh), (10, 64_076));
+    assert_eq!((t.c.receive.scale(), t.c.info(t.now).rcv_ssthresh), (10, 64_076));
     let steps = [
         (Data(1460, 1460), 67_160, 67_584),
         (Data(1460, 1460), 70_080, 70_656),
@@ -275,11 +275,11 @@ fn a_chosen_buffer_is_not_tuned() {
     }
     assert!(t.c.info(t.now).rcv_space > 60_000);
     assert_eq!(t.c.receive_buffer(), 256 << 10);
-    let before = t.c.receive.advertised;
+    let before = t.c.receive.edge();
     t.c.set_receive_buffer(5000);
     assert_eq!(t.c.receive_buffer(), 5000);
     t.recv(". 1200001:1260001 ack 1 gso 1000").wait(200).read(1_200_001, 60_000).forget_sent();
-    assert_eq!(t.c.receive.advertised, before, "the old offer stays, and nothing is added");
+    assert_eq!(t.c.receive.edge(), before, "the old offer stays, and nothing is added");
 }
 
 /// TCP_WINDOW_CLAMP, at the start and later. As on Linux, the buffer size replaces the clamp when
@@ -335,8 +335,7 @@ fn data_beyond_the_window_needs_an_empty_queue() {
 fn acks_wait_for_the_reader_when_the_window_does_not_advance() {
     let mut t = Script::open(plain(), "S 0 mss 1000");
     t.recv(". 1:1001 ack 1").quiet().recv(". 1001:2001 ack 1").expect(". 1 ack 2001").read(1, 2000);
-    t.c.receive.advertised = t.c.receive.nxt + 64_000;
-    t.c.receive.offered = 64_000;
+    t.c.receive.offer(64_000);
     t.recv(". 2001:3001 ack 1").recv(". 3001:4001 ack 1").quiet();
     t.read(2001, 1000).expect(". 1 ack 4001").read(3001, 1000);
     t.c.set_low_water(10_000);
@@ -392,13 +391,13 @@ fn echoes_tell_the_round_trip() {
 fn scaled_windows_keep_promises() {
     let mut t = receiver(1 << 20, false, "mss 1000 ws 7");
     t.recv(". 1:1002 ack 1").forget_sent();
-    let mut edge = t.c.receive.advertised;
+    let mut edge = t.c.receive.edge();
     for round in 0..20u32 {
         let (from, to) = (1002 + round * 3001, 4003 + round * 3001);
         t.recv(&std::format!(". {from}:{to} ack 1")).wait(200);
         t.expect(&std::format!(". 1 ack {to}"));
-        assert!(t.c.receive.advertised.at_or_after(edge), "the right edge moved back");
-        edge = t.c.receive.advertised;
+        assert!(t.c.receive.edge().at_or_after(edge), "the right edge moved back");
+        edge = t.c.receive.edge();
     }
 }
 
@@ -522,13 +521,13 @@ fn info_reports_what_limited() {
 #[test]
 fn packets_hold_several_buffers_only_at_full_size() {
     let mut t = Script::plain();
-    t.c.send.wnd = 1 << 20;
-    t.c.congestion.window_mut().set_cwnd(50);
+    t.c.send.set_window(1 << 20);
+    t.c.send.set_cwnd(50);
     t.write(100_000).expect("P. 1:25001 gso 1000").expect("P. 25001:32001 gso 1000");
     t.expect("P. 32001:50001 gso 1000").quiet();
     let mut t = Script::plain();
-    t.c.send.wnd = 1 << 20;
-    t.c.congestion.window_mut().set_cwnd(200);
+    t.c.send.set_window(1 << 20);
+    t.c.send.set_cwnd(200);
     t.write(100_000).expect("P. 1:65001 gso 1000").expect("P. 65001:96001 gso 1000");
     t.expect("P. 96001:100001 gso 1000");
 }
@@ -549,12 +548,12 @@ fn records_do_not_share_segments_when_sent_again() {
 fn a_shut_window_does_not_shrink_the_congestion_window() {
     let mut t = Script::plain();
     t.write(10_000).expect(". 1:10001").recv(". 1 ack 10001 win 0");
-    assert_eq!(t.c.congestion.cwnd(), 20);
+    assert_eq!(t.c.send.congestion().cwnd(), 20);
     t.wait(10).write(20_000).quiet().next_timer().expect(". 10000 ack 1");
     t.next_timer().expect(". 10000 ack 1");
-    assert_eq!(t.c.congestion.cwnd(), 20);
+    assert_eq!(t.c.send.congestion().cwnd(), 20);
     t.wait(300).recv(". 1 ack 10001 win 65535").expect(". 10001:20001");
-    assert_eq!(t.c.congestion.cwnd(), 10);
+    assert_eq!(t.c.send.congestion().cwnd(), 10);
 }
 
 /// RFC 9293 §3.8.6.1: a window that shrinks to zero before data already sent does not end the

@@ -1,0 +1,121 @@
+//! Keepalive probes (RFC 9293 §3.8.4): they are off by default and begin after an idle time.
+
+use super::settings::Settings;
+use crate::time::{Duration, Instant};
+
+/// What to do when the timer fires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keep {
+    /// Nothing: the peer is not idle.
+    Waiting,
+    /// Send a probe.
+    Probe,
+    /// The peer has not answered: the connection is over.
+    Over,
+}
+
+/// Keepalive state of one connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Keepalive {
+    /// When the next probe is due; `None` if probes are off.
+    at: Option<Instant>,
+    /// Consecutive probes without an answer.
+    unanswered: u8,
+    idle: Duration,
+    interval: Duration,
+    probes: u8,
+}
+
+impl Keepalive {
+    /// Probes that are off.
+    pub(super) fn new(settings: &Settings) -> Self {
+        let Settings { keepalive_idle, keepalive_interval, keepalive_probes, .. } = *settings;
+        Self {
+            at: None,
+            unanswered: 0,
+            idle: keepalive_idle,
+            interval: keepalive_interval,
+            probes: keepalive_probes,
+        }
+    }
+
+    /// Switches probes on or off.
+    pub(super) fn set(&mut self, on: bool, now: Instant) {
+        self.at = on.then(|| now + self.idle);
+    }
+
+    /// Sets the idle time before the first probe. It also applies to an idle period that began at
+    /// `last`, when a segment arrived.
+    pub(super) fn set_idle(&mut self, idle: Duration, last: Instant, now: Instant) {
+        self.idle = idle;
+        if self.at.is_some() {
+            self.at = Some((last + idle).max(now));
+        }
+    }
+
+    /// Sets the time between probes, from the next probe on.
+    pub(super) fn set_interval(&mut self, interval: Duration) {
+        self.interval = interval;
+    }
+
+    /// Sets how many unanswered probes end the connection.
+    pub(super) fn set_probes(&mut self, count: u8) {
+        self.probes = count;
+    }
+
+    /// Notes that an acceptable segment arrived.
+    pub(super) fn answered(&mut self) {
+        self.unanswered = 0;
+    }
+
+    /// Takes the timer if it is due.
+    pub(super) fn take_due(&mut self, now: Instant) -> bool {
+        self.at.take_if(|at| *at <= now).is_some()
+    }
+
+    /// Handles the timer. `busy` means that data or a FIN is outstanding or queued: other timers
+    /// watch the peer then. A segment last arrived at `last`. `limit` is the user timeout (RFC
+    /// 5482); programs rely on it replacing the number of probes (`TCP_USER_TIMEOUT` in tcp(7)).
+    pub(super) fn on_timer(
+        &mut self,
+        busy: bool,
+        last: Instant,
+        limit: Option<Duration>,
+        now: Instant,
+    ) -> Keep {
+        if busy {
+            self.at = Some(now + self.idle);
+            return Keep::Waiting;
+        }
+        if last + self.idle > now {
+            self.unanswered = 0;
+            self.at = Some(last + self.idle);
+            return Keep::Waiting;
+        }
+        let over = match limit {
+            Some(limit) => self.unanswered > 0 && now.since(last) >= limit,
+            None => self.unanswered >= self.probes,
+        };
+        if over {
+            return Keep::Over;
+        }
+        self.unanswered += 1;
+        self.at = Some(now + self.interval);
+        Keep::Probe
+    }
+
+    /// Ends the probes.
+    pub(super) fn stop(&mut self) {
+        (self.at, self.unanswered) = (None, 0);
+    }
+
+    /// When the timer fires.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.at
+    }
+
+    /// Consecutive probes without an answer.
+    pub(super) fn unanswered(&self) -> u8 {
+        self.unanswered
+    }
+}

@@ -409,11 +409,6 @@ impl Sender {
         self.iss
     }
 
-    /// First unacknowledged number.
-    pub(super) fn una(&self) -> Seq {
-        self.una
-    }
-
     /// Next number to be sent.
     pub(super) fn nxt(&self) -> Seq {
         self.nxt
@@ -486,6 +481,10 @@ impl Sender {
         if self.timer.is_for(Purpose::Persist) {
             self.timer.stop();
         }
+    }
+
+    pub(super) fn una(&self) -> Seq {
+        self.una
     }
 
     pub(super) fn set_window_max(&mut self, size: u32) {

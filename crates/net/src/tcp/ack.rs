@@ -3,7 +3,7 @@
 //! steps is Linux's.
 
 use super::chrono::Limit;
-use super::congestion::{CaState, Sample};
+use super::congestion::{Ack, CaState, RttSample};
 use super::connection::{Connection, Segment};
 use super::input::Verdict;
 use super::pacing::SUPER_BYTES;
@@ -196,14 +196,25 @@ impl Connection {
             self.counters.delivered_marked = self.counters.delivered_marked.wrapping_add(delivered);
         }
         let totals = (self.recovery.delivered, delivered > 0);
-        self.recovery.rate.sample(summary.newest, totals, self.rtt.min(), now);
-        let lost = self.send.board.lost().wrapping_sub(summary.prior_lost);
+        let lost_total = self.send.board.lost();
+        let rate =
+            self.recovery.rate.sample(summary.newest, totals, lost_total, self.rtt.min(), now);
         // On a path that reorders, SACKed segments count as progress too.
         let usual = self.recovery.reordering <= self.settings.reordering;
-        if self.recovery.is_reducing() {
-            self.reduce_window(delivered, lost, summary.advanced);
-        } else if summary.acked > 0 || (summary.sacked && !usual) {
-            self.congestion.on_ack(delivered, now);
+        self.congestion.on_ack(&Ack {
+            delivered,
+            delivered_total: self.recovery.delivered,
+            lost: lost_total.wrapping_sub(summary.prior_lost),
+            in_flight: self.send.board.in_flight(),
+            advanced: summary.advanced,
+            progress: summary.acked > 0 || (summary.sacked && !usual),
+            sack: self.sack,
+            mss: self.send.mss,
+            rate,
+            now,
+        });
+        if self.congestion.limits_itself() {
+            self.mark_app_limited();
         }
     }
 
@@ -400,7 +411,7 @@ impl Connection {
         self.rtt.sample_min(last, delayed, now);
         self.rtt.sample(rtt, self.send.una, self.send.nxt);
         self.timers.probe_backoff = 0;
-        self.congestion.on_sample(&Sample {
+        self.congestion.on_rtt(&RttSample {
             rtt: last,
             una: self.send.una,
             nxt: self.send.nxt,

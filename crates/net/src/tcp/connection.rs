@@ -336,6 +336,9 @@ impl Connection {
     /// Switches to another congestion control (`TCP_CONGESTION`).
     pub fn set_congestion(&mut self, kind: congestion::Kind, now: Instant) {
         self.congestion.set_kind(kind, self.send.nxt, now);
+        if self.congestion.paces() {
+            self.update_pacing_rate();
+        }
     }
 
     /// The congestion control in use.

@@ -146,14 +146,14 @@ impl Connection {
     /// Plans data to send: lost data before new data, except where recovery asks for new data
     /// first.
     fn plan_data(&mut self, egress: &Egress, now: Instant) -> Option<Plan> {
-        if let Some(plan) = self.plan_tail().or_else(|| self.plan_again(egress)) {
+        if let Some(plan) = self.plan_tail().or_else(|| self.plan_again(egress, now)) {
             return Some(plan);
         }
         let plan = self.plan_new(egress, now);
         if plan.is_none() {
             self.send.loss_probe = None;
             self.give_up_frto();
-            return self.plan_again(egress);
+            return self.plan_again(egress, now);
         }
         plan
     }

@@ -5,6 +5,7 @@
 //! the owner limits it or asks for pacing. Linux, too, paces only with the `fq` queueing discipline
 //! or such a limit.
 
+use super::congestion::PathState;
 use super::connection::{Connection, TIMESTAMPS_LEN};
 use super::output::Egress;
 use crate::gso::TCP_SEGMENTS_MAX;
@@ -37,26 +38,22 @@ impl Connection {
         pacing.rate = pacing.rate.min(pacing.max);
     }
 
-    /// Recalculates the rate after an ACK. In the first half of slow start it is about twice the
-    /// window per round trip, later a little more than the window, so that pacing does not slow the
-    /// sender down.
+    /// Takes the rate from the congestion controller, after an ACK or the start of a transmission.
     pub(super) fn update_pacing_rate(&mut self) {
-        let window = self.congestion.window();
-        let ratio = if window.cwnd() < window.ssthresh() / 2 {
-            self.settings.pacing_ss_ratio
-        } else {
-            self.settings.pacing_ca_ratio
-        };
-        let segments = window.cwnd().max(self.send.board.totals().packets_out);
-        let bytes = u64::from(self.send.mss) * u64::from(segments) * u64::from(ratio) / 100;
-        let srtt_us = self.rtt.srtt().map_or(1, |srtt| srtt.as_micros().max(1) as u64);
+        let rate = self.congestion.pacing_rate(&PathState {
+            srtt: self.rtt.srtt(),
+            mss: self.send.mss,
+            outstanding: self.send.board.totals().packets_out,
+            slow_start_ratio: self.settings.pacing_ss_ratio,
+            avoidance_ratio: self.settings.pacing_ca_ratio,
+        });
         let pacing = &mut self.send.pacing;
-        pacing.rate = bytes.saturating_mul(1_000_000).div_euclid(srtt_us).min(pacing.max);
+        pacing.rate = rate.min(pacing.max);
     }
 
     /// True if segments are paced.
     pub(super) fn is_paced(&self) -> bool {
-        self.settings.pacing || self.send.pacing.max != RATE_UNLIMITED
+        self.settings.pacing || self.send.pacing.max != RATE_UNLIMITED || self.congestion.paces()
     }
 
     /// When pacing lets the next segment go; `None` if it may go now.
@@ -81,6 +78,9 @@ impl Connection {
     /// Segments of `size` bytes in a super-packet: about a millisecond of the rate, and more on a
     /// path that is so short that bursts do no harm.
     pub(super) fn super_segments(&self, egress: &Egress, size: u32) -> u32 {
+        if let Some(quantum) = self.congestion.send_quantum() {
+            return (quantum / size).clamp(1, self.super_segments_max(egress, size));
+        }
         let mut bytes = self.send.pacing.rate >> PACING_SHIFT;
         let min_us = self.rtt.min().map_or(u32::MAX, |min| min.as_micros() as u32);
         bytes += u64::from(SUPER_BYTES.checked_shr(min_us >> TSO_RTT_LOG).unwrap_or(0));

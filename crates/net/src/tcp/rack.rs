@@ -4,6 +4,7 @@
 
 use super::congestion::CaState;
 use super::connection::Connection;
+use super::rate::lost_record;
 use super::recovery::Resend;
 use super::rtt::RTO_INITIAL;
 use super::scoreboard::{Newest, Record};
@@ -167,7 +168,8 @@ impl Connection {
     fn detect_losses(&mut self, now: Instant) -> Option<Duration> {
         let newest = self.recovery.rack.newest?;
         let patience = self.recovery.rack.rtt + self.reordering_window();
-        self.send.board.mark_late(newest, patience, now)
+        let each = &mut lost_record(&mut self.congestion, self.recovery.delivered, now);
+        self.send.board.mark_late(newest, patience, now, each)
     }
 
     /// Marks late records as lost (RFC 8985 §6.2 step 5). Returns true if the reordering timer now
@@ -191,7 +193,7 @@ impl Connection {
             if self.recovery.state != CaState::Recovery {
                 self.enter_recovery(false, now);
                 let lost = self.send.board.lost().wrapping_sub(lost);
-                self.reduce_window(1, lost, false);
+                self.congestion.on_late(lost, self.send.board.in_flight());
             }
             self.recovery.resend = Resend::Lost;
         }
@@ -256,7 +258,7 @@ impl Connection {
             self.recovery.rack.forget_probe();
         } else if ack.after(high) {
             // The probe repaired a loss: reduce the window as recovery would.
-            self.begin_reduction();
+            self.begin_reduction(now);
             self.set_state(CaState::Cwr, now);
             self.end_reduction(now);
             self.keep_open(now);

@@ -1,23 +1,21 @@
-//! Loss recovery: Linux's recovery states, proportional rate reduction (RFC 6937, with its
-//! slow-start bound), NewReno without SACK (RFC 6582), F-RTO (RFC 5682), and undoing a reduction
-//! that was a mistake (RFC 3522, RFC 3708, RFC 4015).
+//! Loss recovery: Linux's recovery states, NewReno without SACK (RFC 6582), F-RTO (RFC 5682), and
+//! undoing a reduction that was a mistake (RFC 3522, RFC 3708, RFC 4015).
 //!
 //! # Theory of operation
 //!
 //! The first sign of disorder turns `Open` into `Disorder`. A known loss leads to `Recovery`, a
 //! timeout to `Loss`, and congestion without loss to `Cwr`. These three end when everything before
-//! `high`, the next number at their beginning, is acknowledged. In `Cwr` and `Recovery` each ACK
-//! sets the window to the segments in flight plus what proportional rate reduction allows. In
-//! `Loss` the window grows from one segment.
+//! `high`, the next number at their beginning, is acknowledged. What they mean for the window is up
+//! to the congestion controller.
 //!
 //! Records that are marked lost are retransmitted; `Resend` says whether the last ACK allows it.
 //! With SACK, `rack` sets the marks. Without SACK, the count of duplicate ACKs does.
 
 use super::ack::AckSummary;
-use super::congestion::{CaState, Event};
+use super::congestion::CaState;
 use super::connection::Connection;
 use super::rack::Rack;
-use super::rate::Rate;
+use super::rate::{Rate, lost_record};
 use super::seq::Seq;
 use crate::time::{Duration, Instant};
 
@@ -52,8 +50,6 @@ pub(super) struct Recovery {
     pub(super) prior_ssthresh: Option<u32>,
     /// When the first retransmission of this episode was sent.
     pub(super) resent_at: Option<Instant>,
-    prr_delivered: u32,
-    prr_out: u32,
     /// F-RTO checks whether the timeout was spurious.
     frto: bool,
     pub(super) resend: Resend,
@@ -81,8 +77,6 @@ impl Recovery {
             undo_retrans: None,
             prior_ssthresh: None,
             resent_at: None,
-            prr_delivered: 0,
-            prr_out: 0,
             frto: false,
             resend: Resend::Nothing,
             reordering,
@@ -95,16 +89,6 @@ impl Recovery {
         }
     }
 
-    /// True while the window is being reduced.
-    pub(super) fn is_reducing(&self) -> bool {
-        matches!(self.state, CaState::Cwr | CaState::Recovery)
-    }
-
-    /// Counts `segments` sent while the window is being reduced.
-    pub(super) fn note_reduced_send(&mut self, segments: u32) {
-        self.prr_out += segments;
-    }
-
     /// Counts `segments` retransmitted as a loss probe.
     pub(super) fn note_probe(&mut self, segments: u32) {
         self.total_retrans = self.total_retrans.wrapping_add(segments);
@@ -115,9 +99,6 @@ impl Recovery {
         self.note_probe(segments);
         self.resent_at.get_or_insert(now);
         self.undo_retrans = Some(self.undo_retrans.unwrap_or(0).saturating_add(segments));
-        if self.is_reducing() {
-            self.note_reduced_send(segments);
-        }
     }
 
     /// Counts `count` retransmitted segments that were reported as duplicates.
@@ -266,7 +247,8 @@ impl Connection {
         let begins = self.recovery.state < CaState::Recovery
             && totals.sacked_out >= self.recovery.reordering;
         if begins || (recovering && summary.advanced) {
-            self.send.board.lose_first();
+            let delivered = self.recovery.delivered;
+            self.send.board.lose_first(&mut lost_record(&mut self.congestion, delivered, now));
         }
     }
 
@@ -303,11 +285,11 @@ impl Connection {
         self.recovery.resent_at.get_or_insert(now);
         self.recovery.prior_ssthresh = None;
         self.prepare_undo();
-        if !self.recovery.is_reducing() {
+        if !self.recovery.state.is_reducing() {
             if !ece {
                 self.recovery.prior_ssthresh = Some(self.current_ssthresh());
             }
-            self.begin_reduction();
+            self.begin_reduction(now);
         }
         self.set_state(CaState::Recovery, now);
     }
@@ -318,14 +300,14 @@ impl Connection {
         self.recovery.prior_ssthresh = None;
         if self.recovery.state < CaState::Cwr {
             self.recovery.undo_marker = None;
-            self.begin_reduction();
+            self.begin_reduction(now);
             self.set_state(CaState::Cwr, now);
         }
     }
 
     pub(super) fn current_ssthresh(&self) -> u32 {
         let window = self.congestion.window();
-        if self.recovery.is_reducing() { window.ssthresh() } else { window.current_ssthresh() }
+        if window.state().is_reducing() { window.ssthresh() } else { window.current_ssthresh() }
     }
 
     fn prepare_undo(&mut self) {
@@ -337,54 +319,17 @@ impl Connection {
         recovery.undo_retrans = (out > 0).then_some(out);
     }
 
-    pub(super) fn begin_reduction(&mut self) {
+    pub(super) fn begin_reduction(&mut self, now: Instant) {
         self.recovery.high = self.send.nxt;
         self.recovery.rack.forget_probe();
-        self.recovery.prr_delivered = 0;
-        self.recovery.prr_out = 0;
-        let ssthresh = self.congestion.loss_ssthresh();
-        let window = self.congestion.window_mut();
-        window.clear_credit();
-        window.set_prior_cwnd(window.cwnd());
-        window.set_ssthresh(ssthresh);
+        self.congestion.on_congestion(now);
         // RFC 3168 §6.1.2: CWR informs the peer.
         self.ecn.reduced = true;
     }
 
-    /// Sets the window by proportional rate reduction (RFC 6937 §3).
-    pub(super) fn reduce_window(&mut self, delivered: u32, lost: u32, advanced: bool) {
-        if delivered == 0 {
-            return;
-        }
-        let in_flight = self.send.board.in_flight();
-        let recovery = &mut self.recovery;
-        let window = self.congestion.window_mut();
-        recovery.prr_delivered += delivered;
-        let (ssthresh, prior) = (u64::from(window.ssthresh()), u64::from(window.prior_cwnd()));
-        let send = match window.ssthresh().checked_sub(in_flight) {
-            None => {
-                let share = (ssthresh * u64::from(recovery.prr_delivered)).div_ceil(prior.max(1));
-                u32::try_from(share).unwrap_or(u32::MAX).saturating_sub(recovery.prr_out)
-            }
-            Some(room) => {
-                let owed = recovery.prr_delivered.saturating_sub(recovery.prr_out).max(delivered);
-                // Slow start while retransmissions are acknowledged and nothing more is lost.
-                (owed + u32::from(advanced && lost == 0)).min(room)
-            }
-        };
-        // The first retransmission goes out when recovery begins.
-        let send = send.max(u32::from(recovery.prr_out == 0));
-        window.set_cwnd(in_flight.saturating_add(send));
-    }
-
     pub(super) fn end_reduction(&mut self, now: Instant) {
-        let undoable = self.recovery.undo_marker.is_some();
-        let window = self.congestion.window_mut();
-        if window.has_threshold() && (self.recovery.state == CaState::Cwr || undoable) {
-            window.set_cwnd(window.ssthresh());
-            window.restamp(now);
-        }
-        self.congestion.on_event(Event::CwrComplete);
+        let keep = self.recovery.state == CaState::Cwr || self.recovery.undo_marker.is_some();
+        self.congestion.on_recovered(keep, now);
     }
 
     /// Enters `Loss` after the retransmission timer fired (RFC 5681 §3.1, RFC 5682).
@@ -392,21 +337,17 @@ impl Connection {
         let state = self.recovery.state;
         let duplicates = self.send.board.totals().sacked_out;
         let patience = self.recovery.rack.rtt();
-        self.send.board.lose_all(patience, now);
+        let delivered = self.recovery.delivered;
+        let congestion = &mut self.congestion;
+        self.send.board.lose_all(patience, now, &mut lost_record(congestion, delivered, now));
         let again = state == CaState::Loss && self.timers.unanswered == 0;
-        if state <= CaState::Disorder || self.recovery.high.at_or_before(self.send.una) || again {
+        let first =
+            state <= CaState::Disorder || self.recovery.high.at_or_before(self.send.una) || again;
+        if first {
             self.recovery.prior_ssthresh = Some(self.current_ssthresh());
-            let ssthresh = self.congestion.loss_ssthresh();
-            let window = self.congestion.window_mut();
-            window.set_prior_cwnd(window.cwnd());
-            window.set_ssthresh(ssthresh);
-            self.congestion.on_event(Event::Loss);
             self.prepare_undo();
         }
-        let window = self.congestion.window_mut();
-        window.set_cwnd(self.send.board.in_flight() + 1);
-        window.clear_credit();
-        window.restamp(now);
+        self.congestion.on_timeout(first, self.send.board.in_flight(), now);
         let usual = self.settings.reordering;
         if state <= CaState::Disorder && duplicates >= usual {
             // A timeout despite these duplicates: reordering was overestimated.
@@ -416,8 +357,8 @@ impl Connection {
         self.recovery.high = self.send.nxt;
         self.recovery.rack.forget_probe();
         self.ecn.reduced = true;
-        let first = state < CaState::Recovery || self.timers.unanswered > 0;
-        self.recovery.frto = self.settings.frto > 0 && first && !self.path.search.is_probing();
+        let begins = state < CaState::Recovery || self.timers.unanswered > 0;
+        self.recovery.frto = self.settings.frto > 0 && begins && !self.path.search.is_probing();
         self.recovery.resend = Resend::Lost;
     }
 
@@ -530,7 +471,7 @@ impl Connection {
     /// Retransmits everything outstanding at once: the peer did not take it, but not for
     /// congestion.
     pub(super) fn resend_all(&mut self, now: Instant) {
-        self.send.board.lose_all(Duration::ZERO, now);
+        self.send.board.lose_all(Duration::ZERO, now, &mut |_, _| {});
         self.resend_without_congestion(now);
     }
 

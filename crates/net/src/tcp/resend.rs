@@ -16,9 +16,15 @@ impl Connection {
     }
 
     /// Plans the next lost range that the windows allow.
-    pub(super) fn plan_again(&mut self, egress: &Egress) -> Option<Plan> {
+    pub(super) fn plan_again(&mut self, egress: &Egress, now: Instant) -> Option<Plan> {
         if self.recovery.resend != Resend::Lost || !self.send.board.has_due() {
             return None;
+        }
+        if self.congestion.paces() {
+            self.timers.pacing = self.paced_until(now);
+            if self.timers.pacing.is_some() {
+                return None;
+            }
         }
         let size = self.segment_size();
         let most = if self.is_sending_urgent() { 1 } else { self.super_segments(egress, size) };
@@ -71,9 +77,7 @@ impl Connection {
 
     /// Accounts for new data that was sent; `first` if nothing was outstanding before.
     pub(super) fn after_sending(&mut self, segments: u32, first: bool, now: Instant) {
-        if self.recovery.is_reducing() {
-            self.recovery.note_reduced_send(segments);
-        }
+        self.congestion.on_sent(segments);
         if self.loss_probe_sent(false, now) {
             return;
         }
@@ -91,6 +95,7 @@ impl Connection {
         let sending = self.sending(plan.fin, now);
         let segments = self.send.board.sent_again(plan.seq, plan.end(), false, &sending);
         self.recovery.note_resent(segments, now);
+        self.congestion.on_sent(segments);
         if plan.seq == self.send.una && self.timers.reorder.is_none() {
             self.rearm_rto(now);
         }

@@ -3,7 +3,7 @@
 //! packet.
 
 use super::chrono::Limit;
-use super::congestion::{CaState, Event};
+use super::congestion::CaState;
 use super::connection::Connection;
 use super::mtu_probe::Attempt;
 use super::output::{Egress, Kind, Plan};
@@ -274,8 +274,7 @@ impl Connection {
         let shut = (self.send.una + self.send.wnd).at_or_before(self.send.nxt);
         let quiet = self.send.board.is_empty() && idle > rto;
         if self.settings.slow_start_after_idle && quiet && !shut {
-            self.congestion.on_event(Event::WindowRestart);
-            self.congestion.window_mut().restart(idle, rto, now);
+            self.congestion.on_idle(idle, rto, now);
             self.send.data_sent_at = now;
         }
     }
@@ -310,7 +309,11 @@ impl Connection {
     pub(super) fn note_transmission(&mut self, now: Instant) {
         if self.send.board.in_flight() == 0 {
             let idle = now.since(self.send.data_sent_at);
-            self.congestion.on_event(Event::TransmitStart { idle, now });
+            let app_limited = self.recovery.rate.is_app_limited();
+            self.congestion.on_transmit_start(idle, app_limited, now);
+            if self.congestion.paces() {
+                self.update_pacing_rate();
+            }
         }
         self.send.data_sent_at = now;
     }
@@ -328,11 +331,7 @@ impl Connection {
         }
         let wants_space = self.send.no_space.get();
         if unused && self.settings.slow_start_after_idle && open {
-            if wants_space {
-                window.restamp(now);
-            } else {
-                window.shrink_unused(now);
-            }
+            self.congestion.on_unused(wants_space, now);
         }
         if wants_space && self.send.unsent() == 0 {
             self.send.chrono.start(Limit::SendBuffer, now);

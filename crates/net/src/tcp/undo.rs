@@ -26,16 +26,11 @@ impl Connection {
         if clear_lost {
             self.send.board.clear_lost(self.recovery.state == CaState::Loss);
         }
-        if let Some(prior) = self.recovery.prior_ssthresh {
-            let cwnd = self.congestion.undo_cwnd();
-            let window = self.congestion.window_mut();
-            window.set_cwnd(cwnd);
-            if prior > window.ssthresh() {
-                window.set_ssthresh(prior);
-                self.ecn.reduced = false;
-            }
+        let prior = self.recovery.prior_ssthresh;
+        if prior.is_some_and(|prior| prior > self.congestion.ssthresh()) {
+            self.ecn.reduced = false;
         }
-        self.congestion.window_mut().restamp(now);
+        self.congestion.on_spurious(prior, now);
         self.recovery.undo_marker = None;
         self.recovery.rack.look_again();
     }

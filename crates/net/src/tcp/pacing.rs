@@ -4,7 +4,6 @@
 //! a steady stream and no bursts. Segments are held back to keep to the rate only if the owner
 //! limits it or asks for pacing.
 
-use super::congestion::Window;
 use super::egress::Egress;
 use super::segment::{SUPER_BYTES, TIMESTAMPS_LEN};
 use super::settings::Settings;
@@ -50,41 +49,24 @@ impl Pacing {
         self.rate = self.rate.min(self.max);
     }
 
-    /// Recalculates the rate after an ACK. In the first half of slow start it is about twice the
-    /// window per round trip, later a little more than the window, so that pacing does not slow the
-    /// sender down. `outstanding` segments of `mss` bytes may be more than the window.
-    pub(super) fn update(
-        &mut self,
-        window: &Window,
-        outstanding: u32,
-        mss: u32,
-        srtt: Option<Duration>,
-        settings: &Settings,
-    ) {
-        let ratio = if window.cwnd() < window.ssthresh() / 2 {
-            settings.pacing_ss_ratio
-        } else {
-            settings.pacing_ca_ratio
-        };
-        let segments = window.cwnd().max(outstanding);
-        let bytes = u64::from(mss) * u64::from(segments) * u64::from(ratio) / 100;
-        let srtt_us = srtt.map_or(1, |srtt| srtt.as_micros().max(1) as u64);
-        self.rate = bytes.saturating_mul(1_000_000).div_euclid(srtt_us).min(self.max);
+    /// Takes the rate that the congestion controller chose.
+    pub(super) fn set_rate(&mut self, rate: u64) {
+        self.rate = rate.min(self.max);
     }
 
-    /// True if segments are paced.
+    /// True if segments are paced, whatever the controller does.
     pub(super) fn is_on(&self) -> bool {
         self.always || self.max != RATE_UNLIMITED
     }
 
-    /// When pacing lets the next segment go; `None` if it may go now.
+    /// When the rate lets the next segment go; `None` if it may go now.
     pub(super) fn until(&self, now: Instant) -> Option<Instant> {
-        (self.is_on() && self.next_at > now).then_some(self.next_at)
+        (self.next_at > now).then_some(self.next_at)
     }
 
-    /// Accounts for `bytes` of payload that were sent, `segments` in total.
+    /// Accounts for `bytes` of payload that were sent at the rate, `segments` in total.
     pub(super) fn sent(&mut self, bytes: u32, segments: u32, now: Instant) {
-        if !self.is_on() || segments < UNPACED_SEGMENTS {
+        if segments < UNPACED_SEGMENTS {
             return;
         }
         let micros = u64::from(bytes) * 1_000_000 / self.rate.max(1);

@@ -21,10 +21,10 @@ use alloc::collections::VecDeque;
 pub use late::Newest;
 
 /// Largest number of records of one connection. At the bound no new data is sent, and SACK blocks
-/// that would split a record are ignored, which costs only time and retransmissions. 48 bytes each:
-/// 192 KiB for a hostile peer.
+/// that would split a record are ignored, which costs only time and retransmissions. 56 bytes each:
+/// 224 KiB for a hostile peer.
 pub const RECORDS_MAX: usize = 4096;
-const _: () = assert!(size_of::<Record>() <= 48, "RECORDS_MAX counts on 48 bytes a record");
+const _: () = assert!(size_of::<Record>() <= 56, "RECORDS_MAX counts on 56 bytes a record");
 
 /// One transmitted range.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +41,10 @@ pub struct Record {
     pub delivered: u32,
     /// State of the delivery rate when it was last sent.
     pub(super) sent: Sent,
+    /// Segments in flight just after it was last sent, itself included.
+    pub in_flight: u32,
+    /// Segments ever marked lost when it was last sent.
+    pub lost_before: u32,
     /// Payload of a full segment, in bytes.
     size: u32,
     /// The last sequence number is a FIN.
@@ -145,6 +149,8 @@ impl Scoreboard {
             segments: 0,
             delivered: sending.delivered,
             sent: sending.sent,
+            in_flight: 0,
+            lost_before: self.lost,
             size: sending.size,
             fin: sending.fin,
             record_end: sending.record_end,
@@ -155,6 +161,7 @@ impl Scoreboard {
         };
         record.segments = record.count_segments();
         self.totals.packets_out += record.segments;
+        record.in_flight = self.in_flight();
         self.records.push_back(record);
     }
 
@@ -297,8 +304,9 @@ impl Scoreboard {
         count
     }
 
-    /// Marks the first outstanding segment as lost, for peers without SACK.
-    pub fn lose_first(&mut self) {
+    /// Marks the first outstanding segment as lost, for peers without SACK. `each` gets the lost
+    /// record, and the number of segments ever marked lost.
+    pub fn lose_first(&mut self, each: &mut impl FnMut(&Record, u32)) {
         let Some(&first) = self.records.front() else { return };
         if first.lost {
             return;
@@ -306,13 +314,19 @@ impl Scoreboard {
         if first.segments > 1 {
             self.split(0, first.size);
         }
-        self.mark_lost(0);
+        self.mark_lost(0, each);
     }
 
     /// Handles a timeout: the first segment is lost, and of the others those sent longer than
     /// `patience` ago. If the receiver seems to have dropped SACKed data (RFC 2018 §8), all SACK
-    /// reports are forgotten and everything is lost; returns true in that case.
-    pub fn lose_all(&mut self, patience: Duration, now: Instant) -> bool {
+    /// reports are forgotten and everything is lost; returns true in that case. `each` gets every
+    /// record that is now lost, and the number of segments ever marked lost.
+    pub fn lose_all(
+        &mut self,
+        patience: Duration,
+        now: Instant,
+        each: &mut impl FnMut(&Record, u32),
+    ) -> bool {
         let reneged = self.records.front().is_some_and(|first| first.sacked);
         self.duplicates = 0;
         for index in 0..self.records.len() {
@@ -324,7 +338,7 @@ impl Scoreboard {
             } else if index > 0 && self.records[index].sent_at + patience > now {
                 continue;
             }
-            self.mark_lost(index);
+            self.mark_lost(index, each);
         }
         reneged
     }
@@ -345,7 +359,7 @@ impl Scoreboard {
         for index in 0..self.records.len() {
             let record = self.records[index];
             if record.len().min(record.size) > size && !record.sacked {
-                self.mark_lost(index);
+                self.mark_lost(index, &mut |_, _| {});
             }
         }
     }
@@ -430,6 +444,8 @@ impl Scoreboard {
             record.delivered = sending.delivered;
             record.sent = sending.sent;
         });
+        self.records[index].in_flight = self.in_flight();
+        self.records[index].lost_before = self.lost;
         let record = self.records[index];
         if !probe && record.start == self.due_from {
             self.due_from = record.end;
@@ -546,12 +562,13 @@ impl Scoreboard {
     }
 
     /// Marks a record as lost; one that was retransmitted is lost again.
-    fn mark_lost(&mut self, index: usize) {
+    fn mark_lost(&mut self, index: usize, each: &mut impl FnMut(&Record, u32)) {
         let record = self.records[index];
         if record.sacked || (record.lost && !record.resent) {
             return;
         }
         self.lost = self.lost.wrapping_add(record.segments);
+        each(&record, self.lost);
         if self.totals.lost_out == 0 || record.start.before(self.due_from) {
             self.due_from = record.start;
         }
@@ -660,7 +677,7 @@ mod tests {
     fn lost_ranges_are_sent_again_record_by_record() {
         let mut board = sent(6);
         sacked(&mut board, 300, 600);
-        assert!(!board.lose_all(Duration::ZERO, at(9)));
+        assert!(!board.lose_all(Duration::ZERO, at(9), &mut |_, _| {}));
         assert_eq!((board.totals().lost_out, board.lost()), (3, 3));
         assert_eq!(board.next_due(2, 100), Some((Seq(0), 200)));
         assert_eq!(board.sent_again(Seq(0), Seq(200), false, &sending(100, false, at(9))), 2);
@@ -683,17 +700,20 @@ mod tests {
         let ms = Duration::from_millis(1);
         // Both were sent together, so both still have 2 ms; records sent after the newest do not
         // count.
-        assert_eq!(board.mark_late(first, 30 * ms, at(28)), Some(Duration::from_micros(2005)));
+        assert_eq!(
+            board.mark_late(first, 30 * ms, at(28), &mut |_, _| {}),
+            Some(Duration::from_micros(2005))
+        );
         assert_eq!(board.lost(), 0);
-        assert_eq!(board.mark_late(first, 20 * ms, at(28)), None);
+        assert_eq!(board.mark_late(first, 20 * ms, at(28), &mut |_, _| {}), None);
         assert_eq!((board.lost(), board.totals().lost_out), (2, 2));
         // Retransmitted, and overtaken again by data sent later.
         board.sent_again(Seq(0), Seq(200), false, &sending(100, false, at(30)));
-        assert_eq!(board.mark_late(first, 20 * ms, at(90)), None);
+        assert_eq!(board.mark_late(first, 20 * ms, at(90), &mut |_, _| {}), None);
         assert_eq!((board.lost(), board.totals().retrans_out), (2, 2));
         board.sent(Seq(400), Seq(500), &sending(100, false, at(40)));
         sacked(&mut board, 400, 500);
-        assert_eq!(board.mark_late(newest(40, 500), 20 * ms, at(55)), None);
+        assert_eq!(board.mark_late(newest(40, 500), 20 * ms, at(55), &mut |_, _| {}), None);
         assert_eq!((board.lost(), board.totals().retrans_out), (5, 0), "300 to 400 as well");
     }
 
@@ -706,15 +726,15 @@ mod tests {
             board.sent(Seq(start), Seq(start + 100), &sending(100, false, at(10)));
         }
         sacked(&mut board, 200, 300);
-        board.lose_first();
+        board.lose_first(&mut |_, _| {});
         let now = Sending { delivered: 1, ..sending(100, false, at(10)) };
         board.sent_again(Seq(0), Seq(100), false, &now);
         board.sent(Seq(400), Seq(500), &now);
         let newest = |end, delivered| Newest { sent_at: at(10), delivered, end: Seq(end) };
         let ms = Duration::from_millis(1);
-        board.mark_late(newest(400, 0), ms, at(12));
+        board.mark_late(newest(400, 0), ms, at(12), &mut |_, _| {});
         assert_eq!(board.totals().retrans_out, 1, "retransmitted after 300 to 400 was sent");
-        board.mark_late(newest(500, 1), ms, at(12));
+        board.mark_late(newest(500, 1), ms, at(12), &mut |_, _| {});
         assert_eq!(board.totals().retrans_out, 0, "sent before 400 to 500");
     }
 
@@ -752,7 +772,7 @@ mod tests {
                         let sent_at = at(time - u64::from(b % 9).min(time));
                         let newest = Newest { sent_at, delivered: 0, end: nxt };
                         let patience = Duration::from_millis(u64::from(b % 5));
-                        board.mark_late(newest, patience, at(time));
+                        board.mark_late(newest, patience, at(time), &mut |_, _| {});
                         for record in &board.records {
                             let live = !record.sacked && (record.resent || !record.lost);
                             let late = record.sent_at + patience <= at(time)
@@ -762,7 +782,7 @@ mod tests {
                         }
                     }
                     6 if a % 4 == 0 => {
-                        board.lose_all(Duration::ZERO, at(time));
+                        board.lose_all(Duration::ZERO, at(time), &mut |_, _| {});
                     }
                     6 if a % 4 == 1 => board.lose_larger(a % 1448),
                     6 if a % 4 == 2 => {

@@ -152,7 +152,7 @@ impl Connection {
 
     /// Switches to another congestion control (`TCP_CONGESTION`).
     pub fn set_congestion(&mut self, kind: congestion::Kind, now: Instant) {
-        self.send.set_congestion(kind, now);
+        self.send.set_congestion(kind, &self.settings, now);
     }
 
     /// The congestion control in use.

@@ -1,8 +1,7 @@
 //! Episodes of recovery: how they begin and end, and how the window is reduced and restored (RFC
 //! 5681 §3.2, RFC 6582 §3.2, RFC 6675 §5, RFC 3168 §6.1.2, RFC 4015 §3.2).
 
-use super::{CaState, Cx, Recovery, Report, Resend, TIMEOUT_MIN, TimerRequest};
-use crate::tcp::congestion::Event;
+use super::{CaState, Cx, Recovery, Report, Resend, TIMEOUT_MIN, TimerRequest, lost_to};
 use crate::time::Duration;
 
 /// Least time to wait for more ACKs of a receiver that seems to have dropped SACKed data.
@@ -127,17 +126,16 @@ impl Recovery {
 
     /// Marks lost records: by RACK (RFC 8985 §6.2 step 5) or, without SACK, by the count of
     /// duplicate ACKs (RFC 5681 §3.2) and by partial ACKs (RFC 6582 §3.2).
-    fn detect_losses(&mut self, report: &mut Report, cx: &Cx<'_>) {
+    fn detect_losses(&mut self, report: &mut Report, cx: &mut Cx<'_>) {
         let totals = self.board.totals();
         if totals.packets_out == 0 {
             return;
         }
         if self.sack {
-            if self.rack.take_advanced() {
-                let window = self.reordering_window(cx);
-                if let Some(wait) = self.rack.detect(&mut self.board, window, cx.now) {
-                    report.timer = TimerRequest::Reorder(cx.now + wait + TIMEOUT_MIN);
-                }
+            if self.rack.take_advanced()
+                && let Some(wait) = self.detect_late(cx)
+            {
+                report.timer = TimerRequest::Reorder(cx.now + wait + TIMEOUT_MIN);
             }
             report.lost_again |= self.board.totals().retrans_out < totals.retrans_out;
             return;
@@ -146,7 +144,7 @@ impl Recovery {
         let begins =
             self.state < CaState::Recovery && totals.sacked_out >= self.reordering.degree();
         if begins || (recovering && report.advanced) {
-            self.board.lose_first();
+            self.board.lose_first(&mut lost_to(cx.congestion, self.delivered, cx.now));
         }
     }
 
@@ -188,7 +186,7 @@ impl Recovery {
         self.undo.start_clock(cx.now);
         self.undo.set_ssthresh(None);
         self.prepare_undo(cx);
-        if !self.is_reducing() {
+        if !self.state.is_reducing() {
             if !ece {
                 self.undo.set_ssthresh(Some(self.threshold(cx)));
             }
@@ -219,7 +217,7 @@ impl Recovery {
     /// The threshold that a reduction may return to.
     pub(in crate::tcp) fn threshold(&self, cx: &Cx<'_>) -> u32 {
         let window = cx.congestion.window();
-        if self.is_reducing() { window.ssthresh() } else { window.current_ssthresh() }
+        if window.state().is_reducing() { window.ssthresh() } else { window.current_ssthresh() }
     }
 
     /// Sets the threshold that a reduction returns to.
@@ -235,46 +233,14 @@ impl Recovery {
     fn begin_reduction(&mut self, cx: &mut Cx<'_>) {
         self.recover = cx.nxt;
         self.probe.forget();
-        self.prr = super::Prr::default();
-        let ssthresh = cx.congestion.loss_ssthresh();
-        let window = cx.congestion.window_mut();
-        window.clear_credit();
-        window.set_prior_cwnd(window.cwnd());
-        window.set_ssthresh(ssthresh);
+        cx.congestion.on_congestion(cx.now);
         // RFC 3168 §6.1.2: CWR informs the peer.
         self.cwr_due = true;
     }
 
-    /// True while the window is being reduced.
-    pub(super) fn is_reducing(&self) -> bool {
-        matches!(self.state, CaState::Cwr | CaState::Recovery)
-    }
-
-    /// Sets the window by proportional rate reduction.
-    pub(super) fn reduce_window(
-        &mut self,
-        delivered: u32,
-        lost: u32,
-        advanced: bool,
-        cx: &mut Cx<'_>,
-    ) {
-        if delivered == 0 {
-            return;
-        }
-        let in_flight = self.board.in_flight();
-        let window = cx.congestion.window_mut();
-        let sizes = (in_flight, window.ssthresh(), window.prior_cwnd());
-        let send = self.prr.on_ack(delivered, sizes, advanced && lost == 0);
-        window.set_cwnd(in_flight.saturating_add(send));
-    }
-
     fn end_reduction(&mut self, cx: &mut Cx<'_>) {
-        let window = cx.congestion.window_mut();
-        if window.has_threshold() && (self.state == CaState::Cwr || self.undo.is_open()) {
-            window.set_cwnd(window.ssthresh());
-            window.restamp(cx.now);
-        }
-        cx.congestion.on_event(Event::CwrComplete);
+        let keep = self.state == CaState::Cwr || self.undo.is_open();
+        cx.congestion.on_recovered(keep, cx.now);
     }
 
     /// True if the original arrived rather than its retransmission: the echoed timestamp is older
@@ -295,16 +261,11 @@ impl Recovery {
         if all_arrives {
             self.board.clear_lost(self.state == CaState::Loss);
         }
-        if let Some(prior) = self.undo.ssthresh() {
-            let cwnd = cx.congestion.undo_cwnd();
-            let window = cx.congestion.window_mut();
-            window.set_cwnd(cwnd);
-            if prior > window.ssthresh() {
-                window.set_ssthresh(prior);
-                self.cwr_due = false;
-            }
+        let prior = self.undo.ssthresh();
+        if prior.is_some_and(|prior| prior > cx.congestion.ssthresh()) {
+            self.cwr_due = false;
         }
-        cx.congestion.window_mut().restamp(cx.now);
+        cx.congestion.on_spurious(prior, cx.now);
         self.undo.forget();
         self.rack.look_again();
     }
@@ -398,7 +359,7 @@ impl Recovery {
     /// Retransmits everything outstanding at once: the peer did not take it, but not for
     /// congestion.
     pub(in crate::tcp) fn resend_all(&mut self, cx: &mut Cx<'_>) {
-        self.board.lose_all(Duration::ZERO, cx.now);
+        self.board.lose_all(Duration::ZERO, cx.now, &mut |_, _| {});
         self.resend_without_congestion(cx);
     }
 

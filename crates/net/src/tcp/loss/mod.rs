@@ -4,8 +4,8 @@
 //! # Theory of operation
 //!
 //! [`Recovery`] owns the scoreboard and one object for each mechanism: `rack` (RFC 8985 §6),
-//! `probe` (RFC 8985 §7), `reordering`, `frto` (RFC 5682), `undo` (RFC 3522, 3708, 4015) and `prr`
-//! (RFC 6937). The other files act on all of them: `report` takes the ranges that an ACK
+//! `probe` (RFC 8985 §7), `reordering`, `frto` (RFC 5682) and `undo` (RFC 3522, 3708, 4015). What
+//! the states mean for the window is up to the congestion controller. The other files act on all: `report` takes the ranges that an ACK
 //! acknowledges or reports (RFC 2018, 2883), `episode` begins and ends recovery (RFC 5681 §3.2, RFC
 //! 6675 §5, RFC 3168 §6.1.2), `duplicates` counts duplicate ACKs for peers without SACK (RFC 5681
 //! §3.2, RFC 6582), and `timeout` handles the retransmission timer (RFC 6298 §5, RFC 5682).
@@ -24,18 +24,17 @@ mod duplicates;
 mod episode;
 mod frto;
 mod probe;
-mod prr;
 mod rack;
 mod reordering;
 mod report;
 mod timeout;
 mod undo;
 
-use super::congestion::{CaState, Congestion};
+use super::congestion::{CaState, Congestion, Lost};
 use super::info::Info;
 use super::rate::Rate;
 use super::rtt::RttEstimator;
-use super::scoreboard::{Scoreboard, Sending};
+use super::scoreboard::{Record, Scoreboard, Sending};
 use super::seq::Seq;
 use super::settings::Settings;
 use super::timestamps::Timestamps;
@@ -43,7 +42,6 @@ use crate::time::{Duration, Instant};
 use frto::Frto;
 pub(super) use probe::LossProbe;
 use probe::{Fate, TIMEOUT_MIN, TailProbe};
-use prr::Prr;
 use rack::Rack;
 use reordering::Reordering;
 pub(super) use report::{Report, RoundTrip};
@@ -118,7 +116,6 @@ pub(super) struct Recovery {
     probe: TailProbe,
     frto: Frto,
     undo: Undo,
-    prr: Prr,
     rate: Rate,
     timeouts: Timeouts,
     /// Segments delivered, as far as known; wraps.
@@ -144,7 +141,6 @@ impl Recovery {
             probe: TailProbe::default(),
             frto: Frto::default(),
             undo: Undo::default(),
-            prr: Prr::default(),
             rate: Rate::default(),
             timeouts: Timeouts::default(),
             delivered: 0,
@@ -174,16 +170,14 @@ impl Recovery {
         size: u32,
         ends: (bool, bool),
         now: Instant,
-    ) {
+    ) -> u32 {
         if self.board.is_empty() {
             self.rate.restart(now);
         }
         let before = self.board.totals().packets_out;
         let sending = Sending { record_end: ends.1, ..self.sending(size, ends.0, now) };
         self.board.sent(start, end, &sending);
-        if self.is_reducing() {
-            self.prr.sent(self.board.totals().packets_out - before);
-        }
+        self.board.totals().packets_out - before
     }
 
     /// Accounts for data that was sent with our SYN.
@@ -200,16 +194,14 @@ impl Recovery {
         size: u32,
         (fin, probes): (bool, bool),
         now: Instant,
-    ) {
+    ) -> u32 {
         let sending = self.sending(size, fin, now);
         let segments = self.board.sent_again(start, end, probes, &sending);
         self.count_resent(segments);
         if !probes {
             self.undo.note_resent(segments, now);
-            if self.is_reducing() {
-                self.prr.sent(segments);
-            }
         }
+        segments
     }
 
     /// Counts `segments` that were retransmitted.
@@ -228,8 +220,14 @@ impl Recovery {
     pub(super) fn note_gap(&mut self, unsent: u32, mss: u32, cwnd: u32) {
         let in_flight = self.board.in_flight();
         if unsent < mss && in_flight < cwnd && !self.board.has_due() {
-            self.rate.limit(self.delivered.wrapping_add(in_flight).max(1));
+            self.limit_samples();
         }
+    }
+
+    /// Marks the samples of everything in flight as limited by the owner.
+    fn limit_samples(&mut self) {
+        let until = self.delivered.wrapping_add(self.board.in_flight()).max(1);
+        self.rate.limit(until);
     }
 
     /// Takes everything before `ack` as delivered: the peer answered our SYN and acknowledges data
@@ -257,16 +255,23 @@ impl Recovery {
         self.rack.window(&self.reordering, enough, cx.rtt)
     }
 
+    /// Marks late segments as lost (RFC 8985 §6.2 step 5). Returns how long the last of the others
+    /// that were sent before the newest delivered one still has.
+    fn detect_late(&mut self, cx: &mut Cx<'_>) -> Option<Duration> {
+        let window = self.reordering_window(cx);
+        let mut lost = lost_to(cx.congestion, self.delivered, cx.now);
+        self.rack.detect(&mut self.board, window, cx.now, &mut lost)
+    }
+
     /// Handles the reordering timer (RFC 8985 §6.3).
     pub(super) fn on_reorder_timer(&mut self, cx: &mut Cx<'_>) {
         let (in_flight, lost) = (self.board.in_flight(), self.board.lost());
-        let window = self.reordering_window(cx);
-        self.rack.detect(&mut self.board, window, cx.now);
+        self.detect_late(cx);
         if self.board.in_flight() != in_flight {
             if self.state != CaState::Recovery {
                 self.enter_recovery(false, cx);
                 let lost = self.board.lost().wrapping_sub(lost);
-                self.reduce_window(1, lost, false, cx);
+                cx.congestion.on_late(lost, self.board.in_flight());
             }
             self.resend = Resend::Lost;
         }
@@ -325,9 +330,19 @@ impl Recovery {
         &self.board
     }
 
-    /// The first range to retransmit now: at most `max` segments of `size` bytes.
+    /// True if lost data may be retransmitted now.
+    pub(super) fn may_resend(&self) -> bool {
+        self.resend == Resend::Lost && self.board.has_due()
+    }
+
+    /// The first lost range: at most `max` segments of `size` bytes.
     pub(super) fn next_lost(&mut self, max: u32, size: u32) -> Option<(Seq, u32)> {
-        if self.resend == Resend::Lost { self.board.next_due(max, size) } else { None }
+        self.board.next_due(max, size)
+    }
+
+    /// True while rate samples show what the owner sends, and not what the path can do.
+    pub(super) fn is_app_limited(&self) -> bool {
+        self.rate.is_app_limited()
     }
 
     /// True if something may have to be retransmitted now.
@@ -385,5 +400,22 @@ impl Recovery {
     #[cfg(test)]
     pub(super) fn hold(&mut self) {
         self.resend = Resend::Nothing;
+    }
+}
+
+/// Reports lost records to the congestion controller; `delivered` is the number of segments
+/// delivered so far.
+fn lost_to(congestion: &mut Congestion, delivered: u32, now: Instant) -> impl FnMut(&Record, u32) {
+    move |record, lost| {
+        congestion.on_lost(&Lost {
+            start: record.start,
+            end: record.end,
+            segments: record.segments,
+            in_flight: record.in_flight,
+            lost: lost.wrapping_sub(record.lost_before),
+            app_limited: record.sent.is_limited(),
+            delivered_total: delivered,
+            now,
+        });
     }
 }

@@ -104,14 +104,15 @@ impl Rack {
     }
 
     /// Step 5: marks late segments as lost. Returns how long the last of the others that were sent
-    /// before the newest delivered one still has.
+    /// before the newest delivered one still has. `lost` gets each lost record.
     pub(super) fn detect(
         &self,
         board: &mut Scoreboard,
         window: Duration,
         now: Instant,
+        lost: &mut impl FnMut(&Record, u32),
     ) -> Option<Duration> {
-        board.mark_late(self.newest?, self.rtt + window, now)
+        board.mark_late(self.newest?, self.rtt + window, now, lost)
     }
 
     /// Keeps a widened window longer, after a recovery without reason.

@@ -2,6 +2,7 @@
 //! 2018) and duplicates (RFC 2883), as far as recovery, round trips and the delivery rate need it.
 
 use super::{CaState, Cx, Fate, Recovery, Resend, STATIC_REO_WND, TimerRequest};
+use crate::tcp::congestion::Ack;
 use crate::tcp::rate::Newest;
 use crate::tcp::scoreboard::Record;
 use crate::tcp::seq::Seq;
@@ -102,8 +103,8 @@ impl Report {
 
     fn note_newest(&mut self, record: &Record) {
         if self.newest.is_none_or(|newest| record.sent_at >= newest.sent_at) {
-            let newest = Newest::new(record.sent_at, record.delivered, record.sent);
-            self.newest = Some(newest);
+            let Record { sent_at, delivered, sent, in_flight, lost_before, .. } = *record;
+            self.newest = Some(Newest { sent_at, delivered, sent, in_flight, lost_before });
         }
     }
 
@@ -362,19 +363,29 @@ impl Recovery {
         }
     }
 
-    /// Adjusts the congestion window to the ACK: by proportional rate reduction during a reduction,
-    /// else as the algorithm says. Returns the number of segments that the ACK delivered.
-    pub(in crate::tcp) fn adjust_window(&mut self, report: &Report, cx: &mut Cx<'_>) -> u32 {
+    /// Reports the ACK to the congestion controller. Returns the number of segments that the ACK
+    /// delivered.
+    pub(in crate::tcp) fn report_to_controller(&mut self, report: &Report, cx: &mut Cx<'_>) -> u32 {
         let delivered = self.delivered.wrapping_sub(report.prior_delivered);
         let totals = (self.delivered, delivered > 0);
-        self.rate.sample(report.newest, totals, cx.rtt.min(), cx.now);
-        let lost = self.board.lost().wrapping_sub(report.prior_lost);
+        let lost = self.board.lost();
+        let rate = self.rate.sample(report.newest, totals, lost, cx.rtt.min(), cx.now);
         // On a path that reorders, SACKed segments count as progress too.
         let usual = self.reordering.degree() <= cx.settings.reordering;
-        if self.is_reducing() {
-            self.reduce_window(delivered, lost, report.advanced, cx);
-        } else if report.acked > 0 || (report.sacked && !usual) {
-            cx.congestion.on_ack(delivered, cx.now);
+        cx.congestion.on_ack(&Ack {
+            delivered,
+            delivered_total: self.delivered,
+            lost: lost.wrapping_sub(report.prior_lost),
+            in_flight: self.board.in_flight(),
+            advanced: report.advanced,
+            progress: report.acked > 0 || (report.sacked && !usual),
+            sack: self.sack,
+            mss: cx.mss,
+            rate,
+            now: cx.now,
+        });
+        if cx.congestion.limits_itself() {
+            self.limit_samples();
         }
         delivered
     }

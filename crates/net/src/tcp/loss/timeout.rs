@@ -2,8 +2,7 @@
 //! 6582).
 
 use super::frto::{Evidence, Step};
-use super::{CaState, Cx, Recovery, Report, Resend};
-use crate::tcp::congestion::Event;
+use super::{CaState, Cx, Recovery, Report, Resend, lost_to};
 use crate::tcp::info::Info;
 use crate::time::Instant;
 
@@ -72,22 +71,17 @@ impl Recovery {
     pub(in crate::tcp) fn on_timeout(&mut self, cx: &mut Cx<'_>) {
         let (state, unanswered) = (self.state, self.timeouts.unanswered);
         let duplicates = self.board.totals().sacked_out;
-        self.board.lose_all(self.rack.rtt(), cx.now);
+        let mut lost = lost_to(cx.congestion, self.delivered, cx.now);
+        self.board.lose_all(self.rack.rtt(), cx.now, &mut lost);
+        drop(lost);
         let again = state == CaState::Loss && unanswered == 0;
         // RFC 5681 §3.1: the threshold is reduced once for the data of one flight.
-        if state <= CaState::Disorder || self.recover.at_or_before(cx.una) || again {
+        let first = state <= CaState::Disorder || self.recover.at_or_before(cx.una) || again;
+        if first {
             self.undo.set_ssthresh(Some(self.threshold(cx)));
-            let ssthresh = cx.congestion.loss_ssthresh();
-            let window = cx.congestion.window_mut();
-            window.set_prior_cwnd(window.cwnd());
-            window.set_ssthresh(ssthresh);
-            cx.congestion.on_event(Event::Loss);
             self.prepare_undo(cx);
         }
-        let window = cx.congestion.window_mut();
-        window.set_cwnd(self.board.in_flight() + 1);
-        window.clear_credit();
-        window.restamp(cx.now);
+        cx.congestion.on_timeout(first, self.board.in_flight(), cx.now);
         if state <= CaState::Disorder && duplicates >= cx.settings.reordering {
             // A timeout despite these duplicates: reordering was overestimated.
             self.reordering.lower(cx.settings.reordering);
@@ -96,8 +90,8 @@ impl Recovery {
         self.recover = cx.nxt;
         self.probe.forget();
         self.cwr_due = true;
-        let first = state < CaState::Recovery || unanswered > 0;
-        self.frto.on_timeout(cx.settings.frto > 0 && first && cx.mtu_probe.is_none());
+        let begins = state < CaState::Recovery || unanswered > 0;
+        self.frto.on_timeout(cx.settings.frto > 0 && begins && cx.mtu_probe.is_none());
         self.resend = Resend::Lost;
     }
 

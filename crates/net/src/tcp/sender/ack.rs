@@ -1,7 +1,7 @@
 //! Processing of acknowledgments (RFC 9293 §3.10.7.4, fifth check).
 
 use super::{Limit, Purpose, Sender, Turn};
-use crate::tcp::congestion::Sample;
+use crate::tcp::congestion::RttSample;
 use crate::tcp::loss::{Report, RoundTrip, TimerRequest};
 use crate::tcp::segment::{SUPER_BYTES, Segment};
 use crate::tcp::seq::Seq;
@@ -100,7 +100,7 @@ impl Sender {
         recovery.react(ack, report, &mut cx);
         self.obey(report, turn);
         let (recovery, mut cx) = self.recovery(turn);
-        let delivered = recovery.adjust_window(report, &mut cx);
+        let delivered = recovery.report_to_controller(report, &mut cx);
         if ece {
             self.counts.marked = self.counts.marked.wrapping_add(delivered);
         }
@@ -128,12 +128,12 @@ impl Sender {
         self.rtt.sample_min(round_trip.last, round_trip.delayed, now);
         self.rtt.sample(round_trip.first, self.una, self.nxt);
         self.persist.restore();
-        self.congestion.on_sample(&Sample {
+        self.congestion.on_rtt(&RttSample {
             rtt: round_trip.last,
             una: self.una,
             nxt: self.nxt,
             pacing_rate: self.pacing.rates().0,
-            paced: self.pacing.is_on(),
+            paced: self.is_paced(),
             burst_max: SUPER_BYTES,
             now,
         });

@@ -319,8 +319,16 @@ impl Sender {
     }
 
     /// Switches to another congestion control.
-    pub(super) fn set_congestion(&mut self, kind: congestion::Kind, now: Instant) {
+    pub(super) fn set_congestion(
+        &mut self,
+        kind: congestion::Kind,
+        settings: &Settings,
+        now: Instant,
+    ) {
         self.congestion.set_kind(kind, self.nxt, now);
+        if self.congestion.paces() {
+            self.update_pacing_rate(settings);
+        }
     }
 
     /// Limits the pacing rate.

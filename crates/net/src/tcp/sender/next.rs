@@ -8,7 +8,7 @@
 
 use super::mtu_probe::Attempt;
 use super::{Limit, Purpose, Sender, Turn};
-use crate::tcp::congestion::{CaState, Event};
+use crate::tcp::congestion::{CaState, PathState};
 use crate::tcp::egress::Egress;
 use crate::tcp::pacing::super_segments_max;
 use crate::tcp::plan::{Kind, Plan};
@@ -93,8 +93,7 @@ impl Sender {
             self.small.partial = plan.is_some();
             return plan;
         }
-        self.paced_until = self.pacing.until(turn.now);
-        if self.paced_until.is_some() {
+        if self.waits_for_pace(turn.now) {
             return None;
         }
         self.restart_after_idle(turn);
@@ -286,8 +285,7 @@ impl Sender {
         let rto = self.rtt.rto();
         let quiet = self.recovery.board().is_empty() && idle > rto;
         if turn.settings.slow_start_after_idle && quiet && !self.edge().at_or_before(self.nxt) {
-            self.congestion.on_event(Event::WindowRestart);
-            self.congestion.window_mut().restart(idle, rto, turn.now);
+            self.congestion.on_idle(idle, rto, turn.now);
             self.data_sent_at = turn.now;
         }
     }
@@ -307,15 +305,10 @@ impl Sender {
 
     /// Accounts for data or a FIN that was sent. Returns events for the owner.
     pub(in crate::tcp) fn sent(&mut self, plan: &Plan, turn: Turn<'_>) -> Events {
+        self.note_transmission(turn);
         match plan.kind {
-            Kind::New | Kind::MtuProbe => {
-                self.note_transmission(turn.now);
-                self.sent_new(plan, turn);
-            }
-            _ => {
-                self.note_transmission(turn.now);
-                self.sent_again(plan, turn);
-            }
+            Kind::New | Kind::MtuProbe => self.sent_new(plan, turn),
+            _ => self.sent_again(plan, turn),
         }
         self.sent_payload(plan.seq, plan.len, turn.now)
     }
@@ -326,7 +319,9 @@ impl Sender {
         if len == 0 {
             return Events::default();
         }
-        self.pacing.sent(len, self.counts.segments, now);
+        if self.is_paced() {
+            self.pacing.sent(len, self.counts.segments, now);
+        }
         // The data of a SYN follows the SYN's number.
         let start = start.max(self.base);
         let stamped = self.stamps.sent(start, start + len, now);
@@ -344,7 +339,8 @@ impl Sender {
         }
         self.fin_sent |= plan.fin;
         let ends = (plan.fin, self.writes.ends_record(plan.seq + plan.len));
-        self.recovery.sent((plan.seq, plan.end()), size, ends, turn.now);
+        let segments = self.recovery.sent((plan.seq, plan.end()), size, ends, turn.now);
+        self.congestion.on_sent(segments);
         self.nxt = plan.end();
         if probe {
             self.mtu_probe_sent(plan);
@@ -363,12 +359,15 @@ impl Sender {
     }
 
     /// Notes that data is about to be sent, new or again; called before it is accounted for.
-    fn note_transmission(&mut self, now: Instant) {
+    fn note_transmission(&mut self, turn: Turn<'_>) {
         if self.recovery.board().in_flight() == 0 {
-            let idle = now.since(self.data_sent_at);
-            self.congestion.on_event(Event::TransmitStart { idle, now });
+            let idle = turn.now.since(self.data_sent_at);
+            self.congestion.on_transmit_start(idle, self.recovery.is_app_limited(), turn.now);
+            if self.congestion.paces() {
+                self.update_pacing_rate(turn.settings);
+            }
         }
-        self.data_sent_at = now;
+        self.data_sent_at = turn.now;
     }
 
     /// Notes that data was sent, or that the congestion window held it back: a window that is not
@@ -386,26 +385,45 @@ impl Sender {
         }
         let wants_space = self.buffer.lacks_space();
         if unused && turn.settings.slow_start_after_idle && open {
-            if wants_space {
-                window.restamp(turn.now);
-            } else {
-                window.shrink_unused(turn.now);
-            }
+            self.congestion.on_unused(wants_space, turn.now);
         }
         if wants_space && self.unsent() == 0 {
             self.chrono.start(Limit::SendBuffer, turn.now);
         }
     }
 
-    /// Segments of `size` bytes in a super-packet that suits the rate.
+    /// Segments of `size` bytes in a super-packet that suits the rate, or the controller.
     pub(super) fn super_segments(&self, egress: &Egress, size: u32, turn: Turn<'_>) -> u32 {
-        self.pacing.super_segments(egress, size, self.rtt.min(), turn.settings.min_tso_segs)
+        match self.congestion.send_quantum() {
+            Some(quantum) => (quantum / size).clamp(1, super_segments_max(egress, size)),
+            None => {
+                let least = turn.settings.min_tso_segs;
+                self.pacing.super_segments(egress, size, self.rtt.min(), least)
+            }
+        }
     }
 
-    /// Recalculates the pacing rate.
+    /// Takes the pacing rate from the congestion controller, after an ACK or the start of a
+    /// transmission.
     pub(super) fn update_pacing_rate(&mut self, settings: &Settings) {
-        let outstanding = self.recovery.board().totals().packets_out;
-        let (window, srtt) = (self.congestion.window(), self.rtt.srtt());
-        self.pacing.update(window, outstanding, self.path.mss(), srtt, settings);
+        let rate = self.congestion.pacing_rate(&PathState {
+            srtt: self.rtt.srtt(),
+            mss: self.path.mss(),
+            outstanding: self.recovery.board().totals().packets_out,
+            slow_start_ratio: settings.pacing_ss_ratio,
+            avoidance_ratio: settings.pacing_ca_ratio,
+        });
+        self.pacing.set_rate(rate);
+    }
+
+    /// True if segments are paced.
+    pub(super) fn is_paced(&self) -> bool {
+        self.pacing.is_on() || self.congestion.paces()
+    }
+
+    /// Finds out when pacing lets the next segment go. Returns true if it must wait.
+    pub(super) fn waits_for_pace(&mut self, now: Instant) -> bool {
+        self.paced_until = self.pacing.until(now).filter(|_| self.is_paced());
+        self.paced_until.is_some()
     }
 }

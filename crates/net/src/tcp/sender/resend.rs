@@ -9,7 +9,10 @@ use crate::tcp::seq::Seq;
 impl Sender {
     /// Plans the next lost range that the windows allow.
     pub(super) fn next_lost(&mut self, egress: &Egress, turn: Turn<'_>) -> Option<Plan> {
-        if !self.recovery.board().has_due() {
+        if !self.recovery.may_resend() {
+            return None;
+        }
+        if self.congestion.paces() && self.waits_for_pace(turn.now) {
             return None;
         }
         let size = self.segment_size(turn);
@@ -86,8 +89,12 @@ impl Sender {
     pub(super) fn sent_again(&mut self, plan: &Plan, turn: Turn<'_>) {
         self.path.search_mut().forget_probe();
         let (size, probes) = (self.segment_size(turn), plan.kind == Kind::Tail);
-        self.recovery.resent((plan.seq, plan.end()), size, (plan.fin, probes), turn.now);
+        let ends = (plan.fin, probes);
+        let segments = self.recovery.resent((plan.seq, plan.end()), size, ends, turn.now);
         self.counts.again += 1;
+        if !probes {
+            self.congestion.on_sent(segments);
+        }
         if probes {
             self.probe_sent_in(true, turn);
             self.counts.probes += 1;

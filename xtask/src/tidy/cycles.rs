@@ -8,10 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::source::Source;
 
 /// Folders whose modules still use each other, with the reason.
-const KNOWN: [(&str, &str); 3] = [
+const KNOWN: [(&str, &str); 2] = [
     ("crates/net/src/socket", "waits for the objects of TCP"),
     ("crates/net/src/stack", "waits for the objects of TCP"),
-    ("crates/net/src/tcp", "one connection in many files, until it is made of objects"),
 ];
 
 pub(super) fn check(files: &[Source]) -> Vec<String> {

@@ -39,8 +39,7 @@ impl Keepalive {
         }
     }
 
-    /// Switches probes on or off.
-    pub(super) fn set(&mut self, on: bool, now: Instant) {
+    pub(super) fn set_keepalive(&mut self, on: bool, now: Instant) {
         self.at = on.then(|| now + self.idle);
     }
 
@@ -53,13 +52,11 @@ impl Keepalive {
         }
     }
 
-    /// Sets the time between probes, from the next probe on.
-    pub(super) fn set_interval(&mut self, interval: Duration) {
+    pub(super) fn set_keepalive_interval(&mut self, interval: Duration) {
         self.interval = interval;
     }
 
-    /// Sets how many unanswered probes end the connection.
-    pub(super) fn set_probes(&mut self, count: u8) {
+    pub(super) fn set_keepalive_probes(&mut self, count: u8) {
         self.probes = count;
     }
 

@@ -51,7 +51,8 @@ pub struct Stamp {
     pub what: Stamped,
     /// Time of the event.
     pub at: Instant,
-    /// The byte, as an offset from where [`super::Connection::number_stamps`] began to count; wraps.
+    /// The byte, as an offset from where [`super::Connection::number_stamps`] began to count;
+    /// wraps.
     pub key: u32,
 }
 

@@ -20,6 +20,27 @@ macro_rules! turn {
     };
 }
 
+/// Passes calls on to a part of the connection.
+macro_rules! forward {
+    ($part:ident:) => {};
+    ($part:ident: $(#[$doc:meta])* fn $name:ident(&self $(, $arg:ident: $type:ty)*)
+        $(-> $result:ty)?; $($rest:tt)*) => {
+        $(#[$doc])*
+        pub fn $name(&self $(, $arg: $type)*) $(-> $result)? {
+            self.$part.$name($($arg),*)
+        }
+        forward!($part: $($rest)*);
+    };
+    ($part:ident: $(#[$doc:meta])* fn $name:ident(&mut self $(, $arg:ident: $type:ty)*)
+        $(-> $result:ty)?; $($rest:tt)*) => {
+        $(#[$doc])*
+        pub fn $name(&mut self $(, $arg: $type)*) $(-> $result)? {
+            self.$part.$name($($arg),*)
+        }
+        forward!($part: $($rest)*);
+    };
+}
+
 mod closing;
 mod errors;
 mod info;

@@ -217,7 +217,7 @@ impl Connection {
         }
         // The ACK waits for data that is expected to follow, also after a FIN of the peer
         // (`fastopen/client/synack-data.pkt`).
-        if self.handshake.delays_third_segment() || self.receive.has_fin() {
+        if self.handshake.delays_third_segment() || self.receive.peer_closed() {
             self.receive.delay_third_segment(now);
         } else {
             self.receive.acknowledge();

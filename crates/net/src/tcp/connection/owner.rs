@@ -21,25 +21,9 @@ impl Connection {
         self.receive.queue().len()
     }
 
-    /// True if the peer has sent its FIN and all data before it has arrived.
-    pub fn peer_closed(&self) -> bool {
-        self.receive.has_fin()
-    }
-
     /// Drops the first `count` received bytes, which the owner has used.
     pub fn consume(&mut self, count: usize) {
         self.receive.consume(count, self.state.can_receive());
-    }
-
-    /// Sets the reader that received pieces are handed to. Pieces that it keeps occupy the receive
-    /// buffer.
-    pub fn set_reader(&mut self, reader: &Arc<Reader>) {
-        self.receive.set_reader(reader);
-    }
-
-    /// Most memory that received data may keep from its lenders, read or not.
-    pub fn receive_memory_max(&self) -> usize {
-        self.receive.memory_max()
     }
 
     /// Notes that the reader gave memory back. Sends a window update if the window grows enough.
@@ -71,45 +55,9 @@ impl Connection {
         }
     }
 
-    /// Received bytes that are not acknowledged: the last bytes of [`Connection::received`], which
-    /// [`Connection::hold_off`] drops.
-    pub fn received_unacknowledged(&self) -> usize {
-        self.receive.unacknowledged()
-    }
-
     /// Size of the peer's full segments, as far as known.
     pub fn arriving_segment(&self) -> usize {
         self.receive.mss() as usize
-    }
-
-    /// Acknowledges the first `count` of the bytes that [`Connection::hold_off`] dropped: the owner
-    /// kept them and has passed them on meanwhile. A peer that has retransmitted them in vain, and
-    /// would wait long before the next try, continues at once (RFC 6298 §5.2).
-    pub fn acknowledge_kept(&mut self, count: usize) {
-        self.receive.acknowledge_kept(count);
-    }
-
-    /// Takes data again after [`Connection::hold_off`], and sends a window update.
-    pub fn resume(&mut self) {
-        self.receive.resume();
-    }
-
-    /// Acknowledges only consumed data from now on, or all data again. [`Connection::hold_off`] can
-    /// still drop what is not acknowledged. The peer takes unacknowledged data for lost after its
-    /// timeout (RFC 6298 §2.4: one second at least, Linux: 200 ms).
-    pub fn ack_only_consumed(&mut self, only: bool) {
-        self.receive.ack_only_consumed(only);
-    }
-
-    /// Limits the offered windows to `bytes` from now on, but never to less than two segments. What
-    /// was offered stays offered.
-    pub fn limit_window(&mut self, bytes: u32) {
-        self.receive.limit_window(bytes);
-    }
-
-    /// Limit set by [`Connection::limit_window`]; `u32::MAX` without a limit.
-    pub fn window_limit(&self) -> u32 {
-        self.receive.window_limit()
     }
 
     /// Memory that unread data keeps from its lenders, in bytes: in small frames, and in other
@@ -125,23 +73,6 @@ impl Connection {
         (self.send.queue().held_by_size(), self.receive.held_frames())
     }
 
-    /// Announces that data is answered with data, and a FIN with a FIN, `within` a short time. The
-    /// ACK of less than a full segment, and of the FIN, then goes with the answer, or alone when
-    /// the time is over. After data that was not answered in time, data is acknowledged at once
-    /// until some is answered.
-    ///
-    /// RFC 9293 §3.8.6.3 allows this: an ACK may be delayed for less than half a second if every
-    /// second full segment is acknowledged.
-    pub fn expect_answers(&mut self, within: Duration) {
-        self.receive.expect_answers(within);
-    }
-
-    /// True while the ACK of data waits for an expected answer. The peer may need the ACK to send
-    /// more, unless it has sent its FIN.
-    pub fn awaits_answer(&self) -> bool {
-        self.receive.awaits_answer()
-    }
-
     /// Notes that the owner has looked and has no answer yet: an ACK that waits for it goes alone,
     /// now.
     pub fn answer_is_late(&mut self) {
@@ -155,85 +86,104 @@ impl Connection {
         self.receive.set_quick_acks(quick, open);
     }
 
-    /// True unless ACKs wait for an answer to carry them (`TCP_QUICKACK`).
-    pub fn quickack(&self) -> bool {
-        self.receive.is_quick()
-    }
+    forward! { receive:
+        /// True if the peer has sent its FIN and all data before it has arrived.
+        fn peer_closed(&self) -> bool;
 
-    /// Sets the largest window to offer (`TCP_WINDOW_CLAMP`), in bytes, until the buffer grows.
-    /// What was offered stays offered.
-    pub fn set_window_clamp(&mut self, clamp: u32) {
-        self.receive.set_clamp(clamp);
-    }
+        /// Sets the reader that received pieces are handed to. Pieces that it keeps occupy the
+        /// receive buffer.
+        fn set_reader(&mut self, reader: &Arc<Reader>);
 
-    /// Largest window that is offered (`TCP_WINDOW_CLAMP`).
-    pub fn window_clamp(&self) -> u32 {
-        self.receive.clamp()
-    }
+        /// Most memory that received data may keep from its lenders, read or not.
+        fn receive_memory_max(&self) -> usize;
 
-    /// Sets the size of the receive buffer, in bytes with overhead, and ends its tuning
-    /// (`SO_RCVBUF`, after the doubling).
-    pub fn set_receive_buffer(&mut self, bytes: u32) {
-        self.receive.set_buffer(bytes);
-    }
+        /// Received bytes that are not acknowledged: the last bytes of [`Connection::received`],
+        /// which [`Connection::hold_off`] drops.
+        fn received_unacknowledged(&self) -> usize;
 
-    /// Size of the receive buffer, in bytes with overhead (`SO_RCVBUF`).
-    pub fn receive_buffer(&self) -> u32 {
-        self.receive.buffer()
-    }
+        /// Acknowledges the first `count` of the bytes that [`Connection::hold_off`] dropped: the
+        /// owner kept them and has passed them on meanwhile. A peer that has retransmitted them in
+        /// vain, and would wait long before the next try, continues at once (RFC 6298 §5.2).
+        fn acknowledge_kept(&mut self, count: usize);
 
-    /// Sets how many bytes wake the reader (`SO_RCVLOWAT`). Fewer unread bytes are acknowledged as
-    /// if the reader kept up.
-    pub fn set_low_water(&mut self, bytes: u32) {
-        self.receive.set_low_water(bytes);
-    }
+        /// Takes data again after [`Connection::hold_off`], and sends a window update.
+        fn resume(&mut self);
 
-    /// Chooses whether marked bytes are read in line (`SO_OOBINLINE`); by default they are. If not,
-    /// a new mark may remove a byte from the received data.
-    pub fn set_urgent_inline(&mut self, inline: bool) {
-        self.receive.set_urgent_inline(inline);
-    }
+        /// Acknowledges only consumed data from now on, or all data again. [`Connection::hold_off`]
+        /// can still drop what is not acknowledged. The peer takes unacknowledged data for lost
+        /// after its timeout (RFC 6298 §2.4: one second at least, Linux: 200 ms).
+        fn ack_only_consumed(&mut self, only: bool);
 
-    /// Number of received bytes before the marked byte; `None` if no byte is marked or reads have
-    /// passed it. The marked byte may not have arrived yet.
-    pub fn urgent_mark(&self) -> Option<usize> {
-        self.receive.urgent_mark()
-    }
+        /// Limits the offered windows to `bytes` from now on, but never to less than two segments.
+        /// What was offered stays offered.
+        fn limit_window(&mut self, bytes: u32);
 
-    /// True if the next byte is the marked one, and reads leave it out.
-    pub fn is_urgent_left_out(&self) -> bool {
-        self.receive.is_urgent_left_out()
-    }
+        /// Limit set by [`Connection::limit_window`]; `u32::MAX` without a limit.
+        fn window_limit(&self) -> u32;
 
-    /// True if a marked byte can still be read separately: it was not, and is not read in line.
-    pub fn is_urgent_unread(&self) -> bool {
-        self.receive.is_urgent_unread()
-    }
+        /// Announces that data is answered with data, and a FIN with a FIN, `within` a short time.
+        /// The ACK of less than a full segment, and of the FIN, then goes with the answer, or alone
+        /// when the time is over. After data that was not answered in time, data is acknowledged at
+        /// once until some is answered.
+        ///
+        /// RFC 9293 §3.8.6.3 allows this: an ACK may be delayed for less than half a second if
+        /// every second full segment is acknowledged.
+        fn expect_answers(&mut self, within: Duration);
 
-    /// True if an unread urgent byte has arrived (`POLLPRI`).
-    pub fn has_urgent(&self) -> bool {
-        self.receive.has_urgent()
-    }
+        /// True while the ACK of data waits for an expected answer. The peer may need the ACK to
+        /// send more, unless it has sent its FIN.
+        fn awaits_answer(&self) -> bool;
 
-    /// The marked byte, if it has arrived, in order or not, and reads have not passed it.
-    pub fn urgent_byte(&self) -> Option<Piece> {
-        self.receive.urgent_byte()
-    }
+        /// True unless ACKs wait for an answer to carry them (`TCP_QUICKACK`).
+        fn quickack(&self) -> bool;
 
-    /// Notes that the marked byte was read separately.
-    pub fn urgent_was_read(&mut self) {
-        self.receive.urgent_was_read();
-    }
+        /// Sets the largest window to offer (`TCP_WINDOW_CLAMP`), in bytes, until the buffer grows.
+        /// What was offered stays offered.
+        fn set_window_clamp(&mut self, clamp: u32);
 
-    /// Received bytes up to the mark (`SIOCINQ`).
-    pub fn readable_len(&self) -> usize {
-        self.receive.readable_len()
-    }
+        /// Largest window that is offered (`TCP_WINDOW_CLAMP`).
+        fn window_clamp(&self) -> u32;
 
-    /// Range of received bytes that a read gets that continues at `at`. `begun` means that it has
-    /// already got some: it then ends at the mark. Bytes between `at` and the start of the range
-    /// are left out.
-    pub fn next_read(&self, at: usize, begun: bool) -> Range<usize> {
-        self.receive.next_read(at, begun)
+        /// Sets the size of the receive buffer, in bytes with overhead, and ends its tuning
+        /// (`SO_RCVBUF`, after the doubling).
+        fn set_receive_buffer(&mut self, bytes: u32);
+
+        /// Size of the receive buffer, in bytes with overhead (`SO_RCVBUF`).
+        fn receive_buffer(&self) -> u32;
+
+        /// Sets how many bytes wake the reader (`SO_RCVLOWAT`). Fewer unread bytes are acknowledged
+        /// as if the reader kept up.
+        fn set_low_water(&mut self, bytes: u32);
+
+        /// Chooses whether marked bytes are read in line (`SO_OOBINLINE`); by default they are. If
+        /// not, a new mark may remove a byte from the received data.
+        fn set_urgent_inline(&mut self, inline: bool);
+
+        /// Number of received bytes before the marked byte; `None` if no byte is marked or reads
+        /// have passed it. The marked byte may not have arrived yet.
+        fn urgent_mark(&self) -> Option<usize>;
+
+        /// True if the next byte is the marked one, and reads leave it out.
+        fn is_urgent_left_out(&self) -> bool;
+
+        /// True if a marked byte can still be read separately: it was not, and is not read in line.
+        fn is_urgent_unread(&self) -> bool;
+
+        /// True if an unread urgent byte has arrived (`POLLPRI`).
+        fn has_urgent(&self) -> bool;
+
+        /// The marked byte, if it has arrived, in order or not, and reads have not passed it.
+        fn urgent_byte(&self) -> Option<Piece>;
+
+        /// Notes that the marked byte was read separately.
+        fn urgent_was_read(&mut self);
+
+        /// Received bytes up to the mark (`SIOCINQ`).
+        fn readable_len(&self) -> usize;
+
+        /// Range of received bytes that a read gets that continues at `at`. `begun` means that it
+        /// has already got some: it then ends at the mark. Bytes between `at` and the start of the
+        /// range are left out.
+        fn next_read(&self, at: usize, begun: bool) -> Range<usize>;
     }
 }

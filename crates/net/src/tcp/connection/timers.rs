@@ -69,24 +69,20 @@ impl Connection {
         self.settings.user_timeout = limit;
     }
 
-    /// Switches keepalive probes of an idle peer on or off (`SO_KEEPALIVE`).
-    pub fn set_keepalive(&mut self, on: bool, now: Instant) {
-        self.keepalive.set(on, now);
-    }
-
     /// Sets the idle time before the first keepalive probe (`TCP_KEEPIDLE`). It also applies to an
     /// idle period that has begun.
     pub fn set_keepalive_idle(&mut self, idle: Duration, now: Instant) {
         self.keepalive.set_idle(idle, self.receive.last_at(), now);
     }
 
-    /// Sets the time between keepalive probes (`TCP_KEEPINTVL`), from the next probe on.
-    pub fn set_keepalive_interval(&mut self, interval: Duration) {
-        self.keepalive.set_interval(interval);
-    }
+    forward! { keepalive:
+        /// Switches keepalive probes of an idle peer on or off (`SO_KEEPALIVE`).
+        fn set_keepalive(&mut self, on: bool, now: Instant);
 
-    /// Sets how many unanswered keepalive probes end the connection (`TCP_KEEPCNT`).
-    pub fn set_keepalive_probes(&mut self, count: u8) {
-        self.keepalive.set_probes(count);
+        /// Sets the time between keepalive probes (`TCP_KEEPINTVL`), from the next probe on.
+        fn set_keepalive_interval(&mut self, interval: Duration);
+
+        /// Sets how many unanswered keepalive probes end the connection (`TCP_KEEPCNT`).
+        fn set_keepalive_probes(&mut self, count: u8);
     }
 }

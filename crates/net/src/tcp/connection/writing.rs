@@ -67,29 +67,6 @@ impl Connection {
         if self.takes_bytes() { self.send.fill_tail(begins, write) } else { 0 }
     }
 
-    /// Ends a write. `more` announces that more follows: a segment that is not full waits for it,
-    /// or for an ACK (`MSG_MORE`). `record` keeps later bytes out of segments with earlier ones
-    /// (`MSG_EOR`).
-    pub fn end_write(&mut self, more: bool, record: bool) {
-        self.send.end_write(more, record);
-    }
-
-    /// Group of lent memory that the next bytes would share a packet with.
-    pub fn lent_tail(&self) -> Option<u32> {
-        self.send.lent_tail()
-    }
-
-    /// True if bytes of `group` wait to be sent or acknowledged.
-    pub fn needs_lent(&self, group: u32) -> bool {
-        self.send.needs_lent(group)
-    }
-
-    /// Bytes of payload that are put into one buffer: the largest super-packet, but at most half of
-    /// the peer's largest window, as more would leave the peer waiting. At least one segment.
-    pub fn size_goal(&self) -> u32 {
-        self.send.size_goal()
-    }
-
     /// Memory that the send queue keeps from pools and other lenders.
     pub fn send_held(&self) -> usize {
         self.send.queue().held()
@@ -105,49 +82,10 @@ impl Connection {
         self.send.unsent() as usize
     }
 
-    /// Sets the size of the send buffer, in bytes with overhead, and ends its tuning (`SO_SNDBUF`,
-    /// after the doubling).
-    pub fn set_send_buffer(&mut self, bytes: u32) {
-        self.send.set_buffer(bytes);
-    }
-
-    /// Size of the send buffer, in bytes with overhead (`SO_SNDBUF`).
-    pub fn send_buffer(&self) -> u32 {
-        self.send.buffer_size()
-    }
-
-    /// Sets how many unsent bytes leave no more room and no [`super::Events::WRITABLE`]
-    /// (`TCP_NOTSENT_LOWAT`); zero for the default of the settings.
-    pub fn set_notsent_lowat(&mut self, bytes: u32) {
-        self.send.set_lowat(bytes);
-    }
-
-    /// Bytes that the peer's window takes beyond the data already given to [`Connection::send`].
-    pub fn window_left(&self) -> usize {
-        self.send.window_left()
-    }
-
     /// Notes that the owner has more to send and waits: the next ACK that leaves room in the peer's
     /// window reports [`super::Events::WRITABLE`].
     pub fn await_peer(&mut self, now: Instant) {
         self.send.await_peer(turn!(self, now));
-    }
-
-    /// Marks the last queued byte as urgent (`MSG_OOB`). This has an effect only while some data
-    /// was never sent.
-    pub fn mark_urgent(&mut self) {
-        self.send.mark_urgent();
-    }
-
-    /// Switches Nagle's algorithm off or on (`TCP_NODELAY`). Without it small segments do not wait
-    /// for ACKs.
-    pub fn set_nodelay(&mut self, nodelay: bool) {
-        self.send.set_nodelay(nodelay);
-    }
-
-    /// Holds back segments that are not full (`TCP_CORK`), or releases them.
-    pub fn set_cork(&mut self, cork: bool) {
-        self.send.set_cork(cork);
     }
 
     /// Switches to another congestion control (`TCP_CONGESTION`).
@@ -158,34 +96,6 @@ impl Connection {
     /// The congestion control in use.
     pub fn congestion(&self) -> congestion::Kind {
         self.send.congestion().kind()
-    }
-
-    /// Limits the rate at which this connection sends to `rate` bytes per second
-    /// (`SO_MAX_PACING_RATE`); `None` removes the limit.
-    pub fn set_max_pacing_rate(&mut self, rate: Option<u64>) {
-        self.send.set_max_pacing_rate(rate);
-    }
-
-    /// Sets which timestamps are reported of data written from now on, with
-    /// [`super::Events::STAMPED`].
-    pub fn set_stamping(&mut self, stamping: Stamping) {
-        self.send.set_stamping(stamping);
-    }
-
-    /// Starts counting bytes for timestamps here: at the first unacknowledged byte or, if
-    /// `written`, at the next byte to be written.
-    pub fn number_stamps(&mut self, written: bool) {
-        self.send.number_stamps(written);
-    }
-
-    /// Takes the next timestamp.
-    pub fn take_stamp(&mut self) -> Option<Stamp> {
-        self.send.take_stamp()
-    }
-
-    /// Ends a call that wrote: timestamps are reported for its last byte.
-    pub fn mark_written(&mut self) {
-        self.send.mark_written();
     }
 
     /// Packets retransmitted; a super-packet counts as one.
@@ -207,5 +117,67 @@ impl Connection {
     pub(crate) fn take_fast_open_path(&mut self) -> Option<FastOpenPath> {
         let believed = self.settings.fastopen_blackhole_timeout_sec > 0;
         self.handshake.fast_open_mut().take_path(believed)
+    }
+
+    forward! { send:
+        /// Ends a write. `more` announces that more follows: a segment that is not full waits for
+        /// it, or for an ACK (`MSG_MORE`). `record` keeps later bytes out of segments with earlier
+        /// ones (`MSG_EOR`).
+        fn end_write(&mut self, more: bool, record: bool);
+
+        /// Group of lent memory that the next bytes would share a packet with.
+        fn lent_tail(&self) -> Option<u32>;
+
+        /// True if bytes of `group` wait to be sent or acknowledged.
+        fn needs_lent(&self, group: u32) -> bool;
+
+        /// Bytes of payload that are put into one buffer: the largest super-packet, but at most
+        /// half of the peer's largest window, as more would leave the peer waiting. At least one
+        /// segment.
+        fn size_goal(&self) -> u32;
+
+        /// Sets the size of the send buffer, in bytes with overhead, and ends its tuning
+        /// (`SO_SNDBUF`, after the doubling).
+        fn set_send_buffer(&mut self, bytes: u32);
+
+        /// Size of the send buffer, in bytes with overhead (`SO_SNDBUF`).
+        fn send_buffer(&self) -> u32;
+
+        /// Sets how many unsent bytes leave no more room and no [`super::Events::WRITABLE`]
+        /// (`TCP_NOTSENT_LOWAT`); zero for the default of the settings.
+        fn set_notsent_lowat(&mut self, bytes: u32);
+
+        /// Bytes that the peer's window takes beyond the data already given to
+        /// [`Connection::send`].
+        fn window_left(&self) -> usize;
+
+        /// Marks the last queued byte as urgent (`MSG_OOB`). This has an effect only while some
+        /// data was never sent.
+        fn mark_urgent(&mut self);
+
+        /// Switches Nagle's algorithm off or on (`TCP_NODELAY`). Without it small segments do not
+        /// wait for ACKs.
+        fn set_nodelay(&mut self, nodelay: bool);
+
+        /// Holds back segments that are not full (`TCP_CORK`), or releases them.
+        fn set_cork(&mut self, cork: bool);
+
+        /// Limits the rate at which this connection sends to `rate` bytes per second
+        /// (`SO_MAX_PACING_RATE`); `None` removes the limit.
+        fn set_max_pacing_rate(&mut self, rate: Option<u64>);
+
+        /// Sets which timestamps are reported of data written from now on, with
+        /// [`super::Events::STAMPED`].
+        fn set_stamping(&mut self, stamping: Stamping);
+
+        /// Starts counting bytes for timestamps here: at the first unacknowledged byte or, if
+        /// `written`, at the next byte to be written.
+        fn number_stamps(&mut self, written: bool);
+
+        /// Takes the next timestamp.
+        fn take_stamp(&mut self) -> Option<Stamp>;
+
+        /// Ends a call that wrote: timestamps are reported for its last byte.
+        fn mark_written(&mut self);
     }
 }

@@ -4,6 +4,8 @@
 //! that is not acknowledged yet is dropped: the peer has kept it, and retransmits it once the
 //! window opens. RFC 9293 §3.8.6 discourages a receiver from shrinking its window, but requires
 //! senders to cope. This is how no byte is held for a reader that takes none.
+//!
+//! Calls without a comment are described at `Connection`, which passes them on; also in `urgent`.
 
 use super::Receiver;
 use crate::tcp::egress::Pressure;
@@ -44,7 +46,6 @@ impl Receiver {
         self.window.tuning_mut().follow_reader(read, unread, ahead, tight);
     }
 
-    /// Sets the reader that received pieces are handed to.
     pub(in crate::tcp) fn set_reader(&mut self, reader: &Arc<Reader>) {
         if !self.reader.as_ref().is_some_and(|known| Arc::ptr_eq(known, reader)) {
             self.reader = Some(reader.clone());
@@ -56,8 +57,7 @@ impl Receiver {
         self.offer_window();
     }
 
-    /// Most memory that received data may keep from its lenders.
-    pub(in crate::tcp) fn memory_max(&self) -> usize {
+    pub(in crate::tcp) fn receive_memory_max(&self) -> usize {
         self.window.memory_max()
     }
 
@@ -90,13 +90,11 @@ impl Receiver {
         fin
     }
 
-    /// Received bytes that are not acknowledged: the last ones of the queue.
-    pub(in crate::tcp) fn unacknowledged(&self) -> usize {
+    pub(in crate::tcp) fn received_unacknowledged(&self) -> usize {
         let bytes = (self.nxt - self.acked).saturating_sub(u32::from(self.fin));
         (bytes as usize).min(self.queue.len())
     }
 
-    /// Acknowledges `count` of the bytes that were dropped.
     pub(in crate::tcp) fn acknowledge_kept(&mut self, count: usize) {
         if self.window.is_held_off() && self.queue.is_empty() && !self.fin {
             self.nxt += count as u32;
@@ -105,12 +103,10 @@ impl Receiver {
         }
     }
 
-    /// Takes data again, and sends a window update.
     pub(in crate::tcp) fn resume(&mut self) {
         self.window.hold_off(false);
     }
 
-    /// Acknowledges only consumed data from now on, or all data again.
     pub(in crate::tcp) fn ack_only_consumed(&mut self, only: bool) {
         if self.acks_taken_only != only {
             self.acks_taken_only = only;
@@ -123,50 +119,40 @@ impl Receiver {
         }
     }
 
-    /// Limits the offered windows.
     pub(in crate::tcp) fn limit_window(&mut self, bytes: u32) {
         self.window.set_limit(bytes);
     }
 
-    /// Limit of the offered windows.
     pub(in crate::tcp) fn window_limit(&self) -> u32 {
         self.window.limit()
     }
 
-    /// Sets the largest window to offer, until the buffer grows.
-    pub(in crate::tcp) fn set_clamp(&mut self, clamp: u32) {
+    pub(in crate::tcp) fn set_window_clamp(&mut self, clamp: u32) {
         let offered = self.window.offered();
         self.window.tuning_mut().set_clamp(clamp, offered);
     }
 
-    /// Largest window that is offered.
-    pub(in crate::tcp) fn clamp(&self) -> u32 {
+    pub(in crate::tcp) fn window_clamp(&self) -> u32 {
         self.window.tuning().clamp()
     }
 
-    /// Sets the size of the receive buffer, and ends its tuning.
-    pub(in crate::tcp) fn set_buffer(&mut self, bytes: u32) {
+    pub(in crate::tcp) fn set_receive_buffer(&mut self, bytes: u32) {
         self.window.tuning_mut().set_buffer(bytes);
     }
 
-    /// Size of the receive buffer.
-    pub(in crate::tcp) fn buffer(&self) -> u32 {
+    pub(in crate::tcp) fn receive_buffer(&self) -> u32 {
         self.window.tuning().buffer()
     }
 
-    /// Sets how many bytes wake the reader.
     pub(in crate::tcp) fn set_low_water(&mut self, bytes: u32) {
         let offered = self.window.offered();
         self.window.tuning_mut().set_low_water(bytes, offered);
     }
 
-    /// Announces that data is answered with data `within` a short time.
     pub(in crate::tcp) fn expect_answers(&mut self, within: Duration) {
         self.acks.expect_answers(within);
     }
 
-    /// True while the ACK of data waits for an expected answer. The peer may need the ACK to send
-    /// more, unless it has sent its FIN.
     pub(in crate::tcp) fn awaits_answer(&self) -> bool {
         self.acks.awaits_answer() && !self.fin
     }
@@ -183,8 +169,7 @@ impl Receiver {
         self.acks.set_quick(quick, open);
     }
 
-    /// True unless ACKs wait for an answer to carry them.
-    pub(in crate::tcp) fn is_quick(&self) -> bool {
+    pub(in crate::tcp) fn quickack(&self) -> bool {
         self.acks.quick()
     }
 }

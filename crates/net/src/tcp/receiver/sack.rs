@@ -1,7 +1,8 @@
 //! Selective acknowledgments: which ranges the next ACK reports (RFC 2018 §4), and which range it
 //! reports as received twice (RFC 2883).
 
-use super::{QUICK_ACKS, Receiver};
+use super::Receiver;
+use super::acks::QUICK_ACKS;
 use crate::tcp::reassembly::SACK_BLOCKS_MAX;
 use crate::tcp::seq::Seq;
 

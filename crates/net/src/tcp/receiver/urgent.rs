@@ -57,34 +57,27 @@ impl Receiver {
         (self.urgent.at, self.urgent.read) = (Some(at), false);
     }
 
-    /// Chooses whether marked bytes are read in line.
     pub(in crate::tcp) fn set_urgent_inline(&mut self, inline: bool) {
         self.urgent.inline = inline;
     }
 
-    /// Number of received bytes before the marked byte; `None` if no byte is marked or reads have
-    /// passed it.
     pub(in crate::tcp) fn urgent_mark(&self) -> Option<usize> {
         let (at, first) = (self.urgent.at?, self.first_unread());
         at.at_or_after(first).then(|| (at - first) as usize)
     }
 
-    /// True if the next byte is the marked one, and reads leave it out.
     pub(in crate::tcp) fn is_urgent_left_out(&self) -> bool {
         self.urgent_mark() == Some(0) && !self.urgent.inline
     }
 
-    /// True if a marked byte can still be read separately: it was not, and is not read in line.
     pub(in crate::tcp) fn is_urgent_unread(&self) -> bool {
         !self.urgent.read && !self.urgent.inline && self.urgent_mark().is_some()
     }
 
-    /// True if an unread urgent byte has arrived.
     pub(in crate::tcp) fn has_urgent(&self) -> bool {
         !self.urgent.read && self.urgent_byte().is_some()
     }
 
-    /// The marked byte, if it has arrived, in order or not, and reads have not passed it.
     pub(in crate::tcp) fn urgent_byte(&self) -> Option<Piece> {
         let mut before = self.urgent_mark()?;
         if before >= self.queue.len() {
@@ -99,7 +92,6 @@ impl Receiver {
         None
     }
 
-    /// Notes that the marked byte was read separately.
     pub(in crate::tcp) fn urgent_was_read(&mut self) {
         self.urgent.read = true;
     }
@@ -115,16 +107,12 @@ impl Receiver {
         self.nxt.minus(self.queue.len() as u32 + u32::from(self.fin))
     }
 
-    /// Received bytes up to the mark.
     pub(in crate::tcp) fn readable_len(&self) -> usize {
         let len = self.queue.len();
         let mark = self.urgent_mark().filter(|_| !self.urgent.inline);
         mark.map_or(len, |mark| mark.min(len))
     }
 
-    /// Range of received bytes that a read gets that continues at `at`. `begun` means that it has
-    /// already got some: it then ends at the mark. Bytes between `at` and the start of the range
-    /// are left out.
     pub(in crate::tcp) fn next_read(&self, at: usize, begun: bool) -> Range<usize> {
         let len = self.queue.len();
         let at = at.min(len);

@@ -8,6 +8,8 @@
 //! An owner that passes bytes on may leave them where they are until the peer's window takes them:
 //! it *waits for the peer*. A zero window is probed as if data were queued (RFC 9293 §3.8.6.1),
 //! since the segment that opens it may be lost.
+//!
+//! Calls without a comment are described at `Connection`, which passes them on.
 
 use super::path::bound_to_half;
 use super::{Limit, Sender, Turn};
@@ -104,19 +106,16 @@ impl SendBuffer {
 }
 
 impl Sender {
-    /// Sets the size of the send buffer, and ends its tuning.
-    pub(in crate::tcp) fn set_buffer(&mut self, bytes: u32) {
+    pub(in crate::tcp) fn set_send_buffer(&mut self, bytes: u32) {
         self.buffer.size = bytes.max(SEND_BUFFER_MIN);
         self.buffer.fixed = true;
     }
 
-    /// Size of the send buffer.
-    pub(in crate::tcp) fn buffer_size(&self) -> u32 {
+    pub(in crate::tcp) fn send_buffer(&self) -> u32 {
         self.buffer.size
     }
 
-    /// Sets how many unsent bytes leave no more room.
-    pub(in crate::tcp) fn set_lowat(&mut self, bytes: u32) {
+    pub(in crate::tcp) fn set_notsent_lowat(&mut self, bytes: u32) {
         self.buffer.lowat = bytes;
         self.buffer.check_due = true;
     }
@@ -221,8 +220,6 @@ impl Sender {
         next + (at_once - at_once % mss)
     }
 
-    /// Ends a write. `more` announces that more follows, `record` keeps later bytes out of segments
-    /// with earlier ones.
     pub(in crate::tcp) fn end_write(&mut self, more: bool, record: bool) {
         self.small.more_follows = more;
         if !more {
@@ -266,8 +263,6 @@ impl Sender {
         }
     }
 
-    /// Bytes of payload that are put into one buffer: the largest super-packet, but at most half of
-    /// the peer's largest window, as more would leave the peer waiting. At least one segment.
     pub(in crate::tcp) fn size_goal(&self) -> u32 {
         let bytes = bound_to_half(SUPER_BYTES - PACKET_HEADROOM, self.window.max());
         let mss = self.path.mss();
@@ -299,12 +294,10 @@ impl Sender {
             && self.queue.len() < QUEUE_BYTES_MAX
     }
 
-    /// Group of lent memory that the next bytes would share a packet with.
     pub(in crate::tcp) fn lent_tail(&self) -> Option<u32> {
         self.writes.tail_group(self.unsent_from())
     }
 
-    /// True if bytes of `group` wait to be sent or acknowledged.
     pub(in crate::tcp) fn needs_lent(&self, group: u32) -> bool {
         self.writes.has_group(group)
     }
@@ -318,7 +311,6 @@ impl Sender {
         self.queue.slice(offset, len as usize, packet) as u32
     }
 
-    /// Bytes that the peer's window takes beyond the queued data.
     pub(in crate::tcp) fn window_left(&self) -> usize {
         self.queue_end().up_to(self.edge()) as usize
     }
@@ -337,23 +329,18 @@ impl Sender {
         self.unsent_numbers().max(u32::from(self.buffer.awaits_peer))
     }
 
-    /// Sets which timestamps are reported of data written from now on.
     pub(in crate::tcp) fn set_stamping(&mut self, stamping: Stamping) {
         self.stamps.set_stamping(stamping);
     }
 
-    /// Starts counting bytes for timestamps at the first unacknowledged byte or, if `written`, at
-    /// the next byte to be written.
     pub(in crate::tcp) fn number_stamps(&mut self, written: bool) {
         self.stamps.number_from(if written { self.queue_end() } else { self.una });
     }
 
-    /// Takes the next timestamp.
     pub(in crate::tcp) fn take_stamp(&mut self) -> Option<Stamp> {
         self.stamps.take()
     }
 
-    /// Ends a call that wrote: timestamps are reported for its last byte.
     pub(in crate::tcp) fn mark_written(&mut self) {
         if !self.queue.is_empty() {
             let begun = self.writes.start_of_last(self.base);

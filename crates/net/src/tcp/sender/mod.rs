@@ -303,7 +303,6 @@ impl Sender {
         self.path.note_sent();
     }
 
-    /// Switches Nagle's algorithm off or on.
     pub(super) fn set_nodelay(&mut self, nodelay: bool) {
         self.small.nodelay = nodelay;
         self.small.more_follows = false;
@@ -311,7 +310,6 @@ impl Sender {
         self.small.push_now |= nodelay;
     }
 
-    /// Holds back segments that are not full, or releases them.
     pub(super) fn set_cork(&mut self, cork: bool) {
         self.small.cork = cork;
         self.small.more_follows = false;
@@ -331,7 +329,6 @@ impl Sender {
         }
     }
 
-    /// Limits the pacing rate.
     pub(super) fn set_max_pacing_rate(&mut self, rate: Option<u64>) {
         self.pacing.set_max(rate);
     }

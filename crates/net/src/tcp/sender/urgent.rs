@@ -9,7 +9,6 @@ use super::Sender;
 use crate::tcp::seq::Seq;
 
 impl Sender {
-    /// Marks the last queued byte as urgent, if some data was never sent.
     pub(in crate::tcp) fn mark_urgent(&mut self) {
         if self.unsent() > 0 {
             self.urgent = Some(self.queue_end());

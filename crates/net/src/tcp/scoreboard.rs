@@ -2,10 +2,10 @@
 //!
 //! Records are contiguous from `snd_una` to `snd_nxt`. A super-packet is one record. SACK blocks
 //! and retransmissions split records where they must, and only between segments. Each record knows
-//! how many segments it holds, and loss recovery counts only segments, as on Linux: a peer that
-//! acknowledges in small parts gains nothing by it.
+//! how many segments it holds, and loss recovery counts only segments: a peer that acknowledges in
+//! small parts gains nothing by it (RFC 3465 §2.3).
 //!
-//! A record has three independent flags, as on Linux: SACK reported it, it is thought lost, and a
+//! A record has three independent flags: SACK reported it, it is thought lost, and a
 //! retransmission of it is in flight.
 //!
 //! The number of records is bounded by `RECORDS_MAX`. SACKed neighbours are merged into one record,
@@ -400,7 +400,7 @@ impl Scoreboard {
     }
 
     /// Merges the small records after this one into it as long as they fit a segment of `size`
-    /// bytes, as Linux does.
+    /// bytes (`eor/no-coalesce-retrans.pkt`).
     fn collapse(&mut self, index: usize, size: u32) {
         while let Some(&next) = self.records.get(index + 1) {
             let into = self.records[index];
@@ -452,21 +452,6 @@ impl Scoreboard {
         }
         self.log_resent(&record);
         record.segments
-    }
-
-    /// Adds to the log of retransmissions. Obsolete entries are dropped when there are many.
-    fn log_resent(&mut self, record: &Record) {
-        self.resent.push_back((record.sent_at, record.start, record.end));
-        if self.resent.len() > 2 * self.records.len() + RESENT_SLACK {
-            let mut resent = core::mem::take(&mut self.resent);
-            self.visit(resent.len());
-            resent.retain(|&(at, start, end)| {
-                let records = self.records.range(self.position(start)..);
-                let mut within = records.take_while(|record| record.start.before(end));
-                within.any(|record| record.was_resent_at(at))
-            });
-            self.resent = resent;
-        }
     }
 
     /// Counts examined records, to test how much work a peer can cause.
@@ -602,9 +587,6 @@ impl Scoreboard {
         totals.retrans_out -= if record.resent { record.segments } else { 0 };
     }
 }
-
-/// Entries that the log of retransmissions may have beyond twice the number of records.
-const RESENT_SLACK: usize = 64;
 
 #[cfg(test)]
 mod tests {

@@ -7,9 +7,9 @@
 //! `probe` (RFC 8985 §7), `reordering`, `frto` (RFC 5682) and `undo` (RFC 3522, 3708, 4015). The
 //! other files act on all of them: `report` takes the ranges that an ACK acknowledges or reports
 //! (RFC 2018, 2883), `episode` begins and ends recovery (RFC 5681 §3.2, RFC 6675 §5, RFC 3168
-//! §6.1.2), `duplicates` counts duplicate ACKs for peers without SACK (RFC 5681 §3.2, RFC 6582), and
-//! `timeout` handles the retransmission timer (RFC 6298 §5, RFC 5682). What the states mean for the
-//! window is up to the congestion controller.
+//! §6.1.2), `duplicates` counts duplicate ACKs for peers without SACK (RFC 5681 §3.2, RFC 6582),
+//! and `timeout` handles the retransmission timer (RFC 6298 §5, RFC 5682). What the states mean for
+//! the window is up to the congestion controller.
 //!
 //! The first sign of disorder turns `Open` into `Disorder`. A known loss leads to `Recovery`, a
 //! timeout to `Loss`, and congestion without loss to `Cwr`. These three end when everything before

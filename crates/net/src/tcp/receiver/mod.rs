@@ -52,7 +52,7 @@ pub(super) enum Audience {
     Owner,
     /// A future owner: the connection waits in a listener's queue.
     Queue,
-    /// Nobody: the owner is gone.
+    /// The owner is gone.
     None,
 }
 

@@ -11,6 +11,9 @@ use crate::time::{Duration, Instant};
 /// more, the time is an upper bound.
 const WAITING_MAX: u32 = 128;
 
+/// Entries that the log of retransmissions may have beyond twice the number of records.
+const RESENT_SLACK: usize = 64;
+
 /// The segment sent last of those known to be delivered (RFC 8985 §5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Newest {
@@ -54,6 +57,21 @@ impl Scoreboard {
         self.mark_late_first(&mut late, each);
         self.mark_late_resent(&mut late, each);
         late.wait
+    }
+
+    /// Adds to the log of retransmissions. Obsolete entries are dropped when there are many.
+    pub(super) fn log_resent(&mut self, record: &Record) {
+        self.resent.push_back((record.sent_at, record.start, record.end));
+        if self.resent.len() > 2 * self.records.len() + RESENT_SLACK {
+            let mut resent = core::mem::take(&mut self.resent);
+            self.visit(resent.len());
+            resent.retain(|&(at, start, end)| {
+                let records = self.records.range(self.position(start)..);
+                let mut within = records.take_while(|record| record.start.before(end));
+                within.any(|record| record.was_resent_at(at))
+            });
+            self.resent = resent;
+        }
     }
 
     /// Searches the records that were sent once; they are in the order of sending.

@@ -19,6 +19,7 @@ mod path;
 mod persist;
 mod refused;
 mod resend;
+mod search;
 mod timer;
 mod timers;
 mod urgent;

@@ -15,38 +15,16 @@
 //! Consecutive timeouts suggest a black hole (§7.7): the first one starts a search, each further
 //! one halves `low`.
 
-use super::path::Path;
+use super::search::Search;
 use super::{Sender, Turn};
 use crate::tcp::congestion::CaState;
 use crate::tcp::plan::{Kind, Plan};
 use crate::tcp::segment::MSS_MIN;
 use crate::tcp::seq::Seq;
-use crate::tcp::settings::Settings;
-use crate::time::Instant;
 
 /// Least congestion window for a probe, in segments, so that the probe is a small part of it
 /// (`mtu_probe/basic-v4.pkt`).
 const WINDOW_MIN: u32 = 11;
-
-/// State of the search; sizes as in `path`.
-pub(in crate::tcp) struct Search {
-    enabled: bool,
-    /// Size that the path takes, proven or assumed.
-    low: u32,
-    /// Size beyond which the path takes nothing.
-    high: u32,
-    probe: Option<Probe>,
-    /// When the search began.
-    since: Instant,
-}
-
-/// A probe in flight.
-#[derive(Clone, Copy)]
-struct Probe {
-    size: u32,
-    start: Seq,
-    end: Seq,
-}
 
 /// What to do about a probe now.
 pub(super) enum Attempt {
@@ -58,73 +36,38 @@ pub(super) enum Attempt {
     Send(Plan),
 }
 
-impl Search {
-    /// State before any search.
-    pub(super) fn new(now: Instant) -> Self {
-        Self { enabled: false, low: 0, high: u32::MAX, probe: None, since: now }
-    }
-
-    /// Bounds what the path takes.
-    pub(super) fn bound(&mut self, high: u32) {
-        self.high = self.high.min(high);
-    }
-
-    /// Size that the path is known to take; unbounded without a search.
-    pub(super) fn proven(&self) -> u32 {
-        if self.enabled { self.low } else { u32::MAX }
-    }
-
-    /// Where the probe in flight begins.
-    #[inline]
-    pub(in crate::tcp) fn probe_start(&self) -> Option<Seq> {
-        self.probe.map(|probe| probe.start)
-    }
-
-    /// Makes the probe void: after a retransmission its outcome proves nothing.
-    pub(super) fn forget_probe(&mut self) {
-        self.probe = None;
-    }
-
-    /// True if a search is on.
-    #[inline]
-    pub(super) fn is_on(&self) -> bool {
-        self.enabled
-    }
-}
-
-impl Path {
-    fn begin_search(&mut self, settings: &Settings, now: Instant) {
-        let low = settings.base_mss.saturating_add(self.options_len());
-        let high = self.mss_clamp().min(self.link());
-        let enabled = settings.mtu_probing > 1;
-        *self.search_mut() = Search { enabled, low, high, probe: None, since: now };
-    }
-}
-
 impl Sender {
     /// Prepares the search after the handshake. The side that opened the connection uses the
     /// assumed size at once, the other side from the first change of its path on
     /// (`mtu_probe/basic-v4.pkt`).
     pub(super) fn begin_path(&mut self, active: bool, turn: Turn<'_>) {
         if active {
-            self.path.begin_search(turn.settings, turn.now);
+            self.begin_search(turn);
         }
         self.path.set_size(self.path.size(), self.window.max());
-        self.path.begin_search(turn.settings, turn.now);
+        self.begin_search(turn);
+    }
+
+    fn begin_search(&mut self, turn: Turn<'_>) {
+        let low = turn.settings.base_mss.saturating_add(self.path.options_len());
+        let high = self.path.mss_clamp().min(self.path.link());
+        let enabled = turn.settings.mtu_probing > 1;
+        *self.path.search_mut() = Search::begin(enabled, (low, high), turn.now);
     }
 
     /// Decides whether to send a probe before other data (RFC 4821 §7.4).
     pub(super) fn attempt_probe(&mut self, turn: Turn<'_>) -> Attempt {
         let search = self.path.search();
+        let (low, high) = search.range();
         let window = self.congestion.cwnd();
         let calm = self.recovery.state() == CaState::Open && self.recovery.probe_due().is_none();
         // SACK blocks would make other segments smaller than planned.
-        if search.probe.is_some() || !calm || window < WINDOW_MIN || turn.sack_len > 0 {
+        if search.probe_start().is_some() || !calm || window < WINDOW_MIN || turn.sack_len > 0 {
             return Attempt::No;
         }
-        let size = self.path.payload_of(u32::midpoint(search.low, search.high));
-        let near = search.high < search.low.saturating_add(turn.settings.probe_threshold);
-        if near || size > self.path.payload_of(search.high) {
+        let size = self.path.payload_of(u32::midpoint(low, high));
+        let near = high < low.saturating_add(turn.settings.probe_threshold);
+        if near || size > self.path.payload_of(high) {
             self.search_again(turn);
             return Attempt::No;
         }
@@ -151,18 +94,17 @@ impl Sender {
 
     /// Restarts a search that is over, after `probe_interval`, from the size in use.
     fn search_again(&mut self, turn: Turn<'_>) {
-        if turn.now.since(self.path.search().since) >= turn.settings.probe_interval {
-            self.path.begin_search(turn.settings, turn.now);
+        if turn.now.since(self.path.search().since()) >= turn.settings.probe_interval {
+            self.begin_search(turn);
             let low = self.path.mss().saturating_add(self.path.options_len());
-            let search = self.path.search_mut();
-            (search.enabled, search.low) = (true, low);
+            self.path.search_mut().enable(low);
         }
     }
 
     /// Accounts for a probe that was sent. It counts as two segments.
     pub(super) fn mtu_probe_sent(&mut self, plan: &Plan) {
         let size = plan.len + self.path.options_len();
-        self.path.search_mut().probe = Some(Probe { size, start: plan.seq, end: plan.end() });
+        self.path.search_mut().probed(size, plan.seq, plan.end());
         let window = self.congestion.window_mut();
         window.set_cwnd(window.cwnd() - 1);
     }
@@ -170,29 +112,25 @@ impl Sender {
     /// Raises the size if the probe is acknowledged. The congestion window keeps its size in bytes.
     pub(super) fn judge_mtu_probe(&mut self, turn: Turn<'_>) {
         let (una, headers) = (self.una, self.path.headers());
-        let probe = &mut self.path.search_mut().probe;
-        let Some(probe) = probe.take_if(|probe| una.at_or_after(probe.end)) else { return };
+        let Some(size) = self.path.search_mut().take_acknowledged(una) else { return };
         let before = u64::from(self.path.mss() + self.path.options_len() + headers);
         let (recovery, cx) = self.recovery(turn);
         let prior = recovery.threshold(&cx);
         recovery.set_prior_threshold(prior);
         let window = cx.congestion.window_mut();
-        let cwnd = u64::from(window.cwnd()) * before / u64::from(probe.size + headers);
+        let cwnd = u64::from(window.cwnd()) * before / u64::from(size + headers);
         window.set_cwnd(u32::try_from(cwnd).unwrap_or(u32::MAX));
         window.clear_credit();
         window.restamp_use(turn.now);
         let ssthresh = recovery.threshold(&cx);
         cx.congestion.window_mut().set_ssthresh(ssthresh);
-        self.path.search_mut().low = probe.size;
+        self.path.search_mut().set_low(size);
         self.path.set_size(self.path.size(), self.window.max());
     }
 
     /// Lowers the bound: the probe alone was lost.
     pub(super) fn mtu_probe_lost(&mut self) {
-        let search = self.path.search_mut();
-        if let Some(probe) = search.probe.take() {
-            search.high = probe.size - 1;
-        }
+        self.path.search_mut().take_lost();
     }
 
     /// Reacts to consecutive timeouts: a router may drop large packets silently (RFC 4821 §7.7).
@@ -201,15 +139,14 @@ impl Sender {
         if settings.mtu_probing == 0 {
             return;
         }
-        if self.path.search().enabled {
-            let half = self.path.payload_of(self.path.search().low) / 2;
+        if self.path.search().is_on() {
+            let half = self.path.payload_of(self.path.search().range().0) / 2;
             let least = settings.mtu_probe_floor.max(MSS_MIN);
             let mss = half.min(settings.base_mss).max(least);
             let low = mss.saturating_add(self.path.options_len());
-            self.path.search_mut().low = low;
+            self.path.search_mut().set_low(low);
         } else {
-            let search = self.path.search_mut();
-            (search.enabled, search.since) = (true, turn.now);
+            self.path.search_mut().restart(turn.now);
         }
         self.path.set_size(self.path.size(), self.window.max());
     }

@@ -5,7 +5,7 @@
 //! option, half of the peer's largest window and, during a search for the path MTU, what is proven
 //! of the path.
 
-use super::mtu_probe::Search;
+use super::search::Search;
 use crate::pmtu_mode::PathMtu;
 use crate::tcp::segment::{MSS_DEFAULT_V4, MSS_MIN, TIMESTAMPS_LEN};
 use crate::time::Instant;
@@ -89,7 +89,7 @@ impl Path {
             reported: sizes.path,
             reroute: Reroute::No,
             discovery,
-            search: Search::new(now),
+            search: Search::begin(false, (0, u32::MAX), now),
         }
     }
 

@@ -18,6 +18,7 @@
 //! A controller is one file, and one line in the list of `controllers!`. Calls are dispatched
 //! statically, and a controller lies in its connection: nothing is allocated.
 
+mod bbr;
 mod controller;
 mod cubic;
 mod cwnd;
@@ -89,6 +90,7 @@ macro_rules! controllers {
 controllers! {
     Reno "reno" reno::Reno, "NewReno (RFC 5681, RFC 6582).";
     Cubic "cubic" cubic::Cubic, "CUBIC (RFC 9438) with HyStart.";
+    Bbr "bbr" bbr::Bbr, "BBR (draft-ietf-ccwg-bbr), version 3.";
 }
 
 impl Default for Kind {

@@ -798,7 +798,7 @@ mod tests {
                 if board.has_due() {
                     prop_assert_eq!(due, board.next_due(1, 1).map(|(start, _)| start));
                 }
-                prop_assert!(board.resent.len() <= 2 * board.records.len() + RESENT_SLACK);
+                prop_assert!(board.resent.len() <= 2 * board.records.len() + late::RESENT_SLACK);
             }
         }
     }

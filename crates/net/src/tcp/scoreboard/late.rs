@@ -12,7 +12,7 @@ use crate::time::{Duration, Instant};
 const WAITING_MAX: u32 = 128;
 
 /// Entries that the log of retransmissions may have beyond twice the number of records.
-const RESENT_SLACK: usize = 64;
+pub(super) const RESENT_SLACK: usize = 64;
 
 /// The segment sent last of those known to be delivered (RFC 8985 §5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

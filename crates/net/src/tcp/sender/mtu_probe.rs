@@ -20,7 +20,6 @@ use super::{Sender, Turn};
 use crate::tcp::congestion::CaState;
 use crate::tcp::plan::{Kind, Plan};
 use crate::tcp::segment::MSS_MIN;
-use crate::tcp::seq::Seq;
 
 /// Least congestion window for a probe, in segments, so that the probe is a small part of it
 /// (`mtu_probe/basic-v4.pkt`).

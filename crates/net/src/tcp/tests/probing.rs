@@ -94,7 +94,7 @@ fn a_timeout_leaves_the_probe_unknown() {
     t.write(6000).expect(". 1:987 nogso").forget_sent();
     t.next_timer().expect(". 1:513").recv(". 1 ack 6001").forget_sent();
     assert_eq!(t.c.send.mss(), 512);
-    assert!(!t.c.send.path().search().probe_start().is_some());
+    assert!(t.c.send.path().search().probe_start().is_none());
 }
 
 /// A probe needs data and windows beyond it. It does not cross the end of one of the owner's

@@ -400,7 +400,7 @@ impl Scoreboard {
     }
 
     /// Merges the small records after this one into it as long as they fit a segment of `size`
-    /// bytes (`eor/no-coalesce-retrans.pkt`).
+    /// bytes and no record of the owner ends in between (`eor/no-coalesce-retrans.pkt`).
     fn collapse(&mut self, index: usize, size: u32) {
         while let Some(&next) = self.records.get(index + 1) {
             let into = self.records[index];

@@ -114,8 +114,8 @@ impl Connection {
         Verdict::Done
     }
 
-    /// True for a reset whose number does not count the peer's FIN: a peer may send it that has
-    /// closed without reading (`shutdown/shutdown-rd-close.pkt`).
+    /// True for a reset whose number does not count the peer's FIN: a peer that closes without
+    /// reading may send it after its FIN.
     fn resets_after_fin(&self, segment: &Segment) -> bool {
         let over = matches!(self.state, State::CloseWait | State::LastAck | State::Closing);
         over && segment.has(Flags::RST) && segment.seq() + 1 == self.receive.nxt()

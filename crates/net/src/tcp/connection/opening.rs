@@ -216,7 +216,7 @@ impl Connection {
             return;
         }
         // The ACK waits for data that is expected to follow, also after a FIN of the peer
-        // (`fastopen/client/synack-data.pkt`).
+        // (`fastopen/client/blocking-connect-bypass.pkt`).
         if self.handshake.delays_third_segment() || self.receive.peer_closed() {
             self.receive.delay_third_segment(now);
         } else {
@@ -249,8 +249,7 @@ impl Connection {
     /// Accounts for our SYN, sent with `len` bytes of data.
     pub(super) fn syn_sent(&mut self, len: u32, now: Instant) {
         let data = self.handshake.syn_sent(len, now).then_some(len);
-        // The SYN-ACK of a simultaneous open does not count as a retransmission
-        // (`fastopen/client/simultaneous-fast-open.pkt`).
+        // The SYN-ACK of a simultaneous open does not count as a retransmission.
         let counts = self.handshake.is_passive() || self.state == State::SynSent;
         self.send.syn_sent(data, counts, now);
     }

@@ -156,7 +156,7 @@ impl Recovery {
     }
 
     /// Notes that the handshake is over: our SYN counts as delivered
-    /// (`fastopen/client/syn-data-rtt-from-syn-data.pkt`).
+    /// (`tests/scripts/info_*.pkt`).
     pub(super) fn open(&mut self, now: Instant) {
         self.count_delivered(1);
         self.rate.restart(now);
@@ -239,7 +239,7 @@ impl Recovery {
         self.count_delivered(delivered);
     }
 
-    /// Counts the SYN and its data as one segment (`fastopen/client/syn-data-mss.pkt`).
+    /// Counts the SYN and its data as one segment (`tests/scripts/info_*.pkt`).
     pub(super) fn discount_syn(&mut self) {
         self.delivered = self.delivered.wrapping_sub(1);
     }

@@ -6,8 +6,8 @@ use crate::tcp::seq::Seq;
 use crate::time::Duration;
 
 /// Margin that is added to a computed timeout. RFC 8985 leaves it to the clock of the
-/// implementation; `fast_retransmit/fr-4pkt.pkt` and `limited_transmit/limited-transmit-sack.pkt`
-/// allow this one.
+/// implementation; `eor/no-coalesce-retrans.pkt` expects a retransmission after this time and a
+/// quarter of the round trip.
 pub(super) const TIMEOUT_MIN: Duration = Duration::from_millis(2);
 
 /// A loss probe that is due.

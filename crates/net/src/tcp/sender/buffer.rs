@@ -2,7 +2,7 @@
 //!
 //! The buffer bounds memory and not bytes: each buffer of the queue and each outstanding packet
 //! counts with an overhead. The overhead is what Linux charges, so that programs get the room that
-//! they know (`epoll/epoll_out_edge.pkt`, `notsent_lowat/notsent-lowat-default.pkt`). A write that
+//! they know (`epoll/epoll_out_edge.pkt`). A write that
 //! begins below the bound may fill one more buffer.
 //!
 //! An owner that passes bytes on may leave them where they are until the peer's window takes them:
@@ -205,8 +205,8 @@ impl Sender {
     }
 
     /// The first byte that still counts as unsent when bytes are added at `end`. Programs expect
-    /// that what the windows allow of a full buffer is sent before the rest of it is filled
-    /// (`eor/no-coalesce-large.pkt`). Here sending happens later, but a full buffer counts as sent
+    /// that what the windows allow of a full buffer is sent before the rest of it is filled.
+    /// Here sending happens later, but a full buffer counts as sent
     /// that far.
     fn unsent_start(&self, end: Seq, goal: u32, group: Option<u32>) -> Seq {
         let next = self.unsent_from();

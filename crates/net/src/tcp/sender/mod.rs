@@ -229,8 +229,7 @@ impl Sender {
     }
 
     /// Data may be sent although the peer has not acknowledged our SYN-ACK (RFC 7413 §4.2.2). The
-    /// window in the peer's SYN counts from the number after our SYN
-    /// (`fastopen/server/basic-rw.pkt`).
+    /// window in the peer's SYN counts from the number after our SYN.
     pub(super) fn open_early(&mut self) {
         self.una = self.iss + 1;
         self.nxt = self.una;

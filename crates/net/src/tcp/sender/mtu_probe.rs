@@ -37,8 +37,7 @@ pub(super) enum Attempt {
 
 impl Sender {
     /// Prepares the search after the handshake. The side that opened the connection uses the
-    /// assumed size at once, the other side from the first change of its path on
-    /// (`mtu_probe/basic-v4.pkt`).
+    /// assumed size at once, the other side from the first change of its path on.
     pub(super) fn begin_path(&mut self, active: bool, turn: Turn<'_>) {
         if active {
             self.begin_search(turn);

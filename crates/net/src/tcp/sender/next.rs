@@ -3,8 +3,7 @@
 //!
 //! A packet is as large as the windows, the pacing rate and the queue allow. Waiting sometimes pays
 //! more than sending: for the rest of a small segment (Nagle's algorithm in Minshall's variant,
-//! `nagle/https_client.pkt`), or for an ACK that allows a larger packet
-//! (`slow_start/slow-start-ack-per-2pkt-send-5pkt.pkt`).
+//! draft-minshall-nagle), or for an ACK that allows a larger packet.
 
 use super::mtu_probe::Attempt;
 use super::{Limit, Purpose, Sender, Turn};
@@ -140,7 +139,7 @@ impl Sender {
     }
 
     /// Returns the next buffer to send and what the windows allow of it. The congestion window
-    /// holds back a FIN alone too (`shutdown/shutdown-wr-close.pkt`).
+    /// holds back a FIN alone too (docs/conformance.md, `shutdown-rdwr-write-queue-close`).
     fn offer(&self, egress: &Egress, turn: Turn<'_>) -> Result<Offer, Hold> {
         let (next, room) = (self.nxt, self.window_room());
         if room == 0 {

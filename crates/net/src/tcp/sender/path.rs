@@ -63,7 +63,7 @@ pub(in crate::tcp) struct Path {
 }
 
 /// A route that takes larger segments than before and is not in use yet. The next packet finds the
-/// route, and the next write takes its sizes (`sack/sack-route-refresh-ip-tos.pkt`).
+/// route, and the next write takes its sizes: segments of one write have one size.
 #[derive(Clone, Copy)]
 enum Reroute {
     No,

@@ -84,7 +84,7 @@ impl Sender {
     }
 
     /// How long retransmissions may stay unanswered: R2 of RFC 9293 §3.8.3, as the time that the
-    /// number of retries takes at the least timeout (`user_timeout/user_timeout.pkt`).
+    /// number of retries takes at the least timeout.
     fn retry_time(&self, turn: Turn<'_>) -> Duration {
         if let Some(limit) = turn.settings.user_timeout {
             return limit;

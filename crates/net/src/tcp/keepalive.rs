@@ -116,3 +116,37 @@ impl Keepalive {
         self.unanswered
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn at(seconds: u32) -> Instant {
+        Instant::START + SECOND * seconds
+    }
+
+    /// RFC 9293 §3.8.4: off by default, only after an idle time, and over after some probes.
+    #[test]
+    fn idle_peers_are_probed() {
+        let mut keepalive = Keepalive::new(&Settings::default());
+        assert_eq!(keepalive.deadline(), None);
+        keepalive.set_idle(10 * SECOND, at(0), at(0));
+        keepalive.set_keepalive_interval(SECOND);
+        keepalive.set_keepalive_probes(2);
+        keepalive.set_keepalive(true, at(0));
+        assert!(!keepalive.take_due(at(9)) && keepalive.take_due(at(10)));
+        assert_eq!(keepalive.on_timer(false, at(5), None, at(10)), Keep::Waiting);
+        assert_eq!(keepalive.deadline(), Some(at(15)));
+        assert_eq!(keepalive.on_timer(true, at(5), None, at(15)), Keep::Waiting, "busy");
+        for time in [25, 26] {
+            assert_eq!(keepalive.on_timer(false, at(5), None, at(time)), Keep::Probe);
+        }
+        assert_eq!(keepalive.on_timer(false, at(5), None, at(27)), Keep::Over);
+        keepalive.answered();
+        assert_eq!(keepalive.on_timer(false, at(5), None, at(27)), Keep::Probe);
+        let limit = Some(22 * SECOND);
+        assert_eq!(keepalive.on_timer(false, at(5), limit, at(27)), Keep::Over, "user timeout");
+    }
+}

@@ -43,3 +43,30 @@ impl Prr {
         send.max(u32::from(self.out == 0))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// RFC 6937 §4: half of the segments that are delivered are sent.
+    #[test]
+    fn a_halved_window_sends_every_second_time() {
+        let (mut prr, mut sent) = (Prr::default(), 0);
+        for acked in 1..=8 {
+            let send = prr.allow((10, 20), 1, false, 19 - acked + sent);
+            prr.note_sent(send);
+            sent += send;
+        }
+        assert_eq!(sent, 4);
+    }
+
+    /// RFC 6937 §3, PRR-SSRB: once too much was lost, one more than was delivered is sent.
+    #[test]
+    fn slow_start_after_heavy_loss() {
+        let mut prr = Prr::default();
+        assert_eq!(prr.allow((10, 20), 1, true, 2), 2);
+        prr.note_sent(2);
+        assert_eq!(prr.allow((10, 20), 1, false, 4), 1);
+        assert_eq!(prr.allow((10, 20), 3, true, 9), 1, "up to the threshold");
+    }
+}

@@ -64,3 +64,49 @@ impl Frto {
         self.active = false;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RECOVER: Seq = Seq(1000);
+
+    fn seen(una: u32, nxt: u32) -> Evidence {
+        let advanced = una > 0;
+        Evidence { una: Seq(una), nxt: Seq(nxt), advanced, repeated: false, original: false }
+    }
+
+    fn active() -> Frto {
+        let mut frto = Frto::default();
+        frto.on_timeout(true);
+        frto
+    }
+
+    /// RFC 5682 §2.1 step 2b: the first ACK that advances, but not beyond `recover`, lets new data
+    /// out. Step 3b: data that was never retransmitted arrives.
+    #[test]
+    fn two_advancing_acks_mean_that_the_timeout_was_spurious() {
+        let mut frto = active();
+        assert_eq!(frto.on_ack(seen(100, 1000), RECOVER), Step::SendNew);
+        let original = Evidence { original: true, ..seen(200, 1200) };
+        assert_eq!(frto.on_ack(original, RECOVER), Step::Spurious);
+    }
+
+    /// Step 3a: a duplicate ACK for the new data means that the loss was real.
+    #[test]
+    fn a_duplicate_ends_the_detection() {
+        let mut frto = active();
+        let repeated = Evidence { repeated: true, ..seen(0, 1200) };
+        assert_eq!(frto.on_ack(repeated, RECOVER), Step::Resend);
+        let original = Evidence { original: true, ..seen(300, 1200) };
+        assert_eq!(frto.on_ack(original, RECOVER), Step::Resend);
+    }
+
+    /// Step 2a: an ACK that does not advance, or one of everything, proves nothing.
+    #[test]
+    fn other_acks_retransmit() {
+        assert_eq!(active().on_ack(seen(0, 1000), RECOVER), Step::Resend);
+        assert_eq!(active().on_ack(seen(1000, 1000), RECOVER), Step::Resend);
+        assert_eq!(Frto::default().on_ack(seen(100, 1000), RECOVER), Step::Resend);
+    }
+}

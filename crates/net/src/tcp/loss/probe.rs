@@ -112,3 +112,54 @@ impl TailProbe {
         self.end == Some(end)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn sent(fits: bool) -> TailProbe {
+        let mut probe = TailProbe::default();
+        probe.on_timer(|| fits);
+        assert_eq!(probe.due(), Some(if fits { LossProbe::New } else { LossProbe::Tail }));
+        assert!(probe.sent(!fits, Seq(1000)) && !probe.sent(!fits, Seq(1000)));
+        probe
+    }
+
+    /// RFC 8985 §7.2: two round trips, longer for a segment whose ACK may be delayed, and never
+    /// longer than the retransmission timeout.
+    #[test]
+    fn the_timeout_is_two_round_trips() {
+        let mut rtt = RttEstimator::default();
+        assert_eq!(TailProbe::timeout(false, 900 * MS, &rtt), 900 * MS);
+        rtt.sample(100 * MS, Seq(0), Seq(1));
+        assert_eq!(TailProbe::timeout(false, 900 * MS, &rtt), 202 * MS);
+        assert_eq!(TailProbe::timeout(true, 900 * MS, &rtt), 400 * MS);
+        assert_eq!(TailProbe::timeout(true, 300 * MS, &rtt), 300 * MS);
+        assert_eq!(TailProbe::timeout(false, Duration::ZERO, &rtt), 202 * MS);
+    }
+
+    /// §7.3: one probe at a time.
+    #[test]
+    fn a_second_probe_waits_for_the_first() {
+        let mut probe = sent(false);
+        probe.on_timer(|| true);
+        assert_eq!(probe.due(), None);
+        probe.forget();
+        probe.on_timer(|| true);
+        assert_eq!(probe.due(), Some(LossProbe::New));
+    }
+
+    /// §7.4: a retransmission that was no duplicate repaired a loss.
+    #[test]
+    fn the_outcome_of_a_probe() {
+        let probe = sent(false);
+        assert_eq!(probe.on_ack(Seq(999), false, false), Fate::Open);
+        assert_eq!(probe.on_ack(Seq(1000), false, false), Fate::Open);
+        assert_eq!(probe.on_ack(Seq(1000), false, true), Fate::Needless);
+        assert_eq!(probe.on_ack(Seq(1000), true, false), Fate::Needless);
+        assert_eq!(probe.on_ack(Seq(1001), false, false), Fate::Repaired);
+        assert_eq!(sent(true).on_ack(Seq(1001), false, false), Fate::Needless);
+    }
+}

@@ -135,3 +135,45 @@ impl Rack {
         self.rtt
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp::seq::Seq;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn rtt() -> RttEstimator {
+        let mut rtt = RttEstimator::default();
+        rtt.sample(100 * MS, Seq(0), Seq(1));
+        rtt.sample_min(80 * MS, false, Instant::START);
+        rtt
+    }
+
+    /// RFC 8985 §6.2 step 4: a quarter of the least round trip, and one more for each round trip
+    /// with a duplicate, up to the smoothed round trip; for 16 recoveries.
+    #[test]
+    fn the_window_widens_with_duplicates() {
+        let (mut rack, mut seen) = (Rack::default(), Reordering::new(3));
+        assert_eq!(rack.window(&seen, false, &rtt()), 20 * MS);
+        assert_eq!(rack.window(&seen, true, &rtt()), Duration::ZERO);
+        seen.note(Seq(0), Seq(5000), 1000);
+        assert_eq!(rack.window(&seen, true, &rtt()), 20 * MS);
+        rack.note_duplicate();
+        rack.update_window(0, 10);
+        assert_eq!(rack.window(&seen, true, &rtt()), 40 * MS);
+        rack.note_duplicate();
+        rack.update_window(9, 12);
+        assert_eq!(rack.window(&seen, true, &rtt()), 40 * MS, "the same round trip");
+        for round in 1..9 {
+            rack.note_duplicate();
+            rack.update_window(round * 10, round * 10 + 9);
+        }
+        assert_eq!(rack.window(&seen, true, &rtt()), 100 * MS);
+        for _ in 0..REO_WND_PERSIST {
+            rack.recovery_over();
+        }
+        rack.update_window(200, 210);
+        assert_eq!(rack.window(&seen, true, &rtt()), 20 * MS);
+    }
+}

@@ -55,3 +55,22 @@ impl Reordering {
         self.seen > 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_degree_is_the_largest_distance_in_segments() {
+        let mut seen = Reordering::new(3);
+        seen.note(Seq(500), Seq(500), 1000);
+        assert!(!seen.was_seen(), "in order");
+        seen.note(Seq(0), Seq(5500), 1000);
+        seen.note(Seq(0), Seq(2000), 1000);
+        assert_eq!((seen.degree(), seen.seen()), (6, 2));
+        seen.note_degree(1 << 20);
+        assert_eq!(seen.degree(), REORDERING_MAX);
+        seen.lower(3);
+        assert_eq!(seen.degree(), 3);
+    }
+}

@@ -81,3 +81,38 @@ impl Undo {
         self.is_open() && self.resent == Some(0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Instant = Instant::START;
+
+    /// RFC 3708: the reduction was a mistake once every retransmission was reported as a duplicate;
+    /// duplicates of earlier data do not count.
+    #[test]
+    fn all_retransmissions_must_be_duplicates() {
+        let mut undo = Undo::default();
+        undo.begin(Seq(100), 0);
+        assert!(!undo.all_duplicates(), "nothing was retransmitted");
+        undo.note_resent(2, NOW);
+        undo.note_duplicates(1, Seq(100));
+        undo.note_duplicates(1, Seq(200));
+        assert!(!undo.all_duplicates());
+        undo.note_duplicates(7, Seq(300));
+        assert!(undo.all_duplicates());
+        undo.forget();
+        assert!(!undo.all_duplicates());
+    }
+
+    /// RFC 3522 §3.2: the first retransmission counts.
+    #[test]
+    fn the_clock_starts_once() {
+        let mut undo = Undo::default();
+        undo.note_resent(1, NOW);
+        undo.note_resent(1, NOW + crate::time::Duration::from_millis(5));
+        assert_eq!(undo.resent_at(), Some(NOW));
+        undo.stop_clock();
+        assert_eq!(undo.resent_at(), None);
+    }
+}

@@ -321,3 +321,64 @@ fn delay_max(least: Duration) -> Duration {
 fn halved(duration: Duration) -> Duration {
     Duration::from_micros(duration.as_micros() as u64 / 2)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp::seq::Seq;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn at(millis: u32) -> Instant {
+        Instant::START + MS * millis
+    }
+
+    fn policy() -> (AckPolicy, RttEstimator) {
+        let mut rtt = RttEstimator::default();
+        rtt.sample(100 * MS, Seq(0), Seq(1));
+        (AckPolicy::new(40 * MS, false, at(0)), rtt)
+    }
+
+    /// RFC 1122 §4.2.3.2: an ACK may wait, but for less than half a second.
+    #[test]
+    fn delays_are_bounded() {
+        let (mut acks, rtt) = policy();
+        acks.arrived(20, rtt.rto(), at(0));
+        for _ in 0..10 {
+            acks.delay(&rtt, at(0));
+            acks.on_timer(rtt.rto(), at(300));
+            assert_eq!(acks.owed(), AckOwed::Now);
+            acks.sent(false, at(300));
+        }
+        acks.delay(&rtt, at(300));
+        let delay = acks.deadline().expect("it runs").since(at(300));
+        assert!((40 * MS..=200 * MS).contains(&delay), "{delay:?}");
+        acks.delay(&rtt, at(310));
+        assert_eq!(acks.deadline().map(|at| at.since(Instant::START)), Some(300 * MS + delay));
+    }
+
+    #[test]
+    fn quick_acks_are_half_the_window() {
+        let (mut acks, rtt) = policy();
+        acks.arrived(20, rtt.rto(), at(0));
+        for left in (0..10).rev() {
+            assert!(acks.is_quick());
+            acks.sent(false, at(0));
+            assert_eq!(acks.is_quick(), left > 0);
+        }
+        acks.enter_quick(QUICK_ACKS, 1000);
+        assert_eq!(acks.quick, QUICK_ACKS);
+    }
+
+    /// An expected answer that does not come in time is not expected again.
+    #[test]
+    fn late_answers_end_the_expectation() {
+        let (mut acks, rtt) = policy();
+        acks.expect_answers(Duration::from_secs(9));
+        acks.delay(&rtt, at(0));
+        assert!(acks.awaits_answer() && acks.expects_fin());
+        assert_eq!(acks.deadline(), Some(at(200)), "a bound");
+        acks.answer_is_late(rtt.rto());
+        assert_eq!((acks.owed(), acks.awaits_answer()), (AckOwed::Now, false));
+    }
+}

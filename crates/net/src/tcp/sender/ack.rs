@@ -98,9 +98,8 @@ impl Sender {
         }
         let (recovery, mut cx) = self.recovery(turn);
         recovery.react(ack, report, &mut cx);
-        self.obey(report, turn);
-        let (recovery, mut cx) = self.recovery(turn);
         let delivered = recovery.report_to_controller(report, &mut cx);
+        self.obey(report, turn);
         if ece {
             self.counts.marked = self.counts.marked.wrapping_add(delivered);
         }

@@ -76,3 +76,25 @@ impl Persist {
         self.backoff
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// RFC 9293 §3.8.6.1: the interval doubles; here up to `RTO_MAX`, and anew after a round trip.
+    #[test]
+    fn the_interval_doubles() {
+        let (mut persist, rtt) = (Persist::default(), RttEstimator::default());
+        let first = persist.interval(&rtt);
+        persist.probed(15);
+        assert_eq!(persist.interval(&rtt), first * 2);
+        persist.not_sent();
+        assert_eq!((persist.interval(&rtt), persist.unanswered()), (first, 1));
+        for _ in 0..20 {
+            persist.probed(15);
+        }
+        assert_eq!((persist.interval(&rtt), persist.backoff()), (RTO_MAX, 15));
+        persist.restore();
+        assert_eq!(persist.interval(&rtt), first);
+    }
+}

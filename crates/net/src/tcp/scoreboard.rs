@@ -376,11 +376,6 @@ impl Scoreboard {
         Some(self.range(index, max, size))
     }
 
-    /// Range of the first outstanding segment.
-    pub fn head(&mut self, size: u32) -> Option<(Seq, u32)> {
-        (!self.is_empty()).then(|| self.range(0, 1, size))
-    }
-
     /// Range of the last outstanding segment (RFC 8985 §7.3).
     pub fn tail(&self) -> Option<(Seq, u32)> {
         let last = self.records.back()?;

@@ -8,8 +8,9 @@ use crate::time::Duration;
 const RENEGING_WAIT_MIN: Duration = Duration::from_millis(10);
 
 impl Recovery {
-    /// Processes an ACK that is unusual, or that arrives in an unusual state.
-    pub(super) fn update_state(&mut self, report: &mut Report, cx: &mut Cx<'_>) {
+    /// Processes an ACK that is unusual, or that arrives in an unusual state, and the SACK blocks of
+    /// an old one.
+    pub(in crate::tcp) fn update_state(&mut self, report: &mut Report, cx: &mut Cx<'_>) {
         self.resend = Resend::Nothing;
         if report.ece {
             // RFC 3168 §6.1.2: this reduction must not be undone.
@@ -324,7 +325,7 @@ impl Recovery {
     /// running.
     fn undo_partly(&mut self, report: &Report, cx: &mut Cx<'_>) -> bool {
         if self.undo.is_open() && self.was_delayed(report, cx) {
-            self.note_reordering(report.prior_una(), cx);
+            self.note_reordering(report.prior_una, cx);
             if self.board.totals().retrans_out > 0 {
                 return true;
             }

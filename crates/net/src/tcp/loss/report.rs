@@ -13,7 +13,7 @@ use crate::time::{Duration, Instant};
 #[derive(Debug, Default)]
 pub(in crate::tcp) struct Report {
     /// The first unacknowledged number before this ACK.
-    prior_una: Seq,
+    pub(super) prior_una: Seq,
     /// End of the highest range that SACK had reported before this ACK.
     prior_sacked_end: Option<Seq>,
     /// Segments that SACK had reported before this ACK.
@@ -23,11 +23,11 @@ pub(in crate::tcp) struct Report {
     /// The echoed timestamp.
     echo: Option<u32>,
     /// The segment carries data, a FIN or a new window.
-    news: bool,
+    pub(in crate::tcp) news: bool,
     /// Congestion was echoed (RFC 3168 §6.1.3).
     pub(super) ece: bool,
     /// The first unacknowledged number advanced.
-    pub(super) advanced: bool,
+    pub(in crate::tcp) advanced: bool,
     /// Segments that it passed.
     acked: u32,
     /// It passed data that had been retransmitted.
@@ -45,10 +45,11 @@ pub(in crate::tcp) struct Report {
     /// A retransmission was lost too.
     pub(super) lost_again: bool,
     /// The lost segment is a probe of the path MTU.
-    pub(super) lost_mtu_probe: bool,
+    pub(in crate::tcp) lost_mtu_probe: bool,
     /// Number of duplicate ACKs, without SACK.
     pub(super) repeats: u32,
-    pub(super) timer: TimerRequest,
+    /// What is to be done with the sender's timer.
+    pub(in crate::tcp) timer: TimerRequest,
     /// When the first and the last acknowledged record that was sent only once were sent.
     acked_sent: Option<(Instant, Instant)>,
     /// When the first and the last SACKed record that was sent only once were sent.
@@ -74,31 +75,6 @@ impl Report {
     /// True if the echoed timestamp is older than `value`.
     pub(super) fn echo_is_before(&self, value: u32) -> bool {
         self.echo.is_some_and(|echo| Seq(echo).before(Seq(value)))
-    }
-
-    /// The first unacknowledged number before this ACK.
-    pub(super) fn prior_una(&self) -> Seq {
-        self.prior_una
-    }
-
-    /// What is to be done with the sender's timer.
-    pub(in crate::tcp) fn timer(&self) -> TimerRequest {
-        self.timer
-    }
-
-    /// True if the path does not take the probe of its MTU.
-    pub(in crate::tcp) fn lost_mtu_probe(&self) -> bool {
-        self.lost_mtu_probe
-    }
-
-    /// Notes that the segment has data, a FIN or a new window.
-    pub(in crate::tcp) fn note_news(&mut self) {
-        self.news = true;
-    }
-
-    /// Notes that the first unacknowledged number advanced.
-    pub(in crate::tcp) fn note_advance(&mut self) {
-        self.advanced = true;
     }
 
     fn note_newest(&mut self, record: &Record) {
@@ -346,11 +322,6 @@ impl Recovery {
             self.update_state(report, cx);
         }
         self.judge_probe(ack, report, cx);
-    }
-
-    /// Draws conclusions from the SACK blocks of an old ACK.
-    pub(in crate::tcp) fn react_old(&mut self, report: &mut Report, cx: &mut Cx<'_>) {
-        self.update_state(report, cx);
     }
 
     /// Decides what became of the loss probe (RFC 8985 §7.4).

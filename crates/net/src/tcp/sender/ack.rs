@@ -38,11 +38,9 @@ impl Sender {
             self.on_old_ack(segment, &mut report, turn);
             return Acked::default();
         }
-        if self.window.update(segment, self.una) || segment.takes_numbers() {
-            report.note_news();
-        }
+        report.news = self.window.update(segment, self.una) || segment.takes_numbers();
         if ack.after(self.una) {
-            report.note_advance();
+            report.advanced = true;
             self.counts.acked += u64::from(ack - self.una);
             self.una = ack;
             self.recovery.timeouts_mut().answered();
@@ -77,12 +75,10 @@ impl Sender {
     /// Processes an ACK of less than what is acknowledged: it may still carry SACK blocks.
     fn on_old_ack(&mut self, segment: &Segment, report: &mut Report, turn: Turn<'_>) {
         if segment.options.sack_count > 0 {
-            if segment.takes_numbers() {
-                report.note_news();
-            }
+            report.news = segment.takes_numbers();
             self.take_sack(segment, report, turn);
             let (recovery, mut cx) = self.recovery(turn);
-            recovery.react_old(report, &mut cx);
+            recovery.update_state(report, &mut cx);
             self.obey(report, turn);
         }
     }
@@ -107,10 +103,10 @@ impl Sender {
 
     /// Does what recovery asks for.
     fn obey(&mut self, report: &Report, turn: Turn<'_>) {
-        if report.lost_mtu_probe() {
+        if report.lost_mtu_probe {
             self.mtu_probe_lost();
         }
-        match report.timer() {
+        match report.timer {
             TimerRequest::Keep => {}
             TimerRequest::Restart => {
                 if !self.schedule_loss_probe(true, turn) {

@@ -8,8 +8,8 @@ use crate::time::Duration;
 const RENEGING_WAIT_MIN: Duration = Duration::from_millis(10);
 
 impl Recovery {
-    /// Processes an ACK that is unusual, or that arrives in an unusual state, and the SACK blocks of
-    /// an old one.
+    /// Processes an ACK that is unusual, or that arrives in an unusual state, or the SACK blocks of
+    /// an old ACK.
     pub(in crate::tcp) fn update_state(&mut self, report: &mut Report, cx: &mut Cx<'_>) {
         self.resend = Resend::Nothing;
         if report.ece {

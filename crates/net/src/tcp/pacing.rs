@@ -69,10 +69,16 @@ impl Connection {
         }
         let pacing = &mut self.send.pacing;
         let micros = u64::from(bytes) * 1_000_000 / pacing.rate.max(1);
-        // Give credit for lateness, at most half the wait: a late timer must not lower the rate.
-        let credit = now.since(pacing.next_at).min(Duration::from_micros(micros / 2));
-        let wait = Duration::from_micros(micros).saturating_sub(credit);
-        pacing.next_at = now.max(pacing.next_at) + wait;
+        let wait = Duration::from_micros(micros);
+        // Give credit for lateness: a late timer must not lower the rate. If the controller depends
+        // on the rate, the segments of a burst follow at once, if it is short beside a round trip.
+        let mut credit_max = wait / 2;
+        if self.congestion.paces() {
+            credit_max = credit_max.max(BURST.min(self.rtt.min().unwrap_or_default() / 8));
+        }
+        let credit = now.since(pacing.next_at).min(credit_max);
+        let base = now.max(pacing.next_at).micros() - credit.as_micros() as u64;
+        pacing.next_at = Instant::from_micros(base) + wait;
     }
 
     /// Segments of `size` bytes in a super-packet: about a millisecond of the rate, and more on a
@@ -102,6 +108,9 @@ pub const RATE_UNLIMITED: u64 = u64::MAX;
 pub(super) const SUPER_BYTES: u32 = 65_535;
 /// Bytes of the option for three SACK blocks, the most that fit beside timestamps.
 const SACK_LEN: u32 = 28;
+/// Time whose data may follow at once after a late timer; as much as a send quantum of
+/// draft-ietf-ccwg-bbr §5.6.3.
+const BURST: Duration = Duration::from_millis(1);
 /// A super-packet holds 1/2^10 s of the rate; Linux's default.
 const PACING_SHIFT: u32 = 10;
 /// Each 2^9 us of round trip halve the additional size (`tcp_tso_rtt_log`).

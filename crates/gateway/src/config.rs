@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use towpath_io::namespace::channel::QUEUES_MAX;
 use towpath_io::namespace::{Addresses, Interface};
+use towpath_net::tcp::congestion::Kind;
 
 use crate::publish::{
     JOINED_PORTS_MAX, JoinedPort, PUBLISH_MAX, Protocol, Publish, is_interface_name,
@@ -102,6 +103,8 @@ pub struct Config {
     pub memory_bytes: usize,
     /// Most concurrent flows.
     pub flows_max: usize,
+    /// Congestion control of connections into the network.
+    pub congestion: Kind,
     /// Threads that serve a program; see [`Workers`](crate::worker_group::WorkerGroup).
     pub workers: usize,
 }
@@ -253,6 +256,7 @@ impl Default for Config {
             capture: None,
             memory_bytes: MEMORY_BYTES_DEFAULT,
             flows_max: FLOWS_DEFAULT,
+            congestion: Kind::default(),
             workers: 1,
         }
     }

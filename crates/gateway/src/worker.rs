@@ -496,7 +496,11 @@ fn new_stack(
         secret: secret()?,
         // The path to the inside is a copy within this machine: large packets delay no others on
         // it.
-        tcp: Settings { min_tso_segs: u32::MAX, ..Settings::default() },
+        tcp: Settings {
+            min_tso_segs: u32::MAX,
+            congestion: config.congestion,
+            ..Settings::default()
+        },
         limits: Limits {
             connections: config.flows_max,
             orphans: config.flows_max,

@@ -97,6 +97,8 @@ pub struct LinkCounters {
     pub dropped: u64,
     /// Frames dropped because the queue was full.
     pub queue_full: u64,
+    /// Microseconds that all frames together waited in the queue.
+    pub waited_us: u64,
     /// Frames above the MTU of the wire.
     pub too_large: u64,
     /// Frames that were damaged and delivered.
@@ -253,6 +255,7 @@ impl Link {
             self.counters.queue_full += 1;
             return;
         };
+        self.counters.waited_us += sent.since(now).as_micros() as u64;
         if self.is_lost(rng) {
             self.counters.dropped += 1;
             return;

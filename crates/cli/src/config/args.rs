@@ -8,9 +8,10 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use towpath_gateway::config::{MTU_MAX, MTU_MIN, Subnet4, Subnet6, WORKERS_MAX, parse_size};
 use towpath_gateway::network::{BUSY_POLL_MAX, QUEUE_LEN_MAX};
+use towpath_net::tcp::congestion::Kind;
 use towpath_net::wire::domain::DomainName;
 
-use crate::config::netfile::{Pool, parse_duration};
+use crate::config::netfile::{Pool, parse_congestion, parse_duration};
 use crate::exit;
 
 pub(crate) use attach::{AsArguments, AttachArguments, NoConfig};
@@ -538,6 +539,10 @@ pub(crate) struct GatewayArguments {
     /// Relay DNS to this resolver instead of those in the host's /etc/resolv.conf; may be repeated.
     #[arg(long, value_name = "ADDR", help_heading = "Network")]
     pub(crate) dns: Vec<IpAddr>,
+
+    /// Congestion control of TCP towards the inside: reno, cubic or bbr [default: cubic]
+    #[arg(long, value_name = "NAME", value_parser = parse_congestion, help_heading = "Network")]
+    pub(crate) congestion: Option<Kind>,
 
     /// Map the inside address ADDR, for example 10.0.2.2, to the host's loopback (127.0.0.1, ::1);
     /// may be repeated. Without it, services that listen only there are unreachable.

@@ -19,6 +19,7 @@ use towpath_gateway::network::{BUSY_POLL_MAX, Operation, PortSettings, QUEUE_LEN
 use towpath_gateway::publish::{Existing, PortChange, Target};
 use towpath_gateway::services::LEASES_PER_PORT_MAX;
 use towpath_net::switch::Role;
+use towpath_net::tcp::congestion::Kind;
 use towpath_net::wire::domain::DomainName;
 
 use crate::config::document::Document;
@@ -35,6 +36,7 @@ pub(crate) struct NetFile {
     pub(crate) gateway: Option<bool>,
     pub(crate) memory: Option<usize>,
     pub(crate) max_flows: Option<usize>,
+    pub(crate) congestion: Option<Kind>,
     pub(crate) resolvers: Vec<IpAddr>,
     pub(crate) map_host_loopback: Vec<IpAddr>,
     pub(crate) ipv4: Family<Subnet4, Ipv4Addr>,
@@ -138,6 +140,7 @@ impl NetFile {
             memory: fields
                 .parsed_by("memory", |text| parse_size(text).map_err(|error| error.to_string()))?,
             max_flows: fields.number("max-flows", 1, FLOWS_MAX as u64)?.map(|max| max as usize),
+            congestion: fields.parsed_by("congestion", parse_congestion)?,
             resolvers: fields.list("resolvers")?,
             map_host_loopback: fields.list("map-host-loopback")?,
             ..Self::default()
@@ -246,6 +249,15 @@ where
     Ok(family)
 }
 
+/// Parses the name of a congestion control.
+pub(crate) fn parse_congestion(text: &str) -> Result<Kind, String> {
+    Kind::from_name(text).ok_or_else(|| {
+        let names: Vec<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
+        let (last, others) = names.split_last().unwrap_or((&"none", &[]));
+        format!("expected {} or {last}", others.join(", "))
+    })
+}
+
 /// Parses a time: a number of seconds, or a number with the suffix `s`, `m`, `h` or `d`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let (digits, seconds) = match text.char_indices().last() {
@@ -292,6 +304,7 @@ mod tests {
         for (text, expected) in [
             ("mtu = 'x'", "1:1: 'mtu': expected a number from 576 to 65520, got 'x'"),
             ("mtu = 100", "1:1: 'mtu': expected a number from 576 to 65520, got 100"),
+            ("congestion = 'vegas'", "1:1: 'congestion': 'vegas': expected reno, cubic or bbr"),
             ("max-flows = 0", "1:1: 'max-flows': expected a number from 1 to 1048576, got 0"),
             ("queue-len = 0", "1:1: 'queue-len': expected a number from 1 to 1048576, got 0"),
             ("\n\nmtuu = 1", "3:1: unknown key 'mtuu'; did you mean 'mtu'?"),

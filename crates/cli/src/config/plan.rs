@@ -166,6 +166,7 @@ fn config(arguments: &mut UpArguments, file: &NetFile) -> anyhow::Result<Config>
     gateway.mtu = gateway.mtu.or(file.mtu);
     gateway.memory = gateway.memory.or(file.memory);
     gateway.max_flows = gateway.max_flows.or(file.max_flows);
+    gateway.congestion = gateway.congestion.or(file.congestion);
     gateway.subnet = gateway.subnet.or(file.ipv4.subnet);
     gateway.subnet6 = gateway.subnet6.or(file.ipv6.subnet);
     gateway.ipv4_only |= file.ipv6.is_off;

@@ -129,6 +129,7 @@ pub(crate) fn describe(arguments: &GatewayArguments) -> Config {
         gateway_mac: arguments.gateway_mac.unwrap_or(defaults.gateway_mac),
         memory_bytes: arguments.memory.unwrap_or(defaults.memory_bytes),
         flows_max: arguments.max_flows.unwrap_or(defaults.flows_max),
+        congestion: arguments.congestion.unwrap_or(defaults.congestion),
         ..defaults
     }
 }

@@ -64,16 +64,18 @@ impl Pacing {
         (self.next_at > now).then_some(self.next_at)
     }
 
-    /// Accounts for `bytes` of payload that were sent at the rate, `segments` in total.
-    pub(super) fn sent(&mut self, bytes: u32, segments: u32, now: Instant) {
+    /// Accounts for `bytes` of payload that were sent at the rate, `segments` in total. Up to
+    /// `burst` of the rate may follow at once after a late timer.
+    pub(super) fn sent(&mut self, bytes: u32, segments: u32, burst: Duration, now: Instant) {
         if segments < UNPACED_SEGMENTS {
             return;
         }
         let micros = u64::from(bytes) * 1_000_000 / self.rate.max(1);
-        // Give credit for lateness, at most half the wait: a late timer must not lower the rate.
-        let credit = now.since(self.next_at).min(Duration::from_micros(micros / 2));
-        let wait = Duration::from_micros(micros).saturating_sub(credit);
-        self.next_at = now.max(self.next_at) + wait;
+        let wait = Duration::from_micros(micros);
+        // Give credit for lateness: a late timer must not lower the rate.
+        let credit = now.since(self.next_at).min(burst.max(wait / 2));
+        let base = now.max(self.next_at).micros() - credit.as_micros() as u64;
+        self.next_at = Instant::from_micros(base) + wait;
     }
 
     /// Segments of `size` bytes in a super-packet: about a millisecond of the rate, at least

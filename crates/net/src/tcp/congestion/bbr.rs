@@ -287,10 +287,8 @@ impl Controller for Bbr {
                     self.state = State::Startup;
                 }
             }
-            Some(State::ProbeBwUp) if self.state != State::ProbeBwUp => {
-                if self.state != State::ProbeRtt {
-                    self.start_probe_bw_refill();
-                }
+            Some(State::ProbeBwUp) if !matches!(self.state, State::ProbeBwUp | State::ProbeRtt) => {
+                self.start_probe_bw_refill();
             }
             _ => {}
         }
@@ -460,6 +458,7 @@ impl Bbr {
         if !self.full_bw_reached || self.adapt_long_term_model(window, rs) {
             return;
         }
+        let goes_down = self.state == State::ProbeBwUp && self.is_time_to_go_down(window, rs);
         match self.state {
             State::ProbeBwDown | State::ProbeBwCruise if self.is_time_to_probe_bw(window, rs) => {
                 self.start_probe_bw_refill();
@@ -475,11 +474,9 @@ impl Bbr {
                 self.is_bw_probe_sample = true;
                 self.start_probe_bw_up(window, rs);
             }
-            State::ProbeBwUp => {
-                if self.is_time_to_go_down(window, rs) {
-                    self.prev_probe_too_high = false;
-                    self.start_probe_bw_down(rs.now);
-                }
+            State::ProbeBwUp if goes_down => {
+                self.prev_probe_too_high = false;
+                self.start_probe_bw_down(rs.now);
             }
             _ => {}
         }

@@ -36,13 +36,13 @@ pub use cwnd::{CWND_MAX, INITIAL_SEGMENTS, SSTHRESH_INFINITE, Window};
 pub use reports::{Ack, CaState, Lost, PathState, RateSample, RttSample, Start};
 
 /// Defines [`Kind`] and the dispatch to the controllers. Each line has the name of the variant, its
-/// name in `TCP_CONGESTION`, its type, and its documentation.
+/// name in `TCP_CONGESTION`, its type, and its documentation. An attribute marks the default.
 macro_rules! controllers {
-    ($($kind:ident $name:literal $controller:ty, $doc:literal;)*) => {
+    ($($(#[$attribute:meta])* $kind:ident $name:literal $controller:ty, $doc:literal;)*) => {
         /// A congestion controller.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
         pub enum Kind {
-            $(#[doc = $doc] $kind,)*
+            $($(#[$attribute])* #[doc = $doc] $kind,)*
         }
 
         impl Kind {
@@ -58,6 +58,7 @@ macro_rules! controllers {
         }
 
         #[derive(Clone, Debug)]
+        #[expect(clippy::large_enum_variant, reason = "nothing is allocated")]
         enum AnyController {
             $($kind($controller),)*
         }
@@ -89,14 +90,8 @@ macro_rules! controllers {
 
 controllers! {
     Reno "reno" reno::Reno, "NewReno (RFC 5681, RFC 6582).";
-    Cubic "cubic" cubic::Cubic, "CUBIC (RFC 9438) with HyStart.";
+    #[default] Cubic "cubic" cubic::Cubic, "CUBIC (RFC 9438) with HyStart.";
     Bbr "bbr" bbr::Bbr, "BBR (draft-ietf-ccwg-bbr), version 3.";
-}
-
-impl Default for Kind {
-    fn default() -> Self {
-        Kind::Cubic
-    }
 }
 
 impl Kind {

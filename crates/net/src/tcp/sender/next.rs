@@ -20,6 +20,8 @@ use crate::wire::tcp::Flags;
 
 /// A packet is deferred only if the last one was sent at most this long ago.
 const DEFER_AFTER: Duration = Duration::from_millis(1);
+/// Longest burst after a late timer; as much as a send quantum of draft-ietf-ccwg-bbr §5.6.3.
+const BURST: Duration = Duration::from_millis(1);
 /// Without a divisor of the window: packets of more segments than this are not deferred.
 const DEFER_SEGMENTS: u32 = 3;
 
@@ -319,7 +321,7 @@ impl Sender {
             return Events::default();
         }
         if self.is_paced() {
-            self.pacing.sent(len, self.counts.segments, now);
+            self.pacing.sent(len, self.counts.segments, self.burst(), now);
         }
         // The data of a SYN follows the SYN's number.
         let start = start.max(self.base);
@@ -418,6 +420,13 @@ impl Sender {
     /// True if segments are paced.
     pub(super) fn is_paced(&self) -> bool {
         self.pacing.is_on() || self.congestion.paces()
+    }
+
+    /// Time whose data may follow at once after a late timer: short beside a round trip, and only
+    /// if the controller depends on the rate.
+    fn burst(&self) -> Duration {
+        let round_trip = self.rtt.min().unwrap_or_default();
+        if self.congestion.paces() { BURST.min(round_trip / 8) } else { Duration::ZERO }
     }
 
     /// Finds out when pacing lets the next segment go. Returns true if it must wait.

@@ -16,6 +16,26 @@ pub mod codepoint {
     pub const MASK: u8 = 3;
 }
 
+/// Use of ECN by new connections (`tcp_ecn`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum EcnUse {
+    /// ECN is neither requested nor accepted.
+    Off,
+    /// ECN is requested and accepted.
+    Request,
+    /// ECN is only accepted.
+    #[default]
+    Accept,
+}
+
+impl EcnUse {
+    /// The use that a value of `tcp_ecn` selects. `None` for other values: those from 3 on select
+    /// AccECN (RFC 9768) on Linux, which is not supported.
+    pub fn from_setting(value: u8) -> Option<Self> {
+        [EcnUse::Off, EcnUse::Request, EcnUse::Accept].get(usize::from(value)).copied()
+    }
+}
+
 /// True if the peer's SYN asks for ECN: it has both flags and no codepoint (RFC 3168 §6.1.1).
 pub(super) fn asks(syn: &Segment) -> bool {
     syn.header.flags.contains(Flags::ECE | Flags::CWR) && syn.ecn == codepoint::NOT_ECT

@@ -13,6 +13,7 @@ use towpath_net::socket::{
     Error, Family, Linger, ReceiveFlags, SendFlags, Shutdown, SocketId, Sockets,
 };
 use towpath_net::stack::{Context, Stack};
+use towpath_net::tcp::ecn::EcnUse;
 use towpath_net::tcp::{FinWait, Settings};
 use towpath_net::time::{Duration, Instant};
 use towpath_net::wire::MacAddr;
@@ -286,7 +287,10 @@ impl Subject for Machine {
             "window_scaling" => settings.window_scaling = small != 0,
             "syn_retries" => settings.syn_retries = small,
             "retries2" => settings.retries2 = small,
-            "ecn" => settings.ecn = small,
+            "ecn" => {
+                let ecn = EcnUse::from_setting(small);
+                settings.ecn = ecn.ok_or(format!("tcp_ecn={small} is not supported"))?;
+            }
             other => return Err(format!("tcp_{other} is not a known setting")),
         }
         Ok(())

@@ -13,7 +13,7 @@
 
 mod fast_open;
 
-use super::ecn;
+use super::ecn::{self, EcnUse};
 use super::rtt::RTO_INITIAL;
 use super::segment::Segment;
 use super::seq::Seq;
@@ -133,7 +133,7 @@ impl Handshake {
 
     /// We open a connection: a SYN is due.
     pub(super) fn active(settings: &Settings, now: Instant) -> Self {
-        Self::new(false, Answer::Free, settings.ecn == 1, now)
+        Self::new(false, Answer::Free, settings.ecn == EcnUse::Request, now)
     }
 
     /// A SYN arrived, and its answer is held.
@@ -333,8 +333,8 @@ impl Handshake {
     }
 
     /// True if the peer's SYN asks for ECN, and `setting` allows it.
-    pub(super) fn grants_ecn(syn: &Segment, setting: u8) -> bool {
-        setting != 0 && ecn::asks(syn)
+    pub(super) fn grants_ecn(syn: &Segment, setting: EcnUse) -> bool {
+        setting != EcnUse::Off && ecn::asks(syn)
     }
 
     /// True if the peer's SYN-ACK agrees to ECN, which our SYN asked for.

@@ -3,10 +3,11 @@
 use super::script::{Script, plain};
 use crate::tcp::Settings;
 use crate::tcp::congestion::CaState;
+use crate::tcp::ecn::EcnUse;
 extern crate std;
 
 fn marked() -> Script {
-    let settings = Settings { sack: true, ecn: 1, early_retrans: 0, ..plain() };
+    let settings = Settings { sack: true, ecn: EcnUse::Request, early_retrans: 0, ..plain() };
     let mut t = Script::incoming(settings, "SEW 0 win 65535 mss 1000 sackOK");
     t.expect("SE. 0 ack 1").recv(". 1 ack 1").quiet();
     t
@@ -55,4 +56,12 @@ fn an_echo_without_agreement_is_ignored() {
     t.write(20_000).expect(". 1:10001").recv("E. 1 ack 1001").forget_sent();
     assert_eq!((t.c.send.loss().state(), t.c.send.congestion().cwnd()), (CaState::Open, 11));
     t.recv(". 1 ack 12001").forget_sent();
+}
+
+/// RFC 9768 is not supported: settings that select it are rejected.
+#[test]
+fn accurate_ecn_is_no_setting() {
+    let uses = [EcnUse::Off, EcnUse::Request, EcnUse::Accept].map(Some);
+    assert_eq!([0, 1, 2].map(EcnUse::from_setting), uses);
+    assert_eq!([3, 4, 255].map(EcnUse::from_setting), [None; 3]);
 }

@@ -2,6 +2,7 @@
 
 use super::script::{Script, settings};
 use crate::tcp::Settings;
+use crate::tcp::ecn::EcnUse;
 
 /// As on Linux, the passive side counts the SYN and the ACK after it, but not the SYN-ACK, and
 /// numbers without the SYN. A FIN counts as a number in both directions.
@@ -83,7 +84,7 @@ fn handshakes_of_clients() {
 /// Segments delivered by ACKs that echo congestion.
 #[test]
 fn marked_deliveries() {
-    let settings = Settings { ecn: 1, ..settings() };
+    let settings = Settings { ecn: EcnUse::Request, ..settings() };
     let mut t = Script::incoming(settings, "SEW 0 mss 1000 sackOK");
     t.expect("SE. 0 ack 1").recv(". 1 ack 1").write(4000).forget_sent();
     t.recv(". 1 ack 1001").recv("E. 1 ack 4001");

@@ -65,8 +65,9 @@ pub(super) enum Text {
     Readable,
     /// Data out of order was kept; true if it has the urgent byte.
     Kept(bool),
-    /// The data was dropped: no memory, or no room for more out-of-order data.
-    NoRoom,
+    /// The data, or a part of it, was dropped: no memory, or no room for more out-of-order data.
+    /// True if it has the urgent byte.
+    NoRoom(bool),
     /// There is data and no owner to read it.
     Unread,
 }
@@ -362,7 +363,8 @@ impl Text {
         match self {
             Text::Nothing | Text::Kept(false) => (Verdict::Done, Events::default()),
             Text::Readable | Text::Kept(true) => (Verdict::Done, Events::READABLE),
-            Text::NoRoom => (Verdict::NoRoom, Events::default()),
+            Text::NoRoom(false) => (Verdict::NoRoom, Events::default()),
+            Text::NoRoom(true) => (Verdict::NoRoom, Events::READABLE),
             Text::Unread => (Verdict::Reset, Events::default()),
         }
     }

@@ -64,7 +64,7 @@ impl Receiver {
         }
         if !self.has_memory_for(start) {
             self.acks.owe_now();
-            return Text::NoRoom;
+            return Text::NoRoom(false);
         }
         let size = self.arriving_size(segment.len, payload, flow.mss);
         self.measure_size(segment, payload.payload_len() as u32, size);
@@ -146,7 +146,7 @@ impl Receiver {
         if audience == Audience::Owner {
             self.make_room_ahead();
         }
-        if complete { Text::Kept(urgent) } else { Text::NoRoom }
+        if complete { Text::Kept(urgent) } else { Text::NoRoom(urgent) }
     }
 
     /// Processes a FIN (RFC 9293 §3.10.7.4, eighth check). A FIN out of order is remembered: it

@@ -21,8 +21,20 @@ pub(super) struct Sent {
     first_before_us: u32,
     /// Time from the last delivery to the sending of this record, in microseconds.
     delivered_before_us: u32,
+    /// Segments in flight just after this record was sent, itself included.
+    in_flight: u32,
+    /// Segments that had been marked lost by then.
+    lost: u32,
     /// The owner had no more data to send.
     limited: bool,
+}
+
+impl Sent {
+    /// Notes what is in flight and lost now.
+    pub(super) fn note(&mut self, in_flight: u32, lost: u32) {
+        self.in_flight = in_flight;
+        self.lost = lost;
+    }
 }
 
 /// The segment sent last of those that an ACK reports as delivered.
@@ -32,19 +44,11 @@ pub(super) struct Newest {
     /// Segments that had been delivered by then.
     pub(super) delivered: u32,
     sent: Sent,
-    in_flight: u32,
-    lost_before: u32,
 }
 
 impl Newest {
     pub(super) fn of(record: &Record) -> Self {
-        Self {
-            sent_at: record.sent_at,
-            delivered: record.delivered,
-            sent: record.sent,
-            in_flight: record.in_flight,
-            lost_before: record.lost_before,
-        }
+        Self { sent_at: record.sent_at, delivered: record.delivered, sent: record.sent }
     }
 }
 
@@ -89,14 +93,16 @@ impl Rate {
         Sent {
             first_before_us: micros(now.since(self.first_at)),
             delivered_before_us: micros(now.since(self.delivered_at)),
+            in_flight: 0,
+            lost: 0,
             limited: self.limited_until.is_some(),
         }
     }
 
     /// Takes a sample from an ACK; `newest` is the segment sent last that it reports as delivered.
-    /// `delivered` and `lost` are the numbers of segments delivered and lost so far; `has_new` means
-    /// that this ACK reported some as delivered. Returns the sample; without a reliable interval it
-    /// does not count here.
+    /// `delivered` and `lost` are the numbers of segments delivered and lost so far; `has_new`
+    /// means that this ACK reported some as delivered. Returns the sample; without a reliable
+    /// interval it does not count here.
     pub(super) fn sample(
         &mut self,
         newest: Option<Newest>,
@@ -130,8 +136,8 @@ impl Rate {
             prior_delivered: newest.delivered,
             interval: (reliable && interval_us > 0)
                 .then(|| Duration::from_micros(interval_us.into())),
-            in_flight: newest.in_flight,
-            lost: lost.wrapping_sub(newest.lost_before),
+            in_flight: sent.in_flight,
+            lost: lost.wrapping_sub(sent.lost),
             app_limited: sent.limited,
         })
     }
@@ -175,8 +181,8 @@ pub(super) fn lost_record(
             start: record.start,
             end: record.end,
             segments: record.segments,
-            in_flight: record.in_flight,
-            lost: lost.wrapping_sub(record.lost_before),
+            in_flight: record.sent.in_flight,
+            lost: lost.wrapping_sub(record.sent.lost),
             app_limited: record.sent.limited,
             delivered_total: delivered,
             now,
@@ -218,7 +224,7 @@ mod tests {
     }
 
     fn newest(rate: &Rate, delivered: u32, sent_at: Instant) -> Option<Newest> {
-        Some(Newest { sent_at, delivered, sent: rate.sent(sent_at), in_flight: 7, lost_before: 1 })
+        Some(Newest { sent_at, delivered, sent: rate.sent(sent_at) })
     }
 
     /// The longer of the two times counts.

@@ -298,8 +298,7 @@ impl Scoreboard {
         count
     }
 
-    /// Marks the first outstanding segment as lost, for peers without SACK. `each` gets its record
-    /// and the number of segments ever marked lost.
+    /// Marks the first outstanding segment as lost, for peers without SACK; `each` gets its record.
     pub fn lose_first(&mut self, each: &mut impl FnMut(&Record, u32)) {
         let Some(&first) = self.records.front() else { return };
         if first.lost {
@@ -313,8 +312,7 @@ impl Scoreboard {
 
     /// Handles a timeout: the first segment is lost, and of the others those sent longer than
     /// `patience` ago. If the receiver seems to have dropped SACKed data (RFC 2018 §8), all SACK
-    /// reports are forgotten and everything is lost; returns true in that case.
-    /// `each` gets the lost records, each with the number of segments ever marked lost.
+    /// reports are forgotten and everything is lost; returns true then. `each` gets lost records.
     pub fn lose_all(
         &mut self,
         patience: Duration,

@@ -3,10 +3,10 @@
 //! receiver keeps at most 2048 pieces of data out of order.
 //!
 //! Prints one line for each controller, loss, round-trip time, size of the queue (in percent of the
-//! bandwidth-delay product) and run, in the form of `scripts/congestion-guest`: `one KIND LOSS% RTT
+//! bandwidth-delay product) and run, in the form of `scripts/loss-guest`: `one KIND LOSS% RTT
 //! QUEUE% MBIT SRTT`, with the mean smoothed round-trip time in milliseconds; then the share of the
-//! faster of two flows after 30 seconds, which begin together or a second apart: `two KIND LOSS% RTT
-//! QUEUE% MBIT SHARE%`.
+//! faster of two flows after 30 seconds, which begin together or a second apart: `two KIND LOSS%
+//! RTT QUEUE% MBIT SHARE%`.
 
 use std::env;
 use towpath_net::tcp::congestion::Kind;

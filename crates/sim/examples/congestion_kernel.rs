@@ -18,17 +18,17 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 use std::{env, fs, thread};
 
-use rustix::thread::{UnshareFlags, unshare_unsafe};
+use nix::sched::{CloneFlags, unshare};
 use towpath_io::namespace::{Addresses, Interface};
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_io::tap::{Features, Tap};
 use towpath_net::tcp::congestion::Kind;
 use towpath_net::time::Instant;
+use towpath_packet::sync::{AtomicU64, Ordering};
 use towpath_packet::{Burst, Caps, Context, Device, Ledger, Memory, MemoryConfig};
 use towpath_sim::contest::{self, Path};
 use towpath_sim::host::{Host, received};
@@ -43,6 +43,8 @@ const RATES: [u64; 2] = [12_500_000, 2_500_000];
 const LONG: u64 = 100;
 /// Bytes of a write and of a read.
 const BLOCK: usize = 128 << 10;
+/// When the flows begin.
+const BEGIN: Duration = Duration::from_millis(500);
 /// When the measurement of several flows begins, in seconds.
 const SHARE_FROM: u64 = 30;
 /// Limits of the kernel's buffers: more than these paths need.
@@ -78,8 +80,8 @@ fn main() -> Result<(), Failure> {
         "towpath" => Near::Stack(Box::new(stack()), kind, flows),
         other => return Err(format!("unknown sender '{other}'").into()),
     };
-    let from = Duration::from_secs(if flows > 1 { SHARE_FROM } else { 0 });
-    let until = Duration::from_secs(seconds.parse()?);
+    let from = BEGIN + Duration::from_secs(if flows > 1 { SHARE_FROM } else { 0 });
+    let until = BEGIN + Duration::from_secs(seconds.parse()?);
     let (goodput, waited, dropped) = run(&path, near, far, &read, from, until)?;
     let total: f64 = goodput.iter().sum();
     let most = goodput.iter().copied().fold(0.0, f64::max);
@@ -189,7 +191,7 @@ fn run(
             Near::Stack(host, kind, flows) => {
                 let begun = host.flows.len();
                 // The far side listens by then.
-                if begun < *flows && elapsed > Duration::from_millis(500) {
+                if begun < *flows && elapsed > BEGIN {
                     contest::begin(host, begun, *kind, now);
                 }
                 let mut busy = true;
@@ -227,8 +229,7 @@ fn enter(index: usize, work: impl FnOnce() + Send + 'static) -> Result<Kernel, F
 }
 
 fn namespace(index: usize) -> Result<Tap, Failure> {
-    // SAFETY: a new network namespace does not affect file descriptors or memory.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
+    unshare(CloneFlags::CLONE_NEWNET)?;
     let tap = Tap::create("tap0")?;
     let [address, gateway] = [index, 1 - index].map(|index| endpoint(index, false, 0).ip());
     let interface = Interface {
@@ -271,7 +272,7 @@ fn receive(read: &Arc<Vec<AtomicU64>>) {
 /// Sends all flows, which begin together.
 fn send(kind: Kind, flows: usize) {
     // The far side listens by then.
-    thread::sleep(Duration::from_millis(500));
+    thread::sleep(BEGIN);
     for index in 0..flows {
         thread::spawn(move || {
             let Ok(mut stream) = TcpStream::connect(far_end(index)) else { return };

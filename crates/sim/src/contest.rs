@@ -2,7 +2,7 @@
 //!
 //! The path has a link of a fixed rate with a queue, random loss in the forward direction, and a
 //! round-trip time that is spent in the reverse direction. Each frame is one segment, as on the
-//! path of `scripts/congestion-guest`, which measures a kernel. The applications work like iperf3:
+//! path of `scripts/loss-guest`, which measures a kernel. The applications work like iperf3:
 //! they write as much as there is room for and read everything at once.
 
 use crate::flow::Plan;

@@ -19,14 +19,24 @@ pub(super) struct Sent {
     first_before_us: u32,
     /// Time from the last delivery to the sending of this record, in microseconds.
     delivered_before_us: u32,
+    /// Segments in flight just after this record was sent, itself included.
+    in_flight: u32,
+    /// Segments that had been marked lost by then.
+    lost: u32,
     /// The owner had no more data to send.
     limited: bool,
 }
 
 impl Sent {
-    /// True if the owner had no more data to send.
-    pub(super) fn is_limited(&self) -> bool {
-        self.limited
+    /// Notes what is in flight and lost now.
+    pub(super) fn note(&mut self, in_flight: u32, lost: u32) {
+        self.in_flight = in_flight;
+        self.lost = lost;
+    }
+
+    /// Segments in flight and marked lost then, and whether the owner had no more data to send.
+    pub(super) fn noted(&self) -> (u32, u32, bool) {
+        (self.in_flight, self.lost, self.limited)
     }
 }
 
@@ -37,10 +47,6 @@ pub(super) struct Newest {
     /// Segments that had been delivered by then.
     pub(super) delivered: u32,
     pub(super) sent: Sent,
-    /// Segments in flight just after it was sent.
-    pub(super) in_flight: u32,
-    /// Segments ever lost when it was sent.
-    pub(super) lost_before: u32,
 }
 
 /// Delivery rate of a connection.
@@ -89,14 +95,16 @@ impl Rate {
         Sent {
             first_before_us: micros(now.since(self.first_at)),
             delivered_before_us: micros(now.since(self.delivered_at)),
+            in_flight: 0,
+            lost: 0,
             limited: self.limited_until.is_some(),
         }
     }
 
     /// Takes a sample from an ACK; `newest` is the segment sent last that it reports as delivered.
-    /// `delivered` and `lost` are the numbers of segments delivered and lost so far; `has_new` means
-    /// that this ACK reported some as delivered. Returns the sample; without a reliable interval it
-    /// does not count here.
+    /// `delivered` and `lost` are the numbers of segments delivered and lost so far; `has_new`
+    /// means that this ACK reported some as delivered. Returns the sample; without a reliable
+    /// interval it does not count here.
     pub(super) fn sample(
         &mut self,
         newest: Option<Newest>,
@@ -130,8 +138,8 @@ impl Rate {
             prior_delivered: newest.delivered,
             interval: (reliable && interval_us > 0)
                 .then(|| Duration::from_micros(interval_us.into())),
-            in_flight: newest.in_flight,
-            lost: lost.wrapping_sub(newest.lost_before),
+            in_flight: sent.in_flight,
+            lost: lost.wrapping_sub(sent.lost),
             app_limited: sent.limited,
         })
     }
@@ -178,7 +186,7 @@ mod tests {
     }
 
     fn newest(rate: &Rate, delivered: u32, sent_at: Instant) -> Option<Newest> {
-        Some(Newest { sent_at, delivered, sent: rate.sent(sent_at), in_flight: 7, lost_before: 1 })
+        Some(Newest { sent_at, delivered, sent: rate.sent(sent_at) })
     }
 
     /// The longer of the two times counts.

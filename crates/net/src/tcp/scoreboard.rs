@@ -41,10 +41,6 @@ pub struct Record {
     pub delivered: u32,
     /// State of the delivery rate when it was last sent.
     pub(super) sent: Sent,
-    /// Segments in flight just after it was last sent, itself included.
-    pub in_flight: u32,
-    /// Segments ever marked lost when it was last sent.
-    pub lost_before: u32,
     /// Payload of a full segment, in bytes.
     size: u32,
     /// The last sequence number is a FIN.
@@ -149,8 +145,6 @@ impl Scoreboard {
             segments: 0,
             delivered: sending.delivered,
             sent: sending.sent,
-            in_flight: 0,
-            lost_before: self.lost,
             size: sending.size,
             fin: sending.fin,
             record_end: sending.record_end,
@@ -161,7 +155,7 @@ impl Scoreboard {
         };
         record.segments = record.count_segments();
         self.totals.packets_out += record.segments;
-        record.in_flight = self.in_flight();
+        record.sent.note(self.in_flight(), self.lost);
         self.records.push_back(record);
     }
 
@@ -304,8 +298,7 @@ impl Scoreboard {
         count
     }
 
-    /// Marks the first outstanding segment as lost, for peers without SACK. `each` gets the lost
-    /// record, and the number of segments ever marked lost.
+    /// Marks the first outstanding segment as lost, for peers without SACK; `each` gets its record.
     pub fn lose_first(&mut self, each: &mut impl FnMut(&Record, u32)) {
         let Some(&first) = self.records.front() else { return };
         if first.lost {
@@ -319,8 +312,7 @@ impl Scoreboard {
 
     /// Handles a timeout: the first segment is lost, and of the others those sent longer than
     /// `patience` ago. If the receiver seems to have dropped SACKed data (RFC 2018 §8), all SACK
-    /// reports are forgotten and everything is lost; returns true in that case. `each` gets every
-    /// record that is now lost, and the number of segments ever marked lost.
+    /// reports are forgotten and everything is lost; returns true then. `each` gets lost records.
     pub fn lose_all(
         &mut self,
         patience: Duration,
@@ -439,8 +431,8 @@ impl Scoreboard {
             record.delivered = sending.delivered;
             record.sent = sending.sent;
         });
-        self.records[index].in_flight = self.in_flight();
-        self.records[index].lost_before = self.lost;
+        let (in_flight, lost) = (self.in_flight(), self.lost);
+        self.records[index].sent.note(in_flight, lost);
         let record = self.records[index];
         if !probe && record.start == self.due_from {
             self.due_from = record.end;

@@ -87,8 +87,8 @@ pub trait Controller {
         window.restamp(now);
     }
 
-    /// Notes that loss recovery enters `state`; the window still has the state before. `next` is the
-    /// next sequence number to be sent.
+    /// Notes that loss recovery enters `state`; the window still has the former state. `next` is
+    /// the next sequence number to be sent.
     fn on_state(&mut self, _: &mut Window, _state: CaState, _next: Seq, _now: Instant) {}
 
     /// Notes that `segments` were sent. By default they count for proportional rate reduction.

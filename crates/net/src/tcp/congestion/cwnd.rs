@@ -82,8 +82,8 @@ impl Window {
         self.prior_cwnd = cwnd;
     }
 
-    /// Begins a reduction to `ssthresh`, which proportional rate reduction spreads over a round trip
-    /// (RFC 6937).
+    /// Begins a reduction to `ssthresh`, which proportional rate reduction spreads over a round
+    /// trip (RFC 6937).
     pub fn begin_reduction(&mut self, ssthresh: u32) {
         self.prr = Prr::default();
         self.credit = 0;

@@ -206,8 +206,8 @@ impl Congestion {
     /// Reports that data is about to be sent while nothing is in flight. `idle` is the time since
     /// data was last sent; `app_limited` means that the application had no data in between.
     pub fn on_transmit_start(&mut self, idle: Duration, app_limited: bool, now: Instant) {
-        let window = &mut self.window;
-        dispatch!(&mut self.controller, one => one.on_transmit_start(window, idle, app_limited, now));
+        let (window, limited) = (&mut self.window, app_limited);
+        dispatch!(&mut self.controller, one => one.on_transmit_start(window, idle, limited, now));
     }
 
     /// Reports an idle period that is longer than `rto`, before new data is sent.

@@ -408,13 +408,14 @@ impl Recovery {
 /// delivered so far.
 fn lost_to(congestion: &mut Congestion, delivered: u32, now: Instant) -> impl FnMut(&Record, u32) {
     move |record, lost| {
+        let (in_flight, lost_before, app_limited) = record.sent.noted();
         congestion.on_lost(&Lost {
             start: record.start,
             end: record.end,
             segments: record.segments,
-            in_flight: record.in_flight,
-            lost: lost.wrapping_sub(record.lost_before),
-            app_limited: record.sent.is_limited(),
+            in_flight,
+            lost: lost.wrapping_sub(lost_before),
+            app_limited,
             delivered_total: delivered,
             now,
         });

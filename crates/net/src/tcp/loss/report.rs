@@ -79,8 +79,8 @@ impl Report {
 
     fn note_newest(&mut self, record: &Record) {
         if self.newest.is_none_or(|newest| record.sent_at >= newest.sent_at) {
-            let Record { sent_at, delivered, sent, in_flight, lost_before, .. } = *record;
-            self.newest = Some(Newest { sent_at, delivered, sent, in_flight, lost_before });
+            let Record { sent_at, delivered, sent, .. } = *record;
+            self.newest = Some(Newest { sent_at, delivered, sent });
         }
     }
 

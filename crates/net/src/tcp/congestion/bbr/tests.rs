@@ -214,8 +214,8 @@ fn startup_ends_on_loss() {
     }
 }
 
-/// §5.3.3: DOWN drains below the product, CRUISE lasts 2 to 3 seconds, REFILL a round trip, UP until
-/// the rate is flat for three rounds; gains by §5.6.1.
+/// §5.3.3: DOWN drains below the product, CRUISE lasts 2 to 3 seconds, REFILL a round trip, and UP
+/// until the rate is flat for three rounds. Gains are those of §5.6.1.
 #[test]
 fn probe_bw_cycles() {
     let mut path = Path::cruising();

@@ -54,9 +54,6 @@ pub mod syncookie;
 mod timestamps;
 mod writes;
 
-#[cfg(test)]
-mod tests;
-
 pub(crate) use connection::TimeWaitState;
 pub use connection::{Connection, Opening};
 pub use egress::{DATA_UNDER_PRESSURE, Egress, Pressure};

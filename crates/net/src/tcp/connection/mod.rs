@@ -48,6 +48,8 @@ mod input;
 mod opening;
 mod output;
 mod owner;
+#[cfg(test)]
+mod tests;
 mod timers;
 mod writing;
 
@@ -69,19 +71,19 @@ pub use opening::Opening;
 
 /// One connection.
 pub struct Connection {
-    pub(super) local: SocketAddr,
-    pub(super) remote: SocketAddr,
-    pub(super) state: State,
+    local: SocketAddr,
+    remote: SocketAddr,
+    state: State,
     owned: bool,
     /// The connection waits in a listener's queue and is not accepted yet.
     pub(crate) is_queued: bool,
     error: Option<ConnectionError>,
     events: Events,
-    pub(super) settings: Settings,
-    pub(super) timestamps: Timestamps,
-    pub(super) handshake: Handshake,
-    pub(super) receive: Receiver,
-    pub(super) send: Sender,
+    settings: Settings,
+    timestamps: Timestamps,
+    handshake: Handshake,
+    receive: Receiver,
+    send: Sender,
     keepalive: Keepalive,
     /// End of FIN-WAIT-2 without an owner.
     fin_wait: Option<Instant>,

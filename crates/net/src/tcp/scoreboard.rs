@@ -99,13 +99,13 @@ pub struct Sending {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Outstanding segments.
-    pub packets_out: u32,
+    pub outstanding: u32,
     /// Outstanding segments that SACK or duplicate ACKs reported.
-    pub sacked_out: u32,
+    pub sacked: u32,
     /// Outstanding segments that are thought lost.
-    pub lost_out: u32,
+    pub lost: u32,
     /// Retransmissions in flight.
-    pub retrans_out: u32,
+    pub resent: u32,
 }
 
 /// Records of all outstanding data of a connection.
@@ -117,7 +117,7 @@ pub struct Scoreboard {
     duplicates: u32,
     /// Segments ever marked lost, retransmissions included; wraps.
     lost: u32,
-    /// End of the highest range that SACK reported; valid while `sacked_out` is not zero.
+    /// End of the highest range that SACK reported; valid while `sacked` is not zero.
     sacked_end: Seq,
     /// No record before this must be retransmitted; valid while something is lost.
     due_from: Seq,
@@ -154,7 +154,7 @@ impl Scoreboard {
             ever_resent: false,
         };
         record.segments = record.count_segments();
-        self.totals.packets_out += record.segments;
+        self.totals.outstanding += record.segments;
         record.sent.note(self.in_flight(), self.lost);
         self.records.push_back(record);
     }
@@ -166,13 +166,13 @@ impl Scoreboard {
 
     /// Number of segments by state.
     pub fn totals(&self) -> Totals {
-        Totals { sacked_out: self.totals.sacked_out + self.duplicates, ..self.totals }
+        Totals { sacked: self.totals.sacked + self.duplicates, ..self.totals }
     }
 
     /// Segments in flight: outstanding ones that are neither SACKed nor lost, and retransmissions.
     pub fn in_flight(&self) -> u32 {
         let totals = self.totals();
-        totals.packets_out.saturating_sub(totals.sacked_out + totals.lost_out) + totals.retrans_out
+        totals.outstanding.saturating_sub(totals.sacked + totals.lost) + totals.resent
     }
 
     /// Segments ever marked lost, repeated losses included; wraps.
@@ -187,12 +187,12 @@ impl Scoreboard {
 
     /// End of the highest range that SACK reported, if any.
     pub fn sacked_end(&self) -> Option<Seq> {
-        (self.totals.sacked_out > 0).then_some(self.sacked_end)
+        (self.totals.sacked > 0).then_some(self.sacked_end)
     }
 
     /// True if some range must be retransmitted.
     pub fn has_due(&self) -> bool {
-        self.totals.lost_out > self.totals.retrans_out
+        self.totals.lost > self.totals.resent
     }
 
     /// True if nothing is outstanding.
@@ -541,7 +541,7 @@ impl Scoreboard {
         }
         self.lost = self.lost.wrapping_add(record.segments);
         each(&record, self.lost);
-        if self.totals.lost_out == 0 || record.start.before(self.due_from) {
+        if self.totals.lost == 0 || record.start.before(self.due_from) {
             self.due_from = record.start;
         }
         self.change(index, |record| {
@@ -560,18 +560,18 @@ impl Scoreboard {
 
     fn count(&mut self, record: &Record) {
         let totals = &mut self.totals;
-        totals.packets_out += record.segments;
-        totals.sacked_out += if record.sacked { record.segments } else { 0 };
-        totals.lost_out += if record.lost { record.segments } else { 0 };
-        totals.retrans_out += if record.resent { record.segments } else { 0 };
+        totals.outstanding += record.segments;
+        totals.sacked += if record.sacked { record.segments } else { 0 };
+        totals.lost += if record.lost { record.segments } else { 0 };
+        totals.resent += if record.resent { record.segments } else { 0 };
     }
 
     fn discount(&mut self, record: &Record) {
         let totals = &mut self.totals;
-        totals.packets_out -= record.segments;
-        totals.sacked_out -= if record.sacked { record.segments } else { 0 };
-        totals.lost_out -= if record.lost { record.segments } else { 0 };
-        totals.retrans_out -= if record.resent { record.segments } else { 0 };
+        totals.outstanding -= record.segments;
+        totals.sacked -= if record.sacked { record.segments } else { 0 };
+        totals.lost -= if record.lost { record.segments } else { 0 };
+        totals.resent -= if record.resent { record.segments } else { 0 };
     }
 }
 
@@ -634,12 +634,12 @@ mod tests {
     fn a_fin_is_no_segment_of_its_own_beside_data() {
         let mut board = Scoreboard::default();
         board.sent(Seq(0), Seq(201), &sending(100, true, T));
-        assert_eq!(board.totals().packets_out, 2);
+        assert_eq!(board.totals().outstanding, 2);
         assert_eq!(board.tail(), Some((Seq(100), 101)));
         assert_eq!(sacked(&mut board, 100, 201), 1);
         assert_eq!(acknowledged(&mut board, 201), 2);
         board.sent(Seq(201), Seq(202), &sending(100, true, T));
-        assert_eq!((board.totals().packets_out, board.tail()), (1, Some((Seq(201), 1))));
+        assert_eq!((board.totals().outstanding, board.tail()), (1, Some((Seq(201), 1))));
     }
 
     #[test]
@@ -647,7 +647,7 @@ mod tests {
         let mut board = sent(6);
         sacked(&mut board, 300, 600);
         assert!(!board.lose_all(Duration::ZERO, at(9), &mut |_, _| {}));
-        assert_eq!((board.totals().lost_out, board.lost()), (3, 3));
+        assert_eq!((board.totals().lost, board.lost()), (3, 3));
         assert_eq!(board.next_due(2, 100), Some((Seq(0), 200)));
         assert_eq!(board.sent_again(Seq(0), Seq(200), false, &sending(100, false, at(9))), 2);
         assert_eq!(board.next_due(2, 100), Some((Seq(200), 100)));
@@ -675,15 +675,15 @@ mod tests {
         );
         assert_eq!(board.lost(), 0);
         assert_eq!(board.mark_late(first, 20 * ms, at(28), &mut |_, _| {}), None);
-        assert_eq!((board.lost(), board.totals().lost_out), (2, 2));
+        assert_eq!((board.lost(), board.totals().lost), (2, 2));
         // Retransmitted, and overtaken again by data sent later.
         board.sent_again(Seq(0), Seq(200), false, &sending(100, false, at(30)));
         assert_eq!(board.mark_late(first, 20 * ms, at(90), &mut |_, _| {}), None);
-        assert_eq!((board.lost(), board.totals().retrans_out), (2, 2));
+        assert_eq!((board.lost(), board.totals().resent), (2, 2));
         board.sent(Seq(400), Seq(500), &sending(100, false, at(40)));
         sacked(&mut board, 400, 500);
         assert_eq!(board.mark_late(newest(40, 500), 20 * ms, at(55), &mut |_, _| {}), None);
-        assert_eq!((board.lost(), board.totals().retrans_out), (5, 0), "300 to 400 as well");
+        assert_eq!((board.lost(), board.totals().resent), (5, 0), "300 to 400 as well");
     }
 
     /// RFC 8985 §6.2 step 5 with a clock that stands still: a retransmission that an ACK triggered
@@ -702,9 +702,9 @@ mod tests {
         let newest = |end, delivered| Newest { sent_at: at(10), delivered, end: Seq(end) };
         let ms = Duration::from_millis(1);
         board.mark_late(newest(400, 0), ms, at(12), &mut |_, _| {});
-        assert_eq!(board.totals().retrans_out, 1, "retransmitted after 300 to 400 was sent");
+        assert_eq!(board.totals().resent, 1, "retransmitted after 300 to 400 was sent");
         board.mark_late(newest(500, 1), ms, at(12), &mut |_, _| {});
-        assert_eq!(board.totals().retrans_out, 0, "sent before 400 to 500");
+        assert_eq!(board.totals().resent, 0, "sent before 400 to 500");
     }
 
     proptest! {

@@ -9,17 +9,17 @@ impl Recovery {
         if self.sack || count == 0 {
             return;
         }
-        let before = self.board.totals().sacked_out;
+        let before = self.board.totals().sacked;
         self.board.set_duplicates(before + count);
         self.limit_duplicates(0);
-        let after = self.board.totals().sacked_out;
+        let after = self.board.totals().sacked;
         self.count_delivered(after.saturating_sub(before));
     }
 
     /// Removes the duplicate ACKs of `acked` segments: one of these filled the hole, each other one
     /// had caused a duplicate ACK.
     pub(super) fn remove_duplicates(&mut self, acked: u32) {
-        let duplicates = self.board.totals().sacked_out;
+        let duplicates = self.board.totals().sacked;
         if acked > 0 {
             self.count_delivered(acked.saturating_sub(duplicates).max(1));
             self.board.set_duplicates(duplicates.saturating_sub(acked - 1));
@@ -31,10 +31,10 @@ impl Recovery {
     /// network reorders or duplicates.
     fn limit_duplicates(&mut self, acked: u32) {
         let totals = self.board.totals();
-        let holes = totals.lost_out.max(1).min(totals.packets_out);
-        if totals.sacked_out + holes > totals.packets_out {
-            self.board.set_duplicates(totals.packets_out - holes);
-            self.reordering.note_degree(totals.packets_out + acked);
+        let holes = totals.lost.max(1).min(totals.outstanding);
+        if totals.sacked + holes > totals.outstanding {
+            self.board.set_duplicates(totals.outstanding - holes);
+            self.reordering.note_degree(totals.outstanding + acked);
         }
     }
 }

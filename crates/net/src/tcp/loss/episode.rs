@@ -51,7 +51,7 @@ impl Recovery {
         }
         self.detect_losses(report, cx);
         if self.state != CaState::Recovery {
-            if self.board.totals().lost_out == 0 {
+            if self.board.totals().lost == 0 {
                 return false;
             }
             self.enter_recovery(report.ece, cx);
@@ -71,7 +71,7 @@ impl Recovery {
             self.undo_by_duplicates(cx);
         }
         self.detect_losses(report, cx);
-        if self.board.totals().lost_out == 0 {
+        if self.board.totals().lost == 0 {
             self.calm_down(report, cx);
             return false;
         }
@@ -129,7 +129,7 @@ impl Recovery {
     /// duplicate ACKs (RFC 5681 §3.2) and by partial ACKs (RFC 6582 §3.2).
     fn detect_losses(&mut self, report: &mut Report, cx: &mut Cx<'_>) {
         let totals = self.board.totals();
-        if totals.packets_out == 0 {
+        if totals.outstanding == 0 {
             return;
         }
         if self.sack {
@@ -138,20 +138,18 @@ impl Recovery {
             {
                 report.timer = TimerRequest::Reorder(cx.now + wait + TIMEOUT_MIN);
             }
-            report.lost_again |= self.board.totals().retrans_out < totals.retrans_out;
+            report.lost_again |= self.board.totals().resent < totals.resent;
             return;
         }
         let recovering = self.state == CaState::Recovery;
-        let begins =
-            self.state < CaState::Recovery && totals.sacked_out >= self.reordering.degree();
+        let begins = self.state < CaState::Recovery && totals.sacked >= self.reordering.degree();
         if begins || (recovering && report.advanced) {
             self.board.lose_first(&mut lost_to(cx.congestion, self.delivered, cx.now));
         }
     }
 
     fn any_resent(&self) -> bool {
-        self.board.totals().retrans_out > 0
-            || self.board.first().is_some_and(|first| first.ever_resent)
+        self.board.totals().resent > 0 || self.board.first().is_some_and(|first| first.ever_resent)
     }
 
     fn stop_clock_unless_resent(&mut self) {
@@ -174,7 +172,7 @@ impl Recovery {
 
     fn settle(&mut self, cx: &mut Cx<'_>) {
         let totals = self.board.totals();
-        let odd = totals.sacked_out + totals.lost_out > 0 || self.any_resent();
+        let odd = totals.sacked + totals.lost > 0 || self.any_resent();
         let state = if odd { CaState::Disorder } else { CaState::Open };
         if self.state != state {
             self.set_state(state, cx);
@@ -228,7 +226,7 @@ impl Recovery {
 
     pub(super) fn prepare_undo(&mut self, cx: &Cx<'_>) {
         let probe = u32::from(self.probe.is_resent());
-        self.undo.begin(cx.una, self.board.totals().retrans_out + probe);
+        self.undo.begin(cx.una, self.board.totals().resent + probe);
     }
 
     fn begin_reduction(&mut self, cx: &mut Cx<'_>) {
@@ -326,7 +324,7 @@ impl Recovery {
     fn undo_partly(&mut self, report: &Report, cx: &mut Cx<'_>) -> bool {
         if self.undo.is_open() && self.was_delayed(report, cx) {
             self.note_reordering(report.prior_una, cx);
-            if self.board.totals().retrans_out > 0 {
+            if self.board.totals().resent > 0 {
                 return true;
             }
             self.stop_clock_unless_resent();
@@ -365,7 +363,7 @@ impl Recovery {
     }
 
     fn resend_without_congestion(&mut self, cx: &mut Cx<'_>) {
-        if self.board.totals().lost_out == 0 {
+        if self.board.totals().lost == 0 {
             return;
         }
         if self.state != CaState::Loss {

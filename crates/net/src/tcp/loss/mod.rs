@@ -175,10 +175,10 @@ impl Recovery {
         if self.board.is_empty() {
             self.rate.restart(now);
         }
-        let before = self.board.totals().packets_out;
+        let before = self.board.totals().outstanding;
         let sending = Sending { record_end: ends.1, ..self.sending(size, ends.0, now) };
         self.board.sent(start, end, &sending);
-        self.board.totals().packets_out - before
+        self.board.totals().outstanding - before
     }
 
     /// Accounts for data that was sent with our SYN.
@@ -250,7 +250,7 @@ impl Recovery {
 
     /// The reordering window (RFC 8985 §6.2 step 4).
     fn reordering_window(&self, cx: &Cx<'_>) -> Duration {
-        let many = self.board.totals().sacked_out >= self.reordering.degree();
+        let many = self.board.totals().sacked >= self.reordering.degree();
         let enough =
             self.state >= CaState::Recovery || (many && cx.settings.recovery & NO_DUPTHRESH == 0);
         self.rack.window(&self.reordering, enough, cx.rtt)
@@ -286,7 +286,7 @@ impl Recovery {
         rtt: &RttEstimator,
         settings: &Settings,
     ) -> Option<Duration> {
-        let outstanding = self.board.totals().packets_out;
+        let outstanding = self.board.totals().outstanding;
         let calm = matches!(self.state, CaState::Open | CaState::Cwr);
         let on = matches!(settings.early_retrans, 3 | 4);
         let probes = on && outstanding > 0 && self.sack && calm;
@@ -370,8 +370,8 @@ impl Recovery {
     pub(super) fn fill(&self, info: &mut Info, mss: u32, now: Instant) {
         let totals = self.board.totals();
         info.ca_state = self.state as u8;
-        (info.unacked, info.sacked) = (totals.packets_out, totals.sacked_out);
-        (info.lost, info.retrans) = (totals.lost_out, totals.retrans_out);
+        (info.unacked, info.sacked) = (totals.outstanding, totals.sacked);
+        (info.lost, info.retrans) = (totals.lost, totals.resent);
         info.total_retrans = self.resent;
         (info.reordering, info.reord_seen) = (self.reordering.degree(), self.reordering.seen());
         info.delivered = self.delivered;

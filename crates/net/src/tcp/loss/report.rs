@@ -121,7 +121,7 @@ impl Recovery {
         Report {
             prior_una: una,
             prior_sacked_end: self.board.sacked_end(),
-            prior_sacked: self.board.totals().sacked_out,
+            prior_sacked: self.board.totals().sacked,
             prior_delivered: self.delivered,
             prior_lost: self.board.lost(),
             echo,

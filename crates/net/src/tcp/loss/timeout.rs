@@ -70,7 +70,7 @@ impl Recovery {
     /// is marked lost is retransmitted (RFC 6298 §5.4).
     pub(in crate::tcp) fn on_timeout(&mut self, cx: &mut Cx<'_>) {
         let (state, unanswered) = (self.state, self.timeouts.unanswered);
-        let duplicates = self.board.totals().sacked_out;
+        let duplicates = self.board.totals().sacked;
         let mut lost = lost_to(cx.congestion, self.delivered, cx.now);
         self.board.lose_all(self.rack.rtt(), cx.now, &mut lost);
         drop(lost);

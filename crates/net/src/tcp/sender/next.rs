@@ -375,7 +375,7 @@ impl Sender {
     /// used must not grow (RFC 7661), and shrinks (RFC 2861).
     fn note_window_use(&mut self, limited: bool, turn: Turn<'_>) {
         let full = self.window_room() == 0;
-        let outstanding = self.recovery.board().totals().packets_out;
+        let outstanding = self.recovery.board().totals().outstanding;
         let numbers = (self.una, self.nxt);
         let open = self.recovery.state() == CaState::Open;
         let window = self.congestion.window_mut();
@@ -410,7 +410,7 @@ impl Sender {
         let rate = self.congestion.pacing_rate(&PathState {
             srtt: self.rtt.srtt(),
             mss: self.path.mss(),
-            outstanding: self.recovery.board().totals().packets_out,
+            outstanding: self.recovery.board().totals().outstanding,
             slow_start_ratio: settings.pacing_ss_ratio,
             avoidance_ratio: settings.pacing_ca_ratio,
         });

@@ -128,7 +128,7 @@ fn impossible_sack_blocks() {
         }
     }
     assert_eq!(
-        (t.c.send.loss().board().totals().sacked_out, t.c.send.loss().board().in_flight()),
+        (t.c.send.loss().board().totals().sacked, t.c.send.loss().board().in_flight()),
         (0, 5)
     );
     t.recv(". 1 ack 5001");
@@ -192,7 +192,7 @@ fn sack_storms_cost_little() {
     let mut t = Script::open(settings, "S 0 win 65535 mss 100 sackOK");
     t.c.send.set_cwnd(600);
     t.write(60_000).forget_sent();
-    assert_eq!(t.c.send.loss().board().totals().packets_out, 600);
+    assert_eq!(t.c.send.loss().board().totals().outstanding, 600);
     let block = |index: u32| std::format!("{}-{}", index * 200 + 101, index * 200 + 201);
     let (mut acks, mut most) = (0, 0);
     for round in 0..20 {

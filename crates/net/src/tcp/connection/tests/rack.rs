@@ -23,7 +23,7 @@ fn the_reordering_timer_finds_the_hole() {
     assert_eq!(t.c.send.loss().state(), CaState::Disorder);
     t.wait(26).quiet().wait(1).expect(". 1:1001").quiet();
     assert_eq!(
-        (t.c.send.loss().state(), t.c.send.loss().board().totals().lost_out),
+        (t.c.send.loss().state(), t.c.send.loss().board().totals().lost),
         (CaState::Recovery, 7)
     );
     t.recv(". 1 ack 10001");
@@ -116,7 +116,7 @@ fn an_older_echo_undoes_a_timeout() {
     assert_eq!((t.c.send.loss().state(), t.c.send.congestion().cwnd()), (CaState::Loss, 1));
     t.recv(&std::format!(". 1 ack 989 ts 6 {sent}")).quiet();
     assert_eq!(
-        (t.c.send.loss().state(), t.c.send.loss().board().totals().lost_out),
+        (t.c.send.loss().state(), t.c.send.loss().board().totals().lost),
         (CaState::Open, 0)
     );
     assert!(t.c.send.congestion().cwnd() >= 10, "{}", t.c.send.congestion().cwnd());

@@ -160,10 +160,10 @@ fn reneging_forgets_all_reports() {
     let mut t = Script::distant(Settings { sack: true, ..plain() });
     t.write(6000).expect("P. 1:6001").wait(100);
     t.recv(". 1 ack 1001 sack 2001-4001").recv(". 1 ack 2001 sack 2001-4001").forget_sent();
-    assert_eq!(t.c.send.loss().board().totals().sacked_out, 2);
+    assert_eq!(t.c.send.loss().board().totals().sacked, 2);
     t.wait(50).expect(". 2001:3001").quiet();
     let totals = t.c.send.loss().board().totals();
-    assert_eq!((totals.sacked_out, totals.lost_out, totals.retrans_out), (0, 4, 1));
+    assert_eq!((totals.sacked, totals.lost, totals.resent), (0, 4, 1));
     assert_eq!(t.c.send.loss().state(), CaState::Loss);
     t.recv(". 1 ack 3001").expect(". 3001:5001").quiet();
     t.recv(". 1 ack 5001").expect("P. 5001:6001").recv(". 1 ack 6001").quiet();

@@ -25,7 +25,7 @@
 //! published meanwhile is purged by the consumer or by its producer.
 //!
 //! No call waits for another thread: with several producers, calls are counted beside positions, an
-//! idea of DPDK's ring (RTS mode, BSD-3-Clause). Layout, barriers and proofs: `docs/theory/ring.md`.
+//! idea of DPDK's ring (RTS mode, BSD-3-Clause). Layout, barriers, proofs: `docs/theory/ring.md`.
 
 mod consumer;
 mod control;

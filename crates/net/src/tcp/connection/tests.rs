@@ -14,6 +14,7 @@ mod fastopen;
 mod hostile;
 mod info;
 mod open;
+mod pacing;
 mod probing;
 mod rack;
 mod recovery;

@@ -1,7 +1,9 @@
 //! Target: DHCP for IPv4, its messages and their domain names.
 
-use towpath_net::wire::dhcpv4::{MESSAGE_LEN_ANY_CLIENT, Message, MessageType, option};
-use towpath_net::wire::domain;
+use towpath_gateway::services::wire::dhcpv4::{
+    MESSAGE_LEN_ANY_CLIENT, Message, MessageType, option,
+};
+use towpath_gateway::services::wire::domain;
 
 /// Parses a UDP payload.
 pub fn run(data: &[u8]) {

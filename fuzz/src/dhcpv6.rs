@@ -1,7 +1,7 @@
 //! Target: DHCP for IPv6, its messages and their nested options.
 
-use towpath_net::wire::dhcpv6::{IdentityAssociation, Message, Status, option};
-use towpath_net::wire::domain;
+use towpath_gateway::services::wire::dhcpv6::{IdentityAssociation, Message, Status, option};
+use towpath_gateway::services::wire::domain;
 
 /// Parses a UDP payload.
 pub fn run(data: &[u8]) {

@@ -1,7 +1,8 @@
 //! Target: filter expressions, and arbitrary filter programs.
 
 use crate::input::Input;
-use towpath_net::bpf::{INSTRUCTIONS_MAX, Instruction, Program, compile};
+use towpath_gateway::capture::compile_filter;
+use towpath_net::bpf::{INSTRUCTIONS_MAX, Instruction, Program};
 
 /// Reads the bytes of an expression or of instructions, then those of a packet.
 pub fn run(data: &[u8]) {
@@ -10,7 +11,7 @@ pub fn run(data: &[u8]) {
     let source = input.counted();
     let program = if kind % 2 == 0 {
         let Ok(text) = str::from_utf8(source) else { return };
-        match compile(text) {
+        match compile_filter(text) {
             Ok(program) => program,
             Err(error) => return assert!(error.at <= text.len(), "{error}"),
         }

@@ -9,9 +9,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use towpath_net::fragment::{
     FRAGMENTS_MAX, HELD_BYTES_MAX, Limits, Outcome, Reassembler, fragment_ipv4, fragment_ipv6,
 };
-use towpath_net::gso::Layout;
 use towpath_net::time::{Duration, Instant};
 use towpath_net::wire::ethernet::HEADER_LEN as IP_AT;
+use towpath_net::wire::headers::Headers;
 use towpath_net::wire::{Protocol, ipv4, ipv6};
 use towpath_packet::{Ledger, Memory, Packet, Piece};
 use towpath_sim::oracle;
@@ -158,16 +158,16 @@ impl Table {
             true => ipv4_headers(0xff, 0xff, 0, false, 0, len),
             false => whole_ipv6_headers(len),
         };
-        let layout = Layout { ip_at: IP_AT, transport_at: headers.len() };
         let Some(packet) = packets::parsed(&mut self.memory, &headers, &payload, 8 << 10) else {
             return;
         };
+        let headers = &Headers::read_ip(packet.headers(), IP_AT).expect("an IP packet");
         let mut fragments = Vec::new();
         let mut out = |fragment| fragments.push(fragment);
         let (memory, ledger) = (&mut self.memory, &self.ledger);
         let cut = match v4 {
-            true => fragment_ipv4(packet, mtu, layout, memory, ledger, &mut out),
-            false => fragment_ipv6(packet, mtu, layout, 7, memory, ledger, &mut out),
+            true => fragment_ipv4(packet, mtu, headers, memory, ledger, &mut out),
+            false => fragment_ipv6(packet, mtu, headers, 7, memory, ledger, &mut out),
         };
         let Ok(count) = cut else {
             assert!(fragments.is_empty(), "a refused packet makes no fragments");

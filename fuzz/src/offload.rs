@@ -4,10 +4,10 @@
 //! must give back all packets that it holds or merges, byte for byte.
 
 use towpath_net::gro::Coalescer;
-use towpath_net::gso::{self, Checksums, Layout};
-use towpath_net::time::Instant;
+use towpath_net::gso::{self, Checksums};
 use towpath_net::wire::ethernet::HEADER_LEN as IP_AT;
-use towpath_net::wire::{Protocol, ipv4, ipv6, tcp, udp};
+use towpath_net::wire::headers::Headers;
+use towpath_net::wire::udp;
 use towpath_packet::packet::PEEK_BYTES;
 use towpath_packet::{
     Checksum, GsoKind, Ledger, Memory, Offload, Packet, Tunnel, VirtioHeader, VirtioTunnelHeader,
@@ -28,32 +28,30 @@ pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let mut memory = packets::memory();
     let ledger = Ledger::new();
-    let mut coalescer = Coalescer::new();
+    let mut coalescer = Coalescer::new(1);
     let (mut taken, mut given) = (0, 0);
-    for count in 0..PACKETS_MAX {
+    for _ in 0..PACKETS_MAX {
         if input.is_empty() {
             break;
         }
         let choice = input.u8();
-        let Some((mut packet, layout)) = read(&mut input, choice, &mut memory) else { continue };
+        let Some((mut packet, headers)) = read(&mut input, choice, &mut memory) else { continue };
         if choice & 1 != 0 {
-            segment(packet, layout, &mut memory, &ledger);
+            segment(packet, &headers, &mut memory, &ledger);
             continue;
         }
         // The stack checks claims before it coalesces.
-        if gso::check_offload(&mut packet, layout).is_err() {
+        if gso::check_offload(&mut packet, &headers).is_err() {
             continue;
         }
         taken += packet.payload_len();
-        let now = Instant::from_micros(count as u64);
-        let mut out = |packet: Packet| given += packet.payload_len();
-        coalescer.receive(packet, layout, now, &ledger, &mut out);
+        let mut out = |packet: Packet, ()| given += packet.payload_len();
+        coalescer.receive(packet, &headers, (), &ledger, &mut out);
         if choice & 2 != 0 {
-            coalescer.flush_older(now, &mut out);
-            assert!(coalescer.oldest().is_none_or(|since| since > now));
+            coalescer.flush(&mut out);
         }
     }
-    coalescer.flush(&mut |packet: Packet| given += packet.payload_len());
+    coalescer.flush(&mut |packet: Packet, ()| given += packet.payload_len());
     assert_eq!(coalescer.held_count(), 0);
     assert_eq!(taken, given, "payload bytes into and out of coalescing");
     drop(coalescer);
@@ -61,7 +59,7 @@ pub fn run(data: &[u8]) {
 }
 
 /// Reads a packet whose headers are parsed as far as its length fields reach, as in the stack.
-fn read(input: &mut Input<'_>, choice: u8, memory: &mut Memory) -> Option<(Packet, Layout)> {
+fn read(input: &mut Input<'_>, choice: u8, memory: &mut Memory) -> Option<(Packet, Headers)> {
     let offload = match choice & 16 {
         0 => VirtioHeader(input.array()).decode().ok()?,
         _ => VirtioTunnelHeader(input.array()).decode().ok()?,
@@ -71,39 +69,19 @@ fn read(input: &mut Input<'_>, choice: u8, memory: &mut Memory) -> Option<(Packe
     let repeat = if choice & 4 != 0 { usize::from(input.u16()) } else { 0 };
     let mut bytes = frame.to_vec();
     bytes.resize((frame.len() + repeat).min(IP_AT + IP_BYTES_MAX), 0x5a);
-    let ip = bytes.get(IP_AT..)?;
-    let (transport_at, protocol) = match ip.first()? >> 4 {
-        4 => (usize::from(ip[0] & 15) * 4, Protocol(*ip.get(9)?)),
-        6 => {
-            let rest = ip.get(ipv6::HEADER_LEN..)?;
-            let rest = &rest[..rest.len().min(100)];
-            let first = Protocol(ip[6]);
-            let walked = ipv6::Extensions::walk(first, rest, rest.len()).ok()?;
-            (ipv6::HEADER_LEN + walked.len, walked.protocol)
-        }
-        _ => return None,
-    };
-    let header_len = match protocol {
-        Protocol::TCP => usize::from(*ip.get(transport_at + 12)? >> 4) * 4,
-        Protocol::UDP => udp::HEADER_LEN,
-        _ => 0,
-    };
-    if transport_at < ipv4::HEADER_LEN || protocol == Protocol::TCP && header_len < tcp::HEADER_LEN
-    {
-        return None;
-    }
+    let headers = Headers::read(&bytes[..bytes.len().min(PEEK_BYTES)], IP_AT)?;
     let headers_len = match tunnel_of(&offload) {
         Some(_) => inner_end(&bytes, &offload)?,
-        None => IP_AT + transport_at + header_len,
+        None => headers.end,
     };
     if bytes.len() < headers_len {
         return None;
     }
-    let (headers, payload) = bytes.split_at(headers_len);
+    let (front, payload) = bytes.split_at(headers_len);
     let piece_max = if choice & 8 != 0 { 4096 } else { 16 << 10 };
-    let mut packet = packets::parsed(memory, headers, payload, piece_max)?;
+    let mut packet = packets::parsed(memory, front, payload, piece_max)?;
     packet.set_offload(offload);
-    Some((packet, Layout { ip_at: IP_AT, transport_at: IP_AT + transport_at }))
+    Some((packet, headers))
 }
 
 fn tunnel_of(offload: &Offload) -> Option<Tunnel> {
@@ -121,13 +99,13 @@ fn inner_end(bytes: &[u8], offload: &Offload) -> Option<usize> {
     (end <= PEEK_BYTES).then_some(end)
 }
 
-fn segment(packet: Packet, layout: Layout, memory: &mut Memory, ledger: &Ledger) {
+fn segment(packet: Packet, headers: &Headers, memory: &mut Memory, ledger: &Ledger) {
     let whole = packets::payload(&packet);
     let size = packet.offload().gso.map(|gso| usize::from(gso.size.get()));
     let tunnel = tunnel_of(packet.offload());
     let mut segments = Vec::new();
     let mut out = |segment| segments.push(segment);
-    let done = gso::segment(packet, memory, ledger, layout, Checksums::Complete, &mut out);
+    let done = gso::segment(packet, memory, ledger, headers, Checksums::Complete, &mut out);
     let count = match done {
         Ok(count) => count,
         Err((_, packet)) => {
@@ -150,20 +128,20 @@ fn segment(packet: Packet, layout: Layout, memory: &mut Memory, ledger: &Ledger)
         }
     }
     if tunnel.is_none() {
-        coalesce(segments, layout, &whole, ledger);
+        coalesce(segments, headers, &whole, ledger);
     }
 }
 
 /// Checks that coalescing the segments of one flow yields its payload in order.
-fn coalesce(segments: Vec<Packet>, layout: Layout, whole: &[u8], ledger: &Ledger) {
+fn coalesce(segments: Vec<Packet>, headers: &Headers, whole: &[u8], ledger: &Ledger) {
     if segments.len() < 2 {
         return;
     }
-    let mut coalescer = Coalescer::new();
+    let mut coalescer = Coalescer::new(1);
     let mut payload = Vec::new();
-    let mut out = |packet: Packet| payload.extend(packets::payload(&packet));
+    let mut out = |packet: Packet, ()| payload.extend(packets::payload(&packet));
     for segment in segments {
-        coalescer.receive(segment, layout, Instant::START, ledger, &mut out);
+        coalescer.receive(segment, headers, (), ledger, &mut out);
     }
     coalescer.flush(&mut out);
     assert_eq!(payload, whole);

@@ -1,6 +1,8 @@
 //! Target: all wire formats. Each parsed header is emitted and parsed again, and must mean the
 //! same.
 
+use towpath_gateway::services::wire::advertisement::RouterAdvertisement;
+use towpath_net::wire::headers::{Headers, Part, Version};
 use towpath_net::wire::ipv6::{Extensions, emit_fragment_header};
 use towpath_net::wire::{Protocol, arp, ethernet, icmpv4, icmpv6, ipv4, ipv6, tcp, udp};
 use towpath_packet::{VirtioHeader, VirtioTunnelHeader};
@@ -17,6 +19,7 @@ pub fn run(data: &[u8]) {
     let bytes = input.bytes(data.len());
     links(bytes);
     internet(bytes, len);
+    located(bytes, len);
     transports(bytes, len);
     messages(bytes);
     virtio(bytes);
@@ -56,6 +59,31 @@ fn internet(bytes: &[u8], len: usize) {
     // Also without a fixed header before them, so that shorter inputs reach further.
     if let Some((&first, rest)) = bytes.split_first() {
         extensions(Protocol(first), rest, len);
+    }
+}
+
+/// Finds headers at any place, and compares them with those of the parsers.
+fn located(bytes: &[u8], len: usize) {
+    let at = len % (bytes.len() + 1);
+    let Some(headers) = Headers::read_ip(bytes, at) else { return };
+    assert!(at == headers.ip_at && at < headers.transport_at);
+    assert!(headers.transport_at == headers.end && headers.end <= bytes.len());
+    let ip = &bytes[at..];
+    if let Ok(header) = ipv4::Header::parse(ip, ip.len()) {
+        assert_eq!((headers.version, headers.protocol), (Version::V4, header.protocol));
+        assert_eq!(headers.transport_at - at, usize::from(header.header_len));
+        assert_eq!(headers.part != Part::Whole, header.is_fragment());
+    }
+    if let Ok(header) = ipv6::Header::parse(ip, ip.len()) {
+        assert_eq!(headers.version, Version::V6);
+        let (chain, payload_len) = (&ip[ipv6::HEADER_LEN..], usize::from(header.payload_len));
+        let walked = Extensions::walk(header.next_header, chain, payload_len).expect("walked");
+        assert_eq!(headers.transport_at - at, ipv6::HEADER_LEN + walked.len);
+        assert_eq!(headers.part != Part::Whole, walked.fragment.is_some());
+    }
+    if let Some(whole) = Headers::read(bytes, at) {
+        assert!(whole.end <= bytes.len() && whole.transport_at == headers.transport_at);
+        assert!(whole.transport.is_none() || whole.part == Part::Whole);
     }
 }
 
@@ -120,6 +148,9 @@ fn messages(bytes: &[u8]) {
         assert_eq!(written, message.emitted_len());
         assert_eq!(icmpv6::Message::parse(&room[..written]), Ok(message));
         let _ = message.is_error();
+    }
+    if let Ok(advertisement) = RouterAdvertisement::parse(bytes) {
+        assert_eq!(RouterAdvertisement::parse(&advertisement.emit()), Ok(advertisement));
     }
 }
 

@@ -18,7 +18,7 @@ use towpath::layers::io::tap::{Features, Tap, TapError};
 use towpath::layers::io::thread::release_unused;
 use towpath::layers::net::engine::Engine;
 use towpath::layers::net::socket::{Family, SocketId, Sockets};
-use towpath::layers::net::stack::{self, Stack};
+use towpath::layers::net::stack::{self, OnConflict, Stack};
 use towpath::layers::net::tcp::Connection;
 use towpath::layers::net::time::{Duration, Instant};
 use towpath::layers::packet::{Burst, Caps, Context, Loans, Memory, MemoryConfig};
@@ -326,9 +326,13 @@ impl Instance {
         tap.set_mtu(config.host.mtu);
         let secret = secret()?;
         let (device, bell) = (boxed(tap), Arc::new(Bell::new()?));
-        let stack = Stack::new(config.host.stack(secret), device.caps());
+        let mut stack = Stack::new(config.host.stack(secret), device.caps());
+        stack.announce_groups(Instant::START);
         let clock = Clock::Real(RealClock::new());
-        let instance = Self::with_stack(stack, config, (secret, clock), (device, None), bell);
+        if config.host.detect_duplicates {
+            stack.claim_addresses(OnConflict::Withdraw, clock.now());
+        }
+        let instance = Self::with_stack(stack, config, clock, (device, None), bell);
         *instance.worker() = Some(Worker::start(instance.driver.clone())?);
         Ok(Arc::new(instance))
     }
@@ -421,17 +425,17 @@ impl Instance {
         let wire = Wire::new(caps);
         let device = boxed(WireEnd(wire.clone()));
         let bell = Arc::new(Bell::new()?);
-        Ok(Self::with_stack(stack, config, (secret, clock), (device, Some(wire)), bell))
+        Ok(Self::with_stack(stack, config, clock, (device, Some(wire)), bell))
     }
 
     fn with_stack(
         stack: Stack,
         config: &Config,
-        (secret, clock): ([u64; 2], Clock),
+        clock: Clock,
         (device, wire): (AnyDevice, Option<Wire>),
         bell: Arc<Bell>,
     ) -> Self {
-        let sockets = Sockets::new(stack, secret[0] ^ secret[1].rotate_left(32));
+        let sockets = Sockets::new(stack);
         let memory = Memory::new(MemoryConfig::within(config.host.memory));
         let engine = Engine::new(sockets, device, memory, Arc::default());
         let file_cache = Arc::new(FileCache::new(config.host.file_cache, engine.ledger.clone()));

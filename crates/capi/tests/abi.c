@@ -192,6 +192,12 @@ static void check_mtu_options(struct towpath *of, int fd, int unconnected)
 	value = 1279;
 	CHECK(towpath_setsockopt(of, fd, IPPROTO_IPV6, IPV6_MTU, &value, len) == -1);
 	CHECK(errno == EINVAL);
+	for (value = 1; value >= 0; value--) {
+		const int set = value;
+		CHECK(towpath_setsockopt(of, fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &set, len) == 0);
+		CHECK(towpath_getsockopt(of, fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &value, &len) == 0);
+		CHECK(value == set);
+	}
 }
 
 /*

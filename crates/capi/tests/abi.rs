@@ -310,6 +310,18 @@ fn a_c_program_talks_to_the_kernel() {
     assert_ok(&ran);
 }
 
+/// Goal: datagrams to groups reach their members in both directions, and the kernel receives the
+/// reports of a C program's groups. Errors are those of the kernel.
+#[test]
+fn a_c_program_is_a_member_of_groups() {
+    let ran = compile_and_run("multicast", &package().join("tests/multicast.c"));
+    if ran.status.code() == Some(SKIPPED) {
+        println!("skipped: no TAP device: {}", String::from_utf8_lossy(&ran.stderr).trim());
+        return;
+    }
+    assert_ok(&ran);
+}
+
 /// Goal: written data arrives within a bounded time although its instance ends, and programs can
 /// wait for it.
 #[test]
@@ -373,13 +385,14 @@ fn a_c_program_sends_frames_to_the_kernel() {
 const SKIPPED: i32 = 77;
 
 /// All C programs of the tests.
-const PROGRAMS: [&str; 16] = [
+const PROGRAMS: [&str; 17] = [
     "abi",
     "echo",
     "endings",
     "finish",
     "groups",
     "kernel",
+    "multicast",
     "operations",
     "packet",
     "pressure",

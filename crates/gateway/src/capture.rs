@@ -32,8 +32,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use towpath_io::doorbell::EventDoorbell;
+use towpath_io::filter::{self, FilterError};
 use towpath_io::pcapng::{Direction, SNAP_BYTES_MAX, Seen, Statistics};
-use towpath_net::bpf::Program;
+use towpath_net::bpf::{Instruction, Program};
 use towpath_packet::packet::PEEK_BYTES;
 use towpath_packet::ring::{self, Consumer, Doorbell, Producer};
 use towpath_packet::sync::{AtomicBool, AtomicU64, Ordering};
@@ -63,6 +64,15 @@ impl Default for CaptureSettings {
     fn default() -> Self {
         Self { filter: None, snap_bytes: SNAP_BYTES_MAX as usize }
     }
+}
+
+/// Compiles a filter from an expression: see [the language](FilterError).
+///
+/// # Errors
+/// [`FilterError`]: the problem and its position.
+pub fn compile_filter(expression: &str) -> Result<Program, FilterError> {
+    let code = filter::compile(expression, |code, jt, jf, k| Instruction { code, jt, jf, k })?;
+    Ok(Program::new(code).expect("compiled programs are valid"))
 }
 
 /// Counters that both sides share.

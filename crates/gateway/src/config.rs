@@ -10,14 +10,18 @@ use std::sync::Arc;
 
 use towpath_io::namespace::channel::QUEUES_MAX;
 use towpath_io::namespace::{Addresses, Interface};
+use towpath_io::netlink::Route;
+use towpath_net::tcp::congestion::Kind;
 
 use crate::publish::{
-    JOINED_PORTS_MAX, JoinedPort, PUBLISH_MAX, Protocol, Publish, is_interface_name,
+    JOINED_PORTS_MAX, JoinedPort, PUBLISH_MAX, Protocol, Publish, Target, is_interface_name,
 };
 
+pub use multicast::MulticastService;
 pub use size::{SizeError, parse_size};
 pub use subnet::{Subnet4, Subnet6, SubnetError};
 
+mod multicast;
 mod size;
 mod subnet;
 
@@ -43,6 +47,9 @@ pub const HOST_LOOPBACK_MAX: usize = 8;
 
 /// Most addresses of the program besides the first of each IP version.
 pub const FURTHER_ADDRESSES_MAX: usize = 16;
+/// Most routes of the program besides the default ones: more than hosts have without a routing
+/// protocol. Each is a request to the kernel at the start.
+pub const ROUTES_MAX: usize = 256;
 
 /// Most workers: as many as queues that can be handed over at once.
 pub const WORKERS_MAX: usize = QUEUES_MAX;
@@ -65,6 +72,8 @@ pub struct Config {
     /// Further addresses of the program. It may use them as the source of what it sends; published
     /// ports lead to the first address of each IP version.
     pub further_addresses: Vec<ProgramAddress>,
+    /// Routes of the program's interface besides the default ones. They lead to the gateway, too.
+    pub routes: Vec<Route>,
     /// Ethernet address of the program's interface.
     pub program_mac: [u8; 6],
     /// Ethernet address of the gateway.
@@ -76,6 +85,9 @@ pub struct Config {
     /// The program's link is a part of a network outside: the program reaches the other stations of
     /// its prefix there, and gateway and DNS need not be in the prefix.
     pub is_link_shared: bool,
+    /// The gateway of a network probes for other stations with its addresses (RFC 5227, RFC 4862)
+    /// and announces them. It keeps them in any case.
+    pub detects_duplicates: bool,
     /// Gateways whose addresses belong to stations outside, too, so that the program reaches those.
     pub shared_gateways: Vec<IpAddr>,
     /// Resolvers that DNS is relayed to; `None`: the resolvers in the host's /etc/resolv.conf.
@@ -96,12 +108,17 @@ pub struct Config {
     pub join_loopback: bool,
     /// Protocols whose ports are published while programs inside listen on them.
     pub followed: Vec<Protocol>,
+    /// Services whose queries by multicast are passed to the host's networks, and their answers
+    /// back.
+    pub multicast: Vec<MulticastService>,
     /// Where captured traffic is written.
     pub capture: Option<CaptureFile>,
     /// Most bytes of memory for packets.
     pub memory_bytes: usize,
     /// Most concurrent flows.
     pub flows_max: usize,
+    /// Congestion control of connections into the network.
+    pub congestion: Kind,
     /// Threads that serve a program; see [`Workers`](crate::worker_group::WorkerGroup).
     pub workers: usize,
 }
@@ -190,6 +207,9 @@ pub enum ConfigError {
     /// The address cannot be a resolver's.
     #[error("{0} cannot be the address of a resolver; expected a unicast address")]
     Resolver(IpAddr),
+    /// A published port leads to an address of a disabled IP version.
+    #[error("published ports cannot lead to {0}: its IP version is disabled")]
+    Target(IpAddr),
     /// A list is too long.
     #[error("too many {what}: {count}; at most {max} are allowed")]
     TooMany {
@@ -235,11 +255,13 @@ impl Default for Config {
             ipv4: Some(Ipv4Config::default()),
             ipv6: Some(Ipv6Config::default()),
             further_addresses: Vec::new(),
+            routes: Vec::new(),
             program_mac: [0x02, 0x74, 0x6f, 0x77, 0x70, 0x15],
             gateway_mac: [0x02, 0x74, 0x6f, 0x77, 0x70, 0x02],
             host_loopback: Vec::new(),
             host_addresses: Vec::new(),
             is_link_shared: false,
+            detects_duplicates: false,
             shared_gateways: Vec::new(),
             resolvers: None,
             publish: Vec::new(),
@@ -250,9 +272,11 @@ impl Default for Config {
             join_published: false,
             join_loopback: false,
             followed: Vec::new(),
+            multicast: Vec::new(),
             capture: None,
             memory_bytes: MEMORY_BYTES_DEFAULT,
             flows_max: FLOWS_DEFAULT,
+            congestion: Kind::default(),
             workers: 1,
         }
     }
@@ -314,6 +338,7 @@ impl Config {
         }
         self.check_gateway()?;
         self.check_further()?;
+        at_most(ROUTES_MAX, "routes of the program", self.routes.len())?;
         if !is_interface_name(&self.interface) {
             return Err(ConfigError::Interface(self.interface.clone()));
         }
@@ -327,6 +352,7 @@ impl Config {
             return Err(ConfigError::Resolver(*bad));
         }
         at_most(PUBLISH_MAX, "published ports", self.publish.len())?;
+        self.check_targets()?;
         let joined = self.joined.len() + self.joined_udp.len();
         at_most(JOINED_PORTS_MAX, "ports that lead to the host's loopback", joined)?;
         if !(1..=WORKERS_MAX).contains(&self.workers) {
@@ -349,6 +375,7 @@ impl Config {
     pub(crate) fn share(&self) -> Self {
         Self {
             publish: Vec::new(),
+            multicast: Vec::new(),
             capture: None,
             memory_bytes: self.memory_bytes / self.workers,
             flows_max: self.flows_max.div_ceil(self.workers),
@@ -375,6 +402,7 @@ impl Config {
                 gateway: ipv6.gateway.into(),
             }),
             further: self.further_addresses.iter().map(|ip| (ip.address, ip.prefix_len)).collect(),
+            routes: self.routes.clone(),
         }
     }
 
@@ -424,6 +452,15 @@ impl Config {
         self.ipv6 = None;
         self.further_addresses.retain(|further| further.address.is_ipv4());
         Ok(Some(Notice::Ipv6Off(self.mtu)))
+    }
+
+    fn check_targets(&self) -> Result<(), ConfigError> {
+        let is_off = |publish: &Publish| match publish.target {
+            Target::Address(IpAddr::V4(v4)) if self.ipv4.is_none() => Some(v4.into()),
+            Target::Address(IpAddr::V6(v6)) if self.ipv6.is_none() => Some(v6.into()),
+            _ => None,
+        };
+        self.publish.iter().find_map(is_off).map_or(Ok(()), |ip| Err(ConfigError::Target(ip)))
     }
 
     fn check_further(&self) -> Result<(), ConfigError> {

@@ -2,11 +2,12 @@
 //! program's loopback to the host's.
 //!
 //! The text form of published ports is that of pasta's `-t` and `-u`: a comma-separated list of
-//! `PORT[-PORT][:PORT[-PORT]]`, optionally prefixed as a whole by `ADDR/`, `ADDR%IF/` or `%IF/`,
-//! with exclusions `~PORT[-PORT]`; or `ADDR:PORT:PORT` as Docker writes it, an IPv6 address in
-//! brackets; or one of the words `none` and `all`. A list of exclusions alone means all ports
-//! except those. The text form of joined ports is that of pasta's `-T` and `-U`: a list of the same
-//! form, the program's port first, without a prefix and without a form for all ports.
+//! `PORT[-PORT][:[ADDR/]PORT[-PORT]]` and `PORT[-PORT]:ADDR`, optionally prefixed as a whole by
+//! `ADDR/`, `ADDR%IF/` or `%IF/`, with exclusions `~PORT[-PORT]`; or `ADDR:PORT:PORT` as Docker
+//! writes it, an IPv6 address in brackets; or one of the words `none` and `all[:ADDR]`. A list of
+//! exclusions alone means all ports except those. An address behind the colon is one inside. The
+//! text form of joined ports is that of pasta's `-T` and `-U`: a list of the same form, the
+//! program's port first, without addresses and without a form for all ports.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -81,6 +82,9 @@ pub enum PortChange {
     /// Unpublishes these ports of a target, or all of them.
     Unpublish(Target, Option<Vec<HostPort>>),
 }
+
+/// The name in requests of the program that an instance serves, in place of a guest's name.
+pub const PROGRAM: &str = "program";
 
 /// What to do with a port that is to be published and is published already, to the same port of the
 /// same target.
@@ -168,6 +172,9 @@ pub enum Problem {
     /// pasta's `auto`.
     #[error("'auto' is not supported; list the ports")]
     Auto,
+    /// `auto` in a list or behind an address.
+    #[error("'auto' stands alone; give it by itself, without an address and other ports")]
+    AutoAmong,
     /// An empty item, or an empty specification.
     #[error("a port is missing; expected for example 8080:80")]
     Empty,
@@ -190,6 +197,12 @@ pub enum Problem {
     /// meant.
     #[error("separate the address by '/': {0}")]
     AddressByColon(String),
+    /// Not an address inside that ports can lead to.
+    #[error("'{0}' is not the unicast address of a network; ports cannot lead there")]
+    Target(String),
+    /// Datagrams that would have to change their IP version.
+    #[error("datagrams at {0} cannot reach {1}: the IP versions differ")]
+    Families(IpAddr, IpAddr),
     /// Not the name of a network interface.
     #[error("'{0}' after '%' is not a valid name for a network interface")]
     Interface(String),
@@ -269,13 +282,17 @@ fn parse_one_joined(spec: &str) -> Result<Vec<JoinedPort>, Problem> {
         _ if spec.contains(['/', '%']) => return Err(Problem::LoopbackOnly(spec.into())),
         _ => {}
     }
-    let Mapping { wanted, excluded } = parse_list(spec)?;
+    let Mapping { wanted, excluded, .. } = parse_list(spec)?;
     if wanted.is_empty() {
         return Err(Problem::AllJoined(spec.into()));
     }
-    let is_left = |(inside, _): &(u16, u16)| !excluded.iter().any(|range| range.contains(inside));
+    if wanted.iter().any(|wanted| wanted.target.is_some()) {
+        return Err(Problem::LoopbackOnly(spec.into()));
+    }
+    let is_left = |port: &Wanted| !excluded.iter().any(|range| range.contains(&port.from));
     let ports = wanted.into_iter().filter(is_left);
-    let joined: Vec<_> = ports.map(|(inside, host)| JoinedPort { inside, host }).collect();
+    let joined: Vec<_> =
+        ports.map(|Wanted { from, to, .. }| JoinedPort { inside: from, host: to }).collect();
     if joined.is_empty() { Err(Problem::NothingLeft) } else { Ok(joined) }
 }
 
@@ -290,32 +307,53 @@ fn parse_one(
         _ => {}
     }
     let (prefix, list) = match spec.split_once('/') {
+        Some((prefix, _)) if ends_with_target(prefix) => (None, spec),
         Some((prefix, list)) => (Some(prefix), list),
         None => address_by_colon(spec)?,
     };
     let (host, interface) = parse_prefix(prefix)?;
-    let Mapping { wanted, excluded } = parse_list(list)?;
+    let Mapping { wanted, excluded, all_to } = parse_list(list)?;
     let all = wanted.is_empty();
     let candidates = if all {
         let is_free = |port: &u16| !ephemeral.contains(port);
-        (1..=u16::MAX).filter(is_free).map(|port| (port, port)).collect()
+        let all = (1..=u16::MAX).filter(is_free);
+        all.map(|port| Wanted { from: port, to: port, target: all_to }).collect()
     } else {
         wanted
     };
+    let changes_version = |port: &Wanted| match (protocol, host, port.target) {
+        (Protocol::Udp, Some(host), Some(target)) if host.is_ipv4() != target.is_ipv4() => {
+            Some(Problem::Families(host, target))
+        }
+        _ => None,
+    };
+    if let Some(problem) = candidates.iter().find_map(changes_version) {
+        return Err(problem);
+    }
     let published: Vec<Publish> = candidates
         .into_iter()
-        .filter(|(host_port, _)| !excluded.iter().any(|range| range.contains(host_port)))
-        .map(|(host_port, program_port)| Publish {
+        .filter(|wanted| !excluded.iter().any(|range| range.contains(&wanted.from)))
+        .map(|Wanted { from, to, target }| Publish {
             protocol,
             host,
             interface: interface.clone(),
-            host_port,
-            program_port,
-            target: Target::Program,
+            host_port: from,
+            program_port: to,
+            target: target.map_or(Target::Program, Target::Address),
             optional: all,
         })
         .collect();
     if published.is_empty() { Err(Problem::NothingLeft) } else { Ok(published) }
+}
+
+/// True if what precedes the first slash of a specification ends with the address of a target,
+/// behind a port and a colon, and so is not the prefix. An address such as `80:1::2` is a prefix: a
+/// target needs brackets there.
+fn ends_with_target(text: &str) -> bool {
+    let last = text.rsplit_once(',').map_or(text, |(_, last)| last);
+    let target = last.split_once(':').filter(|(ports, _)| parse_range(ports).is_ok());
+    target.is_some_and(|(_, address)| unbracketed(address).parse::<IpAddr>().is_ok())
+        && text.parse::<IpAddr>().is_err()
 }
 
 fn parse_prefix(prefix: Option<&str>) -> Result<(Option<IpAddr>, Option<String>), Problem> {
@@ -324,14 +362,17 @@ fn parse_prefix(prefix: Option<&str>) -> Result<(Option<IpAddr>, Option<String>)
         Some((address, interface)) => (address, Some(parse_interface(interface)?)),
         None => (prefix, None),
     };
-    let unbracketed =
-        address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address);
-    let host = match (unbracketed.parse(), &interface) {
+    let host = match (unbracketed(address).parse(), &interface) {
         (Ok(host), _) => Some(host),
         (Err(_), Some(_)) if address.is_empty() => None,
         (Err(_), _) => return Err(Problem::Address(address.into())),
     };
     Ok((host, interface))
+}
+
+/// Returns an address without the brackets around it, if it has some.
+fn unbracketed(address: &str) -> &str {
+    address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address)
 }
 
 /// Splits `ADDR:PORT:PORT`, as Docker writes it, into address and ports. An IPv6 address needs
@@ -364,16 +405,30 @@ pub fn is_interface_name(name: &str) -> bool {
 /// The ports of a list: those before and after the colon, and the excluded ones. No wanted port
 /// means all.
 struct Mapping {
-    wanted: Vec<(u16, u16)>,
+    wanted: Vec<Wanted>,
     excluded: Vec<RangeInclusive<u16>>,
+    /// Where all ports lead.
+    all_to: Option<IpAddr>,
+}
+
+/// A port before the colon, the port after it, and the address there.
+struct Wanted {
+    from: u16,
+    to: u16,
+    target: Option<IpAddr>,
 }
 
 fn parse_list(list: &str) -> Result<Mapping, Problem> {
-    let mut mapping = Mapping { wanted: Vec::new(), excluded: Vec::new() };
-    if list == "all" {
+    let mut mapping = Mapping { wanted: Vec::new(), excluded: Vec::new(), all_to: None };
+    let all_to = list.strip_prefix("all").and_then(|rest| rest.strip_prefix(':'));
+    mapping.all_to = all_to.map(parse_target).transpose()?;
+    if list == "all" || all_to.is_some() {
         return Ok(mapping);
     }
     for item in list.split(',') {
+        if item == "auto" {
+            return Err(Problem::AutoAmong);
+        }
         if let Some(range) = item.strip_prefix('~') {
             if range.contains(':') {
                 return Err(Problem::ExclusionTarget(item.into()));
@@ -381,19 +436,36 @@ fn parse_list(list: &str) -> Result<Mapping, Problem> {
             mapping.excluded.push(parse_range(range)?);
             continue;
         }
-        let (host, program) = match item.split_once(':') {
-            Some((host, program)) => (parse_range(host)?, parse_range(program)?),
-            None => (parse_range(item)?, parse_range(item)?),
+        let (before, after) = item.split_once(':').unwrap_or((item, item));
+        let before = parse_range(before)?;
+        let (target, after) = match after.rsplit_once('/') {
+            Some((address, ports)) => (Some(parse_target(address)?), parse_range(ports)?),
+            None if unbracketed(after).parse::<IpAddr>().is_ok() => {
+                (Some(parse_target(after)?), before.clone())
+            }
+            None => (None, parse_range(after)?),
         };
-        if host.len() != program.len() {
+        if before.len() != after.len() {
             return Err(Problem::Lengths(item.into()));
         }
-        if mapping.wanted.len() + host.len() > usize::from(u16::MAX) {
-            return Err(Problem::Twice(*host.start()));
+        if mapping.wanted.len() + before.len() > usize::from(u16::MAX) {
+            return Err(Problem::Twice(*before.start()));
         }
-        mapping.wanted.extend(host.zip(program));
+        let both = before.zip(after);
+        mapping.wanted.extend(both.map(|(from, to)| Wanted { from, to, target }));
     }
     Ok(mapping)
+}
+
+/// Parses an address inside that ports lead to.
+fn parse_target(text: &str) -> Result<IpAddr, Problem> {
+    let address: Option<IpAddr> = unbracketed(text).parse().ok();
+    address.filter(|ip| is_target(*ip)).ok_or_else(|| Problem::Target(text.into()))
+}
+
+/// Returns true if ports can lead to this address inside: it is a unicast address of a network.
+pub fn is_target(address: IpAddr) -> bool {
+    !address.is_unspecified() && !address.is_multicast() && !address.is_loopback()
 }
 
 fn parse_range(text: &str) -> Result<RangeInclusive<u16>, Problem> {

@@ -4,7 +4,7 @@ use crate::flows::{Gateway, GatewayCounters, LentNow};
 use std::fmt;
 use towpath_io::tap::{Features, TapCounters};
 use towpath_net::counters::Counters;
-use towpath_net::stack::Stack;
+use towpath_net::stack::{Conflict, Stack};
 use towpath_packet::{Ledger, Site};
 
 /// A copy of all counters at one moment.
@@ -43,6 +43,8 @@ pub struct Report {
     pub capture_error: Option<String>,
     /// The host does not allow ping sockets.
     pub ping_forbidden: bool,
+    /// Stations that have an address of the gateway, the last one of each address.
+    pub conflicts: Vec<Conflict>,
     /// Packets handed over to other workers.
     pub handed_over: u64,
     /// Packets dropped because the owning worker's ring was full.
@@ -87,6 +89,7 @@ impl Report {
             captured: None,
             capture_error: None,
             ping_forbidden: gateway.ping_is_forbidden(),
+            conflicts: stack.conflicts().copied().collect(),
             handed_over: 0,
             hand_over_full: 0,
             workers: Vec::new(),
@@ -139,6 +142,7 @@ impl Report {
         for ((_, bytes), (_, more)) in self.copied.iter_mut().zip(&other.copied) {
             *bytes += more;
         }
+        self.conflicts.extend(&other.conflicts);
         self.handed_over += other.handed_over;
         self.hand_over_full += other.hand_over_full;
     }
@@ -223,6 +227,9 @@ impl fmt::Display for Report {
                 stack.syn_cookies_sent, stack.syn_cookies_received, stack.syn_cookies_failed
             )?;
         }
+        for conflict in &self.conflicts {
+            writeln!(f, "conflict          {conflict}, {} messages", conflict.count)?;
+        }
         if let Some((written, missed)) = self.captured {
             let error = self.capture_error.iter().map(|error| format!("; {error}"));
             let error: String = error.collect();
@@ -293,6 +300,8 @@ impl Report {
             ("udp_filtered", gateway.udp_filtered),
             ("udp_nobody", gateway.udp_nobody),
             ("udp_no_memory", gateway.udp_no_memory),
+            ("multicast_filtered", gateway.multicast_filtered),
+            ("multicast_limited", gateway.multicast_limited),
             ("udp_peer_evicted", gateway.peers_evicted),
             ("question_not_kept", gateway.questions_not_kept),
             ("echo_forbidden", gateway.echo_forbidden),

@@ -43,7 +43,7 @@ use towpath_io::receive::ReceiveBuffer;
 use towpath_io::tap::Tap;
 use towpath_io::thread::{Rest, release_unused};
 use towpath_net::engine::{Engine, MEMORY_PAUSE};
-use towpath_net::stack::{self, Address, Limits, Stack};
+use towpath_net::stack::{self, Address, Conflict, Limits, OnConflict, Stack};
 use towpath_net::tcp::Settings;
 use towpath_net::time::{Instant, earliest};
 use towpath_net::wire::MacAddr;
@@ -73,6 +73,9 @@ enum Left {
 /// The capture that all workers of a program share.
 pub(crate) type Capture = Arc<Mutex<Mirrors>>;
 
+/// Called for a station that has an address of the gateway.
+pub type TellConflict = dyn FnMut(&Conflict) + Send;
+
 /// The worker.
 pub struct Worker<S: Inside = Tap> {
     engine: Engine<Stack, S>,
@@ -84,6 +87,7 @@ pub struct Worker<S: Inside = Tap> {
     capture: Option<Capture>,
     /// The recording of the capture, if this worker began it.
     recording: Option<Recording>,
+    tell_conflict: Option<Box<TellConflict>>,
     read_limit: ReadLimit,
     clock: Clock,
     rest: Rest,
@@ -157,7 +161,21 @@ impl<S: Inside> Worker<S> {
             }));
             own.retain(|own| !next_hops.contains(&own.address));
         }
-        Self::with(config, inside, ledger, next_hops, &own)
+        let mut worker = Self::with(config, inside, ledger, next_hops, &own)?;
+        // Guests depend on the gateway's addresses: it keeps them in any case.
+        if config.detects_duplicates {
+            let now = worker.clock.now();
+            worker.engine.protocols.claim_addresses(OnConflict::Keep, now);
+        } else {
+            worker.engine.protocols.defend_addresses();
+        }
+        Ok(worker)
+    }
+
+    /// Makes the worker call `tell` for each station that has an address of the gateway: once, and
+    /// then at intervals.
+    pub fn on_conflict(&mut self, tell: Box<TellConflict>) {
+        self.tell_conflict = Some(tell);
     }
 
     /// Binds the published ports and takes over an inside. Destinations outside of the worker's own
@@ -177,7 +195,8 @@ impl<S: Inside> Worker<S> {
             reactor.add(bell, Token::Bell.encode(), Interest::READ, false)?;
         }
         let gateway = Gateway::new(config, &reactor)?;
-        let stack = new_stack(config, inside.caps(), next_hops, own)?;
+        let mut stack = new_stack(config, inside.caps(), next_hops, own)?;
+        gateway.join_groups(&mut stack);
         let memory = Memory::try_new(MemoryConfig::within(config.memory_bytes))?;
         let (capture, recording) = match &config.capture {
             Some(to) => {
@@ -197,6 +216,7 @@ impl<S: Inside> Worker<S> {
             is_watching: true,
             capture,
             recording,
+            tell_conflict: None,
             read_limit: ReadLimit::new(),
             clock: Clock::new(),
             rest: Rest::new(),
@@ -320,6 +340,9 @@ impl<S: Inside> Worker<S> {
             is_crowded = self.read_inside(now)? == Left::Packets;
         }
         self.run_timers(now);
+        while let Some(conflict) = self.engine.protocols.next_conflict() {
+            self.tell_conflict.iter_mut().for_each(|tell| tell(&conflict));
+        }
         self.with_gateway(now, |gateway, io| {
             gateway.drain(io);
             gateway.continue_flows(io);
@@ -496,7 +519,11 @@ fn new_stack(
         secret: secret()?,
         // The path to the inside is a copy within this machine: large packets delay no others on
         // it.
-        tcp: Settings { min_tso_segs: u32::MAX, ..Settings::default() },
+        tcp: Settings {
+            min_tso_segs: u32::MAX,
+            congestion: config.congestion,
+            ..Settings::default()
+        },
         limits: Limits {
             connections: config.flows_max,
             orphans: config.flows_max,

@@ -95,6 +95,7 @@ impl WorkerGroup {
         let first = queues.next().expect("a device has a queue");
         let of_first = Config {
             publish: config.publish.clone(),
+            multicast: config.multicast.clone(),
             capture: config.capture.clone(),
             ..share.clone()
         };

@@ -10,7 +10,8 @@ use std::num::NonZeroU16;
 
 use towpath_io::vhost_user::driver::{DriverQueue, GuestRam};
 use towpath_io::vhost_user::virtq::{ReceiveQueue, Segment, feature};
-use towpath_net::gso::{self, Checksums, Layout};
+use towpath_net::gso::{self, Checksums};
+use towpath_net::wire::headers::Headers;
 use towpath_packet::{
     Burst, Checksum, Gso, GsoKind, Ledger, Memory, MemoryConfig, Offload, Packet, Site,
 };
@@ -47,7 +48,7 @@ impl Random {
 /// A super-packet, or a packet whose payload fits one segment.
 struct Whole {
     headers: Vec<u8>,
-    layout: Layout,
+    located: Headers,
     kind: GsoKind,
     payload: Vec<u8>,
     /// The ends of its pieces.
@@ -76,7 +77,6 @@ impl Whole {
             headers.extend([0x60, 1, 2, 3, 0xde, 0xad, protocol, 64]);
             headers.extend((0..32).map(|_| random.next() as u8));
         }
-        let transport_at = headers.len();
         if is_tcp {
             let options = 4 * random.within(0, 6);
             headers.extend((0..12).map(|_| random.next() as u8));
@@ -100,7 +100,8 @@ impl Whole {
             (true, false) => GsoKind::Tcp6,
             (false, _) => GsoKind::Udp,
         };
-        Self { headers, layout: Layout { ip_at, transport_at }, kind, payload, ends, size }
+        let located = Headers::read(&headers, ip_at).expect("whole headers");
+        Self { headers, located, kind, payload, ends, size }
     }
 
     fn packet(&self, memory: &mut Memory) -> Packet {
@@ -117,7 +118,7 @@ impl Whole {
             from = end;
         }
         packet.push_header_of(&self.headers);
-        let Layout { transport_at, .. } = self.layout;
+        let Headers { transport_at, .. } = self.located;
         let offset = if self.kind == GsoKind::Udp { 6 } else { 16 };
         let size = NonZeroU16::new(self.size).expect("not zero");
         packet.set_offload(Offload {
@@ -218,11 +219,11 @@ fn memory() -> Memory {
 }
 
 /// Segments a super-packet into packets, as for a port whose device does not segment.
-fn cut(packet: Packet, layout: Layout, memory: &mut Memory) -> VecDeque<Packet> {
+fn cut(packet: Packet, headers: &Headers, memory: &mut Memory) -> VecDeque<Packet> {
     let mut parts = VecDeque::new();
     let out = &mut |part| parts.push_back(part);
     let ledger = Ledger::new();
-    gso::segment(packet, memory, &ledger, layout, Checksums::LeavePartial, out)
+    gso::segment(packet, memory, &ledger, headers, Checksums::LeavePartial, out)
         .expect("a proper super-packet");
     parts
 }
@@ -245,12 +246,12 @@ fn a_device_cuts_as_segmentation_does() {
             for whole in &wholes {
                 let mut packet = whole.packet(&mut memory);
                 let packets = if by_device {
-                    assert!(gso::leave_to_device(&mut packet, whole.layout).expect("proper"));
+                    assert!(gso::leave_to_device(&mut packet, &whole.located).expect("proper"));
                     counted[0] += packet.frames();
                     counted[1] += packet.frame_bytes();
                     VecDeque::from([packet])
                 } else {
-                    let packets = cut(packet, whole.layout, &mut memory);
+                    let packets = cut(packet, &whole.located, &mut memory);
                     counted[0] += packets.len();
                     counted[1] += packets.iter().map(Packet::len).sum::<usize>();
                     packets
@@ -284,10 +285,10 @@ fn what_is_left_of_a_cut_packet_is_a_super_packet() {
         let mut memory = memory();
         let expected = {
             let packet = whole.packet(&mut memory);
-            cut(packet, whole.layout, &mut memory)
+            cut(packet, &whole.located, &mut memory)
         };
         let mut packet = whole.packet(&mut memory);
-        assert!(gso::leave_to_device(&mut packet, whole.layout).expect("proper"));
+        assert!(gso::leave_to_device(&mut packet, &whole.located).expect("proper"));
         assert_eq!(packet.frames(), expected.len());
         // In two steps, if enough parts are gone.
         let gone = random.within(0, expected.len());
@@ -299,7 +300,7 @@ fn what_is_left_of_a_cut_packet_is_a_super_packet() {
         let mut shared = packet.share(&mut memory.packets).expect("enough packets");
         shared.join_parts();
         assert!(shared.segmentation().is_none() && packet.frames() == expected.len() - gone);
-        let found = cut(shared, whole.layout, &mut memory);
+        let found = cut(shared, &whole.located, &mut memory);
         let bytes = |packet: &Packet| {
             let mut bytes = packet.headers().to_vec();
             for piece in packet.pieces() {
@@ -325,7 +326,7 @@ fn lies_about_super_packets_are_found_before_a_device_cuts() {
         let mut offload = *packet.offload();
         offload.checksum = Checksum::Partial { start: 1, offset: 1 };
         packet.set_offload(offload);
-        assert!(gso::leave_to_device(&mut packet, whole.layout).is_err());
+        assert!(gso::leave_to_device(&mut packet, &whole.located).is_err());
         assert!(packet.segmentation().is_none() && *packet.offload() == offload);
         assert!(packet.headers() == whole.headers);
     }

@@ -10,9 +10,10 @@
 //! process can write), in `large_pages` (blocks of a mapping) and in `events::ring` (buffers that
 //! the kernel uses until an operation completes).
 //!
-//! The modules are ordered, and each uses only modules before it: `{doorbell, large_pages, mount,
-//! outside, process_sys, random, receive, sealed, sys} → {direct, endpoint, netlink, reactor,
-//! socket, tap} → {namespace, pcapng, stream, thread} → {confine, events, vhost_user} → fuzz`.
+//! The modules are ordered, and each uses only modules before it: `{doorbell, filter, large_pages,
+//! mount, outside, process_sys, random, receive, sealed, sys} → {direct, endpoint, netlink,
+//! reactor, socket, tap} → {namespace, pcapng, stream, thread} → {confine, events, vhost_user} →
+//! fuzz`.
 #![deny(unsafe_code)]
 #![cfg_attr(not(feature = "confine"), allow(dead_code, reason = "only this feature has a broker"))]
 
@@ -22,6 +23,7 @@ pub mod direct;
 pub mod doorbell;
 pub mod endpoint;
 pub mod events;
+pub mod filter;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod large_pages;

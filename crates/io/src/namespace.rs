@@ -25,7 +25,7 @@ use rustix::io::Errno;
 use rustix::process::{Gid, Pid, Signal, Uid, WaitOptions, getegid, geteuid, waitpid};
 use rustix::thread::{CapabilitySet, capabilities};
 
-use crate::netlink::{LinkSettings, Netlink, NetlinkError, link_local};
+use crate::netlink::{LinkSettings, Netlink, NetlinkError, Route, link_local};
 use crate::outside;
 use crate::process_sys::{Forked, fork_into};
 
@@ -37,10 +37,10 @@ pub mod enter;
 pub mod init;
 pub mod listening;
 pub mod mirror;
+pub mod scratch;
 pub mod signals;
 pub mod sockets;
 pub mod terminal;
-pub mod test_addresses;
 
 /// Why namespaces could not be created or set up.
 #[derive(Debug)]
@@ -259,6 +259,9 @@ pub struct Interface {
     pub ipv6: Option<Addresses>,
     /// Further addresses, with the bits of their networks' prefixes.
     pub further: Vec<(IpAddr, u8)>,
+    /// Routes besides the default ones. Those that the kernel refuses are left out, as the default
+    /// routes lead to the same gateway.
+    pub routes: Vec<Route>,
 }
 
 /// Addresses of one IP version.
@@ -355,12 +358,16 @@ impl Interface {
         if let Some(ipv4) = &self.ipv4 {
             add_network(&mut netlink, index, ipv4)?;
             self.add_further(&mut netlink, index, true)?;
+            self.add_routes(&mut netlink, index, true);
         }
         let Some(ipv6) = &self.ipv6 else { return Ok(Configured::Whole) };
         let added = quiet
             .and_then(|()| netlink.address_add(index, link_local(self.mac).into(), 64))
             .and_then(|()| add_network(&mut netlink, index, ipv6))
             .and_then(|()| self.add_further(&mut netlink, index, false));
+        if added.is_ok() {
+            self.add_routes(&mut netlink, index, false);
+        }
         self.outcome(added)
     }
 
@@ -385,6 +392,16 @@ impl Interface {
     ) -> Result<(), NetlinkError> {
         let mut of_version = self.further.iter().filter(|(ip, _)| ip.is_ipv4() == is_ipv4);
         of_version.try_for_each(|(address, bits)| netlink.address_add(index, *address, *bits))
+    }
+
+    /// Adds routes, first those to networks on the link, where gateways of others may be.
+    fn add_routes(&self, netlink: &mut Netlink, index: u32, is_ipv4: bool) {
+        for is_direct in [true, false] {
+            let now = self.routes.iter().filter(|route| route.gateway.is_none() == is_direct);
+            for route in now.filter(|route| route.destination.is_ipv4() == is_ipv4) {
+                let _ = netlink.route_add(index, route);
+            }
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -21,6 +21,7 @@ use message::{Reply, Request};
 
 pub mod dump;
 pub(crate) mod fuzz;
+pub mod interfaces;
 mod message;
 pub mod watch;
 
@@ -105,6 +106,19 @@ pub struct LinkSettings {
     pub mac: Option<[u8; 6]>,
     /// Keep the kernel from adding an IPv6 link-local address.
     pub address_gen_mode_none: bool,
+}
+
+/// A route through a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The network that it leads to.
+    pub destination: IpAddr,
+    /// Bits of that network's prefix.
+    pub prefix_len: u8,
+    /// The next hop; `None` if the network is on the link.
+    pub gateway: Option<IpAddr>,
+    /// Its metric, 0 for the kernel's default.
+    pub metric: u32,
 }
 
 /// An open rtnetlink socket.
@@ -196,24 +210,6 @@ impl Netlink {
         self.ask("add address", request)
     }
 
-    /// Removes an address.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
-    pub fn address_delete(
-        &mut self,
-        index: u32,
-        address: IpAddr,
-        prefix_len: u8,
-    ) -> Result<(), NetlinkError> {
-        let mut request = Request::no_address(index, &address, prefix_len);
-        match address {
-            IpAddr::V4(v4) => request.attribute(message::IFA_LOCAL, &v4.octets()),
-            IpAddr::V6(v6) => request.attribute(message::IFA_ADDRESS, &v6.octets()),
-        }
-        self.ask("remove address", request)
-    }
-
     /// Adds a default route through `gateway`, of its address family. With `on_link`, the gateway
     /// need not be in a network of the link.
     ///
@@ -225,18 +221,55 @@ impl Netlink {
         gateway: IpAddr,
         on_link: bool,
     ) -> Result<(), NetlinkError> {
-        let mut request = Request::default_route(&gateway, on_link);
-        match gateway {
-            IpAddr::V4(v4) => request.attribute(message::RTA_GATEWAY, &v4.octets()),
-            IpAddr::V6(v6) => request.attribute(message::RTA_GATEWAY, &v6.octets()),
-        }
-        request.attribute(message::RTA_OIF, &index.to_ne_bytes());
+        let destination = match gateway {
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let route = Route { destination, prefix_len: 0, gateway: Some(gateway), metric: 0 };
+        let request = Self::route_request(index, &route, on_link);
         match self.ask("add default route", request) {
             Err(NetlinkError::Refused { errno: Errno::EXIST, .. }) => {
                 Err(NetlinkError::DefaultRouteExists)
             }
             answer => answer,
         }
+    }
+
+    /// Adds a route through the link `index`, also if its gateway is in no network of the link.
+    ///
+    /// # Errors
+    /// [`NetlinkError`]; EEXIST if there is such a route already.
+    pub fn route_add(&mut self, index: u32, route: &Route) -> Result<(), NetlinkError> {
+        let add = |netlink: &mut Self, on_link| {
+            netlink.ask("add route", Self::route_request(index, route, on_link))
+        };
+        match add(self, false) {
+            Err(NetlinkError::Refused { errno, .. })
+                if route.gateway.is_some() && errno != Errno::EXIST =>
+            {
+                add(self, true)
+            }
+            answer => answer,
+        }
+    }
+
+    fn route_request(index: u32, route: &Route, on_link: bool) -> Request {
+        let mut request = Request::route(route, on_link);
+        let mut address = |kind, address| match address {
+            IpAddr::V4(v4) => request.attribute(kind, &v4.octets()),
+            IpAddr::V6(v6) => request.attribute(kind, &v6.octets()),
+        };
+        if route.prefix_len > 0 {
+            address(message::RTA_DST, route.destination);
+        }
+        if let Some(gateway) = route.gateway {
+            address(message::RTA_GATEWAY, gateway);
+        }
+        request.attribute(message::RTA_OIF, &index.to_ne_bytes());
+        if route.metric > 0 {
+            request.attribute(message::RTA_PRIORITY, &route.metric.to_ne_bytes());
+        }
+        request
     }
 
     fn no_generated_address(&mut self, index: u32) -> Result<(), NetlinkError> {

@@ -16,6 +16,7 @@
 mod error_queue;
 pub(crate) mod fuzz;
 mod message;
+mod multicast;
 mod ping;
 mod splice;
 mod tcp;
@@ -34,7 +35,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use towpath_packet::Piece;
 
 /// Most pieces that one send takes.
@@ -60,6 +61,11 @@ fn bind(fd: &OwnedFd, address: &SocketAddr, interface: Option<&str>) -> io::Resu
     if address.is_ipv6() {
         rustix::net::sockopt::set_ipv6_v6only(fd, true)?;
     }
+    bind_as_is(fd, address, interface)
+}
+
+/// Binds to an address and, if one is named, to an interface.
+fn bind_as_is(fd: &OwnedFd, address: &SocketAddr, interface: Option<&str>) -> io::Result<()> {
     if let Some(name) = interface {
         if name.is_empty() || name.len() > INTERFACE_NAME_MAX {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -75,6 +81,15 @@ fn bind(fd: &OwnedFd, address: &SocketAddr, interface: Option<&str>) -> io::Resu
 
 fn local(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     Ok(rustix::net::getsockname(fd)?.try_into()?)
+}
+
+/// Returns an IPv4 address as such that a socket for both families reports as mapped to IPv6
+/// (RFC 4291 §2.5.5.2).
+fn unmapped(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        IpAddr::V4(v4) => SocketAddr::new(v4.into(), address.port()),
+        IpAddr::V6(_) => address,
+    }
 }
 
 fn set_int(fd: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<()> {

@@ -1,8 +1,7 @@
-//! Packet filters: programs for the classic Berkeley packet filter, and a compiler for expressions.
+//! Packet filters: programs for the classic Berkeley packet filter.
 //!
 //! [`Program::new`] accepts instructions from any source and rejects harmful ones. An accepted
-//! program always terminates, reads only the bytes it is given and never panics. [`compile`] makes
-//! a program from an expression such as `tcp port 80 and host 10.0.2.16`.
+//! program always terminates, reads only the bytes it is given and never panics.
 //!
 //! # The machine
 //!
@@ -12,19 +11,11 @@
 //! wraps; a shift by 32 bits or more yields 0. The result is the number of bytes of the packet to
 //! accept; 0 means none.
 //!
-//! Limits: [`INSTRUCTIONS_MAX`]; expressions have their own. This module keeps no state; any thread
-//! may call it. Only compiling and checking allocate.
+//! Limit: [`INSTRUCTIONS_MAX`]. This module keeps no state; any thread may call it. Only checking
+//! allocates.
 //!
 //! Follows McCanne and Jacobson, "The BSD Packet Filter" (1993), with the checks of Linux. Linux's
 //! extension of loads at negative offsets is rejected.
-
-mod compile;
-mod expression;
-
-pub use compile::compile;
-pub use expression::{
-    DEPTH_MAX, EXPRESSION_BYTES_MAX, FilterError, Problem, TERMS_MAX, VLAN_TAGS_MAX,
-};
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -81,83 +72,7 @@ impl core::error::Error for Invalid {}
 
 /// A program that has been checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Program {
-    instructions: Box<[Instruction]>,
-    operations: Box<[Operation]>,
-}
-
-/// Width of a load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Size {
-    Word,
-    Half,
-    Byte,
-}
-
-/// The second operand of arithmetic and comparisons.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Operand {
-    K(u32),
-    X,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Arithmetic {
-    Add,
-    Sub,
-    Mul,
-    Div,
-    Or,
-    And,
-    ShiftLeft,
-    ShiftRight,
-    Mod,
-    Xor,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Comparison {
-    Equal,
-    Greater,
-    GreaterOrEqual,
-    /// Any of the bits is set.
-    Set,
-}
-
-/// A decoded instruction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Operation {
-    /// A ← packet at k.
-    LoadAbsolute(Size, u32),
-    /// A ← packet at X + k.
-    LoadIndirect(Size, u32),
-    /// A ← length of the packet.
-    LoadLength,
-    LoadImmediate(u32),
-    LoadScratch(usize),
-    /// X ← 4 × the low four bits of the packet's byte at k: the length of an IPv4 header.
-    IndexHeaderLength(u32),
-    IndexLength,
-    IndexImmediate(u32),
-    IndexScratch(usize),
-    Store(usize),
-    StoreIndex(usize),
-    Compute(Arithmetic, Operand),
-    Negate,
-    Jump(u32),
-    Branch {
-        comparison: Comparison,
-        with: Operand,
-        jt: u8,
-        jf: u8,
-    },
-    Return(u32),
-    ReturnAccumulator,
-    /// X ← A.
-    ToIndex,
-    /// A ← X.
-    FromIndex,
-}
+pub struct Program(Box<[Instruction]>);
 
 impl Program {
     /// Checks instructions.
@@ -169,15 +84,11 @@ impl Program {
         if count == 0 || count > INSTRUCTIONS_MAX {
             return Err(Invalid::Length);
         }
-        let decoded = instructions.iter().enumerate();
-        let decoded = decoded.map(|(at, instruction)| instruction.decode(at, count));
-        let operations = decoded.collect::<Result<Box<[_]>, _>>()?;
-        match operations.last() {
-            Some(Operation::Return(_) | Operation::ReturnAccumulator) => {
-                Ok(Self { instructions: instructions.into(), operations })
-            }
-            _ => Err(Invalid::NoReturn),
+        for (at, instruction) in instructions.iter().enumerate() {
+            instruction.check(at, count - at - 1)?;
         }
+        let returns = instructions.last().is_some_and(|last| last.code & CLASS == RET);
+        if returns { Ok(Self(instructions.into())) } else { Err(Invalid::NoReturn) }
     }
 
     /// Runs the program on the first bytes of a packet of `len` bytes. Bytes beyond `bytes` count
@@ -186,8 +97,8 @@ impl Program {
         let mut machine = Machine { a: 0, x: 0, scratch: [0; SCRATCH_WORDS], bytes, len };
         let mut at = 0;
         // Jumps go forward only, so `at` always grows.
-        while let Some(&operation) = self.operations.get(at) {
-            match machine.step(operation) {
+        while let Some(instruction) = self.0.get(at) {
+            match machine.step(instruction) {
                 Some(Step::Skip(count)) => at += 1 + count as usize,
                 Some(Step::Return(result)) => return result,
                 None => return 0,
@@ -203,7 +114,7 @@ impl Program {
 
     /// The instructions in the form that a kernel takes.
     pub fn instructions(&self) -> &[Instruction] {
-        &self.instructions
+        &self.0
     }
 }
 
@@ -223,195 +134,118 @@ struct Machine<'a> {
 }
 
 impl Machine<'_> {
-    /// Executes one instruction; `None` ends the program.
-    fn step(&mut self, operation: Operation) -> Option<Step> {
-        match operation {
-            Operation::LoadAbsolute(size, k) => self.a = self.load(size, k)?,
-            Operation::LoadIndirect(size, k) => {
-                self.a = self.load(size, self.x.checked_add(k)?)?;
-            }
-            Operation::LoadLength => self.a = self.len,
-            Operation::LoadImmediate(k) => self.a = k,
-            Operation::LoadScratch(word) => self.a = self.scratch[word],
-            Operation::IndexHeaderLength(k) => self.x = (self.load(Size::Byte, k)? & 0xf) * 4,
-            Operation::IndexLength => self.x = self.len,
-            Operation::IndexImmediate(k) => self.x = k,
-            Operation::IndexScratch(word) => self.x = self.scratch[word],
-            Operation::Store(word) => self.scratch[word] = self.a,
-            Operation::StoreIndex(word) => self.scratch[word] = self.x,
-            Operation::Compute(arithmetic, with) => {
-                self.a = arithmetic.of(self.a, self.value(with))?;
-            }
-            Operation::Negate => self.a = self.a.wrapping_neg(),
-            Operation::Jump(count) => return Some(Step::Skip(count)),
-            Operation::Branch { comparison, with, jt, jf } => {
-                let holds = comparison.holds(self.a, self.value(with));
+    /// Executes one checked instruction; `None` ends the program.
+    fn step(&mut self, instruction: &Instruction) -> Option<Step> {
+        let Instruction { code, jt, jf, k } = *instruction;
+        let operand = if code & X == 0 { k } else { self.x };
+        match code & CLASS {
+            LD => self.a = self.value(code, k)?,
+            // The length of an IPv4 header: 4 times the low four bits of the byte at k.
+            LDX if code & MODE == MSH => self.x = (self.load(B, k)? & 0xf) * 4,
+            LDX => self.x = self.value(code, k)?,
+            ST => self.scratch[k as usize] = self.a,
+            STX => self.scratch[k as usize] = self.x,
+            ALU => self.a = compute(code & OPERATION, self.a, operand)?,
+            JMP => {
+                let holds = match code & OPERATION {
+                    JA => return Some(Step::Skip(k)),
+                    JEQ => self.a == operand,
+                    JGT => self.a > operand,
+                    JGE => self.a >= operand,
+                    _ => self.a & operand != 0,
+                };
                 return Some(Step::Skip(u32::from(if holds { jt } else { jf })));
             }
-            Operation::Return(k) => return Some(Step::Return(k)),
-            Operation::ReturnAccumulator => return Some(Step::Return(self.a)),
-            Operation::ToIndex => self.x = self.a,
-            Operation::FromIndex => self.a = self.x,
+            RET => return Some(Step::Return(if code == RET | A { self.a } else { k })),
+            _ if code == MISC | TAX => self.x = self.a,
+            _ => self.a = self.x,
         }
         Some(Step::Skip(0))
     }
 
-    fn value(&self, operand: Operand) -> u32 {
-        match operand {
-            Operand::K(k) => k,
-            Operand::X => self.x,
-        }
+    /// The value of a load.
+    fn value(&self, code: u16, k: u32) -> Option<u32> {
+        Some(match code & MODE {
+            ABS => self.load(code & SIZE, k)?,
+            IND => self.load(code & SIZE, self.x.checked_add(k)?)?,
+            MEM => self.scratch[k as usize],
+            LEN => self.len,
+            _ => k,
+        })
     }
 
-    fn load(&self, size: Size, at: u32) -> Option<u32> {
+    fn load(&self, size: u16, at: u32) -> Option<u32> {
         let bytes = self.bytes.get(at as usize..)?;
         Some(match size {
-            Size::Word => u32::from_be_bytes(*bytes.first_chunk()?),
-            Size::Half => u16::from_be_bytes(*bytes.first_chunk()?).into(),
-            Size::Byte => u32::from(*bytes.first()?),
+            W => u32::from_be_bytes(*bytes.first_chunk()?),
+            H => u16::from_be_bytes(*bytes.first_chunk()?).into(),
+            _ => u32::from(*bytes.first()?),
         })
     }
 }
 
-impl Arithmetic {
-    fn of(self, a: u32, b: u32) -> Option<u32> {
-        Some(match self {
-            Self::Add => a.wrapping_add(b),
-            Self::Sub => a.wrapping_sub(b),
-            Self::Mul => a.wrapping_mul(b),
-            Self::Div => a.checked_div(b)?,
-            Self::Mod => a.checked_rem(b)?,
-            Self::Or => a | b,
-            Self::And => a & b,
-            Self::Xor => a ^ b,
-            Self::ShiftLeft => a.checked_shl(b).unwrap_or(0),
-            Self::ShiftRight => a.checked_shr(b).unwrap_or(0),
-        })
-    }
-}
-
-impl Comparison {
-    fn holds(self, a: u32, b: u32) -> bool {
-        match self {
-            Self::Equal => a == b,
-            Self::Greater => a > b,
-            Self::GreaterOrEqual => a >= b,
-            Self::Set => a & b != 0,
-        }
-    }
+fn compute(operation: u16, a: u32, b: u32) -> Option<u32> {
+    Some(match operation {
+        ADD => a.wrapping_add(b),
+        SUB => a.wrapping_sub(b),
+        MUL => a.wrapping_mul(b),
+        DIV => a.checked_div(b)?,
+        MOD => a.checked_rem(b)?,
+        OR => a | b,
+        AND => a & b,
+        XOR => a ^ b,
+        LSH => a.checked_shl(b).unwrap_or(0),
+        RSH => a.checked_shr(b).unwrap_or(0),
+        _ => a.wrapping_neg(),
+    })
 }
 
 impl Instruction {
-    /// Decodes the instruction at index `at` of `count`.
-    fn decode(&self, at: usize, count: usize) -> Result<Operation, Invalid> {
+    /// Checks the instruction at index `at`, which `after` others follow.
+    fn check(&self, at: usize, after: usize) -> Result<(), Invalid> {
         let Self { code, jt, jf, k } = *self;
-        let class = code & CLASS;
-        if code & !(CLASS | SIZE | MODE) != 0 {
+        if !is_known(code) {
             return Err(Invalid::Unknown(at));
         }
-        let operation = match class {
-            LD | LDX => self.decode_load(class == LDX),
-            ST | STX if code & !CLASS == 0 => match scratch(k) {
-                Some(word) if class == ST => Some(Operation::Store(word)),
-                word => word.map(Operation::StoreIndex),
-            }
-            .ok_or(Invalid::Operand(at))
-            .map(Some)?,
-            ALU => self.decode_arithmetic(),
-            JMP => self.decode_jump(),
-            RET if code == RET | K => Some(Operation::Return(k)),
-            RET if code == RET | A => Some(Operation::ReturnAccumulator),
-            MISC if code == MISC | TAX => Some(Operation::ToIndex),
-            MISC if code == MISC | TXA => Some(Operation::FromIndex),
-            _ => None,
-        };
-        let operation = operation.ok_or(Invalid::Unknown(at))?;
-        let after = count - at - 1;
         let fits = |skipped: u32| (skipped as usize) < after;
-        match operation {
-            Operation::Jump(skipped) if !fits(skipped) => Err(Invalid::Jump(at)),
-            Operation::Branch { .. } if !fits(jt.into()) || !fits(jf.into()) => {
-                Err(Invalid::Jump(at))
-            }
-            Operation::Compute(Arithmetic::Div | Arithmetic::Mod, Operand::K(0))
-            | Operation::LoadScratch(SCRATCH_WORDS..)
-            | Operation::IndexScratch(SCRATCH_WORDS..) => Err(Invalid::Operand(at)),
-            Operation::Compute(
-                Arithmetic::ShiftLeft | Arithmetic::ShiftRight,
-                Operand::K(32..),
-            )
-            | Operation::LoadAbsolute(_, NEGATIVE..)
-            | Operation::LoadIndirect(_, NEGATIVE..)
-            | Operation::IndexHeaderLength(NEGATIVE..) => Err(Invalid::Operand(at)),
-            operation => Ok(operation),
-        }
-    }
-
-    fn decode_load(&self, is_index: bool) -> Option<Operation> {
-        let size = match self.code & SIZE {
-            W => Size::Word,
-            H => Size::Half,
-            B => Size::Byte,
-            _ => return None,
+        let jumps = match code & CLASS {
+            JMP if code == JMP | JA => fits(k),
+            JMP => fits(jt.into()) && fits(jf.into()),
+            _ => true,
         };
-        let k = self.k;
-        // A number out of range is rejected later.
-        let word = usize::try_from(k).unwrap_or(usize::MAX);
-        Some(match (self.code & MODE, size, is_index) {
-            (ABS, size, false) => Operation::LoadAbsolute(size, k),
-            (IND, size, false) => Operation::LoadIndirect(size, k),
-            (LEN, Size::Word, false) => Operation::LoadLength,
-            (LEN, Size::Word, true) => Operation::IndexLength,
-            (IMM, Size::Word, false) => Operation::LoadImmediate(k),
-            (IMM, Size::Word, true) => Operation::IndexImmediate(k),
-            (MEM, Size::Word, false) => Operation::LoadScratch(word),
-            (MEM, Size::Word, true) => Operation::IndexScratch(word),
-            (MSH, Size::Byte, true) => Operation::IndexHeaderLength(k),
-            _ => return None,
-        })
-    }
-
-    fn decode_arithmetic(&self) -> Option<Operation> {
-        if self.code == ALU | NEG {
-            return Some(Operation::Negate);
-        }
-        let arithmetic = match self.code & OPERATION {
-            ADD => Arithmetic::Add,
-            SUB => Arithmetic::Sub,
-            MUL => Arithmetic::Mul,
-            DIV => Arithmetic::Div,
-            OR => Arithmetic::Or,
-            AND => Arithmetic::And,
-            LSH => Arithmetic::ShiftLeft,
-            RSH => Arithmetic::ShiftRight,
-            MOD => Arithmetic::Mod,
-            XOR => Arithmetic::Xor,
-            _ => return None,
+        let is_allowed = match (code & CLASS, code & MODE) {
+            (LD, ABS | IND) | (LDX, MSH) => k < NEGATIVE,
+            (LD | LDX, MEM) | (ST | STX, _) => (k as usize) < SCRATCH_WORDS,
+            (ALU, _) if code & X == 0 => match code & OPERATION {
+                DIV | MOD => k != 0,
+                LSH | RSH => k < u32::BITS,
+                _ => true,
+            },
+            _ => true,
         };
-        Some(Operation::Compute(arithmetic, self.operand()))
-    }
-
-    fn decode_jump(&self) -> Option<Operation> {
-        if self.code == JMP | JA {
-            return Some(Operation::Jump(self.k));
+        match (jumps, is_allowed) {
+            (false, _) => Err(Invalid::Jump(at)),
+            (_, false) => Err(Invalid::Operand(at)),
+            _ => Ok(()),
         }
-        let comparison = match self.code & OPERATION {
-            JEQ => Comparison::Equal,
-            JGT => Comparison::Greater,
-            JGE => Comparison::GreaterOrEqual,
-            JSET => Comparison::Set,
-            _ => return None,
-        };
-        Some(Operation::Branch { comparison, with: self.operand(), jt: self.jt, jf: self.jf })
-    }
-
-    fn operand(&self) -> Operand {
-        if self.code & X == 0 { Operand::K(self.k) } else { Operand::X }
     }
 }
 
-fn scratch(k: u32) -> Option<usize> {
-    usize::try_from(k).ok().filter(|&word| word < SCRATCH_WORDS)
+/// True for the code of an instruction.
+fn is_known(code: u16) -> bool {
+    let (size, mode, operation) = (code & SIZE, code & MODE, code & OPERATION);
+    let is_word = size == W && matches!(mode, IMM | MEM | LEN);
+    code <= CLASS | SIZE | MODE
+        && match code & CLASS {
+            LD => is_word || matches!(size, W | H | B) && matches!(mode, ABS | IND),
+            LDX => is_word || size == B && mode == MSH,
+            ALU => operation <= XOR && code != ALU | NEG | X,
+            JMP => code == JMP | JA || matches!(operation, JEQ | JGT | JGE | JSET),
+            _ => {
+                matches!(code, ST | STX)
+                    || [RET | K, RET | A, MISC | TAX, MISC | TXA].contains(&code)
+            }
+        }
 }
 
 /// First negative offset: Linux has its own meanings for those.

@@ -1,5 +1,4 @@
-//! The Internet checksum (RFC 1071), its pseudo-headers (RFC 9293 §3.1, RFC 8200 §8.1) and its
-//! incremental update (RFC 1624).
+//! The Internet checksum (RFC 1071) and its pseudo-headers (RFC 9293 §3.1, RFC 8200 §8.1).
 //!
 //! [`Sum`] is a running one's complement sum. The payload of a packet is in several pieces of any
 //! length. So a `Sum` records whether an odd number of bytes has been added, and aligns the next
@@ -100,16 +99,6 @@ pub fn pseudo_header(source: IpAddr, destination: IpAddr, protocol: Protocol, le
     sum.add_u16(u16::from(protocol.0));
     sum.add_u32(length);
     sum
-}
-
-/// The checksum after one 16-bit field under it changed from `old` to `new` (RFC 1624 §3,
-/// equation 3).
-#[inline]
-pub fn update(old_checksum: u16, old: u16, new: u16) -> u16 {
-    let sum = u32::from(!old_checksum) + u32::from(!old) + u32::from(new);
-    let sum = (sum & 0xffff) + (sum >> 16);
-    let sum = (sum & 0xffff) + (sum >> 16);
-    !(sum as u16)
 }
 
 /// The checksum in a UDP header: a computed zero is sent as all ones, because zero means no

@@ -1,9 +1,9 @@
 //! Counters of traffic and of drops. Every drop has a reason, which its variant documents.
 
-/// Declares drop reasons: variant, name in reports, meaning.
+/// Declares drop reasons (variant, name in reports, meaning), and their counters.
 macro_rules! drop_reasons {
     (
-        $(#[$about:meta])+ $reasons:ident;
+        $(#[$about:meta])+ $reasons:ident, $drops:ident;
         $($(#[$doc:meta])+ $variant:ident = $name:literal,)+
     ) => {
         $(#[$about])+
@@ -24,12 +24,38 @@ macro_rules! drop_reasons {
                 }
             }
         }
+
+        /// Drops by reason.
+        #[derive(Clone, Debug)]
+        pub(crate) struct $drops([u64; $reasons::ALL.len()]);
+
+        impl Default for $drops {
+            fn default() -> Self {
+                Self([0; $reasons::ALL.len()])
+            }
+        }
+
+        impl $drops {
+            pub(crate) fn count(&mut self, reason: $reasons, packets: usize) {
+                self.0[reason as usize] += packets as u64;
+            }
+
+            pub(crate) fn get(&self, reason: $reasons) -> u64 {
+                self.0[reason as usize]
+            }
+
+            /// Reasons that occurred, with their counts.
+            pub(crate) fn iter(&self) -> impl Iterator<Item = ($reasons, u64)> + '_ {
+                let all = $reasons::ALL.iter().map(|&reason| (reason, self.get(reason)));
+                all.filter(|&(_, count)| count > 0)
+            }
+        }
     };
 }
 
 drop_reasons! {
     /// Reason why the stack dropped a packet, or part of one.
-    DropReason;
+    DropReason, Drops;
     /// The Ethernet header is incomplete.
     EthernetMalformed = "ethernet_malformed",
     /// The frame is for another station.
@@ -100,16 +126,23 @@ drop_reasons! {
     IcmpMalformed = "icmp_malformed",
     /// The ICMP message is of a kind that is ignored.
     IcmpIgnored = "icmp_ignored",
-    /// The ICMP error quotes a segment that is not in flight.
+    /// The ICMP error quotes a packet that was not sent, or a segment that is not in flight.
     IcmpOutOfWindow = "icmp_out_of_window",
     /// The ICMP error was not sent because of the rate limit.
     IcmpRateLimited = "icmp_rate_limited",
+    /// The group membership message is malformed, from off the link or without a router alert.
+    MembershipMalformed = "membership_malformed",
     /// The neighbour discovery message is malformed or from off the link.
     NeighborMalformed = "neighbor_malformed",
     /// Too many packets wait for the neighbour's link-layer address.
     NeighborQueueFull = "neighbor_queue_full",
+    /// The packet waited for a neighbour whose entry was evicted from a full table or replaced, or
+    /// the table had no room for its neighbour.
+    NeighborEvicted = "neighbor_evicted",
     /// The neighbour did not answer.
     NeighborUnreachable = "neighbor_unreachable",
+    /// The message shows that another station uses a local address.
+    AddressConflict = "address_conflict",
     /// No packet handle or frame was free.
     NoMemory = "no_memory",
     /// The device's queue was full.
@@ -122,7 +155,7 @@ drop_reasons! {
 
 drop_reasons! {
     /// Reason why a switch port dropped a packet: on ingress or on egress.
-    PortDrop;
+    PortDrop, PortDrops;
     /// In: the Ethernet header or the tag is incomplete.
     EthernetMalformed = "ethernet_malformed",
     /// In: the frame is longer than a tag and the largest IP packet allow.
@@ -170,7 +203,7 @@ drop_reasons! {
 }
 
 /// Counters of one stack. Plain numbers: one thread writes them, and reports copy them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Counters {
     /// Packets received.
     pub packets_in: u64,
@@ -201,40 +234,18 @@ pub struct Counters {
     pub tail_probes: u64,
     /// Datagrams reassembled from fragments.
     pub reassembled: u64,
-    drops: [u64; DropReason::ALL.len()],
-}
-
-impl Default for Counters {
-    fn default() -> Self {
-        Self {
-            packets_in: 0,
-            bytes_in: 0,
-            super_packets_in: 0,
-            packets_out: 0,
-            bytes_out: 0,
-            super_packets_out: 0,
-            connections: 0,
-            syn_cookies_sent: 0,
-            syn_cookies_received: 0,
-            syn_cookies_failed: 0,
-            orphans_reset: 0,
-            retransmitted: 0,
-            tail_probes: 0,
-            reassembled: 0,
-            drops: [0; DropReason::ALL.len()],
-        }
-    }
+    drops: Drops,
 }
 
 impl Counters {
     /// Counts a drop.
     pub fn drop(&mut self, reason: DropReason) {
-        self.drops[reason as usize] += 1;
+        self.drops.count(reason, 1);
     }
 
     /// Number of drops for `reason`.
     pub fn dropped(&self, reason: DropReason) -> u64 {
-        self.drops[reason as usize]
+        self.drops.get(reason)
     }
 
     /// Adds the counters of another stack.
@@ -253,16 +264,13 @@ impl Counters {
         self.retransmitted += other.retransmitted;
         self.tail_probes += other.tail_probes;
         self.reassembled += other.reassembled;
-        for (count, more) in self.drops.iter_mut().zip(other.drops) {
-            *count += more;
+        for (reason, count) in other.drops.iter() {
+            self.drops.count(reason, count as usize);
         }
     }
 
     /// Drop reasons that occurred, with their counts.
     pub fn drops(&self) -> impl Iterator<Item = (DropReason, u64)> + '_ {
-        DropReason::ALL
-            .iter()
-            .map(|&reason| (reason, self.dropped(reason)))
-            .filter(|&(_, count)| count > 0)
+        self.drops.iter()
     }
 }

@@ -263,54 +263,36 @@ impl<P: Protocols, D: Device> Engine<P, D> {
     }
 }
 
-impl Protocols for Stack {
-    fn stack(&self) -> &Stack {
-        self
-    }
+/// Implements [`Protocols`] by the methods of the same names.
+macro_rules! protocols {
+    ($of:ident, $self:ident, $stack:expr, $stack_mut:expr) => {
+        impl Protocols for $of {
+            fn stack(&$self) -> &Stack {
+                $stack
+            }
 
-    fn stack_mut(&mut self) -> &mut Stack {
-        self
-    }
+            fn stack_mut(&mut $self) -> &mut Stack {
+                $stack_mut
+            }
 
-    fn input(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
-        Stack::input(self, burst, cx);
-    }
+            fn input(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
+                $of::input(self, burst, cx);
+            }
 
-    fn output(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
-        Stack::output(self, burst, cx);
-    }
+            fn output(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
+                $of::output(self, burst, cx);
+            }
 
-    fn on_deadline(&mut self, cx: &mut Context<'_>) {
-        Stack::on_deadline(self, cx);
-    }
+            fn on_deadline(&mut self, cx: &mut Context<'_>) {
+                $of::on_deadline(self, cx);
+            }
 
-    fn next_deadline(&self) -> Option<Instant> {
-        Stack::next_deadline(self)
-    }
+            fn next_deadline(&self) -> Option<Instant> {
+                $of::next_deadline(self)
+            }
+        }
+    };
 }
 
-impl Protocols for Sockets {
-    fn stack(&self) -> &Stack {
-        Sockets::stack(self)
-    }
-
-    fn stack_mut(&mut self) -> &mut Stack {
-        Sockets::stack_mut(self)
-    }
-
-    fn input(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
-        Sockets::input(self, burst, cx);
-    }
-
-    fn output(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
-        Sockets::output(self, burst, cx);
-    }
-
-    fn on_deadline(&mut self, cx: &mut Context<'_>) {
-        Sockets::on_deadline(self, cx);
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        Sockets::next_deadline(self)
-    }
-}
+protocols!(Stack, self, self, self);
+protocols!(Sockets, self, Sockets::stack(self), Sockets::stack_mut(self));

@@ -42,100 +42,81 @@ use core::hash::{BuildHasher, Hasher};
 use foldhash::fast::FixedState;
 use towpath_packet::{Checksum, Ledger, Packet};
 
-use crate::gso::{
-    IP_BYTES_MAX, Layout, Shape, Transport, Version, at, partial, read_u16, sum_is_right,
-};
-use crate::time::Instant;
+use crate::gso::{IP_BYTES_MAX, Shape, partial, sum_is_right};
+use crate::wire::field::read_u16;
+use crate::wire::headers::{Headers, Transport, Version};
 use crate::wire::tcp::Flags;
-use crate::wire::{ipv4, udp};
+use crate::wire::{ipv4, tcp, udp};
 use aggregate::{Aggregate, Bucket};
 
-/// Holds packets that can still be merged. One thread.
-pub struct Coalescer {
-    buckets: [Bucket; BUCKETS],
+/// Holds packets that can still be merged, and with each what its receiver knows of it: a `T`,
+/// which is returned with the packet. A super-packet has the `T` of its first packet. One thread.
+pub struct Coalescer<T> {
+    buckets: [Bucket<T>; BUCKETS],
     hash: FixedState,
 }
 
-impl Default for Coalescer {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Coalescer {
-    /// A coalescer that holds nothing.
-    pub fn new() -> Self {
-        Self { buckets: [const { Bucket::EMPTY }; BUCKETS], hash: FixedState::default() }
+impl<T> Coalescer<T> {
+    /// A coalescer that holds nothing. `seed` must be unpredictable, or strangers choose which
+    /// flows share a bucket.
+    pub fn new(seed: u64) -> Self {
+        Self { buckets: [const { Bucket::EMPTY }; BUCKETS], hash: FixedState::with_seed(seed) }
     }
 
-    /// Processes a received, parsed packet: merges it, holds it, or delivers it to `out`, after the
-    /// held packets that precede it.
+    /// Processes a received packet with these headers, which are private: merges it, holds it, or
+    /// delivers it to `out`, after the held packets that precede it.
     ///
     /// Only flows whose receiver supports super-packets may be passed here. A caller that bypasses
     /// the coalescer must do so for the whole flow.
     pub fn receive(
         &mut self,
         mut packet: Packet,
-        layout: Layout,
-        now: Instant,
+        headers: &Headers,
+        known: T,
         ledger: &Ledger,
-        out: &mut impl FnMut(Packet),
+        out: &mut impl FnMut(Packet, T),
     ) {
-        let Some(shape) = Shape::read(packet.headers(), layout) else {
-            return out(packet);
+        let Some(shape) = Shape::of(headers, packet.headers().len()) else {
+            return out(packet, known);
         };
         let hash = self.flow_hash(packet.headers(), &shape);
         let bucket = &mut self.buckets[hash as usize % BUCKETS];
         let place = bucket.find(hash, packet.headers(), &shape);
         if !may_merge(&packet, &shape) || !verify(&mut packet, &shape, ledger) {
             if let Some(place) = place {
-                out(bucket.remove(place).finish());
+                bucket.remove(place).finish(out);
             }
-            return out(packet);
+            return out(packet, known);
         }
         if let Some(place) = place {
             match bucket.at(place).merge(packet) {
                 Ok(last) => {
                     if last {
-                        out(bucket.remove(place).finish());
+                        bucket.remove(place).finish(out);
                     }
                     return;
                 }
                 Err(refused) => {
                     packet = refused;
-                    out(bucket.remove(place).finish());
+                    bucket.remove(place).finish(out);
                 }
             }
         }
         if ends_burst(packet.headers(), &shape) {
-            return out(packet);
+            return out(packet, known);
         }
-        if let Some(oldest) = bucket.push(Aggregate::new(packet, shape, hash, now)) {
-            out(oldest.finish());
+        if let Some(oldest) = bucket.push(Aggregate::new(packet, shape, hash, known)) {
+            oldest.finish(out);
         }
     }
 
-    /// Delivers all held packets: at the end of each burst, unless a delay was chosen.
-    pub fn flush(&mut self, out: &mut impl FnMut(Packet)) {
+    /// Delivers all held packets, at the end of each burst.
+    pub fn flush(&mut self, out: &mut impl FnMut(Packet, T)) {
         for bucket in &mut self.buckets {
             while bucket.count() > 0 {
-                out(bucket.remove(0).finish());
+                bucket.remove(0).finish(out);
             }
         }
-    }
-
-    /// Delivers packets that have been held since `limit` or longer.
-    pub fn flush_older(&mut self, limit: Instant, out: &mut impl FnMut(Packet)) {
-        for bucket in &mut self.buckets {
-            while bucket.oldest().is_some_and(|since| since <= limit) {
-                out(bucket.remove(0).finish());
-            }
-        }
-    }
-
-    /// When the oldest held packet was received.
-    pub fn oldest(&self) -> Option<Instant> {
-        self.buckets.iter().filter_map(Bucket::oldest).min()
     }
 
     /// Number of held packets; each counts once however many were merged into it.
@@ -169,10 +150,10 @@ fn may_merge(packet: &Packet, shape: &Shape) -> bool {
     let header = &headers[shape.transport_at..];
     match shape.transport {
         Transport::Tcp => {
-            !Flags(header[at::TCP_FLAGS]).intersects(Flags::SYN | Flags::RST | Flags::URG)
+            !Flags(header[tcp::at::FLAGS]).intersects(Flags::SYN | Flags::RST | Flags::URG)
         }
         Transport::Udp => {
-            usize::from(read_u16(header, at::UDP_LENGTH)) == shape.transport_len(payload)
+            usize::from(read_u16(header, udp::at::LENGTH)) == shape.transport_len(payload)
                 && read_u16(header, udp::CHECKSUM_OFFSET) != 0
         }
     }
@@ -180,7 +161,7 @@ fn may_merge(packet: &Packet, shape: &Shape) -> bool {
 
 /// True for a header without options and with the checksum that segmentation would write.
 fn ipv4_may_merge(header: &[u8]) -> bool {
-    let is_canonical = read_u16(header, at::IPV4_CHECKSUM) != NEGATIVE_ZERO;
+    let is_canonical = read_u16(header, ipv4::at::CHECKSUM) != NEGATIVE_ZERO;
     header.len() == ipv4::HEADER_LEN
         && is_canonical
         && ipv4::Header::parse(header, usize::MAX).is_ok()
@@ -214,7 +195,7 @@ fn verify(packet: &mut Packet, shape: &Shape, ledger: &Ledger) -> bool {
 /// True if the sender has no data that follows this packet at once.
 fn ends_burst(headers: &[u8], shape: &Shape) -> bool {
     shape.transport == Transport::Tcp
-        && Flags(headers[shape.transport_at + at::TCP_FLAGS]).intersects(Flags::PSH | Flags::FIN)
+        && Flags(headers[shape.transport_at + tcp::at::FLAGS]).intersects(Flags::PSH | Flags::FIN)
 }
 
 /// The second zero of one's complement.

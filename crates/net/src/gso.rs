@@ -30,19 +30,16 @@ mod splitter;
 mod sum;
 mod tunnel;
 
-use core::fmt;
-
 use towpath_packet::packet::HEADER_BYTES;
 pub(crate) use towpath_packet::segmentation::{Part, Template};
 use towpath_packet::{Checksum, Ledger, Memory, Offload, Packet, Segmentation};
 
+use crate::wire::headers::Headers;
 use offload_fields::Whole;
 
 pub(crate) use copy_foreign::{orphan_payload, own_payload};
-pub use header_layout::{IP_BYTES_MAX, Layout};
-pub(crate) use header_layout::{
-    Shape, Transport, Version, at, read_u16, write_ipv4_checksum, write_u16,
-};
+pub use header_layout::IP_BYTES_MAX;
+pub(crate) use header_layout::{Shape, write_ipv4_checksum};
 pub use offload_fields::{OffloadError, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, check_offload};
 pub use splitter::PARTS_MAX;
 pub(crate) use splitter::Splitter;
@@ -70,26 +67,6 @@ pub enum SegmentError {
     NoPackets,
 }
 
-impl fmt::Display for SegmentError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Offload(error) => error.fmt(f),
-            Self::Checksum(error) => error.fmt(f),
-            Self::NoPackets => f.write_str("not enough packets for all segments"),
-        }
-    }
-}
-
-impl core::error::Error for SegmentError {
-    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
-        match self {
-            Self::Offload(error) => Some(error),
-            Self::Checksum(error) => Some(error),
-            Self::NoPackets => None,
-        }
-    }
-}
-
 /// Splits a super-packet into segments and passes them to `out` in order; returns how many. A
 /// packet that is no super-packet is passed on as it is, with its partial checksum completed if
 /// requested.
@@ -100,11 +77,11 @@ pub fn segment(
     mut packet: Packet,
     memory: &mut Memory,
     ledger: &Ledger,
-    layout: Layout,
+    headers: &Headers,
     checksums: Checksums,
     out: &mut impl FnMut(Packet),
 ) -> Result<usize, (SegmentError, Packet)> {
-    let Whole { shape, outer, gso } = match offload_fields::check(&mut packet, layout) {
+    let Whole { shape, outer, gso } = match offload_fields::check(&mut packet, headers) {
         Ok(Some(found)) => found,
         Ok(None) => return pass(packet, ledger, checksums, out),
         Err(error) => return Err((SegmentError::Offload(error), packet)),
@@ -146,8 +123,8 @@ pub fn segment(
 /// that is no super-packet is not changed.
 ///
 /// On error the packet is as [`segment`] returns it.
-pub fn leave_to_device(packet: &mut Packet, layout: Layout) -> Result<bool, OffloadError> {
-    let Some(Whole { shape, outer, gso }) = offload_fields::check(packet, layout)? else {
+pub fn leave_to_device(packet: &mut Packet, headers: &Headers) -> Result<bool, OffloadError> {
+    let Some(Whole { shape, outer, gso }) = offload_fields::check(packet, headers)? else {
         return Ok(true);
     };
     if outer.is_some() {

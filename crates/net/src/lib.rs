@@ -5,8 +5,8 @@
 //! `forbid(unsafe_code)`.
 //!
 //! Modules form a line; each may use only those to its left (checked by `cargo xtask tidy`):
-//! `counters → wire → bpf → checksum → gso → {gro, fragment} → switch → neighbor →
-//! pmtu_mode → random → tcp → stack → socket → engine`.
+//! `{counters, slab} → wire → bpf → checksum → gso → {gro, fragment} → switch → random → neighbor →
+//! pmtu_mode → tcp → stack → socket → engine`.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -22,6 +22,7 @@ pub mod gso;
 pub mod neighbor;
 pub mod pmtu_mode;
 mod random;
+pub mod slab;
 pub mod socket;
 pub mod stack;
 pub mod switch;

@@ -22,7 +22,7 @@ use crate::scenario::{Faults, able, config, endpoint, settings};
 use crate::seed::Rng;
 use std::net::SocketAddr;
 use towpath_net::counters::DropReason;
-use towpath_net::tcp::Settings;
+use towpath_net::tcp::{ConnectionError, Settings};
 use towpath_net::time::{Duration, Instant};
 use towpath_packet::{Caps, MemoryConfig};
 
@@ -316,8 +316,8 @@ impl Hours {
         self.open.retain(|index| {
             let pair = &pairs[*index];
             let flows = Self::flows(lan, pair);
-            // A connection that is aborted at once may never reach the server.
-            let begins = pair.kind != Kind::Abort;
+            // A connection that is aborted at once, or fails, may never reach the server.
+            let begins = pair.kind != Kind::Abort && !is_unresolved(flows);
             let open = flows.iter().any(|flow| flow.map_or(begins, |flow| !flow.is_done()));
             let latest = flows.into_iter().flatten().map(|flow| flow.progress).max();
             let patience = PROGRESS_MAX + pair.pauses;
@@ -340,8 +340,13 @@ impl Hours {
     fn judge(&self) {
         let mut problems = self.lan.problems();
         problems.extend(self.lan.leaks());
+        let mut unresolved = 0;
         for pair in &self.pairs {
             let flows = Self::flows(&self.lan, pair);
+            if is_unresolved(flows) {
+                unresolved += 1;
+                continue;
+            }
             let aborts = pair.kind == Kind::Abort;
             if !aborts && !flows.iter().all(|flow| flow.is_some_and(ended_well)) {
                 problems.push(format!("{:?} {}: {}", pair.kind, pair.local, show(flows)));
@@ -350,6 +355,9 @@ impl Hours {
             if !aborts && (ours.written, theirs.written) != (theirs.read, ours.read) {
                 problems.push(format!("{:?} {}: {}", pair.kind, pair.local, show(flows)));
             }
+        }
+        if unresolved > self.pairs.len() / 4 {
+            problems.push(format!("{unresolved} of {} found no server", self.pairs.len()));
         }
         for (index, port) in self.lan.ports.iter().enumerate() {
             let counters = port.host.stack.counters();
@@ -369,6 +377,12 @@ fn cable(clean: LinkConfig, medium: Medium) -> LinkConfig {
 
 fn ended_well(flow: &Flow) -> bool {
     flow.written == flow.plan.write && flow.closed == Some(None)
+}
+
+/// True if the attempt to connect failed because the server's address was not resolved: the cable
+/// was cut for longer than solicitations are sent.
+fn is_unresolved(flows: [Option<&Flow>; 2]) -> bool {
+    flows[0].is_some_and(|flow| flow.closed == Some(Some(ConnectionError::Unreachable)))
 }
 
 fn show(flows: [Option<&Flow>; 2]) -> String {

@@ -14,10 +14,11 @@
 //! A failing run prints its seed; `TOWPATH_SEED=<seed>` repeats it.
 //!
 //! Modules form a line, and each uses only those before it: `{clock, liveness, oracle, seed, trace}
-//! → {flow, link} → host → {lan, world} → scenario → {hours, script}`.
+//! → {flow, link} → host → {lan, world} → scenario → {contest, hours, script}`.
 #![forbid(unsafe_code)]
 
 pub mod clock;
+pub mod contest;
 pub mod flow;
 pub mod host;
 pub mod hours;

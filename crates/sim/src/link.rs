@@ -14,8 +14,10 @@ use crate::oracle;
 use crate::seed::{Ppm, Rng};
 use crate::trace;
 use std::collections::BTreeMap;
-use towpath_net::gso::{self, Checksums, Layout};
+use towpath_net::gso::{self, Checksums, SegmentError};
 use towpath_net::time::{Duration, Instant};
+use towpath_net::wire::ethernet;
+use towpath_net::wire::headers::Headers;
 use towpath_packet::{Ledger, Memory, Offload, Packet, VirtioHeader};
 
 /// What a link carries.
@@ -97,6 +99,8 @@ pub struct LinkCounters {
     pub dropped: u64,
     /// Frames dropped because the queue was full.
     pub queue_full: u64,
+    /// Microseconds that all frames together waited in the queue.
+    pub waited_us: u64,
     /// Frames above the MTU of the wire.
     pub too_large: u64,
     /// Frames that were damaged and delivered.
@@ -185,12 +189,9 @@ impl Link {
         match self.config.medium {
             Medium::Tap => packets.push(packet),
             Medium::Wire => {
-                let layout = layout(&packet);
                 let mut out = |packet| packets.push(packet);
-                let cut =
-                    gso::segment(packet, memory, ledger, layout, Checksums::Complete, &mut out);
-                if let Err((error, _)) = cut {
-                    self.problem.get_or_insert_with(|| format!("a card cannot cut it: {error}"));
+                if let Err(error) = cut(packet, memory, ledger, &mut out) {
+                    self.problem.get_or_insert_with(|| format!("a card cannot cut it: {error:?}"));
                 }
             }
         }
@@ -253,6 +254,7 @@ impl Link {
             self.counters.queue_full += 1;
             return;
         };
+        self.counters.waited_us += sent.since(now).as_micros() as u64;
         if self.is_lost(rng) {
             self.counters.dropped += 1;
             return;
@@ -328,11 +330,20 @@ impl Link {
     }
 }
 
-/// Header offsets of a stack's packet: IPv4 without options, or IPv6 with at most a fragment
-/// header, which segmentation does not look behind.
-fn layout(packet: &Packet) -> Layout {
-    let v4 = packet.headers().get(14).is_some_and(|byte| byte >> 4 == 4);
-    Layout { ip_at: 14, transport_at: if v4 { 34 } else { 54 } }
+/// Segments a packet and completes its checksum. One without whole IP and transport headers, such
+/// as ARP, is passed on as it is.
+pub(crate) fn cut(
+    packet: Packet,
+    memory: &mut Memory,
+    ledger: &Ledger,
+    out: &mut impl FnMut(Packet),
+) -> Result<(), SegmentError> {
+    let Some(headers) = Headers::read(packet.headers(), ethernet::HEADER_LEN) else {
+        out(packet);
+        return Ok(());
+    };
+    let cut = gso::segment(packet, memory, ledger, &headers, Checksums::Complete, out);
+    cut.map(|_| ()).map_err(|(error, _)| error)
 }
 
 /// True for ARP, which has no checksum. A real wire has a frame checksum, which is not simulated.

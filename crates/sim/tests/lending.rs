@@ -125,7 +125,7 @@ impl Host {
         let mut stack = Stack::new(config, able(1500));
         stack.set_neighbor(address(family, 1 - index), mac(1 - index));
         Self {
-            sockets: Sockets::new(stack, 1),
+            sockets: Sockets::new(stack),
             memory: Memory::new(MemoryConfig::within(64 << 20)),
             ledger: Ledger::new(),
             loans: Loans::new(65_536),

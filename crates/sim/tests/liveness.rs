@@ -54,7 +54,7 @@ impl Party {
         let stack_config = towpath_net::stack::Config { next_hops, ..config };
         let stack = Stack::new(stack_config, Caps::plain(1500));
         Self {
-            sockets: Sockets::new(stack, 1),
+            sockets: Sockets::new(stack),
             memory: Memory::new(memory),
             ledger: Ledger::new(),
             calls: Calls::default(),

@@ -71,7 +71,7 @@ impl Lender {
         };
         let mut stack = Stack::new(config, able(65_520));
         stack.set_neighbor(address(2), MacAddr([2, 0, 0, 0, 0, 2]));
-        let mut sockets = Sockets::new(stack, 1);
+        let mut sockets = Sockets::new(stack);
         let socket = sockets.datagram(Family::V4).expect("room");
         Self {
             sockets,

@@ -133,7 +133,8 @@ fn listener_absent() {
     }
 }
 
-/// The peer's host does not exist: the connection times out, and the waiting packets are dropped.
+/// The peer's host does not exist: the connection fails when its address is not resolved, and the
+/// waiting packets are dropped.
 #[test]
 fn host_absent() {
     for v6 in [false, true] {
@@ -141,9 +142,9 @@ fn host_absent() {
         world.links.iter_mut().for_each(|link| link.cut = true);
         let (local, remote) = (endpoint(0, v6, 1000), endpoint(1, v6, 81));
         world.hosts[0].connect(local, remote, writes(10), seconds(0)).expect("free");
-        world.run(seconds(60));
+        world.run(seconds(4));
         let closed = world.hosts[0].flows[0].closed;
-        assert_eq!(closed, Some(Some(ConnectionError::TimedOut)));
+        assert_eq!(closed, Some(Some(ConnectionError::Unreachable)));
         assert_sound(&world);
     }
 }
@@ -239,9 +240,11 @@ fn tiny_windows() {
     }
 }
 
-/// RFC 826, RFC 4861: neighbours are found although many queries are lost.
+/// RFC 826, RFC 4861: neighbours are found although many queries are lost. If all of them are, the
+/// connection attempt ends, as on Linux.
 #[test]
 fn neighbours_are_found_in_spite_of_loss() {
+    let mut failed = 0;
     for v6 in [false, true] {
         for seed in 0..10 {
             let mut world = world(Settings { syn_retries: 12, ..Settings::default() });
@@ -249,11 +252,17 @@ fn neighbours_are_found_in_spite_of_loss() {
             world.links.iter_mut().for_each(|link| link.config.loss = 400_000);
             connect(&mut world, v6, [writes(100), writes(100)]);
             world.run(seconds(3600));
+            if world.hosts[0].flows[0].closed == Some(Some(ConnectionError::Unreachable)) {
+                failed += 1;
+                continue;
+            }
             assert_done(&world, 0, 100, 100);
             assert_done(&world, 1, 100, 100);
             assert_sound(&world);
         }
     }
+    // Three queries fail with a probability of (1 - 0.6 * 0.6)^3, which is a quarter.
+    assert!((1..10).contains(&failed), "{failed} of 20");
 }
 
 /// A connection outlives the entry of its neighbour: no data is lost while the neighbour is queried

@@ -144,7 +144,7 @@ fn host(family: Family, index: usize) -> Host {
     let mut stack = Stack::new(config, able(1500));
     stack.set_neighbor(address(family, 1 - index), mac(1 - index));
     let memory = Memory::new(MemoryConfig::within(64 << 20));
-    Host { sockets: Sockets::new(stack, 1), memory, ledger: Ledger::new() }
+    Host { sockets: Sockets::new(stack), memory, ledger: Ledger::new() }
 }
 
 impl World {

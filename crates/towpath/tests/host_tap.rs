@@ -41,6 +41,7 @@ fn in_a_network(test: impl FnOnce(&Host) + Send + 'static) {
             ipv4: Some(Addresses { address: KERNEL, prefix_len: 24, gateway: OURS }),
             ipv6: None,
             further: Vec::new(),
+            routes: Vec::new(),
         };
         interface.configure().expect("addresses");
         test(&host);
@@ -116,6 +117,57 @@ fn the_kernel_connects_and_sends() {
         peer.write_all(b"thanks").expect("sends");
         drop(peer);
         assert_eq!(writer.join().expect("no panic"), b"thanks");
+    });
+}
+
+/// Goal: a datagram to a group reaches the member at the other end, from the host and from the
+/// kernel; errors are those of the kernel's sockets.
+#[test]
+fn groups_have_members_at_both_ends() {
+    const GROUP: Ipv4Addr = Ipv4Addr::new(239, 1, 2, 3);
+    const ANY: Ipv4Addr = Ipv4Addr::UNSPECIFIED;
+    in_a_network(|host| {
+        let (IpAddr::V4(kernel_ip), IpAddr::V4(ours_ip)) = (KERNEL, OURS) else { return };
+        let kernel = std::net::UdpSocket::bind((kernel_ip, 0)).expect("bound");
+        let kernel_member = std::net::UdpSocket::bind((ANY, 700)).expect("bound");
+        let ours = UdpSocket::bind(host, (ANY, 700)).expect("bound");
+        kernel_member.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        ours.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        kernel_member.join_multicast_v4(&GROUP, &kernel_ip).expect("joined");
+        for interface in [ANY, ours_ip] {
+            ours.join_multicast_v4(&GROUP, &interface).expect("joined");
+            let number = |done: std::io::Result<()>| done.err().and_then(|e| e.raw_os_error());
+            let again = kernel_member.join_multicast_v4(&GROUP, &kernel_ip);
+            assert_eq!(number(ours.join_multicast_v4(&GROUP, &interface)), number(again));
+            let wrong = kernel_member.join_multicast_v4(&kernel_ip, &kernel_ip);
+            assert_eq!(number(ours.join_multicast_v4(&ours_ip, &interface)), number(wrong));
+            let (other, nowhere) = (Ipv4Addr::new(239, 1, 2, 4), Ipv4Addr::new(10, 99, 0, 1));
+            let unknown = kernel_member.join_multicast_v4(&other, &nowhere);
+            assert_eq!(number(ours.join_multicast_v4(&other, &nowhere)), number(unknown));
+            let none = kernel_member.leave_multicast_v4(&other, &kernel_ip);
+            assert_eq!(number(ours.leave_multicast_v4(&other, &interface)), number(none));
+
+            let mut received = [0; 100];
+            ours.send_to(b"to the kernel", (GROUP, 700)).expect("sent");
+            let (count, from) = kernel_member.recv_from(&mut received).expect("received");
+            assert_eq!((&received[..count], from.ip()), (&b"to the kernel"[..], OURS));
+            let (count, _) = ours.recv_from(&mut received).expect("its own");
+            assert_eq!(&received[..count], b"to the kernel");
+            kernel.send_to(b"to the host", (GROUP, 700)).expect("sent");
+            let (count, from) = ours.recv_from(&mut received).expect("received");
+            assert_eq!((&received[..count], from.ip()), (&b"to the host"[..], KERNEL));
+            kernel_member.recv_from(&mut received).expect("its own");
+            ours.leave_multicast_v4(&GROUP, &interface).expect("left");
+        }
+        assert!(ours.multicast_loop_v4().expect("set") && ours.multicast_loop_v6().expect("set"));
+        ours.set_multicast_loop_v4(false).expect("set");
+        ours.set_multicast_ttl_v4(7).expect("set");
+        ours.set_multicast_hops_v6(9).expect("set");
+        assert_eq!(
+            (ours.multicast_ttl_v4().expect("set"), ours.multicast_hops_v6().expect("set")),
+            (7, 9)
+        );
+        assert!(!ours.multicast_loop_v4().expect("set"));
     });
 }
 

@@ -157,7 +157,7 @@ impl Program {
         listener.set_nonblocking(true)?;
         ready.add(&listener, 0, Interest::READ, false)?;
         let net = config.ipv4.context("IPv4 is disabled")?;
-        let mut sockets = Sockets::new(stack_of(config, &net), 1);
+        let mut sockets = Sockets::new(stack_of(config, &net));
         let mut to = SocketAddr::new(net.gateway.into(), listener.local_addr()?.port());
         let mut datagrams = None;
         let stream = if way.is_of_datagrams() {

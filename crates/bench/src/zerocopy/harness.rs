@@ -329,7 +329,7 @@ fn host(host: usize, caps: Caps) -> Sockets {
     };
     let mut stack = Stack::new(config, caps);
     stack.set_neighbor(address(1 - host), mac(1 - host));
-    Sockets::new(stack, 1)
+    Sockets::new(stack)
 }
 
 fn address(host: usize) -> IpAddr {

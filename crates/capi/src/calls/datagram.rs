@@ -7,6 +7,7 @@ use crate::instance::{Instance, State};
 use crate::memory::address;
 use crate::memory::control::{self, Control, Received};
 use crate::memory::pointers::Ranges;
+use std::net::IpAddr;
 use std::time::Duration;
 use towpath::layers::net::socket::{
     Error, Family, Notice, Readiness, ReceivedDatagram, SendTo, SocketId,
@@ -229,7 +230,12 @@ impl State {
                 control.push(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, &dropped.to_ne_bytes());
             }
         }
-        control::datagram::push_datagram(control, &file.control_wanted, datagram);
+        let source = self.engine.protocols.stack().source_for(datagram.from.ip().to_canonical());
+        let own = match source {
+            Some(IpAddr::V4(own)) => Some(own),
+            _ => None,
+        };
+        control::datagram::push_datagram(control, &file.control_wanted, datagram, own);
         Ok(())
     }
 }

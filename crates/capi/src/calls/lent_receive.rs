@@ -121,18 +121,18 @@ impl State {
                 received.len = sockets.receive_lent(id, most, &mut pieces, cx)?;
                 return Ok(None);
             }
-            let reported = match with_headers {
+            let arrived = match with_headers {
                 true => sockets.receive_frame_lent(id, most, (&mut headers, &mut pieces), cx)?,
                 false => sockets.receive_datagram_lent(id, most, &mut pieces, cx)?,
             };
             (received.len, received.source) =
-                (reported.len, Some(link::source(reported.from, reported.link)));
-            Ok(Some(reported))
+                (arrived.len, Some(link::source(arrived.from, arrived.link)));
+            Ok(Some(arrived))
         });
         let token = self.lent_pieces.end(place, pieces);
         self.lent_pieces.headers = headers;
         match outcome {
-            Ok(Some(reported)) => self.write_control(fd, &reported, control)?,
+            Ok(Some(arrived)) => self.write_control(fd, &arrived, control)?,
             Ok(None) => self.write_unread(fd, control)?,
             // As with a copy, the end of receiving ends a wait for datagrams.
             Err(Error::WouldBlock) if datagram && timeout != Some(Duration::ZERO) => {

@@ -1,6 +1,7 @@
 //! `getsockopt`, `setsockopt` and `ioctl`, with Linux's numbers.
 
 mod datagram;
+mod multicast;
 mod raw;
 mod tcp_info;
 mod timers;
@@ -91,6 +92,9 @@ impl Instance {
             if let Some(done) = state.set_datagram_option(fd, level, name, value) {
                 return done;
             }
+            if let Some(done) = state.set_multicast_option(fd, level, name, value) {
+                return done;
+            }
             match level {
                 libc::SOL_SOCKET => state.set_socket_option(fd, name, value),
                 libc::IPPROTO_TCP => state.set_tcp_option(fd, name, value),
@@ -106,6 +110,7 @@ impl Instance {
         self.call(|state| {
             state.id(fd)?;
             let own = state.datagram_option(fd, level, name);
+            let own = own.or_else(|| state.multicast_option(fd, level, name));
             let value = match level {
                 _ if let Some(own) = own => own,
                 libc::SOL_SOCKET => state.socket_option(fd, name),
@@ -465,6 +470,9 @@ impl State {
         };
         match name {
             libc::IP_FREEBIND => self.change(fd, |options| options.free_bind = number != 0),
+            libc::IP_BIND_ADDRESS_NO_PORT => {
+                self.change(fd, |options| options.bind_no_port = number != 0)
+            }
             libc::IP_MTU_DISCOVER => {
                 let path_mtu = path_mtu(number)?;
                 self.change(fd, |options| options.path_mtu = path_mtu)
@@ -482,6 +490,9 @@ impl State {
         let options = self.engine.protocols.options(self.id(fd)?)?;
         match name {
             libc::IP_FREEBIND => Ok(i32::from(options.free_bind).to_ne_bytes().to_vec()),
+            libc::IP_BIND_ADDRESS_NO_PORT => {
+                Ok(i32::from(options.bind_no_port).to_ne_bytes().to_vec())
+            }
             libc::IP_MTU => self.path_mtu(fd),
             libc::IP_MTU_DISCOVER => Ok((options.path_mtu as i32).to_ne_bytes().to_vec()),
             libc::IP_TOS => Ok(i32::from(options.tos).to_ne_bytes().to_vec()),

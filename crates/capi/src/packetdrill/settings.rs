@@ -13,6 +13,7 @@ use std::time::Duration;
 use std::{fs, io};
 use towpath::layers::net::counters::DropReason;
 use towpath::layers::net::tcp::congestion::Kind;
+use towpath::layers::net::tcp::ecn::EcnUse;
 use towpath::layers::net::tcp::fastopen::FastOpenKeys;
 use towpath::layers::net::tcp::{FinWait, Settings};
 use towpath::layers::packet::Caps;
@@ -112,7 +113,10 @@ impl Folder {
         self.read("tcp_frto", |value| settings.frto = small(value));
         self.read("tcp_early_retrans", |value| settings.early_retrans = small(value));
         self.read("tcp_recovery", |value| settings.recovery = small(value));
-        self.read("tcp_ecn", |value| settings.ecn = small(value));
+        // AccECN is not supported: values that select it leave the setting as it is.
+        self.read("tcp_ecn", |value| {
+            settings.ecn = EcnUse::from_setting(small(value)).unwrap_or(settings.ecn);
+        });
         self.read("tcp_ecn_fallback", |value| settings.ecn_fallback = value != 0);
         self.read("tcp_slow_start_after_idle", |value| {
             settings.slow_start_after_idle = value != 0;

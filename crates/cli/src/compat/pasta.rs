@@ -111,7 +111,7 @@ pub(super) const KNOWN: &[Known<Meaning>] = &[
     known(0, "no-dhcp-dns", 0, Ignored(NO_DHCP)),
     known(0, "dhcp-search", 0, Ignored(NO_DHCP)),
     known(0, "no-dhcp-search", 0, Ignored(NO_DHCP)),
-    known(0, "no-copy-routes", 0, Ignored("a default route reaches the same hosts")),
+    known(0, "no-copy-routes", 0, Same("--single-route")),
     known(0, "no-copy-addrs", 0, Same("--single-address")),
     known(0, "no-splice", 0, Ignored("published ports use the interface in any case")),
     known(0, "chroot-fallback", 0, Ignored("towpath uses no chroot")),

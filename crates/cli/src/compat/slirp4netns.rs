@@ -6,7 +6,6 @@
 
 use std::ffi::OsString;
 use std::net::Ipv4Addr;
-use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
 
@@ -123,6 +122,7 @@ struct Seen {
     disables_loopback: bool,
     enables_ipv6: bool,
     has_path: bool,
+    userns: Option<OsString>,
     text: Option<String>,
 }
 
@@ -171,13 +171,7 @@ impl Seen {
                 ),
                 other => bail!("option --target-type: '{other}' is not 'netns'"),
             },
-            // The user namespace that owns the network namespace is entered if necessary.
-            Meaning::Userns => {
-                let path = Path::new(&value);
-                path.metadata().with_context(|| {
-                    format!("option --userns-path: cannot find {}", path.display())
-                })?;
-            }
+            Meaning::Userns => self.userns = Some(value),
             Meaning::Help => self.text = Some(help()),
             Meaning::Version => {
                 let version = env!("CARGO_PKG_VERSION");
@@ -200,6 +194,9 @@ impl Seen {
         self.add_network(&mut command)?;
         command.push(joined("--ifname", interface));
         command.append(&mut self.options);
+        if let Some(userns) = &self.userns {
+            command.push(joined("--userns", userns));
+        }
         if self.has_path {
             command.push(joined("--netns", target));
         } else {

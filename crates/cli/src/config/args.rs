@@ -8,9 +8,10 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use towpath_gateway::config::{MTU_MAX, MTU_MIN, Subnet4, Subnet6, WORKERS_MAX, parse_size};
 use towpath_gateway::network::{BUSY_POLL_MAX, QUEUE_LEN_MAX};
-use towpath_net::wire::domain::DomainName;
+use towpath_gateway::services::wire::domain::DomainName;
+use towpath_net::tcp::congestion::Kind;
 
-use crate::config::netfile::{Pool, parse_duration};
+use crate::config::netfile::{Pool, parse_congestion, parse_duration};
 use crate::exit;
 
 pub(crate) use attach::{AsArguments, AttachArguments, NoConfig};
@@ -430,13 +431,14 @@ pub(crate) struct StatsArguments {
 pub(crate) struct NetworkArguments {
     /// Publish TCP ports on the host; may be repeated.
     ///
-    /// SPEC is a comma-separated list of PORT[-PORT][:PORT[-PORT]]: a port or range of the host
-    /// and, after the colon, of the program if it differs. A prefix ADDR/, ADDR%IF/ or %IF/ limits
-    /// the list to an address and a network interface of the host. ~PORT[-PORT] excludes ports; a
-    /// list of exclusions alone means all other ports. `none` publishes nothing; `all` publishes
-    /// all free ports except the host's ephemeral ports; `auto` publishes each port while a program
-    /// inside listens on it, and may be given beside others.
-    /// Examples: 8080:80 · 22,25 · 2000-2010:3000-3010 · 127.0.0.1/80 · %eth0/53 · 20-30,~25
+    /// SPEC is a comma-separated list of PORT[-PORT][:[ADDR/]PORT[-PORT]]: a port or range of the
+    /// host and, after the colon, of the program if it differs, or of another address inside. A
+    /// prefix ADDR/, ADDR%IF/ or %IF/ limits the list to an address and a network interface of the
+    /// host. ~PORT[-PORT] excludes ports; a list of exclusions alone means all other ports. `none`
+    /// publishes nothing; `all` publishes all free ports except the host's ephemeral ports; `auto`
+    /// publishes each port while a program inside listens on it, and may be given beside others.
+    /// Examples: 8080:80 · 22,25 · 2000-2010:3000-3010 · 127.0.0.1/80 · %eth0/53 · 20-30,~25 ·
+    /// 5000:10.88.0.5/6000
     #[arg(short, long, value_name = "SPEC", help_heading = "Ports")]
     pub(crate) tcp_ports: Vec<String>,
 
@@ -538,6 +540,10 @@ pub(crate) struct GatewayArguments {
     /// Relay DNS to this resolver instead of those in the host's /etc/resolv.conf; may be repeated.
     #[arg(long, value_name = "ADDR", help_heading = "Network")]
     pub(crate) dns: Vec<IpAddr>,
+
+    /// Congestion control of TCP towards the inside: reno, cubic or bbr [default: cubic]
+    #[arg(long, value_name = "NAME", value_parser = parse_congestion, help_heading = "Network")]
+    pub(crate) congestion: Option<Kind>,
 
     /// Map the inside address ADDR, for example 10.0.2.2, to the host's loopback (127.0.0.1, ::1);
     /// may be repeated. Without it, services that listen only there are unreachable.

@@ -105,9 +105,14 @@ const HINTS: &[Hint] = &[
     ),
     hint(
         &["--no-copy-routes", "--no-copy-addrs", "--freebind"],
-        &[("run", "--subnet"), ("run", "--copy-host"), ("run", "--single-address")],
+        &[
+            ("run", "--subnet"),
+            ("run", "--copy-host"),
+            ("run", "--single-address"),
+            ("run", "--single-route"),
+        ],
         "not needed: addresses are those of --subnet unless --copy-host is given, which copies one \
-         with --single-address; routes are never copied",
+         with --single-address, and the default route alone with --single-route",
     ),
     hint(
         &["--enable-ipv6"],

@@ -55,6 +55,9 @@ pub(crate) fn apply(
     messages: Messages,
 ) -> anyhow::Result<Option<String>> {
     check_families(arguments)?;
+    config.multicast.extend(&arguments.multicast);
+    config.multicast.sort_unstable();
+    config.multicast.dedup();
     let copies = arguments.copy_host.is_some();
     let only = arguments.copied_interface();
     let is_needed = copies || !arguments.map_host.is_empty();

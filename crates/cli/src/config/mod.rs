@@ -8,4 +8,5 @@ pub(crate) mod link;
 pub(crate) mod machine;
 pub(crate) mod netfile;
 pub(crate) mod plan;
+pub(crate) mod routes;
 pub(crate) mod settings;

@@ -12,14 +12,17 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use towpath_gateway::config::{FLOWS_MAX, MTU_MAX, MTU_MIN, Subnet4, Subnet6, parse_size};
+use towpath_gateway::config::{
+    FLOWS_MAX, MTU_MAX, MTU_MIN, MulticastService, Subnet4, Subnet6, parse_size,
+};
 use towpath_gateway::control::fields::{Fields, Wrong};
 use towpath_gateway::control::operations;
 use towpath_gateway::network::{BUSY_POLL_MAX, Operation, PortSettings, QUEUE_LEN_MAX};
 use towpath_gateway::publish::{Existing, PortChange, Target};
 use towpath_gateway::services::LEASES_PER_PORT_MAX;
+use towpath_gateway::services::wire::domain::DomainName;
 use towpath_net::switch::Role;
-use towpath_net::wire::domain::DomainName;
+use towpath_net::tcp::congestion::Kind;
 
 use crate::config::document::Document;
 
@@ -33,10 +36,13 @@ pub(crate) struct NetFile {
     pub(crate) busy_poll: Option<Duration>,
     pub(crate) domain: Option<DomainName>,
     pub(crate) gateway: Option<bool>,
+    pub(crate) detect_duplicates: Option<bool>,
     pub(crate) memory: Option<usize>,
     pub(crate) max_flows: Option<usize>,
+    pub(crate) congestion: Option<Kind>,
     pub(crate) resolvers: Vec<IpAddr>,
     pub(crate) map_host_loopback: Vec<IpAddr>,
+    pub(crate) multicast: Vec<MulticastService>,
     pub(crate) ipv4: Family<Subnet4, Ipv4Addr>,
     pub(crate) ipv6: Family<Subnet6, Ipv6Addr>,
     /// Guests may form IPv6 addresses by themselves, according to the advertisements.
@@ -135,11 +141,14 @@ impl NetFile {
                 .map(Duration::from_micros),
             domain: fields.parsed("domain")?,
             gateway: fields.yes_or_no("gateway")?,
+            detect_duplicates: fields.yes_or_no("detect-duplicates")?,
             memory: fields
                 .parsed_by("memory", |text| parse_size(text).map_err(|error| error.to_string()))?,
             max_flows: fields.number("max-flows", 1, FLOWS_MAX as u64)?.map(|max| max as usize),
+            congestion: fields.parsed_by("congestion", parse_congestion)?,
             resolvers: fields.list("resolvers")?,
             map_host_loopback: fields.list("map-host-loopback")?,
+            multicast: fields.list("multicast")?,
             ..Self::default()
         };
         let mut ipv4 = None;
@@ -246,6 +255,15 @@ where
     Ok(family)
 }
 
+/// Parses the name of a congestion control.
+pub(crate) fn parse_congestion(text: &str) -> Result<Kind, String> {
+    Kind::from_name(text).ok_or_else(|| {
+        let names: Vec<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
+        let (last, others) = names.split_last().unwrap_or((&"none", &[]));
+        format!("expected {} or {last}", others.join(", "))
+    })
+}
+
 /// Parses a time: a number of seconds, or a number with the suffix `s`, `m`, `h` or `d`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let (digits, seconds) = match text.char_indices().last() {
@@ -292,6 +310,8 @@ mod tests {
         for (text, expected) in [
             ("mtu = 'x'", "1:1: 'mtu': expected a number from 576 to 65520, got 'x'"),
             ("mtu = 100", "1:1: 'mtu': expected a number from 576 to 65520, got 100"),
+            ("multicast = ['mdns', 'x']", "1:1: 'multicast': 'x': expected mdns or ssdp"),
+            ("congestion = 'vegas'", "1:1: 'congestion': 'vegas': expected reno, cubic or bbr"),
             ("max-flows = 0", "1:1: 'max-flows': expected a number from 1 to 1048576, got 0"),
             ("queue-len = 0", "1:1: 'queue-len': expected a number from 1 to 1048576, got 0"),
             ("\n\nmtuu = 1", "3:1: unknown key 'mtuu'; did you mean 'mtu'?"),

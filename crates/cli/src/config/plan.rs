@@ -17,11 +17,11 @@ use towpath_gateway::network::{
     check_port, gateway_addresses, services_config,
 };
 use towpath_gateway::publish::{Existing, PortChange, Publish, Target};
+use towpath_gateway::services::wire::domain::DomainName;
 use towpath_gateway::services::{self, Services};
 use towpath_io::endpoint::{self, Connection};
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
-use towpath_net::wire::domain::DomainName;
 
 use crate::config::args::UpArguments;
 use crate::config::machine::{self, Machine};
@@ -85,7 +85,8 @@ fn read(arguments: &mut UpArguments, connections: Connections) -> anyhow::Result
             operations.push((at, Operation::Ports(change)));
         }
     }
-    let config = config(arguments, &file)?;
+    let mut config = config(arguments, &file)?;
+    config.detects_duplicates = file.detect_duplicates.unwrap_or(false);
     let has_gateway = !arguments.no_gateway && file.gateway.unwrap_or(true);
     let lends = has_gateway && !arguments.no_dhcp && !file.dhcp.is_off;
     let machine = machine::only(arguments, &config, [has_gateway, lends], &mut operations)?;
@@ -166,6 +167,7 @@ fn config(arguments: &mut UpArguments, file: &NetFile) -> anyhow::Result<Config>
     gateway.mtu = gateway.mtu.or(file.mtu);
     gateway.memory = gateway.memory.or(file.memory);
     gateway.max_flows = gateway.max_flows.or(file.max_flows);
+    gateway.congestion = gateway.congestion.or(file.congestion);
     gateway.subnet = gateway.subnet.or(file.ipv4.subnet);
     gateway.subnet6 = gateway.subnet6.or(file.ipv6.subnet);
     gateway.ipv4_only |= file.ipv6.is_off;
@@ -173,6 +175,7 @@ fn config(arguments: &mut UpArguments, file: &NetFile) -> anyhow::Result<Config>
     gateway.dns.extend(&file.resolvers);
     gateway.map_host_loopback.extend(&file.map_host_loopback);
     let mut config = settings::describe(gateway);
+    config.multicast.extend(&file.multicast);
     if let Some(v4) = &mut config.ipv4 {
         v4.gateway = file.ipv4.gateway.unwrap_or(v4.gateway);
         v4.dns = file.ipv4.dns.or(v4.dns);

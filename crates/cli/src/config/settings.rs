@@ -16,7 +16,7 @@ use towpath_gateway::resolv;
 use towpath_io::namespace::listening::ephemeral_ports;
 
 use crate::config::args::{Arguments, GatewayArguments, NetworkArguments};
-use crate::config::{hints, link};
+use crate::config::{hints, link, routes};
 use crate::exit;
 use crate::messages::Messages;
 
@@ -54,6 +54,8 @@ pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
         ..describe(&arguments.gateway)
     };
     let copied = link::apply(&mut config, &arguments.link, messages(&arguments.gateway))
+        .unwrap_or_else(|error| usage_error(&error));
+    routes::copy(&mut config, &arguments.link, messages(&arguments.gateway))
         .unwrap_or_else(|error| usage_error(&error));
     config.program_mac = arguments.interface.mac.unwrap_or(config.program_mac);
     if let Some(name) = arguments.interface.ifname.clone().or(copied) {
@@ -129,6 +131,7 @@ pub(crate) fn describe(arguments: &GatewayArguments) -> Config {
         gateway_mac: arguments.gateway_mac.unwrap_or(defaults.gateway_mac),
         memory_bytes: arguments.memory.unwrap_or(defaults.memory_bytes),
         flows_max: arguments.max_flows.unwrap_or(defaults.flows_max),
+        congestion: arguments.congestion.unwrap_or(defaults.congestion),
         ..defaults
     }
 }

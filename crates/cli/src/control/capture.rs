@@ -22,13 +22,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FileType;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Map, Value, json};
-use towpath_gateway::capture::{CaptureSettings, Recorder, Summary};
+use towpath_gateway::capture::{CaptureSettings, Recorder, Summary, compile_filter};
 use towpath_gateway::control::http::{self, Response};
 use towpath_gateway::network::Network;
 use towpath_gateway::worker::Worker;
 use towpath_io::namespace::signals::Signals;
 use towpath_io::pcapng::SNAP_BYTES_MAX;
-use towpath_net::bpf;
 
 use crate::config::args::CaptureArguments;
 use crate::config::settings::{self, find_capture};
@@ -49,7 +48,8 @@ const BEGUN: &[u8] = b"HTTP/1.1 102 Processing\r\n\r\n";
 /// Captures until an event ends the capture.
 pub(crate) fn capture(arguments: &CaptureArguments) -> Result<Ending, Failure> {
     let expression = arguments.expression();
-    if let Err(error) = bpf::compile(&arguments.filter).and_then(|_| bpf::compile(&expression)) {
+    if let Err(error) = compile_filter(&arguments.filter).and_then(|_| compile_filter(&expression))
+    {
         settings::usage_error(&anyhow!("option --filter '{}': {error}", arguments.filter));
     }
     let signals = Signals::block()?;
@@ -269,7 +269,7 @@ fn read_wanted(body: &[u8]) -> Result<Wanted, String> {
         None | Some(Value::Null) => None,
         Some(Value::String(text)) if text.trim().is_empty() => None,
         Some(Value::String(text)) => {
-            Some(bpf::compile(&text).map_err(|error| format!("filter '{text}': {error}"))?)
+            Some(compile_filter(&text).map_err(|error| format!("filter '{text}': {error}"))?)
         }
         Some(_) => return Err("'filter': expected a string".to_owned()),
     };

@@ -8,7 +8,7 @@ use std::fmt::{Display, Write as _};
 use std::net::Ipv4Addr;
 
 use serde_json::{Deserializer, Value, json};
-use towpath_gateway::publish::{Protocol, Publish, Target};
+use towpath_gateway::publish::{self, Protocol, Publish, Target};
 
 /// Bytes that a request must be shorter than.
 pub(crate) const REQUEST_BYTES_MAX: usize = 4096;
@@ -80,23 +80,24 @@ impl Forward {
         let host = host.ok_or("add_hostfwd: bad arguments.host_addr")?;
         let host_port = port(&arguments["host_port"]);
         let host_port = host_port.ok_or("add_hostfwd: bad arguments.host_port")?;
-        // Only the program has an address inside.
-        let to = address(&arguments["guest_addr"], guest).filter(|to| Some(*to) == guest);
+        let to = address(&arguments["guest_addr"], guest);
+        let to = to.filter(|to| guest.is_some() && publish::is_target((*to).into()));
         let to = to.ok_or("add_hostfwd: bad arguments.guest_addr")?;
         let guest_port = port(&arguments["guest_port"]);
         let guest_port = guest_port.ok_or("add_hostfwd: bad arguments.guest_port")?;
         Ok(Self { protocol, host, host_port, guest: to, guest_port })
     }
 
-    /// Returns the published port.
-    pub(crate) fn publish(&self) -> Publish {
+    /// Returns the published port of the program with the address `program`.
+    pub(crate) fn publish(&self, program: Option<Ipv4Addr>) -> Publish {
+        let is_programs = Some(self.guest) == program;
         Publish {
             protocol: self.protocol,
             host: Some(self.host.into()),
             interface: None,
             host_port: self.host_port,
             program_port: self.guest_port,
-            target: Target::Program,
+            target: if is_programs { Target::Program } else { Target::Address(self.guest.into()) },
             optional: false,
         }
     }
@@ -237,7 +238,8 @@ mod tests {
             ("host_port", "-1"),
             ("host_port", "\"80\""),
             ("host_port", "80.5"),
-            ("guest_addr", "\"10.0.2.101\""),
+            ("guest_addr", "\"127.0.0.1\""),
+            ("guest_addr", "\"0.0.0.0\""),
             ("guest_addr", "[]"),
             ("guest_port", "null"),
             ("guest_port", "1e9"),
@@ -252,6 +254,21 @@ mod tests {
                           {"proto":"tcp","host_port":80,"guest_port":80}}"#;
         let refused = Request::parse(no_ipv4.as_bytes(), true, None);
         assert_eq!(refused, Some(Err("add_hostfwd: bad arguments.guest_addr")));
+    }
+
+    /// Goal: a port leads to the program, or to another address inside.
+    #[test]
+    fn addresses_of_guests() {
+        for (guest, target) in [
+            ("10.0.2.100", Target::Program),
+            ("10.0.2.101", Target::Address([10, 0, 2, 101].into())),
+        ] {
+            let arguments = json!({
+                "proto": "tcp", "host_port": 80, "guest_port": 81, "guest_addr": guest,
+            });
+            let Ok(Request::Add(forward)) = add(&arguments.to_string()) else { panic!("{guest}") };
+            assert_eq!(forward.publish(Some(GUEST)).target, target);
+        }
     }
 
     #[test]

@@ -92,7 +92,7 @@ impl Ports {
                         "add_hostfwd: slirp_add_hostfwd failed: {FORWARDS_MAX} ports are published"
                     ));
                 }
-                match instance.publish(&forward.publish()) {
+                match instance.publish(&forward.publish(self.program)) {
                     Ok(port) => {
                         self.count += 1;
                         self.all.insert(self.count, (forward, port));

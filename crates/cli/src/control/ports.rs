@@ -8,6 +8,7 @@ use anyhow::{Context, anyhow, bail};
 use serde_json::{Value, json};
 use towpath_gateway::control::fields::Fields;
 use towpath_gateway::control::operations;
+use towpath_gateway::publish::PROGRAM;
 
 use crate::config::args::{
     AddOrDel, LeaseArguments, LsArguments, LsWhat, PortAction, PortArguments, PublishArguments,
@@ -17,7 +18,6 @@ use crate::config::settings;
 use crate::control::api;
 use crate::control::ask::{self, plain};
 use crate::control::instances;
-use crate::control::published::PROGRAM;
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
 
@@ -127,12 +127,13 @@ pub(crate) fn publish(arguments: &PublishArguments) -> Result<Ending, Failure> {
             operation[name] = specs.as_slice().into();
         }
     }
-    let mut operation = checked(understood(operation));
-    let path = match program(arguments)? {
-        Some(path) => {
-            operation[verb] = PROGRAM.into();
-            path
-        }
+    let program = program(arguments)?;
+    if program.is_some() {
+        operation[verb] = PROGRAM.into();
+    }
+    let operation = checked(understood(operation));
+    let path = match program {
+        Some(path) => path,
         None => one(&arguments.which).with_context(|| no_instance(&arguments.guest))?,
     };
     perform(vec![operation], &path)
@@ -332,7 +333,11 @@ fn published_line(pid: i32, published: &Value) -> String {
     };
     let place = part("address", "") + &part("interface", "%");
     let slash = if place.is_empty() { "" } else { "/" };
-    format!("{pid:>8} {protocol} {place}{slash}{port} {}:{to}", plain(&published["guest"]))
+    let mut guest = plain(&published["guest"]);
+    if guest.contains(':') {
+        guest = format!("[{guest}]");
+    }
+    format!("{pid:>8} {protocol} {place}{slash}{port} {guest}:{to}")
 }
 
 #[cfg(test)]

@@ -9,10 +9,9 @@ use towpath_gateway::control::http::Response;
 use towpath_gateway::control::operations;
 use towpath_gateway::flows::StartError;
 use towpath_gateway::network::Operation;
-use towpath_gateway::publish::{HostPort, PortChange, Protocol, Publish, PublishId, Target};
-
-/// The name of the program in place of a guest's.
-pub(crate) const PROGRAM: &str = "program";
+use towpath_gateway::publish::{
+    HostPort, PROGRAM, PortChange, Protocol, Publish, PublishId, Target,
+};
 
 /// An instance that serves one program, whose published ports change while it runs.
 ///
@@ -57,12 +56,20 @@ fn of_program(operation: Operation) -> Option<PortChange> {
     let is_program = |target: &Target| matches!(target, Target::Guest(name) if name == PROGRAM);
     match operation {
         Operation::Ports(PortChange::Publish(mut ports, existing)) => {
-            let are_its = ports.iter().all(|publish| is_program(&publish.target));
-            ports.iter_mut().for_each(|publish| publish.target = Target::Program);
-            are_its.then_some(PortChange::Publish(ports, existing))
+            for publish in &mut ports {
+                match &publish.target {
+                    target if is_program(target) => publish.target = Target::Program,
+                    // The specification has named an address inside.
+                    Target::Address(_) => {}
+                    _ => return None,
+                }
+            }
+            Some(PortChange::Publish(ports, existing))
         }
         Operation::Ports(PortChange::Unpublish(target, only)) => {
-            is_program(&target).then_some(PortChange::Unpublish(Target::Program, only))
+            let target = if is_program(&target) { Target::Program } else { target };
+            let is_its = matches!(target, Target::Program | Target::Address(_));
+            is_its.then_some(PortChange::Unpublish(target, only))
         }
         _ => None,
     }
@@ -154,7 +161,9 @@ mod tests {
             (json!({ "publish": "program", "tcp": "80" }), true),
             (json!({ "unpublish": "program" }), true),
             (json!({ "publish": "a", "tcp": "80" }), false),
-            (json!({ "unpublish": "10.0.2.20" }), false),
+            // An address inside.
+            (json!({ "publish": "10.0.2.20", "tcp": "80" }), true),
+            (json!({ "unpublish": "10.0.2.20" }), true),
             (json!({ "del": "program" }), false),
         ] {
             let body = json!({ "operations": [operation] }).to_string();

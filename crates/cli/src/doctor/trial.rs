@@ -225,7 +225,7 @@ fn set_up(
     if !has_device {
         return;
     }
-    let interface = match Interface::make(config, SELF_TEST_PATIENCE, false) {
+    let interface = match Interface::make(config, SELF_TEST_PATIENCE) {
         Ok(interface) => interface,
         Err(error) => return sink.send(&Finding::failure("interface", format!("{error:#}"))),
     };

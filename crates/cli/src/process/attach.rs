@@ -64,9 +64,8 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     let (ours, theirs) = Channel::pair()?;
     let child = match namespace::fork()? {
         Forked::Child => {
-            let is_awaited = ready.is_some() || arguments.process.daemon;
             drop((ours, ready, surroundings, life));
-            let child = Child { config: &config, messages, channel: theirs, is_awaited, host };
+            let child = Child { config: &config, messages, channel: theirs, host };
             end_child(child.attach(&namespace, user.as_ref()));
         }
         Forked::Parent(child) => ChildGuard::new(child),

@@ -21,9 +21,9 @@ use towpath_io::namespace::enter::{NetworkNamespace, UserNamespace};
 use towpath_io::namespace::init::{self, InitError};
 use towpath_io::namespace::listening::{self, Reach, Wanted};
 use towpath_io::namespace::mirror::{self, HostTables};
+use towpath_io::namespace::scratch::ScratchNetwork;
 use towpath_io::namespace::signals::Signals;
 use towpath_io::namespace::sockets;
-use towpath_io::namespace::test_addresses::TestAddresses;
 use towpath_io::namespace::{self, Configured, Isolation, die_with_parent, relax_network_limits};
 use towpath_io::process_sys::{Forked, Inherited};
 use towpath_io::socket::{TcpListener, UdpSocket};
@@ -44,8 +44,6 @@ pub(crate) struct Child<'a> {
     pub(crate) config: &'a Config,
     pub(crate) messages: Messages,
     pub(crate) channel: Channel,
-    /// The caller waits until the network is ready.
-    pub(crate) is_awaited: bool,
     /// The host's table of sockets, if its ports are mirrored inside.
     pub(crate) host: Option<HostTables>,
 }
@@ -165,7 +163,7 @@ impl Child<'_> {
 
     /// Makes the program's interface; returns the message that passes it to the parent.
     fn interface(&self) -> anyhow::Result<Message> {
-        let interface = Interface::make(self.config, 1, self.is_awaited)?;
+        let interface = Interface::make(self.config, 1)?;
         if let Configured::WithoutIpv6(errno) = interface.configured {
             self.messages.notice(no_ipv6(errno));
         }
@@ -227,14 +225,12 @@ pub(crate) struct Interface {
 
 impl Interface {
     /// Makes and configures the interface in the network namespace of this process, and proves its
-    /// offload features with time limits that are `patience` times as long as usual. The test drops
-    /// packets, so an interface of another process is tested only if that waits (`is_awaited`).
-    pub(crate) fn make(config: &Config, patience: u32, is_awaited: bool) -> anyhow::Result<Self> {
+    /// offload features with time limits that are `patience` times as long as usual.
+    pub(crate) fn make(config: &Config, patience: u32) -> anyhow::Result<Self> {
         let name = &config.interface;
         let workers = config.workers;
         let tap = if workers > 1 { Tap::create_with_queues(name) } else { Tap::create(name) };
         let mut tap = tap.with_context(|| format!("cannot create interface {name}"))?;
-        tap.set_offload(Features::ALL)?;
         tap.set_mtu(config.mtu);
         let configured = match config.configures_interface {
             true => config.interface().configure(),
@@ -246,8 +242,11 @@ impl Interface {
         let configured =
             configured.with_context(|| format!("cannot configure interface {name}"))?;
         let report = match config.configures_interface {
-            false if is_awaited => test_with_other_addresses(&mut tap, config, patience)?,
-            _ => tap::self_test_patiently(&mut tap, &self_test(config), patience),
+            true => {
+                tap.set_offload(Features::ALL)?;
+                tap::self_test_patiently(&mut tap, &self_test(config), patience)
+            }
+            false => test_elsewhere(&mut tap, config, patience)?,
         };
         let others: Result<Vec<Tap>, _> = (1..workers).map(|_| tap.add_queue()).collect();
         let others = others.with_context(|| format!("cannot add queues to interface {name}"))?;
@@ -279,10 +278,7 @@ pub(crate) fn no_ipv6(errno: Errno) -> String {
 }
 
 fn self_test(config: &Config) -> SelfTest {
-    // The kernel's own stack takes part, which needs addresses.
-    let is_configured = config.configures_interface;
-    let ipv4 = config.ipv4.filter(|_| is_configured);
-    let ipv6 = config.ipv6.filter(|_| is_configured);
+    let (ipv4, ipv6) = (config.ipv4, config.ipv6);
     SelfTest {
         program_mac: config.program_mac,
         gateway_mac: config.gateway_mac,
@@ -294,23 +290,23 @@ fn self_test(config: &Config) -> SelfTest {
     }
 }
 
-/// Proves the offload features of an interface that another process configures, by addresses that
-/// the interface has for this time only.
-fn test_with_other_addresses(
-    tap: &mut Tap,
-    config: &Config,
-    patience: u32,
-) -> anyhow::Result<tap::Report> {
-    let name = &config.interface;
-    let addresses = TestAddresses::add(name);
-    let addresses = addresses.with_context(|| format!("cannot examine interface {name}"))?;
-    let mut test = self_test(config);
-    if let Some(addresses) = &addresses {
-        [test.program_v4, test.gateway_v4] = addresses.v4().map_or([None; 2], |v4| v4.map(Some));
-        [test.program_v6, test.gateway_v6] = addresses.v6().map_or([None; 2], |v6| v6.map(Some));
-        test.mtu = addresses.mtu.min(config.mtu);
-    }
-    Ok(tap::self_test_patiently(tap, &test, patience))
+/// Sets the offload features of an interface that another process configures, and perhaps uses
+/// already: those that an interface like it has proven elsewhere.
+fn test_elsewhere(tap: &mut Tap, config: &Config, patience: u32) -> anyhow::Result<tap::Report> {
+    let report = match ScratchNetwork::enter() {
+        Ok(scratch) => {
+            let (configures_interface, workers, routes) = (true, 1, Vec::new());
+            let alike = Config { configures_interface, workers, routes, ..config.clone() };
+            let made = Interface::make(&alike, patience);
+            scratch.leave().context("cannot return to the network namespace")?;
+            made.ok().map(|interface| interface.report)
+        }
+        Err(_) => None,
+    };
+    let report = report.unwrap_or_else(|| tap::Report::untested(Reason::NoNetwork));
+    // Also none: an earlier towpath may have left some.
+    let features = tap.set_offload(report.features)?;
+    Ok(tap::Report { features, ..report })
 }
 
 /// A message about a mount that failed and without which the program can run.

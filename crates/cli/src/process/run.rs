@@ -44,8 +44,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     let init = match isolation.fork()? {
         Forked::Child => {
             drop((ours, ready, foreground));
-            let is_awaited = true;
-            let child = Child { config: &config, messages, channel: theirs, is_awaited, host };
+            let child = Child { config: &config, messages, channel: theirs, host };
             end_child(child.run(&isolation, signals, &arguments.command, inherited));
         }
         Forked::Parent(child) => ChildGuard::new(child),

@@ -224,6 +224,7 @@ impl Gateway {
             ));
             self.ports = None;
         }
+        self.leave_own();
     }
 
     /// Maps addresses to the host's new address, if it has changed.

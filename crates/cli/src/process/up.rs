@@ -174,6 +174,11 @@ fn make(plan: Plan, messages: Messages) -> anyhow::Result<Worker<Network>> {
     network
         .on_news(Box::new(move |port, events| messages.detail(format_args!("{port}: {events}"))));
     let mut worker = Worker::serving(&plan.config, network, Arc::default())?;
+    worker.on_conflict(Box::new(move |conflict| {
+        messages.notice(format_args!(
+            "the guest {conflict}, which is the gateway's address; give the guest another address"
+        ));
+    }));
     if let Some(services) = plan.services {
         worker.inside_mut().set_services(Services::new(services));
     }

@@ -199,6 +199,49 @@ fn all_ports_are_published_or_none() {
     talk(inside, at("0.0.0.0:88"), host, at("127.0.0.1:8080"));
 }
 
+/// Goal: a TCP port on all addresses has one socket for both IP versions, whose IPv4 clients the
+/// program sees as such. A port that is in use by one IP version is named with its address. A host
+/// that has IPv6 disabled publishes as well.
+#[test]
+fn a_port_on_all_addresses_has_one_socket() {
+    skip_if!(no_root());
+    let attached = Attached::new("dual", &["-t", "8080:80"]);
+    let Bench { host, inside, .. } = &attached.bench;
+    let sockets = |file: &str| {
+        let table = within(host, || std::fs::read_to_string(file).unwrap());
+        table.lines().filter(|line| line.contains(":1F90 ") && line.contains(" 0A ")).count()
+    };
+    assert_eq!(sockets("/proc/thread-self/net/tcp"), 0);
+    assert_eq!(sockets("/proc/thread-self/net/tcp6"), 1);
+    assert_eq!(talk(inside, at("0.0.0.0:80"), host, at("192.0.2.1:8080")), at("192.0.2.1:0").ip());
+    let seen = talk(inside, at("[::]:80"), host, at("[2001:db8::1]:8080"));
+    assert_eq!(seen, at("[2001:db8::1]:0").ip());
+    for taken in ["[::]:9000", "[::1]:9000", "0.0.0.0:9000", "127.0.0.1:9000"] {
+        let address = at(taken);
+        let _taken = within(host, || {
+            use rustix::net::{AddressFamily, SocketType, bind, listen, socket, sockopt};
+            let family = match address {
+                SocketAddr::V4(_) => AddressFamily::INET,
+                SocketAddr::V6(_) => AddressFamily::INET6,
+            };
+            let socket = socket(family, SocketType::STREAM, None).unwrap();
+            if address.is_ipv6() {
+                sockopt::set_ipv6_v6only(&socket, true).unwrap();
+            }
+            bind(&socket, &address).unwrap();
+            listen(&socket, 1).unwrap();
+            socket
+        });
+        let failed = attached.publish("add", &["-t", "9000"]);
+        let all = if address.is_ipv6() { "[::]" } else { "0.0.0.0" };
+        assert_fails(&failed, &format!("TCP port {all}:9000 is in use on the host"));
+    }
+    let disable = "echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6";
+    assert!(output(on_host(&attached.bench, "sh").args(["-c", disable])).status.success());
+    attached.done("add", &["-t", "9000:90"]);
+    talk(inside, at("0.0.0.0:90"), host, at("127.0.0.1:9000"));
+}
+
 /// Goal: a range for which there are not enough descriptors is rejected as a whole, before a port
 /// is bound, at the start and later.
 #[test]
@@ -215,7 +258,7 @@ fn a_range_beyond_the_descriptors_is_rejected() {
     };
     let range = "2000-3999";
     let refused = output(&mut attach(&["-t", range]));
-    let expected = "publishing needs 4000 sockets, more than half of the 2000 descriptors";
+    let expected = "publishing needs 2000 sockets, more than half of the 2000 descriptors";
     assert_fails(&refused, expected);
     let mut command = attach(&["-4", "-u", "2000-2899"]);
     let attached = Attached { running: Guard(command.spawn().unwrap()), bench };
@@ -227,6 +270,54 @@ fn a_range_beyond_the_descriptors_is_rejected() {
     attached.done("add", &["-t", "2000-2899"]);
     attached.done("add", &["-t", "2000-2899", "--if-absent"]);
     assert_eq!(attached.listed(), ["tcp 2000-2899 program:2000-2899"]);
+}
+
+/// Goal: a port leads to another address inside, over TCP and UDP, from the host's loopback and
+/// from elsewhere. It is listed with that address, and unpublished like others.
+#[test]
+fn a_port_leads_to_another_address_inside() {
+    skip_if!(no_root());
+    let options = ["-t", "0.0.0.0/5000:203.0.113.9/6000", "-t", "8080", "--join-published"];
+    let attached = Attached::new("target", &options);
+    let Bench { host, inside, .. } = &attached.bench;
+    // An address that the interface has not, and a network behind the namespace.
+    let script = "ip address add 203.0.113.9/32 dev lo; ip -6 address add 2001:db8:9::9/128 dev lo";
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--net=/proc/{}/ns/net", attached.bench.pid()));
+    assert!(output(command.args(["sh", "-ec", script])).status.success());
+    let client = talk(inside, at("203.0.113.9:6000"), host, at("192.0.2.1:5000"));
+    assert_eq!(client, at("192.0.2.1:0").ip());
+    talk(inside, at("203.0.113.9:6000"), host, at("127.0.0.1:5000"));
+    attached.done("add", &["-u", "5000:203.0.113.9/6000", "-t", "5001:[2001:db8:9::9]"]);
+    ask(inside, at("203.0.113.9:6000"), host, at("192.0.2.1:5000"));
+    talk(inside, at("[2001:db8:9::9]:5001"), host, at("[2001:db8::1]:5001"));
+    // A client of the other IP version comes from the gateway.
+    talk(inside, at("[2001:db8:9::9]:5001"), host, at("192.0.2.1:5001"));
+    assert_eq!(
+        attached.listed(),
+        [
+            "tcp 0.0.0.0/5000 203.0.113.9:6000",
+            "tcp 8080 program:8080",
+            "tcp 5001 [2001:db8:9::9]:5001",
+            "udp 5000 203.0.113.9:6000",
+        ]
+    );
+    attached.done("add", &["--if-absent", "-t", "0.0.0.0/5000:203.0.113.9/6000"]);
+    let other = attached.publish("add", &["--if-absent", "-t", "0.0.0.0/5000:6000"]);
+    assert_fails(&other, "TCP 0.0.0.0/5000 is already published");
+    attached.done("del", &["-t", "0.0.0.0/5000:203.0.113.9/6000", "-u", "5000"]);
+    let unpublish = json!({ "unpublish": "2001:db8:9::9" });
+    let (status, answer) = attached.post(&json!({ "operations": [unpublish] }));
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(attached.listed(), ["tcp 8080 program:8080"]);
+    assert!(attached.is_free(5000) && attached.is_free(5001));
+    let wrong = attached.publish("add", &["-t", "5000:127.0.0.1/80"]);
+    assert!(errors(&wrong).contains("'127.0.0.1' is not the unicast address of a network"));
+    let mut disabled = on_host(&attached.bench, TOWPATH);
+    let disabled = output(disabled.args(["run", "-4", "-t", "5000:[2001:db8::9]/80", "true"]));
+    assert_eq!(disabled.status.code(), Some(2));
+    let expected = "published ports cannot lead to 2001:db8::9: its IP version is disabled";
+    assert!(errors(&disabled).contains(expected), "{}", errors(&disabled));
 }
 
 /// Goal: requests that cannot be fulfilled are rejected with a reason.

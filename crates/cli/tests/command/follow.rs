@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SocketType, bind, connect, getsockname, socket};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::pasta::{Bench, at, is_gone, within};
+use super::pasta::{Bench, at, is_gone, talk, within};
 use super::stats::Folder;
 use super::support::*;
 
@@ -314,6 +314,77 @@ fn several_addresses_are_copied() {
     finish(towpath);
 }
 
+/// Goal: the other routes of the host's interface exist inside, and their networks are reached; not
+/// those of other interfaces. With `--single-route` there are default routes only, and with
+/// `--gateway` in that IP version. Too many are left out with a message.
+#[test]
+fn routes_are_copied() {
+    skip_if!(no_root());
+    let bench = Bench::new("routes");
+    let Bench { host, inside, .. } = &bench;
+    let pid = bench.pid();
+    change(
+        host,
+        "ip route add 198.51.100.0/24 via 192.0.2.77 metric 50; ip route add 10.7.0.0/16 dev d0; \
+         ip route add 10.8.0.0/16 via 10.7.0.1; ip route add 10.9.0.0/16 dev lo; \
+         ip route add unreachable 10.10.0.0/16; \
+         ip -6 route add 2001:db8:7::/48 via 2001:db8::77; \
+         ip -6 route add 2001:db8:8::/48 via fe80::77 dev d0; \
+         ip address add 198.51.100.1/32 dev lo; ip address add 10.7.0.9/32 dev lo; \
+         ip -6 address add 2001:db8:7::1/128 dev lo; ip -6 address add 2001:db8:8::1/128 dev lo",
+    );
+    let socket = bench.folder.0.join("control");
+    let socket = socket.to_str().unwrap();
+    let run = |arguments: &[&str]| {
+        let log = fs::File::create(bench.folder.0.join("log")).unwrap();
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/proc/{}/ns/net", host.pid().as_raw_pid()));
+        command.args([TOWPATH, "attach", "--control-socket", socket]).args(arguments).arg(&pid);
+        let running = Guard(command.stdin(Stdio::null()).stderr(log).spawn().unwrap());
+        // It answers when the interface is configured.
+        let ask = ["ls", "published", "--socket", socket];
+        wait_for("towpath", || output(&mut towpath(ask)).status.success());
+        let mut routes = Command::new("nsenter");
+        routes.arg(format!("--net=/proc/{pid}/ns/net"));
+        let routes = text(&output(routes.args(["sh", "-c", "ip route; ip -6 route"])));
+        (running, routes)
+    };
+    let end = |running: Guard| {
+        running.signal(Signal::TERM);
+        finish(running);
+        wait_for("the interface to go", || !bench.shown().contains("inet 192.0.2."));
+        fs::read_to_string(bench.folder.0.join("log")).unwrap()
+    };
+    let (running, routes) = run(&["--copy-host"]);
+    for expected in [
+        "198.51.100.0/24 via 192.0.2.77 dev d0 proto static metric 50 \n",
+        "10.7.0.0/16 dev d0 proto static scope link \n",
+        "10.8.0.0/16 via 10.7.0.1 dev d0 proto static \n",
+        "2001:db8:7::/48 via 2001:db8::77 dev d0 ",
+        "2001:db8:8::/48 via 2001:db8::2 dev d0 ",
+    ] {
+        assert!(routes.contains(expected), "{expected}: {routes}");
+    }
+    assert!(!routes.contains("10.9.0.0") && !routes.contains("10.10.0.0"), "{routes}");
+    let servers = ["198.51.100.1:9000", "10.7.0.9:9000", "[2001:db8:7::1]:9", "[2001:db8:8::1]:9"];
+    for server in servers {
+        talk(host, at(server), inside, at(server));
+    }
+    end(running);
+    let is_extra = |line: &str| !line.starts_with("default ") && line.contains(" via ");
+    let (running, routes) = run(&["--copy-host", "--single-route"]);
+    assert!(!routes.lines().any(is_extra), "{routes}");
+    end(running);
+    let (running, routes) = run(&["--copy-host", "--gateway", "192.0.2.9"]);
+    assert_eq!(routes.lines().filter(|line| is_extra(line)).count(), 2, "{routes}");
+    end(running);
+    change(host, "for i in $(seq 0 255); do ip route add 10.20.$i.0/24 dev d0; done");
+    let (running, routes) = run(&["--copy-host"]);
+    assert!(routes.lines().count() < 256 + 16, "{routes}");
+    let log = end(running);
+    assert!(log.contains("the host's interface has too many routes; 5 are not copied"), "{log}");
+}
+
 /// Goal: `--single-address` copies one; `--address` may be repeated, and takes the place of the
 /// host's addresses; too many are left out with a message, or refused if they are given.
 #[test]
@@ -353,6 +424,7 @@ fn addresses_are_chosen() {
     assert_eq!(count, 2);
     let cases: &[(&[&str], &str)] = &[
         (&["--single-address"], "--copy-host"),
+        (&["--single-route"], "--copy-host"),
         (
             &["--address=10.1.0.2", "--address=10.1.0.2", "--gateway=10.1.0.1"],
             "10.1.0.2 cannot be a further address of the program: the program has it already",

@@ -6,8 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use towpath_gateway::services::wire::dhcpv4::{self, Message, MessageType, Options};
 use towpath_net::wire::MacAddr;
-use towpath_net::wire::dhcpv4::{self, Message, MessageType, Options};
 
 use super::support::*;
 

@@ -3,7 +3,9 @@
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
-use towpath_net::wire::dhcpv6::{self, IdentityAssociation, Message, MessageType, option};
+use towpath_gateway::services::wire::dhcpv6::{
+    self, IdentityAssociation, Message, MessageType, option,
+};
 
 use super::guest::{Guest, checksum, ethernet};
 use super::support::*;

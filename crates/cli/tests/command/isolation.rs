@@ -4,7 +4,7 @@
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use towpath_net::wire::dhcpv4::{MessageType, option};
+use towpath_gateway::services::wire::dhcpv4::{MessageType, option};
 
 use super::guest::{Guest, datagram, ethernet, udp_frame};
 use super::network::{GATEWAY, Network, address};

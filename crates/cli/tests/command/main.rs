@@ -14,6 +14,7 @@ mod confinement;
 mod control;
 mod descriptors;
 mod doctor;
+mod duplicates;
 mod engines;
 mod follow;
 mod front_end;
@@ -24,6 +25,7 @@ mod joined_udp;
 mod limits;
 mod manual;
 mod mirrored;
+mod multicast;
 mod network;
 mod notify;
 mod passt;
@@ -155,6 +157,7 @@ fn wrong_usage_ends_with_2_and_says_why() {
             &["run", "--max-flows", "0"],
             "0 concurrent flows are out of range; expected 1 to 1048576",
         ),
+        (&["run", "--congestion", "vegas"], "expected reno, cubic or bbr"),
         (&["run", "--ifname", "a/b"], "'a/b' is not a valid name for a network interface"),
         (&["run", "--ready-fd", "1"], "--ready-fd"),
         (&["attach"], "PID"),

@@ -6,6 +6,7 @@ use std::process::Stdio;
 
 use super::changed_ports::on_host;
 use super::pasta::{Bench, within};
+use super::slirp4netns::ask;
 use super::support::*;
 
 /// Connects inside to a port of the loopback, and returns what the server sends.
@@ -68,6 +69,38 @@ fn ports_of_the_hosts_loopback_are_followed() {
     wait_for("the program's port", || {
         greeting(inside, 7002, "127.0.0.1").as_deref() == Some("both")
     });
+}
+
+/// Goal: a port of the host's loopback is reached inside no more once a request on the socket of
+/// `--port-socket` has published the same port at another address of the host.
+#[test]
+fn a_port_that_a_request_publishes_is_no_longer_mirrored() {
+    skip_if!(no_root());
+    let bench = Bench::new("mirror-request");
+    let Bench { host, inside, folder } = &bench;
+    let _server = serve(host, "127.0.0.1:7000", "host");
+    let (pid, socket) = (bench.pid(), folder.0.join("ports"));
+    let mut command = on_host(&bench, TOWPATH);
+    command.args(["attach", "-q", "-T", "auto", "--port-socket", socket.to_str().unwrap(), &pid]);
+    let _running = Guard(command.stdin(Stdio::null()).spawn().unwrap());
+    wait_for("the host's port", || greeting(inside, 7000, "127.0.0.1").as_deref() == Some("host"));
+    let add = "{\"execute\":\"add_hostfwd\",\"arguments\":{\"proto\":\"tcp\",\
+               \"host_addr\":\"192.0.2.1\",\"host_port\":7000,\"guest_port\":7000}}";
+    assert_eq!(ask(&socket, add), "{\"return\":{\"id\":1}}");
+    let mut program = None;
+    wait_for("the port inside to be free", || {
+        program = within(inside, || TcpListener::bind("0.0.0.0:7000").ok());
+        program.is_some()
+    });
+    let program = program.unwrap();
+    let mut client = within(host, || TcpStream::connect("192.0.2.1:7000").unwrap());
+    let (mut server, _) = program.accept().unwrap();
+    server.write_all(b"program").unwrap();
+    drop(server);
+    let mut text = String::new();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "program");
 }
 
 /// Goal: with `auto` in both directions, a program's port is published and comes back, though

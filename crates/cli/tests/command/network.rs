@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use towpath_net::wire::dhcpv4::{MessageType, option};
+use towpath_gateway::services::wire::dhcpv4::{MessageType, option};
 
 use super::guest::{Guest, arp, arp_frame, datagram, is_arp, udp_frame};
 use super::guest6::{is_advertisement, is_router_announced};

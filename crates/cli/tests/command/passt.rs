@@ -13,7 +13,7 @@ use std::process::{Command, Output, Stdio};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
-use towpath_net::wire::dhcpv4::option;
+use towpath_gateway::services::wire::dhcpv4::option;
 
 use super::guest::{Guest, is_syn};
 use super::stats::Folder;
@@ -223,7 +223,7 @@ fn addresses_and_parts_of_dhcp() {
     wait_for_end(pid);
     let (pid, _) = bench.begin(&["-q", "--no-dhcp"]);
     let mut guest = Guest::connect(&bench.path("socket"), 3);
-    guest.ask(towpath_net::wire::dhcpv4::MessageType::Discover, &[]);
+    guest.ask(towpath_gateway::services::wire::dhcpv4::MessageType::Discover, &[]);
     assert!(guest.answer(std::time::Duration::from_millis(300)).is_none());
     assert_ne!(guest.resolve(HOST, ROUTER), [0; 6], "the network works without DHCP");
     kill_process(pid, Signal::TERM).unwrap();

@@ -97,7 +97,7 @@ fn ports_lead_to_guests() {
     refuses(&mut b, address(30), 82, connect(to(8082)));
     refuses(&mut a, address(20), 83, connect((Ipv6Addr::LOCALHOST, v6_port).into()));
     answers(&mut a, address(20), 53, (host, 5300));
-    let reported = [(towpath_net::wire::dhcpv4::option::HOST_NAME, &b"told"[..])];
+    let reported = [(towpath_gateway::services::wire::dhcpv4::option::HOST_NAME, &b"told"[..])];
     let at_c = c.lease(&reported).unwrap().your_address;
     refuses(&mut c, at_c, 81, connect(to(8081)));
     answers(&mut c, at_c, 53, (host, 5301));

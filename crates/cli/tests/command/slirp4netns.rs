@@ -65,7 +65,7 @@ impl Running {
 }
 
 /// Sends a request on a new connection; returns the answer.
-fn ask(path: &Path, request: &str) -> String {
+pub(super) fn ask(path: &Path, request: &str) -> String {
     let mut stream = UnixStream::connect(path).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
@@ -282,9 +282,8 @@ fn networks_can_be_chosen() {
     assert_eq!(running.end().status.code(), Some(0));
 }
 
-/// Goal: rootlesskit creates the interface, waits for slirp4netns and then configures IPv4. The
-/// addresses with which offloads were tested are gone by then, IPv6 is configured, and the
-/// interface stays.
+/// Goal: rootlesskit creates the interface, waits for slirp4netns and then configures IPv4. Only
+/// IPv6 is configured by then, and the interface stays.
 #[test]
 fn an_interface_of_the_caller_is_served() {
     skip_if!(no_root());
@@ -298,7 +297,7 @@ fn an_interface_of_the_caller_is_served() {
         let arguments = ["--mtu", "65520", "-r", "4", "-e", "3", "--enable-ipv6", &pid, "tap0"];
         let running = begin(&bench.slirp4netns(&arguments));
         let shown = bench.shown();
-        assert!(!shown.contains("192.0.0.2") && !shown.contains("100::2"), "{shown}");
+        assert!(!shown.contains("tap0    inet "), "{shown}");
         assert!(shown.contains("tap0    inet6 fd00::64/64"), "{shown}");
         bench.script(
             "ip link set tap0 up; ip link set tap0 mtu 65520; \
@@ -316,14 +315,12 @@ fn an_interface_of_the_caller_is_served() {
     }
 }
 
-/// Goal: offloads of an interface that the caller configures are tested if it is up and the caller
-/// waits.
+/// Goal: an interface that the caller configures has tested offloads, whether it is up or not, and
+/// whether the caller waits or not. Nothing is added to it for that, and what it sends is not lost.
 #[test]
 fn offloads_of_the_callers_interface() {
     skip_if!(no_root());
-    const UNTESTED: &str = "no address to test it with";
-    let cases = [(true, true, true), (false, true, false), (true, false, false)];
-    for (is_up, waits, is_tested) in cases {
+    for (is_up, waits) in [(true, true), (false, true), (true, false), (false, false)] {
         let bench = Bench::new(&format!("slirp-offload-{is_up}-{waits}"));
         let pid = bench.pid();
         bench.script("ip tuntap add name tap0 mode tap");
@@ -340,8 +337,8 @@ fn offloads_of_the_callers_interface() {
         let ended = finish(child);
         assert_eq!(ended.status.code(), Some(0), "{}", errors(&ended));
         let told = String::from_utf8_lossy(&ended.stderr);
-        assert!(told.contains("offload: "), "{told}");
-        assert_eq!(!told.contains(UNTESTED), is_tested, "{told}");
+        assert!(told.contains("offload: checksum") && told.contains("(tested)"), "{told}");
+        assert!(!told.contains("; off: "), "{told}");
     }
 }
 
@@ -424,6 +421,14 @@ fn failures() {
         (&["-c", "-a", long, &pid, "tap0"], "option --port-socket: "),
         (&["-c", "-a", "/no/such/folder/x", &pid, "tap0"], "option --port-socket: /no/such/"),
         (&["-c", "-a", "", &pid, "tap0"], "a value is required for '--port-socket <PATH>'"),
+        (
+            &["-c", "--userns-path=/no/such", &pid, "tap0"],
+            "option --userns: cannot open the namespace /no/such: No such file",
+        ),
+        (
+            &["-c", "--userns-path=/dev/null", &pid, "tap0"],
+            "option --userns: /dev/null is not a user namespace",
+        ),
         (&["-c", "2147483647", "tap0"], "there is no process with PID 2147483647"),
         (&["-c", "--netns-type=path", "/no/such", "tap0"], "cannot watch the network namespace"),
         (

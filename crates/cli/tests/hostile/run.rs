@@ -40,6 +40,8 @@ struct Outcome {
     report: String,
     /// Most memory of towpath, in KiB.
     memory_kib: u64,
+    /// What the kernel reported about its memory then.
+    memory: String,
 }
 
 /// Runs an attack and judges it; call it on the host's thread. A busy machine may stall, so the
@@ -80,9 +82,12 @@ fn start_and_watch(attack: &Attack, seed: u64) -> Result<Outcome, Failed> {
     let report = read_all(child.0.stderr.take());
     let status = format!("/proc/{}/status", child.0.id());
     let started = Instant::now();
-    let mut memory_kib = 0;
+    let (mut memory_kib, mut memory) = (0, String::new());
     let code = loop {
-        memory_kib = memory_kib.max(peak_kib(&status).unwrap_or(0));
+        let now = fs::read_to_string(&status).unwrap_or_default();
+        if let Some(kib) = peak_kib(&now).filter(|kib| *kib > memory_kib) {
+            (memory_kib, memory) = (kib, now);
+        }
         if let Some(status) = child.0.try_wait()? {
             break status.code();
         }
@@ -95,7 +100,7 @@ fn start_and_watch(attack: &Attack, seed: u64) -> Result<Outcome, Failed> {
     };
     let inside = inside.join().expect("the reader");
     let report = report.join().expect("the reader");
-    Ok(Outcome { code, inside, report, memory_kib })
+    Ok(Outcome { code, inside, report, memory_kib, memory })
 }
 
 fn read_all(stream: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> {
@@ -108,10 +113,9 @@ fn read_all(stream: Option<impl Read + Send + 'static>) -> thread::JoinHandle<St
     })
 }
 
-/// Returns the peak memory of a process.
+/// Returns the peak memory of a process from its status in /proc.
 fn peak_kib(status: &str) -> Option<u64> {
-    let text = fs::read_to_string(status).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.trim().strip_suffix(" kB")?.parse().ok()
 }
 
@@ -120,7 +124,7 @@ fn judge(attack: &Attack, outcome: &Outcome, host: &Host) -> Result<(), String> 
         return Err(format!("it ended with {:?}", outcome.code));
     }
     if outcome.memory_kib > attack.memory_mib << 10 {
-        return Err(format!("towpath used {} KiB", outcome.memory_kib));
+        return Err(format!("towpath used {} KiB: {}", outcome.memory_kib, outcome.memory));
     }
     if let Some(first) = host.trapped().first() {
         return Err(format!("{} things reached the host: {first}", host.trapped().len()));

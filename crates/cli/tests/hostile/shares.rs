@@ -130,7 +130,7 @@ impl Program {
             Ok(listener)
         };
         let listeners = [listener()?, listener()?];
-        let mut sockets = Sockets::new(stack_of(config, &net), 1);
+        let mut sockets = Sockets::new(stack_of(config, &net));
         let mut connect = |listener: &TcpListener| -> Result<Vec<SocketId>, Failed> {
             let to = SocketAddr::new(net.gateway.into(), listener.local_addr()?.port());
             let begin = |_| {

@@ -7,7 +7,6 @@ use std::io::Read;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
-use towpath_net::bpf;
 use towpath_packet::{Ledger, Lender, Loans, Memory, MemoryConfig, Recall, Site, Watch};
 
 /// So much frame memory that [`HELD_BYTES_MAX`] is the bound.
@@ -73,7 +72,7 @@ fn packets_are_shared_and_come_back() {
 #[test]
 fn only_what_the_filter_accepts_is_shared() {
     let mut memory = memory();
-    let filter = Some(bpf::compile("arp or greater 1500").expect("an expression"));
+    let filter = Some(compile_filter("arp or greater 1500").expect("an expression"));
     let settings = CaptureSettings { filter, ..CaptureSettings::default() };
     let (mut mirrors, mut sniffer) = mirrored(settings, MUCH);
     let mut pulled = frame(&mut memory, 0x0806, 60);
@@ -148,7 +147,7 @@ fn what_is_kept_is_bounded() {
 #[test]
 fn chains_of_loans_are_counted_once() {
     let mut memory = memory();
-    let filter = Some(bpf::compile("greater 1000").expect("an expression"));
+    let filter = Some(compile_filter("greater 1000").expect("an expression"));
     let settings = CaptureSettings { filter, ..CaptureSettings::default() };
     // Room for three frames.
     let (mut mirrors, mut sniffer) = mirrored(settings, 3 * 16_384 * HELD_SHARE);

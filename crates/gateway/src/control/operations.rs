@@ -31,7 +31,7 @@ use towpath_net::switch::{PortVlans, Prefix, Role, StormRates};
 
 use super::fields::{Fields, Wrong};
 use crate::network::{Attachment, Change, Operation, PortSettings, QUEUE_LEN_MAX};
-use crate::publish::{self, Existing, PortChange, Protocol, Publish, Target};
+use crate::publish::{self, Existing, PROGRAM, PortChange, Protocol, Publish, Target};
 use crate::services::{Guest, StaticLease};
 
 /// Most operations of a transaction, during which the worker moves no packets.
@@ -162,7 +162,18 @@ pub fn publish(fields: &mut Fields, guest: &Target) -> Result<Vec<Publish>, Wron
         let specs = fields.texts(name)?;
         let parsed = publish::parse(protocol, &specs, &ephemeral);
         let parsed = parsed.map_err(|error| fields.wrong(name, error.to_string()))?;
-        all.extend(parsed.into_iter().map(|one| Publish { target: guest.clone(), ..one }));
+        for one in parsed {
+            let is_programs = matches!(guest, Target::Guest(name) if name == PROGRAM);
+            let target = match one.target {
+                Target::Program => guest.clone(),
+                target if is_programs => target,
+                other => {
+                    let message = format!("the port leads to {other} or to {guest}; name one");
+                    return Err(fields.wrong(name, message));
+                }
+            };
+            all.push(Publish { target, ..one });
+        }
     }
     match all.is_empty() {
         true => Err(fields.all_wrong(

@@ -77,7 +77,8 @@ impl Gateway {
         target: &Target,
         only: Option<Vec<HostPort>>,
     ) -> Result<Vec<HostPort>, StartError> {
-        let is_its = |publish: &Publish| publish.target == *target;
+        // An address inside is the program's, too.
+        let is_its = |publish: &Publish| publish.target == *target || *target == Target::Program;
         let Some(only) = only else {
             let all = self.published().map(|(_, publish)| publish);
             return Ok(all.filter(|one| is_its(one)).map(Publish::host_port).collect());

@@ -4,8 +4,8 @@
 //! is checked again before it is returned. So a use costs nothing, and finding an entry costs the
 //! depth of a heap, even in a flood of flows that are used once.
 
+use super::Slot;
 use super::shares::Share;
-use super::slots::Slot;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use towpath_net::time::Instant;

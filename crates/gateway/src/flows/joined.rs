@@ -22,9 +22,10 @@
 //! the maximum number of flows, and for [`PAUSE`] when no descriptor is left, listeners pause, and
 //! connections wait in the kernel's backlog. Directions without a pipe wait for the same time.
 
+use super::list::Tally;
 use super::listen::PAUSE;
-use super::slots::{Slot, Slots};
 use super::{Gateway, GatewayCounters, Io, Token, is_descriptor_shortage};
+use super::{Slot, Slots};
 pub use listeners::JoinId;
 
 use lane::{Lane, LaneError, Pipes, Progress};
@@ -100,11 +101,10 @@ struct Flow {
     queued: bool,
     /// The program, and the other end as the host has it.
     ends: [SocketAddr; 2],
-    begun: Instant,
     /// The host began it.
     is_published: bool,
-    /// Bytes out and in that the sinks took.
-    moved: [u64; 2],
+    /// Counts the bytes that the sinks took.
+    tally: Tally,
 }
 
 struct Listening {
@@ -155,9 +155,9 @@ impl Around<'_> {
 impl JoinedFlows {
     pub(super) fn new(flows_max: usize, to_loopback: bool) -> Self {
         Self {
-            listeners: Slots::new(),
+            listeners: Slots::default(),
             backlogs: VecDeque::new(),
-            flows: Slots::new(),
+            flows: Slots::default(),
             flows_max,
             pipes: Pipes::default(),
             waiting: VecDeque::new(),
@@ -170,7 +170,7 @@ impl JoinedFlows {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.flows.len()
+        self.flows.count()
     }
 
     pub(super) fn has_work(&self) -> bool {
@@ -213,7 +213,7 @@ impl JoinedFlows {
         [program, peer]: [SocketAddr; 2],
         cx: &mut Around<'_>,
     ) -> Option<TcpSocket> {
-        if self.flows.len() >= self.flows_max || self.paused_until.is_some() {
+        if self.flows.count() >= self.flows_max || self.paused_until.is_some() {
             return Some(host);
         }
         let Some(socket) = self.source.as_mut().and_then(SocketSource::take) else {
@@ -319,7 +319,7 @@ impl JoinedFlows {
             // An error only costs speed.
             let _ = socket.set_nodelay(true);
         }
-        let slot = self.flows.next_slot();
+        let slot = self.flows.next_key();
         let add = |socket: &TcpSocket, end| {
             let token = Token::Joined(slot, end).encode();
             cx.reactor.add(socket, token, Interest::BOTH, true)
@@ -338,9 +338,8 @@ impl JoinedFlows {
             into: Lane::default(),
             queued: false,
             ends,
-            begun: cx.now,
             is_published: matches!(connecting, Connecting::Program),
-            moved: [0; 2],
+            tally: Tally::new(cx.now),
         }));
         if is_connected {
             self.connected(slot, cx);
@@ -417,7 +416,7 @@ impl JoinedFlows {
     /// Moves bytes out and in, at most `most` of each.
     fn advance(&mut self, slot: Slot, most: [u64; 2], cx: &mut Around<'_>) {
         let Some(flow) = self.flows.get_mut(slot) else { return };
-        let Flow { inside, host, out, into, moved, .. } = &mut **flow;
+        let Flow { inside, host, out, into, tally: Tally { bytes: moved, .. }, .. } = &mut **flow;
         let (pipes, before) = (&mut self.pipes, *moved);
         let moved_out = out.advance(inside, host, pipes, &mut moved[0], most[0]);
         let moved_in = into.advance(host, inside, pipes, &mut moved[1], most[1]);
@@ -486,7 +485,7 @@ impl JoinedFlows {
 
     /// Watches listeners for connections, if there is room for more flows.
     fn watch_listeners(&mut self, reactor: &Reactor) {
-        let is_listening = self.paused_until.is_none() && self.flows.len() < self.flows_max;
+        let is_listening = self.paused_until.is_none() && self.flows.count() < self.flows_max;
         if is_listening == self.is_listening {
             return;
         }
@@ -556,8 +555,8 @@ impl Gateway {
         self.joined.join_published(source, reactor)
     }
 
-    /// Takes over a connection from `peer` to the program if it is to be joined; gives it back
-    /// otherwise.
+    /// Takes over a connection from `peer` to the program's own address if it is to be joined;
+    /// gives it back otherwise.
     pub(super) fn begin_joined(
         &mut self,
         socket: TcpSocket,
@@ -565,7 +564,7 @@ impl Gateway {
         program: SocketAddr,
         io: &Io<'_>,
     ) -> Option<TcpSocket> {
-        if !peer.ip().is_loopback() {
+        if !peer.ip().is_loopback() || !self.routes.is_program(program.ip()) {
             return Some(socket);
         }
         let mut back = None;

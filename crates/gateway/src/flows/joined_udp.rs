@@ -26,10 +26,11 @@
 
 use super::idle::IdleShares;
 use super::joined::End;
+use super::list::Tally;
 use super::shares::Share;
-use super::slots::{Slot, Slots};
 use super::udp::{IDLE, READS_PER_TURN, SWEEP, for_each_part};
 use super::{BYTES_PER_TURN, Gateway, GatewayCounters, Io, Token, is_descriptor_shortage};
+use super::{Slot, Slots};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -81,9 +82,7 @@ struct Flow {
     used_at: Instant,
     /// It is in `JoinedUdp::waiting`.
     queued: bool,
-    begun: Instant,
-    /// Bytes out and in.
-    moved: [u64; 2],
+    tally: Tally,
 }
 
 /// All joined UDP flows.
@@ -116,8 +115,8 @@ pub(super) struct Around<'a> {
 impl JoinedUdp {
     pub(super) fn new(flows_max: usize) -> Self {
         Self {
-            ports: Slots::new(),
-            flows: Slots::new(),
+            ports: Slots::default(),
+            flows: Slots::default(),
             index: HashMap::new(),
             limit: (flows_max / 4).max(16),
             idle: IdleShares::default(),
@@ -129,7 +128,7 @@ impl JoinedUdp {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.flows.len()
+        self.flows.count()
     }
 
     pub(super) fn has_work(&self) -> bool {
@@ -158,7 +157,7 @@ impl JoinedUdp {
             SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
         };
         let host = SocketAddr::new(loopback, host_port);
-        let token = Token::JoinedUdp(self.ports.next_slot(), End::Inside).encode();
+        let token = Token::JoinedUdp(self.ports.next_key(), End::Inside).encode();
         reactor.add(&socket, token, Interest::READ, true)?;
         self.read.reserve(READS_PER_TURN);
         Ok(self.ports.insert(Port { socket, host, queued: false }))
@@ -270,7 +269,7 @@ impl JoinedUdp {
         let Some(flow) = self.flows.get_mut(slot) else { return };
         flow.used_at = cx.now;
         if send(&flow.socket, None, datagram).is_ok() {
-            flow.moved[0] += datagram.len as u64;
+            flow.tally.bytes[0] += datagram.len as u64;
             cx.counters.joined_bytes_out += datagram.len as u64;
         } else {
             cx.counters.udp_dropped += 1;
@@ -285,7 +284,7 @@ impl JoinedUdp {
         let Some(port) = self.ports.get(flow.port) else { return };
         flow.used_at = cx.now;
         if send(&port.socket, Some(flow.program), datagram).is_ok() {
-            flow.moved[1] += datagram.len as u64;
+            flow.tally.bytes[1] += datagram.len as u64;
             cx.counters.joined_bytes_in += datagram.len as u64;
         } else {
             cx.counters.udp_dropped += 1;
@@ -304,7 +303,7 @@ impl JoinedUdp {
         }
         let host = self.ports.get(port).map(|port| port.host).ok_or(io::ErrorKind::NotFound)?;
         let share = Share::Published(port.index);
-        if self.flows.len() >= self.limit && self.evict(share) {
+        if self.flows.count() >= self.limit && self.evict(share) {
             cx.counters.evicted += 1;
         }
         let mut socket = UdpSocket::connect(host);
@@ -312,7 +311,7 @@ impl JoinedUdp {
             cx.counters.evicted += 1;
             socket = UdpSocket::connect(host);
         }
-        let (socket, slot) = (socket?, self.flows.next_slot());
+        let (socket, slot) = (socket?, self.flows.next_key());
         let token = Token::JoinedUdp(slot, End::Host).encode();
         cx.reactor.add(&socket, token, Interest::READ, true)?;
         self.flows.insert(Flow {
@@ -322,8 +321,7 @@ impl JoinedUdp {
             host,
             used_at: cx.now,
             queued: false,
-            begun: cx.now,
-            moved: [0; 2],
+            tally: Tally::new(cx.now),
         });
         self.index.insert((port, program), slot);
         self.idle.begin(share, slot, cx.now);

@@ -117,6 +117,25 @@ pub struct ListedFlow {
     pub tcp: Option<Box<Info>>,
 }
 
+/// When a flow began, and the payload bytes out and in that it has moved.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tally {
+    begun: Instant,
+    pub(super) bytes: [u64; 2],
+}
+
+impl Tally {
+    pub(super) fn new(begun: Instant) -> Self {
+        Self { begun, bytes: [0; 2] }
+    }
+
+    /// Returns what a visit reads of the flow.
+    pub(super) fn visited(&self, generation: u32) -> Visited {
+        let Self { begun, bytes: [bytes_out, bytes_in] } = *self;
+        Visited { generation, begun, bytes_out, bytes_in }
+    }
+}
+
 /// What a visit reads of a flow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Visited {

@@ -8,10 +8,10 @@
 //! is looked up for each new connection, as its address may change.
 
 use super::route::Routes;
-use super::slots::{Slot, Slots};
 use super::spread::Accepted;
 use super::udp::PublishedBy;
 use super::{Gateway, Io, Token, is_descriptor_shortage};
+use super::{Slot, Slots};
 use crate::publish::{HostPort, Protocol, Publish, PublishId, Target};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -24,8 +24,11 @@ use towpath_io::socket::{TcpListener, TcpSocket, UdpSocket};
 use towpath_net::time::Instant;
 use towpath_packet::NoMemory;
 
-/// Descriptors for a published port: its sockets, one for each IP version, and as many for flows.
-const DESCRIPTORS_PER_PORT: u64 = 4;
+/// Descriptors for a published TCP port: its socket for both IP versions, and one for a flow.
+const DESCRIPTORS_PER_TCP_PORT: u64 = 2;
+/// Descriptors for a published UDP port: its sockets, one for each IP version, and as many for
+/// flows.
+const DESCRIPTORS_PER_UDP_PORT: u64 = 4;
 /// How long ports in use at the start may take to become free.
 const IN_USE_PATIENCE: Duration = Duration::from_millis(500);
 /// Time to the next attempt for a port in use.
@@ -76,6 +79,17 @@ pub enum StartError {
         protocol: &'static str,
         /// The address that was to be bound.
         address: SocketAddr,
+        /// The error of the system call.
+        source: io::Error,
+    },
+    /// A group of the host's network cannot be joined.
+    #[error(
+        "cannot join the multicast group of {group} on the host; another program may have the port \
+         for itself (see 'ss -lunp')"
+    )]
+    Multicast {
+        /// The group and its port.
+        group: SocketAddr,
         /// The error of the system call.
         source: io::Error,
     },
@@ -145,8 +159,8 @@ pub(super) struct Listeners {
 impl Listeners {
     pub(super) fn new() -> Self {
         Self {
-            tcp: Slots::new(),
-            published: Slots::new(),
+            tcp: Slots::default(),
+            published: Slots::default(),
             by_port: HashMap::new(),
             sockets: 0,
             ids: 0,
@@ -243,20 +257,14 @@ impl Gateway {
             old.udp.iter().for_each(|flow| self.udp.look_again(*flow));
             return Ok(Some(std::mem::replace(&mut old.publish, publish.clone())));
         }
-        let addresses = addresses(publish, &self.routes);
-        self.check_descriptors(addresses.len() as u64)?;
+        self.check_descriptors(sockets(publish, &self.routes))?;
         let (tcp, udp) = (Vec::new(), Vec::new());
         self.listeners.ids += 1;
         let id = PublishId(self.listeners.ids);
         let entry = Published { publish: publish.clone(), id, tcp, udp, is_leaving: false };
         let slot = self.listeners.published.insert(entry);
         self.listeners.by_port.insert(host_port, slot);
-        let mut refused = None;
-        for address in addresses {
-            if let Err(error) = self.bind(slot, publish, address, reactor) {
-                refused = Some(start_error(publish, address, error));
-            }
-        }
+        let refused = self.bind_all(slot, publish, reactor);
         let bound = self.listeners.published.get(slot).map_or(0, |p| p.tcp.len() + p.udp.len());
         // Of "all addresses", the host may lack one family, but not both.
         let forgiven = publish.optional
@@ -283,7 +291,7 @@ impl Gateway {
         &self,
         ports: impl Iterator<Item = &'a Publish>,
     ) -> Result<(), StartError> {
-        let sockets = ports.map(|publish| addresses(publish, &self.routes).len() as u64);
+        let sockets = ports.map(|publish| sockets(publish, &self.routes));
         self.check_descriptors(sockets.sum())
     }
 
@@ -347,6 +355,37 @@ impl Gateway {
         (!published.is_leaving).then_some((published.id, &published.publish))
     }
 
+    /// Binds all sockets of a published port; returns why one could not be bound.
+    fn bind_all(&mut self, slot: Slot, publish: &Publish, reactor: &Reactor) -> Option<StartError> {
+        let addresses = addresses(publish, &self.routes);
+        if is_one_socket(publish, &addresses) {
+            let bound = TcpListener::bind_all(publish.host_port, publish.interface.as_deref());
+            // If it fails, the sockets of each family tell why, or work by themselves.
+            if bound.and_then(|socket| self.listen(slot, socket, reactor)).is_ok() {
+                return None;
+            }
+        }
+        let mut refused = None;
+        for address in addresses {
+            if let Err(error) = self.bind(slot, publish, address, reactor) {
+                refused = Some(start_error(publish, address, error));
+            }
+        }
+        refused
+    }
+
+    /// Watches a listening socket of a published port.
+    fn listen(&mut self, slot: Slot, socket: TcpListener, reactor: &Reactor) -> io::Result<()> {
+        let listeners = &mut self.listeners;
+        let token = Token::TcpListener(listeners.tcp.next_key()).encode();
+        reactor.add(&socket, token, Interest::READ, false)?;
+        let listener = listeners.tcp.insert(Listener { socket, published: slot, is_ready: false });
+        if let Some(published) = listeners.published.get_mut(slot) {
+            published.tcp.push(listener);
+        }
+        Ok(())
+    }
+
     fn bind(
         &mut self,
         slot: Slot,
@@ -357,15 +396,7 @@ impl Gateway {
         let interface = publish.interface.as_deref();
         match publish.protocol {
             Protocol::Tcp => {
-                let socket = TcpListener::bind(address, interface)?;
-                let listeners = &mut self.listeners;
-                let token = Token::TcpListener(listeners.tcp.next_slot()).encode();
-                reactor.add(&socket, token, Interest::READ, false)?;
-                let listener =
-                    listeners.tcp.insert(Listener { socket, published: slot, is_ready: false });
-                if let Some(published) = listeners.published.get_mut(slot) {
-                    published.tcp.push(listener);
-                }
+                self.listen(slot, TcpListener::bind(address, interface)?, reactor)?;
             }
             Protocol::Udp => {
                 let socket = UdpSocket::bind(address, interface)?;
@@ -484,7 +515,11 @@ impl Gateway {
 /// Raises the hard limit of file descriptors to what these published ports need, where that is
 /// permitted. A program that was forked before keeps its own limit.
 pub fn allow_ports(publish: &[Publish]) {
-    let wanted = publish.len() as u64 * DESCRIPTORS_PER_PORT;
+    let per_port = |publish: &Publish| match publish.protocol {
+        Protocol::Tcp => DESCRIPTORS_PER_TCP_PORT,
+        Protocol::Udp => DESCRIPTORS_PER_UDP_PORT,
+    };
+    let wanted = publish.iter().map(per_port).sum();
     if getrlimit(Resource::Nofile).maximum.is_some_and(|maximum| maximum < wanted) {
         // If it fails, publishing the ports returns an error.
         let raised = Rlimit { current: Some(wanted), maximum: Some(wanted) };
@@ -498,6 +533,18 @@ pub fn allow_many_files() {
     let limit = getrlimit(Resource::Nofile);
     // It fails only where nothing can be done about it; flows beyond the limit are then refused.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}
+
+/// Returns how many sockets a published port needs.
+fn sockets(publish: &Publish, routes: &Routes) -> u64 {
+    let addresses = addresses(publish, routes);
+    if is_one_socket(publish, &addresses) { 1 } else { addresses.len() as u64 }
+}
+
+/// True if one socket listens at all these addresses. A flow of datagrams has one address inside,
+/// so UDP has a socket for each family.
+fn is_one_socket(publish: &Publish, addresses: &[SocketAddr]) -> bool {
+    publish.protocol == Protocol::Tcp && addresses.len() > 1
 }
 
 /// Returns the addresses to bind: one address, or all addresses of each family that can be passed

@@ -16,8 +16,8 @@
 //! transactions of them; `joined` and `joined_udp` have flows that bypass the stack from loopback
 //! to loopback; `resolver` chooses the DNS server; `hops` maps hop limits and ICMP errors; `shares`
 //! and `idle` choose what to evict at a bound; `expected` has packets that are near and ACKs that
-//! wait; `route` maps destinations; `fair` limits the memory of slow readers; `list` describes
-//! flows for people. All run on the worker's thread.
+//! wait; `multicast` has service discovery; `route` maps destinations; `fair` limits the memory of
+//! slow readers; `list` describes flows for people. All run on the worker's thread.
 
 mod changes;
 mod expected;
@@ -28,13 +28,13 @@ mod joined;
 mod joined_udp;
 mod list;
 mod listen;
+mod multicast;
 mod newcomers;
 mod ping;
 mod queued;
 mod resolver;
 mod route;
 mod shares;
-mod slots;
 mod spread;
 mod tcp;
 mod udp;
@@ -45,16 +45,18 @@ use joined::{End, JoinedFlows};
 use joined_udp::JoinedUdp;
 use list::Visits;
 use listen::Listeners;
+use multicast::Groups;
 use newcomers::Newcomers;
 use ping::Pings;
 use resolver::Resolvers;
 use route::Routes;
-use slots::{GENERATION_MASK, Slot};
+
 pub(crate) use spread::{Accepted, Spread};
 use std::net::IpAddr;
 use tcp::TcpFlows;
 use towpath_io::reactor::{Event, Reactor};
 use towpath_io::receive::ReceiveBuffer;
+use towpath_net::slab::{GENERATION_MASK, Key as Slot, Slab};
 use towpath_net::stack::{Context, Stack};
 use towpath_net::time::{Instant, earliest};
 use towpath_packet::{Ledger, Memory};
@@ -68,6 +70,9 @@ pub use listen::{StartError, allow_many_files, allow_ports};
 pub(crate) use newcomers::Load;
 pub use queued::LentNow;
 pub(crate) use tcp::BYTES_PER_TURN;
+
+/// Entries whose keys fit a [`Token`].
+type Slots<T> = Slab<Option<T>>;
 
 /// What the gateway works with during a call.
 pub(crate) struct Io<'a> {
@@ -134,6 +139,10 @@ pub struct GatewayCounters {
     pub udp_nobody: u64,
     /// Datagrams from hosts dropped for lack of memory.
     pub udp_no_memory: u64,
+    /// Messages to groups that are not passed on: no queries of a chosen service, or too long.
+    pub multicast_filtered: u64,
+    /// Queries to groups and answers beyond the rate limit, and queries that have come back.
+    pub multicast_limited: u64,
     /// Peers of UDP flows evicted to make room for others.
     pub peers_evicted: u64,
     /// Resolver queries that are not repeated if the resolver fails: they were too large, or too
@@ -176,6 +185,8 @@ impl GatewayCounters {
         self.udp_filtered += other.udp_filtered;
         self.udp_nobody += other.udp_nobody;
         self.udp_no_memory += other.udp_no_memory;
+        self.multicast_filtered += other.multicast_filtered;
+        self.multicast_limited += other.multicast_limited;
         self.peers_evicted += other.peers_evicted;
         self.questions_not_kept += other.questions_not_kept;
         self.bytes_out += other.bytes_out;
@@ -197,6 +208,7 @@ pub struct Gateway {
     udp: UdpFlows,
     pings: Pings,
     listeners: Listeners,
+    groups: Groups,
     joined: JoinedFlows,
     joined_udp: JoinedUdp,
     newcomers: Newcomers,
@@ -220,6 +232,7 @@ pub(crate) enum Token {
     JoinedListener(Slot),
     JoinedSockets,
     JoinedUdp(Slot, End),
+    Group(u32),
 }
 
 impl Token {
@@ -238,9 +251,9 @@ impl Token {
             Token::Bell => (10, Slot { index: 0, generation: 0 }),
             Token::JoinedUdp(slot, End::Inside) => (11, slot),
             Token::JoinedUdp(slot, End::Host) => (12, slot),
+            Token::Group(index) => (13, Slot { index, generation: 0 }),
         };
-        let generation = u64::from(slot.generation & GENERATION_MASK);
-        kind << 60 | generation << 32 | u64::from(slot.index)
+        kind << 60 | u64::from(slot.generation) << 32 | u64::from(slot.index)
     }
 
     pub(crate) fn decode(token: u64) -> Option<Self> {
@@ -260,6 +273,7 @@ impl Token {
             10 => Token::Bell,
             11 => Token::JoinedUdp(slot, End::Inside),
             12 => Token::JoinedUdp(slot, End::Host),
+            13 => Token::Group(index),
             _ => return None,
         })
     }
@@ -268,6 +282,7 @@ impl Token {
 impl Gateway {
     /// Makes a gateway and binds the published ports.
     pub(crate) fn new(config: &Config, reactor: &Reactor) -> Result<Self, StartError> {
+        let families = [config.ipv4.is_some(), config.ipv6.is_some()];
         let mut gateway = Self {
             routes: Routes::new(config),
             resolvers: Resolvers::new(config.resolvers.clone()),
@@ -275,6 +290,7 @@ impl Gateway {
             udp: UdpFlows::new(config.flows_max),
             pings: Pings::new(),
             listeners: Listeners::new(),
+            groups: Groups::open(&config.multicast, families, reactor)?,
             joined: JoinedFlows::new(config.flows_max, config.join_loopback),
             joined_udp: JoinedUdp::new(config.flows_max),
             newcomers: Newcomers::default(),
@@ -334,6 +350,7 @@ impl Gateway {
             Token::JoinedUdp(slot, end) => {
                 self.with_joined_udp(io, |joined, cx| joined.ready(slot, end, event.ready, cx));
             }
+            Token::Group(index) => self.group_ready(index, io),
             Token::Inside | Token::Bell | Token::Watch(_) => {}
         }
     }
@@ -344,7 +361,11 @@ impl Gateway {
             self.on_tcp_events(handle, events, io);
         }
         while let Some(datagram) = io.stack.next_datagram() {
-            self.on_datagram(datagram, io);
+            if datagram.local.ip().is_multicast() {
+                self.on_group_datagram(datagram, io);
+            } else {
+                self.on_datagram(datagram, io);
+            }
         }
         while let Some(echo) = io.stack.next_echo() {
             self.on_echo(echo, io);

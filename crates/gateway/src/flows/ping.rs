@@ -8,8 +8,8 @@ use super::list::{Described, Visited};
 use super::newcomers::Message;
 use super::route::Target;
 use super::shares::Share;
-use super::slots::{Slot, Slots};
 use super::{Gateway, Io, Token, is_descriptor_shortage};
+use super::{Slot, Slots};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io;
@@ -84,22 +84,22 @@ pub(super) struct Pings {
 
 impl Pings {
     pub(super) fn new() -> Self {
-        Self { slots: Slots::new(), index: HashMap::new(), forbidden: false }
+        Self { slots: Slots::default(), index: HashMap::new(), forbidden: false }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.slots.len()
+        self.slots.count()
     }
 
     pub(super) fn table_len(&self) -> usize {
-        self.slots.table_len()
+        self.slots.places_len()
     }
 
     /// Returns the bytes that a flow has moved.
     pub(super) fn visited(&self, index: u32) -> Option<Visited> {
-        let (generation, flow) = self.slots.at(index)?;
+        let (slot, flow) = self.slots.at(index)?;
         let Flow { begun, bytes_out, bytes_in, .. } = *flow;
-        Some(Visited { generation, begun, bytes_out, bytes_in })
+        Some(Visited { generation: slot.generation, begun, bytes_out, bytes_in })
     }
 
     pub(super) fn describe(&self, index: u32) -> Option<Described> {
@@ -240,7 +240,7 @@ impl Gateway {
         share: Share,
         io: &mut Io<'_>,
     ) -> Result<Slot, Option<io::Error>> {
-        if self.pings.slots.len() >= PINGS_MAX {
+        if self.pings.slots.count() >= PINGS_MAX {
             self.pings.evict(share);
             self.counters.evicted += 1;
         }
@@ -256,7 +256,7 @@ impl Gateway {
                 return Err(Some(error));
             }
         };
-        let slot = self.pings.slots.next_slot();
+        let slot = self.pings.slots.next_key();
         io.reactor.add(&socket, Token::Ping(slot).encode(), Interest::READ, false).map_err(Some)?;
         let flow = Flow {
             socket,

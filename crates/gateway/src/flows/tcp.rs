@@ -16,9 +16,9 @@ mod listed;
 mod slow;
 mod urgent;
 
+use super::Slot;
 use super::queued::Queued;
 use super::route::Target;
-use super::slots::{GENERATION_MASK, Slot};
 use super::{Gateway, Io, Token, is_descriptor_shortage};
 use rustix::io::Errno;
 use slow::Moment;
@@ -211,10 +211,6 @@ impl TcpFlows {
     }
 }
 
-fn slot_of(handle: TcpHandle) -> Slot {
-    Slot { index: handle.index() as u32, generation: handle.generation() & GENERATION_MASK }
-}
-
 impl Gateway {
     pub(super) fn on_tcp_events(&mut self, handle: TcpHandle, events: Events, io: &mut Io<'_>) {
         if events.contains(Events::CLOSED) {
@@ -274,7 +270,7 @@ impl Gateway {
             Ok(begun) => begun,
             Err(error) => return self.connect_failed(handle, dns, &error, io),
         };
-        let token = Token::Tcp(slot_of(handle)).encode();
+        let token = Token::Tcp(handle.key()).encode();
         // A connected socket reports room at once; that event is not needed while there is room.
         let interest = if connected { Interest::READ } else { Interest::BOTH };
         if let Err(error) = io.reactor.add(&socket, token, interest.and_urgent(), true) {
@@ -351,7 +347,7 @@ impl Gateway {
             self.counters.tcp_refused += 1;
             return socket.reset();
         };
-        let token = Token::Tcp(slot_of(handle)).encode();
+        let token = Token::Tcp(handle.key()).encode();
         if io.reactor.add(&socket, token, Interest::BOTH.and_urgent(), true).is_err() {
             self.counters.no_descriptor += 1;
             io.stack.with_tcp(handle, io.now, |connection| connection.abort());
@@ -383,7 +379,7 @@ impl Gateway {
     /// The host socket has an event.
     pub(super) fn tcp_ready(&mut self, slot: Slot, event: Event, io: &mut Io<'_>) {
         let Some(Some(flow)) = self.tcp.flows.get_mut(slot.index as usize) else { return };
-        if slot_of(flow.handle) != slot {
+        if flow.handle.key() != slot {
             return;
         }
         let (handle, ready) = (flow.handle, event.ready);

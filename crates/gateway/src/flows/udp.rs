@@ -23,11 +23,12 @@ mod questions;
 
 use super::hops::hops_left;
 use super::idle::IdleShares;
+use super::list::Tally;
 use super::newcomers::Message;
 use super::route::Target;
 use super::shares::Share;
-use super::slots::{Slot, Slots};
 use super::{BYTES_PER_TURN, Gateway, Io, Token, is_descriptor_shortage};
+use super::{Slot, Slots};
 pub(super) use host::for_each_part;
 use host::{for_each_segment, open, send};
 use peers::{Latest, Peers, Way};
@@ -47,6 +48,9 @@ use towpath_net::time::Instant;
 pub(super) const IDLE: Duration = Duration::from_secs(300);
 /// How long an idle mapping for DNS lives (REQ-5 allows shorter times for well-known ports).
 const IDLE_DNS: Duration = Duration::from_secs(20);
+/// How long hosts may answer a query to a group by unicast: longer than the longest delay of SSDP
+/// (`MX`, 5 s).
+const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 /// Interval of the search for idle mappings.
 pub(super) const SWEEP: Duration = Duration::from_secs(5);
 /// Datagrams read from one socket before others get their turn; fewer if they are large
@@ -64,6 +68,8 @@ enum Realm {
     Mapped(IpAddr),
     /// The resolvers, which the program sees as this address and port.
     Dns(SocketAddr),
+    /// The hosts that may answer a query to this group.
+    Group(SocketAddr),
 }
 
 struct Flow {
@@ -83,10 +89,7 @@ struct Flow {
     dns: Dns,
     /// It is in `UdpFlows::waiting`.
     queued: bool,
-    /// When it began, and the payload bytes that it has moved.
-    begun: Instant,
-    bytes_out: u64,
-    bytes_in: u64,
+    tally: Tally,
 }
 
 /// The query in flight on a DNS mapping.
@@ -124,7 +127,7 @@ pub(super) struct UdpFlows {
 impl UdpFlows {
     pub(super) fn new(flows_max: usize) -> Self {
         Self {
-            slots: Slots::new(),
+            slots: Slots::default(),
             index: HashMap::new(),
             limit: (flows_max / 4).max(16),
             idle: IdleShares::default(),
@@ -140,7 +143,7 @@ impl UdpFlows {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.slots.len()
+        self.slots.count()
     }
 
     /// Puts a flow at the end of the line, unless it is in line.
@@ -171,7 +174,8 @@ impl UdpFlows {
             return;
         }
         let idle = |flow: &Flow| {
-            let limit = if matches!(flow.realm, Realm::Dns(_)) { IDLE_DNS } else { IDLE };
+            let is_short = matches!(flow.realm, Realm::Dns(_) | Realm::Group(_));
+            let limit = if is_short { IDLE_DNS } else { IDLE };
             flow.published.is_none() && now.since(flow.used_at) >= limit
         };
         let over: Vec<Slot> =
@@ -234,9 +238,7 @@ impl Flow {
             led_until: Instant::START,
             dns: Dns::default(),
             queued: false,
-            begun: now,
-            bytes_out: 0,
-            bytes_in: 0,
+            tally: Tally::new(now),
         }
     }
 
@@ -250,7 +252,7 @@ impl Flow {
     fn peer(&self, address: SocketAddr) -> SocketAddr {
         match self.realm {
             Realm::World => SocketAddr::new(address.ip(), 0),
-            Realm::Mapped(_) | Realm::Dns(_) => address,
+            Realm::Mapped(_) | Realm::Dns(_) | Realm::Group(_) => address,
         }
     }
 }
@@ -315,7 +317,7 @@ impl Gateway {
         match send(&flow.socket, &fields, to, &datagram.packet, datagram.segment_size) {
             Ok(()) => {
                 self.counters.bytes_out += bytes as u64;
-                flow.bytes_out += bytes as u64;
+                flow.tally.bytes[0] += bytes as u64;
                 io.ledger.carry(bytes);
             }
             Err(error) => {
@@ -365,6 +367,24 @@ impl Gateway {
         }
     }
 
+    /// Sends a query to a group of the host's networks, whose hosts answer by unicast.
+    pub(super) fn send_one_shot(
+        &mut self,
+        query: &[u8],
+        program: SocketAddr,
+        group: SocketAddr,
+        ingress: Option<u16>,
+        io: &mut Io<'_>,
+    ) -> io::Result<()> {
+        let realm = Realm::Group(group);
+        let slot = self.find_or_open(program, realm, group, Share::Guest(ingress), io)?;
+        let Some(flow) = self.udp.slots.get_mut(slot) else { return Ok(()) };
+        flow.used_at = io.now;
+        flow.tally.bytes[0] += query.len() as u64;
+        self.groups
+            .send_by(&flow.socket, group, |socket, fields, to| socket.send_bytes(fields, query, to))
+    }
+
     fn find_or_open(
         &mut self,
         program: SocketAddr,
@@ -379,7 +399,7 @@ impl Gateway {
             }
             return Ok(slot);
         }
-        if self.udp.slots.len() - self.udp.published >= self.udp.limit && self.udp.evict(share) {
+        if self.udp.slots.count() - self.udp.published >= self.udp.limit && self.udp.evict(share) {
             self.counters.evicted += 1;
         }
         let mut socket = open(realm, to);
@@ -388,7 +408,7 @@ impl Gateway {
             socket = open(realm, to);
         }
         let socket = socket?;
-        let slot = self.udp.slots.next_slot();
+        let slot = self.udp.slots.next_key();
         io.reactor.add(&socket, Token::Udp(slot).encode(), Interest::READ, true)?;
         let mut flow = Flow::new(socket, program, realm, io.now, share, None);
         flow.dns.resolver = matches!(realm, Realm::Dns(_)).then_some(to);
@@ -500,6 +520,16 @@ impl Gateway {
                 self.counters.peers_evicted += u64::from(evicts);
                 inside
             }
+            Realm::Group(_) => {
+                // The last query counts, not the last answer.
+                let inside = self.routes.peer_inside(datagram.from);
+                let is_late = now.since(flow.used_at) >= ANSWERS_WITHIN;
+                if is_late || !self.groups.admits_answer(now) {
+                    self.counters.multicast_limited += 1;
+                    return None;
+                }
+                return inside;
+            }
             Realm::World | Realm::Mapped(_) => {
                 if !peers.may_send(slot, flow.latest, flow.peer(datagram.from)) {
                     self.counters.udp_filtered += 1;
@@ -535,7 +565,7 @@ impl Gateway {
             }
         }
         self.counters.bytes_in += bytes as u64;
-        flow.bytes_in += bytes as u64;
+        flow.tally.bytes[1] += bytes as u64;
         io.ledger.carry(bytes);
         match size {
             Some(size) if usize::from(size.get()) > room => {

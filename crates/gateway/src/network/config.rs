@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::services::wire::domain::DomainName;
 use towpath_io::endpoint::{Connection, EndpointError};
 use towpath_io::stream::StreamPortError;
 use towpath_io::tap::TapError;
@@ -15,7 +16,6 @@ use towpath_net::switch::{
     self, ADDRESSES_MAX, ADDRESSES_PER_PORT, Guard, PortVlans, Role, StormRates,
 };
 use towpath_net::wire::MacAddr;
-use towpath_net::wire::domain::DomainName;
 use towpath_packet::ring::{CAPACITY_MAX, CapacityError};
 
 use crate::capture::CAPTURES_MAX;

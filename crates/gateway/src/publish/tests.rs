@@ -77,6 +77,8 @@ fn words() {
     assert_eq!(parse_specs(&["none", "22"]), Err(Problem::Alone("none")));
     assert_eq!(parse_specs(&["22", "all"]), Err(Problem::Alone("all")));
     assert_eq!(problem("auto"), Problem::Auto);
+    assert_eq!(problem("8000-8010,auto"), Problem::AutoAmong);
+    assert_eq!(problem("::1/auto"), Problem::AutoAmong);
 }
 
 #[test]
@@ -186,4 +188,62 @@ fn addresses_before_a_colon() {
     assert_eq!(problem("127.0.0.1::80"), Problem::Empty);
     assert_eq!(problem("127.0.0.1:8080:"), Problem::Empty);
     assert_eq!(problem("127.0.0.1:8080:80/x"), Problem::Address("127.0.0.1:8080:80".into()));
+}
+
+/// Goal: a port leads to another address inside, in the form of pasta.
+#[test]
+fn addresses_of_targets() {
+    let shown = |spec: &str| {
+        let published = parse_specs(&[spec]).unwrap_or_else(|problem| panic!("{spec}: {problem}"));
+        let one = |publish: &Publish| {
+            format!("{} {}:{}", publish.host_port(), publish.target, publish.program_port)
+        };
+        published.iter().map(one).collect::<Vec<_>>()
+    };
+    for (spec, expected) in [
+        ("5000:192.0.2.5/6000", "TCP 5000 192.0.2.5:6000"),
+        ("5000:192.0.2.5", "TCP 5000 192.0.2.5:5000"),
+        ("0.0.0.0/5000:192.0.2.5/6000", "TCP 0.0.0.0/5000 192.0.2.5:6000"),
+        ("%eth0/5000:192.0.2.5/6000", "TCP %eth0/5000 192.0.2.5:6000"),
+        ("::/5000:2001:db8::5/6000", "TCP ::/5000 2001:db8::5:6000"),
+        ("[::]/5000:[2001:db8::5]/6000", "TCP ::/5000 2001:db8::5:6000"),
+        ("5000:[2001:db8::5]/6000", "TCP 5000 2001:db8::5:6000"),
+        ("5000:[2001:db8::5]", "TCP 5000 2001:db8::5:5000"),
+        // Over TCP, towpath can change the IP version.
+        ("127.0.0.1/5000:[2001:db8::5]", "TCP 127.0.0.1/5000 2001:db8::5:5000"),
+        ("80:1::2/81", "TCP 80:1::2/81 the program:81"),
+    ] {
+        assert_eq!(shown(spec), [expected], "{spec}");
+    }
+    let several = ["TCP 22 the program:22", "TCP 80 10.0.0.1:81", "TCP 90 10.0.0.2:90"];
+    assert_eq!(shown("22,80:10.0.0.1/81,90:10.0.0.2"), several);
+    let range = ["TCP 80 10.0.0.1:90", "TCP 82 10.0.0.1:92"];
+    assert_eq!(shown("80-82:10.0.0.1/90-92,~81"), range);
+    let all = parse_specs(&["127.0.0.6/all:192.0.2.6"]).unwrap();
+    assert_eq!(all.len(), parse_specs(&["all"]).unwrap().len());
+    let target = Target::Address("192.0.2.6".parse().unwrap());
+    assert!(all.iter().all(|one| one.target == target && one.optional));
+    assert_eq!(parse_specs(&["all:192.0.2.6"]).unwrap()[0].target, target);
+}
+
+#[test]
+fn mistakes_with_addresses_of_targets() {
+    for target in ["0.0.0.0", "224.0.0.1", "127.0.0.1", "[::1]", "ff02::1"] {
+        let expected = Problem::Target(target.into());
+        assert_eq!(problem(&format!("0.0.0.0/80:{target}/80")), expected, "{target}");
+    }
+    assert_eq!(problem("0.0.0.0/80:x/80"), Problem::Target("x".into()));
+    assert_eq!(problem("all:x"), Problem::Target("x".into()));
+    assert_eq!(problem("all:"), Problem::Target(String::new()));
+    assert_eq!(problem("80:10.0.0.1/"), Problem::Empty);
+    assert_eq!(problem("80:10.0.0.1/81-82"), Problem::Lengths("80:10.0.0.1/81-82".into()));
+    assert_eq!(problem("~80:10.0.0.1"), Problem::ExclusionTarget("~80:10.0.0.1".into()));
+    let udp = |spec: &str| parse(Protocol::Udp, &[spec.into()], &(1..=1)).map(|all| all.len());
+    assert_eq!(udp("53:10.0.0.1"), Ok(1));
+    let error = udp("::/53:10.0.0.1").unwrap_err();
+    let expected = "datagrams at :: cannot reach 10.0.0.1: the IP versions differ";
+    assert!(error.to_string().ends_with(expected), "{error}");
+    for spec in ["22:10.0.0.1", "22:[::5]"] {
+        assert_eq!(parse_joined_specs(&[spec]), Err(Problem::LoopbackOnly(spec.into())), "{spec}");
+    }
 }

@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use super::wire::domain::DomainName;
 use towpath_net::wire::MacAddr;
-use towpath_net::wire::domain::DomainName;
 
 /// Default lease time: long enough that renewals are rare, short enough that a pool recovers
 /// overnight.

@@ -8,12 +8,12 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use towpath_net::time::Instant;
-use towpath_net::wire::MacAddr;
-use towpath_net::wire::dhcpv4::{
+use super::wire::dhcpv4::{
     MESSAGE_LEN_ANY_CLIENT, MESSAGE_LEN_MIN, Message, MessageType, Options, option,
 };
-use towpath_net::wire::domain::{self, DomainName};
+use super::wire::domain::{self, DomainName};
+use towpath_net::time::Instant;
+use towpath_net::wire::MacAddr;
 
 use super::config::{Config, Ipv4};
 use super::leases::{Asker, Client, Leases, Refusal, State};

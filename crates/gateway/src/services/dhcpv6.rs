@@ -5,11 +5,11 @@
 
 use std::net::IpAddr;
 
-use towpath_net::time::Instant;
-use towpath_net::wire::dhcpv6::{
+use super::wire::dhcpv6::{
     AddressLease, IdentityAssociation, Message, MessageType, Options, Status, duid_of, option,
 };
-use towpath_net::wire::domain;
+use super::wire::domain;
+use towpath_net::time::Instant;
 
 use super::config::{Config, Ipv6};
 use super::dhcpv4::OFFER_HOLD;

@@ -5,10 +5,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use towpath_net::checksum;
 use towpath_net::stack::Context;
 use towpath_net::wire::ethernet::{self, EtherType};
-use towpath_net::wire::{MacAddr, Protocol, dhcpv4, dhcpv6, ipv4, ipv6, udp};
+use towpath_net::wire::{MacAddr, Protocol, ipv4, ipv6, udp};
 use towpath_packet::pool::SMALL_FRAME_BYTES;
 use towpath_packet::{Burst, Checksum, Packet};
 
+use super::wire::{dhcpv4, dhcpv6};
 use crate::resolv::DNS_PORT;
 
 /// Longest frame that is handled: messages to servers are small, and an answer fits the same size.

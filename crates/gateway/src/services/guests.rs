@@ -4,9 +4,9 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use super::wire::domain::DomainName;
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
-use towpath_net::wire::domain::DomainName;
 
 use super::Services;
 use super::config::{Guest, STATIC_LEASES_MAX, StaticLease, StaticLeaseError};

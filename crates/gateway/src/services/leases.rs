@@ -19,9 +19,9 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use super::wire::domain::DomainName;
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
-use towpath_net::wire::domain::DomainName;
 
 /// Most addresses of a pool that are given out: a search through all of them takes microseconds,
 /// and the table of a full pool takes a megabyte.

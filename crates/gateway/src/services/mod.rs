@@ -25,6 +25,7 @@ mod leases;
 mod names;
 mod router;
 mod static_leases;
+pub mod wire;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -32,7 +33,7 @@ use std::time::Duration;
 
 use towpath_net::stack::Context;
 use towpath_net::time::Instant;
-use towpath_net::wire::{self, MacAddr, icmpv6};
+use towpath_net::wire::{MacAddr, icmpv6};
 use towpath_packet::{Burst, Packet};
 
 pub use config::{

@@ -9,13 +9,13 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
+use super::wire::domain::DomainName;
 use simple_dns::rdata::{A, AAAA, PTR, RData, SOA};
 use simple_dns::{
     CLASS, Name, OPCODE, Packet, PacketFlag, QCLASS, QTYPE, RCODE, ResourceRecord, TYPE,
 };
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
-use towpath_net::wire::domain::DomainName;
 
 use super::config::{Config, StaticLease};
 use super::leases::Client;

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use towpath_net::time::Instant;
-use towpath_net::wire::icmpv6::{
-    DNS_SERVERS_MAX, Message, PrefixInformation, RouterAdvertisement, search_list_option,
-};
 
 use super::config::{Config, Ipv6};
+use super::wire::advertisement::{
+    DNS_SERVERS_MAX, PrefixInformation, RouterAdvertisement, search_list_option,
+};
 
 /// Greatest interval between unsolicited advertisements (RFC 4861 §6.2.1 MaxRtrAdvInterval).
 const ADVERTISE_INTERVAL_MAX: Duration = Duration::from_secs(600);
@@ -92,9 +92,7 @@ pub(super) fn advertisement(config: &Config, ipv6: &Ipv6, is_last: bool) -> Vec<
         *place = *server;
     }
     advertisement.dns_server_count = ipv6.dns.len().min(DNS_SERVERS_MAX) as u8;
-    let message = Message::RouterAdvertisement(advertisement);
-    let mut bytes = vec![0; message.emitted_len()];
-    message.emit(&mut bytes);
+    let mut bytes = advertisement.emit();
     bytes.extend(search_list_option(&config.search, seconds(LIFETIME)));
     bytes
 }

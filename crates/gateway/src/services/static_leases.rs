@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
+use super::wire::domain::DomainName;
 use towpath_net::wire::MacAddr;
-use towpath_net::wire::domain::DomainName;
 
 use super::config::{Guest, StaticLease};
 use super::leases::{Client, Lease};

@@ -3,10 +3,11 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
+use super::wire::dhcpv4::{self, MessageType};
+use super::wire::dhcpv6;
 use towpath_net::stack::Context;
 use towpath_net::time::Instant;
-use towpath_net::wire::dhcpv4::{self, MessageType};
-use towpath_net::wire::{MacAddr, dhcpv6};
+use towpath_net::wire::MacAddr;
 use towpath_packet::pool::{Frame, MemoryConfig};
 use towpath_packet::{Burst, Checksum, Ledger, Memory, Packet, Site};
 

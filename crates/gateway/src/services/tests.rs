@@ -3,9 +3,11 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-use towpath_net::wire::dhcpv4::{self, MessageType, option};
-use towpath_net::wire::icmpv6::{self, Message};
-use towpath_net::wire::{MacAddr, dhcpv6};
+use super::wire::advertisement::{RouterAdvertisement, search_list_option};
+use super::wire::dhcpv4::{self, MessageType, option};
+use super::wire::dhcpv6;
+use towpath_net::wire::MacAddr;
+use towpath_net::wire::icmpv6::Message;
 
 use super::frame::{Envelope, group_mac};
 use super::testing::{Bench, DNS, DNS6, GATEWAY, GATEWAY_MAC, Vm, config, message, vm};
@@ -139,9 +141,7 @@ fn rfc4861_6_2_6_a_solicitation_is_answered() {
         assert!(taken);
         assert_eq!((answers[0].to_mac, answers[0].to), (vm(1).1, to.into()));
         assert_eq!(answers[0].from, IpAddr::from(link_local(GATEWAY_MAC)));
-        let Ok(Message::RouterAdvertisement(ra)) = Message::parse(&answers[0].payload) else {
-            panic!("an advertisement")
-        };
+        let ra = RouterAdvertisement::parse(&answers[0].payload).unwrap();
         assert_eq!(
             (ra.router_lifetime_s, ra.managed, ra.other, ra.mtu),
             (1800, true, true, Some(1400))
@@ -151,7 +151,7 @@ fn rfc4861_6_2_6_a_solicitation_is_answered() {
         assert_eq!((prefix.prefix, prefix.prefix_len), ("fd00::".parse().unwrap(), 64));
         assert!(prefix.on_link && prefix.autonomous);
         assert_eq!((ra.dns_servers(), ra.dns_lifetime_s), (&[DNS6][..], 1800));
-        let search = icmpv6::search_list_option(&config().search, 1800);
+        let search = search_list_option(&config().search, 1800);
         assert!(answers[0].payload.ends_with(&search));
     }
 }
@@ -196,9 +196,7 @@ fn rfc4861_6_2_5_the_last_advertisement() {
     assert!(bench.services.next_deadline().is_some_and(|at| at > bench.now));
     assert!(bench.advertised(false).is_empty(), "not due");
     let last = bench.advertised(true);
-    let Ok(Message::RouterAdvertisement(ra)) = Message::parse(&last[0].payload) else {
-        panic!("an advertisement")
-    };
+    let ra = RouterAdvertisement::parse(&last[0].payload).unwrap();
     let lifetimes =
         (ra.router_lifetime_s, ra.dns_lifetime_s, ra.prefixes()[0].preferred_lifetime_s);
     assert_eq!(lifetimes, (0, 0, 0));
@@ -399,8 +397,8 @@ fn single_services_are_off() {
         let frame = bench.frame(&envelope, &bytes);
         let (taken, answers) = bench.input(1, &frame);
         assert_eq!((taken, answers.len()), (off != 2, usize::from(off != 2)));
-        let advertised = answers.first().map(|answer| Message::parse(&answer.payload).unwrap());
-        if let Some(Message::RouterAdvertisement(router)) = advertised {
+        if let Some(answer) = answers.first() {
+            let router = RouterAdvertisement::parse(&answer.payload).unwrap();
             assert_eq!((router.managed, router.other), (off != 1, off != 1));
         }
         let expected = usize::from(off != 2);

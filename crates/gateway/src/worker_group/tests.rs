@@ -269,7 +269,7 @@ struct Program {
 impl Program {
     fn new(config: &Config, device: [Tap; 2], owners: Arc<Owners>) -> Self {
         let net = config.ipv4.expect("there is IPv4");
-        let mut sockets = Sockets::new(stack_of(config, &net, &device[0]), 1);
+        let mut sockets = Sockets::new(stack_of(config, &net, &device[0]));
         let inside = PORTS.map(|port| {
             let socket = sockets.stream(Family::V4).expect("room");
             let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);

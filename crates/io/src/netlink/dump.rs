@@ -1,4 +1,4 @@
-//! Links, addresses and default routes that the kernel has in the current network namespace.
+//! Addresses and routes that the kernel has in the current network namespace.
 //!
 //! A dump is many messages in several datagrams, ended by a message of its own. Messages that do
 //! not parse are skipped. Limit: `DUMP_DATAGRAMS_MAX`.
@@ -10,9 +10,10 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{RecvFlags, SendFlags, recv, sendto};
 
 use super::message::{
-    self, IFA_ADDRESS, IFA_LOCAL, RTA_GATEWAY, RTA_OIF, Request, attributes, read_u16, read_u32,
+    self, IFA_ADDRESS, IFA_LOCAL, RTA_DST, RTA_GATEWAY, RTA_OIF, RTA_PRIORITY, Request, attributes,
+    read_u16, read_u32,
 };
-use super::{Netlink, NetlinkError};
+use super::{Netlink, NetlinkError, Route};
 
 /// A default route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,28 +43,7 @@ pub struct LinkAddress {
     pub is_passing: bool,
 }
 
-/// The state of a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LinkState {
-    /// It is set up.
-    pub is_up: bool,
-    /// Largest IP packet in bytes.
-    pub mtu: u32,
-}
-
 impl Netlink {
-    /// Returns the state of a link; `None` if there is no link with this index.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
-    pub fn link_state(&mut self, index: u32) -> Result<Option<LinkState>, NetlinkError> {
-        let mut state = None;
-        self.dump("list links", Request::dump_links(), |body| {
-            state = state.or(parse_link(body).filter(|(link, _)| *link == index));
-        })?;
-        Ok(state.map(|(_, state)| state))
-    }
-
     /// Returns the default routes of one family in the main table; none if the kernel lacks IPv6.
     ///
     /// # Errors
@@ -75,6 +55,32 @@ impl Netlink {
         });
         unless_missing(done, is_ipv4)?;
         Ok(routes)
+    }
+
+    /// Returns up to `most` routes of one family through the link `index` in the main table, and
+    /// how many more there are. Default routes, and those that the kernel has made for addresses,
+    /// do not count.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn routes(
+        &mut self,
+        index: u32,
+        is_ipv4: bool,
+        most: usize,
+    ) -> Result<(Vec<Route>, usize), NetlinkError> {
+        let (mut routes, mut more) = (Vec::new(), 0);
+        let done = self.dump("list routes", Request::dump_routes(is_ipv4), |body| {
+            let parsed = parse_route(body).filter(|parsed| parsed.link == index);
+            match parsed.filter(|parsed| !parsed.is_kernels && is_of_family(body, is_ipv4)) {
+                Some(Parsed { route, .. }) if route.prefix_len == 0 => {}
+                Some(Parsed { route, .. }) if routes.len() < most => routes.push(route),
+                Some(_) => more += 1,
+                None => {}
+            }
+        });
+        unless_missing(done, is_ipv4)?;
+        Ok((routes, more))
     }
 
     /// Returns the addresses of one family; none if the kernel lacks IPv6.
@@ -179,46 +185,63 @@ fn parse_datagram(mut bytes: &[u8], sequence: u32, see: &mut impl FnMut(&[u8])) 
     End::NotYet
 }
 
-/// Parses `struct ifinfomsg` and its attributes; returns the index of the link, and its state.
-fn parse_link(body: &[u8]) -> Option<(u32, LinkState)> {
-    let (index, flags) = (read_u32(body, 4)?, read_u32(body, 8)?);
-    let mut all = attributes(body.get(IFINFOMSG_LEN..)?);
-    let (_, mtu) = all.find(|(kind, _)| *kind == message::IFLA_MTU)?;
-    Some((index, LinkState { is_up: flags & message::IFF_UP != 0, mtu: read_u32(mtu, 0)? }))
-}
-
 /// Parses a datagram of a list, whose messages may be routes or addresses.
 pub(super) fn parse(bytes: &[u8], sequence: u32) {
     parse_datagram(bytes, sequence, &mut |body: &[u8]| {
         if let Some(found) = parse_address(body) {
             assert!(found.address.is_ipv4() == is_of_family(body, true));
         }
-        if let Some(found) = parse_default_route(body) {
-            assert!(found.link != 0);
+        if let Some(Parsed { route, link, .. }) = parse_route(body) {
+            let is_ipv4 = route.destination.is_ipv4();
+            assert!(link != 0 && is_ipv4 == is_of_family(body, true));
+            assert!(route.prefix_len <= if is_ipv4 { 32 } else { 128 });
         }
     });
 }
 
-/// Parses `struct rtmsg` and its attributes; `None` for all but default routes of the main table.
+/// A route of a list.
+struct Parsed {
+    route: Route,
+    /// Index of its link.
+    link: u32,
+    /// The source address that it prefers.
+    source: Option<IpAddr>,
+    /// The kernel has made it, for an address.
+    is_kernels: bool,
+}
+
+/// Parses a default route of the main table.
 fn parse_default_route(body: &[u8]) -> Option<DefaultRoute> {
-    let [family, destination_len, source_len, _, table, _, _, kind] = *body.first_chunk()?;
-    let is_wanted = destination_len == 0
-        && source_len == 0
-        && table == message::RT_TABLE_MAIN
-        && kind == message::RTN_UNICAST;
-    if !is_wanted {
+    let Parsed { route, link, source, .. } = parse_route(body)?;
+    let Route { prefix_len, gateway, metric, .. } = route;
+    (prefix_len == 0).then_some(DefaultRoute { link, gateway, source, metric })
+}
+
+/// Parses `struct rtmsg` and its attributes; `None` for all but unicast routes of the main table.
+fn parse_route(body: &[u8]) -> Option<Parsed> {
+    let [family, prefix_len, source_len, _, table, protocol, _, kind] = *body.first_chunk()?;
+    let is_wanted =
+        source_len == 0 && table == message::RT_TABLE_MAIN && kind == message::RTN_UNICAST;
+    let (destination, bits): (IpAddr, _) = match family {
+        message::AF_INET => (Ipv4Addr::UNSPECIFIED.into(), 32),
+        message::AF_INET6_BYTE => (Ipv6Addr::UNSPECIFIED.into(), 128),
+        _ => return None,
+    };
+    if !is_wanted || prefix_len > bits {
         return None;
     }
-    let mut route = DefaultRoute { link: 0, gateway: None, source: None, metric: 0 };
+    let mut route = Route { destination, prefix_len, gateway: None, metric: 0 };
+    let (mut link, mut source) = (0, None);
     for (kind, value) in attributes(body.get(RTMSG_LEN..)?) {
         match kind {
-            RTA_OIF => route.link = read_u32(value, 0)?,
+            RTA_DST => route.destination = address(family, value)?,
+            RTA_OIF => link = read_u32(value, 0)?,
             RTA_GATEWAY => route.gateway = address(family, value),
-            RTA_PREFSRC => route.source = address(family, value),
+            RTA_PREFSRC => source = address(family, value),
             RTA_PRIORITY => route.metric = read_u32(value, 0)?,
             // The first of several next hops (`struct rtnexthop`).
             RTA_MULTIPATH => {
-                route.link = read_u32(value, 4)?;
+                link = read_u32(value, 4)?;
                 let length = usize::from(read_u16(value, 0)?);
                 let hop = attributes(value.get(RTNEXTHOP_LEN..length)?);
                 let gateway = hop.into_iter().find(|(kind, _)| *kind == RTA_GATEWAY);
@@ -227,7 +250,7 @@ fn parse_default_route(body: &[u8]) -> Option<DefaultRoute> {
             _ => {}
         }
     }
-    (route.link != 0).then_some(route)
+    (link != 0).then_some(Parsed { route, link, source, is_kernels: protocol == RTPROT_KERNEL })
 }
 
 /// Parses `struct ifaddrmsg` and its attributes.
@@ -269,11 +292,10 @@ const DATAGRAM_BYTES_MAX: usize = 64 << 10;
 /// Most datagrams of a dump: some million routes.
 const DUMP_DATAGRAMS_MAX: usize = 1 << 14;
 const NLMSG_DONE: u16 = 3;
-const IFINFOMSG_LEN: usize = 16;
 const RTMSG_LEN: usize = 12;
 const RTNEXTHOP_LEN: usize = 8;
 const IFADDRMSG_LEN: usize = 8;
-const RTA_PRIORITY: u16 = 6;
+const RTPROT_KERNEL: u8 = 2;
 const RTA_PREFSRC: u16 = 7;
 const RTA_MULTIPATH: u16 = 9;
 const IFA_FLAGS: u16 = 8;
@@ -312,25 +334,6 @@ mod tests {
     }
 
     #[test]
-    fn links_are_parsed() {
-        let body = |flags: u32, attributes: &[Vec<u8>]| {
-            let numbers = [0, 7, flags, 0].map(u32::to_ne_bytes).concat();
-            [numbers, attributes.concat()].concat()
-        };
-        let name = attribute(3, b"tap0\0");
-        let mtu = attribute(4, &1500u32.to_ne_bytes());
-        let both = [name.clone(), mtu];
-        let state = |is_up| Some((7, LinkState { is_up, mtu: 1500 }));
-        assert_eq!(parse_link(&body(0x1003, &both)), state(true));
-        assert_eq!(parse_link(&body(0x1002, &both)), state(false));
-        assert_eq!(parse_link(&body(1, &[name])), None);
-        assert_eq!(parse_link(&body(1, &[attribute(4, &[1, 2])])), None);
-        for len in 0..16 {
-            assert_eq!(parse_link(&body(1, &both)[..len]), None);
-        }
-    }
-
-    #[test]
     fn default_routes_are_found() {
         let gateway = attribute(5, &[192, 0, 2, 1]);
         let link = attribute(4, &3u32.to_ne_bytes());
@@ -348,6 +351,34 @@ mod tests {
         assert_eq!((several.link, several.gateway), (7, gateway_ip));
         for end in 0..body.len() {
             let _ = parse_default_route(&body[..end]);
+        }
+    }
+
+    #[test]
+    fn routes_are_found() {
+        let link = attribute(4, &3u32.to_ne_bytes());
+        let destination = attribute(1, &[198, 51, 100, 0]);
+        let mut body =
+            route(24, &[destination.clone(), attribute(5, &[192, 0, 2, 9]), link.clone()]);
+        let wanted = Route {
+            destination: [198, 51, 100, 0].into(),
+            prefix_len: 24,
+            gateway: Some([192, 0, 2, 9].into()),
+            metric: 0,
+        };
+        let found = parse_route(&body).unwrap();
+        assert_eq!((found.route, found.link, found.is_kernels), (wanted, 3, false));
+        assert_eq!(parse_default_route(&body), None);
+        body[5] = 2;
+        assert!(parse_route(&body).unwrap().is_kernels);
+        let metric = attribute(6, &50u32.to_ne_bytes());
+        let on_link =
+            parse_route(&route(24, &[destination.clone(), link.clone(), metric])).unwrap();
+        assert_eq!(on_link.route, Route { gateway: None, metric: 50, ..wanted });
+        assert!(parse_route(&route(33, &[destination, link.clone()])).is_none(), "too long");
+        assert!(parse_route(&route(24, &[attribute(1, &[198]), link])).is_none(), "too short");
+        for end in 0..body.len() {
+            let _ = parse_route(&body[..end]);
         }
     }
 

@@ -7,6 +7,8 @@ use std::net::IpAddr;
 
 use rustix::io::Errno;
 
+use super::Route;
+
 pub(super) const IFLA_ADDRESS: u16 = 1;
 pub(super) const IFLA_MTU: u16 = 4;
 pub(super) const IFLA_TXQLEN: u16 = 13;
@@ -16,8 +18,10 @@ pub(super) const IN6_ADDR_GEN_MODE_NONE: u8 = 1;
 pub(super) const IFA_ADDRESS: u16 = 1;
 pub(super) const IFA_LOCAL: u16 = 2;
 pub(super) const IFA_BROADCAST: u16 = 4;
+pub(super) const RTA_DST: u16 = 1;
 pub(super) const RTA_OIF: u16 = 4;
 pub(super) const RTA_GATEWAY: u16 = 5;
+pub(super) const RTA_PRIORITY: u16 = 6;
 pub(super) const AF_INET6: u16 = 10;
 /// The families, as single bytes.
 pub(super) const AF_INET: u8 = 2;
@@ -52,20 +56,6 @@ impl Request {
         request
     }
 
-    /// Starts the removal of an address from the link `index` (`struct ifaddrmsg`).
-    pub(super) fn no_address(index: u32, address: &IpAddr, prefix_len: u8) -> Self {
-        let mut request = Self::address(index, address, prefix_len);
-        (request.kind, request.flags) = (RTM_DELADDR, 0);
-        request
-    }
-
-    /// Starts a list of all links (`struct ifinfomsg`).
-    pub(super) fn dump_links() -> Self {
-        let mut request = Self::new(RTM_GETLINK, NLM_F_DUMP);
-        request.bytes.extend([0; 16]);
-        request
-    }
-
     /// Starts a list of the routes of one family (`struct rtmsg`).
     pub(super) fn dump_routes(is_ipv4: bool) -> Self {
         let mut request = Self::new(RTM_GETROUTE, NLM_F_DUMP);
@@ -82,13 +72,14 @@ impl Request {
         request
     }
 
-    /// Starts the addition of a default route through `gateway` (`struct rtmsg`). With `on_link`,
-    /// the gateway need not be in a network of the link.
-    pub(super) fn default_route(gateway: &IpAddr, on_link: bool) -> Self {
+    /// Starts the addition of a route (`struct rtmsg`). With `on_link`, its gateway need not be in
+    /// a network of the link.
+    pub(super) fn route(route: &Route, on_link: bool) -> Self {
         let mut request = Self::new(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL);
-        let (destination_len, source_len, tos) = (0, 0, 0);
-        request.bytes.extend([family(gateway), destination_len, source_len, tos]);
-        request.bytes.extend([RT_TABLE_MAIN, RTPROT_STATIC, RT_SCOPE_UNIVERSE, RTN_UNICAST]);
+        let (source_len, tos) = (0, 0);
+        let scope = if route.gateway.is_some() { RT_SCOPE_UNIVERSE } else { RT_SCOPE_LINK };
+        request.bytes.extend([family(&route.destination), route.prefix_len, source_len, tos]);
+        request.bytes.extend([RT_TABLE_MAIN, RTPROT_STATIC, scope, RTN_UNICAST]);
         let flags = if on_link { RTNH_F_ONLINK } else { 0 };
         request.bytes.extend(flags.to_ne_bytes());
         request
@@ -212,9 +203,7 @@ pub(super) const HEADER_LEN: usize = 16;
 const ATTRIBUTE_HEADER_LEN: usize = 4;
 const AF_UNSPEC: u8 = 0;
 const RTM_NEWLINK: u16 = 16;
-const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
-const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_GETROUTE: u16 = 26;

@@ -6,14 +6,14 @@
 //! A byte that the peer marks as urgent (RFC 6093) keeps its place in the stream, and a read ends
 //! before it: [`TcpSocket::is_at_mark`].
 
-use super::{SEND_FLAGS, SEND_PIECES_MAX, bind, gather_pieces, local, open};
+use super::{SEND_FLAGS, SEND_PIECES_MAX, bind, bind_as_is, gather_pieces, local, open, unmapped};
 use crate::receive::{FRAMES_MAX, RECEIVE_BYTES_MAX, ReceiveBuffer, empty_slices};
 use crate::sys::{self, Gather};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, sockopt};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 use towpath_packet::{Memory, Piece};
 
@@ -156,14 +156,14 @@ impl TcpSocket {
     /// Address of the peer.
     pub fn peer(&self) -> io::Result<SocketAddr> {
         match rustix::net::getpeername(&self.fd)? {
-            Some(address) => Ok(address.try_into()?),
+            Some(address) => Ok(unmapped(address.try_into()?)),
             None => Err(io::ErrorKind::NotConnected.into()),
         }
     }
 
     /// The local address.
     pub fn local(&self) -> io::Result<SocketAddr> {
-        local(self.fd.as_fd())
+        local(self.fd.as_fd()).map(unmapped)
     }
 }
 
@@ -206,11 +206,32 @@ impl TcpListener {
     /// Listens on `address`, on one interface only if it is named. An address can be bound again
     /// while connections of an earlier listener linger.
     pub fn bind(address: SocketAddr, interface: Option<&str>) -> io::Result<Self> {
+        Self::listen(address, |fd| bind(fd, &address, interface))
+    }
+
+    /// Listens on a port of all addresses of both IP versions, on one interface only if it is
+    /// named. IPv4 peers are reported with their IPv4 addresses.
+    ///
+    /// # Errors
+    /// Those of the system. If one family is missing or in use, the whole call fails;
+    /// [`bind`](Self::bind) for each family tells which.
+    pub fn bind_all(port: u16, interface: Option<&str>) -> io::Result<Self> {
+        let address = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
+        Self::listen(address, |fd| {
+            sockopt::set_ipv6_v6only(fd, false)?;
+            bind_as_is(fd, &address, interface)
+        })
+    }
+
+    fn listen(
+        address: SocketAddr,
+        bind: impl FnOnce(&OwnedFd) -> io::Result<()>,
+    ) -> io::Result<Self> {
         let fd = open(&address, SocketType::STREAM, None)?;
         sockopt::set_socket_reuseaddr(&fd, true)?;
         // Accepted connections inherit the option.
         sockopt::set_socket_oobinline(&fd, true)?;
-        bind(&fd, &address, interface)?;
+        bind(&fd)?;
         rustix::net::listen(&fd, BACKLOG)?;
         Ok(Self { fd })
     }
@@ -222,7 +243,7 @@ impl TcpListener {
         // No address or an unknown family means that the connection was gone before it was
         // accepted.
         let peer = peer.ok_or(io::ErrorKind::ConnectionAborted)?;
-        Ok((TcpSocket { fd }, peer.try_into()?))
+        Ok((TcpSocket { fd }, unmapped(peer.try_into()?)))
     }
 
     /// The address on which it listens, with the port if the kernel chose it.

@@ -459,6 +459,35 @@ fn udp_port_unreachable_surfaces() {
     }
 }
 
+/// Goal: one socket listens at all addresses of both IP versions, its peers have their own
+/// addresses, and a port that is in use by one IP version is refused.
+#[test]
+fn one_listener_serves_both_ip_versions() {
+    let Ok(listener) = TcpListener::bind_all(0, None) else {
+        println!("skipped: this machine has no IPv6");
+        return;
+    };
+    let port = listener.local().expect("bound").port();
+    for text in loopbacks() {
+        let to = SocketAddr::new(address(text).ip(), port);
+        let client = std::net::TcpStream::connect(to).expect("connected");
+        ready(&listener, Interest::READ);
+        let (socket, peer) = listener.accept().expect("it waits");
+        assert_eq!(peer, client.local_addr().expect("it has one"));
+        assert_eq!(socket.peer().expect("connected"), peer);
+        assert_eq!(socket.local().expect("connected"), to);
+    }
+    let in_use = |result: io::Result<TcpListener>| {
+        result.expect_err("in use").kind() == io::ErrorKind::AddrInUse
+    };
+    for text in ["0.0.0.0:0", "[::]:0"] {
+        assert!(in_use(TcpListener::bind(SocketAddr::new(address(text).ip(), port), None)));
+        let only = TcpListener::bind(address(text), None).expect("bound");
+        let port = only.local().expect("bound").port();
+        assert!(in_use(TcpListener::bind_all(port, None)), "{text}");
+    }
+}
+
 #[test]
 fn a_too_large_datagram_is_reported_with_the_mtu() {
     let mut rig = Rig::new();

@@ -69,6 +69,8 @@ pub enum Reason {
     NotAgreed,
     /// There is no address to test it with.
     NoAddress,
+    /// There is no network namespace to test it in.
+    NoNetwork,
     /// It requires partial checksums, which do not work.
     NoChecksum,
     /// The device delivered no packet in time.
@@ -90,6 +92,7 @@ impl fmt::Display for Reason {
         match self {
             Self::NotAgreed => f.write_str("not agreed"),
             Self::NoAddress => f.write_str("no address to test it with"),
+            Self::NoNetwork => f.write_str("no network namespace to test it in"),
             Self::NoChecksum => f.write_str("needs checksum"),
             Self::Silent => f.write_str("no packet came out in time"),
             Self::NotTaken => f.write_str("a packet was not taken in time"),
@@ -110,6 +113,14 @@ pub struct Report {
     pub off: Vec<(&'static str, Reason)>,
     /// Duration of the self-test.
     pub elapsed: Duration,
+}
+
+impl Report {
+    /// The report about a device that was not tested, for this reason.
+    pub fn untested(reason: Reason) -> Self {
+        let off = Verdicts::all(Some(reason)).failures().collect();
+        Self { features: Features::NONE, off, elapsed: Duration::ZERO }
+    }
 }
 
 impl fmt::Display for Report {

@@ -49,6 +49,7 @@ impl End {
             ipv4: Some(network(Self::v4(self.host), 24, Self::v4(self.other))),
             ipv6: Some(network(Self::v6(self.host), 64, Self::v6(self.other))),
             further: Vec::new(),
+            routes: Vec::new(),
         }
     }
 

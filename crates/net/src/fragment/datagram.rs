@@ -11,8 +11,9 @@ use towpath_packet::pool::{LARGE_FRAME_BYTES, SMALL_FRAME_BYTES};
 use towpath_packet::{Frame, Ledger, Memory, Packet, Piece, Site};
 
 use super::drop_reason::DropReason;
-use crate::gso::{IP_BYTES_MAX, at, read_u16, write_ipv4_checksum, write_u16};
-use crate::wire::{Protocol, icmpv6, ipv6, tcp, udp};
+use crate::gso::{IP_BYTES_MAX, write_ipv4_checksum};
+use crate::wire::field::{read_u16, write_u16};
+use crate::wire::{Protocol, icmpv6, ipv4, ipv6, tcp, udp};
 
 /// Common properties of the fragments of one datagram. The identification is first, as it differs
 /// most often.
@@ -342,10 +343,10 @@ fn write_headers(
         headers.copy_from_slice(first);
         let ip = &mut headers[ip_at..];
         let total = u16::try_from(ip.len() + payload).map_err(|_| DropReason::TooLong)?;
-        write_u16(ip, at::IPV4_TOTAL_LEN, total);
-        let flags = read_u16(ip, at::IPV4_FRAGMENT) & IPV4_KEPT_FLAGS;
-        write_u16(ip, at::IPV4_FRAGMENT, flags);
-        ip[at::IPV4_TOS] = ip[at::IPV4_TOS] & !ECN_MASK | ecn;
+        write_u16(ip, ipv4::at::TOTAL_LEN, total);
+        let flags = read_u16(ip, ipv4::at::FRAGMENT) & IPV4_KEPT_FLAGS;
+        write_u16(ip, ipv4::at::FRAGMENT, flags);
+        ip[ipv4::at::TOS] = ip[ipv4::at::TOS] & !ECN_MASK | ecn;
         write_ipv4_checksum(ip);
     } else {
         let fragment_at = first.len() - ipv6::FRAGMENT_HEADER_LEN;
@@ -354,8 +355,8 @@ fn write_headers(
         headers[next_header_at] = first[fragment_at];
         let total = fragment_at - ip_at - ipv6::HEADER_LEN + payload;
         let total = u16::try_from(total).map_err(|_| DropReason::TooLong)?;
-        write_u16(headers, ip_at + at::IPV6_PAYLOAD_LEN, total);
-        let class_at = ip_at + at::IPV6_ECN;
+        write_u16(headers, ip_at + ipv6::at::PAYLOAD_LEN, total);
+        let class_at = ip_at + ipv6::at::ECN;
         headers[class_at] = headers[class_at] & !(ECN_MASK << 4) | ecn << 4;
     }
     Ok(())

@@ -1,7 +1,5 @@
 //! Reasons to drop fragments and datagrams.
 
-use core::fmt;
-
 /// Reason to drop a fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DropReason {
@@ -31,24 +29,4 @@ pub enum DropReason {
     NoRoom,
     /// No frames or packet handles were free when the datagram was complete.
     NoMemory,
-}
-
-impl fmt::Display for DropReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::BadHeader => "fragment with a bad IP header",
-            Self::BadLength => "fragment with a bad length",
-            Self::NotMultipleOf8 => "fragment whose length is not a multiple of 8",
-            Self::TooLong => "fragment beyond the longest packet",
-            Self::Tiny => "first fragment without transport header",
-            Self::Duplicate => "duplicate fragment",
-            Self::Overlap => "overlapping fragment",
-            Self::EndConflict => "fragments with different ends",
-            Self::TooManyFragments => "too many fragments",
-            Self::Ecn => "fragments with contradicting ECN",
-            Self::Dead => "fragment of a dropped datagram",
-            Self::NoRoom => "no room for fragment",
-            Self::NoMemory => "no memory for reassembled datagram",
-        })
-    }
 }

@@ -3,21 +3,20 @@
 //! Fragments share the pieces of the datagram; the first also has its transport header. Either all
 //! fragments are made or none. A datagram that needs more than [`PARTS_MAX`] fragments is rejected.
 
-use core::fmt;
-
 use towpath_packet::packet::HEADER_BYTES;
 use towpath_packet::{Ledger, Memory, Packet};
 
 use crate::gso::{
-    ChecksumError, IP_BYTES_MAX, Layout, PARTS_MAX, Splitter, at, complete_checksum, read_u16,
-    write_ipv4_checksum, write_u16,
+    ChecksumError, IP_BYTES_MAX, PARTS_MAX, Splitter, complete_checksum, write_ipv4_checksum,
 };
+use crate::wire::field::{read_u16, write_u16};
+use crate::wire::headers::Headers;
 use crate::wire::{Protocol, ipv4, ipv6};
 
 /// Error of [`fragment_ipv4`] and [`fragment_ipv6`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FragmentError {
-    /// The headers do not match the layout, or their length field does not match the packet.
+    /// The headers are not those of a whole IP packet, or their length field does not match it.
     Headers,
     /// The packet has DF set.
     DontFragment,
@@ -32,25 +31,6 @@ pub enum FragmentError {
     NoPackets,
 }
 
-impl fmt::Display for FragmentError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Headers => "the headers are not those of a whole IP packet",
-            Self::DontFragment => "the packet may not be fragmented",
-            Self::MtuTooSmall => "the MTU is too small for fragments",
-            Self::TooManyFragments => "too many fragments",
-            Self::Checksum(error) => return error.fmt(f),
-            Self::NoPackets => "not enough packets for all fragments",
-        })
-    }
-}
-
-impl core::error::Error for FragmentError {
-    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
-        if let Self::Checksum(error) = self { Some(error) } else { None }
-    }
-}
-
 /// Splits an IPv4 packet into fragments of at most `mtu` bytes and passes them to `out` in order;
 /// returns how many. A packet that fits is passed on whole. A fragment is split into smaller ones.
 ///
@@ -59,12 +39,12 @@ impl core::error::Error for FragmentError {
 pub fn fragment_ipv4(
     packet: Packet,
     mtu: usize,
-    layout: Layout,
+    headers: &Headers,
     memory: &mut Memory,
     ledger: &Ledger,
     out: &mut impl FnMut(Packet),
 ) -> Result<usize, (FragmentError, Packet)> {
-    match plan_ipv4(&packet, mtu, layout) {
+    match plan_ipv4(&packet, mtu, headers) {
         Ok(plan) => emit(packet, mtu, &plan, memory, ledger, out),
         Err(error) => Err((error, packet)),
     }
@@ -75,13 +55,13 @@ pub fn fragment_ipv4(
 pub fn fragment_ipv6(
     packet: Packet,
     mtu: usize,
-    layout: Layout,
+    headers: &Headers,
     ident: u32,
     memory: &mut Memory,
     ledger: &Ledger,
     out: &mut impl FnMut(Packet),
 ) -> Result<usize, (FragmentError, Packet)> {
-    match plan_ipv6(&packet, mtu, layout, ident) {
+    match plan_ipv6(&packet, mtu, headers, ident) {
         Ok(plan) => emit(packet, mtu, &plan, memory, ledger, out),
         Err(error) => Err((error, packet)),
     }
@@ -112,8 +92,8 @@ enum VersionPlan {
     },
 }
 
-fn plan_ipv4(packet: &Packet, mtu: usize, layout: Layout) -> Result<Plan, FragmentError> {
-    let Layout { ip_at, transport_at } = layout;
+fn plan_ipv4(packet: &Packet, mtu: usize, headers: &Headers) -> Result<Plan, FragmentError> {
+    let Headers { ip_at, transport_at, .. } = *headers;
     let ip = packet.headers().get(ip_at..transport_at).ok_or(FragmentError::Headers)?;
     let ip_len = packet.len() - ip_at;
     let header = ipv4::Header::parse(ip, ip_len).map_err(|_| FragmentError::Headers)?;
@@ -134,10 +114,10 @@ fn plan_ipv4(packet: &Packet, mtu: usize, layout: Layout) -> Result<Plan, Fragme
 fn plan_ipv6(
     packet: &Packet,
     mtu: usize,
-    layout: Layout,
+    headers: &Headers,
     ident: u32,
 ) -> Result<Plan, FragmentError> {
-    let Layout { ip_at, transport_at } = layout;
+    let Headers { ip_at, transport_at, .. } = *headers;
     let ip = packet.headers().get(ip_at..transport_at).ok_or(FragmentError::Headers)?;
     let ip_len = packet.len() - ip_at;
     let header = ipv6::Header::parse(ip, ip_len).map_err(|_| FragmentError::Headers)?;
@@ -159,8 +139,8 @@ fn plan_ipv6(
 /// everything up to the routing header, else the hop-by-hop options. Returns their end and the
 /// offset of their last Next Header field. `None` if the chain is invalid or has a fragment header.
 fn find_repeated(ip: &[u8]) -> Option<(usize, usize)> {
-    let mut found = (ipv6::HEADER_LEN, at::IPV6_NEXT_HEADER);
-    let mut next_header_at = at::IPV6_NEXT_HEADER;
+    let mut found = (ipv6::HEADER_LEN, ipv6::at::NEXT_HEADER);
+    let mut next_header_at = ipv6::at::NEXT_HEADER;
     let mut place = ipv6::HEADER_LEN;
     // Each iteration advances at least 8 bytes.
     loop {
@@ -257,11 +237,11 @@ impl Plan {
         match self.version {
             VersionPlan::V4 { offset: base, more: more_behind } => {
                 let ip = &mut headers[self.ip_at..];
-                write_u16(ip, at::IPV4_TOTAL_LEN, (ip.len() + len) as u16);
-                let flags = read_u16(ip, at::IPV4_FRAGMENT) & IPV4_OTHER_FLAGS;
+                write_u16(ip, ipv4::at::TOTAL_LEN, (ip.len() + len) as u16);
+                let flags = read_u16(ip, ipv4::at::FRAGMENT) & IPV4_OTHER_FLAGS;
                 let more = if more || more_behind { IPV4_MORE_FRAGMENTS } else { 0 };
                 let units = (base + offset) as u16 / ipv4::FRAGMENT_UNIT;
-                write_u16(ip, at::IPV4_FRAGMENT, flags | more | units);
+                write_u16(ip, ipv4::at::FRAGMENT, flags | more | units);
                 if offset > 0 {
                     blank_first_only_options(&mut ip[ipv4::HEADER_LEN..]);
                 }
@@ -270,7 +250,7 @@ impl Plan {
             VersionPlan::V6 { ident, next_header, next_header_at } => {
                 headers[next_header_at] = Protocol::IPV6_FRAGMENT.0;
                 let payload = headers.len() - self.ip_at - ipv6::HEADER_LEN + len;
-                write_u16(headers, self.ip_at + at::IPV6_PAYLOAD_LEN, payload as u16);
+                write_u16(headers, self.ip_at + ipv6::at::PAYLOAD_LEN, payload as u16);
                 let header = &mut headers[self.repeated..];
                 ipv6::emit_fragment_header(header, next_header, offset as u16, more, ident);
             }

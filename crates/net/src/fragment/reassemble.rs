@@ -10,7 +10,7 @@ use towpath_packet::{Ledger, Memory, Offload, Packet};
 
 use super::datagram::{Datagram, Fragment, Header, Key};
 use super::drop_reason::DropReason;
-use crate::gso::{IP_BYTES_MAX, at};
+use crate::gso::IP_BYTES_MAX;
 use crate::time::{Duration, Instant};
 use crate::wire::{Protocol, ipv4, ipv6};
 
@@ -360,7 +360,7 @@ fn read_ipv4(mut packet: Packet, ip_at: usize) -> Result<Fragment, DropReason> {
         offset: usize::from(header.fragment_offset),
         more: header.more_fragments,
         protocol: header.protocol,
-        header: Header { ip_at, next_header_at: ip_at + at::IPV4_PROTOCOL },
+        header: Header { ip_at, next_header_at: ip_at + ipv4::at::PROTOCOL },
         ecn: header.tos & 0b11,
     })
 }
@@ -379,7 +379,7 @@ fn read_ipv6(
         return Err(DropReason::BadHeader);
     }
     let next_header_at = match fragment.previous_next_header_at {
-        ipv6::FIXED_HEADER => at::IPV6_NEXT_HEADER,
+        ipv6::FIXED_HEADER => ipv6::at::NEXT_HEADER,
         place if place < fragment.header_at => ipv6::HEADER_LEN + place,
         _ => return Err(DropReason::BadHeader),
     };

@@ -1,9 +1,10 @@
 //! Fragmentation and reassembly: known answers, malicious fragments, bounds, and round trips.
 
 use super::*;
+use crate::gso::IP_BYTES_MAX;
 use crate::gso::testing::*;
-use crate::gso::{IP_BYTES_MAX, Layout};
 use crate::time::{Duration, Instant};
+use crate::wire::headers::Headers;
 use crate::wire::ipv6;
 use alloc::vec::Vec;
 use core::net::Ipv6Addr;
@@ -30,10 +31,11 @@ impl Bench {
         packet.set_offload(Offload { checksum: spec.partial(), gso: None });
         let mut frames = Vec::new();
         let out = &mut |fragment: Packet| frames.push(bytes_of(&fragment));
-        let (layout, memory, ledger) = (spec.layout(), &mut self.memory, &self.ledger);
+        let headers = &headers_of(&packet);
+        let (memory, ledger) = (&mut self.memory, &self.ledger);
         let result = match spec.v6 {
-            false => fragment_ipv4(packet, mtu, layout, memory, ledger, out),
-            true => fragment_ipv6(packet, mtu, layout, 0xabcd_ef01, memory, ledger, out),
+            false => fragment_ipv4(packet, mtu, headers, memory, ledger, out),
+            true => fragment_ipv6(packet, mtu, headers, 0xabcd_ef01, memory, ledger, out),
         };
         assert_eq!(result.expect("valid"), frames.len());
         frames
@@ -190,7 +192,7 @@ proptest! {
             }
         }
         let packet = bench.whole(&last);
-        prop_assert_eq!(packet.headers().len(), spec.layout().transport_at);
+        prop_assert_eq!(packet.headers().len(), spec.transport_at());
         prop_assert_eq!(bytes_of(&packet), expected.clone());
         if frames.len() < REASSEMBLED_PIECES_MAX {
             prop_assert_eq!(bench.ledger.copied(), 0);
@@ -603,19 +605,19 @@ fn what_cannot_be_cut_comes_back() {
     for (spec, mtu, offload, expected) in cases {
         let mut packet = parsed(&mut memory, &spec.frame(), spec.headers_len(), &[]);
         packet.set_offload(offload);
-        let out = &mut |_| panic!("nothing comes out");
+        let (headers, out) = (&headers_of(&packet), &mut |_| panic!("nothing comes out"));
         let (error, packet) = match spec.v6 {
-            false => fragment_ipv4(packet, mtu, spec.layout(), &mut memory, &ledger, out),
-            true => fragment_ipv6(packet, mtu, spec.layout(), 1, &mut memory, &ledger, out),
+            false => fragment_ipv4(packet, mtu, headers, &mut memory, &ledger, out),
+            true => fragment_ipv6(packet, mtu, headers, 1, &mut memory, &ledger, out),
         }
         .expect_err("refused");
         assert_eq!(error, expected);
         assert_eq!(bytes_of(&packet), spec.frame());
     }
     let packet = parsed(&mut memory, &v4.frame(), v4.headers_len(), &[]);
-    let wrong = Layout { ip_at: 14, transport_at: 38 };
+    let wrong = Headers { transport_at: 38, ..headers_of(&packet) };
     let out = &mut |_| panic!("nothing comes out");
-    let result = fragment_ipv4(packet, 1500, wrong, &mut memory, &ledger, out);
+    let result = fragment_ipv4(packet, 1500, &wrong, &mut memory, &ledger, out);
     assert_eq!(result.expect_err("refused").0, FragmentError::Headers);
     assert_all_back(&memory, &ledger);
 }
@@ -637,9 +639,9 @@ fn options_and_fragments_of_fragments() {
         let packet = parsed(&mut bench.memory, frame, headers, &[]);
         let mut frames = Vec::new();
         let out = &mut |fragment: Packet| frames.push(bytes_of(&fragment));
-        let layout = Layout { ip_at: 14, transport_at: 42 };
+        let headers = Headers::read_ip(packet.headers(), 14).expect("an IP packet");
         let (memory, ledger) = (&mut bench.memory, &bench.ledger);
-        fragment_ipv4(packet, mtu, layout, memory, ledger, out).expect("valid");
+        fragment_ipv4(packet, mtu, &headers, memory, ledger, out).expect("valid");
         frames
     };
     let mut small = Vec::new();

@@ -9,14 +9,13 @@ use towpath_packet::packet::{HEADER_BYTES, PIECES_MAX};
 use towpath_packet::{Checksum, Gso, GsoKind, Offload, Packet};
 
 use super::{AGGREGATES_PER_BUCKET, UDP_COALESCED_MAX};
-use crate::gso::{
-    IP_BYTES_MAX, Part, Shape, TCP_SEGMENTS_MAX, Transport, Version, at, partial, write_u16,
-};
-use crate::time::Instant;
-use crate::wire::tcp::Flags;
+use crate::gso::{IP_BYTES_MAX, Part, Shape, TCP_SEGMENTS_MAX, partial};
+use crate::wire::field::write_u16;
+use crate::wire::headers::{Transport, Version};
+use crate::wire::tcp::{self, Flags};
 
 /// One packet, or several merged ones.
-pub(super) struct Aggregate {
+pub(super) struct Aggregate<T> {
     packet: Packet,
     shape: Shape,
     hash: u32,
@@ -24,15 +23,15 @@ pub(super) struct Aggregate {
     size: NonZeroU16,
     /// Number of merged packets, including the first.
     count: usize,
-    since: Instant,
+    known: T,
 }
 
-impl Aggregate {
+impl<T> Aggregate<T> {
     /// Holds a packet with payload that may be merged.
-    pub(super) fn new(packet: Packet, shape: Shape, hash: u32, since: Instant) -> Self {
+    pub(super) fn new(packet: Packet, shape: Shape, hash: u32, known: T) -> Self {
         let size = u16::try_from(packet.payload_len()).ok().and_then(NonZeroU16::new);
         let size = size.expect("a packet to be held has 1 to IP_BYTES_MAX bytes of payload");
-        Self { packet, shape, hash, size, count: 1, since }
+        Self { packet, shape, hash, size, count: 1, known }
     }
 
     /// Merges the next packet of the flow, whose checksum has been verified. `Ok(true)` if no
@@ -50,10 +49,10 @@ impl Aggregate {
         Ok(self.take_flags(next.headers()) || ends || self.count == self.count_max())
     }
 
-    /// Returns the packet in the form to be delivered.
-    pub(super) fn finish(mut self) -> Packet {
+    /// Delivers the packet.
+    pub(super) fn finish(mut self, out: &mut impl FnMut(Packet, T)) {
         if self.count == 1 {
-            return self.packet;
+            return out(self.packet, self.known);
         }
         let (shape, payload) = (self.shape, self.packet.payload_len());
         let headers = self.packet.headers_mut();
@@ -68,7 +67,7 @@ impl Aggregate {
         };
         let gso = Gso { kind, size: self.size, ecn, tunnel: None };
         self.packet.set_offload(Offload { checksum: partial(&shape), gso: Some(gso) });
-        self.packet
+        out(self.packet, self.known);
     }
 
     /// True if `next` stays within the limits of a super-packet; a full one is delivered at once.
@@ -94,7 +93,7 @@ impl Aggregate {
         expected.copy_from_slice(self.packet.headers());
         self.shape.template(expected).patch(&part, expected);
         if self.shape.transport == Transport::Tcp {
-            let at = self.shape.transport_at + at::TCP_FLAGS;
+            let at = self.shape.transport_at + tcp::at::FLAGS;
             expected[at] |= headers[at] & (Flags::FIN | Flags::PSH).0;
         }
         if next.offload().checksum == Checksum::Unnecessary {
@@ -110,14 +109,14 @@ impl Aggregate {
         if self.shape.transport == Transport::Udp {
             return false;
         }
-        let at = self.shape.transport_at + at::TCP_FLAGS;
+        let at = self.shape.transport_at + tcp::at::FLAGS;
         let flags = headers[at] & (Flags::FIN | Flags::PSH).0;
         self.packet.headers_mut()[at] |= flags;
         flags != 0
     }
 
     fn flags(&self) -> Flags {
-        Flags(self.packet.headers()[self.shape.transport_at + at::TCP_FLAGS])
+        Flags(self.packet.headers()[self.shape.transport_at + tcp::at::FLAGS])
     }
 
     fn count_max(&self) -> usize {
@@ -129,22 +128,17 @@ impl Aggregate {
 }
 
 /// Aggregate packets of flows with similar hashes, oldest first.
-pub(super) struct Bucket {
+pub(super) struct Bucket<T> {
     /// The first `count` entries are in use.
-    held: [Option<Aggregate>; AGGREGATES_PER_BUCKET],
+    held: [Option<Aggregate<T>>; AGGREGATES_PER_BUCKET],
     count: usize,
 }
 
-impl Bucket {
+impl<T> Bucket<T> {
     pub(super) const EMPTY: Self = Self { held: [const { None }; AGGREGATES_PER_BUCKET], count: 0 };
 
     pub(super) fn count(&self) -> usize {
         self.count
-    }
-
-    /// When the oldest was received.
-    pub(super) fn oldest(&self) -> Option<Instant> {
-        self.held[0].as_ref().map(|held| held.since)
     }
 
     /// Index of the held packet of a flow; there is at most one.
@@ -157,11 +151,11 @@ impl Bucket {
         })
     }
 
-    pub(super) fn at(&mut self, place: usize) -> &mut Aggregate {
+    pub(super) fn at(&mut self, place: usize) -> &mut Aggregate<T> {
         self.held[place].as_mut().expect("a place that was found")
     }
 
-    pub(super) fn remove(&mut self, place: usize) -> Aggregate {
+    pub(super) fn remove(&mut self, place: usize) -> Aggregate<T> {
         let removed = self.held[place].take().expect("a place that was found");
         self.held[place..self.count].rotate_left(1);
         self.count -= 1;
@@ -169,7 +163,7 @@ impl Bucket {
     }
 
     /// Adds a packet; returns the oldest if the bucket is full.
-    pub(super) fn push(&mut self, held: Aggregate) -> Option<Aggregate> {
+    pub(super) fn push(&mut self, held: Aggregate<T>) -> Option<Aggregate<T>> {
         let oldest = (self.count == AGGREGATES_PER_BUCKET).then(|| self.remove(0));
         self.held[self.count] = Some(held);
         self.count += 1;

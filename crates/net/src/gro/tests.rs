@@ -3,7 +3,6 @@
 use super::*;
 use crate::gso::testing::*;
 use crate::gso::{Checksums, segment};
-use crate::time::Duration;
 use alloc::vec::Vec;
 use proptest::prelude::*;
 use towpath_packet::{Gso, GsoKind, Loans, Memory, Offload};
@@ -23,13 +22,13 @@ enum Twist {
 struct Bench {
     memory: Memory,
     ledger: Ledger,
-    coalescer: Coalescer,
-    out: Vec<(Packet, Layout)>,
+    coalescer: Coalescer<()>,
+    out: Vec<Packet>,
 }
 
 impl Bench {
     fn new() -> Self {
-        let coalescer = Coalescer::new();
+        let coalescer = Coalescer::new(1);
         Self { memory: memory(), ledger: Ledger::new(), coalescer, out: Vec::new() }
     }
 
@@ -56,12 +55,7 @@ impl Bench {
             Twist::Partial => spec.partial(),
         };
         packet.set_offload(Offload { checksum, gso: None });
-        let layout = spec.layout();
-        let out = &mut self.out;
-        let now = Instant::START;
-        self.coalescer.receive(packet, layout, now, &self.ledger, &mut |packet| {
-            out.push((packet, layout));
-        });
+        self.pass(packet);
         frame
     }
 
@@ -70,35 +64,32 @@ impl Bench {
     fn passes_alone(&mut self, spec: &Spec, frame: &[u8]) {
         let mut packet = parsed(&mut self.memory, frame, spec.headers_len(), &[]);
         packet.set_offload(Offload { checksum: Checksum::Unnecessary, gso: None });
-        let (out, layout, now) = (&mut self.out, spec.layout(), Instant::START);
-        self.coalescer.receive(packet, layout, now, &self.ledger, &mut |packet| {
-            out.push((packet, layout));
-        });
+        self.pass(packet);
         assert_eq!(self.coalescer.held_count(), 0);
-        let (last, _) = self.out.last().expect("it was delivered");
+        let last = self.out.last().expect("it was delivered");
         assert_eq!(bytes_of(last), frame);
     }
 
-    fn flush(&mut self, layout: Layout) {
-        let out = &mut self.out;
-        self.coalescer.flush(&mut |packet| out.push((packet, layout)));
+    /// Coalesces a packet; one without whole headers is delivered.
+    fn pass(&mut self, packet: Packet) {
+        let out = &mut |packet, ()| self.out.push(packet);
+        match read_headers(&packet) {
+            Some(headers) => self.coalescer.receive(packet, &headers, (), &self.ledger, out),
+            None => out(packet, ()),
+        }
+    }
+
+    fn flush(&mut self) {
+        self.coalescer.flush(&mut |packet, ()| self.out.push(packet));
     }
 
     /// Segments the delivered packets; returns frames.
     fn cut(&mut self) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
-        for (packet, _) in self.out.drain(..) {
-            // Layouts differ between flows; the IP headers determine them.
-            let headers = packet.headers();
-            let ip = match headers[14] >> 4 {
-                4 => usize::from(headers[14] & 15) * 4,
-                _ if headers[20] == 0 => 40 + (usize::from(headers[55]) + 1) * 8,
-                _ => 40,
-            };
-            let layout = Layout { ip_at: 14, transport_at: 14 + ip };
-            let checksums = Checksums::Complete;
+        for packet in self.out.drain(..) {
+            let (headers, checksums) = (headers_of(&packet), Checksums::Complete);
             let (memory, ledger) = (&mut self.memory, &self.ledger);
-            let result = segment(packet, memory, ledger, layout, checksums, &mut |packet| {
+            let result = segment(packet, memory, ledger, &headers, checksums, &mut |packet| {
                 frames.push(bytes_of(&packet));
             });
             result.expect("what was coalesced can be cut");
@@ -178,7 +169,7 @@ proptest! {
             let frame = bench.receive(spec, &twist, &cuts);
             sent[usize::from(flow)].push(frame);
         }
-        bench.flush(flows[0].layout());
+        bench.flush();
         let mut came = alloc::vec![Vec::new(); flows.len()];
         for frame in bench.cut() {
             let is_udp = frame[23] == 17 && frame[14] >> 4 == 4 || frame[14] >> 4 == 6
@@ -208,44 +199,41 @@ proptest! {
         packet.set_offload(spec.offload(size));
         let mut segments = Vec::new();
         let checksums = Checksums::Complete;
-        let layout = spec.layout();
+        let headers = headers_of(&packet);
         let (memory, ledger) = (&mut bench.memory, &bench.ledger);
-        segment(packet, memory, ledger, layout, checksums, &mut |part| segments.push(part))
+        segment(packet, memory, ledger, &headers, checksums, &mut |part| segments.push(part))
             .expect("valid");
         for part in segments {
-            let (out, now) = (&mut bench.out, Instant::START);
-            bench.coalescer.receive(part, layout, now, &bench.ledger, &mut |packet| {
-                out.push((packet, layout));
-            });
+            bench.pass(part);
         }
-        bench.flush(layout);
+        bench.flush();
         prop_assert_eq!(bench.out.len(), 1);
-        let (whole, _) = bench.out.pop().expect("one");
+        let whole = bench.out.pop().expect("one");
         prop_assert_eq!(bytes_of(&whole), spec.partial_frame());
         prop_assert_eq!(*whole.offload(), spec.offload(size));
         drop(whole);
         bench.assert_all_back();
     }
 
-    /// Goal: any bytes with any layout are delivered or held without a panic.
+    /// Goal: any bytes with headers at any place are delivered or held without a panic.
     #[test]
     fn strangers_may_send_anything(
         frames in prop::collection::vec(
-            (prop::collection::vec(any::<u8>(), 60..150), 0..150usize, 0..80usize, 0..120usize),
+            (prop::collection::vec(any::<u8>(), 60..150), 0..150usize, 0..80usize),
             1..40,
         ),
     ) {
         let mut bench = Bench::new();
-        for (frame, headers, ip_at, transport_at) in &frames {
-            let packet = parsed(&mut bench.memory, frame, *headers % frame.len(), &[]);
-            let layout = Layout { ip_at: *ip_at, transport_at: *transport_at };
-            let (out, now) = (&mut bench.out, Instant::START);
-            bench.coalescer.receive(packet, layout, now, &bench.ledger, &mut |packet| {
-                out.push((packet, layout));
-            });
+        let mut count = 0;
+        for (frame, len, ip_at) in &frames {
+            let packet = parsed(&mut bench.memory, frame, *len % frame.len(), &[]);
+            let Some(headers) = Headers::read(packet.headers(), *ip_at) else { continue };
+            let out = &mut |packet, ()| bench.out.push(packet);
+            bench.coalescer.receive(packet, &headers, (), &bench.ledger, out);
+            count += 1;
         }
-        bench.flush(Layout { ip_at: 0, transport_at: 0 });
-        prop_assert_eq!(bench.out.len(), frames.len());
+        bench.flush();
+        prop_assert_eq!(bench.out.len(), count);
         bench.out.clear();
         bench.assert_all_back();
     }
@@ -261,11 +249,10 @@ fn lengths(v6: bool, tcp: bool, packets: &[(usize, u8)]) -> (Vec<usize>, Vec<usi
         spec.flags = flags;
         bench.receive(&spec, &Twist::None, &[]);
     }
-    let lengths = |bench: &Bench| -> Vec<usize> {
-        bench.out.iter().map(|(packet, _)| packet.payload_len()).collect()
-    };
+    let lengths =
+        |bench: &Bench| -> Vec<usize> { bench.out.iter().map(Packet::payload_len).collect() };
     let before = lengths(&bench);
-    bench.flush(spec.layout());
+    bench.flush();
     let all = lengths(&bench);
     bench.out.clear();
     bench.assert_all_back();
@@ -306,7 +293,7 @@ fn a_super_packet_is_marked() {
     bench.receive(&spec, &Twist::None, &[]);
     advance(&mut spec, u8::MAX, 700);
     bench.receive(&spec, &Twist::None, &[]);
-    let (packet, _) = bench.out.pop().expect("a short payload is the last");
+    let packet = bench.out.pop().expect("a short payload is the last");
     let gso =
         Gso { kind: GsoKind::Tcp6, size: 800.try_into().expect("not 0"), ecn: true, tunnel: None };
     assert_eq!(*packet.offload(), Offload { checksum: spec.partial(), gso: Some(gso) });
@@ -332,15 +319,12 @@ fn joined_pieces_stop_at_the_other_limits() {
             let mut packet = parsed(&mut bench.memory, &spec.frame(), headers, &[]);
             packet.truncate(0);
             packet.push_piece(whole.slice(index * len, len)).expect("room");
-            let (out, layout, now) = (&mut bench.out, spec.layout(), Instant::START);
-            bench.coalescer.receive(packet, layout, now, &bench.ledger, &mut |packet| {
-                out.push((packet, layout));
-            });
+            bench.pass(packet);
         }
         drop(whole);
-        bench.flush(spec.layout());
-        assert_eq!(bench.out[0].0.payload_len(), first);
-        assert_eq!(bench.out[0].0.piece_count(), 1);
+        bench.flush();
+        assert_eq!(bench.out[0].payload_len(), first);
+        assert_eq!(bench.out[0].piece_count(), 1);
         bench.out.clear();
         assert_eq!(loans.out_count(), 0);
         bench.assert_all_back();
@@ -357,7 +341,7 @@ fn the_other_zero_passes_alone() {
     advance(&mut spec, u8::MAX, 0);
     spec.payload = alloc::vec![0; 100];
     let frame = spec.frame();
-    let field = spec.layout().transport_at + 16;
+    let field = spec.transport_at() + 16;
     spec.payload[98..].copy_from_slice(&frame[field..field + 2]);
     let mut frame = spec.frame();
     assert_eq!(frame[field..field + 2], [0, 0]);
@@ -406,31 +390,8 @@ fn many_flows_send_up_the_oldest() {
         assert!(bench.coalescer.held_count() <= BUCKETS * AGGREGATES_PER_BUCKET);
     }
     assert_eq!(bench.out.len() + bench.coalescer.held_count(), 400);
-    bench.flush(spec.layout());
+    bench.flush();
     assert_eq!(bench.out.len(), 400);
     bench.out.clear();
-    bench.assert_all_back();
-}
-
-/// With a delay, only packets that have waited that long are delivered.
-#[test]
-fn a_delay_is_kept() {
-    let mut bench = Bench::new();
-    let mut spec = Spec::plain(false, true, pattern(100));
-    for port in 0..4u16 {
-        spec.source_port = port;
-        let headers = spec.headers_len();
-        let packet = parsed(&mut bench.memory, &spec.frame(), headers, &[]);
-        let now = Instant::START + Duration::from_micros(10 * u64::from(port));
-        let never = &mut |_| panic!("nothing is delivered yet");
-        bench.coalescer.receive(packet, spec.layout(), now, &bench.ledger, never);
-    }
-    assert_eq!(bench.coalescer.oldest(), Some(Instant::START));
-    let mut count = 0;
-    let limit = Instant::from_micros(15);
-    bench.coalescer.flush_older(limit, &mut |_| count += 1);
-    assert_eq!((count, bench.coalescer.oldest()), (2, Some(Instant::from_micros(20))));
-    bench.coalescer.flush(&mut |_| count += 1);
-    assert_eq!((count, bench.coalescer.oldest()), (4, None));
     bench.assert_all_back();
 }

@@ -1,41 +1,16 @@
 //! The shape of a packet's private headers, and the fields that segmentation and coalescing
 //! rewrite.
 //!
-//! [`Shape::read`] is the only check between bytes from an untrusted sender and the offsets used to
-//! patch them. It stores no field, only the kinds and offsets of the headers. Length fields are not
-//! trusted; they are written anew from the actual bytes.
-
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+//! [`Headers::read`] and [`Shape::of`] are the only checks between bytes from an untrusted sender
+//! and the offsets used to patch them. Length fields of the packet are not trusted; they are
+//! written anew from the actual bytes.
 
 use towpath_packet::segmentation::{self, Template};
 
 use crate::checksum::{self, Sum};
+use crate::wire::field::{read_u16, write_u16};
+use crate::wire::headers::{Headers, Transport, Version};
 use crate::wire::{Protocol, ipv4, ipv6, tcp, udp};
-
-/// Offsets of a packet's headers from the start of the frame.
-///
-/// `Packet::headers` ends with the transport header; the pieces are its payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
-    /// Offset of the IP header.
-    pub ip_at: usize,
-    /// Offset behind the IP header and its options or extension headers.
-    pub transport_at: usize,
-}
-
-/// Version of the IP header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Version {
-    V4,
-    V6,
-}
-
-/// Kind of the transport header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Transport {
-    Tcp,
-    Udp,
-}
 
 /// Kinds and offsets of the headers of an unfragmented TCP or UDP packet. Valid for the headers
 /// that it was read from, and for copies of them.
@@ -52,25 +27,13 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Checks `headers` against `layout`. `None` if the packet is a fragment, neither TCP nor UDP,
-    /// or its headers do not end where the layout and their own lengths say.
-    pub(crate) fn read(headers: &[u8], layout: Layout) -> Option<Self> {
-        let Layout { ip_at, transport_at } = layout;
-        let ip = headers.get(ip_at..transport_at)?;
-        let (version, protocol) = match ip.first()? >> 4 {
-            4 => (Version::V4, ipv4_protocol(ip)?),
-            6 => (Version::V6, ipv6_protocol(ip)?),
-            _ => return None,
-        };
-        let header = &headers[transport_at..];
-        let (transport, len) = match protocol {
-            Protocol::TCP => (Transport::Tcp, tcp::header_len(header)?),
-            Protocol::UDP => (Transport::Udp, udp::HEADER_LEN),
-            _ => return None,
-        };
-        let end = headers.len();
-        let shape = Self { version, transport, ip_at, transport_at, end };
-        (header.len() == len).then_some(shape)
+    /// The shape of a packet whose private headers have `len` bytes. `None` if it is a fragment,
+    /// neither TCP nor UDP, or these bytes do not end with the transport header.
+    #[inline]
+    pub(crate) fn of(headers: &Headers, len: usize) -> Option<Self> {
+        let Headers { version, ip_at, transport_at, end, .. } = *headers;
+        let shape = Self { version, transport: headers.transport?, ip_at, transport_at, end };
+        (end == len).then_some(shape)
     }
 
     /// Offset of the transport checksum from the start of the transport header.
@@ -113,7 +76,7 @@ impl Shape {
     pub(crate) fn write_lengths(&self, headers: &mut [u8], payload: usize) {
         write_u16(headers, self.ip_length_at(), length(self.ip_length_field(payload)));
         if self.transport == Transport::Udp {
-            let at = self.transport_at + at::UDP_LENGTH;
+            let at = self.transport_at + udp::at::LENGTH;
             write_u16(headers, at, length(self.transport_len(payload)));
         }
     }
@@ -131,9 +94,9 @@ impl Shape {
         let mut sum = Sum::new();
         if self.version == Version::V4 {
             let header = &headers[self.ip_at..self.transport_at];
-            sum.add(&header[..at::IPV4_TOTAL_LEN]);
-            sum.add(&header[at::IPV4_FRAGMENT..at::IPV4_CHECKSUM]);
-            sum.add(&header[at::IPV4_SOURCE..]);
+            sum.add(&header[..ipv4::at::TOTAL_LEN]);
+            sum.add(&header[ipv4::at::FRAGMENT..ipv4::at::CHECKSUM]);
+            sum.add(&header[ipv4::at::SOURCE..]);
         }
         sum
     }
@@ -153,7 +116,7 @@ impl Shape {
 
     /// Sum over the pseudo-header of a packet whose transport header and payload have `len` bytes.
     pub(crate) fn pseudo_header(&self, headers: &[u8], len: usize) -> Sum {
-        let (source, destination) = self.addresses(headers);
+        let (source, destination) = self.version.addresses(&headers[self.ip_at..]);
         let protocol = match self.transport {
             Transport::Tcp => Protocol::TCP,
             Transport::Udp => Protocol::UDP,
@@ -164,56 +127,27 @@ impl Shape {
     /// Addresses and ports as bytes, which identify a flow of a protocol.
     pub(crate) fn flow<'a>(&self, headers: &'a [u8]) -> (&'a [u8], &'a [u8]) {
         let addresses = match self.version {
-            Version::V4 => self.ip_at + at::IPV4_SOURCE..self.ip_at + ipv4::HEADER_LEN,
-            Version::V6 => self.ip_at + at::IPV6_SOURCE..self.ip_at + ipv6::HEADER_LEN,
+            Version::V4 => self.ip_at + ipv4::at::SOURCE..self.ip_at + ipv4::HEADER_LEN,
+            Version::V6 => self.ip_at + ipv6::at::SOURCE..self.ip_at + ipv6::HEADER_LEN,
         };
-        (&headers[addresses], &headers[self.transport_at..self.transport_at + at::PORTS_LEN])
-    }
-
-    fn addresses(&self, headers: &[u8]) -> (IpAddr, IpAddr) {
-        let (source, destination) = match self.version {
-            Version::V4 => (at::IPV4_SOURCE, at::IPV4_DESTINATION),
-            Version::V6 => (at::IPV6_SOURCE, at::IPV6_DESTINATION),
-        };
-        let read = |offset| match self.version {
-            Version::V4 => IpAddr::V4(Ipv4Addr::from(read::<4>(headers, self.ip_at + offset))),
-            Version::V6 => IpAddr::V6(Ipv6Addr::from(read::<16>(headers, self.ip_at + offset))),
-        };
-        (read(source), read(destination))
+        (&headers[addresses], &headers[self.transport_at..self.transport_at + PORTS_LEN])
     }
 
     fn ip_length_at(&self) -> usize {
         self.ip_at
             + match self.version {
-                Version::V4 => at::IPV4_TOTAL_LEN,
-                Version::V6 => at::IPV6_PAYLOAD_LEN,
+                Version::V4 => ipv4::at::TOTAL_LEN,
+                Version::V6 => ipv6::at::PAYLOAD_LEN,
             }
     }
 }
 
 /// Computes and stores the checksum of an IPv4 header, which is all of `header`.
 pub(crate) fn write_ipv4_checksum(header: &mut [u8]) {
-    write_u16(header, at::IPV4_CHECKSUM, 0);
+    write_u16(header, ipv4::at::CHECKSUM, 0);
     let mut sum = Sum::new();
     sum.add(header);
-    write_u16(header, at::IPV4_CHECKSUM, sum.finish());
-}
-
-/// Protocol of an unfragmented datagram whose IPv4 header, including options, is exactly `ip`.
-fn ipv4_protocol(ip: &[u8]) -> Option<Protocol> {
-    if ipv4::header_len(ip)? != ip.len() {
-        return None;
-    }
-    let is_fragment = read_u16(ip, at::IPV4_FRAGMENT) & ipv4::FRAGMENT_MASK != 0;
-    (!is_fragment).then_some(Protocol(ip[at::IPV4_PROTOCOL]))
-}
-
-/// Protocol behind the IPv6 header and extension headers, which are exactly `ip`.
-fn ipv6_protocol(ip: &[u8]) -> Option<Protocol> {
-    let chain = ip.get(ipv6::HEADER_LEN..)?;
-    let first = Protocol(ip[at::IPV6_NEXT_HEADER]);
-    let walked = ipv6::Extensions::walk(first, chain, chain.len()).ok()?;
-    (walked.len == chain.len() && walked.fragment.is_none()).then_some(walked.protocol)
+    write_u16(header, ipv4::at::CHECKSUM, sum.finish());
 }
 
 /// The value of a 16-bit length field.
@@ -221,41 +155,9 @@ fn length(bytes: usize) -> u16 {
     u16::try_from(bytes).expect("an IP packet is at most IP_BYTES_MAX long")
 }
 
-fn read<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    let mut field = [0; N];
-    field.copy_from_slice(&bytes[at..at + N]);
-    field
-}
-
-pub(crate) fn read_u16(bytes: &[u8], at: usize) -> u16 {
-    u16::from_be_bytes(read(bytes, at))
-}
-
-pub(crate) fn write_u16(bytes: &mut [u8], at: usize, value: u16) {
-    bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
-}
-
 /// Longest IP packet: the maximum of IPv4's Total Length. IPv6 allows 40 bytes more; jumbograms are
 /// not supported.
 pub const IP_BYTES_MAX: usize = u16::MAX as usize;
 
-/// Offsets of fields in their headers.
-pub(crate) mod at {
-    pub(crate) const IPV4_TOS: usize = 1;
-    pub(crate) const IPV4_TOTAL_LEN: usize = 2;
-    pub(crate) const IPV4_FRAGMENT: usize = 6;
-    pub(crate) const IPV4_PROTOCOL: usize = 9;
-    pub(crate) const IPV4_CHECKSUM: usize = 10;
-    pub(crate) const IPV4_SOURCE: usize = 12;
-    pub(crate) const IPV4_DESTINATION: usize = 16;
-    /// The byte whose bits 4 and 5 are the ECN field.
-    pub(crate) const IPV6_ECN: usize = 1;
-    pub(crate) const IPV6_PAYLOAD_LEN: usize = 4;
-    pub(crate) const IPV6_NEXT_HEADER: usize = 6;
-    pub(crate) const IPV6_SOURCE: usize = 8;
-    pub(crate) const IPV6_DESTINATION: usize = 24;
-    pub(crate) const TCP_FLAGS: usize = 13;
-    pub(crate) const UDP_LENGTH: usize = 4;
-    /// Bytes of both ports, first in either transport header.
-    pub(crate) const PORTS_LEN: usize = 4;
-}
+/// Bytes of both ports, first in either transport header.
+const PORTS_LEN: usize = 4;

@@ -3,13 +3,12 @@
 //!
 //! The rules are those of virtio 1.2 §5.1.6.2 and of Linux, which rejects the same packets.
 
-use core::fmt;
-
 use towpath_packet::{Checksum, Gso, GsoKind, Packet};
 
-use super::header_layout::{IP_BYTES_MAX, Layout, Shape, Transport, Version};
+use super::header_layout::{IP_BYTES_MAX, Shape};
 use super::splitter::PARTS_MAX;
 use super::tunnel::Outer;
+use crate::wire::headers::{Headers, Transport, Version};
 
 /// Reason why the offload fields of a packet are invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,35 +31,16 @@ pub enum OffloadError {
     TooLong,
 }
 
-impl fmt::Display for OffloadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Headers => "a super-packet without whole TCP or UDP headers",
-            Self::Kind => "a super-packet whose type does not match its headers",
-            Self::ChecksumPlace => "a checksum position that is not valid",
-            Self::ChecksumMissing => {
-                "a super-packet of UDP or in a tunnel without a partial checksum"
-            }
-            Self::Tunnel => "a super-packet whose tunnel type does not match its headers",
-            Self::Ecn => "a UDP super-packet with ECN",
-            Self::TooManySegments => "a super-packet of too many segments",
-            Self::TooLong => "a super-packet longer than an IP packet",
-        })
-    }
-}
-
-impl core::error::Error for OffloadError {}
-
-/// Checks the offload fields of a parsed packet against its headers. A super-packet whose payload
+/// Checks the offload fields of a packet against its headers. A super-packet whose payload
 /// fits one segment is a plain packet: as in Linux, its segmentation fields are cleared.
 ///
 /// A packet that is no super-packet may have any protocol. Its partial checksum may also be behind
 /// a UDP header, in the inner packet of a tunnel.
 ///
-/// The headers of a super-packet in a tunnel end with the inner transport header; `layout` is that
-/// of the outer headers.
-pub fn check_offload(packet: &mut Packet, layout: Layout) -> Result<(), OffloadError> {
-    check(packet, layout).map(|_| ())
+/// The private headers of a super-packet in a tunnel end with the inner transport header; `headers`
+/// are the outer ones.
+pub fn check_offload(packet: &mut Packet, headers: &Headers) -> Result<(), OffloadError> {
+    check(packet, headers).map(|_| ())
 }
 
 /// A super-packet with valid claims.
@@ -73,12 +53,12 @@ pub(super) struct Whole {
 }
 
 /// Does the work of [`check_offload`]; returns the super-packet if segmentation is needed.
-pub(super) fn check(packet: &mut Packet, layout: Layout) -> Result<Option<Whole>, OffloadError> {
+pub(super) fn check(packet: &mut Packet, headers: &Headers) -> Result<Option<Whole>, OffloadError> {
     let mut offload = *packet.offload();
     let Some(gso) = offload.gso else {
-        return check_plain(packet, layout).map(|()| None);
+        return check_plain(packet, headers).map(|()| None);
     };
-    let (shape, outer) = check_super(packet, layout, gso)?;
+    let (shape, outer) = check_super(packet, headers, gso)?;
     let payload = packet.payload_len();
     if payload <= usize::from(gso.size.get()) {
         if let Some(outer) = outer {
@@ -91,25 +71,24 @@ pub(super) fn check(packet: &mut Packet, layout: Layout) -> Result<Option<Whole>
     Ok(Some(Whole { shape, outer, gso }))
 }
 
-fn check_plain(packet: &Packet, layout: Layout) -> Result<(), OffloadError> {
+fn check_plain(packet: &Packet, headers: &Headers) -> Result<(), OffloadError> {
     let Checksum::Partial { start, offset } = packet.offload().checksum else { return Ok(()) };
     let (start, offset) = (usize::from(start), usize::from(offset));
     let in_packet = start + offset + 2 <= packet.len();
-    let shape = Shape::read(packet.headers(), layout);
-    let in_place = match shape {
+    let in_place = match Shape::of(headers, packet.headers().len()) {
         Some(shape) if start == shape.transport_at => offset == shape.checksum_offset(),
         Some(shape) => shape.transport == Transport::Udp && start >= shape.end,
-        None => start >= layout.transport_at,
+        None => start >= headers.transport_at,
     };
     if in_packet && in_place { Ok(()) } else { Err(OffloadError::ChecksumPlace) }
 }
 
 fn check_super(
     packet: &Packet,
-    layout: Layout,
+    headers: &Headers,
     gso: Gso,
 ) -> Result<(Shape, Option<Outer>), OffloadError> {
-    let (shape, outer) = read_headers(packet, layout, gso)?;
+    let (shape, outer) = read_shapes(packet, headers, gso)?;
     let segments_max = match (gso.kind, shape.version, shape.transport) {
         (GsoKind::Tcp4, Version::V4, Transport::Tcp) => TCP_SEGMENTS_MAX,
         (GsoKind::Tcp6, Version::V6, Transport::Tcp) => TCP_SEGMENTS_MAX,
@@ -146,21 +125,24 @@ fn check_super(
 }
 
 /// Reads the headers of the packet to segment, and those of its tunnel.
-fn read_headers(
+fn read_shapes(
     packet: &Packet,
-    layout: Layout,
+    headers: &Headers,
     gso: Gso,
 ) -> Result<(Shape, Option<Outer>), OffloadError> {
-    let headers = packet.headers();
+    let (bytes, whole) = (packet.headers(), OffloadError::Headers);
     let Some(tunnel) = gso.tunnel else {
-        return Ok((Shape::read(headers, layout).ok_or(OffloadError::Headers)?, None));
+        return Ok((Shape::of(headers, bytes.len()).ok_or(whole)?, None));
     };
     let Checksum::Partial { start, .. } = packet.offload().checksum else {
         return Err(OffloadError::ChecksumMissing);
     };
-    let inner = Layout { ip_at: tunnel.network_at.into(), transport_at: start.into() };
-    let shape = Shape::read(headers, inner).ok_or(OffloadError::Headers)?;
-    let outer = Outer::read(headers, layout, tunnel, shape).ok_or(OffloadError::Tunnel)?;
+    let inner = Headers::read(bytes, tunnel.network_at.into()).ok_or(whole)?;
+    let shape = Shape::of(&inner, bytes.len()).ok_or(whole)?;
+    if shape.transport_at != usize::from(start) {
+        return Err(whole);
+    }
+    let outer = Outer::new(headers, tunnel, shape).ok_or(OffloadError::Tunnel)?;
     Ok((shape, Some(outer)))
 }
 

@@ -5,12 +5,12 @@
 //! wrong. So before a packet is sent with a checksum computed here, its foreign bytes are copied
 //! (`own_payload`).
 
-use core::fmt;
-
 use towpath_packet::{Checksum, Ledger, Packet, Piece, Site};
 
-use super::header_layout::{Layout, Shape, Transport, Version, read_u16, write_u16};
+use super::header_layout::Shape;
 use crate::checksum::{self, Sum};
+use crate::wire::field::{read_u16, write_u16};
+use crate::wire::headers::{Headers, Transport, Version};
 use crate::wire::udp;
 
 /// Error of [`complete_checksum`].
@@ -24,18 +24,6 @@ pub enum ChecksumError {
     /// into the private headers.
     InPayload,
 }
-
-impl fmt::Display for ChecksumError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::SuperPacket => "a super-packet has no checksum of its own",
-            Self::BeyondPacket => "the checksum field is beyond the packet",
-            Self::InPayload => "the checksum field is far in the payload",
-        })
-    }
-}
-
-impl core::error::Error for ChecksumError {}
 
 /// Completes a partial checksum and marks it as [`Checksum::Unnecessary`]. A packet without a
 /// partial checksum is not changed.
@@ -74,8 +62,8 @@ pub fn complete_checksum(packet: &mut Packet, ledger: &Ledger) -> Result<(), Che
 ///
 /// An IPv4 packet whose UDP sender computed no checksum passes (RFC 768), an IPv6 packet does not
 /// (RFC 8200 §8.1). The packet's [`Checksum`] is ignored. Fragments and other protocols fail.
-pub fn verify_checksum(packet: &Packet, layout: Layout, ledger: &Ledger) -> bool {
-    let Some(shape) = Shape::read(packet.headers(), layout) else { return false };
+pub fn verify_checksum(packet: &Packet, headers: &Headers, ledger: &Ledger) -> bool {
+    let Some(shape) = Shape::of(headers, packet.headers().len()) else { return false };
     if shape.transport == Transport::Udp && read_u16(packet.headers(), shape.checksum_at()) == 0 {
         return shape.version == Version::V4;
     }

@@ -5,7 +5,8 @@ use alloc::vec::Vec;
 use proptest::prelude::*;
 use towpath_packet::{Checksum, Gso, GsoKind, Ledger, Memory, MemoryConfig, Offload, Packet};
 
-use super::Layout;
+use crate::wire::ethernet;
+use crate::wire::headers::Headers;
 
 mod tunnel;
 
@@ -18,6 +19,9 @@ pub(crate) const PSH: u8 = 0x08;
 pub(crate) const ACK: u8 = 0x10;
 pub(crate) const URG: u8 = 0x20;
 pub(crate) const CWR: u8 = 0x80;
+
+/// Offset of the IP header.
+pub(crate) const IP_AT: usize = ethernet::HEADER_LEN;
 
 pub(crate) fn memory() -> Memory {
     Memory::new(MemoryConfig { packets: 2048, small_frames: 512, large_frames: 64 })
@@ -74,13 +78,13 @@ impl Spec {
         }
     }
 
-    pub(crate) fn layout(&self) -> Layout {
+    pub(crate) fn transport_at(&self) -> usize {
         let ip = if self.v6 { 40 } else { 20 };
-        Layout { ip_at: 14, transport_at: 14 + ip + 8 * self.ip_options }
+        IP_AT + ip + 8 * self.ip_options
     }
 
     pub(crate) fn headers_len(&self) -> usize {
-        self.layout().transport_at + if self.tcp { 20 + self.options.len() } else { 8 }
+        self.transport_at() + if self.tcp { 20 + self.options.len() } else { 8 }
     }
 
     /// The whole frame with correct lengths and checksums.
@@ -104,7 +108,7 @@ impl Spec {
     /// The frame with a partial checksum.
     pub(crate) fn partial_frame(&self) -> Vec<u8> {
         let mut frame = self.frame();
-        let transport_at = self.layout().transport_at;
+        let transport_at = self.transport_at();
         let sum = naive_sum(&self.pseudo_header(frame.len() - transport_at), 0);
         let at = transport_at + if self.tcp { 16 } else { 6 };
         frame[at..at + 2].copy_from_slice(&(sum as u16).to_be_bytes());
@@ -113,7 +117,7 @@ impl Spec {
 
     pub(crate) fn partial(&self) -> Checksum {
         let offset = if self.tcp { 16 } else { 6 };
-        Checksum::Partial { start: self.layout().transport_at as u16, offset }
+        Checksum::Partial { start: self.transport_at() as u16, offset }
     }
 
     pub(crate) fn offload(&self, size: u16) -> Offload {
@@ -245,6 +249,16 @@ pub(crate) fn parsed(memory: &mut Memory, frame: &[u8], headers: usize, cuts: &[
     packet.peek_headers();
     packet.pull(headers);
     packet
+}
+
+/// The headers of a packet, if it has whole ones.
+pub(crate) fn read_headers(packet: &Packet) -> Option<Headers> {
+    Headers::read(packet.headers(), IP_AT)
+}
+
+/// The headers of a packet that has whole ones.
+pub(crate) fn headers_of(packet: &Packet) -> Headers {
+    read_headers(packet).expect("whole headers")
 }
 
 /// Concatenated headers and payload.

@@ -10,19 +10,21 @@ use towpath_packet::{Gso, GsoKind, Loans, MemoryConfig, Piece, Returns, Tunnel};
 mod tunnel;
 
 /// Segments `packet` and returns the segments.
-fn cut(
-    packet: Packet,
-    memory: &mut Memory,
-    ledger: &Ledger,
-    layout: Layout,
-    checksums: Checksums,
-) -> Vec<Packet> {
-    let mut segments = Vec::new();
-    let count = segment(packet, memory, ledger, layout, checksums, &mut |segment| {
+fn cut(packet: Packet, memory: &mut Memory, ledger: &Ledger, checksums: Checksums) -> Vec<Packet> {
+    let (headers, mut segments) = (headers_of(&packet), Vec::new());
+    let count = segment(packet, memory, ledger, &headers, checksums, &mut |segment| {
         segments.push(segment);
     });
     assert_eq!(count.expect("valid"), segments.len());
     segments
+}
+
+fn check(packet: &mut Packet) -> Result<(), OffloadError> {
+    check_offload(packet, &read_headers(packet).ok_or(OffloadError::Headers)?)
+}
+
+fn verify(packet: &Packet, ledger: &Ledger) -> bool {
+    read_headers(packet).is_some_and(|headers| verify_checksum(packet, &headers, ledger))
 }
 
 /// A super-packet in pieces that end at `cuts`.
@@ -38,7 +40,6 @@ impl SuperPacket {
     /// segments must also pass `is_right`.
     fn compare(
         &self,
-        layout: Layout,
         headers_len: usize,
         expected: &[(Vec<u8>, Vec<u8>, Checksum)],
         is_right: impl Fn(&Packet, &Ledger) -> bool,
@@ -47,7 +48,7 @@ impl SuperPacket {
         for checksums in [Checksums::Complete, Checksums::LeavePartial] {
             let mut packet = parsed(&mut memory, &self.frame, headers_len, &self.cuts);
             packet.set_offload(self.offload);
-            let segments = cut(packet, &mut memory, &ledger, layout, checksums);
+            let segments = cut(packet, &mut memory, &ledger, checksums);
             prop_assert_eq!(segments.len(), expected.len());
             for (segment, (complete, with_partial, partial)) in segments.iter().zip(expected) {
                 let (bytes, checksum) = match checksums {
@@ -80,9 +81,7 @@ proptest! {
             .map(|plain| (plain.frame(), plain.partial_frame(), plain.partial()))
             .collect();
         let whole = SuperPacket { frame: spec.partial_frame(), offload: spec.offload(size), cuts };
-        whole.compare(spec.layout(), spec.headers_len(), &expected, |segment, ledger| {
-            verify_checksum(segment, spec.layout(), ledger)
-        })?;
+        whole.compare(spec.headers_len(), &expected, verify)?;
     }
 
     /// Goal: no claims and headers make checking, segmentation or checksums panic, and a rejected
@@ -93,7 +92,7 @@ proptest! {
         payload in 0usize..70_000,
         claims: (u16, u16, u8, u16, bool),
         tunnel: Option<(u16, u16, bool, bool)>,
-        at: (u8, u8),
+        at: u8,
     ) {
         let (mut memory, ledger) = (memory(), Ledger::new());
         let mut frame = headers.clone();
@@ -109,16 +108,16 @@ proptest! {
         });
         let gso = size.try_into().ok().map(|size| Gso { kind, size, ecn, tunnel });
         packet.set_offload(Offload { checksum: Checksum::Partial { start, offset }, gso });
-        let layout = Layout { ip_at: at.0.into(), transport_at: at.1.into() };
-        let mut seen = 0;
-        let result = segment(packet, &mut memory, &ledger, layout, Checksums::Complete, &mut |_| {
+        let Some(headers) = Headers::read(packet.headers(), at.into()) else { return Ok(()) };
+        let (mut seen, checksums) = (0, Checksums::Complete);
+        let result = segment(packet, &mut memory, &ledger, &headers, checksums, &mut |_| {
             seen += 1;
         });
         match result {
             Ok(count) => prop_assert_eq!(count, seen),
             Err((_, packet)) => {
                 prop_assert_eq!((seen, packet.len()), (0, frame.len()));
-                verify_checksum(&packet, layout, &ledger);
+                verify_checksum(&packet, &headers, &ledger);
             }
         }
         assert_all_back(&memory, &ledger);
@@ -158,17 +157,13 @@ fn false_claims_are_distinguished() {
     for (spec, checksum, gso, expected) in cases {
         let mut packet = parsed(&mut memory, &spec.partial_frame(), spec.headers_len(), &[]);
         packet.set_offload(Offload { checksum, gso });
-        assert_eq!(
-            check_offload(&mut packet, spec.layout()).err(),
-            expected,
-            "{checksum:?} {gso:?}"
-        );
+        assert_eq!(check(&mut packet).err(), expected, "{checksum:?} {gso:?}");
         assert_eq!(packet.offload().gso, gso);
     }
     let mut packet = parsed(&mut memory, &tcp.partial_frame(), tcp.headers_len(), &[]);
     packet.set_offload(tcp.offload(1000));
-    let wrong = Layout { ip_at: 14, transport_at: 38 };
-    assert_eq!(check_offload(&mut packet, wrong), Err(OffloadError::Headers));
+    let wrong = Headers { end: tcp.headers_len() - 4, ..headers_of(&packet) };
+    assert_eq!(check_offload(&mut packet, &wrong), Err(OffloadError::Headers));
     drop(packet);
     assert_all_back(&memory, &ledger);
 }
@@ -191,8 +186,8 @@ fn fragments_are_not_segmented() {
     for (spec, frame) in [(&v4, more_fragments), (&v4, with_offset), (&spec, v6)] {
         let mut packet = parsed(&mut memory, &frame, spec.headers_len(), &[]);
         packet.set_offload(spec.offload(1000));
-        assert_eq!(check_offload(&mut packet, spec.layout()), Err(OffloadError::Headers));
-        assert!(!verify_checksum(&packet, spec.layout(), &ledger));
+        assert_eq!(check(&mut packet), Err(OffloadError::Headers));
+        assert!(!verify(&packet, &ledger));
     }
     assert_all_back(&memory, &ledger);
 }
@@ -205,11 +200,10 @@ fn a_short_super_packet_is_plain() {
         let spec = Spec::plain(v6, tcp, pattern(1000));
         let mut packet = parsed(&mut memory, &spec.partial_frame(), spec.headers_len(), &[500]);
         packet.set_offload(spec.offload(1000));
-        let layout = spec.layout();
-        assert_eq!(check_offload(&mut packet, layout), Ok(()));
+        assert_eq!(check(&mut packet), Ok(()));
         assert_eq!(packet.offload().gso, None);
         packet.set_offload(spec.offload(1001));
-        let segments = cut(packet, &mut memory, &ledger, layout, Checksums::Complete);
+        let segments = cut(packet, &mut memory, &ledger, Checksums::Complete);
         assert_eq!(segments.len(), 1);
         assert_eq!(bytes_of(&segments[0]), spec.frame());
     }
@@ -229,8 +223,8 @@ fn without_handles_the_packet_comes_back() {
         let taken: Vec<_> = (0..others).map(|_| memory.packet().expect("free")).collect();
         let mut segments = Vec::new();
         let checksums = Checksums::LeavePartial;
-        let layout = spec.layout();
-        let result = segment(packet, &mut memory, &ledger, layout, checksums, &mut |segment| {
+        let headers = headers_of(&packet);
+        let result = segment(packet, &mut memory, &ledger, &headers, checksums, &mut |segment| {
             segments.push(segment);
         });
         if others <= 2 {
@@ -253,14 +247,14 @@ fn a_computed_zero_is_sent_as_all_ones() {
         // The last two bytes make the sum of all bytes 0xffff.
         let mut spec = Spec::plain(true, tcp, alloc::vec![0; 100]);
         let frame = spec.frame();
-        let at = spec.layout().transport_at + if tcp { 16 } else { 6 };
+        let at = spec.transport_at() + if tcp { 16 } else { 6 };
         spec.payload[98..].copy_from_slice(&frame[at..at + 2]);
         let mut packet = parsed(&mut memory, &spec.partial_frame(), spec.headers_len(), &[]);
         packet.set_offload(Offload { checksum: spec.partial(), gso: None });
         complete_checksum(&mut packet, &ledger).expect("valid");
         let expected = if tcp { [0, 0] } else { [0xff, 0xff] };
         assert_eq!(packet.headers()[at..at + 2], expected);
-        assert!(verify_checksum(&packet, spec.layout(), &ledger));
+        assert!(verify(&packet, &ledger));
     }
     assert_all_back(&memory, &ledger);
 }
@@ -302,10 +296,10 @@ fn a_partial_checksum_in_a_tunnel_is_completed() {
     for cuts in [&[][..], &[60, 90, 97, 98, 99, 100, 101]] {
         let headers = outer.headers_len();
         let mut packet = parsed(&mut memory, &outer.frame(), headers, cuts);
-        let start = (headers + 8 + inner.layout().transport_at) as u16;
+        let start = (headers + 8 + inner.transport_at()) as u16;
         packet
             .set_offload(Offload { checksum: Checksum::Partial { start, offset: 16 }, gso: None });
-        assert_eq!(check_offload(&mut packet, outer.layout()), Ok(()));
+        assert_eq!(check(&mut packet), Ok(()));
         assert_eq!(complete_checksum(&mut packet, &ledger), Ok(()));
         assert_eq!(bytes_of(&packet)[headers..], expected.frame()[headers..]);
     }
@@ -319,19 +313,19 @@ fn wrong_checksums_are_found() {
     for (v6, tcp) in [(false, false), (false, true), (true, false), (true, true)] {
         let spec = Spec::plain(v6, tcp, pattern(37));
         let right = spec.frame();
-        let transport_at = spec.layout().transport_at;
+        let transport_at = spec.transport_at();
         for bit in transport_at * 8..right.len() * 8 {
             let mut frame = right.clone();
             frame[bit / 8] ^= 1 << (bit % 8);
             let packet = parsed(&mut memory, &frame, spec.headers_len(), &[bit]);
             // Except in the data offset, which changes the headers.
-            assert!(!verify_checksum(&packet, spec.layout(), &ledger), "bit {bit}");
+            assert!(!verify(&packet, &ledger), "bit {bit}");
         }
         if !tcp {
             let mut frame = right.clone();
             frame[transport_at + 6..transport_at + 8].fill(0);
             let packet = parsed(&mut memory, &frame, spec.headers_len(), &[]);
-            assert_eq!(verify_checksum(&packet, spec.layout(), &ledger), !v6);
+            assert_eq!(verify(&packet, &ledger), !v6);
         }
     }
     assert_all_back(&memory, &ledger);
@@ -352,7 +346,7 @@ fn longer_than_an_ip_packet_is_refused() {
         frame.resize(spec.headers_len() + payload, 0);
         let mut packet = parsed(&mut memory, &frame, spec.headers_len(), &[]);
         packet.set_offload(spec.offload(1448));
-        assert_eq!(check_offload(&mut packet, spec.layout()), expected);
+        assert_eq!(check(&mut packet), expected);
     }
     assert_all_back(&memory, &ledger);
 }
@@ -373,8 +367,7 @@ fn gotchas_20_21_22_segments_share_the_loan() {
         let mut packet = parsed(&mut memory, &lent[..at], at, &[]);
         packet.push_piece(piece).expect("room");
         packet.set_offload(spec.offload(1000));
-        let layout = spec.layout();
-        let mut segments = cut(packet, &mut memory, &ledger, layout, Checksums::LeavePartial);
+        let mut segments = cut(packet, &mut memory, &ledger, Checksums::LeavePartial);
         assert_eq!((segments.len(), ledger.copied(), loans.out_count()), (5, 0, 1));
         if copied {
             segments[1].pieces().for_each(Piece::mark_copied);

@@ -12,9 +12,11 @@
 
 use towpath_packet::{Checksum, GsoKind, Offload, Tunnel};
 
-use super::header_layout::{Layout, Shape, Transport, Version, read_u16, write_u16};
+use super::header_layout::Shape;
 use super::{Part, Template};
 use crate::checksum::{self, Sum};
+use crate::wire::field::{read_u16, write_u16};
+use crate::wire::headers::{Headers, Transport, Version};
 use crate::wire::{tcp, udp};
 
 /// The outer headers, and the offsets of the inner headers.
@@ -28,16 +30,9 @@ pub(super) struct Outer {
 }
 
 impl Outer {
-    /// Checks the tunnel claims against `headers`, whose outer headers have offsets `layout`.
-    /// `inner` is the shape of the inner headers.
-    pub(super) fn read(
-        headers: &[u8],
-        layout: Layout,
-        tunnel: Tunnel,
-        inner: Shape,
-    ) -> Option<Self> {
-        let end = layout.transport_at + udp::HEADER_LEN;
-        let shape = Shape::read(headers.get(..end)?, layout)?;
+    /// Checks the tunnel claims against the outer headers; `inner` is the shape of the inner ones.
+    pub(super) fn new(headers: &Headers, tunnel: Tunnel, inner: Shape) -> Option<Self> {
+        let shape = Shape::of(headers, headers.end)?;
         let is_as_claimed = shape.transport == Transport::Udp
             && usize::from(tunnel.transport_at) == shape.transport_at
             && tunnel.is_ipv6 == (shape.version == Version::V6)

@@ -1,7 +1,7 @@
 //! How connections begin and end: `connect`, `shutdown`, `close`, and the stack's events.
 
 use super::options::{Linger, Options};
-use super::ports::{Space, Use, unspecified};
+use super::ports::{Occupied, Space, Use, unspecified};
 use super::{Error, Phase, Progress, Readiness, Shutdown, SocketId, Sockets, from_family};
 use crate::stack::{Connect, ConnectError, TcpHandle};
 use crate::tcp::{ConnectionError, Events, State};
@@ -125,7 +125,7 @@ impl Sockets {
     }
 
     /// Chooses a port that has no connection to `remote`, including connections that closed sockets
-    /// left behind.
+    /// left behind, and those in TIME-WAIT.
     fn choose_port(
         &mut self,
         id: SocketId,
@@ -133,10 +133,26 @@ impl Sockets {
         remote: SocketAddr,
     ) -> Result<u16, Error> {
         let options = self.socket(id)?.options;
-        let free = |port| !self.stack.tcp_is_used(SocketAddr::new(source, port), remote);
-        let port = self.ports.ephemeral(Space::Tcp, free).ok_or(Error::AddressNotAvailable)?;
-        let (v6_only, reuse) = (options.v6_only, options.reuse_address);
-        let used = Use { address: source, v6_only, reuse, reuse_port: false, listens: false };
+        let occupied = |port| {
+            let local = SocketAddr::new(source, port);
+            if self.stack.tcp_is_used(local, remote) {
+                Occupied::Connected
+            } else if self.stack.tcp_in_time_wait(local, remote) {
+                Occupied::TimeWait
+            } else {
+                Occupied::Free
+            }
+        };
+        let port = self.ports.choose_to(source, remote, occupied);
+        let port = port.ok_or(Error::AddressNotAvailable)?;
+        let used = Use {
+            address: source,
+            v6_only: options.v6_only,
+            reuse: options.reuse_address,
+            reuse_port: false,
+            listens: false,
+            connects: true,
+        };
         self.ports.add(Space::Tcp, port, used);
         let socket = self.socket_mut(id)?;
         socket.used = Some(used);
@@ -158,7 +174,7 @@ impl Sockets {
         self.give_back_port(id);
     }
 
-    /// Releases a port that was chosen automatically; a port that the caller chose stays.
+    /// Releases a port that was chosen automatically; what the caller chose stays.
     fn give_back_port(&mut self, id: SocketId) {
         let Ok(socket) = self.socket_mut(id) else { return };
         if socket.port_chosen {
@@ -168,7 +184,8 @@ impl Sockets {
             return;
         }
         let (port, used) = (socket.local.port(), socket.used.take());
-        socket.local = SocketAddr::new(unspecified(socket.family), 0);
+        let kept = socket.bound.unwrap_or(unspecified(socket.family));
+        socket.local = SocketAddr::new(kept, 0);
         if let Some(used) = used {
             self.ports.remove(Space::Tcp, port, used);
         }
@@ -232,6 +249,7 @@ impl Sockets {
         let socket = self.socket(id)?;
         let reset = socket.options.linger == Linger::Reset;
         self.stop_listening(id, now);
+        self.leave_groups(id, now);
         self.close_datagram(id);
         if reset {
             self.with_connection(id, now, |connection| connection.abort());

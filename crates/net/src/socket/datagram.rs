@@ -13,7 +13,7 @@
 //!
 //! One concern per file: this one opens, binds, connects and closes; `table` (which socket gets a
 //! packet), `send`, `cork` (datagrams of several calls), `lending` (sends without a copy),
-//! `receive`, `errors` (ICMP), `raw` (IP packets), `link` (frames).
+//! `receive`, `multicast` (groups), `errors` (ICMP), `raw` (IP packets), `link` (frames).
 //!
 //! # Limits
 //!
@@ -25,6 +25,7 @@ mod cork;
 mod errors;
 mod lending;
 mod link;
+mod multicast;
 mod options;
 mod raw;
 mod receive;
@@ -35,6 +36,7 @@ pub use cork::PENDING_MAX;
 pub use errors::{ErrorNotice, Origin};
 pub use lending::LENT_RANGES_MAX;
 pub use link::{FrameKind, FrameSource, LinkDestination, PacketOptions};
+pub use multicast::{MEMBERSHIPS_MAX, MulticastOptions};
 pub use options::DatagramOptions;
 pub use raw::RawOptions;
 pub use receive::ReceivedDatagram;
@@ -43,10 +45,10 @@ pub(super) use table::Table;
 
 use super::{
     Error, Family, Phase, Readiness, Shutdown, Socket, SocketId, Sockets, from_family, ports,
-    to_family,
 };
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use cork::Pending;
 use errors::Quote;
@@ -76,6 +78,8 @@ pub(super) struct Datagrams {
     errors: VecDeque<Quote>,
     /// Datagram that waits for more data.
     pending: Option<Box<Pending>>,
+    /// Multicast groups that the socket has joined.
+    memberships: Vec<IpAddr>,
     /// Bytes that `queue` and `errors` hold.
     held: usize,
     /// Datagrams dropped for lack of room.
@@ -143,8 +147,7 @@ impl Sockets {
         if socket.used.is_some() || self.is_raw(id) || self.packet_options(id).is_some() {
             return Ok(());
         }
-        let address = to_family(socket.local, socket.family);
-        self.bind(id, address).map_err(|_| Error::WouldBlock)
+        self.take_port(id, socket.local).map_err(|_| Error::WouldBlock)
     }
 
     /// Sets the socket's peer, by the rules of Linux.
@@ -157,7 +160,7 @@ impl Sockets {
         let bound = if self.is_raw(id) { Some(socket.local.ip()) } else { None };
         let source = match bound.or(socket.used.map(|used| used.address)) {
             Some(bound) if !bound.is_unspecified() => bound,
-            _ => self.stack.source_for(remote.ip()).ok_or(Error::NetworkUnreachable)?,
+            _ => self.unbound_source(socket, remote.ip())?,
         };
         if source.is_ipv4() != remote.is_ipv4() {
             return Err(Error::NetworkUnreachable);
@@ -170,13 +173,17 @@ impl Sockets {
         Ok(())
     }
 
-    /// Checks that datagrams may go to an address; broadcast and multicast have no route.
+    /// Checks that datagrams may go to an address; broadcast has no route.
     fn check_remote(&self, socket: &Socket, remote: IpAddr) -> Result<(), Error> {
         if remote == IpAddr::V4(Ipv4Addr::BROADCAST) && !socket.options.datagram.broadcast {
             return Err(Error::AccessDenied);
         }
-        let several = remote.is_multicast() || remote == IpAddr::V4(Ipv4Addr::BROADCAST);
-        if several || remote.is_unspecified() { Err(Error::NetworkUnreachable) } else { Ok(()) }
+        let is_broadcast = remote == IpAddr::V4(Ipv4Addr::BROADCAST);
+        if is_broadcast || remote.is_unspecified() {
+            Err(Error::NetworkUnreachable)
+        } else {
+            Ok(())
+        }
     }
 
     /// Removes the peer, and the address and port that were chosen automatically.

@@ -43,6 +43,8 @@ errors! {
     NoMemory = 12, "no memory for another socket";
     /// `EACCES`: a broadcast address without `SO_BROADCAST`, or a policy on the path forbids it.
     AccessDenied = 13, "permission denied";
+    /// `ENODEV`: no such interface.
+    NoDevice = 19, "no such interface";
     /// `EINVAL`: not allowed in this state or with these arguments.
     Invalid = 22, "invalid argument";
     /// `EPIPE`: the send direction has ended.

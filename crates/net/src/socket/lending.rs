@@ -18,8 +18,8 @@
 //!
 //! Follows Linux's `MSG_ZEROCOPY` (Documentation/networking/msg_zerocopy.rst).
 
+use super::outstanding::{Outstanding, Terms};
 use super::stream::end_part;
-use super::terms::{Outstanding, Terms};
 use super::{Error, Notice, Readiness, SendFlags, SocketId, Sockets};
 use crate::stack::{Context, TcpHandle};
 use crate::tcp::Connection;

@@ -209,8 +209,8 @@ impl Sockets {
         cx: &mut Context<'_>,
     ) -> Result<ReceivedDatagram, Error> {
         let reader = self.reader(id)?;
-        let (headers, packet, reported) = self.next_datagram(id)?;
-        let len = reported.len - headers.len();
+        let (headers, packet, received) = self.next_datagram(id)?;
+        let len = received.len - headers.len();
         let own_max = match reader.held() {
             // An idle reader may take one datagram of any size, as the receive buffer does.
             0 => usize::MAX,
@@ -233,8 +233,8 @@ impl Sockets {
             }
         }
         self.consume_datagram(id)?;
-        ledger.carry(reported.len);
-        Ok(reported)
+        ledger.carry(received.len);
+        Ok(received)
     }
 
     /// Returns the socket's reader, and makes it if needed.

@@ -34,8 +34,7 @@ impl Sockets {
         }
         let socket = self.socket(id)?;
         if socket.used.is_none() {
-            let any = SocketAddr::new(unspecified(socket.family), 0);
-            self.bind(id, any)?;
+            self.take_port(id, socket.local)?;
         }
         let socket = self.socket(id)?;
         let (local, options) = (socket.local, socket.options);

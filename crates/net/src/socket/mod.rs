@@ -19,9 +19,9 @@
 //!
 //! One concern per file: `error`, `ports` (allocation), `options`, `listen` (accept queue),
 //! `connect` (opening and closing), `fastopen` (data with a SYN), `frames` (memory for sends),
-//! `stream` (bytes sent and received), `lending` (sends without a copy), `terms` (return of lent
-//! memory), `held` (receives without a copy), `datagram` (UDP), `readiness`, `notices` (the error
-//! queue).
+//! `stream` (bytes sent and received), `lending` (sends without a copy), `terms` and `outstanding`
+//! (return of lent memory), `lent_receive` (receives without a copy), `datagram` (UDP),
+//! `readiness`, `notices` (the error queue).
 //!
 //! Bounds: [`SOCKETS_MAX`] sockets, and the bounds of the stack.
 
@@ -35,6 +35,7 @@ mod lent_receive;
 mod listen;
 mod notices;
 mod options;
+mod outstanding;
 mod ports;
 mod readiness;
 mod stream;
@@ -45,8 +46,8 @@ mod tests;
 
 pub use datagram::{
     DATAGRAMS_MAX, DatagramOptions, ErrorNotice, FrameKind, FrameSource, LENT_RANGES_MAX,
-    LinkDestination, Origin, PENDING_MAX, PacketOptions, QUEUED_MAX, RECEIVE_BUFFER_DEFAULT,
-    RawOptions, ReceivedDatagram, SEND_BUFFER_DEFAULT, SendTo,
+    LinkDestination, MEMBERSHIPS_MAX, MulticastOptions, Origin, PENDING_MAX, PacketOptions,
+    QUEUED_MAX, RECEIVE_BUFFER_DEFAULT, RawOptions, ReceivedDatagram, SEND_BUFFER_DEFAULT, SendTo,
 };
 pub use error::Error;
 pub use lending::{
@@ -56,11 +57,14 @@ pub use lent_receive::{READERS_MAX, ReadMost};
 pub use listen::BACKLOG_MAX;
 pub use notices::{NOTICES_MAX, Notice, Timestamping};
 pub use options::{Linger, Options};
+pub use outstanding::DEFAULT_TERM;
 pub use ports::{EPHEMERAL_FIRST, EPHEMERAL_LAST};
 pub use readiness::Readiness;
 pub use stream::{ReceiveFlags, SendFlags};
-pub use terms::{DEFAULT_TERM, LentStats};
+pub use terms::LentStats;
 
+use crate::random::Purpose;
+use crate::slab::{Key, Slab};
 use crate::stack::{Context, ListenerHandle, Stack, TcpHandle};
 use crate::tcp::Connection;
 use crate::time::Instant;
@@ -94,10 +98,7 @@ pub enum Family {
 
 /// Names a socket. The name of a closed socket finds no socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SocketId {
-    index: u32,
-    generation: u32,
-}
+pub struct SocketId(Key);
 
 /// Directions that [`Sockets::shutdown`] ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,6 +143,8 @@ struct Socket {
     used: Option<Use>,
     /// The caller chose the port, so the socket keeps it when a connection fails.
     port_chosen: bool,
+    /// Address that the caller chose, which the socket keeps too.
+    bound: Option<IpAddr>,
     remote: Option<SocketAddr>,
     /// `connect` was called; the SYN waits for data.
     deferred: bool,
@@ -162,17 +165,10 @@ struct Socket {
     wake: Readiness,
 }
 
-#[derive(Default)]
-struct Slot {
-    generation: u32,
-    socket: Option<Socket>,
-}
-
 /// A stack and the sockets above it.
 pub struct Sockets {
     stack: Stack,
-    slots: Vec<Slot>,
-    free: Vec<u32>,
+    sockets: Slab<Option<Socket>>,
     /// Socket of each connection, indexed by its handle.
     by_connection: Vec<Option<SocketId>>,
     /// Socket of each listener.
@@ -187,18 +183,17 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Creates the socket layer above `stack`. `seed` decides where the search for ephemeral ports
-    /// begins: random in production, fixed in a simulation.
-    pub fn new(mut stack: Stack, seed: u64) -> Self {
+    /// Creates the socket layer above `stack`. Ports derive from the stack's secret.
+    pub fn new(mut stack: Stack) -> Self {
         stack.report_udp_errors();
+        let secret = stack.secret();
         Self {
             stack,
-            slots: Vec::new(),
-            free: Vec::new(),
+            sockets: Slab::default(),
             by_connection: Vec::new(),
-            by_listener: HashMap::with_hasher(FixedState::with_seed(seed)),
-            ports: Ports::new(seed),
-            datagrams: datagram::Table::new(seed),
+            by_listener: HashMap::with_hasher(secret.table(Purpose::SocketListenerTable)),
+            ports: Ports::new(&secret),
+            datagrams: datagram::Table::new(&secret),
             wakes: VecDeque::new(),
             defaults: Options::default(),
             lendings: Lendings::new(),
@@ -225,7 +220,7 @@ impl Sockets {
 
     /// Number of open sockets.
     pub fn count(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.sockets.count()
     }
 
     /// Passes all received packets of `burst` to the stack, then processes the stack's events.
@@ -333,13 +328,26 @@ impl Sockets {
         if taken && socket.family == Family::V6 {
             return Err(Error::Invalid);
         }
-        let wildcard = address.ip().is_unspecified();
+        let is_group = socket.space() == Space::Udp && address.ip().is_multicast();
+        let wildcard = address.ip().is_unspecified() || is_group;
         if !wildcard && !socket.options.free_bind && !self.stack.is_local(address.ip()) {
             return Err(Error::AddressNotAvailable);
         }
         if taken {
             return Err(Error::Invalid);
         }
+        let socket = self.socket_mut(id)?;
+        socket.bound = Some(address.ip()).filter(|_| !wildcard);
+        if address.port() == 0 && socket.options.bind_no_port && socket.space() == Space::Tcp {
+            socket.local.set_ip(address.ip());
+            return Ok(());
+        }
+        self.take_port(id, address)
+    }
+
+    /// Takes a port for a socket that has none; port 0 chooses an ephemeral port.
+    fn take_port(&mut self, id: SocketId, address: SocketAddr) -> Result<(), Error> {
+        let socket = self.socket(id)?;
         let space = socket.space();
         let used = Use {
             address: address.ip(),
@@ -347,9 +355,10 @@ impl Sockets {
             reuse: socket.options.reuse_address,
             reuse_port: space == Space::Udp && socket.options.reuse_port,
             listens: false,
+            connects: false,
         };
         let port = match address.port() {
-            0 => self.ports.ephemeral(space, |_| true).ok_or(Error::AddressInUse)?,
+            0 => self.ports.choose(space).ok_or(Error::AddressInUse)?,
             port if self.ports.is_free(space, port, &used) => port,
             _ => return Err(Error::AddressInUse),
         };
@@ -364,16 +373,13 @@ impl Sockets {
         Ok(())
     }
 
-    fn insert(&mut self, family: Family, options: Options) -> Result<SocketId, Error> {
+    fn insert(&mut self, family: Family, mut options: Options) -> Result<SocketId, Error> {
+        // As in Linux, an IPv6 socket receives from IPv4 groups only if it has joined them.
+        options.datagram.multicast.all_v4 &= family == Family::V4;
         if self.count() >= SOCKETS_MAX {
             return Err(Error::NoMemory);
         }
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot::default());
-            (self.slots.len() - 1) as u32
-        });
-        let slot = &mut self.slots[index as usize];
-        slot.socket = Some(Socket {
+        Ok(SocketId(self.sockets.insert(Socket {
             family,
             phase: Phase::Idle,
             progress: Progress::Unconnected,
@@ -381,6 +387,7 @@ impl Sockets {
             local: SocketAddr::new(unspecified(family), 0),
             used: None,
             port_chosen: false,
+            bound: None,
             remote: None,
             deferred: false,
             error: None,
@@ -392,18 +399,12 @@ impl Sockets {
             reader: None,
             waits_for_frame: Cell::new(false),
             wake: Readiness::NONE,
-        });
-        Ok(SocketId { index, generation: slot.generation })
+        })))
     }
 
     /// Removes a socket and releases its port. Its connection continues without it.
     fn remove(&mut self, id: SocketId) {
-        let Some(slot) = self.slots.get_mut(id.index as usize) else { return };
-        let Some(socket) = slot.socket.take_if(|_| slot.generation == id.generation) else {
-            return;
-        };
-        slot.generation = slot.generation.wrapping_add(1);
-        self.free.push(id.index);
+        let Some(socket) = self.sockets.remove(id.0) else { return };
         if let Some(reader) = &socket.reader {
             self.reading.close(reader);
         }
@@ -413,15 +414,11 @@ impl Sockets {
     }
 
     fn socket(&self, id: SocketId) -> Result<&Socket, Error> {
-        let slot = self.slots.get(id.index as usize).ok_or(Error::BadSocket)?;
-        let live = slot.generation == id.generation;
-        slot.socket.as_ref().filter(|_| live).ok_or(Error::BadSocket)
+        self.sockets.get(id.0).ok_or(Error::BadSocket)
     }
 
     fn socket_mut(&mut self, id: SocketId) -> Result<&mut Socket, Error> {
-        let slot = self.slots.get_mut(id.index as usize).ok_or(Error::BadSocket)?;
-        let live = slot.generation == id.generation;
-        slot.socket.as_mut().filter(|_| live).ok_or(Error::BadSocket)
+        self.sockets.get_mut(id.0).ok_or(Error::BadSocket)
     }
 
     fn connection(&self, socket: &Socket) -> Option<&Connection> {

@@ -87,6 +87,9 @@ pub struct Options {
     pub max_segment: Option<u16>,
     /// May bind to an address that is not local (`IP_FREEBIND`).
     pub free_bind: bool,
+    /// Binding to port 0 leaves the choice of the port to `connect` or `listen`
+    /// (`IP_BIND_ADDRESS_NO_PORT`). Stream sockets only.
+    pub bind_no_port: bool,
     /// Maximum number of pending Fast Open requests of a listener (`TCP_FASTOPEN`).
     pub fastopen_queue: u32,
     /// Keys of a listener's Fast Open cookies (`TCP_FASTOPEN_KEY`).
@@ -146,6 +149,7 @@ impl Default for Options {
             receive_buffer: None,
             max_segment: None,
             free_bind: false,
+            bind_no_port: false,
             fastopen_queue: 0,
             fastopen_key: None,
             fastopen_no_cookie: false,

@@ -21,17 +21,13 @@ impl Readiness {
     pub const ERR: Readiness = Readiness(0x008);
     /// Both directions have ended (`POLLHUP`).
     pub const HUP: Readiness = Readiness(0x010);
-    /// Ordinary data to read (`POLLRDNORM`): always with [`Readiness::IN`].
-    pub const READ_NORMAL: Readiness = Readiness(0x040);
-    /// Ordinary data may be written (`POLLWRNORM`): always with [`Readiness::OUT`].
-    pub const WRITE_NORMAL: Readiness = Readiness(0x100);
     /// Priority data may be written (`POLLWRBAND`): with [`Readiness::OUT`] of datagram sockets.
     pub const WRITE_BAND: Readiness = Readiness(0x200);
     /// The peer has ended its direction (`POLLRDHUP`).
     pub const READ_HUP: Readiness = Readiness(0x2000);
-    /// [`Readiness::IN`] and [`Readiness::READ_NORMAL`].
+    /// [`Readiness::IN`] with ordinary data to read (`POLLRDNORM`).
     pub const READABLE: Readiness = Readiness(0x041);
-    /// [`Readiness::OUT`] and [`Readiness::WRITE_NORMAL`].
+    /// [`Readiness::OUT`] of ordinary data (`POLLWRNORM`).
     pub const WRITABLE: Readiness = Readiness(0x104);
     /// All events.
     pub const ALL: Readiness = Readiness(0x235f);

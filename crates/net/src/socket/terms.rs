@@ -12,162 +12,30 @@
 //! same process or a capture may hold lent memory for a while, but not forever.
 //!
 //! All of this happens in [`Sockets::on_deadline`] and [`Sockets::recall`]. Memory that is being
-//! read at that moment is recalled again after [`RETRY`], then after twice as long each time, up to
-//! [`RETRY_MAX`]: there is no limit on how long a reader may take. One turn copies about
-//! [`BYTES_PER_TURN`] and leaves the rest to the next. If no memory is available for a copy, the
-//! loan goes on past its term. Nothing is closed or lost, and other loans are not delayed. The
-//! recall is retried every [`STARVED_RETRY`], and counted ([`LentStats::starved`]). A call that is
-//! not complete, or a datagram that waits for more data, delays its group's notice, but the memory
-//! is then no longer used.
+//! read at that moment is recalled again after a pause, which doubles each time up to a maximum:
+//! there is no limit on how long a reader may take. One turn copies about [`BYTES_PER_TURN`] and
+//! leaves the rest to the next. If no memory is available for a copy, the loan goes on past its
+//! term. Nothing is closed or lost, and other loans are not delayed. The recall is retried every
+//! [`STARVED_RETRY`], and counted ([`LentStats::starved`]). A call that is not complete, or a
+//! datagram that waits for more data, delays its group's notice, but the memory is then no longer
+//! used.
 //!
 //! Only foreign memory, and memory that was lent as recallable, can be recalled (see
 //! [`towpath_packet::Piece::watch`]); other loans end with their last piece.
 
 use super::lending::{Borrower, Lendings};
+use super::outstanding::{Due, Recalled};
 use super::{Error, SocketId, Sockets};
 use crate::stack::Context;
 use crate::time::{Duration, Instant, earliest};
-use alloc::collections::BinaryHeap;
-use alloc::vec::Vec;
 use core::cmp::Reverse;
-use towpath_packet::{Ledger, Piece, Recall, Watch};
+use towpath_packet::{Piece, Recall};
 
-/// Default of [`Sockets::set_default_term`]: long enough for an active reader to finish.
-pub const DEFAULT_TERM: Duration = Duration::from_millis(100);
-/// First pause before memory that is being read is recalled again.
-const RETRY: Duration = Duration::from_millis(1);
-/// Longest pause before memory that is being read is recalled again.
-const RETRY_MAX: Duration = Duration::from_millis(10);
 /// Pause before a recall is retried that found no memory for the copy; long enough that retries for
 /// all groups cost little.
 const STARVED_RETRY: Duration = Duration::from_millis(10);
 /// Bytes copied in one turn: about one millisecond.
 const BYTES_PER_TURN: usize = 4 << 20;
-
-/// Next action for a group.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Due {
-    #[default]
-    Nothing,
-    /// Check whether the stack still needs the bytes.
-    Look(Instant),
-    /// Recall the memory.
-    Recall(Instant),
-}
-
-impl Due {
-    fn at(self) -> Option<Instant> {
-        match self {
-            Due::Nothing => None,
-            Due::Look(at) | Due::Recall(at) => Some(at),
-        }
-    }
-
-    /// Combines two actions: a recall precedes a check, and the earlier of two recalls counts.
-    fn and(self, other: Due) -> Due {
-        match (self, other) {
-            (Due::Recall(one), Due::Recall(another)) => Due::Recall(one.min(another)),
-            (Due::Recall(_), _) | (Due::Look(_), Due::Nothing | Due::Look(_)) => self,
-            _ => other,
-        }
-    }
-}
-
-/// Outstanding loans of a group.
-#[derive(Default)]
-pub(super) struct Outstanding {
-    /// Loans that can be recalled; some may be over.
-    watches: Vec<Watch>,
-    /// When the first loan was made; `None` once the group has been reported.
-    since: Option<Instant>,
-    due: Due,
-    /// Last pause because the memory was being read.
-    pause: Duration,
-    /// Earliest entry of this group in the queue of terms, also if the group has ended.
-    queued: Option<Instant>,
-}
-
-impl Outstanding {
-    /// Ends the group, and keeps the allocation for the next.
-    pub(super) fn clear(&mut self) {
-        self.watches.clear();
-        (self.since, self.due, self.pause) = (None, Due::Nothing, Duration::ZERO);
-    }
-
-    fn add(&mut self, watch: Watch) {
-        if self.watches.len() == self.watches.capacity() {
-            self.watches.retain(|watch| !watch.is_over());
-        }
-        self.watches.push(watch);
-    }
-
-    /// Returns the next pause for memory that is being read.
-    fn back_off(&mut self) -> Duration {
-        self.pause = (self.pause * 2).clamp(RETRY, RETRY_MAX);
-        self.pause
-    }
-
-    /// Recalls loans of about `budget` bytes.
-    fn recall(&mut self, budget: usize, ledger: &Ledger) -> Recalled {
-        let mut sum = Recalled { loans: 0, bytes: 0, starved: 0, left: Recall::Gone };
-        self.watches.retain_mut(|watch| {
-            let recalled = if sum.bytes < budget { watch.recall(ledger) } else { Recall::Busy };
-            match recalled {
-                Recall::Done => {
-                    sum.loans += 1;
-                    sum.bytes += watch.bytes();
-                }
-                Recall::NoMemory => sum.starved += 1,
-                Recall::Gone | Recall::Busy => {}
-            }
-            sum.left = sum.left.max(recalled);
-            recalled > Recall::Done
-        });
-        sum
-    }
-}
-
-/// Result of recalling a group.
-struct Recalled {
-    /// Number of loans returned, and their bytes.
-    loans: u64,
-    bytes: usize,
-    /// Loans that could not be copied because memory was short.
-    starved: u64,
-    /// What remains to be done.
-    left: Recall,
-}
-
-/// The terms of all groups.
-pub(super) struct Terms {
-    /// Times at which groups are checked, earliest on top. Each group with an action has an entry
-    /// that is not later than the action. Stale entries are ignored.
-    queue: BinaryHeap<Reverse<(Instant, u32)>>,
-    /// Groups due in this turn; empty between turns, kept for its allocation.
-    ready: Vec<u32>,
-    default: Option<Duration>,
-    /// Loans of the current call, with their groups.
-    made: Vec<(u32, Option<Watch>)>,
-    fired: u64,
-    recalls: u64,
-    recalled_bytes: u64,
-    starved: u64,
-}
-
-impl Default for Terms {
-    fn default() -> Self {
-        Self {
-            queue: BinaryHeap::new(),
-            ready: Vec::new(),
-            default: Some(DEFAULT_TERM),
-            made: Vec::new(),
-            fired: 0,
-            recalls: 0,
-            recalled_bytes: 0,
-            starved: 0,
-        }
-    }
-}
 
 impl Lendings {
     /// Queues a group for its next action.

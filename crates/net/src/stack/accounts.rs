@@ -7,7 +7,7 @@
 //! after each change of a connection.
 
 use super::Stack;
-use super::tcp::TcpHandle;
+use super::handles::TcpHandle;
 use crate::tcp::Connection;
 use alloc::vec::Vec;
 
@@ -182,7 +182,7 @@ impl Stack {
     /// Port at which packets of this connection's peer are received, if any, and the memory held by
     /// all connections of that port.
     pub fn tcp_account(&self, handle: TcpHandle) -> (Option<u16>, Usage) {
-        let slot = self.tcp.slots.get(handle.index());
+        let slot = self.tcp.slots.place(handle.0);
         let account = slot.map_or(0, |slot| slot.share.account);
         let usage = self.tcp.accounts.accounts.get(usize::from(account)).map(|it| it.usage);
         (account.checked_sub(1), usage.unwrap_or_default())

@@ -5,22 +5,21 @@
 //! Linux there is no limit by default. A configured limit is replaced each second by a random
 //! number between half and one and a half times its value.
 
+use crate::random::keyed_hash;
 use crate::tcp::{CHALLENGES_UNLIMITED, Settings};
 use crate::time::Instant;
-use core::hash::Hasher;
-use siphasher::sip::SipHasher13;
 
 /// Budget of the current second.
 pub(super) struct Challenges {
-    secret: u64,
+    key: [u64; 2],
     second: Option<u64>,
     left: u64,
 }
 
 impl Challenges {
-    /// Nothing used yet; `secret` determines the random numbers.
-    pub(super) fn new(secret: u64) -> Self {
-        Self { secret, second: None, left: 0 }
+    /// Nothing used yet; `key` determines the random numbers.
+    pub(super) fn new(key: [u64; 2]) -> Self {
+        Self { key, second: None, left: 0 }
     }
 
     /// True if another challenge ACK may be sent now; if so, it is counted.
@@ -32,9 +31,8 @@ impl Challenges {
         let second = now.micros() / 1_000_000;
         if self.second != Some(second) {
             self.second = Some(second);
-            let mut hasher = SipHasher13::new_with_keys(self.secret, second);
-            hasher.write_u64(limit);
-            self.left = limit.div_ceil(2) + if limit > 0 { hasher.finish() % limit } else { 0 };
+            let random = keyed_hash(self.key, (second, limit)).checked_rem(limit).unwrap_or(0);
+            self.left = limit.div_ceil(2) + random;
         }
         let allowed = self.left > 0;
         self.left = self.left.saturating_sub(1);
@@ -56,7 +54,7 @@ mod tests {
     fn the_budget_of_a_second_is_unpredictable() {
         let mut counts = alloc::vec::Vec::new();
         for secret in 0..2 {
-            let mut challenges = Challenges::new(secret);
+            let mut challenges = Challenges::new([secret, 0]);
             for second in 0..50 {
                 let now = Instant::START + Duration::from_secs(second);
                 let count = in_one_second(&mut challenges, 100, now);
@@ -73,7 +71,7 @@ mod tests {
 
     #[test]
     fn nothing_and_everything_are_limits_too() {
-        let mut challenges = Challenges::new(1);
+        let mut challenges = Challenges::new([1, 0]);
         assert_eq!(in_one_second(&mut challenges, 0, Instant::START), 0);
         assert_eq!(in_one_second(&mut challenges, CHALLENGES_UNLIMITED, Instant::START), 1000);
         let next = Instant::START + Duration::from_secs(1);

@@ -1,7 +1,9 @@
 //! Outgoing connections: their settings, and the data of their SYN (RFC 7413).
 
 use super::Stack;
-use super::tcp::{ConnectError, TcpHandle, continued};
+use super::handles::TcpHandle;
+use super::handshake::continued;
+use super::tcp::ConnectError;
 use crate::tcp::fastopen::{CLIENT, CLIENT_NO_COOKIE};
 use crate::tcp::{Connection, SegmentSizes, Settings};
 use crate::time::Instant;
@@ -94,6 +96,11 @@ impl Stack {
         self.tcp.find(local, remote).is_some()
     }
 
+    /// True if the last connection with these endpoints is in TIME-WAIT.
+    pub(crate) fn tcp_in_time_wait(&self, local: SocketAddr, remote: SocketAddr) -> bool {
+        self.tcp.time_wait.find(local, remote).is_some()
+    }
+
     /// Bytes of data that the SYN of this connection can carry. `None` without a cookie: then
     /// connecting cannot wait for data (`TCP_FASTOPEN_CONNECT`).
     pub fn tcp_syn_room(&self, connect: &Connect, now: Instant) -> Option<u32> {
@@ -107,11 +114,6 @@ impl Stack {
     /// Removes all cached data about peers.
     pub fn forget_peers(&mut self) {
         self.tcp.metrics.clear();
-    }
-
-    /// Sets the settings of new connections that do not specify their own.
-    pub fn set_tcp_settings(&mut self, settings: &Settings) {
-        self.tcp.settings = *settings;
     }
 
     fn connect_sizes(&self, connect: &Connect) -> SegmentSizes {

@@ -4,12 +4,13 @@
 //! be in flight, an ACK that belongs to no connection is checked as the ACK of a cookie.
 
 use super::egress::Marks;
+use super::handles::ListenerHandle;
 use super::handshake::Ends;
-use super::listen::{Listen, ListenerHandle};
+use super::listeners::Listen;
 use super::{Context, Stack};
 use crate::counters::DropReason;
 use crate::tcp::syncookie::{self, Bound};
-use crate::tcp::{Egress, Opening, Pressure, Segment, Verdict};
+use crate::tcp::{Connection, Egress, Opening, Pressure, Segment, Verdict};
 use crate::wire::{Protocol, ipv4, ipv6};
 use towpath_packet::Packet;
 
@@ -28,7 +29,7 @@ impl Stack {
         let mut opening = self.opening_of(&config, ends, cx);
         let bound = Bound { local: ends.local, remote: ends.remote, irs: syn.header.sequence };
         opening.iss = self.tcp.cookies.number(&bound, syn.options.mss, cx.now);
-        let mut answer = syncookie::answering(opening, syn, &config.settings, cx.now);
+        let mut answer = Connection::answering(opening, syn, &config.settings, cx.now);
         let ip = if ends.local.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
         let egress =
             Egress { ip_header_len: ip as u32, pressure: Pressure::None, stopped: self.stopped };
@@ -80,7 +81,7 @@ impl Stack {
         }
         let opening = Opening { iss: number, ..self.opening_of(&config, ends, cx) };
         let settings = self.routed(ends.remote.ip(), config.settings);
-        let mut child = syncookie::remembered(opening, segment, mss, &settings, cx.now);
+        let mut child = Connection::remembered(opening, segment, mss, &settings, cx.now);
         let verdict = child.input(segment, packet, cx.now);
         if child.is_request() {
             // This segment did not complete the handshake, and no state remains to complete it

@@ -1,19 +1,19 @@
-//! Sending: IP and Ethernet headers, neighbour resolution, and what the device does not offload.
+//! Sending: IP and Ethernet headers, and what the device does not offload.
 
-use super::ingress::{IP_AT, solicited_node};
+use super::ingress::IP_AT;
 use super::{Context, Stack};
 use crate::checksum;
 use crate::counters::DropReason;
 use crate::fragment;
-use crate::gso::{self, Checksums, Layout};
-use crate::neighbor::{Announcement, Outgoing, Resolution, Station};
+use crate::gso::{self, Checksums};
+use crate::neighbor::{Outgoing, Resolution};
 use crate::tcp::Connection;
-use crate::wire::arp;
 use crate::wire::ethernet::{self, EtherType};
-use crate::wire::icmpv6;
+use crate::wire::headers::{Headers, Version};
+use crate::wire::membership::{LINK_SCOPE, group_mac, scope};
 use crate::wire::{MacAddr, Protocol, ipv4, ipv6, tcp, udp};
-use alloc::vec::Vec;
-use core::net::IpAddr;
+use core::hash::BuildHasher;
+use core::net::{IpAddr, Ipv6Addr};
 use towpath_packet::{Checksum, GsoKind, Offload, Packet};
 
 /// Default TTL and hop limit of sent packets (RFC 1700, as in Linux).
@@ -29,13 +29,16 @@ pub(super) struct Marks {
     pub(super) dont_fragment: bool,
     /// Larger packets are sent in fragments of at most this size.
     pub(super) mtu: u16,
+    /// This stack receives the packet too if it is a member of the destination.
+    pub(super) loops: bool,
 }
 
 impl Marks {
     /// Marks of the segment that a connection built last.
     pub(super) fn of_tcp(connection: &Connection) -> Self {
         let (tos, ttl) = (connection.codepoint(), connection.ttl().unwrap_or(TTL_DEFAULT));
-        Self { ttl, tos, dont_fragment: connection.forbids_fragments(), mtu: u16::MAX }
+        let dont_fragment = connection.forbids_fragments();
+        Self { ttl, tos, dont_fragment, mtu: u16::MAX, loops: false }
     }
 }
 
@@ -49,7 +52,8 @@ impl Stack {
         tos: u8,
         cx: &mut Context<'_>,
     ) {
-        let marks = Marks { ttl: TTL_DEFAULT, tos, dont_fragment: true, mtu: u16::MAX };
+        let marks =
+            Marks { ttl: TTL_DEFAULT, tos, dont_fragment: true, mtu: u16::MAX, loops: false };
         self.send_marked(packet, protocol, addresses, marks, cx);
     }
 
@@ -62,9 +66,6 @@ impl Stack {
         marks: Marks,
         cx: &mut Context<'_>,
     ) {
-        if self.stopped && !self.is_local(destination) {
-            return self.counters.drop(DropReason::DeviceFull);
-        }
         let len = packet.len() as u32;
         let sum = checksum::pseudo_header(source, destination, protocol, len).fold();
         let offset = match protocol {
@@ -96,7 +97,12 @@ impl Stack {
                 };
                 let header = ipv4::Header {
                     tos: marks.tos,
-                    ident: self.next_ident(&packet, (source.into(), destination.into())),
+                    ident: self.next_ident(
+                        &packet,
+                        (source.into(), destination.into()),
+                        marks.mtu,
+                        cx,
+                    ),
                     dont_fragment: marks.dont_fragment,
                     more_fragments: false,
                     fragment_offset: 0,
@@ -116,7 +122,7 @@ impl Stack {
                 };
                 let header = ipv6::Header {
                     traffic_class: marks.tos,
-                    flow_label: 0,
+                    flow_label: self.flow_label(&packet, protocol, (source, destination)),
                     payload_len,
                     next_header: protocol,
                     hop_limit: marks.ttl,
@@ -127,18 +133,58 @@ impl Stack {
             }
             _ => return self.counters.drop(DropReason::IpMalformed),
         }
+        if destination.is_multicast() {
+            if marks.loops && self.memberships.contains(destination) {
+                match packet.share(&mut cx.memory.packets) {
+                    Some(copy) => self.keep_looped(copy, destination),
+                    None => self.counters.drop(DropReason::NoMemory),
+                }
+            }
+            let leaves = !matches!(destination, IpAddr::V6(group) if scope(group) < LINK_SCOPE);
+            if marks.ttl == 0 || !leaves {
+                return;
+            }
+        }
         self.send_to_next_hop(Outgoing { packet, mtu: marks.mtu }, destination, cx);
     }
 
     /// IPv4 identification: reserves one for each segment of a super-packet (RFC 6864).
-    fn next_ident(&mut self, packet: &Packet, pair: (IpAddr, IpAddr)) -> u16 {
-        let segments = match packet.offload().gso {
-            Some(gso) => packet.payload_len().div_ceil(usize::from(gso.size.get())),
-            None => 1,
-        };
-        self.idents.take(pair, segments as u32) as u16
+    fn next_ident(
+        &mut self,
+        packet: &Packet,
+        pair: (IpAddr, IpAddr),
+        mtu: u16,
+        cx: &Context<'_>,
+    ) -> u16 {
+        let len = packet.len() + ipv4::HEADER_LEN;
+        match packet.offload().gso {
+            Some(gso) => {
+                let segments = packet.payload_len().div_ceil(usize::from(gso.size.get()));
+                self.idents.take(pair, segments as u16, cx.now)
+            }
+            None if len > usize::from(mtu.min(self.caps.mtu)) => self.idents.fragmented_v4(pair),
+            None => self.idents.take(pair, 1, cx.now),
+        }
     }
 
+    /// Flow label of a TCP or UDP packet: the same for all packets of a flow (RFC 6437 §3). Other
+    /// packets have none.
+    fn flow_label(
+        &self,
+        packet: &Packet,
+        protocol: Protocol,
+        addresses: (Ipv6Addr, Ipv6Addr),
+    ) -> u32 {
+        match packet.headers() {
+            [a, b, c, d, ..] if matches!(protocol, Protocol::TCP | Protocol::UDP) => {
+                let flow = (addresses, protocol, [*a, *b, *c, *d]);
+                self.flow_labels.hash_one(flow) as u32 & ipv6::FLOW_LABEL_MASK
+            }
+            _ => 0,
+        }
+    }
+
+    /// Output: every IP packet that this stack sends passes here, once, with its IP header first.
     pub(super) fn send_to_next_hop(
         &mut self,
         packet: Outgoing,
@@ -148,45 +194,28 @@ impl Stack {
         if self.is_local(destination) {
             return self.keep_looped(packet.packet, destination);
         }
-        if let IpAddr::V6(group) = destination
-            && group.is_multicast()
-        {
-            // RFC 2464 §7.
-            let o = group.octets();
-            let mac = MacAddr([0x33, 0x33, o[12], o[13], o[14], o[15]]);
-            return self.send_frame(packet, mac, EtherType::IPV6, cx);
+        if self.stopped {
+            return self.counters.drop(DropReason::DeviceFull);
         }
-        let next_hop = self.next_hop(destination);
+        if destination.is_multicast() {
+            let kind = if destination.is_ipv4() { EtherType::IPV4 } else { EtherType::IPV6 };
+            return self.send_frame(packet, group_mac(destination), kind, cx);
+        }
+        let next_hop = self.next_hop(destination, cx);
         match self.neighbors.resolve(next_hop, packet, cx.now) {
-            Resolution::Known { mac, packet, ask } => {
+            Resolution::Known { mac, packet } => {
                 let kind = if destination.is_ipv4() { EtherType::IPV4 } else { EtherType::IPV6 };
                 self.send_frame(packet, mac, kind, cx);
-                if ask {
-                    self.ask_neighbor(next_hop, cx);
-                }
             }
-            Resolution::Waiting { ask, dropped } => {
-                for _ in 0..dropped {
-                    self.counters.drop(DropReason::NeighborQueueFull);
-                }
-                if ask {
-                    self.ask_neighbor(next_hop, cx);
-                }
+            Resolution::Waiting { solicit, dropped, evicted } => {
+                self.note_waiting(next_hop, solicit, (dropped, evicted), cx);
             }
         }
-    }
-
-    fn next_hop(&self, destination: IpAddr) -> IpAddr {
-        if self.is_on_link(destination) {
-            return destination;
-        }
-        let same_family = |hop: &&IpAddr| hop.is_ipv4() == destination.is_ipv4();
-        self.config.next_hops.iter().find(same_family).copied().unwrap_or(destination)
     }
 
     /// Adds an Ethernet header to a packet whose headers end with the transport header, and queues
     /// it in the form that the device takes.
-    fn send_frame(
+    pub(super) fn send_frame(
         &mut self,
         packet: Outgoing,
         destination: MacAddr,
@@ -196,8 +225,6 @@ impl Stack {
         let Outgoing { mut packet, mtu } = packet;
         let header = ethernet::Header { destination, source: self.config.mac, ethertype };
         header.emit(packet.push_header(ethernet::HEADER_LEN));
-        let ip_len = if ethertype == EtherType::IPV4 { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
-        let layout = Layout { ip_at: IP_AT, transport_at: IP_AT + ip_len };
         let mtu = usize::from(mtu.min(self.caps.mtu));
         let is_cut = packet.offload().gso.is_none() && packet.len() > mtu + ethernet::HEADER_LEN;
         let is_partial = matches!(packet.offload().checksum, Checksum::Partial { .. });
@@ -209,10 +236,10 @@ impl Stack {
         }
         match packet.offload().gso {
             Some(gso) if !self.device_cuts(gso.kind, packet.len()) => {
-                self.send_segments(packet, layout, cx);
+                self.send_segments(packet, cx);
             }
             None if is_cut && ethertype != EtherType::ARP => {
-                self.send_fragments(packet, mtu, layout, cx);
+                self.send_fragments(packet, mtu, cx);
             }
             _ => self.send_ready(packet, cx),
         }
@@ -236,110 +263,36 @@ impl Stack {
         self.ready.push_back(packet);
     }
 
-    fn send_segments(&mut self, packet: Packet, layout: Layout, cx: &mut Context<'_>) {
+    fn send_segments(&mut self, packet: Packet, cx: &mut Context<'_>) {
+        let Some(headers) = Headers::read(packet.headers(), IP_AT) else {
+            return self.counters.drop(DropReason::OffloadMalformed);
+        };
         let checksums =
             if self.caps.checksum { Checksums::LeavePartial } else { Checksums::Complete };
         let ready = &mut self.ready;
         let mut out = |segment| ready.push_back(segment);
-        let cut = gso::segment(packet, cx.memory, cx.ledger, layout, checksums, &mut out);
+        let cut = gso::segment(packet, cx.memory, cx.ledger, &headers, checksums, &mut out);
         if cut.is_err() {
             self.counters.drop(DropReason::NoMemory);
         }
     }
 
-    fn send_fragments(&mut self, packet: Packet, mtu: usize, layout: Layout, cx: &mut Context<'_>) {
-        let ready = &mut self.ready;
-        let mut out = |fragment| ready.push_back(fragment);
-        let cut = if packet.headers()[layout.ip_at] >> 4 == 4 {
-            fragment::fragment_ipv4(packet, mtu, layout, cx.memory, cx.ledger, &mut out)
-        } else {
-            let Ok(ip) = ipv6::Header::parse(&packet.headers()[layout.ip_at..], usize::MAX) else {
-                return self.counters.drop(DropReason::IpMalformed);
-            };
-            let ident = self.idents.take((ip.source.into(), ip.destination.into()), 1);
-            fragment::fragment_ipv6(packet, mtu, layout, ident, cx.memory, cx.ledger, &mut out)
+    fn send_fragments(&mut self, packet: Packet, mtu: usize, cx: &mut Context<'_>) {
+        let Some(headers) = Headers::read_ip(packet.headers(), IP_AT) else {
+            return self.counters.drop(DropReason::IpMalformed);
+        };
+        let pair = headers.version.addresses(&packet.headers()[IP_AT..]);
+        let (memory, ledger, ready) = (&mut *cx.memory, cx.ledger, &mut self.ready);
+        let out = &mut |fragment| ready.push_back(fragment);
+        let cut = match headers.version {
+            Version::V4 => fragment::fragment_ipv4(packet, mtu, &headers, memory, ledger, out),
+            Version::V6 => {
+                let ident = self.idents.fragmented_v6(pair);
+                fragment::fragment_ipv6(packet, mtu, &headers, ident, memory, ledger, out)
+            }
         };
         if cut.is_err() {
             self.counters.drop(DropReason::TooLarge);
         }
-    }
-
-    pub(super) fn learn_neighbor(
-        &mut self,
-        address: IpAddr,
-        station: Station,
-        announcement: Announcement,
-        cx: &mut Context<'_>,
-    ) {
-        let mut waited = Vec::new();
-        self.neighbors.learn(address, station, announcement, cx.now, |mac, packet| {
-            waited.push((mac, packet));
-        });
-        for (mac, packet) in waited {
-            let v4 = packet.packet.headers()[0] >> 4 == 4;
-            let kind = if v4 { EtherType::IPV4 } else { EtherType::IPV6 };
-            self.send_frame(packet, mac, kind, cx);
-        }
-    }
-
-    pub(super) fn expire_neighbors(&mut self, cx: &mut Context<'_>) {
-        let mut asked = Vec::new();
-        let counters = &mut self.counters;
-        self.neighbors.on_deadline(
-            cx.now,
-            |address| asked.push(address),
-            |_packet| counters.drop(DropReason::NeighborUnreachable),
-        );
-        for address in asked {
-            self.ask_neighbor(address, cx);
-        }
-    }
-
-    /// Sends a request for the link-layer address of `address` (RFC 826, RFC 4861 §7.2.2).
-    fn ask_neighbor(&mut self, address: IpAddr, cx: &mut Context<'_>) {
-        let ours = self.config.addresses.iter().map(|ours| ours.address);
-        let Some(source) = ours.into_iter().find(|ours| ours.is_ipv4() == address.is_ipv4()) else {
-            return;
-        };
-        match (source, address) {
-            (IpAddr::V4(sender_ip), IpAddr::V4(target_ip)) => {
-                let request = arp::Packet {
-                    operation: arp::Operation::Request,
-                    sender_mac: self.config.mac,
-                    sender_ip,
-                    target_mac: MacAddr::UNSPECIFIED,
-                    target_ip,
-                };
-                self.send_arp(&request, MacAddr::BROADCAST, cx);
-            }
-            (IpAddr::V6(_), IpAddr::V6(target)) => {
-                let message = icmpv6::Message::NeighborSolicitation {
-                    target,
-                    source_link_layer: Some(self.config.mac),
-                };
-                let group = IpAddr::V6(solicited_node(target));
-                self.send_icmpv6(&message, source, group, icmpv6::HOP_LIMIT, cx);
-            }
-            _ => {}
-        }
-    }
-
-    pub(super) fn send_arp_reply(&mut self, request: &arp::Packet, cx: &mut Context<'_>) {
-        let reply = arp::Packet {
-            operation: arp::Operation::Reply,
-            sender_mac: self.config.mac,
-            sender_ip: request.target_ip,
-            target_mac: request.sender_mac,
-            target_ip: request.sender_ip,
-        };
-        self.send_arp(&reply, request.sender_mac, cx);
-    }
-
-    fn send_arp(&mut self, message: &arp::Packet, to: MacAddr, cx: &mut Context<'_>) {
-        let Some(mut packet) = cx.memory.packet() else {
-            return self.counters.drop(DropReason::NoMemory);
-        };
-        message.emit(packet.push_header(arp::LEN));
-        self.send_frame(Outgoing { packet, mtu: u16::MAX }, to, EtherType::ARP, cx);
     }
 }

@@ -1,7 +1,7 @@
 //! Segments without a connection: SYNs for listeners, and resets.
 
-use super::listen::{Listener, ListenerHandle};
-use super::tcp::continued;
+use super::handles::ListenerHandle;
+use super::listeners::Listener;
 use super::{Context, Stack};
 use crate::counters::DropReason;
 use crate::tcp::fastopen::{CookieCheck, SERVER};
@@ -19,6 +19,20 @@ pub(super) struct Ends {
     /// Our last sequence number in an earlier connection between the same endpoints.
     pub(super) past: Option<Seq>,
 }
+
+/// Chooses an initial sequence number beyond the previous connection's numbers between the same
+/// endpoints (RFC 6191 §2), so that its old segments are not accepted. The distance is Linux's.
+pub(super) fn continued(opening: Opening, past: Option<Seq>) -> Opening {
+    match past {
+        Some(past) if Seq(opening.iss).at_or_before(past + REOPEN_GAP) => {
+            Opening { iss: (past + REOPEN_GAP).0, ..opening }
+        }
+        _ => opening,
+    }
+}
+
+/// An unscaled window, and the sequence numbers of SYN and FIN.
+const REOPEN_GAP: u32 = 65_535 + 2;
 
 impl Stack {
     /// Processes a segment that belongs to no connection.

@@ -1,11 +1,10 @@
-//! ICMP (RFC 792, RFC 1122 §3.2.2), ICMPv6 (RFC 4443) and neighbour discovery (RFC 4861).
+//! ICMP (RFC 792, RFC 1122 §3.2.2) and ICMPv6 (RFC 4443).
 //!
 //! Echo requests to local addresses are answered here without a copy of the payload; requests to
 //! other addresses go to the owner. ICMP errors are sent for packets that cannot be delivered, at a
 //! limited rate, but never about errors, multicast packets or fragments other than the first.
 
 mod limit;
-mod mld;
 mod receive;
 
 use super::egress::{Marks, TTL_DEFAULT};
@@ -20,7 +19,6 @@ use core::net::{IpAddr, SocketAddr};
 use towpath_packet::{Packet, Site};
 
 pub(super) use limit::RateLimit;
-pub(super) use mld::Listener;
 pub(super) use receive::Quoted;
 
 /// Maximum size of an IPv4 error message, headers included (RFC 1812 §4.3.2.3).
@@ -234,6 +232,19 @@ impl Stack {
         }
     }
 
+    /// Sends a host unreachable error that quotes the packet.
+    pub(super) fn host_unreachable(
+        &mut self,
+        source: IpAddr,
+        destination: IpAddr,
+        packet: &Packet,
+        cx: &mut Context<'_>,
+    ) {
+        if let Some(quote) = self.quote(source, destination, packet, cx) {
+            self.send_unreachable(quote, &Unreachable::Host.into(), cx);
+        }
+    }
+
     /// Refuses an incoming connection with an ICMP error and releases it.
     pub fn tcp_unreachable(
         &mut self,
@@ -431,7 +442,8 @@ impl Stack {
     }
 
     fn error_packet(&mut self, quote: &Quote, cx: &mut Context<'_>) -> Option<Packet> {
-        if !self.icmp_limit.allow(quote.source, cx.now) {
+        // As in Linux, errors to this stack itself are not limited.
+        if !self.is_local(quote.source) && !self.icmp_limit.allow(quote.source, cx.now) {
             self.counters.drop(DropReason::IcmpRateLimited);
             return None;
         }
@@ -481,7 +493,7 @@ impl Stack {
         let at = icmpv4::CHECKSUM_OFFSET;
         packet.headers_mut()[at..at + 2].copy_from_slice(&sum.finish().to_be_bytes());
         let mtu = self.path(to).mtu;
-        let marks = Marks { ttl, tos: 0, dont_fragment: false, mtu };
+        let marks = Marks { ttl, tos: 0, dont_fragment: false, mtu, loops: false };
         self.send_ip(packet, protocol, (from, to), marks, cx);
     }
 }

@@ -3,41 +3,58 @@
 use super::{Context, Stack};
 use crate::counters::DropReason;
 use crate::fragment;
-use crate::gso::{self, Layout};
-use crate::neighbor::{Announcement, Station};
+use crate::gso;
 use crate::tcp::Segment;
 use crate::tcp::ecn::codepoint;
-use crate::wire::arp;
 use crate::wire::ethernet::{self, EtherType};
+use crate::wire::headers::{Headers, Part, Version};
 use crate::wire::ipv6::ExtensionError;
-use crate::wire::{MacAddr, ParseError, Protocol, ipv4, ipv6, tcp};
+use crate::wire::{MacAddr, ParseError, Protocol, ipv4, ipv6, membership, tcp};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::ops::Deref;
 use towpath_packet::{Checksum, Packet};
 
 /// Offset of the IP header in a frame.
 pub(super) const IP_AT: usize = ethernet::HEADER_LEN;
 
-/// Fields of the IP header, from its private copy.
+/// Headers of a received packet, and fields of its IP header, from their private copy.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IpInfo {
+    pub(super) headers: Headers,
     pub(super) source: IpAddr,
     pub(super) destination: IpAddr,
-    pub(super) protocol: Protocol,
-    pub(super) transport_at: usize,
     pub(super) ttl: u8,
     pub(super) tos: u8,
     pub(super) source_mac: MacAddr,
-    pub(super) fragment: FragmentOf,
     /// The packet may not be fragmented: DF is set, or it is IPv6.
     pub(super) dont_fragment: bool,
 }
 
-/// Kind of fragment of a packet.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum FragmentOf {
-    None,
-    V4,
-    V6(ipv6::Fragment),
+/// Result of [`parse`].
+pub(super) struct Parsed {
+    pub(super) info: IpInfo,
+    /// Bytes of the frame, without padding.
+    len: usize,
+    extensions: Extensions,
+}
+
+/// What IPv6 extension headers ask for.
+enum Extensions {
+    Nothing,
+    Fragment(ipv6::Fragment),
+    /// The packet is dropped and answered with an ICMPv6 Parameter Problem.
+    Problem {
+        code: u8,
+        pointer: u32,
+    },
+}
+
+impl Deref for IpInfo {
+    type Target = Headers;
+
+    fn deref(&self) -> &Headers {
+        &self.headers
+    }
 }
 
 /// How a frame was received.
@@ -62,12 +79,6 @@ impl Way {
     }
 }
 
-impl IpInfo {
-    pub(super) fn layout(&self) -> Layout {
-        Layout { ip_at: IP_AT, transport_at: self.transport_at }
-    }
-}
-
 impl Stack {
     pub(super) fn receive(&mut self, packet: Packet, cx: &mut Context<'_>) {
         self.counters.packets_in += 1;
@@ -76,7 +87,7 @@ impl Stack {
         self.receive_frame(packet, Way::Device, cx);
     }
 
-    /// Processes a frame.
+    /// Processes a frame without headers of its own.
     pub(super) fn receive_frame(&mut self, mut packet: Packet, way: Way, cx: &mut Context<'_>) {
         let Ok(frame) = ethernet::Header::parse(packet.peek_headers()) else {
             return self.counters.drop(DropReason::EthernetMalformed);
@@ -85,117 +96,60 @@ impl Stack {
             return self.counters.drop(DropReason::NotForUs);
         }
         let parsed = match frame.ethertype {
-            EtherType::IPV4 => self.parse_ipv4(&mut packet, &frame),
-            EtherType::IPV6 => self.parse_ipv6(&mut packet, &frame, cx),
-            EtherType::ARP => return self.receive_arp(&packet, cx),
+            EtherType::IPV4 | EtherType::IPV6 => parse(&packet, &frame),
+            EtherType::ARP => return self.receive_arp(&packet, frame.destination, cx),
             _ => Err(DropReason::EtherTypeUnknown),
         };
-        match parsed {
-            // RFC 1122 §3.3.6: a link-layer broadcast with a unicast IP destination is dropped.
-            Ok(info) if frame.destination.is_multicast() && !is_multicast(info.destination) => {
-                self.counters.drop(DropReason::NotForUs);
-            }
-            Ok(mut info) => {
-                info.dont_fragment &= !way.is_reassembled();
-                self.receive_ip(info, packet, way.is_looped(), cx);
-            }
-            Err(reason) => self.counters.drop(reason),
-        }
-    }
-
-    fn parse_ipv4(
-        &self,
-        packet: &mut Packet,
-        frame: &ethernet::Header,
-    ) -> Result<IpInfo, DropReason> {
-        let len = packet.len() - IP_AT;
-        let ip =
-            ipv4::Header::parse(&packet.headers()[IP_AT..], len).map_err(|error| match error {
-                ParseError::BadChecksum => DropReason::IpChecksum,
-                _ => DropReason::IpMalformed,
-            })?;
-        if ip.has_source_route {
-            return Err(DropReason::SourceRoute);
-        }
-        let transport_at = IP_AT + usize::from(ip.header_len);
+        let Parsed { mut info, len, extensions } = match parsed {
+            Ok(parsed) => parsed,
+            Err(reason) => return self.counters.drop(reason),
+        };
         // Bytes behind the packet are padding of the frame.
-        packet.truncate(IP_AT + usize::from(ip.total_len));
-        packet.pull(transport_at);
-        Ok(IpInfo {
-            source: ip.source.into(),
-            destination: ip.destination.into(),
-            protocol: ip.protocol,
-            transport_at,
-            ttl: ip.ttl,
-            tos: ip.tos,
-            source_mac: frame.source,
-            fragment: if ip.is_fragment() { FragmentOf::V4 } else { FragmentOf::None },
-            dont_fragment: ip.dont_fragment,
-        })
-    }
-
-    fn parse_ipv6(
-        &mut self,
-        packet: &mut Packet,
-        frame: &ethernet::Header,
-        cx: &mut Context<'_>,
-    ) -> Result<IpInfo, DropReason> {
-        let len = packet.len() - IP_AT;
-        let headers = &packet.headers()[IP_AT..];
-        let ip = ipv6::Header::parse(headers, len).map_err(|_| DropReason::IpMalformed)?;
-        let payload_len = usize::from(ip.payload_len);
-        let rest = &headers[ipv6::HEADER_LEN..];
-        let rest = &rest[..rest.len().min(payload_len)];
-        let extensions = ipv6::Extensions::walk(ip.next_header, rest, payload_len);
-        packet.truncate(IP_AT + ipv6::HEADER_LEN + payload_len);
-        let mut info = IpInfo {
-            source: ip.source.into(),
-            destination: ip.destination.into(),
-            protocol: ip.next_header,
-            transport_at: IP_AT + ipv6::HEADER_LEN,
-            ttl: ip.hop_limit,
-            tos: ip.traffic_class,
-            source_mac: frame.source,
-            fragment: FragmentOf::None,
-            dont_fragment: true,
-        };
-        let extensions = match extensions {
-            Ok(extensions) => extensions,
-            Err(ExtensionError::ParameterProblem { code, pointer, even_if_multicast }) => {
-                packet.pull(info.transport_at);
-                if even_if_multicast || !ip.destination.is_multicast() {
-                    self.send_parameter_problem(&info, packet, code, pointer, cx);
-                }
-                return Err(DropReason::IpMalformed);
+        packet.truncate(len);
+        // A raw socket takes the transport header in pieces.
+        packet.pull(if self.wants_raw() { info.transport_at } else { info.end });
+        let fragment = match extensions {
+            Extensions::Nothing => None,
+            Extensions::Fragment(fragment) => Some(fragment),
+            Extensions::Problem { code, pointer } => {
+                self.send_parameter_problem(&info, &packet, code, pointer, cx);
+                return self.counters.drop(DropReason::IpMalformed);
             }
-            Err(_) => return Err(DropReason::IpMalformed),
         };
-        info.protocol = extensions.protocol;
-        if let Some(header) = extensions.fragment {
-            // Headers behind the fragment header belong to the datagram, not to the fragment.
-            info.transport_at += header.header_at + ipv6::FRAGMENT_HEADER_LEN;
-            info.fragment = FragmentOf::V6(header);
-        } else {
-            info.transport_at += extensions.len;
+        // RFC 1122 §3.3.6: a link-layer broadcast with a unicast IP destination is dropped.
+        if frame.destination.is_multicast() && !is_multicast(info.destination) {
+            return self.counters.drop(DropReason::NotForUs);
         }
-        packet.pull(info.transport_at);
-        Ok(info)
+        info.dont_fragment &= !way.is_reassembled();
+        self.receive_ip(info, fragment, packet, way, cx);
     }
 
-    fn receive_ip(&mut self, info: IpInfo, packet: Packet, looped: bool, cx: &mut Context<'_>) {
-        let martian = is_martian(info.source) && !asks_for_an_address(&info);
+    /// Input: every received IP packet, of the device or looped, passes here with its headers
+    /// pulled. Fragments wait for the others of their packet.
+    pub(super) fn receive_ip(
+        &mut self,
+        info: IpInfo,
+        fragment: Option<ipv6::Fragment>,
+        packet: Packet,
+        way: Way,
+        cx: &mut Context<'_>,
+    ) {
+        let looped = way.is_looped();
+        let martian = is_martian(info.source) && !may_lack_an_address(&info);
         if !looped && (martian || self.is_local(info.source)) {
             return self.counters.drop(DropReason::SourceMartian);
         }
         if !self.serves(info.destination) {
             return self.counters.drop(DropReason::DestinationNotServed);
         }
+        if info.part == Part::Whole {
+            return self.deliver(&info, packet, looped, cx);
+        }
         let evicted_before = self.reassembler.evicted_count();
         let (memory, ledger) = (&mut *cx.memory, cx.ledger);
-        let outcome = match info.fragment {
-            FragmentOf::None => return self.receive_whole(info, packet, cx),
-            FragmentOf::V4 => self.reassembler.receive_ipv4(packet, IP_AT, cx.now, memory, ledger),
-            FragmentOf::V6(header) => {
+        let outcome = match fragment {
+            None => self.reassembler.receive_ipv4(packet, IP_AT, cx.now, memory, ledger),
+            Some(header) => {
                 self.reassembler.receive_ipv6(packet, IP_AT, &header, cx.now, memory, ledger)
             }
         };
@@ -215,20 +169,27 @@ impl Stack {
         }
     }
 
-    fn receive_whole(&mut self, info: IpInfo, mut packet: Packet, cx: &mut Context<'_>) {
+    /// Local delivery: every whole packet that this stack takes passes here on its way to its
+    /// protocol.
+    fn deliver(&mut self, info: &IpInfo, mut packet: Packet, looped: bool, cx: &mut Context<'_>) {
         if info.ttl <= 1 && !self.is_local(info.destination) && !is_multicast(info.destination) {
             self.counters.drop(DropReason::TtlExceeded);
-            return self.send_time_exceeded(&info, &packet, cx);
+            return self.send_time_exceeded(info, &packet, cx);
         }
-        let wanted = self.offer_raw(&info, &packet, cx);
+        let wanted = self.offer_raw(info, &packet, cx);
+        let pulled = packet.headers().len();
+        if pulled < info.end {
+            packet.pull_more(info.end - pulled);
+        }
         let done = match info.protocol {
-            Protocol::TCP => self.receive_tcp_packet(&info, packet, cx),
-            Protocol::UDP => self.receive_udp(&info, packet, cx),
-            Protocol::ICMP if info.source.is_ipv4() => self.receive_icmpv4(&info, packet, cx),
-            Protocol::ICMPV6 if info.source.is_ipv6() => self.receive_icmpv6(&info, packet, cx),
+            Protocol::TCP => self.receive_tcp_packet(info, packet, looped, cx),
+            Protocol::UDP => self.receive_udp(info, packet, looped, cx),
+            Protocol::ICMP if info.source.is_ipv4() => self.receive_icmpv4(info, packet, cx),
+            Protocol::ICMPV6 if info.source.is_ipv6() => self.receive_icmpv6(info, packet, cx),
+            Protocol::IGMP if self.is_own(info) => self.receive_igmp(info, packet, cx),
             _ if wanted => Ok(()),
             _ => {
-                self.send_protocol_unreachable(&info, &mut packet, cx);
+                self.send_protocol_unreachable(info, &mut packet, cx);
                 Err(DropReason::ProtocolUnknown)
             }
         };
@@ -240,18 +201,14 @@ impl Stack {
     fn receive_tcp_packet(
         &mut self,
         info: &IpInfo,
-        mut packet: Packet,
+        packet: Packet,
+        looped: bool,
         cx: &mut Context<'_>,
     ) -> Result<(), DropReason> {
-        if is_multicast(info.destination) || !packet.pull_more(tcp::HEADER_LEN) {
+        if is_multicast(info.destination) || info.transport.is_none() {
             return Err(DropReason::TcpMalformed);
         }
-        let header = &packet.headers()[info.transport_at..];
-        let header_len = tcp::header_len(header).ok_or(DropReason::TcpMalformed)?;
-        if !packet.pull_more(header_len - tcp::HEADER_LEN) {
-            return Err(DropReason::TcpMalformed);
-        }
-        match self.coalesce(info, packet, cx) {
+        match self.coalesce(info, packet, looped, cx) {
             Some(packet) => self.deliver_tcp(info, packet, cx),
             None => Ok(()),
         }
@@ -288,39 +245,12 @@ impl Stack {
         wrong: DropReason,
         cx: &mut Context<'_>,
     ) -> Result<(), DropReason> {
-        gso::check_offload(packet, info.layout()).map_err(|_| DropReason::OffloadMalformed)?;
+        gso::check_offload(packet, info).map_err(|_| DropReason::OffloadMalformed)?;
         let vouched = packet.offload().checksum != Checksum::None;
-        if vouched || gso::verify_checksum(packet, info.layout(), cx.ledger) {
+        if vouched || gso::verify_checksum(packet, info, cx.ledger) {
             return Ok(());
         }
         Err(wrong)
-    }
-
-    fn receive_arp(&mut self, packet: &Packet, cx: &mut Context<'_>) {
-        let Ok(message) = arp::Packet::parse(&packet.headers()[IP_AT..]) else {
-            return self.counters.drop(DropReason::ArpMalformed);
-        };
-        let sender = IpAddr::V4(message.sender_ip);
-        let target = message.target_ip.into();
-        if message.sender_ip.is_unspecified() {
-            // RFC 5227 §2.1.1: a probe asks whether the address is free.
-            if self.is_local(target) && message.operation == arp::Operation::Request {
-                self.send_arp_reply(&message, cx);
-            }
-            return;
-        }
-        if self.is_local(sender) || is_martian(sender) {
-            return self.counters.drop(DropReason::ArpMalformed);
-        }
-        // A request for the sender's own address announces it (RFC 5227 §3).
-        let for_us = self.answers_for(target) && target != sender;
-        let asks_us = for_us && message.operation == arp::Operation::Request;
-        let announcement = if asks_us { Announcement::Request } else { Announcement::Override };
-        let station = Station { mac: message.sender_mac, port: packet.ingress() };
-        self.learn_neighbor(sender, station, announcement, cx);
-        if asks_us {
-            self.send_arp_reply(&message, cx);
-        }
     }
 
     /// True if packets for `destination` are accepted.
@@ -329,7 +259,7 @@ impl Stack {
             return true;
         }
         match destination {
-            IpAddr::V6(address) if address.is_multicast() => self.serves_multicast(address),
+            _ if destination.is_multicast() => self.serves_multicast(destination),
             // Addresses on the link belong to other stations.
             IpAddr::V6(address) if address.is_unicast_link_local() => false,
             _ => {
@@ -350,19 +280,100 @@ impl Stack {
         is_covered || self.is_local(address)
     }
 
-    /// True for all nodes, all routers, and solicited-node groups of the addresses that this stack
-    /// answers for (RFC 4291 §2.7.1).
-    fn serves_multicast(&self, group: Ipv6Addr) -> bool {
-        let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
-        let all_routers = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
-        group == all_nodes
-            || group == all_routers
-            || self.answers_for_link && is_solicited_node(group)
-            || self.config.addresses.iter().any(|ours| match ours.address {
-                IpAddr::V6(address) => solicited_node(address) == group,
-                IpAddr::V4(_) => false,
-            })
+    /// True for all nodes, all routers, solicited-node groups of the addresses that this stack
+    /// answers for (RFC 4291 §2.7.1), and groups with members.
+    fn serves_multicast(&self, group: IpAddr) -> bool {
+        let is_common = match group {
+            IpAddr::V4(group) => group == membership::ALL_SYSTEMS,
+            IpAddr::V6(group) => {
+                group == membership::ALL_NODES
+                    || group == membership::ALL_ROUTERS_V6
+                    || self.answers_for_link && is_solicited_node(group)
+            }
+        };
+        is_common || self.memberships.contains(group)
     }
+
+    /// True if a packet is for this stack itself, over IPv4.
+    fn is_own(&self, info: &IpInfo) -> bool {
+        let is_ours = info.destination.is_multicast() || self.is_local(info.destination);
+        info.source.is_ipv4() && is_ours
+    }
+}
+
+/// Checks the IP header of a frame, and finds the headers behind it.
+pub(super) fn parse(packet: &Packet, frame: &ethernet::Header) -> Result<Parsed, DropReason> {
+    let bytes = packet.headers();
+    let mut parsed = match frame.ethertype {
+        EtherType::IPV4 => parse_ipv4(&bytes[IP_AT..], packet.len() - IP_AT)?,
+        _ => parse_ipv6(&bytes[IP_AT..], packet.len() - IP_AT)?,
+    };
+    let Parsed { info, len, .. } = &mut parsed;
+    info.source_mac = frame.source;
+    let bytes = &bytes[..bytes.len().min(*len)];
+    // Without a whole transport header, its protocol drops the packet.
+    info.headers = info.headers.with_transport(bytes).unwrap_or(info.headers);
+    Ok(parsed)
+}
+
+fn parse_ipv4(bytes: &[u8], len: usize) -> Result<Parsed, DropReason> {
+    let ip = ipv4::Header::parse(bytes, len).map_err(|error| match error {
+        ParseError::BadChecksum => DropReason::IpChecksum,
+        _ => DropReason::IpMalformed,
+    })?;
+    if ip.has_source_route {
+        return Err(DropReason::SourceRoute);
+    }
+    let part = Part::of(ip.fragment_offset, ip.more_fragments);
+    let info = IpInfo {
+        headers: Headers::new(Version::V4, IP_AT, ip.header_len.into(), ip.protocol, part),
+        source: ip.source.into(),
+        destination: ip.destination.into(),
+        ttl: ip.ttl,
+        tos: ip.tos,
+        source_mac: MacAddr::UNSPECIFIED,
+        dont_fragment: ip.dont_fragment,
+    };
+    let len = IP_AT + usize::from(ip.total_len);
+    Ok(Parsed { info, len, extensions: Extensions::Nothing })
+}
+
+fn parse_ipv6(bytes: &[u8], len: usize) -> Result<Parsed, DropReason> {
+    let ip = ipv6::Header::parse(bytes, len).map_err(|_| DropReason::IpMalformed)?;
+    let payload_len = usize::from(ip.payload_len);
+    let rest = &bytes[ipv6::HEADER_LEN..];
+    let rest = &rest[..rest.len().min(payload_len)];
+    let headers = |len, protocol, part| {
+        Headers::new(Version::V6, IP_AT, ipv6::HEADER_LEN + len, protocol, part)
+    };
+    let mut info = IpInfo {
+        headers: headers(0, ip.next_header, Part::Whole),
+        source: ip.source.into(),
+        destination: ip.destination.into(),
+        ttl: ip.hop_limit,
+        tos: ip.traffic_class,
+        source_mac: MacAddr::UNSPECIFIED,
+        dont_fragment: true,
+    };
+    let len = IP_AT + ipv6::HEADER_LEN + payload_len;
+    let extensions = match ipv6::Extensions::walk(ip.next_header, rest, payload_len) {
+        Ok(extensions) => extensions,
+        Err(ExtensionError::ParameterProblem { code, pointer, even_if_multicast })
+            if even_if_multicast || !ip.destination.is_multicast() =>
+        {
+            return Ok(Parsed { info, len, extensions: Extensions::Problem { code, pointer } });
+        }
+        Err(_) => return Err(DropReason::IpMalformed),
+    };
+    let Some(fragment) = extensions.fragment else {
+        info.headers = headers(extensions.len, extensions.protocol, Part::Whole);
+        return Ok(Parsed { info, len, extensions: Extensions::Nothing });
+    };
+    // Headers behind the fragment header belong to the datagram, not to the fragment.
+    let fragment_end = fragment.header_at + ipv6::FRAGMENT_HEADER_LEN;
+    let part = Part::of(fragment.offset_bytes, true);
+    info.headers = headers(fragment_end, extensions.protocol, part);
+    Ok(Parsed { info, len, extensions: Extensions::Fragment(fragment) })
 }
 
 /// Solicited-node multicast address (RFC 4291 §2.7.1).
@@ -372,7 +383,7 @@ pub(super) fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
 }
 
 /// True for the solicited-node multicast address of any address.
-fn is_solicited_node(group: Ipv6Addr) -> bool {
+pub(super) fn is_solicited_node(group: Ipv6Addr) -> bool {
     const ADDRESS_BITS: u32 = 24;
     let prefix = solicited_node(Ipv6Addr::UNSPECIFIED).to_bits() >> ADDRESS_BITS;
     group.to_bits() >> ADDRESS_BITS == prefix
@@ -395,13 +406,14 @@ pub(super) fn is_martian(address: IpAddr) -> bool {
     }
 }
 
-/// True if a packet may be a duplicate address detection probe, which has no source address (RFC
-/// 4862 §5.4.2). The handler of the message checks the rest.
-fn asks_for_an_address(info: &IpInfo) -> bool {
-    info.source == IpAddr::V6(Ipv6Addr::UNSPECIFIED)
-        && info.protocol == Protocol::ICMPV6
+/// True if a packet may be a duplicate address detection probe (RFC 4862 §5.4.2) or a query of a
+/// switch (RFC 4541 §2.1.1), which have no source address. The handler of the message checks the
+/// rest.
+fn may_lack_an_address(info: &IpInfo) -> bool {
+    info.source.is_unspecified()
+        && matches!(info.protocol, Protocol::ICMPV6 | Protocol::IGMP)
         && info.destination.is_multicast()
-        && matches!(info.fragment, FragmentOf::None)
+        && info.part == Part::Whole
 }
 
 pub(super) fn is_multicast(address: IpAddr) -> bool {

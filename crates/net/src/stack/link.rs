@@ -84,10 +84,7 @@ impl Stack {
         while !burst.is_full()
             && let Some(packet) = self.link.made.pop_front()
         {
-            self.counters.packets_out += 1;
-            self.counters.bytes_out += packet.len() as u64;
-            burst.push(packet).expect("the burst is not full");
-            self.emptied += u64::from(self.ready.is_empty() && self.link.made.is_empty());
+            self.hand_out(packet, burst);
         }
     }
 

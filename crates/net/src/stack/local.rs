@@ -3,12 +3,10 @@
 //! [`Stack::output`](super::Stack::output) receives them unchanged, without a copy of the payload
 //! and with partial checksums, as a kernel passes packets to a TAP device.
 
-use super::coalesce::parsed;
-use super::ingress::Way;
+use super::ingress::{IpInfo, Way, parse};
 use super::{Context, Stack};
 use crate::counters::DropReason;
 use crate::fragment;
-use crate::wire::Protocol;
 use crate::wire::ethernet::{self, EtherType};
 use core::net::IpAddr;
 use towpath_packet::Packet;
@@ -40,20 +38,20 @@ impl Stack {
         }
     }
 
+    /// A packet whose headers end with its TCP or UDP header is received as it is, any other as if
+    /// it came from a device.
     fn receive_own(&mut self, packet: Packet, cx: &mut Context<'_>) -> Result<(), DropReason> {
-        let info = parsed(&packet).ok_or(DropReason::IpMalformed)?;
-        if matches!(info.protocol, Protocol::TCP | Protocol::UDP) {
-            // Other protocols are offered to raw sockets in `receive_frame`.
-            self.offer_raw(&info, &packet, cx);
-        }
-        match info.protocol {
-            Protocol::TCP => self.deliver_tcp(&info, packet, cx),
-            Protocol::UDP => self.deliver_udp(&info, packet, cx),
-            _ => {
+        let frame = ethernet::Header::parse(packet.headers()).ok();
+        let info = frame.and_then(|frame| parse(&packet, &frame).ok()).map(|parsed| parsed.info);
+        let ends = |info: &IpInfo| info.transport.is_some() && info.end == packet.headers().len();
+        match info.filter(ends) {
+            Some(info) => self.receive_ip(info, None, packet, Way::Looped, cx),
+            None => {
                 let received = fragment::into_received(packet, cx.memory);
-                self.receive_frame(received.map_err(|_| DropReason::NoMemory)?, Way::Looped, cx);
-                Ok(())
+                let received = received.map_err(|_| DropReason::NoMemory)?;
+                self.receive_frame(received, Way::Looped, cx);
             }
         }
+        Ok(())
     }
 }

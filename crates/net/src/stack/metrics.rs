@@ -35,9 +35,8 @@ pub(super) struct Metrics {
 }
 
 impl Metrics {
-    /// Empty; addresses are hashed with `seed`.
-    pub(super) fn new(seed: u64) -> Self {
-        let hasher = FixedState::with_seed(seed);
+    /// Empty.
+    pub(super) fn new(hasher: FixedState) -> Self {
         Self { peers: HashMap::with_hasher(hasher), order: VecDeque::new(), blackhole: None }
     }
 

@@ -24,15 +24,20 @@ mod challenges;
 mod coalesce;
 mod connect;
 mod cookies;
+mod discovery;
 mod egress;
+mod handles;
 mod handshake;
 mod icmp;
 mod idents;
 mod ingress;
 mod link;
 mod listen;
+mod listeners;
 mod local;
+mod membership;
 mod metrics;
+mod neighbors;
 mod path_mtus;
 mod raw;
 mod routes;
@@ -46,29 +51,32 @@ mod tests;
 
 use crate::counters::{Counters, DropReason};
 use crate::fragment::{self, Reassembler};
-use crate::neighbor::Neighbors;
+use crate::neighbor::{Detection, Neighbors};
+use crate::random::{Purpose, Secret};
 use crate::tcp::{Pressure, Settings};
 use crate::time::{Instant, earliest};
-use crate::wire::MacAddr;
+use crate::wire::{self, MacAddr};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use core::hash::Hasher;
 use core::net::IpAddr;
-use siphasher::sip::SipHasher13;
+use foldhash::fast::FixedState;
 use towpath_packet::{Burst, Caps, Memory, Packet};
 
+pub use crate::neighbor::{Conflict, OnConflict};
 pub use accounts::{Frames, Usage};
 pub use connect::Connect;
 pub use egress::TTL_DEFAULT;
+pub use handles::{ListenerHandle, TcpHandle};
 pub use icmp::{Echo, EchoReply, Report, Unreachable};
 pub use link::LinkFrame;
-pub use listen::{Listen, ListenError, ListenerHandle};
+pub use listeners::{Listen, ListenError};
+pub use membership::{GROUPS_MAX, JoinError};
 pub use metrics::PEERS_MAX;
 pub use path_mtus::{PATHS_MAX, PathInfo};
 pub use raw::RawPacket;
 pub(crate) use raw::share;
 pub use routes::{ROUTES_MAX, Route, RouteError, RouteMetrics};
-pub use tcp::{ConnectError, TcpHandle};
+pub use tcp::ConnectError;
 pub use towpath_packet::Context;
 pub use udp::{Datagram, UdpError, UdpSend};
 
@@ -122,12 +130,22 @@ pub struct Config {
     /// Takes packets for any address, on behalf of others. Datagrams of one burst are coalesced
     /// into super-packets where possible.
     pub transparent: bool,
-    /// Secret for sequence numbers and hash seeds: random in production, fixed in a simulation.
+    /// Secret from which everything unpredictable derives: sequence numbers, ports, identifiers,
+    /// limits, hash seeds. Random in production, fixed in a simulation.
     pub secret: [u64; 2],
     /// TCP settings.
     pub tcp: Settings,
     /// Bounds.
     pub limits: Limits,
+}
+
+impl Config {
+    /// A locally administered unicast address (IEEE 802) that belongs to this secret and does not
+    /// reveal it.
+    pub fn station_address(secret: [u64; 2]) -> MacAddr {
+        let [a, b, c, d, e, ..] = Secret::new(secret).key(Purpose::StationAddress)[0].to_ne_bytes();
+        MacAddr([2, a, b, c, d, e])
+    }
 }
 
 /// A TCP/IP stack on one link.
@@ -138,13 +156,14 @@ pub struct Stack {
     stopped: bool,
     counters: Counters,
     neighbors: Neighbors,
+    detection: Detection,
     answers_for_link: bool,
     reassembler: Reassembler,
     coalescing: coalesce::Coalescing,
     tcp: table::Table,
     paths: path_mtus::Paths,
     icmp_limit: icmp::RateLimit,
-    listener: icmp::Listener,
+    memberships: membership::Memberships,
     /// Frames ready to be sent.
     ready: VecDeque<Packet>,
     /// Packets to local addresses.
@@ -158,19 +177,23 @@ pub struct Stack {
     raw: raw::Raw,
     link: link::Link,
     idents: idents::Idents,
+    flow_labels: FixedState,
 }
 
 impl Stack {
     /// A stack for a device with these capabilities.
     pub fn new(config: Config, caps: Caps) -> Self {
         let tcp = table::Table::new(&config);
-        let key = |labels: [Label; 2]| labels.map(|label| derive(config.secret, label));
-        let idents = idents::Idents::new(key([Label::Ident, Label::IdentSecond]));
-        let listener = icmp::Listener::new(key([Label::ListenerDelay, Label::ListenerDelaySecond]));
-        let icmp_limit = icmp::RateLimit::new(key([Label::IcmpLimit, Label::IcmpLimitSecond]));
-        let paths = path_mtus::Paths::new(derive(config.secret, Label::ConnectionIndex));
-        let neighbors = Neighbors::new(&config.next_hops);
-        let mut coalescing = coalesce::Coalescing::new(config.transparent);
+        let secret = Secret::new(config.secret);
+        let idents = idents::Idents::new(&secret);
+        let delays = secret.key(Purpose::ReportDelays);
+        let memberships = membership::Memberships::new(&config.addresses, delays);
+        let icmp_limit = icmp::RateLimit::new(secret.key(Purpose::IcmpErrors));
+        let paths = path_mtus::Paths::new(secret.table(Purpose::PathTable));
+        let neighbors = Neighbors::new(&config.next_hops, secret.key(Purpose::Neighbors));
+        let detection = Detection::new(secret.key(Purpose::AddressDetection));
+        let seed = secret.key(Purpose::CoalescerTable)[0];
+        let mut coalescing = coalesce::Coalescing::new(config.transparent, seed);
         coalescing.set_caps(&caps);
         Self {
             config,
@@ -178,13 +201,14 @@ impl Stack {
             stopped: false,
             counters: Counters::default(),
             neighbors,
+            detection,
             answers_for_link: false,
             reassembler: Reassembler::new(fragment::Limits::default()),
             coalescing,
             tcp,
             paths,
             icmp_limit,
-            listener,
+            memberships,
             ready: VecDeque::new(),
             looped: VecDeque::new(),
             datagrams: VecDeque::new(),
@@ -195,7 +219,13 @@ impl Stack {
             raw: raw::Raw::default(),
             link: link::Link::default(),
             idents,
+            flow_labels: secret.table(Purpose::FlowLabels),
         }
+    }
+
+    /// The secret, from which the layer above derives its own keys.
+    pub(crate) fn secret(&self) -> Secret {
+        Secret::new(self.config.secret)
     }
 
     /// Sets the capabilities of the device. Connections send no larger segments than it takes from
@@ -235,11 +265,6 @@ impl Stack {
         &mut self.tcp.settings
     }
 
-    /// Sets the link-layer address of a neighbour permanently.
-    pub fn set_neighbor(&mut self, address: IpAddr, mac: MacAddr) {
-        self.neighbors.set(address, mac);
-    }
-
     /// Answers requests for the link-layer address of every address except the next hops, and takes
     /// packets to all of them, from now on: the next hops are alone on their link, and a
     /// transparent stack stands for all other stations.
@@ -269,11 +294,7 @@ impl Stack {
             while !burst.is_full()
                 && let Some(packet) = self.ready.pop_front()
             {
-                self.counters.packets_out += 1;
-                self.counters.bytes_out += packet.len() as u64;
-                self.counters.super_packets_out += u64::from(packet.offload().gso.is_some());
-                burst.push(packet).expect("the burst is not full");
-                self.emptied += u64::from(self.ready.is_empty() && self.link.made.is_empty());
+                self.hand_out(packet, burst);
             }
             self.offer_sent(burst, done, cx);
             self.output_made(burst);
@@ -281,6 +302,15 @@ impl Stack {
                 return;
             }
         }
+    }
+
+    /// Puts a frame into a burst that is not full, to be sent.
+    fn hand_out(&mut self, packet: Packet, burst: &mut Burst) {
+        self.counters.packets_out += 1;
+        self.counters.bytes_out += packet.len() as u64;
+        self.counters.super_packets_out += u64::from(packet.offload().gso.is_some());
+        burst.push(packet).expect("the burst is not full");
+        self.emptied += u64::from(self.ready.is_empty() && self.link.made.is_empty());
     }
 
     /// True if [`Stack::output`] may have packets to send.
@@ -305,11 +335,6 @@ impl Stack {
         !(self.ready.is_empty() && self.looped.is_empty() && self.link.made.is_empty())
     }
 
-    /// True if the stack has an address of the same family.
-    pub fn has_family(&self, address: IpAddr) -> bool {
-        self.config.addresses.iter().any(|ours| ours.address.is_ipv4() == address.is_ipv4())
-    }
-
     /// How often [`Stack::output`] has handed out all ready packets. When this changes, all packets
     /// that were sent before have left.
     pub fn emptied_count(&self) -> u64 {
@@ -320,7 +345,8 @@ impl Stack {
     pub fn next_deadline(&self) -> Option<Instant> {
         let (fragments, paths) = (self.reassembler.next_deadline(), self.paths.deadline());
         let (tcp, neighbors) = (self.tcp.deadline(), self.neighbors.deadline());
-        earliest([tcp, neighbors, fragments, paths, self.listener.deadline()])
+        let (detection, memberships) = (self.detection.deadline(), self.memberships.deadline());
+        earliest([tcp, neighbors, detection, fragments, paths, memberships])
     }
 
     /// Runs the timers that are due.
@@ -344,6 +370,18 @@ impl Stack {
             return Some(destination);
         }
         let family = |ours: &&Address| ours.address.is_ipv4() == destination.is_ipv4();
+        if let IpAddr::V6(group) = destination
+            && group.is_multicast()
+        {
+            // RFC 6724 §5 rule 2: of the scope of the destination.
+            let is_near = wire::membership::scope(group) <= wire::membership::LINK_SCOPE;
+            let fits = |ours: &&Address| match ours.address {
+                IpAddr::V6(address) => address.is_unicast_link_local() == is_near,
+                IpAddr::V4(_) => false,
+            };
+            let ours = &self.config.addresses;
+            return ours.iter().find(fits).or(ours.iter().find(family)).map(|ours| ours.address);
+        }
         let near = self.config.addresses.iter().find(|ours| same_prefix(ours, destination));
         let any = || self.config.addresses.iter().find(family);
         near.filter(family).or_else(any).map(|ours| ours.address)
@@ -356,29 +394,6 @@ impl Stack {
         };
         link_local || self.config.addresses.iter().any(|ours| same_prefix(ours, address))
     }
-}
-
-/// Values derived from the secret. The secret itself is never used in a visible value.
-#[derive(Clone, Copy)]
-enum Label {
-    Ident,
-    ConnectionIndex,
-    TimeWaitIndex,
-    SynCookie,
-    SynCookieSecond,
-    ChallengeBudget,
-    IdentSecond,
-    IcmpLimit,
-    IcmpLimitSecond,
-    ListenerDelay,
-    ListenerDelaySecond,
-}
-
-/// Derives a value that reveals nothing about `secret`.
-fn derive(secret: [u64; 2], label: Label) -> u64 {
-    let mut hasher = SipHasher13::new_with_keys(secret[0], secret[1]);
-    hasher.write_u8(label as u8);
-    hasher.finish()
 }
 
 /// How short of memory the pools are.

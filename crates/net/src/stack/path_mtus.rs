@@ -53,9 +53,9 @@ pub(super) struct Paths {
 }
 
 impl Paths {
-    /// Empty; addresses are hashed with `seed`.
-    pub(super) fn new(seed: u64) -> Self {
-        let learned = HashMap::with_hasher(FixedState::with_seed(seed));
+    /// Empty.
+    pub(super) fn new(hasher: FixedState) -> Self {
+        let learned = HashMap::with_hasher(hasher);
         Self { learned, order: VecDeque::new(), expires: None, version: 0 }
     }
 

@@ -9,6 +9,7 @@ use super::{Context, Stack, UdpSend};
 use crate::counters::DropReason;
 use crate::gso::write_ipv4_checksum;
 use crate::neighbor::Outgoing;
+use crate::wire::field::{read, read_u16, write, write_u16};
 use crate::wire::{ParseError, Protocol, ipv4};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -51,6 +52,11 @@ impl Stack {
             None if more => wanted.push((v4, protocol, 1)),
             None => {}
         }
+    }
+
+    /// True if a protocol is wanted.
+    pub(super) fn wants_raw(&self) -> bool {
+        !self.raw.wanted.is_empty()
     }
 
     /// Takes the next packet of a wanted protocol.
@@ -99,11 +105,8 @@ impl Stack {
         how: &UdpSend,
         cx: &mut Context<'_>,
     ) {
-        if self.stopped {
-            return self.counters.drop(DropReason::DeviceFull);
-        }
-        let UdpSend { tos, ttl, dont_fragment, mtu, .. } = *how;
-        let marks = Marks { ttl, tos, dont_fragment, mtu };
+        let UdpSend { tos, ttl, dont_fragment, mtu, multicast_loop: loops, .. } = *how;
+        let marks = Marks { ttl, tos, dont_fragment, mtu, loops };
         self.send_ip(packet, protocol, addresses, marks, cx);
     }
 
@@ -124,23 +127,17 @@ impl Stack {
         }
         packet.pull(header_len);
         let header = packet.headers_mut();
-        header[at::TOTAL_LEN..][..2].copy_from_slice(&len.to_be_bytes());
-        if header[at::SOURCE..][..4] == [0; 4] {
-            header[at::SOURCE..][..4].copy_from_slice(&source.octets());
+        write_u16(header, ipv4::at::TOTAL_LEN, len);
+        if read(header, ipv4::at::SOURCE) == [0; 4] {
+            write(header, ipv4::at::SOURCE, &source.octets());
         }
-        if header[at::IDENT..][..2] == [0, 0] {
-            let [a, b, c, d] = header[at::SOURCE..][..4] else { unreachable!("four bytes") };
-            let pair = (Ipv4Addr::new(a, b, c, d).into(), destination);
-            let ident = self.idents.take(pair, 1) as u16;
-            header[at::IDENT..][..2].copy_from_slice(&ident.to_be_bytes());
+        if read_u16(header, ipv4::at::IDENT) == 0 {
+            let pair = (Ipv4Addr::from(read::<4>(header, ipv4::at::SOURCE)).into(), destination);
+            let ident = self.idents.take(pair, 1, cx.now);
+            write_u16(header, ipv4::at::IDENT, ident);
         }
         write_ipv4_checksum(header);
-        if self.stopped {
-            self.counters.drop(DropReason::DeviceFull);
-        } else {
-            let mtu = u16::MAX;
-            self.send_to_next_hop(Outgoing { packet, mtu }, destination, cx);
-        }
+        self.send_to_next_hop(Outgoing { packet, mtu: u16::MAX }, destination, cx);
         Ok(())
     }
 }
@@ -154,11 +151,4 @@ pub(crate) fn share(packet: &Packet, headers: &[u8], cx: &mut Context<'_>) -> Op
     shared.push_header(headers.len()).copy_from_slice(headers);
     shared.set_offload(*packet.offload());
     Some(shared)
-}
-
-/// Field offsets in the IPv4 header.
-mod at {
-    pub(super) const TOTAL_LEN: usize = 2;
-    pub(super) const IDENT: usize = 4;
-    pub(super) const SOURCE: usize = 12;
 }

@@ -7,6 +7,7 @@
 
 use super::{Address, PathInfo, Stack, same_prefix};
 use crate::tcp::congestion::Kind;
+use crate::tcp::ecn::EcnUse;
 use crate::tcp::{SegmentSizes, Settings};
 use crate::time::Duration;
 use crate::wire::tcp::HEADER_LEN;
@@ -143,7 +144,7 @@ impl Stack {
         settings.congestion = metrics.congestion.unwrap_or(settings.congestion);
         settings.quickack |= metrics.quickack;
         if metrics.ecn {
-            settings.ecn = 1;
+            settings.ecn = EcnUse::Request;
         }
         if let Some(segments) = metrics.initrwnd {
             let window = segments.saturating_mul(self.segment_sizes(remote).advertised);

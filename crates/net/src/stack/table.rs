@@ -1,28 +1,28 @@
 //! Table of connections: lookup, timers, and the queues for output and events.
 
+use super::Config;
 use super::accounts::{Accounts, Share};
 use super::challenges::Challenges;
-use super::listen::{ListenerHandle, Listeners, Role};
+use super::handles::{ListenerHandle, TcpHandle};
+use super::listeners::{Listeners, Role};
 use super::metrics::Metrics;
 use super::routes::Routes;
-use super::tcp::TcpHandle;
 use super::time_wait::{TimeWait, TimeWaitEntry};
-use super::{Config, Label, derive};
+use crate::random::{Purpose, Secret, keyed_hash};
+use crate::slab::Slab;
 use crate::tcp::syncookie::SynCookies;
 use crate::tcp::{Connection, Opening, SegmentSizes, Settings, State};
 use crate::time::{Duration, Instant, earliest};
 use alloc::boxed::Box;
 use alloc::collections::{BinaryHeap, VecDeque};
-use alloc::vec::Vec;
 use core::cmp::Reverse;
-use core::hash::{BuildHasher, Hasher};
+use core::hash::BuildHasher;
 use core::net::SocketAddr;
 use foldhash::fast::FixedState;
 use hashbrown::HashTable;
-use siphasher::sip::SipHasher13;
 
+#[derive(Default)]
 pub(super) struct Slot {
-    pub(super) generation: u32,
     pub(super) connection: Option<Box<Connection>>,
     /// The index is in `Table::output`.
     pub(super) output_queued: bool,
@@ -42,33 +42,17 @@ pub(super) struct Slot {
     pub(super) path_version: u32,
     /// What the connection is charged, and to which account.
     pub(super) share: Share,
-}
-
-impl Default for Slot {
-    fn default() -> Self {
-        Self {
-            generation: 0,
-            connection: None,
-            output_queued: false,
-            event_queued: false,
-            armed: None,
-            indexed: false,
-            orphan: false,
-            role: Role::Owned,
-            fastopen: None,
-            path_version: 0,
-            share: Share::default(),
-        }
-    }
+    /// When progress last confirmed the next hop.
+    pub(super) confirmed: Option<Instant>,
 }
 
 /// All connections of a stack.
 pub(super) struct Table {
-    pub(super) slots: Vec<Slot>,
-    pub(super) free: Vec<u32>,
+    pub(super) slots: Slab<Slot>,
     pub(super) index: HashTable<u32>,
     pub(super) hasher: FixedState,
-    pub(super) secret: [u64; 2],
+    /// Key of initial sequence numbers.
+    sequence_key: [u64; 2],
     pub(super) settings: Settings,
     pub(super) connections_max: usize,
     pub(super) half_open_max: usize,
@@ -96,12 +80,12 @@ pub(super) struct Table {
 
 impl Table {
     pub(super) fn new(config: &Config) -> Self {
+        let secret = Secret::new(config.secret);
         Self {
-            slots: Vec::new(),
-            free: Vec::new(),
+            slots: Slab::default(),
             index: HashTable::new(),
-            hasher: FixedState::with_seed(derive(config.secret, Label::ConnectionIndex)),
-            secret: config.secret,
+            hasher: secret.table(Purpose::ConnectionTable),
+            sequence_key: secret.key(Purpose::SequenceNumbers),
             settings: config.tcp,
             connections_max: config.limits.connections,
             half_open_max: config.limits.half_open,
@@ -110,21 +94,15 @@ impl Table {
             orphans: 0,
             orphans_max: config.limits.orphans,
             shed_at: None,
-            time_wait: TimeWait::new(
-                config.limits.time_wait,
-                derive(config.secret, Label::TimeWaitIndex),
-            ),
+            time_wait: TimeWait::new(config.limits.time_wait, secret.table(Purpose::TimeWaitTable)),
             timers: BinaryHeap::new(),
             output: VecDeque::new(),
             events: VecDeque::new(),
-            listeners: Listeners::new(derive(config.secret, Label::ConnectionIndex)),
-            metrics: Metrics::new(derive(config.secret, Label::ConnectionIndex)),
+            listeners: Listeners::new(secret.table(Purpose::ListenerTable)),
+            metrics: Metrics::new(secret.table(Purpose::PeerTable)),
             routes: Routes::default(),
-            challenges: Challenges::new(derive(config.secret, Label::ChallengeBudget)),
-            cookies: SynCookies::new([
-                derive(config.secret, Label::SynCookie),
-                derive(config.secret, Label::SynCookieSecond),
-            ]),
+            challenges: Challenges::new(secret.key(Purpose::ChallengeLimit)),
+            cookies: SynCookies::new(secret.key(Purpose::SynCookies)),
             transparent: config.transparent,
             accounts: Accounts::default(),
         }
@@ -142,10 +120,7 @@ impl Table {
 
     pub(super) fn insert(&mut self, connection: Connection) -> u32 {
         let hash = self.hasher.hash_one((connection.local(), connection.remote()));
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot::default());
-            (self.slots.len() - 1) as u32
-        });
+        let index = self.slots.claim().index;
         let slot = &mut self.slots[index as usize];
         slot.connection = Some(Box::new(connection));
         slot.indexed = true;
@@ -181,9 +156,9 @@ impl Table {
         self.accounts.remove(&mut slot.share);
         slot.role = Role::Owned;
         slot.fastopen = None;
-        slot.generation = slot.generation.wrapping_add(1);
         slot.armed = None;
-        self.free.push(index);
+        slot.confirmed = None;
+        self.slots.release(index);
     }
 
     /// Entries in the heap of timers, including stale ones.
@@ -193,19 +168,15 @@ impl Table {
     }
 
     pub(super) fn count(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.count()
     }
 
     pub(super) fn handle(&self, index: u32) -> TcpHandle {
-        TcpHandle { index, generation: self.slots[index as usize].generation }
+        TcpHandle(self.slots.key(index))
     }
 
     pub(super) fn get_mut(&mut self, handle: TcpHandle) -> Option<&mut Connection> {
-        let slot = self.slots.get_mut(handle.index())?;
-        if slot.generation != handle.generation {
-            return None;
-        }
-        slot.connection.as_deref_mut()
+        self.slots.place_mut(handle.0)?.connection.as_deref_mut()
     }
 
     /// Initial sequence number and timestamp offset (RFC 6528 §3, RFC 7323 §5.4).
@@ -216,9 +187,7 @@ impl Table {
         sizes: SegmentSizes,
         now: Instant,
     ) -> Opening {
-        let mut hasher = SipHasher13::new_with_keys(self.secret[0], self.secret[1]);
-        core::hash::Hash::hash(&(local, remote), &mut hasher);
-        let hash = hasher.finish();
+        let hash = keyed_hash(self.sequence_key, (local, remote));
         Opening {
             local,
             remote,
@@ -232,6 +201,7 @@ impl Table {
     /// timer, and removes it when it is over.
     pub(super) fn settle(&mut self, index: u32, now: Instant) {
         self.settle_role(index, now);
+        let handle = self.handle(index);
         let slot = &mut self.slots[index as usize];
         let Some(connection) = slot.connection.as_deref_mut() else { return };
         if self.transparent {
@@ -264,7 +234,6 @@ impl Table {
             && slot.armed.is_none_or(|armed| deadline < armed)
         {
             slot.armed = Some(deadline);
-            let handle = TcpHandle { index, generation: slot.generation };
             self.timers.push(Reverse((deadline, handle)));
         }
         if slot.indexed && connection.state() == State::TimeWait && !connection.wants_output() {
@@ -298,28 +267,27 @@ impl Table {
             && at <= now
         {
             self.timers.pop();
-            let slot = &mut self.slots[handle.index()];
-            if slot.generation != handle.generation || slot.armed != Some(at) {
+            let Some(slot) = self.slots.place_mut(handle.0).filter(|slot| slot.armed == Some(at))
+            else {
                 continue;
-            }
+            };
             slot.armed = None;
             if let Some(connection) = slot.connection.as_deref_mut() {
                 connection.on_deadline(now);
             }
-            self.settle(handle.index, now);
+            self.settle(handle.0.index, now);
         }
     }
 
     /// Removes stale timer entries. They normally stay until their time comes; here they are more
     /// than half of the heap.
     pub(super) fn forget_old_timers(&mut self) {
-        if self.timers.len() < 2 * self.slots.len() + STALE_SPARE {
+        if self.timers.len() < 2 * self.slots.places_len() + STALE_SPARE {
             return;
         }
         let slots = &self.slots;
         self.timers.retain(|Reverse((at, handle))| {
-            let slot = &slots[handle.index()];
-            slot.generation == handle.generation && slot.armed == Some(*at)
+            slots.place(handle.0).is_some_and(|slot| slot.armed == Some(*at))
         });
     }
 
@@ -354,7 +322,7 @@ impl Table {
         };
         let connection = self.slots[handle.index()].connection.as_deref_mut();
         connection.expect("a half-open slot holds a connection").give_up();
-        self.settle(handle.index, now);
+        self.settle(handle.0.index, now);
         true
     }
 
@@ -366,15 +334,15 @@ impl Table {
             return;
         }
         self.shed_at = Some(now);
-        for connection in self.slots.iter_mut().filter_map(|slot| slot.connection.as_deref_mut()) {
+        for connection in self.slots.places_mut().filter_map(|slot| slot.connection.as_deref_mut())
+        {
             connection.drop_ahead();
         }
     }
 }
 
-fn is_half_open(slots: &[Slot], handle: &TcpHandle) -> bool {
-    let slot = &slots[handle.index()];
-    slot.generation == handle.generation && slot.share.is_half_open()
+fn is_half_open(slots: &Slab<Slot>, handle: &TcpHandle) -> bool {
+    slots.place(handle.0).is_some_and(|slot| slot.share.is_half_open())
 }
 
 /// Additional stale entries that a queue may hold before they are purged.

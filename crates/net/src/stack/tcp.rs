@@ -1,39 +1,20 @@
 //! TCP of a stack: calls of the owner, received segments, output.
 
 use super::egress::Marks;
+use super::handles::TcpHandle;
 use super::handshake::Ends;
-use super::listen::Role;
+use super::listeners::Role;
 use super::time_wait::Arrival;
 use super::{Context, Stack, pressure};
 use crate::counters::DropReason;
 use crate::tcp::{
-    Connection, DATA_UNDER_PRESSURE, Egress, Events, Opening, Pressure, Segment, Seq, Verdict,
+    Connection, DATA_UNDER_PRESSURE, Egress, Events, Pressure, Segment, Seq, Verdict,
 };
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use crate::wire::tcp::{Flags, HEADER_LEN, Options};
 use crate::wire::{Protocol, ipv4, ipv6};
-use core::fmt;
 use core::net::SocketAddr;
 use towpath_packet::{Memory, Packet};
-
-/// Names a connection of one stack. The handle of a removed connection finds no connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TcpHandle {
-    pub(super) index: u32,
-    pub(super) generation: u32,
-}
-
-impl TcpHandle {
-    /// Index of the connection in the stack's table: small and reused, for parallel tables.
-    pub fn index(self) -> usize {
-        self.index as usize
-    }
-
-    /// Distinguishes successive connections with the same index.
-    pub fn generation(self) -> u32 {
-        self.generation
-    }
-}
 
 /// Error of [`Stack::tcp_connect`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,17 +25,6 @@ pub enum ConnectError {
     Limit,
 }
 
-impl fmt::Display for ConnectError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ConnectError::InUse => "the endpoints are in use by a connection",
-            ConnectError::Limit => "the limit of connections is reached",
-        })
-    }
-}
-
-impl core::error::Error for ConnectError {}
-
 /// True if memory is too short for more unread data of this connection.
 fn must_drop_data(connection: &Connection, memory: &mut Memory) -> bool {
     match pressure(memory) {
@@ -64,19 +34,15 @@ fn must_drop_data(connection: &Connection, memory: &mut Memory) -> bool {
     }
 }
 
-/// Chooses an initial sequence number beyond the previous connection's numbers between the same
-/// endpoints (RFC 6191 §2), so that its old segments are not accepted. The distance is Linux's.
-pub(super) fn continued(opening: Opening, past: Option<Seq>) -> Opening {
-    match past {
-        Some(past) if Seq(opening.iss).at_or_before(past + REOPEN_GAP) => {
-            Opening { iss: (past + REOPEN_GAP).0, ..opening }
-        }
-        _ => opening,
-    }
+/// True if progress of a connection may confirm its next hop: at most once per
+/// [`CONFIRM_INTERVAL`].
+fn is_confirmation_due(last: Option<Instant>, now: Instant) -> bool {
+    last.is_none_or(|last| now.since(last) >= CONFIRM_INTERVAL)
 }
 
-/// An unscaled window, and the sequence numbers of SYN and FIN.
-const REOPEN_GAP: u32 = 65_535 + 2;
+/// Time between confirmations of the next hop by one connection: far less than they are valid, and
+/// so long that they cost nothing.
+const CONFIRM_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Stack {
     /// Takes the next events, and their connection.
@@ -105,15 +71,12 @@ impl Stack {
 
     /// Connection of a handle, to inspect.
     pub fn tcp(&self, handle: TcpHandle) -> Option<&Connection> {
-        let slot = self.tcp.slots.get(handle.index())?;
-        (slot.generation == handle.generation).then_some(slot.connection.as_deref()?)
+        self.tcp.slots.place(handle.0)?.connection.as_deref()
     }
 
     /// Connection of a handle, for changes that cause no packet, timer or event.
     pub(crate) fn tcp_mut(&mut self, handle: TcpHandle) -> Option<&mut Connection> {
-        let slot = self.tcp.slots.get_mut(handle.index())?;
-        let live = slot.generation == handle.generation;
-        slot.connection.as_deref_mut().filter(|_| live)
+        self.tcp.get_mut(handle)
     }
 
     /// Runs `act` on a connection, then updates queues and timers.
@@ -124,7 +87,7 @@ impl Stack {
         act: impl FnOnce(&mut Connection) -> R,
     ) -> Option<R> {
         let result = act(self.tcp.get_mut(handle)?);
-        self.tcp.settle(handle.index, now);
+        self.tcp.settle(handle.0.index, now);
         Some(result)
     }
 
@@ -170,7 +133,7 @@ impl Stack {
 
     /// All connections except those in TIME-WAIT, with and without an owner; for reports.
     pub fn tcp_connections(&self) -> impl Iterator<Item = &Connection> {
-        self.tcp.slots.iter().filter_map(|slot| slot.connection.as_deref())
+        self.tcp.slots.places().filter_map(|slot| slot.connection.as_deref())
     }
 
     /// Number of connections, open or not, and number of those in TIME-WAIT.
@@ -181,7 +144,7 @@ impl Stack {
     /// Number of connections, with and without an owner, that have unacknowledged data, and the
     /// bytes of that data. Checks all connections: not for the data path.
     pub fn tcp_sending(&self) -> (usize, usize) {
-        let connections = self.tcp.slots.iter().filter_map(|slot| slot.connection.as_deref());
+        let connections = self.tcp.slots.places().filter_map(|slot| slot.connection.as_deref());
         connections
             .filter(|connection| connection.is_sending())
             .fold((0, 0), |(count, bytes), one| (count + 1, bytes + one.unacknowledged()))
@@ -212,7 +175,13 @@ impl Stack {
                 segment = segment.without_data();
             }
             let (segment, ingress) = (&segment, packet.ingress());
+            let unacknowledged = connection.unacknowledged();
             let verdict = connection.input(segment, &mut packet, cx.now);
+            let progress = connection.unacknowledged() < unacknowledged;
+            let confirms = progress && is_confirmation_due(slot.confirmed, cx.now);
+            if confirms {
+                slot.confirmed = Some(cx.now);
+            }
             if verdict == Verdict::Done {
                 self.tcp.accounts.assign(&mut slot.share, ingress);
             }
@@ -222,6 +191,9 @@ impl Stack {
                 connection.challenge();
             }
             self.tcp.settle(index, cx.now);
+            if confirms {
+                self.confirm_next_hop(remote.ip(), cx.now);
+            }
             match verdict {
                 Verdict::Done => {}
                 Verdict::Unacceptable | Verdict::Challenge => {

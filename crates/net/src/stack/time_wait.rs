@@ -63,18 +63,17 @@ impl TimeWaitEntry {
         let (seq, next) = (Seq(segment.header.sequence), self.state.rcv_nxt);
         let takes_numbers = segment.len > 0 || flags.intersects(Flags::SYN | Flags::FIN);
         let timestamps = &mut self.state.timestamps;
-        let value = segment.options.timestamps.map(|(value, _)| value);
-        let value = value.filter(|_| timestamps.enabled);
-        let age = now.since(timestamps.recent_at);
+        let value = timestamps.of(segment);
+        let age = timestamps.age(now);
         let believed = age >= PAWS_VALID || (reset && age >= RESET_PAWS_VALID);
-        let recent = Seq(timestamps.recent);
+        let recent = Seq(timestamps.recent());
         let old = value.is_some_and(|value| Seq(value).before(recent)) && !believed;
         if !old && seq == next && (reset || !takes_numbers) {
             if reset {
                 return Arrival::End;
             }
             if let Some(value) = value {
-                (timestamps.recent, timestamps.recent_at) = (value, now);
+                timestamps.set_recent(value, now);
             }
             self.until = now + TIME_WAIT;
             return Arrival::Ignore;
@@ -113,7 +112,7 @@ impl TimeWaitEntry {
             urgent: 0,
             header_len: 0,
         };
-        let timestamps = timestamps.enabled.then(|| (timestamps.value(now), timestamps.recent));
+        let timestamps = timestamps.enabled().then(|| timestamps.option(now));
         (header, Options { timestamps, ..Options::default() })
     }
 }
@@ -131,14 +130,8 @@ pub(super) struct TimeWait {
 }
 
 impl TimeWait {
-    pub(super) fn new(limit: usize, seed: u64) -> Self {
-        Self {
-            index: HashTable::new(),
-            queue: VecDeque::new(),
-            first: 0,
-            hasher: FixedState::with_seed(seed),
-            limit,
-        }
+    pub(super) fn new(limit: usize, hasher: FixedState) -> Self {
+        Self { index: HashTable::new(), queue: VecDeque::new(), first: 0, hasher, limit }
     }
 
     pub(super) fn len(&self) -> usize {

@@ -5,6 +5,7 @@ use super::icmp::Quoted;
 use super::ingress::{IpInfo, is_multicast};
 use super::{Context, Stack};
 use crate::counters::DropReason;
+use crate::wire::field::{read_u16, read_u32};
 use crate::wire::udp::{self, Header};
 use crate::wire::{Protocol, icmpv4, ipv4, ipv6};
 use core::net::{IpAddr, SocketAddr};
@@ -40,11 +41,20 @@ pub struct UdpSend {
     pub dont_fragment: bool,
     /// Largest fragment; the device's MTU applies too.
     pub mtu: u16,
+    /// The stack receives a multicast datagram too if it is a member of the group.
+    pub multicast_loop: bool,
 }
 
 impl Default for UdpSend {
     fn default() -> Self {
-        Self { segment_size: None, tos: 0, ttl: TTL_DEFAULT, dont_fragment: false, mtu: u16::MAX }
+        Self {
+            segment_size: None,
+            tos: 0,
+            ttl: TTL_DEFAULT,
+            dont_fragment: false,
+            mtu: u16::MAX,
+            multicast_loop: true,
+        }
     }
 }
 
@@ -125,8 +135,8 @@ impl Stack {
         }
         let gso = size.map(|size| Gso { kind: GsoKind::Udp, size, ecn: false, tunnel: None });
         packet.set_offload(Offload { gso, ..Offload::default() });
-        let UdpSend { tos, ttl, dont_fragment, mtu, .. } = *how;
-        let marks = Marks { ttl, tos, dont_fragment, mtu };
+        let UdpSend { tos, ttl, dont_fragment, mtu, multicast_loop: loops, .. } = *how;
+        let marks = Marks { ttl, tos, dont_fragment, mtu, loops };
         self.send_marked(packet, Protocol::UDP, (local.ip(), remote.ip()), marks, cx);
     }
 
@@ -134,22 +144,23 @@ impl Stack {
         &mut self,
         info: &IpInfo,
         mut packet: Packet,
+        looped: bool,
         cx: &mut Context<'_>,
     ) -> Result<(), DropReason> {
-        let ip_payload = packet.payload_len();
-        if is_multicast(info.destination) {
+        if is_multicast(info.destination) && !self.takes_datagrams_to(info.destination) {
             return Err(DropReason::DestinationNotServed);
         }
-        if !packet.pull_more(udp::HEADER_LEN) {
+        if info.transport.is_none() {
             return Err(DropReason::UdpMalformed);
         }
+        let ip_payload = udp::HEADER_LEN + packet.payload_len();
         let header = Header::parse(&packet.headers()[info.transport_at..], ip_payload)
             .map_err(|_| DropReason::UdpMalformed)?;
         let segment_size = packet.offload().gso.map(|gso| gso.size);
         if segment_size.is_none() {
             packet.truncate(header.payload_len());
         }
-        match self.coalesce(info, packet, cx) {
+        match self.coalesce(info, packet, looped, cx) {
             Some(packet) => self.deliver_udp(info, packet, cx),
             None => Ok(()),
         }
@@ -206,14 +217,12 @@ impl Stack {
             return Err(DropReason::UdpQueueFull);
         }
         let headers = packet.headers();
-        let number = |at: usize| u16::from_be_bytes([headers[at], headers[at + 1]]);
+        let number = |at| read_u16(headers, at);
         let (icmp, transport) = (info.transport_at, quote_at + quoted.transport_at);
         let [kind, code] = [headers[icmp], headers[icmp + 1]];
         let mtu = match (info.source.is_ipv4(), kind, code) {
             (true, ICMPV4_UNREACHABLE, icmpv4::FRAGMENTATION_NEEDED) => u32::from(number(icmp + 6)),
-            (false, ICMPV6_TOO_BIG, _) => {
-                u32::from(number(icmp + 4)) << 16 | u32::from(number(icmp + 6))
-            }
+            (false, ICMPV6_TOO_BIG, _) => read_u32(headers, icmp + 4),
             _ => 0,
         };
         self.udp_errors.push_back(UdpError {

@@ -7,8 +7,9 @@ use super::port::{Egress, Port, PortId};
 use super::vlan::{Leaves, TAG_LEN, set_tag};
 use super::{Context, Switch};
 use crate::counters::PortDrop;
-use crate::gso::{self, Checksums, Layout, SegmentError};
+use crate::gso::{self, Checksums, SegmentError};
 use crate::wire::ethernet;
+use crate::wire::headers::Headers;
 
 impl Switch {
     /// Adapts a packet to port `to`, and queues it there or drops it.
@@ -44,10 +45,7 @@ impl Port {
         };
         let tag = is_tagged.then_some(verdict.priority | verdict.vid.number());
         let moved = set_tag(&mut packet, verdict.has_tag, tag);
-        let layout = verdict.layout.map(|layout| Layout {
-            ip_at: layout.ip_at.saturating_add_signed(moved),
-            transport_at: layout.transport_at.saturating_add_signed(moved),
-        });
+        let headers = verdict.headers.map(|headers| headers.moved(moved));
         let caps = self.config.caps;
         let network_at = ethernet::HEADER_LEN + if is_tagged { TAG_LEN } else { 0 };
         let ip_len = match packet.offload().gso {
@@ -57,10 +55,10 @@ impl Port {
         if ip_len > usize::from(caps.mtu) {
             return Err(PortDrop::TooLarge);
         }
-        match (packet.offload().gso, layout) {
-            (Some(gso), Some(layout)) if !takes_whole(&caps, &gso, packet.len()) => {
-                if !caps.segments || !leave_to_device(&mut packet, layout)? {
-                    return self.send_segments(id, packet, layout, cx, out);
+        match (packet.offload().gso, &headers) {
+            (Some(gso), Some(headers)) if !takes_whole(&caps, &gso, packet.len()) => {
+                if !caps.segments || !leave_to_device(&mut packet, headers)? {
+                    return self.send_segments(id, packet, headers, cx, out);
                 }
                 self.counters.cut += 1;
             }
@@ -80,7 +78,7 @@ impl Port {
         &mut self,
         id: PortId,
         packet: Packet,
-        layout: Layout,
+        headers: &Headers,
         cx: &mut Context<'_>,
         out: &mut impl Egress,
     ) -> Result<(), PortDrop> {
@@ -90,7 +88,7 @@ impl Port {
             forget_checksum(&mut segment, &caps);
             self.queue(id, segment, out);
         };
-        let cut = gso::segment(packet, cx.memory, cx.ledger, layout, checksums, &mut queue);
+        let cut = gso::segment(packet, cx.memory, cx.ledger, headers, checksums, &mut queue);
         let count = cut.map_err(|(error, _)| match error {
             SegmentError::NoPackets => PortDrop::NoMemory,
             SegmentError::Offload(_) | SegmentError::Checksum(_) => PortDrop::ChecksumMisplaced,
@@ -102,8 +100,8 @@ impl Port {
 }
 
 /// Calls [`gso::leave_to_device`] and converts its error.
-fn leave_to_device(packet: &mut Packet, layout: Layout) -> Result<bool, PortDrop> {
-    gso::leave_to_device(packet, layout).map_err(|_| PortDrop::ChecksumMisplaced)
+fn leave_to_device(packet: &mut Packet, headers: &Headers) -> Result<bool, PortDrop> {
+    gso::leave_to_device(packet, headers).map_err(|_| PortDrop::ChecksumMisplaced)
 }
 
 /// True if a port takes a super-packet as it is.

@@ -15,11 +15,15 @@
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::frame::{Frame, Located, locate};
-use super::router::{REDIRECT, ROUTER_ADVERTISEMENT};
+use super::frame::Frame;
 use crate::counters::PortDrop;
 use crate::wire::ethernet::EtherType;
-use crate::wire::{MacAddr, Protocol, arp, ipv4, ipv6};
+use crate::wire::headers::Part;
+use crate::wire::icmpv6::{
+    NEIGHBOR_ADVERTISEMENT, NEIGHBOR_SOLICITATION, REDIRECT, ROUTER_ADVERTISEMENT,
+    ROUTER_SOLICITATION, SOURCE_LINK_LAYER, TARGET_LINK_LAYER,
+};
+use crate::wire::{MacAddr, Protocol, arp, icmpv6, ipv4, ipv6};
 
 /// A range of IP addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -114,24 +118,24 @@ impl Guard {
         frame: &Frame,
         owners: Option<Owners<'_>>,
     ) -> Result<usize, PortDrop> {
-        let located = locate(bytes, frame).ok_or(PortDrop::AddressSpoofed)?;
+        let headers = frame.headers(bytes).ok_or(PortDrop::AddressSpoofed)?;
         let ip = &bytes[frame.network_at..];
-        // Located headers are at least as long as the fixed header of their version.
+        // The headers are at least as long as the fixed header of their version.
         if frame.ethertype == EtherType::IPV4 {
-            let source = ip[..ipv4::HEADER_LEN][IPV4_SOURCE..].first_chunk::<4>();
+            let source = ip[..ipv4::HEADER_LEN][ipv4::at::SOURCE..].first_chunk::<4>();
             let source = source.ok_or(PortDrop::AddressSpoofed)?;
             self.check_sender(Ipv4Addr::from(*source).into())?;
-            return Ok(located.end);
+            return Ok(headers.end);
         }
-        let source = ip[..ipv6::HEADER_LEN][IPV6_SOURCE..].first_chunk::<16>();
+        let source = ip[..ipv6::HEADER_LEN][ipv6::at::SOURCE..].first_chunk::<16>();
         let source = Ipv6Addr::from(*source.ok_or(PortDrop::AddressSpoofed)?);
         self.check_sender(source.into())?;
-        match located.protocol {
+        match headers.protocol {
             // RFC 6980 §5: receivers ignore fragmented neighbour discovery.
-            Protocol::ICMPV6 if !located.is_fragment => {
-                self.check_discovery(bytes, &located, source, owners)
+            Protocol::ICMPV6 if headers.part == Part::Whole => {
+                self.check_discovery(bytes, headers.end, source, owners)
             }
-            _ => Ok(located.end),
+            _ => Ok(headers.end),
         }
     }
 
@@ -139,15 +143,15 @@ impl Guard {
     fn check_discovery(
         &self,
         bytes: &[u8],
-        located: &Located,
+        message_at: usize,
         source: Ipv6Addr,
         owners: Option<Owners<'_>>,
     ) -> Result<usize, PortDrop> {
-        let message = &bytes[located.end..];
+        let message = &bytes[message_at..];
         let kind = *message.first().ok_or(PortDrop::AddressSpoofed)?;
         if !(ROUTER_SOLICITATION..=REDIRECT).contains(&kind) {
             // The verdict depends on the message type.
-            return Ok(located.end + 1);
+            return Ok(message_at + 1);
         }
         if matches!(kind, ROUTER_ADVERTISEMENT | REDIRECT) && !self.addresses.is_empty() {
             return Err(PortDrop::AddressSpoofed);
@@ -213,21 +217,13 @@ pub(super) type Owners<'a> = &'a dyn Fn(IpAddr) -> bool;
 /// True if TCP or UDP directly follows the IPv6 header.
 fn is_plain(ip: &[u8]) -> bool {
     let header = ip.first_chunk::<{ ipv6::HEADER_LEN }>();
-    let next = header.map(|header| Protocol(header[IPV6_NEXT_HEADER]));
+    let next = header.map(|header| Protocol(header[ipv6::at::NEXT_HEADER]));
     matches!(next, Some(Protocol::TCP | Protocol::UDP))
 }
 
 /// Maximum entries of each list; all are compared with each packet.
 pub const GUARD_ENTRIES_MAX: usize = 32;
 
-const IPV4_SOURCE: usize = 12;
-const IPV6_NEXT_HEADER: usize = 6;
-const IPV6_SOURCE: usize = 8;
 /// Offset of the target address in solicitations and advertisements, and of the options in a router
 /// solicitation.
-const TARGET_AT: usize = 8;
-const ROUTER_SOLICITATION: u8 = 133;
-const NEIGHBOR_SOLICITATION: u8 = 135;
-const NEIGHBOR_ADVERTISEMENT: u8 = 136;
-const SOURCE_LINK_LAYER: u8 = 1;
-const TARGET_LINK_LAYER: u8 = 2;
+const TARGET_AT: usize = icmpv6::at::TARGET;

@@ -5,15 +5,16 @@ use towpath_packet::pool::LARGE_FRAME_BYTES;
 use towpath_packet::{Checksum, Gso, Packet, Tunnel};
 
 use super::fdb::Key;
-use super::frame::{Frame, locate};
+use super::frame::Frame;
 use super::guard::Owners;
 use super::port::{Egress, PortId};
 use super::vlan::{TAG_LEN, VID_MASK, Vid};
 use super::{Context, Switch, router};
 use crate::counters::PortDrop;
-use crate::gso::{self, IP_BYTES_MAX, Layout};
+use crate::gso::{self, IP_BYTES_MAX};
 use crate::wire::MacAddr;
 use crate::wire::ethernet::{self, EtherType};
+use crate::wire::headers::Headers;
 
 /// Destination of a packet.
 #[derive(Clone, Copy)]
@@ -33,8 +34,8 @@ pub(super) struct Verdict {
     pub(super) has_tag: bool,
     /// Another tag follows the header, or its tag.
     pub(super) has_inner_tag: bool,
-    /// Offsets of the headers, for packets with offload work left.
-    pub(super) layout: Option<Layout>,
+    /// The headers, for packets with offload work left.
+    pub(super) headers: Option<Headers>,
 }
 
 /// Cached table lookups of the previous packet; the next packet of a flow has the same addresses.
@@ -68,26 +69,27 @@ impl Switch {
             return Err(PortDrop::TooLong);
         }
         let headers = packet.headers();
-        let frame = Frame::read(headers).ok_or(PortDrop::EthernetMalformed)?;
+        let mut frame = Frame::read(headers).ok_or(PortDrop::EthernetMalformed)?;
         check_addresses(&frame)?;
         let config = &self.port(from).config;
         let vid = config.vlans.classify(frame.tci).ok_or(PortDrop::VlanRefused)?;
         let is_own = |address| out.owner(vid, address).is_none_or(|owner| owner == from);
         let owners: Option<Owners<'_>> = config.respects_owners.then_some(&is_own);
-        let inner = frame.innermost(headers).ok_or(PortDrop::EthernetMalformed)?;
-        let mut judged = config.guard.check(headers, &inner, owners)?;
+        let has_inner_tag = frame.ethertype == EtherType::VLAN;
+        frame.skip_tags(headers).ok_or(PortDrop::EthernetMalformed)?;
+        let mut judged = config.guard.check(headers, &frame, owners)?;
         if !config.is_router {
-            judged = judged.max(router::check(headers, &inner)?);
+            judged = judged.max(router::check(headers, &frame)?);
         }
         let is_trusted = config.is_trusted;
-        let layout = settle_offload(packet, &frame, is_raw.then_some(judged), is_trusted)?;
+        let headers = settle_offload(packet, &frame, is_raw.then_some(judged), is_trusted)?;
         let mut verdict = Verdict {
             target: Target::Flood,
             vid,
             priority: frame.tci.map_or(0, |tci| tci & !VID_MASK),
             has_tag: frame.tci.is_some(),
-            has_inner_tag: frame.ethertype == EtherType::VLAN,
-            layout,
+            has_inner_tag,
+            headers,
         };
         if frame.destination.is_multicast() {
             self.check_storm(from, frame.destination, packet, cx)?;
@@ -243,13 +245,14 @@ fn check_addresses(frame: &Frame) -> Result<(), PortDrop> {
 }
 
 /// Pulls the headers if they were `judged` but not pulled yet, and checks the offload fields.
-/// Returns the offsets of the headers if offload work is left.
+/// Returns the headers if offload work is left.
+#[inline]
 fn settle_offload(
     packet: &mut Packet,
     frame: &Frame,
     judged: Option<usize>,
     is_trusted: bool,
-) -> Result<Option<Layout>, PortDrop> {
+) -> Result<Option<Headers>, PortDrop> {
     let mut offload = *packet.offload();
     let is_partial = matches!(offload.checksum, Checksum::Partial { .. });
     if !is_partial && offload.gso.is_none() {
@@ -262,14 +265,26 @@ fn settle_offload(
         }
         return Ok(None);
     }
+    locate_offload(packet, frame, judged, is_partial).map(Some)
+}
+
+/// Checks the offload fields of a packet with offload work left, and pulls its headers.
+fn locate_offload(
+    packet: &mut Packet,
+    frame: &Frame,
+    judged: Option<usize>,
+    is_partial: bool,
+) -> Result<Headers, PortDrop> {
+    let mut offload = *packet.offload();
     // virtio 1.2 §5.1.6.2.1: segmentation offload requires a partial checksum.
     if !is_partial {
         return Err(PortDrop::OffloadMalformed);
     }
-    let located = locate(packet.headers(), frame).ok_or(PortDrop::OffloadMalformed)?;
-    let mut end = located.end;
+    let headers = frame.headers(packet.headers()).filter(|_| !frame.has_more_tags);
+    let headers = headers.ok_or(PortDrop::OffloadMalformed)?;
+    let mut end = headers.end;
     if let Some(Gso { tunnel: Some(tunnel), .. }) = &mut offload.gso {
-        count_tag(tunnel, frame, &located.layout);
+        count_tag(tunnel, frame, &headers);
         packet.set_offload(offload);
         let inner = gso::headers_end(packet.headers(), &offload);
         end = end.max(inner.ok_or(PortDrop::OffloadMalformed)?);
@@ -277,14 +292,14 @@ fn settle_offload(
     if let Some(judged) = judged {
         packet.pull(judged.max(end));
     }
-    let checked = gso::check_offload(packet, located.layout);
-    checked.map(|()| Some(located.layout)).map_err(|_| PortDrop::OffloadMalformed)
+    let checked = gso::check_offload(packet, &headers);
+    checked.map(|()| headers).map_err(|_| PortDrop::OffloadMalformed)
 }
 
 /// Adds the tag to a tunnel's offsets. Linux 6.18 omits the VLAN tag from these offsets, but counts
 /// it for the checksum.
-fn count_tag(tunnel: &mut Tunnel, frame: &Frame, layout: &Layout) {
-    let is_short = usize::from(tunnel.transport_at) + TAG_LEN == layout.transport_at;
+fn count_tag(tunnel: &mut Tunnel, frame: &Frame, headers: &Headers) {
+    let is_short = usize::from(tunnel.transport_at) + TAG_LEN == headers.transport_at;
     if frame.tci.is_some() && is_short {
         tunnel.transport_at += TAG_LEN as u16;
         tunnel.network_at = tunnel.network_at.saturating_add(TAG_LEN as u16);

@@ -9,7 +9,7 @@ use super::PORTS_MAX;
 use super::guard::{GUARD_ENTRIES_MAX, Guard};
 use super::storm::Bucket;
 use super::vlan::{PortVlans, Vid};
-use crate::counters::PortDrop;
+use crate::counters::{PortDrop, PortDrops};
 use crate::wire::MacAddr;
 
 /// Names a port of a switch. The number of a removed port may be reused.
@@ -188,27 +188,22 @@ pub struct PortCounters {
     /// Packets whose station would have moved here above the rate limit. The packets were
     /// forwarded.
     pub moves_refused: u64,
-    drops: [u64; PortDrop::ALL.len()],
+    drops: PortDrops,
 }
 
 impl PortCounters {
     /// Number of drops for `reason`.
     pub fn dropped(&self, reason: PortDrop) -> u64 {
-        self.drops[reason as usize]
+        self.drops.get(reason)
     }
 
     /// Drop reasons that occurred, with their counts.
     pub fn drops(&self) -> impl Iterator<Item = (PortDrop, u64)> + '_ {
-        let all = PortDrop::ALL.iter().map(|&reason| (reason, self.dropped(reason)));
-        all.filter(|&(_, count)| count > 0)
+        self.drops.iter()
     }
 
     pub(super) fn drop(&mut self, reason: PortDrop) {
-        self.drop_frames(reason, 1);
-    }
-
-    fn drop_frames(&mut self, reason: PortDrop, frames: usize) {
-        self.drops[reason as usize] += frames as u64;
+        self.drops.count(reason, 1);
     }
 }
 
@@ -301,7 +296,7 @@ impl Port {
             counters.packets_out -= packet.frames() as u64;
             counters.bytes_out -= packet.frame_bytes() as u64;
             counters.super_packets_out -= u64::from(packet.offload().gso.is_some());
-            counters.drop_frames(PortDrop::QueueFull, packet.frames());
+            counters.drops.count(PortDrop::QueueFull, packet.frames());
         }
     }
 }

@@ -6,9 +6,11 @@
 //! Packets that cannot be parsed up to there are dropped too (RFC 7113 §2.1). Fragments other than
 //! the first are not checked: they are useless without the first.
 
-use super::frame::{Frame, locate};
+use super::frame::Frame;
 use crate::counters::PortDrop;
 use crate::wire::ethernet::EtherType;
+use crate::wire::headers::Part;
+use crate::wire::icmpv6::{REDIRECT, ROUTER_ADVERTISEMENT};
 use crate::wire::{Protocol, ipv4, ipv6};
 
 /// Checks the first bytes of a frame; returns how many of them the verdict depends on.
@@ -20,19 +22,19 @@ pub(super) fn check(bytes: &[u8], frame: &Frame) -> Result<usize, PortDrop> {
     };
     let fixed = bytes[frame.network_at..].get(..fixed_len).ok_or(PortDrop::RouterRefused)?;
     let is_harmless = match frame.ethertype {
-        EtherType::IPV4 => Protocol(fixed[IPV4_PROTOCOL]) != Protocol::UDP,
-        _ => Protocol(fixed[IPV6_NEXT_HEADER]) == Protocol::TCP,
+        EtherType::IPV4 => Protocol(fixed[ipv4::at::PROTOCOL]) != Protocol::UDP,
+        _ => Protocol(fixed[ipv6::at::NEXT_HEADER]) == Protocol::TCP,
     };
     if is_harmless {
         return Ok(frame.network_at + fixed_len);
     }
-    let located = locate(bytes, frame).ok_or(PortDrop::RouterRefused)?;
-    if located.is_later_fragment {
-        return Ok(located.end);
+    let headers = frame.headers(bytes).ok_or(PortDrop::RouterRefused)?;
+    if headers.part == Part::Later {
+        return Ok(headers.end);
     }
-    let at = located.layout.transport_at;
+    let at = headers.transport_at;
     let transport = &bytes[at..];
-    match located.protocol {
+    match headers.protocol {
         Protocol::UDP => {
             let ports = transport.first_chunk::<4>().ok_or(PortDrop::RouterRefused)?;
             let to = u16::from_be_bytes([ports[2], ports[3]]);
@@ -43,15 +45,10 @@ pub(super) fn check(bytes: &[u8], frame: &Frame) -> Result<usize, PortDrop> {
             Some(&(ROUTER_ADVERTISEMENT | REDIRECT)) | None => Err(PortDrop::RouterRefused),
             Some(_) => Ok(at + 1),
         },
-        _ => Ok(located.end),
+        _ => Ok(headers.end),
     }
 }
 
-const IPV4_PROTOCOL: usize = 9;
-const IPV6_NEXT_HEADER: usize = 6;
 /// UDP ports of DHCP clients (RFC 2131 §4.1, RFC 8415 §7.2).
 const DHCPV4_CLIENT: u16 = 68;
 const DHCPV6_CLIENT: u16 = 546;
-/// ICMPv6 types (RFC 4861 §4.2, §4.5).
-pub(super) const ROUTER_ADVERTISEMENT: u8 = 134;
-pub(super) const REDIRECT: u8 = 137;

@@ -1,13 +1,14 @@
-//! Explicit congestion notification (RFC 3168).
+//! Explicit congestion notification (RFC 3168): how both sides agree on it, and how the receiver
+//! echoes marks. The sender's part is its reaction, see `loss`.
 
-use super::connection::Segment;
+use super::segment::Segment;
 use crate::wire::tcp::Flags;
 
 /// Codepoints in the two lowest bits of the type of service or traffic class (RFC 3168 §5).
 pub mod codepoint {
     /// The sender does not support ECN.
     pub const NOT_ECT: u8 = 0;
-    /// The sender supports ECN; the codepoint that Linux sends.
+    /// The sender supports ECN; the codepoint to send (`ecn/ecn-uses-ect0.pkt`).
     pub const ECT0: u8 = 2;
     /// Congestion experienced.
     pub const CE: u8 = 3;
@@ -15,34 +16,52 @@ pub mod codepoint {
     pub const MASK: u8 = 3;
 }
 
-/// ECN state of a connection.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Ecn {
-    /// Our SYN asks for ECN.
-    pub(super) asked: bool,
-    /// Both sides agreed on ECN.
-    pub(super) enabled: bool,
-    /// Congestion was experienced, and the peer has not confirmed a reduction yet (RFC 3168
-    /// §6.1.3).
-    pub(super) echo: bool,
-    /// We reduced the window and have not sent CWR yet (RFC 3168 §6.1.2).
-    pub(super) reduced: bool,
-    /// A packet with an ECN-capable codepoint has arrived.
-    pub(super) seen: bool,
+/// Use of ECN by new connections (`tcp_ecn`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum EcnUse {
+    /// ECN is neither requested nor accepted.
+    Off,
+    /// ECN is requested and accepted.
+    Request,
+    /// ECN is only accepted.
+    #[default]
+    Accept,
 }
 
-impl Ecn {
-    /// Takes the peer's SYN: it asks with both flags and has no codepoint (RFC 3168 §6.1.1).
-    pub(super) fn take_syn(&mut self, syn: &Segment, setting: u8) {
-        let asks = syn.header.flags.contains(Flags::ECE | Flags::CWR);
-        self.enabled = asks && setting != 0 && syn.ecn == codepoint::NOT_ECT;
+impl EcnUse {
+    /// The use that a value of `tcp_ecn` selects. `None` for other values: those from 3 on select
+    /// AccECN (RFC 9768) on Linux, which is not supported.
+    pub fn from_setting(value: u8) -> Option<Self> {
+        [EcnUse::Off, EcnUse::Request, EcnUse::Accept].get(usize::from(value)).copied()
     }
+}
 
-    /// Takes the peer's SYN-ACK: it agrees with ECE alone; both flags are a reflection (RFC 3168
-    /// §6.1.1).
-    pub(super) fn take_answer(&mut self, answer: &Segment) {
-        let agrees = answer.has(Flags::ECE) && !answer.has(Flags::CWR);
-        self.enabled = self.asked && agrees;
+/// True if the peer's SYN asks for ECN: it has both flags and no codepoint (RFC 3168 §6.1.1).
+pub(super) fn asks(syn: &Segment) -> bool {
+    syn.header.flags.contains(Flags::ECE | Flags::CWR) && syn.ecn == codepoint::NOT_ECT
+}
+
+/// True if the peer's SYN-ACK agrees to ECN: it has ECE alone; both flags are a reflection (RFC
+/// 3168 §6.1.1).
+pub(super) fn agrees(answer: &Segment) -> bool {
+    answer.has(Flags::ECE) && !answer.has(Flags::CWR)
+}
+
+/// The receiver's part (RFC 3168 §6.1.3).
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Echo {
+    /// Both sides agreed on ECN.
+    enabled: bool,
+    /// Congestion was experienced, and the peer has not confirmed a reduction yet.
+    due: bool,
+    /// A packet with an ECN-capable codepoint has arrived.
+    seen: bool,
+}
+
+impl Echo {
+    /// Sets whether both sides agreed on ECN.
+    pub(super) fn agree(&mut self, enabled: bool) {
+        self.enabled = enabled;
     }
 
     /// Processes the ECN marks of a segment with data. Returns true if it must be acknowledged at
@@ -53,12 +72,12 @@ impl Ecn {
         }
         let slowed = segment.has(Flags::CWR);
         if slowed {
-            self.echo = false;
+            self.due = false;
         }
         match segment.ecn & codepoint::MASK {
             codepoint::CE => {
                 self.seen = true;
-                slowed | !core::mem::replace(&mut self.echo, true)
+                slowed | !core::mem::replace(&mut self.due, true)
             }
             // Most likely a retransmission (RFC 3168 §6.1.5).
             codepoint::NOT_ECT => slowed | self.seen,
@@ -69,19 +88,18 @@ impl Ecn {
         }
     }
 
-    /// Flags and codepoint of a segment to be sent. `fresh` means that it carries new data (RFC
-    /// 3168 §6.1.5).
-    pub(super) fn mark(&mut self, fresh: bool) -> (Flags, u8) {
-        if !self.enabled {
-            return (Flags::NONE, codepoint::NOT_ECT);
-        }
-        let mut flags = if self.echo { Flags::ECE } else { Flags::NONE };
-        if !fresh {
-            return (flags, codepoint::NOT_ECT);
-        }
-        if core::mem::take(&mut self.reduced) {
-            flags |= Flags::CWR;
-        }
-        (flags, codepoint::ECT0)
+    /// True if both sides agreed on ECN.
+    pub(super) fn enabled(&self) -> bool {
+        self.enabled
+    }
+
+    /// True if segments echo congestion.
+    pub(super) fn is_due(&self) -> bool {
+        self.enabled && self.due
+    }
+
+    /// True if a packet with an ECN-capable codepoint has arrived.
+    pub(super) fn seen(&self) -> bool {
+        self.seen
     }
 }

@@ -1,15 +1,13 @@
-//! Fast Open (RFC 7413): settings, the cookies of a server, and the state of a connection.
+//! Fast Open (RFC 7413): settings, the cookies of a server, and what a connection learns.
 //!
-//! A cookie is SipHash-2-4 of both addresses under a key of the server, as on Linux. So servers
-//! behind one address that share a key accept each other's cookies.
+//! A cookie is SipHash-2-4 of both addresses under a key of the server. Linux's servers use the
+//! same function (`fastopen/server/sockopt-fastopen-key.pkt`), so servers behind one address that
+//! share a key accept each other's cookies.
 
-use super::connection::{Connection, Segment};
-use super::state::{Events, State};
 use crate::wire::tcp::FastOpenCookie;
 use core::hash::Hasher;
 use core::net::IpAddr;
 use siphasher::sip::SipHasher24;
-use towpath_packet::Packet;
 
 /// Bit of `Settings::fastopen`: connections may use Fast Open.
 pub const CLIENT: u32 = 0x1;
@@ -66,15 +64,6 @@ impl FastOpenKeys {
     }
 }
 
-/// The Fast Open part of a first SYN.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ClientSyn {
-    /// Cookie, or the request for one.
-    pub(super) option: Option<FastOpenCookie>,
-    /// Bytes of data that the SYN may carry.
-    pub(super) room: u32,
-}
-
 /// What the answer to a SYN with Fast Open revealed about the peer, for the cache of peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FastOpenOutcome {
@@ -97,169 +86,6 @@ pub enum FastOpenPath {
     /// Fast Open works again: data arrived on a connection that tested it.
     Mended,
 }
-
-/// Fast Open state of a connection.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct FastOpen {
-    /// We are the server, and the peer's SYN opened the connection.
-    pub(super) accepted: bool,
-    /// Cookie that our SYN-ACK carries.
-    pub(super) given: Option<FastOpenCookie>,
-    /// We are the client, and our first SYN is not sent yet.
-    pub(super) client: Option<ClientSyn>,
-    /// Our SYN had the option.
-    pub(super) asked: bool,
-    /// It was the experimental option.
-    pub(super) experimental: bool,
-    /// Bytes of data that went with our SYN.
-    pub(super) sent: u32,
-    /// The peer's SYN carried data that was accepted, or the peer accepted all data in ours.
-    pub(super) syn_data: bool,
-    /// Why Fast Open failed for the client, as Linux's number (`tcpi_fastopen_client_fail`).
-    pub(super) fail: u8,
-    /// What the answer to our SYN revealed.
-    pub(super) outcome: Option<FastOpenOutcome>,
-    /// The path was broken before, and this connection tests whether it still is.
-    pub(super) retried: bool,
-    /// What the connection learned about its path.
-    pub(super) path: Option<FastOpenPath>,
-}
-
-impl Connection {
-    /// Takes the data of the peer's SYN, up to the window that was offered.
-    pub(super) fn take_syn_data(&mut self, syn: &Segment, payload: &mut Packet) {
-        let room = self.receive.initial_window;
-        payload.truncate(room.min(syn.len) as usize);
-        let taken = payload.payload_len() as u32;
-        if taken > 0 {
-            self.receive.nxt += taken;
-            self.receive.advertised = self.receive.nxt;
-            self.receive.tuning.charge.queue(taken, self.arriving_headers());
-            for piece in payload.take_pieces() {
-                self.receive.queue.push(piece);
-            }
-            self.counters.bytes_received += u64::from(taken);
-            self.counters.data_segs_in += u32::from(self.passive);
-            self.note(Events::READABLE);
-        }
-        self.fast_open.syn_data |= self.passive && taken > 0;
-    }
-
-    /// Makes the first SYN ask for a cookie or carry one, and carry up to `room` bytes of the data
-    /// that the owner queues before it is sent.
-    pub fn set_fast_open(&mut self, option: Option<FastOpenCookie>, room: u32) {
-        let asks = option.is_some_and(|cookie| cookie.len == 0);
-        self.fast_open.fail = if asks { FAIL_NO_COOKIE } else { 0 };
-        self.fast_open.client = Some(ClientSyn { option, room });
-        self.fast_open.experimental = option.is_some_and(|cookie| cookie.experimental);
-    }
-
-    /// Bytes of data that the first SYN may carry.
-    pub fn syn_room(&self) -> usize {
-        self.fast_open.client.as_ref().map_or(0, |client| client.room as usize)
-    }
-
-    /// Processes the answer to a SYN with Fast Open. Returns true if the SYN's data must be
-    /// retransmitted.
-    pub(super) fn fast_open_answered(&mut self, answer: &Segment, sent_again: bool) -> bool {
-        let fast = &mut self.fast_open;
-        if !fast.asked && fast.sent == 0 {
-            return false;
-        }
-        let unacknowledged = !self.send.board.is_empty();
-        // A cookie that was not requested is not kept.
-        let cookie = answer.options.fast_open.filter(|cookie| fast.asked && cookie.len > 0);
-        let given = answer.options.fast_open.is_some() && fast.asked;
-        let mut outcome =
-            FastOpenOutcome { mss: self.peer_mss, cookie, ..FastOpenOutcome::default() };
-        if fast.asked && sent_again {
-            outcome.syn_lost = !given && unacknowledged;
-        } else if fast.asked && !given && fast.sent == 0 {
-            outcome.no_cookie = 1 + u8::from(fast.experimental);
-        }
-        fast.outcome = Some(outcome);
-        fast.syn_data = fast.sent > 0 && !unacknowledged;
-        if fast.syn_data {
-            // As on Linux, the SYN and its data count as one segment.
-            self.recovery.delivered = self.recovery.delivered.wrapping_sub(1);
-        }
-        unacknowledged
-    }
-
-    /// Makes this connection a test of whether Fast Open works again after a pause.
-    pub(crate) fn retry_fast_open(&mut self) {
-        self.fast_open.retried = true;
-    }
-
-    /// Suspects the path after the third consecutive timeout, or the last one, during the handshake
-    /// or after it (RFC 7413 §7.3.1).
-    pub(super) fn fast_open_timed_out(&mut self, expired: bool) {
-        let fast = &self.fast_open;
-        let used = fast.asked || fast.sent > 0 || fast.syn_data;
-        let timeouts = self.timers.unanswered;
-        if used && (timeouts == 2 || (timeouts < 2 && expired)) {
-            self.blame_fast_open();
-        }
-    }
-
-    /// Suspects the path if a reset with a wrong number arrives before any data: a middlebox may
-    /// send it.
-    pub(super) fn fast_open_reset_ahead(&mut self) {
-        let quiet = self.counters.data_segs_in == 0 && self.state == State::Established;
-        if self.fast_open.asked && quiet {
-            self.blame_fast_open();
-        }
-    }
-
-    /// Called before the connection ends. A FIN out of order, and no data at all, suggest that the
-    /// path dropped the data.
-    pub(super) fn fast_open_ends(&mut self) {
-        if !self.fast_open.asked || self.state == State::Closed {
-            return;
-        }
-        let receive = &self.receive;
-        if self.counters.data_segs_in > 0 {
-            if self.fast_open.retried {
-                self.fast_open.path = Some(FastOpenPath::Mended);
-            }
-        } else if receive.fin_ahead.is_some() && !receive.fin && receive.waiting.is_empty() {
-            self.blame_fast_open();
-        }
-    }
-
-    fn blame_fast_open(&mut self) {
-        if self.settings.fastopen_blackhole_timeout_sec > 0 {
-            self.fast_open.path = Some(FastOpenPath::Broken);
-        }
-    }
-
-    /// Returns what the answer to our SYN revealed, once.
-    pub(crate) fn take_fast_open_outcome(&mut self) -> Option<FastOpenOutcome> {
-        self.fast_open.outcome.take()
-    }
-
-    /// Returns what was learned about the path, once.
-    pub(crate) fn take_fast_open_path(&mut self) -> Option<FastOpenPath> {
-        self.fast_open.path.take()
-    }
-
-    /// True if data in the SYN was accepted; for the client, all of it.
-    pub fn had_syn_data(&self) -> bool {
-        self.fast_open.syn_data
-    }
-
-    /// True if data may be sent: the handshake is over, or Fast Open need not wait for it.
-    pub(super) fn may_send(&self) -> bool {
-        self.state.can_send() || (self.state == State::SynReceived && self.fast_open.accepted)
-    }
-}
-
-/// There was no cookie yet (`TFO_COOKIE_UNAVAILABLE`).
-const FAIL_NO_COOKIE: u8 = 1;
-/// The peer did not accept the data (`TFO_DATA_NOT_ACKED`).
-pub(super) const FAIL_NOT_TAKEN: u8 = 2;
-/// The SYN was lost (`TFO_SYN_RETRANSMITTED`).
-pub(super) const FAIL_SYN_LOST: u8 = 3;
 
 fn cookie(key: &[u8; KEY_LEN], client: IpAddr, server: IpAddr) -> FastOpenCookie {
     let (low, high) = key.split_at(KEY_LEN / 2);

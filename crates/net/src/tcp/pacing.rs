@@ -1,110 +1,107 @@
 //! The pacing rate, the size of super-packets that follows from it, and pacing.
 //!
-//! The rate is always calculated, as on Linux. It determines the size of super-packets, so that a
-//! slow path gets a steady stream and no bursts. Segments are held back to keep to the rate only if
-//! the owner limits it or asks for pacing. Linux, too, paces only with the `fq` queueing discipline
-//! or such a limit.
+//! The rate is always calculated. It determines the size of super-packets, so that a slow path gets
+//! a steady stream and no bursts. Segments are held back to keep to the rate only if the owner
+//! limits it or asks for pacing.
 
-use super::connection::{Connection, TIMESTAMPS_LEN};
-use super::output::Egress;
+use super::egress::Egress;
+use super::segment::{SUPER_BYTES, TIMESTAMPS_LEN};
+use super::settings::Settings;
 use crate::gso::TCP_SEGMENTS_MAX;
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::HEADER_LEN;
 
-/// Rate of a connection, in bytes per second.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Pacing {
-    /// Rate that follows from the congestion window, at most `max`.
-    pub(super) rate: u64,
-    /// The owner's limit (`SO_MAX_PACING_RATE`); [`RATE_UNLIMITED`] if there is none.
-    pub(super) max: u64,
-    /// No new data is sent before this time.
-    next_at: Instant,
-}
-
-impl Default for Pacing {
-    fn default() -> Self {
-        Self { rate: RATE_UNLIMITED, max: RATE_UNLIMITED, next_at: Instant::START }
-    }
-}
-
-impl Connection {
-    /// Limits the rate at which this connection sends to `rate` bytes per second
-    /// (`SO_MAX_PACING_RATE`); `None` removes the limit.
-    pub fn set_max_pacing_rate(&mut self, rate: Option<u64>) {
-        let pacing = &mut self.send.pacing;
-        pacing.max = rate.unwrap_or(RATE_UNLIMITED);
-        pacing.rate = pacing.rate.min(pacing.max);
-    }
-
-    /// Recalculates the rate after an ACK. In the first half of slow start it is about twice the
-    /// window per round trip, later a little more than the window, so that pacing does not slow the
-    /// sender down.
-    pub(super) fn update_pacing_rate(&mut self) {
-        let window = self.congestion.window();
-        let ratio = if window.cwnd() < window.ssthresh() / 2 {
-            self.settings.pacing_ss_ratio
-        } else {
-            self.settings.pacing_ca_ratio
-        };
-        let segments = window.cwnd().max(self.send.board.totals().packets_out);
-        let bytes = u64::from(self.send.mss) * u64::from(segments) * u64::from(ratio) / 100;
-        let srtt_us = self.rtt.srtt().map_or(1, |srtt| srtt.as_micros().max(1) as u64);
-        let pacing = &mut self.send.pacing;
-        pacing.rate = bytes.saturating_mul(1_000_000).div_euclid(srtt_us).min(pacing.max);
-    }
-
-    /// True if segments are paced.
-    pub(super) fn is_paced(&self) -> bool {
-        self.settings.pacing || self.send.pacing.max != RATE_UNLIMITED
-    }
-
-    /// When pacing lets the next segment go; `None` if it may go now.
-    pub(super) fn paced_until(&self, now: Instant) -> Option<Instant> {
-        let at = self.send.pacing.next_at;
-        (self.is_paced() && at > now).then_some(at)
-    }
-
-    /// Accounts for `bytes` of payload that were sent.
-    pub(super) fn pace(&mut self, bytes: u32, now: Instant) {
-        if !self.is_paced() || self.counters.data_segs_out < UNPACED_SEGMENTS {
-            return;
-        }
-        let pacing = &mut self.send.pacing;
-        let micros = u64::from(bytes) * 1_000_000 / pacing.rate.max(1);
-        // Give credit for lateness, at most half the wait: a late timer must not lower the rate.
-        let credit = now.since(pacing.next_at).min(Duration::from_micros(micros / 2));
-        let wait = Duration::from_micros(micros).saturating_sub(credit);
-        pacing.next_at = now.max(pacing.next_at) + wait;
-    }
-
-    /// Segments of `size` bytes in a super-packet: about a millisecond of the rate, and more on a
-    /// path that is so short that bursts do no harm.
-    pub(super) fn super_segments(&self, egress: &Egress, size: u32) -> u32 {
-        let mut bytes = self.send.pacing.rate >> PACING_SHIFT;
-        let min_us = self.rtt.min().map_or(u32::MAX, |min| min.as_micros() as u32);
-        bytes += u64::from(SUPER_BYTES.checked_shr(min_us >> TSO_RTT_LOG).unwrap_or(0));
-        let bytes = bytes.min(u64::from(SUPER_BYTES)) as u32;
-        let segments = (bytes / size).max(self.settings.min_tso_segs.max(1));
-        segments.min(self.super_segments_max(egress, size))
-    }
-
-    /// Segments of `size` bytes in the largest possible packet.
-    pub(super) fn super_segments_max(&self, egress: &Egress, size: u32) -> u32 {
-        let headers = egress.ip_header_len + HEADER_LEN as u32 + TIMESTAMPS_LEN + SACK_LEN;
-        ((SUPER_BYTES - headers) / size).clamp(1, TCP_SEGMENTS_MAX as u32)
-    }
-}
-
 /// Pacing rate without a limit.
 pub const RATE_UNLIMITED: u64 = u64::MAX;
-/// Largest packet: the length field of IP has 16 bits.
-pub(super) const SUPER_BYTES: u32 = 65_535;
 /// Bytes of the option for three SACK blocks, the most that fit beside timestamps.
 const SACK_LEN: u32 = 28;
 /// A super-packet holds 1/2^10 s of the rate; Linux's default.
 const PACING_SHIFT: u32 = 10;
 /// Each 2^9 us of round trip halve the additional size (`tcp_tso_rtt_log`).
 const TSO_RTT_LOG: u32 = 9;
-/// The first segments of a connection are not paced, as on Linux without `fq`.
+/// The first segments of a connection are not paced
+/// (`slow_start/slow-start-fq-ack-per-2pkt.pkt`).
 const UNPACED_SEGMENTS: u32 = 10;
+
+/// Rate of a connection, in bytes per second.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pacing {
+    /// Rate that follows from the congestion window, at most `max`.
+    rate: u64,
+    /// The owner's limit (`SO_MAX_PACING_RATE`); [`RATE_UNLIMITED`] if there is none.
+    max: u64,
+    /// Segments are paced even without a limit.
+    always: bool,
+    /// No new data is sent before this time.
+    next_at: Instant,
+}
+
+impl Pacing {
+    /// An unlimited rate.
+    pub(super) fn new(settings: &Settings) -> Self {
+        let always = settings.pacing;
+        Self { rate: RATE_UNLIMITED, max: RATE_UNLIMITED, always, next_at: Instant::START }
+    }
+
+    /// Limits the rate; `None` removes the limit.
+    pub(super) fn set_max(&mut self, rate: Option<u64>) {
+        self.max = rate.unwrap_or(RATE_UNLIMITED);
+        self.rate = self.rate.min(self.max);
+    }
+
+    /// Takes the rate that the congestion controller chose.
+    pub(super) fn set_rate(&mut self, rate: u64) {
+        self.rate = rate.min(self.max);
+    }
+
+    /// True if segments are paced, whatever the controller does.
+    pub(super) fn is_on(&self) -> bool {
+        self.always || self.max != RATE_UNLIMITED
+    }
+
+    /// When the rate lets the next segment go; `None` if it may go now.
+    pub(super) fn until(&self, now: Instant) -> Option<Instant> {
+        (self.next_at > now).then_some(self.next_at)
+    }
+
+    /// Accounts for `bytes` of payload that were sent at the rate, `segments` in total. Up to
+    /// `burst` of the rate may follow at once after a late timer.
+    pub(super) fn sent(&mut self, bytes: u32, segments: u32, burst: Duration, now: Instant) {
+        if segments < UNPACED_SEGMENTS {
+            return;
+        }
+        let micros = u64::from(bytes) * 1_000_000 / self.rate.max(1);
+        let wait = Duration::from_micros(micros);
+        // Give credit for lateness: a late timer must not lower the rate.
+        let credit = now.since(self.next_at).min(burst.max(wait / 2));
+        let base = now.max(self.next_at).micros() - credit.as_micros() as u64;
+        self.next_at = Instant::from_micros(base) + wait;
+    }
+
+    /// Segments of `size` bytes in a super-packet: about a millisecond of the rate, at least
+    /// `least`, and more on a path that is so short that bursts do no harm.
+    pub(super) fn super_segments(
+        &self,
+        egress: &Egress,
+        size: u32,
+        min_rtt: Option<Duration>,
+        least: u32,
+    ) -> u32 {
+        let min_us = min_rtt.map_or(u32::MAX, |min| min.as_micros() as u32);
+        let more = SUPER_BYTES.checked_shr(min_us >> TSO_RTT_LOG).unwrap_or(0);
+        let bytes = (self.rate >> PACING_SHIFT) + u64::from(more);
+        let bytes = bytes.min(u64::from(SUPER_BYTES)) as u32;
+        (bytes / size).max(least.max(1)).min(super_segments_max(egress, size))
+    }
+
+    /// The rate and its limit.
+    pub(super) fn rates(&self) -> (u64, u64) {
+        (self.rate, self.max)
+    }
+}
+
+/// Segments of `size` bytes in the largest possible packet.
+pub(super) fn super_segments_max(egress: &Egress, size: u32) -> u32 {
+    let headers = egress.ip_header_len + HEADER_LEN as u32 + TIMESTAMPS_LEN + SACK_LEN;
+    ((SUPER_BYTES - headers) / size).clamp(1, TCP_SEGMENTS_MAX as u32)
+}

@@ -1,8 +1,11 @@
-//! Round-trip time and retransmission timeout (RFC 6298), with Linux's estimator.
+//! Round-trip time and retransmission timeout (RFC 6298).
 //!
-//! The variance is the largest deviation in the last flight rather than a mean, and never less than
-//! `RTO_MIN`, so that even a steady path has that margin over its round trip. It rises at once and
-//! falls once per flight. The least round trip is that of the last five minutes.
+//! SRTT and the mean deviation are scaled integers (Jacobson and Karels, "Congestion Avoidance and
+//! Control", 1988, appendix A). RTTVAR is the largest deviation in the last flight rather than the
+//! mean, and never less than `RTO_MIN`, so that even a steady path has that margin over its round
+//! trip (`user_timeout/user_timeout.pkt`). It rises at once and falls once per flight. A falling
+//! round trip hardly raises it (Ludwig and Sklower, "The Eifel retransmission timer", 2000). The
+//! least round trip is that of the last five minutes.
 
 use super::seq::Seq;
 use crate::time::{Duration, Instant};
@@ -11,7 +14,8 @@ use crate::time::{Duration, Instant};
 pub const RTO_INITIAL: Duration = Duration::from_secs(1);
 /// Timeout after a handshake without a sample, because the SYN was retransmitted (RFC 6298 §5.7).
 pub const RTO_FALLBACK: Duration = Duration::from_secs(3);
-/// Least timeout; Linux's value, well below the one second of RFC 6298.
+/// Least timeout, well below the one second of RFC 6298 §2.4: hosts with Linux use it, and
+/// `user_timeout/user_timeout.pkt` expects it.
 pub const RTO_MIN: Duration = Duration::from_millis(200);
 /// Greatest timeout, backed off or not.
 pub const RTO_MAX: Duration = Duration::from_secs(120);
@@ -26,12 +30,13 @@ const SAMPLE_MAX_US: u32 = u32::MAX / 32;
 pub struct RttEstimator {
     /// Least variance.
     least_us: u32,
-    /// Eight times the smoothed round trip.
-    srtt8_us: u32,
-    /// Four times the mean deviation.
-    mdev4_us: u32,
+    /// The smoothed round trip (SRTT), in eighths of a microsecond; zero before the first sample.
+    srtt_eighths: u32,
+    /// The mean deviation, in quarters of a microsecond.
+    deviation_quarters: u32,
     /// Largest deviation in the flight that ends at `flight_end`.
-    mdev_max_us: u32,
+    flight_max_us: u32,
+    /// Four times RTTVAR of RFC 6298.
     rttvar_us: u32,
     flight_end: Seq,
     rto: Duration,
@@ -52,9 +57,9 @@ impl RttEstimator {
     pub fn new(least: Duration) -> Self {
         Self {
             least_us: micros(least),
-            srtt8_us: 0,
-            mdev4_us: 0,
-            mdev_max_us: 0,
+            srtt_eighths: 0,
+            deviation_quarters: 0,
+            flight_max_us: 0,
             rttvar_us: 0,
             flight_end: Seq(0),
             rto: RTO_INITIAL,
@@ -72,42 +77,41 @@ impl RttEstimator {
     /// `nxt` separate flights. Ends the back-off.
     pub fn sample(&mut self, rtt: Duration, una: Seq, nxt: Seq) {
         let rtt_us = micros(rtt);
-        if self.srtt8_us == 0 {
-            self.srtt8_us = rtt_us * 8;
+        if self.srtt_eighths == 0 {
+            self.srtt_eighths = rtt_us * 8;
             // RTO = 3 RTT at first (RFC 6298 §2.2).
-            self.mdev4_us = rtt_us * 2;
-            self.rttvar_us = self.mdev4_us.max(self.least_us);
-            self.mdev_max_us = self.rttvar_us;
+            self.deviation_quarters = rtt_us * 2;
+            self.rttvar_us = self.deviation_quarters.max(self.least_us);
+            self.flight_max_us = self.rttvar_us;
             self.flight_end = nxt;
         } else {
             self.smooth(rtt_us);
             if una.after(self.flight_end) {
-                let excess = self.rttvar_us.saturating_sub(self.mdev_max_us);
+                let excess = self.rttvar_us.saturating_sub(self.flight_max_us);
                 self.rttvar_us -= excess / 4;
                 self.flight_end = nxt;
-                self.mdev_max_us = self.least_us;
+                self.flight_max_us = self.least_us;
             }
         }
         self.restore();
     }
 
     fn smooth(&mut self, rtt_us: u32) {
-        let srtt_us = self.srtt8_us / 8;
+        let srtt_us = self.srtt_eighths / 8;
         let error = rtt_us.abs_diff(srtt_us);
-        let mdev_us = self.mdev4_us / 4;
-        let mut grown = i64::from(error) - i64::from(mdev_us);
+        let deviation_us = self.deviation_quarters / 4;
+        let mut grown = i64::from(error) - i64::from(deviation_us);
         if rtt_us < srtt_us {
-            self.srtt8_us -= error;
-            // A falling round trip must not look like variance (Eifel).
+            self.srtt_eighths -= error;
             grown = if grown > 0 { grown / 8 } else { grown };
         } else {
-            self.srtt8_us += error;
+            self.srtt_eighths += error;
         }
-        self.srtt8_us = self.srtt8_us.max(1);
-        self.mdev4_us = self.mdev4_us.saturating_add_signed(grown as i32);
-        if self.mdev4_us > self.mdev_max_us {
-            self.mdev_max_us = self.mdev4_us;
-            self.rttvar_us = self.rttvar_us.max(self.mdev_max_us);
+        self.srtt_eighths = self.srtt_eighths.max(1);
+        self.deviation_quarters = self.deviation_quarters.saturating_add_signed(grown as i32);
+        if self.deviation_quarters > self.flight_max_us {
+            self.flight_max_us = self.deviation_quarters;
+            self.rttvar_us = self.rttvar_us.max(self.flight_max_us);
         }
     }
 
@@ -122,10 +126,10 @@ impl RttEstimator {
 
     /// Sets the timeout after a handshake without a sample (RFC 6298 §5.7).
     pub fn fall_back(&mut self) {
-        if self.srtt8_us == 0 {
+        if self.srtt_eighths == 0 {
             self.rttvar_us = RTO_FALLBACK.as_micros() as u32;
-            self.mdev4_us = self.rttvar_us;
-            self.mdev_max_us = self.rttvar_us;
+            self.deviation_quarters = self.rttvar_us;
+            self.flight_max_us = self.rttvar_us;
             self.rto = RTO_FALLBACK;
             self.backoff = 0;
         }
@@ -133,7 +137,7 @@ impl RttEstimator {
 
     /// Smoothed round-trip time; `None` before the first sample.
     pub fn srtt(&self) -> Option<Duration> {
-        (self.srtt8_us > 0).then(|| Duration::from_micros((self.srtt8_us / 8).into()))
+        (self.srtt_eighths > 0).then(|| Duration::from_micros((self.srtt_eighths / 8).into()))
     }
 
     /// Least round-trip time of the last five minutes.
@@ -143,7 +147,7 @@ impl RttEstimator {
 
     /// Mean deviation of the round-trip time.
     pub fn variation(&self) -> Duration {
-        Duration::from_micros((self.mdev4_us / 4).into())
+        Duration::from_micros((self.deviation_quarters / 4).into())
     }
 
     /// How often the timeout has been doubled.
@@ -165,8 +169,8 @@ impl RttEstimator {
     /// Ends the back-off: the path works again.
     pub fn restore(&mut self) {
         self.backoff = 0;
-        if self.srtt8_us > 0 {
-            let us = u64::from(self.srtt8_us / 8) + u64::from(self.rttvar_us);
+        if self.srtt_eighths > 0 {
+            let us = u64::from(self.srtt_eighths / 8) + u64::from(self.rttvar_us);
             self.rto = Duration::from_micros(us).min(RTO_MAX);
         }
     }
@@ -177,7 +181,7 @@ fn micros(rtt: Duration) -> u32 {
 }
 
 /// Least value within a window of time. It keeps the best three samples of thirds of the window
-/// (Kathleen Nichols' filter, which Linux uses too).
+/// (Kathleen Nichols' filter).
 #[derive(Clone, Copy, Debug, Default)]
 struct WindowedMin {
     best: [(Instant, u32); 3],

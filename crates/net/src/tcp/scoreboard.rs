@@ -2,10 +2,10 @@
 //!
 //! Records are contiguous from `snd_una` to `snd_nxt`. A super-packet is one record. SACK blocks
 //! and retransmissions split records where they must, and only between segments. Each record knows
-//! how many segments it holds, and loss recovery counts only segments, as on Linux: a peer that
-//! acknowledges in small parts gains nothing by it.
+//! how many segments it holds, and loss recovery counts only segments: a peer that acknowledges in
+//! small parts gains nothing by it (RFC 3465 §2.3).
 //!
-//! A record has three independent flags, as on Linux: SACK reported it, it is thought lost, and a
+//! A record has three independent flags: SACK reported it, it is thought lost, and a
 //! retransmission of it is in flight.
 //!
 //! The number of records is bounded by `RECORDS_MAX`. SACKed neighbours are merged into one record,
@@ -21,10 +21,10 @@ use alloc::collections::VecDeque;
 pub use late::Newest;
 
 /// Largest number of records of one connection. At the bound no new data is sent, and SACK blocks
-/// that would split a record are ignored, which costs only time and retransmissions. 48 bytes each:
-/// 192 KiB for a hostile peer.
+/// that would split a record are ignored, which costs only time and retransmissions. 56 bytes each:
+/// 224 KiB for a hostile peer.
 pub const RECORDS_MAX: usize = 4096;
-const _: () = assert!(size_of::<Record>() <= 48, "RECORDS_MAX counts on 48 bytes a record");
+const _: () = assert!(size_of::<Record>() <= 56, "RECORDS_MAX counts on 56 bytes a record");
 
 /// One transmitted range.
 #[derive(Clone, Copy, Debug)]
@@ -99,13 +99,13 @@ pub struct Sending {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Outstanding segments.
-    pub packets_out: u32,
+    pub outstanding: u32,
     /// Outstanding segments that SACK or duplicate ACKs reported.
-    pub sacked_out: u32,
+    pub sacked: u32,
     /// Outstanding segments that are thought lost.
-    pub lost_out: u32,
+    pub lost: u32,
     /// Retransmissions in flight.
-    pub retrans_out: u32,
+    pub resent: u32,
 }
 
 /// Records of all outstanding data of a connection.
@@ -117,7 +117,7 @@ pub struct Scoreboard {
     duplicates: u32,
     /// Segments ever marked lost, retransmissions included; wraps.
     lost: u32,
-    /// End of the highest range that SACK reported; valid while `sacked_out` is not zero.
+    /// End of the highest range that SACK reported; valid while `sacked` is not zero.
     sacked_end: Seq,
     /// No record before this must be retransmitted; valid while something is lost.
     due_from: Seq,
@@ -154,7 +154,8 @@ impl Scoreboard {
             ever_resent: false,
         };
         record.segments = record.count_segments();
-        self.totals.packets_out += record.segments;
+        self.totals.outstanding += record.segments;
+        record.sent.note(self.in_flight(), self.lost);
         self.records.push_back(record);
     }
 
@@ -165,13 +166,13 @@ impl Scoreboard {
 
     /// Number of segments by state.
     pub fn totals(&self) -> Totals {
-        Totals { sacked_out: self.totals.sacked_out + self.duplicates, ..self.totals }
+        Totals { sacked: self.totals.sacked + self.duplicates, ..self.totals }
     }
 
     /// Segments in flight: outstanding ones that are neither SACKed nor lost, and retransmissions.
     pub fn in_flight(&self) -> u32 {
         let totals = self.totals();
-        totals.packets_out.saturating_sub(totals.sacked_out + totals.lost_out) + totals.retrans_out
+        totals.outstanding.saturating_sub(totals.sacked + totals.lost) + totals.resent
     }
 
     /// Segments ever marked lost, repeated losses included; wraps.
@@ -186,12 +187,12 @@ impl Scoreboard {
 
     /// End of the highest range that SACK reported, if any.
     pub fn sacked_end(&self) -> Option<Seq> {
-        (self.totals.sacked_out > 0).then_some(self.sacked_end)
+        (self.totals.sacked > 0).then_some(self.sacked_end)
     }
 
     /// True if some range must be retransmitted.
     pub fn has_due(&self) -> bool {
-        self.totals.lost_out > self.totals.retrans_out
+        self.totals.lost > self.totals.resent
     }
 
     /// True if nothing is outstanding.
@@ -297,8 +298,8 @@ impl Scoreboard {
         count
     }
 
-    /// Marks the first outstanding segment as lost, for peers without SACK.
-    pub fn lose_first(&mut self) {
+    /// Marks the first outstanding segment as lost, for peers without SACK; `each` gets its record.
+    pub fn lose_first(&mut self, each: &mut impl FnMut(&Record, u32)) {
         let Some(&first) = self.records.front() else { return };
         if first.lost {
             return;
@@ -306,13 +307,18 @@ impl Scoreboard {
         if first.segments > 1 {
             self.split(0, first.size);
         }
-        self.mark_lost(0);
+        self.mark_lost(0, each);
     }
 
     /// Handles a timeout: the first segment is lost, and of the others those sent longer than
     /// `patience` ago. If the receiver seems to have dropped SACKed data (RFC 2018 §8), all SACK
-    /// reports are forgotten and everything is lost; returns true in that case.
-    pub fn lose_all(&mut self, patience: Duration, now: Instant) -> bool {
+    /// reports are forgotten and everything is lost; returns true then. `each` gets lost records.
+    pub fn lose_all(
+        &mut self,
+        patience: Duration,
+        now: Instant,
+        each: &mut impl FnMut(&Record, u32),
+    ) -> bool {
         let reneged = self.records.front().is_some_and(|first| first.sacked);
         self.duplicates = 0;
         for index in 0..self.records.len() {
@@ -324,7 +330,7 @@ impl Scoreboard {
             } else if index > 0 && self.records[index].sent_at + patience > now {
                 continue;
             }
-            self.mark_lost(index);
+            self.mark_lost(index, each);
         }
         reneged
     }
@@ -345,7 +351,7 @@ impl Scoreboard {
         for index in 0..self.records.len() {
             let record = self.records[index];
             if record.len().min(record.size) > size && !record.sacked {
-                self.mark_lost(index);
+                self.mark_lost(index, &mut |_, _| {});
             }
         }
     }
@@ -360,11 +366,6 @@ impl Scoreboard {
         self.visit(index - from + 1);
         self.due_from = self.records[index].start;
         Some(self.range(index, max, size))
-    }
-
-    /// Range of the first outstanding segment.
-    pub fn head(&mut self, size: u32) -> Option<(Seq, u32)> {
-        (!self.is_empty()).then(|| self.range(0, 1, size))
     }
 
     /// Range of the last outstanding segment (RFC 8985 §7.3).
@@ -386,7 +387,7 @@ impl Scoreboard {
     }
 
     /// Merges the small records after this one into it as long as they fit a segment of `size`
-    /// bytes, as Linux does.
+    /// bytes and no record of the owner ends in between (`eor/no-coalesce-retrans.pkt`).
     fn collapse(&mut self, index: usize, size: u32) {
         while let Some(&next) = self.records.get(index + 1) {
             let into = self.records[index];
@@ -430,27 +431,14 @@ impl Scoreboard {
             record.delivered = sending.delivered;
             record.sent = sending.sent;
         });
+        let (in_flight, lost) = (self.in_flight(), self.lost);
+        self.records[index].sent.note(in_flight, lost);
         let record = self.records[index];
         if !probe && record.start == self.due_from {
             self.due_from = record.end;
         }
         self.log_resent(&record);
         record.segments
-    }
-
-    /// Adds to the log of retransmissions. Obsolete entries are dropped when there are many.
-    fn log_resent(&mut self, record: &Record) {
-        self.resent.push_back((record.sent_at, record.start, record.end));
-        if self.resent.len() > 2 * self.records.len() + RESENT_SLACK {
-            let mut resent = core::mem::take(&mut self.resent);
-            self.visit(resent.len());
-            resent.retain(|&(at, start, end)| {
-                let records = self.records.range(self.position(start)..);
-                let mut within = records.take_while(|record| record.start.before(end));
-                within.any(|record| record.was_resent_at(at))
-            });
-            self.resent = resent;
-        }
     }
 
     /// Counts examined records, to test how much work a peer can cause.
@@ -546,13 +534,14 @@ impl Scoreboard {
     }
 
     /// Marks a record as lost; one that was retransmitted is lost again.
-    fn mark_lost(&mut self, index: usize) {
+    fn mark_lost(&mut self, index: usize, each: &mut impl FnMut(&Record, u32)) {
         let record = self.records[index];
         if record.sacked || (record.lost && !record.resent) {
             return;
         }
         self.lost = self.lost.wrapping_add(record.segments);
-        if self.totals.lost_out == 0 || record.start.before(self.due_from) {
+        each(&record, self.lost);
+        if self.totals.lost == 0 || record.start.before(self.due_from) {
             self.due_from = record.start;
         }
         self.change(index, |record| {
@@ -571,23 +560,20 @@ impl Scoreboard {
 
     fn count(&mut self, record: &Record) {
         let totals = &mut self.totals;
-        totals.packets_out += record.segments;
-        totals.sacked_out += if record.sacked { record.segments } else { 0 };
-        totals.lost_out += if record.lost { record.segments } else { 0 };
-        totals.retrans_out += if record.resent { record.segments } else { 0 };
+        totals.outstanding += record.segments;
+        totals.sacked += if record.sacked { record.segments } else { 0 };
+        totals.lost += if record.lost { record.segments } else { 0 };
+        totals.resent += if record.resent { record.segments } else { 0 };
     }
 
     fn discount(&mut self, record: &Record) {
         let totals = &mut self.totals;
-        totals.packets_out -= record.segments;
-        totals.sacked_out -= if record.sacked { record.segments } else { 0 };
-        totals.lost_out -= if record.lost { record.segments } else { 0 };
-        totals.retrans_out -= if record.resent { record.segments } else { 0 };
+        totals.outstanding -= record.segments;
+        totals.sacked -= if record.sacked { record.segments } else { 0 };
+        totals.lost -= if record.lost { record.segments } else { 0 };
+        totals.resent -= if record.resent { record.segments } else { 0 };
     }
 }
-
-/// Entries that the log of retransmissions may have beyond twice the number of records.
-const RESENT_SLACK: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -648,20 +634,20 @@ mod tests {
     fn a_fin_is_no_segment_of_its_own_beside_data() {
         let mut board = Scoreboard::default();
         board.sent(Seq(0), Seq(201), &sending(100, true, T));
-        assert_eq!(board.totals().packets_out, 2);
+        assert_eq!(board.totals().outstanding, 2);
         assert_eq!(board.tail(), Some((Seq(100), 101)));
         assert_eq!(sacked(&mut board, 100, 201), 1);
         assert_eq!(acknowledged(&mut board, 201), 2);
         board.sent(Seq(201), Seq(202), &sending(100, true, T));
-        assert_eq!((board.totals().packets_out, board.tail()), (1, Some((Seq(201), 1))));
+        assert_eq!((board.totals().outstanding, board.tail()), (1, Some((Seq(201), 1))));
     }
 
     #[test]
     fn lost_ranges_are_sent_again_record_by_record() {
         let mut board = sent(6);
         sacked(&mut board, 300, 600);
-        assert!(!board.lose_all(Duration::ZERO, at(9)));
-        assert_eq!((board.totals().lost_out, board.lost()), (3, 3));
+        assert!(!board.lose_all(Duration::ZERO, at(9), &mut |_, _| {}));
+        assert_eq!((board.totals().lost, board.lost()), (3, 3));
         assert_eq!(board.next_due(2, 100), Some((Seq(0), 200)));
         assert_eq!(board.sent_again(Seq(0), Seq(200), false, &sending(100, false, at(9))), 2);
         assert_eq!(board.next_due(2, 100), Some((Seq(200), 100)));
@@ -683,18 +669,21 @@ mod tests {
         let ms = Duration::from_millis(1);
         // Both were sent together, so both still have 2 ms; records sent after the newest do not
         // count.
-        assert_eq!(board.mark_late(first, 30 * ms, at(28)), Some(Duration::from_micros(2005)));
+        assert_eq!(
+            board.mark_late(first, 30 * ms, at(28), &mut |_, _| {}),
+            Some(Duration::from_micros(2005))
+        );
         assert_eq!(board.lost(), 0);
-        assert_eq!(board.mark_late(first, 20 * ms, at(28)), None);
-        assert_eq!((board.lost(), board.totals().lost_out), (2, 2));
+        assert_eq!(board.mark_late(first, 20 * ms, at(28), &mut |_, _| {}), None);
+        assert_eq!((board.lost(), board.totals().lost), (2, 2));
         // Retransmitted, and overtaken again by data sent later.
         board.sent_again(Seq(0), Seq(200), false, &sending(100, false, at(30)));
-        assert_eq!(board.mark_late(first, 20 * ms, at(90)), None);
-        assert_eq!((board.lost(), board.totals().retrans_out), (2, 2));
+        assert_eq!(board.mark_late(first, 20 * ms, at(90), &mut |_, _| {}), None);
+        assert_eq!((board.lost(), board.totals().resent), (2, 2));
         board.sent(Seq(400), Seq(500), &sending(100, false, at(40)));
         sacked(&mut board, 400, 500);
-        assert_eq!(board.mark_late(newest(40, 500), 20 * ms, at(55)), None);
-        assert_eq!((board.lost(), board.totals().retrans_out), (5, 0), "300 to 400 as well");
+        assert_eq!(board.mark_late(newest(40, 500), 20 * ms, at(55), &mut |_, _| {}), None);
+        assert_eq!((board.lost(), board.totals().resent), (5, 0), "300 to 400 as well");
     }
 
     /// RFC 8985 §6.2 step 5 with a clock that stands still: a retransmission that an ACK triggered
@@ -706,16 +695,16 @@ mod tests {
             board.sent(Seq(start), Seq(start + 100), &sending(100, false, at(10)));
         }
         sacked(&mut board, 200, 300);
-        board.lose_first();
+        board.lose_first(&mut |_, _| {});
         let now = Sending { delivered: 1, ..sending(100, false, at(10)) };
         board.sent_again(Seq(0), Seq(100), false, &now);
         board.sent(Seq(400), Seq(500), &now);
         let newest = |end, delivered| Newest { sent_at: at(10), delivered, end: Seq(end) };
         let ms = Duration::from_millis(1);
-        board.mark_late(newest(400, 0), ms, at(12));
-        assert_eq!(board.totals().retrans_out, 1, "retransmitted after 300 to 400 was sent");
-        board.mark_late(newest(500, 1), ms, at(12));
-        assert_eq!(board.totals().retrans_out, 0, "sent before 400 to 500");
+        board.mark_late(newest(400, 0), ms, at(12), &mut |_, _| {});
+        assert_eq!(board.totals().resent, 1, "retransmitted after 300 to 400 was sent");
+        board.mark_late(newest(500, 1), ms, at(12), &mut |_, _| {});
+        assert_eq!(board.totals().resent, 0, "sent before 400 to 500");
     }
 
     proptest! {
@@ -752,7 +741,7 @@ mod tests {
                         let sent_at = at(time - u64::from(b % 9).min(time));
                         let newest = Newest { sent_at, delivered: 0, end: nxt };
                         let patience = Duration::from_millis(u64::from(b % 5));
-                        board.mark_late(newest, patience, at(time));
+                        board.mark_late(newest, patience, at(time), &mut |_, _| {});
                         for record in &board.records {
                             let live = !record.sacked && (record.resent || !record.lost);
                             let late = record.sent_at + patience <= at(time)
@@ -762,7 +751,7 @@ mod tests {
                         }
                     }
                     6 if a % 4 == 0 => {
-                        board.lose_all(Duration::ZERO, at(time));
+                        board.lose_all(Duration::ZERO, at(time), &mut |_, _| {});
                     }
                     6 if a % 4 == 1 => board.lose_larger(a % 1448),
                     6 if a % 4 == 2 => {
@@ -796,7 +785,7 @@ mod tests {
                 if board.has_due() {
                     prop_assert_eq!(due, board.next_due(1, 1).map(|(start, _)| start));
                 }
-                prop_assert!(board.resent.len() <= 2 * board.records.len() + RESENT_SLACK);
+                prop_assert!(board.resent.len() <= 2 * board.records.len() + late::RESENT_SLACK);
             }
         }
     }

@@ -28,6 +28,16 @@ impl Seq {
         !self.before(other)
     }
 
+    /// The number `count` before this one.
+    pub fn minus(self, count: u32) -> Seq {
+        Seq(self.0.wrapping_sub(count))
+    }
+
+    /// Distance to `end`; zero if that is not later.
+    pub fn up_to(self, end: Seq) -> u32 {
+        if end.after(self) { end - self } else { 0 }
+    }
+
     /// The earlier of two.
     pub fn min(self, other: Seq) -> Seq {
         if self.before(other) { self } else { other }

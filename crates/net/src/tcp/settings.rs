@@ -1,8 +1,8 @@
 //! Settings that all connections of a stack share: Linux's sysctls, with Linux's defaults.
 
 use super::congestion;
+use super::ecn::EcnUse;
 use super::fastopen::FastOpenKeys;
-use super::orphan::FinWait;
 use crate::pmtu_mode::PathMtu;
 use crate::time::Duration;
 use core::net::SocketAddr;
@@ -10,6 +10,15 @@ use core::net::SocketAddr;
 /// Value of [`Settings::challenge_ack_limit`] that means no limit: Linux's default since version
 /// 6.7.
 pub const CHALLENGES_UNLIMITED: u32 = i32::MAX as u32;
+
+/// How long a connection without an owner waits in FIN-WAIT-2 for the peer's FIN (`TCP_LINGER2`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinWait {
+    /// This long, or three and a half retransmission timeouts if that is longer.
+    For(Duration),
+    /// Not at all: the peer gets a reset as soon as it acknowledges our FIN.
+    Never,
+}
 
 /// Settings that all connections of a stack share.
 #[derive(Clone, Copy, Debug)]
@@ -92,9 +101,8 @@ pub struct Settings {
     /// Reset the connection, instead of dropping the ACK, if the listener's queue is full
     /// (`tcp_abort_on_overflow`).
     pub abort_on_overflow: bool,
-    /// Explicit congestion notification (RFC 3168; `tcp_ecn`): 0 off, 1 requested and accepted, 2
-    /// only accepted. Larger values, which select AccECN (RFC 9768) on Linux, count as 2.
-    pub ecn: u8,
+    /// Explicit congestion notification (RFC 3168; `tcp_ecn`).
+    pub ecn: EcnUse,
     /// Retransmit a lost SYN without the request for ECN (RFC 3168 §6.1.1.1).
     pub ecn_fallback: bool,
     /// Fast Open (RFC 7413): bits of [`super::fastopen`].
@@ -173,7 +181,7 @@ impl Default for Settings {
             syn_linear_timeouts: 4,
             syncookies: 1,
             abort_on_overflow: false,
-            ecn: 2,
+            ecn: EcnUse::default(),
             ecn_fallback: true,
             fastopen: super::fastopen::CLIENT,
             fastopen_key: FastOpenKeys::default(),

@@ -1,15 +1,13 @@
 //! Timestamps of when written data was sent and acknowledged (`SO_TIMESTAMPING`).
 //!
-//! A mark stands for the last byte of a write. As on Linux a buffer has room for one mark: a later
-//! write that joins an unsent buffer replaces the mark there. The mark stays until the byte is
-//! acknowledged, so that each retransmission is reported too.
+//! A mark stands for the last byte of a write. A buffer has room for one mark: a later write that
+//! joins an unsent buffer replaces the mark there (`timestamping/client-only-last-byte.pkt`). The
+//! mark stays until the byte is acknowledged, so that each retransmission is reported too.
 //!
 //! Bounded by [`MARKS_MAX`] marks and [`STAMPS_MAX`] timestamps that were not taken. Without room
 //! there is no mark or no timestamp; the data is sent as usual.
 
-use super::connection::Connection;
 use super::seq::Seq;
-use super::state::Events;
 use crate::time::Instant;
 use alloc::collections::VecDeque;
 
@@ -53,7 +51,8 @@ pub struct Stamp {
     pub what: Stamped,
     /// Time of the event.
     pub at: Instant,
-    /// The byte, as an offset from where [`Connection::number_stamps`] began to count; wraps.
+    /// The byte, as an offset from where [`super::Connection::number_stamps`] began to count;
+    /// wraps.
     pub key: u32,
 }
 
@@ -74,8 +73,23 @@ pub(super) struct Stamps {
 }
 
 impl Stamps {
+    /// Sets which timestamps are reported of data written from now on.
+    pub(super) fn set_stamping(&mut self, stamping: Stamping) {
+        self.stamping = stamping;
+    }
+
+    /// Counts bytes from `base` on.
+    pub(super) fn number_from(&mut self, base: Seq) {
+        self.base = base;
+    }
+
+    /// Takes the next timestamp.
+    pub(super) fn take(&mut self) -> Option<Stamp> {
+        self.stamps.pop_front()
+    }
+
     /// Marks the byte at `at`. Bytes from `unsent` on are in the same buffer and were never sent.
-    fn mark(&mut self, at: Seq, unsent: Seq) {
+    pub(super) fn mark(&mut self, at: Seq, unsent: Seq) {
         if self.stamping.is_none() {
             return;
         }
@@ -93,8 +107,13 @@ impl Stamps {
         }
     }
 
-    /// Records timestamps for `start..end`, which was sent.
-    fn sent(&mut self, start: Seq, end: Seq, now: Instant) {
+    /// Records timestamps for `start..end`, which was sent, for the first time or again. Returns
+    /// true if there are timestamps to take.
+    #[inline]
+    pub(super) fn sent(&mut self, start: Seq, end: Seq, now: Instant) -> bool {
+        if self.marks.is_empty() {
+            return false;
+        }
         let mut index = self.marks.partition_point(|mark| mark.at.before(start));
         while let Some(mark) = self.marks.get(index)
             && mark.at.before(end)
@@ -108,10 +127,16 @@ impl Stamps {
             }
             index += 1;
         }
+        !self.stamps.is_empty()
     }
 
-    /// Records timestamps for everything before `una`, which is acknowledged.
-    fn acknowledge(&mut self, una: Seq, now: Instant) {
+    /// Records timestamps for everything before `una`, which is acknowledged. Returns true if there
+    /// are timestamps to take.
+    #[inline]
+    pub(super) fn acknowledge(&mut self, una: Seq, now: Instant) -> bool {
+        if self.marks.is_empty() {
+            return false;
+        }
         while let Some(&Mark { at, stamping }) = self.marks.front()
             && at.before(una)
         {
@@ -120,64 +145,12 @@ impl Stamps {
                 self.stamp(Stamped::Acknowledged, at, now);
             }
         }
+        !self.stamps.is_empty()
     }
 
     /// Drops the marks of data that will never be acknowledged.
     pub(super) fn clear_marks(&mut self) {
         self.marks = VecDeque::new();
-    }
-}
-
-impl Connection {
-    /// Sets which timestamps are reported of data written from now on, with [`Events::STAMPED`].
-    pub fn set_stamping(&mut self, stamping: Stamping) {
-        self.send.stamps.stamping = stamping;
-    }
-
-    /// Starts counting bytes for timestamps here: at the first unacknowledged byte or, if
-    /// `written`, at the next byte to be written.
-    pub fn number_stamps(&mut self, written: bool) {
-        self.send.stamps.base = if written { self.send.queue_end() } else { self.send.una };
-    }
-
-    /// Takes the next timestamp.
-    pub fn take_stamp(&mut self) -> Option<Stamp> {
-        self.send.stamps.stamps.pop_front()
-    }
-
-    /// Ends a call that wrote: timestamps are reported for its last byte.
-    pub fn mark_written(&mut self) {
-        let end = self.send.queue_end();
-        if end == self.send.base {
-            return;
-        }
-        let last = Seq(end.0.wrapping_sub(1));
-        let begun = self.send.writes.start_of_last(self.send.base);
-        let unsent = begun.max(self.send.nxt.max(self.send.base));
-        self.send.stamps.mark(last, unsent);
-    }
-
-    /// Accounts for `len` bytes of payload from `start` on that were sent, for the first time or
-    /// again.
-    pub(super) fn stamp_sent(&mut self, start: Seq, len: u32, now: Instant) {
-        if !self.send.stamps.marks.is_empty() {
-            self.send.stamps.sent(start, start + len, now);
-            self.note_stamps();
-        }
-    }
-
-    /// Accounts for what is before `snd_una`, which is acknowledged.
-    pub(super) fn stamp_acknowledged(&mut self, now: Instant) {
-        if !self.send.stamps.marks.is_empty() {
-            self.send.stamps.acknowledge(self.send.una, now);
-            self.note_stamps();
-        }
-    }
-
-    fn note_stamps(&mut self) {
-        if !self.send.stamps.stamps.is_empty() {
-            self.note(Events::STAMPED);
-        }
     }
 }
 

@@ -3,11 +3,11 @@
 //! The initial sequence number carries a minute counter and the peer's segment size, under a keyed
 //! hash of the endpoints and the peer's number. If both sides use timestamps, the lowest bits of
 //! ours carry window scale, SACK and ECN; without timestamps the connection does without these.
-//! Layout, table and lifetime are Linux's. No state is kept, so none can be exhausted. In return
-//! the exact segment size is lost, and the SYN-ACK is not retransmitted.
+//! No state is kept, so none can be exhausted. In return the exact segment size is lost, and the
+//! SYN-ACK is not retransmitted.
 
-use super::connection::{Connection, Opening, Segment};
 use super::ecn::codepoint;
+use super::segment::Segment;
 use super::seq::Seq;
 use super::settings::Settings;
 use crate::time::{Duration, Instant};
@@ -79,45 +79,36 @@ impl SynCookies {
     }
 }
 
-/// The SYN-ACK that carries a cookie, as a connection that is dropped once it is sent. Its
-/// timestamp carries the other options.
-pub(crate) fn answering(
-    opening: Opening,
-    syn: &Segment,
-    settings: &Settings,
-    now: Instant,
-) -> Connection {
+/// The peer's SYN without the options that a cookie cannot carry.
+pub(super) fn reduced(syn: &Segment, settings: &Settings) -> Segment {
     let mut syn = *syn;
     if syn.options.timestamps.is_none() || !settings.timestamps {
         syn.options = Options { mss: syn.options.mss, ..Options::default() };
         syn.header.flags.remove(Flags::ECE | Flags::CWR);
     }
-    let mut answer = Connection::requested(opening, &syn, settings, now);
+    syn
+}
+
+/// How far the timestamp of the SYN-ACK is from the clock, so that it carries what both sides
+/// agreed on: window scale, SACK and ECN.
+pub(super) fn shift(scale: Option<u8>, sack: bool, ecn: bool, now: Instant) -> u32 {
     let clock = now.millis() as u32;
-    let scale = syn.options.window_scale.filter(|_| answer.scaled).map_or(NO_SCALE, u32::from);
-    let sack = if answer.sack { BIT_SACK } else { 0 };
-    let ecn = if answer.ecn.enabled { BIT_ECN } else { 0 };
+    let scale = scale.map_or(NO_SCALE, u32::from);
+    let (sack, ecn) = (if sack { BIT_SACK } else { 0 }, if ecn { BIT_ECN } else { 0 });
     // Never later than now: the peer's echo from the future would be rejected.
     let mut stamp = clock & !BITS | scale | sack | ecn;
     if Seq(stamp).after(Seq(clock)) {
         stamp = stamp.wrapping_sub(BITS + 1);
     }
-    answer.timestamps.offset = opening.timestamp_offset.wrapping_add(stamp.wrapping_sub(clock));
-    answer
+    stamp.wrapping_sub(clock)
 }
 
-/// Rebuilds the request from the ACK of its SYN-ACK. That ACK is not processed yet.
-pub(crate) fn remembered(
-    opening: Opening,
-    ack: &Segment,
-    mss: u16,
-    settings: &Settings,
-    now: Instant,
-) -> Connection {
+/// Rebuilds the peer's SYN from the ACK of its SYN-ACK; `offset` is that of our timestamps.
+pub(super) fn rebuilt(ack: &Segment, mss: u16, offset: u32) -> Segment {
     let mut options = Options { mss: Some(mss), ..Options::default() };
     let mut flags = Flags::SYN;
     if let Some((value, echo)) = ack.options.timestamps {
-        let bits = echo.wrapping_sub(opening.timestamp_offset);
+        let bits = echo.wrapping_sub(offset);
         options.timestamps = Some((value, 0));
         options.sack_permitted = bits & BIT_SACK != 0;
         let scale = bits & NO_SCALE;
@@ -128,14 +119,7 @@ pub(crate) fn remembered(
     }
     let sequence = ack.header.sequence.wrapping_sub(1);
     let header = Header { sequence, flags, ..ack.header };
-    let syn = Segment { header, options, len: 0, ecn: codepoint::NOT_ECT };
-    let mut connection = Connection::requested(opening, &syn, settings, now);
-    connection.send.syn_due = false;
-    connection.send.nxt = connection.send.iss + 1;
-    connection.promise(connection.receive.initial_window);
-    // It is unknown when the SYN-ACK was sent: no round trip is measured.
-    connection.timers.unanswered = 1;
-    connection
+    Segment { header, options, len: 0, ecn: codepoint::NOT_ECT }
 }
 
 fn minute(now: Instant) -> u32 {

@@ -1,14 +1,14 @@
 //! Where the owner's writes end in the stream to be sent.
 //!
-//! Linux keeps bytes to be sent in buffers of a goal size. Their ends are visible on the wire: they
-//! decide which segments carry PSH, which bytes may share a segment (`MSG_EOR`), and what a small
-//! window leaves for later. Here the bytes are one queue of pieces. The ends that Linux's buffers
-//! would have are kept beside it, from `snd_una` to the end. Each end also records the group of
-//! lent memory in its buffer: a buffer never has bytes of two groups, and at most `RANGES_MAX`
-//! ranges of lent memory, as on Linux.
+//! The bytes to be sent are one queue of pieces. Beside it this keeps *buffers*: writes, joined and
+//! cut to a goal size. Their ends are visible on the wire: they decide which segments carry PSH,
+//! which bytes may share a segment (`MSG_EOR`, `eor/no-coalesce-large.pkt`), and what a small
+//! window leaves for later. Each end also records the group of lent memory in its buffer: a buffer
+//! never has bytes of two groups, and at most `RANGES_MAX` ranges of lent memory
+//! (`zerocopy/maxfrags.pkt`).
 //!
 //! Bounded by the send buffer: each entry stands for a write or a buffer of the goal size, and each
-//! of the [`Writes::unsent`] entries is charged to the send buffer with Linux's overhead.
+//! of the [`Writes::unsent`] entries is charged to the send buffer with an overhead.
 
 use super::seq::Seq;
 use alloc::collections::VecDeque;

@@ -3,7 +3,8 @@
 use core::net::Ipv4Addr;
 
 use super::ethernet::EtherType;
-use super::{MacAddr, ParseError, header, header_mut, read, read_u16, write, write_u16};
+use super::field::{header, header_mut, read, read_u16, write, write_u16};
+use super::{MacAddr, ParseError};
 
 /// An ARP packet that maps an IPv4 address to a link-layer address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,7 +5,8 @@
 
 use core::fmt;
 
-use super::{MacAddr, ParseError, header, header_mut, read, read_u16, write, write_u16};
+use super::field::{header, header_mut, read, read_u16, write, write_u16};
+use super::{MacAddr, ParseError};
 
 /// An Ethernet II header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

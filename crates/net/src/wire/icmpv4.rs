@@ -5,7 +5,8 @@
 
 use core::net::Ipv4Addr;
 
-use super::{ParseError, header, header_mut, read, read_u16, write, write_u16};
+use super::ParseError;
+use super::field::{header, header_mut, read, read_u16, write, write_u16};
 
 /// An ICMP message. Errors quote the offending packet behind the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,20 +1,13 @@
-//! ICMP for IPv6 (RFC 4443) and neighbour discovery (RFC 4861, RFC 8106).
+//! ICMP for IPv6 (RFC 4443) and neighbour discovery (RFC 4861).
 //!
 //! The checksum covers a pseudo-header and the whole message, so the caller handles it: `parse`
 //! does not verify it, and `emit` leaves it zero. The caller also checks the IP header, above all
 //! the hop limit of [`HOP_LIMIT`] that neighbour discovery requires.
 
-mod discovery;
-
 use core::net::Ipv6Addr;
 
-pub use self::discovery::{
-    DNS_SERVERS_MAX, PREFIXES_MAX, PrefixInformation, RouterAdvertisement, search_list_option,
-};
-use self::discovery::{
-    DiscoveryOptions, LINK_LAYER_LEN, SOURCE_LINK_LAYER, TARGET_LINK_LAYER, emit_link_layer,
-};
-use super::{MacAddr, ParseError, header, read, read_u16, read_u32, write, write_u16, write_u32};
+use super::field::{header, read, read_u16, read_u32, write, write_u16, write_u32};
+use super::{MacAddr, ParseError};
 
 /// An ICMPv6 message. Errors quote the offending packet behind the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -91,6 +84,15 @@ pub enum Message {
     },
 }
 
+/// A router advertisement (RFC 4861 §4.2), without the options that configure hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RouterAdvertisement {
+    /// Seconds for which the sender is a default router; zero if it is none.
+    pub router_lifetime_s: u16,
+    /// Link-layer address of the router.
+    pub source_link_layer: Option<MacAddr>,
+}
+
 impl Message {
     /// Reads the message at the start of `bytes`. Errors and echoes need only the first
     /// [`HEADER_LEN`] bytes. A neighbour discovery message must be complete with its options, and
@@ -144,7 +146,11 @@ impl Message {
             Self::RouterSolicitation { source_link_layer } => {
                 emit_link_layer(&mut bytes[HEADER_LEN..], SOURCE_LINK_LAYER, source_link_layer);
             }
-            Self::RouterAdvertisement(advertisement) => advertisement.emit(bytes),
+            Self::RouterAdvertisement(advertisement) => {
+                write_u16(bytes, at::ROUTER_LIFETIME, advertisement.router_lifetime_s);
+                let options = &mut bytes[ADVERTISEMENT_LEN..];
+                emit_link_layer(options, SOURCE_LINK_LAYER, advertisement.source_link_layer);
+            }
             Self::NeighborSolicitation { target, source_link_layer } => {
                 write(bytes, at::TARGET, &target.octets());
                 emit_link_layer(&mut bytes[NEIGHBOR_LEN..], SOURCE_LINK_LAYER, source_link_layer);
@@ -173,7 +179,9 @@ impl Message {
             Self::RouterSolicitation { source_link_layer } => {
                 HEADER_LEN + optional(*source_link_layer)
             }
-            Self::RouterAdvertisement(advertisement) => advertisement.emitted_len(),
+            Self::RouterAdvertisement(advertisement) => {
+                ADVERTISEMENT_LEN + optional(advertisement.source_link_layer)
+            }
             Self::NeighborSolicitation { source_link_layer, .. } => {
                 NEIGHBOR_LEN + optional(*source_link_layer)
             }
@@ -214,7 +222,12 @@ fn parse_discovery(kind: u8, bytes: &[u8]) -> Result<Message, ParseError> {
         return Ok(Message::RouterSolicitation { source_link_layer: options.source_link_layer });
     }
     if kind == ROUTER_ADVERTISEMENT {
-        return Ok(Message::RouterAdvertisement(RouterAdvertisement::parse(bytes)?));
+        let fixed: &[u8; ADVERTISEMENT_LEN] = header(bytes)?;
+        let router_lifetime_s = read_u16(fixed, at::ROUTER_LIFETIME);
+        let DiscoveryOptions { source_link_layer, .. } =
+            DiscoveryOptions::parse(&bytes[ADVERTISEMENT_LEN..])?;
+        let advertisement = RouterAdvertisement { router_lifetime_s, source_link_layer };
+        return Ok(Message::RouterAdvertisement(advertisement));
     }
     let fixed: &[u8; NEIGHBOR_LEN] = header(bytes)?;
     let target = Ipv6Addr::from(read::<16>(fixed, at::TARGET));
@@ -237,6 +250,54 @@ fn parse_discovery(kind: u8, bytes: &[u8]) -> Result<Message, ParseError> {
     })
 }
 
+/// Parsed options of a message of neighbour discovery.
+#[derive(Default)]
+struct DiscoveryOptions {
+    source_link_layer: Option<MacAddr>,
+    target_link_layer: Option<MacAddr>,
+}
+
+impl DiscoveryOptions {
+    /// Parses the options that fill `bytes`. The first of either kind is used; others are skipped.
+    fn parse(mut bytes: &[u8]) -> Result<Self, ParseError> {
+        let mut options = Self::default();
+        while let Some(&kind) = bytes.first() {
+            let units = *bytes.get(1).ok_or(ParseError::BadOption)?;
+            // RFC 4861 §4.6: a length of zero invalidates the whole message.
+            if units == 0 {
+                return Err(ParseError::BadOption);
+            }
+            let (option, rest) = bytes
+                .split_at_checked(usize::from(units) * OPTION_UNIT)
+                .ok_or(ParseError::BadOption)?;
+            match kind {
+                SOURCE_LINK_LAYER => read_once(&mut options.source_link_layer, option)?,
+                TARGET_LINK_LAYER => read_once(&mut options.target_link_layer, option)?,
+                _ => {}
+            }
+            bytes = rest;
+        }
+        Ok(options)
+    }
+}
+
+/// Stores the address in a link-layer address option (RFC 4861 §4.6.1, RFC 2464 §6) unless there is
+/// one.
+fn read_once(place: &mut Option<MacAddr>, option: &[u8]) -> Result<(), ParseError> {
+    // As on Linux, an address of another length invalidates the message.
+    let option: &[u8; LINK_LAYER_LEN] = option.try_into().map_err(|_| ParseError::BadOption)?;
+    place.get_or_insert(MacAddr(read(option, 2)));
+    Ok(())
+}
+
+/// Writes a link-layer address option if there is an address.
+fn emit_link_layer(bytes: &mut [u8], kind: u8, address: Option<MacAddr>) {
+    if let Some(address) = address {
+        bytes[..2].copy_from_slice(&[kind, (LINK_LAYER_LEN / OPTION_UNIT) as u8]);
+        write(bytes, 2, &address.0);
+    }
+}
+
 /// `mask` if `set`, else zero.
 fn bit(set: bool, mask: u8) -> u8 {
     if set { mask } else { 0 }
@@ -255,8 +316,6 @@ pub const HOP_LIMIT: u8 = 255;
 pub const NO_ROUTE: u8 = 0;
 /// Code of [`Message::DestinationUnreachable`]: prohibited by policy.
 pub const ADMINISTRATIVELY_PROHIBITED: u8 = 1;
-/// Code of [`Message::DestinationUnreachable`]: beyond the scope of the source address.
-pub const BEYOND_SCOPE: u8 = 2;
 /// Code of [`Message::DestinationUnreachable`]: the host does not answer on its link.
 pub const ADDRESS_UNREACHABLE: u8 = 3;
 /// Code of [`Message::DestinationUnreachable`]: no socket has the port.
@@ -279,6 +338,14 @@ pub const FIRST_FRAGMENT_INCOMPLETE: u8 = 3;
 
 /// Bytes of a neighbour solicitation or advertisement before its options.
 const NEIGHBOR_LEN: usize = HEADER_LEN + 16;
+/// Bytes of a router advertisement before its options.
+const ADVERTISEMENT_LEN: usize = HEADER_LEN + 8;
+/// Unit of the length field of an option.
+const OPTION_UNIT: usize = 8;
+/// Bytes of a link-layer address option: two of header, and an Ethernet address.
+const LINK_LAYER_LEN: usize = 2 + 6;
+pub(crate) const SOURCE_LINK_LAYER: u8 = 1;
+pub(crate) const TARGET_LINK_LAYER: u8 = 2;
 
 const DESTINATION_UNREACHABLE: u8 = 1;
 const PACKET_TOO_BIG: u8 = 2;
@@ -288,26 +355,28 @@ const PARAMETER_PROBLEM: u8 = 4;
 const INFORMATIONAL: u8 = 128;
 const ECHO_REQUEST: u8 = 128;
 const ECHO_REPLY: u8 = 129;
-const ROUTER_SOLICITATION: u8 = 133;
-const ROUTER_ADVERTISEMENT: u8 = 134;
-const NEIGHBOR_SOLICITATION: u8 = 135;
-const NEIGHBOR_ADVERTISEMENT: u8 = 136;
+pub(crate) const ROUTER_SOLICITATION: u8 = 133;
+pub(crate) const ROUTER_ADVERTISEMENT: u8 = 134;
+pub(crate) const NEIGHBOR_SOLICITATION: u8 = 135;
+pub(crate) const NEIGHBOR_ADVERTISEMENT: u8 = 136;
+pub(crate) const REDIRECT: u8 = 137;
 
 const ROUTER: u8 = 0x80;
 const SOLICITED: u8 = 0x40;
 const OVERRIDE: u8 = 0x20;
 
 /// Offsets of the fields.
-mod at {
-    pub(super) const TYPE: usize = 0;
-    pub(super) const CODE: usize = 1;
-    pub(super) const CHECKSUM: usize = 2;
-    pub(super) const IDENT: usize = 4;
-    pub(super) const MTU: usize = 4;
-    pub(super) const POINTER: usize = 4;
-    pub(super) const FLAGS: usize = 4;
-    pub(super) const SEQUENCE: usize = 6;
-    pub(super) const TARGET: usize = 8;
+pub(crate) mod at {
+    pub(crate) const TYPE: usize = 0;
+    pub(crate) const CODE: usize = 1;
+    pub(crate) const CHECKSUM: usize = 2;
+    pub(crate) const IDENT: usize = 4;
+    pub(crate) const MTU: usize = 4;
+    pub(crate) const POINTER: usize = 4;
+    pub(crate) const FLAGS: usize = 4;
+    pub(crate) const SEQUENCE: usize = 6;
+    pub(crate) const ROUTER_LIFETIME: usize = 6;
+    pub(crate) const TARGET: usize = 8;
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@
 
 use core::net::Ipv4Addr;
 
-use super::{ParseError, Protocol, header, header_mut, read, read_u16, write, write_u16};
+use super::field::{header, header_mut, read, read_u16, write, write_u16};
+use super::{ParseError, Protocol};
 
 /// An IPv4 header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -190,12 +191,9 @@ pub const FRAGMENT_UNIT: u16 = 8;
 
 const VERSION: u8 = 4;
 const DONT_FRAGMENT: u16 = 0x4000;
-const MORE_FRAGMENTS: u16 = 0x2000;
+pub(crate) const MORE_FRAGMENTS: u16 = 0x2000;
 /// The offset in the field of flags and fragment offset.
 pub(crate) const FRAGMENT_OFFSET_MASK: u16 = 0x1fff;
-/// Bits of that field that are not all zero in fragments: the flag of more fragments, and the
-/// offset.
-pub(crate) const FRAGMENT_MASK: u16 = MORE_FRAGMENTS | FRAGMENT_OFFSET_MASK;
 const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_LOOSE_SOURCE_ROUTE: u8 = 131;
@@ -204,17 +202,17 @@ const OPTION_STRICT_SOURCE_ROUTE: u8 = 137;
 const _: () = assert!(FRAGMENT_OFFSET_MASK as u32 * FRAGMENT_UNIT as u32 <= u16::MAX as u32);
 
 /// Offsets of the fields.
-mod at {
-    pub(super) const VERSION_IHL: usize = 0;
-    pub(super) const TOS: usize = 1;
-    pub(super) const TOTAL_LEN: usize = 2;
-    pub(super) const IDENT: usize = 4;
-    pub(super) const FRAGMENT: usize = 6;
-    pub(super) const TTL: usize = 8;
-    pub(super) const PROTOCOL: usize = 9;
-    pub(super) const CHECKSUM: usize = 10;
-    pub(super) const SOURCE: usize = 12;
-    pub(super) const DESTINATION: usize = 16;
+pub(crate) mod at {
+    pub(crate) const VERSION_IHL: usize = 0;
+    pub(crate) const TOS: usize = 1;
+    pub(crate) const TOTAL_LEN: usize = 2;
+    pub(crate) const IDENT: usize = 4;
+    pub(crate) const FRAGMENT: usize = 6;
+    pub(crate) const TTL: usize = 8;
+    pub(crate) const PROTOCOL: usize = 9;
+    pub(crate) const CHECKSUM: usize = 10;
+    pub(crate) const SOURCE: usize = 12;
+    pub(crate) const DESTINATION: usize = 16;
 }
 
 #[cfg(test)]

@@ -13,14 +13,12 @@
 
 use core::net::Ipv6Addr;
 
+use super::field::{header, header_mut, read, read_u16, read_u32, write, write_u16, write_u32};
 use super::icmpv6::{
     ERRONEOUS_HEADER_FIELD, FIRST_FRAGMENT_INCOMPLETE, UNRECOGNIZED_NEXT_HEADER,
     UNRECOGNIZED_OPTION,
 };
-use super::{
-    ParseError, Protocol, header, header_mut, icmpv6, read, read_u16, read_u32, tcp, udp, write,
-    write_u16, write_u32,
-};
+use super::{ParseError, Protocol, icmpv6, tcp, udp};
 
 /// The fixed IPv6 header (RFC 8200 §3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -416,20 +414,22 @@ const EXTENSION_HEADER_LEN_MIN: usize = 8;
 const VERSION: u32 = 6;
 const VERSION_SHIFT: u32 = 28;
 const TRAFFIC_CLASS_SHIFT: u32 = 20;
-const FLOW_LABEL_MASK: u32 = 0x000f_ffff;
+pub(crate) const FLOW_LABEL_MASK: u32 = 0x000f_ffff;
 const FRAGMENT_OFFSET_MASK: u16 = 0xfff8;
 const MORE_FRAGMENTS: u16 = 0x0001;
 const OPTION_PAD1: u8 = 0;
 const OPTION_PADN: u8 = 1;
 
 /// Offsets of the fields of the fixed header.
-mod at {
-    pub(super) const VERSION_CLASS_LABEL: usize = 0;
-    pub(super) const PAYLOAD_LEN: usize = 4;
-    pub(super) const NEXT_HEADER: usize = 6;
-    pub(super) const HOP_LIMIT: usize = 7;
-    pub(super) const SOURCE: usize = 8;
-    pub(super) const DESTINATION: usize = 24;
+pub(crate) mod at {
+    pub(crate) const VERSION_CLASS_LABEL: usize = 0;
+    /// The byte whose bits 4 and 5 are the ECN field.
+    pub(crate) const ECN: usize = 1;
+    pub(crate) const PAYLOAD_LEN: usize = 4;
+    pub(crate) const NEXT_HEADER: usize = 6;
+    pub(crate) const HOP_LIMIT: usize = 7;
+    pub(crate) const SOURCE: usize = 8;
+    pub(crate) const DESTINATION: usize = 24;
 }
 
 /// Offsets of the fields of extension headers.

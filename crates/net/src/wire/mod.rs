@@ -10,25 +10,23 @@
 //! the length of the packet, `parse` takes that length as a second argument.
 //!
 //! Checksums over payload are computed in [`crate::checksum`]. Only the IPv4 header checksum, which
-//! covers nothing but the header, is verified and computed here. This module keeps no state and,
-//! except for DHCP and names, allocates nothing; any thread may call it.
+//! covers nothing but the header, is verified and computed here. This module keeps no state and
+//! allocates nothing; any thread may call it.
 
 pub mod arp;
 #[cfg(test)]
 pub(crate) mod captured;
-pub mod dhcpv4;
-pub mod dhcpv6;
-pub mod domain;
 pub mod ethernet;
+pub mod field;
+pub mod headers;
 pub mod icmpv4;
 pub mod icmpv6;
 pub mod ipv4;
 pub mod ipv6;
 mod mac;
+pub mod membership;
 pub mod tcp;
 pub mod udp;
-
-use core::fmt;
 
 pub use mac::{InvalidMacAddr, MacAddr};
 
@@ -51,24 +49,8 @@ pub enum ParseError {
     Unsupported,
 }
 
-impl fmt::Display for ParseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Truncated => "truncated",
-            Self::BadVersion => "bad version",
-            Self::BadLength => "bad length",
-            Self::BadChecksum => "bad header checksum",
-            Self::BadOption => "bad option",
-            Self::BadAddress => "bad address",
-            Self::Unsupported => "unsupported",
-        })
-    }
-}
-
-impl core::error::Error for ParseError {}
-
 /// IP protocol number, which is also IPv6's Next Header value (IANA "Protocol Numbers").
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Protocol(pub u8);
 
 impl Protocol {
@@ -76,6 +58,8 @@ impl Protocol {
     pub const HOP_BY_HOP: Self = Self(0);
     /// ICMP for IPv4 (RFC 792).
     pub const ICMP: Self = Self(1);
+    /// Group membership of IPv4 (RFC 3376).
+    pub const IGMP: Self = Self(2);
     /// TCP (RFC 9293).
     pub const TCP: Self = Self(6);
     /// UDP (RFC 768).
@@ -94,87 +78,6 @@ impl Protocol {
     pub const NO_NEXT_HEADER: Self = Self(59);
     /// IPv6 destination options (RFC 8200 §4.6).
     pub const DESTINATION_OPTIONS: Self = Self(60);
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match *self {
-            Self::HOP_BY_HOP => "hop-by-hop",
-            Self::ICMP => "ICMP",
-            Self::TCP => "TCP",
-            Self::UDP => "UDP",
-            Self::ROUTING => "routing",
-            Self::IPV6_FRAGMENT => "IPv6 fragment",
-            Self::ESP => "ESP",
-            Self::AH => "AH",
-            Self::ICMPV6 => "ICMPv6",
-            Self::NO_NEXT_HEADER => "no next header",
-            Self::DESTINATION_OPTIONS => "destination options",
-            Self(other) => return write!(f, "protocol {other}"),
-        })
-    }
-}
-
-impl fmt::Debug for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// The first `N` bytes of a header, or [`ParseError::Truncated`]. Offsets into the array are
-/// constants, so the compiler omits further bounds checks.
-#[inline]
-fn header<const N: usize>(bytes: &[u8]) -> Result<&[u8; N], ParseError> {
-    bytes.first_chunk().ok_or(ParseError::Truncated)
-}
-
-/// The `N` bytes that `emit` writes.
-#[inline]
-#[track_caller]
-fn header_mut<const N: usize>(bytes: &mut [u8]) -> &mut [u8; N] {
-    let room = bytes.len();
-    let Some(header) = bytes.first_chunk_mut() else {
-        panic!("emit: {room} bytes of room for a header of {N}");
-    };
-    header
-}
-
-/// The `N` bytes at `offset`; the caller has checked that they exist.
-#[inline]
-fn read<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
-    let mut field = [0; N];
-    field.copy_from_slice(&bytes[offset..offset + N]);
-    field
-}
-
-/// The 16-bit field at `offset`, from network byte order.
-#[inline]
-fn read_u16(bytes: &[u8], offset: usize) -> u16 {
-    u16::from_be_bytes(read(bytes, offset))
-}
-
-/// The 32-bit field at `offset`, from network byte order.
-#[inline]
-fn read_u32(bytes: &[u8], offset: usize) -> u32 {
-    u32::from_be_bytes(read(bytes, offset))
-}
-
-/// Stores `field` at `offset`.
-#[inline]
-fn write(bytes: &mut [u8], offset: usize, field: &[u8]) {
-    bytes[offset..offset + field.len()].copy_from_slice(field);
-}
-
-/// Stores a 16-bit field at `offset`, in network byte order.
-#[inline]
-fn write_u16(bytes: &mut [u8], offset: usize, value: u16) {
-    write(bytes, offset, &value.to_be_bytes());
-}
-
-/// Stores a 32-bit field at `offset`, in network byte order.
-#[inline]
-fn write_u32(bytes: &mut [u8], offset: usize, value: u32) {
-    write(bytes, offset, &value.to_be_bytes());
 }
 
 #[cfg(test)]

@@ -8,7 +8,8 @@
 use core::fmt;
 use core::ops::{BitOr, BitOrAssign};
 
-use super::{ParseError, header, header_mut, read_u16, read_u32, write, write_u16, write_u32};
+use super::ParseError;
+use super::field::{header, header_mut, read_u16, read_u32, write, write_u16, write_u32};
 
 /// A TCP header without its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -500,16 +501,16 @@ const _: () = assert!(sack_len(SACK_BLOCKS_MAX) <= OPTIONS_LEN_MAX);
 const FLAG_NAMES: [&str; 8] = ["FIN", "SYN", "RST", "PSH", "ACK", "URG", "ECE", "CWR"];
 
 /// Offsets of the fields.
-mod at {
-    pub(super) const SOURCE_PORT: usize = 0;
-    pub(super) const DESTINATION_PORT: usize = 2;
-    pub(super) const SEQUENCE: usize = 4;
-    pub(super) const ACKNOWLEDGMENT: usize = 8;
-    pub(super) const DATA_OFFSET: usize = 12;
-    pub(super) const FLAGS: usize = 13;
-    pub(super) const WINDOW: usize = 14;
-    pub(super) const CHECKSUM: usize = 16;
-    pub(super) const URGENT: usize = 18;
+pub(crate) mod at {
+    pub(crate) const SOURCE_PORT: usize = 0;
+    pub(crate) const DESTINATION_PORT: usize = 2;
+    pub(crate) const SEQUENCE: usize = 4;
+    pub(crate) const ACKNOWLEDGMENT: usize = 8;
+    pub(crate) const DATA_OFFSET: usize = 12;
+    pub(crate) const FLAGS: usize = 13;
+    pub(crate) const WINDOW: usize = 14;
+    pub(crate) const CHECKSUM: usize = 16;
+    pub(crate) const URGENT: usize = 18;
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! UDP header (RFC 768).
 
-use super::{ParseError, header, header_mut, read_u16, write_u16};
+use super::ParseError;
+use super::field::{header, header_mut, read_u16, write_u16};
 
 /// A UDP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,9 +63,9 @@ pub const HEADER_LEN: usize = 4 * 2;
 pub const CHECKSUM_OFFSET: usize = at::CHECKSUM;
 
 /// Offsets of the fields.
-mod at {
-    pub(super) const SOURCE_PORT: usize = 0;
-    pub(super) const DESTINATION_PORT: usize = 2;
-    pub(super) const LENGTH: usize = 4;
-    pub(super) const CHECKSUM: usize = 6;
+pub(crate) mod at {
+    pub(crate) const SOURCE_PORT: usize = 0;
+    pub(crate) const DESTINATION_PORT: usize = 2;
+    pub(crate) const LENGTH: usize = 4;
+    pub(crate) const CHECKSUM: usize = 6;
 }

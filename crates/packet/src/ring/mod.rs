@@ -24,7 +24,8 @@
 //! announcement. The same pair of fences ends the ring from the consumer's side: a packet that is
 //! published meanwhile is purged by the consumer or by its producer.
 //!
-//! No call waits for another thread. Layout, barriers and proofs: `docs/theory/ring.md`.
+//! No call waits for another thread: with several producers, calls are counted beside positions, an
+//! idea of DPDK's ring (RTS mode, BSD-3-Clause). Layout, barriers, proofs: `docs/theory/ring.md`.
 
 mod consumer;
 mod control;

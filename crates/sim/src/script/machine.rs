@@ -4,15 +4,16 @@ use super::subject::{LISTEN_PORT, REMOTE_MAC, REMOTE_PORT};
 use super::{Call, Ends, Fd, Micros, Outcome, Subject, Value};
 use crate::clock::Clock;
 use crate::host::received;
+use crate::link;
 use crate::oracle;
 use crate::scenario::{address, config};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
-use towpath_net::gso::{self, Checksums, Layout};
 use towpath_net::socket::{
     Error, Family, Linger, ReceiveFlags, SendFlags, Shutdown, SocketId, Sockets,
 };
 use towpath_net::stack::{Context, Stack};
+use towpath_net::tcp::ecn::EcnUse;
 use towpath_net::tcp::{FinWait, Settings};
 use towpath_net::time::{Duration, Instant};
 use towpath_net::wire::MacAddr;
@@ -45,7 +46,7 @@ impl Machine {
             stack.set_neighbor(address(1, family), MacAddr(REMOTE_MAC));
         }
         Self {
-            sockets: Sockets::new(stack, 1),
+            sockets: Sockets::new(stack),
             memory: Memory::new(memory),
             ledger: Ledger::new(),
             clock: Clock::default(),
@@ -87,12 +88,10 @@ impl Machine {
     }
 
     fn put(&mut self, packet: Packet) {
-        let v4 = packet.headers().get(12..14) == Some(&[0x08, 0x00]);
-        let layout = Layout { ip_at: 14, transport_at: if v4 { 34 } else { 54 } };
         let left = &mut self.left;
         let mut out = |packet: Packet| left.push_back(oracle::flatten(&packet));
         let (memory, ledger) = (&mut self.memory, &self.ledger);
-        let cut = gso::segment(packet, memory, ledger, layout, Checksums::Complete, &mut out);
+        let cut = link::cut(packet, memory, ledger, &mut out);
         assert!(cut.is_ok(), "a stack makes packets that can be cut");
     }
 
@@ -286,7 +285,10 @@ impl Subject for Machine {
             "window_scaling" => settings.window_scaling = small != 0,
             "syn_retries" => settings.syn_retries = small,
             "retries2" => settings.retries2 = small,
-            "ecn" => settings.ecn = small,
+            "ecn" => {
+                let ecn = EcnUse::from_setting(small);
+                settings.ecn = ecn.ok_or(format!("tcp_ecn={small} is not supported"))?;
+            }
             other => return Err(format!("tcp_{other} is not a known setting")),
         }
         Ok(())

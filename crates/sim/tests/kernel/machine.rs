@@ -66,6 +66,7 @@ impl Machine {
             ipv4: network(false),
             ipv6: network(true),
             further: Vec::new(),
+            routes: Vec::new(),
         };
         interface.configure().expect("addresses");
         let reactor = Reactor::new().expect("epoll");

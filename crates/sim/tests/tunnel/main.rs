@@ -91,6 +91,7 @@ fn enter(end: u8, features: Features, case: Case) -> Result<Tap, String> {
         ipv4: network(false, 24),
         ipv6: network(true, 64),
         further: Vec::new(),
+        routes: Vec::new(),
     };
     interface.configure().expect("addresses");
     let checksum = match (case.is_outer_v6, case.has_checksum) {

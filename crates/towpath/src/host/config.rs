@@ -24,6 +24,10 @@ pub struct Config {
     pub mtu: u16,
     /// Bytes of packet memory. A quarter of this is added for data that is copied to be sent.
     pub memory: usize,
+    /// On a device, the host probes for other stations with its addresses (RFC 5227, RFC 4862), and
+    /// announces them. It uses its addresses meanwhile, and stops using one that another station
+    /// has ([`Host::address_conflicts`](super::Host::address_conflicts)).
+    pub detect_duplicates: bool,
     /// TCP settings.
     pub tcp: Settings,
     /// Most bytes that one socket lends at a time, counting [`super::LENT_OVERHEAD`] for each send.
@@ -49,6 +53,7 @@ impl Default for Config {
             mac: None,
             mtu: 1500,
             memory: MEMORY_DEFAULT,
+            detect_duplicates: true,
             tcp: Settings::default(),
             lent_by_socket: LENT_BY_SOCKET_DEFAULT,
             lent_by_all: LENT_BY_ALL_DEFAULT,
@@ -89,11 +94,9 @@ impl Config {
 
     /// Returns the stack's settings. `secret` must be unpredictable.
     pub fn stack(&self, secret: [u64; 2]) -> stack::Config {
-        // A locally administered unicast address (IEEE 802, bits 1 and 0 of the first byte).
-        let [_, a, b, c, d, e, ..] = secret[0].to_ne_bytes();
         let address = |&(address, prefix_len): &(IpAddr, u8)| Address { address, prefix_len };
         stack::Config {
-            mac: MacAddr(self.mac.unwrap_or([2, a, b, c, d, e])),
+            mac: self.mac.map_or_else(|| stack::Config::station_address(secret), MacAddr),
             addresses: self.addresses.iter().map(address).collect(),
             next_hops: self.gateways.clone(),
             transparent: false,

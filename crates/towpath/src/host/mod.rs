@@ -60,6 +60,7 @@
 //! their [`Sending`]. The worker ends with the last [`Host`] and socket; data that has not been
 //! sent by then is lost, and all memory comes back. [`Host::finish`] waits for the network first.
 
+pub mod bpf;
 mod choosing;
 mod config;
 mod core;
@@ -90,13 +91,13 @@ pub use sockets::sniffer::Sniffer;
 pub use sockets::stream::TcpStream;
 pub use sockets::tcp_socket::TcpSocket;
 pub use sockets::udp::UdpSocket;
-pub use towpath_net::bpf;
 pub use towpath_net::counters::DropReason;
 pub use towpath_net::pmtu_mode::PathMtu;
 pub use towpath_net::socket::{
     DatagramOptions, FrameKind, FrameSource, LENT_RANGES_MAX, LentStats, Linger, LinkDestination,
-    Options, PacketOptions, RawOptions, ReceivedDatagram, SendTo, Timestamping,
+    MulticastOptions, Options, PacketOptions, RawOptions, ReceivedDatagram, SendTo, Timestamping,
 };
+pub use towpath_net::stack::Conflict;
 pub use towpath_net::tcp::congestion::Kind as CongestionControl;
 pub use towpath_net::tcp::fastopen::FastOpenKeys;
 pub use towpath_net::tcp::{FinWait, Info, Settings};

@@ -23,7 +23,8 @@ use towpath_io::vhost_user::VhostUser;
 use towpath_net::counters::DropReason;
 use towpath_net::engine::Engine;
 use towpath_net::socket::{LentLimits, LentStats, SocketId, Sockets};
-use towpath_net::stack::Stack;
+use towpath_net::stack::{Conflict, OnConflict, Stack};
+use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
 use towpath_packet::{Device, Ledger, Memory, MemoryConfig};
 
@@ -168,6 +169,12 @@ impl Host {
         self.owner.core.lock().engine.protocols.stack().counters().drops().collect()
     }
 
+    /// Returns the last conflict about each address of this host that another station has too. A
+    /// withdrawn address is no longer used.
+    pub fn address_conflicts(&self) -> Vec<Conflict> {
+        self.owner.core.lock().engine.protocols.stack().conflicts().copied().collect()
+    }
+
     /// Returns the packets, frames and loans in use: received and not read, or sent and not
     /// returned. A TAP device keeps a few frames ready for packets to come. Memory that has just
     /// come back may still be counted for a moment.
@@ -200,19 +207,27 @@ impl Host {
 
     fn start(config: &Config, device: AnyDevice, bell: Arc<Bell>) -> Result<Self, StartError> {
         let secret = secret()?;
-        let stack = Stack::new(config.stack(secret), device.caps());
-        let mut sockets = Sockets::new(stack, secret[0] ^ secret[1].rotate_left(32));
+        let over_device = device.file().is_some();
+        let mut stack = Stack::new(config.stack(secret), device.caps());
+        if over_device {
+            stack.announce_groups(Instant::START);
+        }
+        let mut sockets = Sockets::new(stack);
         sockets.set_return_waker(bell.clone().into());
         // The host has limits of its own, at which calls wait.
         sockets.set_lent_limits(LentLimits { notices: usize::MAX, pages: None });
         sockets.set_default_term(config.default_term);
-        let over_device = device.file().is_some();
         let memory = Memory::new(MemoryConfig::within(config.memory));
         let frames = MemoryConfig::within(Core::frame_bytes(config.memory));
         let frames = Memory::new(MemoryConfig { packets: 0, ..frames });
         let limits = (config.lent_by_socket, config.lent_by_all);
         let engine = Engine::new(sockets, device, memory, Arc::default());
         let core = Arc::new(Core::new(engine, frames, bell, limits));
+        if config.detect_duplicates && over_device {
+            let now = core.clock.now();
+            let mut state = core.lock();
+            state.engine.protocols.stack_mut().claim_addresses(OnConflict::Withdraw, now);
+        }
         let worker = Worker::start(core.driver.clone())?;
         let (stream_costs, datagram_costs) = Default::default();
         let files = Arc::new(FileCache::new(config.file_cache, core.ledger.clone()));

@@ -53,6 +53,9 @@ impl State {
         if let Some(done) = self.set_raw_option(fd, level, name, value) {
             return Some(done);
         }
+        if let Some(done) = self.set_multicast_option(fd, level, name, value) {
+            return Some(done);
+        }
         let number = match number(level, value) {
             Ok(number) => number,
             Err(error) => return (level != libc::SOL_SOCKET).then_some(Err(error)),

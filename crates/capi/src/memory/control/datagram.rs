@@ -14,11 +14,13 @@ const INTERFACE: u32 = 1;
 const PKTINFO_V4: usize = size_of::<libc::in_pktinfo>();
 const PKTINFO_V6: usize = size_of::<libc::in6_pktinfo>();
 
-/// Adds the control messages of a received datagram, in Linux's order.
+/// Adds the control messages of a received datagram, in Linux's order. `own` is the address from
+/// which a datagram to an IPv4 group is answered.
 pub(crate) fn push_datagram(
     control: &mut Control<'_>,
     asked: &ControlWanted,
     received: &ReceivedDatagram,
+    own: Option<Ipv4Addr>,
 ) {
     if let Some(size) = received.segment_size {
         let size = i32::from(size.get());
@@ -35,7 +37,8 @@ pub(crate) fn push_datagram(
     match to.to_canonical() {
         IpAddr::V4(v4) => {
             if asked.packet_v4 {
-                let data = [&INTERFACE.to_ne_bytes()[..], &v4.octets(), &v4.octets()].concat();
+                let own = own.filter(|_| v4.is_multicast()).unwrap_or(v4);
+                let data = [&INTERFACE.to_ne_bytes()[..], &own.octets(), &v4.octets()].concat();
                 control.push(libc::IPPROTO_IP, libc::IP_PKTINFO, &data);
             }
             if asked.ttl {

@@ -163,6 +163,6 @@ fn several_addresses() {
     assert_eq!(
         read("-a 10.0.0.2 -n 24 -a 10.0.0.3 --no-copy-addrs --no-copy-routes 7").unwrap(),
         "attach --copy-host --mtu=65520 --address=10.0.0.2/24 --address=10.0.0.3/24 \
-         --map-gateway --daemon --single-address 7"
+         --map-gateway --daemon --single-address --single-route 7"
     );
 }

@@ -49,8 +49,7 @@ pub(crate) struct AttachArguments {
     /// Do not configure the interface, or with `ipv4` not its IPv4: another process gives it
     /// addresses and routes.
     ///
-    /// It may exist already, unused. Offloads are used only if it is up and the caller waits, by
-    /// --ready-fd or --daemon, since they are tested before.
+    /// It may exist already, unused.
     #[arg(long, value_name = "VERSION", num_args = 0..=1, require_equals = true,
           default_missing_value = "all", hide_possible_values = true, help_heading = "Network")]
     pub(crate) no_config: Option<NoConfig>,

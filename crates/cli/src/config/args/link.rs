@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use clap::Args;
+use towpath_gateway::config::MulticastService;
 
 /// An address, perhaps with the length of its network's prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +36,8 @@ pub(crate) struct LinkArguments {
     /// addresses. With `up` the network has exactly one port, whose machine gets them by DHCP. An
     /// IP version for which the host has no default route is disabled; if it has none at all, the
     /// addresses are those of --subnet. Of several addresses, the first of each IP version is that
-    /// which the host itself uses; a program gets up to 16 more, without temporary ones.
+    /// which the host itself uses; a program gets up to 16 more, without temporary ones. It also
+    /// gets up to 256 other routes of the interface, for an IP version without --gateway.
     #[arg(long, value_name = "IFACE", num_args = 0..=1, require_equals = true,
           default_missing_value = "", conflicts_with_all = ["subnet", "subnet6"],
           help_heading = "Network")]
@@ -44,6 +46,10 @@ pub(crate) struct LinkArguments {
     /// With --copy-host, copy one address of each IP version.
     #[arg(long, requires = "copy_host", help_heading = "Network")]
     pub(crate) single_address: bool,
+
+    /// With --copy-host, copy the default routes only.
+    #[arg(long, requires = "copy_host", help_heading = "Network")]
+    pub(crate) single_route: bool,
 
     /// Address of the program or machine, and the length of its prefix [default: 24 or 64]; may be
     /// repeated for a program. Published ports lead to the first of each IP version. Needs
@@ -76,6 +82,15 @@ pub(crate) struct LinkArguments {
     /// Map the gateway's address to the host's loopback, as --map-host-loopback does.
     #[arg(long, help_heading = "Network")]
     pub(crate) map_gateway: bool,
+
+    /// Find services of the host's networks by multicast: pass queries of `mdns` (.local names,
+    /// DNS-SD) or `ssdp` (UPnP) to them, and answers back. LIST is separated by commas.
+    ///
+    /// Queries leave by every interface that the host has when towpath starts, at a limited rate.
+    /// What the program itself announces stays inside. Other programs of the host that use these
+    /// ports must share them, as such programs do.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Network")]
+    pub(crate) multicast: Vec<MulticastService>,
 }
 
 impl LinkArguments {

@@ -9,7 +9,7 @@ use crate::injector::Injector;
 use crate::random::Random;
 
 /// Neighbours that announce themselves in a round: many times as many as the table holds.
-const NEIGHBOURS: usize = 2000;
+const NEIGHBOURS: usize = 5000;
 
 /// Goal: the gateway's and the program's addresses cannot be taken over, and a flood of neighbours
 /// takes neither memory nor the honest flow. Method: announcements, requests and answers with
@@ -19,13 +19,18 @@ pub(super) fn round(injector: &mut Injector, random: &mut Random) {
         for claimed in [GATEWAY, DNS, Ipv4Addr::LOCALHOST, Ipv4Addr::BROADCAST] {
             for target in [GATEWAY, PROGRAM, claimed] {
                 let frame = frame::arp(operation, OTHER_MAC, claimed, target);
-                injector.drops("arp_malformed", &frame);
+                let is_own = [GATEWAY, DNS].contains(&claimed);
+                let reason = if is_own { "address_conflict" } else { "arp_malformed" };
+                injector.drops(reason, &frame);
             }
         }
-        for mac in [OTHER_MAC, [0; 6], [0xff; 6], [1, 0, 0x5e, 0, 0, 1], frame::GATEWAY_MAC] {
-            // The program's address at another station: not believed.
-            injector.send(&frame::arp(operation, mac, PROGRAM, GATEWAY));
-            injector.send(&frame::arp(operation, mac, PROGRAM, PROGRAM));
+        // The program's address at another station: not believed.
+        injector.send(&frame::arp(operation, OTHER_MAC, PROGRAM, GATEWAY));
+        injector.send(&frame::arp(operation, OTHER_MAC, PROGRAM, PROGRAM));
+        // No other station can have these link-layer addresses.
+        for mac in [[0; 6], [0xff; 6], [1, 0, 0x5e, 0, 0, 1], frame::GATEWAY_MAC] {
+            injector.drops("arp_malformed", &frame::arp(operation, mac, PROGRAM, GATEWAY));
+            injector.drops("arp_malformed", &frame::arp(operation, mac, PROGRAM, PROGRAM));
         }
     }
     for _ in 0..NEIGHBOURS {

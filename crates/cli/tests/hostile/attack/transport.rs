@@ -123,8 +123,8 @@ fn icmp(injector: &mut Injector, program: IpAddr, nobody: IpAddr, random: &mut R
         let quotes = if v4 { kind == 11 || kind == 12 } else { kind == 3 || kind == 4 };
         let (rest, reason) = match quotes {
             true => (vec![0; 32], "icmp_malformed"),
-            // A multicast listener query from an address that is not link-local.
-            false if !v4 && kind == 130 => (random.bytes(32), "icmp_malformed"),
+            // A multicast listener query or report from an address that is not link-local.
+            false if !v4 && matches!(kind, 130 | 131) => (random.bytes(32), "membership_malformed"),
             false => (random.bytes(32), "icmp_ignored"),
         };
         let mut frame = frame::icmp(program, nobody, [kind, 0, 0, 0, 0, 0], &rest);

@@ -1,7 +1,7 @@
 //! Listeners on the program's loopback, as they come and go.
 
 use super::{JoinedFlows, JoinedListener, Listening};
-use crate::flows::slots::Slot;
+use crate::flows::Slot;
 use crate::flows::{Gateway, Token};
 use std::io;
 use towpath_io::reactor::{Interest, Reactor};
@@ -19,7 +19,7 @@ impl JoinedFlows {
     ) -> io::Result<Slot> {
         self.pipes.prepare()?;
         let is_ipv4 = listener.socket.local()?.is_ipv4();
-        let token = Token::JoinedListener(self.listeners.next_slot()).encode();
+        let token = Token::JoinedListener(self.listeners.next_key()).encode();
         let interest = if self.is_listening { Interest::READ } else { Interest::NONE };
         reactor.add(&listener.socket, token, interest, false)?;
         Ok(self.listeners.insert(Listening { listener, is_ipv4, has_backlog: false }))

@@ -5,14 +5,13 @@ use crate::flows::list::{Described, Visited};
 
 impl JoinedUdp {
     pub(in crate::flows) fn table_len(&self) -> usize {
-        self.flows.table_len()
+        self.flows.places_len()
     }
 
     /// Returns the bytes that a flow has moved.
     pub(in crate::flows) fn visited(&self, index: u32) -> Option<Visited> {
-        let (generation, flow) = self.flows.at(index)?;
-        let [bytes_out, bytes_in] = flow.moved;
-        Some(Visited { generation, begun: flow.begun, bytes_out, bytes_in })
+        let (slot, flow) = self.flows.at(index)?;
+        Some(flow.tally.visited(slot.generation))
     }
 
     pub(in crate::flows) fn describe(&self, index: u32) -> Option<Described> {

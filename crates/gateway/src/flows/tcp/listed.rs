@@ -28,7 +28,7 @@ impl TcpFlows {
     pub(in crate::flows) fn visited(&self, index: u32) -> Option<Visited> {
         let flow = self.at(index)?;
         Some(Visited {
-            generation: flow.handle.generation(),
+            generation: flow.handle.key().generation,
             begun: flow.begun,
             bytes_out: flow.passed,
             bytes_in: flow.into.total(),

@@ -1,6 +1,6 @@
 //! Flows whose host or program takes bytes slowly; `fair` computes how much they may hold.
 
-use super::{Flow, TcpFlows, slot_of};
+use super::{Flow, TcpFlows};
 use crate::flows::fair::{MOMENT, ReadAhead, window_limit};
 use crate::flows::{Gateway, Io, Token};
 use rustix::net::SendFlags;
@@ -60,7 +60,7 @@ impl Flow {
             return Ok(());
         }
         self.watches_room = true;
-        let token = Token::Tcp(slot_of(self.handle)).encode();
+        let token = Token::Tcp(self.handle.key()).encode();
         reactor.modify(&self.socket, token, Interest::BOTH.and_urgent(), true)
     }
 

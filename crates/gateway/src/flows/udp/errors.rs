@@ -1,8 +1,8 @@
 //! Errors of datagrams on the host's side, and how they are reported to the program.
 
 use super::{Gateway, Io, Realm};
+use crate::flows::Slot;
 use crate::flows::hops::report;
-use crate::flows::slots::Slot;
 use std::io;
 use std::net::SocketAddr;
 use towpath_io::socket::SocketErrorEvent;
@@ -27,6 +27,8 @@ impl Gateway {
                     self.pass_error(&error, inside, program, io);
                 }
                 Realm::World => self.pass_error(&error, error.to, program, io),
+                // No error is sent about a datagram to a group.
+                Realm::Group(_) => {}
             }
         }
         // The remaining errors have their turn like datagrams: reading datagrams comes here again.

@@ -5,18 +5,13 @@ use crate::flows::list::{Described, Visited};
 
 impl UdpFlows {
     pub(in crate::flows) fn table_len(&self) -> usize {
-        self.slots.table_len()
+        self.slots.places_len()
     }
 
     /// Returns the bytes that a flow has moved.
     pub(in crate::flows) fn visited(&self, index: u32) -> Option<Visited> {
-        let (generation, flow) = self.slots.at(index)?;
-        Some(Visited {
-            generation,
-            begun: flow.begun,
-            bytes_out: flow.bytes_out,
-            bytes_in: flow.bytes_in,
-        })
+        let (slot, flow) = self.slots.at(index)?;
+        Some(flow.tally.visited(slot.generation))
     }
 
     pub(in crate::flows) fn describe(&self, index: u32) -> Option<Described> {
@@ -25,7 +20,7 @@ impl UdpFlows {
         Some(Described {
             program: flow.program,
             peer: match flow.realm {
-                Realm::Dns(inside) => Some(inside),
+                Realm::Dns(inside) | Realm::Group(inside) => Some(inside),
                 Realm::World => flow.latest,
                 // The program sees the host as another address.
                 Realm::Mapped(inside) => flow.latest.map(|latest| (inside, latest.port()).into()),
@@ -38,6 +33,7 @@ impl UdpFlows {
                 Realm::Mapped(_) if flow.is_of_loopback() => "loopback",
                 Realm::Mapped(_) => "host",
                 Realm::Dns(_) => "dns",
+                Realm::Group(_) => "multicast",
             },
             tcp: None,
         })

@@ -12,8 +12,8 @@
 //! filtered until the mapping sends to it again. An answer to such a user of a published port
 //! leaves like any other datagram of the program.
 
+use crate::flows::Slot;
 use crate::flows::shares::{Share, Table};
-use crate::flows::slots::Slot;
 use std::net::{IpAddr, SocketAddr};
 
 /// Peers of mappings besides the latest of each: enough for 2,048 mappings that talk to 16 hosts

@@ -4,8 +4,8 @@
 //! may change. While the guest has no address, the flow leads to [`NOBODY`].
 
 use super::{Flow, Realm, UdpFlows};
+use crate::flows::Slot;
 use crate::flows::shares::Share;
-use crate::flows::slots::Slot;
 use crate::flows::{Gateway, Io, Token};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -35,7 +35,7 @@ impl UdpFlows {
         program: Option<SocketAddr>,
         reactor: &Reactor,
     ) -> io::Result<Slot> {
-        let slot = self.slots.next_slot();
+        let slot = self.slots.next_key();
         reactor.add(&socket, Token::Udp(slot).encode(), Interest::READ, true)?;
         let program = program.unwrap_or(NOBODY);
         let share = Share::Published(slot.index);

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use towpath_packet::packet::PEEK_BYTES;
 use towpath_packet::{Checksum, Gso, Offload, Tunnel};
 
-use super::{Layout, Spec, any_spec, naive_sum};
+use super::{IP_AT, Spec, any_spec, naive_sum};
 
 /// An Ethernet frame in a UDP tunnel.
 #[derive(Clone, Debug)]
@@ -30,11 +30,6 @@ impl Tunnelled {
         Self { outer, has_checksum: false, header, is_tagged: false, inner }
     }
 
-    /// Offsets of the outer headers.
-    pub(crate) fn layout(&self) -> Layout {
-        self.outer.layout()
-    }
-
     /// Bytes of all headers.
     pub(crate) fn headers_len(&self) -> usize {
         self.inner_at() + self.inner.headers_len()
@@ -42,7 +37,7 @@ impl Tunnelled {
 
     /// Offset of the inner IP header.
     pub(crate) fn network_at(&self) -> usize {
-        self.inner_at() + self.inner.layout().ip_at
+        self.inner_at() + IP_AT
     }
 
     /// The whole frame with correct lengths and checksums.
@@ -54,7 +49,7 @@ impl Tunnelled {
     pub(crate) fn partial_frame(&self) -> Vec<u8> {
         let mut frame = self.frame();
         let inner = self.inner.partial_frame();
-        let at = self.inner.layout().ip_at;
+        let at = IP_AT;
         frame[self.network_at()..].copy_from_slice(&inner[at..]);
         frame
     }
@@ -63,7 +58,7 @@ impl Tunnelled {
     pub(crate) fn super_frame(&self) -> Vec<u8> {
         let mut frame = self.partial_frame();
         if self.has_checksum {
-            let at = self.layout().transport_at;
+            let at = self.outer.transport_at();
             let pseudo_header = self.outer.pseudo_header(frame.len() - at);
             let sum = naive_sum(&pseudo_header, 0) as u16;
             frame[at + 6..at + 8].copy_from_slice(&sum.to_be_bytes());
@@ -82,7 +77,7 @@ impl Tunnelled {
 
     pub(crate) fn offload(&self, size: u16) -> Offload {
         let tunnel = Tunnel {
-            transport_at: self.layout().transport_at as u16,
+            transport_at: self.outer.transport_at() as u16,
             network_at: self.network_at() as u16,
             is_ipv6: self.outer.v6,
             checksum: self.has_checksum,
@@ -116,7 +111,7 @@ impl Tunnelled {
         payload.extend(&inner[12..]);
         let mut frame = Spec { payload, ..self.outer.clone() }.frame();
         if !self.has_checksum {
-            let at = self.layout().transport_at + 6;
+            let at = self.outer.transport_at() + 6;
             frame[at..at + 2].fill(0);
         }
         frame

@@ -17,9 +17,9 @@ proptest! {
             .iter()
             .map(|plain| (plain.frame(), plain.partial_frame(), plain.partial()))
             .collect();
-        let (layout, headers_len) = (whole.layout(), whole.headers_len());
+        let headers_len = whole.headers_len();
         let whole = SuperPacket { frame: whole.super_frame(), offload: whole.offload(size), cuts };
-        whole.compare(layout, headers_len, &expected, |_, _| true)?;
+        whole.compare(headers_len, &expected, |_, _| true)?;
     }
 
     /// Goal: a packet that fits one segment is a plain packet, with a complete outer checksum and a
@@ -29,10 +29,10 @@ proptest! {
         let (mut memory, ledger) = (memory(), Ledger::new());
         let mut packet = parsed(&mut memory, &whole.super_frame(), whole.headers_len(), &[]);
         packet.set_offload(whole.offload(1400));
-        prop_assert_eq!(check_offload(&mut packet, whole.layout()), Ok(()));
+        prop_assert_eq!(check(&mut packet), Ok(()));
         prop_assert_eq!(*packet.offload(), Offload { checksum: whole.partial(), gso: None });
         prop_assert_eq!(bytes_of(&packet), whole.partial_frame());
-        prop_assert_eq!(check_offload(&mut packet, whole.layout()), Ok(()), "as a plain one");
+        prop_assert_eq!(check(&mut packet), Ok(()), "as a plain one");
         complete_checksum(&mut packet, &ledger).expect("the field is in the headers");
         prop_assert_eq!(bytes_of(&packet), whole.frame());
         drop(packet);
@@ -91,13 +91,13 @@ fn false_claims_about_tunnels_are_distinguished() {
     for (frame, offload, expected) in cases {
         let mut packet = parsed(&mut memory, &frame, whole.headers_len(), &[]);
         packet.set_offload(offload);
-        assert_eq!(check_offload(&mut packet, whole.layout()).err(), expected, "{offload:?}");
+        assert_eq!(check(&mut packet).err(), expected, "{offload:?}");
         assert_eq!(*packet.offload(), offload);
     }
     for missing in [1, 20, 60, 82] {
         let mut packet = parsed(&mut memory, &frame, whole.headers_len() - missing, &[]);
         packet.set_offload(right);
-        assert_eq!(check_offload(&mut packet, whole.layout()), Err(E::Headers));
+        assert_eq!(check(&mut packet), Err(E::Headers));
     }
     assert_all_back(&memory, &ledger);
 }
@@ -114,7 +114,7 @@ fn tunnels_longer_than_an_ip_packet_are_refused() {
         let mut packet = parsed(&mut memory, &frame, whole.headers_len(), &[]);
         assert_eq!(packet.payload_len(), payload - around);
         packet.set_offload(whole.offload(1400));
-        assert_eq!(check_offload(&mut packet, whole.layout()), expected);
+        assert_eq!(check(&mut packet), expected);
     }
     assert_all_back(&memory, &ledger);
 }
@@ -131,8 +131,7 @@ fn segments_in_tunnels_share_the_loan() {
     let mut packet = parsed(&mut memory, &lent[..at], at, &[]);
     packet.push_piece(piece).expect("room");
     packet.set_offload(whole.offload(1000));
-    let layout = whole.layout();
-    let mut segments = cut(packet, &mut memory, &ledger, layout, Checksums::LeavePartial);
+    let mut segments = cut(packet, &mut memory, &ledger, Checksums::LeavePartial);
     assert_eq!((segments.len(), ledger.copied(), loans.out_count()), (5, 0, 1));
     let kept = segments.swap_remove(1);
     drop(segments);

@@ -6,6 +6,7 @@
 use super::super::{Error, Family, Notice, Readiness, SocketId, Sockets, to_family};
 use super::Socket;
 use super::receive::{held, scatter};
+use crate::counters::DropReason;
 use crate::pmtu_mode::PathMtu;
 use crate::stack::{Context, UdpError};
 use crate::wire::{icmpv4, icmpv6};
@@ -102,7 +103,9 @@ impl Sockets {
 
     pub(super) fn on_udp_error(&mut self, error: UdpError, cx: &mut Context<'_>) {
         let UdpError { local, remote, from, kind, code, mtu, packet } = error;
-        let Some(id) = self.find_datagram(local, remote) else { return };
+        let Some(id) = self.find_datagram(local, remote) else {
+            return self.stack.count_drop(DropReason::IcmpOutOfWindow);
+        };
         let Ok(socket) = self.socket(id) else { return };
         let (too_big, discovery) = match from {
             IpAddr::V4(_) => {

@@ -1,5 +1,7 @@
 //! Options that only datagram sockets have.
 
+use super::MulticastOptions;
+
 /// Options of datagram sockets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DatagramOptions {
@@ -23,4 +25,6 @@ pub struct DatagramOptions {
     pub cork: bool,
     /// Receives coalesced datagrams as one (`UDP_GRO`).
     pub coalesced: bool,
+    /// Options for multicast datagrams.
+    pub multicast: MulticastOptions,
 }

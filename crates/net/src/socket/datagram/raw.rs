@@ -7,6 +7,7 @@
 //! are not reported: a program that needs them receives ICMP packets with a raw socket.
 
 use super::super::{Error, Family, Socket, SocketId, Sockets};
+use super::multicast::hears;
 use super::receive::Waiting;
 use super::send::{Carrier, Way};
 use crate::checksum::{self, udp_nonzero};
@@ -112,7 +113,8 @@ impl Sockets {
         if socket.family == Family::V6 && ip.is_ipv4() {
             return Err(Error::AddressNotAvailable);
         }
-        if !ip.is_unspecified() && !socket.options.free_bind && !self.stack.is_local(ip) {
+        let is_ours = ip.is_unspecified() || ip.is_multicast() || self.stack.is_local(ip);
+        if !is_ours && !socket.options.free_bind {
             return Err(Error::AddressNotAvailable);
         }
         let socket = self.socket_mut(id)?;
@@ -218,6 +220,7 @@ fn wants(socket: &Socket, raw: &RawPacket) -> bool {
         && options.protocol == raw.protocol
         && (bound.is_unspecified() || bound == raw.local)
         && socket.remote.is_none_or(|remote| remote.ip() == raw.remote)
+        && (!raw.local.is_multicast() || hears(socket, raw.local))
         && !(icmp
             && options.blocked != [0; 8]
             && options.blocks(raw.packet.peek_byte().unwrap_or(0)))

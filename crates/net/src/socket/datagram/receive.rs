@@ -135,6 +135,9 @@ impl Sockets {
     }
 
     fn take_in(&mut self, datagram: Datagram, cx: &mut Context<'_>) {
+        if datagram.local.ip().is_multicast() {
+            return self.take_in_group(datagram, cx);
+        }
         let Some(id) = self.find_datagram(datagram.local, datagram.remote) else {
             self.stack.count_drop(DropReason::UdpNoSocket);
             return self.stack.refuse_datagram(&datagram, cx);

@@ -68,6 +68,8 @@ pub(super) struct Way {
     mtu: u16,
     /// Larger packets are rejected (`IPV6_DONTFRAG`).
     whole: bool,
+    /// This host receives a multicast datagram too.
+    loops: bool,
 }
 
 impl Way {
@@ -83,6 +85,7 @@ impl Way {
             path_mtu: PathMtu::default(),
             mtu: u16::MAX,
             whole: true,
+            loops: false,
         }
     }
 
@@ -230,11 +233,16 @@ impl Sockets {
         let source = self.source(socket, remote.ip(), send.from)?;
         self.check_remote(socket, remote.ip())?;
         let options = &socket.options;
-        let (tos, ttl, path_mtu) = if remote.is_ipv4() {
-            (options.tos, options.ttl, options.path_mtu)
+        let multicast = &options.datagram.multicast;
+        let (tos, mut ttl, path_mtu, group_ttl, loops) = if remote.is_ipv4() {
+            (options.tos, options.ttl, options.path_mtu, multicast.ttl, multicast.loops_v4)
         } else {
-            (options.traffic_class, options.hop_limit, options.path_mtu_v6)
+            let (class, path_mtu) = (options.traffic_class, options.path_mtu_v6);
+            (class, options.hop_limit, path_mtu, multicast.hop_limit, multicast.loops_v6)
         };
+        if remote.ip().is_multicast() {
+            ttl = Some(group_ttl);
+        }
         let path = self.stack.path(remote.ip()).mtu;
         let link = self.stack.link_mtu(remote.ip());
         let mut mtu = if path_mtu.follows_path() { path } else { link };
@@ -252,6 +260,7 @@ impl Sockets {
             path_mtu,
             mtu,
             whole: remote.is_ipv6() && options.datagram.dont_fragment_v6,
+            loops,
         };
         self.check_len(id, &way, len)?;
         self.check_room(id)?;
@@ -290,11 +299,20 @@ impl Sockets {
             }
             Some(asked) if !self.stack.is_local(asked) => return Err(Error::Invalid),
             Some(asked) => asked,
-            None if !bound.is_unspecified() => bound,
-            None => self.stack.source_for(remote).ok_or(Error::NetworkUnreachable)?,
+            // The group that a socket is bound to is no source.
+            None if !bound.is_unspecified() && !bound.is_multicast() => bound,
+            None => self.unbound_source(socket, remote)?,
         };
         let same = source.is_ipv4() == remote.is_ipv4();
         if same { Ok(source) } else { Err(Error::NetworkUnreachable) }
+    }
+
+    /// The source address of a socket that is not bound to one.
+    pub(super) fn unbound_source(&self, socket: &Socket, remote: IpAddr) -> Result<IpAddr, Error> {
+        let multicast = &socket.options.datagram.multicast;
+        let chosen = multicast.source.filter(|_| remote.is_ipv4() && remote.is_multicast());
+        let source = chosen.map(IpAddr::V4).or_else(|| self.stack.source_for(remote));
+        source.ok_or(Error::NetworkUnreachable)
     }
 
     /// Checks, in Linux's order: a pending error, the send direction, the send buffer.
@@ -358,6 +376,7 @@ impl Sockets {
             ttl: way.ttl,
             dont_fragment: searches || fits && way.path_mtu.forbids_fragments(path.locked),
             mtu: way.mtu,
+            multicast_loop: way.loops,
         };
         match way.carrier {
             Carrier::Udp => self.stack.udp_send_with(packet, way.local, way.remote, &how, cx),

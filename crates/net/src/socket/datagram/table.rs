@@ -8,6 +8,7 @@
 //! Bound: one entry for each socket.
 
 use super::super::{Family, Socket, SocketId, Sockets};
+use crate::random::{Purpose, Secret};
 use alloc::vec::Vec;
 use core::hash::BuildHasher;
 use core::net::{IpAddr, SocketAddr};
@@ -20,6 +21,7 @@ pub(in crate::socket) struct Table {
     by_port: HashMap<u16, Vec<SocketId>, FixedState>,
     /// Sockets with a peer, by local and remote address.
     by_flow: HashMap<(SocketAddr, SocketAddr), Vec<SocketId>, FixedState>,
+    /// Distributes flows among the sockets of a `SO_REUSEPORT` group.
     hash: FixedState,
     /// Raw sockets.
     pub(super) raw: Vec<SocketId>,
@@ -37,13 +39,12 @@ pub(in crate::socket) struct Table {
 }
 
 impl Table {
-    /// No sockets. The seed determines how `SO_REUSEPORT` groups distribute flows.
-    pub(in crate::socket) fn new(seed: u64) -> Self {
-        let hash = || FixedState::with_seed(seed);
+    /// No sockets.
+    pub(in crate::socket) fn new(secret: &Secret) -> Self {
         Self {
-            by_port: HashMap::with_hasher(hash()),
-            by_flow: HashMap::with_hasher(hash()),
-            hash: hash(),
+            by_port: HashMap::with_hasher(secret.table(Purpose::DatagramPortTable)),
+            by_flow: HashMap::with_hasher(secret.table(Purpose::DatagramFlowTable)),
+            hash: secret.table(Purpose::ReusePort),
             raw: Vec::new(),
             link: Vec::new(),
             queued: 0,
@@ -52,6 +53,18 @@ impl Table {
             full: Vec::new(),
             emptied: 0,
         }
+    }
+
+    /// The socket with this index among those that may receive a packet to several sockets.
+    pub(super) fn candidate(
+        &self,
+        index: usize,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Option<SocketId> {
+        let flow = self.by_flow.get(&(local, remote)).map(Vec::as_slice).unwrap_or_default();
+        let port = self.by_port.get(&local.port()).map(Vec::as_slice).unwrap_or_default();
+        flow.get(index).or_else(|| port.get(index - flow.len())).copied()
     }
 
     /// Removes `count` queued packets of `held` bytes from the totals.
@@ -126,8 +139,8 @@ impl Sockets {
     }
 }
 
-/// How specifically a socket without a peer is bound to `address`; `None` if it does not match.
-fn score(socket: &Socket, address: IpAddr) -> Option<u8> {
+/// How specifically a socket is bound to `address`; `None` if it does not match.
+pub(super) fn score(socket: &Socket, address: IpAddr) -> Option<u8> {
     let bound = socket.local.ip();
     let dual = socket.used.is_some_and(|used| !used.v6_only);
     let exact = bound == address;

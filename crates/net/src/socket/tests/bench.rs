@@ -67,7 +67,7 @@ impl Bench {
             let mut stack = Stack::new(config, Caps::plain(1500));
             stack.set_neighbor(v4(1 - host), mac(1 - host));
             stack.set_neighbor(v6(1 - host), mac(1 - host));
-            Sockets::new(stack, 1)
+            Sockets::new(stack)
         };
         Self {
             hosts: [host(SERVER), host(CLIENT)],

@@ -30,12 +30,12 @@ fn datagrams_to_oneself_arrive() {
         for len in [0, 1, 1400, 1473, 40_000, 65_507] {
             assert_eq!(b.send_to(SERVER, client, &data(len), there), Ok(len));
             b.turn();
-            let (bytes, reported) = b.take(SERVER, server).expect("it came");
+            let (bytes, received) = b.take(SERVER, server).expect("it came");
             assert_eq!(
-                (bytes.len(), bytes == data(len), reported.from.ip()),
+                (bytes.len(), bytes == data(len), received.from.ip()),
                 (len, true, there.ip())
             );
-            assert_eq!(b.send_to(SERVER, server, &data(9), reported.from), Ok(9));
+            assert_eq!(b.send_to(SERVER, server, &data(9), received.from), Ok(9));
             b.turn();
             assert_eq!(b.take(SERVER, client).expect("an answer").0, data(9));
         }
@@ -62,8 +62,8 @@ fn super_packets_to_oneself_stay_whole() {
     b.hosts[SERVER].set_options(server, now, whole).expect("open socket");
     assert_eq!(b.send_to(SERVER, client, &data(12_000), at(53)), Ok(12_000));
     b.turn();
-    let (bytes, reported) = b.take(SERVER, server).expect("it came");
-    assert_eq!((bytes, reported.segment_size.map(|size| size.get())), (data(12_000), Some(5000)));
+    let (bytes, received) = b.take(SERVER, server).expect("it came");
+    assert_eq!((bytes, received.segment_size.map(|size| size.get())), (data(12_000), Some(5000)));
     assert_eq!(b.in_use(), 0);
 }
 

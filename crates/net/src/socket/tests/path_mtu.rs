@@ -364,3 +364,87 @@ fn few_paths_are_remembered() {
     assert!(!known(0) && (1..=PATHS_MAX).all(known));
     assert_eq!(b.in_use(), 0);
 }
+
+/// Goal: an error about a packet that this host did not send, or not lately, changes no path.
+/// Method: a connection and a datagram socket to one server; each forgery changes one field of a
+/// quoted packet: ports, addresses, sequence number, protocol, identification.
+#[test]
+fn forged_errors_about_other_flows_teach_nothing() {
+    for ip in [v4, v6] {
+        let mut b = Bench::new();
+        let is_v4 = ip(0).is_ipv4();
+        let transport = 14 + if is_v4 { 20 } else { 40 };
+        let (source, destination) = if is_v4 { (26, 30) } else { (22, 38) };
+        let there = SocketAddr::new(ip(SERVER), 53);
+        let id = b.datagram(CLIENT, family(there.ip()));
+        b.send_to(CLIENT, id, &data(1400), there).expect("route");
+        let datagram = b.sent().remove(0);
+        let stream = b.hosts[CLIENT].stream(family(there.ip())).expect("room");
+        let _ = b.hosts[CLIENT].connect(stream, there, b.now);
+        let syn = b.sent().remove(0);
+        let drops = |b: &Bench| {
+            b.hosts[CLIENT].stack().counters().drops().map(|(_, count)| count).sum::<u64>()
+        };
+        let before = drops(&b);
+        let mut forgeries = 0;
+        let mut forge = |b: &mut Bench, frame: &[u8], at: usize| {
+            for bit in [0x01, 0x80] {
+                let mut frame = frame.to_vec();
+                frame[at] ^= bit;
+                b.too_big(&frame, 1280);
+                forgeries += 1;
+            }
+        };
+        // The destination of a datagram of an unconnected socket is not checked, as in Linux.
+        for at in [source, transport, transport + 1] {
+            forge(&mut b, &datagram, at);
+        }
+        for at in [source, destination, transport, transport + 2, transport + 4, transport + 6] {
+            forge(&mut b, &syn, at);
+        }
+        let protocol = if is_v4 { 23 } else { 20 };
+        forge(&mut b, &syn, protocol);
+        if !is_v4 {
+            // Guesses of identifications, for a fragment without ports.
+            let mut guess = datagram.clone();
+            guess[20] = 44;
+            for ident in 0..1000_u32 {
+                guess[54..58].copy_from_slice(&[17, 0, 5, 0xa8]);
+                guess[58..62].copy_from_slice(&ident.wrapping_mul(0x0101_0101).to_be_bytes());
+                b.too_big(&guess, 1280);
+            }
+            forgeries += 1000;
+        }
+        for host in (0..8).filter(|host| *host != CLIENT) {
+            assert_eq!(b.path(ip(host)), (1500, false));
+        }
+        assert_eq!(drops(&b) - before, forgeries, "all are counted");
+        // The truth is believed.
+        b.too_big(&syn, 1400);
+        assert_eq!(b.path(there.ip()), (1400, false));
+        b.too_big(&datagram, 1300);
+        assert_eq!(b.path(there.ip()), (1300, false));
+    }
+}
+
+/// Goal: identifications of IPv4 fragments do not follow from one another, and each is used once.
+#[test]
+fn fragments_of_ipv4_have_random_identifications() {
+    let mut b = Bench::new();
+    let there = SocketAddr::new(v4(SERVER), 53);
+    let id = b.datagram(CLIENT, Family::V4);
+    let mut idents = Vec::new();
+    for _ in 0..200 {
+        b.send_to(CLIENT, id, &data(4000), there).expect("route");
+        let frames = b.sent();
+        let of = |frame: &Vec<u8>| u16::from_be_bytes([frame[18], frame[19]]);
+        assert_eq!(frames.len(), 3);
+        assert!(frames.iter().all(|frame| of(frame) == of(&frames[0])));
+        idents.push(of(&frames[0]));
+    }
+    let near = idents.windows(2).filter(|two| two[0].abs_diff(two[1]) < 64).count();
+    assert!(near < 5, "{idents:?}");
+    idents.sort_unstable();
+    idents.dedup();
+    assert_eq!(idents.len(), 200);
+}

@@ -116,33 +116,139 @@ fn ports_are_unpredictable() {
     assert!(high - low > (EPHEMERAL_LAST - EPHEMERAL_FIRST) / 2, "{ports:?}");
 }
 
-/// Goal: a port is skipped while its last connection to the same peer still closes. Method: all
-/// ports but one are taken. The connection of that port is left in FIN-WAIT-2. Then another port
-/// becomes free, the next one in the search from anywhere else.
+/// Goal: a port is skipped while its last connection to the same peer still closes, and in
+/// TIME-WAIT if another is free. Method: all ports but one are taken. The connection of that port
+/// is left in FIN-WAIT-2; then other ports become free.
 #[test]
 fn a_port_whose_connection_still_closes_is_passed_over() {
     let mut b = Bench::new();
-    b.listen(80, 100);
-    let range = EPHEMERAL_FIRST..=EPHEMERAL_LAST;
+    let listener = b.listen(80, 100);
     let middle = EPHEMERAL_FIRST.midpoint(EPHEMERAL_LAST);
     let mut holders = Vec::new();
-    for port in range.filter(|port| *port != middle) {
+    for port in (EPHEMERAL_FIRST..=EPHEMERAL_LAST).filter(|port| *port != middle) {
         let id = b.stream(CLIENT);
         b.hosts[CLIENT].bind(id, SocketAddr::new(v4(CLIENT), port)).expect("free");
         holders.push((port, id));
     }
     let begin = |b: &mut Bench| {
-        let id = b.connecting(80);
+        let id = b.stream(CLIENT);
+        let begun = b.hosts[CLIENT].connect(id, at(80), b.now);
         b.settle();
-        (id, b.hosts[CLIENT].local(id).expect("bound").port())
+        (begun, id, b.hosts[CLIENT].local(id).expect("open socket").port())
     };
-    let (first, port) = begin(&mut b);
+    let (_, first, port) = begin(&mut b);
     assert_eq!(port, middle);
     b.hosts[CLIENT].close(first, b.now).expect("open socket");
     b.settle();
-    for other in [middle - 1, middle + 1] {
-        let (_, holder) = holders.iter().find(|(port, _)| *port == other).expect("held");
-        b.hosts[CLIENT].close(*holder, b.now).expect("open socket");
-        assert_eq!(begin(&mut b).1, other);
+    for index in [5, 20_000] {
+        assert_eq!(begin(&mut b).0, Err(Error::AddressNotAvailable), "none is free");
+        let (other, holder) = holders[index];
+        b.hosts[CLIENT].close(holder, b.now).expect("open socket");
+        assert_eq!(begin(&mut b).2, other);
     }
+    // The first connection enters TIME-WAIT: its port is used if no other is free.
+    let (server, _) = b.hosts[SERVER].accept(listener, b.now).expect("the first");
+    b.hosts[SERVER].close(server, b.now).expect("open socket");
+    b.settle();
+    let (other, holder) = holders[7];
+    b.hosts[CLIENT].close(holder, b.now).expect("open socket");
+    assert_eq!(begin(&mut b).2, other);
+    let (begun, last, port) = begin(&mut b);
+    assert_eq!((begun, port), (Err(Error::InProgress), middle));
+    assert_eq!(b.hosts[CLIENT].connect(last, at(80), b.now), Ok(()));
+}
+
+/// Goal: 28,232 ports limit the connections to one remote end, not those to all. Method: 60,000
+/// connections to three.
+#[test]
+fn each_remote_end_has_all_ports() {
+    let mut b = Bench::new();
+    let remote = |last: u8, port| SocketAddr::from(([192, 0, 2, last], port));
+    let connect = |b: &mut Bench, to| {
+        let id = b.stream(CLIENT);
+        let begun = b.hosts[CLIENT].connect(id, to, b.now);
+        (begun, b.hosts[CLIENT].local(id).expect("open socket").port())
+    };
+    let count = usize::from(EPHEMERAL_LAST - EPHEMERAL_FIRST) + 1;
+    for (to, connections) in [
+        (remote(10, 80), count),
+        (remote(10, 81), 16_000),
+        (remote(11, 80), 60_000 - 16_000 - count),
+    ] {
+        let mut ports = Vec::new();
+        for _ in 0..connections {
+            let (begun, port) = connect(&mut b, to);
+            assert_eq!(begun, Err(Error::InProgress));
+            ports.push(port);
+        }
+        ports.sort_unstable();
+        ports.dedup();
+        assert_eq!(ports.len(), connections, "each four-tuple once");
+    }
+    assert_eq!(connect(&mut b, remote(10, 80)).0, Err(Error::AddressNotAvailable));
+    assert_eq!(connect(&mut b, remote(12, 80)).0, Err(Error::InProgress));
+    // A socket that binds to such a port is refused, as in Linux.
+    let id = b.stream(CLIENT);
+    let (_, taken) = connect(&mut b, remote(11, 80));
+    let address = SocketAddr::new(v4(CLIENT), taken);
+    assert_eq!(b.hosts[CLIENT].bind(id, address), Err(Error::AddressInUse));
+}
+
+/// Goal: a port is not used for the same remote end again as long as others are free. Method: 1,000
+/// connections that end in TIME-WAIT, to one server.
+#[test]
+fn ports_in_time_wait_do_not_repeat() {
+    let mut b = Bench::new();
+    let listener = b.listen(80, 1);
+    let mut ports = Vec::new();
+    for _ in 0..1000 {
+        let client = b.connecting(80);
+        b.settle();
+        ports.push(b.hosts[CLIENT].local(client).expect("open socket").port());
+        let (server, _) = b.hosts[SERVER].accept(listener, b.now).expect("a connection");
+        b.hosts[CLIENT].close(client, b.now).expect("open socket");
+        b.settle();
+        b.hosts[SERVER].close(server, b.now).expect("open socket");
+        b.settle();
+    }
+    assert_eq!(b.hosts[CLIENT].stack().tcp_counts(), (0, 1000));
+    ports.sort_unstable();
+    ports.dedup();
+    assert_eq!(ports.len(), 1000);
+}
+
+/// Goal: with `IP_BIND_ADDRESS_NO_PORT` the port is chosen by `connect` and shared with others, or
+/// by `listen`. A bound address stays after a connection failed; a chosen port does not.
+#[test]
+fn a_port_may_be_chosen_after_the_address() {
+    let mut b = Bench::new();
+    let address = SocketAddr::new(v4(CLIENT), 0);
+    let unported = |b: &mut Bench| {
+        let id = b.stream(CLIENT);
+        let host = &mut b.hosts[CLIENT];
+        host.set_options(id, b.now, |options| options.bind_no_port = true).expect("open socket");
+        assert_eq!(host.bind(id, address), Ok(()));
+        assert_eq!(host.local(id), Ok(address), "no port");
+        id
+    };
+    let id = unported(&mut b);
+    let foreign = SocketAddr::new(v4(SERVER), 0);
+    assert_eq!(b.hosts[CLIENT].bind(id, foreign), Err(Error::AddressNotAvailable));
+    // As in Linux, a socket without a port can be bound again.
+    assert_eq!(b.hosts[CLIENT].bind(id, address), Ok(()));
+    assert_eq!(b.hosts[CLIENT].connect(id, at(80), b.now), Err(Error::InProgress));
+    let local = b.hosts[CLIENT].local(id).expect("open socket");
+    assert!(local.ip() == v4(CLIENT) && local.port() >= EPHEMERAL_FIRST);
+    assert_eq!(b.hosts[CLIENT].bind(id, address), Err(Error::Invalid));
+    b.settle();
+    assert_eq!(b.hosts[CLIENT].outcome(id, b.now), Err(Error::ConnectionRefused));
+    assert_eq!(b.hosts[CLIENT].local(id), Ok(address));
+    let id = unported(&mut b);
+    assert_eq!(b.hosts[CLIENT].listen(id, 1, b.now), Ok(()));
+    assert_ne!(b.hosts[CLIENT].local(id).expect("open socket").port(), 0);
+    let datagram = b.datagram(CLIENT, Family::V4);
+    let change = |options: &mut crate::socket::Options| options.bind_no_port = true;
+    b.hosts[CLIENT].set_options(datagram, b.now, change).expect("open socket");
+    assert_eq!(b.hosts[CLIENT].bind(datagram, address), Ok(()));
+    assert_ne!(b.hosts[CLIENT].local(datagram).expect("open socket").port(), 0);
 }

@@ -2,140 +2,131 @@
 //!
 //! # Theory of operation
 //!
-//! There is one bucket of [`BURST`] errors for all destinations, and one of [`PEER_BURST`] for
-//! each. A shared bucket alone is a side channel: an attacker sends packets with a spoofed source
-//! to ports that may be closed, then checks with its own address whether the bucket is empty. So
-//! one destination cannot empty the shared bucket, and each error takes a random amount of it, one
-//! on average, which cannot be counted from outside.
+//! A limit that all destinations share is a side channel: an attacker sends packets with a spoofed
+//! source to ports that may be closed, then counts the errors that its own address still gets. So
+//! there is no such limit. A destination has one of [`SHARES`] shares, and what others are sent
+//! changes its errors only if they have the same share. Each second a keyed hash deals the shares
+//! anew, so that no address keeps the share of another, and draws the number of errors of each, so
+//! that an attacker with an address in every share cannot count what a victim got.
 //!
-//! Bound: [`PEERS`] buckets of destinations; destinations that share a bucket share its rate.
+//! Bound: the shares. Together they allow at most [`SHARES`] times [`ERRORS_MAX`] per second.
 
-use crate::random::Random;
-use crate::time::{Duration, Instant};
-use core::hash::Hasher;
+use crate::random::keyed_hash;
+use crate::time::Instant;
 use core::net::IpAddr;
-use siphasher::sip::SipHasher13;
 
-/// Errors that may be sent in a burst (Linux's `icmp_msgs_burst`).
-const BURST: u32 = 50;
-/// Errors per second in the long run (Linux's `icmp_msgs_per_sec`).
-const PER_SECOND: u32 = 1000;
-/// Maximum that an error takes out of the shared bucket; the minimum is zero.
-const COST_MAX: u32 = 2;
-/// Burst for one destination: half of the shared one, so that errors to one destination never show
-/// in errors to another.
-const PEER_BURST: u32 = BURST / 2;
-/// Errors per second for one destination.
-const PEER_PER_SECOND: u32 = PER_SECOND / 2;
-/// Number of destination buckets, indexed by a keyed hash: 4 KiB.
-const PEERS: usize = 256;
-
-/// A token bucket.
-#[derive(Clone, Copy, Debug)]
-struct Bucket {
-    tokens: u32,
-    filled_at: Instant,
-}
-
-impl Bucket {
-    const fn full(burst: u32) -> Self {
-        Self { tokens: burst, filled_at: Instant::START }
-    }
-
-    fn fill(&mut self, burst: u32, per_second: u32, now: Instant) {
-        let interval = Duration::from_micros(1_000_000 / u64::from(per_second));
-        let earned = now.since(self.filled_at).as_micros() / interval.as_micros();
-        let earned = u32::try_from(earned).unwrap_or(u32::MAX);
-        self.tokens = self.tokens.saturating_add(earned).min(burst);
-        self.filled_at += interval.saturating_mul(earned);
-    }
-}
+/// Number of shares.
+const SHARES: usize = 64;
+/// Fewest errors per second in a share: a traceroute of 20 hops with three probes each.
+const ERRORS_MIN: u8 = 64;
+/// Most errors per second in a share.
+const ERRORS_MAX: u8 = 2 * ERRORS_MIN - 1;
 
 /// Rate limits of one stack.
 pub(in crate::stack) struct RateLimit {
     key: [u64; 2],
-    random: Random,
-    all: Bucket,
-    peers: [Bucket; PEERS],
+    second: u64,
+    /// Errors sent in this second.
+    sent: [u8; SHARES],
 }
 
 impl RateLimit {
     pub(in crate::stack) fn new(key: [u64; 2]) -> Self {
-        let peers = [Bucket::full(PEER_BURST); PEERS];
-        Self { key, random: Random::new(key), all: Bucket::full(BURST), peers }
+        Self { key, second: 0, sent: [0; SHARES] }
     }
 
     /// True if an error may be sent to this destination; it is counted.
     pub(super) fn allow(&mut self, to: IpAddr, now: Instant) -> bool {
-        let mut hasher = SipHasher13::new_with_keys(self.key[0], self.key[1]);
-        match to {
-            IpAddr::V4(v4) => hasher.write(&v4.octets()),
-            IpAddr::V6(v6) => hasher.write(&v6.octets()),
+        let second = now.micros() / 1_000_000;
+        if self.second != second {
+            (self.second, self.sent) = (second, [0; SHARES]);
         }
-        let peer = &mut self.peers[hasher.finish() as usize % PEERS];
-        peer.fill(PEER_BURST, PEER_PER_SECOND, now);
-        self.all.fill(BURST, PER_SECOND, now);
-        if peer.tokens == 0 || self.all.tokens < COST_MAX {
-            return false;
-        }
-        peer.tokens -= 1;
-        self.all.tokens -= self.random.below(COST_MAX + 1);
-        true
+        let share = keyed_hash(self.key, (second, to)) as usize % SHARES;
+        let drawn = keyed_hash(self.key, (second, share)) % u64::from(ERRORS_MAX - ERRORS_MIN + 1);
+        let sent = &mut self.sent[share];
+        let allowed = *sent < ERRORS_MIN + drawn as u8;
+        *sent += u8::from(allowed);
+        allowed
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::time::Duration;
     use alloc::vec::Vec;
 
     fn peer(number: u8) -> IpAddr {
         IpAddr::from([192, 0, 2, number])
     }
 
-    fn now() -> Instant {
-        Instant::from_micros(1_000_000)
+    fn at(second: u64) -> Instant {
+        Instant::START + Duration::from_secs(second)
     }
 
-    /// Goal: the maximum that one destination is sent leaves errors for others.
-    #[test]
-    fn one_destination_leaves_the_others_their_share() {
-        for secret in 0..64 {
-            let mut limit = RateLimit::new([secret, 7]);
-            let sent = (0..200).filter(|_| limit.allow(peer(1), now())).count();
-            assert_eq!(sent, PEER_BURST as usize);
-            assert!(limit.allow(peer(2), now()), "secret {secret}");
-        }
+    fn flood(limit: &mut RateLimit, to: IpAddr, now: Instant) -> usize {
+        (0..130).filter(|_| limit.allow(to, now)).count()
     }
 
-    /// Goal: the number of errors until the shared bucket is empty is unpredictable. Method: the
-    /// same flood to many destinations under several secrets.
+    /// Goal: an attacker cannot learn from its own errors whether a victim was sent some. Method:
+    /// the attacker floods after probes in the victim's name elicited 64 errors, or none. Its count
+    /// is the same, except in the few seconds in which both have the same share, and it varies more
+    /// from one second to the next.
     #[test]
-    fn how_much_is_left_for_all_is_random() {
-        let mut counts: Vec<usize> = (0..32)
-            .map(|secret| {
-                let mut limit = RateLimit::new([secret, 7]);
-                (0..200).filter(|number| limit.allow(peer(*number), now())).count()
+    fn errors_do_not_tell_what_others_were_sent() {
+        let seconds = 0..2000;
+        let (attacker, victim) = (peer(1), peer(2));
+        let worlds = [0, 64].map(|errors| {
+            let mut limit = RateLimit::new([7, 8]);
+            let counts = seconds.clone().map(|second| {
+                (0..errors).for_each(|_| _ = limit.allow(victim, at(second)));
+                flood(&mut limit, attacker, at(second))
+            });
+            counts.collect::<Vec<_>>()
+        });
+        let differ: Vec<_> =
+            seconds.clone().filter(|&i| worlds[0][i as usize] != worlds[1][i as usize]).collect();
+        assert!((5..100).contains(&differ.len()), "about 2000 / 64: {}", differ.len());
+        assert!(differ.windows(2).all(|two| two[1] - two[0] < 400), "{differ:?}");
+        let [quiet, busy] = worlds.map(|counts| counts.iter().sum::<usize>() / 2000);
+        assert!(quiet.abs_diff(busy) <= 3 && (90..100).contains(&quiet), "{quiet} {busy}");
+    }
+
+    /// Goal: an attacker with an address in each share still cannot count what a victim got: the
+    /// sum of all shares varies by more than one share's errors.
+    #[test]
+    fn the_sum_of_all_shares_is_random() {
+        let mut limit = RateLimit::new([7, 8]);
+        let sums: Vec<f64> = (0..50)
+            .map(|second| {
+                let count: usize =
+                    (0..=255).map(|number| flood(&mut limit, peer(number), at(second))).sum();
+                count as f64
             })
             .collect();
-        counts.sort_unstable();
-        assert!(counts[0] > 25 && counts[31] < 100, "{counts:?}");
-        counts.dedup();
-        assert!(counts.len() > 5, "{counts:?}");
+        let mean = sums.iter().sum::<f64>() / 50.0;
+        let variance = sums.iter().map(|sum| (sum - mean) * (sum - mean)).sum::<f64>() / 50.0;
+        assert!(variance > f64::from(ERRORS_MIN) * f64::from(ERRORS_MIN), "{variance}");
+        assert!(sums.iter().all(|sum| *sum <= (SHARES * usize::from(ERRORS_MAX)) as f64));
     }
 
-    /// Goal: at most 1000 errors per second in the long run in total, and half of that for one
-    /// destination.
+    /// Goal: each second a destination gets a number within the bounds, which another secret
+    /// changes, and most destinations get theirs although one is flooded.
     #[test]
-    fn the_long_run_is_bounded() {
-        let mut limit = RateLimit::new([1, 2]);
-        let (mut one, mut all) = (0, 0);
-        for micros in (0..10_000_000).step_by(100) {
-            let now = now() + Duration::from_micros(micros);
-            one += u32::from(limit.allow(peer(1), now));
-            all += u32::from(limit.allow(peer((micros / 100 % 200) as u8 + 2), now));
+    fn one_destination_leaves_the_others_theirs() {
+        let mut counts = Vec::new();
+        for secret in 0..64 {
+            let mut limit = RateLimit::new([secret, 7]);
+            let count = flood(&mut limit, peer(1), at(5));
+            assert!((usize::from(ERRORS_MIN)..=usize::from(ERRORS_MAX)).contains(&count));
+            assert!(!limit.allow(peer(1), at(5)));
+            assert!(limit.allow(peer(1), at(6)));
+            counts.push(count);
+            let others = (2..102).filter(|number| limit.allow(peer(*number), at(5))).count();
+            assert!(others >= 90, "{others}");
         }
-        assert!((4900..=5025).contains(&one), "{one}");
-        assert!((9000..=11_000).contains(&(one + all)), "{}", one + all);
+        counts.sort_unstable();
+        counts.dedup();
+        assert!(counts.len() > 20, "{counts:?}");
     }
 }

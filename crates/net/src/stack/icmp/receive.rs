@@ -1,15 +1,14 @@
-//! Received ICMP, ICMPv6 and neighbour discovery messages.
+//! Received ICMP and ICMPv6 messages.
 
-use super::{Echo, EchoReply, mld};
+use super::{Echo, EchoReply};
 use crate::checksum;
 use crate::counters::DropReason;
 use crate::gso;
-use crate::neighbor::{Announcement, Station};
-use crate::stack::ingress::{IpInfo, is_martian, is_multicast, solicited_node};
+use crate::stack::ingress::{IpInfo, is_martian, is_multicast};
 use crate::stack::{Context, Stack};
 use crate::tcp::Seq;
-use crate::wire::{Protocol, icmpv4, icmpv6, ipv4, ipv6};
-use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+use crate::wire::{Protocol, icmpv4, icmpv6, ipv4, ipv6, membership};
+use core::net::{IpAddr, SocketAddr};
 use towpath_packet::{Checksum, Packet};
 
 impl Stack {
@@ -63,8 +62,8 @@ impl Stack {
         if is_martian(info.source) && kind != NEIGHBOR_SOLICITATION {
             return Err(DropReason::SourceMartian);
         }
-        if kind == mld::QUERY {
-            return self.receive_listener_query(info, packet, cx);
+        if kind == membership::MLD_QUERY || kind == membership::MLD_REPORT {
+            return self.receive_membership(info, packet, cx);
         }
         if NEIGHBOR_KINDS.contains(&kind) {
             return self.receive_discovery(info, packet, cx);
@@ -127,73 +126,8 @@ impl Stack {
         Ok(())
     }
 
-    /// Processes neighbour discovery, which must come from the link (RFC 4861 §7.1).
-    fn receive_discovery(
-        &mut self,
-        info: &IpInfo,
-        mut packet: Packet,
-        cx: &mut Context<'_>,
-    ) -> Result<(), DropReason> {
-        let rest = packet.payload_len();
-        if info.ttl != icmpv6::HOP_LIMIT || !packet.pull_more(rest) {
-            return Err(DropReason::NeighborMalformed);
-        }
-        let message = icmpv6::Message::parse(&packet.headers()[info.transport_at..])
-            .map_err(|_| DropReason::NeighborMalformed)?;
-        match message {
-            icmpv6::Message::NeighborSolicitation { target, source_link_layer } => {
-                let group = IpAddr::V6(solicited_node(target));
-                let probes = is_martian(info.source);
-                // RFC 4861 §7.1.1: a solicitation from the unspecified address has no link-layer
-                // option.
-                if probes && (source_link_layer.is_some() || info.destination != group) {
-                    return Err(DropReason::NeighborMalformed);
-                }
-                // A probe asks whether the address is free; one that this stack only answers for
-                // is.
-                let is_ours = if probes { Self::is_local } else { Self::answers_for };
-                if !is_ours(self, target.into()) {
-                    return Ok(());
-                }
-                let mut to = info.source;
-                if probes {
-                    // RFC 4861 §7.2.4, RFC 4862 §5.4.3: the address is in use; all nodes must
-                    // receive the answer.
-                    to = IpAddr::V6(ALL_NODES);
-                } else {
-                    let mac = source_link_layer.unwrap_or(info.source_mac);
-                    let station = Station { mac, port: packet.ingress() };
-                    self.learn_neighbor(info.source, station, Announcement::Request, cx);
-                }
-                let answer = icmpv6::Message::NeighborAdvertisement {
-                    target,
-                    target_link_layer: Some(self.config.mac),
-                    router: self.config.transparent,
-                    solicited: !probes,
-                    override_: true,
-                };
-                self.send_icmpv6(&answer, target.into(), to, icmpv6::HOP_LIMIT, cx);
-                Ok(())
-            }
-            icmpv6::Message::NeighborAdvertisement {
-                target, target_link_layer, override_, ..
-            } => {
-                if let Some(mac) = target_link_layer
-                    && !self.is_local(target.into())
-                {
-                    let announcement =
-                        if override_ { Announcement::Override } else { Announcement::Tentative };
-                    let station = Station { mac, port: packet.ingress() };
-                    self.learn_neighbor(target.into(), station, announcement, cx);
-                }
-                Ok(())
-            }
-            _ => Err(DropReason::IcmpIgnored),
-        }
-    }
-
-    /// Processes an error about a sent packet, if it quotes an existing connection, or a datagram
-    /// whose owner wants errors.
+    /// Processes an error about a sent packet, if it quotes an existing connection, a fragment that
+    /// was sent lately, or a datagram whose owner wants errors.
     fn receive_error(
         &mut self,
         info: &IpInfo,
@@ -203,7 +137,7 @@ impl Stack {
         cx: &mut Context<'_>,
     ) -> Result<(), DropReason> {
         let at = packet.headers().len();
-        let quoted = Quoted::pull(&mut packet, ip_len)?;
+        let quoted = Quoted::pull(&mut packet, ip_len, info)?;
         let mut learnt = false;
         if let Some(ident) = quoted.fragment {
             // Ports may be missing, but the identification cannot be guessed off the path.
@@ -247,7 +181,7 @@ impl Stack {
         ip_len: usize,
     ) -> Result<(), DropReason> {
         let at = packet.headers().len();
-        let quoted = Quoted::pull(&mut packet, ip_len)?;
+        let quoted = Quoted::pull(&mut packet, ip_len, info)?;
         match quoted.protocol {
             Some(Protocol::UDP) => self.receive_udp_error(info, packet, at, &quoted),
             _ => Err(DropReason::IcmpIgnored),
@@ -270,8 +204,17 @@ pub(in crate::stack) struct Quoted {
 
 impl Quoted {
     /// Pulls the quoted IP header, an IPv6 fragment header behind it, and the first bytes of the
-    /// transport header.
-    fn pull(packet: &mut Packet, ip_len: usize) -> Result<Self, DropReason> {
+    /// transport header. An error goes to the source of the packet that it quotes (RFC 792).
+    fn pull(packet: &mut Packet, ip_len: usize, info: &IpInfo) -> Result<Self, DropReason> {
+        let quoted = Self::pull_any(packet, ip_len)?;
+        if quoted.source == info.destination {
+            Ok(quoted)
+        } else {
+            Err(DropReason::IcmpOutOfWindow)
+        }
+    }
+
+    fn pull_any(packet: &mut Packet, ip_len: usize) -> Result<Self, DropReason> {
         let at = packet.headers().len();
         if !packet.pull_more(ip_len + QUOTED_TRANSPORT) {
             return Err(DropReason::IcmpMalformed);
@@ -315,8 +258,6 @@ impl Quoted {
 
 /// ICMPv6 type of a neighbour solicitation (RFC 4861 §4.3).
 const NEIGHBOR_SOLICITATION: u8 = 135;
-/// All nodes on the link (RFC 4291 §2.7.1).
-const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 /// ICMPv6 types of router and neighbour solicitations and advertisements, and redirects.
 const NEIGHBOR_KINDS: core::ops::RangeInclusive<u8> = 133..=137;
 /// Bytes of the transport header in every error (RFC 792): ports and sequence number.

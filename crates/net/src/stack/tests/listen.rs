@@ -86,7 +86,7 @@ fn a_child_waits_to_be_accepted() {
     assert_eq!(s.b.stack.next_acceptable(), Some(s.listener));
     assert_eq!((s.b.stack.next_acceptable(), s.b.stack.next_event()), (None, None));
     let now = s.b.now;
-    let queued = s.b.stack.tcp.slots.iter().filter_map(|slot| slot.connection.as_deref());
+    let queued = s.b.stack.tcp.slots.places().filter_map(|slot| slot.connection.as_deref());
     assert_eq!(queued.filter(|connection| connection.is_queued).count(), 1);
     let child = s.b.stack.tcp_accept(s.listener, now).expect("ready");
     assert!(s.b.stack.tcp(child).is_some_and(|connection| !connection.is_queued));

@@ -1,7 +1,10 @@
 //! UDP (RFC 768): receiving and sending, checksums, super-packets with and without USO.
 
-use super::bench::{Bench, FAMILIES, able, config, udp};
+use super::bench::{Bench, FAMILIES, OURS4, OURS6, Out, PEER_MAC, PEER6, able, config, udp};
 use crate::counters::DropReason;
+use crate::stack::Config;
+use crate::wire::ipv4;
+use alloc::vec;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::num::NonZeroU16;
@@ -221,25 +224,30 @@ fn destinations_have_identifications_of_their_own() {
             IpAddr::V4(_) => Ipv4Addr::new(10, 0, 0, 7).into(),
             IpAddr::V6(_) => "fd00::7".parse().expect("an address"),
         };
-        let mut b = Bench::host(Caps::plain(1500));
-        b.stack.set_neighbor(other, super::bench::PEER_MAC);
-        let mut ident = |to: IpAddr| {
-            let packet = b.packet(&data(2000));
-            let (local, remote) = (SocketAddr::new(ours, 53), SocketAddr::new(to, 999));
-            b.with_context(|stack, cx| stack.udp_send(packet, local, remote, None, cx));
-            let out = b.output();
-            assert_eq!(out.len(), 2);
-            let at = if ours.is_ipv4() { 16 } else { 14 + 44 };
-            u32::from_be_bytes(out[0].bytes[at..at + 4].try_into().expect("four")) & mask(ours)
+        let sent = |elsewhere: bool| {
+            let mut b = Bench::host(Caps::plain(1500));
+            b.stack.set_neighbor(other, PEER_MAC);
+            let mut ident = |to: IpAddr| {
+                let packet = b.packet(&data(2000));
+                let (local, remote) = (SocketAddr::new(ours, 53), SocketAddr::new(to, 999));
+                b.with_context(|stack, cx| stack.udp_send(packet, local, remote, None, cx));
+                let out = b.output();
+                assert_eq!(out.len(), 2);
+                let at = if ours.is_ipv4() { 16 } else { 14 + 44 };
+                u32::from_be_bytes(out[0].bytes[at..at + 4].try_into().expect("four")) & mask(ours)
+            };
+            let idents = (0..10).map(|_| {
+                let others = [0; 2].map(|_| if elsewhere { ident(other) } else { 0 });
+                let mine = ident(peer);
+                assert!(others.iter().all(|other| other.abs_diff(mine) > 2), "{others:?} {mine}");
+                mine
+            });
+            idents.collect::<Vec<_>>()
         };
-        let (first, elsewhere) = (ident(peer), ident(other));
-        for count in 1..10 {
-            assert_eq!(ident(peer), first.wrapping_add(count) & mask(ours));
-            ident(other);
-            ident(other);
-        }
-        assert!(first.abs_diff(elsewhere) > 100, "{first} and {elsewhere}");
-        assert!(first > 100);
+        let alone = sent(false);
+        assert_eq!(sent(true), alone);
+        let near = alone.windows(2).filter(|two| two[0].abs_diff(two[1]) < 64).count();
+        assert!(near < 2, "{alone:?}");
     }
 }
 
@@ -271,5 +279,71 @@ fn too_large_is_refused() {
         b.with_context(|stack, cx| stack.udp_send(packet, local, remote, None, cx));
         b.quiet().dropped(&[(DropReason::TooLarge, 1)]);
         b.assert_clean();
+    }
+}
+
+/// RFC 6437 §3: all packets of a flow have one label, which another flow or secret changes.
+#[test]
+fn flows_have_labels() {
+    let labels = |secret: u64| {
+        let mut b = Bench::with(Config { secret: [secret, 2], ..config(false) }, Caps::plain(1500));
+        b.stack.set_neighbor(PEER6, PEER_MAC);
+        let mut labels = Vec::new();
+        for port in 0..100 {
+            let [local, remote] = [(OURS6, 1000 + port), (PEER6, 53)].map(SocketAddr::from);
+            let label = |b: &mut Bench, len: usize| {
+                let packet = b.packet(&vec![7; len]);
+                b.with_context(|stack, cx| stack.udp_send(packet, local, remote, None, cx));
+                let of = |out: &Out| u32::from_be_bytes(out.bytes[14..18].try_into().expect("4"));
+                let all: Vec<u32> = b.output().iter().map(|out| of(out) & 0xfffff).collect();
+                assert!(all.iter().all(|label| *label == all[0]));
+                all[0]
+            };
+            let first = label(&mut b, 100);
+            assert_eq!(label(&mut b, 2000), first, "fragments too");
+            labels.push(first);
+        }
+        labels
+    };
+    let (mut all, others) = (labels(1), labels(3));
+    assert_eq!(labels(1), all);
+    assert!(all.iter().zip(&others).filter(|(a, b)| a == b).count() < 3);
+    all.sort_unstable();
+    all.dedup();
+    assert!(all.len() > 95 && all.iter().any(|label| *label > 0x80000), "{all:?}");
+}
+
+/// Goal: a packet that the caller made with its IP header, for an address of this stack, is
+/// received at once like any other: whole or in fragments, with and without offloads.
+#[test]
+fn own_packets_with_headers_are_received() {
+    let local = SocketAddr::new(OURS4, 53);
+    let whole = udp(SocketAddr::new(OURS4, 999), local, &data(40)).split_off(14);
+    let part = |from: usize, to: usize, more: bool| {
+        let mut header = ipv4::Header::parse(&whole, whole.len()).expect("valid");
+        (header.fragment_offset, header.more_fragments) = (from as u16, more);
+        header.total_len = (ipv4::HEADER_LEN + to - from) as u16;
+        let mut bytes = alloc::vec![0; ipv4::HEADER_LEN];
+        header.emit(&mut bytes);
+        bytes.extend(&whole[ipv4::HEADER_LEN + from..ipv4::HEADER_LEN + to]);
+        bytes
+    };
+    let fragments = [part(0, 24, true), part(24, 48, false)];
+    for caps in [able(), Caps::plain(1500)] {
+        for packets in [&[whole.clone()][..], &fragments] {
+            let mut b = Bench::host(caps);
+            for bytes in packets {
+                let packet = b.packet(bytes);
+                let ends = (Ipv4Addr::UNSPECIFIED, OURS4);
+                let sent = b.with_context(|stack, cx| stack.send_with_header(packet, ends, cx));
+                sent.expect("a valid header");
+            }
+            assert!(b.output().is_empty(), "nothing leaves");
+            let datagram = b.stack.next_datagram().expect("there");
+            assert_eq!((datagram.local, payload(&datagram)), (local, data(40)));
+            drop(datagram);
+            b.dropped(&[]);
+            b.assert_no_leak();
+        }
     }
 }

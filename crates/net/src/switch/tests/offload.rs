@@ -11,9 +11,10 @@ use towpath_packet::{Caps, Checksum, Gso, GsoKind, Lender, Loans, Offload, Packe
 use super::harness::*;
 use crate::counters::PortDrop;
 use crate::gro::Coalescer;
-use crate::gso::testing::{Spec, any_spec, bytes_of, parsed, pattern, received};
+use crate::gso::testing::{Spec, any_spec, bytes_of, headers_of, parsed, pattern, received};
 use crate::gso::{self, Checksums};
 use crate::switch::*;
+use crate::wire::headers::Headers;
 
 pub(super) const ALONE: Caps = Caps::plain(1500);
 pub(super) const CHECKSUMS: Caps = Caps { checksum: true, ..ALONE };
@@ -188,12 +189,13 @@ proptest! {
         let mut packet = received(&mut t.memory, &frame, &[]);
         packet.set_offload(spec.offload(size as u16));
         t.send_packet(0, packet);
-        let (mut coalescer, mut joined) = (Coalescer::new(), Vec::new());
+        let (mut coalescer, mut joined) = (Coalescer::new(1), Vec::new());
         for segment in t.out.packets.remove(&1).expect("sent") {
-            let mut out = |packet| joined.push(packet);
-            coalescer.receive(segment, spec.layout(), t.now, &t.ledger, &mut out);
+            let mut out = |packet, ()| joined.push(packet);
+            let headers = headers_of(&segment);
+            coalescer.receive(segment, &headers, (), &t.ledger, &mut out);
         }
-        coalescer.flush(&mut |packet| joined.push(packet));
+        coalescer.flush(&mut |packet, ()| joined.push(packet));
         let limit = if spec.tcp { usize::MAX } else { 64 * size };
         if spec.payload.len() <= limit && spec.payload.len().div_ceil(size) <= 64 {
             prop_assert_eq!(joined.len(), 1);
@@ -226,15 +228,13 @@ fn segment_by_device(port: usize, packets: Vec<Packet>, t: &mut Harness) -> Vec<
     for mut packet in packets {
         assert!(packet.offload().gso.is_none());
         packet.join_parts();
-        let transport_at = match packet.offload().checksum {
-            Checksum::Partial { start, .. } => usize::from(start),
-            Checksum::None | Checksum::Unnecessary => unreachable!("it was partial"),
-        };
         let is_tagged = packet.headers()[12..14] == [0x81, 0];
-        let layout = gso::Layout { ip_at: if is_tagged { 18 } else { 14 }, transport_at };
+        let headers = Headers::read(packet.headers(), if is_tagged { 18 } else { 14 });
+        let headers = headers.expect("whole headers");
         let (memory, ledger) = (&mut t.memory, &t.ledger);
         let out = &mut |part| parts.push(part);
-        gso::segment(packet, memory, ledger, layout, Checksums::LeavePartial, out).expect("proper");
+        gso::segment(packet, memory, ledger, &headers, Checksums::LeavePartial, out)
+            .expect("proper");
     }
     let counters = t.counters(port);
     assert_eq!(counters.packets_out, parts.len() as u64);
@@ -397,7 +397,7 @@ fn a_tunnel_keeps_its_inner_checksum() {
     let inner = Spec::plain(false, true, pattern(700));
     let outer = |frame| Spec::plain(false, false, [alloc::vec![8; 8], frame].concat()).frame();
     let frame = readdressed(&outer(inner.partial_frame()), BROADCAST, mac(1), None);
-    let start = (42 + 8 + inner.layout().transport_at) as u16;
+    let start = (42 + 8 + inner.transport_at()) as u16;
     let offload = Offload { checksum: Checksum::Partial { start, offset: 16 }, gso: None };
     let mut t = Harness::new([port(), with_caps(ALONE), port()]);
     let out = t.send_with(0, &frame, offload);

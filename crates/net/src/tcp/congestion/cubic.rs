@@ -8,7 +8,8 @@
 //! Limits: the curve is clipped at [`OFFSET_MAX`] from its origin, far beyond any window.
 
 use super::hystart::HyStart;
-use super::{Ack, Algorithm, CaState, Event, Sample, Window};
+use super::{CaState, Controller, RttSample, Start, Window};
+use crate::tcp::seq::Seq;
 use crate::time::{Duration, Instant};
 
 /// State of CUBIC between events.
@@ -41,11 +42,6 @@ struct Epoch {
 }
 
 impl Cubic {
-    /// State of a new connection; `next` is the first sequence number to be sent.
-    pub(super) fn new(next: crate::tcp::Seq, now: Instant) -> Self {
-        Self { hystart: HyStart::new(next, now), ..Self::default() }
-    }
-
     /// Calculates how many acknowledged segments grow the window by one.
     fn update(&mut self, cwnd: u32, acked: u32, now: Instant) {
         let (last, epoch) = (self.last, &mut self.epoch);
@@ -117,7 +113,11 @@ impl Epoch {
     }
 }
 
-impl Algorithm for Cubic {
+impl Controller for Cubic {
+    fn new(start: &Start) -> Self {
+        Self { hystart: HyStart::new(start.next, start.now), ..Self::default() }
+    }
+
     fn ssthresh(&mut self, window: &Window) -> u32 {
         self.epoch = None;
         let cwnd = window.cwnd();
@@ -127,15 +127,15 @@ impl Algorithm for Cubic {
         (cwnd * BETA / BETA_SCALE).max(2)
     }
 
-    fn on_ack(&mut self, window: &mut Window, ack: &Ack) {
-        let left = if window.in_slow_start() { window.slow_start(ack.acked) } else { ack.acked };
+    fn grow(&mut self, window: &mut Window, acked: u32, now: Instant) {
+        let left = if window.in_slow_start() { window.slow_start(acked) } else { acked };
         if left > 0 {
-            self.update(window.cwnd(), left, ack.now);
+            self.update(window.cwnd(), left, now);
             window.avoid(self.per_segment, left);
         }
     }
 
-    fn on_sample(&mut self, window: &mut Window, sample: &Sample) {
+    fn on_rtt(&mut self, window: &mut Window, sample: &RttSample) {
         let young = |epoch: Epoch| sample.now.since(epoch.start) < SAMPLE_AFTER_LOSS;
         if self.epoch.is_some_and(young) {
             return;
@@ -151,16 +151,16 @@ impl Algorithm for Cubic {
         }
     }
 
-    fn on_event(&mut self, _: &Window, event: Event) {
+    fn on_transmit_start(&mut self, _: &mut Window, idle: Duration, _: bool, now: Instant) {
         // RFC 9438 §5.8: an idle period of the application does not probe the path.
-        if let (Event::TransmitStart { idle, now }, Some(epoch)) = (event, &mut self.epoch) {
+        if let Some(epoch) = &mut self.epoch {
             epoch.start = (epoch.start + idle).min(now);
         }
     }
 
-    fn on_state(&mut self, state: CaState, next: crate::tcp::Seq, now: Instant) {
+    fn on_state(&mut self, _: &mut Window, state: CaState, next: Seq, now: Instant) {
         if state == CaState::Loss {
-            *self = Self::new(next, now);
+            *self = Self::new(&Start { next, now });
         }
     }
 }

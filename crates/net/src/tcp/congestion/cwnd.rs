@@ -1,5 +1,7 @@
 //! The congestion window, its threshold, and how much of the window is used; all in segments.
 
+use super::prr::Prr;
+use super::reports::CaState;
 use crate::tcp::seq::Seq;
 use crate::time::{Duration, Instant};
 
@@ -24,6 +26,9 @@ pub struct Window {
     /// Initial window: that of the route, or the default.
     initial: u32,
     usage: Usage,
+    /// State of loss recovery.
+    state: CaState,
+    prr: Prr,
 }
 
 /// How far the window is used. A window that is not needed must not grow (RFC 7661); the accounting
@@ -52,6 +57,8 @@ impl Window {
             prior_cwnd: 0,
             initial,
             usage: Usage { limited: false, packets_max: 0, until: next, used: 0, stamp: now },
+            state: CaState::Open,
+            prr: Prr::default(),
         }
     }
 
@@ -73,6 +80,43 @@ impl Window {
     /// Sets the window before a reduction.
     pub fn set_prior_cwnd(&mut self, cwnd: u32) {
         self.prior_cwnd = cwnd;
+    }
+
+    /// Begins a reduction to `ssthresh`, which proportional rate reduction spreads over a round
+    /// trip (RFC 6937).
+    pub fn begin_reduction(&mut self, ssthresh: u32) {
+        self.prr = Prr::default();
+        self.credit = 0;
+        self.prior_cwnd = self.cwnd;
+        self.ssthresh = ssthresh;
+    }
+
+    /// Sets the window during a reduction, for an ACK that delivers `delivered` segments, reports
+    /// `lost`, and leaves `in_flight`. `advanced` means that it acknowledges data cumulatively.
+    pub fn reduce(&mut self, delivered: u32, lost: u32, advanced: bool, in_flight: u32) {
+        if delivered == 0 {
+            return;
+        }
+        let bounds = (self.ssthresh, self.prior_cwnd);
+        let send = self.prr.allow(bounds, delivered, advanced && lost == 0, in_flight);
+        self.set_cwnd(in_flight.saturating_add(send));
+    }
+
+    /// Counts `segments` that were sent, if a reduction is going on.
+    pub fn note_sent(&mut self, segments: u32) {
+        if self.state.is_reducing() {
+            self.prr.note_sent(segments);
+        }
+    }
+
+    /// Sets the state of loss recovery.
+    pub(super) fn set_state(&mut self, state: CaState) {
+        self.state = state;
+    }
+
+    /// State of loss recovery.
+    pub fn state(&self) -> CaState {
+        self.state
     }
 
     /// Grows the window in slow start by `acked` segments, up to the threshold (RFC 5681 §3.1). As
@@ -200,6 +244,11 @@ impl Window {
     pub fn is_limited(&self) -> bool {
         self.usage.limited
             || (self.in_slow_start() && self.cwnd < self.usage.packets_max.saturating_mul(2))
+    }
+
+    /// True if the window held back data in the last round trip.
+    pub fn was_full(&self) -> bool {
+        self.usage.limited
     }
 
     /// Threshold that keeps three quarters of a window that is given up without loss.

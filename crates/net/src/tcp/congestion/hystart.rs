@@ -1,7 +1,7 @@
 //! HyStart: ends slow start before it overruns the path, when a train of ACKs is long or the delay
 //! grows (Ha and Rhee, "Taming the elephants", 2011; thresholds and details are Linux's).
 
-use super::Sample;
+use super::RttSample;
 use crate::tcp::seq::Seq;
 use crate::time::{Duration, Instant};
 
@@ -44,7 +44,7 @@ impl HyStart {
         cwnd: u32,
         delay_min_us: u32,
         delay_us: u32,
-        sample: &Sample,
+        sample: &RttSample,
     ) -> bool {
         if self.found {
             return false;
@@ -63,7 +63,7 @@ impl HyStart {
 
     /// True if ACKs arrived in close succession for half the round trip: the data in flight fills
     /// the path.
-    fn train_is_long(&mut self, delay_min_us: u32, sample: &Sample) -> bool {
+    fn train_is_long(&mut self, delay_min_us: u32, sample: &RttSample) -> bool {
         if sample.now.since(self.last_ack) > ACK_DELTA {
             return false;
         }

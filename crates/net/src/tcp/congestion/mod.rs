@@ -1,198 +1,131 @@
-//! Congestion control: how much data may be in flight.
-//!
-//! The connection reports acknowledgments, losses and timeouts; the algorithm answers with a window
-//! and a threshold in segments. Other modules decide which segments are lost, and how the window is
-//! reduced during recovery.
+//! Congestion control: how much data may be in flight, and how fast it is sent.
 //!
 //! # Theory of operation
 //!
-//! [`Congestion`] is a [`Window`] and one of the algorithms. The hooks of [`Algorithm`] are called
-//! when Linux calls those of its congestion control modules, so that an algorithm behaves as it
-//! does there: [`Congestion::on_sample`] for each ACK with a round-trip sample, then
-//! [`Congestion::on_ack`] if the window may grow, [`Congestion::loss_ssthresh`] when loss recovery
-//! or a congestion reduction begins, [`Congestion::undo_cwnd`] when that was a mistake, and
-//! [`Congestion::on_state`] at each change.
+//! The connection decides which segments are delivered and lost. It reports that to [`Congestion`],
+//! which owns the [`Window`] and one controller, and reads the window, the pacing rate and the size
+//! of bursts from it. [`Controller`] has a method for each report. The provided methods are those
+//! of a window-based sender: NewReno growth (RFC 5681 §3.1), proportional rate reduction during
+//! recovery (RFC 6937), restart after an idle period (RFC 5681 §4.1), validation of the window
+//! (RFC 7661), the response to a spurious loss (RFC 4015), and a pacing rate that follows the
+//! window. A controller replaces those that it does differently.
+//!
+//! For each ACK the order of reports is: [`Congestion::on_rtt`] if there is a round-trip sample;
+//! [`Congestion::on_lost`] for each record that is now lost; [`Congestion::on_congestion`],
+//! [`Congestion::on_recovered`], [`Congestion::on_spurious`] and [`Congestion::on_state`] when loss
+//! recovery changes its state; [`Congestion::on_ack`]; [`Congestion::pacing_rate`].
+//!
+//! A controller is one file, and one line in the list of `controllers!`. Calls are dispatched
+//! statically, and a controller lies in its connection: nothing is allocated.
 
+mod bbr;
+mod controller;
 mod cubic;
 mod cwnd;
 mod hystart;
+mod prr;
 mod reno;
+mod reports;
 #[cfg(test)]
 mod tests;
 
 use super::seq::Seq;
 use crate::time::{Duration, Instant};
-use cubic::Cubic;
+pub use controller::Controller;
 pub use cwnd::{CWND_MAX, INITIAL_SEGMENTS, SSTHRESH_INFINITE, Window};
-use reno::Reno;
+pub use reports::{Ack, CaState, Lost, PathState, RateSample, RttSample, Start};
 
-/// State of loss recovery, with the values of `tcpi_ca_state` in `TCP_INFO`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub enum CaState {
-    /// Nothing unusual.
-    #[default]
-    Open = 0,
-    /// Duplicate ACKs or SACKs, too few to mean a loss.
-    Disorder = 1,
-    /// The window is being reduced without loss, for ECN or local congestion.
-    Cwr = 2,
-    /// Fast recovery.
-    Recovery = 3,
-    /// Recovery after a retransmission timeout.
-    Loss = 4,
+/// Defines [`Kind`] and the dispatch to the controllers. Each line has the name of the variant, its
+/// name in `TCP_CONGESTION`, its type, and its documentation. An attribute marks the default.
+macro_rules! controllers {
+    ($($(#[$attribute:meta])* $kind:ident $name:literal $controller:ty, $doc:literal;)*) => {
+        /// A congestion controller.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+        pub enum Kind {
+            $($(#[$attribute])* #[doc = $doc] $kind,)*
+        }
+
+        impl Kind {
+            /// All controllers.
+            pub const ALL: &[Kind] = &[$(Kind::$kind,)*];
+
+            /// Name of the controller, as in `TCP_CONGESTION`.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Kind::$kind => $name,)*
+                }
+            }
+        }
+
+        #[derive(Clone, Debug)]
+        #[expect(clippy::large_enum_variant, reason = "nothing is allocated")]
+        enum AnyController {
+            $($kind($controller),)*
+        }
+
+        impl AnyController {
+            fn new(kind: Kind, start: &Start) -> Self {
+                match kind {
+                    $(Kind::$kind => Self::$kind(<$controller>::new(start)),)*
+                }
+            }
+
+            fn kind(&self) -> Kind {
+                match self {
+                    $(Self::$kind(_) => Kind::$kind,)*
+                }
+            }
+        }
+
+        /// Calls one method of the current controller.
+        macro_rules! dispatch {
+            ($any:expr, $one:ident => $call:expr) => {
+                match $any {
+                    $(AnyController::$kind($one) => $call,)*
+                }
+            };
+        }
+    };
 }
 
-/// A congestion control algorithm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Kind {
-    /// NewReno (RFC 5681, RFC 6582).
-    Reno,
-    /// CUBIC (RFC 9438) with HyStart.
-    #[default]
-    Cubic,
+controllers! {
+    Reno "reno" reno::Reno, "NewReno (RFC 5681, RFC 6582).";
+    #[default] Cubic "cubic" cubic::Cubic, "CUBIC (RFC 9438) with HyStart.";
+    Bbr "bbr" bbr::Bbr, "BBR (draft-ietf-ccwg-bbr), version 3.";
 }
 
 impl Kind {
-    /// The algorithm that Linux calls `name`.
+    /// The controller that is called `name` in `TCP_CONGESTION`.
     pub fn from_name(name: &str) -> Option<Self> {
-        match name {
-            "reno" => Some(Kind::Reno),
-            "cubic" => Some(Kind::Cubic),
-            _ => None,
-        }
-    }
-
-    /// Linux's name of the algorithm.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::Reno => "reno",
-            Kind::Cubic => "cubic",
-        }
+        Self::ALL.iter().copied().find(|kind| kind.name() == name)
     }
 }
 
-/// Segments newly acknowledged while the window may grow.
-#[derive(Clone, Copy, Debug)]
-pub struct Ack {
-    /// Number of segments.
-    pub acked: u32,
-    /// Time of the ACK.
-    pub now: Instant,
-}
-
-/// A round-trip sample, and what is needed to judge it.
-#[derive(Clone, Copy, Debug)]
-pub struct Sample {
-    /// Round trip of the last segment that the ACK acknowledged.
-    pub rtt: Duration,
-    /// First unacknowledged sequence number.
-    pub una: Seq,
-    /// Next sequence number to be sent.
-    pub nxt: Seq,
-    /// Pacing rate in bytes per second; zero if unknown.
-    pub pacing_rate: u64,
-    /// True if segments are paced.
-    pub paced: bool,
-    /// Bytes of the largest super-packet.
-    pub burst_max: u32,
-    /// When the ACK arrived.
-    pub now: Instant,
-}
-
-/// An event of the window or of the data flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// The first segment is sent while nothing is outstanding.
-    TransmitStart {
-        /// Time since data was last sent.
-        idle: Duration,
-        /// The moment of sending.
-        now: Instant,
-    },
-    /// The window was reduced after an idle period.
-    WindowRestart,
-    /// A reduction of the window is complete.
-    CwrComplete,
-    /// A retransmission timeout.
-    Loss,
-}
-
-/// Hooks of an algorithm. Those with a body are optional.
-pub trait Algorithm {
-    /// Returns the threshold after a loss or another sign of congestion.
-    fn ssthresh(&mut self, window: &Window) -> u32;
-
-    /// Takes newly acknowledged segments; the window may grow.
-    fn on_ack(&mut self, window: &mut Window, ack: &Ack);
-
-    /// Takes a round-trip sample.
-    fn on_sample(&mut self, _: &mut Window, _: &Sample) {}
-
-    /// Handles an [`Event`].
-    fn on_event(&mut self, _: &Window, _: Event) {}
-
-    /// Notes that the connection enters `state`; `next` is the next sequence number to be sent.
-    fn on_state(&mut self, _state: CaState, _next: Seq, _now: Instant) {}
-
-    /// Returns the window to restore after a reduction that was a mistake.
-    fn undo_cwnd(&self, window: &Window) -> u32 {
-        window.cwnd().max(window.prior_cwnd())
-    }
-}
-
-/// Window and algorithm of one connection.
-#[derive(Clone, Copy, Debug)]
+/// Window and controller of one connection.
+#[derive(Clone, Debug)]
 pub struct Congestion {
     window: Window,
-    algorithm: AnyAlgorithm,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum AnyAlgorithm {
-    Reno(Reno),
-    Cubic(Cubic),
-}
-
-impl AnyAlgorithm {
-    fn new(kind: Kind, next: Seq, now: Instant) -> Self {
-        match kind {
-            Kind::Reno => AnyAlgorithm::Reno(Reno),
-            Kind::Cubic => AnyAlgorithm::Cubic(Cubic::new(next, now)),
-        }
-    }
-}
-
-/// Calls one hook of the current algorithm.
-macro_rules! dispatch {
-    ($algorithm:expr, $name:ident => $call:expr) => {
-        match $algorithm {
-            AnyAlgorithm::Reno($name) => $call,
-            AnyAlgorithm::Cubic($name) => $call,
-        }
-    };
+    controller: AnyController,
 }
 
 impl Congestion {
     /// A window of `initial` segments; `next` is the first sequence number to be sent.
     pub fn new(kind: Kind, initial: u32, next: Seq, now: Instant) -> Self {
         let window = Window::new(initial, next, now);
-        Self { window, algorithm: AnyAlgorithm::new(kind, next, now) }
+        Self { window, controller: AnyController::new(kind, &Start { next, now }) }
     }
 
-    /// Switches to another algorithm at the same window. As on Linux, setting the current one does
+    /// Switches to another controller at the same window. As on Linux, setting the current one does
     /// nothing.
     pub fn set_kind(&mut self, kind: Kind, next: Seq, now: Instant) {
         if self.kind() != kind {
-            self.algorithm = AnyAlgorithm::new(kind, next, now);
+            self.controller = AnyController::new(kind, &Start { next, now });
         }
     }
 
-    /// The algorithm in use.
+    /// The controller in use.
     pub fn kind(&self) -> Kind {
-        match self.algorithm {
-            AnyAlgorithm::Reno(_) => Kind::Reno,
-            AnyAlgorithm::Cubic(_) => Kind::Cubic,
-        }
+        self.controller.kind()
     }
 
     /// The window.
@@ -200,7 +133,7 @@ impl Congestion {
         &self.window
     }
 
-    /// The window, for loss recovery to set.
+    /// The window, for corrections of its unit and of its accounting.
     pub fn window_mut(&mut self) -> &mut Window {
         &mut self.window
     }
@@ -215,37 +148,97 @@ impl Congestion {
         self.window.ssthresh()
     }
 
-    /// Returns the threshold that follows from a loss now. The caller sets the window.
-    pub fn loss_ssthresh(&mut self) -> u32 {
-        dispatch!(&mut self.algorithm, a => a.ssthresh(&self.window))
-    }
-
-    /// Reports `acked` newly acknowledged segments, outside of any reduction. The window grows only
-    /// if it has been in use.
-    pub fn on_ack(&mut self, acked: u32, now: Instant) {
-        if acked > 0 && self.window.is_limited() {
-            let ack = Ack { acked, now };
-            dispatch!(&mut self.algorithm, a => a.on_ack(&mut self.window, &ack));
-        }
-    }
-
     /// Reports a round-trip sample.
-    pub fn on_sample(&mut self, sample: &Sample) {
-        dispatch!(&mut self.algorithm, a => a.on_sample(&mut self.window, sample));
+    pub fn on_rtt(&mut self, sample: &RttSample) {
+        dispatch!(&mut self.controller, one => one.on_rtt(&mut self.window, sample));
     }
 
-    /// Reports an event of the window or of the data flow.
-    pub fn on_event(&mut self, event: Event) {
-        dispatch!(&mut self.algorithm, a => a.on_event(&self.window, event));
+    /// Reports an ACK, after its losses and changes of state.
+    pub fn on_ack(&mut self, ack: &Ack) {
+        dispatch!(&mut self.controller, one => one.on_ack(&mut self.window, ack));
     }
 
-    /// Reports that the connection enters `state`.
+    /// Reports that a record is lost.
+    pub fn on_lost(&mut self, lost: &Lost) {
+        dispatch!(&mut self.controller, one => one.on_lost(&mut self.window, lost));
+    }
+
+    /// Reports congestion to which the window responds once per round trip: loss, ECN marks (RFC
+    /// 3168 §6.1.2), or drops of our own device.
+    pub fn on_congestion(&mut self, now: Instant) {
+        dispatch!(&mut self.controller, one => one.on_congestion(&mut self.window, now));
+    }
+
+    /// Reports that the reordering timer found `lost` segments (RFC 8985 §6.3), which leaves
+    /// `in_flight`.
+    pub fn on_late(&mut self, lost: u32, in_flight: u32) {
+        dispatch!(&mut self.controller, one => one.on_late(&mut self.window, lost, in_flight));
+    }
+
+    /// Reports a retransmission timeout. `first` means that it begins an episode.
+    pub fn on_timeout(&mut self, first: bool, in_flight: u32, now: Instant) {
+        let window = &mut self.window;
+        dispatch!(&mut self.controller, one => one.on_timeout(window, first, in_flight, now));
+    }
+
+    /// Reports the end of a reduction. `keep` means that its threshold becomes the window.
+    pub fn on_recovered(&mut self, keep: bool, now: Instant) {
+        dispatch!(&mut self.controller, one => one.on_recovered(&mut self.window, keep, now));
+    }
+
+    /// Reports that the last reduction was a mistake. `ssthresh` is the threshold before it, `None`
+    /// if it must not be undone.
+    pub fn on_spurious(&mut self, ssthresh: Option<u32>, now: Instant) {
+        dispatch!(&mut self.controller, one => one.on_spurious(&mut self.window, ssthresh, now));
+    }
+
+    /// Reports that loss recovery enters `state`; `next` is the next sequence number to be sent.
     pub fn on_state(&mut self, state: CaState, next: Seq, now: Instant) {
-        dispatch!(&mut self.algorithm, a => a.on_state(state, next, now));
+        dispatch!(&mut self.controller, one => one.on_state(&mut self.window, state, next, now));
+        self.window.set_state(state);
     }
 
-    /// Returns the window to restore after a reduction that was a mistake.
-    pub fn undo_cwnd(&self) -> u32 {
-        dispatch!(&self.algorithm, a => a.undo_cwnd(&self.window))
+    /// Reports that `segments` were sent, for the first time or again, except as a probe.
+    pub fn on_sent(&mut self, segments: u32) {
+        dispatch!(&mut self.controller, one => one.on_sent(&mut self.window, segments));
+    }
+
+    /// Reports that data is about to be sent while nothing is in flight. `idle` is the time since
+    /// data was last sent; `app_limited` means that the application had no data in between.
+    pub fn on_transmit_start(&mut self, idle: Duration, app_limited: bool, now: Instant) {
+        let (window, limited) = (&mut self.window, app_limited);
+        dispatch!(&mut self.controller, one => one.on_transmit_start(window, idle, limited, now));
+    }
+
+    /// Reports an idle period that is longer than `rto`, before new data is sent.
+    pub fn on_idle(&mut self, idle: Duration, rto: Duration, now: Instant) {
+        dispatch!(&mut self.controller, one => one.on_idle(&mut self.window, idle, rto, now));
+    }
+
+    /// Reports that the window was not in full use for a timeout or longer. `starved` means that
+    /// the size of the send buffer prevented it.
+    pub fn on_unused(&mut self, starved: bool, now: Instant) {
+        dispatch!(&mut self.controller, one => one.on_unused(&mut self.window, starved, now));
+    }
+
+    /// Pacing rate in bytes per second, after an ACK or the start of a transmission.
+    pub fn pacing_rate(&mut self, path: &PathState) -> u64 {
+        dispatch!(&mut self.controller, one => one.pacing_rate(&self.window, path))
+    }
+
+    /// True if the controller depends on pacing.
+    pub fn paces(&self) -> bool {
+        dispatch!(&self.controller, one => one.paces())
+    }
+
+    /// Bytes to send as one burst, if the controller chooses that.
+    pub fn send_quantum(&self) -> Option<u32> {
+        dispatch!(&self.controller, one => one.send_quantum())
+    }
+
+    /// True if the controller itself keeps the path from being full: rate samples count as limited
+    /// by the application.
+    pub fn limits_itself(&self) -> bool {
+        dispatch!(&self.controller, one => one.limits_itself())
     }
 }

@@ -11,6 +11,9 @@ use crate::time::{Duration, Instant};
 /// more, the time is an upper bound.
 const WAITING_MAX: u32 = 128;
 
+/// Entries that the log of retransmissions may have beyond twice the number of records.
+pub(super) const RESENT_SLACK: usize = 64;
+
 /// The segment sent last of those known to be delivered (RFC 8985 §5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Newest {
@@ -41,21 +44,38 @@ impl Newest {
 
 impl Scoreboard {
     /// Marks as lost what was sent before `newest` and longer than `patience` ago (RFC 8985 §6.2
-    /// step 5). Returns how long the last of the others sent before `newest` still has.
+    /// step 5). Returns how long the last of the others sent before `newest` still has. `each` gets
+    /// every record that is now lost, and the number of segments ever marked lost.
     pub fn mark_late(
         &mut self,
         newest: Newest,
         patience: Duration,
         now: Instant,
+        each: &mut impl FnMut(&Record, u32),
     ) -> Option<Duration> {
         let mut late = Late { newest, patience, now, wait: None, waiting: 0 };
-        self.mark_late_first(&mut late);
-        self.mark_late_resent(&mut late);
+        self.mark_late_first(&mut late, each);
+        self.mark_late_resent(&mut late, each);
         late.wait
     }
 
+    /// Adds to the log of retransmissions. Obsolete entries are dropped when there are many.
+    pub(super) fn log_resent(&mut self, record: &Record) {
+        self.resent.push_back((record.sent_at, record.start, record.end));
+        if self.resent.len() > 2 * self.records.len() + RESENT_SLACK {
+            let mut resent = core::mem::take(&mut self.resent);
+            self.visit(resent.len());
+            resent.retain(|&(at, start, end)| {
+                let records = self.records.range(self.position(start)..);
+                let mut within = records.take_while(|record| record.start.before(end));
+                within.any(|record| record.was_resent_at(at))
+            });
+            self.resent = resent;
+        }
+    }
+
     /// Searches the records that were sent once; they are in the order of sending.
-    fn mark_late_first(&mut self, late: &mut Late) {
+    fn mark_late_first(&mut self, late: &mut Late, each: &mut impl FnMut(&Record, u32)) {
         let mut index = self.position(self.waiting_from);
         while let Some(&record) = self.records.get(index) {
             self.visit(1);
@@ -64,7 +84,7 @@ impl Scoreboard {
                     break;
                 }
                 if late.is_late(record.sent_at) {
-                    self.mark_lost(index);
+                    self.mark_lost(index, each);
                 } else if late.waits(record.sent_at) {
                     break;
                 }
@@ -77,7 +97,7 @@ impl Scoreboard {
     }
 
     /// Searches the retransmitted records, in the order of the log.
-    fn mark_late_resent(&mut self, late: &mut Late) {
+    fn mark_late_resent(&mut self, late: &mut Late, each: &mut impl FnMut(&Record, u32)) {
         let mut next = 0;
         while let Some(&(at, start, end)) = self.resent.get(next) {
             let mut index = self.position(start);
@@ -92,7 +112,7 @@ impl Scoreboard {
                         return;
                     }
                     if late.is_late(at) {
-                        self.mark_lost(index);
+                        self.mark_lost(index, each);
                     } else {
                         live = true;
                     }

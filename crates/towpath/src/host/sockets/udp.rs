@@ -1,6 +1,7 @@
 //! Datagram sockets.
 
 mod going;
+mod multicast;
 mod options;
 
 use crate::host::choosing::auto::Choice;

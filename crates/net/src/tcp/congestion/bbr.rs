@@ -1,0 +1,587 @@
+//! BBR (draft-ietf-ccwg-bbr-06), version 3: sends at the rate that the path delivers, and probes
+//! now and then whether it delivers more.
+//!
+//! Functions and fields follow the pseudocode of the draft by name; §§ are its sections. Volumes
+//! are in segments, rates in bytes per second, gains in percent. Infinity is the largest value of
+//! the type.
+//!
+//! ECN: the draft has no response of its own but asks for one (§3.7). An echoed mark counts as a
+//! loss of the round trip: the short-term model adapts.
+//!
+//! This file has the events and the state machine (§§5.2 to 5.4), `probe_rtt` its state for the
+//! round-trip time (§5.3.4), `model` the model of the path and the control parameters (§§5.5 and
+//! 5.6).
+
+mod model;
+mod probe_rtt;
+#[cfg(test)]
+mod tests;
+
+use super::{Ack, CaState, Controller, Lost, PathState, RateSample, RttSample, Start, Window};
+use crate::tcp::seq::Seq;
+use crate::time::{Duration, Instant};
+use model::{inflight_at_loss, is_loss_recovery, scale};
+
+/// State of BBR between events (§2).
+#[derive(Clone, Debug, Default)]
+pub(super) struct Bbr {
+    state: State,
+    /// Congestion control began, and no round trip was known to derive the first rate from.
+    rate_unknown: bool,
+    pacing_rate: u64,
+    send_quantum: u32,
+    round_count: u32,
+    round_start: bool,
+    next_round_delivered: Option<u32>,
+    idle_restart: bool,
+    drain_start_round: u32,
+
+    /// Highest bandwidth of the previous and of the current probing cycle (§5.5.3).
+    max_bw_filter: [u64; 2],
+    bw_shortterm: u64,
+    bw: u64,
+    min_rtt: Duration,
+    min_rtt_stamp: Instant,
+    inflight_longterm: u32,
+    inflight_shortterm: u32,
+
+    bw_latest: u64,
+    inflight_latest: u32,
+    loss_round_delivered: Option<u32>,
+    loss_round_start: bool,
+    is_loss_in_round: bool,
+    /// Discontiguous ranges that were lost in this round, and the end of the last one.
+    lost_ranges: u32,
+    lost_end: Option<Seq>,
+
+    extra_acked_interval_start: Instant,
+    extra_acked_delivered: u32,
+    /// Most of each of the last rounds, by `round_count`.
+    extra_acked_filter: [u32; EXTRA_ACKED_FILTER_LEN],
+
+    full_bw_reached: bool,
+    full_bw_now: bool,
+    full_bw: u64,
+    full_bw_count: u32,
+
+    ack_phase: AckPhase,
+    is_bw_probe_sample: bool,
+    bw_probe_up_acked: u32,
+    probe_up_acked_per_inc: u32,
+    bw_probe_up_rounds: u32,
+    rounds_since_probe_up: u32,
+    bw_probe_wait: Duration,
+    cycle_stamp: Instant,
+    prev_probe_too_high: bool,
+    prev_probe_precautionary: bool,
+
+    prior_cwnd: u32,
+    undo_state: Option<State>,
+    undo_bw_shortterm: u64,
+    undo_inflight_shortterm: u32,
+    undo_inflight_longterm: u32,
+
+    probe_rtt_min_delay: Duration,
+    probe_rtt_min_stamp: Instant,
+    probe_rtt_expired: bool,
+    probe_rtt_done_stamp: Option<Instant>,
+    probe_rtt_round_done: bool,
+
+    /// The last round-trip sample since the last ACK.
+    rtt: Option<Duration>,
+    mss: u32,
+    has_selective_acks: bool,
+    /// C.InitialCwnd.
+    initial: u32,
+    /// C.delivered.
+    delivered: u32,
+    /// State of the generator of random numbers.
+    random: u32,
+}
+
+/// States (§5.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+enum State {
+    #[default]
+    Startup,
+    Drain,
+    ProbeBwDown,
+    ProbeBwCruise,
+    ProbeBwRefill,
+    ProbeBwUp,
+    ProbeRtt,
+}
+
+/// What the ACKs that arrive say about the probe for bandwidth (§2.14).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+enum AckPhase {
+    #[default]
+    Init,
+    Refilling,
+    ProbeStarting,
+    ProbeFeedback,
+    ProbeStopping,
+}
+
+/// The sample of one ACK (§2.3), and what else the ACK reports.
+struct Rs {
+    sample: RateSample,
+    /// RS.delivery_rate; zero if the sample has no reliable interval.
+    delivery_rate: u64,
+    newly_acked: u32,
+    /// C.inflight.
+    inflight: u32,
+    now: Instant,
+}
+
+impl State {
+    /// BBR.pacing_gain (§5.6.1).
+    fn pacing_gain(self) -> u64 {
+        match self {
+            State::Startup => 277,
+            State::Drain => 50,
+            State::ProbeBwDown => 90,
+            State::ProbeBwCruise | State::ProbeBwRefill | State::ProbeRtt => 100,
+            State::ProbeBwUp => 125,
+        }
+    }
+
+    /// BBR.cwnd_gain (§5.6.1).
+    fn cwnd_gain(self) -> u64 {
+        match self {
+            State::ProbeRtt => PROBE_RTT_CWND_GAIN,
+            State::ProbeBwUp => 225,
+            _ => 200,
+        }
+    }
+
+    /// IsInAProbeBWState (§5.3.3.9).
+    fn is_probe_bw(self) -> bool {
+        use State::{ProbeBwCruise, ProbeBwDown, ProbeBwRefill, ProbeBwUp};
+        matches!(self, ProbeBwDown | ProbeBwCruise | ProbeBwRefill | ProbeBwUp)
+    }
+
+    /// IsProbingBW (§5.3.3.9).
+    fn is_probing_bw(self) -> bool {
+        matches!(self, State::Startup | State::ProbeBwRefill | State::ProbeBwUp)
+    }
+}
+
+impl Controller for Bbr {
+    /// OnInit (§5.2.1).
+    fn new(start: &Start) -> Self {
+        let now = start.now;
+        Self {
+            rate_unknown: true,
+            bw_shortterm: u64::MAX,
+            min_rtt: Duration::MAX,
+            min_rtt_stamp: now,
+            inflight_longterm: u32::MAX,
+            inflight_shortterm: u32::MAX,
+            extra_acked_interval_start: now,
+            probe_up_acked_per_inc: u32::MAX,
+            cycle_stamp: now,
+            probe_rtt_min_delay: Duration::MAX,
+            probe_rtt_min_stamp: now,
+            mss: 1,
+            // Initial sequence numbers are not predictable (RFC 6528). Zero would stay zero.
+            random: (start.next.0 ^ now.micros() as u32) | 1,
+            ..Self::default()
+        }
+    }
+
+    fn on_rtt(&mut self, _: &mut Window, sample: &RttSample) {
+        self.rtt = Some(sample.rtt);
+    }
+
+    /// UpdateOnACK (§5.2.3).
+    fn on_ack(&mut self, window: &mut Window, ack: &Ack) {
+        self.mss = ack.mss.max(1);
+        self.has_selective_acks = ack.sack;
+        self.delivered = ack.delivered_total;
+        self.initial = window.initial();
+        let rtt = self.rtt.take();
+        let Some(sample) = ack.rate.filter(|_| ack.delivered > 0) else { return };
+        let bytes = u64::from(sample.delivered) * u64::from(self.mss);
+        let micros = sample.interval.map_or(0, |interval| interval.as_micros() as u64);
+        let rs = Rs {
+            sample,
+            delivery_rate: bytes.saturating_mul(1_000_000).checked_div(micros).unwrap_or(0),
+            newly_acked: ack.delivered,
+            inflight: ack.in_flight,
+            now: ack.now,
+        };
+        self.update_latest_delivery_signals(&rs);
+        self.update_congestion_signals(window, &rs);
+        self.update_ack_aggregation(window, &rs);
+        self.check_full_bw_reached(&rs);
+        self.check_startup_done(window, &rs);
+        self.check_drain_done(&rs);
+        self.update_probe_bw_cycle_phase(window, &rs);
+        self.update_min_rtt(rtt, ack.now);
+        self.check_probe_rtt(window, &rs);
+        self.advance_latest_delivery_signals(&rs);
+        self.bound_bw_for_model();
+        self.set_pacing_rate_with_gain(self.state.pacing_gain());
+        self.set_send_quantum();
+        self.set_cwnd(window, &rs);
+    }
+
+    /// HandleLostPacket (§5.5.10.2).
+    fn on_lost(&mut self, window: &mut Window, lost: &Lost) {
+        self.delivered = lost.delivered_total;
+        self.note_loss(window);
+        if self.lost_end != Some(lost.start) {
+            self.lost_ranges += 1;
+        }
+        self.lost_end = Some(lost.end);
+        if !self.is_bw_probe_sample || !self.is_inflight_too_high(lost.lost, lost.in_flight) {
+            return;
+        }
+        // HandleInflightTooHigh.
+        self.prev_probe_too_high = true;
+        self.is_bw_probe_sample = false;
+        if !lost.app_limited {
+            let target = self.target_inflight(window);
+            self.inflight_longterm = inflight_at_loss(lost).max(scale(target, BETA));
+        }
+        if self.state == State::ProbeBwUp {
+            self.undo_state = Some(State::ProbeBwUp);
+            self.start_probe_bw_down(lost.now);
+        }
+    }
+
+    /// A loss was noted already. A mark of ECN or a drop of our own device counts like one.
+    fn on_congestion(&mut self, window: &mut Window, _: Instant) {
+        self.note_loss(window);
+    }
+
+    fn on_late(&mut self, _: &mut Window, _lost: u32, _in_flight: u32) {}
+
+    /// OnEnterRTO (§5.6.4.4).
+    fn on_timeout(&mut self, window: &mut Window, first: bool, in_flight: u32, _: Instant) {
+        if first {
+            self.note_loss(window);
+            self.save_cwnd(window);
+        }
+        window.set_cwnd(in_flight + 1);
+    }
+
+    fn on_recovered(&mut self, _: &mut Window, _keep: bool, _: Instant) {}
+
+    /// HandleSpuriousLossDetection (§5.5.11.2).
+    fn on_spurious(&mut self, window: &mut Window, ssthresh: Option<u32>, _: Instant) {
+        if ssthresh.is_none() {
+            return;
+        }
+        self.restore_cwnd(window);
+        self.is_loss_in_round = false;
+        self.reset_full_bw();
+        self.bw_shortterm = self.bw_shortterm.max(self.undo_bw_shortterm);
+        self.inflight_shortterm = self.inflight_shortterm.max(self.undo_inflight_shortterm);
+        self.inflight_longterm = self.inflight_longterm.max(self.undo_inflight_longterm);
+        match self.undo_state.take() {
+            Some(State::Startup) if self.state != State::Startup => {
+                self.full_bw_reached = false;
+                if self.state != State::ProbeRtt {
+                    self.state = State::Startup;
+                }
+            }
+            Some(State::ProbeBwUp) if !matches!(self.state, State::ProbeBwUp | State::ProbeRtt) => {
+                self.start_probe_bw_refill();
+            }
+            _ => {}
+        }
+    }
+
+    /// Restores the window at the end of loss recovery (§5.6.4.4).
+    fn on_state(&mut self, window: &mut Window, state: CaState, _: Seq, _: Instant) {
+        if is_loss_recovery(window.state()) && !is_loss_recovery(state) {
+            self.restore_cwnd(window);
+        }
+    }
+
+    fn on_sent(&mut self, _: &mut Window, _: u32) {}
+
+    /// HandleRestartFromIdle (§5.4.1).
+    fn on_transmit_start(
+        &mut self,
+        window: &mut Window,
+        _idle: Duration,
+        app_limited: bool,
+        now: Instant,
+    ) {
+        if !app_limited {
+            return;
+        }
+        self.idle_restart = true;
+        self.extra_acked_interval_start = now;
+        if self.state.is_probe_bw() {
+            self.set_pacing_rate_with_gain(100);
+        } else if self.state == State::ProbeRtt {
+            self.check_probe_rtt_done(window, now);
+        }
+    }
+
+    /// The window stays after an idle period (§5.4.1).
+    fn on_idle(&mut self, _: &mut Window, _: Duration, _: Duration, _: Instant) {}
+
+    /// The model bounds the window, whether it is in use or not.
+    fn on_unused(&mut self, _: &mut Window, _: bool, _: Instant) {}
+
+    /// The rate; InitPacingRate (§5.6.2) until there is a round-trip time.
+    fn pacing_rate(&mut self, window: &Window, path: &PathState) -> u64 {
+        if self.rate_unknown {
+            self.mss = path.mss.max(1);
+            let micros = path.srtt.map_or(1000, |srtt| srtt.as_micros().max(1) as u64);
+            let bytes = u64::from(window.cwnd()) * u64::from(self.mss);
+            let nominal = bytes * 1_000_000 / micros;
+            self.pacing_rate = nominal * State::Startup.pacing_gain() / 100;
+            self.rate_unknown = path.srtt.is_none();
+            self.set_send_quantum();
+        }
+        self.pacing_rate
+    }
+
+    fn paces(&self) -> bool {
+        true
+    }
+
+    fn send_quantum(&self) -> Option<u32> {
+        Some(self.send_quantum)
+    }
+
+    /// MarkConnectionAppLimited in HandleProbeRTT (§5.3.4.3).
+    fn limits_itself(&self) -> bool {
+        self.state == State::ProbeRtt
+    }
+}
+
+/// State machine (§5.3).
+impl Bbr {
+    /// ResetFullBW (§5.3.1.2).
+    fn reset_full_bw(&mut self) {
+        self.full_bw = 0;
+        self.full_bw_count = 0;
+        self.full_bw_now = false;
+    }
+
+    /// CheckFullBWReached (§5.3.1.2).
+    fn check_full_bw_reached(&mut self, rs: &Rs) {
+        if self.full_bw_now || !self.round_start || rs.sample.app_limited {
+            return;
+        }
+        if rs.delivery_rate.saturating_mul(100) >= self.full_bw.saturating_mul(125) {
+            self.reset_full_bw();
+            self.full_bw = rs.delivery_rate;
+            return;
+        }
+        self.full_bw_count += 1;
+        self.full_bw_now = self.full_bw_count >= 3;
+        self.full_bw_reached |= self.full_bw_now;
+    }
+
+    /// CheckStartupDone (§5.3.1.1).
+    fn check_startup_done(&mut self, window: &Window, rs: &Rs) {
+        if self.state != State::Startup {
+            return;
+        }
+        // CheckStartupHighLoss (§5.3.1.3). A round of losses begins with the first of them, and
+        // recovery too.
+        let ranges = if self.has_selective_acks { STARTUP_FULL_LOSS_COUNT } else { 1 };
+        let too_many = window.state() == CaState::Recovery
+            && self.loss_round_start
+            && self.lost_ranges >= ranges
+            && self.is_inflight_too_high(rs.sample.lost, rs.sample.in_flight);
+        if too_many && !self.full_bw_reached {
+            self.undo_state = Some(State::Startup);
+            self.full_bw_reached = true;
+            self.inflight_longterm = self.bdp_multiple(self.bw, 100).max(self.inflight_latest);
+        }
+        if self.full_bw_reached {
+            // EnterDrain (§5.3.2).
+            self.state = State::Drain;
+            self.drain_start_round = self.round_count;
+        }
+    }
+
+    /// CheckDrainDone (§5.3.2).
+    fn check_drain_done(&mut self, rs: &Rs) {
+        if self.state == State::Drain
+            && (rs.inflight <= self.inflight(self.bw, 100)
+                || self.round_count > self.drain_start_round + 3)
+        {
+            self.start_probe_bw_down(rs.now);
+        }
+    }
+
+    /// StartProbeBW_DOWN (§5.3.3.9).
+    fn start_probe_bw_down(&mut self, now: Instant) {
+        // ResetCongestionSignals (§5.5.10.3).
+        self.is_loss_in_round = false;
+        self.bw_latest = 0;
+        self.inflight_latest = 0;
+        self.probe_up_acked_per_inc = u32::MAX;
+        // PickProbeWait (§5.3.3.8.3).
+        self.rounds_since_probe_up = self.random() & 1;
+        let more = Duration::from_micros(u64::from(self.random()) % 1_000_000);
+        self.bw_probe_wait = Duration::from_secs(2) + more;
+        self.cycle_stamp = now;
+        self.ack_phase = AckPhase::ProbeStopping;
+        self.start_round();
+        self.state = State::ProbeBwDown;
+    }
+
+    /// StartProbeBW_REFILL (§5.3.3.9).
+    fn start_probe_bw_refill(&mut self) {
+        self.reset_short_term_model();
+        self.bw_probe_up_rounds = 0;
+        self.bw_probe_up_acked = 0;
+        self.prev_probe_precautionary = false;
+        self.ack_phase = AckPhase::Refilling;
+        self.start_round();
+        self.state = State::ProbeBwRefill;
+    }
+
+    /// StartProbeBW_UP (§5.3.3.9).
+    fn start_probe_bw_up(&mut self, window: &Window, rs: &Rs) {
+        self.ack_phase = AckPhase::ProbeStarting;
+        self.start_round();
+        self.reset_full_bw();
+        self.full_bw = rs.delivery_rate;
+        self.state = State::ProbeBwUp;
+        self.raise_inflight_longterm_slope(window);
+    }
+
+    /// UpdateProbeBWCyclePhase (§5.3.3.9).
+    fn update_probe_bw_cycle_phase(&mut self, window: &Window, rs: &Rs) {
+        if !self.full_bw_reached || self.adapt_long_term_model(window, rs) {
+            return;
+        }
+        let goes_down = self.state == State::ProbeBwUp && self.is_time_to_go_down(window, rs);
+        match self.state {
+            State::ProbeBwDown | State::ProbeBwCruise if self.is_time_to_probe_bw(window, rs) => {
+                self.start_probe_bw_refill();
+            }
+            // IsTimeToCruise.
+            State::ProbeBwDown
+                if rs.inflight <= self.inflight_with_headroom()
+                    && rs.inflight <= self.inflight(self.max_bw(), 100) =>
+            {
+                self.state = State::ProbeBwCruise;
+            }
+            State::ProbeBwRefill if self.round_start => {
+                self.is_bw_probe_sample = true;
+                self.start_probe_bw_up(window, rs);
+            }
+            State::ProbeBwUp if goes_down => {
+                self.prev_probe_too_high = false;
+                self.start_probe_bw_down(rs.now);
+            }
+            _ => {}
+        }
+    }
+
+    /// IsTimeToProbeBW (§5.3.3.8.3).
+    fn is_time_to_probe_bw(&self, window: &Window, rs: &Rs) -> bool {
+        let reno_rounds = self.target_inflight(window).min(RENO_ROUNDS_MAX);
+        rs.now.since(self.cycle_stamp) > self.bw_probe_wait
+            || self.rounds_since_probe_up >= reno_rounds
+    }
+
+    /// IsTimeToGoDown (§5.3.3.9).
+    fn is_time_to_go_down(&mut self, window: &Window, rs: &Rs) -> bool {
+        if self.prev_probe_too_high && rs.inflight >= self.inflight_longterm {
+            self.prev_probe_precautionary = true;
+            return true;
+        }
+        if window.was_full() && window.cwnd() >= self.inflight_longterm {
+            self.reset_full_bw();
+            self.full_bw = rs.delivery_rate;
+            return false;
+        }
+        self.full_bw_now
+    }
+
+    /// InflightWithHeadroom (§5.3.3.9).
+    fn inflight_with_headroom(&self) -> u32 {
+        if self.inflight_longterm == u32::MAX {
+            return u32::MAX;
+        }
+        let headroom = scale(self.inflight_longterm, HEADROOM).max(1);
+        self.inflight_longterm.saturating_sub(headroom).max(MIN_PIPE_CWND)
+    }
+
+    /// RaiseInflightLongtermSlope (§5.3.3.9).
+    fn raise_inflight_longterm_slope(&mut self, window: &Window) {
+        self.probe_up_acked_per_inc = (window.cwnd() >> self.bw_probe_up_rounds).max(1);
+        self.bw_probe_up_rounds = (self.bw_probe_up_rounds + 1).min(30);
+    }
+
+    /// ProbeInflightLongtermUpward (§5.3.3.9).
+    fn probe_inflight_longterm_upward(&mut self, window: &Window, rs: &Rs) {
+        if !window.was_full() || window.cwnd() < self.inflight_longterm {
+            return;
+        }
+        self.bw_probe_up_acked += rs.newly_acked;
+        let delta = self.bw_probe_up_acked / self.probe_up_acked_per_inc;
+        self.bw_probe_up_acked -= delta * self.probe_up_acked_per_inc;
+        self.inflight_longterm = self.inflight_longterm.saturating_add(delta);
+        if self.round_start {
+            self.raise_inflight_longterm_slope(window);
+        }
+    }
+
+    /// AdaptLongTermModel (§5.3.3.9). Returns true if it decided the next state.
+    fn adapt_long_term_model(&mut self, window: &Window, rs: &Rs) -> bool {
+        if self.ack_phase == AckPhase::ProbeStarting && self.round_start {
+            self.ack_phase = AckPhase::ProbeFeedback;
+        }
+        if self.ack_phase == AckPhase::ProbeStopping && self.round_start {
+            self.is_bw_probe_sample = false;
+            self.ack_phase = AckPhase::Init;
+            let probes = self.state.is_probe_bw();
+            // AdvanceMaxBwFilter (§5.5.6). A cycle without samples does not count.
+            if probes && !rs.sample.app_limited && self.max_bw_filter[1] > 0 {
+                self.max_bw_filter = [self.max_bw_filter[1], 0];
+            }
+            if probes && self.prev_probe_precautionary && !self.prev_probe_too_high {
+                self.start_probe_bw_refill();
+                return true;
+            }
+        }
+        if self.is_inflight_too_high(rs.sample.lost, rs.sample.in_flight)
+            || self.inflight_longterm == u32::MAX
+        {
+            return false;
+        }
+        self.inflight_longterm = self.inflight_longterm.max(rs.sample.in_flight);
+        if self.state == State::ProbeBwUp {
+            self.probe_inflight_longterm_upward(window, rs);
+        }
+        false
+    }
+
+    /// Next number of a xorshift generator: good enough to keep flows from probing in step.
+    fn random(&mut self) -> u32 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 17;
+        self.random ^= self.random << 5;
+        self.random
+    }
+}
+
+/// BBR.Beta: part of the model that stays after a round trip with loss, in percent.
+const BETA: u32 = 70;
+/// BBR.Headroom: part of the inflight that is left to others, in percent.
+const HEADROOM: u32 = 15;
+/// BBR.MinPipeCwnd: least window, in segments.
+const MIN_PIPE_CWND: u32 = 4;
+/// BBRStartupFullLossCnt: lost ranges in a round trip that end Startup.
+const STARTUP_FULL_LOSS_COUNT: u32 = 6;
+/// Most round trips between probes for bandwidth.
+const RENO_ROUNDS_MAX: u32 = 63;
+/// BBR.ExtraAckedFilterLen, in round trips.
+const EXTRA_ACKED_FILTER_LEN: usize = 10;
+/// BBR.ProbeRTTCwndGain, in percent.
+const PROBE_RTT_CWND_GAIN: u64 = 50;

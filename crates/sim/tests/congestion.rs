@@ -1,0 +1,63 @@
+//! Congestion controllers on simulated paths, in short: how well they fill a path, how long its
+//! queue becomes, and whether two flows share it. `--example congestion` measures more.
+
+use towpath_net::tcp::congestion::Kind;
+use towpath_net::time::Duration;
+use towpath_sim::contest::{self, Outcome, Path};
+use towpath_sim::seed;
+
+/// Bytes per second: 10 Mbit/s.
+const RATE: u64 = 1_250_000;
+const ROUND_TRIP: Duration = Duration::from_millis(40);
+
+fn path(queue: u64, loss: u32) -> Path {
+    Path { rate: RATE, rtt: ROUND_TRIP, queue, loss }
+}
+
+/// One flow, from its third to its twelfth second.
+fn one(kind: Kind, path: &Path) -> Outcome {
+    let seed = seed::from_environment().unwrap_or(1);
+    let times = (Duration::from_secs(2), Duration::from_secs(12));
+    contest::run(path, &[kind], Duration::ZERO, times, seed)
+}
+
+/// Part of the rate that is goodput.
+fn used(outcome: &Outcome) -> f64 {
+    outcome.total() / RATE as f64
+}
+
+#[test]
+fn every_controller_fills_a_clean_path() {
+    for &kind in Kind::ALL {
+        let outcome = one(kind, &path(100, 0));
+        assert!(used(&outcome) > 0.85, "{}: {outcome:?}", kind.name());
+    }
+}
+
+/// BBR keeps the queue of a deep buffer short; CUBIC fills it.
+#[test]
+fn bbr_leaves_a_deep_buffer_empty() {
+    let [bbr, cubic] = [Kind::Bbr, Kind::Cubic].map(|kind| one(kind, &path(400, 0)));
+    assert!(used(&bbr) > 0.85, "{bbr:?}");
+    assert!(bbr.waited < ROUND_TRIP / 2, "{bbr:?}");
+    assert!(cubic.waited > ROUND_TRIP, "{cubic:?}");
+}
+
+/// Random loss of 1% and a shallow buffer cost BBR little, and CUBIC most of the rate.
+#[test]
+fn bbr_survives_random_loss() {
+    let [bbr, cubic] = [Kind::Bbr, Kind::Cubic].map(|kind| one(kind, &path(25, 10_000)));
+    assert!(used(&bbr) > 0.6, "{bbr:?}");
+    assert!(used(&cubic) < used(&bbr), "{cubic:?} {bbr:?}");
+}
+
+#[test]
+fn two_flows_of_bbr_share_a_path() {
+    for queue in [25, 400] {
+        let times = (Duration::from_secs(30), Duration::from_secs(45));
+        let (apart, both) = (Duration::from_secs(1), [Kind::Bbr; 2]);
+        let outcome = contest::run(&path(queue, 0), &both, apart, times, 1);
+        assert!(outcome.largest_share() < 0.6, "{outcome:?}");
+        assert!(used(&outcome) > 0.85, "{outcome:?}");
+    }
+}

@@ -7,10 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::source::Source;
 
-/// Folders whose modules still use each other, with the reason.
-const KNOWN: [(&str, &str); 1] =
-    [("crates/net/src/socket/datagram", "a corked datagram and how it is sent")];
-
 pub(super) fn check(files: &[Source]) -> Vec<String> {
     let mut packages: BTreeMap<&str, Vec<&Source>> = BTreeMap::new();
     for file in files.iter().filter(|file| file.is_rust() && !file.is_test()) {
@@ -26,10 +22,7 @@ pub(super) fn check(files: &[Source]) -> Vec<String> {
         }));
         for (folder, names) in tree.cycles() {
             let folder = [&[package, "src"][..], &folder].concat().join("/");
-            let is_known = |(known, _): &(&str, &str)| folder.starts_with(known);
-            if !KNOWN.iter().any(is_known) {
-                problems.push(format!("{folder}: these use each other: {}", names.join(", ")));
-            }
+            problems.push(format!("{folder}: these use each other: {}", names.join(", ")));
         }
     }
     problems
@@ -251,13 +244,5 @@ mod tests {
         assert!(problems(&[("a.rs", "use crate::b::B;"), ("b.rs", "/// [`crate::a`]")]).is_empty());
         let tests = "#[cfg(test)]\nmod tests {\n    use crate::a::A;\n}\n";
         assert!(problems(&[("a.rs", "use crate::b::B;"), ("b.rs", tests)]).is_empty());
-    }
-
-    #[test]
-    fn known_ones_exist() {
-        let files = crate::source::all().unwrap();
-        for (folder, _) in KNOWN {
-            assert!(files.iter().any(|file| file.path.starts_with(folder)), "{folder}");
-        }
     }
 }

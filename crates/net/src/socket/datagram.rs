@@ -23,6 +23,7 @@
 
 mod cork;
 mod errors;
+mod filling;
 mod lending;
 mod link;
 mod multicast;

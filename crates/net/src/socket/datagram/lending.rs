@@ -24,7 +24,8 @@
 
 use super::super::lending::{Borrower, LentCall};
 use super::super::{Error, SocketId, Sockets};
-use super::cork::{Filling, Pending};
+use super::cork::Pending;
+use super::filling::Filling;
 use super::send::{SendTo, Way};
 use crate::gso::UDP_SEGMENTS_MAX;
 use crate::stack::Context;

@@ -2,8 +2,8 @@
 
 use super::super::frames::{lacks_memory, packet_to_send};
 use super::super::{Error, Socket, SocketId, Sockets, from_family};
-use super::cork::Filling;
 use super::errors::{ErrorNotice, Origin};
+use super::filling::Filling;
 use super::{Datagrams, LinkDestination, send_buffer};
 use crate::fragment::{IPV4_MTU_MIN, IPV6_MTU_MIN};
 use crate::gso::UDP_SEGMENTS_MAX;

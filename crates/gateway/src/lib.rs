@@ -8,10 +8,11 @@
 //! addresses, routers and names. `control`, a feature, parses requests on a control socket and
 //! network files.
 //!
-//! Each module uses only the modules before it: `{capture, publish, resolv} → {config, owners,
-//! services} → flows → report → worker → {network, worker_group} → control`.
+//! Each module uses only the modules before it: `{bucket, capture, publish, resolv} → {config,
+//! owners, services} → flows → report → worker → {network, worker_group} → control`.
 #![forbid(unsafe_code)]
 
+mod bucket;
 pub mod capture;
 pub mod config;
 #[cfg(feature = "control")]

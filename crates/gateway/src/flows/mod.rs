@@ -141,7 +141,7 @@ pub struct GatewayCounters {
     pub udp_no_memory: u64,
     /// Messages to groups that are not passed on: no queries of a chosen service, or too long.
     pub multicast_filtered: u64,
-    /// Queries to groups and answers beyond the rate limit, and queries that have come back.
+    /// Messages to groups that a rate limit dropped, and queries that came back in a loop.
     pub multicast_limited: u64,
     /// Peers of UDP flows evicted to make room for others.
     pub peers_evicted: u64,

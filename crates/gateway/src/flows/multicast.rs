@@ -23,6 +23,7 @@ mod message;
 
 use super::listen::StartError;
 use super::{Gateway, Io, Token};
+use crate::bucket::Bucket;
 use crate::config::MulticastService;
 use message::{MESSAGE_BYTES_MAX, ask_for_multicast, is_answer, is_query};
 use std::collections::{HashMap, VecDeque};
@@ -302,30 +303,6 @@ impl Gateway {
 /// Bytes of a small frame.
 const SMALL: usize = towpath_packet::pool::SMALL_FRAME_BYTES;
 const _: () = assert!(MESSAGE_BYTES_MAX <= towpath_packet::pool::LARGE_FRAME_BYTES);
-
-/// A token bucket.
-#[derive(Clone, Copy)]
-struct Bucket {
-    tokens: u32,
-    filled_at: Instant,
-}
-
-impl Bucket {
-    fn full(burst: u32, now: Instant) -> Self {
-        Self { tokens: burst, filled_at: now }
-    }
-
-    fn take(&mut self, per_second: u32, burst: u32, now: Instant) -> bool {
-        let interval = Duration::from_secs(1) / per_second;
-        let earned = now.since(self.filled_at).as_micros() / interval.as_micros();
-        let earned = u32::try_from(earned).unwrap_or(u32::MAX);
-        self.tokens = self.tokens.saturating_add(earned).min(burst);
-        self.filled_at += interval.saturating_mul(earned);
-        let may = self.tokens > 0;
-        self.tokens = self.tokens.saturating_sub(1);
-        may
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -42,6 +42,7 @@ pub use config::{
     StaticLease, StaticLeaseError,
 };
 
+use crate::bucket::Bucket;
 use crate::resolv::DNS_PORT;
 use file::Line;
 pub use frame::concerns;
@@ -127,12 +128,6 @@ struct Origin {
     mac: MacAddr,
 }
 
-/// Token bucket that limits the requests of a port.
-struct Bucket {
-    tokens: u32,
-    filled_at: Instant,
-}
-
 /// The services of one network.
 pub struct Services {
     config: Config,
@@ -141,6 +136,7 @@ pub struct Services {
     names: Names,
     static_leases: StaticLeases,
     schedule: Option<Schedule>,
+    /// Limits on the requests of each port.
     buckets: HashMap<u32, Bucket>,
     counters: Counters,
     /// The frame that is being parsed; kept for its memory.
@@ -478,16 +474,8 @@ impl Services {
         if self.buckets.len() >= PORTS_MAX && !self.buckets.contains_key(&port) {
             return false;
         }
-        let full = Bucket { tokens: REQUESTS_BURST, filled_at: now };
-        let bucket = self.buckets.entry(port).or_insert(full);
-        let interval = Duration::from_secs(1) / REQUESTS_PER_SECOND;
-        let earned = now.since(bucket.filled_at).as_micros() / interval.as_micros();
-        let earned = u32::try_from(earned).unwrap_or(u32::MAX);
-        bucket.tokens = bucket.tokens.saturating_add(earned).min(REQUESTS_BURST);
-        bucket.filled_at += interval.saturating_mul(earned);
-        let may = bucket.tokens > 0;
-        bucket.tokens = bucket.tokens.saturating_sub(1);
-        may
+        let bucket = self.buckets.entry(port).or_insert(Bucket::full(REQUESTS_BURST, now));
+        bucket.take(REQUESTS_PER_SECOND, REQUESTS_BURST, now)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Tells queries and answers of service discovery apart.
+//! Distinguishes queries from answers of service discovery.
 //!
 //! Each kind passes the gateway in one direction only, so that no message passes twice.
 

@@ -1,7 +1,7 @@
 //! One neighbour: its state, and how messages, timers and use change it (RFC 4861 §7.3.2,
 //! appendix C). ARP uses the same states (RFC 1122 §2.3.2.1).
 //!
-//! A reachable entry needs no timer: that its time is over shows when it is used next.
+//! A reachable entry needs no timer: its expiry is noticed at the next use.
 
 use super::waiting::Waiting;
 use super::{

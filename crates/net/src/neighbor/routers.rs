@@ -1,9 +1,8 @@
 //! Next hops for destinations off the link, and the choice between several (RFC 4861 §6.3.6).
 //!
 //! The list is configured, in order of preference. A router that does not answer is avoided until
-//! it answers again; one that has said that it is a router and then says that it is none comes
-//! last (RFC 4861 §7.3.3). If none answers, the one that failed longest ago is tried, so that all
-//! are tried in turn.
+//! it answers again. One that has stopped being a router comes last (RFC 4861 §7.3.3). If none
+//! answers, the one that failed longest ago is tried, so that all are tried in turn.
 
 use super::ROUTER_PROBE_INTERVAL;
 use crate::time::Instant;

@@ -54,7 +54,7 @@ impl Stack {
         }
     }
 
-    /// True if a protocol is wanted.
+    /// True if a raw socket takes packets of any protocol.
     pub(super) fn wants_raw(&self) -> bool {
         !self.raw.wanted.is_empty()
     }

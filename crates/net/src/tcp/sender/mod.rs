@@ -12,6 +12,7 @@
 mod ack;
 mod buffer;
 mod chrono;
+mod expiry;
 mod info;
 mod mtu_probe;
 mod next;
@@ -21,7 +22,6 @@ mod refused;
 mod resend;
 mod search;
 mod timer;
-mod timers;
 mod urgent;
 mod window;
 

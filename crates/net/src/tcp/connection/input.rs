@@ -201,6 +201,9 @@ impl Connection {
         let text = self.receive.on_segment(segment, payload, (receiving, audience), flow);
         let (verdict, events) = text.outcome();
         self.note(events);
+        if verdict == Verdict::NoRoom {
+            self.send.peer_continues_at(self.receive.nxt());
+        }
         if verdict == Verdict::Reset {
             // RFC 2525 §2.17: the owner is gone and does not read this.
             self.finish(Some(ConnectionError::Aborted));

@@ -68,6 +68,13 @@ impl Sender {
         acked
     }
 
+    /// Data from `nxt` on was refused, so the peer's window updates come from there, although a
+    /// refused segment with a later sequence number has carried a window. Otherwise these updates
+    /// would be taken for old ones, and a window that opens would stay shut.
+    pub(in crate::tcp) fn peer_continues_at(&mut self, nxt: Seq) {
+        self.window.rewind(nxt);
+    }
+
     fn take_sack(&mut self, segment: &Segment, report: &mut Report, turn: Turn<'_>) {
         let blocks = segment.options.sack_blocks();
         if !blocks.is_empty() {

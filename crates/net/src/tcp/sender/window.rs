@@ -48,6 +48,12 @@ impl SendWindow {
         newer
     }
 
+    /// Takes windows of segments from `seq` on as new. The peer continues from there, as data behind
+    /// it was refused.
+    pub(super) fn rewind(&mut self, seq: Seq) {
+        self.wl1 = self.wl1.min(seq);
+    }
+
     /// Size in bytes.
     pub(super) fn size(&self) -> u32 {
         self.size

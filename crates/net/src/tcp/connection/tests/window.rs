@@ -128,6 +128,23 @@ fn a_window_may_shrink() {
     t.recv(". 1 ack 5001 win 2000").expect("P. 5001:6001");
 }
 
+/// A peer whose data was refused continues from the first refused byte. A window update from there
+/// is new, although a refused segment behind it has carried a window: both sides may have a shut
+/// window at the same time. Linux sends the update so.
+#[test]
+fn a_window_opens_after_data_was_refused() {
+    let settings = Settings { receive_buffer: 10_000, receive_buffer_max: 10_000, ..plain() };
+    let mut t = Script::open(settings, "S 0 mss 1000");
+    for index in 0..65 {
+        let (from, to) = (1 + index * 10, 11 + index * 10);
+        t.recv(&std::format!(". {from}:{to} ack 1")).verdict(Verdict::Done).wait(40).forget_sent();
+    }
+    t.recv(". 651:661 ack 1 win 0").verdict(Verdict::NoRoom).expect(". 1 ack 651 win 0");
+    t.recv(". 661:671 ack 1 win 0").verdict(Verdict::NoRoom).expect(". 1 ack 651 win 0");
+    t.write(100).quiet();
+    t.recv(". 651 ack 1 win 1000").expect("P. 1:101 ack 651");
+}
+
 /// A step of a test: the peer sends data, or the owner reads.
 enum Step {
     /// Bytes in a super-packet, and the size of its segments.

@@ -72,6 +72,16 @@ impl Guest {
         self.send(&ethernet(to_mac, self.mac, IPV6, &packet));
     }
 
+    /// Asks whether another station has `target`, before using it (RFC 4862 §5.4.2).
+    pub(super) fn detect_duplicates(&mut self, target: Ipv6Addr) {
+        let message = [&[135, 0, 0, 0, 0, 0, 0, 0][..], &target.octets()].concat();
+        let [.., a, b, c] = target.octets();
+        let group =
+            Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), u16::from_be_bytes([b, c]));
+        let packet = ipv6(Ipv6Addr::UNSPECIFIED, group, ICMPV6, message, 2);
+        self.send(&ethernet([0x33, 0x33, 0xff, a, b, c], self.mac, IPV6, &packet));
+    }
+
     /// Sends a router advertisement to all (RFC 4861 §4.2).
     pub(super) fn announce_router(&mut self) {
         let message = [&[ROUTER_ADVERTISEMENT, 0, 0, 0, 64, 0, 7, 8][..], &[0; 8]].concat();

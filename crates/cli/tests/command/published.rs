@@ -113,10 +113,25 @@ fn ports_lead_to_guests() {
 #[test]
 fn a_port_for_datagrams_leads_to_a_guest_by_ipv6() {
     let own = Ipv6Addr::from(u128::from(GATEWAY_V6) - 2 + 0x20);
-    let port = 20_000 + (std::process::id() % 10_000) as u16;
-    let options = ["--lease", &format!("port=a,ipv6={own}"), "-u", &format!("a=::1/{port}:53")];
-    let network = Network::start("published6", "", &options);
+    let lease = format!("port=a,ipv6={own}");
+    answers_by_ipv6("published6", own, &["--lease", &lease], |_| ());
+}
+
+/// Goal: a guest that forms its address itself, and leases none, is reached as well, even before it
+/// has sent a packet other than to detect duplicates.
+#[test]
+fn a_port_leads_to_the_address_that_a_guest_forms() {
+    let own = Ipv6Addr::from(u128::from(GATEWAY_V6) - 2 + 0x5054_00ff_fe00_0001);
+    answers_by_ipv6("formed6", own, &[], |guest| guest.detect_duplicates(own));
+}
+
+/// Publishes a port for datagrams to a guest, which `begin` prepares, and has the guest answer.
+fn answers_by_ipv6(name: &str, own: Ipv6Addr, more: &[&str], begin: impl FnOnce(&mut Guest)) {
+    let port = free_udp_port();
+    let spec = format!("a=::1/{port}:53");
+    let network = Network::start(name, "", &[more, &["-u", &spec]].concat());
     let mut guest = network.guest("a", 1);
+    begin(&mut guest);
     let client = UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).unwrap();
     client.set_read_timeout(Some(AGAIN)).unwrap();
     for _ in 0..PATIENCE.as_secs() {
@@ -134,6 +149,12 @@ fn a_port_for_datagrams_leads_to_a_guest_by_ipv6() {
         }
     }
     panic!("no answer");
+}
+
+/// Returns a port of the host's IPv6 loopback that no socket has.
+fn free_udp_port() -> u16 {
+    let socket = UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).unwrap();
+    socket.local_addr().unwrap().port()
 }
 
 /// Goal: ports are published, redirected and closed while the network runs; a failed transaction

@@ -4,12 +4,14 @@
 //! Without this check a guest could send in another guest's flows, and open ways to it from
 //! outside, as the gateway tells flows apart by the addresses inside. For a port with a list of
 //! addresses, the switch has checked the source already.
+//!
+//! Addresses that guests use without a lease are recorded here, as published ports lead to them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use towpath_net::time::Instant;
 use towpath_net::wire::ethernet::{self, EtherType};
-use towpath_net::wire::{ipv4, ipv6};
+use towpath_net::wire::{Protocol, ipv4, ipv6};
 
 use super::port::Port;
 use crate::services::Services;
@@ -27,18 +29,28 @@ impl Senders {
         &mut self,
         headers: &[u8],
         port: &Port,
-        services: &Services,
+        services: &mut Services,
         now: Instant,
     ) -> bool {
         let (Some(source), Some(id)) = (source(headers), port.id) else { return true };
         let sender = (id.index(), source);
-        if self.allowed == Some(sender) || !port.settings.guard.addresses.is_empty() {
+        if self.allowed == Some(sender) {
             return true;
         }
         let holder = services.holder(source, now);
-        let is_allowed = holder.is_none_or(|holder| holder as usize == id.index());
-        if is_allowed {
+        let is_own = |holder: u32| holder as usize == id.index();
+        let is_allowed = !port.settings.guard.addresses.is_empty() || holder.is_none_or(is_own);
+        if source.is_unspecified() {
+            if let Some(target) = tentative(headers)
+                && services.holder(target, now).is_none()
+            {
+                services.note_unleased(id.index() as u32, target);
+            }
+        } else if is_allowed {
             self.allowed = Some(sender);
+            if holder.is_none() {
+                services.note_unleased(id.index() as u32, source);
+            }
         }
         is_allowed
     }
@@ -61,9 +73,24 @@ fn source(headers: &[u8]) -> Option<IpAddr> {
     }
 }
 
+/// Returns the address that a neighbour solicitation without a source asks for: the sender is about
+/// to use it (RFC 4862 §5.4.2).
+fn tentative(headers: &[u8]) -> Option<IpAddr> {
+    let ip = headers.get(ethernet::HEADER_LEN..)?;
+    let message = ip.get(ipv6::HEADER_LEN..)?;
+    let is_solicitation = ip.get(IPV6_NEXT_HEADER) == Some(&Protocol::ICMPV6.0)
+        && message.first() == Some(&NEIGHBOR_SOLICITATION);
+    let target = message.get(SOLICITATION_TARGET..)?.first_chunk::<16>()?;
+    is_solicitation.then(|| Ipv6Addr::from(*target).into())
+}
+
 const ETHERTYPE_AT: usize = ethernet::HEADER_LEN - 2;
 const IPV4_SOURCE: usize = 12;
+const IPV6_NEXT_HEADER: usize = 6;
 const IPV6_SOURCE: usize = 8;
+/// Type of the message, and where its target is (RFC 4861 §4.3).
+const NEIGHBOR_SOLICITATION: u8 = 135;
+const SOLICITATION_TARGET: usize = 8;
 
 #[cfg(test)]
 mod tests {
@@ -80,5 +107,20 @@ mod tests {
         frame[12..14].copy_from_slice(&[0x86, 0xdd]);
         frame[22..24].copy_from_slice(&[0xfd, 0x01]);
         assert!(source(&frame).is_some_and(|source| source.to_string().starts_with("fd01:")));
+    }
+
+    #[test]
+    fn tentative_addresses_are_targets_of_solicitations() {
+        let mut frame = vec![0; 54 + 24];
+        frame[12..14].copy_from_slice(&[0x86, 0xdd]);
+        (frame[20], frame[54]) = (58, 135);
+        let target: Ipv6Addr = "fd00::abcd".parse().unwrap();
+        frame[62..78].copy_from_slice(&target.octets());
+        assert_eq!(tentative(&frame), Some(target.into()));
+        assert_eq!(tentative(&frame[..77]), None, "cut");
+        frame[54] = 136;
+        assert_eq!(tentative(&frame), None, "an advertisement");
+        (frame[20], frame[54]) = (17, 135);
+        assert_eq!(tentative(&frame), None, "UDP");
     }
 }

@@ -156,9 +156,26 @@ impl Services {
         all.find_map(|leases| leases.port_of(mac, now))
     }
 
+    /// Records that a guest at `port` uses an address that it has not leased: one that it formed
+    /// itself (RFC 4862), or that somebody configured. Of each IP version the last one counts.
+    /// Addresses of other networks, and those of the gateway, are ignored.
+    pub fn note_unleased(&mut self, port: u32, address: IpAddr) {
+        let (is_inside, leases) = match address {
+            IpAddr::V4(v4) => {
+                (self.config.ipv4.as_ref().is_some_and(|net| net.contains(v4)), &self.leases_v4)
+            }
+            IpAddr::V6(v6) => {
+                (self.config.ipv6.as_ref().is_some_and(|net| net.contains(v6)), &self.leases_v6)
+            }
+        };
+        if is_inside && !leases.as_ref().is_some_and(|leases| leases.is_reserved(address)) {
+            self.unleased.insert((port, address.is_ipv4()), address);
+        }
+    }
+
     /// Returns the address of the guest at the port with this name, else of the guest with this
     /// host name. Among several guests behind a port, it prefers the one with the port's name, then
-    /// the lowest address.
+    /// the lowest address. A guest without a lease has the address that it was last seen to use.
     pub fn address_of(&self, guest: &str, is_ipv4: bool, now: Instant) -> Option<IpAddr> {
         let at_port = Guest::Port(guest.to_owned());
         if let Some(lease) = self.static_leases.iter().find(|lease| lease.guest == at_port) {
@@ -177,6 +194,11 @@ impl Services {
             if let Some((address, _)) = best {
                 return Some(address);
             }
+        }
+        if let Some(port) = self.static_leases.port_named(guest)
+            && let Some(address) = self.unleased.get(&(port, is_ipv4))
+        {
+            return Some(*address);
         }
         let addresses = self.names.addresses(&guest.parse().ok()?, now)?;
         addresses.into_iter().find(|address| address.is_ipv4() == is_ipv4)

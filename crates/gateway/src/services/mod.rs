@@ -135,6 +135,8 @@ pub struct Services {
     leases_v6: Option<Leases>,
     names: Names,
     static_leases: StaticLeases,
+    /// Addresses that guests use without a lease, by port and IP version.
+    unleased: HashMap<(u32, bool), IpAddr>,
     schedule: Option<Schedule>,
     /// Limits on the requests of each port.
     buckets: HashMap<u32, Bucket>,
@@ -173,6 +175,7 @@ impl Services {
             schedule: advertises.then(|| Schedule::new(config.seed)),
             leases_v4,
             leases_v6,
+            unleased: HashMap::new(),
             buckets: HashMap::new(),
             counters: Counters::default(),
             copied: Vec::new(),
@@ -232,6 +235,7 @@ impl Services {
     /// them from another port.
     pub fn forget_port(&mut self, port: u32) {
         self.buckets.remove(&port);
+        self.unleased.retain(|(of, _), _| *of != port);
         self.static_leases.forget_port(port);
         self.names.forget_port(port);
         for leases in [&mut self.leases_v4, &mut self.leases_v6].into_iter().flatten() {

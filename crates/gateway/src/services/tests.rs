@@ -10,7 +10,7 @@ use towpath_net::wire::MacAddr;
 use towpath_net::wire::icmpv6::Message;
 
 use super::frame::{Envelope, group_mac};
-use super::testing::{Bench, DNS, DNS6, GATEWAY, GATEWAY_MAC, Vm, config, message, vm};
+use super::testing::{Bench, DNS, DNS6, GATEWAY, GATEWAY_MAC, GATEWAY6, Vm, config, message, vm};
 use super::*;
 
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
@@ -423,4 +423,45 @@ fn a_router_outside_of_the_network() {
     assert_eq!(ack.options.get(option::CLASSLESS_ROUTES), Some(&routes[..]));
     let usual = Bench::new(config()).dhcpv4(vm(1), &discover).unwrap();
     assert_eq!(usual.options.get(option::CLASSLESS_ROUTES), None);
+}
+
+/// Goal: ports are published to a guest that has no lease, at the address that it was last seen to
+/// use. Bad input: addresses of other networks, of the gateway and its name server.
+#[test]
+fn a_guest_without_a_lease_has_the_address_that_it_uses() {
+    let now = Instant::from_micros(1);
+    let mut services = Services::new(config());
+    services.name_port(1, "vm1");
+    services.name_port(2, "vm2");
+    let own = |last: u16| IpAddr::from(Ipv6Addr::new(0xfd00, 0, 0, 0, 0x5054, 0xff, 0xfe12, last));
+    let elsewhere = Ipv6Addr::new(0xfd01, 0, 0, 0, 0, 0, 0, 9);
+    let link_local = link_local(vm(1).1);
+    for address in [GATEWAY.into(), GATEWAY6.into(), DNS.into(), DNS6.into(), elsewhere.into()] {
+        services.note_unleased(1, address);
+    }
+    services.note_unleased(1, link_local.into());
+    let addresses = |services: &Services, guest: &str| {
+        [true, false].map(|is_ipv4| services.address_of(guest, is_ipv4, now))
+    };
+    assert_eq!(addresses(&services, "vm1"), [None, None]);
+    services.note_unleased(1, own(1));
+    services.note_unleased(1, [10, 0, 2, 200].into());
+    assert_eq!(addresses(&services, "vm1"), [Some([10, 0, 2, 200].into()), Some(own(1))]);
+    services.note_unleased(1, own(2));
+    assert_eq!(services.address_of("vm1", false, now), Some(own(2)), "it has changed its address");
+    assert_eq!(addresses(&services, "vm2"), [None, None]);
+    services.forget_port(1);
+    services.name_port(1, "vm1");
+    assert_eq!(addresses(&services, "vm1"), [None, None], "another guest");
+}
+
+/// A leased address counts more than one that the guest formed itself.
+#[test]
+fn a_lease_counts_more_than_an_address_in_use() {
+    let mut bench = Bench::new(config());
+    bench.services.name_port(1, "vm1");
+    let leased = lease(&mut bench, vm(1), "vm1");
+    let now = bench.now;
+    bench.services.note_unleased(1, [10, 0, 2, 200].into());
+    assert_eq!(bench.services.address_of("vm1", true, now), Some(leased.into()));
 }

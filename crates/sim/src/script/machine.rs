@@ -286,8 +286,8 @@ impl Subject for Machine {
             "syn_retries" => settings.syn_retries = small,
             "retries2" => settings.retries2 = small,
             "ecn" => {
-                let ecn = EcnUse::from_setting(small);
-                settings.ecn = ecn.ok_or(format!("tcp_ecn={small} is not supported"))?;
+                let ecn = EcnUse::from_setting(number);
+                settings.ecn = ecn.map_err(|error| error.to_string())?;
             }
             other => return Err(format!("tcp_{other} is not a known setting")),
         }

@@ -20,6 +20,7 @@
 //! Bounds: [`Limits`]. Every drop is counted with a reason.
 
 mod accounts;
+mod addresses;
 mod challenges;
 mod coalesce;
 mod connect;
@@ -64,6 +65,7 @@ use towpath_packet::{Burst, Caps, Memory, Packet};
 
 pub use crate::neighbor::{Conflict, OnConflict};
 pub use accounts::{Frames, Usage};
+pub use addresses::{ADDRESSES_MAX, AddressError};
 pub use connect::Connect;
 pub use egress::TTL_DEFAULT;
 pub use handles::{ListenerHandle, TcpHandle};

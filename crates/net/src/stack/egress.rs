@@ -16,7 +16,7 @@ use core::hash::BuildHasher;
 use core::net::{IpAddr, Ipv6Addr};
 use towpath_packet::{Checksum, GsoKind, Offload, Packet};
 
-/// Default TTL and hop limit of sent packets (RFC 1700, as in Linux).
+/// Default TTL and hop limit of sent packets (RFC 1700).
 pub const TTL_DEFAULT: u8 = 64;
 
 /// Fields of the IP header, and limits for fragmentation.

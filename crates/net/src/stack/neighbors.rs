@@ -143,7 +143,7 @@ impl Stack {
             // The connection may be gone: the result does not matter.
             _ = self.tcp_error(local, remote, sequence, None, cx);
         } else if self.is_local(sent.source) {
-            // As in Linux, the error is an ICMP message to this stack.
+            // The error is an ICMP message to this stack, so that sockets get it like a router's.
             let mut packet = outgoing.packet;
             packet.push_header(ethernet::HEADER_LEN).fill(0);
             self.host_unreachable(sent.source, sent.destination, &packet, cx);

@@ -292,7 +292,7 @@ impl DiscoveryOptions {
 /// Stores the address in a link-layer address option (RFC 4861 §4.6.1, RFC 2464 §6) unless there is
 /// one.
 fn read_once(place: &mut Option<MacAddr>, option: &[u8]) -> Result<(), ParseError> {
-    // As on Linux, an address of another length invalidates the message.
+    // An address of another length is none of Ethernet (RFC 2464 §6): the message is invalid.
     let option: &[u8; LINK_LAYER_LEN] = option.try_into().map_err(|_| ParseError::BadOption)?;
     place.get_or_insert(MacAddr(read(option, 2)));
     Ok(())

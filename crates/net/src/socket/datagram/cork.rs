@@ -1,6 +1,6 @@
 //! Datagrams made by several calls (`MSG_MORE`, `UDP_CORK`).
 //!
-//! The first call sets the destination and options; later calls' are ignored, as in Linux. A call
+//! The first call sets the destination and options; later calls' are ignored (udp(7), `UDP_CORK`). A call
 //! that fails drops the whole pending datagram. Lent bytes precede copied bytes; `lending` explains
 //! when bytes are lent.
 //!

@@ -301,7 +301,7 @@ impl Sockets {
         filter.run(&first[begin..count], (packet.len() - begin) as u32) as usize
     }
 
-    /// Returns the source of a frame, classified by the rules of Linux.
+    /// Returns the source of a frame, classified as `sll_pkttype` (packet(7)).
     fn source_of(&self, header: &ethernet::Header, outgoing: bool) -> FrameSource {
         let to = header.destination;
         let kind = match () {

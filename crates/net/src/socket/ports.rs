@@ -71,8 +71,8 @@ impl Use {
     }
 
     fn conflicts(&self, other: &Use) -> bool {
-        // Only the other's listening matters (socket(7), SO_REUSEADDR): a listener may bind again while
-        // connections of its predecessor hold the port.
+        // Only the other's listening matters (socket(7), SO_REUSEADDR): a listener may bind again
+        // while connections of its predecessor hold the port.
         let shared = self.reuse && other.reuse && !other.listens;
         let shared = shared || self.reuse_port && other.reuse_port;
         !shared && self.overlaps(other)

@@ -104,7 +104,7 @@ impl Sockets {
             .ok_or(Error::NotConnected)
     }
 
-    /// Checks whether sending is possible at all, in Linux's order.
+    /// Checks whether sending is possible at all (send(2), tcp(7)).
     pub(super) fn check_send(&mut self, id: SocketId) -> Result<(), Error> {
         let opening = self.is_connecting(id);
         let write_over = self.ended(id).1;

@@ -1,8 +1,9 @@
 //! The stack's own addresses and how they change while it runs.
 //!
 //! A new address is probed for and announced like the first ones, if the stack does so
-//! ([`Stack::claim_addresses`]). A removed address ends no connection, as on Linux (`ip address
-//! del`): segments to it are not taken any more, so the connection ends with its retransmissions.
+//! ([`Stack::claim_addresses`]). Removing one ends no connection: segments to it are
+//! not taken any more, so the connection ends with its retransmissions. Linux does the same after
+//! `ip address del`.
 //!
 //! Bound: [`ADDRESSES_MAX`], as each packet to or from the stack compares them all.
 

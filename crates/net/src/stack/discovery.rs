@@ -41,7 +41,7 @@ impl Stack {
         let announcement = if asks_us {
             Announcement::Solicitation
         } else {
-            // As in Linux, only a reply to this station alone shows that requests arrive.
+            // Only a reply to this station alone shows that requests arrive: it is a solicited one.
             let solicited = for_us && to == self.config.mac;
             let message = Advertisement { solicited, overrides: true, router: None };
             Announcement::Advertisement(message)

@@ -88,8 +88,8 @@ impl Stack {
         self.tcp.settle(index, cx.now);
     }
 
-    /// Processes a SYN for a listener: makes a request, if the limits allow it. A full queue of requests
-    /// counts before a full queue of children (`stack/tests/listen.rs`).
+    /// Processes a SYN for a listener: makes a request, if the limits allow it. A full queue of
+    /// requests counts before a full queue of children (`stack/tests/listen.rs`).
     fn receive_request(
         &mut self,
         to: ListenerHandle,

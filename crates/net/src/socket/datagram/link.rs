@@ -189,7 +189,7 @@ impl Sockets {
         self.stack.want_frames(received, sent);
     }
 
-    /// Checks whether and how `len` bytes can be sent, in Linux's order.
+    /// Checks whether and how `len` bytes can be sent (packet(7)).
     pub(super) fn prepare_frame(
         &mut self,
         id: SocketId,

@@ -184,7 +184,7 @@ impl Sockets {
         Ok(send.more || socket.options.datagram.cork || pending)
     }
 
-    /// Checks whether and how `len` bytes can be sent, in Linux's order.
+    /// Checks whether and how `len` bytes can be sent (udp(7), send(2)).
     pub(super) fn prepare_datagram(
         &mut self,
         id: SocketId,
@@ -290,7 +290,7 @@ impl Sockets {
         source.ok_or(Error::NetworkUnreachable)
     }
 
-    /// Checks, in Linux's order: a pending error, the send direction, the send buffer.
+    /// Checks, in this order: a pending error, the send direction, the send buffer.
     pub(super) fn check_room(&mut self, id: SocketId) -> Result<(), Error> {
         self.datagram_error(id)?;
         let socket = self.socket(id)?;

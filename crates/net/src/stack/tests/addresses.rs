@@ -93,7 +93,8 @@ fn groups_follow_addresses() {
     assert!(left.len() == 2 && left.iter().all(is_report), "{left:?}");
 }
 
-/// Frames have the new link-layer address, only frames to it are taken, and other stations are told.
+/// Frames have the new link-layer address, only frames to it are taken, and other stations are
+/// notified.
 #[test]
 fn a_new_link_layer_address_is_announced() {
     let mut b = bench(1500);

@@ -203,8 +203,9 @@ const FASTEST: u32 = 2;
 /// Largest distance from the origin, 128 s: the largest product below 2^63.
 const OFFSET_MAX: u64 = 1 << 17;
 const _: () = assert!(C_1024 * OFFSET_MAX * OFFSET_MAX < (1 << 63) / OFFSET_MAX);
-/// Microseconds of a tick, 1/250 s: the curve is evaluated at most once in a tick. With a shorter round trip the window grows at the last cost of a
-/// segment, which is less than the curve asks for.
+/// Microseconds of a tick, 1/250 s: the curve is evaluated at most once in a tick. With a shorter
+/// round trip the window grows at the last cost of a segment, which is less than the curve asks
+/// for.
 const TICK_US: u64 = 4000;
 /// With an unchanged window the curve is evaluated again after more ticks than this (1/32 s).
 const UPDATE_TICKS: u64 = 7;

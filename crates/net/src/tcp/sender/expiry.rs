@@ -249,8 +249,8 @@ fn within_user_timeout(wait: Duration, since: Option<Instant>, turn: Turn<'_>) -
     }
 }
 
-/// Time in which a timer that starts at the least timeout, and doubles up to `most`, fires `retries`
-/// + 1 times.
+/// Time in which a timer that starts at the least timeout, and doubles up to `most`, fires
+/// `retries` + 1 times.
 fn time_of_retries(retries: u8, most: Duration) -> Duration {
     let (mut sum, mut step) = (RTO_MIN, RTO_MIN);
     for _ in 0..retries {

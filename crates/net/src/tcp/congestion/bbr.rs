@@ -582,6 +582,8 @@ const STARTUP_FULL_LOSS_COUNT: u32 = 6;
 /// Most round trips between probes for bandwidth.
 const RENO_ROUNDS_MAX: u32 = 63;
 /// BBR.ExtraAckedFilterLen, in round trips.
+/// Bursts that fit into the long-term bound of the inflight.
+const BURSTS_IN_FLIGHT: u32 = 8;
 const EXTRA_ACKED_FILTER_LEN: usize = 10;
 /// BBR.ProbeRTTCwndGain, in percent.
 const PROBE_RTT_CWND_GAIN: u64 = 50;

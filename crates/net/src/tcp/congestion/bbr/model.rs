@@ -1,7 +1,10 @@
 //! The model of the path (§5.5), and the window, the pacing rate and the size of bursts that follow
 //! from it (§5.6).
 
-use super::{BETA, Bbr, EXTRA_ACKED_FILTER_LEN, MIN_PIPE_CWND, PROBE_RTT_CWND_GAIN, Rs, State};
+use super::{
+    BETA, BURSTS_IN_FLIGHT, Bbr, EXTRA_ACKED_FILTER_LEN, MIN_PIPE_CWND, PROBE_RTT_CWND_GAIN, Rs,
+    State,
+};
 use crate::tcp::congestion::{CaState, Lost, Window};
 use crate::time::Duration;
 
@@ -142,10 +145,12 @@ impl Bbr {
         }
     }
 
-    /// SetSendQuantum (§5.6.3).
+    /// SetSendQuantum (§5.6.3). Where probes lose data, a burst must fit into a queue that is small
+    /// beside the inflight.
     pub(super) fn set_send_quantum(&mut self) {
         let millisecond = (self.pacing_rate / 1000).min(64 << 10) as u32;
-        self.send_quantum = millisecond.max(2 * self.mss);
+        let part = (self.inflight_longterm / BURSTS_IN_FLIGHT).saturating_mul(self.mss);
+        self.send_quantum = millisecond.min(part).max(2 * self.mss);
     }
 
     /// Whole segments that hold `bytes`.

@@ -306,6 +306,17 @@ fn a_probe_that_goes_too_far_sets_the_long_term_bound() {
     assert_eq!(path.bbr.state, State::ProbeBwUp);
 }
 
+/// §5.6.3: "the smallest feasible quanta", where the inflight has a bound.
+#[test]
+fn bursts_are_small_beside_a_bounded_inflight() {
+    let mut bbr = Path::cruising().bbr;
+    for (inflight, burst) in [(u32::MAX, 50_000), (160, 20_000), (9, 2000)] {
+        (bbr.pacing_rate, bbr.inflight_longterm) = (50_000_000, inflight);
+        bbr.set_send_quantum();
+        assert_eq!(bbr.send_quantum, burst);
+    }
+}
+
 /// "Entering and Exiting PROBE_RTT": after 5 s without a shorter round trip the window is half of
 /// the product, for at least 200 ms and a round trip.
 #[test]

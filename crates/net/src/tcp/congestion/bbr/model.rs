@@ -137,9 +137,12 @@ impl Bbr {
 
 /// Control parameters.
 impl Bbr {
-    /// SetPacingRateWithGain (§5.6.2), with a margin of 1%.
+    /// SetPacingRateWithGain (§5.6.2). The margin of 1% is below the long-term bandwidth: what was
+    /// delivered in a round trip with loss was sent with the margin already, and would shrink by it
+    /// in each round trip.
     pub(super) fn set_pacing_rate_with_gain(&mut self, gain: u64) {
-        let rate = self.bw.saturating_mul(gain) / 100 * 99 / 100;
+        let bw = (self.max_bw() / 100 * 99).min(self.bw_shortterm);
+        let rate = bw.saturating_mul(gain) / 100;
         if rate > 0 && (self.full_bw_reached || rate > self.pacing_rate) {
             self.pacing_rate = rate;
         }

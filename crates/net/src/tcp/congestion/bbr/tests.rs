@@ -317,6 +317,19 @@ fn bursts_are_small_beside_a_bounded_inflight() {
     }
 }
 
+/// §5.3.3.8.3: with X% of loss the rate shrinks by X% in a round trip, and not by the margin of
+/// §5.6.2 in addition.
+#[test]
+fn cruise_slows_down_by_the_loss_alone() {
+    let mut path = Path::cruising();
+    for _ in 0..5 {
+        path.lose(0, 1, FULL, 1);
+        path.round(FULL - 1, 90);
+    }
+    assert_eq!(path.bbr.bw, 990_000);
+    assert_eq!(path.bbr.pacing_rate, 990_000);
+}
+
 /// "Entering and Exiting PROBE_RTT": after 5 s without a shorter round trip the window is half of
 /// the product, for at least 200 ms and a round trip.
 #[test]

@@ -330,6 +330,18 @@ fn cruise_slows_down_by_the_loss_alone() {
     assert_eq!(path.bbr.pacing_rate, 990_000);
 }
 
+/// §5.3.4.4: congestion around ProbeRTT does not pull the model down to the flight of ProbeRTT.
+#[test]
+fn a_loss_just_after_probe_rtt_changes_nothing() {
+    let mut path = Path::cruising();
+    path.until(State::ProbeRtt, FULL - 10, 60);
+    path.until(State::ProbeBwCruise, FULL / 2, 9);
+    path.lose(0, 1, FULL, 1);
+    path.round_with(FULL / 2, 90, |sample| sample.app_limited = true);
+    assert_eq!(path.bbr.bw, 1_000_000);
+    assert!(path.bbr.inflight_shortterm >= 2 * FULL, "{}", path.bbr.inflight_shortterm);
+}
+
 /// "Entering and Exiting PROBE_RTT": after 5 s without a shorter round trip the window is half of
 /// the product, for at least 200 ms and a round trip.
 #[test]

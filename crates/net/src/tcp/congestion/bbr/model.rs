@@ -69,6 +69,15 @@ impl Bbr {
         u64::from(lost) * 50 > u64::from(tx_in_flight) || (lost > 0 && !self.has_selective_acks)
     }
 
+    /// True if `lost` of `flight` segments exceed BBR.LossThresh by more than two standard
+    /// deviations of such a count. A path that loses 1% at random exceeds 2% in many round trips,
+    /// as a round trip has few losses; the draft wants to tolerate that (§5.3.3.8.3).
+    pub(super) fn exceeds_chance(&self, lost: u32, flight: u32) -> bool {
+        // In fiftieths of a segment: `flight` are expected, and their variance is 50 * `flight`.
+        let (lost, flight) = (u64::from(lost) * 50, u64::from(flight));
+        lost.saturating_sub(flight).saturating_pow(2) > 4 * 50 * flight || !self.has_selective_acks
+    }
+
     /// NoteLoss, and SaveStateUponLoss (§5.5.10.2, §5.5.11.1).
     pub(super) fn note_loss(&mut self, window: &Window) {
         if core::mem::replace(&mut self.is_loss_in_round, true) {

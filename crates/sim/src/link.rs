@@ -346,6 +346,23 @@ pub(crate) fn cut(
     cut.map(|_| ()).map_err(|(error, _)| error)
 }
 
+/// Stores a frame as a device does: in a small frame first, then in large ones. `None` without
+/// memory.
+pub fn received(bytes: &[u8], memory: &mut Memory) -> Option<Packet> {
+    let mut packet = memory.packet()?;
+    let mut rest = bytes;
+    let mut pool = &mut memory.small;
+    while !rest.is_empty() {
+        let mut frame = pool.take()?;
+        let count = rest.len().min(frame.len());
+        frame[..count].copy_from_slice(&rest[..count]);
+        packet.push_piece(frame.freeze(count)).expect("a frame has few pieces");
+        rest = &rest[count..];
+        pool = &mut memory.large;
+    }
+    Some(packet)
+}
+
 /// True for ARP, which has no checksum. A real wire has a frame checksum, which is not simulated.
 fn is_arp(bytes: &[u8]) -> bool {
     bytes[12..14] == [0x08, 0x06]

@@ -3,8 +3,7 @@
 use super::subject::{LISTEN_PORT, REMOTE_MAC, REMOTE_PORT};
 use super::{Call, Ends, Fd, Micros, Outcome, Subject, Value};
 use crate::clock::Clock;
-use crate::host::received;
-use crate::link;
+use crate::link::{self, received};
 use crate::oracle;
 use crate::scenario::{address, config};
 use std::collections::{BTreeMap, VecDeque};

@@ -109,7 +109,7 @@ impl Forwarder {
     /// Starts the forwarder, with its sockets in `sockets`.
     fn start(self, sockets: &Scratch, place: &CpuSet) -> anyhow::Result<Forwarding> {
         if let Self::Towpath = self {
-            return Ok(Forwarding::Towpath(Serving::start(false, sockets, *place)?));
+            return Ok(Forwarding::Towpath(Serving::start(false, sockets, 1, *place)?));
         }
         let mut command = testpmd(place, &["net_vhost"]);
         for (index, name) in [SENDER, RECEIVER].into_iter().enumerate() {

@@ -13,6 +13,8 @@
 //!
 //! With two processors, the drivers have one and the worker has the other.
 //!
+//! With more guests there are more such pairs of machines, on the same switch.
+//!
 //! `vm_copies_segmented` measures [`copies`] alone: the bound for what `vm_to_vm_segmented` can
 //! gain.
 //!
@@ -49,10 +51,19 @@ pub(super) fn all() -> impl Iterator<Item = &'static Case> {
     CASES.iter().chain(&machines::CASES)
 }
 
-static CASES: [Case; 9] = [
+static CASES: [Case; 18] = [
     Case::high("vm_to_vm_segmented", "Gbit/s"),
     Case::low("vm_to_vm_segmented_cpu", "s/GiB"),
     Case::low("vm_to_vm_segmented_copies", "copies/byte"),
+    Case::high("vm_to_vm_segmented_4guests", "Gbit/s"),
+    Case::low("vm_to_vm_segmented_4guests_cpu", "s/GiB"),
+    Case::low("vm_to_vm_segmented_4guests_copies", "copies/byte"),
+    Case::high("vm_to_vm_segmented_8guests", "Gbit/s"),
+    Case::low("vm_to_vm_segmented_8guests_cpu", "s/GiB"),
+    Case::low("vm_to_vm_segmented_8guests_copies", "copies/byte"),
+    Case::high("vm_to_vm_segmented_16guests", "Gbit/s"),
+    Case::low("vm_to_vm_segmented_16guests_cpu", "s/GiB"),
+    Case::low("vm_to_vm_segmented_16guests_copies", "copies/byte"),
     Case::high("vm_to_vm_whole", "Gbit/s"),
     Case::low("vm_to_vm_whole_cpu", "s/GiB"),
     Case::low("vm_to_vm_whole_copies", "copies/byte"),

@@ -249,7 +249,9 @@ fn a_quick_run_of_vm_yields_all_figures() {
     }
     let run = Run::of("vm", &["--cases", "vm_to_vm_*,vm_64B*,vm_copies*"]);
     let mut expected = ["vm_64B", "vm_64B_cpu", "vm_copies_segmented"].map(str::to_owned).to_vec();
-    for case in ["vm_to_vm_segmented", "vm_to_vm_whole"] {
+    let guests = ["", "_4guests", "_8guests", "_16guests"];
+    let segmented = guests.map(|guests| format!("vm_to_vm_segmented{guests}"));
+    for case in segmented.into_iter().chain(["vm_to_vm_whole".to_owned()]) {
         expected.extend(["", "_cpu", "_copies"].map(|figure| format!("{case}{figure}")));
         let copies = &run.cases[&format!("{case}_copies")];
         let is = |key: &str, count: f64| (copies[key].as_f64().unwrap() - count).abs() < 0.01;

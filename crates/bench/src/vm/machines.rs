@@ -80,7 +80,7 @@ impl<'a> Booting<'a> {
         for orphan in [false, true] {
             let sockets = Scratch::inside(scratch)?;
             // On any processor: the machines are not pinned either.
-            let serving = Serving::start(orphan, &sockets, processors()?)?;
+            let serving = Serving::start(orphan, &sockets, 1, processors()?)?;
             for (end, name) in [SENDER, RECEIVER].into_iter().enumerate() {
                 let properties = properties(end, ways.len());
                 cards[end].extend(vhost_user(ways.len(), &sockets.path(name), 1, &properties));

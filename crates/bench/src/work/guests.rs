@@ -159,7 +159,7 @@ impl Rig {
 /// Writes a packet into the sender's memory as drivers do: a super-packet's headers and payload in
 /// separate buffers, a small packet in one.
 fn put(ram: &GuestRam, workload: &Workload) -> anyhow::Result<Vec<Segment>> {
-    let (mut first, payload) = (workload.headers().to_vec(), pattern(workload.payload));
+    let (mut first, payload) = (workload.headers(0).to_vec(), pattern(workload.payload));
     let mut parts = Vec::new();
     if workload.segment.is_some() {
         ram.memory().write(BUFFERS + PAGE, &payload)?;

@@ -5,8 +5,8 @@
 //! that are overwritten as soon as a notice returns them. Invariants: every call is reported once,
 //! and only with its own number; no buffer is in use after its return; no datagram arrives changed
 //! or with another length, although it may have waited in a port long after its memory was
-//! returned; terms are kept within a tick; at the end all memory is back. All of that holds on links
-//! that carry bytes, and on links that carry the packets themselves.
+//! returned; terms are kept within a tick; at the end all memory is back. All of that holds on
+//! links that carry bytes, and on links that carry the packets themselves.
 //!
 //! `TOWPATH_SEED=<seed>` replays a seed that failed.
 

@@ -12,6 +12,7 @@ use crate::host::lending::ticket::{Account, Recall};
 use crate::host::link;
 use crate::host::resolver::Resolver;
 use std::fmt;
+use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
@@ -93,7 +94,7 @@ impl Host {
         a.check()?;
         b.check()?;
         let bells = [Arc::new(Bell::new()?), Arc::new(Bell::new()?)];
-        let [end_a, end_b] = link::pair([a.mtu, b.mtu], bells.clone());
+        let [end_a, end_b] = link::pair([a.mtu, b.mtu], bells.clone()).map_err(io::Error::other)?;
         let [bell_a, bell_b] = bells;
         let a = Self::start(a, boxed(end_a), bell_a)?;
         Ok((a, Self::start(b, boxed(end_b), bell_b)?))

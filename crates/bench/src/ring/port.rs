@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use towpath_io::tap::Tap;
 use towpath_io::vhost_user::virtq::feature;
+use towpath_packet::ring::BusyPoll;
 use towpath_packet::sync::{AtomicBool, Ordering};
 use towpath_packet::time::Instant;
 use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig, Packet, PacketPool};
@@ -69,7 +70,7 @@ impl Port {
         producers: usize,
         setting: &Setting,
     ) -> anyhow::Result<f64> {
-        let Ends { fills, mut drain } = kind.open::<Packet>(producers)?;
+        let Ends { fills, mut drain } = kind.of_packets(producers)?;
         setting.pin(1)?;
         let stop = AtomicBool::new(false);
         let begin = Barrier::new(producers + 1);
@@ -107,17 +108,19 @@ impl Port {
     fn write(&mut self, drain: &mut dyn Drain<Packet>, span: Duration) -> anyhow::Result<Duration> {
         let (before, started) = (self.packets(), Stopwatch::start());
         let (mut places, mut burst) = ([const { None }; BURST], Burst::new());
-        let mut idle = Idle::default();
+        let mut poll = BusyPoll::new(POLLS);
         loop {
             let elapsed = started.elapsed();
             if elapsed >= span && (self.packets() > before || elapsed >= PATIENCE) {
                 return Ok(elapsed);
             }
             if burst.is_empty() && drain.drain(&mut places) == 0 {
-                idle.wait();
+                if !poll.again() {
+                    drain.sleep();
+                }
                 continue;
             }
-            idle = Idle::default();
+            poll.found();
             for packet in places.iter_mut().filter_map(Option::take) {
                 let has_room = burst.push(packet).is_ok();
                 ensure!(has_room, "a burst holds what was taken at once");
@@ -164,6 +167,8 @@ const FRAME: [u8; 60] = {
 };
 /// Twice a queue's capacity, so that the pool never runs out.
 const PACKETS: usize = 2 * CAPACITY;
+/// Times that the writing thread looks again before it sleeps: some microseconds.
+const POLLS: u32 = 100;
 /// Size of a guest's receive buffer, for an MTU of 1500.
 const BUFFER_BYTES: u32 = 1526;
 /// Longest wait for the first packet.

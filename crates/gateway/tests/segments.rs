@@ -221,7 +221,7 @@ fn memory() -> Memory {
 /// Segments a super-packet into packets, as for a port whose device does not segment.
 fn cut(packet: Packet, headers: &Headers, memory: &mut Memory) -> VecDeque<Packet> {
     let mut parts = VecDeque::new();
-    let out = &mut |part| parts.push_back(part);
+    let out = &mut |part, _: &mut _| parts.push_back(part);
     let ledger = Ledger::new();
     gso::segment(packet, memory, &ledger, headers, Checksums::LeavePartial, out)
         .expect("a proper super-packet");

@@ -342,6 +342,7 @@ pub(crate) fn cut(
         out(packet);
         return Ok(());
     };
+    let out = &mut |segment, _: &mut _| out(segment);
     let cut = gso::segment(packet, memory, ledger, &headers, Checksums::Complete, out);
     cut.map(|_| ()).map_err(|(error, _)| error)
 }

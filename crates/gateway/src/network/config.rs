@@ -16,8 +16,9 @@ use towpath_net::switch::{
     self, ADDRESSES_MAX, ADDRESSES_PER_PORT, Guard, PortVlans, Role, StormRates,
 };
 use towpath_net::wire::MacAddr;
-use towpath_packet::ring::{CAPACITY_MAX, CapacityError};
+use towpath_packet::ring::CAPACITY_MAX;
 
+use super::queue;
 use crate::capture::CAPTURES_MAX;
 use crate::config::Config;
 use crate::services;
@@ -30,7 +31,7 @@ const _: () = assert!(NETWORK_PORTS_MAX < switch::PORTS_MAX, "the gateway needs 
 pub const NAME_BYTES_MAX: usize = 15;
 /// Default for packets that may wait for a port: as many as Linux queues for a TAP device.
 pub const QUEUE_LEN: usize = 1000;
-/// Most packets that may wait for a port: what a ring can hold.
+/// Most packets that may wait for a port: as many as a ring can hold.
 pub const QUEUE_LEN_MAX: usize = CAPACITY_MAX;
 
 /// Default time to busy-poll guests' rings: several times as long as a wakeup takes.
@@ -154,9 +155,12 @@ pub enum PortError {
     /// The connection was taken by another port before.
     #[error("another port had this connection; give each port one of its own")]
     Connection,
-    /// The ring cannot have this length.
-    #[error("queue length out of range: {0}")]
-    QueueLen(#[from] CapacityError),
+    /// A queue cannot have this length.
+    #[error("a queue of {0} packets is out of range; expected 1 to {QUEUE_LEN_MAX}")]
+    QueueLen(usize),
+    /// There is not enough memory for a queue of this length.
+    #[error("not enough memory for a queue of {0} packets; set a shorter queue-len")]
+    NoMemory(usize),
     /// The switch rejected the port.
     #[error(transparent)]
     Switch(#[from] switch::PortError),
@@ -266,10 +270,7 @@ pub fn gateway_addresses(config: &Config) -> Vec<IpAddr> {
 /// [`PortError`].
 pub fn check_port(name: &str, settings: &PortSettings) -> Result<(), PortError> {
     check_name(name)?;
-    if settings.queue_len == 0 || settings.queue_len > QUEUE_LEN_MAX {
-        return Err(CapacityError::OutOfRange.into());
-    }
-    Ok(())
+    queue::check_len(settings.queue_len)
 }
 
 pub(super) fn check_name(name: &str) -> Result<(), PortError> {

@@ -1,4 +1,8 @@
-//! A port: its device, and the ring in front of the device.
+//! A port: its device, and the packets that wait for the device.
+//!
+//! Packets from the switch go to the device at once. What the device does not take waits in a queue
+//! of bounded length, and is offered again in each turn. As long as packets wait, later ones go
+//! behind them.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -8,25 +12,28 @@ use towpath_io::tap::{Features, Tap};
 use towpath_io::vhost_user::{Offer, VhostUser, message, sigbus, virtq};
 use towpath_net::switch::{self, PortId, Switch};
 use towpath_net::time::{Instant, earliest};
-use towpath_packet::ring::{self, Consumer, Producer, Silent};
-use towpath_packet::{Burst, Caps, Context, Device, Input, Packet};
+use towpath_packet::{Burst, Caps, Context, Device, Input};
 
 use super::config::{Attachment, NetworkConfig, PortError, PortSettings};
+use super::queue::Queue;
 use super::report::{DeviceReport, PortReport};
 use super::share::PortShare;
 use super::{RETRY, Tell};
 use crate::capture::Mirrors;
+
+/// Packets that may wait for a port while memory is short. With as many ports as a switch has, they
+/// are half of all packets.
+pub(super) const QUEUE_LEN_SHORT: usize = 16;
 
 /// A port of a network.
 pub(super) struct Port {
     pub(super) name: String,
     pub(super) id: Option<PortId>,
     pub(super) settings: PortSettings,
-    /// The ring for packets to the port.
-    pub(super) producer: Producer<Packet>,
-    consumer: Consumer<Packet>,
-    /// Packets taken from the ring that the device has not taken yet.
-    waiting: Burst,
+    /// The first packets that wait for the device; captures have seen them.
+    next: Burst,
+    /// The packets behind them.
+    queue: Queue,
     attachment: Attachment,
     device: PortDevice,
     /// Its file was readable, and it has had no turn since.
@@ -60,14 +67,13 @@ impl Port {
         network: &NetworkConfig,
     ) -> Result<Self, PortError> {
         let device = PortDevice::open(&attachment, &settings, network)?;
-        let (producer, consumer) = ring::single(settings.queue_len, Silent)?;
+        let queue = Queue::new(settings.queue_len)?;
         Ok(Self {
             name: name.to_owned(),
             id: None,
             settings,
-            producer,
-            consumer,
-            waiting: Burst::new(),
+            next: Burst::new(),
+            queue,
             attachment,
             device,
             // It may have been readable before it was watched.
@@ -103,14 +109,14 @@ impl Port {
         }
     }
 
-    /// Changes the length of its ring.
+    /// Changes how many packets may wait.
     pub(super) fn resize(&mut self, queue_len: usize) -> Result<(), PortError> {
-        Ok(self.producer.control().resize(queue_len)?)
+        self.queue.resize(queue_len)
     }
 
     /// Returns the number of packets that wait for its device.
     pub(super) fn waiting(&self) -> usize {
-        self.producer.control().len() + self.waiting.len()
+        self.next.len() + self.queue.len()
     }
 
     /// Polls the device; returns true if there is work.
@@ -167,33 +173,57 @@ impl Port {
         self.note(result).unwrap_or(Input::Done)
     }
 
-    /// Passes waiting packets to the device, as far as the device takes them.
-    pub(super) fn flush(&mut self, cx: &mut Context<'_>) {
+    /// Passes packets from the front of `burst` to the device. What the device does not take waits,
+    /// as far as there is room; the rest stays in `burst`. `is_short`: memory is short.
+    pub(super) fn transmit(&mut self, burst: &mut Burst, is_short: bool, cx: &mut Context<'_>) {
+        if self.failure.is_some() {
+            return burst.clear();
+        }
+        if self.waiting() == 0 && burst.len() <= self.queue.len_max() {
+            self.mirrors.see(Direction::Outbound, burst.iter());
+            let result = self.device.transmit(burst, cx);
+            if !burst.is_empty() {
+                std::mem::swap(burst, &mut self.next);
+            }
+            return self.transmitted(result, cx.now);
+        }
         loop {
-            let is_next = self.waiting.is_empty();
-            if is_next && self.consumer.dequeue(&mut self.waiting) == 0 {
+            let is_full = is_short && self.waiting() >= QUEUE_LEN_SHORT;
+            let most = if is_full { 0 } else { self.room() };
+            self.queue.append(burst, most);
+            if burst.is_empty() || !self.flush(cx) {
                 return;
             }
-            if self.failure.is_some() {
-                self.waiting.clear();
-                continue;
+        }
+    }
+
+    /// Passes waiting packets to the device. Returns true if the device has taken some.
+    pub(super) fn flush(&mut self, cx: &mut Context<'_>) -> bool {
+        let before = self.waiting();
+        while self.waiting() > 0 {
+            if self.next.is_empty() {
+                self.queue.fill(&mut self.next);
+                self.mirrors.see(Direction::Outbound, self.next.iter());
             }
-            if is_next {
-                self.mirrors.see(Direction::Outbound, self.waiting.iter());
+            let result = self.device.transmit(&mut self.next, cx);
+            self.transmitted(result, cx.now);
+            if !self.next.is_empty() {
+                break;
             }
-            let burst = &mut self.waiting;
-            let result = match &mut self.device {
-                PortDevice::VhostUser(device) => device.transmit(burst, cx).map_err(Into::into),
-                PortDevice::Stream(device) => device.transmit(burst, cx).map_err(Into::into),
-                PortDevice::Tap(device) => device.transmit(burst, cx).map_err(Into::into),
-            };
-            self.note(result);
-            if !self.waiting.is_empty() {
-                if matches!(self.device, PortDevice::Tap(_)) {
-                    self.deadline = Some(cx.now + RETRY);
-                }
-                return;
-            }
+        }
+        self.waiting() < before
+    }
+
+    /// Returns how many more packets may wait.
+    fn room(&self) -> usize {
+        self.queue.len_max().saturating_sub(self.waiting())
+    }
+
+    /// Notes the result of an attempt to transmit.
+    fn transmitted(&mut self, result: Result<(), PortError>, now: Instant) {
+        self.note(result);
+        if self.waiting() > 0 && matches!(self.device, PortDevice::Tap(_)) {
+            self.deadline = Some(now + RETRY);
         }
     }
 
@@ -242,11 +272,14 @@ impl Port {
         self.has_failed() || self.device.has_ended(is_listening)
     }
 
-    /// Records an error, which ends this port's traffic and nothing else.
+    /// Records an error, which ends this port's traffic and nothing else. Waiting packets are
+    /// dropped.
     fn note<T>(&mut self, result: Result<T, PortError>) -> Option<T> {
         if let Err(error) = &result {
             self.failure = Some(error.to_string());
             self.is_ready = false;
+            self.next.clear();
+            self.queue.clear();
         }
         result.ok()
     }
@@ -292,6 +325,14 @@ impl PortDevice {
         device.set_polled();
         device.set_inline();
         Self::VhostUser(Box::new(device))
+    }
+
+    fn transmit(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), PortError> {
+        match self {
+            Self::VhostUser(device) => device.transmit(burst, cx).map_err(Into::into),
+            Self::Stream(device) => device.transmit(burst, cx).map_err(Into::into),
+            Self::Tap(device) => device.transmit(burst, cx).map_err(Into::into),
+        }
     }
 
     fn is_connected(&self) -> bool {

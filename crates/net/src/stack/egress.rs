@@ -270,7 +270,7 @@ impl Stack {
         let checksums =
             if self.caps.checksum { Checksums::LeavePartial } else { Checksums::Complete };
         let ready = &mut self.ready;
-        let mut out = |segment| ready.push_back(segment);
+        let mut out = |segment, _: &mut _| ready.push_back(segment);
         let cut = gso::segment(packet, cx.memory, cx.ledger, &headers, checksums, &mut out);
         if cut.is_err() {
             self.counters.drop(DropReason::NoMemory);

@@ -27,6 +27,7 @@
 
 mod config;
 mod departure;
+mod device;
 mod gateway_port;
 mod lease_file;
 mod outputs;

@@ -7,16 +7,14 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use towpath_io::pcapng::Direction;
-use towpath_io::stream::StreamPort;
-use towpath_io::tap::{Features, Tap};
-use towpath_io::vhost_user::{Offer, VhostUser, message, sigbus, virtq};
 use towpath_net::switch::{self, PortId, Switch};
 use towpath_net::time::{Instant, earliest};
 use towpath_packet::{Burst, Caps, Context, Device, Input};
 
 use super::config::{Attachment, NetworkConfig, PortError, PortSettings};
+use super::device::PortDevice;
 use super::queue::Queue;
-use super::report::{DeviceReport, PortReport};
+use super::report::PortReport;
 use super::share::PortShare;
 use super::{RETRY, Tell};
 use crate::capture::Mirrors;
@@ -49,13 +47,6 @@ pub(super) struct Port {
     pub(super) is_leaving: bool,
     /// Captures of its packets.
     pub(super) mirrors: Mirrors,
-}
-
-/// The device of a port.
-enum PortDevice {
-    VhostUser(Box<VhostUser>),
-    Stream(Box<StreamPort>),
-    Tap(Box<Tap>),
 }
 
 impl Port {
@@ -102,11 +93,7 @@ impl Port {
 
     /// Returns what its device takes now.
     pub(super) fn caps(&self) -> Caps {
-        match &self.device {
-            PortDevice::VhostUser(device) => device.caps(),
-            PortDevice::Stream(device) => device.caps(),
-            PortDevice::Tap(device) => device.caps(),
-        }
+        self.device.caps()
     }
 
     /// Changes how many packets may wait.
@@ -121,18 +108,12 @@ impl Port {
 
     /// Polls the device; returns true if there is work.
     pub(super) fn poll(&mut self) -> bool {
-        match &mut self.device {
-            PortDevice::VhostUser(device) if self.failure.is_none() => device.poll(),
-            _ => false,
-        }
+        self.failure.is_none() && self.device.poll()
     }
 
     /// Makes the file report new work. Returns true if there is work already.
     pub(super) fn arm(&mut self) -> bool {
-        match &mut self.device {
-            PortDevice::VhostUser(device) if self.failure.is_none() => device.arm(),
-            _ => false,
-        }
+        self.failure.is_none() && self.device.arm()
     }
 
     /// Does the device's pending work other than packets. Returns true if the device's caps may
@@ -142,15 +123,8 @@ impl Port {
         if self.failure.is_some() {
             return false;
         }
-        let result = match &mut self.device {
-            PortDevice::VhostUser(device) => {
-                let turned = device.turn(true, cx).map_err(PortError::from);
-                self.deadline = device.next_deadline();
-                turned
-            }
-            PortDevice::Stream(device) => device.turn(true, cx).map_err(PortError::from),
-            PortDevice::Tap(_) => return false,
-        };
+        let result = self.device.turn(true, cx);
+        self.deadline = self.device.next_deadline();
         self.note(result);
         true
     }
@@ -160,15 +134,8 @@ impl Port {
         if self.failure.is_some() {
             return Input::Done;
         }
-        let result = match &mut self.device {
-            PortDevice::VhostUser(device) => {
-                let input = device.receive(burst, cx).map_err(PortError::from);
-                self.deadline = earliest([self.deadline, device.next_deadline()]);
-                input
-            }
-            PortDevice::Stream(device) => device.receive(burst, cx).map_err(Into::into),
-            PortDevice::Tap(device) => device.receive(burst, cx).map_err(Into::into),
-        };
+        let result = self.device.receive(burst, cx);
+        self.deadline = earliest([self.deadline, self.device.next_deadline()]);
         self.mirrors.see(Direction::Inbound, burst.iter());
         self.note(result).unwrap_or(Input::Done)
     }
@@ -222,27 +189,21 @@ impl Port {
     /// Notes the result of an attempt to transmit.
     fn transmitted(&mut self, result: Result<(), PortError>, now: Instant) {
         self.note(result);
-        if self.waiting() > 0 && matches!(self.device, PortDevice::Tap(_)) {
+        if self.waiting() > 0 && !self.device.reports_room() {
             self.deadline = Some(now + RETRY);
         }
     }
 
     /// Reports the events since the last call.
     pub(super) fn report_events(&mut self, tell: &mut Tell) {
-        if let PortDevice::VhostUser(device) = &mut self.device {
-            while let Some(events) = device.take_event() {
-                tell(&self.name, &events);
-            }
+        while let Some(event) = self.device.take_event() {
+            tell(&self.name, &event);
         }
     }
 
     /// Releases what is kept ready for reads.
     pub(super) fn rest(&mut self) {
-        match &mut self.device {
-            PortDevice::Tap(device) => device.rest(),
-            PortDevice::Stream(device) => device.rest(),
-            PortDevice::VhostUser(device) => device.rest(),
-        }
+        self.device.rest();
     }
 
     pub(super) fn report(&self, switch: &Switch) -> PortReport {
@@ -285,102 +246,8 @@ impl Port {
     }
 }
 
-impl PortDevice {
-    fn open(
-        attachment: &Attachment,
-        settings: &PortSettings,
-        network: &NetworkConfig,
-    ) -> Result<Self, PortError> {
-        let offer = Offer {
-            features: virtq::FEATURES,
-            pairs: settings.pairs,
-            memory_slots: message::REGIONS_MAX as u64,
-            mtu: network.mtu,
-            mac: None,
-        };
-        Ok(match attachment {
-            Attachment::VhostUser(path) => Self::switched(VhostUser::listen(path, offer)?),
-            Attachment::VhostUserClient(path) => Self::switched(VhostUser::connect(path, offer)?),
-            Attachment::Stream(path) => {
-                Self::Stream(Box::new(StreamPort::listen(path, network.mtu)?))
-            }
-            Attachment::VhostUserFd(connection) => {
-                let socket = connection.take().ok_or(PortError::Connection)?;
-                Self::switched(VhostUser::from_socket(socket, offer)?)
-            }
-            Attachment::StreamFd(connection) => {
-                let socket = connection.take().ok_or(PortError::Connection)?;
-                Self::Stream(Box::new(StreamPort::from_socket(socket, network.mtu)?))
-            }
-            Attachment::Tap(name) => {
-                let mut tap = Tap::create(name)?;
-                tap.set_mtu(network.mtu);
-                tap.set_offload(Features::WITH_TUNNELS)?;
-                Self::Tap(Box::new(tap))
-            }
-        })
-    }
-
-    fn switched(mut device: VhostUser) -> Self {
-        device.set_polled();
-        device.set_inline();
-        Self::VhostUser(Box::new(device))
-    }
-
-    fn transmit(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), PortError> {
-        match self {
-            Self::VhostUser(device) => device.transmit(burst, cx).map_err(Into::into),
-            Self::Stream(device) => device.transmit(burst, cx).map_err(Into::into),
-            Self::Tap(device) => device.transmit(burst, cx).map_err(Into::into),
-        }
-    }
-
-    fn is_connected(&self) -> bool {
-        match self {
-            Self::VhostUser(device) => device.is_connected(),
-            Self::Stream(device) => device.is_connected(),
-            Self::Tap(_) => true,
-        }
-    }
-
-    /// Returns true if a machine was connected and has gone. A connection on which nothing arrived
-    /// was a process that looked whether the socket is in use, if `is_listening`.
-    fn has_ended(&self, is_listening: bool) -> bool {
-        let (sessions, has_spoken) = match self {
-            Self::VhostUser(device) => {
-                let counters = device.counters();
-                (counters.sessions, counters.requests > 0)
-            }
-            Self::Stream(device) => (device.sessions().0, device.counters().received.bytes > 0),
-            Self::Tap(_) => return false,
-        };
-        sessions > self.is_connected().into() && (has_spoken || !is_listening)
-    }
-
-    fn report(&self) -> DeviceReport {
-        match self {
-            Self::VhostUser(device) => {
-                DeviceReport::VhostUser(*device.counters(), device.traffic().sent)
-            }
-            Self::Stream(device) => {
-                let (sessions, no_guest) = device.sessions();
-                DeviceReport::Stream { counters: device.counters(), sessions, no_guest }
-            }
-            Self::Tap(device) => DeviceReport::Tap(*device.counters()),
-        }
-    }
-}
-
 impl AsFd for Port {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.device {
-            PortDevice::VhostUser(device) => device.as_fd(),
-            PortDevice::Stream(device) => device.as_fd(),
-            PortDevice::Tap(device) => device.as_fd(),
-        }
+        self.device.file().expect("the devices of ports have files")
     }
 }
-
-// Each port can map all regions of its guest, its log and its inflight area, and twice as many
-// while new maps replace old ones. The bound holds this for all ports.
-const _: () = assert!(switch::PORTS_MAX * 2 * (message::REGIONS_MAX + 2) <= sigbus::WATCHED_MAX);

@@ -6,9 +6,9 @@
 //! The packet is judged: addresses, VLAN, what its sender may claim, and its offload fields. The
 //! sender is learned, and the address table yields the packet's destination. The packet is counted,
 //! gets the form that its port takes, and joins the burst of that port. Each port's burst is handed
-//! out when it is full, and at the end. A packet for several ports gets a handle and private headers
-//! for each port. Its payload is shared: each copy is one more holder of the loans, also if a
-//! super-packet is segmented for a port.
+//! out when it is full, and at the end. A packet for several ports gets a handle and private
+//! headers for each port. Its payload is shared: each copy is one more holder of the loans, also if
+//! a super-packet is segmented for a port.
 //!
 //! A port's [`Caps`] say what it takes. A super-packet passes whole if the port takes it, and is
 //! segmented otherwise; checksums are completed for a port that takes no partial ones. Work is done

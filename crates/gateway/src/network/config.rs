@@ -18,7 +18,6 @@ use towpath_net::switch::{
 use towpath_net::wire::MacAddr;
 use towpath_packet::ring::CAPACITY_MAX;
 
-use super::queue;
 use crate::capture::CAPTURES_MAX;
 use crate::config::Config;
 use crate::services;
@@ -96,7 +95,7 @@ impl fmt::Display for Attachment {
 /// Settings of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortSettings {
-    /// Packets that may wait for the port.
+    /// Packets that may wait for each queue of the port.
     pub queue_len: usize,
     /// Its VLANs.
     pub vlans: PortVlans,
@@ -270,7 +269,18 @@ pub fn gateway_addresses(config: &Config) -> Vec<IpAddr> {
 /// [`PortError`].
 pub fn check_port(name: &str, settings: &PortSettings) -> Result<(), PortError> {
     check_name(name)?;
-    queue::check_len(settings.queue_len)
+    check_queue_len(settings.queue_len)
+}
+
+/// Checks the length of a queue.
+///
+/// # Errors
+/// [`PortError::QueueLen`].
+pub(super) fn check_queue_len(len_max: usize) -> Result<(), PortError> {
+    match len_max {
+        1..=QUEUE_LEN_MAX => Ok(()),
+        _ => Err(PortError::QueueLen(len_max)),
+    }
 }
 
 pub(super) fn check_name(name: &str) -> Result<(), PortError> {

@@ -1,10 +1,10 @@
-//! The device of a port, and what a port reports about it.
+//! The device of a port: the drivers of its queues, and what a port reports about it.
 
 use std::os::fd::BorrowedFd;
 
 use towpath_io::stream::StreamPort;
 use towpath_io::tap::{Features, Tap};
-use towpath_io::vhost_user::{DeviceEvent, Offer, VhostUser, message, sigbus, virtq};
+use towpath_io::vhost_user::{DeviceEvent, Offer, PairSet, VhostUser, message, sigbus, virtq};
 use towpath_net::switch;
 use towpath_net::time::Instant;
 use towpath_packet::{Burst, Caps, Context, Device, Input};
@@ -12,7 +12,7 @@ use towpath_packet::{Burst, Caps, Context, Device, Input};
 use super::config::{Attachment, NetworkConfig, PortError, PortSettings};
 use super::report::DeviceReport;
 
-/// The device of a port.
+/// The device of a port. As a [`Device`], it is the driver of all its queues together.
 pub(super) enum PortDevice {
     VhostUser(Box<VhostUser>),
     Stream(Box<StreamPort>),
@@ -71,6 +71,39 @@ impl PortDevice {
         device.set_polled();
         device.set_inline();
         Self::VhostUser(Box::new(device))
+    }
+
+    /// Returns how many queues for the guest it may have.
+    pub(super) fn queue_count(&self, settings: &PortSettings) -> u16 {
+        match self {
+            Self::VhostUser(_) => settings.pairs,
+            Self::Stream(_) | Self::Tap(_) => 1,
+        }
+    }
+
+    /// Returns the queues that take packets for the guest now. Empty if there is no guest.
+    pub(super) fn open_queues(&self) -> PairSet {
+        match self {
+            Self::VhostUser(device) => device.open_pairs(),
+            Self::Stream(_) | Self::Tap(_) => PairSet::FIRST,
+        }
+    }
+
+    /// Transmits by one of its queues, as [`Device::transmit`] does.
+    pub(super) fn transmit_by(
+        &mut self,
+        queue: u16,
+        burst: &mut Burst,
+        cx: &mut Context<'_>,
+    ) -> Result<(), PortError> {
+        match self {
+            Self::VhostUser(device) => {
+                device.transmit_by(Some(queue), burst, cx);
+                Ok(())
+            }
+            Self::Stream(device) => Ok(device.transmit(burst, cx)?),
+            Self::Tap(device) => Ok(device.transmit(burst, cx)?),
+        }
     }
 
     /// Returns true if the file reports when a full device takes packets again.

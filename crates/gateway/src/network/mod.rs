@@ -29,6 +29,7 @@ mod config;
 mod departure;
 mod device;
 mod gateway_port;
+mod lane;
 mod lease_file;
 mod outputs;
 mod port;
@@ -335,9 +336,7 @@ impl Network {
     }
 
     fn reap_captures(&mut self) {
-        if let Some(ended) = &self.capture_ended {
-            ended.clear();
-        }
+        self.capture_ended.iter().for_each(EventDoorbell::clear);
         self.mirrors().for_each(Mirrors::reap);
     }
 
@@ -405,8 +404,8 @@ impl Network {
             if received.is_empty() {
                 return input;
             }
-            let packets = received.len();
-            let (now, is_short) = (cx.now, outputs::is_short(cx.memory));
+            let (packets, now) = (received.len(), cx.now);
+            let is_short = outputs::is_short(cx.memory);
             let mut outputs = Outputs { ports, gateway, services, config, now, is_short };
             let bytes = outputs.forward(switch, id, received, cx);
             if let Some(port) = &mut ports[index] {
@@ -484,10 +483,6 @@ impl Network {
         }
         self.tell_departure();
     }
-
-    fn has_news_for_gateway(&self) -> bool {
-        self.gateway.as_ref().is_some_and(|gateway| !gateway.queue.is_empty())
-    }
 }
 
 impl Device for Network {
@@ -504,7 +499,8 @@ impl Device for Network {
 
     fn next_deadline(&self) -> Option<Instant> {
         let ports = self.ports.iter().flatten();
-        let is_left = self.has_news_for_gateway() || ports.clone().any(|port| port.is_ready);
+        let is_left =
+            GatewayPort::waiting(&self.gateway) > 0 || ports.clone().any(|port| port.is_ready);
         let at_once = is_left.then(|| Instant::from_micros(0));
         let ports = ports.filter_map(|port| port.deadline);
         let services = self.services.as_ref().and_then(Services::next_deadline);

@@ -21,8 +21,7 @@ pub(super) struct Outputs<'a> {
     pub(super) services: &'a Option<Services>,
     pub(super) config: &'a NetworkConfig,
     pub(super) now: Instant,
-    /// Memory is short: no port may add to a queue of [`QUEUE_LEN_SHORT`](super::port::QUEUE_LEN_SHORT)
-    /// packets.
+    /// Memory is short: no port with `QUEUE_LEN_SHORT` waiting packets may get more of them.
     pub(super) is_short: bool,
 }
 

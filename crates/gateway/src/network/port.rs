@@ -1,8 +1,4 @@
-//! A port: its device, and the packets that wait for the device.
-//!
-//! Packets from the switch go to the device at once. What the device does not take waits in a queue
-//! of bounded length, and is offered again in each turn. As long as packets wait, later ones go
-//! behind them.
+//! A port: its device, and a lane for each queue of the device.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -13,7 +9,7 @@ use towpath_packet::{Burst, Caps, Context, Device, Input};
 
 use super::config::{Attachment, NetworkConfig, PortError, PortSettings};
 use super::device::PortDevice;
-use super::queue::Queue;
+use super::lane::{Driver, Lane};
 use super::report::PortReport;
 use super::share::PortShare;
 use super::{RETRY, Tell};
@@ -28,10 +24,8 @@ pub(super) struct Port {
     pub(super) name: String,
     pub(super) id: Option<PortId>,
     pub(super) settings: PortSettings,
-    /// The first packets that wait for the device; captures have seen them.
-    next: Burst,
-    /// The packets behind them.
-    queue: Queue,
+    /// The packets that wait, for each queue of the device.
+    lanes: Box<[Lane]>,
     attachment: Attachment,
     device: PortDevice,
     /// Its file was readable, and it has had no turn since.
@@ -58,13 +52,13 @@ impl Port {
         network: &NetworkConfig,
     ) -> Result<Self, PortError> {
         let device = PortDevice::open(&attachment, &settings, network)?;
-        let queue = Queue::new(settings.queue_len)?;
+        let queues = 0..device.queue_count(&settings);
+        let lanes = queues.map(|_| Lane::new(settings.queue_len)).collect::<Result<_, _>>()?;
         Ok(Self {
             name: name.to_owned(),
             id: None,
             settings,
-            next: Burst::new(),
-            queue,
+            lanes,
             attachment,
             device,
             // It may have been readable before it was watched.
@@ -96,14 +90,20 @@ impl Port {
         self.device.caps()
     }
 
-    /// Changes how many packets may wait.
+    /// Changes how many packets may wait for each queue.
     pub(super) fn resize(&mut self, queue_len: usize) -> Result<(), PortError> {
-        self.queue.resize(queue_len)
+        let before = self.settings.queue_len;
+        let result = self.lanes.iter_mut().try_for_each(|lane| lane.resize(queue_len));
+        if result.is_err() {
+            // Each had room for as many before.
+            self.lanes.iter_mut().for_each(|lane| drop(lane.resize(before)));
+        }
+        result
     }
 
     /// Returns the number of packets that wait for its device.
     pub(super) fn waiting(&self) -> usize {
-        self.next.len() + self.queue.len()
+        self.lanes.iter().map(Lane::waiting).sum()
     }
 
     /// Polls the device; returns true if there is work.
@@ -140,56 +140,70 @@ impl Port {
         self.note(result).unwrap_or(Input::Done)
     }
 
-    /// Passes packets from the front of `burst` to the device. What the device does not take waits,
-    /// as far as there is room; the rest stays in `burst`. `is_short`: memory is short.
+    /// Passes packets from the front of `burst` to the device, each to the queue of its flow. What
+    /// a queue does not take waits, as far as there is room; the rest stays in `burst`. `is_short`:
+    /// memory is short.
     pub(super) fn transmit(&mut self, burst: &mut Burst, is_short: bool, cx: &mut Context<'_>) {
         if self.failure.is_some() {
             return burst.clear();
         }
-        if self.waiting() == 0 && burst.len() <= self.queue.len_max() {
-            self.mirrors.see(Direction::Outbound, burst.iter());
-            let result = self.device.transmit(burst, cx);
-            if !burst.is_empty() {
-                std::mem::swap(burst, &mut self.next);
-            }
-            return self.transmitted(result, cx.now);
+        let open = self.device.open_queues();
+        let most = if is_short { QUEUE_LEN_SHORT } else { usize::MAX };
+        if open.len() <= 1 {
+            let queue = open.first().unwrap_or(0);
+            return self.transmit_by(queue, burst, most, cx);
         }
-        loop {
-            let is_full = is_short && self.waiting() >= QUEUE_LEN_SHORT;
-            let most = if is_full { 0 } else { self.room() };
-            self.queue.append(burst, most);
-            if burst.is_empty() || !self.flush(cx) {
-                return;
+        while let Some(packet) = burst.pop() {
+            let queue = open.of_flow(&packet).expect("a queue is open");
+            let arriving = &mut self.lanes[usize::from(queue)].arriving;
+            arriving.push(packet).expect("it has room for a burst");
+        }
+        for queue in 0..self.lanes.len() {
+            if self.lanes[queue].arriving.is_empty() {
+                continue;
+            }
+            let mut arriving = std::mem::take(&mut self.lanes[queue].arriving);
+            self.transmit_by(queue as u16, &mut arriving, most, cx);
+            while let Some(packet) = arriving.pop() {
+                burst.push(packet).expect("it came from this burst");
             }
         }
     }
 
-    /// Passes waiting packets to the device. Returns true if the device has taken some.
-    pub(super) fn flush(&mut self, cx: &mut Context<'_>) -> bool {
-        let before = self.waiting();
-        while self.waiting() > 0 {
-            if self.next.is_empty() {
-                self.queue.fill(&mut self.next);
-                self.mirrors.see(Direction::Outbound, self.next.iter());
-            }
-            let result = self.device.transmit(&mut self.next, cx);
-            self.transmitted(result, cx.now);
-            if !self.next.is_empty() {
-                break;
-            }
-        }
-        self.waiting() < before
+    /// Passes packets from the front of `burst` to one queue. At most `most` packets wait for the
+    /// port before no more may.
+    fn transmit_by(&mut self, queue: u16, burst: &mut Burst, most: usize, cx: &mut Context<'_>) {
+        let Self { device, mirrors, lanes, .. } = self;
+        let index = usize::from(queue);
+        let of_others: usize =
+            lanes.iter().map(Lane::waiting).sum::<usize>() - lanes[index].waiting();
+        let most = most.saturating_sub(of_others);
+        let mut driver = Driver { device, queue, mirrors };
+        let result = lanes[index].transmit(burst, most, &mut driver, cx);
+        self.transmitted(result, cx.now);
     }
 
-    /// Returns how many more packets may wait.
-    fn room(&self) -> usize {
-        self.queue.len_max().saturating_sub(self.waiting())
+    /// Offers waiting packets to the device again.
+    pub(super) fn flush(&mut self, cx: &mut Context<'_>) {
+        if self.waiting() == 0 {
+            return;
+        }
+        let open = self.device.open_queues();
+        let Self { device, mirrors, lanes, .. } = self;
+        let mut result = Ok(());
+        for (queue, lane) in (0..).zip(lanes) {
+            // What waits for a queue that the guest no longer uses goes to another one.
+            let used = if open.contains(queue) { queue } else { open.first().unwrap_or(queue) };
+            let mut driver = Driver { device, queue: used, mirrors };
+            result = result.and(lane.flush(&mut driver, cx).map(drop));
+        }
+        self.transmitted(result, cx.now);
     }
 
     /// Notes the result of an attempt to transmit.
     fn transmitted(&mut self, result: Result<(), PortError>, now: Instant) {
         self.note(result);
-        if self.waiting() > 0 && !self.device.reports_room() {
+        if !self.device.reports_room() && self.waiting() > 0 {
             self.deadline = Some(now + RETRY);
         }
     }
@@ -239,8 +253,7 @@ impl Port {
         if let Err(error) = &result {
             self.failure = Some(error.to_string());
             self.is_ready = false;
-            self.next.clear();
-            self.queue.clear();
+            self.lanes.iter_mut().for_each(Lane::clear);
         }
         result.ok()
     }

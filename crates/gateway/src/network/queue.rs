@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use towpath_packet::{Burst, Packet};
 
-use super::config::{PortError, QUEUE_LEN_MAX};
+use super::config::{PortError, check_queue_len};
 
 /// A queue, first in, first out.
 pub(super) struct Queue {
@@ -26,13 +26,13 @@ impl Queue {
         Ok(queue)
     }
 
-    /// Changes how many packets may wait. If more wait now, none is dropped: the queue is full until
-    /// enough were taken.
+    /// Changes how many packets may wait. If more wait now, none is dropped: the queue is full
+    /// until enough were taken.
     ///
     /// # Errors
     /// [`PortError::QueueLen`] or [`PortError::NoMemory`]; nothing was changed.
     pub(super) fn resize(&mut self, len_max: usize) -> Result<(), PortError> {
-        check_len(len_max)?;
+        check_queue_len(len_max)?;
         let more = len_max.saturating_sub(self.len());
         self.packets.try_reserve_exact(more).map_err(|_| PortError::NoMemory(len_max))?;
         self.packets.shrink_to(len_max);
@@ -77,36 +77,21 @@ impl Queue {
         self.packets.len()
     }
 
-    /// Returns true if no packet waits.
-    pub(super) fn is_empty(&self) -> bool {
-        self.packets.is_empty()
-    }
-
     /// Returns how many packets may wait.
     pub(super) fn len_max(&self) -> usize {
         self.len_max
     }
 }
 
-/// Checks the length of a queue.
-///
-/// # Errors
-/// [`PortError::QueueLen`].
-pub(super) fn check_len(len_max: usize) -> Result<(), PortError> {
-    match len_max {
-        1..=QUEUE_LEN_MAX => Ok(()),
-        _ => Err(PortError::QueueLen(len_max)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::network::QUEUE_LEN_MAX;
     use towpath_packet::{Memory, MemoryConfig};
 
     const PACKETS: usize = 256;
 
-    /// Packets that are told apart by their ingress port.
+    /// Packets with ingress ports of these numbers.
     fn packets(memory: &mut Memory, numbers: std::ops::Range<u16>) -> Burst {
         let mut burst = Burst::new();
         for number in numbers {
@@ -120,7 +105,7 @@ mod tests {
     fn numbers(queue: &mut Queue) -> Vec<u16> {
         let mut burst = Burst::limited(3);
         let mut numbers = Vec::new();
-        while !queue.is_empty() {
+        while queue.len() > 0 {
             queue.fill(&mut burst);
             while let Some(packet) = burst.pop() {
                 numbers.extend(packet.ingress());

@@ -171,8 +171,8 @@ impl StreamPort {
         self.meet()
     }
 
-    /// Writes packets from the front of `burst`, after the rest of the last one. Requests reports of
-    /// room exactly while something waits for it.
+    /// Writes packets from the front of `burst`, after the rest of the last one. Requests reports
+    /// of room exactly while something waits for it.
     fn write(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), StreamPortError> {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         if let Err(error) = stream.transmit(burst, cx) {

@@ -307,6 +307,13 @@ impl Memory {
         self.large.slab.collect();
     }
 
+    /// Takes back frames of these pools, on the owner's thread.
+    #[inline]
+    pub(crate) fn absorb(&mut self, frames: &mut Returning<Loan>) {
+        self.small.slab.absorb(frames);
+        self.large.slab.absorb(frames);
+    }
+
     /// True if [`Memory::free_share`] is at least `share`. Collects returned frames only if there
     /// are too few without them.
     #[inline]

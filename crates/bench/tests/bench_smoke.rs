@@ -271,7 +271,7 @@ fn a_quick_run_of_vhost_yields_all_figures() {
         return;
     }
     let run = Run::of("vhost", &[]);
-    run.check_names(["vhost_64B", "vhost_64KiB"].map(str::to_owned));
+    run.check_names(["vhost_64B", "vhost_64B_packed", "vhost_64KiB"].map(str::to_owned));
     for object in run.cases.values() {
         assert!(is_measured(object), "{object}: {}", run.errors);
     }

@@ -24,7 +24,7 @@ const NO_MEMORY: MemoryConfig = MemoryConfig { packets: 0, small_frames: 0, larg
 /// Destination of the packets.
 pub(super) enum Port {
     Tap(Box<Tap>, Box<Memory>, Box<Ledger>),
-    Guest(Box<Receiver>, Box<Ledger>),
+    Guest(Box<Receiver>, Box<Memory>, Box<Ledger>),
 }
 
 impl Port {
@@ -38,7 +38,7 @@ impl Port {
     /// A guest's port. The writing thread also acts as the guest.
     pub(super) fn guest() -> anyhow::Result<Self> {
         let receiver = Receiver::new(feature::VERSION_1, BUFFER_BYTES)?;
-        Ok(Self::Guest(Box::new(receiver), Box::default()))
+        Ok(Self::Guest(Box::new(receiver), Box::new(Memory::new(NO_MEMORY)), Box::default()))
     }
 
     fn transmit(&mut self, burst: &mut Burst) -> anyhow::Result<()> {
@@ -47,8 +47,9 @@ impl Port {
                 let cx = &mut Context { memory, ledger, now: Instant::START };
                 tap.transmit(burst, cx).context("cannot write to the TAP device")
             }
-            Self::Guest(receiver, ledger) => {
-                receiver.transmit(burst, ledger)?;
+            Self::Guest(receiver, memory, ledger) => {
+                let cx = &mut Context { memory, ledger, now: Instant::START };
+                receiver.transmit(burst, cx)?;
                 receiver.take()
             }
         }
@@ -58,7 +59,7 @@ impl Port {
     fn packets(&self) -> u64 {
         match self {
             Self::Tap(tap, ..) => tap.counters().transmitted.packets,
-            Self::Guest(receiver, _) => receiver.packets(),
+            Self::Guest(receiver, ..) => receiver.packets(),
         }
     }
 

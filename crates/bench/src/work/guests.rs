@@ -73,8 +73,12 @@ impl Receiver {
     }
 
     /// Writes packets to the guest, which must have room for all of them.
-    pub(crate) fn transmit(&mut self, burst: &mut Burst, ledger: &Ledger) -> anyhow::Result<()> {
-        self.queue.deliver(burst, ledger)?;
+    pub(crate) fn transmit(
+        &mut self,
+        burst: &mut Burst,
+        cx: &mut Context<'_>,
+    ) -> anyhow::Result<()> {
+        self.queue.deliver(burst, cx)?;
         ensure!(burst.is_empty(), "the receiver has no room");
         Ok(())
     }
@@ -146,7 +150,7 @@ impl Rig {
         self.transmit.take(&mut burst, &mut cx)?;
         self.switch.forward(self.from, &mut burst, &mut cx, &mut self.ring);
         while self.consumer.dequeue(&mut burst) > 0 {
-            self.receiver.transmit(&mut burst, &self.ledger)?;
+            self.receiver.transmit(&mut burst, &mut cx)?;
         }
         self.transmit.turn(NOW, &self.ledger);
         for _ in 0..count {

@@ -559,7 +559,7 @@ impl Device for VhostUser {
             // Only for as long as it takes to stop some rings.
             Some(peer) if peer.pending.is_some() => {}
             Some(peer) => {
-                let dropped = self.rings.transmit(&peer.session, burst, cx.ledger, &self.wake);
+                let dropped = self.rings.transmit(&peer.session, burst, cx, &self.wake);
                 self.counters.no_guest += dropped as u64;
                 self.report_broken();
                 if self.control.is_lost() {

@@ -236,7 +236,7 @@ impl Rings {
         &mut self,
         session: &Session,
         burst: &mut Burst,
-        ledger: &Ledger,
+        cx: &mut Context<'_>,
         wake: &Waker,
     ) -> usize {
         (self.is_armed, self.short) = (false, RingSet::default());
@@ -253,7 +253,7 @@ impl Rings {
         }
         if count == 1 {
             let pair = open.map(|(pair, _)| pair).next().unwrap_or_default();
-            self.fill(pair, None, burst, ledger, wake);
+            self.fill(pair, None, burst, cx, wake);
             return 0;
         }
         let mut pairs = [0; RINGS_MAX as usize / 2];
@@ -266,7 +266,7 @@ impl Rings {
             lane.push(packet).expect("a lane has room for a burst");
         }
         for &pair in pairs {
-            self.fill(pair, Some(pair), burst, ledger, wake);
+            self.fill(pair, Some(pair), burst, cx, wake);
         }
         0
     }
@@ -278,7 +278,7 @@ impl Rings {
         pair: usize,
         lane: Option<usize>,
         burst: &mut Burst,
-        ledger: &Ledger,
+        cx: &mut Context<'_>,
         wake: &Waker,
     ) {
         let Some(queue) = &mut self.receive[pair] else { return };
@@ -288,7 +288,7 @@ impl Rings {
         };
         let mut looks = 0;
         loop {
-            if queue.deliver(packets, ledger).is_err() {
+            if queue.deliver(packets, cx).is_err() {
                 self.broken.insert(receive_ring(pair));
                 break;
             }

@@ -432,7 +432,7 @@ enum Read {
 
 /// Kinds of packets that the kernel may refuse separately.
 #[derive(Clone, Copy)]
-enum Kind {
+pub(crate) enum Kind {
     Checksum,
     Tso4,
     Tso6,
@@ -441,9 +441,9 @@ enum Kind {
 }
 
 impl Kind {
-    const COUNT: usize = 5;
+    pub(crate) const COUNT: usize = 5;
 
-    fn of(offload: &Offload) -> Option<Self> {
+    pub(crate) fn of(offload: &Offload) -> Option<Self> {
         match (offload.gso, offload.checksum) {
             (Some(gso), _) if gso.tunnel.is_some() => Some(Self::Tunnel),
             (Some(gso), _) => Some(match gso.kind {
@@ -456,7 +456,7 @@ impl Kind {
         }
     }
 
-    fn feature(self) -> Features {
+    pub(crate) fn feature(self) -> Features {
         match self {
             Self::Checksum => Features { checksum: true, ..Features::NONE },
             Self::Tso4 => Features { tso4: true, ..Features::NONE },

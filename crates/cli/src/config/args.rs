@@ -22,6 +22,7 @@ pub(crate) use link::{Address, InterfaceArguments, LinkArguments};
 pub(crate) use machine::{DaemonArguments, MachineArguments};
 pub(crate) use publish::PublishArguments;
 pub(crate) use top::TopArguments;
+pub(crate) use uplinks::{PortUplink, UplinkArguments};
 
 mod attach;
 mod capture;
@@ -31,6 +32,7 @@ mod link;
 mod machine;
 mod publish;
 mod top;
+mod uplinks;
 
 /// Run programs and virtual machines on a user-space network.
 #[derive(Debug, Parser)]
@@ -93,7 +95,7 @@ pub(crate) struct RunArguments {
 /// Creates a switch with the given ports and runs it until SIGINT or SIGTERM arrives. One more
 /// port leads to a gateway, which reaches the outside through ordinary sockets of the host, as for
 /// `run`. No privilege is needed, except for TAP devices, which are created in this network
-/// namespace.
+/// namespace, and for interfaces of the host.
 ///
 /// NAME is a port name of at most 15 letters, digits, '-', '_' and '.'. towpath listens on the
 /// socket PATH; a machine can disconnect and connect again. The first `%i` in PATH stands for the
@@ -135,6 +137,9 @@ pub(crate) struct UpArguments {
     #[arg(long, value_name = "NAME", help_heading = "Ports")]
     pub(crate) tap: Vec<String>,
 
+    #[command(flatten)]
+    pub(crate) uplinks: UplinkArguments,
+
     /// Queue length of each port, in packets: 1 to 1048576 [default: 1000]
     #[arg(long, value_name = "N", help_heading = "Ports", value_parser = parse_queue_len)]
     pub(crate) queue_len: Option<usize>,
@@ -144,7 +149,7 @@ pub(crate) struct UpArguments {
           value_parser = clap::value_parser!(u16).range(1..=8))]
     pub(crate) queue_pairs: Option<u16>,
 
-    /// Isolate the ports from each other: they reach only the gateway.
+    /// Isolate the ports from each other: they reach only the gateway and interfaces of the host.
     #[arg(long, help_heading = "Ports")]
     pub(crate) isolate: bool,
 
@@ -258,12 +263,12 @@ fn parse_published(text: &str) -> Result<(String, String), String> {
 /// List the ports, leases or published ports of running instances.
 ///
 /// With `ports`, each line is a port of a `towpath up` of this user: PID of towpath, name of the
-/// port, `connected` or `disconnected`, queued packets and queue length, VLANs, `open` or
-/// `isolated`, and the attachment. With `leases`, each line is a leased address: PID, address,
-/// seconds left, MAC address, port, name, and `static` for a static lease. Static leases that are
-/// not taken follow; their `seconds` are null in JSON. With `published`, each line is a port or a
-/// range of ports of the host, with the machine and port that it leads to; `program` is the program
-/// of a `towpath run` or `towpath attach`.
+/// port, `connected` or `disconnected` (of an interface: up or down), queued packets and queue
+/// length, VLANs, `open` or `isolated`, and the attachment. With `leases`, each line is a leased
+/// address: PID, address, seconds left, MAC address, port, name, and `static` for a static lease.
+/// Static leases that are not taken follow; their `seconds` are null in JSON. With `published`,
+/// each line is a port or a range of ports of the host, with the machine and port that it leads to;
+/// `program` is the program of a `towpath run` or `towpath attach`.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct LsArguments {
@@ -316,18 +321,18 @@ pub(crate) enum AddOrDel {
 
 /// Add, remove or change a port of a running network.
 ///
-/// `add` creates a port with one of --vhost-user, --vhost-user-client, --stream and --tap; `del`
-/// removes it; `set` changes it while packets flow. Settings are pairs of words:
+/// `add` creates a port with one of --vhost-user, --vhost-user-client, --stream, --tap, --packet
+/// and --xdp; `del` removes it; `set` changes it while packets flow. Settings are pairs of words:
 ///
 /// `queue-len N`: queue length in packets. `isolated yes|no`: whether the port reaches only the
-/// gateway. `vlan N`: access port, the VLAN of its untagged frames. `trunk LIST`: VLANs of tagged
-/// frames, for example 10,20-30 or all. `native N`: with `trunk`, the VLAN of untagged frames.
-/// `macs LIST` and `addresses LIST`: source addresses that the machine may use; packets with other
-/// addresses are dropped as spoofed; an empty list allows all. `router yes|no`: whether the machine
-/// may send router advertisements and DHCP replies. `flood-rate N`: packets per second that the
-/// machine may send as broadcast, as multicast and to unknown addresses, each; 0 for no limit
-/// [default: 10000, 20000 and 20000]. `queue-pairs N`: with `add` only. `set` leaves other settings
-/// unchanged.
+/// gateway and interfaces of the host. `vlan N`: access port, the VLAN of its untagged frames.
+/// `trunk LIST`: VLANs of tagged frames, for example 10,20-30 or all. `native N`: with `trunk`, the
+/// VLAN of untagged frames. `macs LIST` and `addresses LIST`: source addresses that the machine may
+/// use; packets with other addresses are dropped as spoofed; an empty list allows all. `router
+/// yes|no`: whether the machine may send router advertisements and DHCP replies. `flood-rate N`:
+/// packets per second that the machine may send as broadcast, as multicast and to unknown
+/// addresses, each; 0 for no limit [default: 10000, 20000 and 20000]. `queue-pairs N`: with `add`
+/// only. `set` leaves other settings unchanged.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct PortArguments {
@@ -358,6 +363,9 @@ pub(crate) struct PortArguments {
     /// With add: a port with a new TAP device of the port's name.
     #[arg(long)]
     pub(crate) tap: bool,
+
+    #[command(flatten)]
+    pub(crate) uplink: PortUplink,
 
     #[command(flatten)]
     pub(crate) which: WhichNetwork,

@@ -10,6 +10,7 @@ use crate::services::wire::domain::DomainName;
 use towpath_io::endpoint::{Connection, EndpointError};
 use towpath_io::stream::StreamPortError;
 use towpath_io::tap::TapError;
+use towpath_io::uplink::{UplinkError, XdpSettings};
 use towpath_io::vhost_user::VhostUserError;
 use towpath_net::switch::vlan::Vid;
 use towpath_net::switch::{
@@ -77,6 +78,18 @@ pub enum Attachment {
     StreamFd(Connection),
     /// A TAP device with this name in the network namespace of this process.
     Tap(String),
+    /// The interface with this name in the network namespace of this process, through a packet
+    /// socket.
+    Packet(String),
+    /// A queue of an interface in the network namespace of this process, through an AF_XDP socket.
+    Xdp(XdpSettings),
+}
+
+impl Attachment {
+    /// True for an interface of the host: other networks are behind it.
+    pub fn is_uplink(&self) -> bool {
+        matches!(self, Self::Packet(_) | Self::Xdp(_))
+    }
 }
 
 impl fmt::Display for Attachment {
@@ -88,6 +101,8 @@ impl fmt::Display for Attachment {
             Self::VhostUserFd(_) => f.write_str("vhost-user-fd"),
             Self::StreamFd(_) => f.write_str("stream-fd"),
             Self::Tap(name) => write!(f, "tap {name}"),
+            Self::Packet(interface) => write!(f, "packet {interface}"),
+            Self::Xdp(settings) => write!(f, "xdp {settings}"),
         }
     }
 }
@@ -109,6 +124,17 @@ pub struct PortSettings {
     pub storm: StormRates,
     /// Queue pairs that a virtual machine is offered.
     pub pairs: u16,
+}
+
+impl PortSettings {
+    /// Returns these defaults for a port with this device: an uplink is not isolated, because it
+    /// is what isolated ports reach.
+    pub fn for_device(mut self, attachment: &Attachment) -> Self {
+        if attachment.is_uplink() {
+            self.role = Role::Station;
+        }
+        self
+    }
 }
 
 impl Default for PortSettings {
@@ -163,6 +189,9 @@ pub enum PortError {
     /// The TAP device failed.
     #[error(transparent)]
     Tap(#[from] TapError),
+    /// An interface of the host could not be opened or used.
+    #[error(transparent)]
+    Uplink(#[from] UplinkError),
     /// The vhost-user socket of a virtual machine failed.
     #[error(transparent)]
     VhostUser(#[from] VhostUserError),

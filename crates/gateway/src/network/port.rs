@@ -5,8 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use towpath_io::pcapng::Direction;
 use towpath_io::stream::StreamPort;
 use towpath_io::tap::{Features, Tap};
+use towpath_io::uplink::Uplink;
 use towpath_io::vhost_user::{Offer, VhostUser, message, sigbus, virtq};
-use towpath_net::switch::{self, PortId, Switch};
+use towpath_net::switch::{self, PortId, Role, Switch};
 use towpath_net::time::{Instant, earliest};
 use towpath_packet::ring::{self, Consumer, Producer, Silent};
 use towpath_packet::{Burst, Caps, Context, Device, Input, Packet};
@@ -49,6 +50,7 @@ enum PortDevice {
     VhostUser(Box<VhostUser>),
     Stream(Box<StreamPort>),
     Tap(Box<Tap>),
+    Uplink(Box<Uplink>),
 }
 
 impl Port {
@@ -85,7 +87,10 @@ impl Port {
     pub(super) fn switch_config(&self) -> switch::PortConfig {
         switch::PortConfig {
             vlans: self.settings.vlans.clone(),
-            role: self.settings.role,
+            role: match self.settings.role {
+                Role::Station if self.attachment.is_uplink() => Role::Uplink,
+                role => role,
+            },
             guard: self.settings.guard.clone(),
             respects_owners: true,
             is_router: self.settings.is_router,
@@ -100,6 +105,7 @@ impl Port {
             PortDevice::VhostUser(device) => device.caps(),
             PortDevice::Stream(device) => device.caps(),
             PortDevice::Tap(device) => device.caps(),
+            PortDevice::Uplink(device) => device.caps(),
         }
     }
 
@@ -117,6 +123,7 @@ impl Port {
     pub(super) fn poll(&mut self) -> bool {
         match &mut self.device {
             PortDevice::VhostUser(device) if self.failure.is_none() => device.poll(),
+            PortDevice::Uplink(device) if self.failure.is_none() => device.poll(),
             _ => false,
         }
     }
@@ -125,6 +132,7 @@ impl Port {
     pub(super) fn arm(&mut self) -> bool {
         match &mut self.device {
             PortDevice::VhostUser(device) if self.failure.is_none() => device.arm(),
+            PortDevice::Uplink(device) if self.failure.is_none() => device.arm(),
             _ => false,
         }
     }
@@ -144,6 +152,11 @@ impl Port {
             }
             PortDevice::Stream(device) => device.turn(true, cx).map_err(PortError::from),
             PortDevice::Tap(_) => return false,
+            PortDevice::Uplink(device) => {
+                let turned = device.turn(true, cx).map_err(PortError::from);
+                self.deadline = device.next_deadline();
+                turned
+            }
         };
         self.note(result);
         true
@@ -162,6 +175,11 @@ impl Port {
             }
             PortDevice::Stream(device) => device.receive(burst, cx).map_err(Into::into),
             PortDevice::Tap(device) => device.receive(burst, cx).map_err(Into::into),
+            PortDevice::Uplink(device) => {
+                let input = device.receive(burst, cx).map_err(PortError::from);
+                self.deadline = earliest([self.deadline, device.next_deadline()]);
+                input
+            }
         };
         self.mirrors.see(Direction::Inbound, burst.iter());
         self.note(result).unwrap_or(Input::Done)
@@ -186,10 +204,15 @@ impl Port {
                 PortDevice::VhostUser(device) => device.transmit(burst, cx).map_err(Into::into),
                 PortDevice::Stream(device) => device.transmit(burst, cx).map_err(Into::into),
                 PortDevice::Tap(device) => device.transmit(burst, cx).map_err(Into::into),
+                PortDevice::Uplink(device) => {
+                    let sent = device.transmit(burst, cx).map_err(Into::into);
+                    self.deadline = earliest([self.deadline, device.next_deadline()]);
+                    sent
+                }
             };
             self.note(result);
             if !self.waiting.is_empty() {
-                if matches!(self.device, PortDevice::Tap(_)) {
+                if matches!(self.device, PortDevice::Tap(_) | PortDevice::Uplink(_)) {
                     self.deadline = Some(cx.now + RETRY);
                 }
                 return;
@@ -199,10 +222,18 @@ impl Port {
 
     /// Reports the events since the last call.
     pub(super) fn report_events(&mut self, tell: &mut Tell) {
-        if let PortDevice::VhostUser(device) = &mut self.device {
-            while let Some(events) = device.take_event() {
-                tell(&self.name, &events);
+        match &mut self.device {
+            PortDevice::VhostUser(device) => {
+                while let Some(events) = device.take_event() {
+                    tell(&self.name, &events);
+                }
             }
+            PortDevice::Uplink(device) => {
+                if let Some(event) = device.take_event() {
+                    tell(&self.name, &event);
+                }
+            }
+            PortDevice::Stream(_) | PortDevice::Tap(_) => {}
         }
     }
 
@@ -212,6 +243,7 @@ impl Port {
             PortDevice::Tap(device) => device.rest(),
             PortDevice::Stream(device) => device.rest(),
             PortDevice::VhostUser(device) => device.rest(),
+            PortDevice::Uplink(device) => device.rest(),
         }
     }
 
@@ -285,6 +317,12 @@ impl PortDevice {
                 tap.set_offload(Features::WITH_TUNNELS)?;
                 Self::Tap(Box::new(tap))
             }
+            Attachment::Packet(interface) => {
+                Self::Uplink(Box::new(Uplink::packet(interface, network.mtu)?))
+            }
+            Attachment::Xdp(settings) => {
+                Self::Uplink(Box::new(Uplink::xdp(settings, network.mtu)?))
+            }
         })
     }
 
@@ -299,6 +337,7 @@ impl PortDevice {
             Self::VhostUser(device) => device.is_connected(),
             Self::Stream(device) => device.is_connected(),
             Self::Tap(_) => true,
+            Self::Uplink(device) => device.is_up(),
         }
     }
 
@@ -311,7 +350,7 @@ impl PortDevice {
                 (counters.sessions, counters.requests > 0)
             }
             Self::Stream(device) => (device.sessions().0, device.counters().received.bytes > 0),
-            Self::Tap(_) => return false,
+            Self::Tap(_) | Self::Uplink(_) => return false,
         };
         sessions > self.is_connected().into() && (has_spoken || !is_listening)
     }
@@ -326,6 +365,7 @@ impl PortDevice {
                 DeviceReport::Stream { counters: device.counters(), sessions, no_guest }
             }
             Self::Tap(device) => DeviceReport::Tap(*device.counters()),
+            Self::Uplink(device) => DeviceReport::Uplink(device.counters(), device.way()),
         }
     }
 }
@@ -336,6 +376,7 @@ impl AsFd for Port {
             PortDevice::VhostUser(device) => device.as_fd(),
             PortDevice::Stream(device) => device.as_fd(),
             PortDevice::Tap(device) => device.as_fd(),
+            PortDevice::Uplink(device) => device.as_fd(),
         }
     }
 }

@@ -7,6 +7,7 @@ mod hostile;
 mod icmp;
 mod listen;
 mod membership;
+mod moved;
 mod neighbors;
 mod reachability;
 mod routes;

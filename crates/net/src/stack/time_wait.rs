@@ -5,6 +5,7 @@ use crate::tcp::{Connection, PAWS_VALID, Segment, Seq, TimeWaitState};
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::{Flags, Header, Options};
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 use core::hash::BuildHasher;
 use core::net::SocketAddr;
 use foldhash::fast::FixedState;
@@ -183,6 +184,18 @@ impl TimeWait {
             let ((.., number), _) = found.remove();
             self.queue[(number - self.first) as usize].1 = None;
         }
+    }
+
+    /// Removes and returns the entries that `is_wanted` selects by their local and their remote
+    /// address. Visits all entries.
+    pub(super) fn take(
+        &mut self,
+        mut is_wanted: impl FnMut(SocketAddr, SocketAddr) -> bool,
+    ) -> Vec<TimeWaitEntry> {
+        let entries = self.queue.iter().filter_map(|(_, entry)| *entry);
+        let taken: Vec<_> = entries.filter(|entry| is_wanted(entry.local, entry.remote)).collect();
+        taken.iter().for_each(|entry| self.remove(entry.local, entry.remote));
+        taken
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {

@@ -174,6 +174,19 @@ impl Tap {
         Ok(Self::from_fd(fd, Features::NONE, 1500))
     }
 
+    /// Returns another handle of the same queue, for another thread that sends. Each call to the
+    /// kernel moves a whole packet, so threads need no order between them; but a packet is read by
+    /// one of them only. Counters, and features that are withdrawn from now on, are each handle's
+    /// own.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn try_clone(&self) -> std::io::Result<Self> {
+        let mut clone = Self::from_fd(self.fd.try_clone()?, self.features, self.mtu);
+        clone.withdrawn = self.withdrawn;
+        Ok(clone)
+    }
+
     /// Returns the descriptor, to pass it to another process.
     pub fn into_fd(self) -> OwnedFd {
         self.fd

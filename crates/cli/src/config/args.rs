@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
-use towpath_gateway::config::{MTU_MAX, MTU_MIN, Subnet4, Subnet6, WORKERS_MAX, parse_size};
+use towpath_gateway::config::{MTU_MAX, MTU_MIN, Subnet4, Subnet6, parse_size};
 use towpath_gateway::network::{BUSY_POLL_MAX, QUEUE_LEN_MAX};
 use towpath_gateway::services::wire::domain::DomainName;
 use towpath_net::tcp::congestion::Kind;
@@ -22,6 +22,8 @@ pub(crate) use link::{Address, InterfaceArguments, LinkArguments};
 pub(crate) use machine::{DaemonArguments, MachineArguments};
 pub(crate) use publish::PublishArguments;
 pub(crate) use top::TopArguments;
+pub(crate) use workers::Workers;
+use workers::parse_workers;
 
 mod attach;
 mod capture;
@@ -31,6 +33,7 @@ mod link;
 mod machine;
 mod publish;
 mod top;
+mod workers;
 
 /// Run programs and virtual machines on a user-space network.
 #[derive(Debug, Parser)]
@@ -401,9 +404,10 @@ pub(crate) struct WhichNetwork {
 /// other side; flows of --host-udp-ports: `udp_flows`, `udp_begun`, and `udp_refused` datagrams;
 /// `bytes_out` and `bytes_in` of all of them. `packets`: `from_program`, `to_program`,
 /// the super-packets among them, and `retransmitted`. `taken`: packets and frames of memory in use.
-/// `dropped`: by reason. `workers`, with several workers: these counters for each, and
-/// `handed_over` packets. For `up` also `stations` (in the address table of the switch), and
-/// `ports`: for each, packets, bytes and drops. Later versions may add names.
+/// `dropped`: by reason. `workers`, with several workers: these counters for each,
+/// `handed_over` packets, and `flows_taken` over from other workers. For `up` also `stations` (in
+/// the address table of the switch), and `ports`: for each, packets, bytes and drops. Later
+/// versions may add names.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct StatsArguments {
@@ -492,11 +496,12 @@ pub(crate) struct NetworkArguments {
     #[command(flatten)]
     pub(crate) link: LinkArguments,
 
-    /// Worker threads, 1 to 8. Each has an equal share of --memory and --max-flows; workers after
-    /// the first handle TCP connections only.
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Network",
-          value_parser = clap::value_parser!(u8).range(1..=WORKERS_MAX as i64))]
-    pub(crate) workers: u8,
+    /// Most worker threads, 1 to 8; 'auto': one for each processor that this process may use, 4 at
+    /// most. A further one serves only while those before it are busy all the time, and if it makes
+    /// traffic faster. Each of them has a part of --memory.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_workers,
+          help_heading = "Network")]
+    pub(crate) workers: Workers,
 
     /// Write packets to FILE (pcapng). A separate thread writes, so traffic never waits. If the
     /// file or its reader is too slow, packets are missing from FILE and are counted.

@@ -242,6 +242,7 @@ mod tests {
             bytes_out: 0,
             bytes_in: 0,
             handed_over: 0,
+            flows_taken: 0,
         }];
         text(&report, Some(&worker.inside().report(worker.now())))
     }

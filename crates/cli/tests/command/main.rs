@@ -119,7 +119,7 @@ fn wrong_usage_ends_with_2_and_says_why() {
     let cases: &[(&[&str], &str)] = &[
         (&[], "Usage"),
         (&["run", "--no-such-option"], "--no-such-option"),
-        (&["run", "--workers", "2", "-t", "auto"], "('auto') need one worker"),
+        (&["run", "--workers", "all"], "expected 1 to 8, or 'auto'"),
         (&["run", "-t", "80", "-t", "80"], "port 80 is given twice"),
         (&["run", "-T", "80,81", "-T", "81:82"], "port 81 is given twice"),
         (&["run", "-T", "127.0.0.1/80"], "give ports only, which are those of"),

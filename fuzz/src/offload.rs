@@ -104,7 +104,7 @@ fn segment(packet: Packet, headers: &Headers, memory: &mut Memory, ledger: &Ledg
     let size = packet.offload().gso.map(|gso| usize::from(gso.size.get()));
     let tunnel = tunnel_of(packet.offload());
     let mut segments = Vec::new();
-    let mut out = |segment| segments.push(segment);
+    let mut out = |segment, _: &mut _| segments.push(segment);
     let done = gso::segment(packet, memory, ledger, headers, Checksums::Complete, &mut out);
     let count = match done {
         Ok(count) => count,

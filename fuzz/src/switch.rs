@@ -196,7 +196,7 @@ struct Sink {
 }
 
 impl Egress for Sink {
-    fn transmit(&mut self, port: PortId, burst: &mut Burst) {
+    fn transmit(&mut self, port: PortId, burst: &mut Burst, _: &mut Context<'_>) {
         let (_, config) = self.configs.iter().find(|(id, _)| *id == port).expect("a port");
         for _ in 0..self.room.min(burst.len()) {
             let packet = burst.pop().expect("counted");

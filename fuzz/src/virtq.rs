@@ -12,6 +12,7 @@ use towpath_io::vhost_user::driver::{DriverQueue, GuestRam};
 use towpath_io::vhost_user::shared::{Area, Mapping};
 use towpath_io::vhost_user::virtq::inflight::region_bytes;
 use towpath_io::vhost_user::virtq::{QueueConfig, ReceiveQueue, Stop, TransmitQueue, feature};
+use towpath_packet::packet::PEEK_BYTES;
 use towpath_packet::time::Instant;
 use towpath_packet::{Burst, Context, Ledger, Memory, MemoryConfig, Packet};
 
@@ -163,12 +164,17 @@ impl World {
     fn give(&mut self, bytes: usize) {
         let Some(receive) = &mut self.receive else { return };
         let Some(mut packet) = self.memory.packet() else { return };
-        let Some(frame) = self.memory.large.take() else { return };
-        let bytes = bytes.min(frame.len());
-        packet.push_piece(frame.freeze(bytes)).expect("an empty packet has room");
+        if self.is_inline && bytes <= PEEK_BYTES {
+            packet.fill_inline(bytes, |frame| frame.fill(1));
+        } else {
+            let Some(frame) = self.memory.large.take() else { return };
+            let bytes = bytes.min(frame.len());
+            packet.push_piece(frame.freeze(bytes)).expect("an empty packet has room");
+        }
         let mut burst = Burst::new();
         burst.push(packet).expect("an empty burst has room");
-        let result = receive.deliver(&mut burst, &self.ledger);
+        let cx = &mut Context { memory: &mut self.memory, ledger: &self.ledger, now: self.now };
+        let result = receive.deliver(&mut burst, cx);
         assert_eq!(result.err(), receive.broken());
     }
 

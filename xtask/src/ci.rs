@@ -93,7 +93,7 @@ const LANES: [Lane; 5] = [
 
 /// Steps that take minutes to hours, with the environment that enables the full sets: `cargo xtask
 /// long`.
-const LONG: [Step; 10] = [
+const LONG: [Step; 11] = [
     Step::new("end-to-end", || {
         long("e2e", "", &[("TOWPATH_LONG", "1"), ("TOWPATH_SOAK_SECONDS", "600")])
     }),
@@ -107,6 +107,7 @@ const LONG: [Step; 10] = [
         worlds.add(long("hours", "", &seeds)?);
         Ok(worlds)
     }),
+    Step::new("packets", || long("world", "many_packets", &[("TOWPATH_PACKETS", "100000000")])),
     Step::new("scribble", || scribble::run(&["600"]).map(|()| Count::default())),
     Step::new("valgrind", || {
         let mut command = all_tests();

@@ -128,7 +128,8 @@ fn client(target: SocketAddr, test: Test, seconds: u32) -> Command {
     command
 }
 
-fn moved(text: &str, test: Test) -> anyhow::Result<Moved> {
+/// What iperf3 reported with `--json`.
+pub(super) fn moved(text: &str, test: Test) -> anyhow::Result<Moved> {
     let all: Value = serde_json::from_str(text).context("iperf3's output is not JSON")?;
     if let Some(error) = all["error"].as_str() {
         bail!("iperf3: {error}");

@@ -3,10 +3,12 @@
 //! `ring_1_producer` and `ring_2_producers` pass items of one word, the size of a packet handle, in
 //! bursts, as fast as both sides can. A side that finds the queue full or empty polls again, and
 //! yields now and then. Queues without burst calls are called once per item. Locks are taken once
-//! per burst, or, in the queue that is the reference for `port_pps`, once per item.
+//! per burst, or, in the queues that are the reference for `port_pps`, once per item.
 //!
-//! `port_pps` measures a whole port. One thread makes packets of the smallest size and queues them;
-//! it drops packets for which there is no room. Another thread writes them to a TAP device. Packets
+//! `port_pps` measures a whole port, as two workers of a network would share it. One thread makes
+//! bursts of packets of the smallest size and queues them; it drops packets for which there is no
+//! room, and wakes the other thread if that sleeps. The other thread takes bursts and writes them
+//! to a TAP device; when the queue is empty, it looks again for a while and then sleeps. Packets
 //! that were written count. `port_guest_pps` does this with a guest's port, whose receive queue is
 //! in memory; the writing thread also acts as the guest. `port_guest_2_producers` has two threads
 //! that queue, as when two guests of different workers send to a third.

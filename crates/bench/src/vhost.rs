@@ -39,7 +39,11 @@ pub(super) fn all() -> impl Iterator<Item = &'static Case> {
     CASES.iter()
 }
 
-static CASES: [Case; 2] = [Case::high(SMALL, "Mpps"), Case::high("vhost_64KiB", "Gbit/s")];
+static CASES: [Case; 3] = [
+    Case::high(SMALL, "Mpps"),
+    Case::high(SMALL_PACKED, "Mpps"),
+    Case::high("vhost_64KiB", "Gbit/s"),
+];
 
 /// The forwarders, towpath first.
 #[derive(Clone, Copy)]
@@ -109,7 +113,7 @@ impl Forwarder {
     /// Starts the forwarder, with its sockets in `sockets`.
     fn start(self, sockets: &Scratch, place: &CpuSet) -> anyhow::Result<Forwarding> {
         if let Self::Towpath = self {
-            return Ok(Forwarding::Towpath(Serving::start(false, sockets, *place)?));
+            return Ok(Forwarding::Towpath(Serving::start(false, sockets, 1, *place)?));
         }
         let mut command = testpmd(place, &["net_vhost"]);
         for (index, name) in [SENDER, RECEIVER].into_iter().enumerate() {
@@ -132,10 +136,10 @@ impl Places<'_> {
         let [ends, forwarding] = &self.processors;
         let sockets = Scratch::inside(self.scratch)?;
         let mut forwarding = forwarder.start(&sockets, forwarding)?;
-        let figure = if case.name == SMALL {
-            small(&sockets, ends, span, &mut forwarding)
-        } else {
-            large(&sockets, ends, span, &mut forwarding)
+        let figure = match &*case.name {
+            SMALL => small(&sockets, ends, span, &mut forwarding, false),
+            SMALL_PACKED => small(&sockets, ends, span, &mut forwarding, true),
+            _ => large(&sockets, ends, span, &mut forwarding),
         };
         match forwarding {
             Forwarding::Towpath(serving) => {
@@ -155,17 +159,20 @@ impl Places<'_> {
     }
 }
 
-/// Millions of packets of 64 bytes per second, in both directions together.
+/// Millions of packets of 64 bytes per second, in both directions together, through split or packed
+/// rings.
 fn small(
     sockets: &Scratch,
     place: &CpuSet,
     span: Duration,
     forwarding: &mut Forwarding,
+    is_packed: bool,
 ) -> anyhow::Result<f64> {
     let mut command = testpmd(place, &["net_virtio"]);
     for (index, name) in [SENDER, RECEIVER].into_iter().enumerate() {
         let path = sockets.path(name);
-        let port = format!("virtio_user{index},path={},mac={}", path.display(), MACS[index]);
+        let (path, mac, packed) = (path.display(), MACS[index], u8::from(is_packed));
+        let port = format!("virtio_user{index},path={path},mac={mac},packed_vq={packed}");
         command.args(["--vdev", &port]);
     }
     command.args(["--", "--interactive", "--txpkts=64"]).args(SETTINGS);
@@ -280,6 +287,7 @@ impl Running {
 }
 
 const SMALL: &str = "vhost_64B";
+const SMALL_PACKED: &str = "vhost_64B_packed";
 const TESTPMD: &str = "dpdk-testpmd";
 /// Options of both testpmd processes.
 const SETTINGS: [&str; 6] = [

@@ -13,6 +13,8 @@
 //!
 //! With two processors, the drivers have one and the worker has the other.
 //!
+//! With more guests there are more such pairs of machines, on the same switch.
+//!
 //! `vm_copies_segmented` measures [`copies`] alone: the bound for what `vm_to_vm_segmented` can
 //! gain.
 //!
@@ -32,7 +34,7 @@ use super::results::{Results, Series, System};
 use crate::say;
 
 use copies::Copies;
-use machines::Booting;
+use machines::{Accelerator, Booting, Kind};
 use traffic::{Figures, Rig};
 pub(super) use traffic::{RECEIVER, SENDER, Serving, Traffic, places};
 use workload::{WORKLOADS, Workload};
@@ -46,13 +48,22 @@ pub(super) mod workload;
 
 /// All cases, in the order of the report.
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {
-    CASES.iter().chain(&machines::CASES)
+    CASES.iter().chain(machines::cases())
 }
 
-static CASES: [Case; 9] = [
+static CASES: [Case; 18] = [
     Case::high("vm_to_vm_segmented", "Gbit/s"),
     Case::low("vm_to_vm_segmented_cpu", "s/GiB"),
     Case::low("vm_to_vm_segmented_copies", "copies/byte"),
+    Case::high("vm_to_vm_segmented_4guests", "Gbit/s"),
+    Case::low("vm_to_vm_segmented_4guests_cpu", "s/GiB"),
+    Case::low("vm_to_vm_segmented_4guests_copies", "copies/byte"),
+    Case::high("vm_to_vm_segmented_8guests", "Gbit/s"),
+    Case::low("vm_to_vm_segmented_8guests_cpu", "s/GiB"),
+    Case::low("vm_to_vm_segmented_8guests_copies", "copies/byte"),
+    Case::high("vm_to_vm_segmented_16guests", "Gbit/s"),
+    Case::low("vm_to_vm_segmented_16guests_cpu", "s/GiB"),
+    Case::low("vm_to_vm_segmented_16guests_copies", "copies/byte"),
     Case::high("vm_to_vm_whole", "Gbit/s"),
     Case::low("vm_to_vm_whole_cpu", "s/GiB"),
     Case::low("vm_to_vm_whole_copies", "copies/byte"),
@@ -82,12 +93,12 @@ pub(super) fn measure(
 ) -> anyhow::Result<(Results, usize)> {
     process::go_first();
     let mut selection = timed.selection.clone();
-    let is_real = |case: &Case| machines::CASES.contains(case);
+    let is_real = |case: &Case| machines::cases().any(|other| other == case);
     if selection.cases().iter().any(|case| is_real(case))
         && let Some(why) = machines::missing(images)
     {
         say::error(format_args!("skipped: all cases with real machines: {why}"));
-        machines::CASES.iter().for_each(|case| selection.remove(case));
+        machines::cases().for_each(|case| selection.remove(case));
     }
     ensure!(!selection.is_empty(), "no case is left to measure");
     let mut circumstances = vec![
@@ -105,8 +116,19 @@ pub(super) fn measure(
     ];
     let (real, drivers): (Vec<_>, Vec<_>) =
         selection.cases().iter().copied().partition(|case| is_real(case));
-    let booting = Booting { images, scratch, kernel };
-    let (of_real, failures) = between_machines(timed, &real, &booting, &mut circumstances)?;
+    let (mut of_real, mut failures) = (Vec::new(), 0);
+    if !real.is_empty() {
+        let accelerator = Accelerator::find(images);
+        let booting = Booting { images, scratch, kernel, accelerator };
+        for kind in &machines::KINDS {
+            let cases: Vec<_> =
+                real.iter().copied().filter(|case| kind.cases.contains(case)).collect();
+            let (series, failed) =
+                between_machines(timed, &cases, kind, &booting, &mut circumstances)?;
+            of_real.extend(series);
+            failures += failed;
+        }
+    }
     let (mut series, more) = between_drivers(timed, &drivers, scratch)?;
     series.extend(of_real);
     Ok((Results { bench: "vm", circumstances, series }, failures + more))
@@ -161,13 +183,14 @@ fn between_drivers(
 fn between_machines(
     timed: &Timed,
     cases: &[&'static Case],
+    kind: &'static Kind,
     booting: &Booting<'_>,
     circumstances: &mut Vec<String>,
 ) -> anyhow::Result<(Vec<Series>, usize)> {
     if cases.is_empty() {
         return Ok((Vec::new(), 0));
     }
-    let mut machines = booting.boot()?;
+    let mut machines = booting.boot(kind)?;
     circumstances.extend(machines.circumstances());
     let mut series: Vec<Series> =
         cases.iter().map(|case| bare(case, machines.systems(case))).collect();
@@ -182,7 +205,7 @@ fn between_machines(
             };
             for series in &mut series {
                 if let Some(system) = series.systems.get_mut(index) {
-                    system.rounds.push(machines::figure(series.case, &figures));
+                    system.rounds.push(kind.figure(series.case, &figures));
                 }
             }
         }

@@ -49,7 +49,9 @@ impl FromStr for Work {
         }
         let (name, count) = text.split_once(',').context("WAY,BYTES,CALLS or NAME,COUNT")?;
         let count = count.parse().context("COUNT: expected a number")?;
-        if let Some(workload) = WORKLOADS.iter().find(|workload| workload.name == name) {
+        if let Some(workload) =
+            WORKLOADS.iter().find(|workload| workload.name == name && workload.pairs == 1)
+        {
             return Ok(Self::Guests(workload, count));
         }
         if let Some(flows) = name.strip_prefix("gateway_requests_of_") {

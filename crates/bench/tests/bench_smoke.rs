@@ -219,8 +219,15 @@ fn a_quick_run_of_ring_yields_all_figures() {
         return;
     }
     let run = Run::with_peers("ring", &[]);
-    let queues =
-        ["ring_fenced", "locked_queue", "locked_queue_bursts", "array_queue", "rtrb", "null_slots"];
+    let queues = [
+        "ring_fenced",
+        "spin_queue",
+        "locked_queue",
+        "locked_queue_bursts",
+        "array_queue",
+        "rtrb",
+        "null_slots",
+    ];
     let but = |left_out: &'static str| queues.into_iter().filter(move |queue| *queue != left_out);
     let expected = but("")
         .map(|queue| format!("ring_1_producer/{queue}"))
@@ -249,7 +256,9 @@ fn a_quick_run_of_vm_yields_all_figures() {
     }
     let run = Run::of("vm", &["--cases", "vm_to_vm_*,vm_64B*,vm_copies*"]);
     let mut expected = ["vm_64B", "vm_64B_cpu", "vm_copies_segmented"].map(str::to_owned).to_vec();
-    for case in ["vm_to_vm_segmented", "vm_to_vm_whole"] {
+    let guests = ["", "_4guests", "_8guests", "_16guests"];
+    let segmented = guests.map(|guests| format!("vm_to_vm_segmented{guests}"));
+    for case in segmented.into_iter().chain(["vm_to_vm_whole".to_owned()]) {
         expected.extend(["", "_cpu", "_copies"].map(|figure| format!("{case}{figure}")));
         let copies = &run.cases[&format!("{case}_copies")];
         let is = |key: &str, count: f64| (copies[key].as_f64().unwrap() - count).abs() < 0.01;
@@ -271,7 +280,7 @@ fn a_quick_run_of_vhost_yields_all_figures() {
         return;
     }
     let run = Run::of("vhost", &[]);
-    run.check_names(["vhost_64B", "vhost_64KiB"].map(str::to_owned));
+    run.check_names(["vhost_64B", "vhost_64B_packed", "vhost_64KiB"].map(str::to_owned));
     for object in run.cases.values() {
         assert!(is_measured(object), "{object}: {}", run.errors);
     }
@@ -287,19 +296,23 @@ fn a_quick_run_with_real_machines_yields_all_figures() {
         eprintln!("skipped: {reason}");
         return;
     }
-    if !Path::new(images).join("initrd").exists() {
-        eprintln!("skipped: nothing to boot: run scripts/guest");
+    if !Path::new(images).join("initrd-iperf3").exists() {
+        eprintln!("skipped: nothing to boot: run scripts/guest where iperf3 is");
         return;
     }
     let run = Run::with_peers("vm", &["--cases", "vm_guests*", "--guest", images]);
-    let of_both = ["", "_cpu", "_cpu_all", "_copies"].map(|case| format!("vm_guests{case}/orphan"));
-    let of_bridge = ["", "_cpu_all"].map(|case| format!("vm_guests{case}/bridge"));
-    run.check_names(of_both.into_iter().chain(of_bridge));
+    let mut expected = Vec::new();
+    for machines in ["vm_guests", "vm_guests_2cpus"] {
+        let of_both = ["", "_cpu", "_cpu_all", "_copies"];
+        expected.extend(of_both.map(|figure| format!("{machines}{figure}/orphan")));
+        expected.extend(["", "_cpu_all"].map(|figure| format!("{machines}{figure}/bridge")));
+        let copies = &run.cases[&format!("{machines}_copies/orphan")];
+        let [shared, orphan] = ["value", "other"].map(|key| copies[key].as_f64().unwrap());
+        // On a busy machine, some loans return copied.
+        assert!((0.99..1.9).contains(&shared) && orphan > 1.99, "{copies}");
+    }
+    run.check_names(expected);
     assert!(run.cases.values().all(is_measured), "{:?}", run.cases);
-    let copies = &run.cases["vm_guests_copies/orphan"];
-    let [shared, orphan] = ["value", "other"].map(|key| copies[key].as_f64().unwrap());
-    // On a busy machine, some loans return copied.
-    assert!((0.99..1.9).contains(&shared) && orphan > 1.99, "{copies}");
 }
 
 /// Goal: every kind of server answers, without errors.

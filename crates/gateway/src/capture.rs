@@ -36,7 +36,7 @@ use towpath_io::filter::{self, FilterError};
 use towpath_io::pcapng::{Direction, SNAP_BYTES_MAX, Seen, Statistics};
 use towpath_net::bpf::{Instruction, Program};
 use towpath_packet::packet::PEEK_BYTES;
-use towpath_packet::ring::{self, Consumer, Doorbell, Producer};
+use towpath_packet::ring::{self, BusyPoll, Consumer, Doorbell, Producer};
 use towpath_packet::sync::{AtomicBool, AtomicU64, Ordering};
 use towpath_packet::{Packet, PacketPool, Piece};
 
@@ -357,17 +357,9 @@ impl Sniffer {
 
     /// Waits for the next packet; `None` when the port is gone.
     pub fn wait(&mut self) -> Option<Sniffed> {
-        loop {
-            if let Some(sniffed) = self.next() {
-                return Some(sniffed);
-            }
-            if self.is_closed() {
-                return None;
-            }
-            if self.may_sleep() {
-                self.bell.wait();
-            }
-        }
+        let Self { consumer, bell, .. } = self;
+        consumer.wait(&mut BusyPoll::new(0), || bell.wait()).ok()?;
+        self.next()
     }
 
     /// Returns true if no packet is waiting and the file will become readable when one arrives.

@@ -8,7 +8,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use towpath_io::namespace::channel::QUEUES_MAX;
 use towpath_io::namespace::{Addresses, Interface};
 use towpath_io::netlink::Route;
 use towpath_net::tcp::congestion::Kind;
@@ -51,8 +50,10 @@ pub const FURTHER_ADDRESSES_MAX: usize = 16;
 /// protocol. Each is a request to the kernel at the start.
 pub const ROUTES_MAX: usize = 256;
 
-/// Most workers: as many as queues that can be handed over at once.
-pub const WORKERS_MAX: usize = QUEUES_MAX;
+/// Most workers: the first reads the device for all, a third of the work of bulk transfers.
+pub const WORKERS_MAX: usize = 8;
+/// Most workers of [`Config::workers_for_this_machine`].
+pub const WORKERS_AUTO_MAX: usize = 4;
 
 /// Everything that can be configured.
 #[derive(Clone, Debug)]
@@ -119,7 +120,7 @@ pub struct Config {
     pub flows_max: usize,
     /// Congestion control of connections into the network.
     pub congestion: Kind,
-    /// Threads that serve a program; see [`Workers`](crate::worker_group::WorkerGroup).
+    /// Most threads that serve a program; see [`WorkerGroup`](crate::worker_group::WorkerGroup).
     pub workers: usize,
 }
 
@@ -222,16 +223,14 @@ pub enum ConfigError {
     },
     /// The memory limit is too small.
     #[error(
-        "{0} bytes of memory are too few; expected at least {min} MiB for each worker",
+        "{0} bytes of memory are too few; expected at least {min} MiB for each worker, and as much \
+         again for the first of several",
         min = MEMORY_BYTES_MIN >> 20
     )]
     Memory(usize),
     /// The flow limit is zero or too large.
     #[error("{0} concurrent flows are out of range; expected 1 to {FLOWS_MAX}")]
     Flows(usize),
-    /// Several workers do not share ports that come and go.
-    #[error("ports that come and go ('auto') need one worker; the number of workers is {0}")]
-    Followed(usize),
     /// The number of workers is zero or too large.
     #[error("{0} workers are out of range; expected 1 to {WORKERS_MAX}")]
     Workers(usize),
@@ -358,10 +357,7 @@ impl Config {
         if !(1..=WORKERS_MAX).contains(&self.workers) {
             return Err(ConfigError::Workers(self.workers));
         }
-        if self.workers > 1 && !self.followed.is_empty() {
-            return Err(ConfigError::Followed(self.workers));
-        }
-        if self.memory_bytes / self.workers < MEMORY_BYTES_MIN {
+        if self.memory_share() < MEMORY_BYTES_MIN {
             return Err(ConfigError::Memory(self.memory_bytes));
         }
         if !(1..=FLOWS_MAX).contains(&self.flows_max) {
@@ -370,17 +366,40 @@ impl Config {
         Ok(notice)
     }
 
-    /// Returns the configuration of one worker: an even share of the limits. Published ports and
-    /// the capture are left out; the first worker has them.
+    /// Returns a number of workers: as many as processors that this process may use, at most
+    /// [`WORKERS_AUTO_MAX`], and as the memory is enough for.
+    pub fn workers_for_this_machine(&self) -> usize {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let by_memory = self.memory_bytes / MEMORY_BYTES_MIN;
+        processors.min(WORKERS_AUTO_MAX).min(by_memory.saturating_sub(1)).max(1)
+    }
+
+    /// Returns the configuration of a worker after the first. Published ports, multicast and the
+    /// capture are left out; the first worker has them. The workers divide the limit of flows while
+    /// they run.
     pub(crate) fn share(&self) -> Self {
         Self {
             publish: Vec::new(),
             multicast: Vec::new(),
             capture: None,
-            memory_bytes: self.memory_bytes / self.workers,
-            flows_max: self.flows_max.div_ceil(self.workers),
+            memory_bytes: self.memory_share(),
             workers: 1,
             ..self.clone()
+        }
+    }
+
+    /// Returns the configuration of the first of several workers.
+    pub(crate) fn share_of_first(&self) -> Self {
+        let of_others = self.memory_share() * (self.workers - 1);
+        Self { memory_bytes: self.memory_bytes - of_others, workers: 1, ..self.clone() }
+    }
+
+    /// Returns the memory of each worker after the first, which has twice as much: it reads the
+    /// device for all of them, and is mostly alone.
+    fn memory_share(&self) -> usize {
+        match self.workers {
+            1 => self.memory_bytes,
+            workers => self.memory_bytes / (workers + 1),
         }
     }
 

@@ -49,6 +49,10 @@ pub struct Report {
     pub handed_over: u64,
     /// Packets dropped because the owning worker's ring was full.
     pub hand_over_full: u64,
+    /// Flows that workers took over from each other.
+    pub flows_taken: u64,
+    /// Times that another worker joined, because those before it were full.
+    pub workers_joined: u64,
     /// Counters of each worker if there are several; empty if there is one.
     pub workers: Vec<WorkerShare>,
 }
@@ -68,6 +72,8 @@ pub struct WorkerShare {
     pub bytes_in: u64,
     /// Packets handed over to other workers.
     pub handed_over: u64,
+    /// Flows taken over from other workers.
+    pub flows_taken: u64,
 }
 
 impl Report {
@@ -92,6 +98,8 @@ impl Report {
             conflicts: stack.conflicts().copied().collect(),
             handed_over: 0,
             hand_over_full: 0,
+            flows_taken: 0,
+            workers_joined: 0,
             workers: Vec::new(),
         }
     }
@@ -119,6 +127,7 @@ impl Report {
             bytes_out: self.gateway.bytes_out,
             bytes_in: self.gateway.bytes_in,
             handed_over: self.handed_over,
+            flows_taken: self.flows_taken,
         }
     }
 
@@ -145,6 +154,8 @@ impl Report {
         self.conflicts.extend(&other.conflicts);
         self.handed_over += other.handed_over;
         self.hand_over_full += other.hand_over_full;
+        self.flows_taken += other.flows_taken;
+        self.workers_joined += other.workers_joined;
     }
 
     /// Payload bytes copied in user memory.
@@ -268,9 +279,9 @@ impl Report {
             let WorkerShare { flows: (tcp, udp, echo), .. } = *share;
             writeln!(
                 f,
-                "worker {index}          {} bytes out, {} bytes in, {} packets handed over; \
-                 now tcp {tcp}, udp {udp}, echo {echo}",
-                share.bytes_out, share.bytes_in, share.handed_over
+                "worker {index}          {} bytes out, {} bytes in, {} packets handed over, {} \
+                 flows taken over; now tcp {tcp}, udp {udp}, echo {echo}",
+                share.bytes_out, share.bytes_in, share.handed_over, share.flows_taken
             )?;
         }
         Ok(())

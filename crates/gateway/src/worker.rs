@@ -16,12 +16,14 @@
 //! are the buffer.
 
 mod busy_poll;
+mod exchange;
 mod inside;
 mod ports;
 mod read_limit;
 mod wait;
 
 pub use busy_poll::MISSES_MAX;
+pub use exchange::Exchange;
 pub use inside::Inside;
 
 use crate::capture::{Mirrors, Recording};
@@ -30,6 +32,7 @@ use crate::flows::{BYTES_PER_TURN, FlowPage, FlowQuery, Gateway, Io, Load, Start
 use crate::report::Report;
 use crate::services;
 use busy_poll::BusyPoll;
+use exchange::NoGuests;
 use read_limit::ReadLimit;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
@@ -93,6 +96,8 @@ pub struct Worker<S: Inside = Tap> {
     rest: Rest,
     busy_poll: BusyPoll,
     young_poll: BusyPoll,
+    /// For how long the thread has slept, or polled in vain.
+    asleep: Duration,
     /// Set while the worker only passes on what remains.
     finish_by: Option<Instant>,
 }
@@ -132,10 +137,10 @@ impl<S: Inside> Worker<S> {
         self.recording.as_mut()
     }
 
-    /// Enables path MTU probing (RFC 4821) when full packets are lost: ICMP errors from the
-    /// program's network do not reach this worker.
-    pub(crate) fn search_paths(&mut self) {
-        self.engine.protocols.tcp_settings_mut().mtu_probing = 1;
+    /// Makes this worker tell the time of another one, so that flows can move between them. Call it
+    /// before either serves.
+    pub(crate) fn tell_time_of<T: Inside>(&mut self, other: &Worker<T>) {
+        self.clock = other.clock.clone();
     }
 
     /// Binds the published ports and takes over an inside whose stations are found by neighbour
@@ -222,6 +227,7 @@ impl<S: Inside> Worker<S> {
             rest: Rest::new(),
             busy_poll: BusyPoll::new(busy_poll),
             young_poll: BusyPoll::new(wait::YOUNG_POLL),
+            asleep: Duration::ZERO,
             finish_by: None,
         })
     }
@@ -319,8 +325,29 @@ impl<S: Inside> Worker<S> {
         }
     }
 
+    /// Lets the inside exchange flows with other workers.
+    fn exchange(&mut self, now: Instant) {
+        let has_unsent = self.engine.has_unsent();
+        let Engine { protocols, device, memory, ledger, .. } = &mut self.engine;
+        let io = Io {
+            stack: protocols,
+            memory,
+            ledger,
+            reactor: &self.reactor,
+            buffer: &mut self.buffer,
+            guests: &NoGuests,
+            now,
+        };
+        let is_finishing = self.finish_by.is_some();
+        let (gateway, asleep) = (&mut self.gateway, self.asleep);
+        device.exchange(&mut Exchange { gateway, io, has_unsent, is_finishing, asleep });
+    }
+
     /// Runs one turn; returns the index of a watched file that became readable.
     fn turn(&mut self, events: &Events, now: Instant) -> Result<Option<u32>, S::Error> {
+        // No event of the stack waits here. Events of sockets that leave find nothing, and are
+        // reported again to the worker that takes the flow.
+        self.exchange(now);
         let mut watched = None;
         let mut inside_readable = false;
         for event in events.iter() {
@@ -431,7 +458,9 @@ impl<S: Inside> Worker<S> {
 
     /// Returns true if everything that the program sent has been passed on.
     fn all_passed_on(&self) -> bool {
-        self.gateway.all_passed_on(&self.engine.protocols) && !self.engine.has_unsent()
+        self.gateway.all_passed_on(&self.engine.protocols)
+            && !self.engine.has_unsent()
+            && !self.engine.device.has_flows_elsewhere()
     }
 
     fn timeout(&mut self) -> Option<Duration> {
@@ -538,6 +567,7 @@ fn new_stack(
 }
 
 /// The only reader of the system clock.
+#[derive(Clone)]
 struct Clock {
     start: std::time::Instant,
 }

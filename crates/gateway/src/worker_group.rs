@@ -1,15 +1,18 @@
-//! Several workers that serve one program, each with its own queue of the TAP device.
+//! Several workers that serve one program. All but the first help it while it is full.
 //!
 //! # Theory of operation
 //!
-//! Each worker has a thread, a stack, a gateway and memory of its own: an even share of the limits.
-//! The first worker runs on the caller's thread, serves every protocol and owns the listeners of
-//! published ports. The others serve TCP connections that the program begins and that the kernel
-//! steers to their queues, and a share of the connections to published ports, whose host sockets
-//! they get from the first worker. `queue` explains why, and what is handed over.
+//! Each worker has a thread, a stack, a gateway and memory of its own. The first worker runs on the
+//! caller's thread. It alone reads the TAP device, and it owns the listeners of published ports and
+//! everything else that is no flow. `reader` gives the packets of each flow to the worker that owns
+//! it, and moves flows; `policy` decides when; `helper` is the other side. All workers send by the
+//! device themselves.
 //!
-//! A doorbell wakes the other workers for a command: to report, or to finish. If one of them ends
-//! by itself, all end with its error. Dropping [`WorkerGroup`] ends their threads.
+//! A worker that owns no flows sleeps. So a program whose traffic one worker can serve has one
+//! worker, and the others cost their memory's first pages.
+//!
+//! A doorbell wakes the other workers for a command: to report, or to end. If one of them ends by
+//! itself, all end with its error. Dropping [`WorkerGroup`] ends their threads.
 //!
 //! A capture is one file. All workers write to it, one burst at a time, under a lock that serves
 //! nothing else, so its packets are in order of time.
@@ -18,11 +21,13 @@
 //! a worker that has not answered by then, its last report counts, and it is not waited for again
 //! until it answers. Pages of flows are requested from one worker at a time, in the same way.
 
-mod queue;
-
-pub use queue::HANDED_MAX;
+mod helper;
+mod policy;
+mod reader;
+mod vitals;
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -31,37 +36,39 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use towpath_io::doorbell::EventDoorbell;
-use towpath_io::namespace::channel::wait_readable;
 use towpath_io::namespace::sockets::SocketSource;
 use towpath_io::tap::Tap;
-use towpath_packet::ring::Doorbell;
+use towpath_packet::Burst;
+use towpath_packet::ring::{self, Doorbell};
 
 use crate::capture::Recording;
 use crate::config::{Config, MappedAddress};
 use crate::flows::{
-    Accepted, FlowPage, FlowQuery, JoinId, JoinedDatagrams, JoinedDatagramsId, JoinedListener,
+    FlowPage, FlowQuery, JoinId, JoinedDatagrams, JoinedDatagramsId, JoinedListener, Orders,
     Spread, StartError,
 };
 use crate::owners::Owners;
 use crate::publish::{PortChange, Publish, PublishId};
 use crate::report::Report;
 use crate::worker::Worker;
-use queue::Queue;
+use helper::Helper;
+use reader::{Helped, Reader};
+use vitals::Vitals;
+
+/// Packets that may wait for a worker: as many as a TAP device's own queue holds.
+pub const HANDED_MAX: usize = 1024;
 
 /// How long to wait for the reports of all other workers; packets of the first worker wait as well.
 pub const REPORT_PATIENCE: Duration = Duration::from_millis(100);
 
 /// All workers of a program.
 pub struct WorkerGroup {
-    first: Worker<Queue>,
+    first: Worker<Reader>,
     others: Vec<Running>,
-    owners: Arc<Owners>,
     /// Results of the workers that have ended.
     ends: Receiver<io::Result<()>>,
     /// Rings when one of the others has ended.
     ended: EventDoorbell,
-    /// Once rung, the other workers stop finishing.
-    stop: EventDoorbell,
 }
 
 impl WorkerGroup {
@@ -69,53 +76,42 @@ impl WorkerGroup {
     ///
     /// # Errors
     /// [`StartError`].
-    ///
-    /// # Panics
-    /// If there is no queue.
-    pub fn start(config: &Config, queues: Vec<Tap>) -> Result<Self, StartError> {
-        let workers = Self::prepare(config, queues)?;
+    pub fn start(config: &Config, tap: Tap) -> Result<Self, StartError> {
+        let workers = Self::prepare(config, tap)?;
         workers.begin();
         Ok(workers)
     }
 
-    /// Binds the published ports, takes over the queues of a device, one worker for each, and
-    /// starts their threads, which wait for [`WorkerGroup::begin`].
+    /// Binds the published ports, takes over the device, and starts the threads of
+    /// [`Config::workers`], which wait for [`WorkerGroup::begin`].
     ///
     /// # Errors
     /// [`StartError`].
-    ///
-    /// # Panics
-    /// If there is no queue.
-    pub fn prepare(config: &Config, queues: Vec<Tap>) -> Result<Self, StartError> {
-        let share = Config { workers: queues.len(), ..config.clone() }.share();
-        let mut queues = queues;
-        queues.iter_mut().for_each(|tap| tap.set_mtu(config.mtu));
-        let owners = Arc::new(Owners::new(&config.publish, queues.len()));
-        let mut queues = Queue::all(queues, &owners)?.into_iter();
-        let first = queues.next().expect("a device has a queue");
-        let of_first = Config {
-            publish: config.publish.clone(),
-            multicast: config.multicast.clone(),
-            capture: config.capture.clone(),
-            ..share.clone()
-        };
+    pub fn prepare(config: &Config, mut tap: Tap) -> Result<Self, StartError> {
+        tap.set_mtu(config.mtu);
+        let Plan { first, helpers, share, owners, orders } = Plan::make(config, tap)?;
+        let of_first = config.share_of_first();
         let mut first = Worker::serving_program(&of_first, first)?;
+        first.inside_mut().publish(&config.publish);
         let (say_end, ends) = channel();
-        let (ended, stop) = (new_bell()?, new_bell()?);
+        let ended = new_bell()?;
         let mut others = Vec::new();
-        let mut hand_over = Vec::new();
-        for (index, inside) in (1..).zip(queues) {
+        for (index, inside) in (1..).zip(helpers) {
             let mut worker = Worker::serving_program(&share, inside)?;
-            worker.gateway().0.spread(Spread::new(owners.clone(), index, Vec::new()));
-            worker.search_paths();
+            worker.gateway().0.spread(Spread::new(owners.clone(), Vec::new()));
+            worker.tell_time_of(&first);
             worker.capture_with(first.capture_file());
             let end = End { result: None, ends: say_end.clone(), bell: ended.clone() };
-            let (running, accepted) = Running::start(index, worker, end, stop.clone())?;
-            hand_over.push(accepted);
-            others.push(running);
+            others.push(Running::start(index, worker, end)?);
         }
-        first.gateway().0.spread(Spread::new(owners.clone(), 0, hand_over));
-        Ok(Self { first, others, owners, ends, ended, stop })
+        first.gateway().0.spread(Spread::new(owners, orders));
+        Ok(Self { first, others, ends, ended })
+    }
+
+    /// Moves all flows to the second worker and back, so often, instead of what the load asks for.
+    /// For tests.
+    pub fn rotate_every(&mut self, period: Duration) {
+        self.first.inside_mut().rotate_every(period);
     }
 
     /// Lets the other threads begin. Call it once this process is confined.
@@ -177,9 +173,6 @@ impl WorkerGroup {
 
     /// Makes all changes of published ports, in order, or none; see [`Worker::change_ports`].
     ///
-    /// A connection that the program began from a port that is published now for the first time
-    /// may end.
-    ///
     /// # Errors
     /// The index of the first change that failed, and the reason.
     pub fn change_ports(&mut self, changes: Vec<PortChange>) -> Result<(), (usize, StartError)> {
@@ -187,9 +180,7 @@ impl WorkerGroup {
             PortChange::Publish(ports, _) => ports.as_slice(),
             PortChange::Unpublish(..) => &[],
         });
-        // Before the first connection, all workers have to know to whom it belongs. A port stays
-        // marked when it is closed, as its connections continue.
-        self.owners.add(ports);
+        self.first.inside_mut().publish(ports);
         self.first.change_ports(changes)
     }
 
@@ -198,7 +189,7 @@ impl WorkerGroup {
     /// # Errors
     /// [`StartError`].
     pub fn publish(&mut self, publish: &Publish) -> Result<PublishId, StartError> {
-        self.owners.add([publish]);
+        self.first.inside_mut().publish([publish]);
         self.first.publish(publish)
     }
 
@@ -232,18 +223,17 @@ impl WorkerGroup {
     }
 
     /// Continues after the program's end until everything that the program sent has been passed on,
-    /// for `limit` at most, or until one of `fds` is readable. Then ends the other threads.
+    /// for `limit` at most, or until one of `fds` is readable. All flows return to the first worker
+    /// for that. Then ends the other threads.
     ///
     /// # Errors
     /// A worker has failed.
     pub fn finish(&mut self, fds: &[BorrowedFd<'_>], limit: Duration) -> io::Result<()> {
-        for other in &self.others {
-            other.tell(Command::Finish(limit));
-        }
-        let result = self.first.finish(fds, limit);
-        let result = result.and(self.wait_for_others(fds));
-        for other in &mut self.others {
-            other.end();
+        let all = [fds, &[self.ended.as_fd()]].concat();
+        let mut result = self.first.finish(&all, limit);
+        self.others.iter_mut().for_each(Running::end);
+        for end in self.ends.try_iter() {
+            result = result.and(end);
         }
         result
     }
@@ -271,26 +261,54 @@ impl WorkerGroup {
             Some(other) => self.others.get_mut(other)?.flows(query, REPORT_PATIENCE),
         }
     }
+}
 
-    /// Waits until all other workers have ended, or stops them when one of `fds` is readable.
-    fn wait_for_others(&self, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let mut result = Ok(());
-        let mut fds = fds;
-        let mut left = self.others.len();
-        while left > 0 {
-            let all = [fds, &[self.ended.as_fd()]].concat();
-            if wait_readable(&all, None)? != Some(fds.len()) {
-                self.stop.ring();
-                fds = &[];
-                continue;
-            }
-            self.ended.clear();
-            while let Ok(end) = self.ends.try_recv() {
-                left -= 1;
-                result = result.and(end);
-            }
+/// What the workers share, before they are made.
+struct Plan {
+    first: Reader,
+    helpers: Vec<Helper>,
+    /// The configuration of the other workers.
+    share: Config,
+    owners: Arc<Owners>,
+    orders: Vec<Orders>,
+}
+
+impl Plan {
+    fn make(config: &Config, tap: Tap) -> io::Result<Self> {
+        let share = config.share();
+        let owners = Arc::new(Owners::new());
+        let vitals: Arc<[Vitals]> = (0..config.workers).map(|_| Vitals::default()).collect();
+        let flows_max = config.flows_max;
+        let (send_back, returned) = channel();
+        // A fenced doorbell: with an unfenced one, each sleep of a worker would be a barrier of all
+        // threads.
+        let bell = EventDoorbell::fenced()?;
+        let (mut helpers, mut helped) = (Vec::new(), Vec::new());
+        for index in 1..config.workers {
+            let its_bell = EventDoorbell::fenced()?;
+            let ring = ring::single(HANDED_MAX, its_bell.clone()).map_err(io::Error::other)?;
+            let (to, orders) = channel();
+            helpers.push(Helper {
+                tap: tap.try_clone()?,
+                index,
+                flows_max,
+                vitals: vitals.clone(),
+                ring: ring.1,
+                taken: Burst::new(),
+                passed_on: 0,
+                orders,
+                open: VecDeque::new(),
+                back: (send_back.clone(), bell.clone()),
+                bell: its_bell.clone(),
+                has_packets: false,
+                flows_taken: 0,
+            });
+            let orders = Orders { to, bell: its_bell };
+            helped.push(Helped { orders, ring: ring.0, leaving: Burst::new(), put: 0 });
         }
-        result
+        let orders = helped.iter().map(|helped: &Helped| helped.orders.clone()).collect();
+        let first = Reader::new(tap, owners.clone(), helped, (bell, returned), (vitals, flows_max));
+        Ok(Self { first, helpers, share, owners, orders })
     }
 }
 
@@ -300,7 +318,6 @@ enum Command {
     Report,
     Flows(FlowQuery, Sender<FlowPage>),
     Map(Vec<MappedAddress>),
-    Finish(Duration),
 }
 
 /// A worker on a thread of its own.
@@ -319,25 +336,18 @@ struct Running {
 }
 
 impl Running {
-    fn start(
-        index: usize,
-        worker: Worker<Queue>,
-        end: End,
-        stop: EventDoorbell,
-    ) -> io::Result<(Self, (Sender<Accepted>, EventDoorbell))> {
+    fn start(index: usize, worker: Worker<Helper>, end: End) -> io::Result<Self> {
         let (bell, last) = (new_bell()?, RefCell::new(worker.report()));
         let (commands, wanted) = channel();
         let (tell, reports) = channel();
-        let (hand_over, accepted) = channel();
-        let other = Other { worker, wanted, accepted, bell: bell.clone(), stop, tell };
+        let other = Other { worker, wanted, bell: bell.clone(), tell };
         let thread = thread::Builder::new().name(format!("worker-{index}"));
         let thread = thread.spawn(move || other.run(end))?;
-        let to_it = (hand_over, bell.clone());
         let thread = Some(thread);
         let is_late = Cell::new(false);
         let late_page = None;
         let commands = Some(commands);
-        Ok((Self { commands, bell, reports, last, is_late, late_page, thread }, to_it))
+        Ok(Self { commands, bell, reports, last, is_late, late_page, thread })
     }
 
     fn tell(&self, command: Command) {
@@ -407,12 +417,9 @@ impl Drop for Running {
 
 /// The state of another worker's thread.
 struct Other {
-    worker: Worker<Queue>,
+    worker: Worker<Helper>,
     wanted: Receiver<Command>,
-    /// Connections to published ports that belong to this worker.
-    accepted: Receiver<Accepted>,
     bell: EventDoorbell,
-    stop: EventDoorbell,
     tell: Sender<Report>,
 }
 
@@ -430,7 +437,6 @@ impl Other {
         loop {
             self.worker.run_until(&[self.bell.as_fd()])?;
             self.bell.clear();
-            self.worker.gateway().0.take_over(self.accepted.try_iter());
             loop {
                 match self.wanted.try_recv() {
                     Ok(Command::Begin) => {}
@@ -440,9 +446,6 @@ impl Other {
                         let _ = answer.send(self.worker.flows(&query));
                     }
                     Ok(Command::Map(addresses)) => self.worker.map_addresses(addresses),
-                    Ok(Command::Finish(limit)) => {
-                        return self.worker.finish(&[self.stop.as_fd()], limit);
-                    }
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => return Ok(()),
                 }

@@ -12,8 +12,9 @@ use towpath_io::vhost_user::driver::{DriverQueue, GuestRam};
 use towpath_io::vhost_user::virtq::{ReceiveQueue, Segment, feature};
 use towpath_net::gso::{self, Checksums};
 use towpath_net::wire::headers::Headers;
+use towpath_packet::time::Instant;
 use towpath_packet::{
-    Burst, Checksum, Gso, GsoKind, Ledger, Memory, MemoryConfig, Offload, Packet, Site,
+    Burst, Checksum, Context, Gso, GsoKind, Ledger, Memory, MemoryConfig, Offload, Packet, Site,
 };
 
 const SEEDS: u64 = 200;
@@ -183,7 +184,12 @@ impl Bench {
     }
 
     /// Returns the frames, with virtio-net headers, that the driver finds for these packets.
-    fn pass(&mut self, mut packets: VecDeque<Packet>, random: &mut Random) -> Vec<Vec<u8>> {
+    fn pass(
+        &mut self,
+        mut packets: VecDeque<Packet>,
+        memory: &mut Memory,
+        random: &mut Random,
+    ) -> Vec<Vec<u8>> {
         let (mut frames, mut left, mut burst) = (Vec::new(), 0, Burst::new());
         // Each turn passes a frame or offers buffers.
         for _ in 0..100_000 {
@@ -196,7 +202,8 @@ impl Bench {
                 return frames;
             }
             self.offer(random);
-            self.device.deliver(&mut burst, &self.ledger).expect("the ring is good");
+            let cx = &mut Context { memory, ledger: &self.ledger, now: Instant::START };
+            self.device.deliver(&mut burst, cx).expect("the ring is good");
             while let Some((token, written)) = self.driver.used() {
                 let mut bytes = vec![0; written as usize];
                 let address = BUFFERS + token * BUFFER_STRIDE;
@@ -221,7 +228,7 @@ fn memory() -> Memory {
 /// Segments a super-packet into packets, as for a port whose device does not segment.
 fn cut(packet: Packet, headers: &Headers, memory: &mut Memory) -> VecDeque<Packet> {
     let mut parts = VecDeque::new();
-    let out = &mut |part| parts.push_back(part);
+    let out = &mut |part, _: &mut _| parts.push_back(part);
     let ledger = Ledger::new();
     gso::segment(packet, memory, &ledger, headers, Checksums::LeavePartial, out)
         .expect("a proper super-packet");
@@ -256,7 +263,7 @@ fn a_device_cuts_as_segmentation_does() {
                     counted[1] += packets.iter().map(Packet::len).sum::<usize>();
                     packets
                 };
-                frames.extend(bench.pass(packets, &mut random));
+                frames.extend(bench.pass(packets, &mut memory, &mut random));
             }
             let counters = *bench.device.counters();
             assert_eq!(counters.packets, counted[0] as u64, "seed {seed}");

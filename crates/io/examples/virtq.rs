@@ -107,7 +107,7 @@ fn both(features: u64, bytes: u32, receive_bytes: u32, rounds: u64) -> f64 {
             transmit.take(&mut burst, cx).expect("good");
             // A few packets of 64 KiB fill all of the receiver's buffers.
             while !burst.is_empty() {
-                receive.deliver(&mut burst, &ledger).expect("good");
+                receive.deliver(&mut burst, cx).expect("good");
                 guests.collect();
             }
             transmit.turn(now, &ledger);

@@ -22,6 +22,7 @@ use message::{Reply, Request};
 pub mod dump;
 pub(crate) mod fuzz;
 pub mod interfaces;
+pub mod links;
 mod message;
 pub mod watch;
 

@@ -70,10 +70,17 @@ pub enum Wanted {
     LeaseLock = 14,
     /// Open the attached pipe or character device again, for non-blocking writes.
     Reopen = 15,
+    /// Open a packet socket for the interface of a name.
+    Packet = 16,
+    /// Open an AF_XDP socket for the interface of a name.
+    Xdp = 17,
+    /// Attach an XDP program to the interface of a name: the attached socket gets the frames of a
+    /// queue. The number is the queue times 256, plus the mode.
+    XdpProgram = 18,
 }
 
 impl Wanted {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 18] = [
         Self::Bind,
         Self::Ping,
         Self::ResolvConf,
@@ -89,6 +96,9 @@ impl Wanted {
         Self::Leases,
         Self::LeaseLock,
         Self::Reopen,
+        Self::Packet,
+        Self::Xdp,
+        Self::XdpProgram,
     ];
 }
 

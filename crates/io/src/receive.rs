@@ -25,6 +25,8 @@ pub const RECEIVE_BYTES_MAX: usize = SMALL_FRAME_BYTES + LARGE_FRAMES_MAX * LARG
 pub struct ReceiveBuffer {
     small: Option<Frame>,
     large: [Option<Frame>; LARGE_FRAMES_MAX],
+    /// Bytes at the start of the small frame that are not offered.
+    headroom: usize,
     /// Bytes offered to the current read.
     offered: usize,
 }
@@ -35,6 +37,13 @@ impl ReceiveBuffer {
         Self::default()
     }
 
+    /// A buffer that leaves `headroom` bytes free in front of each read, at most
+    /// [`SMALL_FRAME_BYTES`]. It offers nothing without a small frame.
+    pub(crate) fn with_headroom(headroom: usize) -> Self {
+        assert!(headroom < SMALL_FRAME_BYTES);
+        Self { headroom, ..Self::default() }
+    }
+
     /// Tops up the frames and offers `bytes` bytes, or as many as the frames hold. Returns that
     /// number. Fewer than `bytes` means that memory is short or `bytes` exceeds
     /// [`RECEIVE_BYTES_MAX`].
@@ -42,7 +51,14 @@ impl ReceiveBuffer {
         if self.small.is_none() {
             self.small = memory.small.take();
         }
-        let mut room = self.small.as_ref().map_or(0, |frame| frame.len());
+        let mut room = match &self.small {
+            Some(frame) => frame.len() - self.headroom,
+            None if self.headroom > 0 => {
+                self.offered = 0;
+                return 0;
+            }
+            None => 0,
+        };
         for place in &mut self.large {
             if room >= bytes {
                 break;
@@ -58,14 +74,15 @@ impl ReceiveBuffer {
     }
 
     /// Completes a read that filled the first `bytes` of the offered bytes: passes the filled
-    /// frames as pieces to `give`, in order, and keeps the rest.
+    /// frames as pieces to `give`, in order, and keeps the rest. The first piece starts with the
+    /// headroom.
     ///
     /// # Panics
     /// If fewer than `bytes` bytes were offered.
     pub fn take(&mut self, bytes: usize, mut give: impl FnMut(Piece)) {
         assert!(bytes <= self.offered, "a read fills no more than it was offered");
         self.offered = 0;
-        let mut left = bytes;
+        let mut left = bytes + self.headroom;
         let mut freeze = |frame: Frame| {
             let len = left.min(frame.len());
             left -= len;
@@ -87,7 +104,12 @@ impl ReceiveBuffer {
 
     /// Returns all frames to their pools, for idle times.
     pub fn clear(&mut self) {
-        *self = Self::default();
+        *self = Self { headroom: self.headroom, ..Self::default() };
+    }
+
+    /// The headroom and the first bytes of the last read.
+    pub(crate) fn start_mut(&mut self) -> &mut [u8] {
+        self.small.as_deref_mut().unwrap_or_default()
     }
 
     /// Number of frames held.
@@ -99,7 +121,9 @@ impl ReceiveBuffer {
     /// set.
     pub(crate) fn slices<'a>(&'a mut self, slices: &mut [IoSliceMut<'a>]) -> usize {
         let mut left = self.offered;
-        let frames = self.small.iter_mut().chain(self.large.iter_mut().flatten());
+        let headroom = self.headroom;
+        let small = self.small.iter_mut().map(|frame| &mut frame[headroom..]);
+        let frames = small.chain(self.large.iter_mut().flatten().map(|frame| &mut frame[..]));
         let mut count = 0;
         for (slice, frame) in slices.iter_mut().zip(frames) {
             if left == 0 {

@@ -20,7 +20,7 @@
 //!
 //! Register the file level-triggered: [`Device::receive`] may return before the device is empty.
 //!
-//! Limits: [`FRAME_BYTES_MAX`], [`READS_MAX`], [`DISCARDS_MAX`]. Specification: virtio 1.2
+//! Limits: [`FRAME_BYTES_MAX`], [`READS_MAX`]. Specification: virtio 1.2
 //! §5.1.6, Linux `Documentation/networking/tuntap.rst`.
 
 mod counters;
@@ -56,9 +56,6 @@ pub const GSO_BYTES_MAX: u32 = 14 + 65_535;
 pub const REFUSALS_MAX: u8 = 3;
 /// Most reads per [`Device::receive`]: a burst, and three times as many drops.
 pub const READS_MAX: usize = 4 * BURST_MAX;
-
-/// Most packets that one [`Tap::discard_waiting`] drops: more than our interfaces queue.
-pub const DISCARDS_MAX: usize = 4096;
 
 /// Bytes of an Ethernet header.
 const ETHERNET_BYTES: usize = 14;
@@ -101,42 +98,7 @@ impl Tap {
     /// Creates the interface `name` in the network namespace of this thread, or attaches to it if
     /// it exists and is free. The device has no features and an MTU of 1500.
     pub fn create(name: &str) -> Result<Self, TapError> {
-        Self::set_up(attach(name, KIND)?)
-    }
-
-    /// Creates an interface as [`create`](Self::create) does, but with several queues: this one and
-    /// those of [`add_queue`](Self::add_queue).
-    pub fn create_with_queues(name: &str) -> Result<Self, TapError> {
-        Self::set_up(attach(name, KIND | libc::IFF_MULTI_QUEUE)?)
-    }
-
-    /// Opens another queue of the interface, with the agreed features, for another thread. Call it
-    /// in the network namespace of the interface, which
-    /// [`create_with_queues`](Self::create_with_queues) must have created.
-    ///
-    /// The kernel puts a packet into the queue that last wrote a packet of its flow, in either
-    /// direction, within three seconds. Otherwise a hash of protocol, addresses and ports selects
-    /// the queue, and stays the same while the number of queues does. Fragments, and packets
-    /// without ports, are hashed by addresses only.
-    pub fn add_queue(&self) -> Result<Self, TapError> {
-        let fd = attach(&self.name()?, KIND | libc::IFF_MULTI_QUEUE)?;
-        let mut queue = Self::from_fd(fd, self.features, self.mtu);
-        sys::tun_set_little_endian(queue.fd.as_fd()).map_err(TapError::from_setup)?;
-        queue.withdrawn = self.withdrawn;
-        Ok(queue)
-    }
-
-    /// Drops the packets that wait to be read, at most [`DISCARDS_MAX`]: the kernel queued them
-    /// before the number of queues changed.
-    pub fn discard_waiting(&self) -> Result<(), TapError> {
-        for _ in 0..DISCARDS_MAX {
-            match rustix::io::read(&self.fd, &mut [0; VirtioTunnelHeader::LEN]) {
-                Ok(_) | Err(Errno::INTR | Errno::INVAL) => {}
-                Err(Errno::AGAIN) => break,
-                Err(errno) => return Err(TapError::from_use(errno)),
-            }
-        }
-        Ok(())
+        Self::set_up(attach(name)?)
     }
 
     /// Takes over a device that [`create`](Self::create) created, perhaps in another process.
@@ -172,6 +134,19 @@ impl Tap {
             .map_err(TapError::from_setup)?;
         sys::tun_set_little_endian(fd.as_fd()).map_err(TapError::from_setup)?;
         Ok(Self::from_fd(fd, Features::NONE, 1500))
+    }
+
+    /// Returns another handle of the same queue, for another thread that sends. Each call to the
+    /// kernel moves a whole packet, so threads need no order between them; but a packet is read by
+    /// one of them only. Counters, and features that are withdrawn from now on, are each handle's
+    /// own.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn try_clone(&self) -> std::io::Result<Self> {
+        let mut clone = Self::from_fd(self.fd.try_clone()?, self.features, self.mtu);
+        clone.withdrawn = self.withdrawn;
+        Ok(clone)
     }
 
     /// Returns the descriptor, to pass it to another process.
@@ -432,7 +407,7 @@ enum Read {
 
 /// Kinds of packets that the kernel may refuse separately.
 #[derive(Clone, Copy)]
-enum Kind {
+pub(crate) enum Kind {
     Checksum,
     Tso4,
     Tso6,
@@ -441,9 +416,9 @@ enum Kind {
 }
 
 impl Kind {
-    const COUNT: usize = 5;
+    pub(crate) const COUNT: usize = 5;
 
-    fn of(offload: &Offload) -> Option<Self> {
+    pub(crate) fn of(offload: &Offload) -> Option<Self> {
         match (offload.gso, offload.checksum) {
             (Some(gso), _) if gso.tunnel.is_some() => Some(Self::Tunnel),
             (Some(gso), _) => Some(match gso.kind {
@@ -456,7 +431,7 @@ impl Kind {
         }
     }
 
-    fn feature(self) -> Features {
+    pub(crate) fn feature(self) -> Features {
         match self {
             Self::Checksum => Features { checksum: true, ..Features::NONE },
             Self::Tso4 => Features { tso4: true, ..Features::NONE },
@@ -473,8 +448,8 @@ fn header_len(features: Features) -> usize {
 }
 
 /// Opens a descriptor and attaches it to the interface `name`.
-fn attach(name: &str, kind: libc::c_int) -> Result<OwnedFd, TapError> {
-    if let Some(answer) = outside::ask(Wanted::Tap, kind as u64, name.as_bytes(), None) {
+fn attach(name: &str) -> Result<OwnedFd, TapError> {
+    if let Some(answer) = outside::ask(Wanted::Tap, KIND as u64, name.as_bytes(), None) {
         let Answer { numbers: [step, errno, exists, _], file, .. } =
             answer.map_err(TapError::from_use)?;
         if let Some(fd) = file {
@@ -486,7 +461,7 @@ fn attach(name: &str, kind: libc::c_int) -> Result<OwnedFd, TapError> {
             _ => TapError::from_attach(errno, exists != 0),
         });
     }
-    attach_here(name, kind).map_err(|(step, errno)| match step {
+    attach_here(name).map_err(|(step, errno)| match step {
         OPENING => TapError::from_open(errno),
         _ => TapError::from_attach(errno, interface_exists(name)),
     })
@@ -498,9 +473,10 @@ const ATTACHING: u64 = 2;
 
 /// The broker's part of [`attach`], for a confined process.
 pub(crate) fn attach_for(name: &str, kind: u64) -> Result<Answer, Errno> {
-    const KINDS: [libc::c_int; 2] = [KIND, KIND | libc::IFF_MULTI_QUEUE];
-    let kind = KINDS.into_iter().find(|known| *known as u64 == kind).ok_or(Errno::INVAL)?;
-    Ok(match attach_here(name, kind) {
+    if kind != KIND as u64 {
+        return Err(Errno::INVAL);
+    }
+    Ok(match attach_here(name) {
         Ok(fd) => Answer { file: Some(fd), ..Answer::default() },
         Err((step, errno)) => {
             let exists = interface_exists(name).into();
@@ -509,9 +485,9 @@ pub(crate) fn attach_for(name: &str, kind: u64) -> Result<Answer, Errno> {
     })
 }
 
-fn attach_here(name: &str, kind: libc::c_int) -> Result<OwnedFd, (u64, Errno)> {
+fn attach_here(name: &str) -> Result<OwnedFd, (u64, Errno)> {
     let fd = open_device_file().map_err(|errno| (OPENING, errno))?;
-    sys::tun_attach(fd.as_fd(), name, kind).map_err(|errno| (ATTACHING, errno))?;
+    sys::tun_attach(fd.as_fd(), name, KIND).map_err(|errno| (ATTACHING, errno))?;
     Ok(fd)
 }
 

@@ -37,5 +37,5 @@ pub fn prepare() -> std::io::Result<()> {
 
 pub use device::{VhostUser, VhostUserCounters, VhostUserError};
 pub use events::{DeviceEvent, EVENTS_MAX, REFUSALS_REPORTED_MAX, Refusals, SessionEnd};
-pub use rings::Traffic;
+pub use rings::{PairSet, Traffic};
 pub use session::Offer;

@@ -77,7 +77,7 @@ fn guest_to_guest_does_not_allocate() {
             let cx = &mut Context { memory: &mut memory, ledger: &ledger, now };
             transmit.take(&mut burst, cx).expect("good");
             assert_eq!(burst.len(), 1, "round {round}, {bytes} bytes");
-            receive.deliver(&mut burst, &ledger).expect("good");
+            receive.deliver(&mut burst, cx).expect("good");
             assert!(burst.is_empty());
             transmit.turn(now, &ledger);
             receive.enable_kicks();

@@ -9,7 +9,7 @@
 //! their own: a packet with another address, TTL, TOS, DF, flow label, extension header, TCP
 //! option, acknowledgment, window, flag or sequence number differs from the expected segment.
 //!
-//! In addition, these rules of Linux apply:
+//! In addition, these rules apply, which the kernel's selftest `net/gro.c` checks too:
 //!
 //! - A packet that does not merge first delivers the held packet of its flow, and is then held or
 //!   delivered itself. So the order within a flow (addresses, protocol and ports) never changes.
@@ -201,14 +201,14 @@ fn ends_burst(headers: &[u8], shape: &Shape) -> bool {
 /// The second zero of one's complement.
 const NEGATIVE_ZERO: u16 = 0xffff;
 
-/// Number of buckets of held packets, as on Linux.
+/// Number of buckets of held packets.
 pub const BUCKETS: usize = 8;
 
-/// Packets held per bucket, as on Linux: 64 in total, as many as in a burst.
+/// Packets held per bucket: 64 in total, as many as in a burst.
 pub const AGGREGATES_PER_BUCKET: usize = 8;
 
-/// Maximum number of datagrams coalesced into a UDP super-packet, as on Linux. Segmentation allows
-/// more.
+/// Maximum number of datagrams coalesced into a UDP super-packet. Segmentation allows more, but
+/// receivers that split it again may take no more (`UDP_GRO_CNT_MAX` of the kernel).
 pub const UDP_COALESCED_MAX: usize = 64;
 
 const _: () = assert!(BUCKETS.is_power_of_two());

@@ -71,6 +71,8 @@ pub enum SegmentError {
 /// packet that is no super-packet is passed on as it is, with its partial checksum completed if
 /// requested.
 ///
+/// `out` may use the memory, but must take no packets of it: they are reserved for the segments.
+///
 /// On error the packet is returned and `out` has not been called. Segmentation fields that the
 /// packet did not need may have been cleared.
 pub fn segment(
@@ -79,11 +81,11 @@ pub fn segment(
     ledger: &Ledger,
     headers: &Headers,
     checksums: Checksums,
-    out: &mut impl FnMut(Packet),
+    out: &mut impl FnMut(Packet, &mut Memory),
 ) -> Result<usize, (SegmentError, Packet)> {
     let Whole { shape, outer, gso } = match offload_fields::check(&mut packet, headers) {
         Ok(Some(found)) => found,
-        Ok(None) => return pass(packet, ledger, checksums, out),
+        Ok(None) => return pass(packet, memory, ledger, checksums, out),
         Err(error) => return Err((SegmentError::Offload(error), packet)),
     };
     let (payload, size) = (packet.payload_len(), usize::from(gso.size.get()));
@@ -113,7 +115,7 @@ pub fn segment(
         if checksums == Checksums::Complete {
             complete_checksum(&mut segment, ledger).expect("the field is in the headers");
         }
-        out(segment);
+        out(segment, memory);
     }
     Ok(count)
 }
@@ -140,16 +142,17 @@ pub fn leave_to_device(packet: &mut Packet, headers: &Headers) -> Result<bool, O
 /// [`segment`] for a packet that is no super-packet.
 fn pass(
     mut packet: Packet,
+    memory: &mut Memory,
     ledger: &Ledger,
     checksums: Checksums,
-    out: &mut impl FnMut(Packet),
+    out: &mut impl FnMut(Packet, &mut Memory),
 ) -> Result<usize, (SegmentError, Packet)> {
     if checksums == Checksums::Complete
         && let Err(error) = complete_checksum(&mut packet, ledger)
     {
         return Err((SegmentError::Checksum(error), packet));
     }
-    out(packet);
+    out(packet, memory);
     Ok(1)
 }
 

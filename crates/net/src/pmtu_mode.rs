@@ -1,8 +1,8 @@
 //! Path MTU discovery modes: the values of `IP_MTU_DISCOVER` and `IPV6_MTU_DISCOVER`, and their
 //! meaning.
 //!
-//! As on Linux, the modes are not ordered by strictness: `Probe` neither respects the known path
-//! MTU nor allows fragmentation.
+//! The modes are not ordered by strictness (ip(7), `IP_MTU_DISCOVER`): `Probe` neither respects the
+//! known path MTU nor allows fragmentation.
 
 /// Path MTU discovery mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

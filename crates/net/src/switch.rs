@@ -2,12 +2,13 @@
 //!
 //! # Theory of operation
 //!
-//! [`Switch::forward`] takes a burst that was received on one port. First each packet is judged:
-//! addresses, VLAN, what its sender may claim, and its offload fields. The sender is learned, and
-//! the address table yields the packet's destination. Then the packets go to the bursts of their
-//! ports, in the order in which they came. Finally each port's burst is handed out. A packet for
-//! several ports gets a handle and private headers for each port. Its payload is shared: each copy
-//! is one more holder of the loans, also if a super-packet is segmented for a port.
+//! [`Switch::forward`] takes a burst that was received on one port, and looks at each packet once.
+//! The packet is judged: addresses, VLAN, what its sender may claim, and its offload fields. The
+//! sender is learned, and the address table yields the packet's destination. The packet is counted,
+//! gets the form that its port takes, and joins the burst of that port. Each port's burst is handed
+//! out when it is full, and at the end. A packet for several ports gets a handle and private
+//! headers for each port. Its payload is shared: each copy is one more holder of the loans, also if
+//! a super-packet is segmented for a port.
 //!
 //! A port's [`Caps`] say what it takes. A super-packet passes whole if the port takes it, and is
 //! segmented otherwise; checksums are completed for a port that takes no partial ones. Work is done
@@ -38,7 +39,6 @@ pub mod vlan;
 
 use alloc::vec::Vec;
 
-use towpath_packet::burst::BURST_MAX;
 use towpath_packet::{Burst, Caps, Packet, Site};
 
 use crate::counters::PortDrop;
@@ -100,8 +100,6 @@ pub struct Switch {
     reach: Vec<PortSet>,
     /// Ports with packets that are not handed out yet. Empty between calls.
     touched: PortSet,
-    /// Verdicts of the current burst. Empty between calls; has room for one per packet.
-    verdicts: Vec<Result<Verdict, PortDrop>>,
 }
 
 impl Switch {
@@ -113,7 +111,6 @@ impl Switch {
             ports: Vec::new(),
             reach: Vec::new(),
             touched: PortSet::EMPTY,
-            verdicts: Vec::with_capacity(BURST_MAX),
         }
     }
 
@@ -191,7 +188,7 @@ impl Switch {
     }
 
     /// Forwards all packets of a burst that was received on port `from`, and hands them out port by
-    /// port before it returns. If there is no such port, they are dropped.
+    /// port before it returns. Returns their bytes. If there is no such port, they are dropped.
     ///
     /// Packets are as devices deliver them (inline, or neither peeked nor checked), or have private
     /// headers up to the end of their transport header, as a stack hands them out.
@@ -201,27 +198,31 @@ impl Switch {
         burst: &mut Burst,
         cx: &mut Context<'_>,
         out: &mut impl Egress,
-    ) {
+    ) -> u64 {
         if self.config_of(from).is_none() {
-            return burst.clear();
+            burst.clear();
+            return 0;
         }
-        let mut verdicts = core::mem::take(&mut self.verdicts);
+        let (mut packets, mut super_packets, mut bytes) = (0, 0, 0);
         let mut recent = Recent::NOTHING;
-        for packet in burst.iter_mut() {
-            self.count_in(from, packet);
-            verdicts.push(self.classify(from, packet, &mut recent, cx, out));
-        }
-        for verdict in verdicts.drain(..) {
-            let packet = burst.pop().expect("there is a verdict for each packet");
-            match verdict {
+        while let Some(mut packet) = burst.pop() {
+            packet.set_ingress(Some(from.0.into()));
+            packets += 1;
+            super_packets += u64::from(packet.offload().gso.is_some());
+            bytes += packet.len() as u64;
+            match self.classify(from, &mut packet, &mut recent, cx, out) {
                 Ok(verdict) => self.act(from, packet, &verdict, cx, out),
                 Err(reason) => self.port_mut(from).counters.drop(reason),
             }
         }
-        self.verdicts = verdicts;
         for id in core::mem::replace(&mut self.touched, PortSet::EMPTY).iter() {
-            self.port_mut(id).flush(id, out);
+            self.port_mut(id).flush(id, cx, out);
         }
+        let counters = &mut self.port_mut(from).counters;
+        counters.packets_in += packets;
+        counters.super_packets_in += super_packets;
+        counters.bytes_in += bytes;
+        bytes
     }
 
     /// Removes stations whose ageing time is over.
@@ -265,15 +266,6 @@ impl Switch {
             port: PortId(entry.port),
             is_static: entry.is_static,
         })
-    }
-
-    /// Counts a received packet and records its ingress port in it.
-    fn count_in(&mut self, from: PortId, packet: &mut Packet) {
-        packet.set_ingress(Some(from.0.into()));
-        let counters = &mut self.port_mut(from).counters;
-        counters.packets_in += 1;
-        counters.bytes_in += packet.len() as u64;
-        counters.super_packets_in += u64::from(packet.offload().gso.is_some());
     }
 
     fn act(

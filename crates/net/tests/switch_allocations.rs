@@ -45,7 +45,7 @@ struct Sink {
 }
 
 impl Egress for Sink {
-    fn transmit(&mut self, _port: PortId, burst: &mut Burst) {
+    fn transmit(&mut self, _: PortId, burst: &mut Burst, _: &mut Context<'_>) {
         for _ in 0..burst.len().div_ceil(2) {
             drop(burst.pop());
             self.packets += 1;

@@ -1,6 +1,7 @@
 //! A burst: up to [`BURST_MAX`] packets that one call moves, first in, first out.
 
-use crate::packet::{Dropping, Packet};
+use crate::packet::{Dropping, Packet, PacketPool};
+use crate::pool::Memory;
 
 /// Most packets of one burst: enough to amortise the cost of a call, few enough to stay in the
 /// cache.
@@ -99,7 +100,16 @@ impl Burst {
 
     /// The packets, first to last.
     pub fn iter(&self) -> impl Iterator<Item = &Packet> + Clone {
-        self.packets[self.head..self.tail].iter().flatten()
+        self.iter_from(0)
+    }
+
+    /// The packets after the first `count`.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[inline]
+    pub fn iter_from(&self, count: usize) -> impl Iterator<Item = &Packet> + Clone {
+        self.packets[self.head..self.tail][count..].iter().flatten()
     }
 
     /// Prefetches the first line of each packet, as [`Packet::prefetch`] does.
@@ -138,6 +148,62 @@ impl Burst {
     /// The packets, first to last, mutable.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Packet> {
         self.packets[self.head..self.tail].iter_mut().flatten()
+    }
+
+    /// Appends up to `count` empty packets of a pool, as many as there is room for. Returns their
+    /// number: the last ones, which the caller fills, or takes away again with
+    /// [`shrink`](Self::shrink).
+    #[inline]
+    pub fn grow(&mut self, packets: &mut PacketPool, count: usize) -> usize {
+        let count = count.min(self.room());
+        let mut places = self.packets[self.tail..].iter_mut();
+        let grown = packets.take_all(count, |packet| {
+            *places.next().expect("there is room for this many") = Some(packet);
+        });
+        self.tail += grown;
+        grown
+    }
+
+    /// Drops the last `count` packets. Those of `packets` go back without an atomic operation.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn shrink(&mut self, packets: &mut PacketPool, count: usize) {
+        assert!(count <= self.len());
+        if count == 0 {
+            return;
+        }
+        let mut dropping = Dropping::default();
+        for place in &mut self.packets[self.tail - count..self.tail] {
+            place.take().into_iter().for_each(|packet| dropping.add_to(packets, packet));
+        }
+        self.tail -= count;
+        self.taken(0);
+    }
+
+    /// The last `count` packets, first to last, mutable.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[inline]
+    pub fn last_mut(&mut self, count: usize) -> impl Iterator<Item = &mut Packet> {
+        assert!(count <= self.len());
+        self.packets[self.tail - count..self.tail].iter_mut().flatten()
+    }
+
+    /// Drops the first `count` packets like [`drop_front`](Self::drop_front). Handles and frames of
+    /// `memory`, whose owner calls this, go back without an atomic operation.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn drop_front_to(&mut self, count: usize, memory: &mut Memory) {
+        let mut dropping = Dropping::default();
+        for packet in &mut self.packets_mut()[..count] {
+            let packet = packet.take();
+            packet.into_iter().for_each(|packet| dropping.add_to(&mut memory.packets, packet));
+        }
+        dropping.end(|frames| memory.absorb(frames));
+        self.taken(count);
     }
 
     /// Drops all packets.

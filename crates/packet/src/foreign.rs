@@ -66,6 +66,22 @@ pub fn prefetch_write(at: *const u8, len: usize) {
     each_line(at, len, prefetch_line_write);
 }
 
+/// Prefetches the cache lines of the first and of the last byte of up to 128 bytes, which are read
+/// soon. Any address is allowed.
+#[inline]
+pub fn prefetch_ends_read(at: *const u8, len: usize) {
+    prefetch_line_read(at);
+    prefetch_line_read(at.wrapping_add(len.saturating_sub(1)));
+}
+
+/// Prefetches the cache lines of the first and of the last byte of up to 128 bytes, which are
+/// written soon. Any address is allowed.
+#[inline]
+pub fn prefetch_ends_write(at: *const u8, len: usize) {
+    prefetch_line_write(at);
+    prefetch_line_write(at.wrapping_add(len.saturating_sub(1)));
+}
+
 /// Defines a function that prefetches one cache line with an instruction of the processor.
 macro_rules! line_hint {
     ($(#[$doc:meta])* $visibility:vis $name:ident, $instruction:literal) => {
@@ -150,15 +166,15 @@ fn is_slow_as_string(from: *const u8, to: *mut u8) -> bool {
     SLOW_DISTANCES.contains(&(to.addr().wrapping_sub(from.addr()) % PAGE_BYTES))
 }
 
-/// Copies eight bytes and four: a load of the same size as an earlier store can take its data
-/// before the store is complete. Other loads would wait for all earlier stores, such as those of a
-/// packet to memory that is in no cache.
+/// Copies the twelve bytes of a virtio-net header, as [`copy`] does: eight bytes and four. A load
+/// of the same size as an earlier store can take its data before the store is complete. Other loads
+/// would wait for all earlier stores, such as those of a packet to memory that is in no cache.
 ///
 /// # Safety
 /// `from` is valid for reads and `to` for writes of twelve bytes.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
-unsafe fn copy_virtio_header(from: *const u8, to: *mut u8) {
+pub unsafe fn copy_virtio_header(from: *const u8, to: *mut u8) {
     // SAFETY: reads and writes eight bytes at 0 and four at 8, which the caller guarantees; the
     // instructions need no alignment and touch no other state.
     unsafe {
@@ -174,6 +190,16 @@ unsafe fn copy_virtio_header(from: *const u8, to: *mut u8) {
             options(nostack, preserves_flags),
         );
     }
+}
+
+/// Copies the twelve bytes of a virtio-net header, as [`copy`] does.
+///
+/// # Safety
+/// `from` is valid for reads and `to` for writes of twelve bytes.
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+pub unsafe fn copy_virtio_header(from: *const u8, to: *mut u8) {
+    // SAFETY: the caller guarantees the ranges.
+    unsafe { copy(from, to, VIRTIO_HEADER_BYTES) };
 }
 
 /// Copies the first eight bytes and the last eight, which may overlap.

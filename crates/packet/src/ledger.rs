@@ -31,7 +31,8 @@ pub enum Site {
     Checksum,
     /// Bytes copied into a guest's receive buffers.
     Guest,
-    /// Frames of a guest that are not lent: small ones, and those above the limit of loans.
+    /// Frames of a guest or an uplink that are not lent: small ones, and those above the limit of
+    /// loans.
     GuestSmall,
     /// Lent memory copied into frames at a switch that is configured not to share it.
     Orphan,

@@ -26,7 +26,7 @@ mod copies;
 mod parts;
 
 use crate::foreign::{LINE_BYTES, prefetch_line_read, prefetch_line_write};
-use crate::loan::{Leaving, Piece};
+use crate::loan::{Leaving, Loan, Piece};
 use crate::offload::Offload;
 use crate::segmentation::Segmentation;
 use crate::slab::{self, Returning, Slab, Slot};
@@ -135,6 +135,13 @@ impl PacketPool {
     /// Takes an empty packet. `None` if all are out.
     pub fn take(&mut self) -> Option<Packet> {
         Some(Packet { slot: self.slab.take()? })
+    }
+
+    /// Takes up to `count` empty packets, and passes each to `each`. Returns their number; all
+    /// others are out.
+    #[inline]
+    pub(crate) fn take_all(&mut self, count: usize, mut each: impl FnMut(Packet)) -> usize {
+        self.slab.take_all(count, |slot| each(Packet { slot }))
     }
 
     /// Packets that can be taken, at least. Collects returned packets.
@@ -554,6 +561,25 @@ impl Dropping {
         // SAFETY: this handle was the one holder and is not dropped; the body is empty for the next
         // use.
         unsafe { self.handles.add(packet.slot) };
+    }
+
+    /// Drops a packet like [`add`](Self::add). If it is one of `packets`, whose owner calls this,
+    /// it goes back at once and without an atomic operation.
+    pub(crate) fn add_to(&mut self, packets: &mut PacketPool, packet: Packet) {
+        let mut packet = ManuallyDrop::new(packet);
+        packet.empty(|piece| self.pieces.add(piece));
+        // SAFETY: this handle was the one holder and is not dropped; the body is empty for the next
+        // use.
+        if !unsafe { packets.slab.put(packet.slot) } {
+            // SAFETY: the slot is out still, as `put` returned false.
+            unsafe { self.handles.add(packet.slot) };
+        }
+    }
+
+    /// Releases the pieces. Frames that become free are left to `frames`, which takes those of its
+    /// own pools.
+    pub(crate) fn end(mut self, frames: impl FnOnce(&mut Returning<Loan>)) {
+        frames(self.pieces.end());
     }
 }
 

@@ -19,6 +19,7 @@ use crate::packet::{Packet, PacketPool};
 use crate::region::{FRAME_ALIGN, Region};
 use crate::slab::{Returning, Slab, Slot};
 use crate::sync::{Ordering, UnsafeCell};
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::fmt;
 use core::ops::{Deref, DerefMut, Range};
@@ -52,12 +53,44 @@ impl Pool {
     /// If `frame_bytes` is zero, is not a multiple of 64, or is 4 GiB or more.
     pub fn try_new(count: usize, frame_bytes: usize) -> Option<Self> {
         assert!(frame_bytes > 0 && frame_bytes.is_multiple_of(FRAME_ALIGN));
+        let region = Region::try_new(count.checked_mul(frame_bytes)?)?;
+        // SAFETY: the region has this size, is new, and keeps its own memory.
+        unsafe { Self::in_region(region, count, frame_bytes) }
+    }
+
+    /// A pool of `count` frames of `frame_bytes` each, a multiple of 64, in memory that starts at
+    /// `base`. Drops `keeper` after the last piece of a frame. `None` if there is not enough memory
+    /// for the descriptors.
+    ///
+    /// # Panics
+    /// If `frame_bytes` is zero, is not a multiple of 64, or is 4 GiB or more, or if `base` is not
+    /// a multiple of 64.
+    ///
+    /// # Safety
+    /// While `keeper` lives, `count * frame_bytes` bytes from `base` on are initialised, valid for
+    /// reads and writes, and reached only through frames of this pool and their pieces. The holder
+    /// of a frame may let the kernel write it for as long as no reference to its bytes exists.
+    pub unsafe fn over(
+        base: NonNull<u8>,
+        count: usize,
+        frame_bytes: usize,
+        keeper: Box<dyn Send + Sync>,
+    ) -> Option<Self> {
+        assert!(base.addr().get().is_multiple_of(FRAME_ALIGN));
+        assert!(frame_bytes > 0 && frame_bytes.is_multiple_of(FRAME_ALIGN));
+        // SAFETY: the caller guarantees the size, and that `keeper` keeps the memory.
+        unsafe { Self::in_region(Region::kept(base, keeper), count, frame_bytes) }
+    }
+
+    /// # Safety
+    /// The region has `count` frames of `frame_bytes`, which no one else uses.
+    unsafe fn in_region(region: Region, count: usize, frame_bytes: usize) -> Option<Self> {
         let capacity = u32::try_from(frame_bytes).expect("a frame is smaller than 4 GiB");
-        let region = Arc::new(Region::try_new(count.checked_mul(frame_bytes)?)?);
+        let region = Arc::new(region);
         let memory = region.clone();
         let slab = Slab::try_new(count, move |index| {
             let loan = Loan::free();
-            // SAFETY: frame `index` lies within the region.
+            // SAFETY: frame `index` lies within the region, by this function's contract.
             let base = unsafe { memory.first_frame().add(index * frame_bytes) };
             let extent = UnsafeCell::new(Extent { base, capacity, kind: Kind::Frame });
             Loan { extent, owner: UnsafeCell::new(Owner::Pool(memory.clone())), ..loan }
@@ -305,6 +338,13 @@ impl Memory {
     pub fn collect(&mut self) {
         self.small.slab.collect();
         self.large.slab.collect();
+    }
+
+    /// Takes back frames of these pools, on the owner's thread.
+    #[inline]
+    pub(crate) fn absorb(&mut self, frames: &mut Returning<Loan>) {
+        self.small.slab.absorb(frames);
+        self.large.slab.absorb(frames);
     }
 
     /// True if [`Memory::free_share`] is at least `share`. Collects returned frames only if there

@@ -1,7 +1,9 @@
-//! The memory of a pool: one zeroed allocation, freed after its last frame.
+//! The memory of a pool: one zeroed allocation, or memory of the pool's maker. Freed after its last
+//! frame.
 #![allow(unsafe_code)]
 
 use alloc::alloc::{Layout, alloc_zeroed, dealloc};
+use alloc::boxed::Box;
 use core::ptr::NonNull;
 
 /// Alignment of frames, so that no two share a cache line.
@@ -10,12 +12,20 @@ pub(crate) const FRAME_ALIGN: usize = 64;
 /// Memory of a pool. The pool and every loan of one of its frames keep it alive.
 pub(crate) struct Region {
     memory: NonNull<u8>,
-    layout: Layout,
+    origin: Origin,
+}
+
+/// What happens to the memory after the last user.
+enum Origin {
+    /// It is freed.
+    Allocated(Layout),
+    /// Its keeper is dropped.
+    Kept { _keeper: Box<dyn Send + Sync> },
 }
 
 // SAFETY: this is plain memory; frames and pieces decide which thread may access which part.
 unsafe impl Send for Region {}
-// SAFETY: shared access only reads the address and the layout, which never change.
+// SAFETY: shared access only reads the address, which never changes.
 unsafe impl Sync for Region {}
 
 impl Region {
@@ -26,21 +36,30 @@ impl Region {
         let layout = Layout::from_size_align(bytes.max(1).checked_add(FRAME_ALIGN)?, 8).ok()?;
         // SAFETY: the size is not zero.
         let memory = unsafe { alloc_zeroed(layout) };
-        Some(Self { memory: NonNull::new(memory)?, layout })
+        Some(Self { memory: NonNull::new(memory)?, origin: Origin::Allocated(layout) })
+    }
+
+    /// Takes over memory that starts at `memory`, a multiple of [`FRAME_ALIGN`], and stays valid
+    /// while `keeper` lives.
+    pub(crate) fn kept(memory: NonNull<u8>, keeper: Box<dyn Send + Sync>) -> Self {
+        Self { memory, origin: Origin::Kept { _keeper: keeper } }
     }
 
     /// Address of the first frame, a multiple of [`FRAME_ALIGN`].
     pub(crate) fn first_frame(&self) -> NonNull<u8> {
         let skip = self.memory.as_ptr().align_offset(FRAME_ALIGN);
         assert!(skip < FRAME_ALIGN);
-        // SAFETY: the allocation is `FRAME_ALIGN` bytes longer than the frames need.
+        // SAFETY: an allocation is `FRAME_ALIGN` bytes longer than the frames need, and nothing is
+        // skipped in other memory, because it starts at a multiple of that.
         unsafe { self.memory.add(skip) }
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: `try_new` allocated the memory with this layout, and the last user is gone.
-        unsafe { dealloc(self.memory.as_ptr(), self.layout) };
+        if let Origin::Allocated(layout) = self.origin {
+            // SAFETY: `try_new` allocated the memory with this layout, and the last user is gone.
+            unsafe { dealloc(self.memory.as_ptr(), layout) };
+        }
     }
 }

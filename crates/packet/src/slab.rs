@@ -17,6 +17,11 @@
 //! slots, and the owner moves a list that it has taken to its stack at once: it then knows which
 //! slots are next and prefetches their first lines.
 //!
+//! The owner itself gives slots back without that list: [`Slab::put`] and [`Slab::absorb`] move
+//! them to the stack directly. Both need `&mut Slab`, which only the owner has, so they use no
+//! atomic read-modify-write. A thread cannot find out by itself that it is the owner: the slab may
+//! move to another thread between such a check and the push.
+//!
 //! Dropping the owner closes the list. Slots that are still out keep the storage alive: `left`
 //! counts them, and the thread that brings it to zero frees the storage. A thread that finds the
 //! list closed subtracts its slots, possibly before the owner has added the number of slots out.
@@ -146,6 +151,57 @@ impl<T> Slab<T> {
             prefetch_line_write(later.as_ptr().cast());
         }
         Some(self.shared().place(index))
+    }
+
+    /// Takes up to `count` slots, and passes each to `each`. Returns their number; all others are
+    /// out.
+    #[inline]
+    pub fn take_all(&mut self, count: usize, mut each: impl FnMut(NonNull<Slot<T>>)) -> usize {
+        if self.recycled.len() < count {
+            self.collect();
+        }
+        let kept = self.recycled.len().saturating_sub(count);
+        // SAFETY: the storage is freed only after closing, and only our own drop closes.
+        let shared = unsafe { self.shared.as_ref() };
+        let warm = self.recycled.len() - kept;
+        self.recycled.drain(kept..).rev().for_each(|index| each(shared.place(index)));
+        if kept > 0 {
+            // Those that are taken next.
+            for &later in &self.recycled[kept.saturating_sub(SLOTS_AHEAD)..] {
+                prefetch_line_write(shared.place(later).as_ptr().cast());
+            }
+        }
+        let fresh = core::iter::from_fn(|| self.take_fresh()).take(count - warm);
+        warm + fresh.map(each).count()
+    }
+
+    /// Gives back a slot of this slab, on the owner's thread. False, without an effect, if the slot
+    /// belongs to another slab.
+    ///
+    /// # Safety
+    /// `slot` was taken from a slab. If this returns true the caller does not use it afterwards,
+    /// and does not give it back again.
+    #[inline]
+    pub unsafe fn put(&mut self, slot: NonNull<Slot<T>>) -> bool {
+        // SAFETY: the caller guarantees that the slot is out, so its storage is valid.
+        let &Slot { home, index, .. } = unsafe { slot.as_ref() };
+        if home != self.shared {
+            return false;
+        }
+        self.recycled.push(index);
+        true
+    }
+
+    /// Takes back slots that were added to `together`, if they belong to this slab.
+    #[inline]
+    pub fn absorb(&mut self, together: &mut Returning<T>) {
+        let Some(run) = together.run.take_if(|run| run.home == self.shared) else { return };
+        // The last one added is on top of the stack, as after `collect_returned`.
+        let before = self.recycled.len();
+        // SAFETY: the storage is freed only after closing, and only our own drop closes.
+        let shared = unsafe { self.shared.as_ref() };
+        self.recycled.extend(shared.list(run.first).take(run.count as usize));
+        self.recycled[before..].reverse();
     }
 
     /// Takes a slot that was never taken.
@@ -468,6 +524,41 @@ mod tests {
             // SAFETY: out, given back once.
             unsafe { give_back(slot) };
         }
+    }
+
+    /// Goal: slots that the owner gives back itself are taken like others, the last one first;
+    /// those of another slab are left to their own.
+    #[test]
+    fn the_owner_gives_back_without_the_list() {
+        let (mut slab, mut other) = (Slab::new(4, |index| index), Slab::new(4, |index| index));
+        let mut taken = Vec::new();
+        assert_eq!(slab.take_all(9, |slot| taken.push(slot)), 4, "no more than there are");
+        let strange = other.take().expect("free");
+        // SAFETY: out, and left out by this call.
+        assert!(!unsafe { slab.put(strange) });
+        let mut together = Returning::new();
+        for slot in [taken[0], taken[3]] {
+            // SAFETY: out, given back once.
+            unsafe { together.add(slot) };
+        }
+        other.absorb(&mut together);
+        assert_eq!(slab.out_count(), 4, "not of this slab");
+        slab.absorb(&mut together);
+        drop(together);
+        // SAFETY: out, given back once.
+        assert!(unsafe { slab.put(taken[1]) });
+        assert_eq!((slab.out_count(), slab.free_at_least()), (1, 3));
+        let mut again = Vec::new();
+        // SAFETY: the slots are out.
+        let index = |slot: NonNull<Slot<usize>>| *unsafe { slot.as_ref() }.value();
+        assert_eq!(slab.take_all(2, |slot| again.push(index(slot))), 2);
+        assert_eq!(slab.take_all(2, |slot| again.push(index(slot))), 1);
+        assert_eq!(again, [1, 3, 0]);
+        for slot in taken.into_iter().chain([strange]) {
+            // SAFETY: out, given back once.
+            unsafe { give_back(slot) };
+        }
+        assert_eq!((slab.free_count(), other.free_count()), (4, 4));
     }
 
     /// Regression: slots that came back while others were in the free list did not count.

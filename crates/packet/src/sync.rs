@@ -1,9 +1,12 @@
 //! The only importer of atomics: from `core` in a normal build, from loom's model with `--cfg
 //! loom`. Cells and counted references that loom checks come from here, too.
 
+#[cfg(loom)]
+pub use all_threads::pass as light_fence;
 #[cfg(not(loom))]
 pub use alloc::sync::Arc;
-pub use core::sync::atomic::compiler_fence;
+#[cfg(not(loom))]
+use core::sync::atomic::compiler_fence;
 #[cfg(not(loom))]
 pub use core::sync::atomic::{
     AtomicBool, AtomicIsize, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize,
@@ -18,6 +21,62 @@ pub use loom::sync::atomic::{
     AtomicBool, AtomicIsize, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize,
     Ordering, fence,
 };
+
+/// The light side of a barrier that another thread makes for all threads: prevents the compiler
+/// from reordering this thread's accesses, and costs nothing else.
+#[cfg(not(loom))]
+#[inline(always)]
+pub fn light_fence() {
+    compiler_fence(Ordering::SeqCst);
+}
+
+/// A model of the barrier of all threads (`membarrier`), which loom does not have.
+///
+/// Between the begin and the end of such a barrier, every other thread executes a full fence at one
+/// point of its program. The model has one other thread. It [`pass`]es the points where the place
+/// of the fence makes a difference, and executes the fence there if a barrier has begun. Only these
+/// fences order anything: the words that announce them are relaxed.
+#[cfg(loom)]
+pub mod all_threads {
+    use super::{AtomicU32, Ordering, fence};
+
+    loom::lazy_static! {
+        /// Barriers begun.
+        static ref BEGUN: AtomicU32 = AtomicU32::new(0);
+        /// Barriers for which the other thread has executed its fence; all while it does not run.
+        static ref PASSED: AtomicU32 = AtomicU32::new(u32::MAX);
+    }
+
+    /// The other thread is about to be started.
+    pub fn enter() {
+        PASSED.store(BEGUN.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// A point at which a barrier may take effect on the other thread, which calls this.
+    pub fn pass() {
+        let begun = BEGUN.load(Ordering::Relaxed);
+        if PASSED.load(Ordering::Relaxed) < begun {
+            fence(Ordering::SeqCst);
+            PASSED.store(begun, Ordering::Relaxed);
+        }
+    }
+
+    /// The other thread, which calls this, has done its last access.
+    pub fn leave() {
+        fence(Ordering::SeqCst);
+        PASSED.store(u32::MAX, Ordering::Relaxed);
+    }
+
+    /// Makes a barrier.
+    pub fn make() {
+        fence(Ordering::SeqCst);
+        let wanted = BEGUN.fetch_add(1, Ordering::Relaxed) + 1;
+        while PASSED.load(Ordering::Relaxed) < wanted {
+            loom::thread::yield_now();
+        }
+        fence(Ordering::SeqCst);
+    }
+}
 
 /// A cell whose content is accessed by address. Loom's cell has the same calls and detects data
 /// races.

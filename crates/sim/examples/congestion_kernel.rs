@@ -1,13 +1,17 @@
 //! Congestion controllers of the kernel of this machine and of this project's stack on one path, in
 //! real time: `cargo run --release -p towpath-sim --example congestion_kernel -- SENDER KIND LOSS
-//! RTT QUEUE FLOWS SECONDS`.
+//! RTT QUEUE FLOWS SECONDS [APART [SEGMENTS]]`.
 //!
 //! SENDER is `linux` or `towpath`, KIND the name of a controller, LOSS in percent, RTT in
-//! milliseconds, QUEUE in percent of the bandwidth-delay product. The path is that of `--example
-//! congestion`: links of the simulation, which run by the clock here. At its end is the kernel of
-//! this machine in a network namespace, behind a TAP device without offloads; at its beginning the
-//! kernel in another namespace, or a stack in this process. Needs root. On a busy machine run it
-//! under `chrt -f 50`: delays of milliseconds falsify the path.
+//! milliseconds, QUEUE in percent of the bandwidth-delay product, APART the seconds between the
+//! beginnings of flows. The path is that of `--example congestion`: links of the simulation, which
+//! run by the clock here. At its end is the kernel of this machine in a network namespace, behind a
+//! TAP device without offloads; at its beginning the kernel in another namespace, or a stack in
+//! this process. Needs root. On a busy machine run it under `chrt -f 50`: delays of milliseconds
+//! falsify the path.
+//!
+//! SEGMENTS is the most segments of which the kernel makes one packet (`gso_max_segs`), one by
+//! default: then each frame leaves alone. A stack has no such bound, nor has a kernel with 65535.
 //!
 //! Prints `SENDER KIND LOSS RTT QUEUE FLOWS MBIT WAITED SHARE DROPPED`: Mbit/s of all flows, the
 //! mean time that frames waited in the queue in milliseconds, the share of the fastest flow in
@@ -31,8 +35,8 @@ use towpath_net::time::Instant;
 use towpath_packet::sync::{AtomicU64, Ordering};
 use towpath_packet::{Burst, Caps, Context, Device, Ledger, Memory, MemoryConfig};
 use towpath_sim::contest::{self, Path};
-use towpath_sim::host::{Host, received};
-use towpath_sim::link::{Frame, Link};
+use towpath_sim::host::Host;
+use towpath_sim::link::{Frame, Link, received};
 use towpath_sim::oracle;
 use towpath_sim::scenario::{config, endpoint};
 use towpath_sim::seed::Rng;
@@ -58,9 +62,11 @@ type Failure = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = env::args().skip(1).collect();
-    let [sender, kind, loss, rtt, queue, flows, seconds] = &arguments[..] else {
-        return Err("expected SENDER KIND LOSS RTT QUEUE FLOWS SECONDS".into());
+    let [sender, kind, loss, rtt, queue, flows, seconds, more @ ..] = &arguments[..] else {
+        return Err("expected SENDER KIND LOSS RTT QUEUE FLOWS SECONDS [APART [SEGMENTS]]".into());
     };
+    let apart = Duration::from_secs(more.first().map_or(Ok(0), |text| text.parse())?);
+    let segments: u16 = more.get(1).map_or(Ok(1), |text| text.parse())?;
     let milliseconds: u64 = rtt.parse()?;
     let path = Path {
         rate: RATES[usize::from(milliseconds >= LONG)],
@@ -71,13 +77,13 @@ fn main() -> Result<(), Failure> {
     let flows: usize = flows.parse()?;
     let kind = Kind::from_name(kind).ok_or("unknown controller")?;
     let read: Arc<Vec<AtomicU64>> = Arc::new((0..flows).map(|_| AtomicU64::new(0)).collect());
-    let far = enter(1, {
+    let far = enter(1, segments, {
         let read = read.clone();
         move || receive(&read)
     })?;
     let near = match &sender[..] {
-        "linux" => Near::Kernel(Box::new(enter(0, move || send(kind, flows))?)),
-        "towpath" => Near::Stack(Box::new(stack()), kind, flows),
+        "linux" => Near::Kernel(Box::new(enter(0, segments, move || send(kind, flows, apart))?)),
+        "towpath" => Near::Stack(Box::new(stack()), kind, flows, apart),
         other => return Err(format!("unknown sender '{other}'").into()),
     };
     let from = BEGIN + Duration::from_secs(if flows > 1 { SHARE_FROM } else { 0 });
@@ -105,7 +111,7 @@ struct Kernel {
 /// The beginning of the path.
 enum Near {
     Kernel(Box<Kernel>),
-    Stack(Box<Host>, Kind, usize),
+    Stack(Box<Host>, Kind, usize, Duration),
 }
 
 impl Kernel {
@@ -188,10 +194,10 @@ fn run(
                 kernel.read(&mut there, &mut rng, now)?;
                 kernel.write(&mut back, now)?;
             }
-            Near::Stack(host, kind, flows) => {
+            Near::Stack(host, kind, flows, apart) => {
                 let begun = host.flows.len();
                 // The far side listens by then.
-                if begun < *flows && elapsed > BEGIN {
+                if begun < *flows && elapsed > BEGIN + *apart * begun as u32 {
                     contest::begin(host, begun, *kind, now);
                 }
                 let mut busy = true;
@@ -215,10 +221,14 @@ fn run(
 }
 
 /// Starts a thread in a new namespace with one end of the path, which then runs `work`.
-fn enter(index: usize, work: impl FnOnce() + Send + 'static) -> Result<Kernel, Failure> {
+fn enter(
+    index: usize,
+    segments: u16,
+    work: impl FnOnce() + Send + 'static,
+) -> Result<Kernel, Failure> {
     let (give, take): (Sender<Result<Tap, String>>, Receiver<_>) = channel();
     thread::spawn(move || {
-        let made = namespace(index).map_err(|error| error.to_string());
+        let made = namespace(index, segments).map_err(|error| error.to_string());
         let works = made.is_ok();
         let _ = give.send(made);
         if works {
@@ -228,7 +238,7 @@ fn enter(index: usize, work: impl FnOnce() + Send + 'static) -> Result<Kernel, F
     Kernel::new(take.recv()??)
 }
 
-fn namespace(index: usize) -> Result<Tap, Failure> {
+fn namespace(index: usize, segments: u16) -> Result<Tap, Failure> {
     unshare(CloneFlags::CLONE_NEWNET)?;
     let tap = Tap::create("tap0")?;
     let [address, gateway] = [index, 1 - index].map(|index| endpoint(index, false, 0).ip());
@@ -246,8 +256,8 @@ fn namespace(index: usize) -> Result<Tap, Failure> {
     for (name, value) in SYSCTLS {
         fs::write(format!("/proc/sys/net/ipv4/{name}"), value)?;
     }
-    // Each frame is one segment on this path.
-    let ip = ["link", "set", "tap0", "gso_max_segs", "1"];
+    let segments = segments.to_string();
+    let ip = ["link", "set", "tap0", "gso_max_segs", &segments];
     Command::new("ip").args(ip).stdout(Stdio::null()).status()?;
     Ok(tap)
 }
@@ -270,11 +280,11 @@ fn receive(read: &Arc<Vec<AtomicU64>>) {
     thread::park();
 }
 
-/// Sends all flows, which begin together.
-fn send(kind: Kind, flows: usize) {
-    // The far side listens by then.
-    thread::sleep(BEGIN);
+/// Sends all flows, which begin `apart`.
+fn send(kind: Kind, flows: usize, apart: Duration) {
     for index in 0..flows {
+        // The far side listens by then.
+        thread::sleep(if index == 0 { BEGIN } else { apart });
         thread::spawn(move || {
             let Ok(mut stream) = TcpStream::connect(far_end(index)) else { return };
             if let Err(error) = rustix::net::sockopt::set_tcp_congestion(&stream, kind.name()) {

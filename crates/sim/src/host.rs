@@ -1,14 +1,14 @@
 //! A host: a stack, its memory and its applications.
 
 use crate::flow::{Flow, Plan};
-use crate::link::Link;
+use crate::link::{Link, received};
 use crate::seed::Rng;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use towpath_net::stack::{Config, ConnectError, Context, Stack, TcpHandle};
 use towpath_net::tcp::{Connection, Events};
 use towpath_net::time::Instant;
-use towpath_packet::{Burst, Caps, Ledger, Loans, Memory, MemoryConfig, Packet};
+use towpath_packet::{Burst, Caps, Ledger, Loans, Memory, MemoryConfig};
 
 /// Most loans of application memory at a time.
 const LOANS_MAX: usize = 4096;
@@ -199,21 +199,4 @@ impl Host {
 /// Number of the stream from `source` to `destination`.
 fn stream(source: SocketAddr, destination: SocketAddr) -> u64 {
     u64::from(source.port()) << 16 | u64::from(destination.port())
-}
-
-/// Stores a frame as a device does: in a small frame first, then in large ones. `None` without
-/// memory.
-pub fn received(bytes: &[u8], memory: &mut Memory) -> Option<Packet> {
-    let mut packet = memory.packet()?;
-    let mut rest = bytes;
-    let mut pool = &mut memory.small;
-    while !rest.is_empty() {
-        let mut frame = pool.take()?;
-        let count = rest.len().min(frame.len());
-        frame[..count].copy_from_slice(&rest[..count]);
-        packet.push_piece(frame.freeze(count)).expect("a frame has few pieces");
-        rest = &rest[count..];
-        pool = &mut memory.large;
-    }
-    Some(packet)
 }

@@ -238,7 +238,7 @@ struct Cables<'a> {
 }
 
 impl Egress for Cables<'_> {
-    fn transmit(&mut self, port: PortId, burst: &mut Burst) {
+    fn transmit(&mut self, port: PortId, burst: &mut Burst, _: &mut Context<'_>) {
         let index = self.ids.iter().position(|&id| id == port).expect("each port has a cable");
         while let Some(packet) = burst.pop() {
             let frame = Frame { bytes: oracle::flatten(&packet), offload: *packet.offload() };

@@ -6,6 +6,11 @@
 //! super-packets, offload fields in a virtio-net header, and no bit errors, because packets without
 //! a checksum could not detect them.
 //!
+//! A link carries bytes ([`Frame`]), as a cable does, or live packets ([`Live`]), whose pieces keep
+//! their loans until the packet is lost or received: the lender has its memory back no earlier. A
+//! live packet that arrives with other bytes than it was sent with is a [problem](Link::problem).
+//! Its bytes belong to a lender, so the link does not damage them.
+//!
 //! Faults are drawn in the same order for each frame: queue, loss, burst loss, corruption,
 //! duplication, delay. Counters account for every frame: `offered + duplicated = delivered +
 //! lost()` when the link is empty.
@@ -14,11 +19,12 @@ use crate::oracle;
 use crate::seed::{Ppm, Rng};
 use crate::trace;
 use std::collections::BTreeMap;
+use towpath_net::fragment::into_received;
 use towpath_net::gso::{self, Checksums, SegmentError};
 use towpath_net::time::{Duration, Instant};
 use towpath_net::wire::ethernet;
 use towpath_net::wire::headers::Headers;
-use towpath_packet::{Ledger, Memory, Offload, Packet, VirtioHeader};
+use towpath_packet::{Ledger, Memory, Offload, Packet, PacketPool, VirtioHeader};
 
 /// What a link carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +122,31 @@ impl LinkCounters {
     }
 }
 
-/// A frame in flight.
+/// What a link carries.
+pub trait Freight: Sized {
+    /// Loads a packet that fits the medium.
+    fn load(packet: Packet, medium: Medium) -> Self;
+
+    /// All bytes as they were sent.
+    fn bytes(&self) -> &[u8];
+
+    /// Offload fields; empty on a wire.
+    fn offload(&self) -> &Offload;
+
+    /// Another one like it. `None` without memory.
+    fn duplicate(&self, packets: &mut PacketPool) -> Option<Self>;
+
+    /// Damages one byte.
+    fn damage(&mut self, rng: &mut Rng);
+
+    /// Checks that the bytes are those that were sent.
+    fn check(&self) -> Result<(), String>;
+
+    /// The packet as a device receives it. `None` without memory.
+    fn unload(self, memory: &mut Memory) -> Option<Packet>;
+}
+
+/// The bytes of a packet in flight.
 #[derive(Clone, Debug)]
 pub struct Frame {
     /// All its bytes.
@@ -125,14 +155,108 @@ pub struct Frame {
     pub offload: Offload,
 }
 
+impl Freight for Frame {
+    fn load(packet: Packet, medium: Medium) -> Self {
+        let offload = match medium {
+            Medium::Wire => Offload::default(),
+            // Passes the fields through a real device's header.
+            Medium::Tap => VirtioHeader::encode(packet.offload(), packet.headers().len())
+                .decode()
+                .expect("a stack makes valid headers"),
+        };
+        Self { bytes: oracle::flatten(&packet), offload }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn offload(&self) -> &Offload {
+        &self.offload
+    }
+
+    fn duplicate(&self, _packets: &mut PacketPool) -> Option<Self> {
+        Some(self.clone())
+    }
+
+    fn damage(&mut self, rng: &mut Rng) {
+        corrupt(&mut self.bytes, rng);
+    }
+
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn unload(self, memory: &mut Memory) -> Option<Packet> {
+        let mut packet = received(&self.bytes, memory)?;
+        packet.set_offload(self.offload);
+        Some(packet)
+    }
+}
+
+/// A packet in flight, with its pieces.
+#[derive(Debug)]
+pub struct Live {
+    packet: Packet,
+    /// Its bytes when it was sent.
+    sent: Vec<u8>,
+}
+
+impl Live {
+    /// The packet.
+    pub fn packet(&self) -> &Packet {
+        &self.packet
+    }
+
+    /// Takes the packet off the link as it is.
+    pub fn into_packet(self) -> Packet {
+        self.packet
+    }
+}
+
+impl Freight for Live {
+    fn load(packet: Packet, _medium: Medium) -> Self {
+        let sent = oracle::flatten(&packet);
+        Self { packet, sent }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.sent
+    }
+
+    fn offload(&self) -> &Offload {
+        self.packet.offload()
+    }
+
+    fn duplicate(&self, packets: &mut PacketPool) -> Option<Self> {
+        Some(Self { packet: self.packet.share(packets)?, sent: self.sent.clone() })
+    }
+
+    fn damage(&mut self, _rng: &mut Rng) {
+        unreachable!("the bytes of a live packet belong to a lender");
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let now = oracle::flatten(&self.packet);
+        match now.iter().zip(&self.sent).position(|(now, sent)| now != sent) {
+            Some(at) => Err(format!("byte {at} of {} changed in flight", now.len())),
+            None => Ok(()),
+        }
+    }
+
+    fn unload(self, memory: &mut Memory) -> Option<Packet> {
+        into_received(self.packet, memory).ok()
+    }
+}
+
 /// One direction of a link.
-pub struct Link {
+pub struct Link<F = Frame> {
     /// Properties, which may be changed at any time.
     pub config: LinkConfig,
     /// Drops all frames.
     pub cut: bool,
     counters: LinkCounters,
-    flying: BTreeMap<(Instant, u64), Frame>,
+    flying: BTreeMap<(Instant, u64), F>,
     number: u64,
     busy_until: Instant,
     last_arrival: Instant,
@@ -142,7 +266,7 @@ pub struct Link {
     trace: bool,
 }
 
-impl Link {
+impl<F: Freight> Link<F> {
     /// Makes an empty link.
     pub fn new(config: LinkConfig) -> Self {
         assert!(config.medium == Medium::Wire || config.corrupt == 0, "see the module text");
@@ -165,9 +289,14 @@ impl Link {
         self.counters
     }
 
-    /// The first error of a frame on the wire.
+    /// The first error of a frame on the wire, or of a live packet that changed.
     pub fn problem(&self) -> Option<&str> {
         self.problem.as_deref()
+    }
+
+    /// The frames in flight.
+    pub fn flying(&self) -> impl Iterator<Item = &F> {
+        self.flying.values()
     }
 
     /// Number of frames in flight.
@@ -196,24 +325,10 @@ impl Link {
             }
         }
         for packet in packets {
-            let bytes = oracle::flatten(&packet);
-            let offload = match self.config.medium {
-                Medium::Wire => Offload::default(),
-                // Passes the fields through a real device's header.
-                Medium::Tap => VirtioHeader::encode(packet.offload(), packet.headers().len())
-                    .decode()
-                    .expect("a stack makes valid headers"),
-            };
-            drop(packet);
-            self.judge(&bytes);
-            self.offer(Frame { bytes, offload }, now, rng);
+            let frame = F::load(packet, self.config.medium);
+            self.judge(frame.bytes());
+            self.offer_with(frame, now, rng, |frame| frame.duplicate(&mut memory.packets));
         }
-    }
-
-    /// Sends a frame unchanged, even one that no stack would send.
-    pub fn inject(&mut self, frame: Frame, now: Instant) {
-        self.counters.offered += 1;
-        self.fly(frame, now + self.config.delay);
     }
 
     /// Checks a frame of a host, if it fits the wire.
@@ -231,26 +346,37 @@ impl Link {
         self.config.medium == Medium::Wire && bytes.len() > usize::from(self.config.mtu) + 14
     }
 
-    /// Sends a frame of a switch, which another link may have damaged.
-    pub fn offer(&mut self, frame: Frame, now: Instant, rng: &mut Rng) {
+    fn offer_with(
+        &mut self,
+        frame: F,
+        now: Instant,
+        rng: &mut Rng,
+        duplicate: impl FnOnce(&F) -> Option<F>,
+    ) {
         self.counters.offered += 1;
         let lost = self.counters.lost();
-        let text = self.trace.then(|| trace::line(&frame.bytes));
-        self.take(frame, now, rng);
+        let text = self.trace.then(|| trace::line(frame.bytes()));
+        self.take(frame, now, rng, duplicate);
         if let Some(text) = text {
             let fate = if self.counters.lost() > lost { "lost" } else { "sent" };
             println!("{now:?} {fate} {text}");
         }
     }
 
-    fn take(&mut self, frame: Frame, now: Instant, rng: &mut Rng) {
-        self.counters.super_packets += u64::from(frame.offload.gso.is_some());
+    fn take(
+        &mut self,
+        frame: F,
+        now: Instant,
+        rng: &mut Rng,
+        duplicate: impl FnOnce(&F) -> Option<F>,
+    ) {
+        self.counters.super_packets += u64::from(frame.offload().gso.is_some());
         let config = self.config;
-        if self.is_too_large(&frame.bytes) {
+        if self.is_too_large(frame.bytes()) {
             self.counters.too_large += 1;
             return;
         }
-        let Some(sent) = self.queue(frame.bytes.len() as u64, now) else {
+        let Some(sent) = self.queue(frame.bytes().len() as u64, now) else {
             self.counters.queue_full += 1;
             return;
         };
@@ -260,14 +386,16 @@ impl Link {
             return;
         }
         let mut frame = frame;
-        if rng.chance(config.corrupt) && !is_arp(&frame.bytes) {
+        if rng.chance(config.corrupt) && !is_arp(frame.bytes()) {
             self.counters.corrupted += 1;
-            corrupt(&mut frame.bytes, rng);
+            frame.damage(rng);
         }
-        if rng.chance(config.duplicate) {
+        if rng.chance(config.duplicate)
+            && let Some(duplicate) = duplicate(&frame)
+        {
             self.counters.duplicated += 1;
             let later = self.arrival(sent, rng);
-            self.fly(frame.clone(), later);
+            self.fly(duplicate, later);
         }
         let arrival = self.arrival(sent, rng);
         self.fly(frame, arrival);
@@ -309,7 +437,7 @@ impl Link {
         self.last_arrival
     }
 
-    fn fly(&mut self, frame: Frame, arrival: Instant) {
+    fn fly(&mut self, frame: F, arrival: Instant) {
         self.flying.insert((arrival, self.number), frame);
         self.number += 1;
     }
@@ -320,13 +448,30 @@ impl Link {
     }
 
     /// Takes the next frame that has arrived by `now`.
-    pub fn arrive(&mut self, now: Instant) -> Option<Frame> {
+    pub fn arrive(&mut self, now: Instant) -> Option<F> {
         let entry = self.flying.first_entry()?;
         if entry.key().0 > now {
             return None;
         }
+        let frame = entry.remove();
         self.counters.delivered += 1;
-        Some(entry.remove())
+        if let Err(problem) = frame.check() {
+            self.problem.get_or_insert(problem);
+        }
+        Some(frame)
+    }
+}
+
+impl Link {
+    /// Sends a frame unchanged, even one that no stack would send.
+    pub fn inject(&mut self, frame: Frame, now: Instant) {
+        self.counters.offered += 1;
+        self.fly(frame, now + self.config.delay);
+    }
+
+    /// Sends a frame of a switch, which another link may have damaged.
+    pub fn offer(&mut self, frame: Frame, now: Instant, rng: &mut Rng) {
+        self.offer_with(frame, now, rng, |frame| Some(frame.clone()));
     }
 }
 
@@ -342,8 +487,26 @@ pub(crate) fn cut(
         out(packet);
         return Ok(());
     };
+    let out = &mut |segment, _: &mut _| out(segment);
     let cut = gso::segment(packet, memory, ledger, &headers, Checksums::Complete, out);
     cut.map(|_| ()).map_err(|(error, _)| error)
+}
+
+/// Stores a frame as a device does: in a small frame first, then in large ones. `None` without
+/// memory.
+pub fn received(bytes: &[u8], memory: &mut Memory) -> Option<Packet> {
+    let mut packet = memory.packet()?;
+    let mut rest = bytes;
+    let mut pool = &mut memory.small;
+    while !rest.is_empty() {
+        let mut frame = pool.take()?;
+        let count = rest.len().min(frame.len());
+        frame[..count].copy_from_slice(&rest[..count]);
+        packet.push_piece(frame.freeze(count)).expect("a frame has few pieces");
+        rest = &rest[count..];
+        pool = &mut memory.large;
+    }
+    Some(packet)
 }
 
 /// True for ARP, which has no checksum. A real wire has a frame checksum, which is not simulated.

@@ -262,8 +262,8 @@ impl Scenario {
             // does.
             let counters = host.stack.counters();
             let retransmitted = counters.retransmitted - counters.tail_probes;
-            let peer = self.world.hosts[1 - index].stack.counters();
-            let refused = peer.dropped(DropReason::TcpNoRoom);
+            let peer = &self.world.hosts[1 - index];
+            let refused = peer.stack.counters().dropped(DropReason::TcpNoRoom) + peer.no_memory;
             if self.faults == Faults::None && retransmitted > 0 && refused == 0 {
                 problems.push(format!("host {index} sent {retransmitted} again for nothing"));
             }

@@ -8,6 +8,8 @@ use towpath_sim::seed;
 
 /// Bytes per second: 10 Mbit/s.
 const RATE: u64 = 1_250_000;
+/// 100 Mbit/s.
+const FAST: u64 = 12_500_000;
 const ROUND_TRIP: Duration = Duration::from_millis(40);
 
 fn path(queue: u64, loss: u32) -> Path {
@@ -49,6 +51,27 @@ fn bbr_survives_random_loss() {
     let [bbr, cubic] = [Kind::Bbr, Kind::Cubic].map(|kind| one(kind, &path(25, 10_000)));
     assert!(used(&bbr) > 0.6, "{bbr:?}");
     assert!(used(&cubic) < used(&bbr), "{cubic:?} {bbr:?}");
+}
+
+/// At 100 Mbit/s and 20 ms, 165 segments are in flight, of which more than 2% are lost in many
+/// round trips. That must not pass for the limit of the path.
+#[test]
+fn bbr_takes_random_loss_for_chance() {
+    let times = (Duration::from_secs(2), Duration::from_secs(8));
+    let path = Path { rate: FAST, rtt: Duration::from_millis(20), queue: 400, loss: 10_000 };
+    let outcome = contest::run(&path, &[Kind::Bbr], Duration::ZERO, times, 2);
+    assert!(outcome.total() / FAST as f64 > 0.8, "{outcome:?}");
+}
+
+/// A queue of two frames and a round trip of eight have no room for bursts of half a window.
+#[test]
+fn bursts_fit_a_queue_of_two_frames() {
+    let times = (Duration::from_secs(1), Duration::from_secs(5));
+    let path = Path { rate: FAST, rtt: Duration::from_millis(1), queue: 25, loss: 0 };
+    for kind in [Kind::Bbr, Kind::Cubic] {
+        let outcome = contest::run(&path, &[kind], Duration::ZERO, times, 1);
+        assert!(outcome.total() / FAST as f64 > 0.87, "{}: {outcome:?}", kind.name());
+    }
 }
 
 #[test]

@@ -5,7 +5,8 @@
 //! that are overwritten as soon as a notice returns them. Invariants: every call is reported once,
 //! and only with its own number; no buffer is in use after its return; no datagram arrives changed
 //! or with another length, although it may have waited in a port long after its memory was
-//! returned; terms are kept within a tick; at the end all memory is back.
+//! returned; terms are kept within a tick; at the end all memory is back. All of that holds on
+//! links that carry bytes, and on links that carry the packets themselves.
 //!
 //! `TOWPATH_SEED=<seed>` replays a seed that failed.
 
@@ -20,8 +21,7 @@ use towpath_net::tcp::Settings;
 use towpath_net::time::{Duration, Instant};
 use towpath_net::wire::MacAddr;
 use towpath_packet::{Burst, Ledger, Loans, Memory, MemoryConfig, Site};
-use towpath_sim::host::received;
-use towpath_sim::link::{Link, LinkConfig, Medium};
+use towpath_sim::link::{Frame, Freight, Link, LinkConfig, Live, Medium};
 use towpath_sim::oracle;
 use towpath_sim::scenario::able;
 use towpath_sim::seed::{self, Rng};
@@ -84,9 +84,9 @@ struct Host {
     lost_for_memory: u64,
 }
 
-struct World {
+struct World<F> {
     hosts: [Host; 2],
-    links: [Link; 2],
+    links: [Link<F>; 2],
     /// Lengths of datagrams, by stream and number.
     lens: HashMap<(u64, u64), usize>,
     rng: Rng,
@@ -127,7 +127,8 @@ impl Host {
         stack.set_neighbor(address(family, 1 - index), mac(1 - index));
         let mut host = Self {
             sockets: Sockets::new(stack),
-            memory: Memory::new(MemoryConfig::within(64 << 20)),
+            // Links keep packets.
+            memory: Memory::new(MemoryConfig { packets: 65_536, ..MemoryConfig::within(64 << 20) }),
             ledger: Ledger::new(),
             loans: Loans::new(65_536),
             ends: Vec::new(),
@@ -301,8 +302,9 @@ impl Host {
     }
 }
 
-impl World {
-    fn new(seed: u64) -> Self {
+impl<F: Freight> World<F> {
+    /// Makes a world whose links damage up to `corrupt` frames in a million.
+    fn new(seed: u64, corrupt: u64) -> Self {
         let mut rng = Rng::new(seed);
         let links = [(); 2].map(|()| {
             let delay = rng.duration(Duration::from_millis(30));
@@ -312,7 +314,7 @@ impl World {
             config.duplicate = rng.between(0, 20_000) as u32;
             config.reorder = rng.between(0, 30_000) as u32;
             config.reorder_by = rng.duration(Duration::from_millis(40));
-            config.corrupt = rng.between(0, 5_000) as u32;
+            config.corrupt = rng.between(0, corrupt) as u32;
             Link::new(config)
         });
         let hosts = [0, 1].map(|index| Host::new(family(seed), index));
@@ -344,7 +346,7 @@ impl World {
         let mut burst = Burst::new();
         while let Some(frame) = self.links[1 - index].arrive(now) {
             any = true;
-            match received(&frame.bytes, memory) {
+            match frame.unload(memory) {
                 Some(packet) => drop(burst.push(packet)),
                 None => *lost_for_memory += 1,
             }
@@ -429,25 +431,34 @@ impl World {
 }
 
 /// Runs a seed. Returns how many terms ended loans.
-fn run(seed: u64) -> u64 {
+fn run<F: Freight>(seed: u64, corrupt: u64) -> u64 {
     let ran = std::panic::catch_unwind(|| {
-        let mut world = World::new(seed);
+        let mut world = World::<F>::new(seed, corrupt);
         world.run();
         world.check()
     });
     ran.unwrap_or_else(|_| panic!("failed; again with TOWPATH_SEED={seed:#x}"))
 }
 
-#[test]
-fn lent_datagrams_come_back_once_and_never_change() {
+fn run_all<F: Freight>(corrupt: u64) {
     match seed::from_environment() {
         Some(seed) => {
-            run(seed);
+            run::<F>(seed, corrupt);
         }
         None => {
-            let fired: u64 = (0..SEEDS).map(run).sum();
+            let fired: u64 = (0..SEEDS).map(|seed| run::<F>(seed, corrupt)).sum();
             assert!(fired > 0, "no term ran out");
-            run(seed::fresh());
+            run::<F>(seed::fresh(), corrupt);
         }
     }
+}
+
+#[test]
+fn lent_datagrams_come_back_once_and_never_change() {
+    run_all::<Frame>(5_000);
+}
+
+#[test]
+fn lent_datagrams_on_their_way_come_back_once_and_never_change() {
+    run_all::<Live>(0);
 }

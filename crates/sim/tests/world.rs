@@ -2,27 +2,33 @@
 //! time.
 //!
 //! `TOWPATH_SEED=<seed> cargo test -p towpath-sim` replays a seed that failed, `TOWPATH_TRACE=1`
-//! prints each frame of it, `TOWPATH_SEEDS=<count>` tries that many new ones.
+//! prints each frame of it, `TOWPATH_SEEDS=<count>` tries that many new ones, and
+//! `TOWPATH_PACKETS=<count>` tries new ones until the hosts have sent that many packets.
 
+use std::sync::Mutex;
+use std::thread;
 use towpath_sim::scenario::{Faults, Scenario};
 use towpath_sim::seed;
 
 /// Seeds of every run, for each kind of faults.
 const SEEDS: u64 = 10;
 /// Seeds that failed once.
-const FOUND: [(Faults, u64); 1] = [(Faults::None, 0x77c9_bb69_dc8b_ac33)];
+const FOUND: [(Faults, u64); 2] =
+    [(Faults::None, 0x77c9_bb69_dc8b_ac33), (Faults::None, 0x81cc_a0e0_6501_35ea)];
+
+/// Runs one world; returns the number of packets that its hosts sent.
+fn run_one(faults: Faults, seed: u64) -> u64 {
+    let packets = std::panic::catch_unwind(|| {
+        let mut scenario = Scenario::draw(seed, faults);
+        scenario.world.seed = seed;
+        let world = scenario.run();
+        world.links.iter().map(|link| link.counters().packets).sum()
+    });
+    packets.unwrap_or_else(|_| panic!("{faults:?} failed; again with TOWPATH_SEED={seed:#x}"))
+}
 
 fn run_all(faults: Faults) {
-    let run = |seed: u64| {
-        let failed = std::panic::catch_unwind(|| {
-            let mut scenario = Scenario::draw(seed, faults);
-            scenario.world.seed = seed;
-            scenario.run();
-        });
-        if failed.is_err() {
-            panic!("{faults:?} failed; again with TOWPATH_SEED={seed:#x}");
-        }
-    };
+    let run = |seed: u64| _ = run_one(faults, seed);
     if let Some(seed) = seed::from_environment() {
         return run(seed);
     }
@@ -56,4 +62,33 @@ worlds! {
     jitter: Jitter,
     narrow: Narrow,
     all_faults: All,
+}
+
+/// Packets of the test below in every run.
+const PACKETS: u64 = 20_000;
+
+/// Goal: so many packets pass all oracles, that of liveness included. Method: a thread for each
+/// processor runs worlds of new seeds, with all kinds of faults in turn.
+#[test]
+fn many_packets() {
+    let most = std::env::var("TOWPATH_PACKETS").ok().and_then(|count| count.parse().ok());
+    let (most, done) = (most.unwrap_or(PACKETS), Mutex::new((0, 0)));
+    let work = || {
+        for faults in Faults::ALL.into_iter().cycle() {
+            let packets = run_one(faults, seed::fresh());
+            let mut done = done.lock().expect("no other thread failed");
+            done.0 += packets;
+            done.1 += 1;
+            if done.0 >= most {
+                return;
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+    let (packets, worlds) = *done.lock().expect("no thread failed");
+    println!("{packets} packets in {worlds} worlds");
 }

@@ -95,7 +95,7 @@
 //! ```
 
 pub use towpath_io::tap::{Features, Tap, TapError};
-pub use towpath_io::vhost_user::{DeviceEvent, Offer, VhostUser, VhostUserError};
+pub use towpath_io::vhost_user::{DeviceEvent, Offer, PairSet, VhostUser, VhostUserError};
 pub use towpath_packet::time::Instant;
 pub use towpath_packet::{
     Burst, Caps, Checksum, Context, Device, Frame, Gso, GsoKind, Input, Ledger, Memory,

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
-use towpath::host::{Config, DropReason, Host, TcpStream};
+use towpath::host::{AddressError, Config, DropReason, Host, MacAddr, TcpListener, TcpStream};
 
 /// How long a state of the kernel or of the host is waited for.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -131,5 +131,35 @@ fn the_kernel_is_told_that_an_address_is_taken() {
         let has_failed = || ip(&["-6", "address", "show", "dadfailed"]).contains("fd00:9::2");
         assert!(wait_until(has_failed), "the kernel found the duplicate");
         assert!(host.address_conflicts().iter().all(|conflict| !conflict.is_withdrawn));
+    });
+}
+
+/// The kernel reaches an address that the host adds while it runs, and follows a new link-layer
+/// address at once. A removed address is not answered for any more.
+#[test]
+fn addresses_change_while_the_host_runs() {
+    in_a_network(&["10.9.8.1/24"], |host| {
+        let new: IpAddr = "10.9.8.3".parse().expect("an address");
+        host.add_address(new, 24).expect("a free address");
+        assert_eq!(host.add_address(new, 24), Err(AddressError::Known(new)));
+        assert!(host.addresses().contains(&(new, 24)));
+        let listener = TcpListener::bind(host, SocketAddr::new(new, 80)).expect("listens");
+        let connect = || {
+            let stream = std::net::TcpStream::connect((new, 80)).expect("connects");
+            listener.accept().expect("accepted");
+            stream
+        };
+        let entry = || ip(&["neighbour", "show", "10.9.8.3", "dev", "tap0"]);
+        connect();
+        assert!(entry().contains(&host.mac().to_string()), "{}", entry());
+        let mac = MacAddr([2, 0, 0, 0, 7, 7]);
+        host.set_mac(mac).expect("a station's address");
+        assert!(wait_until(|| entry().contains("02:00:00:00:07:07")), "{}", entry());
+        connect();
+        assert!(host.remove_address(new) && !host.remove_address(new));
+        assert!(!host.addresses().contains(&(new, 24)));
+        ip(&["neighbour", "flush", "dev", "tap0"]);
+        let (to, patience) = (SocketAddr::new(new, 80), Duration::from_secs(4));
+        std::net::TcpStream::connect_timeout(&to, patience).expect_err("nobody answers");
     });
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use towpath_io::tap::Tap;
 use towpath_io::vhost_user::virtq::feature;
+use towpath_packet::ring::BusyPoll;
 use towpath_packet::sync::{AtomicBool, Ordering};
 use towpath_packet::time::Instant;
 use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig, Packet, PacketPool};
@@ -24,7 +25,7 @@ const NO_MEMORY: MemoryConfig = MemoryConfig { packets: 0, small_frames: 0, larg
 /// Destination of the packets.
 pub(super) enum Port {
     Tap(Box<Tap>, Box<Memory>, Box<Ledger>),
-    Guest(Box<Receiver>, Box<Ledger>),
+    Guest(Box<Receiver>, Box<Memory>, Box<Ledger>),
 }
 
 impl Port {
@@ -38,7 +39,7 @@ impl Port {
     /// A guest's port. The writing thread also acts as the guest.
     pub(super) fn guest() -> anyhow::Result<Self> {
         let receiver = Receiver::new(feature::VERSION_1, BUFFER_BYTES)?;
-        Ok(Self::Guest(Box::new(receiver), Box::default()))
+        Ok(Self::Guest(Box::new(receiver), Box::new(Memory::new(NO_MEMORY)), Box::default()))
     }
 
     fn transmit(&mut self, burst: &mut Burst) -> anyhow::Result<()> {
@@ -47,8 +48,9 @@ impl Port {
                 let cx = &mut Context { memory, ledger, now: Instant::START };
                 tap.transmit(burst, cx).context("cannot write to the TAP device")
             }
-            Self::Guest(receiver, ledger) => {
-                receiver.transmit(burst, ledger)?;
+            Self::Guest(receiver, memory, ledger) => {
+                let cx = &mut Context { memory, ledger, now: Instant::START };
+                receiver.transmit(burst, cx)?;
                 receiver.take()
             }
         }
@@ -58,7 +60,7 @@ impl Port {
     fn packets(&self) -> u64 {
         match self {
             Self::Tap(tap, ..) => tap.counters().transmitted.packets,
-            Self::Guest(receiver, _) => receiver.packets(),
+            Self::Guest(receiver, ..) => receiver.packets(),
         }
     }
 
@@ -69,7 +71,7 @@ impl Port {
         producers: usize,
         setting: &Setting,
     ) -> anyhow::Result<f64> {
-        let Ends { fills, mut drain } = kind.open::<Packet>(producers)?;
+        let Ends { fills, mut drain } = kind.of_packets(producers)?;
         setting.pin(1)?;
         let stop = AtomicBool::new(false);
         let begin = Barrier::new(producers + 1);
@@ -107,17 +109,19 @@ impl Port {
     fn write(&mut self, drain: &mut dyn Drain<Packet>, span: Duration) -> anyhow::Result<Duration> {
         let (before, started) = (self.packets(), Stopwatch::start());
         let (mut places, mut burst) = ([const { None }; BURST], Burst::new());
-        let mut idle = Idle::default();
+        let mut poll = BusyPoll::new(POLLS);
         loop {
             let elapsed = started.elapsed();
             if elapsed >= span && (self.packets() > before || elapsed >= PATIENCE) {
                 return Ok(elapsed);
             }
             if burst.is_empty() && drain.drain(&mut places) == 0 {
-                idle.wait();
+                if !poll.again() {
+                    drain.sleep();
+                }
                 continue;
             }
-            idle = Idle::default();
+            poll.found();
             for packet in places.iter_mut().filter_map(Option::take) {
                 let has_room = burst.push(packet).is_ok();
                 ensure!(has_room, "a burst holds what was taken at once");
@@ -164,6 +168,8 @@ const FRAME: [u8; 60] = {
 };
 /// Twice a queue's capacity, so that the pool never runs out.
 const PACKETS: usize = 2 * CAPACITY;
+/// Times that the writing thread looks again before it sleeps: some microseconds.
+const POLLS: u32 = 100;
 /// Size of a guest's receive buffer, for an MTU of 1500.
 const BUFFER_BYTES: u32 = 1526;
 /// Longest wait for the first packet.

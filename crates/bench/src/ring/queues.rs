@@ -1,4 +1,10 @@
-//! The queues: towpath's ring and others, behind the same two calls.
+//! The queues: towpath's ring and others, behind the same calls.
+//!
+//! `spin_queue` is what a kernel without a ring has: a list under a lock that spins, taken for each
+//! packet. The lock is a test-and-test-and-set with a pause. Unlike a kernel's, its holder can be
+//! preempted. The consumer's sleep is a flag under the same lock, as is that of `locked_queue`,
+//! whose lock is the library's. The other queues know no sleep. Between ports, a flag beside them
+//! and a full fence on both sides make it.
 //!
 //! `null_slots` is a ring like the kernel's `ptr_ring`. A slot that is not empty is occupied. The
 //! sides do not share their indices, and the consumer clears slots one or two cache lines at a
@@ -6,16 +12,16 @@
 //! because slots of pointers need unsafe code.
 
 use std::collections::VecDeque;
+use std::marker::PhantomData;
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::bail;
 use crossbeam_queue::ArrayQueue;
 use towpath_io::doorbell::EventDoorbell;
-use towpath_packet::ring::{
-    self, CapacityError, Consumer, Doorbell, Producer, SharedProducer, Silent,
-};
-use towpath_packet::sync::{AtomicU64, Ordering};
+use towpath_packet::Packet;
+use towpath_packet::ring::{self, CapacityError, Consumer, Doorbell, Producer, SharedProducer};
+use towpath_packet::sync::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// Default queue length of a TAP device in Linux; not a power of two.
 pub(super) const CAPACITY: usize = 500;
@@ -30,6 +36,10 @@ pub(super) trait Fill<T>: Send {
 pub(super) trait Drain<T>: Send {
     /// Moves items into `places`, which are empty, in order. Returns how many were moved.
     fn drain(&mut self, places: &mut [Option<T>]) -> usize;
+
+    /// Sleeps until a producer moves an item into the queue, unless there is one. Does nothing if
+    /// the queue knows no sleep.
+    fn sleep(&mut self) {}
 }
 
 /// The producers' ends and the consumer's.
@@ -41,10 +51,13 @@ pub(super) struct Ends<T> {
 /// A kind of queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// With a doorbell as ports use it.
+    /// With a doorbell that makes the barrier for the producer, as captures use it.
     Ring,
-    /// With a doorbell that makes no barriers for producers.
+    /// With a doorbell that makes none, as workers and links between hosts use it. Ports whose two
+    /// sides are one thread pay the same fence.
     RingFenced,
+    /// A lock that spins, for each item.
+    Spin,
     /// A lock for each item.
     Locked,
     /// A lock for each burst.
@@ -55,9 +68,10 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 7] = [
+    pub(super) const ALL: [Self; 8] = [
         Self::Ring,
         Self::RingFenced,
+        Self::Spin,
         Self::Locked,
         Self::LockedBursts,
         Self::ArrayQueue,
@@ -69,6 +83,7 @@ impl Kind {
         match self {
             Self::Ring => "ring",
             Self::RingFenced => "ring_fenced",
+            Self::Spin => "spin_queue",
             Self::Locked => "locked_queue",
             Self::LockedBursts => "locked_queue_bursts",
             Self::ArrayQueue => "array_queue",
@@ -102,19 +117,33 @@ impl Kind {
         Ok(Ends { fills, drain: Box::new(NullConsumer { slots, head: 0, tail: 0 }) })
     }
 
+    /// Opens a queue of packets, whose consumer can sleep.
+    pub(super) fn of_packets(self, producers: usize) -> anyhow::Result<Ends<Packet>> {
+        let ends = self.open(producers)?;
+        match self {
+            Self::ArrayQueue | Self::Rtrb => Alarm::between(ends),
+            _ => Ok(ends),
+        }
+    }
+
     /// Opens a queue of items of any type.
-    pub(super) fn open<T: Send + 'static>(self, producers: usize) -> anyhow::Result<Ends<T>> {
+    fn open<T: Send + 'static>(self, producers: usize) -> anyhow::Result<Ends<T>> {
         let copies = |fill: &dyn Fn() -> Box<dyn Fill<T>>| (0..producers).map(|_| fill()).collect();
         Ok(match self {
             Self::Ring => ring_of(producers, EventDoorbell::new()?)?,
-            Self::RingFenced => ring_of(producers, Silent)?,
+            Self::RingFenced => ring_of(producers, EventDoorbell::fenced()?)?,
+            Self::Spin => {
+                let queue = Locked::<T, spin::Mutex<_>>::new()?;
+                let fills = copies(&|| Box::new(queue.clone()));
+                Ends { fills, drain: Box::new(queue) }
+            }
             Self::Locked => {
-                let queue = Locked::new();
+                let queue = Locked::<T, Mutex<_>>::new()?;
                 let fills = copies(&|| Box::new(queue.clone()));
                 Ends { fills, drain: Box::new(queue) }
             }
             Self::LockedBursts => {
-                let queue = LockedBursts(Locked::new());
+                let queue = LockedBursts(Locked::new()?);
                 let fills = copies(&|| Box::new(queue.clone()));
                 Ends { fills, drain: Box::new(queue) }
             }
@@ -134,15 +163,16 @@ impl Kind {
 
 fn ring_of<T: Send + 'static>(
     producers: usize,
-    doorbell: impl Doorbell + 'static,
+    bell: EventDoorbell,
 ) -> Result<Ends<T>, CapacityError> {
     if producers == 1 {
-        let (producer, consumer) = ring::single(CAPACITY, doorbell)?;
-        return Ok(Ends { fills: vec![Box::new(producer)], drain: Box::new(consumer) });
+        let (producer, consumer) = ring::single(CAPACITY, bell.clone())?;
+        let drain = Box::new(RingEnd { consumer, bell });
+        return Ok(Ends { fills: vec![Box::new(producer)], drain });
     }
-    let (producer, consumer) = ring::shared(CAPACITY, doorbell)?;
+    let (producer, consumer) = ring::shared(CAPACITY, bell.clone())?;
     let fills = (0..producers).map(|_| Box::new(producer.clone()) as _).collect();
-    Ok(Ends { fills, drain: Box::new(consumer) })
+    Ok(Ends { fills, drain: Box::new(RingEnd { consumer, bell }) })
 }
 
 impl<T: Send> Fill<T> for Producer<T> {
@@ -161,35 +191,109 @@ impl<T: Send> Fill<T> for SharedProducer<T> {
     }
 }
 
-impl<T: Send> Drain<T> for Consumer<T> {
+/// The consumer of a ring, and the bell that it waits for.
+struct RingEnd<T: Send> {
+    consumer: Consumer<T>,
+    bell: EventDoorbell,
+}
+
+impl<T: Send> Drain<T> for RingEnd<T> {
     fn drain(&mut self, places: &mut [Option<T>]) -> usize {
-        self.take(places)
+        self.consumer.take(places)
     }
+
+    fn sleep(&mut self) {
+        if self.consumer.needs_wakeup() {
+            self.bell.wait();
+        }
+    }
+}
+
+/// A lock.
+trait Lock<T>: Send + Sync {
+    fn new(content: T) -> Self;
+
+    fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R;
+}
+
+impl<T: Send> Lock<T> for Mutex<T> {
+    fn new(content: T) -> Self {
+        Self::new(content)
+    }
+
+    fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
+        work(&mut self.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl<T: Send> Lock<T> for spin::Mutex<T> {
+    fn new(content: T) -> Self {
+        Self::new(content)
+    }
+
+    fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
+        work(&mut self.lock())
+    }
+}
+
+/// What a lock guards.
+struct Guarded<T> {
+    items: VecDeque<T>,
+    is_asleep: bool,
 }
 
 /// A queue that is locked for each item.
-struct Locked<T>(Arc<Mutex<VecDeque<T>>>);
+struct Locked<T, L> {
+    lock: Arc<L>,
+    bell: EventDoorbell,
+    item: PhantomData<fn() -> T>,
+}
 
-impl<T> Clone for Locked<T> {
+impl<T, L> Clone for Locked<T, L> {
     fn clone(&self) -> Self {
-        Self(self.0.clone())
+        Self { lock: self.lock.clone(), bell: self.bell.clone(), item: PhantomData }
     }
 }
 
-impl<T> Locked<T> {
-    fn new() -> Self {
-        Self(Arc::new(Mutex::new(VecDeque::with_capacity(CAPACITY))))
+impl<T: Send, L: Lock<Guarded<T>>> Locked<T, L> {
+    fn new() -> anyhow::Result<Self> {
+        let guarded = Guarded { items: VecDeque::with_capacity(CAPACITY), is_asleep: false };
+        let (lock, bell) = (Arc::new(L::new(guarded)), EventDoorbell::fenced()?);
+        Ok(Self { lock, bell, item: PhantomData })
     }
 
-    fn with<R>(&self, work: impl FnOnce(&mut VecDeque<T>) -> R) -> R {
-        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Runs `work` on the items under the lock. Wakes the consumer if it slept.
+    fn change<R>(&self, work: impl FnOnce(&mut VecDeque<T>) -> R) -> R {
+        let (result, was_asleep) = self.lock.with(|guarded| {
+            let result = work(&mut guarded.items);
+            let is_work = !guarded.items.is_empty();
+            (result, is_work && std::mem::take(&mut guarded.is_asleep))
+        });
+        if was_asleep {
+            self.bell.ring();
+        }
+        result
+    }
+
+    fn pop(&self) -> Option<T> {
+        self.lock.with(|guarded| guarded.items.pop_front())
+    }
+
+    fn wait(&self) {
+        let may_sleep = self.lock.with(|guarded| {
+            guarded.is_asleep = guarded.items.is_empty();
+            guarded.is_asleep
+        });
+        if may_sleep {
+            self.bell.wait();
+        }
     }
 }
 
-impl<T: Send> Fill<T> for Locked<T> {
+impl<T: Send, L: Lock<Guarded<T>>> Fill<T> for Locked<T, L> {
     fn fill(&mut self, items: &mut [Option<T>]) -> usize {
         one_by_one(items, |item| {
-            self.with(|queue| match queue.len() < CAPACITY {
+            self.change(|queue| match queue.len() < CAPACITY {
                 true => {
                     queue.push_back(item);
                     Ok(())
@@ -200,14 +304,18 @@ impl<T: Send> Fill<T> for Locked<T> {
     }
 }
 
-impl<T: Send> Drain<T> for Locked<T> {
+impl<T: Send, L: Lock<Guarded<T>>> Drain<T> for Locked<T, L> {
     fn drain(&mut self, places: &mut [Option<T>]) -> usize {
-        each(places, || self.with(VecDeque::pop_front))
+        each(places, || self.pop())
+    }
+
+    fn sleep(&mut self) {
+        self.wait();
     }
 }
 
 /// A queue that is locked for each burst.
-struct LockedBursts<T>(Locked<T>);
+struct LockedBursts<T>(Locked<T, Mutex<Guarded<T>>>);
 
 impl<T> Clone for LockedBursts<T> {
     fn clone(&self) -> Self {
@@ -217,7 +325,7 @@ impl<T> Clone for LockedBursts<T> {
 
 impl<T: Send> Fill<T> for LockedBursts<T> {
     fn fill(&mut self, items: &mut [Option<T>]) -> usize {
-        self.0.with(|queue| {
+        self.0.change(|queue| {
             let count = items.len().min(CAPACITY - queue.len());
             queue.extend(items[..count].iter_mut().filter_map(Option::take));
             count
@@ -227,7 +335,73 @@ impl<T: Send> Fill<T> for LockedBursts<T> {
 
 impl<T: Send> Drain<T> for LockedBursts<T> {
     fn drain(&mut self, places: &mut [Option<T>]) -> usize {
-        self.0.with(|queue| each(places, || queue.pop_front()))
+        self.0.lock.with(|guarded| each(places, || guarded.items.pop_front()))
+    }
+
+    fn sleep(&mut self) {
+        self.0.wait();
+    }
+}
+
+/// Lets the consumer of a queue sleep that knows no sleep.
+struct Alarm {
+    is_asleep: AtomicBool,
+    bell: EventDoorbell,
+}
+
+/// An end of a queue with an alarm, and an item that the consumer found before it slept.
+struct Alarmed<E, T> {
+    end: E,
+    alarm: Arc<Alarm>,
+    found: Option<T>,
+}
+
+impl Alarm {
+    fn between<T: Send + 'static>(ends: Ends<T>) -> anyhow::Result<Ends<T>> {
+        let alarm = Alarm { is_asleep: AtomicBool::new(false), bell: EventDoorbell::fenced()? };
+        let alarm = Arc::new(alarm);
+        let with = |end| Box::new(Alarmed { end, alarm: alarm.clone(), found: None::<T> }) as _;
+        let fills = ends.fills.into_iter().map(with).collect();
+        Ok(Ends { fills, drain: Box::new(Alarmed { end: ends.drain, alarm, found: None }) })
+    }
+}
+
+impl<T: Send> Fill<T> for Alarmed<Box<dyn Fill<T>>, T> {
+    fn fill(&mut self, items: &mut [Option<T>]) -> usize {
+        let count = self.end.fill(items);
+        // Pairs with the fence in `sleep`.
+        fence(Ordering::SeqCst);
+        // Relaxed: the fence orders it.
+        if self.alarm.is_asleep.load(Ordering::Relaxed)
+            && self.alarm.is_asleep.swap(false, Ordering::Relaxed)
+        {
+            self.alarm.bell.ring();
+        }
+        count
+    }
+}
+
+impl<T: Send> Drain<T> for Alarmed<Box<dyn Drain<T>>, T> {
+    fn drain(&mut self, places: &mut [Option<T>]) -> usize {
+        let (mut from, end) = (0, &mut self.end);
+        if let Some(found) = self.found.take() {
+            (places[0], from) = (Some(found), 1);
+        }
+        from + end.drain(&mut places[from..])
+    }
+
+    fn sleep(&mut self) {
+        // Relaxed: the fence orders it.
+        self.alarm.is_asleep.store(true, Ordering::Relaxed);
+        // Pairs with the fence in `fill`.
+        fence(Ordering::SeqCst);
+        let mut place = [None];
+        if self.end.drain(&mut place) == 0 {
+            self.alarm.bell.wait();
+        }
+        // Relaxed: ringing once more does no harm.
+        self.alarm.is_asleep.store(false, Ordering::Relaxed);
+        [self.found] = place;
     }
 }
 

@@ -6,7 +6,7 @@ use anyhow::{Context, ensure};
 use towpath_io::vhost_user::driver::{DriverQueue, FrontEnd, GuestRam, RECEIVE, TRANSMIT};
 use towpath_io::vhost_user::virtq::Segment;
 
-use super::workload::{HEADERS, RECEIVER_MAC, SENDER_MAC, VIRTIO, Workload, pattern};
+use super::workload::{HEADERS, RECEIVER_MAC, SENDER_MAC, VIRTIO, Workload, of_pair};
 
 /// As large as VMMs make them.
 pub(super) const QUEUE_SIZE: u16 = 1024;
@@ -18,6 +18,8 @@ const BUFFERS: u64 = 4 << 20;
 /// Linux puts payload into fragments of this size.
 const FRAGMENT: usize = 32 << 10;
 const PAGE: u64 = 4096;
+/// Bytes of the frame that introduces a machine, with the virtio-net header.
+pub(super) const INTRODUCTION_BYTES: usize = VIRTIO + 60;
 
 /// The machine that sends.
 pub(super) struct Sender {
@@ -34,6 +36,7 @@ pub(super) struct Receiver {
     guest: Guest,
     buffer: u32,
     next: u64,
+    pair: u8,
 }
 
 struct Guest {
@@ -64,10 +67,10 @@ impl Guest {
 }
 
 impl Sender {
-    /// Connects a sender, with its packets in memory.
-    pub(super) fn connect(path: &Path, workload: &Workload) -> anyhow::Result<Self> {
+    /// Connects the sender of a pair, with its packets in memory.
+    pub(super) fn connect(path: &Path, workload: &Workload, pair: u8) -> anyhow::Result<Self> {
         let guest = Guest::connect(path, workload.sender())?;
-        let (headers, payload) = (workload.headers(), pattern(workload.payload));
+        let (headers, payload) = (workload.headers(pair), workload.payload_of(pair));
         // Large payload begins at a page boundary, small payload right after the headers.
         let (offset, parts) = if workload.payload > FRAGMENT {
             let fragments = (0..payload.len()).step_by(FRAGMENT);
@@ -118,10 +121,10 @@ impl Sender {
 }
 
 impl Receiver {
-    /// Connects a receiver that has offered all its buffers.
-    pub(super) fn connect(path: &Path, workload: &Workload) -> anyhow::Result<Self> {
+    /// Connects the receiver of a pair, which has offered all its buffers.
+    pub(super) fn connect(path: &Path, workload: &Workload, pair: u8) -> anyhow::Result<Self> {
         let guest = Guest::connect(path, workload.receiver)?;
-        let mut receiver = Self { guest, buffer: workload.buffer, next: BUFFERS };
+        let mut receiver = Self { guest, buffer: workload.buffer, next: BUFFERS, pair };
         while receiver.offer() {}
         receiver.publish();
         Ok(receiver)
@@ -130,9 +133,9 @@ impl Receiver {
     /// Sends a frame, so that the switch learns this machine's port.
     pub(super) fn introduce(&mut self) -> anyhow::Result<()> {
         const AT: u64 = BUFFERS - PAGE;
-        let mut frame = [0; VIRTIO + 60];
-        frame[VIRTIO..][..6].copy_from_slice(&SENDER_MAC);
-        frame[VIRTIO + 6..][..6].copy_from_slice(&RECEIVER_MAC);
+        let mut frame = [0; INTRODUCTION_BYTES];
+        frame[VIRTIO..][..6].copy_from_slice(&of_pair(SENDER_MAC, self.pair));
+        frame[VIRTIO + 6..][..6].copy_from_slice(&of_pair(RECEIVER_MAC, self.pair));
         // EtherType for local experiments (IEEE Std 802).
         frame[VIRTIO + 12..][..2].copy_from_slice(&[0x88, 0xb5]);
         self.guest.write(AT, &frame)?;

@@ -1,8 +1,8 @@
 //! A virtual machine in QEMU, controlled through its serial console.
 //!
-//! It runs under software emulation, so it needs no privileges. `scripts/guest` makes the images
-//! that it boots. The machine ends when this value is dropped. The wait for a line of the console
-//! is limited by [`PATIENCE`].
+//! Under software emulation it needs no privileges. `scripts/guest` makes the images that it boots.
+//! The machine ends when this value is dropped. The wait for a line of the console is limited by
+//! [`PATIENCE`].
 //!
 //! The tests with virtual machines include this file as a module too, so it depends on nothing else
 //! in this package.
@@ -21,6 +21,8 @@ const MEMORY: &str = "192M";
 /// machine. A kernel that clears pages before a card writes to them would dirty them itself.
 const KERNEL: &str = "console=ttyS0 quiet loglevel=0 panic=-1 no_timer_check init_on_alloc=0";
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
+/// QEMU's options for software emulation.
+pub(crate) const EMULATION: &[&str] = &["-accel", "tcg"];
 
 /// A running machine.
 pub(crate) struct Machine {
@@ -42,16 +44,17 @@ pub(crate) fn missing(directory: &Path) -> Option<String> {
 }
 
 impl Machine {
-    /// Boots a machine from the kernel and the `initrd` in `directory`; `network` are QEMU's
-    /// options for its network cards.
+    /// Boots a machine from the kernel and the `initrd` in `directory`. `accelerator` are QEMU's
+    /// options for what runs it, `network` those for its network cards.
     pub(crate) fn boot(
         directory: &Path,
         initrd: &str,
+        accelerator: &[&str],
         processors: u16,
         network: &[String],
     ) -> io::Result<Self> {
-        let mut machine = Self::start_up(directory, initrd, processors, network)?;
-        while !machine.line()?.contains("towpath-ready") {}
+        let mut machine = Self::start_up(directory, initrd, accelerator, processors, network)?;
+        machine.until_ready(PATIENCE)?;
         Ok(machine)
     }
 
@@ -59,12 +62,14 @@ impl Machine {
     pub(crate) fn start_up(
         directory: &Path,
         initrd: &str,
+        accelerator: &[&str],
         processors: u16,
         network: &[String],
     ) -> io::Result<Self> {
         let memory = format!("memory-backend-memfd,id=memory,size={MEMORY},share=on");
         let mut process = Command::new(QEMU)
-            .args(["-accel", "tcg", "-m", MEMORY, "-smp", &processors.to_string()])
+            .args(accelerator)
+            .args(["-m", MEMORY, "-smp", &processors.to_string()])
             .args(["-object", &memory, "-machine", "pc,memory-backend=memory"])
             .args(network)
             .args(["-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio"])
@@ -89,6 +94,12 @@ impl Machine {
         });
         let input = process.stdin.take().expect("piped");
         Ok(Self { process, input, lines, said: Vec::new() })
+    }
+
+    /// Waits until the guest takes commands, at most `patience` for each line that it prints.
+    pub(crate) fn until_ready(&mut self, patience: Duration) -> io::Result<()> {
+        while !self.line_within(patience)?.contains("towpath-ready") {}
+        Ok(())
     }
 
     /// Runs a command in the guest and returns its output. A command that fails is an error.
@@ -135,7 +146,11 @@ impl Machine {
     }
 
     fn line(&mut self) -> io::Result<String> {
-        match self.lines.recv_timeout(PATIENCE) {
+        self.line_within(PATIENCE)
+    }
+
+    fn line_within(&mut self, patience: Duration) -> io::Result<String> {
+        match self.lines.recv_timeout(patience) {
             Ok(line) => {
                 self.said.push(line.clone());
                 Ok(line)

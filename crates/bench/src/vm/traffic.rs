@@ -17,8 +17,8 @@ use towpath_gateway::network::{
 use towpath_gateway::worker::Worker;
 use towpath_packet::Ledger;
 
-use super::guest::{Receiver, Sender};
-use super::workload::{HEADERS, VIRTIO, Which, Workload, pattern};
+use super::guest::{INTRODUCTION_BYTES, Receiver, Sender};
+use super::workload::{HEADERS, VIRTIO, Which, Workload};
 use crate::ping_pong::Stopwatch;
 use crate::process::{pin_thread, processors, thread_cpu};
 use crate::scratch::Scratch;
@@ -64,20 +64,21 @@ impl<'a> Rig<'a> {
     /// Measures one workload, with payload shared or copied out at the switch.
     pub(super) fn measure(&self, workload: &Workload, orphan: bool) -> anyhow::Result<Figures> {
         let sockets = Scratch::inside(self.scratch)?;
-        let serving = Serving::start(orphan, &sockets, self.processors[1])?;
+        let serving = Serving::start(orphan, &sockets, workload.pairs, self.processors[1])?;
         pin_thread(&self.processors[0])?;
         let mut traffic = Traffic::connect(&sockets, workload)?;
         drop(sockets);
         traffic.warm_up()?;
-        let (sent, cpu, copied) = (traffic.sent, serving.cpu()?, serving.ledger.copied());
+        let (sent, cpu, copied) = (traffic.sent(), serving.cpu()?, serving.ledger.copied());
         let started = Stopwatch::start();
         traffic.run(|_| started.elapsed() >= self.span)?;
         let figures = Figures {
-            packets: traffic.sent - sent,
+            packets: traffic.sent() - sent,
             elapsed: started.elapsed(),
             cpu: serving.cpu()? - cpu,
             copied: serving.ledger.copied() - copied,
         };
+        traffic.check()?;
         let report = serving.stop()?;
         let dropped: u64 = report
             .ports
@@ -102,9 +103,15 @@ pub(crate) fn places() -> anyhow::Result<[CpuSet; 2]> {
     Ok([first, each.next().unwrap_or(first)])
 }
 
-/// Both drivers.
+/// The drivers of all pairs.
 pub(crate) struct Traffic<'a> {
     workload: &'a Workload,
+    pairs: Vec<Pair>,
+}
+
+/// A driver that sends to another.
+struct Pair {
+    number: u8,
     sender: Sender,
     receiver: Receiver,
     /// Packets sent.
@@ -114,51 +121,69 @@ pub(crate) struct Traffic<'a> {
 }
 
 impl<'a> Traffic<'a> {
-    /// Connects both drivers.
+    /// Connects all drivers.
     pub(crate) fn connect(sockets: &Scratch, workload: &'a Workload) -> anyhow::Result<Self> {
-        Ok(Self {
-            workload,
-            sender: Sender::connect(&sockets.path(SENDER), workload)?,
-            receiver: Receiver::connect(&sockets.path(RECEIVER), workload)?,
-            sent: 0,
-            bytes: 0,
-        })
+        let connect = |number| {
+            let [sender, receiver] = names(number).map(|name| sockets.path(&name));
+            Ok(Pair {
+                number,
+                sender: Sender::connect(&sender, workload, number)?,
+                receiver: Receiver::connect(&receiver, workload, number)?,
+                sent: 0,
+                bytes: 0,
+            })
+        };
+        let pairs = (0..workload.pairs).map(connect).collect::<anyhow::Result<_>>()?;
+        Ok(Self { workload, pairs })
     }
 
     /// Uses all memory once, so that both sides have it mapped.
     pub(crate) fn warm_up(&mut self) -> anyhow::Result<()> {
-        self.receiver.introduce()?;
+        for pair in &mut self.pairs {
+            pair.receiver.introduce()?;
+        }
+        // The switch does not know their destinations, so they go to all others.
+        let others = self.pairs.len() as u64 - 1;
+        for pair in &mut self.pairs {
+            let (mut came, started) = (0, Stopwatch::start());
+            while came < others * INTRODUCTION_BYTES as u64 {
+                ensure!(started.elapsed() < STALL, "no introduction arrives");
+                came += pair.receiver.receive(|_, _, _| {});
+            }
+        }
         self.check()?;
-        let round = self.sender.round();
+        let round: u64 = self.pairs.iter().map(|pair| pair.sender.round()).sum();
         self.run(|sent| sent >= round)
     }
 
     /// Gbit/s of payload during `span`.
     pub(crate) fn speed(&mut self, span: Duration) -> anyhow::Result<f64> {
-        let (sent, started) = (self.sent, Stopwatch::start());
+        let (sent, started) = (self.sent(), Stopwatch::start());
         self.run(|_| started.elapsed() >= span)?;
-        let payload = (self.sent - sent) * self.workload.payload as u64;
+        let payload = (self.sent() - sent) * self.workload.payload as u64;
         Ok(payload as f64 * 8e-9 / started.elapsed().as_secs_f64())
+    }
+
+    /// Packets sent by all.
+    fn sent(&self) -> u64 {
+        self.pairs.iter().map(|pair| pair.sent).sum()
     }
 
     /// Sends until `is_enough` of the number of sent packets, and then waits for the rest.
     fn run(&mut self, is_enough: impl Fn(u64) -> bool) -> anyhow::Result<()> {
-        let Workload { window, .. } = *self.workload;
-        let of_packet = self.workload.bytes_received();
-        let begin = self.sent;
+        let begin = self.sent();
         let (mut is_over, mut idle, mut last) = (false, 0_u32, Stopwatch::start());
         loop {
-            is_over |= is_enough(self.sent - begin);
-            let under_way = self.sent - self.bytes / of_packet;
+            is_over |= is_enough(self.sent() - begin);
+            let (mut under_way, mut has_moved) = (0, false);
+            for pair in &mut self.pairs {
+                has_moved |= pair.turn(self.workload, is_over);
+                under_way += pair.under_way(self.workload);
+            }
             if is_over && under_way == 0 {
                 break;
             }
-            let room = if is_over { 0 } else { window.saturating_sub(under_way) };
-            let sent = if room > 0 { self.sender.send(room) } else { 0 };
-            let came = self.receiver.receive(|_, _, _| {});
-            self.sent += sent;
-            self.bytes += came;
-            if sent > 0 || came > 0 {
+            if has_moved {
                 (idle, last) = (0, Stopwatch::start());
                 continue;
             }
@@ -170,18 +195,37 @@ impl<'a> Traffic<'a> {
                 std::hint::spin_loop();
             }
         }
-        ensure!(
-            self.bytes == self.sent * of_packet,
-            "the received data differs from the sent data"
-        );
+        let is_right = |pair: &Pair| pair.bytes == pair.sent * self.workload.bytes_received();
+        ensure!(self.pairs.iter().all(is_right), "the received data differs from the sent data");
         Ok(())
     }
 
-    /// Sends one packet and compares each byte.
+    /// Sends one packet from each sender and compares each byte.
     fn check(&mut self) -> anyhow::Result<()> {
+        self.pairs.iter_mut().try_for_each(|pair| pair.check(self.workload))
+    }
+}
+
+impl Pair {
+    /// Packets sent and not received.
+    fn under_way(&self, workload: &Workload) -> u64 {
+        self.sent - self.bytes / workload.bytes_received()
+    }
+
+    /// Fills the window, unless it is over, and takes what has arrived. True if there was anything.
+    fn turn(&mut self, workload: &Workload, is_over: bool) -> bool {
+        let room = workload.window.saturating_sub(self.under_way(workload));
+        let sent = if is_over || room == 0 { 0 } else { self.sender.send(room) };
+        let came = self.receiver.receive(|_, _, _| {});
+        self.sent += sent;
+        self.bytes += came;
+        sent > 0 || came > 0
+    }
+
+    fn check(&mut self, workload: &Workload) -> anyhow::Result<()> {
         let (mut came, started) = (Vec::new(), Stopwatch::start());
         self.sent += self.sender.send(1);
-        while (came.len() as u64) < self.workload.bytes_received() {
+        while (came.len() as u64) < workload.bytes_received() {
             ensure!(started.elapsed() < STALL, "no packet arrives");
             self.receiver.receive(|ram, address, bytes| {
                 let from = came.len();
@@ -191,18 +235,25 @@ impl<'a> Traffic<'a> {
             });
         }
         self.bytes += came.len() as u64;
-        let frame_bytes = came.len() / self.workload.frames();
+        let frame_bytes = came.len() / workload.frames();
         let mut payload = Vec::new();
         for frame in came.chunks(frame_bytes) {
-            ensure!(frame[VIRTIO..][..14] == self.workload.headers()[VIRTIO..][..14], "MAC");
+            let headers = workload.headers(self.number);
+            ensure!(frame[VIRTIO..][..14] == headers[VIRTIO..][..14], "MAC");
             payload.extend_from_slice(&frame[HEADERS..]);
         }
         ensure!(
-            payload == pattern(self.workload.payload),
+            payload == workload.payload_of(self.number),
             "the received data differs from the sent data"
         );
         Ok(())
     }
+}
+
+/// The ports of a pair: the sender's and the receiver's.
+fn names(pair: u8) -> [String; 2] {
+    let name = |of: &str| if pair == 0 { of.to_owned() } else { format!("{of}{pair}") };
+    [SENDER, RECEIVER].map(name)
 }
 
 /// A worker that serves a network.
@@ -214,15 +265,16 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    /// Listens on both sockets, on a new thread.
+    /// Listens on the sockets of some pairs, on a new thread.
     pub(crate) fn start(
         orphan: bool,
         sockets: &Scratch,
+        pairs: u8,
         processor: CpuSet,
     ) -> anyhow::Result<Self> {
         let ledger = Arc::new(Ledger::new());
         let stop = eventfd(0, EventfdFlags::CLOEXEC).context("eventfd")?;
-        let ports = [SENDER, RECEIVER].map(|name| (name, sockets.path(name)));
+        let ports = (0..pairs).flat_map(names).map(|name| (sockets.path(&name), name)).collect();
         let (ready, is_ready) = channel();
         let running = thread::Builder::new().name("worker".into()).spawn({
             let (ledger, stop) = (ledger.clone(), stop.try_clone().context("dup")?);
@@ -254,7 +306,7 @@ fn ended(thread: JoinHandle<anyhow::Result<NetworkReport>>) -> anyhow::Result<Ne
 
 fn serve(
     orphan: bool,
-    ports: [(&str, PathBuf); 2],
+    ports: Vec<(PathBuf, String)>,
     ledger: Arc<Ledger>,
     stop: &OwnedFd,
     ready: &Reports<i32>,
@@ -269,8 +321,8 @@ fn serve(
         seed: 1,
     };
     let mut network = Network::new(network)?;
-    for (name, path) in ports {
-        network.add_port(name, Attachment::VhostUser(path), PortSettings::default())?;
+    for (path, name) in ports {
+        network.add_port(&name, Attachment::VhostUser(path), PortSettings::default())?;
     }
     let mut worker = Worker::serving(&config, network, ledger)?;
     // The thread that started this one waits for the message.

@@ -18,8 +18,10 @@ pub(crate) struct Workload {
     pub(crate) receiver: u64,
     /// Bytes of its buffers.
     pub(crate) buffer: u32,
-    /// Packets in flight.
+    /// Packets in flight from one machine to the other.
     pub(super) window: u64,
+    /// Pairs of machines, each with a machine that sends to the other.
+    pub(crate) pairs: u8,
 }
 
 /// Super-packets that are forwarded whole.
@@ -30,6 +32,7 @@ pub(crate) const WHOLE: Workload = Workload {
     receiver: COMMON | feature::GUEST_CSUM | feature::GUEST_TSO4,
     buffer: PAGE_BUFFER,
     window: SUPER_WINDOW,
+    pairs: 1,
 };
 
 /// A super-packet as a device without segmentation offloads receives it: as a long frame.
@@ -40,6 +43,7 @@ pub(crate) const LONG_FRAME: Workload = Workload {
     receiver: COMMON,
     buffer: PAGE_BUFFER,
     window: SUPER_WINDOW,
+    pairs: 1,
 };
 
 /// A figure of a workload.
@@ -50,15 +54,19 @@ pub(super) enum Which {
     Copies,
 }
 
-pub(crate) static WORKLOADS: [Workload; 3] = [
-    Workload {
-        name: "vm_to_vm_segmented",
-        payload: SUPER_PAYLOAD,
-        segment: Some(SEGMENT),
-        receiver: COMMON | feature::GUEST_CSUM,
-        buffer: MTU_BUFFER,
-        window: SUPER_WINDOW,
-    },
+/// Super-packets that are segmented for the machine that receives.
+const SEGMENTED: Workload = Workload {
+    name: "vm_to_vm_segmented",
+    receiver: COMMON | feature::GUEST_CSUM,
+    buffer: MTU_BUFFER,
+    ..WHOLE
+};
+
+pub(crate) static WORKLOADS: [Workload; 6] = [
+    SEGMENTED,
+    Workload { name: "vm_to_vm_segmented_4guests", pairs: 2, ..SEGMENTED },
+    Workload { name: "vm_to_vm_segmented_8guests", pairs: 4, ..SEGMENTED },
+    Workload { name: "vm_to_vm_segmented_16guests", pairs: 8, ..SEGMENTED },
     WHOLE,
     Workload {
         name: "vm_64B",
@@ -67,6 +75,7 @@ pub(crate) static WORKLOADS: [Workload; 3] = [
         receiver: COMMON | feature::GUEST_CSUM,
         buffer: MTU_BUFFER,
         window: 512,
+        pairs: 1,
     },
 ];
 
@@ -104,8 +113,13 @@ impl Workload {
         (self.payload + self.frames() * HEADERS) as u64
     }
 
-    /// Headers of virtio, Ethernet, IPv4 and TCP.
-    pub(crate) fn headers(&self) -> [u8; HEADERS] {
+    /// Payload of a pair's packets. It differs from that of other pairs.
+    pub(super) fn payload_of(&self, pair: u8) -> Vec<u8> {
+        pattern(usize::from(pair) + self.payload).split_off(pair.into())
+    }
+
+    /// Headers of a pair's packets: virtio, Ethernet, IPv4 and TCP.
+    pub(crate) fn headers(&self, pair: u8) -> [u8; HEADERS] {
         let mut bytes = [0; HEADERS];
         let (virtio, frame) = bytes.split_at_mut(VIRTIO);
         if let Some(segment) = self.segment {
@@ -118,8 +132,8 @@ impl Workload {
             virtio[6..8].copy_from_slice(&(ETHERNET as u16 + 20).to_le_bytes());
             virtio[8..10].copy_from_slice(&16_u16.to_le_bytes());
         }
-        frame[..6].copy_from_slice(&RECEIVER_MAC);
-        frame[6..12].copy_from_slice(&SENDER_MAC);
+        frame[..6].copy_from_slice(&of_pair(RECEIVER_MAC, pair));
+        frame[6..12].copy_from_slice(&of_pair(SENDER_MAC, pair));
         frame[12..14].copy_from_slice(&[0x08, 0x00]);
         let (ip, tcp) = frame[ETHERNET..].split_at_mut(20);
         let tcp_bytes = (tcp.len() + self.payload) as u16;
@@ -140,11 +154,17 @@ impl Workload {
         let pseudo = sum(&[&ip[12..20], &[0, 6], &length]);
         let checksum = match self.segment {
             Some(_) => pseudo.fold(),
-            None => sum(&[&ip[12..20], &[0, 6], &length, tcp, &pattern(self.payload)]).finish(),
+            None => sum(&[&ip[12..20], &[0, 6], &length, tcp, &self.payload_of(pair)]).finish(),
         };
         tcp[16..18].copy_from_slice(&checksum.to_be_bytes());
         bytes
     }
+}
+
+/// The address of a machine of a pair; `mac` is that of pair 0.
+pub(super) fn of_pair(mut mac: [u8; 6], pair: u8) -> [u8; 6] {
+    mac[4] = pair;
+    mac
 }
 
 /// Payload without long repetitions.

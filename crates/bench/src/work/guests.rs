@@ -1,4 +1,4 @@
-//! Packets from one guest to another, through all parts of a network: transmit queue, switch, ring,
+//! Packets from one guest to another, through all parts of a network: transmit queue, switch,
 //! receive queue. One thread does everything, including the drivers' part.
 
 use anyhow::{Context as _, ensure};
@@ -8,8 +8,7 @@ use towpath_net::switch::vlan::Vid;
 use towpath_net::switch::{self, Egress, PortConfig, PortId, Switch};
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
-use towpath_packet::ring::{self, Consumer, Producer, Silent};
-use towpath_packet::{Burst, Caps, Context, Ledger, Memory, MemoryConfig, Packet};
+use towpath_packet::{Burst, Caps, Context, Ledger, Memory, MemoryConfig};
 
 use crate::vm::workload::{RECEIVER_MAC, SENDER, SENDER_MAC, Workload, pattern};
 
@@ -39,8 +38,6 @@ struct Rig {
     receiver: Receiver,
     switch: Switch,
     from: PortId,
-    ring: Ring,
-    consumer: Consumer<Packet>,
     memory: Memory,
     ledger: Ledger,
     /// Segments of a packet, in the sender's memory.
@@ -73,8 +70,12 @@ impl Receiver {
     }
 
     /// Writes packets to the guest, which must have room for all of them.
-    pub(crate) fn transmit(&mut self, burst: &mut Burst, ledger: &Ledger) -> anyhow::Result<()> {
-        self.queue.deliver(burst, ledger)?;
+    pub(crate) fn transmit(
+        &mut self,
+        burst: &mut Burst,
+        cx: &mut Context<'_>,
+    ) -> anyhow::Result<()> {
+        self.queue.deliver(burst, cx)?;
         ensure!(burst.is_empty(), "the receiver has no room");
         Ok(())
     }
@@ -97,12 +98,11 @@ impl Receiver {
     }
 }
 
-/// The ring of the receiver's port.
-struct Ring(Producer<Packet>);
-
-impl Egress for Ring {
-    fn transmit(&mut self, _port: PortId, burst: &mut Burst) {
-        self.0.enqueue_or_drop(burst);
+impl Egress for Receiver {
+    /// Like a port without waiting packets. The guest has room: what it does not take is missing in
+    /// the end.
+    fn transmit(&mut self, _port: PortId, burst: &mut Burst, cx: &mut Context<'_>) {
+        let _ = Receiver::transmit(self, burst, cx);
     }
 }
 
@@ -121,15 +121,12 @@ impl Rig {
         for (mac, port) in [(SENDER_MAC, port), (RECEIVER_MAC, other)] {
             switch.add_station(MacAddr(mac), Vid::DEFAULT, port, NOW)?;
         }
-        let (producer, consumer) = ring::single(usize::from(QUEUE_LEN), Silent)?;
         Ok(Self {
             sender,
             transmit,
             receiver,
             switch,
             from: port,
-            ring: Ring(producer),
-            consumer,
             memory: Memory::new(MEMORY),
             ledger: Ledger::new(),
             parts,
@@ -144,10 +141,7 @@ impl Rig {
         let mut burst = Burst::new();
         let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now: NOW };
         self.transmit.take(&mut burst, &mut cx)?;
-        self.switch.forward(self.from, &mut burst, &mut cx, &mut self.ring);
-        while self.consumer.dequeue(&mut burst) > 0 {
-            self.receiver.transmit(&mut burst, &self.ledger)?;
-        }
+        self.switch.forward(self.from, &mut burst, &mut cx, &mut self.receiver);
         self.transmit.turn(NOW, &self.ledger);
         for _ in 0..count {
             ensure!(self.sender.used().is_some(), "a packet was not returned");
@@ -159,7 +153,7 @@ impl Rig {
 /// Writes a packet into the sender's memory as drivers do: a super-packet's headers and payload in
 /// separate buffers, a small packet in one.
 fn put(ram: &GuestRam, workload: &Workload) -> anyhow::Result<Vec<Segment>> {
-    let (mut first, payload) = (workload.headers().to_vec(), pattern(workload.payload));
+    let (mut first, payload) = (workload.headers(0).to_vec(), pattern(workload.payload));
     let mut parts = Vec::new();
     if workload.segment.is_some() {
         ram.memory().write(BUFFERS + PAGE, &payload)?;

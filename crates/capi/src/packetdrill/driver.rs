@@ -110,7 +110,7 @@ impl Driver {
             epoch,
         };
         driver.instance.lock().engine.protocols.report_copied(flags.copied);
-        driver.read_settings();
+        driver.read_settings()?;
         Ok(driver)
     }
 
@@ -123,19 +123,28 @@ impl Driver {
     }
 
     /// Applies settings that have changed.
-    fn read_settings(&self) {
+    fn read_settings(&self) -> Result<(), String> {
         let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(folder) = &mut *settings
             && folder.has_changed()
         {
             let mut state = self.instance.lock();
-            folder.apply(&mut state);
+            folder.apply(&mut state)?;
+        }
+        Ok(())
+    }
+
+    /// Applies settings that have changed. One that is refused ends the script, as a failed
+    /// `sysctl` does.
+    fn follow_settings(&self) {
+        if let Err(problem) = self.read_settings() {
+            refuse(&problem);
         }
     }
 
     /// Makes a call that packetdrill has requested.
     pub(super) fn call<R>(&self, act: impl FnOnce(&Instance) -> R) -> R {
-        self.read_settings();
+        self.follow_settings();
         self.threads(|threads| threads.asked = 0);
         if self.is_main() {
             return act(&self.instance);
@@ -159,7 +168,7 @@ impl Driver {
     /// The next packet that left, with the time in microseconds since 1970. Lets time pass until
     /// there is one. `None` if there will be none.
     pub(super) fn receive(&self) -> Option<(u64, Vec<u8>)> {
-        self.read_settings();
+        self.follow_settings();
         self.threads(|threads| threads.asked = 0);
         let mut state = self.instance.lock();
         let until = state.now() + PATIENCE;
@@ -180,7 +189,7 @@ impl Driver {
 
     /// Lets this much time pass.
     pub(super) fn sleep(&self, duration: Duration) {
-        self.read_settings();
+        self.follow_settings();
         self.threads(|threads| threads.asked = 0);
         let state = self.instance.lock();
         let virtually = matches!(state.clock, Clock::Virtual(_));
@@ -254,4 +263,10 @@ impl Driver {
         }
         state
     }
+}
+
+/// Reports why no script can be played, and ends the tool.
+pub(super) fn refuse(problem: &str) -> ! {
+    eprintln!("towpath: {problem}");
+    std::process::exit(2);
 }

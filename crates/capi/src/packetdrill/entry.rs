@@ -10,7 +10,7 @@
 //! `LD_PRELOAD` it gets these.
 #![allow(unsafe_code)]
 
-use super::driver::Driver;
+use super::driver::{Driver, refuse};
 use crate::abi::{self, give_done, give_int};
 use crate::errno::Errno;
 use crate::instance::Instance;
@@ -102,10 +102,7 @@ pub(crate) unsafe extern "C" fn packetdrill_interface_init(
     };
     let driver = match Driver::new(&flags.to_string_lossy()) {
         Ok(driver) => Arc::new(driver),
-        Err(problem) => {
-            eprintln!("towpath: {problem}");
-            std::process::exit(2);
-        }
+        Err(problem) => refuse(&problem),
     };
     *CURRENT.lock().unwrap_or_else(PoisonError::into_inner) = Some(driver.clone());
     // SAFETY: packetdrill passes room for the table.

@@ -54,19 +54,19 @@ impl Folder {
         changed
     }
 
-    /// Reads and applies all settings.
-    pub(super) fn apply(&mut self, state: &mut State) {
+    /// Reads and applies all settings. Fails at the first one whose value means nothing here: a
+    /// script would otherwise test something else than it says.
+    pub(super) fn apply(&mut self, state: &mut State) -> Result<(), String> {
         let stack = state.engine.protocols.stack_mut();
         let forgotten = fs::metadata(self.path.join("metrics")).map_or(0, |file| file.len());
         if forgotten > std::mem::replace(&mut self.forgotten, forgotten) {
             stack.forget_peers();
         }
-        self.read_tcp(stack.tcp_settings_mut());
+        self.read_tcp(stack.tcp_settings_mut())?;
         self.read("tcp_max_orphans", |value| stack.set_orphans_max(limited(value) as usize));
         let text = fs::read_to_string(self.path.join("routes")).unwrap_or_default();
-        if let Err(problem) = stack.set_routes(&routes::read(&text)) {
-            eprintln!("towpath: routes: {problem}");
-        }
+        let routes = stack.set_routes(&routes::read(&text));
+        routes.map_err(|problem| format!("routes: {problem}"))?;
         let offload = fs::read_to_string(self.path.join("offload")).unwrap_or_default();
         let cuts = !offload.contains("tso off");
         let caps = Caps { tso4: cuts, tso6: cuts, ..wire_caps(stack.mtu()) };
@@ -77,6 +77,7 @@ impl Folder {
         }
         let limit = fs::read_to_string(self.path.join("queue")).unwrap_or_default();
         stack.set_stopped(limit.trim() == "0");
+        Ok(())
     }
 
     /// Writes the counters that `nstat` shows, if they have changed.
@@ -90,7 +91,7 @@ impl Folder {
         }
     }
 
-    fn read_tcp(&self, settings: &mut Settings) {
+    fn read_tcp(&self, settings: &mut Settings) -> Result<(), String> {
         if let [_, default, max] = self.numbers("tcp_rmem")[..] {
             settings.receive_buffer = limited(default);
             settings.receive_buffer_max = limited(max);
@@ -113,10 +114,9 @@ impl Folder {
         self.read("tcp_frto", |value| settings.frto = small(value));
         self.read("tcp_early_retrans", |value| settings.early_retrans = small(value));
         self.read("tcp_recovery", |value| settings.recovery = small(value));
-        // AccECN is not supported: values that select it leave the setting as it is.
-        self.read("tcp_ecn", |value| {
-            settings.ecn = EcnUse::from_setting(small(value)).unwrap_or(settings.ecn);
-        });
+        if let Some(value) = self.number("tcp_ecn") {
+            settings.ecn = EcnUse::from_setting(value).map_err(|error| error.to_string())?;
+        }
         self.read("tcp_ecn_fallback", |value| settings.ecn_fallback = value != 0);
         self.read("tcp_slow_start_after_idle", |value| {
             settings.slow_start_after_idle = value != 0;
@@ -135,6 +135,7 @@ impl Folder {
         });
         self.read("tcp_retries1", |value| settings.retries1 = small(value));
         self.read("tcp_rto_min_us", |value| settings.rto_min = micros(value));
+        self.read("tcp_rto_max_ms", |value| settings.rto_max = millis(value));
         self.read("tcp_mtu_probing", |value| settings.mtu_probing = small(value));
         self.read("tcp_base_mss", |value| settings.base_mss = limited(value));
         self.read("tcp_mtu_probe_floor", |value| settings.mtu_probe_floor = limited(value));
@@ -148,16 +149,19 @@ impl Folder {
         let discipline = fs::read_to_string(self.path.join("qdisc")).unwrap_or_default();
         // The only queueing discipline that follows the pacing rates of sockets.
         settings.pacing = discipline.trim() == "fq";
-        if let [word] = &self.words("tcp_fastopen_key")[..]
-            && let Some(keys) = fastopen_keys(word)
-        {
-            settings.fastopen_key = keys;
+        if let [word] = &self.words("tcp_fastopen_key")[..] {
+            settings.fastopen_key = fastopen_keys(word).ok_or_else(|| {
+                format!("tcp_fastopen_key is {word}, but must be one or two keys of four words")
+            })?;
         }
-        if let [word] = &self.words("tcp_congestion_control")[..]
-            && let Some(kind) = Kind::from_name(word)
-        {
-            settings.congestion = kind;
+        if let [word] = &self.words("tcp_congestion_control")[..] {
+            settings.congestion = Kind::from_name(word).ok_or_else(|| {
+                let names: Vec<_> = Kind::ALL.iter().map(|kind| kind.name()).collect();
+                let names = names.join(", ");
+                format!("tcp_congestion_control is {word}, but must be one of {names}")
+            })?;
         }
+        Ok(())
     }
 
     /// The words of a setting.
@@ -175,9 +179,14 @@ impl Folder {
         self.words(name).iter().filter_map(number).collect()
     }
 
+    /// The first number of a setting, if the setting exists.
+    fn number(&self, name: &str) -> Option<i64> {
+        self.numbers(name).first().copied()
+    }
+
     /// Passes a setting of one number to `set`, if the setting exists.
     fn read(&self, name: &str, set: impl FnOnce(i64)) {
-        if let Some(&value) = self.numbers(name).first() {
+        if let Some(value) = self.number(name) {
             set(value);
         }
     }
@@ -220,4 +229,44 @@ fn fastopen_keys(text: &str) -> Option<FastOpenKeys> {
         }
         None => FastOpenKeys { primary: key(text)?, backup: None },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder with one setting, and what reading it gives.
+    fn read(name: &str, value: &str) -> Result<Settings, String> {
+        let path = std::env::temp_dir().join(format!("towpath-settings-{}", std::process::id()));
+        let path = path.join(format!("{name}-{value}"));
+        fs::create_dir_all(path.join("ipv4")).expect("a folder");
+        fs::write(path.join("ipv4").join(name), format!("{value}\n")).expect("a setting");
+        let folder = Folder::open(path.clone()).expect("inotify");
+        let mut settings = Settings::default();
+        let result = folder.read_tcp(&mut settings).map(|()| settings);
+        fs::remove_dir_all(path).expect("the folder is removed");
+        result
+    }
+
+    #[test]
+    fn values_that_mean_nothing_are_refused() {
+        let problem = |name, value| read(name, value).expect_err(value);
+        for value in ["-1", "3", "4", "5"] {
+            let expected = format!("tcp_ecn is {value}, but must be 0 (off), 1 (request");
+            let text = problem("tcp_ecn", value);
+            assert!(text.starts_with(&expected) && text.contains("RFC 9768"), "{text}");
+        }
+        let text = problem("tcp_congestion_control", "vegas");
+        assert_eq!(text, "tcp_congestion_control is vegas, but must be one of reno, cubic, bbr");
+        assert!(problem("tcp_fastopen_key", "1-2-3").starts_with("tcp_fastopen_key is 1-2-3,"));
+    }
+
+    #[test]
+    fn known_values_are_taken() {
+        let settings = |name, value| read(name, value).expect(value);
+        assert_eq!(settings("tcp_ecn", "1").ecn, EcnUse::Request);
+        assert_eq!(settings("tcp_ecn", "2").ecn, EcnUse::Accept);
+        assert_eq!(settings("tcp_rto_max_ms", "2000").rto_max, Duration::from_secs(2));
+        assert_eq!(settings("tcp_congestion_control", "bbr").congestion, Kind::Bbr);
+    }
 }

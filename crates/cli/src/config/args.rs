@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
-use towpath_gateway::config::{MTU_MAX, MTU_MIN, Subnet4, Subnet6, WORKERS_MAX, parse_size};
+use towpath_gateway::config::{MTU_MAX, MTU_MIN, Subnet4, Subnet6, parse_size};
 use towpath_gateway::network::{BUSY_POLL_MAX, QUEUE_LEN_MAX};
 use towpath_gateway::services::wire::domain::DomainName;
 use towpath_net::tcp::congestion::Kind;
@@ -22,6 +22,9 @@ pub(crate) use link::{Address, InterfaceArguments, LinkArguments};
 pub(crate) use machine::{DaemonArguments, MachineArguments};
 pub(crate) use publish::PublishArguments;
 pub(crate) use top::TopArguments;
+pub(crate) use uplinks::{PortUplink, UplinkArguments};
+pub(crate) use workers::Workers;
+use workers::parse_workers;
 
 mod attach;
 mod capture;
@@ -31,6 +34,8 @@ mod link;
 mod machine;
 mod publish;
 mod top;
+mod uplinks;
+mod workers;
 
 /// Run programs and virtual machines on a user-space network.
 #[derive(Debug, Parser)]
@@ -93,7 +98,7 @@ pub(crate) struct RunArguments {
 /// Creates a switch with the given ports and runs it until SIGINT or SIGTERM arrives. One more
 /// port leads to a gateway, which reaches the outside through ordinary sockets of the host, as for
 /// `run`. No privilege is needed, except for TAP devices, which are created in this network
-/// namespace.
+/// namespace, and for interfaces of the host.
 ///
 /// NAME is a port name of at most 15 letters, digits, '-', '_' and '.'. towpath listens on the
 /// socket PATH; a machine can disconnect and connect again. The first `%i` in PATH stands for the
@@ -135,6 +140,9 @@ pub(crate) struct UpArguments {
     #[arg(long, value_name = "NAME", help_heading = "Ports")]
     pub(crate) tap: Vec<String>,
 
+    #[command(flatten)]
+    pub(crate) uplinks: UplinkArguments,
+
     /// Queue length of each port, in packets: 1 to 1048576 [default: 1000]
     #[arg(long, value_name = "N", help_heading = "Ports", value_parser = parse_queue_len)]
     pub(crate) queue_len: Option<usize>,
@@ -144,7 +152,7 @@ pub(crate) struct UpArguments {
           value_parser = clap::value_parser!(u16).range(1..=8))]
     pub(crate) queue_pairs: Option<u16>,
 
-    /// Isolate the ports from each other: they reach only the gateway.
+    /// Isolate the ports from each other: they reach only the gateway and interfaces of the host.
     #[arg(long, help_heading = "Ports")]
     pub(crate) isolate: bool,
 
@@ -258,12 +266,12 @@ fn parse_published(text: &str) -> Result<(String, String), String> {
 /// List the ports, leases or published ports of running instances.
 ///
 /// With `ports`, each line is a port of a `towpath up` of this user: PID of towpath, name of the
-/// port, `connected` or `disconnected`, queued packets and queue length, VLANs, `open` or
-/// `isolated`, and the attachment. With `leases`, each line is a leased address: PID, address,
-/// seconds left, MAC address, port, name, and `static` for a static lease. Static leases that are
-/// not taken follow; their `seconds` are null in JSON. With `published`, each line is a port or a
-/// range of ports of the host, with the machine and port that it leads to; `program` is the program
-/// of a `towpath run` or `towpath attach`.
+/// port, `connected` or `disconnected` (of an interface: up or down), queued packets and queue
+/// length, VLANs, `open` or `isolated`, and the attachment. With `leases`, each line is a leased
+/// address: PID, address, seconds left, MAC address, port, name, and `static` for a static lease.
+/// Static leases that are not taken follow; their `seconds` are null in JSON. With `published`,
+/// each line is a port or a range of ports of the host, with the machine and port that it leads to;
+/// `program` is the program of a `towpath run` or `towpath attach`.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct LsArguments {
@@ -316,18 +324,18 @@ pub(crate) enum AddOrDel {
 
 /// Add, remove or change a port of a running network.
 ///
-/// `add` creates a port with one of --vhost-user, --vhost-user-client, --stream and --tap; `del`
-/// removes it; `set` changes it while packets flow. Settings are pairs of words:
+/// `add` creates a port with one of --vhost-user, --vhost-user-client, --stream, --tap, --packet
+/// and --xdp; `del` removes it; `set` changes it while packets flow. Settings are pairs of words:
 ///
 /// `queue-len N`: queue length in packets. `isolated yes|no`: whether the port reaches only the
-/// gateway. `vlan N`: access port, the VLAN of its untagged frames. `trunk LIST`: VLANs of tagged
-/// frames, for example 10,20-30 or all. `native N`: with `trunk`, the VLAN of untagged frames.
-/// `macs LIST` and `addresses LIST`: source addresses that the machine may use; packets with other
-/// addresses are dropped as spoofed; an empty list allows all. `router yes|no`: whether the machine
-/// may send router advertisements and DHCP replies. `flood-rate N`: packets per second that the
-/// machine may send as broadcast, as multicast and to unknown addresses, each; 0 for no limit
-/// [default: 10000, 20000 and 20000]. `queue-pairs N`: with `add` only. `set` leaves other settings
-/// unchanged.
+/// gateway and interfaces of the host. `vlan N`: access port, the VLAN of its untagged frames.
+/// `trunk LIST`: VLANs of tagged frames, for example 10,20-30 or all. `native N`: with `trunk`, the
+/// VLAN of untagged frames. `macs LIST` and `addresses LIST`: source addresses that the machine may
+/// use; packets with other addresses are dropped as spoofed; an empty list allows all. `router
+/// yes|no`: whether the machine may send router advertisements and DHCP replies. `flood-rate N`:
+/// packets per second that the machine may send as broadcast, as multicast and to unknown
+/// addresses, each; 0 for no limit [default: 10000, 20000 and 20000]. `queue-pairs N`: with `add`
+/// only. `set` leaves other settings unchanged.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct PortArguments {
@@ -358,6 +366,9 @@ pub(crate) struct PortArguments {
     /// With add: a port with a new TAP device of the port's name.
     #[arg(long)]
     pub(crate) tap: bool,
+
+    #[command(flatten)]
+    pub(crate) uplink: PortUplink,
 
     #[command(flatten)]
     pub(crate) which: WhichNetwork,
@@ -401,9 +412,10 @@ pub(crate) struct WhichNetwork {
 /// other side; flows of --host-udp-ports: `udp_flows`, `udp_begun`, and `udp_refused` datagrams;
 /// `bytes_out` and `bytes_in` of all of them. `packets`: `from_program`, `to_program`,
 /// the super-packets among them, and `retransmitted`. `taken`: packets and frames of memory in use.
-/// `dropped`: by reason. `workers`, with several workers: these counters for each, and
-/// `handed_over` packets. For `up` also `stations` (in the address table of the switch), and
-/// `ports`: for each, packets, bytes and drops. Later versions may add names.
+/// `dropped`: by reason. `workers`, with several workers: these counters for each,
+/// `handed_over` packets, and `flows_taken` over from other workers. For `up` also `stations` (in
+/// the address table of the switch), and `ports`: for each, packets, bytes and drops. Later
+/// versions may add names.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct StatsArguments {
@@ -492,11 +504,12 @@ pub(crate) struct NetworkArguments {
     #[command(flatten)]
     pub(crate) link: LinkArguments,
 
-    /// Worker threads, 1 to 8. Each has an equal share of --memory and --max-flows; workers after
-    /// the first handle TCP connections only.
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Network",
-          value_parser = clap::value_parser!(u8).range(1..=WORKERS_MAX as i64))]
-    pub(crate) workers: u8,
+    /// Most worker threads, 1 to 8; 'auto': one for each processor that this process may use, 4 at
+    /// most. A further one serves only while those before it are busy all the time, and if it makes
+    /// traffic faster. Each of them has a part of --memory.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_workers,
+          help_heading = "Network")]
+    pub(crate) workers: Workers,
 
     /// Write packets to FILE (pcapng). A separate thread writes, so traffic never waits. If the
     /// file or its reader is too slow, packets are missing from FILE and are counted.

@@ -129,12 +129,18 @@ fn ports(
         .iter()
         .map(|(name, path)| ("stream", name, Attachment::Stream(numbered(path))));
     let tap = arguments.tap.iter().map(|name| ("tap", name, Attachment::Tap(name.clone())));
+    let packet = arguments.uplinks.packet.iter();
+    let packet =
+        packet.map(|(name, interface)| ("packet", name, Attachment::Packet(interface.clone())));
+    let xdp = arguments.uplinks.xdp.iter();
+    let xdp = xdp.map(|(name, settings)| ("xdp", name, Attachment::Xdp(settings.clone())));
     let operation = |(option, name, attachment): (&str, &String, Attachment)| {
-        let (name, settings) = (name.clone(), settings.clone());
+        let (name, settings) = (name.clone(), settings.clone().for_device(&attachment));
         let at = format!("option --{option} {name}");
         (at, Operation::Add { name, attachment, settings })
     };
-    let mut given: Vec<_> = vhost_user.chain(client).chain(stream).chain(tap).collect();
+    let mut given: Vec<_> =
+        vhost_user.chain(client).chain(stream).chain(tap).chain(packet).chain(xdp).collect();
     let machine = &arguments.machine;
     let vhost_user = machine.vhost_user_fd.iter().map(|given| ("vhost-user-fd", given));
     let stream = machine.stream_fd.iter().map(|given| ("stream-fd", given));

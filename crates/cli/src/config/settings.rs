@@ -15,7 +15,7 @@ use towpath_gateway::publish::{self, JoinedPort, Protocol, Publish};
 use towpath_gateway::resolv;
 use towpath_io::namespace::listening::ephemeral_ports;
 
-use crate::config::args::{Arguments, GatewayArguments, NetworkArguments};
+use crate::config::args::{Arguments, GatewayArguments, NetworkArguments, Workers};
 use crate::config::{hints, link, routes};
 use crate::exit;
 use crate::messages::Messages;
@@ -50,8 +50,11 @@ pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
         join_published: arguments.join_published || arguments.join_loopback,
         join_loopback: arguments.join_loopback,
         followed: followed(arguments),
-        workers: arguments.workers.into(),
         ..describe(&arguments.gateway)
+    };
+    config.workers = match arguments.workers {
+        Workers::Auto => config.workers_for_this_machine(),
+        Workers::Most(most) => most,
     };
     let copied = link::apply(&mut config, &arguments.link, messages(&arguments.gateway))
         .unwrap_or_else(|error| usage_error(&error));

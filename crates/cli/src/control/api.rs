@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use towpath_gateway::control::http::{Request, Response};
 use towpath_gateway::control::operations::{self, VLAN_MAX};
 use towpath_gateway::flows::{FlowPage, FlowQuery};
-use towpath_gateway::network::{Attachment, Network, PortReport, TransactionError};
+use towpath_gateway::network::{Attachment, DeviceReport, Network, PortReport, TransactionError};
 use towpath_gateway::report::Report;
 use towpath_gateway::services::{Guest, Services};
 use towpath_gateway::worker::Worker;
@@ -145,6 +145,8 @@ fn port(report: &PortReport) -> Value {
         Attachment::VhostUserFd(_) => ("vhost-user-fd", "".into()),
         Attachment::StreamFd(_) => ("stream-fd", "".into()),
         Attachment::Tap(name) => ("tap", name.into()),
+        Attachment::Packet(interface) => ("packet", interface.into()),
+        Attachment::Xdp(settings) => ("xdp", settings.to_string().into()),
     };
     let settings = &report.settings;
     let mut object = json!({
@@ -161,6 +163,9 @@ fn port(report: &PortReport) -> Value {
         "macs": settings.guard.macs.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "addresses": settings.guard.addresses.iter().map(allowed).collect::<Vec<_>>(),
     });
+    if let DeviceReport::Uplink(_, way) = &report.device {
+        object["way"] = way.to_string().into();
+    }
     match &settings.vlans {
         PortVlans::Access(vid) => object["vlan"] = vid.number().into(),
         PortVlans::Trunk { native, allowed } => {

@@ -76,6 +76,7 @@ fn workers(shares: &[WorkerShare]) -> Value {
             "flows": { "tcp": tcp, "udp": udp, "echo": echo },
             "packets": { "from_program": share.packets_in, "to_program": share.packets_out },
             "handed_over": share.handed_over,
+            "flows_taken": share.flows_taken,
         });
         (index.to_string(), object)
     };

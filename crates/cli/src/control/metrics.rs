@@ -109,6 +109,8 @@ fn ports(out: &mut String, network: &NetworkReport) {
         Attachment::VhostUserFd(_) => "vhost-user-fd",
         Attachment::StreamFd(_) => "stream-fd",
         Attachment::Tap(_) => "tap",
+        Attachment::Packet(_) => "packet",
+        Attachment::Xdp(_) => "xdp",
     };
     let label = |name: &str, kind: &str| format!("port=\"{name}\",attachment=\"{kind}\"");
     let of_ports = network
@@ -242,6 +244,7 @@ mod tests {
             bytes_out: 0,
             bytes_in: 0,
             handed_over: 0,
+            flows_taken: 0,
         }];
         text(&report, Some(&worker.inside().report(worker.now())))
     }

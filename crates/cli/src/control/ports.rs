@@ -215,8 +215,9 @@ fn networks() -> anyhow::Result<Vec<(i32, PathBuf, Value)>> {
 
 /// Returns the operation on one port, checked as the network would.
 fn operation(name: &str, arguments: &PortArguments) -> Result<Value, String> {
-    let PortArguments { action, settings, vhost_user, vhost_user_client, stream, tap, .. } =
-        arguments;
+    let PortArguments {
+        action, settings, vhost_user, vhost_user_client, stream, tap, uplink, ..
+    } = arguments;
     let verb = match action {
         PortAction::Add => "add",
         PortAction::Del => "del",
@@ -232,6 +233,12 @@ fn operation(name: &str, arguments: &PortArguments) -> Result<Value, String> {
     }
     if *tap {
         operation["tap"] = true.into();
+    }
+    if let Some(interface) = &uplink.packet {
+        operation["packet"] = interface.as_str().into();
+    }
+    if let Some(settings) = &uplink.xdp {
+        operation["xdp"] = settings.to_string().into();
     }
     let (pairs, rest) = settings.as_chunks::<2>();
     if let [setting] = rest {

@@ -216,7 +216,7 @@ impl Child<'_> {
 
 /// The program's interface.
 pub(crate) struct Interface {
-    queues: Vec<Tap>,
+    tap: Tap,
     /// Whether it has IPv6.
     pub(crate) configured: Configured,
     /// Its offload features.
@@ -228,9 +228,8 @@ impl Interface {
     /// offload features with time limits that are `patience` times as long as usual.
     pub(crate) fn make(config: &Config, patience: u32) -> anyhow::Result<Self> {
         let name = &config.interface;
-        let workers = config.workers;
-        let tap = if workers > 1 { Tap::create_with_queues(name) } else { Tap::create(name) };
-        let mut tap = tap.with_context(|| format!("cannot create interface {name}"))?;
+        let mut tap =
+            Tap::create(name).with_context(|| format!("cannot create interface {name}"))?;
         tap.set_mtu(config.mtu);
         let configured = match config.configures_interface {
             true => config.interface().configure(),
@@ -248,15 +247,7 @@ impl Interface {
             }
             false => test_elsewhere(&mut tap, config, patience)?,
         };
-        let others: Result<Vec<Tap>, _> = (1..workers).map(|_| tap.add_queue()).collect();
-        let others = others.with_context(|| format!("cannot add queues to interface {name}"))?;
-        if workers > 1 {
-            // Packets that were sent before the other queues existed are in an arbitrary queue.
-            // They will be retransmitted.
-            tap.discard_waiting()?;
-        }
-        let queues = [tap].into_iter().chain(others).collect();
-        Ok(Self { queues, configured, report })
+        Ok(Self { tap, configured, report })
     }
 
     /// True if an offload feature failed. A disabled family could not be tried, which is no
@@ -267,8 +258,8 @@ impl Interface {
 
     /// Returns the message that passes the interface to the parent.
     pub(crate) fn into_message(self) -> Message {
-        let queues = self.queues.into_iter().map(Tap::into_fd).collect();
-        Message::Ready(features_to_bits(self.report.features), queues)
+        let features = features_to_bits(self.report.features);
+        Message::Ready(features, self.tap.into_fd())
     }
 }
 

@@ -98,10 +98,10 @@ pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<ChildRe
             Ok(Message::Opener(channel)) => opener = Some(channel.into()),
             Ok(Message::Watcher(channel)) => watcher = Some(channel.into()),
             Ok(Message::Mirror(channel)) => mirror = Some(channel.into()),
-            Ok(Message::Ready(features, queues)) => {
+            Ok(Message::Ready(features, tap)) => {
                 let features = features_from_bits(features);
                 return Ok(Some(ChildResources {
-                    queues,
+                    tap,
                     features,
                     listeners,
                     datagrams,

@@ -40,8 +40,8 @@ const CAPTURE_LINGER: Duration = FINISH_PATIENCE.saturating_add(Duration::from_s
 
 /// What the child has made inside.
 pub(crate) struct ChildResources {
-    /// The queues of its device.
-    pub(crate) queues: Vec<OwnedFd>,
+    /// Its device.
+    pub(crate) tap: OwnedFd,
     pub(crate) features: Features,
     /// Sockets that listen on the program's loopback, of TCP and of UDP.
     pub(crate) listeners: Vec<JoinedListener>,
@@ -105,13 +105,12 @@ impl Gateway {
         messages: Messages,
     ) -> anyhow::Result<Self> {
         allow_many_files();
-        let ChildResources { queues, features, listeners, datagrams, opener, watcher, mirror } =
+        let ChildResources { tap, features, listeners, datagrams, opener, watcher, mirror } =
             inside;
-        let mut taps: Vec<Tap> =
-            queues.into_iter().map(|queue| Tap::from_fd(queue, features, config.mtu)).collect();
-        let mut workers = match taps.len() {
-            1 => Threads::One(Box::new(Worker::new(config, taps.remove(0))?)),
-            _ => Threads::Several(Box::new(WorkerGroup::prepare(config, taps)?)),
+        let tap = Tap::from_fd(tap, features, config.mtu);
+        let mut workers = match config.workers {
+            1 => Threads::One(Box::new(Worker::new(config, tap)?)),
+            _ => Threads::Several(Box::new(WorkerGroup::prepare(config, tap)?)),
         };
         workers.join(listeners).context("option --host-tcp-ports")?;
         for joined in datagrams {

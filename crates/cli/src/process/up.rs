@@ -16,6 +16,7 @@ use towpath_io::confine::broker::{Duties, Guests, Ports};
 use towpath_io::endpoint::Connection;
 use towpath_io::namespace::signals::Signals;
 use towpath_io::process_sys::Inherited;
+use towpath_io::uplink::XdpSettings;
 use towpath_io::vhost_user::{self, sigbus};
 
 use crate::config::args::{MachineArguments, UpArguments};
@@ -145,11 +146,14 @@ fn sockets(plan: &Plan) -> Vec<String> {
 
 /// Returns the duties of the broker.
 fn duties(plan: &Plan, control: Vec<(PathBuf, u64)>) -> Duties {
-    let mut connect = Vec::new();
+    let (mut connect, mut uplinks) = (Vec::new(), Vec::new());
     for (_, operation) in &plan.operations {
         let Operation::Add { attachment, .. } = operation else { continue };
         match attachment {
             Attachment::Tap(_) | Attachment::VhostUserFd(_) | Attachment::StreamFd(_) => {}
+            Attachment::Packet(interface) | Attachment::Xdp(XdpSettings { interface, .. }) => {
+                uplinks.push(interface.clone());
+            }
             Attachment::VhostUserClient(path)
             | Attachment::VhostUser(path)
             | Attachment::Stream(path) => {
@@ -162,7 +166,7 @@ fn duties(plan: &Plan, control: Vec<(PathBuf, u64)>) -> Duties {
         ports: Ports::Any,
         control,
         leases: plan.lease_file.clone(),
-        guests: Some(Guests { connect }),
+        guests: Some(Guests { connect, uplinks }),
         ..Duties::default()
     }
 }

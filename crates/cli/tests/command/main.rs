@@ -119,7 +119,7 @@ fn wrong_usage_ends_with_2_and_says_why() {
     let cases: &[(&[&str], &str)] = &[
         (&[], "Usage"),
         (&["run", "--no-such-option"], "--no-such-option"),
-        (&["run", "--workers", "2", "-t", "auto"], "('auto') need one worker"),
+        (&["run", "--workers", "all"], "expected 1 to 8, or 'auto'"),
         (&["run", "-t", "80", "-t", "80"], "port 80 is given twice"),
         (&["run", "-T", "80,81", "-T", "81:82"], "port 81 is given twice"),
         (&["run", "-T", "127.0.0.1/80"], "give ports only, which are those of"),
@@ -195,7 +195,7 @@ fn wrong_values_end_with_2_and_name_the_right_ones() {
         (&["port", "set", "a", "queue-lne", "3"], "did you mean 'queue-len'?"),
         (&["port", "set", "a", "queue-pairs", "2"], "only when the port is added"),
         (&["port", "set", "a", "isolated", "maybe"], "yes or no), got 'maybe'"),
-        (&["port", "add", "a"], "expected one of vhost-user, vhost-user-client, stream and tap"),
+        (&["port", "add", "a"], "vhost-user, vhost-user-client, stream, tap, packet and xdp, got"),
         (&["lease", "add", "web"], "expected KEY=VALUE, got 'web'"),
         (&["lease", "add", "port=a,port=b"], "key 'port' is given twice"),
         (&["lease", "add", "ipv4=10.0.2.9"], "expected one of port, mac, client-id and duid"),

@@ -23,6 +23,7 @@ mod taps;
 mod trace;
 mod transfer;
 mod udp;
+mod uplinks;
 mod urgent;
 mod workers;
 
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
         workers::tests(),
         life::tests(),
         taps::tests(),
+        uplinks::tests(),
         options::tests(),
         soak::tests(),
     ]

@@ -6,7 +6,7 @@ mod qemu;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use qemu::{INITRD, device, vhost_user};
+use qemu::{EMULATION, INITRD, device, vhost_user};
 
 /// The image with iperf3.
 const INITRD_IPERF3: &str = "initrd-iperf3";
@@ -58,7 +58,7 @@ impl Machine {
     pub(crate) fn await_arrival(socket: &Path, card: &str, monitor: &Path) -> Self {
         let mut options = watched(socket, card, monitor);
         options.extend(["-incoming".to_owned(), "defer".to_owned()]);
-        let machine = qemu::Machine::start_up(&directory(), INITRD, 1, &options);
+        let machine = qemu::Machine::start_up(&directory(), INITRD, EMULATION, 1, &options);
         Self(machine.expect("missing() looked for it"))
     }
 
@@ -85,7 +85,7 @@ impl Machine {
     }
 
     fn start_up(initrd: &str, processors: u16, network: &[String]) -> Self {
-        let machine = qemu::Machine::boot(&directory(), initrd, processors, network);
+        let machine = qemu::Machine::boot(&directory(), initrd, EMULATION, processors, network);
         Self(machine.expect("missing() looked for it"))
     }
 

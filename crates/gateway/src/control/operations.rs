@@ -111,35 +111,36 @@ pub fn operation(mut fields: Fields) -> Result<Operation, Wrong> {
 
 /// Parses a port to be added from the remaining fields; `defaults` supplies absent settings.
 pub fn add(name: String, mut fields: Fields, defaults: &PortSettings) -> Result<Operation, Wrong> {
-    let vhost_user = path(&mut fields, "vhost-user")?;
-    let client = path(&mut fields, "vhost-user-client")?;
-    let stream = path(&mut fields, "stream")?;
-    let is_tap = fields.yes_or_no("tap")?.unwrap_or(false);
-    let attachment = match (vhost_user, client, stream, is_tap) {
-        (Some(path), None, None, false) => Attachment::VhostUser(path),
-        (None, Some(path), None, false) => Attachment::VhostUserClient(path),
-        (None, None, Some(path), false) => Attachment::Stream(path),
-        (None, None, None, true) => Attachment::Tap(name.clone()),
-        (vhost_user, client, stream, is_tap) => {
-            let given = given(&[
-                ("vhost-user", vhost_user.is_some()),
-                ("vhost-user-client", client.is_some()),
-                ("stream", stream.is_some()),
-                ("tap", is_tap),
-            ]);
-            return Err(fields.all_wrong(format!(
-                "port '{name}': expected one of vhost-user, vhost-user-client, stream and tap, \
-                 got {given}"
-            )));
-        }
-    };
-    let mut settings = defaults.clone();
+    let attachment = attachment(&name, &mut fields)?;
+    let mut settings = defaults.clone().for_device(&attachment);
     if let Some(pairs) = fields.number("queue-pairs", 1, QUEUE_PAIRS_MAX)? {
         settings.pairs = pairs as u16;
     }
     let settings = change(&mut fields)?.apply_to(settings);
     fields.finish()?;
     Ok(Operation::Add { name, attachment, settings })
+}
+
+/// Parses the device of a port: exactly one of its kinds.
+fn attachment(name: &str, fields: &mut Fields) -> Result<Attachment, Wrong> {
+    let is_tap = fields.yes_or_no("tap")?.unwrap_or(false);
+    let all = [
+        ("vhost-user", path(fields, "vhost-user")?.map(Attachment::VhostUser)),
+        ("vhost-user-client", path(fields, "vhost-user-client")?.map(Attachment::VhostUserClient)),
+        ("stream", path(fields, "stream")?.map(Attachment::Stream)),
+        ("tap", is_tap.then(|| Attachment::Tap(name.to_owned()))),
+        ("packet", fields.text("packet")?.map(Attachment::Packet)),
+        ("xdp", fields.parsed("xdp")?.map(Attachment::Xdp)),
+    ];
+    let given = given(&all.each_ref().map(|(kind, found)| (*kind, found.is_some())));
+    let mut found = all.into_iter().filter_map(|(_, found)| found);
+    match (found.next(), found.next()) {
+        (Some(attachment), None) => Ok(attachment),
+        _ => Err(fields.all_wrong(format!(
+            "port '{name}': expected one of vhost-user, vhost-user-client, stream, tap, packet \
+             and xdp, got {given}"
+        ))),
+    }
 }
 
 /// Parses a static lease.
@@ -324,13 +325,34 @@ mod tests {
         operation(Fields::of(value.clone(), "")?)
     }
 
+    /// Goal: defaults that isolate machines leave the interfaces that they should reach.
+    #[test]
+    fn interfaces_are_not_isolated_by_default() {
+        let isolated = PortSettings { role: Role::Isolated, ..PortSettings::default() };
+        let role = |port: Value| {
+            let fields = Fields::of(port, "").expect("an object");
+            match add("a".to_owned(), fields, &isolated).expect("valid") {
+                Operation::Add { attachment, settings, .. } => (attachment, settings.role),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(role(json!({ "tap": true })).1, Role::Isolated);
+        let packet = Attachment::Packet("eth1".to_owned());
+        assert_eq!(role(json!({ "packet": "eth1" })), (packet, Role::Station));
+        let (attachment, own) = role(json!({ "xdp": "eth1,queue=2", "isolated": true }));
+        assert_eq!(
+            (attachment.to_string().as_str(), own),
+            ("xdp eth1,queue=2,mode=auto", Role::Isolated)
+        );
+    }
+
     #[test]
     fn operations_that_are_none_are_refused() {
         for (wrong, why) in [
             (json!([]), "expected an object, got a list"),
             (json!({}), "one of add, del, set"),
             (json!({ "add": "a" }), "port 'a': expected one of vhost-user, vhost-user-client"),
-            (json!({ "add": "a" }), "stream and tap, got none"),
+            (json!({ "add": "a" }), "packet and xdp, got none"),
             (json!({ "add": "a", "tap": true, "stream": "/x" }), "got stream and tap"),
             (json!({ "add": "a", "vhost-user": "/x", "vhost-user-client": "/x" }), "one of"),
             (json!({ "add": "a", "stream": "x" }), "'stream': the path 'x' is not absolute"),

@@ -7,11 +7,12 @@
 //! without closing its sockets, so that no connection is refused in between. A guest known by name
 //! is looked up for each new connection, as its address may change.
 
+use super::accepted::Accepted;
 use super::route::Routes;
-use super::spread::Accepted;
 use super::udp::PublishedBy;
 use super::{Gateway, Io, Token, is_descriptor_shortage};
 use super::{Slot, Slots};
+use crate::owners::Buckets;
 use crate::publish::{HostPort, Protocol, Publish, PublishId, Target};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -185,6 +186,16 @@ impl Listeners {
     }
 
     /// Returns true if connections wait that no event will report again.
+    /// Takes out the connections of these buckets that other workers have accepted for this one and
+    /// that have not had their turn.
+    pub(super) fn take_handed_over(&mut self, buckets: &Buckets) -> Vec<Accepted> {
+        let all = std::mem::take(&mut self.handed_over);
+        let is_wanted = |accepted: &Accepted| buckets.contains(accepted.bucket());
+        let (wanted, others): (Vec<_>, Vec<_>) = all.into_iter().partition(is_wanted);
+        self.handed_over = others.into();
+        wanted
+    }
+
     pub(super) fn has_handed_over(&self) -> bool {
         !self.handed_over.is_empty()
     }
@@ -430,7 +441,7 @@ impl Gateway {
     }
 
     /// Takes connections that another worker has accepted for this one.
-    pub(crate) fn take_over(&mut self, accepted: impl Iterator<Item = Accepted>) {
+    pub(crate) fn take_over(&mut self, accepted: impl IntoIterator<Item = Accepted>) {
         self.listeners.handed_over.extend(accepted);
     }
 

@@ -17,8 +17,10 @@
 //! to loopback; `resolver` chooses the DNS server; `hops` maps hop limits and ICMP errors; `shares`
 //! and `idle` choose what to evict at a bound; `expected` has packets that are near and ACKs that
 //! wait; `multicast` has service discovery; `route` maps destinations; `fair` limits the memory of
-//! slow readers; `list` describes flows for people. All run on the worker's thread.
+//! slow readers; `list` describes flows for people; `moved` takes flows to other workers, and
+//! `spread` connections to published ports. All run on the worker's thread.
 
+mod accepted;
 mod changes;
 mod expected;
 mod fair;
@@ -28,6 +30,7 @@ mod joined;
 mod joined_udp;
 mod list;
 mod listen;
+mod moved;
 mod multicast;
 mod newcomers;
 mod ping;
@@ -51,7 +54,8 @@ use ping::Pings;
 use resolver::Resolvers;
 use route::Routes;
 
-pub(crate) use spread::{Accepted, Spread};
+pub(crate) use moved::{MovedFlows, Order};
+pub(crate) use spread::{Orders, Spread};
 use std::net::IpAddr;
 use tcp::TcpFlows;
 use towpath_io::reactor::{Event, Reactor};
@@ -70,6 +74,7 @@ pub use listen::{StartError, allow_many_files, allow_ports};
 pub(crate) use newcomers::Load;
 pub use queued::LentNow;
 pub(crate) use tcp::BYTES_PER_TURN;
+pub(crate) use udp::mappings_max;
 
 /// Entries whose keys fit a [`Token`].
 type Slots<T> = Slab<Option<T>>;
@@ -313,6 +318,11 @@ impl Gateway {
     /// Sets which connections belong to which of several workers.
     pub(crate) fn spread(&mut self, spread: Spread) {
         self.spread = spread;
+    }
+
+    /// Sets the number of UDP mappings at which one is evicted for a new one.
+    pub(crate) fn limit_mappings(&mut self, most: usize) {
+        self.udp.limit(most);
     }
 
     /// Returns the counters.

@@ -88,8 +88,8 @@ pub(super) enum Message {
     Echo(Echo),
 }
 
-/// Kind of a flow, its address, and its port or identifier.
-type FlowKey = (bool, IpAddr, u16);
+/// Of a flow: whether it is an echo flow, its address, and its port or identifier.
+pub(super) type FlowKey = (bool, IpAddr, u16);
 
 impl Message {
     fn packet(&self) -> &Packet {
@@ -117,7 +117,7 @@ impl Message {
     }
 
     /// Returns the key that messages of one flow have in common.
-    fn flow(&self) -> FlowKey {
+    pub(super) fn flow(&self) -> FlowKey {
         match self {
             Message::Datagram(datagram) => (false, self.source(), datagram.remote.port()),
             Message::Echo(echo) => (true, self.source(), echo.ident),
@@ -134,6 +134,13 @@ impl Newcomers {
     /// Returns true if messages wait. The program does not retransmit them.
     pub(super) fn has_messages(&self) -> bool {
         !self.own.messages.is_empty() || !self.strangers.messages.is_empty()
+    }
+
+    /// Takes out the messages that `is_wanted` selects, in their order.
+    pub(super) fn take_messages(&mut self, is_wanted: impl Fn(&Message) -> bool) -> Vec<Message> {
+        let mut taken = self.own.messages.take_all(&is_wanted);
+        taken.append(&mut self.strangers.messages.take_all(&is_wanted));
+        taken
     }
 
     fn of(&mut self, own: bool) -> &mut Waiting {

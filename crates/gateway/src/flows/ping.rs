@@ -10,6 +10,7 @@ use super::route::Target;
 use super::shares::Share;
 use super::{Gateway, Io, Token, is_descriptor_shortage};
 use super::{Slot, Slots};
+use crate::owners::{Buckets, of_echo};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io;
@@ -74,6 +75,9 @@ impl Flow {
         Ok(())
     }
 }
+
+/// An echo flow between two workers.
+pub(super) struct MovedPing(Flow);
 
 /// All echo flows.
 pub(super) struct Pings {
@@ -272,6 +276,33 @@ impl Gateway {
         self.pings.slots.insert(flow);
         self.pings.index.insert(key, slot);
         Ok(slot)
+    }
+
+    /// Takes out the echo flows of these buckets.
+    pub(super) fn take_pings(&mut self, buckets: &Buckets, io: &mut Io<'_>) -> Vec<MovedPing> {
+        let is_wanted = |flow: &Flow| buckets.contains(of_echo(flow.key.2));
+        let wanted = self.pings.slots.iter().filter(|(_, flow)| is_wanted(flow));
+        let wanted: Vec<Slot> = wanted.map(|(slot, _)| slot).collect();
+        let moved = wanted.into_iter().filter_map(|slot| {
+            let flow = self.pings.slots.remove(slot)?;
+            self.pings.index.remove(&flow.key);
+            // It was added when the flow began; removing it cannot fail.
+            let _ = io.reactor.remove(&flow.socket);
+            Some(MovedPing(flow))
+        });
+        moved.collect()
+    }
+
+    /// Continues an echo flow.
+    pub(super) fn put_ping(&mut self, MovedPing(flow): MovedPing, io: &mut Io<'_>) {
+        let slot = self.pings.slots.next_key();
+        let token = Token::Ping(slot).encode();
+        if io.reactor.add(&flow.socket, token, Interest::READ, false).is_err() {
+            self.counters.no_descriptor += 1;
+            return;
+        }
+        self.pings.index.insert(flow.key, slot);
+        self.pings.slots.insert(flow);
     }
 
     /// A ping socket has replies.

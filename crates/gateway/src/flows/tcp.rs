@@ -13,6 +13,7 @@
 //! are.
 
 mod listed;
+mod moved;
 mod slow;
 mod urgent;
 
@@ -20,6 +21,7 @@ use super::Slot;
 use super::queued::Queued;
 use super::route::Target;
 use super::{Gateway, Io, Token, is_descriptor_shortage};
+pub(super) use moved::MovedConnection;
 use rustix::io::Errno;
 use slow::Moment;
 use std::collections::VecDeque;
@@ -36,8 +38,9 @@ use towpath_packet::Piece;
 /// so many. They are sent at the end of the turn, while they are still in the processor's own
 /// cache; this is half of that cache.
 pub(crate) const BYTES_PER_TURN: usize = 512 << 10;
-/// Ports tried for a connection to the program before giving up.
-const PORT_TRIES: u16 = 64;
+/// Ports tried for a connection to the program before giving up: with several workers, about one in
+/// 256 keeps its worker.
+const PORT_TRIES: u16 = 1024;
 
 /// State of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,13 +177,14 @@ impl TcpFlows {
         self.starved && !self.waiting.is_empty() || !self.parked.is_empty()
     }
 
-    fn insert(&mut self, flow: Flow) {
+    fn insert(&mut self, flow: impl Into<Box<Flow>>) {
+        let flow: Box<Flow> = flow.into();
         let index = flow.handle.index();
         if self.flows.len() <= index {
             self.flows.resize_with(index + 1, || None);
         }
         debug_assert!(self.flows[index].is_none());
-        self.flows[index] = Some(Box::new(flow));
+        self.flows[index] = Some(flow);
         self.count += 1;
     }
 
@@ -370,9 +374,9 @@ impl Gateway {
         (0..PORT_TRIES).find_map(|offset| {
             let port = inside.port().checked_add(offset).unwrap_or(FIRST_PORT + offset);
             let local = SocketAddr::new(inside.ip(), port);
-            // Packets of other connections come to other workers.
-            let is_ours = self.spread.is_ours(local, program);
-            is_ours.then(|| io.stack.tcp_connect(local, program, io.now).ok()).flatten()
+            // With another port, the connection may belong to another worker.
+            let is_alike = self.spread.is_alike(local, inside, program);
+            is_alike.then(|| io.stack.tcp_connect(local, program, io.now).ok()).flatten()
         })
     }
 

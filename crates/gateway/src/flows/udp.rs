@@ -17,6 +17,7 @@
 mod errors;
 mod host;
 mod listed;
+mod moved;
 mod peers;
 mod published;
 mod questions;
@@ -31,6 +32,8 @@ use super::{BYTES_PER_TURN, Gateway, Io, Token, is_descriptor_shortage};
 use super::{Slot, Slots};
 pub(super) use host::for_each_part;
 use host::{for_each_segment, open, send};
+pub(super) use moved::MovedMapping;
+pub(crate) use moved::mappings_max;
 use peers::{Latest, Peers, Way};
 use published::NOBODY;
 pub(super) use published::PublishedBy;
@@ -129,7 +132,7 @@ impl UdpFlows {
         Self {
             slots: Slots::default(),
             index: HashMap::new(),
-            limit: (flows_max / 4).max(16),
+            limit: mappings_max(flows_max),
             idle: IdleShares::default(),
             published: 0,
             has_rivals: false,
@@ -196,17 +199,7 @@ impl UdpFlows {
     }
 
     fn remove(&mut self, slot: Slot) {
-        if let Some(mut flow) = self.slots.remove(slot) {
-            if flow.published.is_none() {
-                self.idle.ended(flow.share);
-            }
-            self.questions.forget(&mut flow.dns.question, flow.share);
-            self.peers.flow_ended();
-            let key = (flow.program, flow.realm);
-            if self.index.get(&key) == Some(&slot) {
-                self.index.remove(&key);
-            }
-        }
+        self.take(slot);
     }
 
     /// Evicts the longest-idle mapping of the guest that has most mappings.

@@ -10,13 +10,14 @@ use crate::services::wire::domain::DomainName;
 use towpath_io::endpoint::{Connection, EndpointError};
 use towpath_io::stream::StreamPortError;
 use towpath_io::tap::TapError;
+use towpath_io::uplink::{UplinkError, XdpSettings};
 use towpath_io::vhost_user::VhostUserError;
 use towpath_net::switch::vlan::Vid;
 use towpath_net::switch::{
     self, ADDRESSES_MAX, ADDRESSES_PER_PORT, Guard, PortVlans, Role, StormRates,
 };
 use towpath_net::wire::MacAddr;
-use towpath_packet::ring::{CAPACITY_MAX, CapacityError};
+use towpath_packet::ring::CAPACITY_MAX;
 
 use crate::capture::CAPTURES_MAX;
 use crate::config::Config;
@@ -30,7 +31,7 @@ const _: () = assert!(NETWORK_PORTS_MAX < switch::PORTS_MAX, "the gateway needs 
 pub const NAME_BYTES_MAX: usize = 15;
 /// Default for packets that may wait for a port: as many as Linux queues for a TAP device.
 pub const QUEUE_LEN: usize = 1000;
-/// Most packets that may wait for a port: what a ring can hold.
+/// Most packets that may wait for a port: as many as a ring can hold.
 pub const QUEUE_LEN_MAX: usize = CAPACITY_MAX;
 
 /// Default time to busy-poll guests' rings: several times as long as a wakeup takes.
@@ -77,6 +78,18 @@ pub enum Attachment {
     StreamFd(Connection),
     /// A TAP device with this name in the network namespace of this process.
     Tap(String),
+    /// The interface with this name in the network namespace of this process, through a packet
+    /// socket.
+    Packet(String),
+    /// A queue of an interface in the network namespace of this process, through an AF_XDP socket.
+    Xdp(XdpSettings),
+}
+
+impl Attachment {
+    /// True for an interface of the host: other networks are behind it.
+    pub fn is_uplink(&self) -> bool {
+        matches!(self, Self::Packet(_) | Self::Xdp(_))
+    }
 }
 
 impl fmt::Display for Attachment {
@@ -88,6 +101,8 @@ impl fmt::Display for Attachment {
             Self::VhostUserFd(_) => f.write_str("vhost-user-fd"),
             Self::StreamFd(_) => f.write_str("stream-fd"),
             Self::Tap(name) => write!(f, "tap {name}"),
+            Self::Packet(interface) => write!(f, "packet {interface}"),
+            Self::Xdp(settings) => write!(f, "xdp {settings}"),
         }
     }
 }
@@ -95,7 +110,7 @@ impl fmt::Display for Attachment {
 /// Settings of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortSettings {
-    /// Packets that may wait for the port.
+    /// Packets that may wait for each queue of the port.
     pub queue_len: usize,
     /// Its VLANs.
     pub vlans: PortVlans,
@@ -109,6 +124,17 @@ pub struct PortSettings {
     pub storm: StormRates,
     /// Queue pairs that a virtual machine is offered.
     pub pairs: u16,
+}
+
+impl PortSettings {
+    /// Returns these defaults for a port with this device: an uplink is not isolated, because it
+    /// is what isolated ports reach.
+    pub fn for_device(mut self, attachment: &Attachment) -> Self {
+        if attachment.is_uplink() {
+            self.role = Role::Station;
+        }
+        self
+    }
 }
 
 impl Default for PortSettings {
@@ -154,15 +180,21 @@ pub enum PortError {
     /// The connection was taken by another port before.
     #[error("another port had this connection; give each port one of its own")]
     Connection,
-    /// The ring cannot have this length.
-    #[error("queue length out of range: {0}")]
-    QueueLen(#[from] CapacityError),
+    /// A queue cannot have this length.
+    #[error("a queue of {0} packets is out of range; expected 1 to {QUEUE_LEN_MAX}")]
+    QueueLen(usize),
+    /// There is not enough memory for a queue of this length.
+    #[error("not enough memory for a queue of {0} packets; set a shorter queue-len")]
+    NoMemory(usize),
     /// The switch rejected the port.
     #[error(transparent)]
     Switch(#[from] switch::PortError),
     /// The TAP device failed.
     #[error(transparent)]
     Tap(#[from] TapError),
+    /// An interface of the host could not be opened or used.
+    #[error(transparent)]
+    Uplink(#[from] UplinkError),
     /// The vhost-user socket of a virtual machine failed.
     #[error(transparent)]
     VhostUser(#[from] VhostUserError),
@@ -266,10 +298,18 @@ pub fn gateway_addresses(config: &Config) -> Vec<IpAddr> {
 /// [`PortError`].
 pub fn check_port(name: &str, settings: &PortSettings) -> Result<(), PortError> {
     check_name(name)?;
-    if settings.queue_len == 0 || settings.queue_len > QUEUE_LEN_MAX {
-        return Err(CapacityError::OutOfRange.into());
+    check_queue_len(settings.queue_len)
+}
+
+/// Checks the length of a queue.
+///
+/// # Errors
+/// [`PortError::QueueLen`].
+pub(super) fn check_queue_len(len_max: usize) -> Result<(), PortError> {
+    match len_max {
+        1..=QUEUE_LEN_MAX => Ok(()),
+        _ => Err(PortError::QueueLen(len_max)),
     }
-    Ok(())
 }
 
 pub(super) fn check_name(name: &str) -> Result<(), PortError> {

@@ -1,26 +1,25 @@
-//! The port of the gateway: a ring instead of a device.
+//! The port of the gateway: a queue instead of a device.
 
 use towpath_io::pcapng::Direction;
 use towpath_net::switch::vlan::Vid;
 use towpath_net::switch::{self, PortId, Role, StormRates, Switch};
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
-use towpath_packet::ring::{self, Consumer, Producer, Silent};
-use towpath_packet::{Burst, Caps, Packet};
+use towpath_packet::{Caps, Packet};
 
 use super::GATEWAY_QUEUE_LEN;
 use super::config::PortError;
 use super::port::Port;
+use super::queue::Queue;
 use crate::capture::Mirrors;
 
 /// Largest super-packet that the gateway takes: an Ethernet header and the largest IP packet.
 const GATEWAY_GSO_BYTES_MAX: u32 = 14 + 65_535;
 
-/// The gateway's port, with the ring of packets that wait for the gateway.
+/// The gateway's port, with the queue of packets that wait for the gateway.
 pub(super) struct GatewayPort {
     pub(super) id: PortId,
-    pub(super) to_gateway: Producer<Packet>,
-    pub(super) from_switch: Consumer<Packet>,
+    pub(super) queue: Queue,
     /// Packets dropped because there was no memory for their headers.
     pub(super) no_memory: u64,
     pub(super) mirrors: Mirrors,
@@ -29,27 +28,18 @@ pub(super) struct GatewayPort {
 impl GatewayPort {
     /// Drops the waiting packets of a port that is gone: its number may soon be another port's.
     pub(super) fn forget(&mut self, port: PortId) {
-        let mut waiting = Burst::new();
-        for _ in 0..self.to_gateway.control().len() {
-            let Some(packet) = self.from_switch.pop() else { break };
-            if packet.ingress() == Some(port.index() as u16) {
-                continue;
-            }
-            waiting.push(packet).expect("it was empty");
-            // The packet has just left this room.
-            let _ = self.to_gateway.enqueue(&mut waiting);
-        }
+        self.queue.retain(|packet| packet.ingress() != Some(port.index() as u16));
     }
 
     /// Returns the number of packets that wait for the gateway, if there is one.
     pub(super) fn waiting(gateway: &Option<Self>) -> usize {
-        gateway.as_ref().map_or(0, |gateway| gateway.to_gateway.control().len())
+        gateway.as_ref().map_or(0, |gateway| gateway.queue.len())
     }
 
     /// Returns the next packet for the gateway.
     pub(super) fn take(&mut self, ports: &mut [Option<Port>]) -> Option<Packet> {
-        let Some(packet) = self.from_switch.pop() else {
-            // The ring is empty. Resets the counts, so that no port stays unread if a counted
+        let Some(packet) = self.queue.pop() else {
+            // The queue is empty. Resets the counts, so that no port stays unread if a counted
             // packet was lost.
             ports.iter_mut().flatten().for_each(|port| port.share.all_taken());
             return None;
@@ -80,11 +70,11 @@ impl GatewayPort {
             storm: StormRates::NONE,
             ..switch::PortConfig::new(caps)
         };
-        let (to_gateway, from_switch) = ring::single(GATEWAY_QUEUE_LEN, Silent)?;
+        let queue = Queue::new(GATEWAY_QUEUE_LEN)?;
         let id = switch.add_port(config)?;
         // No guest can send from the gateway's address.
         switch.add_station(mac, Vid::DEFAULT, id, Instant::START)?;
         let mirrors = Mirrors::default();
-        Ok(Self { id, to_gateway, from_switch, no_memory: 0, mirrors })
+        Ok(Self { id, queue, no_memory: 0, mirrors })
     }
 }

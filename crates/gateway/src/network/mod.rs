@@ -4,11 +4,12 @@
 //! # Theory of operation
 //!
 //! A [`Network`] is the [`Inside`] of a worker, so one thread owns all ports. It reads the ready
-//! ports in turn, one burst at a time, and forwards each burst through the switch. Between the
-//! switch and each port is a ring. Packets that the port's device does not take at once wait there;
-//! packets that find no room are dropped and counted. The gateway's ring leads to the worker's
-//! stack. All ports share it. So a port with a burst waiting there is not read until less waits:
-//! further packets of its guest wait in the guest, and not in front of other guests' packets.
+//! ports in turn, one burst at a time, and runs each burst to completion: the switch passes it to
+//! the devices of other ports before the next one is read. Packets that a device does not take at
+//! once wait in a queue of its port; packets that find no room are dropped and counted. The
+//! gateway's queue leads to the worker's stack. All ports share it. So a port with a burst waiting
+//! there is not read until less waits: further packets of its guest wait in the guest, and not in
+//! front of other guests' packets.
 //!
 //! All files are registered in a reactor of the network's own, which the worker watches as one
 //! file. While it pays, the worker polls the rings of guests. A full TAP device is tried again
@@ -21,16 +22,19 @@
 //! The packets of a port can be captured ([`crate::capture`]). Without a capture this costs one
 //! branch per burst.
 //!
-//! Limits: [`NAME_BYTES_MAX`], [`BURSTS_PER_TURN`], [`GATEWAY_QUEUE_LEN`]; and those of the switch,
-//! of rings and of captures.
+//! Limits: [`NAME_BYTES_MAX`], [`BURSTS_PER_TURN`], [`GATEWAY_QUEUE_LEN`]; and those of the switch
+//! and of captures.
 
 mod config;
 mod departure;
+mod device;
 mod gateway_port;
+mod lane;
 mod lease_file;
+mod outputs;
 mod port;
+mod queue;
 mod report;
-mod rings;
 mod senders;
 mod share;
 mod transaction;
@@ -57,7 +61,7 @@ use towpath_net::counters::PortDrop;
 use towpath_net::fragment;
 use towpath_net::switch::{self, Switch};
 use towpath_net::time::{Duration, Instant};
-use towpath_packet::{Burst, Caps, Context, Device, Input, Packet, Site};
+use towpath_packet::{Burst, Caps, Context, Device, Input, Site};
 
 use crate::capture::{CAPTURES_MAX, CaptureSettings, Mirrors, Sniffer};
 use crate::report::Report;
@@ -65,8 +69,8 @@ use crate::services::{self, Services};
 use crate::worker::Inside;
 use gateway_port::GatewayPort;
 use lease_file::LeaseFile;
+use outputs::Outputs;
 use port::Port;
-use rings::Rings;
 use senders::Senders;
 
 /// Delay until a full device that cannot report room is tried again.
@@ -225,7 +229,7 @@ impl Network {
         Ok(())
     }
 
-    /// Detaches a port, and drops the packets in its ring.
+    /// Detaches a port, and drops the packets that wait for it.
     ///
     /// # Errors
     /// [`PortError::Unknown`].
@@ -332,9 +336,7 @@ impl Network {
     }
 
     fn reap_captures(&mut self) {
-        if let Some(ended) = &self.capture_ended {
-            ended.clear();
-        }
+        self.capture_ended.iter().for_each(EventDoorbell::clear);
         self.mirrors().for_each(Mirrors::reap);
     }
 
@@ -402,13 +404,13 @@ impl Network {
             if received.is_empty() {
                 return input;
             }
-            let (packets, bytes) = (received.len(), received.iter().map(Packet::len).sum());
-            let (now, is_short) = (cx.now, rings::is_short(cx.memory));
-            let mut rings = Rings { ports, gateway, services, config, now, is_short };
-            rings.forward(switch, id, received, cx);
+            let (packets, now) = (received.len(), cx.now);
+            let is_short = outputs::is_short(cx.memory);
+            let mut outputs = Outputs { ports, gateway, services, config, now, is_short };
+            let bytes = outputs.forward(switch, id, received, cx);
             if let Some(port) = &mut ports[index] {
                 let waiting = GatewayPort::waiting(gateway) - waited;
-                port.share.came(packets, bytes, waiting, now);
+                port.share.came(packets, bytes as usize, waiting, now);
             }
             if input == Input::NoMemory {
                 return input;
@@ -469,21 +471,17 @@ impl Network {
         let Self { switch, ports, gateway, services, config, .. } = self;
         let Some(from) = gateway.as_mut() else { return burst.clear() };
         from.mirrors.see(Direction::Inbound, burst.iter());
-        let (id, now, is_short) = (from.id, cx.now, rings::is_short(cx.memory));
-        let mut rings = Rings { ports, gateway, services, config, now, is_short };
-        rings.forward(switch, id, burst, cx);
+        let (id, now, is_short) = (from.id, cx.now, outputs::is_short(cx.memory));
+        let mut outputs = Outputs { ports, gateway, services, config, now, is_short };
+        outputs.forward(switch, id, burst, cx);
     }
 
-    /// Passes the packets in the rings to the devices.
+    /// Offers waiting packets to the devices again.
     fn flush(&mut self, cx: &mut Context<'_>) {
         for port in self.ports.iter_mut().flatten() {
             port.flush(cx);
         }
         self.tell_departure();
-    }
-
-    fn has_news_for_gateway(&self) -> bool {
-        self.gateway.as_ref().is_some_and(|gateway| !gateway.to_gateway.control().is_empty())
     }
 }
 
@@ -501,7 +499,8 @@ impl Device for Network {
 
     fn next_deadline(&self) -> Option<Instant> {
         let ports = self.ports.iter().flatten();
-        let is_left = self.has_news_for_gateway() || ports.clone().any(|port| port.is_ready);
+        let is_left =
+            GatewayPort::waiting(&self.gateway) > 0 || ports.clone().any(|port| port.is_ready);
         let at_once = is_left.then(|| Instant::from_micros(0));
         let ports = ports.filter_map(|port| port.deadline);
         let services = self.services.as_ref().and_then(Services::next_deadline);

@@ -1,32 +1,31 @@
-//! A port: its device, and the ring in front of the device.
+//! A port: its device, and a lane for each queue of the device.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
 use towpath_io::pcapng::Direction;
-use towpath_io::stream::StreamPort;
-use towpath_io::tap::{Features, Tap};
-use towpath_io::vhost_user::{Offer, VhostUser, message, sigbus, virtq};
-use towpath_net::switch::{self, PortId, Switch};
+use towpath_net::switch::{self, PortId, Role, Switch};
 use towpath_net::time::{Instant, earliest};
-use towpath_packet::ring::{self, Consumer, Producer, Silent};
-use towpath_packet::{Burst, Caps, Context, Device, Input, Packet};
+use towpath_packet::{Burst, Caps, Context, Device, Input};
 
 use super::config::{Attachment, NetworkConfig, PortError, PortSettings};
-use super::report::{DeviceReport, PortReport};
+use super::device::PortDevice;
+use super::lane::{Driver, Lane};
+use super::report::PortReport;
 use super::share::PortShare;
 use super::{RETRY, Tell};
 use crate::capture::Mirrors;
+
+/// Packets that may wait for a port while memory is short. With as many ports as a switch has, they
+/// are half of all packets.
+pub(super) const QUEUE_LEN_SHORT: usize = 16;
 
 /// A port of a network.
 pub(super) struct Port {
     pub(super) name: String,
     pub(super) id: Option<PortId>,
     pub(super) settings: PortSettings,
-    /// The ring for packets to the port.
-    pub(super) producer: Producer<Packet>,
-    consumer: Consumer<Packet>,
-    /// Packets taken from the ring that the device has not taken yet.
-    waiting: Burst,
+    /// The packets that wait, for each queue of the device.
+    lanes: Box<[Lane]>,
     attachment: Attachment,
     device: PortDevice,
     /// Its file was readable, and it has had no turn since.
@@ -44,13 +43,6 @@ pub(super) struct Port {
     pub(super) mirrors: Mirrors,
 }
 
-/// The device of a port.
-enum PortDevice {
-    VhostUser(Box<VhostUser>),
-    Stream(Box<StreamPort>),
-    Tap(Box<Tap>),
-}
-
 impl Port {
     /// Opens the device. The port does not belong to a switch yet.
     pub(super) fn open(
@@ -60,14 +52,13 @@ impl Port {
         network: &NetworkConfig,
     ) -> Result<Self, PortError> {
         let device = PortDevice::open(&attachment, &settings, network)?;
-        let (producer, consumer) = ring::single(settings.queue_len, Silent)?;
+        let queues = 0..device.queue_count(&settings);
+        let lanes = queues.map(|_| Lane::new(settings.queue_len)).collect::<Result<_, _>>()?;
         Ok(Self {
             name: name.to_owned(),
             id: None,
             settings,
-            producer,
-            consumer,
-            waiting: Burst::new(),
+            lanes,
             attachment,
             device,
             // It may have been readable before it was watched.
@@ -85,7 +76,10 @@ impl Port {
     pub(super) fn switch_config(&self) -> switch::PortConfig {
         switch::PortConfig {
             vlans: self.settings.vlans.clone(),
-            role: self.settings.role,
+            role: match self.settings.role {
+                Role::Station if self.attachment.is_uplink() => Role::Uplink,
+                role => role,
+            },
             guard: self.settings.guard.clone(),
             respects_owners: true,
             is_router: self.settings.is_router,
@@ -96,37 +90,33 @@ impl Port {
 
     /// Returns what its device takes now.
     pub(super) fn caps(&self) -> Caps {
-        match &self.device {
-            PortDevice::VhostUser(device) => device.caps(),
-            PortDevice::Stream(device) => device.caps(),
-            PortDevice::Tap(device) => device.caps(),
-        }
+        self.device.caps()
     }
 
-    /// Changes the length of its ring.
+    /// Changes how many packets may wait for each queue.
     pub(super) fn resize(&mut self, queue_len: usize) -> Result<(), PortError> {
-        Ok(self.producer.control().resize(queue_len)?)
+        let before = self.settings.queue_len;
+        let result = self.lanes.iter_mut().try_for_each(|lane| lane.resize(queue_len));
+        if result.is_err() {
+            // Each had room for as many before.
+            self.lanes.iter_mut().for_each(|lane| drop(lane.resize(before)));
+        }
+        result
     }
 
     /// Returns the number of packets that wait for its device.
     pub(super) fn waiting(&self) -> usize {
-        self.producer.control().len() + self.waiting.len()
+        self.lanes.iter().map(Lane::waiting).sum()
     }
 
     /// Polls the device; returns true if there is work.
     pub(super) fn poll(&mut self) -> bool {
-        match &mut self.device {
-            PortDevice::VhostUser(device) if self.failure.is_none() => device.poll(),
-            _ => false,
-        }
+        self.failure.is_none() && self.device.poll()
     }
 
     /// Makes the file report new work. Returns true if there is work already.
     pub(super) fn arm(&mut self) -> bool {
-        match &mut self.device {
-            PortDevice::VhostUser(device) if self.failure.is_none() => device.arm(),
-            _ => false,
-        }
+        self.failure.is_none() && self.device.arm()
     }
 
     /// Does the device's pending work other than packets. Returns true if the device's caps may
@@ -136,15 +126,8 @@ impl Port {
         if self.failure.is_some() {
             return false;
         }
-        let result = match &mut self.device {
-            PortDevice::VhostUser(device) => {
-                let turned = device.turn(true, cx).map_err(PortError::from);
-                self.deadline = device.next_deadline();
-                turned
-            }
-            PortDevice::Stream(device) => device.turn(true, cx).map_err(PortError::from),
-            PortDevice::Tap(_) => return false,
-        };
+        let result = self.device.turn(true, cx);
+        self.deadline = self.device.next_deadline();
         self.note(result);
         true
     }
@@ -154,65 +137,89 @@ impl Port {
         if self.failure.is_some() {
             return Input::Done;
         }
-        let result = match &mut self.device {
-            PortDevice::VhostUser(device) => {
-                let input = device.receive(burst, cx).map_err(PortError::from);
-                self.deadline = earliest([self.deadline, device.next_deadline()]);
-                input
-            }
-            PortDevice::Stream(device) => device.receive(burst, cx).map_err(Into::into),
-            PortDevice::Tap(device) => device.receive(burst, cx).map_err(Into::into),
-        };
+        let result = self.device.receive(burst, cx);
+        self.deadline = earliest([self.deadline, self.device.next_deadline()]);
         self.mirrors.see(Direction::Inbound, burst.iter());
         self.note(result).unwrap_or(Input::Done)
     }
 
-    /// Passes waiting packets to the device, as far as the device takes them.
-    pub(super) fn flush(&mut self, cx: &mut Context<'_>) {
-        loop {
-            let is_next = self.waiting.is_empty();
-            if is_next && self.consumer.dequeue(&mut self.waiting) == 0 {
-                return;
-            }
-            if self.failure.is_some() {
-                self.waiting.clear();
+    /// Passes packets from the front of `burst` to the device, each to the queue of its flow. What
+    /// a queue does not take waits, as far as there is room; the rest stays in `burst`. `is_short`:
+    /// memory is short.
+    pub(super) fn transmit(&mut self, burst: &mut Burst, is_short: bool, cx: &mut Context<'_>) {
+        if self.failure.is_some() {
+            return burst.clear();
+        }
+        let open = self.device.open_queues();
+        let most = if is_short { QUEUE_LEN_SHORT } else { usize::MAX };
+        if open.len() <= 1 {
+            let queue = open.first().unwrap_or(0);
+            return self.transmit_by(queue, burst, most, cx);
+        }
+        while let Some(packet) = burst.pop() {
+            let queue = open.of_flow(&packet).expect("a queue is open");
+            let arriving = &mut self.lanes[usize::from(queue)].arriving;
+            arriving.push(packet).expect("it has room for a burst");
+        }
+        for queue in 0..self.lanes.len() {
+            if self.lanes[queue].arriving.is_empty() {
                 continue;
             }
-            if is_next {
-                self.mirrors.see(Direction::Outbound, self.waiting.iter());
+            let mut arriving = std::mem::take(&mut self.lanes[queue].arriving);
+            self.transmit_by(queue as u16, &mut arriving, most, cx);
+            while let Some(packet) = arriving.pop() {
+                burst.push(packet).expect("it came from this burst");
             }
-            let burst = &mut self.waiting;
-            let result = match &mut self.device {
-                PortDevice::VhostUser(device) => device.transmit(burst, cx).map_err(Into::into),
-                PortDevice::Stream(device) => device.transmit(burst, cx).map_err(Into::into),
-                PortDevice::Tap(device) => device.transmit(burst, cx).map_err(Into::into),
-            };
-            self.note(result);
-            if !self.waiting.is_empty() {
-                if matches!(self.device, PortDevice::Tap(_)) {
-                    self.deadline = Some(cx.now + RETRY);
-                }
-                return;
-            }
+        }
+    }
+
+    /// Passes packets from the front of `burst` to one queue. At most `most` packets wait for the
+    /// port before no more may.
+    fn transmit_by(&mut self, queue: u16, burst: &mut Burst, most: usize, cx: &mut Context<'_>) {
+        let Self { device, mirrors, lanes, .. } = self;
+        let index = usize::from(queue);
+        let of_others: usize =
+            lanes.iter().map(Lane::waiting).sum::<usize>() - lanes[index].waiting();
+        let most = most.saturating_sub(of_others);
+        let mut driver = Driver { device, queue, mirrors };
+        let result = lanes[index].transmit(burst, most, &mut driver, cx);
+        self.transmitted(result, cx.now);
+    }
+
+    /// Offers waiting packets to the device again.
+    pub(super) fn flush(&mut self, cx: &mut Context<'_>) {
+        if self.waiting() == 0 {
+            return;
+        }
+        let open = self.device.open_queues();
+        let Self { device, mirrors, lanes, .. } = self;
+        let mut result = Ok(());
+        for (queue, lane) in (0..).zip(lanes) {
+            // What waits for a queue that the guest no longer uses goes to another one.
+            let used = if open.contains(queue) { queue } else { open.first().unwrap_or(queue) };
+            let mut driver = Driver { device, queue: used, mirrors };
+            result = result.and(lane.flush(&mut driver, cx).map(drop));
+        }
+        self.transmitted(result, cx.now);
+    }
+
+    /// Notes the result of an attempt to transmit.
+    fn transmitted(&mut self, result: Result<(), PortError>, now: Instant) {
+        self.note(result);
+        self.deadline = earliest([self.deadline, self.device.next_deadline()]);
+        if !self.device.reports_room() && self.waiting() > 0 {
+            self.deadline = Some(now + RETRY);
         }
     }
 
     /// Reports the events since the last call.
     pub(super) fn report_events(&mut self, tell: &mut Tell) {
-        if let PortDevice::VhostUser(device) = &mut self.device {
-            while let Some(events) = device.take_event() {
-                tell(&self.name, &events);
-            }
-        }
+        self.device.take_events(|event| tell(&self.name, event));
     }
 
     /// Releases what is kept ready for reads.
     pub(super) fn rest(&mut self) {
-        match &mut self.device {
-            PortDevice::Tap(device) => device.rest(),
-            PortDevice::Stream(device) => device.rest(),
-            PortDevice::VhostUser(device) => device.rest(),
-        }
+        self.device.rest();
     }
 
     pub(super) fn report(&self, switch: &Switch) -> PortReport {
@@ -242,104 +249,20 @@ impl Port {
         self.has_failed() || self.device.has_ended(is_listening)
     }
 
-    /// Records an error, which ends this port's traffic and nothing else.
+    /// Records an error, which ends this port's traffic and nothing else. Waiting packets are
+    /// dropped.
     fn note<T>(&mut self, result: Result<T, PortError>) -> Option<T> {
         if let Err(error) = &result {
             self.failure = Some(error.to_string());
             self.is_ready = false;
+            self.lanes.iter_mut().for_each(Lane::clear);
         }
         result.ok()
     }
 }
 
-impl PortDevice {
-    fn open(
-        attachment: &Attachment,
-        settings: &PortSettings,
-        network: &NetworkConfig,
-    ) -> Result<Self, PortError> {
-        let offer = Offer {
-            features: virtq::FEATURES,
-            pairs: settings.pairs,
-            memory_slots: message::REGIONS_MAX as u64,
-            mtu: network.mtu,
-            mac: None,
-        };
-        Ok(match attachment {
-            Attachment::VhostUser(path) => Self::switched(VhostUser::listen(path, offer)?),
-            Attachment::VhostUserClient(path) => Self::switched(VhostUser::connect(path, offer)?),
-            Attachment::Stream(path) => {
-                Self::Stream(Box::new(StreamPort::listen(path, network.mtu)?))
-            }
-            Attachment::VhostUserFd(connection) => {
-                let socket = connection.take().ok_or(PortError::Connection)?;
-                Self::switched(VhostUser::from_socket(socket, offer)?)
-            }
-            Attachment::StreamFd(connection) => {
-                let socket = connection.take().ok_or(PortError::Connection)?;
-                Self::Stream(Box::new(StreamPort::from_socket(socket, network.mtu)?))
-            }
-            Attachment::Tap(name) => {
-                let mut tap = Tap::create(name)?;
-                tap.set_mtu(network.mtu);
-                tap.set_offload(Features::WITH_TUNNELS)?;
-                Self::Tap(Box::new(tap))
-            }
-        })
-    }
-
-    fn switched(mut device: VhostUser) -> Self {
-        device.set_polled();
-        device.set_inline();
-        Self::VhostUser(Box::new(device))
-    }
-
-    fn is_connected(&self) -> bool {
-        match self {
-            Self::VhostUser(device) => device.is_connected(),
-            Self::Stream(device) => device.is_connected(),
-            Self::Tap(_) => true,
-        }
-    }
-
-    /// Returns true if a machine was connected and has gone. A connection on which nothing arrived
-    /// was a process that looked whether the socket is in use, if `is_listening`.
-    fn has_ended(&self, is_listening: bool) -> bool {
-        let (sessions, has_spoken) = match self {
-            Self::VhostUser(device) => {
-                let counters = device.counters();
-                (counters.sessions, counters.requests > 0)
-            }
-            Self::Stream(device) => (device.sessions().0, device.counters().received.bytes > 0),
-            Self::Tap(_) => return false,
-        };
-        sessions > self.is_connected().into() && (has_spoken || !is_listening)
-    }
-
-    fn report(&self) -> DeviceReport {
-        match self {
-            Self::VhostUser(device) => {
-                DeviceReport::VhostUser(*device.counters(), device.traffic().sent)
-            }
-            Self::Stream(device) => {
-                let (sessions, no_guest) = device.sessions();
-                DeviceReport::Stream { counters: device.counters(), sessions, no_guest }
-            }
-            Self::Tap(device) => DeviceReport::Tap(*device.counters()),
-        }
-    }
-}
-
 impl AsFd for Port {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.device {
-            PortDevice::VhostUser(device) => device.as_fd(),
-            PortDevice::Stream(device) => device.as_fd(),
-            PortDevice::Tap(device) => device.as_fd(),
-        }
+        self.device.file().expect("the devices of ports have files")
     }
 }
-
-// Each port can map all regions of its guest, its log and its inflight area, and twice as many
-// while new maps replace old ones. The bound holds this for all ports.
-const _: () = assert!(switch::PORTS_MAX * 2 * (message::REGIONS_MAX + 2) <= sigbus::WATCHED_MAX);

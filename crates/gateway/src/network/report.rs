@@ -4,6 +4,7 @@ use std::fmt;
 
 use towpath_io::stream::StreamCounters;
 use towpath_io::tap::TapCounters;
+use towpath_io::uplink::{UplinkCounters, Way};
 use towpath_io::vhost_user::virtq::TransmitCounters;
 use towpath_io::vhost_user::{Refusals, VhostUserCounters};
 use towpath_net::switch::PortCounters;
@@ -38,7 +39,7 @@ pub struct PortReport {
     pub settings: PortSettings,
     /// What its device takes.
     pub caps: Caps,
-    /// A guest is connected.
+    /// A guest is connected, or the interface is up.
     pub is_connected: bool,
     /// Why it has failed.
     pub failure: Option<String>,
@@ -66,6 +67,8 @@ pub enum DeviceReport {
     },
     /// A TAP device.
     Tap(TapCounters),
+    /// An uplink, and how frames pass.
+    Uplink(UplinkCounters, Way),
 }
 
 impl fmt::Display for NetworkReport {
@@ -103,8 +106,10 @@ impl fmt::Display for PortReport {
         write!(f, "port              {} {}: ", self.name, self.attachment)?;
         match &self.failure {
             Some(failure) => write!(f, "{failure}")?,
-            None if self.is_connected => write!(f, "connected")?,
-            None => write!(f, "disconnected")?,
+            None => f.write_str(self.state())?,
+        }
+        if let DeviceReport::Uplink(_, way) = &self.device {
+            write!(f, ", {way}")?;
         }
         fmt_counters(&self.counters, f)?;
         if let Some((lent, recalled)) = self.device.lent() {
@@ -120,6 +125,18 @@ impl fmt::Display for PortReport {
     }
 }
 
+impl PortReport {
+    /// Returns the state of a port that has not failed, in words.
+    pub fn state(&self) -> &'static str {
+        match (&self.device, self.is_connected) {
+            (DeviceReport::Uplink(..), true) => "up",
+            (DeviceReport::Uplink(..), false) => "the interface is down",
+            (_, true) => "connected",
+            (_, false) => "disconnected",
+        }
+    }
+}
+
 impl DeviceReport {
     /// Returns the packets that the device dropped, in both directions.
     pub fn dropped(&self) -> u64 {
@@ -129,6 +146,7 @@ impl DeviceReport {
                 counters.receive_short + counters.transmit_cut + no_guest
             }
             Self::Tap(counters) => counters.receive_dropped() + counters.transmit_dropped(),
+            Self::Uplink(counters, _) => counters.receive_dropped() + counters.transmit_dropped(),
         }
     }
 
@@ -137,7 +155,7 @@ impl DeviceReport {
     pub fn lent(&self) -> Option<(u64, u64)> {
         match self {
             Self::VhostUser(_, sent) => Some((sent.lent, sent.recalled)),
-            Self::Stream { .. } | Self::Tap(_) => None,
+            Self::Stream { .. } | Self::Tap(_) | Self::Uplink(..) => None,
         }
     }
 
@@ -145,7 +163,7 @@ impl DeviceReport {
     pub fn refused(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let refused = match self {
             Self::VhostUser(counters, _) => counters.refused,
-            Self::Stream { .. } | Self::Tap(_) => Refusals::default(),
+            Self::Stream { .. } | Self::Tap(_) | Self::Uplink(..) => Refusals::default(),
         };
         refused.reasons().into_iter().filter(|(_, count)| *count > 0)
     }

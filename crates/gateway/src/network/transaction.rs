@@ -42,7 +42,7 @@ pub enum Operation {
 /// Changed settings of a port; `None` leaves a setting as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// Packets that may wait for it.
+    /// Packets that may wait for each of its queues.
     pub queue_len: Option<usize>,
     /// Its VLANs.
     pub vlans: Option<PortVlans>,

@@ -157,7 +157,7 @@ impl Services {
     }
 
     /// Records that a guest at `port` uses an address that it has not leased: one that it formed
-    /// itself (RFC 4862), or that somebody configured. Of each IP version the last one counts.
+    /// itself (RFC 4862), or that is configured there. Of each IP version the last one counts.
     /// Addresses of other networks, and those of the gateway, are ignored.
     pub fn note_unleased(&mut self, port: u32, address: IpAddr) {
         let (is_inside, leases) = match address {

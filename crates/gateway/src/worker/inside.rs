@@ -7,6 +7,7 @@ use towpath_io::tap::Tap;
 use towpath_net::time::Instant;
 use towpath_packet::Device;
 
+use super::exchange::Exchange;
 use crate::flows::Guests;
 use crate::report::Report;
 
@@ -27,6 +28,16 @@ pub trait Inside: Device<Error: std::error::Error + Send + Sync + 'static> {
     fn address_of(&self, guest: &str, is_ipv4: bool, now: Instant) -> Option<IpAddr> {
         let _ = (guest, is_ipv4, now);
         None
+    }
+
+    /// Gives flows to other workers, or takes some from them. Called before each turn.
+    fn exchange(&mut self, flows: &mut Exchange<'_>) {
+        let _ = flows;
+    }
+
+    /// Returns true if other workers have flows of this inside.
+    fn has_flows_elsewhere(&self) -> bool {
+        false
     }
 
     /// Adds the inside's counters to the report, as far as the report has fields for them.

@@ -50,6 +50,7 @@ impl<S: Inside> Worker<S> {
             self.give_back();
         }
         let slept = self.clock.now().since(began);
+        self.asleep += slept;
         if events.iter().any(|event| event.token == Token::Inside.encode()) {
             self.busy_poll.slept(slept);
         }
@@ -75,11 +76,13 @@ impl<S: Inside> Worker<S> {
             let found = self.engine.device.poll();
             self.reactor.wait(Some(Duration::ZERO), events)?;
             if found || !events.is_empty() {
+                self.asleep += spent.unwrap_or_default();
                 self.young_poll.found(spent);
                 return Ok(true);
             }
             let so_far = self.clock.now().since(began);
             if so_far >= window {
+                self.asleep += so_far;
                 if !window.is_zero() {
                     self.young_poll.missed();
                 }
@@ -97,7 +100,7 @@ impl<S: Inside> Worker<S> {
             return Ok(false);
         }
         let began = self.clock.now();
-        let was_there = self.engine.device.poll();
+        let (was_there, before) = (self.engine.device.poll(), self.asleep);
         loop {
             let found = was_there
                 || (0..LOOKS).any(|_| {
@@ -105,6 +108,7 @@ impl<S: Inside> Worker<S> {
                     self.engine.device.poll()
                 });
             let spent = self.clock.now().since(began);
+            self.asleep = before + spent;
             if found {
                 self.busy_poll.found((!was_there).then_some(spent));
             } else if spent >= window {

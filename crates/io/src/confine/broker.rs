@@ -31,6 +31,7 @@ use crate::outside::{self, Answer, Request, TEXT_BYTES_MAX, Wanted};
 use crate::pcapng;
 use crate::process_sys::{Forked, end_with_only, fork_into};
 use crate::tap;
+use crate::uplink;
 
 /// Most Unix sockets at a time: one for each port that a network can have.
 pub const SOCKETS_MAX: usize = 1024;
@@ -38,11 +39,12 @@ pub const SOCKETS_MAX: usize = 1024;
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// Longest lease file that the broker writes.
 const LEASES_BYTES_MAX: u64 = 64 << 20;
-/// Capabilities that the requests need: low ports, raw sockets, TAP devices, signals to a program
-/// of another user, and files of other users.
+/// Capabilities that the requests need: low ports, raw sockets, TAP devices, XDP programs, signals
+/// to a program of another user, and files of other users.
 const RIGHTS: CapabilitySet = CapabilitySet::NET_BIND_SERVICE
     .union(CapabilitySet::NET_RAW)
     .union(CapabilitySet::NET_ADMIN)
+    .union(CapabilitySet::BPF)
     .union(CapabilitySet::KILL)
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::CHOWN)
@@ -82,11 +84,13 @@ impl Default for Ports {
     }
 }
 
-/// Settings for a network of guests: it may listen, connect and open TAP devices.
+/// Settings for a network of guests: it may listen, connect, and open TAP devices and uplinks.
 #[derive(Debug, Default)]
 pub struct Guests {
     /// Paths that may be connected to, and directories that contain such paths.
     pub connect: Vec<PathBuf>,
+    /// Interfaces that may be uplinks.
+    pub uplinks: Vec<String>,
 }
 
 /// Forks the broker of this process, which must have one thread. `child` is the pidfd of the child
@@ -176,6 +180,9 @@ impl Broker<'_> {
             Wanted::LeaseLock => self.lease_lock(),
             Wanted::Reopen => reopen(&file.ok_or(Errno::BADF)?),
             Wanted::Unlink => self.unlink(path),
+            Wanted::Packet | Wanted::Xdp | Wanted::XdpProgram => {
+                self.uplink(wanted, &text, number, file)
+            }
             Wanted::Tap | Wanted::Listen | Wanted::Connect => {
                 let guests = self.duties.guests.as_ref().ok_or(Errno::PERM)?;
                 match wanted {
@@ -260,6 +267,23 @@ impl Broker<'_> {
             self.sockets.push((path.to_owned(), (device, inode)));
         }
         Ok(answer)
+    }
+
+    fn uplink(
+        &self,
+        wanted: Wanted,
+        interface: &[u8],
+        number: u64,
+        file: Option<OwnedFd>,
+    ) -> Result<Answer, Errno> {
+        let guests = self.duties.guests.as_ref().ok_or(Errno::PERM)?;
+        let known = guests.uplinks.iter().find(|known| known.as_bytes() == interface);
+        let interface = known.ok_or(Errno::PERM)?;
+        match wanted {
+            Wanted::Packet => Ok(uplink::packet_for(interface)),
+            Wanted::Xdp => Ok(uplink::xdp_for(interface)),
+            _ => uplink::attach_for(interface, number, file.ok_or(Errno::BADF)?.as_fd()),
+        }
     }
 
     fn unlink(&mut self, path: &Path) -> Result<Answer, Errno> {

@@ -80,6 +80,7 @@ const IP: u32 = libc::IPPROTO_IP as u32;
 const IPV6: u32 = libc::IPPROTO_IPV6 as u32;
 const RAW: u32 = libc::SOL_RAW as u32;
 const SOCKET: u32 = libc::SOL_SOCKET as u32;
+const XDP: u32 = libc::SOL_XDP as u32;
 
 /// The calls of all modes.
 const ALWAYS: &[Call] = calls! {
@@ -233,7 +234,13 @@ const NETWORK: &[Call] = calls! {
     ];
     setsockopt SYS_setsockopt [
         &[Is(1, SOCKET), Is(2, libc::SO_SNDTIMEO as u32)],
-        &[Is(1, SOCKET), Is(2, libc::SO_RCVTIMEO as u32)]
+        &[Is(1, SOCKET), Is(2, libc::SO_RCVTIMEO as u32)],
+        // AF_XDP sockets that come from the broker.
+        &[Is(1, XDP), Is(2, libc::XDP_UMEM_REG as u32)],
+        &[Is(1, XDP), Is(2, libc::XDP_UMEM_FILL_RING as u32)],
+        &[Is(1, XDP), Is(2, libc::XDP_UMEM_COMPLETION_RING as u32)],
+        &[Is(1, XDP), Is(2, libc::XDP_RX_RING as u32)],
+        &[Is(1, XDP), Is(2, libc::XDP_TX_RING as u32)]
     ];
     memfd_create SYS_memfd_create;
     fallocate SYS_fallocate;

@@ -1,7 +1,7 @@
 //! Messages between towpath and the process it forked.
 //!
 //! The channel is a pair of connected sockets that keep message boundaries. A message is a tag, a
-//! number and at most [`QUEUES_MAX`] descriptors. When the other process ends, calls return
+//! number and at most [`SOCKETS_MAX`] descriptors. When the other process ends, calls return
 //! [`ChannelError::Closed`].
 
 use std::fmt;
@@ -64,9 +64,9 @@ pub enum Message {
     /// To towpath: the channel to the process inside that opens sockets; see
     /// [`sockets`](super::sockets).
     Opener(OwnedFd),
-    /// To towpath: the network is set up. Carries the queues of its TAP device, 1 to
-    /// [`QUEUES_MAX`], and a number that describes the device.
-    Ready(u32, Vec<OwnedFd>),
+    /// To towpath: the network is set up. Carries its TAP device, and a number that describes the
+    /// device.
+    Ready(u32, OwnedFd),
     /// To the child: towpath is ready to serve, begin.
     Go,
     /// To towpath: the program has started. Carries its pidfd.
@@ -90,7 +90,7 @@ pub enum Message {
     Mirror(OwnedFd),
     /// To the opener: open more sockets.
     Open,
-    /// To towpath: at most [`QUEUES_MAX`] sockets of the namespace, and their kind.
+    /// To towpath: at most [`SOCKETS_MAX`] sockets of the namespace, and their kind.
     Sockets(u32, Vec<OwnedFd>),
 }
 
@@ -116,7 +116,7 @@ impl Channel {
     /// [`ChannelError::Closed`] or [`ChannelError::Socket`].
     ///
     /// # Panics
-    /// If there are more than [`QUEUES_MAX`] descriptors.
+    /// If there are more than [`SOCKETS_MAX`] descriptors.
     pub fn send(&self, message: &Message) -> Result<(), ChannelError> {
         let (tag, number, descriptors) = match message {
             Message::Listener(port, socket) => {
@@ -132,7 +132,7 @@ impl Channel {
                 let flags = u32::from(*is_udp) << UDP_BIT | u32::from(*is_open) << OPEN_BIT;
                 (TAG_PORT, u32::from(*port) | flags, [].as_slice())
             }
-            Message::Ready(number, queues) => (TAG_READY, *number, queues.as_slice()),
+            Message::Ready(number, tap) => (TAG_READY, *number, slice::from_ref(tap)),
             Message::Go => (TAG_GO, 0, [].as_slice()),
             Message::Started(pidfd) => (TAG_STARTED, 0, slice::from_ref(pidfd)),
             Message::Ended(status) => (TAG_ENDED, status.cast_unsigned(), [].as_slice()),
@@ -142,11 +142,11 @@ impl Channel {
         let mut bytes = [tag; MESSAGE_LEN];
         bytes[1..].copy_from_slice(&number.to_ne_bytes());
         let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(QUEUES_MAX))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS_MAX))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() {
             let fits = ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-            assert!(fits, "there is room for {QUEUES_MAX} descriptors");
+            assert!(fits, "there is room for {SOCKETS_MAX} descriptors");
         }
         let slices = [IoSlice::new(&bytes)];
         let sent = retry_on_intr(|| sendmsg(&self.0, &slices, &mut ancillary, SendFlags::NOSIGNAL));
@@ -163,7 +163,7 @@ impl Channel {
     /// [`ChannelError`].
     pub fn receive(&self) -> Result<Message, ChannelError> {
         let mut bytes = [0; MESSAGE_LEN];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(QUEUES_MAX))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let (length, flags) = loop {
             let mut slices = [IoSliceMut::new(&mut bytes)];
@@ -204,7 +204,7 @@ impl Channel {
                 is_udp: number & 1 << UDP_BIT != 0,
                 is_open: number & 1 << OPEN_BIT != 0,
             }),
-            (true, TAG_READY, 1..) => Ok(Message::Ready(number, descriptors)),
+            (true, TAG_READY, 1) => Ok(Message::Ready(number, descriptors.remove(0))),
             (true, TAG_GO, 0) => Ok(Message::Go),
             (true, TAG_STARTED, 1) => Ok(Message::Started(descriptors.remove(0))),
             (true, TAG_ENDED, 0) => Ok(Message::Ended(number.cast_signed())),
@@ -251,8 +251,8 @@ pub fn wait_readable(
     Ok(polled.iter().position(|fd| !fd.revents().is_empty()))
 }
 
-/// Most descriptors in a message, such as the queues of a device.
-pub const QUEUES_MAX: usize = 8;
+/// Most sockets in a message.
+pub const SOCKETS_MAX: usize = 8;
 
 const TAG_LISTENER: u8 = b'l';
 const TAG_DATAGRAMS: u8 = b'd';
@@ -282,9 +282,9 @@ mod tests {
         let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         one.send(&Message::Listener(u16::MAX, file())).unwrap();
         one.send(&Message::Datagrams(53, file())).unwrap();
-        one.send(&Message::Ready(7, vec![file()])).unwrap();
-        let all = (0..QUEUES_MAX).map(|_| file()).collect();
-        one.send(&Message::Ready(8, all)).unwrap();
+        one.send(&Message::Ready(7, file())).unwrap();
+        let all = (0..SOCKETS_MAX).map(|_| file()).collect();
+        one.send(&Message::Sockets(8, all)).unwrap();
         one.send(&Message::Go).unwrap();
         one.send(&Message::Started(file())).unwrap();
         one.send(&Message::Ended(-3)).unwrap();
@@ -298,9 +298,9 @@ mod tests {
         one.send(&Message::Sockets(6, Vec::new())).unwrap();
         assert!(matches!(other.receive(), Ok(Message::Listener(u16::MAX, _))));
         assert!(matches!(other.receive(), Ok(Message::Datagrams(53, _))));
-        assert!(matches!(other.receive(), Ok(Message::Ready(7, queues)) if queues.len() == 1));
+        assert!(matches!(other.receive(), Ok(Message::Ready(7, _))));
         let all = other.receive();
-        assert!(matches!(all, Ok(Message::Ready(8, queues)) if queues.len() == QUEUES_MAX));
+        assert!(matches!(all, Ok(Message::Sockets(8, all)) if all.len() == SOCKETS_MAX));
         assert!(matches!(other.receive(), Ok(Message::Go)));
         assert!(matches!(other.receive(), Ok(Message::Started(_))));
         assert!(matches!(other.receive(), Ok(Message::Ended(-3))));

@@ -22,12 +22,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
-use super::channel::{Channel, ChannelError, Message, QUEUES_MAX};
+use super::channel::{Channel, ChannelError, Message, SOCKETS_MAX};
 use super::init::release_standard_streams;
 use crate::socket::UnconnectedTcp;
 
 /// Most sockets kept in reserve.
-pub const KEPT_MAX: usize = 4 * QUEUES_MAX;
+pub const KEPT_MAX: usize = 4 * SOCKETS_MAX;
 
 /// Runs the opener: answers requests until the other end of `channel` closes.
 ///
@@ -60,7 +60,7 @@ fn open_some() -> Message {
         Ok(_) => (DUAL, open_dual),
         Err(_) => (IPV4_ONLY, || open(AddressFamily::INET)),
     };
-    Message::Sockets(kind, (0..QUEUES_MAX).map_while(|_| open().ok()).collect())
+    Message::Sockets(kind, (0..SOCKETS_MAX).map_while(|_| open().ok()).collect())
 }
 
 /// Opens a socket for IPv6 and IPv4.
@@ -133,7 +133,7 @@ impl SocketSource {
 
     /// Requests sockets, if there is room and no request is outstanding.
     fn ask(&mut self) -> Result<(), ChannelError> {
-        if !self.asked && self.kept.len() + QUEUES_MAX <= KEPT_MAX {
+        if !self.asked && self.kept.len() + SOCKETS_MAX <= KEPT_MAX {
             self.channel.send(&Message::Open)?;
             self.asked = true;
         }
@@ -199,7 +199,7 @@ mod tests {
         source.release();
         assert!(source.take().is_none() && source.asked);
         source.receive().unwrap();
-        assert_eq!(source.kept.len(), QUEUES_MAX);
+        assert_eq!(source.kept.len(), SOCKETS_MAX);
         drop(source);
         opener.join().unwrap().unwrap();
     }

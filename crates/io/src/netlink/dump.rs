@@ -109,7 +109,7 @@ impl Netlink {
     }
 
     /// Passes the body of each message of a dump to `see`.
-    fn dump(
+    pub(super) fn dump(
         &mut self,
         what: &'static str,
         request: Request,

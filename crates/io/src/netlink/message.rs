@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use super::Route;
 
 pub(super) const IFLA_ADDRESS: u16 = 1;
+pub(super) const IFLA_IFNAME: u16 = 3;
 pub(super) const IFLA_MTU: u16 = 4;
 pub(super) const IFLA_TXQLEN: u16 = 13;
 pub(super) const IFLA_AF_SPEC: u16 = 26;
@@ -53,6 +54,13 @@ impl Request {
         let scope = if link_local { RT_SCOPE_LINK } else { RT_SCOPE_UNIVERSE };
         request.bytes.extend([family(address), prefix_len, IFA_F_NODAD, scope]);
         request.bytes.extend(index.to_ne_bytes());
+        request
+    }
+
+    /// Starts a list of all links (`struct ifinfomsg`).
+    pub(super) fn dump_links() -> Self {
+        let mut request = Self::new(RTM_GETLINK, NLM_F_DUMP);
+        request.bytes.extend([0; IFINFOMSG_LEN]);
         request
     }
 
@@ -200,9 +208,12 @@ fn family(address: &IpAddr) -> u8 {
 /// The kernel's range of error numbers (`MAX_ERRNO`).
 pub(super) const ERRNO_RANGE: std::ops::Range<i32> = 1..4096;
 pub(super) const HEADER_LEN: usize = 16;
+/// Bytes of `struct ifinfomsg`.
+pub(super) const IFINFOMSG_LEN: usize = 16;
 const ATTRIBUTE_HEADER_LEN: usize = 4;
 const AF_UNSPEC: u8 = 0;
 const RTM_NEWLINK: u16 = 16;
+const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const RTM_GETADDR: u16 = 22;
 const RTM_NEWROUTE: u16 = 24;

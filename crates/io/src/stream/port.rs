@@ -171,11 +171,16 @@ impl StreamPort {
         self.meet()
     }
 
-    /// Requests reports of room to write exactly while a packet waits for it.
-    fn watch(&mut self) -> Result<(), StreamPortError> {
-        let Some(stream) = &self.stream else { return Ok(()) };
-        if stream.has_unsent() != self.asks_for_room {
-            self.asks_for_room = stream.has_unsent();
+    /// Writes packets from the front of `burst`, after the rest of the last one. Requests reports
+    /// of room exactly while something waits for it.
+    fn write(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), StreamPortError> {
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        if let Err(error) = stream.transmit(burst, cx) {
+            return self.part(error);
+        }
+        let waits = stream.has_unsent() || !burst.is_empty();
+        if waits != self.asks_for_room {
+            self.asks_for_room = waits;
             let interest = if self.asks_for_room { Interest::BOTH } else { Interest::READ };
             self.reactor.modify(stream, TOKEN_STREAM, interest, false)?;
         }
@@ -200,9 +205,12 @@ impl Device for StreamPort {
         Some(self.reactor.as_fd())
     }
 
-    /// Accepts guests. Nothing that a guest does is an error here.
-    fn turn(&mut self, _: bool, _: &mut Context<'_>) -> Result<(), StreamPortError> {
+    /// Accepts guests, and writes the rest of a packet. Nothing that a guest does is an error here.
+    fn turn(&mut self, _: bool, cx: &mut Context<'_>) -> Result<(), StreamPortError> {
         self.reactor.wait(Some(Duration::ZERO), &mut self.events)?;
+        if self.stream.as_ref().is_some_and(Stream::has_unsent) {
+            self.write(&mut Burst::new(), cx)?;
+        }
         self.meet()
     }
 
@@ -219,15 +227,12 @@ impl Device for StreamPort {
     }
 
     fn transmit(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), StreamPortError> {
-        let Some(stream) = &mut self.stream else {
+        if self.stream.is_none() {
             self.no_guest += burst.len() as u64;
             burst.clear();
             return Ok(());
-        };
-        match stream.transmit(burst, cx) {
-            Ok(()) => self.watch(),
-            Err(error) => self.part(error),
         }
+        self.write(burst, cx)
     }
 
     fn rest(&mut self) {

@@ -2,11 +2,13 @@
 //! in parts of one byte, a connection that ends inside a frame.
 
 use super::*;
+use crate::reactor::{Events, Interest, Reactor};
 use crate::vhost_user::driver::{DriverQueue, GuestRam};
 use crate::vhost_user::virtq::{Segment, TransmitQueue};
 use proptest::prelude::*;
 use std::io::{ErrorKind, Read as _, Write};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 use towpath_packet::MemoryConfig;
 use towpath_packet::time::Instant;
 
@@ -263,6 +265,47 @@ fn a_socket_that_is_full_is_gone_on_with_where_it_stopped() {
     assert!(had_unsent && rig.stream.counters().transmit_full > 0);
     assert!(!rig.stream.has_unsent() && waiting.is_empty());
     rig.assert_all_back();
+}
+
+/// Goal: the rest of the last packet is written when there is room, without another packet. Method:
+/// only the port's turns, and only if its file says that there is something to do.
+#[test]
+fn a_port_writes_the_rest_of_its_last_packet() {
+    let (ours, mut guest) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    guest.set_nonblocking(true).unwrap();
+    rustix::net::sockopt::set_socket_send_buffer_size(&ours, 4096).unwrap();
+    let mut port = StreamPort::from_socket(ours.into(), 1500).unwrap();
+    let mut rig = Rig::new();
+    let frame = frame(60_000, 1);
+    let mut burst = Burst::new();
+    burst.push(rig.packet(&frame, 8000)).unwrap();
+    let cx = &mut cx(&mut rig.memory, &rig.ledger);
+    port.transmit(&mut burst, cx).unwrap();
+    assert!(burst.is_empty(), "the port has taken it");
+    let expected = framed(&[frame]);
+    let (mut bytes, mut part): (Vec<u8>, _) = (Vec::new(), [0; 999]);
+    for _ in 0..ROUNDS {
+        match guest.read(&mut part) {
+            Ok(count) => bytes.extend(&part[..count]),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+        if is_readable(&port) {
+            port.turn(true, cx).unwrap();
+        }
+        if bytes.len() == expected.len() {
+            break;
+        }
+    }
+    assert!(bytes == expected);
+    assert!(!is_readable(&port), "it asks for no more room");
+}
+
+fn is_readable(port: &StreamPort) -> bool {
+    let (mut events, mut reactor) = (Events::new(), Reactor::new().unwrap());
+    reactor.add(port, 0, Interest::READ, false).unwrap();
+    reactor.wait(Some(Duration::ZERO), &mut events).unwrap();
+    !events.is_empty()
 }
 
 proptest! {

@@ -35,7 +35,7 @@ use super::control::{Control, ControlError};
 use super::event;
 use super::events::{DeviceEvent, EventLog, Refusals, SessionEnd};
 use super::message::{Reply, Request};
-use super::rings::{Rings, Traffic};
+use super::rings::{PairSet, Rings, Traffic};
 use super::session::{Offer, RingSet, Session};
 use super::virtq::{ReceiveQueue, Stop};
 use crate::endpoint::{self, Listener, RETRY_INTERVAL};
@@ -254,6 +254,40 @@ impl VhostUser {
         &self.counters
     }
 
+    /// Pairs of queues by which the guest receives now. Empty without a guest.
+    pub fn open_pairs(&self) -> PairSet {
+        let peer = self.peer.as_ref();
+        peer.map(|peer| self.rings.open(&peer.session)).unwrap_or_default()
+    }
+
+    /// Transmits as [`Device::transmit`] does, by the receive queue of a pair; `None`: by those of
+    /// the packets' flows. If the queue is not open, the packets are dropped and counted.
+    ///
+    /// # Panics
+    /// If there is no such pair.
+    pub fn transmit_by(&mut self, pair: Option<u16>, burst: &mut Burst, cx: &mut Context<'_>) {
+        match &self.peer {
+            // Only for as long as it takes to stop some rings.
+            Some(peer) if peer.pending.is_some() => {}
+            Some(peer) => {
+                let session = &peer.session;
+                let dropped = match pair {
+                    Some(pair) => self.rings.transmit(pair, session, burst, cx, &self.wake),
+                    None => self.rings.distribute(session, burst, cx, &self.wake),
+                };
+                self.counters.no_guest += dropped as u64;
+                self.report_broken();
+                if self.control.is_lost() {
+                    self.wake.wake_by_ref();
+                }
+            }
+            None => {
+                self.counters.no_guest += burst.frames() as u64;
+                burst.clear();
+            }
+        }
+    }
+
     /// Traffic through the rings since the device was created.
     pub fn traffic(&self) -> Traffic {
         self.rings.traffic()
@@ -400,6 +434,7 @@ impl VhostUser {
         let reads_config = matches!(request, Request::GetConfig(_));
         let answer = self.control.carry_out(&mut peer.session, &mut self.rings, request);
         let started = self.control.start(&mut peer.session, &mut self.rings, &self.wake);
+        self.rings.forget_short();
         let watched = self.watch_kicks(&peer.session);
         let (reply, descriptor) = match started.and(watched).and(answer) {
             Ok(answer) => answer,
@@ -555,22 +590,7 @@ impl Device for VhostUser {
     }
 
     fn transmit(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), VhostUserError> {
-        match &self.peer {
-            // Only for as long as it takes to stop some rings.
-            Some(peer) if peer.pending.is_some() => {}
-            Some(peer) => {
-                let dropped = self.rings.transmit(&peer.session, burst, cx.ledger, &self.wake);
-                self.counters.no_guest += dropped as u64;
-                self.report_broken();
-                if self.control.is_lost() {
-                    self.wake.wake_by_ref();
-                }
-            }
-            None => {
-                self.counters.no_guest += burst.frames() as u64;
-                burst.clear();
-            }
-        }
+        self.transmit_by(None, burst, cx);
         Ok(())
     }
 }

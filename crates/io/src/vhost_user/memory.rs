@@ -13,7 +13,7 @@
 #![allow(unsafe_code)]
 
 use super::message::{REGIONS_MAX, RegionLayout};
-use super::shared::{Area, MapError, Mapping, Stretch};
+use super::shared::{Area, Cell, Cells, MapError, Mapping, Stretch};
 use rustix::fd::OwnedFd;
 use std::fmt;
 use std::sync::Arc;
@@ -190,14 +190,19 @@ impl GuestMemory {
     /// none is.
     #[inline]
     pub fn locate(&self, guest: u64, bytes: usize) -> Option<Stretch<'_>> {
-        // A linear search: most guests have one or two regions.
-        let start = |region: &Region| region.layout.guest_address;
-        let is_inside = |region: &&Region| guest.wrapping_sub(start(region)) < region.layout.bytes;
-        let region = self.regions.iter().find(is_inside)?;
-        let at = guest - start(region);
+        let region = self.region(guest)?;
+        let at = guest - region.layout.guest_address;
         let left = region.layout.bytes - at;
         let bytes = usize::try_from(left).map_or(bytes, |left| left.min(bytes));
         Some(region.mapping.stretch(at as usize, bytes))
+    }
+
+    /// The region with a guest address.
+    #[inline]
+    fn region(&self, guest: u64) -> Option<&Region> {
+        // A linear search: most guests have one or two regions.
+        let at = |region: &Region| guest.wrapping_sub(region.layout.guest_address);
+        self.regions.iter().find(|region| at(region) < region.layout.bytes)
     }
 
     /// Returns the range if it lies in one region, which is nearly always the case.
@@ -296,6 +301,39 @@ impl GuestMemory {
     }
 }
 
+/// Looks up buffers, most of which are in the same region as the one before. For as long as a queue
+/// works on a burst.
+pub(crate) struct Lookup<'a> {
+    memory: &'a GuestMemory,
+    /// The region of the last buffer, and its guest address.
+    region: Stretch<'a>,
+    first: u64,
+}
+
+impl<'a> Lookup<'a> {
+    pub(crate) fn new(memory: &'a GuestMemory) -> Self {
+        Self { memory, region: Stretch::empty(), first: 0 }
+    }
+
+    /// Returns the range if it lies in one region, like [`GuestMemory::locate_whole`]. The range
+    /// must not be empty.
+    #[inline]
+    pub(crate) fn whole(&mut self, guest: u64, bytes: usize) -> Option<Stretch<'a>> {
+        match self.region.part(guest.wrapping_sub(self.first), bytes) {
+            None => self.seek(guest, bytes),
+            found => found,
+        }
+    }
+
+    #[cold]
+    fn seek(&mut self, guest: u64, bytes: usize) -> Option<Stretch<'a>> {
+        let Region { layout, mapping, .. } = self.memory.region(guest)?;
+        self.region = mapping.stretch(0, mapping.bytes());
+        self.first = layout.guest_address;
+        self.region.part(guest - self.first, bytes)
+    }
+}
+
 impl DirtyLog {
     fn mark(&self, guest: u64, bytes: usize) {
         let Some(last) = (bytes as u64).checked_sub(1).map(|more| guest.saturating_add(more))
@@ -365,7 +403,15 @@ impl LoggedArea {
         self.mark(at, 8);
     }
 
-    fn mark(&self, at: usize, bytes: usize) {
+    /// Returns the `count` cells from the byte `at` on. Writes to them are not marked: call
+    /// [`mark`](Self::mark) after them. `None` if they are not in the area or not aligned.
+    pub(crate) fn cells<T: Cell>(&self, at: usize, count: usize) -> Option<Cells<T>> {
+        Cells::new(&self.area, at, count)
+    }
+
+    /// Marks the pages of a range of the area as written, if requested.
+    #[inline]
+    pub(crate) fn mark(&self, at: usize, bytes: usize) {
         if let Some(log) = &self.log {
             log.mark(self.guest + at as u64, bytes);
         }

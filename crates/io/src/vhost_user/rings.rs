@@ -4,8 +4,9 @@
 //! ring is stopped before anything that it depends on changes. Stopping returns everything that was
 //! taken from it, which may take several turns while lent memory is being read.
 //!
-//! With several receive queues, packets of one flow go to the same queue, selected by a hash of
-//! their addresses and ports. Packets that wait for one queue delay those behind them in the burst.
+//! With several receive queues, packets of one flow belong in the same queue, selected by a hash of
+//! their addresses and ports ([`PairSet::of_flow`]). An owner can distribute packets itself and
+//! fill each queue by a call of its own; then packets that wait for one queue delay no others.
 //!
 //! No call blocks. Only starting and stopping allocate. One thread at a time.
 
@@ -169,6 +170,12 @@ impl Rings {
             || !short.is_empty() && short.iter().any(&mut has_more)
     }
 
+    /// Forgets which receive queues had too few buffers, as they may be used no more. The owner
+    /// offers waiting packets again.
+    pub(super) fn forget_short(&mut self) {
+        self.short = RingSet::default();
+    }
+
     /// Requests kicks, and wake-ups for loans that end, for an owner that polls. Returns true if
     /// there is work already; then a kick or wake-up may not come.
     pub(super) fn arm(&mut self) -> bool {
@@ -229,87 +236,89 @@ impl Rings {
         }
     }
 
-    /// Passes packets from the front of `burst` to the driver. The rest waits for buffers, for
-    /// which the driver will kick, unless the owner polls. Packets that no queue accepts are
-    /// dropped; returns the number of their frames.
+    /// Pairs whose receive queue takes packets: it runs, is enabled, and is not broken.
+    pub(super) fn open(&self, session: &Session) -> PairSet {
+        let pairs = 0..self.receive.len() as u16;
+        let open = pairs.filter(|pair| self.is_open(*pair, session));
+        PairSet(open.fold(0, |bits, pair| bits | 1 << pair))
+    }
+
+    fn is_open(&self, pair: u16, session: &Session) -> bool {
+        let pair = usize::from(pair);
+        let runs = self.receive[pair].as_ref().is_some_and(|queue| queue.broken().is_none());
+        runs && session.is_enabled(receive_ring(pair))
+    }
+
+    /// Passes packets from the front of `burst` to the receive queue of a pair. The rest waits for
+    /// buffers, for which the driver will kick, unless the owner polls. If the queue is not open,
+    /// the packets are dropped; returns the number of their frames.
     pub(super) fn transmit(
         &mut self,
+        pair: u16,
         session: &Session,
         burst: &mut Burst,
-        ledger: &Ledger,
+        cx: &mut Context<'_>,
         wake: &Waker,
     ) -> usize {
-        (self.is_armed, self.short) = (false, RingSet::default());
-        let takes = |pair: usize| session.is_enabled(receive_ring(pair));
-        let open = self.receive.iter().enumerate();
-        let open = open.filter(|(pair, queue)| {
-            queue.as_ref().is_some_and(|queue| queue.broken().is_none()) && takes(*pair)
-        });
-        let count = open.clone().count();
-        if count == 0 {
+        let is_open = self.is_open(pair, session);
+        let ring = receive_ring(pair.into());
+        self.is_armed = false;
+        self.short.remove(ring);
+        let Some(queue) = self.receive[usize::from(pair)].as_mut().filter(|_| is_open) else {
             let dropped = burst.frames();
             burst.clear();
             return dropped;
-        }
-        if count == 1 {
-            let pair = open.map(|(pair, _)| pair).next().unwrap_or_default();
-            self.fill(pair, None, burst, ledger, wake);
-            return 0;
-        }
-        let mut pairs = [0; RINGS_MAX as usize / 2];
-        for (place, (pair, _)) in pairs.iter_mut().zip(open) {
-            *place = pair;
-        }
-        let pairs = &pairs[..count];
-        while let Some(packet) = burst.pop() {
-            let lane = &mut self.lanes[pairs[flow_hash(&packet) as usize % count]];
-            lane.push(packet).expect("a lane has room for a burst");
-        }
-        for &pair in pairs {
-            self.fill(pair, Some(pair), burst, ledger, wake);
-        }
-        0
-    }
-
-    /// Fills one receive queue from its lane, or from `burst`. Packets that do not fit end up in
-    /// `burst`.
-    fn fill(
-        &mut self,
-        pair: usize,
-        lane: Option<usize>,
-        burst: &mut Burst,
-        ledger: &Ledger,
-        wake: &Waker,
-    ) {
-        let Some(queue) = &mut self.receive[pair] else { return };
-        let packets = match lane {
-            Some(lane) => &mut self.lanes[lane],
-            None => &mut *burst,
         };
         let mut looks = 0;
         loop {
-            if queue.deliver(packets, ledger).is_err() {
-                self.broken.insert(receive_ring(pair));
-                break;
+            if queue.deliver(burst, cx).is_err() {
+                self.broken.insert(ring);
+                return 0;
             }
-            if self.is_polled && !packets.is_empty() {
-                self.short.insert(receive_ring(pair));
-                break;
+            if self.is_polled && !burst.is_empty() {
+                self.short.insert(ring);
+                return 0;
             }
-            if packets.is_empty() || !queue.enable_kicks() {
-                break;
+            if burst.is_empty() || !queue.enable_kicks() {
+                return 0;
             }
             looks += 1;
             if looks == LOOKS_MAX {
                 wake.wake_by_ref();
-                break;
+                return 0;
             }
         }
-        if lane.is_some() {
-            while let Some(packet) = self.lanes[pair].pop() {
+    }
+
+    /// Passes packets as [`Rings::transmit`] does, each to the queue of its flow. What waits for
+    /// one queue delays the packets behind it.
+    pub(super) fn distribute(
+        &mut self,
+        session: &Session,
+        burst: &mut Burst,
+        cx: &mut Context<'_>,
+        wake: &Waker,
+    ) -> usize {
+        let open = self.open(session);
+        if open.len() <= 1 {
+            return self.transmit(open.first().unwrap_or(0), session, burst, cx, wake);
+        }
+        while let Some(packet) = burst.pop() {
+            let pair = open.of_flow(&packet).expect("a pair is open");
+            let lane = &mut self.lanes[usize::from(pair)];
+            lane.push(packet).expect("a lane has room for a burst");
+        }
+        let mut dropped = 0;
+        for pair in 0..self.lanes.len() {
+            let mut lane = std::mem::take(&mut self.lanes[pair]);
+            if !lane.is_empty() {
+                dropped += self.transmit(pair as u16, session, &mut lane, cx, wake);
+            }
+            while let Some(packet) = lane.pop() {
                 burst.push(packet).expect("they came from this burst");
             }
         }
+        dropped
     }
 
     /// Traffic through all queues, including stopped ones.
@@ -360,6 +369,47 @@ impl AddAssign for ReceiveCounters {
         self.full += full;
         self.too_small += too_small;
         self.refused += refused;
+    }
+}
+
+/// A set of pairs of queues, by their numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PairSet(u32);
+
+const _: () = assert!(RINGS_MAX as u32 / 2 <= u32::BITS, "one bit for each pair");
+
+impl PairSet {
+    /// The set of the first pair.
+    pub const FIRST: Self = Self(1);
+
+    /// Number of pairs in the set.
+    pub fn len(self) -> u32 {
+        self.0.count_ones()
+    }
+
+    /// True if no pair is in the set.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// True if `pair` is in the set.
+    pub fn contains(self, pair: u16) -> bool {
+        self.0 & (1 << pair) != 0
+    }
+
+    /// The first pair of the set.
+    pub fn first(self) -> Option<u16> {
+        (self.0 != 0).then(|| self.0.trailing_zeros() as u16)
+    }
+
+    /// The pair for a packet whose headers are private: the same for all packets of a flow as long
+    /// as the set is the same.
+    pub fn of_flow(self, packet: &Packet) -> Option<u16> {
+        let mut bits = self.0;
+        for _ in 0..flow_hash(packet).checked_rem(self.len())? {
+            bits &= bits - 1;
+        }
+        Some(bits.trailing_zeros() as u16)
     }
 }
 

@@ -24,7 +24,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use towpath_packet::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use towpath_packet::{Piece, Pins, foreign};
+use towpath_packet::{Piece, Pins, VirtioHeader, foreign};
 
 /// Why a file could not be mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,6 +198,11 @@ pub struct Stretch<'a> {
 }
 
 impl Stretch<'_> {
+    /// No bytes, of no mapping.
+    pub(crate) fn empty() -> Self {
+        Self { start: NonNull::dangling(), bytes: 0, mapped: PhantomData }
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.bytes
@@ -265,6 +270,56 @@ impl Stretch<'_> {
         // SAFETY: `at` is within the range, as asserted above.
         let start = unsafe { self.start.add(at) };
         Self { start, bytes: self.bytes - at, mapped: PhantomData }
+    }
+
+    /// The bytes `at..at + bytes`, if the range has them.
+    #[inline]
+    pub(crate) fn part(&self, at: u64, bytes: usize) -> Option<Self> {
+        let left = (self.bytes as u64).checked_sub(at)?;
+        if bytes as u64 > left {
+            return None;
+        }
+        // SAFETY: `at` is at most the length of the range, as checked above.
+        let start = unsafe { self.start.add(at as usize) };
+        Some(Self { start, bytes, mapped: PhantomData })
+    }
+
+    /// Reads the virtio-net header at the start.
+    ///
+    /// # Panics
+    /// If the range is shorter.
+    #[inline]
+    pub(crate) fn read_header(&self) -> VirtioHeader {
+        let mut header = VirtioHeader::default();
+        assert!(VirtioHeader::LEN <= self.bytes);
+        // SAFETY: both ranges are valid for the header's length (asserted above), and `header` is
+        // private memory.
+        unsafe { foreign::copy_virtio_header(self.start.as_ptr(), header.0.as_mut_ptr()) };
+        header
+    }
+
+    /// Writes a virtio-net header to the start.
+    ///
+    /// # Panics
+    /// If the range is shorter.
+    #[inline]
+    pub(crate) fn write_header(&self, header: &VirtioHeader) {
+        assert!(VirtioHeader::LEN <= self.bytes);
+        // SAFETY: both ranges are valid for the header's length (asserted above), and `header` is
+        // private memory.
+        unsafe { foreign::copy_virtio_header(header.0.as_ptr(), self.start.as_ptr()) };
+    }
+
+    /// Prefetches up to `bytes` bytes at the start, at most 128, which will be read soon.
+    #[inline]
+    pub(crate) fn prefetch_start(&self, bytes: usize) {
+        foreign::prefetch_ends_read(self.start.as_ptr(), self.bytes.min(bytes));
+    }
+
+    /// Prefetches up to `bytes` bytes at the start, at most 128, which will be written soon.
+    #[inline]
+    pub(crate) fn prefetch_start_for_writes(&self, bytes: usize) {
+        foreign::prefetch_ends_write(self.start.as_ptr(), self.bytes.min(bytes));
     }
 
     /// Prefetches up to [`foreign::PREFETCH_BYTES_MAX`] bytes that will be read soon.
@@ -369,4 +424,80 @@ impl Area {
         // This process accesses the area only by atomics.
         unsafe { AtomicU64::from_ptr(self.field(at)) }
     }
+}
+
+/// Numbers that an array of shared memory consists of: atomics, without padding.
+pub(crate) trait Cell: sealed::Sealed {}
+
+mod sealed {
+    pub(crate) trait Sealed {}
+}
+
+macro_rules! cells {
+    ($($(#[$doc:meta])* $cell:ty),*) => {$(
+        $(#[$doc])*
+        impl Cell for $cell {}
+        impl sealed::Sealed for $cell {}
+    )*};
+}
+
+cells! {
+    /// An entry of an available ring.
+    AtomicU16,
+    /// An entry of a used ring.
+    [AtomicU32; 2],
+    /// A descriptor.
+    [AtomicU64; 2]
+}
+
+/// An array of shared memory, checked once: its cells are found by their number. Keeps the mapping
+/// alive.
+pub(crate) struct Cells<T> {
+    mapping: Arc<Mapping>,
+    /// Offset of the first cell. Invariant: `count` cells from there on lie in the mapping, and are
+    /// aligned.
+    at: usize,
+    count: usize,
+    cell: PhantomData<[T]>,
+}
+
+impl<T: Cell> Cells<T> {
+    /// The `count` cells of `area` from its byte `at` on. `None` if they are not in the area or not
+    /// aligned.
+    pub(crate) fn new(area: &Area, at: usize, count: usize) -> Option<Self> {
+        let bytes = count.checked_mul(size_of::<T>())?;
+        if at > area.bytes || bytes > area.bytes - at {
+            return None;
+        }
+        let first = area.mapping.stretch(area.at + at, bytes).start.cast::<T>();
+        let (mapping, at) = (area.mapping.clone(), area.at + at);
+        first.is_aligned().then_some(Self { mapping, at, count, cell: PhantomData })
+    }
+
+    /// The cells. For several accesses, call this once: it follows two pointers.
+    #[inline]
+    pub(crate) fn get(&self) -> &[T] {
+        // SAFETY: the first cell is in the mapping (invariant).
+        let first = unsafe { self.mapping.start.add(self.at) }.cast::<T>();
+        // SAFETY: as many aligned cells are in the mapping (invariant), which `self` keeps mapped.
+        // They are atomics, so others may change them.
+        unsafe { std::slice::from_raw_parts(first.as_ptr(), self.count) }
+    }
+}
+
+/// A pair as one value with the alignment of its numbers.
+#[repr(C, packed(4))]
+struct Pair(u64);
+
+/// Writes both numbers of an entry of a used ring in one store where the processor permits it. Not
+/// ordered: the driver reads the entry after a later Release store.
+#[inline]
+pub(crate) fn store_pair(cell: &[AtomicU32; 2], first: u32, second: u32) {
+    let pair = Pair((u64::from(first) | u64::from(second) << 32).to_le());
+    let place = std::ptr::from_ref(cell).cast::<Pair>().cast_mut();
+    // SAFETY: the cell has the size and the alignment of the pair, and its atomics permit writes
+    // behind a shared reference. No thread of this process accesses it at the same time: one thread
+    // owns the queue, and a driver waits for the index. Another process may, which a volatile write
+    // permits.
+    unsafe { place.write_volatile(pair) };
 }

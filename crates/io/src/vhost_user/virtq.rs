@@ -14,6 +14,9 @@
 //! values as well. [`CHAIN_MAX`] bounds chains, and every address is checked when the chain is
 //! read.
 //!
+//! Chains of one buffer are read, and returned, in batches (`batch.rs`): their memory is looked up
+//! and prefetched together, and the layout of the ring is decided once for all of them.
+//!
 //! [`Queue::publish`] makes used entries visible together, and decides whether the driver wants a
 //! call. For calls and for kicks, one side stores and then loads what the other side has stored. A
 //! sequentially consistent fence separates the two; its partner is the memory barrier that virtio
@@ -25,6 +28,7 @@
 //! Limits: [`QUEUE_SIZE_MAX`], [`CHAIN_MAX`]. Follows virtio 1.2 §2.7 and §2.8. No call blocks, and
 //! only the start allocates.
 
+mod batch;
 pub mod chain;
 pub mod inflight;
 mod packed;
@@ -38,8 +42,9 @@ pub use receive::{ReceiveCounters, ReceiveQueue};
 pub use transmit::{TransmitCounters, TransmitQueue};
 
 use super::event;
-use super::memory::GuestMemory;
-use super::shared::{Area, Stretch};
+use super::memory::{GuestMemory, Lookup};
+use super::shared::Area;
+use batch::{BATCH_MAX, Batch, Kind};
 use rustix::fd::OwnedFd;
 use std::fmt;
 use std::sync::Arc;
@@ -209,6 +214,37 @@ enum Ring {
     Packed(packed::Ring),
 }
 
+impl Ring {
+    /// Reads up to `most` of the next chains into `batch`, which it replaces: see [`batch`].
+    #[inline]
+    fn read<'m>(
+        &mut self,
+        lookup: &mut Lookup<'m>,
+        batch: &mut Batch<'m>,
+        kind: Kind,
+        most: usize,
+    ) {
+        let most = most.min(BATCH_MAX);
+        match self {
+            Self::Split(ring) => ring.read(lookup, batch, kind, most),
+            Self::Packed(ring) => ring.read(lookup, batch, kind, most),
+        }
+    }
+
+    /// Takes the first `count` chains of the batch read last, and returns them as used. Visible to
+    /// the driver after [`Queue::publish`].
+    ///
+    /// # Panics
+    /// If the batch has fewer.
+    #[inline]
+    fn pass(&mut self, batch: &Batch<'_>, count: usize) {
+        match self {
+            Self::Split(ring) => ring.pass(batch, count),
+            Self::Packed(ring) => ring.pass(batch, count),
+        }
+    }
+}
+
 /// A position in a queue: the chain that is taken next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
@@ -265,14 +301,7 @@ impl Queue {
         self.check()?;
         self.chain.clear();
         let result = match &mut self.ring {
-            Ring::Split(ring) => {
-                if let Some((head, segment, is_write)) = ring.take_single(&self.memory, |_, _| true)
-                {
-                    self.chain.set(head, segment, is_write);
-                    return Ok(true);
-                }
-                ring.take(&self.memory, &mut self.chain)
-            }
+            Ring::Split(ring) => ring.take(&self.memory, &mut self.chain),
             Ring::Packed(ring) => ring.take(&self.memory, &mut self.chain),
         };
         self.broken = result.err();
@@ -283,25 +312,19 @@ impl Queue {
     /// buffers are. Leaves any other chain to [`Queue::take`].
     #[inline]
     pub(crate) fn take_room(&mut self, bytes: usize) -> Option<(Head, Segment)> {
-        let Ring::Split(ring) = &mut self.ring else { return None };
         if self.broken.is_some() {
             return None;
         }
-        let has_room = |buffer: Stretch<'_>, is_write| is_write && buffer.len() >= bytes;
-        ring.take_single(&self.memory, has_room).map(|(head, segment, _)| (head, segment))
+        match &mut self.ring {
+            Ring::Split(ring) => ring.take_room(&self.memory, bytes),
+            Ring::Packed(ring) => ring.take_room(&self.memory, bytes),
+        }
     }
 
-    /// Takes and holds the next chain if it is one readable buffer that `take` accepts. Leaves any
-    /// other chain to [`Queue::take`], which reads it again.
+    /// The ring and its memory, to move [batches](batch) of chains. `None` if the ring is broken.
     #[inline]
-    pub(crate) fn take_frame(&mut self, take: impl FnOnce(Stretch<'_>) -> bool) -> Option<Head> {
-        let Ring::Split(ring) = &mut self.ring else { return None };
-        if self.broken.is_some() {
-            return None;
-        }
-        let fits = |chain: Stretch<'_>, is_write: bool| !is_write && take(chain);
-        let (head, ..) = ring.take_single(&self.memory, fits)?;
-        Some(ring.hold(head))
+    fn batches(&mut self) -> Option<(&mut Ring, &GuestMemory)> {
+        self.broken.is_none().then_some((&mut self.ring, &self.memory))
     }
 
     /// Prefetches the start of the chain that is `ahead` chains after the next one. A hint.

@@ -8,7 +8,6 @@ mod allocations;
 mod faults;
 mod network;
 mod packets;
-mod queues;
 mod rates;
 mod self_test;
 mod sockets;

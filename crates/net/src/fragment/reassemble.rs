@@ -433,8 +433,8 @@ fn source_of(key: &Key) -> SourceName {
     (key.ingress, source)
 }
 
-/// Maximum time for an IPv4 datagram to arrive: as on Linux. RFC 1122 §3.3.2 recommends 60 to 120
-/// seconds, in which a fast sender reuses each identification many times (RFC 4963).
+/// Maximum time for an IPv4 datagram to arrive (`ipfrag_time`). RFC 1122 §3.3.2 recommends 60 to
+/// 120 seconds, in which a fast sender reuses each identification many times (RFC 4963).
 pub const IPV4_LIFETIME: Duration = Duration::from_secs(30);
 
 /// Maximum time for an IPv6 datagram to arrive (RFC 8200 §4.5).

@@ -89,7 +89,7 @@ impl Bench {
         for packet in self.out.drain(..) {
             let (headers, checksums) = (headers_of(&packet), Checksums::Complete);
             let (memory, ledger) = (&mut self.memory, &self.ledger);
-            let result = segment(packet, memory, ledger, &headers, checksums, &mut |packet| {
+            let result = segment(packet, memory, ledger, &headers, checksums, &mut |packet, _| {
                 frames.push(bytes_of(&packet));
             });
             result.expect("what was coalesced can be cut");
@@ -201,7 +201,7 @@ proptest! {
         let checksums = Checksums::Complete;
         let headers = headers_of(&packet);
         let (memory, ledger) = (&mut bench.memory, &bench.ledger);
-        segment(packet, memory, ledger, &headers, checksums, &mut |part| segments.push(part))
+        segment(packet, memory, ledger, &headers, checksums, &mut |part, _| segments.push(part))
             .expect("valid");
         for part in segments {
             bench.pass(part);

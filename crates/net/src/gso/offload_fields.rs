@@ -32,7 +32,7 @@ pub enum OffloadError {
 }
 
 /// Checks the offload fields of a packet against its headers. A super-packet whose payload
-/// fits one segment is a plain packet: as in Linux, its segmentation fields are cleared.
+/// fits one segment is a plain packet: its segmentation fields are cleared.
 ///
 /// A packet that is no super-packet may have any protocol. Its partial checksum may also be behind
 /// a UDP header, in the inner packet of a tunnel.
@@ -149,7 +149,8 @@ fn read_shapes(
 /// Maximum number of segments of a TCP super-packet.
 pub const TCP_SEGMENTS_MAX: usize = PARTS_MAX;
 
-/// Maximum number of datagrams of a UDP super-packet, as on Linux.
+/// Maximum number of datagrams of a UDP super-packet (`UDP_MAX_SEGMENTS`; kernel selftest
+/// `net/udpgso.c`).
 pub const UDP_SEGMENTS_MAX: usize = 128;
 
 const _: () = assert!(UDP_SEGMENTS_MAX <= PARTS_MAX);

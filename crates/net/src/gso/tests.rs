@@ -12,7 +12,7 @@ mod tunnel;
 /// Segments `packet` and returns the segments.
 fn cut(packet: Packet, memory: &mut Memory, ledger: &Ledger, checksums: Checksums) -> Vec<Packet> {
     let (headers, mut segments) = (headers_of(&packet), Vec::new());
-    let count = segment(packet, memory, ledger, &headers, checksums, &mut |segment| {
+    let count = segment(packet, memory, ledger, &headers, checksums, &mut |segment, _| {
         segments.push(segment);
     });
     assert_eq!(count.expect("valid"), segments.len());
@@ -110,7 +110,7 @@ proptest! {
         packet.set_offload(Offload { checksum: Checksum::Partial { start, offset }, gso });
         let Some(headers) = Headers::read(packet.headers(), at.into()) else { return Ok(()) };
         let (mut seen, checksums) = (0, Checksums::Complete);
-        let result = segment(packet, &mut memory, &ledger, &headers, checksums, &mut |_| {
+        let result = segment(packet, &mut memory, &ledger, &headers, checksums, &mut |_, _| {
             seen += 1;
         });
         match result {
@@ -224,9 +224,10 @@ fn without_handles_the_packet_comes_back() {
         let mut segments = Vec::new();
         let checksums = Checksums::LeavePartial;
         let headers = headers_of(&packet);
-        let result = segment(packet, &mut memory, &ledger, &headers, checksums, &mut |segment| {
-            segments.push(segment);
-        });
+        let result =
+            segment(packet, &mut memory, &ledger, &headers, checksums, &mut |segment, _| {
+                segments.push(segment);
+            });
         if others <= 2 {
             assert_eq!(result.expect("enough handles"), 5);
         } else {

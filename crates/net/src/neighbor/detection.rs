@@ -138,6 +138,31 @@ impl Detection {
         }
     }
 
+    /// Begins to probe for a further address and to announce it, if there was a claim before.
+    pub fn claim_more(&mut self, address: IpAddr, now: Instant) {
+        if self.policy.is_some() {
+            let at = now + self.delay();
+            self.claims.push(Claim { address, sent: 0, at });
+        }
+    }
+
+    /// Begins to announce addresses whose link-layer address has changed. One that is being claimed
+    /// will be announced anyway.
+    pub fn announce(&mut self, addresses: impl IntoIterator<Item = IpAddr>, now: Instant) {
+        for address in addresses {
+            if !self.claims.iter().any(|claim| claim.address == address) {
+                let mut claim = Claim { address, sent: 0, at: now };
+                claim.sent = claim.probes();
+                self.claims.push(claim);
+            }
+        }
+    }
+
+    /// Ends the claim of an address that is no longer local.
+    pub fn forget(&mut self, address: IpAddr) {
+        self.claims.retain(|claim| claim.address != address);
+    }
+
     /// A random time below [`PROBE_WAIT`].
     fn delay(&mut self) -> Duration {
         Duration::from_micros(self.random.below(PROBE_WAIT.as_micros() as u32).into())
@@ -189,7 +214,7 @@ impl Detection {
             None => self.conflicts.push((conflict, true)),
         }
         if is_withdrawn {
-            self.claims.retain(|claim| claim.address != address);
+            self.forget(address);
             return Reaction::Withdraw;
         }
         if !is_calm {

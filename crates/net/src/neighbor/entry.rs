@@ -4,10 +4,8 @@
 //! A reachable entry needs no timer: its expiry is noticed at the next use.
 
 use super::waiting::Waiting;
-use super::{
-    Advertisement, DELAY_FIRST_PROBE_TIME, MULTICAST_SOLICITS, RETRANSMIT_TIMER, UNICAST_SOLICITS,
-};
-use crate::time::Instant;
+use super::{Advertisement, DELAY_FIRST_PROBE_TIME, MULTICAST_SOLICITS, UNICAST_SOLICITS};
+use crate::time::{Duration, Instant};
 use crate::wire::MacAddr;
 use core::net::IpAddr;
 
@@ -80,10 +78,10 @@ impl Entry {
         Self::new(address, mac, State::Stale)
     }
 
-    /// An entry whose first solicitation is being sent.
-    pub(super) fn incomplete(address: IpAddr, now: Instant) -> Self {
+    /// An entry whose first solicitation is being sent; the next one follows after `pause`.
+    pub(super) fn incomplete(address: IpAddr, pause: Duration, now: Instant) -> Self {
         let mut entry = Self::new(address, MacAddr::UNSPECIFIED, State::Incomplete { solicits: 1 });
-        entry.timer = Some(now + RETRANSMIT_TIMER);
+        entry.timer = Some(now + pause);
         entry
     }
 
@@ -149,9 +147,9 @@ impl Entry {
         true
     }
 
-    /// The timer is over.
-    pub(super) fn on_timer(&mut self, now: Instant) -> Timeout {
-        self.timer = Some(now + RETRANSMIT_TIMER);
+    /// The timer is over. It starts again for `pause`.
+    pub(super) fn on_timer(&mut self, pause: Duration, now: Instant) -> Timeout {
+        self.timer = Some(now + pause);
         match &mut self.state {
             State::Incomplete { solicits } if *solicits < MULTICAST_SOLICITS => {
                 *solicits += 1;

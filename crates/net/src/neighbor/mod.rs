@@ -24,6 +24,9 @@
 //! for the same address are dropped for new ones, and one packet may always wait (RFC 4861 §7.2.2).
 //! `cache.rs` states what is evicted.
 //!
+//! The times between solicitations, and for which a confirmation is valid, are those of RFC 4861.
+//! Over IPv6 routers may change them ([`Neighbors::set_times`]).
+//!
 //! Modules: `waiting → entry → cache`, `routers`, and `detection`, which needs none of them.
 
 mod cache;
@@ -67,8 +70,20 @@ pub const MULTICAST_SOLICITS: u8 = 3;
 pub const UNICAST_SOLICITS: u8 = 3;
 /// Time between solicitations (RFC 4861 RETRANS_TIMER).
 pub const RETRANSMIT_TIMER: Duration = Duration::from_secs(1);
+/// Shortest time between solicitations that a router may set: a forged advertisement must not make
+/// a host flood its link.
+pub const RETRANSMIT_TIMER_MIN: Duration = Duration::from_millis(100);
+/// Longest time between solicitations that a router may set: packets to an absent neighbour wait
+/// for half a minute at most.
+pub const RETRANSMIT_TIMER_MAX: Duration = Duration::from_secs(10);
 /// Mean time for which a confirmation is valid (RFC 4861 REACHABLE_TIME).
 pub const REACHABLE_TIME: Duration = Duration::from_secs(30);
+/// Shortest mean time for which a confirmation is valid that a router may set: a neighbour in use
+/// is probed every five seconds at most, see [`DELAY_FIRST_PROBE_TIME`].
+pub const REACHABLE_TIME_MIN: Duration = Duration::from_secs(1);
+/// Longest mean time for which a confirmation is valid that a router may set (RFC 4861 §6.2.1,
+/// AdvReachableTime).
+pub const REACHABLE_TIME_MAX: Duration = Duration::from_secs(3600);
 /// Time for which a stale neighbour is used before it is probed (RFC 4861
 /// DELAY_FIRST_PROBE_TIME).
 pub const DELAY_FIRST_PROBE_TIME: Duration = Duration::from_secs(5);
@@ -152,18 +167,66 @@ pub struct Neighbors {
     cache: Cache,
     routers: Routers,
     random: Random,
+    times_v4: Times,
+    times_v6: Times,
+}
+
+/// Times of a link, for one family.
+struct Times {
+    /// Mean time for which a confirmation is valid (BaseReachableTime of RFC 4861 §6.3.2).
+    base_reachable: Duration,
     /// Time for which the next confirmation is valid.
-    reachable_time: Duration,
+    reachable: Duration,
+    /// Time between solicitations.
+    retransmit: Duration,
+}
+
+impl Times {
+    fn new(random: &mut Random) -> Self {
+        let mut times = Self {
+            base_reachable: REACHABLE_TIME,
+            reachable: REACHABLE_TIME,
+            retransmit: RETRANSMIT_TIMER,
+        };
+        times.draw_reachable(random);
+        times
+    }
+
+    /// Draws a time between half and one and a half of the mean (RFC 4861 §6.3.2), so that
+    /// neighbours are not all probed at once.
+    fn draw_reachable(&mut self, random: &mut Random) {
+        let mean = self.base_reachable.as_millis() as u32;
+        self.reachable = Duration::from_millis(u64::from(mean / 2 + random.below(mean)));
+    }
 }
 
 impl Neighbors {
     /// No entries, of a host with these next hops. `key` must be unpredictable.
     pub fn new(next_hops: &[IpAddr], key: [u64; 2]) -> Self {
         let mut random = Random::new(key);
-        let reachable_time = draw_reachable_time(&mut random);
+        let (times_v4, times_v6) = (Times::new(&mut random), Times::new(&mut random));
         let seed = [random.below(u32::MAX), random.below(u32::MAX)].map(u64::from);
         let (cache, routers) = (Cache::new(seed[0] << 32 | seed[1]), Routers::new(next_hops));
-        Self { cache, routers, random, reachable_time }
+        Self { cache, routers, random, times_v4, times_v6 }
+    }
+
+    /// Sets the times of the link over IPv6, in milliseconds, as a router advertises them (RFC 4861
+    /// §6.3.4). Zero leaves a time as it is; values out of bounds count as the bound.
+    pub fn set_times(&mut self, reachable_ms: u32, retransmit_ms: u32) {
+        let within = |ms: u32, least, most| Duration::from_millis(ms.into()).clamp(least, most);
+        let times = &mut self.times_v6;
+        if retransmit_ms > 0 {
+            times.retransmit = within(retransmit_ms, RETRANSMIT_TIMER_MIN, RETRANSMIT_TIMER_MAX);
+        }
+        let base = within(reachable_ms, REACHABLE_TIME_MIN, REACHABLE_TIME_MAX);
+        if reachable_ms > 0 && base != times.base_reachable {
+            times.base_reachable = base;
+            times.draw_reachable(&mut self.random);
+        }
+    }
+
+    fn times(&self, address: IpAddr) -> &Times {
+        if address.is_ipv4() { &self.times_v4 } else { &self.times_v6 }
     }
 
     /// Sets a permanent address; returns how many packets that waited for it were dropped.
@@ -199,7 +262,7 @@ impl Neighbors {
             let evicted = usize::from(packet.is_some());
             return Resolution::Waiting { solicit: false, dropped: 0, evicted };
         };
-        let mut entry = Entry::incomplete(address, now);
+        let mut entry = Entry::incomplete(address, self.times(address).retransmit, now);
         entry.used = Some(now);
         let position = self.insert(entry, None);
         let dropped = packet.map_or(0, |packet| self.cache.wait(position, packet));
@@ -238,9 +301,11 @@ impl Neighbors {
                 .change(position, |entry| mac.map(|mac| entry.on_solicitation(mac)).is_some()),
             Announcement::Advertisement(message) => {
                 if message.solicited {
-                    self.reachable_time = draw_reachable_time(&mut self.random);
+                    let v4 = address.is_ipv4();
+                    let times = if v4 { &mut self.times_v4 } else { &mut self.times_v6 };
+                    times.draw_reachable(&mut self.random);
                 }
-                let until = now + self.reachable_time;
+                let until = now + self.times(address).reachable;
                 self.cache.change(position, |entry| entry.on_advertisement(mac, &message, until))
             }
         };
@@ -261,7 +326,7 @@ impl Neighbors {
 
     /// Notes that a connection over this neighbour makes progress: what was sent has arrived.
     pub fn confirm(&mut self, address: IpAddr, now: Instant) {
-        let until = now + self.reachable_time;
+        let until = now + self.times(address).reachable;
         let Some(position) = self.cache.position(address) else { return };
         if let State::Reachable { until: old } = &mut self.cache.at_mut(position).state {
             *old = until;
@@ -305,7 +370,8 @@ impl Neighbors {
     pub fn next_due(&mut self, now: Instant) -> Option<Due> {
         let position = self.cache.due(now)?;
         let address = self.cache.at(position).address;
-        match self.cache.change(position, |entry| entry.on_timer(now)) {
+        let pause = self.times(address).retransmit;
+        match self.cache.change(position, |entry| entry.on_timer(pause, now)) {
             Timeout::Solicit(mac) => Some(Due::Solicit { address, mac }),
             Timeout::Failed => {
                 self.routers.set_failed(address, Some(now));
@@ -319,11 +385,4 @@ impl Neighbors {
     pub fn count(&self) -> usize {
         self.cache.len()
     }
-}
-
-/// A time between half and one and a half of [`REACHABLE_TIME`] (RFC 4861 §6.3.2), so that
-/// neighbours are not all probed at once.
-fn draw_reachable_time(random: &mut Random) -> Duration {
-    let mean = REACHABLE_TIME.as_micros() as u32;
-    Duration::from_micros(u64::from(mean / 2 + random.below(mean)))
 }

@@ -200,7 +200,7 @@ impl Sockets {
         self.stop_listening(id, now);
         let opening = self.is_connecting(id) || self.is_deferred(id);
         let socket = self.socket_mut(id)?;
-        // As in Linux.
+        // A call that waits in `connect` returns this error.
         socket.error = opening.then_some(Error::ConnectionReset).or(socket.error);
         self.with_connection(id, now, |connection| connection.abort());
         self.detach(id, now);
@@ -290,7 +290,7 @@ impl Sockets {
             news |= Readiness::WRITABLE;
         }
         if events.contains(Events::READABLE) {
-            // As in Linux, received data wakes waiters for urgent data too.
+            // Received data may contain the mark: waiters for urgent data look again.
             news |= Readiness::READABLE | Readiness::PRI;
         }
         if events.contains(Events::WRITABLE) {
@@ -317,7 +317,8 @@ impl Sockets {
     fn on_closed(&mut self, id: SocketId, error: Option<ConnectionError>) {
         let Ok(socket) = self.socket_mut(id) else { return };
         if socket.error.is_none() {
-            // As in Linux, a reset after the peer's FIN is reported as `EPIPE`.
+            // A reset after the peer's FIN is reported as `EPIPE`
+            // (`tests/scripts/reset_in_close_wait.pkt`).
             let reset = error == Some(ConnectionError::Reset);
             let error = error.filter(|error| *error != ConnectionError::Aborted);
             socket.error = match error {

@@ -138,7 +138,8 @@ impl Sockets {
     }
 
     /// Number of received datagrams dropped for lack of room.
-    pub fn dropped_datagrams(&self, id: SocketId) -> Result<u32, Error> {
+    #[cfg(test)]
+    pub(super) fn dropped_datagrams(&self, id: SocketId) -> Result<u32, Error> {
         Ok(self.socket(id)?.datagrams()?.dropped)
     }
 
@@ -151,7 +152,7 @@ impl Sockets {
         self.take_port(id, socket.local).map_err(|_| Error::WouldBlock)
     }
 
-    /// Sets the socket's peer, by the rules of Linux.
+    /// Sets the socket's peer (udp(7), connect(2)).
     pub(super) fn connect_datagram(&mut self, id: SocketId, to: SocketAddr) -> Result<(), Error> {
         self.refuse_packet(id)?;
         self.bind_by_itself(id)?;
@@ -213,7 +214,7 @@ impl Sockets {
         Ok(())
     }
 
-    /// Ends directions. As in Linux they end even if the result is [`Error::NotConnected`].
+    /// Ends directions. They end even if the result is [`Error::NotConnected`].
     pub(super) fn shutdown_datagram(&mut self, id: SocketId, how: Shutdown) -> Result<(), Error> {
         self.refuse_packet(id)?;
         let socket = self.socket_mut(id)?;
@@ -237,7 +238,7 @@ impl Sockets {
         self.datagrams.release(count, held);
     }
 
-    /// Returns the readiness of a datagram socket, by the rules of Linux.
+    /// Returns the readiness of a datagram socket (poll(2)).
     pub(super) fn datagram_readiness(
         &self,
         id: SocketId,

@@ -18,8 +18,8 @@ impl Sockets {
         Ok(())
     }
 
-    /// State of the socket's connection. As in Linux, a socket whose SYN waits for data is in
-    /// SYN-SENT.
+    /// State of the socket's connection. A socket whose SYN waits for data is in SYN-SENT
+    /// (`fastopen/client/blocking-connect-bypass.pkt`).
     pub fn state(&self, id: SocketId) -> State {
         let none = if self.is_deferred(id) { State::SynSent } else { State::Closed };
         self.tcp(id).map_or(none, |connection| connection.state())

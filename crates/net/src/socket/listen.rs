@@ -22,7 +22,7 @@ impl Sockets {
     /// `backlog` is at most [`BACKLOG_MAX`]; SYNs beyond are not answered. May be called again to
     /// change the backlog.
     pub fn listen(&mut self, id: SocketId, backlog: i32, now: Instant) -> Result<(), Error> {
-        // As in Linux, a negative backlog is taken as unsigned: it means the maximum.
+        // A negative backlog is taken as unsigned: it means the maximum, `somaxconn` (listen(2)).
         let backlog = u32::try_from(backlog).unwrap_or(BACKLOG_MAX).min(BACKLOG_MAX);
         match self.socket(id)?.phase {
             Phase::Listening(_) => {
@@ -133,7 +133,7 @@ impl Sockets {
         }
         let phase = core::mem::replace(&mut socket.phase, Phase::Idle);
         let Phase::Listening(listener) = phase else { return };
-        // As in Linux, the socket keeps its port, which others that allow it may now share.
+        // The socket keeps its port until it is closed, which others that allow it may now share.
         let port = socket.local.port();
         if let Some(before) = socket.used {
             let used = Use { listens: false, ..before };

@@ -374,7 +374,8 @@ impl Sockets {
     }
 
     fn insert(&mut self, family: Family, mut options: Options) -> Result<SocketId, Error> {
-        // As in Linux, an IPv6 socket receives from IPv4 groups only if it has joined them.
+        // An IPv6 socket receives from IPv4 groups only if it has joined them: `IP_MULTICAST_ALL`
+        // is an option of IPv4 sockets (ip(7)).
         options.datagram.multicast.all_v4 &= family == Family::V4;
         if self.count() >= SOCKETS_MAX {
             return Err(Error::NoMemory);

@@ -1,7 +1,7 @@
 //! Error queue of a socket: what `recvmsg` with `MSG_ERRQUEUE` returns.
 //!
-//! While the queue is not empty the socket is ready with [`Readiness::ERR`]. As in Linux, taking a
-//! notice while more remain raises [`Readiness::ERR`] again.
+//! While the queue is not empty the socket is ready with [`Readiness::ERR`]. Taking a notice while
+//! more remain raises [`Readiness::ERR`] again (`zerocopy/epoll_edge.pkt`).
 
 use super::{Error, ErrorNotice, Origin, Readiness, Socket, SocketId, Sockets};
 use crate::stack::TcpHandle;
@@ -9,8 +9,8 @@ use crate::tcp::{Stamp, Stamping};
 use alloc::collections::VecDeque;
 use towpath_packet::Packet;
 
-/// Maximum number of notices of one socket. Further timestamps are lost, as in Linux once the
-/// receive buffer is full.
+/// Maximum number of notices of one socket. Further timestamps are lost, so
+/// that a program that reads none holds no more.
 pub const NOTICES_MAX: usize = 1024;
 
 /// Timestamps to report for sent data (`SO_TIMESTAMPING`): Linux's `SOF_TIMESTAMPING_*` bits. Bits
@@ -110,8 +110,8 @@ impl ErrorQueue {
     }
 
     /// Adds a notice of returned memory, or extends the last notice of the queue if the numbers
-    /// follow it. As in Linux, only the last notice can be extended, and it keeps its `copied`
-    /// flag.
+    /// follow it. Only the last notice can be extended (`msg_zerocopy.rst`, "Notification
+    /// Batching"; `zerocopy/batch.pkt`), and it keeps its `copied` flag.
     pub(super) fn push_lent(&mut self, notice: Notice) {
         if let Notice::Lent { first, last, .. } = notice
             && let Some(Notice::Lent { first: from, last: to, .. }) = self.notices.back_mut()
@@ -170,8 +170,8 @@ impl Sockets {
         let socket = self.socket_mut(id)?;
         let notice = socket.notices.pop().ok_or(Error::WouldBlock)?;
         let more = !socket.notices.is_empty();
-        // As in Linux, the pending error becomes that of the next notice, if ICMP reported that
-        // one.
+        // The pending error becomes that of the next notice, if ICMP reported that one (ip(7),
+        // IP_RECVERR).
         match socket.notices.notices.front().and_then(Notice::icmp_error) {
             Some(next) => socket.error = Some(next),
             None if notice.icmp_error().is_some() => socket.error = None,

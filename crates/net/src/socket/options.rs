@@ -9,7 +9,7 @@ use crate::tcp::fastopen::FastOpenKeys;
 use crate::tcp::{Connection, FinWait, Settings};
 use crate::time::{Duration, Instant};
 
-/// Longest timeout of a SYN-ACK in seconds, as in Linux.
+/// Longest timeout of a SYN-ACK in seconds: `RTO_MAX` of `tcp::rtt`.
 const SYN_TIMEOUT_MAX: i32 = 120;
 
 /// What `close` does with unsent data (`SO_LINGER`).
@@ -167,8 +167,9 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Defers accepting connections without data for `seconds` (`TCP_DEFER_ACCEPT`). As in Linux,
-    /// the value kept is the number of SYN-ACK timeouts that take that long.
+    /// Defers accepting connections without data for `seconds` (`TCP_DEFER_ACCEPT`). The
+    /// value kept is the number of SYN-ACK timeouts that take that long
+    /// (`tests/scripts/defer_accept.pkt`).
     pub fn set_defer_accept(&mut self, seconds: i32) {
         let (mut timeouts, mut time, mut timeout) = (u8::from(seconds > 0), 1, 1);
         while seconds > time && timeouts < u8::MAX {

@@ -1,4 +1,4 @@
-//! Addresses and ports in use, by the rules of Linux.
+//! Addresses and ports in use (socket(7), `SO_REUSEADDR` and `SO_REUSEPORT`).
 //!
 //! Two sockets can share a port if their addresses differ and neither is unspecified, or if both
 //! set `SO_REUSEADDR` and the earlier one does not listen. A connection counts like the socket that
@@ -71,8 +71,8 @@ impl Use {
     }
 
     fn conflicts(&self, other: &Use) -> bool {
-        // As in Linux, only the other's listening matters: a listener may bind again while
-        // connections of its predecessor hold the port.
+        // Only the other's listening matters (socket(7), SO_REUSEADDR): a listener may bind again
+        // while connections of its predecessor hold the port.
         let shared = self.reuse && other.reuse && !other.listens;
         let shared = shared || self.reuse_port && other.reuse_port;
         !shared && self.overlaps(other)

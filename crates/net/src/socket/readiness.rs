@@ -1,4 +1,5 @@
-//! Readiness of sockets: the events of `poll`, by the rules of Linux.
+//! Readiness of sockets: the events of poll(2), and of the scripts in packetdrill's
+//! `epoll`.
 
 use super::{Phase, Progress, SocketId, Sockets};
 use crate::tcp::State;
@@ -81,7 +82,7 @@ impl Sockets {
             return self.datagram_readiness(id, socket, datagrams);
         }
         if socket.deferred {
-            // As in Linux: a write sends the SYN, so the socket is writable.
+            // A write sends the SYN, so the socket is writable (tcp(7), TCP_FASTOPEN_CONNECT).
             return Readiness::WRITABLE;
         }
         let connection = self.connection(socket);

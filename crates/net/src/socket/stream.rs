@@ -1,4 +1,5 @@
-//! Bytes of TCP sockets: `send` and `receive`, by the rules of Linux.
+//! Bytes of TCP sockets: `send` and `receive` (tcp(7), send(2), recv(2); RFC 6093 for
+//! urgent data).
 
 use super::frames::{frame_bytes, frame_to_send};
 use super::{Error, Phase, SocketId, Sockets};
@@ -103,7 +104,7 @@ impl Sockets {
             .ok_or(Error::NotConnected)
     }
 
-    /// Checks whether sending is possible at all, in Linux's order.
+    /// Checks whether sending is possible at all (send(2), tcp(7)).
     pub(super) fn check_send(&mut self, id: SocketId) -> Result<(), Error> {
         let opening = self.is_connecting(id);
         let write_over = self.ended(id).1;
@@ -177,8 +178,8 @@ impl Sockets {
         Ok(0..next.len())
     }
 
-    /// Result of a call that gets nothing: zero where urgent data begins, else by Linux's order of
-    /// checks.
+    /// Result of a call that gets nothing: zero where urgent data begins
+    /// (`tests/scripts/urgent_data_stops_reads.pkt`), else as for an empty queue.
     pub(super) fn nothing_next(
         &mut self,
         id: SocketId,
@@ -249,7 +250,8 @@ impl Sockets {
         Ok(self.connection(socket).map_or(0, |connection| connection.readable_len()))
     }
 
-    /// Result of a receive with an empty queue, by Linux's order of checks.
+    /// Result of a receive with an empty queue: the end of a stream that is over, then an
+    /// error, then the end that the peer or `shutdown` made (`tests/scripts/half_close.pkt`).
     fn nothing_received(&mut self, id: SocketId) -> Result<usize, Error> {
         let state = self.state(id);
         let read_over = self.ended(id).0;

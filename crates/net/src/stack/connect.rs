@@ -120,7 +120,7 @@ impl Stack {
         self.segment_sizes(connect.remote.ip()).with_owner(connect.max_segment)
     }
 
-    /// Fast Open option and data room of a first SYN, by Linux's rules.
+    /// Fast Open option and data room of a first SYN (RFC 7413 §4.1.3, §4.2.1).
     fn syn_extras(&self, connect: &Connect, now: Instant) -> (Option<FastOpenCookie>, u32) {
         let peer = self.tcp.metrics.get(connect.ends());
         let sizes = self.connect_sizes(connect);

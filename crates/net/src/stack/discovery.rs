@@ -41,7 +41,7 @@ impl Stack {
         let announcement = if asks_us {
             Announcement::Solicitation
         } else {
-            // As in Linux, only a reply to this station alone shows that requests arrive.
+            // Only a reply to this station alone shows that requests arrive: it is a solicited one.
             let solicited = for_us && to == self.config.mac;
             let message = Advertisement { solicited, overrides: true, router: None };
             Announcement::Advertisement(message)
@@ -93,8 +93,12 @@ impl Stack {
                 self.receive_advertisement(info, target, station, flags, cx)
             }
             icmpv6::Message::RouterAdvertisement(router) => {
-                // Routers are configured: only whether a station still is one is of interest.
+                // Routers are configured: of interest are only whether a station still is one,
+                // and the times of the link. A router follows no other's (RFC 4861 §6.2.7).
                 self.neighbors.announce_router(info.source, router.router_lifetime_s > 0);
+                if !self.config.transparent && is_link_local(info.source) {
+                    self.neighbors.set_times(router.reachable_time_ms, router.retrans_timer_ms);
+                }
                 Err(DropReason::IcmpIgnored)
             }
             _ => Err(DropReason::IcmpIgnored),
@@ -162,6 +166,11 @@ impl Stack {
 /// True if a link-layer option has an address that a station can have, or is absent.
 fn is_station(mac: Option<MacAddr>) -> bool {
     mac.is_none_or(MacAddr::is_unicast)
+}
+
+/// True for addresses from which routers send advertisements (RFC 4861 §6.1.2).
+fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
 /// All nodes on the link (RFC 4291 §2.7.1).

@@ -16,7 +16,7 @@ use core::hash::BuildHasher;
 use core::net::{IpAddr, Ipv6Addr};
 use towpath_packet::{Checksum, GsoKind, Offload, Packet};
 
-/// Default TTL and hop limit of sent packets (RFC 1700, as in Linux).
+/// Default TTL and hop limit of sent packets (RFC 1700).
 pub const TTL_DEFAULT: u8 = 64;
 
 /// Fields of the IP header, and limits for fragmentation.
@@ -270,7 +270,7 @@ impl Stack {
         let checksums =
             if self.caps.checksum { Checksums::LeavePartial } else { Checksums::Complete };
         let ready = &mut self.ready;
-        let mut out = |segment| ready.push_back(segment);
+        let mut out = |segment, _: &mut _| ready.push_back(segment);
         let cut = gso::segment(packet, cx.memory, cx.ledger, &headers, checksums, &mut out);
         if cut.is_err() {
             self.counters.drop(DropReason::NoMemory);

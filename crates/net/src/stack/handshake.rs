@@ -21,7 +21,7 @@ pub(super) struct Ends {
 }
 
 /// Chooses an initial sequence number beyond the previous connection's numbers between the same
-/// endpoints (RFC 6191 §2), so that its old segments are not accepted. The distance is Linux's.
+/// endpoints (RFC 6191 §2), so that its old segments are not accepted.
 pub(super) fn continued(opening: Opening, past: Option<Seq>) -> Opening {
     match past {
         Some(past) if Seq(opening.iss).at_or_before(past + REOPEN_GAP) => {
@@ -88,7 +88,8 @@ impl Stack {
         self.tcp.settle(index, cx.now);
     }
 
-    /// Processes a SYN for a listener: makes a request, checking limits in Linux's order.
+    /// Processes a SYN for a listener: makes a request, if the limits allow it. A full queue of
+    /// requests counts before a full queue of children (`stack/tests/listen.rs`).
     fn receive_request(
         &mut self,
         to: ListenerHandle,
@@ -161,7 +162,7 @@ struct FastOpenSyn {
     give: Option<FastOpenCookie>,
 }
 
-/// RFC 7413 §4.2.2, in Linux's order: with a full queue the SYN is handled without Fast Open, and
+/// RFC 7413 §4.2.2: with a full queue the SYN is handled without Fast Open, and
 /// the SYN-ACK carries no cookie.
 fn fast_open(listener: &mut Listener, ends: Ends, syn: &Segment, now: Instant) -> FastOpenSyn {
     let given = syn.options.fast_open;

@@ -442,7 +442,7 @@ impl Stack {
     }
 
     fn error_packet(&mut self, quote: &Quote, cx: &mut Context<'_>) -> Option<Packet> {
-        // As in Linux, errors to this stack itself are not limited.
+        // Errors to this stack itself reach no network: they are not limited.
         if !self.is_local(quote.source) && !self.icmp_limit.allow(quote.source, cx.now) {
             self.counters.drop(DropReason::IcmpRateLimited);
             return None;

@@ -10,7 +10,7 @@
 //! coalesce only packets with consecutive ones. So those of a pair count from a start given by a
 //! keyed hash of the pair. Counters are in a table of [`COUNTERS`], indexed by the same hash, so
 //! pairs share them. To blur for one pair how much another sends, a counter skips a random number,
-//! below the milliseconds since it was last used, as in Linux.
+//! below the milliseconds since it was last used.
 //!
 //! A fragment that an ICMP error quotes is accepted if its identification is one of the last
 //! [`RECENT`] of its pair.

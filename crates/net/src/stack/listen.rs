@@ -3,7 +3,7 @@
 //! A SYN for a listener makes a *request*: a connection in SYN-RECEIVED that the owner does not
 //! see. The peer's ACK makes it a *child*. The child waits in the listener's queue until
 //! [`Stack::tcp_accept`] takes it; only then are its events reported to the owner. A SYN with a
-//! valid Fast Open cookie makes a child at once. Limits are Linux's: a queue holds one child more
+//! valid Fast Open cookie makes a child at once. A queue holds one child more
 //! than the backlog, and SYNs are dropped while it is full. With a backlog of requests, SYNs are
 //! answered with SYN cookies, or dropped.
 //!
@@ -35,7 +35,11 @@ impl Table {
             self.slots[index as usize].fastopen = Some(to);
         }
         if self.listeners.deliver(to, self.handle(index)) {
-            self.slots[index as usize].role = Role::Child(to);
+            let slot = &mut self.slots[index as usize];
+            slot.role = Role::Child(to);
+            if let Some(connection) = slot.connection.as_deref_mut() {
+                connection.is_queued = true;
+            }
         }
         self.begin_half_open(index);
     }

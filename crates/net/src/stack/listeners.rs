@@ -99,7 +99,8 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// True if the queue has room: one child more than the backlog, as in Linux.
+    /// True if the queue has room: one child more than the backlog, whose exact meaning
+    /// listen(2) leaves open (`socket/tests/ports.rs`, `a_backlog_of_one_holds_two`).
     pub(super) fn has_room(&self) -> bool {
         self.config.backlog.is_none_or(|backlog| self.queue.len() <= backlog as usize)
     }

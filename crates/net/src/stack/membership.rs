@@ -137,6 +137,20 @@ impl Memberships {
         new
     }
 
+    /// Joins the solicited-node group of a new local address. Beyond the bound it reports none.
+    pub(super) fn begin_address(&mut self, address: IpAddr, now: Instant) {
+        if let IpAddr::V6(address) = address {
+            _ = self.join(solicited_node(address).into(), now);
+        }
+    }
+
+    /// Leaves the solicited-node group of an address that is no longer local.
+    pub(super) fn end_address(&mut self, address: IpAddr, now: Instant) {
+        if let IpAddr::V6(address) = address {
+            self.leave(solicited_node(address).into(), now);
+        }
+    }
+
     /// When [`Stack::report_groups`] must be called next.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.deadline

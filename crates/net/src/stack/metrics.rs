@@ -1,5 +1,5 @@
-//! Data cached about peers across connections, as in Linux: for Fast Open (RFC 7413 §4.1.3) the
-//! cookie, the segment size and recent failures.
+//! Data cached about peers across connections: for Fast Open (RFC 7413 §4.1.3) the cookie, the
+//! segment size and recent failures.
 
 use crate::tcp::Settings;
 use crate::tcp::fastopen::{FastOpenOutcome, FastOpenPath};

@@ -20,6 +20,7 @@
 //! Bounds: [`Limits`]. Every drop is counted with a reason.
 
 mod accounts;
+mod addresses;
 mod challenges;
 mod coalesce;
 mod connect;
@@ -37,6 +38,7 @@ mod listeners;
 mod local;
 mod membership;
 mod metrics;
+mod moved;
 mod neighbors;
 mod path_mtus;
 mod raw;
@@ -64,6 +66,7 @@ use towpath_packet::{Burst, Caps, Memory, Packet};
 
 pub use crate::neighbor::{Conflict, OnConflict};
 pub use accounts::{Frames, Usage};
+pub use addresses::{ADDRESSES_MAX, AddressError};
 pub use connect::Connect;
 pub use egress::TTL_DEFAULT;
 pub use handles::{ListenerHandle, TcpHandle};
@@ -72,6 +75,7 @@ pub use link::LinkFrame;
 pub use listeners::{Listen, ListenError};
 pub use membership::{GROUPS_MAX, JoinError};
 pub use metrics::PEERS_MAX;
+pub use moved::MovedTcp;
 pub use path_mtus::{PATHS_MAX, PathInfo};
 pub use raw::RawPacket;
 pub(crate) use raw::share;

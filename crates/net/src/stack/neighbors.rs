@@ -3,7 +3,7 @@
 
 use super::discovery::ALL_NODES;
 use super::ingress::solicited_node;
-use super::{Address, Context, Stack};
+use super::{Context, Stack};
 use crate::counters::DropReason;
 use crate::neighbor::{Announcement, Conflict, Due, OnConflict, Outgoing, Reaction, Station, Step};
 use crate::tcp::Seq;
@@ -24,7 +24,7 @@ impl Stack {
     /// are used meanwhile, and then announces the addresses. Anycast addresses are neither probed
     /// for nor announced.
     pub fn claim_addresses(&mut self, policy: OnConflict, now: Instant) {
-        let ours = self.config.addresses.iter().filter(|ours| !is_anycast(ours));
+        let ours = self.config.addresses.iter().filter(|ours| !ours.is_anycast());
         self.detection.claim(ours.map(|ours| ours.address), policy, now);
     }
 
@@ -143,7 +143,7 @@ impl Stack {
             // The connection may be gone: the result does not matter.
             _ = self.tcp_error(local, remote, sequence, None, cx);
         } else if self.is_local(sent.source) {
-            // As in Linux, the error is an ICMP message to this stack.
+            // The error is an ICMP message to this stack, so that sockets get it like a router's.
             let mut packet = outgoing.packet;
             packet.push_header(ethernet::HEADER_LEN).fill(0);
             self.host_unreachable(sent.source, sent.destination, &packet, cx);
@@ -215,7 +215,7 @@ impl Stack {
         match self.detection.conflict(address, mac, cx.now) {
             Reaction::None => {}
             Reaction::Defend => self.announce(address, cx),
-            Reaction::Withdraw => self.config.addresses.retain(|ours| ours.address != address),
+            Reaction::Withdraw => _ = self.remove_address(address, cx.now),
         }
     }
 
@@ -288,13 +288,4 @@ impl Sent {
         };
         Some(Self { source, destination, segment })
     }
-}
-
-/// True for the anycast address of the routers of a network (RFC 4291 §2.6.1), which several
-/// stations may have.
-fn is_anycast(ours: &Address) -> bool {
-    let IpAddr::V6(address) = ours.address else { return false };
-    let host = u128::MAX.checked_shr(ours.prefix_len.into()).unwrap_or(0);
-    // RFC 6164 §5: the two ends of a point-to-point link use both addresses.
-    host > 1 && address.to_bits() & host == 0
 }

@@ -113,7 +113,7 @@ impl Stack {
         let device = self.link_mtu(destination);
         let metrics = self.route_metrics(destination);
         let routed = metrics.mtu.map_or(device, |mtu| device.min(mtu.min(u16::MAX.into()) as u16));
-        // As in Linux, only IPv4 routes can be locked: routers do not fragment IPv6.
+        // Only IPv4 routes can be locked: routers do not fragment IPv6 (RFC 8200 §4.5).
         let locked = destination.is_ipv4() && metrics.mtu.is_some() && metrics.mtu_locked;
         match self.paths.get(destination) {
             Some(learned) if !locked && learned.mtu <= routed => learned,
@@ -121,7 +121,8 @@ impl Stack {
         }
     }
 
-    /// Records a path MTU from an ICMP error that quotes a packet of ours, by Linux's rules.
+    /// Records a path MTU from an ICMP error that quotes a packet of ours (RFC 1191 §6.3,
+    /// RFC 8201 §4; ip-sysctl, `min_pmtu`).
     pub(crate) fn learn_path_mtu(&mut self, destination: IpAddr, mtu: u32, now: Instant) {
         let known = self.path(destination);
         let least = if destination.is_ipv4() { MTU_MIN_V4 } else { MTU_MIN_V6 };

@@ -110,8 +110,9 @@ impl Stack {
         self.send_ip(packet, protocol, addresses, marks, cx);
     }
 
-    /// Sends a packet whose pieces begin with an IPv4 header to `destination`. As in Linux, length
-    /// and checksum of the header are always filled in, source and identification if they are zero.
+    /// Sends a packet whose pieces begin with an IPv4 header to `destination`. Length and
+    /// checksum of the header are always filled in, source and identification if they are zero
+    /// (raw(7), `IP_HDRINCL`).
     /// Returns an error if the header is inconsistent.
     pub fn send_with_header(
         &mut self,

@@ -23,7 +23,7 @@ pub const ROUTES_MAX: usize = 64;
 const ADVMSS_MIN_V4: u32 = 256;
 /// Minimum advertised MSS over IPv6: what the minimum MTU allows.
 const ADVMSS_MIN_V6: u32 = 1220;
-/// Maximum advertised MSS, as in Linux.
+/// Maximum advertised MSS: what an IPv4 packet holds behind two headers without options.
 const ADVMSS_MAX: u32 = 65_535 - 40;
 
 /// Metrics of one route. For those that are unset, the connection's own settings apply.

@@ -118,11 +118,12 @@ impl Table {
             .copied()
     }
 
-    pub(super) fn insert(&mut self, connection: Connection) -> u32 {
+    pub(super) fn insert(&mut self, connection: impl Into<Box<Connection>>) -> u32 {
+        let connection: Box<Connection> = connection.into();
         let hash = self.hasher.hash_one((connection.local(), connection.remote()));
         let index = self.slots.claim().index;
         let slot = &mut self.slots[index as usize];
-        slot.connection = Some(Box::new(connection));
+        slot.connection = Some(connection);
         slot.indexed = true;
         self.accounts.insert(&slot.share);
         let (hasher, slots) = (&self.hasher, &self.slots);

@@ -97,7 +97,8 @@ impl Stack {
         if self.tcp.orphans <= self.tcp.orphans_max {
             return;
         }
-        // As in Linux, orphans beyond the limit are reset so that they do not exhaust memory.
+        // Orphans beyond the limit are reset so that they do not exhaust memory (tcp(7),
+        // tcp_max_orphans).
         let orphan = self.tcp.get_mut(handle).is_some_and(|connection| connection.is_orphan());
         if orphan {
             self.counters.orphans_reset += 1;

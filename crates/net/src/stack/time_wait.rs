@@ -5,6 +5,7 @@ use crate::tcp::{Connection, PAWS_VALID, Segment, Seq, TimeWaitState};
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::{Flags, Header, Options};
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 use core::hash::BuildHasher;
 use core::net::SocketAddr;
 use foldhash::fast::FixedState;
@@ -13,8 +14,8 @@ use hashbrown::HashTable;
 /// Duration of TIME-WAIT: Linux's 60 s, not the four minutes of the RFC.
 pub(super) const TIME_WAIT: Duration = Duration::from_secs(60);
 
-/// A reset with an old timestamp is accepted if the latest timestamp is older than this, as in
-/// Linux.
+/// A reset with an old timestamp is accepted if the latest timestamp is older than this
+/// (`tests/scripts/timestamps_in_time_wait.pkt`).
 const RESET_PAWS_VALID: Duration = Duration::from_secs(60);
 
 /// State of one connection in TIME-WAIT.
@@ -49,7 +50,8 @@ impl TimeWaitEntry {
         Self { local, remote, state: connection.time_wait_state(), until, answered_at: None }
     }
 
-    /// Processes a segment, as Linux does with `tcp_rfc1337` 0. Segments without data are answered
+    /// Processes a segment. A reset ends the state (RFC 1337 §3 advises against it; tcp(7),
+    /// `tcp_rfc1337` 0; `tests/scripts/reset_in_time_wait.pkt`). Segments without data are answered
     /// once per `interval`: they may be forged (RFC 5961 §7), and two ends with different state
     /// would answer each other without end.
     pub(super) fn arrival(
@@ -183,6 +185,18 @@ impl TimeWait {
             let ((.., number), _) = found.remove();
             self.queue[(number - self.first) as usize].1 = None;
         }
+    }
+
+    /// Removes and returns the entries that `is_wanted` selects by their local and their remote
+    /// address. Visits all entries.
+    pub(super) fn take(
+        &mut self,
+        mut is_wanted: impl FnMut(SocketAddr, SocketAddr) -> bool,
+    ) -> Vec<TimeWaitEntry> {
+        let entries = self.queue.iter().filter_map(|(_, entry)| *entry);
+        let taken: Vec<_> = entries.filter(|entry| is_wanted(entry.local, entry.remote)).collect();
+        taken.iter().for_each(|entry| self.remove(entry.local, entry.remote));
+        taken
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {

@@ -1,6 +1,6 @@
 //! Egress: each port gets a packet in the form that it takes.
 
-use towpath_packet::{Caps, Checksum, Gso, GsoKind, Packet};
+use towpath_packet::{Caps, Checksum, Gso, GsoKind, Memory, Packet};
 
 use super::ingress::Verdict;
 use super::port::{Egress, Port, PortId};
@@ -70,7 +70,7 @@ impl Port {
             _ => {}
         }
         forget_checksum(&mut packet, &caps);
-        self.queue(id, packet, out);
+        self.queue(id, packet, cx, out);
         Ok(())
     }
 
@@ -84,11 +84,12 @@ impl Port {
     ) -> Result<(), PortDrop> {
         let caps = self.config.caps;
         let checksums = if caps.checksum { Checksums::LeavePartial } else { Checksums::Complete };
-        let mut queue = |mut segment: Packet| {
+        let (ledger, now) = (cx.ledger, cx.now);
+        let mut queue = |mut segment: Packet, memory: &mut Memory| {
             forget_checksum(&mut segment, &caps);
-            self.queue(id, segment, out);
+            self.queue(id, segment, &mut Context { memory, ledger, now }, out);
         };
-        let cut = gso::segment(packet, cx.memory, cx.ledger, headers, checksums, &mut queue);
+        let cut = gso::segment(packet, cx.memory, ledger, headers, checksums, &mut queue);
         let count = cut.map_err(|(error, _)| match error {
             SegmentError::NoPackets => PortDrop::NoMemory,
             SegmentError::Offload(_) | SegmentError::Checksum(_) => PortDrop::ChecksumMisplaced,

@@ -3,7 +3,7 @@
 use core::fmt;
 use core::net::IpAddr;
 
-use towpath_packet::{Burst, Caps, Packet};
+use towpath_packet::{Burst, Caps, Context, Packet};
 
 use super::PORTS_MAX;
 use super::guard::{GUARD_ENTRIES_MAX, Guard};
@@ -207,11 +207,12 @@ impl PortCounters {
     }
 }
 
-/// Destination of a port's packets: its device, or the ring before the device.
+/// Destination of a port's packets: its device, or the queue before the device.
 pub trait Egress {
     /// Takes packets for `port` from the front of `burst`. The switch drops the rest and counts it
-    /// as [`PortDrop::QueueFull`]. Must not block.
-    fn transmit(&mut self, port: PortId, burst: &mut Burst);
+    /// as [`PortDrop::QueueFull`]. Must not block, and must take no packets of `cx.memory`: the
+    /// switch may be segmenting a packet into them.
+    fn transmit(&mut self, port: PortId, burst: &mut Burst, cx: &mut Context<'_>);
 
     /// Port that owns an IP address in a VLAN, if known. Called only for ARP and neighbour
     /// discovery.
@@ -275,23 +276,27 @@ impl Port {
         self.config = config;
     }
 
-    /// Queues a packet in the form that the port takes.
-    pub(super) fn queue(&mut self, id: PortId, packet: Packet, out: &mut impl Egress) {
+    /// Queues a packet in the form that the port takes, and counts it as sent.
+    pub(super) fn queue(
+        &mut self,
+        id: PortId,
+        packet: Packet,
+        cx: &mut Context<'_>,
+        out: &mut impl Egress,
+    ) {
+        self.counters.packets_out += packet.frames() as u64;
+        self.counters.bytes_out += packet.frame_bytes() as u64;
+        self.counters.super_packets_out += u64::from(packet.offload().gso.is_some());
         if let Err(packet) = self.pending.push(packet) {
-            self.flush(id, out);
+            self.flush(id, cx, out);
             self.pending.push(packet).expect("a flushed burst has room");
         }
     }
 
     /// Hands out the queued packets.
-    pub(super) fn flush(&mut self, id: PortId, out: &mut impl Egress) {
+    pub(super) fn flush(&mut self, id: PortId, cx: &mut Context<'_>, out: &mut impl Egress) {
+        out.transmit(id, &mut self.pending, cx);
         let counters = &mut self.counters;
-        for packet in self.pending.iter() {
-            counters.packets_out += packet.frames() as u64;
-            counters.bytes_out += packet.frame_bytes() as u64;
-            counters.super_packets_out += u64::from(packet.offload().gso.is_some());
-        }
-        out.transmit(id, &mut self.pending);
         while let Some(packet) = self.pending.pop() {
             counters.packets_out -= packet.frames() as u64;
             counters.bytes_out -= packet.frame_bytes() as u64;

@@ -3,6 +3,7 @@
 
 use super::segment::Segment;
 use crate::wire::tcp::Flags;
+use core::fmt;
 
 /// Codepoints in the two lowest bits of the type of service or traffic class (RFC 3168 §5).
 pub mod codepoint {
@@ -29,12 +30,34 @@ pub enum EcnUse {
 }
 
 impl EcnUse {
-    /// The use that a value of `tcp_ecn` selects. `None` for other values: those from 3 on select
-    /// AccECN (RFC 9768) on Linux, which is not supported.
-    pub fn from_setting(value: u8) -> Option<Self> {
-        [EcnUse::Off, EcnUse::Request, EcnUse::Accept].get(usize::from(value)).copied()
+    /// The use that a value of `tcp_ecn` selects.
+    pub fn from_setting(value: i64) -> Result<Self, UnknownEcnUse> {
+        match value {
+            0 => Ok(EcnUse::Off),
+            1 => Ok(EcnUse::Request),
+            2 => Ok(EcnUse::Accept),
+            _ => Err(UnknownEcnUse(value)),
+        }
     }
 }
+
+/// A value of `tcp_ecn` that selects no [`EcnUse`]. Values 3 to 5 mean Accurate ECN (RFC 9768) in
+/// Linux's `ip-sysctl.rst`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownEcnUse(pub i64);
+
+impl fmt::Display for UnknownEcnUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "tcp_ecn is {}, but must be 0 (off), 1 (request and accept ECN) or 2 (accept ECN); \
+             Accurate ECN (RFC 9768) is not implemented",
+            self.0
+        )
+    }
+}
+
+impl core::error::Error for UnknownEcnUse {}
 
 /// True if the peer's SYN asks for ECN: it has both flags and no codepoint (RFC 3168 §6.1.1).
 pub(super) fn asks(syn: &Segment) -> bool {

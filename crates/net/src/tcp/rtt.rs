@@ -17,7 +17,9 @@ pub const RTO_FALLBACK: Duration = Duration::from_secs(3);
 /// Least timeout, well below the one second of RFC 6298 §2.4: hosts with Linux use it, and
 /// `user_timeout/user_timeout.pkt` expects it.
 pub const RTO_MIN: Duration = Duration::from_millis(200);
-/// Greatest timeout, backed off or not.
+/// Greatest timeout, backed off or not, unless [`Settings::rto_max`] is less.
+///
+/// [`Settings::rto_max`]: super::Settings::rto_max
 pub const RTO_MAX: Duration = Duration::from_secs(120);
 /// How long the least round trip is remembered (`tcp_min_rtt_wlen`).
 pub const MIN_RTT_WINDOW: Duration = Duration::from_secs(300);
@@ -30,6 +32,8 @@ const SAMPLE_MAX_US: u32 = u32::MAX / 32;
 pub struct RttEstimator {
     /// Least variance.
     least_us: u32,
+    /// Greatest timeout.
+    most_us: u32,
     /// The smoothed round trip (SRTT), in eighths of a microsecond; zero before the first sample.
     srtt_eighths: u32,
     /// The mean deviation, in quarters of a microsecond.
@@ -47,16 +51,18 @@ pub struct RttEstimator {
 
 impl Default for RttEstimator {
     fn default() -> Self {
-        Self::new(RTO_MIN)
+        Self::new(RTO_MIN, RTO_MAX)
     }
 }
 
 impl RttEstimator {
     /// Creates an estimator without samples; timeouts will be at least `least` above the round
-    /// trip.
-    pub fn new(least: Duration) -> Self {
+    /// trip, and at most `most`, which counts as [`RTO_INITIAL`] if it is less and as [`RTO_MAX`]
+    /// if it is more.
+    pub fn new(least: Duration, most: Duration) -> Self {
         Self {
             least_us: micros(least),
+            most_us: micros(most.clamp(RTO_INITIAL, RTO_MAX)),
             srtt_eighths: 0,
             deviation_quarters: 0,
             flight_max_us: 0,
@@ -71,6 +77,11 @@ impl RttEstimator {
     /// Least margin of the timeout over the round trip.
     pub fn least(&self) -> Duration {
         Duration::from_micros(self.least_us.into())
+    }
+
+    /// Greatest timeout.
+    pub fn most(&self) -> Duration {
+        Duration::from_micros(self.most_us.into())
     }
 
     /// Takes a sample of a segment that was sent once (the caller applies Karn's rule). `una` and
@@ -130,7 +141,7 @@ impl RttEstimator {
             self.rttvar_us = RTO_FALLBACK.as_micros() as u32;
             self.deviation_quarters = self.rttvar_us;
             self.flight_max_us = self.rttvar_us;
-            self.rto = RTO_FALLBACK;
+            self.rto = RTO_FALLBACK.min(self.most());
             self.backoff = 0;
         }
     }
@@ -162,7 +173,7 @@ impl RttEstimator {
 
     /// Doubles the timeout (RFC 6298 §5.5).
     pub fn back_off(&mut self) {
-        self.rto = (self.rto * 2).min(RTO_MAX);
+        self.rto = (self.rto * 2).min(self.most());
         self.backoff = self.backoff.saturating_add(1);
     }
 
@@ -171,7 +182,7 @@ impl RttEstimator {
         self.backoff = 0;
         if self.srtt_eighths > 0 {
             let us = u64::from(self.srtt_eighths / 8) + u64::from(self.rttvar_us);
-            self.rto = Duration::from_micros(us).min(RTO_MAX);
+            self.rto = Duration::from_micros(us).min(self.most());
         }
     }
 }

@@ -79,6 +79,9 @@ pub struct Settings {
     pub initial_window: u32,
     /// Least margin of the retransmission timeout over the round-trip time (`tcp_rto_min_us`).
     pub rto_min: Duration,
+    /// Greatest timeout of SYNs, SYN-ACKs, data and zero-window probes, between one second and
+    /// [`RTO_MAX`](super::rtt::RTO_MAX) (`tcp_rto_max_ms`).
+    pub rto_max: Duration,
     /// Path MTU discovery over IPv4.
     pub path_mtu: PathMtu,
     /// Path MTU discovery over IPv6.
@@ -171,6 +174,7 @@ impl Default for Settings {
             congestion: congestion::Kind::default(),
             initial_window: congestion::INITIAL_SEGMENTS,
             rto_min: super::rtt::RTO_MIN,
+            rto_max: super::rtt::RTO_MAX,
             path_mtu: PathMtu::Want,
             path_mtu_v6: PathMtu::Want,
             quickack: false,

@@ -190,8 +190,8 @@ mod tests {
         assert_eq!(taken(&mut stamps), [(Stamped::Acknowledged, 29)]);
     }
 
-    /// As on Linux, a buffer has one key: that of the last write that joined it while it was
-    /// unsent.
+    /// A buffer has one key: that of the last write that joined it while it was unsent (kernel
+    /// documentation, `timestamping.rst`, "Bytestream Timestamps").
     #[test]
     fn a_write_that_joins_an_unsent_buffer_takes_over_its_mark() {
         let mut stamps = all();

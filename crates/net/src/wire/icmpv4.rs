@@ -11,7 +11,7 @@ use super::field::{header, header_mut, read, read_u16, write, write_u16};
 /// An ICMP message. Errors quote the offending packet behind the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// Echo request. As on Linux, its code is ignored.
+    /// Echo request (RFC 792). Its code, which has no meaning, is ignored.
     EchoRequest {
         /// Identifier of the sending process.
         ident: u16,

@@ -89,6 +89,10 @@ pub enum Message {
 pub struct RouterAdvertisement {
     /// Seconds for which the sender is a default router; zero if it is none.
     pub router_lifetime_s: u16,
+    /// Milliseconds for which a neighbour counts as reachable; zero if the router leaves it open.
+    pub reachable_time_ms: u32,
+    /// Milliseconds between neighbour solicitations; zero if the router leaves it open.
+    pub retrans_timer_ms: u32,
     /// Link-layer address of the router.
     pub source_link_layer: Option<MacAddr>,
 }
@@ -148,6 +152,8 @@ impl Message {
             }
             Self::RouterAdvertisement(advertisement) => {
                 write_u16(bytes, at::ROUTER_LIFETIME, advertisement.router_lifetime_s);
+                write_u32(bytes, at::REACHABLE_TIME, advertisement.reachable_time_ms);
+                write_u32(bytes, at::RETRANS_TIMER, advertisement.retrans_timer_ms);
                 let options = &mut bytes[ADVERTISEMENT_LEN..];
                 emit_link_layer(options, SOURCE_LINK_LAYER, advertisement.source_link_layer);
             }
@@ -223,11 +229,13 @@ fn parse_discovery(kind: u8, bytes: &[u8]) -> Result<Message, ParseError> {
     }
     if kind == ROUTER_ADVERTISEMENT {
         let fixed: &[u8; ADVERTISEMENT_LEN] = header(bytes)?;
-        let router_lifetime_s = read_u16(fixed, at::ROUTER_LIFETIME);
-        let DiscoveryOptions { source_link_layer, .. } =
-            DiscoveryOptions::parse(&bytes[ADVERTISEMENT_LEN..])?;
-        let advertisement = RouterAdvertisement { router_lifetime_s, source_link_layer };
-        return Ok(Message::RouterAdvertisement(advertisement));
+        let options = DiscoveryOptions::parse(&bytes[ADVERTISEMENT_LEN..])?;
+        return Ok(Message::RouterAdvertisement(RouterAdvertisement {
+            router_lifetime_s: read_u16(fixed, at::ROUTER_LIFETIME),
+            reachable_time_ms: read_u32(fixed, at::REACHABLE_TIME),
+            retrans_timer_ms: read_u32(fixed, at::RETRANS_TIMER),
+            source_link_layer: options.source_link_layer,
+        }));
     }
     let fixed: &[u8; NEIGHBOR_LEN] = header(bytes)?;
     let target = Ipv6Addr::from(read::<16>(fixed, at::TARGET));
@@ -284,7 +292,7 @@ impl DiscoveryOptions {
 /// Stores the address in a link-layer address option (RFC 4861 §4.6.1, RFC 2464 §6) unless there is
 /// one.
 fn read_once(place: &mut Option<MacAddr>, option: &[u8]) -> Result<(), ParseError> {
-    // As on Linux, an address of another length invalidates the message.
+    // An address of another length is none of Ethernet (RFC 2464 §6): the message is invalid.
     let option: &[u8; LINK_LAYER_LEN] = option.try_into().map_err(|_| ParseError::BadOption)?;
     place.get_or_insert(MacAddr(read(option, 2)));
     Ok(())
@@ -376,7 +384,9 @@ pub(crate) mod at {
     pub(crate) const FLAGS: usize = 4;
     pub(crate) const SEQUENCE: usize = 6;
     pub(crate) const ROUTER_LIFETIME: usize = 6;
+    pub(crate) const REACHABLE_TIME: usize = 8;
     pub(crate) const TARGET: usize = 8;
+    pub(crate) const RETRANS_TIMER: usize = 12;
 }
 
 #[cfg(test)]

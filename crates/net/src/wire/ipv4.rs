@@ -58,8 +58,8 @@ impl Header {
         Self::parse_with(header_bytes, frame_len, true)
     }
 
-    /// Reads a header that an ICMP error quotes. As in Linux, its checksum is not verified: routers
-    /// change the header, and not all update the checksum.
+    /// Reads a header that an ICMP error quotes. Its checksum is not verified: routers change
+    /// the header, and not all update the checksum (RFC 1812 §4.3.2.3 does not ask them to).
     pub fn parse_quoted(header_bytes: &[u8]) -> Result<Self, ParseError> {
         Self::parse_with(header_bytes, usize::from(u16::MAX), false)
     }

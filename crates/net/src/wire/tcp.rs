@@ -196,8 +196,8 @@ pub struct Options {
 
 impl Options {
     /// Parses the options of a segment. `syn` says whether its SYN bit is set; options for a SYN
-    /// are ignored elsewhere. There is no error: as on Linux, a malformed option ends parsing and
-    /// the options before it are kept.
+    /// are ignored elsewhere. There is no error: a malformed option ends parsing, and the options
+    /// before it are kept (`tests/scripts/options_of_wrong_length.pkt`).
     #[inline]
     pub fn parse(bytes: &[u8], syn: bool) -> Self {
         // Fast path for nearly every segment of a connection: NOP, NOP, timestamps and nothing
@@ -260,7 +260,7 @@ impl Options {
         match (kind, value) {
             (KIND_MSS, &[high, low]) if syn => {
                 let mss = u16::from_be_bytes([high, low]);
-                // As in Linux, an MSS of zero counts as absent.
+                // An MSS of zero counts as absent (`tests/scripts/mss_of_zero.pkt`).
                 if mss != 0 {
                     self.mss = Some(mss);
                 }
@@ -292,8 +292,8 @@ impl Options {
         }
     }
 
-    /// Stores a cookie. As on Linux, an invalid even length clears an earlier cookie, and an odd
-    /// length is ignored.
+    /// Stores a cookie (RFC 7413 §4.1.1: even lengths). An invalid even length clears an earlier
+    /// cookie, and an odd length is ignored.
     fn read_cookie(&mut self, value: &[u8], experimental: bool) {
         if value.len().is_multiple_of(2) {
             self.fast_open =

@@ -75,11 +75,18 @@ impl Leaving {
             }
         }
     }
+
+    /// Releases all pieces. Returns the frames of the pool whose frames became free last; those of
+    /// other pools have gone back.
+    pub(crate) fn end(&mut self) -> &mut Returning<Loan> {
+        self.holders.take().into_iter().for_each(|holders| holders.leave(&mut self.frames));
+        &mut self.frames
+    }
 }
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        self.holders.take().into_iter().for_each(|holders| holders.leave(&mut self.frames));
+        self.end();
     }
 }
 

@@ -28,6 +28,15 @@ impl Packet {
         at
     }
 
+    /// The bytes on the wire, if all of them are private headers: the packet has no pieces, and is
+    /// one frame.
+    #[inline]
+    pub fn as_headers(&self) -> Option<&[u8]> {
+        let body = self.body();
+        let is_whole = body.piece_count == 0 && !body.peeked && !body.is_segmented;
+        is_whole.then(|| &body.headers[body.start as usize..body.end as usize])
+    }
+
     /// The private bytes that come before the pieces on the wire. None while they are only a copy
     /// of bytes that the pieces cover.
     pub fn wire_headers(&self) -> &[u8] {

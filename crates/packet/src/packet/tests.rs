@@ -264,6 +264,40 @@ fn packets_dropped_together_give_everything_back() {
     assert!(again.iter().all(Packet::is_empty));
 }
 
+/// Goal: packets that the owner of the pools drops give everything back at once, whatever pools
+/// they are of; a burst grows by as many as there is room and as the pool has, and shrinks again.
+#[test]
+fn the_owner_takes_and_returns_runs() {
+    let mut pools = [memory(), memory()];
+    let mut burst = Burst::limited(6);
+    assert_eq!(burst.grow(&mut pools[0].packets, 9), 4, "all that the pool has");
+    assert_eq!(burst.grow(&mut pools[1].packets, 9), 2, "the burst is full");
+    assert_eq!(burst.grow(&mut pools[1].packets, 1), 0);
+    for (number, packet) in burst.last_mut(6).enumerate() {
+        packet.push_header(1).fill(number as u8);
+        for pool in &mut pools {
+            packet.push_piece(piece(pool, &[1; 20])).expect("room");
+        }
+    }
+    let [first, second] = &mut pools;
+    burst.shrink(&mut first.packets, 0);
+    burst.shrink(&mut first.packets, 3);
+    assert_eq!((burst.len(), first.packets.free_at_least()), (3, 1), "one came back to the stack");
+    assert_eq!((second.packets.free_at_least(), second.packets.free_count()), (2, 4));
+    burst.drop_front_to(1, first);
+    let numbers: Vec<_> = burst.iter().map(|packet| packet.headers()[0]).collect();
+    assert_eq!(numbers, [1, 2]);
+    burst.drop_front_to(2, first);
+    assert!(burst.is_empty() && !burst.is_full());
+    for pool in &mut pools {
+        assert_eq!((pool.packets.out_count(), pool.small.out_count()), (0, 0));
+    }
+    // Each handle once, and empty.
+    assert_eq!(burst.grow(&mut pools[0].packets, 6), 4);
+    assert!(burst.iter().all(Packet::is_empty));
+    assert_eq!(burst.iter_from(3).count(), 1);
+}
+
 #[test]
 #[should_panic]
 fn no_more_packets_are_dropped_than_there_are() {

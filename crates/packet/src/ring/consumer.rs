@@ -42,6 +42,12 @@ impl<T: Send> Consumer<T> {
         side.peek(shared)
     }
 
+    /// Number of items that can be taken now. Those behind a resize do not count yet.
+    pub fn len(&mut self) -> usize {
+        let (side, shared) = self.parts();
+        side.available(shared, usize::MAX)
+    }
+
     /// True if there is no item now.
     pub fn is_empty(&mut self) -> bool {
         let (side, shared) = self.parts();
@@ -53,16 +59,49 @@ impl<T: Send> Consumer<T> {
         self.shared.are_producers_gone() && self.is_empty()
     }
 
+    /// Waits for an item: polls as long as `poll` allows, then calls `sleep`, which returns after
+    /// the doorbell has rung, or earlier. Fails if there is none and all producers are gone.
+    pub fn wait(&mut self, poll: &mut BusyPoll, mut sleep: impl FnMut()) -> Result<(), Closed> {
+        loop {
+            if !self.is_empty() {
+                poll.found();
+                return Ok(());
+            }
+            if self.is_closed() {
+                return Err(Closed);
+            }
+            if !poll.again() && self.needs_wakeup() {
+                sleep();
+            }
+        }
+    }
+
     /// Announces that the consumer is going to sleep. Returns true if it may: then the next packet,
     /// or the end of the producers, rings the doorbell, once. Returns false if there is a packet,
     /// or all producers are gone.
+    ///
+    /// Also returns false if a [barrier](super::Doorbell::barrier) that stands for the producer's
+    /// fence fails, until the producer's next call.
     pub fn needs_wakeup(&mut self) -> bool {
-        self.shared.go_to_sleep();
-        let may_sleep = self.is_empty() && !self.shared.are_producers_gone();
+        let is_announced = self.shared.go_to_sleep();
+        let may_sleep = is_announced && self.is_empty() && !self.shared.are_producers_gone();
         if !may_sleep {
             self.shared.stay_awake();
         }
         may_sleep
+    }
+
+    /// True if the producer waits for room ([`Producer::needs_room`](super::Producer::needs_room)),
+    /// once for each wait: then the caller wakes it. Call it after items were taken, and again
+    /// before a sleep, after [`needs_wakeup`](Self::needs_wakeup) returned true. The first call may
+    /// miss a wait that has just begun; the second one cannot.
+    pub fn is_room_wanted(&self) -> bool {
+        self.shared.take_room_wish()
+    }
+
+    /// True if all producers are gone: items that are in the ring are the last.
+    pub fn are_producers_gone(&self) -> bool {
+        self.shared.are_producers_gone()
     }
 
     /// Drops all items in the ring and counts them as purged. Returns their number.
@@ -99,28 +138,19 @@ impl Consumer<Packet> {
         self.peek().map(|packet| packet.len() + extra(packet))
     }
 
-    /// Waits for packets: polls as long as `poll` allows, then calls `sleep`, which returns after
-    /// the doorbell has rung, or earlier. Returns how many packets were added to `burst`: zero only
-    /// if it was full.
+    /// Waits for packets as [`wait`](Self::wait) does, and moves them to the end of `burst`.
+    /// Returns their number: zero only if the burst was full, which ends the call at once.
     pub fn dequeue_or_sleep(
         &mut self,
         burst: &mut Burst,
         poll: &mut BusyPoll,
-        mut sleep: impl FnMut(),
+        sleep: impl FnMut(),
     ) -> Result<usize, Closed> {
-        loop {
-            let count = self.dequeue(burst);
-            if count > 0 || burst.is_full() {
-                poll.found();
-                return Ok(count);
-            }
-            if self.is_closed() {
-                return Err(Closed);
-            }
-            if !poll.again() && self.needs_wakeup() {
-                sleep();
-            }
+        if burst.is_full() {
+            return Ok(0);
         }
+        self.wait(poll, sleep)?;
+        Ok(self.dequeue(burst))
     }
 }
 

@@ -3,7 +3,6 @@
 use super::shared::{Array, Shared};
 use super::{CapacityError, Counters};
 use crate::sync::Arc;
-use alloc::vec::Vec;
 
 /// A handle that belongs to neither side. Any thread may use it.
 pub struct Control<T> {
@@ -43,17 +42,4 @@ impl<T: Send> Control<T> {
     pub fn counters(&self) -> Counters {
         self.shared.counters()
     }
-}
-
-/// Requests another capacity for all `rings`, or for none: allocates memory for all of them first.
-pub fn resize_all<T: Send>(rings: &[&Control<T>], capacity: usize) -> Result<(), CapacityError> {
-    let mut arrays = Vec::new();
-    arrays.try_reserve_exact(rings.len()).map_err(|_| CapacityError::NoMemory)?;
-    for _ in rings {
-        arrays.push(Array::new(capacity)?);
-    }
-    for (ring, array) in rings.iter().zip(arrays) {
-        ring.shared.ask(array);
-    }
-    Ok(())
 }

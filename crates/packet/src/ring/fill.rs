@@ -80,6 +80,16 @@ impl<T> Single<T> {
         count
     }
 
+    /// True if the ring has room for an item.
+    pub(super) fn has_room(&mut self, shared: &Shared<T>) -> bool {
+        if shared.control() & RESIZE != 0 {
+            self.switch(shared);
+        }
+        // Acquire: pairs with the Release in `Drain::take`, as in `put`.
+        self.head = shared.head.0.load(Ordering::Acquire);
+        self.room() > 0
+    }
+
     /// Room, by the head as last seen. Zero while the ring holds more than a smaller capacity
     /// allows.
     fn room(&self) -> usize {

@@ -21,8 +21,10 @@
 //! A producer that has published wakes a sleeping consumer with its [`Doorbell`]. The consumer
 //! announces the sleep beforehand ([`Consumer::needs_wakeup`]) and then checks the ring once more.
 //! A full fence on both sides ensures that the consumer finds the packet or the producer sees the
-//! announcement. The same pair of fences ends the ring from the consumer's side: a packet that is
-//! published meanwhile is purged by the consumer or by its producer.
+//! announcement; where the system has a barrier of all threads, the consumer makes both. The same
+//! pair of fences ends the ring from the consumer's side: a packet that is published meanwhile is
+//! purged by the consumer or by its producer. A single producer that waits for room announces it in
+//! the same way ([`Producer::needs_room`]).
 //!
 //! No call waits for another thread: with several producers, calls are counted beside positions, an
 //! idea of DPDK's ring (RTS mode, BSD-3-Clause). Layout, barriers, proofs: `docs/theory/ring.md`.
@@ -34,7 +36,7 @@ mod producer;
 mod shared;
 
 pub use consumer::{BusyPoll, Consumer};
-pub use control::{Control, resize_all};
+pub use control::Control;
 pub use producer::{Producer, SharedProducer};
 
 use crate::sync::Arc;
@@ -53,13 +55,16 @@ pub const VLAN_TAG_BYTES: usize = 4;
 /// Wakes the consumer of a ring.
 pub trait Doorbell: Send + Sync {
     /// Wakes the consumer, or makes its next attempt to sleep end at once. Producers' threads call
-    /// it; it must not block.
+    /// it; it must not block. It sees what the consumer's thread did before it announced its sleep.
     fn ring(&self);
 
     /// Makes all threads of the process pass a full memory barrier. Returns false if the system
-    /// does not support that. Called when a ring is made and, if it returned true then, by the
-    /// consumer before each sleep and when it ends. Producers then need no fence of their own. If
-    /// it has succeeded once, it must not fail later.
+    /// does not support that, or refuses it.
+    ///
+    /// Called when a ring of one producer is made and, if it returned true then, by the consumer
+    /// before each sleep and when it ends: the producer then needs no fence of its own. If it fails
+    /// later, the producer fences from its next call on. Until that call the consumer does not
+    /// sleep but calls this again, so an implementation that fails may pause for a moment.
     fn barrier(&self) -> bool {
         false
     }
@@ -142,18 +147,20 @@ pub fn single<T: Send>(
     capacity: usize,
     doorbell: impl Doorbell + 'static,
 ) -> Result<(Producer<T>, Consumer<T>), CapacityError> {
-    let (shared, array) = shared::Shared::new(capacity, Box::new(doorbell))?;
+    let is_light = doorbell.barrier();
+    let (shared, array) = shared::Shared::new(capacity, Box::new(doorbell), is_light)?;
     let shared = Arc::new(shared);
     let fill = fill::Single::new(array, capacity as u32);
     Ok((Producer::new(shared.clone(), fill), Consumer::new(shared, shared::Drain::new(array))))
 }
 
-/// Makes a ring for any number of producers, which are clones of the returned one.
+/// Makes a ring for any number of producers, which are clones of the returned one. They always
+/// fence: their exchanges cost as much.
 pub fn shared<T: Send>(
     capacity: usize,
     doorbell: impl Doorbell + 'static,
 ) -> Result<(SharedProducer<T>, Consumer<T>), CapacityError> {
-    let (shared, array) = shared::Shared::new(capacity, Box::new(doorbell))?;
+    let (shared, array) = shared::Shared::new(capacity, Box::new(doorbell), false)?;
     let shared = Arc::new(shared);
     Ok((SharedProducer::new(shared.clone()), Consumer::new(shared, shared::Drain::new(array))))
 }

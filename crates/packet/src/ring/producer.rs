@@ -90,6 +90,19 @@ impl<T: Send> Producer<T> {
         Ok(())
     }
 
+    /// Announces that the producer is going to wait for room. Returns true if it may: then
+    /// [`Consumer::is_room_wanted`](super::Consumer::is_room_wanted) tells the consumer's thread
+    /// once that there is room for a waiting producer. Returns false if there is room, or the
+    /// consumer is gone. The end of the consumer does not wake the producer.
+    pub fn needs_room(&mut self) -> bool {
+        self.sender.0.want_room();
+        let may_wait = !self.fill.has_room(&self.sender.0) && !self.sender.is_closed();
+        if !may_wait {
+            self.sender.0.want_no_room();
+        }
+        may_wait
+    }
+
     /// True if the consumer is gone.
     pub fn is_closed(&self) -> bool {
         self.sender.is_closed()

@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use super::{CAPACITY_MAX, CapacityError, Counters, Doorbell};
-use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering, UnsafeCell, compiler_fence, fence};
+use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering, UnsafeCell, fence, light_fence};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::mem::MaybeUninit;
@@ -22,6 +22,14 @@ pub(super) const PRODUCERS_GONE: u32 = 4;
 pub(super) const RESIZE: u32 = 8;
 /// One of several producers is switching to another array.
 const SWITCHING: u32 = 16;
+/// The one producer needs no fence: the consumer makes a barrier of all threads.
+const LIGHT: u32 = 32;
+/// Such a barrier failed, and the producer may not have seen yet that it must fence.
+const UNSEEN: u32 = 64;
+/// The one producer waits for room, or is about to.
+const ROOM_WANTED: u32 = 128;
+/// What a producer that has published looks for.
+const ATTENTION: u32 = SLEEPING | CONSUMER_GONE | UNSEEN;
 
 /// The state of producing, in one word: the position after the last packet (32 bits), the
 /// generation of its array (1 bit), and the number of calls (31 bits; used only with several
@@ -122,8 +130,6 @@ struct Quiet<T> {
     /// The consumer's side, after the consumer has ended.
     left: UnsafeCell<Option<Drain<T>>>,
     doorbell: Box<dyn Doorbell>,
-    /// The doorbell makes barriers on behalf of producers.
-    has_barrier: bool,
 }
 
 #[cfg(not(loom))]
@@ -151,23 +157,24 @@ unsafe impl<T: Send> Send for Shared<T> {}
 unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
-    /// Makes the shared state, with an array of generation 0 in use. Returns that array, too.
+    /// Makes the shared state, with an array of generation 0 in use. Returns that array, too. With
+    /// `is_light`, the doorbell can make barriers, and there is one producer.
     pub(super) fn new(
         capacity: usize,
         doorbell: Box<dyn Doorbell>,
+        is_light: bool,
     ) -> Result<(Self, NonNull<Array<T>>), CapacityError> {
         let array = Array::new(capacity)?;
         let capacity = array.capacity;
         let array = Box::into_raw(array);
         let quiet = Quiet {
-            control: AtomicU32::new(0),
+            control: AtomicU32::new(if is_light { LIGHT } else { 0 }),
             capacities: [AtomicU32::new(capacity), AtomicU32::new(0)],
             arrays: [AtomicPtr::new(array), AtomicPtr::new(ptr::null_mut())],
             request: AtomicPtr::new(ptr::null_mut()),
             asked: AtomicU32::new(capacity),
             reapers: AtomicU64::new(0),
             left: UnsafeCell::new(None),
-            has_barrier: doorbell.barrier(),
             doorbell,
         };
         let shared = Self {
@@ -261,24 +268,26 @@ impl<T> Shared<T> {
     /// sleeps, purges if the consumer is gone.
     #[inline]
     pub(super) fn wake(&self) {
-        // A full fence between publishing and reading the flags; pairs with `fence_consumer`.
-        // Either the consumer sees what was published before, or the load below sees its flag.
-        if self.quiet.0.has_barrier {
+        // Between publishing and reading the flags; pairs with `fence_consumer`. Either the
+        // consumer sees what was published before, or the load below sees its flag.
+        if self.control() & LIGHT != 0 {
             // The consumer's barrier takes effect on this thread either before the load below or
             // after the publishing above, so only the compiler must keep the order.
-            compiler_fence(Ordering::SeqCst);
+            light_fence();
         } else {
             fence(Ordering::SeqCst);
         }
-        if self.control() & (SLEEPING | CONSUMER_GONE) != 0 {
+        if self.control() & ATTENTION != 0 {
             self.wake_slowly();
         }
     }
 
     #[cold]
     fn wake_slowly(&self) {
-        // Acquire: pairs with the Release in `leave`, for `left`.
-        let before = self.quiet.0.control.fetch_and(!SLEEPING, Ordering::Acquire);
+        // Acquire: pairs with the Release in `leave`, for `left`, and with that in `go_to_sleep`,
+        // for the doorbell. Release: pairs with the Acquire in `fence_consumer`: what was published
+        // while `LIGHT` was set is visible to a consumer that finds `UNSEEN` cleared.
+        let before = self.quiet.0.control.fetch_and(!(SLEEPING | UNSEEN), Ordering::AcqRel);
         if before & CONSUMER_GONE != 0 {
             self.reap();
         } else if before & SLEEPING != 0 {
@@ -290,10 +299,9 @@ impl<T> Shared<T> {
     pub(super) fn close(&self) {
         self.wake();
         // Release: pairs with the Acquire in `are_producers_gone`, so that what was published is
-        // visible. This flag and `SLEEPING` are in one word, so one of the sides sees the other's
-        // flag.
+        // visible. All flags are in one word, so one of the sides sees the other's.
         let before = self.quiet.0.control.fetch_or(PRODUCERS_GONE, Ordering::Release);
-        if before & SLEEPING != 0 {
+        if before & ATTENTION != 0 {
             self.wake_slowly();
         }
     }
@@ -304,21 +312,36 @@ impl<T> Shared<T> {
     }
 
     /// Announces that the consumer is about to sleep. The consumer checks the ring once more.
-    pub(super) fn go_to_sleep(&self) {
-        // Relaxed: the fence orders it.
-        self.quiet.0.control.fetch_or(SLEEPING, Ordering::Relaxed);
-        self.fence_consumer();
+    /// Returns false if it must not sleep now.
+    pub(super) fn go_to_sleep(&self) -> bool {
+        // Release: pairs with the Acquire in `wake_slowly`: the doorbell sees what the consumer did
+        // before. The fence orders the flag itself.
+        self.quiet.0.control.fetch_or(SLEEPING, Ordering::Release);
+        self.fence_consumer()
     }
 
-    /// A full fence between setting a flag and reading the tail; pairs with the fence of `wake`.
-    fn fence_consumer(&self) {
+    /// Orders setting a flag and reading the tail; pairs with the fences of `wake`. Returns false
+    /// if a producer may miss the flag, because the barrier that stood for its fence failed. That
+    /// ends with the producer's next call, or with a barrier that succeeds.
+    fn fence_consumer(&self) -> bool {
         fence(Ordering::SeqCst);
-        if self.quiet.0.has_barrier {
-            // Without the barrier a producer might not see that the consumer sleeps, and the
-            // consumer might sleep without end. Failing here is better.
-            let is_done = self.quiet.0.doorbell.barrier();
-            assert!(is_done, "the system refuses a barrier (membarrier) that it granted before");
+        let control = &self.quiet.0.control;
+        // Acquire: pairs with the Release in `wake_slowly`, which clears `UNSEEN`.
+        let flags = control.load(Ordering::Acquire);
+        if flags & (LIGHT | UNSEEN) == 0 {
+            return true;
         }
+        // Pairs with the light fence of `wake`. The barrier also shows the producer that `LIGHT`
+        // was cleared, if it was.
+        let is_done = self.quiet.0.doorbell.barrier();
+        if !is_done && flags & LIGHT != 0 {
+            // Relaxed: the producer's answer orders, or the next barrier.
+            control.fetch_xor(LIGHT | UNSEEN, Ordering::Relaxed);
+        } else if is_done && flags & UNSEEN != 0 {
+            // Relaxed: the barrier orders.
+            control.fetch_and(!UNSEEN, Ordering::Relaxed);
+        }
+        is_done
     }
 
     /// Withdraws the announcement of a sleep.
@@ -331,10 +354,35 @@ impl<T> Shared<T> {
     pub(super) fn leave(&self, side: Drain<T>) {
         // SAFETY: no thread accesses it before the flag is set.
         self.quiet.0.left.with_mut(|left| unsafe { *left = Some(side) });
-        // Release: pairs with the Acquire in `wake_slowly`.
-        self.quiet.0.control.fetch_or(CONSUMER_GONE, Ordering::Release);
+        // Release: pairs with the Acquire in `wake_slowly`. Acquire: pairs with the Release in
+        // `close`; if the producers are gone, this purge is the last.
+        self.quiet.0.control.fetch_or(CONSUMER_GONE, Ordering::AcqRel);
+        // If the producer may miss the flag, it purges at its next call.
         self.fence_consumer();
         self.reap();
+    }
+
+    /// Announces that the producer is about to wait for room. The producer checks once more.
+    pub(super) fn want_room(&self) {
+        // Release: pairs with the Acquire in `take_room_wish`: the thread that wakes the producer
+        // sees what it did before.
+        self.quiet.0.control.fetch_or(ROOM_WANTED, Ordering::Release);
+        // Between setting the flag and reading the head; pairs with the fence of `fence_consumer`.
+        // Either the producer sees the room, or the consumer sees the flag before it sleeps.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Withdraws the producer's announcement.
+    pub(super) fn want_no_room(&self) {
+        // Relaxed: orders nothing; waking a producer that is awake does no harm.
+        self.quiet.0.control.fetch_and(!ROOM_WANTED, Ordering::Relaxed);
+    }
+
+    /// True if the producer waits for room, once for each announcement.
+    pub(super) fn take_room_wish(&self) -> bool {
+        // Acquire: pairs with the Release in `want_room`.
+        self.control() & ROOM_WANTED != 0
+            && self.quiet.0.control.fetch_and(!ROOM_WANTED, Ordering::Acquire) & ROOM_WANTED != 0
     }
 
     /// Purges in place of the consumer. Several threads may call: one of them purges, and repeats

@@ -5,7 +5,7 @@ use super::*;
 use crate::burst::{BURST_MAX, Burst};
 use crate::packet::Packet;
 use crate::pool::{Memory, MemoryConfig};
-use crate::sync::Ordering;
+use crate::sync::{AtomicBool, Ordering};
 use proptest::prelude::*;
 extern crate std;
 use std::collections::VecDeque;
@@ -249,9 +249,7 @@ fn impossible_capacities_are_refused() {
         assert_eq!(shared::<u8>(capacity, Silent).err(), refused);
         let (mut producer, mut consumer) = single(1, Silent).expect("a ring");
         assert_eq!(consumer.control().resize(capacity).err(), refused);
-        let control = consumer.control();
-        assert_eq!(resize_all(&[&control, &control], capacity).err(), refused);
-        assert_eq!(control.counters().capacity, 1);
+        assert_eq!(consumer.control().counters().capacity, 1);
         assert_eq!((producer.push(1), producer.push(2)), (Ok(()), Err(PushError::Full(2))));
         assert_eq!(consumer.pop(), Some(1));
     }
@@ -273,20 +271,6 @@ fn items_behind_a_gap_stay() {
         assert_eq!(items, [None, None, Some(2)]);
         assert_eq!(producer.publish(&mut items[..1]), Ok(0));
         assert_eq!((consumer.pop(), consumer.pop()), (Some(1), None));
-    }
-}
-
-/// Goal: all rings of a group get the new capacity.
-#[test]
-fn a_group_is_resized() {
-    let mut rings: Vec<_> =
-        (1..4).map(|capacity| single(capacity, Silent).expect("ring")).collect();
-    let controls: Vec<_> = rings.iter().map(|(producer, _)| producer.control()).collect();
-    let controls: Vec<_> = controls.iter().collect();
-    resize_all(&controls, 5).expect("memory");
-    for (producer, consumer) in &mut rings {
-        assert_eq!((0..9).filter(|item| producer.push(*item).is_ok()).count(), 5);
-        assert!(core::iter::from_fn(|| consumer.pop()).eq(0..5));
     }
 }
 
@@ -327,7 +311,7 @@ fn positions_wrap() {
 }
 
 fn near_the_wrap(capacity: usize) -> (SharedProducer<u32>, Consumer<u32>) {
-    let (shared, array) = shared::Shared::new(capacity, Box::new(Silent)).expect("memory");
+    let (shared, array) = shared::Shared::new(capacity, Box::new(Silent), false).expect("memory");
     let start = u32::MAX - 100;
     let word = shared::Word::new(start, 0, u32::MAX >> 1);
     shared.tail.0.store(word.0, Ordering::Relaxed);
@@ -381,23 +365,60 @@ fn the_doorbell_rings_once_for_each_sleep() {
     assert!(!consumer.needs_wakeup() && consumer.is_closed());
 }
 
-/// Goal: if the system refuses a barrier that it granted before, the consumer fails before it
-/// sleeps, also in release builds: otherwise nothing would wake it.
-#[test]
-#[should_panic(expected = "refuses a barrier")]
-fn a_barrier_that_fails_later_is_not_overlooked() {
-    struct Fickle(core::sync::atomic::AtomicBool);
-    impl Doorbell for Fickle {
-        fn ring(&self) {}
+/// A doorbell whose barriers succeed while this is true.
+struct Fickle(Arc<AtomicBool>);
 
-        fn barrier(&self) -> bool {
-            self.0.swap(false, core::sync::atomic::Ordering::Relaxed)
-        }
+impl Doorbell for Fickle {
+    fn ring(&self) {}
+
+    fn barrier(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
     }
-    let bell = Fickle(true.into());
-    // Neither end is dropped, because that would need another barrier.
-    let mut ends = core::mem::ManuallyDrop::new(single::<u32>(8, bell).expect("a ring"));
-    ends.1.needs_wakeup();
+}
+
+/// Goal: if the system refuses a barrier that it granted before, the consumer does not sleep until
+/// the producer fences: from its next call on. Method: a consumer that may sleep says so.
+#[test]
+fn after_a_refused_barrier_the_consumer_waits_for_the_producer() {
+    let grants = Arc::new(AtomicBool::new(true));
+    let (mut producer, mut consumer) = single(8, Fickle(grants.clone())).expect("a ring");
+    assert!(consumer.needs_wakeup());
+    grants.store(false, Ordering::Relaxed);
+    assert!(!consumer.needs_wakeup() && !consumer.needs_wakeup());
+    producer.push(1).expect("room");
+    assert_eq!(consumer.pop(), Some(1));
+    assert!(consumer.needs_wakeup(), "the producer has seen it");
+}
+
+/// Goal: a barrier that is granted again stands for the producer's call.
+#[test]
+fn a_barrier_that_fails_once_is_made_up_for() {
+    let grants = Arc::new(AtomicBool::new(true));
+    let (_producer, mut consumer) = single::<u32>(8, Fickle(grants.clone())).expect("a ring");
+    grants.store(false, Ordering::Relaxed);
+    assert!(!consumer.needs_wakeup());
+    grants.store(true, Ordering::Relaxed);
+    assert!(consumer.needs_wakeup());
+    grants.store(false, Ordering::Relaxed);
+    assert!(consumer.needs_wakeup(), "the producer fences now");
+}
+
+/// Goal: a producer that waits for room is reported once, when there is room or not, and does not
+/// wait if there is room or no consumer.
+#[test]
+fn a_producer_waits_for_room() {
+    let (mut producer, mut consumer) = single(2, Silent).expect("a ring");
+    assert!(!producer.needs_room() && !consumer.is_room_wanted());
+    assert_eq!(producer.publish(&mut [Some(1), Some(2)]), Ok(2));
+    assert!(producer.needs_room());
+    assert_eq!(consumer.pop(), Some(1));
+    assert!(consumer.is_room_wanted() && !consumer.is_room_wanted());
+    producer.push(3).expect("room");
+    consumer.control().resize(3).expect("memory");
+    assert!(!producer.needs_room(), "the ring has grown");
+    producer.push(4).expect("room");
+    drop(consumer);
+    assert!(!producer.needs_room());
 }
 
 /// Goal: a full burst ends a wait, even if the ring is empty.

@@ -1,6 +1,11 @@
 //! Rings: order, ownership, resizing, sleeping and ending, with two or three threads. Slots are
 //! cells that loom checks: an access that nothing orders fails the model.
 
+#[path = "ring/barrier.rs"]
+mod barrier;
+#[path = "ring/room.rs"]
+mod room;
+
 use loom::sync::{Arc, Notify};
 use loom::thread;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -205,7 +210,8 @@ fn consume(consumer: &mut Consumer<u32>, wanted: usize, bell: &Bell) -> Vec<u32>
             Some(item) => taken.push(item),
             None if consumer.is_closed() => break,
             None if consumer.needs_wakeup() => bell.0.wait(),
-            None => {}
+            // It polls until the producer has seen that a barrier failed.
+            None => thread::yield_now(),
         }
     }
     taken

@@ -3,8 +3,7 @@
 use super::subject::{LISTEN_PORT, REMOTE_MAC, REMOTE_PORT};
 use super::{Call, Ends, Fd, Micros, Outcome, Subject, Value};
 use crate::clock::Clock;
-use crate::host::received;
-use crate::link;
+use crate::link::{self, received};
 use crate::oracle;
 use crate::scenario::{address, config};
 use std::collections::{BTreeMap, VecDeque};
@@ -286,8 +285,8 @@ impl Subject for Machine {
             "syn_retries" => settings.syn_retries = small,
             "retries2" => settings.retries2 = small,
             "ecn" => {
-                let ecn = EcnUse::from_setting(small);
-                settings.ecn = ecn.ok_or(format!("tcp_ecn={small} is not supported"))?;
+                let ecn = EcnUse::from_setting(number);
+                settings.ecn = ecn.map_err(|error| error.to_string())?;
             }
             other => return Err(format!("tcp_{other} is not a known setting")),
         }

@@ -10,7 +10,7 @@ use towpath_io::namespace::{Addresses, Interface};
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_io::tap::Tap;
 use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig, time};
-use towpath_sim::host::received;
+use towpath_sim::link::received;
 use towpath_sim::oracle;
 use towpath_sim::script::{
     Call, Ends, Fd, LISTEN_PORT, Micros, Outcome, REMOTE_MAC, REMOTE_PORT, Subject,

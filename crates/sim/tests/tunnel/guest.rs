@@ -41,13 +41,11 @@ struct Guest {
     ram: GuestRam,
     receive: DriverQueue,
     device: VhostUser,
-    memory: Memory,
-    ledger: Arc<Ledger>,
     _front_end: FrontEnd,
 }
 
 impl Guest {
-    fn new(features: u64, ledger: &Arc<Ledger>) -> Self {
+    fn new(features: u64, ledger: &Ledger) -> Self {
         let ram = GuestRam::new(BASE, &[REGION]).expect("memory");
         let queue = |at| DriverQueue::new(&ram, BASE + at, SIZE, features).expect("room");
         let (mut receive, transmit) = (queue(0), queue(0x4_0000));
@@ -71,8 +69,7 @@ impl Guest {
             is_attached.store(true, Ordering::Release);
             front_end.expect("attached")
         });
-        let ledger = ledger.clone();
-        Self { ram, receive, device, memory, ledger, _front_end: front_end }
+        Self { ram, receive, device, _front_end: front_end }
     }
 
     /// The received headers and frames.
@@ -90,8 +87,7 @@ impl Guest {
 }
 
 impl Egress for Guest {
-    fn transmit(&mut self, _: PortId, burst: &mut Burst) {
-        let cx = &mut cx(&mut self.memory, &self.ledger);
+    fn transmit(&mut self, _: PortId, burst: &mut Burst, cx: &mut Context<'_>) {
         self.device.transmit(burst, cx).expect("the device is fine");
     }
 }
@@ -145,7 +141,7 @@ impl Case {
     /// Sends a super-packet to a machine with these features. Returns the frames that it received,
     /// completed and checked.
     fn send(self, features: u64, copies_payload: bool) -> Vec<Vec<u8>> {
-        let ledger = Arc::new(Ledger::new());
+        let ledger = Ledger::new();
         let mut guest = Guest::new(features, &ledger);
         let mut memory =
             Memory::new(MemoryConfig { packets: 128, small_frames: 8, large_frames: 8 });

@@ -222,15 +222,13 @@ fn cx<'a>(memory: &'a mut Memory, ledger: &'a Ledger) -> Context<'a> {
     Context { memory, ledger, now: time::Instant::START }
 }
 
-struct Devices<'a> {
+struct Devices {
     taps: [Tap; 2],
-    memory: Memory,
-    ledger: &'a Ledger,
     whole: u64,
 }
 
-impl Egress for Devices<'_> {
-    fn transmit(&mut self, port: PortId, burst: &mut Burst) {
+impl Egress for Devices {
+    fn transmit(&mut self, port: PortId, burst: &mut Burst, cx: &mut Context<'_>) {
         let in_tunnels = |burst: &Burst| {
             let gso = burst.iter().filter_map(|packet| packet.offload().gso);
             gso.filter(|gso| gso.tunnel.is_some()).count() as u64
@@ -238,7 +236,6 @@ impl Egress for Devices<'_> {
         if port.index() == 1 {
             self.whole += in_tunnels(burst);
         }
-        let cx = &mut cx(&mut self.memory, self.ledger);
         self.taps[port.index()].transmit(burst, cx).expect("the device is fine");
     }
 }
@@ -254,7 +251,7 @@ fn forward(taps: [Tap; 2], is_over: impl Fn() -> bool) -> Seen {
     for (token, tap) in (0..).zip(&taps) {
         reactor.add(tap, token, Interest::READ, false).expect("added");
     }
-    let mut devices = Devices { taps, memory: no_memory(), ledger: &ledger, whole: 0 };
+    let mut devices = Devices { taps, whole: 0 };
     let mut seen = Seen::default();
     let (mut events, mut burst) = (Events::new(), Burst::new());
     let begin = now();

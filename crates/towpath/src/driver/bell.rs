@@ -29,7 +29,8 @@ impl Bell {
     }
 
     /// Wakes the worker if it sleeps or is about to. The caller has published the work before,
-    /// under the lock that the worker takes before it sleeps.
+    /// under the lock that the worker takes before it sleeps, or in a ring to which the worker
+    /// announces its sleep.
     pub fn ring(self: &Arc<Self>) {
         let is_held = DEFERRED.try_with(|held| held.borrow_mut().add(self));
         if !is_held.unwrap_or(false) {
@@ -40,7 +41,9 @@ impl Bell {
     fn ring_now(&self) {
         // Relaxed: the driver's lock orders the accesses. If this thread held the lock before the
         // worker, the worker sees the work; if after, this thread sees `asleep`. That also covers a
-        // ring that was held back: its thread held the lock before it called `ring`.
+        // ring that was held back: its thread held the lock before it called `ring`. A ring of
+        // packets does the same by its announcements: the worker sets `asleep` before it announces
+        // its sleep, and this thread has seen that.
         if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed) {
             // Fails only if the counter is full; then the bell rings already.
             let _ = rustix::io::write(&self.alarm, &1_u64.to_ne_bytes());

@@ -97,7 +97,7 @@ pub use towpath_net::socket::{
     DatagramOptions, FrameKind, FrameSource, LENT_RANGES_MAX, LentStats, Linger, LinkDestination,
     MulticastOptions, Options, PacketOptions, RawOptions, ReceivedDatagram, SendTo, Timestamping,
 };
-pub use towpath_net::stack::Conflict;
+pub use towpath_net::stack::{AddressError, Conflict};
 pub use towpath_net::tcp::congestion::Kind as CongestionControl;
 pub use towpath_net::tcp::fastopen::FastOpenKeys;
 pub use towpath_net::tcp::{FinWait, Info, Settings};

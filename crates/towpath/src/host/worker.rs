@@ -12,6 +12,7 @@ use crate::host::lending::ticket::{Account, Recall};
 use crate::host::link;
 use crate::host::resolver::Resolver;
 use std::fmt;
+use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
@@ -23,7 +24,7 @@ use towpath_io::vhost_user::VhostUser;
 use towpath_net::counters::DropReason;
 use towpath_net::engine::Engine;
 use towpath_net::socket::{LentLimits, LentStats, SocketId, Sockets};
-use towpath_net::stack::{Conflict, OnConflict, Stack};
+use towpath_net::stack::{Address, AddressError, Conflict, OnConflict, Stack};
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
 use towpath_packet::{Device, Ledger, Memory, MemoryConfig};
@@ -44,7 +45,6 @@ pub(super) struct Owner {
     pub(super) core: Arc<Core>,
     pub(super) files: Arc<FileCache>,
     _worker: Worker<State>,
-    addresses: Vec<(IpAddr, u8)>,
     resolver: Resolver,
     over_device: bool,
     /// Measured when the first socket needs it.
@@ -93,7 +93,7 @@ impl Host {
         a.check()?;
         b.check()?;
         let bells = [Arc::new(Bell::new()?), Arc::new(Bell::new()?)];
-        let [end_a, end_b] = link::pair([a.mtu, b.mtu], bells.clone());
+        let [end_a, end_b] = link::pair([a.mtu, b.mtu], bells.clone()).map_err(io::Error::other)?;
         let [bell_a, bell_b] = bells;
         let a = Self::start(a, boxed(end_a), bell_a)?;
         Ok((a, Self::start(b, boxed(end_b), bell_b)?))
@@ -149,9 +149,39 @@ impl Host {
         core.lock().engine.protocols.lent_stats(core.clock.now())
     }
 
-    /// Returns the host's addresses, each with the length of its link's prefix.
-    pub fn addresses(&self) -> &[(IpAddr, u8)] {
-        &self.owner.addresses
+    /// Returns the addresses that the host uses now, each with the length of its link's prefix.
+    pub fn addresses(&self) -> Vec<(IpAddr, u8)> {
+        let state = self.owner.core.lock();
+        let ours = state.engine.protocols.stack().addresses().iter();
+        ours.map(|ours| (ours.address, ours.prefix_len)).collect()
+    }
+
+    /// Adds an address with the length of its link's prefix. It can be used at once. A host that
+    /// detects duplicates ([`Config::detect_duplicates`]) probes for the address, and withdraws it
+    /// if another station has it (RFC 5227, RFC 4862 §5.4).
+    ///
+    /// # Errors
+    /// The [`AddressError`] names the wrong value, and the host is unchanged.
+    pub fn add_address(&self, address: IpAddr, prefix_len: u8) -> Result<(), AddressError> {
+        let ours = Address { address, prefix_len };
+        self.owner.core.call(|state, now| state.engine.protocols.stack_mut().add_address(ours, now))
+    }
+
+    /// Removes an address. Returns false if the host does not have it. Connections from the address
+    /// stay, as on Linux: they receive nothing more and end when their retransmissions do.
+    pub fn remove_address(&self, address: IpAddr) -> bool {
+        self.owner
+            .core
+            .call(|state, now| state.engine.protocols.stack_mut().remove_address(address, now))
+    }
+
+    /// Changes the link-layer address and announces the host's addresses with it, so that other
+    /// stations update their entries (RFC 5227 §2.3, RFC 4861 §7.2.6).
+    ///
+    /// # Errors
+    /// [`AddressError::NoStation`] for zero and for addresses of groups.
+    pub fn set_mac(&self, mac: MacAddr) -> Result<(), AddressError> {
+        self.owner.core.call(|state, now| state.engine.protocols.stack_mut().set_mac(mac, now))
     }
 
     /// Returns the resolver that finds the addresses of names.
@@ -235,7 +265,6 @@ impl Host {
             core,
             files,
             _worker: worker,
-            addresses: config.addresses.clone(),
             resolver: config.resolver.clone(),
             over_device,
             stream_costs,

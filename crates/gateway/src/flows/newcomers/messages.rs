@@ -80,6 +80,20 @@ impl Messages {
         })
     }
 
+    /// Removes and returns the messages that `is_wanted` selects, those of each guest in order.
+    pub(super) fn take_all(&mut self, is_wanted: impl Fn(&Message) -> bool) -> Vec<Message> {
+        let mut taken = Vec::new();
+        let shares: Vec<Share> = self.lines.keys().copied().collect();
+        for share in shares {
+            while let Some(message) = self.take(share, |messages| {
+                messages.iter().position(&is_wanted).and_then(|place| messages.remove(place))
+            }) {
+                taken.push(message);
+            }
+        }
+        taken
+    }
+
     fn drop_last(&mut self, share: Share) {
         self.take(share, VecDeque::pop_back);
     }

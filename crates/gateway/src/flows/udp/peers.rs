@@ -14,6 +14,7 @@
 
 use crate::flows::Slot;
 use crate::flows::shares::{Share, Table};
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
 /// Peers of mappings besides the latest of each: enough for 2,048 mappings that talk to 16 hosts
@@ -64,6 +65,22 @@ impl Peers {
         }
         let before = latest.replace(peer);
         before.is_some_and(|before| self.sent_to.put((slot, before), share, ()).is_some())
+    }
+
+    /// Adds a peer of a flow besides its latest. Returns true if another entry was evicted.
+    pub(super) fn add(&mut self, slot: Slot, share: Share, peer: SocketAddr) -> bool {
+        self.sent_to.put((slot, peer), share, ()).is_some()
+    }
+
+    /// Moves the peers of these flows, except the latest of each, into their lists.
+    pub(super) fn take_of(&mut self, flows: &mut HashMap<Slot, Vec<SocketAddr>>) {
+        self.sent_to.retain(|(slot, peer), ()| match flows.get_mut(slot) {
+            Some(peers) => {
+                peers.push(*peer);
+                false
+            }
+            None => true,
+        });
     }
 
     /// Returns true if the flow of `slot` takes datagrams from `peer`.

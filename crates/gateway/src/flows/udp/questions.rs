@@ -57,9 +57,15 @@ impl Questions {
 
     /// The query is answered, or its flow has ended.
     pub(super) fn forget(&mut self, question: &mut Question, share: Share) {
-        let len = std::mem::take(&mut question.0).len();
+        self.take(question, share);
+    }
+
+    /// Takes out a query, which no longer counts.
+    pub(super) fn take(&mut self, question: &mut Question, share: Share) -> Question {
+        let taken = std::mem::take(question);
+        let len = taken.0.len();
         if len == 0 {
-            return;
+            return taken;
         }
         self.bytes -= len;
         if let Some(used) = self.of.get_mut(&share) {
@@ -67,6 +73,18 @@ impl Questions {
             if *used == 0 {
                 self.of.remove(&share);
             }
+        }
+        taken
+    }
+
+    /// Keeps a query that was taken from other questions, unless a bound does not allow it.
+    pub(super) fn put_back(&mut self, place: &mut Question, question: Question, share: Share) {
+        let len = question.0.len();
+        let used = self.of.get(&share).copied().unwrap_or_default();
+        if len > 0 && used + len <= GUEST_BYTES_MAX && self.bytes + len <= BYTES_MAX {
+            self.bytes += len;
+            *self.of.entry(share).or_default() += len;
+            *place = question;
         }
     }
 }

@@ -1,8 +1,8 @@
 //! A front end: announces a guest's memory and rings to a device over its socket.
 //!
-//! It speaks the vhost-user protocol as a virtual machine monitor does, for one pair of queues. It
-//! requests an acknowledgement of each message and waits for it at most [`REPLY_WAIT`]. The device
-//! is asked not to call: the caller polls the rings. One thread; the device runs on another.
+//! It speaks the vhost-user protocol as a virtual machine monitor does. It requests an
+//! acknowledgement of each message and waits for it at most [`REPLY_WAIT`]. The device is asked not
+//! to call: the caller polls the rings. One thread; the device runs on another.
 
 use super::{DriverQueue, GuestRam};
 use crate::vhost_user::message::{HEADER_BYTES, RegionLayout, TABLE_REGIONS_MAX, code};
@@ -17,9 +17,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// Number of the guest's receive ring.
+/// Number of the guest's first receive ring.
 pub const RECEIVE: usize = 0;
-/// Number of the guest's transmit ring.
+/// Number of the guest's first transmit ring.
 pub const TRANSMIT: usize = 1;
 
 /// Longest time that a device may take to reply.
@@ -72,20 +72,21 @@ impl From<io::Error> for FrontEndError {
 /// A connected front end. When it is dropped, the device forgets the guest.
 pub struct FrontEnd {
     socket: UnixStream,
-    kicks: [OwnedFd; 2],
+    kicks: Box<[OwnedFd]>,
 }
 
 impl FrontEnd {
-    /// Attaches a guest with `features` to the device that listens at `path`. `queues` are the
-    /// queues of [`RECEIVE`] and [`TRANSMIT`]; they must be unused and lie in `ram`.
+    /// Attaches a guest with `features` to the device that listens at `path`. `queues` are its
+    /// rings, by their numbers: [`RECEIVE`], [`TRANSMIT`], and so on if there are more pairs. They
+    /// must be unused and lie in `ram`.
     ///
     /// # Errors
     /// [`FrontEndError`]; the device has no guest then.
-    pub fn connect(
+    pub fn connect<const RINGS: usize>(
         path: &Path,
         ram: &GuestRam,
         features: u64,
-        queues: [&DriverQueue; 2],
+        queues: [&DriverQueue; RINGS],
     ) -> Result<Self, FrontEndError> {
         Self::over(UnixStream::connect(path)?, ram, features, queues)
     }
@@ -94,16 +95,16 @@ impl FrontEnd {
     ///
     /// # Errors
     /// [`FrontEndError`]; the device has no guest then.
-    pub fn over(
+    pub fn over<const RINGS: usize>(
         socket: UnixStream,
         ram: &GuestRam,
         features: u64,
-        queues: [&DriverQueue; 2],
+        queues: [&DriverQueue; RINGS],
     ) -> Result<Self, FrontEndError> {
         socket.set_read_timeout(Some(REPLY_WAIT))?;
-        let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let kicks = [event().map_err(io::Error::from)?, event().map_err(io::Error::from)?];
-        let mut front_end = Self { socket, kicks };
+        let event = |_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let kicks: Result<_, _> = (0..RINGS).map(event).collect();
+        let mut front_end = Self { socket, kicks: kicks.map_err(io::Error::from)? };
         let agreed = front_end.agree(features)?;
         if agreed & protocol::CONFIGURE_MEM_SLOTS != 0 {
             front_end.share(ram)?;

@@ -38,6 +38,17 @@ impl Descriptor {
         let (bytes, number, flags) = (rest as u32, (rest >> 32) as u16, (rest >> 48) as u16);
         Self { address, bytes, flags, number }
     }
+
+    /// The buffer of a descriptor that is a whole chain, if it is writable, has at least `bytes`
+    /// bytes, and lies in one region.
+    #[inline]
+    pub(super) fn room(&self, memory: &GuestMemory, bytes: usize) -> Option<Segment> {
+        let is_room = self.flags & (NEXT | INDIRECT | WRITE) == WRITE
+            && self.bytes > 0
+            && self.bytes as usize >= bytes
+            && memory.locate_whole(self.address, self.bytes as usize).is_some();
+        is_room.then_some(Segment { address: self.address, bytes: self.bytes })
+    }
 }
 
 /// A buffer of a chain, by guest address. It lies in the guest's memory.
@@ -113,18 +124,6 @@ impl Chain {
         self.segments.clear();
         self.descriptors.clear();
         (self.writable_from, self.readable_bytes, self.writable_bytes) = (0, 0, 0);
-    }
-
-    /// Fills an empty chain with one buffer, which must lie in the guest's memory.
-    pub(crate) fn set(&mut self, head: Head, segment: Segment, is_write: bool) {
-        self.head = head;
-        self.segments.push(segment);
-        if is_write {
-            self.writable_bytes = segment.bytes as usize;
-        } else {
-            self.writable_from = 1;
-            self.readable_bytes = segment.bytes as usize;
-        }
     }
 
     /// Adds a buffer, unless it is empty.

@@ -1,13 +1,14 @@
 //! The packed layout: one ring that both sides write, and one event suppression structure for each
 //! side (virtio 1.2 §2.8).
 
-use super::chain::{Chain, Descriptor, Head, INDIRECT, NEXT, WRITE};
+use super::batch::{Batch, Kind};
+use super::chain::{Chain, Descriptor, Head, INDIRECT, NEXT, Segment, WRITE};
 use super::inflight::{PackedRegion, Recovered};
 use super::place::Place;
 use super::{Broken, Position, QueueConfig, StartError, feature};
-use crate::vhost_user::memory::{GuestMemory, LoggedArea};
-use crate::vhost_user::shared::Area;
-use towpath_packet::sync::{Ordering, fence};
+use crate::vhost_user::memory::{GuestMemory, LoggedArea, Lookup};
+use crate::vhost_user::shared::{Area, Cells};
+use towpath_packet::sync::{AtomicU64, Ordering, fence};
 
 /// Equal to the driver's wrap counter if the descriptor is available.
 const AVAIL: u16 = 1 << 7;
@@ -23,7 +24,9 @@ const EVENT_FLAGS: usize = 2;
 const EVENT_BYTES: usize = 4;
 
 pub(super) struct Ring {
-    descriptors: LoggedArea,
+    descriptors: Cells<[AtomicU64; 2]>,
+    /// The descriptors, to mark those that were written.
+    area: LoggedArea,
     driver: LoggedArea,
     device: LoggedArea,
     size: u16,
@@ -33,8 +36,8 @@ pub(super) struct Ring {
     next: Place,
     /// The next descriptor to write as used.
     used: Place,
-    /// The first used descriptor that is not visible yet, and the flags that will make it visible.
-    hidden: Option<(Place, u16)>,
+    /// The first used descriptor that is not visible yet, and the word that will make it visible.
+    hidden: Option<(Place, u64)>,
     kicks: u16,
     inflight: Option<PackedRegion>,
     /// Chains that the previous process held, which are taken first.
@@ -47,13 +50,14 @@ impl Ring {
         let size = config.size;
         let area =
             |address, bytes, align| memory.area(address, bytes, align).ok_or(StartError::Address);
-        let mut descriptors = area(config.descriptors, 16 * usize::from(size), 16)?;
+        let mut ring = area(config.descriptors, 16 * usize::from(size), 16)?;
         let driver = area(config.driver, EVENT_BYTES, 4)?;
         let mut device = area(config.device, EVENT_BYTES, 4)?;
         if config.log {
-            descriptors = descriptors.logged(memory);
+            ring = ring.logged(memory);
             device = device.logged(memory);
         }
+        let descriptors = ring.cells(0, usize::from(size)).ok_or(StartError::Address)?;
         // Front ends that send only the lower half mean a ring in which every chain was returned.
         let (low, high) = (config.base as u16, (config.base >> 16) as u16);
         let next = Place::from_bits(low, size).ok_or(StartError::Base)?;
@@ -61,6 +65,7 @@ impl Ring {
         let used = used.ok_or(StartError::Base)?;
         let mut ring = Self {
             descriptors,
+            area: ring,
             driver,
             device,
             size,
@@ -98,7 +103,7 @@ impl Ring {
                 let flags = if self.next.wrap { AVAIL } else { USED };
                 let at = 16 * usize::from(self.next.index) + 14;
                 // Relaxed: published with whatever becomes visible first.
-                self.descriptors.store16(at, flags, Ordering::Relaxed);
+                self.area.store16(at, flags, Ordering::Relaxed);
                 self.next.advance(1, self.size);
             }
             self.again = again;
@@ -114,7 +119,96 @@ impl Ring {
     }
 
     fn flags(&self, index: u16, order: Ordering) -> u16 {
-        self.descriptors.load16(16 * usize::from(index) + 14, order)
+        self.area.load16(16 * usize::from(index) + 14, order)
+    }
+
+    /// Reads up to `most` of the next chains into `batch`, which it replaces: see
+    /// [`batch`](super::batch). None for a ring that records chains in flight.
+    #[inline]
+    pub(super) fn read<'m>(
+        &mut self,
+        lookup: &mut Lookup<'m>,
+        batch: &mut Batch<'m>,
+        kind: Kind,
+        most: usize,
+    ) {
+        batch.clear();
+        if self.again_at < self.again.len() || self.inflight.is_some() {
+            return;
+        }
+        let left = u32::from(self.size).saturating_sub(self.out()) as usize;
+        let descriptors = self.descriptors.get();
+        let mut place = self.next;
+        for _ in 0..most.min(left) {
+            let [address, rest] = &descriptors[usize::from(place.index)];
+            // Acquire: pairs with the driver's barrier of §2.8.21.1: the rest of the descriptor was
+            // written before its flags, which are in the word that is read here.
+            let rest = u64::from_le(rest.load(Ordering::Acquire));
+            if !is_available((rest >> 48) as u16, place.wrap) {
+                break;
+            }
+            // Relaxed: the Acquire above orders it.
+            let address = u64::from_le(address.load(Ordering::Relaxed));
+            let descriptor = Descriptor::packed(address, rest);
+            if !batch.push(lookup, descriptor.number, &descriptor, kind) {
+                break;
+            }
+            place.advance(1, self.size);
+        }
+    }
+
+    /// Takes the first `count` chains of the batch read last, and returns them as used.
+    #[inline]
+    pub(super) fn pass(&mut self, batch: &Batch<'_>, count: usize) {
+        // First, because the used position never passes the next one.
+        self.next.advance(count as u16, self.size);
+        for chain in &batch.chains()[..count] {
+            self.put_used(chain.id, chain.written, 1);
+        }
+    }
+
+    /// Takes the next chain if it is one writable buffer of at least `bytes` bytes. None for a ring
+    /// that records chains in flight.
+    #[inline]
+    pub(super) fn take_room(
+        &mut self,
+        memory: &GuestMemory,
+        bytes: usize,
+    ) -> Option<(Head, Segment)> {
+        let is_plain = self.again_at >= self.again.len() && self.inflight.is_none();
+        if !is_plain || self.out() >= u32::from(self.size) {
+            return None;
+        }
+        let [address, rest] = &self.descriptors.get()[usize::from(self.next.index)];
+        // Acquire: pairs with the driver's barrier of §2.8.21.1: the rest of the descriptor was
+        // written before its flags, which are in the word that is read here.
+        let rest = u64::from_le(rest.load(Ordering::Acquire));
+        if !is_available((rest >> 48) as u16, self.next.wrap) {
+            return None;
+        }
+        // Relaxed: the Acquire above orders it.
+        let descriptor = Descriptor::packed(u64::from_le(address.load(Ordering::Relaxed)), rest);
+        let segment = descriptor.room(memory, bytes)?;
+        self.next.advance(1, self.size);
+        Some((Head { id: descriptor.number, descriptors: 1, ..Head::default() }, segment))
+    }
+
+    /// Writes a used descriptor for a chain of `count` descriptors.
+    #[inline]
+    fn put_used(&mut self, id: u16, written: u32, count: u16) {
+        let mut flags = if self.used.wrap { AVAIL | USED } else { 0 };
+        if written > 0 {
+            flags |= WRITE;
+        }
+        let word = u64::from(written) | u64::from(id) << 32 | u64::from(flags) << 48;
+        if self.hidden.is_none() {
+            self.hidden = Some((self.used, word));
+        } else {
+            let [_, rest] = &self.descriptors.get()[usize::from(self.used.index)];
+            // Relaxed: the driver reads in order, and the first descriptor is not visible yet.
+            rest.store(word.to_le(), Ordering::Relaxed);
+        }
+        self.used.advance(count, self.size);
     }
 
     pub(super) fn take(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, Broken> {
@@ -127,9 +221,12 @@ impl Ring {
             self.again_at += 1;
             return Ok(true);
         }
+        let descriptors = self.descriptors.get();
+        let [_, rest] = &descriptors[usize::from(self.next.index)];
         // Acquire: pairs with the driver's barrier of §2.8.21.1: the whole chain was written before
-        // the flags of its head.
-        if !is_available(self.flags(self.next.index, Ordering::Acquire), self.next.wrap) {
+        // the flags of its head, which are in the word that is read here.
+        let mut rest = u64::from_le(rest.load(Ordering::Acquire));
+        if !is_available((rest >> 48) as u16, self.next.wrap) {
             return Ok(false);
         }
         let (mut place, left) = (self.next, u32::from(self.size).saturating_sub(self.out()));
@@ -137,11 +234,13 @@ impl Ring {
             if u32::from(count) > left {
                 return Err(Broken::Index);
             }
-            let at = 16 * usize::from(place.index);
+            let [first, second] = &descriptors[usize::from(place.index)];
+            if count > 1 {
+                // Relaxed: the flags of the head order this load.
+                rest = u64::from_le(second.load(Ordering::Relaxed));
+            }
             // Relaxed: the flags of the head order this load.
-            let address = self.descriptors.load64(at, Ordering::Relaxed);
-            // Relaxed: the flags of the head order this load.
-            let rest = self.descriptors.load64(at + 8, Ordering::Relaxed);
+            let address = u64::from_le(first.load(Ordering::Relaxed));
             let descriptor = Descriptor::packed(address, rest);
             self.push(memory, chain, &descriptor)?;
             place.advance(1, self.size);
@@ -166,11 +265,11 @@ impl Ring {
         place.advance(ahead.min(self.size - 1), self.size);
         // Relaxed: a hint; everything is read again when it is taken.
         if is_available(self.flags(place.index, Ordering::Relaxed), place.wrap) {
-            let at = 16 * usize::from(place.index);
+            let [address, rest] = &self.descriptors.get()[usize::from(place.index)];
             // Relaxed: a hint; everything is read again when it is taken.
-            let address = self.descriptors.load64(at, Ordering::Relaxed);
+            let address = u64::from_le(address.load(Ordering::Relaxed));
             // Relaxed: a hint; everything is read again when it is taken.
-            memory.prefetch(address, self.descriptors.load32(at + 8, Ordering::Relaxed));
+            memory.prefetch(address, u64::from_le(rest.load(Ordering::Relaxed)) as u32);
         }
     }
 
@@ -209,22 +308,7 @@ impl Ring {
     }
 
     pub(super) fn complete(&mut self, head: Head, written: u32) {
-        let at = 16 * usize::from(self.used.index);
-        // Relaxed: the flags of the first descriptor of the batch publish this store.
-        self.descriptors.store32(at + 8, written, Ordering::Relaxed);
-        // Relaxed: the flags of the first descriptor of the batch publish this store.
-        self.descriptors.store16(at + 12, head.id, Ordering::Relaxed);
-        let mut flags = if self.used.wrap { AVAIL | USED } else { 0 };
-        if written > 0 {
-            flags |= WRITE;
-        }
-        if self.hidden.is_none() {
-            self.hidden = Some((self.used, flags));
-        } else {
-            // Relaxed: the driver reads in order, and the first descriptor is not visible yet.
-            self.descriptors.store16(at + 14, flags, Ordering::Relaxed);
-        }
-        self.used.advance(head.descriptors, self.size);
+        self.put_used(head.id, written, head.descriptors);
         if let Some(region) = &mut self.inflight {
             region.give_back(head.entry);
         }
@@ -232,13 +316,15 @@ impl Ring {
 
     /// Returns `None` if there was nothing to publish, otherwise whether the driver wants a call.
     pub(super) fn publish(&mut self) -> Option<bool> {
-        let (first, flags) = self.hidden.take()?;
+        let (first, word) = self.hidden.take()?;
         if let Some(region) = &mut self.inflight {
             region.prepare(self.used);
         }
         // Release: publishes all entries of the batch; pairs with the driver's barrier of §2.8.22
         // after its load of the flags.
-        self.descriptors.store16(16 * usize::from(first.index) + 14, flags, Ordering::Release);
+        let [_, rest] = &self.descriptors.get()[usize::from(first.index)];
+        rest.store(word.to_le(), Ordering::Release);
+        self.mark_used(first);
         if let Some(region) = &mut self.inflight {
             region.publish();
         }
@@ -258,6 +344,15 @@ impl Ring {
         // is outside the ring also leads to a call, because its meaning is unclear.
         let distance = event.since(first, self.size);
         Some(event.index >= self.size || distance < self.used.since(first, self.size))
+    }
+
+    /// Marks the descriptors from `first` to the next used one in the dirty log.
+    fn mark_used(&self, first: Place) {
+        let count = self.used.since(first, self.size).min(u32::from(self.size)) as usize;
+        let from = usize::from(first.index);
+        let before_end = count.min(usize::from(self.size) - from);
+        self.area.mark(16 * from, 16 * before_end);
+        self.area.mark(0, 16 * (count - before_end));
     }
 
     pub(super) fn enable_kicks(&mut self) -> bool {

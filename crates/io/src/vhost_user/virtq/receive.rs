@@ -10,15 +10,16 @@
 
 mod frames;
 
+use super::batch::{BATCH_MAX, Batch, Kind};
 use super::chain::{Descriptor, Segment};
 use super::{Broken, CHAIN_MAX, Head, Position, Queue, QueueConfig, StartError, Stop, feature};
-use crate::vhost_user::memory::GuestMemory;
+use crate::vhost_user::memory::{GuestMemory, Lookup};
 use frames::{Frame, Frames, Heads, Place};
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use towpath_packet::burst::BURST_MAX;
 use towpath_packet::{
-    Burst, Caps, Checksum, GsoKind, Ledger, Offload, Packet, Pins, Site, VirtioHeader,
+    Burst, Caps, Checksum, Context, GsoKind, Ledger, Offload, Packet, Pins, Site, VirtioHeader,
 };
 
 /// Counters of packets to the guest.
@@ -139,12 +140,12 @@ impl ReceiveQueue {
     ///
     /// # Errors
     /// The ring is broken; the packets stay in `burst`.
-    pub fn deliver(&mut self, burst: &mut Burst, ledger: &Ledger) -> Result<(), Broken> {
+    pub fn deliver(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), Broken> {
         burst.prefetch();
         self.queue.disable_kicks();
         let result = loop {
-            let passed = self.pass(burst, ledger);
-            frames::drop_frames(burst, self.rooms.len());
+            self.pass_short(burst, cx);
+            let passed = if burst.is_empty() { Ok(true) } else { self.pass(burst, cx) };
             self.queue.publish();
             match passed {
                 Ok(true) if !burst.is_empty() => {}
@@ -195,11 +196,70 @@ impl ReceiveQueue {
         self.queue.broken()
     }
 
+    /// The fast path: copies packets from the front of `burst` that consist of private headers into
+    /// [batches](super::batch) of chains, each of which is one buffer with room for its packet.
+    /// Leaves the others, from the first one on, to [`pass`](Self::pass).
+    fn pass_short(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
+        let features = self.features;
+        let Some((ring, guest)) = self.queue.batches() else { return };
+        let (mut lookup, mut batch) = (Lookup::new(guest), Batch::new());
+        let plain = VirtioHeader::encode_merged(&Offload::default(), 0, 1);
+        let (mut passed, mut copied, mut bytes) = (0, 0, 0);
+        loop {
+            let short = || {
+                let packets = burst.iter_from(passed);
+                packets.map_while(|packet| Some((packet, packet.as_headers()?)))
+            };
+            let count = short().take(BATCH_MAX).count();
+            if count == 0 {
+                break;
+            }
+            ring.read(&mut lookup, &mut batch, Kind::Write, count);
+            let mut done = 0;
+            for (chain, (packet, frame)) in batch.chains_mut().iter_mut().zip(short()) {
+                let needed = VirtioHeader::LEN + frame.len();
+                let is_plain = *packet.offload() == Offload::default();
+                if needed > chain.buffer.len() || !(is_plain || takes(features, packet.offload())) {
+                    break;
+                }
+                let header = if is_plain { plain } else { header(packet, features, 1) };
+                chain.buffer.write_header(&header);
+                chain.buffer.tail(VirtioHeader::LEN).write(frame);
+                guest.mark(chain.address, needed);
+                chain.written = needed as u32;
+                copied += if packet.is_inline() { frame.len() } else { 0 };
+                (done, bytes) = (done + 1, bytes + frame.len());
+            }
+            ring.pass(&batch, done);
+            passed += done;
+            if batch.is_empty() || done < batch.len() {
+                break;
+            }
+        }
+        if passed > 0 {
+            self.end = None;
+            self.counters.packets += passed as u64;
+            self.counters.bytes += bytes as u64;
+            if copied > 0 {
+                cx.ledger.count(Site::Guest, copied);
+            }
+            burst.drop_front_to(passed, cx.memory);
+        }
+    }
+
+    /// Copies any frames from the front of `burst`, and drops them. Returns true unless there are
+    /// too few chains for the next frame.
+    fn pass(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<bool, Broken> {
+        let result = self.pass_any(burst, cx.ledger);
+        frames::drop_frames(burst, self.rooms.len(), cx.memory);
+        result
+    }
+
     /// Fills chains with frames from the front of `burst`; afterwards `rooms` has one entry for
     /// each. Returns true unless there are too few chains for the next frame. Room is reserved
     /// [`PACKETS_AHEAD`] frames before it is filled, and no step waits for the stores of the other.
     /// So cache misses of one frame overlap with work on another.
-    fn pass(&mut self, burst: &Burst, ledger: &Ledger) -> Result<bool, Broken> {
+    fn pass_any(&mut self, burst: &Burst, ledger: &Ledger) -> Result<bool, Broken> {
         self.rooms.clear();
         self.buffers.clear();
         self.segments.clear();
@@ -247,7 +307,7 @@ impl ReceiveQueue {
     /// Takes as many chains as a frame needs. Returns its length, 0 if it is to be dropped, or
     /// `None` if there are too few chains.
     fn take_for(&mut self, frame: &Frame<'_>) -> Result<Option<usize>, Broken> {
-        if !self.takes(frame.packet.offload()) {
+        if !takes(self.features, frame.packet.offload()) {
             self.counters.refused += 1;
             return Ok(Some(0));
         }
@@ -349,30 +409,29 @@ impl ReceiveQueue {
         counters.bytes += (room.needed - VirtioHeader::LEN) as u64;
         filled.payload += frame.payload();
     }
+}
 
-    /// True if the driver negotiated packets with these offload fields.
-    fn takes(&self, offload: &Offload) -> bool {
-        let checksum = match offload.checksum {
-            Checksum::Partial { .. } => self.has(feature::GUEST_CSUM),
-            Checksum::None | Checksum::Unnecessary => true,
-        };
-        let gso = offload.gso.is_none_or(|gso| {
-            let is_kind = self.has(match gso.kind {
-                GsoKind::Tcp4 => feature::GUEST_TSO4,
-                GsoKind::Tcp6 => feature::GUEST_TSO6,
-                GsoKind::Udp => feature::GUEST_USO4 | feature::GUEST_USO6,
-            });
-            is_kind && gso.tunnel.is_none()
+/// True if a driver with `features` negotiated packets with these offload fields.
+#[inline]
+fn takes(features: u64, offload: &Offload) -> bool {
+    let has = |bits: u64| features & bits == bits;
+    let checksum = match offload.checksum {
+        Checksum::Partial { .. } => has(feature::GUEST_CSUM),
+        Checksum::None | Checksum::Unnecessary => true,
+    };
+    let gso = offload.gso.is_none_or(|gso| {
+        let is_kind = has(match gso.kind {
+            GsoKind::Tcp4 => feature::GUEST_TSO4,
+            GsoKind::Tcp6 => feature::GUEST_TSO6,
+            GsoKind::Udp => feature::GUEST_USO4 | feature::GUEST_USO6,
         });
-        checksum && gso
-    }
-
-    fn has(&self, bits: u64) -> bool {
-        self.features & bits == bits
-    }
+        is_kind && gso.tunnel.is_none()
+    });
+    checksum && gso
 }
 
 /// The virtio-net header of a packet that uses this number of buffers.
+#[inline]
 fn header(packet: &Packet, features: u64, buffers: usize) -> VirtioHeader {
     let mut offload = *packet.offload();
     if let (Some(gso), 0) = (&mut offload.gso, features & feature::GUEST_ECN) {
@@ -382,7 +441,9 @@ fn header(packet: &Packet, features: u64, buffers: usize) -> VirtioHeader {
     if offload.checksum == Checksum::Unnecessary && features & feature::GUEST_CSUM == 0 {
         offload.checksum = Checksum::None;
     }
-    VirtioHeader::encode_merged(&offload, packet.wire_headers().len(), buffers as u16)
+    // A hint that only super-packets have.
+    let header_len = if offload.gso.is_some() { packet.wire_headers().len() } else { 0 };
+    VirtioHeader::encode_merged(&offload, header_len, buffers as u16)
 }
 
 /// Prefetches the start of a frame and of its last segment, which are used soon. For a short frame

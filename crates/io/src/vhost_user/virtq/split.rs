@@ -1,12 +1,13 @@
 //! The split layout: a descriptor table, an available ring that the driver writes, and a used ring
 //! that the device writes (virtio 1.2 §2.7).
 
-use super::chain::{Chain, Descriptor, Head, INDIRECT, NEXT, Segment, WRITE};
+use super::batch::{Batch, Kind};
+use super::chain::{Chain, Descriptor, Head, INDIRECT, NEXT, Segment};
 use super::inflight::SplitRegion;
 use super::{Broken, Position, QueueConfig, StartError, feature};
-use crate::vhost_user::memory::{GuestMemory, LoggedArea};
-use crate::vhost_user::shared::Stretch;
-use towpath_packet::sync::{Ordering, fence};
+use crate::vhost_user::memory::{GuestMemory, LoggedArea, Lookup};
+use crate::vhost_user::shared::{Cells, store_pair};
+use towpath_packet::sync::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
 /// Flag of the available ring: the driver wants no calls.
 const NO_INTERRUPT: u16 = 1;
@@ -20,7 +21,11 @@ const ENTRIES: usize = 4;
 const USED_BYTES: usize = 8;
 
 pub(super) struct Ring {
-    descriptors: LoggedArea,
+    descriptors: Cells<[AtomicU64; 2]>,
+    /// Entries of the available and of the used ring: `size` each, a power of two.
+    available_entries: Cells<AtomicU16>,
+    used_entries: Cells<[AtomicU32; 2]>,
+    /// The whole rings, for their other fields.
     driver: LoggedArea,
     device: LoggedArea,
     size: u16,
@@ -56,11 +61,14 @@ impl Ring {
         let area =
             |address, bytes, align| memory.area(address, bytes, align).ok_or(StartError::Address);
         let descriptors = area(config.descriptors, 16 * count, 16)?;
+        let descriptors = descriptors.cells(0, count).ok_or(StartError::Address)?;
         let driver = area(config.driver, ENTRIES + 2 * count + event_bytes, 2)?;
         let mut device = area(config.device, ENTRIES + USED_BYTES * count + event_bytes, 4)?;
         if config.log {
             device = device.logged(memory);
         }
+        let available_entries = driver.cells(ENTRIES, count).ok_or(StartError::Address)?;
+        let used_entries = device.cells(ENTRIES, count).ok_or(StartError::Address)?;
         // Relaxed: only this side writes the field, and no other memory depends on it.
         let used = device.load16(INDEX, Ordering::Relaxed);
         let mut next = u16::try_from(config.base).map_err(|_| StartError::Base)?;
@@ -77,6 +85,8 @@ impl Ring {
         }
         Ok(Self {
             descriptors,
+            available_entries,
+            used_entries,
             driver,
             device,
             size,
@@ -94,41 +104,82 @@ impl Ring {
         })
     }
 
-    /// The fast path: takes the next chain if its index was already read, it is one buffer in one
-    /// region, as small packets and most receive buffers are, and `fits` accepts it. `fits` gets
-    /// the buffer and whether it is writable. Leaves any other chain to [`Ring::take`], which reads
-    /// it again.
+    /// Reads up to `most` of the next chains into `batch`, which it replaces: see
+    /// [`batch`](super::batch). None for a ring that records chains in flight.
     #[inline]
-    pub(super) fn take_single(
+    pub(super) fn read<'m>(
+        &mut self,
+        lookup: &mut Lookup<'m>,
+        batch: &mut Batch<'m>,
+        kind: Kind,
+        most: usize,
+    ) {
+        batch.clear();
+        if self.again_at < self.again.len() || self.inflight.is_some() {
+            return;
+        }
+        // After an error, `take` finds it again.
+        if self.seen == self.next && self.look().is_err() {
+            return;
+        }
+        let available = self.seen.wrapping_sub(self.next);
+        if available > self.size {
+            return;
+        }
+        let entries = self.available_entries.get();
+        let descriptors = self.descriptors.get();
+        for step in 0..available.min(most as u16) {
+            let place = usize::from(self.next.wrapping_add(step)) & self.mask;
+            // Relaxed: the index of the available ring orders this load.
+            let head = u16::from_le(entries[place].load(Ordering::Relaxed));
+            let Some(descriptor) = Self::descriptor(descriptors, head) else { break };
+            if !batch.push(lookup, head, &descriptor, kind) {
+                break;
+            }
+        }
+    }
+
+    /// Takes the first `count` chains of the batch read last, and returns them as used.
+    #[inline]
+    pub(super) fn pass(&mut self, batch: &Batch<'_>, count: usize) {
+        let entries = self.used_entries.get();
+        for chain in &batch.chains()[..count] {
+            let entry = &entries[usize::from(self.used) & self.mask];
+            store_pair(entry, u32::from(chain.id), chain.written);
+            self.used = self.used.wrapping_add(1);
+        }
+        self.next = self.next.wrapping_add(count as u16);
+    }
+
+    /// Takes the next chain if its index was already read, and it is one writable buffer of at
+    /// least `bytes` bytes.
+    #[inline]
+    pub(super) fn take_room(
         &mut self,
         memory: &GuestMemory,
-        fits: impl FnOnce(Stretch<'_>, bool) -> bool,
-    ) -> Option<(Head, Segment, bool)> {
-        let is_new = self.again_at >= self.again.len();
-        if !is_new || self.seen == self.next {
+        bytes: usize,
+    ) -> Option<(Head, Segment)> {
+        if self.again_at < self.again.len() || self.seen == self.next {
             return None;
         }
-        let head = self.entry(self.next);
-        if head >= self.size {
-            return None;
-        }
-        let at = 16 * usize::from(head);
-        // Relaxed: the index of the available ring orders this load.
-        let address = self.descriptors.load64(at, Ordering::Relaxed);
-        // Relaxed: the index of the available ring orders this load.
-        let rest = self.descriptors.load64(at + 8, Ordering::Relaxed);
-        let Descriptor { bytes, flags, .. } = Descriptor::split(address, rest);
-        if flags & (NEXT | INDIRECT) != 0 || bytes == 0 {
-            return None;
-        }
-        let stretch = memory.locate_whole(address, bytes as usize)?;
-        let (segment, is_write) = (Segment { address, bytes }, flags & WRITE != 0);
-        if !fits(stretch, is_write) {
-            return None;
-        }
+        let id = self.entry(self.next);
+        let segment = Self::descriptor(self.descriptors.get(), id)?.room(memory, bytes)?;
         self.next = self.next.wrapping_add(1);
-        let head = Head { id: head, descriptors: 1, entry: head, again: false };
-        Some((head, segment, is_write))
+        Some((Head { id, descriptors: 1, entry: id, again: false }, segment))
+    }
+
+    /// Reads how far the driver has come. An error if that is more than a round: then the index
+    /// that was read before stays.
+    #[inline]
+    fn look(&mut self) -> Result<(), Broken> {
+        // Acquire: pairs with the driver's barrier of §2.7.13.3.1: the entries and their
+        // descriptors were written before the index.
+        let seen = self.driver.load16(INDEX, Ordering::Acquire);
+        if seen.wrapping_sub(self.next) > self.size {
+            return Err(Broken::Index);
+        }
+        self.seen = seen;
+        Ok(())
     }
 
     #[inline]
@@ -140,9 +191,7 @@ impl Ring {
             return Ok(true);
         }
         if self.seen == self.next {
-            // Acquire: pairs with the driver's barrier of §2.7.13.3.1: the entries and their
-            // descriptors were written before the index.
-            self.seen = self.driver.load16(INDEX, Ordering::Acquire);
+            self.look()?;
         }
         match self.seen.wrapping_sub(self.next) {
             0 => return Ok(false),
@@ -158,9 +207,21 @@ impl Ring {
     /// Returns the head in an available entry below the index that was read.
     #[inline]
     fn entry(&self, index: u16) -> u16 {
-        let place = ENTRIES + 2 * (usize::from(index) & self.mask);
         // Relaxed: the index of the available ring orders this load.
-        self.driver.load16(place, Ordering::Relaxed)
+        u16::from_le(
+            self.available_entries.get()[usize::from(index) & self.mask].load(Ordering::Relaxed),
+        )
+    }
+
+    /// Reads a descriptor that the available ring names; `None` if there is none of this number.
+    #[inline]
+    fn descriptor(descriptors: &[[AtomicU64; 2]], number: u16) -> Option<Descriptor> {
+        let [address, rest] = descriptors.get(usize::from(number))?;
+        // Relaxed: the index of the available ring orders this load.
+        let address = u64::from_le(address.load(Ordering::Relaxed));
+        // Relaxed: the index of the available ring orders this load.
+        let rest = u64::from_le(rest.load(Ordering::Relaxed));
+        Some(Descriptor::split(address, rest))
     }
 
     /// Prefetches the first buffer of the chain that is `ahead` chains after the next, if the index
@@ -172,29 +233,17 @@ impl Ring {
         }
         // It is read again when it is taken.
         let head = self.entry(self.next.wrapping_add(ahead));
-        if head < self.size {
-            let at = 16 * usize::from(head);
-            // Relaxed: the index of the available ring orders this load.
-            let address = self.descriptors.load64(at, Ordering::Relaxed);
-            // Relaxed: the index of the available ring orders this load.
-            let bytes = self.descriptors.load32(at + 8, Ordering::Relaxed);
-            memory.prefetch(address, bytes);
+        if let Some(descriptor) = Self::descriptor(self.descriptors.get(), head) {
+            memory.prefetch(descriptor.address, descriptor.bytes);
         }
     }
 
     fn walk(&self, memory: &GuestMemory, head: u16, chain: &mut Chain) -> Result<(), Broken> {
+        let descriptors = self.descriptors.get();
         let mut index = head;
         for before in 0..self.size {
             chain.head = Head { id: head, descriptors: before + 1, entry: head, again: false };
-            if index >= self.size {
-                return Err(Broken::Descriptor);
-            }
-            let at = 16 * usize::from(index);
-            // Relaxed: the index of the available ring orders this load.
-            let address = self.descriptors.load64(at, Ordering::Relaxed);
-            // Relaxed: the index of the available ring orders this load.
-            let rest = self.descriptors.load64(at + 8, Ordering::Relaxed);
-            let descriptor = Descriptor::split(address, rest);
+            let descriptor = Self::descriptor(descriptors, index).ok_or(Broken::Descriptor)?;
             if descriptor.flags & INDIRECT != 0 {
                 // §2.7.5.3.1: only as the last of its chain, and only if negotiated.
                 if !self.indirect || descriptor.flags & NEXT != 0 {
@@ -231,11 +280,8 @@ impl Ring {
 
     #[inline]
     pub(super) fn complete(&mut self, head: Head, written: u32) {
-        let place = ENTRIES + USED_BYTES * (usize::from(self.used) & self.mask);
-        // Relaxed: the index publishes the entry.
-        self.device.store32(place, u32::from(head.id), Ordering::Relaxed);
-        // Relaxed: the index publishes the entry.
-        self.device.store32(place + 4, written, Ordering::Relaxed);
+        let entry = &self.used_entries.get()[usize::from(self.used) & self.mask];
+        store_pair(entry, u32::from(head.id), written);
         self.used = self.used.wrapping_add(1);
         if let Some(region) = &mut self.inflight {
             region.give_back(head.id);
@@ -248,6 +294,7 @@ impl Ring {
         if self.used == old {
             return None;
         }
+        self.mark_used(old);
         // Release: publishes the entries; pairs with the driver's barrier of §2.7.14 after its load
         // of the index.
         self.device.store16(INDEX, self.used, Ordering::Release);
@@ -267,6 +314,16 @@ impl Ring {
         let event = self.driver.load16(at, Ordering::Relaxed);
         // §2.7.7.2: the entry that the driver waits for is among those published now.
         Some(self.used.wrapping_sub(event).wrapping_sub(1) < self.used.wrapping_sub(old))
+    }
+
+    /// Marks the used entries from `first` on in the dirty log. Not per entry: most are in one
+    /// page.
+    fn mark_used(&self, first: u16) {
+        let from = usize::from(first) & self.mask;
+        let count = usize::from(self.used.wrapping_sub(first)).min(self.mask + 1);
+        let before_end = count.min(self.mask + 1 - from);
+        self.device.mark(ENTRIES + USED_BYTES * from, USED_BYTES * before_end);
+        self.device.mark(ENTRIES, USED_BYTES * (count - before_end));
     }
 
     pub(super) fn enable_kicks(&mut self) -> bool {

@@ -1,5 +1,6 @@
 //! Queues, tested with the driver of [`driver`](crate::vhost_user::driver).
 
+mod batch;
 mod hostile;
 mod inflight;
 mod receive;

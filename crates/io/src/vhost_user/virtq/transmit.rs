@@ -24,11 +24,12 @@
 
 mod slots;
 
+use super::batch::{Batch, Kind};
 use super::chain::{Cursor, Segment};
 use super::{Broken, Queue, QueueConfig, StartError, Stop, feature};
 use crate::receive::{FRAMES_MAX, ReceiveBuffer, empty_slices};
 use crate::tap::FRAME_BYTES_MAX;
-use crate::vhost_user::memory::{GuestLender, GuestMemory};
+use crate::vhost_user::memory::{GuestLender, GuestMemory, Lookup};
 use crate::vhost_user::shared::Stretch;
 use rustix::fd::OwnedFd;
 use slots::{NONE, Slots};
@@ -59,6 +60,8 @@ pub const LOANS_PER_DESCRIPTOR: usize = 4;
 /// Most chains of one [`TransmitQueue::take`]: a burst, and three times as many drops.
 pub const CHAINS_PER_CALL_MAX: usize = 4 * BURST_MAX;
 
+/// Chains of inline frames.
+const SHORT: Kind = Kind::Read { bytes_max: VirtioHeader::LEN + INLINE_BYTES_MAX };
 /// Chains whose start is prefetched ahead of the one being taken.
 const CHAINS_AHEAD: u16 = 4;
 const _: () = assert!(COPY_BYTES_MAX <= SMALL_FRAME_BYTES, "a short frame fits one of the pool's");
@@ -260,26 +263,24 @@ impl TransmitQueue {
 
     /// Takes chains until the burst is full, none is left or memory is short.
     fn fill(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), Broken> {
-        // Before the loop, which takes no chain if there is no packet handle for it.
         self.queue.check()?;
         let mut spare = None;
         for _ in 0..CHAINS_PER_CALL_MAX {
+            if self.is_inline {
+                self.take_inline(burst, cx.memory);
+            }
             if burst.is_full() {
                 break;
-            }
-            let Some(mut packet) = spare.take().or_else(|| cx.memory.packet()) else {
-                self.counters.paused += 1;
-                break;
-            };
-            if self.is_inline && self.take_inline(&mut packet) {
-                self.queue.prefetch(CHAINS_AHEAD);
-                burst.push(packet).expect("the burst has room");
-                continue;
             }
             let position = self.queue.position();
             if !self.queue.take()? {
                 break;
             }
+            let Some(mut packet) = spare.take().or_else(|| cx.memory.packet()) else {
+                self.queue.seek(position);
+                self.counters.paused += 1;
+                break;
+            };
             self.queue.prefetch(CHAINS_AHEAD);
             match self.take_chain(&mut packet, cx) {
                 Taken::Packet => burst.push(packet).expect("the burst has room"),
@@ -294,34 +295,34 @@ impl TransmitQueue {
         Ok(())
     }
 
-    /// The fast path: takes the next chain if it is one buffer with a valid frame that may be
-    /// inline. Leaves any other chain to [`TransmitQueue::take`], which reads it again.
-    #[inline]
-    fn take_inline(&mut self, packet: &mut Packet) -> bool {
-        let features = self.features;
-        let mut frame_bytes = 0;
-        let head = self.queue.take_frame(|chain| {
-            let Some(bytes) = chain.len().checked_sub(VirtioHeader::LEN) else { return false };
-            if !(ETHERNET_BYTES..=INLINE_BYTES_MAX).contains(&bytes) {
-                return false;
+    /// The fast path: takes [batches](super::batch) of chains, each of which is one buffer with a
+    /// valid frame that may be inline, until the burst is full or the next chain is another one.
+    /// [`Queue::take`] reads that one again.
+    fn take_inline(&mut self, burst: &mut Burst, memory: &mut Memory) {
+        let Some((ring, guest)) = self.queue.batches() else { return };
+        let (mut lookup, mut batch) = (Lookup::new(guest), Batch::new());
+        loop {
+            ring.read(&mut lookup, &mut batch, SHORT, burst.room());
+            if batch.is_empty() {
+                return;
             }
-            let mut header = VirtioHeader::default();
-            chain.read(&mut header.0);
-            let offload = header.decode().ok().and_then(|claim| allowed(features, claim, bytes));
-            let Some(offload) = offload.filter(|offload| offload.gso.is_none()) else {
-                return false;
-            };
-            packet.fill_inline(bytes, |frame| chain.tail(VirtioHeader::LEN).read(frame));
-            packet.set_offload(offload);
-            frame_bytes = bytes;
-            true
-        });
-        let Some(head) = head else { return false };
-        self.queue.complete(head, 0);
-        self.copied += frame_bytes;
-        self.counters.packets += 1;
-        self.counters.bytes += frame_bytes as u64;
-        true
+            let count = burst.grow(&mut memory.packets, batch.len());
+            let (mut done, mut bytes) = (0, 0);
+            for (packet, chain) in burst.last_mut(count).zip(batch.chains()) {
+                let Some(frame_bytes) = fill_inline(packet, chain.buffer, self.features) else {
+                    break;
+                };
+                (done, bytes) = (done + 1, bytes + frame_bytes);
+            }
+            burst.shrink(&mut memory.packets, count - done);
+            ring.pass(&batch, done);
+            self.copied += bytes;
+            self.counters.packets += done as u64;
+            self.counters.bytes += bytes as u64;
+            if done < batch.len() {
+                return;
+            }
+        }
     }
 
     /// Checks the chain taken last, and turns it into a packet.
@@ -525,6 +526,25 @@ fn allowed(features: u64, mut offload: Offload, frame_bytes: usize) -> Option<Of
         GsoKind::Udp => has(feature::HOST_USO) && !gso.ecn,
     };
     (agreed && (!gso.ecn || has(feature::HOST_ECN))).then_some(offload)
+}
+
+/// Copies the frame of a chain of one buffer into an empty packet, if it is valid and may be
+/// inline. Returns its length.
+#[inline]
+fn fill_inline(packet: &mut Packet, chain: Stretch<'_>, features: u64) -> Option<usize> {
+    let bytes = chain.len().checked_sub(VirtioHeader::LEN)?;
+    if !(ETHERNET_BYTES..=INLINE_BYTES_MAX).contains(&bytes) {
+        return None;
+    }
+    let header = chain.read_header();
+    // The fields before `num_buffers`, which only receivers use. Most short frames claim nothing.
+    if header.0[..10] != [0; 10] {
+        let claim = header.decode().ok()?;
+        let offload = allowed(features, claim, bytes).filter(|offload| offload.gso.is_none())?;
+        packet.set_offload(offload);
+    }
+    packet.fill_inline(bytes, |frame| chain.tail(VirtioHeader::LEN).read(frame));
+    Some(bytes)
 }
 
 /// The whole chain taken last, if it is one buffer in one region, as small packets are.

@@ -25,7 +25,7 @@ const PROBE: State = State::Probe { solicits: 2 };
 const KNOWN: [State; 4] = [REACHABLE, State::Stale, State::Delay, PROBE];
 
 fn entry(state: State) -> Entry {
-    let mut entry = Entry::incomplete(ADDRESS, NOW);
+    let mut entry = Entry::incomplete(ADDRESS, RETRANSMIT_TIMER, NOW);
     if state != INCOMPLETE {
         entry.mac = OLD;
     }
@@ -142,13 +142,13 @@ fn use_delays_then_probes() {
     assert_eq!(entry.timer, Some(NOW + DELAY_FIRST_PROBE_TIME), "use does not restart it");
     let mut now = NOW + DELAY_FIRST_PROBE_TIME;
     for solicits in 1..=UNICAST_SOLICITS {
-        assert_eq!(entry.on_timer(now), Timeout::Solicit(Some(OLD)));
+        assert_eq!(entry.on_timer(RETRANSMIT_TIMER, now), Timeout::Solicit(Some(OLD)));
         assert_eq!(entry.state, State::Probe { solicits });
         assert_eq!(entry.timer, Some(now + RETRANSMIT_TIMER));
         entry.on_use(now);
         now += RETRANSMIT_TIMER;
     }
-    assert_eq!(entry.on_timer(now), Timeout::Failed);
+    assert_eq!(entry.on_timer(RETRANSMIT_TIMER, now), Timeout::Failed);
 }
 
 /// A confirmation is valid until its time, and the next use finds that it is over.
@@ -164,11 +164,11 @@ fn a_confirmation_expires() {
 
 #[test]
 fn an_incomplete_entry_gives_up() {
-    let mut entry = Entry::incomplete(ADDRESS, NOW);
+    let mut entry = Entry::incomplete(ADDRESS, RETRANSMIT_TIMER, NOW);
     assert_eq!(entry.timer, Some(NOW + RETRANSMIT_TIMER));
     for solicits in 2..=MULTICAST_SOLICITS {
-        assert_eq!(entry.on_timer(NOW), Timeout::Solicit(None));
+        assert_eq!(entry.on_timer(RETRANSMIT_TIMER, NOW), Timeout::Solicit(None));
         assert_eq!(entry.state, State::Incomplete { solicits });
     }
-    assert_eq!(entry.on_timer(NOW), Timeout::Failed);
+    assert_eq!(entry.on_timer(RETRANSMIT_TIMER, NOW), Timeout::Failed);
 }

@@ -1,8 +1,8 @@
 //! Datagrams made by several calls (`MSG_MORE`, `UDP_CORK`).
 //!
-//! The first call sets the destination and options; later calls' are ignored, as in Linux. A call
-//! that fails drops the whole pending datagram. Lent bytes precede copied bytes; `lending` explains
-//! when bytes are lent.
+//! The first call sets the destination and options; later calls' are ignored (udp(7), `UDP_CORK`).
+//! A call that fails drops the whole pending datagram. Lent bytes precede copied bytes; `lending`
+//! explains when bytes are lent.
 //!
 //! Bound: [`PENDING_MAX`] pending datagrams of all sockets, each of at most the maximum datagram
 //! size.

@@ -69,7 +69,7 @@ impl Filling {
         let len = piece.len();
         self.packet.push_piece(piece)?;
         self.len += len;
-        // As in Linux, even one byte is charged a whole page.
+        // Even one byte is charged a whole page: it keeps that page.
         self.charge += len.next_multiple_of(LENT_PAGE);
         Ok(())
     }

@@ -4,9 +4,9 @@
 //!
 //! Datagrams are simpler than streams ([`crate::socket::Sockets::send_lent`]). A call is a
 //! datagram, or a super-packet, whose packet holds the loans. When the last packet made of it is
-//! dropped, the call is reported. As in Linux, a call without bytes has a number too, and is
+//! dropped, the call is reported. A call without bytes has a number too, and is
 //! reported at once. Calls that add to a pending datagram share a notice; one that adds no bytes
-//! has no number. A failed call has no number, and its loans are returned. As in Linux there is one
+//! has no number. A failed call has no number, and its loans are returned. There is one
 //! exception: a call that fails because its bytes cannot be segmented as asked has a number, and is
 //! reported as if it had been sent.
 //!
@@ -192,7 +192,7 @@ impl Sockets {
         lend: &mut impl FnMut(usize, Borrower) -> Option<Piece>,
         cx: &mut Context<'_>,
     ) -> Result<(), Error> {
-        // As in Linux, the first call is charged for the UDP header too.
+        // The first call is charged for the UDP header too: so one without bytes has a number.
         let charged = if first { len + udp::HEADER_LEN } else { len };
         if charged == 0 {
             return Ok(());

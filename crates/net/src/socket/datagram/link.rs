@@ -189,7 +189,7 @@ impl Sockets {
         self.stack.want_frames(received, sent);
     }
 
-    /// Checks whether and how `len` bytes can be sent, in Linux's order.
+    /// Checks whether and how `len` bytes can be sent (packet(7)).
     pub(super) fn prepare_frame(
         &mut self,
         id: SocketId,
@@ -301,7 +301,7 @@ impl Sockets {
         filter.run(&first[begin..count], (packet.len() - begin) as u32) as usize
     }
 
-    /// Returns the source of a frame, classified by the rules of Linux.
+    /// Returns the source of a frame, classified as `sll_pkttype` (packet(7)).
     fn source_of(&self, header: &ethernet::Header, outgoing: bool) -> FrameSource {
         let to = header.destination;
         let kind = match () {

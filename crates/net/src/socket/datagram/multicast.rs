@@ -1,4 +1,4 @@
-//! Multicast groups of datagram sockets, by the rules of Linux.
+//! Multicast groups of datagram sockets (ip(7), `IP_ADD_MEMBERSHIP`, `IP_MULTICAST_ALL`).
 //!
 //! A socket receives datagrams to a group if it is bound to the port and to the group or to all
 //! addresses, and if it has joined the group or [`MulticastOptions::all`] is set: then those of

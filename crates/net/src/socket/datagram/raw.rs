@@ -46,7 +46,7 @@ impl Sockets {
     /// Creates a socket that receives and sends IP packets of `protocol`.
     ///
     /// # Errors
-    /// [`Error::ProtocolNotSupported`] for protocol zero, as in Linux.
+    /// [`Error::ProtocolNotSupported`] for protocol zero (observed on Linux 6.18).
     pub fn raw(&mut self, family: Family, protocol: Protocol) -> Result<SocketId, Error> {
         if protocol.0 == 0 {
             return Err(Error::ProtocolNotSupported);
@@ -209,7 +209,7 @@ impl Sockets {
     }
 }
 
-/// True if a raw socket receives this packet, by Linux's rules; the ICMP filters check the type.
+/// True if a raw socket receives this packet (raw(7)); the ICMP filters check the type.
 fn wants(socket: &Socket, raw: &RawPacket) -> bool {
     let options = socket.datagrams().ok().and_then(|datagrams| datagrams.raw.as_deref());
     let Some(options) = options else { return false };

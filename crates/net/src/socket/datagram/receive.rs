@@ -171,7 +171,7 @@ impl Sockets {
         let own_max = receive_buffer(socket).saturating_sub(socket.handed_out());
         let Phase::Datagram(datagrams) = &mut socket.phase else { return false };
         let count = datagrams.queue.len() + datagrams.errors.len();
-        // As in Linux, the last packet may exceed the buffer.
+        // The last packet may exceed the buffer: a buffer takes one packet, however small it is.
         let own_room = datagrams.held <= own_max && count < DATAGRAMS_MAX;
         if !own_room || all >= QUEUED_MAX || all_held + held > held_max {
             datagrams.dropped = datagrams.dropped.wrapping_add(1);
@@ -207,37 +207,6 @@ impl Sockets {
             self.consume_datagram(id)?;
         }
         Ok(received)
-    }
-
-    /// Takes a datagram without a copy: its pieces become the payload of the returned packet.
-    /// Headers that a raw socket would read become the packet's headers.
-    ///
-    /// # Errors
-    /// The errors of [`Sockets::receive_datagram`], and [`Error::NoBuffers`] if no packet handle is
-    /// free.
-    pub fn take_datagram(
-        &mut self,
-        id: SocketId,
-        cx: &mut Context<'_>,
-    ) -> Result<(Packet, ReceivedDatagram), Error> {
-        self.datagram_error(id)?;
-        let socket = self.socket(id)?;
-        let first = socket.datagrams()?.queue.front().ok_or(Error::WouldBlock)?;
-        let len = first.next_len();
-        let received = first.received(socket, len);
-        let mut taken = cx.memory.packet().ok_or(Error::NoBuffers)?;
-        let headers = first.headers();
-        let mut left = len - headers.len();
-        taken.push_header(headers.len()).copy_from_slice(headers);
-        for piece in first.packet.pieces() {
-            let count = piece.len().min(left);
-            // This cannot fail: there are no more pieces than in the source packet.
-            taken.push_piece(piece.slice(0, count)).map_err(|_| Error::NoBuffers)?;
-            left -= count;
-        }
-        self.consume_datagram(id)?;
-        cx.ledger.carry(len);
-        Ok((taken, received))
     }
 
     /// Returns the next datagram: the headers to read that are in no piece, the packet whose pieces

@@ -1,6 +1,6 @@
-//! Sent datagrams, by the rules of Linux.
+//! Sent datagrams (udp(7), ip(7), ipv6(7)).
 
-use super::super::frames::{lacks_memory, packet_to_send};
+use super::super::frames::lacks_memory;
 use super::super::{Error, Socket, SocketId, Sockets, from_family};
 use super::errors::{ErrorNotice, Origin};
 use super::filling::Filling;
@@ -14,7 +14,7 @@ use crate::wire::ethernet::EtherType;
 use crate::wire::{MacAddr, Protocol, ipv4, ipv6, udp};
 use core::net::{IpAddr, SocketAddr};
 use core::num::NonZeroU16;
-use towpath_packet::{Packet, Piece};
+use towpath_packet::Packet;
 
 /// Bytes charged for a sent packet in addition to its payload.
 const OVERHEAD: usize = 768;
@@ -111,7 +111,8 @@ impl Way {
         self.size.into()
     }
 
-    /// Checks whether `len` bytes can be segmented as asked, by Linux's rules.
+    /// Checks whether `len` bytes can be segmented as asked (udp(7), `UDP_SEGMENT`; kernel
+    /// selftest `net/udpgso.c`).
     pub(super) fn check_segments(&self, len: usize) -> Result<(), Error> {
         let (size, mtu) = (usize::from(self.size), usize::from(self.mtu));
         if size > 0 && len.min(size) + self.headers() > mtu {
@@ -173,32 +174,6 @@ impl Sockets {
         Ok(len)
     }
 
-    /// Sends pieces as one datagram, or as datagrams of the segment size, without a copy. At most
-    /// [`towpath_packet::packet::PIECES_MAX`] pieces.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] while a datagram waits for more data.
-    pub fn send_datagram_pieces(
-        &mut self,
-        id: SocketId,
-        pieces: impl IntoIterator<Item = Piece>,
-        send: &SendTo,
-        cx: &mut Context<'_>,
-    ) -> Result<usize, Error> {
-        if self.waits_for_more(id, send)? {
-            return Err(Error::Invalid);
-        }
-        let mut packet = packet_to_send(cx.memory).ok_or(Error::NoBuffers)?;
-        for piece in pieces {
-            packet.push_piece(piece).map_err(|_| Error::MessageSize)?;
-        }
-        let len = packet.payload_len();
-        let way = self.prepare_datagram(id, len, send)?;
-        way.check_segments(len)?;
-        self.dispatch(id, (packet, len), &way, cx)?;
-        Ok(len)
-    }
-
     /// True if data sent now waits for more, or a pending datagram waits for it.
     pub(super) fn waits_for_more(&self, id: SocketId, send: &SendTo) -> Result<bool, Error> {
         let socket = self.socket(id)?;
@@ -209,7 +184,7 @@ impl Sockets {
         Ok(send.more || socket.options.datagram.cork || pending)
     }
 
-    /// Checks whether and how `len` bytes can be sent, in Linux's order.
+    /// Checks whether and how `len` bytes can be sent (udp(7), send(2)).
     pub(super) fn prepare_datagram(
         &mut self,
         id: SocketId,
@@ -267,7 +242,7 @@ impl Sockets {
         Ok(way)
     }
 
-    /// Checks whether `len` bytes fit a datagram, by Linux's rules.
+    /// Checks whether `len` bytes fit a datagram (ip(7), `IP_MTU_DISCOVER`).
     pub(super) fn check_len(&mut self, id: SocketId, way: &Way, len: usize) -> Result<(), Error> {
         let own = matches!(way.carrier, Carrier::Own);
         let mtu = match way.size {
@@ -292,8 +267,8 @@ impl Sockets {
     ) -> Result<IpAddr, Error> {
         let bound = socket.local.ip();
         let source = match asked.filter(|asked| !asked.is_unspecified()) {
-            // As in Linux, an address that is not local has no route over IPv4, and is invalid over
-            // IPv6.
+            // The errors of Linux 6.18: an address that is not local has no route over IPv4, and is
+            // invalid over IPv6.
             Some(asked) if !self.stack.is_local(asked) && asked.is_ipv4() => {
                 return Err(Error::NetworkUnreachable);
             }
@@ -315,11 +290,11 @@ impl Sockets {
         source.ok_or(Error::NetworkUnreachable)
     }
 
-    /// Checks, in Linux's order: a pending error, the send direction, the send buffer.
+    /// Checks, in this order: a pending error, the send direction, the send buffer.
     pub(super) fn check_room(&mut self, id: SocketId) -> Result<(), Error> {
         self.datagram_error(id)?;
         let socket = self.socket(id)?;
-        // As in Linux, a raw socket may send after `shutdown`.
+        // A raw socket may send after `shutdown` (observed on Linux 6.18).
         if socket.write_shut && !self.is_raw(id) {
             return Err(Error::BrokenPipe);
         }

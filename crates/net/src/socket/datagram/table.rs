@@ -1,9 +1,9 @@
 //! Lookup of the datagram socket that receives a packet.
 //!
-//! As in Linux: a socket connected to the flow comes first, then one bound to the address, then one
-//! bound to all addresses; IPv4 sockets before IPv6 sockets that receive IPv4 too. Among equals,
-//! the socket that was bound last wins, or the hash of the flow chooses within a `SO_REUSEPORT`
-//! group.
+//! The most specific one gets it: a socket connected to the flow comes first, then one bound to the
+//! address, then one bound to all addresses; IPv4 sockets before IPv6 sockets that receive IPv4
+//! too. Among equals, the socket that was bound last wins, or the hash of the flow chooses within a
+//! `SO_REUSEPORT` group.
 //!
 //! Bound: one entry for each socket.
 

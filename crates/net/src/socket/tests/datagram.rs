@@ -280,35 +280,6 @@ fn super_packets_are_cut_and_coalesced() {
     }
 }
 
-/// Goal: pieces are sent and received without a copy.
-#[test]
-fn lent_pieces_are_not_copied() {
-    let mut b = Bench::new();
-    let server = b.bound(at(53));
-    let client = b.datagram(CLIENT, Family::V4);
-    let how = SendTo { to: Some(at(53)), segment_size: Some(1000), ..SendTo::default() };
-    b.with(CLIENT, |sockets, cx| {
-        let mut frame = cx.memory.large.take().expect("memory");
-        frame[..3000].copy_from_slice(&data(3000));
-        let piece = frame.freeze(3000);
-        let sent = sockets.send_datagram_pieces(client, [piece], &how, cx);
-        assert_eq!(sent, Ok(3000));
-    });
-    b.settle();
-    let mut whole = Vec::new();
-    for _ in 0..3 {
-        let (packet, received) =
-            b.with(SERVER, |sockets, cx| sockets.take_datagram(server, cx)).expect("a datagram");
-        assert_eq!((received.len, packet.payload_len(), packet.headers().len()), (1000, 1000, 0));
-        for piece in packet.pieces() {
-            whole.extend_from_slice(piece.bytes().expect("private"));
-        }
-    }
-    assert_eq!(whole, data(3000));
-    assert_eq!([Site::SocketSend, Site::SocketReceive].map(|site| b.copied_at(site)), [0, 0]);
-    assert_eq!(b.in_use(), 0);
-}
-
 /// Goal: a datagram of several calls goes to the first call's destination and is bounded; closing
 /// drops it.
 #[test]

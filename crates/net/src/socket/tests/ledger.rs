@@ -78,8 +78,8 @@ fn copies_per_byte_of_datagrams() {
         let to = SendTo { to: Some(at(53)), ..SendTo::default() };
         let sent = b.with(CLIENT, |host, cx| match lends {
             true => {
-                let piece = Loans::new(1).lend_owned(vec![7; BYTES].into()).expect("free");
-                host.send_datagram_pieces(client, [piece], &to, cx)
+                let mut piece = Loans::new(1).lend_owned(vec![7; BYTES].into()).ok();
+                host.send_lent_datagram(client, BYTES, &to, |_, _| piece.take(), cx)
             }
             false => host.send_datagram(client, &[&memory()], &to, cx),
         });

@@ -217,6 +217,36 @@ fn ports_in_time_wait_do_not_repeat() {
     assert_eq!(ports.len(), 1000);
 }
 
+/// Goal: a server that sees 1,000 connections learns neither the ports of connections to another
+/// one, nor its own next (RFC 6056 §3.3.4). Method: connections to two servers in turns. A guess is
+/// the last distance between two ports, either to the same server or between both.
+#[test]
+fn ports_to_one_server_predict_none_to_another() {
+    let mut b = Bench::new();
+    let listeners = [80, 81].map(|port| (port, b.listen(port, 1)));
+    let mut ports: [Vec<i32>; 2] = Default::default();
+    for _ in 0..1000 {
+        for (seen, (port, listener)) in ports.iter_mut().zip(listeners) {
+            let client = b.connecting(port);
+            b.settle();
+            seen.push(b.hosts[CLIENT].local(client).expect("open socket").port().into());
+            let (server, _) = b.hosts[SERVER].accept(listener, b.now).expect("a connection");
+            b.hosts[CLIENT].close(client, b.now).expect("open socket");
+            b.settle();
+            b.hosts[SERVER].close(server, b.now).expect("open socket");
+            b.settle();
+        }
+    }
+    let right = |distances: &[i32]| distances.windows(2).filter(|pair| pair[0] == pair[1]).count();
+    let between: Vec<i32> = ports[0].iter().zip(&ports[1]).map(|(a, b)| b - a).collect();
+    let near = between.iter().filter(|distance| distance.abs() < 64).count();
+    assert!(right(&between) < 5 && near < 30, "{} {near}: {between:?}", right(&between));
+    for own in &ports {
+        let steps: Vec<i32> = own.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(right(&steps) < 5, "{}: {own:?}", right(&steps));
+    }
+}
+
 /// Goal: with `IP_BIND_ADDRESS_NO_PORT` the port is chosen by `connect` and shared with others, or
 /// by `listen`. A bound address stays after a connection failed; a chosen port does not.
 #[test]

@@ -218,6 +218,30 @@ fn fast_open_children_are_bounded() {
     assert_eq!(s.fast(4, Some(cookie), b"d").tcp().0.acknowledgment, 102);
 }
 
+/// Out-of-order data enlarges the receive buffer of no child that waits to be accepted, also of one
+/// that Fast Open made.
+#[test]
+fn a_waiting_fast_open_child_has_no_larger_buffer() {
+    let mut s = Server::new(|listen| listen.settings.receive_buffer = 65_536);
+    let cookie = s.cookie();
+    let (header, _) = s.fast(1, Some(cookie), b"hello").tcp();
+    let ack = header.sequence.wrapping_add(1);
+    assert!(s.send(1, ACK, (106, ack), &Options::default(), b"").is_empty());
+    let buffer = |s: &Server| {
+        let mut children =
+            s.b.stack.tcp.slots.places().filter_map(|slot| slot.connection.as_deref());
+        children.next().map(|child| child.receive_buffer())
+    };
+    for index in 1..=20 {
+        s.send(1, ACK, (106 + 1000 * index, ack), &Options::default(), &[1; 900]);
+    }
+    assert_eq!(buffer(&s), Some(65_536));
+    let now = s.b.now;
+    s.b.stack.tcp_accept(s.listener, now).expect("a child");
+    s.send(1, ACK, (106 + 21_000, ack), &Options::default(), &[1; 900]);
+    assert!(buffer(&s) > Some(65_536));
+}
+
 /// As in Linux, an ICMP error about a SYN-ACK ends the request, and its ACK is then reset.
 #[test]
 fn an_icmp_error_ends_a_request() {

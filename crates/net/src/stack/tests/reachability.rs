@@ -241,6 +241,45 @@ fn a_router_that_becomes_a_host_is_left() {
     b.dropped(&[(DropReason::IcmpIgnored, 2)]);
 }
 
+/// RFC 4861 §6.3.4: a host takes the times of the link from a router on the link. Hostile values
+/// count as the bound, and routers follow no other router.
+#[test]
+fn times_of_the_link_come_from_routers() {
+    let router: IpAddr = "fe80::1".parse().expect("an address");
+    let usual = (15_000, 45_000, 1000);
+    for (from, transparent, (reachable, retransmit), (least, most, pause)) in [
+        (router, false, (0, 0), usual),
+        (router, false, (4000, 2500), (2000, 6000, 2500)),
+        (router, false, (1, 1), (500, 1500, 100)),
+        (router, false, (u32::MAX, u32::MAX), (1_800_000, 5_400_000, 10_000)),
+        (PEER6, false, (4000, 2500), usual),
+        (router, true, (4000, 2500), usual),
+    ] {
+        let [least, most, pause] = [least, most, pause].map(Duration::from_millis);
+        let mut b = Bench::with(config(transparent), Caps::plain(1500));
+        let mut message = [134, 0, 0, 0, 0, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0];
+        message[8..12].copy_from_slice(&u32::to_be_bytes(reachable));
+        message[12..].copy_from_slice(&u32::to_be_bytes(retransmit));
+        let mut frame = icmp(from, "ff02::1".parse().expect("an address"), 255, &message);
+        frame[..6].copy_from_slice(&[0x33, 0x33, 0, 0, 0, 1]);
+        b.input(&frame).quiet();
+        // An absent neighbour is solicited at that interval.
+        send(&mut b, OURS6, PEER6, b"1");
+        assert!(is_question(&b.one()));
+        assert!(b.wait(pause - Duration::from_micros(1)).is_empty());
+        assert!(is_question(&b.wait(Duration::from_micros(1))[0]));
+        b.input(&advertisement(PEER6, PEER_MAC, false)).one();
+        // A neighbour in use is probed only if its confirmation was over.
+        for (wait, is_over) in [(least - Duration::from_millis(1), false), (most, true)] {
+            b.wait(wait);
+            send(&mut b, OURS6, PEER6, b"2");
+            assert!(!is_question(&b.one()));
+            let probed = b.wait(DELAY_FIRST_PROBE_TIME).iter().any(is_question);
+            assert_eq!(probed, is_over, "{reachable}");
+        }
+    }
+}
+
 /// A probe for the address `target`, as another station sends it.
 fn probe(target: IpAddr) -> Vec<u8> {
     match target {

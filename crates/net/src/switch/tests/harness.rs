@@ -38,7 +38,7 @@ pub(super) struct Lists {
 }
 
 impl Egress for Lists {
-    fn transmit(&mut self, port: PortId, burst: &mut Burst) {
+    fn transmit(&mut self, port: PortId, burst: &mut Burst, _: &mut Context<'_>) {
         assert!(!burst.is_empty(), "called with an empty burst");
         let list = self.packets.entry(port.index()).or_default();
         let room = self.room.get(&port.index()).copied().unwrap_or(usize::MAX);

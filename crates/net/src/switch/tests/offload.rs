@@ -232,7 +232,7 @@ fn segment_by_device(port: usize, packets: Vec<Packet>, t: &mut Harness) -> Vec<
         let headers = Headers::read(packet.headers(), if is_tagged { 18 } else { 14 });
         let headers = headers.expect("whole headers");
         let (memory, ledger) = (&mut t.memory, &t.ledger);
-        let out = &mut |part| parts.push(part);
+        let out = &mut |part, _: &mut _| parts.push(part);
         gso::segment(packet, memory, ledger, &headers, Checksums::LeavePartial, out)
             .expect("proper");
     }

@@ -238,12 +238,14 @@ impl Controller for Bbr {
         if !self.is_bw_probe_sample || !self.is_inflight_too_high(lost.lost, lost.in_flight) {
             return;
         }
-        // HandleInflightTooHigh.
-        self.prev_probe_too_high = true;
-        self.is_bw_probe_sample = false;
-        if !lost.app_limited {
-            let target = self.target_inflight(window);
-            self.inflight_longterm = inflight_at_loss(lost).max(scale(target, BETA));
+        // HandleInflightTooHigh. A count that may be chance ends the probe and sets no bound.
+        if self.exceeds_chance(lost.lost, lost.in_flight) {
+            self.prev_probe_too_high = true;
+            self.is_bw_probe_sample = false;
+            if !lost.app_limited {
+                let target = self.target_inflight(window);
+                self.inflight_longterm = inflight_at_loss(lost).max(scale(target, BETA));
+            }
         }
         if self.state == State::ProbeBwUp {
             self.undo_state = Some(State::ProbeBwUp);
@@ -389,10 +391,13 @@ impl Bbr {
         // CheckStartupHighLoss (§5.3.1.3). A round of losses begins with the first of them, and
         // recovery too.
         let ranges = if self.has_selective_acks { STARTUP_FULL_LOSS_COUNT } else { 1 };
+        // If the peer's window stopped the sender, less was in flight at last than in the round.
+        let most = rs.sample.in_flight.max(self.inflight_latest);
         let too_many = window.state() == CaState::Recovery
             && self.loss_round_start
             && self.lost_ranges >= ranges
-            && self.is_inflight_too_high(rs.sample.lost, rs.sample.in_flight);
+            && self.is_inflight_too_high(rs.sample.lost, rs.sample.in_flight)
+            && self.exceeds_chance(rs.sample.lost, most);
         if too_many && !self.full_bw_reached {
             self.undo_state = Some(State::Startup);
             self.full_bw_reached = true;
@@ -577,6 +582,8 @@ const BETA: u32 = 70;
 const HEADROOM: u32 = 15;
 /// BBR.MinPipeCwnd: least window, in segments.
 const MIN_PIPE_CWND: u32 = 4;
+/// Bursts that fit into the long-term bound of the inflight.
+const BURSTS_IN_FLIGHT: u32 = 8;
 /// BBRStartupFullLossCnt: lost ranges in a round trip that end Startup.
 const STARTUP_FULL_LOSS_COUNT: u32 = 6;
 /// Most round trips between probes for bandwidth.

@@ -1,4 +1,4 @@
-//! CUBIC (RFC 9438) in fixed-point arithmetic, with HyStart, as on Linux.
+//! CUBIC (RFC 9438) in fixed-point arithmetic, with HyStart (`cubic/cubic-bulk-166k.pkt`).
 //!
 //! Between two reductions the window follows `W(t) = C (t - K)^3 + W_max`: fast towards the window
 //! of the last loss, slowly around it, fast again beyond. Time `t` is in units of 1/1024 s, the
@@ -203,9 +203,9 @@ const FASTEST: u32 = 2;
 /// Largest distance from the origin, 128 s: the largest product below 2^63.
 const OFFSET_MAX: u64 = 1 << 17;
 const _: () = assert!(C_1024 * OFFSET_MAX * OFFSET_MAX < (1 << 63) / OFFSET_MAX);
-/// Microseconds of a tick. As on Linux with the usual 250 ticks per second, the curve is evaluated
-/// at most once in a tick. With a shorter round trip the window grows at the last cost of a
-/// segment, which is less than the curve asks for.
+/// Microseconds of a tick, 1/250 s: the curve is evaluated at most once in a tick. With a shorter
+/// round trip the window grows at the last cost of a segment, which is less than the curve asks
+/// for.
 const TICK_US: u64 = 4000;
 /// With an unchanged window the curve is evaluated again after more ticks than this (1/32 s).
 const UPDATE_TICKS: u64 = 7;

@@ -224,6 +224,11 @@ impl Window {
         self.prior_cwnd
     }
 
+    /// True if congestion has reduced the window.
+    pub fn was_reduced(&self) -> bool {
+        self.prior_cwnd > 0
+    }
+
     /// Window that a connection on this path starts with, and restarts with after an idle period.
     pub fn initial(&self) -> u32 {
         self.initial

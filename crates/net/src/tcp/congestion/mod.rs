@@ -115,8 +115,8 @@ impl Congestion {
         Self { window, controller: AnyController::new(kind, &Start { next, now }) }
     }
 
-    /// Switches to another controller at the same window. As on Linux, setting the current one does
-    /// nothing.
+    /// Switches to another controller at the same window. Setting the current one does nothing, so
+    /// that a program may set its choice again and keep what was learned.
     pub fn set_kind(&mut self, kind: Kind, next: Seq, now: Instant) {
         if self.kind() != kind {
             self.controller = AnyController::new(kind, &Start { next, now });

@@ -2,7 +2,7 @@
 //! 8985), and zero-window probes (RFC 9293 §3.8.6.1).
 
 use super::{Purpose, Sender, Turn};
-use crate::tcp::rtt::{RTO_MAX, RTO_MIN};
+use crate::tcp::rtt::RTO_MIN;
 use crate::time::{Duration, Instant};
 
 /// Retries of a connection without an owner, while its timeout is below the maximum
@@ -70,7 +70,10 @@ impl Sender {
             return fired;
         }
         // R1 of RFC 9293 §3.8.3: the path is in doubt.
-        if !shut && timeouts > 0 && since >= time_of_retries(turn.settings.retries1) {
+        if !shut
+            && timeouts > 0
+            && since >= time_of_retries(turn.settings.retries1, self.rtt.most())
+        {
             self.suspect_black_hole(turn);
         }
         let (recovery, mut cx) = self.recovery(turn);
@@ -89,13 +92,14 @@ impl Sender {
         if let Some(limit) = turn.settings.user_timeout {
             return limit;
         }
-        time_of_retries(if turn.owned {
+        let retries = if turn.owned {
             turn.settings.retries2
-        } else if self.rtt.rto() < RTO_MAX {
+        } else if self.rtt.rto() < self.rtt.most() {
             ORPHAN_RETRIES
         } else {
             0
-        })
+        };
+        time_of_retries(retries, self.rtt.most())
     }
 
     /// Restarts the retransmission timer, or stops it if nothing is outstanding (RFC 6298 §5.1 to
@@ -207,7 +211,7 @@ impl Sender {
         let mut limit = turn.settings.retries2;
         let mut over = turn.settings.user_timeout.is_some_and(|limit| since >= limit);
         if !turn.owned {
-            let alive = self.probe_interval(turn) < RTO_MAX;
+            let alive = self.probe_interval(turn) < self.rtt.most();
             limit = if alive { ORPHAN_RETRIES } else { 0 };
             over |= !alive;
         }
@@ -245,11 +249,12 @@ fn within_user_timeout(wait: Duration, since: Option<Instant>, turn: Turn<'_>) -
     }
 }
 
-/// Time in which a timer that starts at the least timeout and doubles fires `retries` + 1 times.
-fn time_of_retries(retries: u8) -> Duration {
+/// Time in which a timer that starts at the least timeout, and doubles up to `most`, fires
+/// `retries` + 1 times.
+fn time_of_retries(retries: u8, most: Duration) -> Duration {
     let (mut sum, mut step) = (RTO_MIN, RTO_MIN);
     for _ in 0..retries {
-        step = (step * 2).min(RTO_MAX);
+        step = (step * 2).min(most);
         sum += step;
     }
     sum

@@ -168,7 +168,7 @@ impl Sender {
             urgent: None,
             recovery: Recovery::new(iss, settings.reordering),
             congestion: Congestion::new(kind, settings.initial_window, iss, now),
-            rtt: RttEstimator::new(settings.rto_min),
+            rtt: RttEstimator::new(settings.rto_min, settings.rto_max),
             pacing: Pacing::new(settings),
             paced_until: None,
             timer: Timer::default(),

@@ -22,6 +22,9 @@ use crate::wire::tcp::Flags;
 const DEFER_AFTER: Duration = Duration::from_millis(1);
 /// Longest burst after a late timer; as much as a send quantum of draft-ietf-ccwg-bbr §5.6.3.
 const BURST: Duration = Duration::from_millis(1);
+/// Least divisor of the window once congestion has reduced it: a third of the window at once would
+/// overflow a queue that is small beside the window.
+const REDUCED_DIVISOR: u32 = 8;
 /// Without a divisor of the window: packets of more segments than this are not deferred.
 const DEFER_SEGMENTS: u32 = 3;
 
@@ -221,6 +224,8 @@ impl Sender {
         let enough = match turn.settings.tso_win_divisor {
             0 => DEFER_SEGMENTS * mss + 1,
             divisor => {
+                let reduced = self.congestion.window().was_reduced();
+                let divisor = if reduced { divisor.max(REDUCED_DIVISOR) } else { divisor };
                 let window = self.congestion.cwnd().saturating_mul(mss);
                 self.window.size().min(window) / divisor
             }

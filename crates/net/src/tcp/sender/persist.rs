@@ -1,6 +1,6 @@
 //! Probes of a zero window (RFC 9293 §3.8.6.1): their interval, and how many were not answered.
 
-use crate::tcp::rtt::{RTO_MAX, RTO_MIN, RttEstimator};
+use crate::tcp::rtt::{RTO_MIN, RttEstimator};
 use crate::time::{Duration, Instant};
 
 /// State of the probes.
@@ -18,7 +18,7 @@ impl Persist {
     /// Time to the next probe.
     pub(super) fn interval(&self, rtt: &RttEstimator) -> Duration {
         let factor = 1u32 << self.backoff.min(10);
-        rtt.rto().max(RTO_MIN).saturating_mul(factor).min(RTO_MAX)
+        rtt.rto().max(RTO_MIN).saturating_mul(factor).min(rtt.most())
     }
 
     /// Begins probing at `now` if it has not begun. Returns when it began.
@@ -80,6 +80,7 @@ impl Persist {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tcp::rtt::RTO_MAX;
 
     /// RFC 9293 §3.8.6.1: the interval doubles; here up to `RTO_MAX`, and anew after a round trip.
     #[test]

@@ -48,8 +48,8 @@ impl SendWindow {
         newer
     }
 
-    /// Takes windows of segments from `seq` on as new. The peer continues from there, as data behind
-    /// it was refused.
+    /// Takes windows of segments from `seq` on as new. The peer continues from there, as data
+    /// behind it was refused.
     pub(super) fn rewind(&mut self, seq: Seq) {
         self.wl1 = self.wl1.min(seq);
     }

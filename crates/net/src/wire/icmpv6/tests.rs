@@ -123,9 +123,14 @@ fn any_message() -> impl Strategy<Value = Message> {
         any::<(u16, u16)>().prop_map(|(ident, sequence)| Message::EchoRequest { ident, sequence }),
         any::<(u16, u16)>().prop_map(|(ident, sequence)| Message::EchoReply { ident, sequence }),
         any_mac().prop_map(|source_link_layer| Message::RouterSolicitation { source_link_layer }),
-        (any::<u16>(), any_mac()).prop_map(|(router_lifetime_s, source_link_layer)| {
-            let advertisement = RouterAdvertisement { router_lifetime_s, source_link_layer };
-            Message::RouterAdvertisement(advertisement)
+        (any::<(u16, u32, u32)>(), any_mac()).prop_map(|(times, source_link_layer)| {
+            let (router_lifetime_s, reachable_time_ms, retrans_timer_ms) = times;
+            Message::RouterAdvertisement(RouterAdvertisement {
+                router_lifetime_s,
+                reachable_time_ms,
+                retrans_timer_ms,
+                source_link_layer,
+            })
         }),
         (any_target(), any_mac()).prop_map(|(target, source_link_layer)| {
             Message::NeighborSolicitation { target, source_link_layer }

@@ -10,7 +10,7 @@ use super::super::chain::Cursor;
 use crate::vhost_user::memory::GuestMemory;
 use towpath_packet::packet::HEADER_BYTES;
 use towpath_packet::segmentation::Part;
-use towpath_packet::{Burst, Packet, Piece, Pins, VirtioHeader};
+use towpath_packet::{Burst, Memory, Packet, Piece, Pins, VirtioHeader};
 
 /// A packet, or one part of a super-packet.
 #[derive(Clone, Copy)]
@@ -92,7 +92,7 @@ impl<'a, I: Iterator<Item = &'a Packet>> Iterator for Frames<'a, I> {
 }
 
 /// Drops the first frames of a burst: whole packets, and perhaps some parts of the next one.
-pub(super) fn drop_frames(burst: &mut Burst, frames: usize) {
+pub(super) fn drop_frames(burst: &mut Burst, frames: usize, memory: &mut Memory) {
     let (mut whole, mut left) = (0, frames);
     for packet in burst.iter() {
         let count = packet.frames();
@@ -101,7 +101,7 @@ pub(super) fn drop_frames(burst: &mut Burst, frames: usize) {
         }
         (whole, left) = (whole + 1, left - count);
     }
-    burst.drop_front(whole);
+    burst.drop_front_to(whole, memory);
     if left > 0 {
         let first = burst.iter_mut().next().expect("remaining frames are of a packet");
         first.drop_parts(left);

@@ -1,7 +1,7 @@
 //! A guest that writes into rings and packets while the device reads them.
 
 use super::super::receive::ReceiveQueue;
-use super::super::transmit::TransmitQueue;
+use super::super::transmit::{INLINE_BYTES_MAX, TransmitQueue};
 use super::super::{Segment, feature};
 use super::{BASE, BUFFERS, Random, layouts, queue, ram};
 use crate::vhost_user::driver::GuestRam;
@@ -70,6 +70,9 @@ fn transmit_once(ram: &GuestRam, driver: &crate::vhost_user::driver::DriverQueue
     let Ok(mut device) = TransmitQueue::start(driver.config(), &ram.map().unwrap(), None) else {
         return;
     };
+    if round % 2 == 1 {
+        device.set_inline();
+    }
     let config = MemoryConfig { packets: 64, small_frames: 16, large_frames: 16 };
     let (mut memory, ledger) = (Memory::new(config), Ledger::new());
     let mut now = Instant::START + Duration::from_secs(7);
@@ -106,12 +109,18 @@ fn receive_once(ram: &GuestRam, driver: &crate::vhost_user::driver::DriverQueue)
     let config = MemoryConfig { packets: 64, small_frames: 16, large_frames: 16 };
     let (mut memory, ledger) = (Memory::new(config), Ledger::new());
     for bytes in [60, 1514, 16_000, 100, 64, 9000] {
-        let mut packet = memory.packet().expect("few packets");
-        let frame = memory.large.take().expect("few frames");
-        packet.push_piece(frame.freeze(bytes)).expect("room");
         let mut burst = Burst::new();
-        burst.push(packet).expect("one packet");
-        if device.deliver(&mut burst, &ledger).is_err() {
+        if bytes <= INLINE_BYTES_MAX {
+            assert_eq!(burst.grow(&mut memory.packets, 20), 20);
+            burst.iter_mut().for_each(|packet| packet.fill_inline(bytes, |frame| frame.fill(1)));
+        } else {
+            let mut packet = memory.packet().expect("few packets");
+            let frame = memory.large.take().expect("few frames");
+            packet.push_piece(frame.freeze(bytes)).expect("room");
+            burst.push(packet).expect("one packet");
+        }
+        let cx = &mut Context { memory: &mut memory, ledger: &ledger, now: Instant::START };
+        if device.deliver(&mut burst, cx).is_err() {
             break;
         }
         device.enable_kicks();

@@ -5,9 +5,10 @@ use super::super::{Broken, Segment, feature};
 use super::{BUFFERS, Random, layouts, pattern, queue, ram};
 use crate::vhost_user::driver::{DriverQueue, GuestRam};
 use std::num::NonZeroU16;
+use towpath_packet::time::Instant;
 use towpath_packet::{
-    Burst, Checksum, Gso, GsoKind, Ledger, Memory, MemoryConfig, Offload, Packet, Site, Tunnel,
-    VirtioHeader,
+    Burst, Checksum, Context, Gso, GsoKind, Ledger, Memory, MemoryConfig, Offload, Packet, Site,
+    Tunnel, VirtioHeader,
 };
 
 struct Bench {
@@ -64,8 +65,13 @@ impl Bench {
         for packet in packets {
             burst.push(packet).expect("few packets");
         }
-        self.device.deliver(&mut burst, &self.ledger)?;
+        self.deliver(&mut burst)?;
         Ok(burst)
+    }
+
+    fn deliver(&mut self, burst: &mut Burst) -> Result<(), Broken> {
+        let Self { device, memory, ledger, .. } = self;
+        device.deliver(burst, &mut Context { memory, ledger, now: Instant::START })
     }
 
     /// The next packet that the driver receives: header, frame, buffers.
@@ -174,7 +180,7 @@ fn packets_wait_for_buffers_and_no_longer() {
         assert!(!bench.device.enable_kicks());
         assert!(bench.offer(3, 1000));
         assert!(bench.device.enable_kicks(), "there are buffers again");
-        bench.device.deliver(&mut left, &bench.ledger).expect("the ring is good");
+        bench.deliver(&mut left).expect("the ring is good");
         assert_eq!(left.len(), 1);
         let sizes: Vec<_> = std::iter::from_fn(|| bench.received()).map(|r| r.1.len()).collect();
         assert_eq!(sizes, [2900, 100]);
@@ -217,7 +223,7 @@ fn buffers_that_are_too_few_do_not_wake() {
         assert!(bench.driver.add(&[], &half, 2));
         assert!(bench.driver.publish(), "the device asked for it");
         assert!(bench.device.enable_kicks());
-        bench.device.deliver(&mut left, &bench.ledger).expect("the ring is good");
+        bench.deliver(&mut left).expect("the ring is good");
         assert_eq!(bench.received().expect("a packet").2, [0, 1, 2]);
     }
 }
@@ -337,12 +343,12 @@ fn what_came_before_a_broken_chain_arrives() {
         for number in 0..4 {
             burst.push(bench.packet(number, 200)).expect("room");
         }
-        let result = bench.device.deliver(&mut burst, &bench.ledger);
+        let result = bench.deliver(&mut burst);
         assert_eq!((result, burst.len()), (Err(Broken::Direction), 2));
         assert_eq!(bench.device.counters().packets, 2);
         let tokens: Vec<_> = std::iter::from_fn(|| bench.received()).map(|r| r.2[0]).collect();
         assert_eq!(tokens, [0, 1]);
-        assert_eq!(bench.device.deliver(&mut burst, &bench.ledger), Err(Broken::Direction));
+        assert_eq!(bench.deliver(&mut burst), Err(Broken::Direction));
         assert_eq!(burst.len(), 2);
     }
 }

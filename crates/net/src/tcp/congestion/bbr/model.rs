@@ -1,7 +1,10 @@
 //! The model of the path (§5.5), and the window, the pacing rate and the size of bursts that follow
 //! from it (§5.6).
 
-use super::{BETA, Bbr, EXTRA_ACKED_FILTER_LEN, MIN_PIPE_CWND, PROBE_RTT_CWND_GAIN, Rs, State};
+use super::{
+    BETA, BURSTS_IN_FLIGHT, Bbr, EXTRA_ACKED_FILTER_LEN, MIN_PIPE_CWND, PROBE_RTT_CWND_GAIN, Rs,
+    State,
+};
 use crate::tcp::congestion::{CaState, Lost, Window};
 use crate::time::Duration;
 
@@ -64,6 +67,15 @@ impl Bbr {
     /// IsInflightTooHigh (§5.5.10.2); BBR.LossThresh is 2%.
     pub(super) fn is_inflight_too_high(&self, lost: u32, tx_in_flight: u32) -> bool {
         u64::from(lost) * 50 > u64::from(tx_in_flight) || (lost > 0 && !self.has_selective_acks)
+    }
+
+    /// True if `lost` of `flight` segments exceed BBR.LossThresh by more than two standard
+    /// deviations of such a count. A path that loses 1% at random exceeds 2% in many round trips,
+    /// as a round trip has few losses; the draft wants to tolerate that (§5.3.3.8.3).
+    pub(super) fn exceeds_chance(&self, lost: u32, flight: u32) -> bool {
+        // In fiftieths of a segment: `flight` are expected, and their variance is 50 * `flight`.
+        let (lost, flight) = (u64::from(lost) * 50, u64::from(flight));
+        lost.saturating_sub(flight).saturating_pow(2) > 4 * 50 * flight || !self.has_selective_acks
     }
 
     /// NoteLoss, and SaveStateUponLoss (§5.5.10.2, §5.5.11.1).
@@ -134,18 +146,23 @@ impl Bbr {
 
 /// Control parameters.
 impl Bbr {
-    /// SetPacingRateWithGain (§5.6.2), with a margin of 1%.
+    /// SetPacingRateWithGain (§5.6.2). The margin of 1% is below the long-term bandwidth: what was
+    /// delivered in a round trip with loss was sent with the margin already, and would shrink by it
+    /// in each round trip.
     pub(super) fn set_pacing_rate_with_gain(&mut self, gain: u64) {
-        let rate = self.bw.saturating_mul(gain) / 100 * 99 / 100;
+        let bw = (self.max_bw() / 100 * 99).min(self.bw_shortterm);
+        let rate = bw.saturating_mul(gain) / 100;
         if rate > 0 && (self.full_bw_reached || rate > self.pacing_rate) {
             self.pacing_rate = rate;
         }
     }
 
-    /// SetSendQuantum (§5.6.3).
+    /// SetSendQuantum (§5.6.3). Where probes lose data, a burst must fit into a queue that is small
+    /// beside the inflight.
     pub(super) fn set_send_quantum(&mut self) {
         let millisecond = (self.pacing_rate / 1000).min(64 << 10) as u32;
-        self.send_quantum = millisecond.max(2 * self.mss);
+        let part = (self.inflight_longterm / BURSTS_IN_FLIGHT).saturating_mul(self.mss);
+        self.send_quantum = millisecond.min(part).max(2 * self.mss);
     }
 
     /// Whole segments that hold `bytes`.

@@ -58,6 +58,10 @@ impl Bbr {
         if self.full_bw_reached {
             self.start_probe_bw_down(now);
             self.state = State::ProbeBwCruise;
+            // The next round trip delivers the flight of ProbeRTT. If it has a loss, that flight
+            // must not pass for what the path delivers.
+            self.bw_latest = self.max_bw();
+            self.inflight_latest = self.prior_cwnd;
         }
     }
 }

@@ -285,15 +285,15 @@ fn a_probe_that_goes_too_far_sets_the_long_term_bound() {
     let mut path = Path::probing();
     path.lose(0, 2, 120, 2);
     assert_eq!((path.bbr.state, path.bbr.inflight_longterm), (State::ProbeBwUp, u32::MAX));
-    path.lose(9000, 2, 130, 4);
+    path.lose(9000, 6, 132, 8);
     assert_eq!(path.bbr.state, State::ProbeBwDown);
-    // (0.02 * 128 - 2) / 0.98 = 0.57 segments of the two.
-    assert_eq!(path.bbr.inflight_longterm, 128);
+    // (0.02 * 126 - 2) / 0.98 = 0.53 segments of the six.
+    assert_eq!(path.bbr.inflight_longterm, 126);
     assert!(path.bbr.prev_probe_too_high);
     path.lose(20_000, 9, 50, 20);
-    assert_eq!(path.bbr.inflight_longterm, 128, "one reaction per probe");
+    assert_eq!(path.bbr.inflight_longterm, 126, "one reaction per probe");
     path.until(State::ProbeBwCruise, 100, 9);
-    assert!(path.window.cwnd() <= 128 - 19, "headroom: {}", path.window.cwnd());
+    assert!(path.window.cwnd() <= 126 - 18, "headroom: {}", path.window.cwnd());
     // "Precautionary Bandwidth Probing": the next probe ends where this one went too far, and
     // without loss another follows at once.
     path.bbr.probe_rtt_min_stamp = path.now;
@@ -304,6 +304,69 @@ fn a_probe_that_goes_too_far_sets_the_long_term_bound() {
     assert_eq!(path.bbr.state, State::ProbeBwRefill);
     path.round(FULL, 110).round(FULL, 120);
     assert_eq!(path.bbr.state, State::ProbeBwUp);
+}
+
+/// §5.3.3.8.3: "tolerating 1% loss per round trip", in which more than 2% may be lost by chance.
+/// That ends a probe and bounds nothing.
+#[test]
+fn a_few_losses_end_a_probe_without_a_bound() {
+    let mut path = Path::probing();
+    path.lose(0, 1, 160, 4);
+    assert_eq!((path.bbr.state, path.bbr.inflight_longterm), (State::ProbeBwDown, u32::MAX));
+    // Two standard deviations above 3.2 segments are 6.8.
+    for (lost, exceeds) in [(6, false), (7, true)] {
+        assert_eq!(path.bbr.exceeds_chance(lost, 160), exceeds, "{lost}");
+    }
+}
+
+/// §5.3.1.3: it is the loss of a round that ends Startup, also if its last segments were sent when
+/// little was in flight.
+#[test]
+fn startup_survives_a_few_losses_in_a_large_round() {
+    let mut path = Path::new();
+    path.round(10, 20).round(20, 40).round(40, 80);
+    for range in 0..6 {
+        path.lose(range * 2000, 1, 80, range + 1);
+    }
+    path.enter(CaState::Recovery);
+    path.round_with(180, 100, |sample| (sample.in_flight, sample.lost) = (60, 6));
+    assert_eq!((path.bbr.state, path.bbr.inflight_longterm), (State::Startup, u32::MAX));
+}
+
+/// §5.3.3.8.3: with X% of loss the rate shrinks by X% in a round trip, and not by the margin of
+/// §5.6.2 in addition.
+#[test]
+fn cruise_slows_down_by_the_loss_alone() {
+    let mut path = Path::cruising();
+    for _ in 0..5 {
+        path.lose(0, 1, FULL, 1);
+        path.round(FULL - 1, 90);
+    }
+    assert_eq!(path.bbr.bw, 990_000);
+    assert_eq!(path.bbr.pacing_rate, 990_000);
+}
+
+/// §5.6.3: "the smallest feasible quanta", where the inflight has a bound.
+#[test]
+fn bursts_are_small_beside_a_bounded_inflight() {
+    let mut bbr = Path::cruising().bbr;
+    for (inflight, burst) in [(u32::MAX, 50_000), (160, 20_000), (9, 2000)] {
+        (bbr.pacing_rate, bbr.inflight_longterm) = (50_000_000, inflight);
+        bbr.set_send_quantum();
+        assert_eq!(bbr.send_quantum, burst);
+    }
+}
+
+/// §5.3.4.4: congestion around ProbeRTT does not pull the model down to the flight of ProbeRTT.
+#[test]
+fn a_loss_just_after_probe_rtt_changes_nothing() {
+    let mut path = Path::cruising();
+    path.until(State::ProbeRtt, FULL - 10, 60);
+    path.until(State::ProbeBwCruise, FULL / 2, 9);
+    path.lose(0, 1, FULL, 1);
+    path.round_with(FULL / 2, 90, |sample| sample.app_limited = true);
+    assert_eq!(path.bbr.bw, 1_000_000);
+    assert!(path.bbr.inflight_shortterm >= 2 * FULL, "{}", path.bbr.inflight_shortterm);
 }
 
 /// "Entering and Exiting PROBE_RTT": after 5 s without a shorter round trip the window is half of

@@ -3,7 +3,8 @@
 use super::script::{Script, plain};
 use crate::tcp::Settings;
 use crate::tcp::congestion::CaState;
-use crate::tcp::ecn::EcnUse;
+use crate::tcp::ecn::{EcnUse, UnknownEcnUse};
+use alloc::string::ToString;
 extern crate std;
 
 fn marked() -> Script {
@@ -61,7 +62,12 @@ fn an_echo_without_agreement_is_ignored() {
 /// RFC 9768 is not supported: settings that select it are rejected.
 #[test]
 fn accurate_ecn_is_no_setting() {
-    let uses = [EcnUse::Off, EcnUse::Request, EcnUse::Accept].map(Some);
+    let uses = [EcnUse::Off, EcnUse::Request, EcnUse::Accept].map(Ok);
     assert_eq!([0, 1, 2].map(EcnUse::from_setting), uses);
-    assert_eq!([3, 4, 255].map(EcnUse::from_setting), [None; 3]);
+    for value in [-1, 3, 4, 5, 256] {
+        assert_eq!(EcnUse::from_setting(value), Err(UnknownEcnUse(value)));
+    }
+    let text = UnknownEcnUse(3).to_string();
+    assert!(text.starts_with("tcp_ecn is 3, but must be 0 (off), 1 "), "{text}");
+    assert!(text.ends_with("Accurate ECN (RFC 9768) is not implemented"), "{text}");
 }

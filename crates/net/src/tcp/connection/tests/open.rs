@@ -114,6 +114,27 @@ fn a_syn_ack_is_sent_again() {
     t.wait(2000).quiet().ended(Some(ConnectionError::TimedOut));
 }
 
+/// `tcp_rto_max_ms` bounds the timeouts of SYN-ACKs and SYNs.
+#[test]
+fn the_greatest_timeout_is_a_setting() {
+    let settings = Settings {
+        synack_retries: 3,
+        syn_retries: 4,
+        syn_linear_timeouts: 0,
+        rto_max: Duration::from_secs(2),
+        ..plain()
+    };
+    let mut t = Script::incoming(settings, "S 0 mss 1000");
+    t.expect("S. 0 ack 1").wait(1000).expect("S. 0 ack 1");
+    for _ in 0..2 {
+        t.wait(1999).quiet().wait(1).expect("S. 0 ack 1");
+    }
+    t.wait(2000).quiet().ended(Some(ConnectionError::TimedOut));
+    let mut t = Script::connect(settings);
+    t.expect_first_syn("S 0").wait(1000).expect("S 0");
+    t.wait(1999).quiet().wait(1).expect("S 0").wait(1999).quiet().wait(1).expect("S 0");
+}
+
 /// Karn: no RTT sample from a SYN that was sent twice (RFC 6298 §3); the timeout is then three
 /// seconds (RFC 6298 §5.7).
 #[test]

@@ -1,5 +1,5 @@
-//! The switch's view of a network: it queues packets for ports, and looks up the owner of an
-//! address.
+//! The switch's view of a network: the devices of the ports, the gateway's queue, and the owners of
+//! addresses.
 
 use std::net::IpAddr;
 
@@ -14,20 +14,17 @@ use super::gateway_port::GatewayPort;
 use super::port::Port;
 use crate::services::Services;
 
-/// The rings between the switch and its ports, and the owners of addresses.
-pub(super) struct Rings<'a> {
+/// Where packets leave the switch, and the owners of addresses.
+pub(super) struct Outputs<'a> {
     pub(super) ports: &'a mut [Option<Port>],
     pub(super) gateway: &'a mut Option<GatewayPort>,
     pub(super) services: &'a Option<Services>,
     pub(super) config: &'a NetworkConfig,
     pub(super) now: Instant,
-    /// Memory is short: no port may add to a queue of [`QUEUE_LEN_SHORT`] packets.
+    /// Memory is short: no port with `QUEUE_LEN_SHORT` waiting packets may get more of them.
     pub(super) is_short: bool,
 }
 
-/// Packets that may wait for a port while memory is short. With as many ports as a switch has, they
-/// are half of all packets.
-pub(super) const QUEUE_LEN_SHORT: usize = 16;
 /// Free share of frames, in 1/256, below which memory is short. Packets that wait for ports leave
 /// this share to others.
 const SHORT_SHARE: u32 = 160;
@@ -37,31 +34,30 @@ pub(super) fn is_short(memory: &mut Memory) -> bool {
     memory.packets.free_count() < memory.packets.capacity() / 2 || !memory.has_free(SHORT_SHARE)
 }
 
-impl Rings<'_> {
-    /// Forwards a burst that port `from` received.
+impl Outputs<'_> {
+    /// Forwards a burst that port `from` received. Returns its bytes.
     pub(super) fn forward(
         &mut self,
         switch: &mut Switch,
         from: PortId,
         burst: &mut Burst,
         cx: &mut Context<'_>,
-    ) {
-        switch.forward(from, burst, cx, self);
+    ) -> u64 {
+        switch.forward(from, burst, cx, self)
     }
 }
 
-impl Egress for Rings<'_> {
-    fn transmit(&mut self, id: PortId, burst: &mut Burst) {
-        // The switch drops and counts the packets left in the burst. No consumer is ever gone: the
-        // network has both ends.
-        let _ = match self.gateway {
-            Some(gateway) if gateway.id == id => gateway.to_gateway.enqueue(burst),
-            _ => match self.ports.get_mut(id.index()).and_then(Option::as_mut) {
-                Some(port) if self.is_short && port.waiting() >= QUEUE_LEN_SHORT => Ok(0),
-                Some(port) => port.producer.enqueue(burst),
-                None => Ok(0),
-            },
-        };
+impl Egress for Outputs<'_> {
+    fn transmit(&mut self, id: PortId, burst: &mut Burst, cx: &mut Context<'_>) {
+        // The switch drops and counts the packets left in the burst.
+        match self.gateway {
+            Some(gateway) if gateway.id == id => gateway.queue.append(burst, usize::MAX),
+            _ => {
+                if let Some(port) = self.ports.get_mut(id.index()).and_then(Option::as_mut) {
+                    port.transmit(burst, self.is_short, cx);
+                }
+            }
+        }
     }
 
     /// Returns the owner of an address: the gateway owns its own addresses, and a guest its leased

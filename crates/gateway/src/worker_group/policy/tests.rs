@@ -1,0 +1,146 @@
+//! The policy with made-up samples.
+
+use super::*;
+
+/// A policy with one more worker, in a world where each busy bucket has 100 packets in a window.
+struct World {
+    policy: Policy,
+    owners: Owners,
+    packets: [u32; BUCKETS],
+    pinned: Buckets,
+    now: Instant,
+}
+
+impl World {
+    fn new(others: usize, busy_buckets: &[Bucket]) -> Self {
+        let mut packets = [0; BUCKETS];
+        busy_buckets.iter().for_each(|bucket| packets[usize::from(*bucket)] = 100);
+        let (policy, owners) = (Policy::new(others), Owners::new());
+        Self { policy, owners, packets, pinned: Buckets::default(), now: Instant::START }
+    }
+
+    /// Lets a window pass with these busy times, and makes the move.
+    fn window(&mut self, busy: &[u32], bytes: u64) -> Option<Move> {
+        self.now += WINDOW;
+        let decision = self.policy.decide(&Sample {
+            now: self.now,
+            elapsed: WINDOW,
+            busy,
+            bytes,
+            packets: &self.packets,
+            pinned: &self.pinned,
+            owners: &self.owners,
+        });
+        if let Some(Move { buckets, from, to }) = &decision {
+            assert!((*from == 0) != (*to == 0), "by way of the first worker");
+            assert!(buckets.iter().all(|bucket| usize::from(self.owners.of(bucket)) == *from));
+            self.owners.set(buckets, *to as u8);
+        }
+        decision
+    }
+
+    /// Lets windows pass until there is a move; returns it and the number of windows.
+    fn until_move(&mut self, busy: &[u32], bytes: u64) -> (Move, u32) {
+        (1..10_000)
+            .find_map(|count| self.window(busy, bytes).map(|made| (made, count)))
+            .expect("a move")
+    }
+}
+
+const EIGHT: [Bucket; 8] = [3, 4, 60, 61, 120, 121, 254, 255];
+
+#[test]
+fn another_worker_joins_a_full_one_and_leaves_when_it_is_quiet() {
+    let mut world = World::new(1, &EIGHT);
+    for _ in 0..1000 {
+        assert_eq!(world.window(&[FULL - 1, 0], 1000), None);
+        assert!(!world.policy.counts(), "packets are not counted while there is time");
+    }
+    let (joins, windows) = world.until_move(&[FULL, 0], 1000);
+    assert_eq!((joins.to, windows, joins.buckets.iter().count()), (1, FULL_WINDOWS, 4));
+    // It pays.
+    for _ in 0..SETTLING_WINDOWS + TRIAL_WINDOWS + 10 {
+        assert_eq!(world.window(&[FULL, FULL], 1100), None);
+    }
+    // Short gaps do not end it.
+    for _ in 0..5 {
+        for _ in 1..QUIET_WINDOWS {
+            assert_eq!(world.window(&[200, 200], 300), None);
+        }
+        assert_eq!(world.window(&[FULL, SPARE + 1], 1000), None);
+    }
+    let (leaves, windows) = world.until_move(&[SPARE / 2, SPARE / 2], 300);
+    assert_eq!((leaves.from, leaves.to, windows), (1, 0, QUIET_WINDOWS));
+    assert_eq!(world.owners.all_of(1), Buckets::default());
+    assert!(!world.policy.counts());
+}
+
+/// Goal: a worker that adds nothing leaves, and the pauses between trials grow to their bound.
+#[test]
+fn a_worker_that_does_not_pay_leaves_for_longer_and_longer() {
+    let mut world = World::new(1, &EIGHT);
+    let mut pause = PAUSE_MIN;
+    for trial in 0..12 {
+        let begun = world.now;
+        let (joins, windows) = world.until_move(&[1000, 0], 1000);
+        assert_eq!(joins.to, 1);
+        if trial > 0 {
+            let waited = world.now.since(begun);
+            assert!(waited >= pause && waited <= pause + WINDOW * FULL_WINDOWS, "{windows}");
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+        let (leaves, windows) = world.until_move(&[1000, 1000], 1049);
+        assert_eq!((leaves.from, windows), (1, SETTLING_WINDOWS + TRIAL_WINDOWS));
+    }
+    assert_eq!(pause, PAUSE_MAX);
+}
+
+/// Goal: one flow, or one beside others that are small, stays where it is.
+#[test]
+fn a_single_busy_flow_never_moves() {
+    let mut world = World::new(1, &[7]);
+    world.packets[9] = 5;
+    for _ in 0..100 {
+        assert_eq!(world.window(&[1000, 0], 1000), None);
+    }
+    // Nor does a pinned one.
+    world.packets[100] = 100;
+    world.pinned.insert(7);
+    world.pinned.insert(100);
+    for _ in 0..100 {
+        assert_eq!(world.window(&[1000, 0], 1000), None);
+    }
+    world.pinned = Buckets::default();
+    assert!(world.window(&[1000, 0], 1000).is_some());
+}
+
+#[test]
+fn work_moves_from_a_full_worker_to_one_with_time() {
+    let mut world = World::new(1, &EIGHT);
+    world.until_move(&[1000, 0], 1000);
+    let made = world.window(&[1000, 400], 1100).expect("a move");
+    assert_eq!((made.from, made.to), (0, 1));
+    assert_eq!(made.buckets.iter().count(), 1, "three tenths of four buckets");
+    let made = world.window(&[300, 1000], 1100).expect("a move");
+    assert_eq!((made.from, made.to), (1, 0));
+    assert_eq!(world.window(&[1000, SPARE + 1], 1100), None, "about equal");
+}
+
+#[test]
+fn a_third_worker_joins_two_full_ones() {
+    let mut world = World::new(2, &EIGHT);
+    world.until_move(&[1000, 0, 0], 1000);
+    for _ in 0..SETTLING_WINDOWS + TRIAL_WINDOWS {
+        assert_eq!(world.window(&[1000, 1000, 0], 2000), None);
+    }
+    let (joins, _) = world.until_move(&[1000, 1000, 0], 2000);
+    assert_eq!((joins.from, joins.to), (0, 2));
+    for _ in 0..SETTLING_WINDOWS + TRIAL_WINDOWS {
+        assert_eq!(world.window(&[1000, 1000, 1000], 3000), None);
+    }
+    // Between two others, work passes the first.
+    let made = world.window(&[800, 1000, 100], 3000).expect("a move");
+    assert_eq!((made.from, made.to), (1, 0));
+    let (leaves, _) = world.until_move(&[400, 400, 100], 300);
+    assert_eq!(leaves.from, 2, "the last one first");
+}

@@ -38,8 +38,9 @@ const FRAGMENTED_EVERY: u32 = 5000;
 const FRAGMENTED_BYTES: usize = 4000;
 /// Echo requests, one after the other.
 const PINGS: &str = "200";
-/// The program's kernel counts here what came out of order, and selective acknowledgements of what
-/// came out of order at the gateway.
+/// Counters of the program's kernel. The first counts segments that arrived out of order. The
+/// others count selective acknowledgements, which the gateway sends when segments arrive there out
+/// of order.
 const REORDERING: [&str; 4] =
     ["TCPOFOQueue", "TCPSackShifted", "TCPSackMerged", "TCPSackShiftFallback"];
 /// The reason under which the gateway counts segments that it has already.

@@ -24,7 +24,8 @@ pub(super) struct Senders {
 }
 
 impl Senders {
-    /// Returns true if the station behind `port` may have sent a frame with these headers.
+    /// Returns true if the station behind `port` may have sent a frame with these headers. Notes an
+    /// address that the station uses without a lease.
     pub(super) fn allows(
         &mut self,
         headers: &[u8],

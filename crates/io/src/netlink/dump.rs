@@ -307,14 +307,7 @@ const IFA_F_TENTATIVE: u32 = 0x40;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-        let length = u16::try_from(4 + value.len()).unwrap();
-        let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
-        bytes.extend(value);
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
-        bytes
-    }
+    use crate::netlink::message::attribute;
 
     fn message(kind: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
         let length = u32::try_from(16 + body.len()).unwrap();

@@ -236,3 +236,13 @@ const RT_SCOPE_LINK: u8 = 253;
 pub(super) const RT_TABLE_MAIN: u8 = 254;
 const RTPROT_STATIC: u8 = 4;
 pub(super) const RTN_UNICAST: u8 = 1;
+
+/// Returns an attribute, padded.
+#[cfg(test)]
+pub(super) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(4 + value.len()).unwrap();
+    let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
+    bytes.extend(value);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}

@@ -107,7 +107,7 @@ const LONG: [Step; 11] = [
         worlds.add(long("hours", "", &seeds)?);
         Ok(worlds)
     }),
-    Step::new("packets", || long("world", "many_packets", &[("TOWPATH_PACKETS", "100000000")])),
+    Step::new("packets", packets),
     Step::new("scribble", || scribble::run(&["600"]).map(|()| Count::default())),
     Step::new("valgrind", || {
         let mut command = all_tests();
@@ -380,6 +380,13 @@ fn long(program: &str, filter: &str, environment: &[(&str, &str)]) -> Result<Cou
     let mut command = all_tests();
     command.args(["--test", program, "--", "--show-output", filter]);
     count(command.envs(environment.iter().copied()))
+}
+
+/// Runs worlds until they had 10^8 packets, with the optimised code and all of its assertions.
+fn packets() -> Result<Count, String> {
+    let mut command = cargo(["test", "--profile", "fuzz", "--package", "towpath-sim", "--locked"]);
+    command.args(["--test", "world", "--", "--show-output", "many_packets"]);
+    count(command.env("TOWPATH_PACKETS", "100000000"))
 }
 
 /// Returns the names of the programs in the folders `tests` of all packages.

@@ -64,7 +64,7 @@ impl Bench {
                 tcp: Settings::default(),
                 limits: Limits::default(),
             };
-            let mut stack = Stack::new(config, Caps::plain(1500));
+            let mut stack = Stack::new(config, Caps { checksum: true, ..Caps::plain(1500) });
             stack.set_neighbor(v4(1 - host), mac(1 - host));
             stack.set_neighbor(v6(1 - host), mac(1 - host));
             Sockets::new(stack)
@@ -113,7 +113,8 @@ impl Bench {
                 bytes.resize(start + piece.len(), 0);
                 ledger.copy(Site::Linearise, piece, &mut bytes[start..]);
             }
-            let mut offload = Offload::default();
+            let checksum = packet.offload().checksum;
+            let mut offload = Offload { checksum, ..Offload::default() };
             if let Some(damage) = damage {
                 *carried += 1;
                 damage(&mut bytes, *carried);

@@ -21,6 +21,7 @@ help:
 	@echo 'make demo     build, then move 1 GiB each way through towpath and check it (MIB=$(MIB))'
 	@echo 'make test     install what the tests need, then run all checks and tests'
 	@echo 'make test-long  tests that take hours: more sizes and seeds, floods, fuzzing'
+	@echo 'make papers   repeat what published documents measured, beside their figures: docs/papers.md; as root'
 	@echo 'make build    the command: $(target)/release/towpath'
 	@echo 'make library  the C library'
 	@echo 'make install  what was built, with manual pages, completions for shells, header and pkg-config file,'
@@ -46,6 +47,12 @@ test-long:
 	@bash scripts/setup test
 	@bash scripts/guest || echo 'make: tests with virtual machines are skipped' >&2
 	@cargo xtask long
+
+.PHONY: papers
+papers:
+	@bash scripts/setup test
+	@bash scripts/guest || echo 'make: machines in QEMU are left out' >&2
+	@cargo xtask papers
 
 .PHONY: build
 build: setup-build

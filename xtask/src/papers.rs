@@ -212,8 +212,8 @@ fn svg(bars: &[(&Row, f64)]) -> String {
         push(format!(
             "<text x=\"{name_end}\" y=\"{line}\" text-anchor=\"end\">{document}: {claim}</text>\n\
              <rect x=\"{LEFT}\" y=\"{top}\" width=\"{width:.1}\" height=\"15\" fill=\"#1769aa\"/>\n\
-             <text x=\"{end:.1}\" y=\"{line}\">{figure} <tspan fill=\"#666\">theirs {theirs}</tspan>\
-             </text>"
+             <text x=\"{end:.1}\" y=\"{line}\">{figure} \
+             <tspan fill=\"#666\">theirs {theirs}</tspan></text>"
         ));
     }
     let bottom = height - 10;

@@ -22,8 +22,8 @@ const FOUND: [(Faults, u64); 6] = [
     (Faults::None, 0xf80a_f387_c777_ddd0),
 ];
 
-/// Runs one world; returns the number of packets that its links were given: on a wire, super-packets
-/// count as their segments.
+/// Runs one world; returns the number of packets that its links were given: on a wire,
+/// super-packets count as their segments.
 fn run_one(faults: Faults, seed: u64) -> u64 {
     let packets = std::panic::catch_unwind(|| {
         let mut scenario = Scenario::draw(seed, faults);

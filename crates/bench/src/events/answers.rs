@@ -7,7 +7,6 @@
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::Duration;
@@ -15,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use rustix::time::ClockId;
 use towpath::host::{Completions, Config, Host, SendMode, TcpListener, TcpStream};
+use towpath_packet::sync::{AtomicBool, AtomicU64, Ordering};
 
 use super::Group;
 use super::serve::{CLIENT, PORT, SERVER};

@@ -464,8 +464,8 @@ fn splice_mixed(choice: Choice) {
     assert_eq!(reader.read_to_end(&mut Vec::new()).unwrap(), 0, "it is closed");
 }
 
-/// Goal: what one stream of a host receives is sent on by another one, and read by the kernel, where
-/// the sender lent it: no host copies a byte, but for short pieces of large memory.
+/// Goal: what one stream of a host receives is sent on by another one, and read by the kernel,
+/// where the sender lent it: no host copies a byte, but for short pieces of large memory.
 fn splice_pieces(choice: Choice) {
     const LEN: usize = 3 << 20;
     let (mut queue, hosts, bytes) = (queue(choice), hosts(), pattern(LEN));

@@ -309,8 +309,8 @@ fn the_oldest_loan_has_an_age() {
     drop(stalled);
 }
 
-/// Goal: for a device without checksum offload a send is copied once, in the call, which returns the
-/// memory at once: the checksum is that of bytes that nobody writes, and a retransmission is not
+/// Goal: for a device without checksum offload a send is copied once, in the call, which returns
+/// the memory at once: the checksum is that of the stack's own bytes, and a retransmission is not
 /// copied again. Gotcha 15.
 #[test]
 fn what_is_summed_here_is_our_own() {

@@ -1,10 +1,10 @@
 //! Moves bytes from one stream to another if at least one of them belongs to a towpath host, in the
 //! waits of the queue.
 //!
-//! What a stream of a host receives stays where it is: the pieces are sent on to another host, whose
-//! stream holds their memory until the peer has acknowledged them, or the kernel's socket reads
-//! them in place. What the kernel's socket receives is read into a buffer, and copied into the send
-//! queue of the host. The kernel's socket, if there is one, is watched edge-triggered.
+//! What a stream of a host receives stays where it is: the pieces are sent on to another host,
+//! whose stream holds their memory until the peer has acknowledged them, or the kernel's socket
+//! reads them in place. What the kernel's socket receives is read into a buffer, and copied into
+//! the send queue of the host. The kernel's socket, if there is one, is watched edge-triggered.
 
 use crate::events::registrations::socket::{End, Stream};
 use rustix::fd::{AsFd, OwnedFd};
@@ -138,8 +138,8 @@ impl Held {
         }
     }
 
-    /// Receives at most `wanted` bytes, while it is empty, and returns their number; 0 at the end of
-    /// the stream.
+    /// Receives at most `wanted` bytes, while it is empty, and returns their number; 0 at the end
+    /// of the stream.
     fn receive(
         &mut self,
         from: &Stream,

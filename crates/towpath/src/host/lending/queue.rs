@@ -5,9 +5,9 @@
 //! The program's thread appends under a lock of this queue alone, and the worker takes everything
 //! at once, so a send never waits for the stack. What the stack has no room for stays with the
 //! worker. Copied bytes, and those passed on, are charged to a budget of the queue until the stack
-//! accepts them, lent bytes to those of their [`Account`] until they come back: a program that sends faster than the
-//! network waits for one of these. Datagrams have no flow control, so they are charged to the
-//! budget of the queue in either case.
+//! accepts them, lent bytes to those of their [`Account`] until they come back: a program that
+//! sends faster than the network waits for one of these. Datagrams have no flow control, so they
+//! are charged to the budget of the queue in either case.
 //!
 //! A datagram that cannot be sent must fail with its call. So a datagram is queued only if it is
 //! sent in the same way as one that the stack accepted, and is not longer. The [`Door`] keeps this
@@ -47,8 +47,8 @@ pub(in crate::host) fn work_of(len: usize) -> usize {
 
 /// An entry of a send queue, in the order of the calls.
 pub(in crate::host) enum Op {
-    /// Bytes that were copied into a frame, or that are passed on from another stream: nobody waits
-    /// for their memory.
+    /// Bytes that were copied into a frame, or that are passed on from another stream. Their memory
+    /// goes back without a notice.
     Piece(Piece),
     Lent(LentOp),
     /// A buffer that is lent as one or several datagrams.

@@ -71,8 +71,8 @@ impl TcpStream {
     /// Sends the start of a received piece on, without a copy, and returns the number of bytes. The
     /// stream holds the memory until the peer has acknowledged them.
     ///
-    /// A piece that [keeps](towpath_packet::Piece::held) far more memory than it shows is copied, so
-    /// that the room of the queue, in bytes, also bounds the memory that waits there.
+    /// A piece that [keeps](towpath_packet::Piece::held) far more memory than it shows is copied,
+    /// so that the room of the queue, in bytes, also bounds the memory that waits there.
     pub(crate) fn poll_pass_on(
         &self,
         cx: &mut Context<'_>,

@@ -144,7 +144,11 @@ impl Forwarder {
         recent: &mut Recent,
         cx: &mut Context<'_>,
     ) -> Result<Option<(PortId, Verdict)>, PortDrop> {
-        let Some(port) = self.ports.get(from) else { return Ok(None) };
+        let Some(port) = self.ports.get(from) else {
+            // A new port: its packets could be for any destination.
+            self.under_way[from.index()] = u64::MAX;
+            return Ok(None);
+        };
         let mut arrival = port.config.read(packet)?;
         if arrival.frame.destination.is_multicast() {
             return Ok(None);

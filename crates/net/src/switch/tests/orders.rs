@@ -261,7 +261,10 @@ impl Net {
 /// True if a frame must be left to the owner: the worker's ports and the table do not suffice, or
 /// it must follow others.
 fn is_left(worker: &mut Worker, from: usize, frame: &ModelFrame, model: &Model) -> bool {
-    let Some(port) = &worker.ports[from] else { return true };
+    let Some(port) = &worker.ports[from] else {
+        worker.following[from] = u64::MAX;
+        return true;
+    };
     let Some(vlan) = port.membership.ingress(frame.tags.first().copied()) else { return false };
     if frame.to == GROUP {
         return true;

@@ -110,7 +110,8 @@ impl<T> Subscriber<T> {
             self.shared.with(|current| (current.value.clone(), current.generation));
         take(&value);
         self.generation = Some(generation);
-        // Release: pairs with the Acquire of `oldest`: the older value is not used any more.
+        // Release: pairs with the Acquire of `oldest`: the older value is not used any more. The
+        // lock, which both take before, orders this, too.
         self.used.store(generation, Ordering::Release);
         generation
     }

@@ -136,7 +136,7 @@ unsafe impl Sync for Named {}
 /// Goal: what only older values name is not used any more once all subscribers have left them, by a
 /// newer value or by their end.
 ///
-/// Fails without the Release of `drop` or the Acquire of `oldest`. (The lock orders a refresh, too.)
+/// Fails without the Release of `drop` or the Acquire of `oldest`. The lock orders a refresh, too.
 #[test]
 fn what_was_left_is_not_used() {
     bounded(2, || {

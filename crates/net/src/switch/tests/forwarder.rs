@@ -233,9 +233,11 @@ fn claims_are_left_to_the_owner() {
     let ipv6 = readdressed(&Spec::plain(true, true, pattern(40)).frame(), mac(2), mac(1), None);
     let cases = [(ip, true), (ipv6, true), (arp([10, 0, 0, 9]), false), (arp([0; 4]), true)];
     for (bytes, is_done) in cases {
-        let packet = t.packet(&bytes, true);
+        let packet = received(&mut t.memory, &bytes, &[33]);
         let mut rest = forward(&mut t, &mut forwarder, 0, [packet], false);
         assert_eq!(rest.is_empty(), is_done, "{bytes:?}");
+        let is_pulled = |packet: &Packet| packet.payload_len() != bytes.len();
+        assert!(!rest.iter().any(is_pulled), "it is as it was received");
         t.frames();
         // The owner decides, and is asked for the right address.
         t.out.owners.insert(IpAddr::from([10, 0, 0, 9]), t.ports[1]);

@@ -324,7 +324,14 @@ fn each_way_is_taken() {
     net.step(Step::Forward(0, 8));
     net.step(Step::Set(1, port(10)));
     assert!(net.model.ports[1].is_some());
+    net.step(Step::Receive(1, alloc::vec![frame(1, 2); 2]));
+    assert_eq!(waiting(&net), 2, "the forwarder does not know the port");
+    net.step(Step::Forward(1, 1));
+    net.step(Step::Refresh(1));
     net.step(Step::Receive(1, alloc::vec![frame(1, 2)]));
-    assert_eq!(waiting(&net), 1, "the forwarder does not know the port");
+    assert_eq!(waiting(&net), 2, "it follows those of the unknown port");
+    net.step(Step::Forward(1, 8));
+    net.step(Step::Receive(1, alloc::vec![frame(1, 2)]));
+    assert_eq!(waiting(&net), 0, "known");
     net.end();
 }

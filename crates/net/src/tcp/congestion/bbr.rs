@@ -8,10 +8,14 @@
 //! ECN: the draft has no response of its own but asks for one (§3.7). An echoed mark counts as a
 //! loss of the round trip: the short-term model adapts.
 //!
+//! Random loss, which the draft does not tell from congestion, is measured, and not responded to:
+//! `baseline`.
+//!
 //! This file has the events and the state machine (§§5.2 to 5.4), `probe_bw` its states for the
 //! bandwidth (§5.3.3), `probe_rtt` that for the round-trip time (§5.3.4), `model` the model of the
 //! path and the control parameters (§§5.5 and 5.6).
 
+mod baseline;
 mod model;
 mod probe_bw;
 mod probe_rtt;
@@ -21,7 +25,8 @@ mod tests;
 use super::{Ack, CaState, Controller, Lost, PathState, RateSample, RttSample, Start, Window};
 use crate::tcp::seq::Seq;
 use crate::time::{Duration, Instant};
-use model::{inflight_at_loss, is_loss_recovery, scale};
+use baseline::Baseline;
+use model::{is_loss_recovery, scale};
 
 /// State of BBR between events (§2).
 #[derive(Clone, Debug, Default)]
@@ -54,6 +59,10 @@ pub(super) struct Bbr {
     /// Discontiguous ranges that were lost in this round, and the end of the last one.
     lost_ranges: u32,
     lost_end: Option<Seq>,
+    /// Segments that were lost in this round; the most if it has a reason to slow down that is
+    /// never chance: a mark of ECN, a drop of our own device, a timeout.
+    lost_in_round: u32,
+    baseline: Baseline,
 
     extra_acked_interval_start: Instant,
     extra_acked_delivered: u32,
@@ -130,6 +139,8 @@ struct Rs {
     /// RS.delivery_rate; zero if the sample has no reliable interval.
     delivery_rate: u64,
     newly_acked: u32,
+    newly_lost: u32,
+    rtt: Option<Duration>,
     /// C.inflight.
     inflight: u32,
     now: Instant,
@@ -160,6 +171,11 @@ impl State {
     fn is_probe_bw(self) -> bool {
         use State::{ProbeBwCruise, ProbeBwDown, ProbeBwRefill, ProbeBwUp};
         matches!(self, ProbeBwDown | ProbeBwCruise | ProbeBwRefill | ProbeBwUp)
+    }
+
+    /// True in the states that leave no queue of the flow, once they have drained it.
+    fn is_without_queue(self) -> bool {
+        matches!(self, State::ProbeBwDown | State::ProbeBwCruise | State::ProbeRtt)
     }
 
     /// IsProbingBW (§5.3.3.9).
@@ -209,6 +225,8 @@ impl Controller for Bbr {
             sample,
             delivery_rate: bytes.saturating_mul(1_000_000).checked_div(micros).unwrap_or(0),
             newly_acked: ack.delivered,
+            newly_lost: ack.lost,
+            rtt,
             inflight: ack.in_flight,
             now: ack.now,
         };
@@ -220,6 +238,7 @@ impl Controller for Bbr {
         self.check_drain_done(&rs);
         self.update_probe_bw_cycle_phase(window, &rs);
         self.update_min_rtt(rtt, ack.now);
+        self.update_baseline(&rs);
         self.check_probe_rtt(window, &rs);
         self.advance_latest_delivery_signals(&rs);
         self.bound_bw_for_model();
@@ -236,6 +255,7 @@ impl Controller for Bbr {
             self.lost_ranges += 1;
         }
         self.lost_end = Some(lost.end);
+        self.lost_in_round = self.lost_in_round.saturating_add(lost.segments);
         if !self.is_bw_probe_sample || !self.is_inflight_too_high(lost.lost, lost.in_flight) {
             return;
         }
@@ -245,7 +265,7 @@ impl Controller for Bbr {
             self.is_bw_probe_sample = false;
             if !lost.app_limited {
                 let target = self.target_inflight(window);
-                self.inflight_longterm = inflight_at_loss(lost).max(scale(target, BETA));
+                self.inflight_longterm = self.inflight_at_loss(lost).max(scale(target, BETA));
             }
         }
         if self.state == State::ProbeBwUp {
@@ -265,6 +285,7 @@ impl Controller for Bbr {
     fn on_timeout(&mut self, window: &mut Window, first: bool, in_flight: u32, _: Instant) {
         if first {
             self.note_loss(window);
+            self.lost_in_round = u32::MAX;
             self.save_cwnd(window);
         }
         window.set_cwnd(in_flight + 1);
@@ -279,6 +300,7 @@ impl Controller for Bbr {
         }
         self.restore_cwnd(window);
         self.is_loss_in_round = false;
+        self.lost_in_round = 0;
         self.reset_full_bw();
         self.bw_shortterm = self.bw_shortterm.max(self.undo_bw_shortterm);
         self.inflight_shortterm = self.inflight_shortterm.max(self.undo_inflight_shortterm);
@@ -297,10 +319,14 @@ impl Controller for Bbr {
         }
     }
 
-    /// Restores the window at the end of loss recovery (§5.6.4.4).
+    /// Restores the window at the end of loss recovery (§5.6.4.4). What reduces it without loss is
+    /// never chance.
     fn on_state(&mut self, window: &mut Window, state: CaState, _: Seq, _: Instant) {
         if is_loss_recovery(window.state()) && !is_loss_recovery(state) {
             self.restore_cwnd(window);
+        }
+        if state == CaState::Cwr {
+            self.lost_in_round = u32::MAX;
         }
     }
 
@@ -430,6 +456,8 @@ impl Bbr {
     }
 }
 
+/// BBR.LossThresh, in thousandths.
+const LOSS_THRESH: u32 = 20;
 /// BBR.Beta: part of the model that stays after a round trip with loss, in percent.
 const BETA: u32 = 70;
 /// BBR.MinPipeCwnd: least window, in segments.

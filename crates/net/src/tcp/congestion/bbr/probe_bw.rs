@@ -10,6 +10,7 @@ impl Bbr {
     pub(super) fn start_probe_bw_down(&mut self, now: Instant) {
         // ResetCongestionSignals (§5.5.10.3).
         self.is_loss_in_round = false;
+        self.lost_in_round = 0;
         self.bw_latest = 0;
         self.inflight_latest = 0;
         self.probe_up_acked_per_inc = u32::MAX;

@@ -45,6 +45,17 @@ fn bbr_leaves_a_deep_buffer_empty() {
     assert!(cubic.waited > ROUND_TRIP, "{cubic:?}");
 }
 
+/// Probes of BBR end once they have built a queue: in a deep buffer it is a thirtieth of the round
+/// trip in the mean.
+#[test]
+fn bbr_builds_short_queues() {
+    let times = (Duration::from_secs(2), Duration::from_secs(8));
+    let path = Path { rate: FAST, rtt: Duration::from_millis(20), queue: 400, loss: 0 };
+    let outcome = contest::run(&path, &[Kind::Bbr], Duration::ZERO, times, 1);
+    assert!(outcome.total() / FAST as f64 > 0.9, "{outcome:?}");
+    assert!(outcome.waited < path.rtt / 20, "{outcome:?}");
+}
+
 /// Random loss of 1% and a shallow buffer cost BBR little, and CUBIC most of the rate.
 #[test]
 fn bbr_survives_random_loss() {

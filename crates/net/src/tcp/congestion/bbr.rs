@@ -76,6 +76,8 @@ pub(super) struct Bbr {
 
     ack_phase: AckPhase,
     is_bw_probe_sample: bool,
+    /// The probe for bandwidth began without a queue.
+    began_without_queue: bool,
     bw_probe_up_acked: u32,
     probe_up_acked_per_inc: u32,
     bw_probe_up_rounds: u32,

@@ -41,6 +41,7 @@ impl Bbr {
         self.start_round();
         self.reset_full_bw();
         self.full_bw = rs.delivery_rate;
+        self.began_without_queue = self.queue(rs) == Some(false);
         self.state = State::ProbeBwUp;
         self.raise_inflight_longterm_slope(window);
     }
@@ -92,7 +93,19 @@ impl Bbr {
             self.full_bw = rs.delivery_rate;
             return false;
         }
-        self.full_bw_now
+        self.full_bw_now || self.has_built_queue(rs)
+    }
+
+    /// True if the probe has built a queue where there was none: the rate is found, and more of the
+    /// probe would only make the queue longer. This is not in the draft, whose probes last three
+    /// round trips at least, and leave a queue of half a round trip in a deep buffer. Where probes
+    /// overflow the queue, or others keep one, the draft's end of a probe stays: it decides how
+    /// flows share.
+    fn has_built_queue(&self, rs: &Rs) -> bool {
+        self.began_without_queue
+            && self.inflight_longterm == u32::MAX
+            && self.queue(rs) == Some(true)
+            && rs.inflight >= self.inflight(self.max_bw(), State::ProbeBwUp.pacing_gain())
     }
 
     /// InflightWithHeadroom (§5.3.3.9).

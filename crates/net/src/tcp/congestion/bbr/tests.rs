@@ -317,6 +317,25 @@ fn a_probe_that_goes_too_far_sets_the_long_term_bound() {
     assert_eq!(path.bbr.state, State::ProbeBwUp);
 }
 
+/// A probe that builds a queue ends, unless the queue was there before, or is known to be short.
+#[test]
+fn a_probe_ends_with_a_queue_of_its_own() {
+    let longer = RTT * 6 / 5;
+    for (before, bound, ends) in
+        [(RTT, u32::MAX, true), (longer, u32::MAX, false), (RTT, 500, false)]
+    {
+        let mut path = Path::cruising();
+        path.bbr.inflight_longterm = bound;
+        path.until(State::ProbeBwRefill, FULL - 10, 40);
+        path.round_of(FULL, FULL, (before, 0), |_| {});
+        assert_eq!(path.bbr.state, State::ProbeBwUp);
+        path.round_of(FULL, 2 * FULL, (RTT, 0), |_| {});
+        assert_eq!(path.bbr.state, State::ProbeBwUp, "no queue yet");
+        path.round_of(FULL, 2 * FULL, (longer, 0), |_| {});
+        assert_eq!(path.bbr.state == State::ProbeBwDown, ends, "{before:?}, {bound}");
+    }
+}
+
 /// §5.3.3.8.3: "tolerating 1% loss per round trip", in which more than 2% may be lost by chance.
 /// That ends a probe and bounds nothing.
 #[test]

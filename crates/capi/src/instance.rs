@@ -3,8 +3,12 @@
 use crate::errno::{Errno, Outcome};
 use crate::table::{ControlWanted, Files, LentPieces, SocketFile, Watchers, What};
 use crate::wire::{self, OUR_MAC, PEER_MAC, PEERS, Wire, WireEnd};
+use rustix::thread::futex;
+use rustix::time::Timespec;
 use std::net::IpAddr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+#[cfg(feature = "packetdrill")]
+use std::sync::Condvar;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use towpath::driver::{
     AnyDevice, Bell, Clock as RealClock, Driven, Driver, Guard as DriverGuard, SocketEngine,
@@ -21,6 +25,7 @@ use towpath::layers::net::socket::{Family, SocketId, Sockets};
 use towpath::layers::net::stack::{self, OnConflict, Stack};
 use towpath::layers::net::tcp::Connection;
 use towpath::layers::net::time::{Duration, Instant};
+use towpath::layers::packet::sync::{AtomicU32, Ordering};
 use towpath::layers::packet::{Burst, Caps, Context, Loans, Memory, MemoryConfig};
 
 /// How long the end of an instance waits by default.
@@ -146,10 +151,8 @@ pub(crate) struct State {
     pub(crate) lent_pieces: LentPieces,
     /// Tasks that wait until the program returns some of these pieces.
     pub(crate) crowded: Vec<Waker>,
-    /// Signalled when something changes that a waiting call may wait for.
-    changed: Arc<Condvar>,
-    /// Counts these changes.
-    epoch: u64,
+    /// Counts changes that a waiting call may wait for. Waiting calls sleep on it as a futex.
+    epoch: Arc<AtomicU32>,
     /// Number of calls that wait.
     pub(crate) parked: usize,
     /// Number of calls that were woken and have not checked the latest change, or have ended their
@@ -198,13 +201,21 @@ impl State {
 
     /// Makes all waiting calls check again.
     pub(crate) fn notify(&mut self) {
-        self.epoch += 1;
+        // Relaxed: written under the lock only, and the kernel orders it before the wake.
+        self.epoch.fetch_add(1, Ordering::Relaxed);
         self.running += self.parked;
         // Every call that waits for this change is parked. Without one there is nothing to wake,
         // which saves a system call.
         if std::mem::take(&mut self.parked) > 0 {
-            self.changed.notify_all();
+            // Cannot fail: the word is valid.
+            let _ = futex::wake(&self.epoch, futex::Flags::PRIVATE, i32::MAX as u32);
         }
+    }
+
+    /// The number of the last change.
+    fn epoch(&self) -> u32 {
+        // Relaxed: written and read under the lock.
+        self.epoch.load(Ordering::Relaxed)
     }
 
     /// The socket of a descriptor.
@@ -297,8 +308,8 @@ pub struct Instance {
     pub(crate) linger: Duration,
     /// Files in memory that queues send.
     pub(crate) file_cache: Arc<FileCache>,
-    /// Signalled when something changes that a waiting call may wait for.
-    changed: Arc<Condvar>,
+    /// Counts changes that a waiting call may wait for.
+    epoch: Arc<AtomicU32>,
     /// The worker of an attached instance, until the instance ends.
     worker: Mutex<Option<Worker<State>>>,
     /// Signalled when no call is running.
@@ -439,7 +450,7 @@ impl Instance {
         let memory = Memory::new(MemoryConfig::within(config.host.memory));
         let engine = Engine::new(sockets, device, memory, Arc::default());
         let file_cache = Arc::new(FileCache::new(config.host.file_cache, engine.ledger.clone()));
-        let changed = Arc::<Condvar>::default();
+        let epoch = Arc::<AtomicU32>::default();
         let state = State {
             engine,
             files: Files::default(),
@@ -449,8 +460,7 @@ impl Instance {
             loans: None,
             lent_pieces: LentPieces::default(),
             crowded: Vec::new(),
-            changed: changed.clone(),
-            epoch: 0,
+            epoch: epoch.clone(),
             parked: 0,
             running: 0,
             waits: Vec::new(),
@@ -460,7 +470,7 @@ impl Instance {
             linger: config.linger,
             file_cache,
             generation: generation(),
-            changed,
+            epoch,
             worker: Mutex::new(None),
             #[cfg(feature = "packetdrill")]
             settled: Condvar::new(),
@@ -484,6 +494,8 @@ impl Instance {
 
     /// Repeats `attempt` until it returns anything but [`Errno::AGAIN`], and waits for changes in
     /// between: at most for `timeout`, without a limit if that is `None`, not at all if it is zero.
+    /// As in Linux, a signal whose handler ran ends the wait with `EINTR`; without a limit, only if
+    /// the handler was installed without `SA_RESTART`.
     pub(crate) fn block<R>(
         &self,
         timeout: Option<Duration>,
@@ -491,18 +503,22 @@ impl Instance {
     ) -> Outcome<R> {
         let mut state = self.lock();
         let deadline = timeout.map(|timeout| state.now() + timeout);
+        let mut is_interrupted = false;
         loop {
-            let epoch = state.epoch;
+            let epoch = state.epoch();
             let result = attempt(&mut state);
             self.settle(&mut state);
             let again = matches!(result, Err(Errno::AGAIN));
             if !again || deadline.is_some_and(|at| at <= state.now()) {
                 return result;
             }
+            if is_interrupted {
+                return Err(Errno::INTR);
+            }
             // Settling collects returned loans and packets. That may be the change to wait for, and
             // it would not be signalled again.
-            if state.epoch == epoch {
-                state = self.park(state, deadline);
+            if state.epoch() == epoch {
+                (state, is_interrupted) = self.park(state, deadline);
             }
         }
     }
@@ -522,36 +538,36 @@ impl Instance {
         })
     }
 
-    /// Waits for a change or the deadline.
-    fn park<'a>(&'a self, mut state: Guard<'a>, deadline: Option<Instant>) -> Guard<'a> {
-        let epoch = state.epoch;
+    /// Waits for a change, the deadline or a signal. The second result is true after a signal.
+    fn park<'a>(&'a self, mut state: Guard<'a>, deadline: Option<Instant>) -> (Guard<'a>, bool) {
+        let epoch = state.epoch();
         state.parked += 1;
         state.running = state.running.saturating_sub(1);
         state.waits.extend(deadline);
         #[cfg(feature = "packetdrill")]
         self.settled.notify_all();
-        while state.epoch == epoch {
+        let mut is_interrupted = false;
+        while state.epoch() == epoch {
             let left = deadline.map(|at| at.since(state.now()));
-            let waits_for_real = matches!(state.clock, Clock::Real(_));
-            state = match left.filter(|_| waits_for_real) {
-                Some(Duration::ZERO) => {
-                    state.parked -= 1;
-                    state.running += 1;
-                    break;
-                }
-                Some(left) => {
-                    let waited = self.changed.wait_timeout(state, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-            };
+            let left = left.filter(|_| matches!(state.clock, Clock::Real(_)));
+            if is_interrupted || left == Some(Duration::ZERO) {
+                state.parked -= 1;
+                state.running += 1;
+                break;
+            }
+            drop(state);
+            // A timeout beyond what the kernel can count is none.
+            let left: Option<Timespec> = left.and_then(|left| left.try_into().ok());
+            let woken = futex::wait(&self.epoch, futex::Flags::PRIVATE, epoch, left.as_ref());
+            is_interrupted = woken == Err(rustix::io::Errno::INTR);
+            state = self.lock();
         }
         if let Some(at) = deadline
             && let Some(index) = state.waits.iter().position(|wait| *wait == at)
         {
             state.waits.swap_remove(index);
         }
-        state
+        (state, is_interrupted)
     }
 }
 

@@ -248,7 +248,10 @@ static bool is_asleep(const struct waiting *waiting)
 	return state == 'S';
 }
 
-/* A call that waits on a socket that is closed does not continue on another one of that number. */
+/*
+ * A call that waits on a socket that is closed ends, also if nothing else happens, and does not
+ * continue on another one of that number.
+ */
 static void waits_for_its_own(void)
 {
 	struct towpath *instance = towpath_new("192.0.2.1/24", 1500);
@@ -267,10 +270,12 @@ static void waits_for_its_own(void)
 			usleep(100);
 		}
 		CHECK(towpath_close(instance, fd) == 0);
+		if (round % 2)
+			CHECK(pthread_join(thread, NULL) == 0);
 		int other = towpath_socket(instance, AF_INET, SOCK_DGRAM, 0);
 		CHECK(other == fd && towpath_bind(instance, other, (struct sockaddr *)&at, sizeof(at)) == 0);
 		CHECK(towpath_sendto(instance, other, "x", 1, 0, (struct sockaddr *)&at, sizeof(at)) == 1);
-		CHECK(pthread_join(thread, NULL) == 0);
+		CHECK(round % 2 || pthread_join(thread, NULL) == 0);
 		CHECK(waiting.received == -1 && waiting.error == EBADF);
 		CHECK(towpath_recv(instance, other, &byte, 1, MSG_DONTWAIT) == 1);
 		CHECK(towpath_close(instance, other) == 0);

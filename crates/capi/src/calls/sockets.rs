@@ -156,7 +156,12 @@ impl Instance {
     /// Closes a descriptor, whose number is free at once. A socket with `SO_LINGER` waits even if
     /// the descriptor does not block, as in Linux.
     pub fn close(&self, fd: i32) -> Outcome<()> {
-        let what = self.call(|state| state.files.remove(fd))?;
+        let what: Outcome<What> = self.call(|state| {
+            let what = state.files.remove(fd)?;
+            state.notify();
+            Ok(what)
+        });
+        let what = what?;
         let What::Socket(file) = what else { return Ok(()) };
         let linger = self.lock().engine.protocols.options(file.id).map(|options| options.linger);
         if let Ok(Linger::Wait(time)) = linger {

@@ -1,8 +1,9 @@
 //! An instance: sockets with their device, descriptors and clock, behind one lock.
 
 use crate::errno::{Errno, Outcome};
-use crate::table::{ControlWanted, Files, LentPieces, SocketFile, Watchers, What};
+use crate::table::{Files, LentPieces};
 use crate::wire::{self, OUR_MAC, PEER_MAC, PEERS, Wire, WireEnd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::thread::futex;
 use rustix::time::Timespec;
 use std::net::IpAddr;
@@ -26,7 +27,7 @@ use towpath::layers::net::stack::{self, OnConflict, Stack};
 use towpath::layers::net::tcp::Connection;
 use towpath::layers::net::time::{Duration, Instant};
 use towpath::layers::packet::sync::{AtomicU32, Ordering};
-use towpath::layers::packet::{Burst, Caps, Context, Loans, Memory, MemoryConfig};
+use towpath::layers::packet::{Burst, Caps, Context, Device, Loans, Memory, MemoryConfig};
 
 /// How long the end of an instance waits by default.
 const LINGER_DEFAULT: Duration = Duration::from_secs(5);
@@ -232,20 +233,6 @@ impl State {
         Ok(self.engine.protocols.tcp(self.id(fd)?))
     }
 
-    pub(crate) fn add_socket(&mut self, id: SocketId, domain: i32, flags: i32) -> Outcome<i32> {
-        self.files.add(What::Socket(SocketFile {
-            id,
-            nonblocking: flags & libc::SOCK_NONBLOCK != 0,
-            domain,
-            datagram: self.engine.protocols.is_datagram(id),
-            control_wanted: ControlWanted::default(),
-            receive_timeout: None,
-            send_timeout: None,
-            reports_unread: false,
-            watchers: Watchers::default(),
-        }))
-    }
-
     /// How long a call on `fd` may wait: zero for not at all, `None` without a limit.
     pub(crate) fn timeout(&self, fd: i32, flags: i32, send: bool) -> Outcome<Option<Duration>> {
         let file = self.files.socket(fd)?;
@@ -274,12 +261,7 @@ impl Driven for State {
         let mut news = false;
         while let Some((id, what)) = self.engine.protocols.next_wake() {
             news = true;
-            if let Some(fd) = self.files.of_socket(id) {
-                self.files.epolls_mut().for_each(|epoll| epoll.note(fd, what.bits()));
-                if let Ok(file) = self.files.socket_mut(fd) {
-                    file.watchers.wake(what.bits());
-                }
-            }
+            self.files.note(id, what.bits());
         }
         if news {
             self.notify();
@@ -335,8 +317,13 @@ impl Instance {
         config.host.check()?;
         tap.set_offload(Features::ALL)?;
         tap.set_mtu(config.host.mtu);
-        let secret = secret()?;
-        let (device, bell) = (boxed(tap), Arc::new(Bell::new()?));
+        Self::attach_device(config, boxed(tap))
+    }
+
+    /// Makes an instance on a device of any kind that has a file, with its own worker thread.
+    pub fn attach_device(config: &Config, device: AnyDevice) -> Outcome<Arc<Self>> {
+        config.host.check()?;
+        let (secret, bell) = (secret()?, Arc::new(Bell::new()?));
         let mut stack = Stack::new(config.host.stack(secret), device.caps());
         stack.announce_groups(Instant::START);
         let clock = Clock::Real(RealClock::new());
@@ -364,8 +351,26 @@ impl Instance {
         self.worker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Sets the file whose duplicates reserve the numbers of later descriptors in the kernel, an
+    /// eventfd by default, and the least number of epoll sets. Calls of the kernel that reach such
+    /// a number use this file.
+    pub fn reserve_with(&self, file: OwnedFd, sets_from: i32) {
+        self.lock().files.set_placeholder(file, sets_from);
+    }
+
+    /// Numbers of the open files that the instance itself uses. They stay the same until its end.
+    pub fn own_files(&self) -> Outcome<Vec<i32>> {
+        let mut state = self.lock();
+        let mut numbers = vec![state.files.placeholder()?.as_raw_fd()];
+        numbers.push(self.driver.bell().as_fd().as_raw_fd());
+        numbers.extend(state.engine.device.file().map(|file| file.as_raw_fd()));
+        drop(state);
+        numbers.extend(self.worker().as_ref().map(|worker| worker.file()));
+        Ok(numbers)
+    }
+
     /// False in the child of a fork, where the worker does not exist and the lock may stay locked.
-    pub(crate) fn is_ours(&self) -> bool {
+    pub fn is_ours(&self) -> bool {
         self.generation == generation()
     }
 

@@ -283,9 +283,23 @@ static void waits_for_its_own(void)
 	towpath_free(instance);
 }
 
+/* A number that the program closes itself may come back: the new socket keeps it. */
+static void closed_outside(void)
+{
+	struct towpath *instance = towpath_new("192.0.2.1/24", 1500);
+	int fd = towpath_socket(instance, AF_INET, SOCK_STREAM, 0);
+
+	CHECK(instance && fd >= 0 && close(fd) == 0);
+	CHECK(towpath_socket(instance, AF_INET, SOCK_STREAM, 0) == fd && fcntl(fd, F_GETFD) != -1);
+	CHECK(towpath_close(instance, fd) == 0 && fcntl(fd, F_GETFD) == -1);
+	CHECK(towpath_close(instance, fd) == -1 && errno == EBADF);
+	towpath_free(instance);
+}
+
 int main(void)
 {
 	alarm(60);
+	closed_outside();
 	splices(O_NONBLOCK, 0);
 	splices(0, SPLICE_F_NONBLOCK);
 	splices(0, 0);

@@ -7,6 +7,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -423,10 +424,22 @@ static void *echo(void *argument)
 	return NULL;
 }
 
+static void *nothing_to_do(void *argument)
+{
+	return argument;
+}
+
 static void threads(void)
 {
 	pthread_t threads[8];
+	pthread_attr_t smallest;
 	int result = 0;
+
+	/* The library leaves room in the smallest stack. */
+	CHECK(pthread_attr_init(&smallest) == 0);
+	CHECK(pthread_attr_setstacksize(&smallest, PTHREAD_STACK_MIN) == 0);
+	CHECK(pthread_create(&threads[0], &smallest, nothing_to_do, NULL) == 0);
+	CHECK(pthread_join(threads[0], NULL) == 0);
 
 	for (int i = 0; i < 8; i++)
 		CHECK(pthread_create(&threads[i], NULL, echo, NULL) == 0);

@@ -20,6 +20,7 @@ pub(crate) use doctor::{CompletionsArguments, DoctorArguments, ManArguments};
 pub(crate) use engines::{Engine, EnginesAction, EnginesArguments};
 pub(crate) use link::{Address, InterfaceArguments, LinkArguments};
 pub(crate) use machine::{DaemonArguments, MachineArguments};
+pub(crate) use native::NativeArguments;
 pub(crate) use publish::PublishArguments;
 pub(crate) use stats::StatsArguments;
 pub(crate) use top::TopArguments;
@@ -33,6 +34,7 @@ mod doctor;
 mod engines;
 mod link;
 mod machine;
+mod native;
 mod publish;
 mod stats;
 mod top;
@@ -90,6 +92,9 @@ pub(crate) struct RunArguments {
     /// privileged users.
     #[arg(long)]
     pub(crate) map_root: bool,
+
+    #[command(flatten)]
+    pub(crate) native: NativeArguments,
 
     #[command(flatten)]
     pub(crate) network: NetworkArguments,

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use towpath_gateway::control::http::{Request, Response};
 use towpath_gateway::control::operations::{self, VLAN_MAX};
 use towpath_gateway::flows::{FlowPage, FlowQuery};
+use towpath_gateway::native::Link;
 use towpath_gateway::network::{Attachment, DeviceReport, Network, PortReport, TransactionError};
 use towpath_gateway::report::Report;
 use towpath_gateway::services::{Guest, Services};
@@ -68,13 +69,26 @@ pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Res
 
 /// Answers a request to an instance that serves one program; a transaction changes its published
 /// ports.
-pub(crate) fn answer_gateway(serving: &mut impl Serving, request: &Request<'_>) -> Response {
+pub(crate) fn answer_gateway(
+    serving: &mut impl Serving,
+    mut native: Option<&mut Link>,
+    request: &Request<'_>,
+) -> Response {
+    let workers = serving.worker_count();
+    let mut report = || {
+        let native = native.as_deref_mut().map(Link::counters);
+        Report { native, ..serving.report() }
+    };
     match (request.method, request.path) {
-        ("GET", STATS) => Response::json(200, &figures::object(&serving.report())),
-        ("GET", METRICS) => Response::metrics(metrics::text(&serving.report(), None)),
+        ("GET", STATS) => Response::json(200, &figures::object(&report())),
+        ("GET", METRICS) => Response::metrics(metrics::text(&report(), None)),
         ("GET", target) if flows::is_meant(target) => {
-            let workers = serving.worker_count();
-            flows::answer(target, workers, |worker, query| serving.flows(worker, query))
+            // Native flows are listed as those of one more worker.
+            let lists = workers + usize::from(native.is_some());
+            flows::answer(target, lists, |worker, query| match &mut native {
+                Some(native) if worker == workers => native.flows(query),
+                _ => serving.flows(worker, query),
+            })
         }
         ("GET", PUBLISHED) => {
             Response::json(200, &published::list(serving.published().into_iter()))

@@ -24,6 +24,7 @@
 //!
 //! Limit: [`REQUESTS_PER_TURN`].
 
+mod connecting;
 mod error;
 mod kicks;
 
@@ -42,7 +43,6 @@ use crate::endpoint::{self, Listener, RETRY_INTERVAL};
 use crate::reactor::{Events, Interest, Reactor};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::io::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -291,64 +291,6 @@ impl VhostUser {
     /// Traffic through the rings since the device was created.
     pub fn traffic(&self) -> Traffic {
         self.rings.traffic()
-    }
-
-    /// Starts a session with a front end.
-    fn meet(&mut self, socket: OwnedFd) -> Result<(), VhostUserError> {
-        super::prepare()?;
-        self.reactor.add(&socket, TOKEN_CHANNEL, Interest::READ, false)?;
-        let (channel, session) = (Channel::new(socket), Session::new(self.offer));
-        self.peer = Some(Peer { channel, session, pending: None });
-        self.counters.sessions += 1;
-        self.event_log.put(DeviceEvent::Began);
-        Ok(())
-    }
-
-    /// Accepts front ends that have connected, or disconnects them if there is a session already.
-    fn accept(&mut self, now: Instant) -> Result<(), VhostUserError> {
-        self.accept_at = None;
-        loop {
-            if self.closing.is_full() {
-                self.accept_at = Some(now + RETRY_INTERVAL);
-                return Ok(());
-            }
-            let Endpoint::Server(listener) = &self.endpoint else { return Ok(()) };
-            match listener.accept() {
-                Ok(Some(socket)) if self.peer.is_some() => {
-                    self.counters.turned_away += 1;
-                    self.closing.close(vec![socket]);
-                }
-                Ok(Some(socket)) => self.meet(socket)?,
-                Ok(None) => return Ok(()),
-                // Out of descriptors or memory: try again later.
-                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                    self.accept_at = Some(now + RETRY_INTERVAL);
-                    return Ok(());
-                }
-                Err(errno) => return Err(io::Error::from(errno).into()),
-            }
-        }
-    }
-
-    /// As a client without a front end: connects when it is time. Returns the time of the next
-    /// attempt.
-    fn call_again(&mut self, now: Instant) -> Result<Option<Instant>, VhostUserError> {
-        let Endpoint::Client(path, at) = &mut self.endpoint else { return Ok(None) };
-        if self.peer.is_some() {
-            return Ok(None);
-        }
-        if *at > now {
-            return Ok(Some(*at));
-        }
-        *at = now + RETRY_INTERVAL;
-        let at = *at;
-        if self.closing.is_full() {
-            return Ok(Some(at));
-        }
-        match endpoint::connect(path)? {
-            Some(socket) => self.meet(socket).map(|()| None),
-            None => Ok(Some(at)),
-        }
     }
 
     /// Carries out requests until there are no more or one has to wait.

@@ -27,6 +27,7 @@
 mod connecting;
 mod error;
 mod kicks;
+mod link;
 
 pub use error::VhostUserError;
 
@@ -75,6 +76,8 @@ pub struct VhostUserCounters {
     pub refused: Refusals,
     /// Sessions that the device ended.
     pub sent_away: u64,
+    /// Sessions among these that ended because the link was set down.
+    pub link_down: u64,
     /// Rings that their driver broke.
     pub broken: u64,
     /// Packets dropped because no guest takes them: no front end, or no running and enabled ring.
@@ -84,8 +87,8 @@ pub struct VhostUserCounters {
 /// How the device and front ends connect.
 #[derive(Debug)]
 enum Endpoint {
-    /// Front ends connect to the device.
-    Server(Listener),
+    /// Front ends connect to the device at this path; without a socket while the link is down.
+    Server(Option<Listener>, PathBuf),
     /// The device connects to them, from this time on.
     Client(PathBuf, Instant),
     /// The device has the one connection that it was created with.
@@ -124,6 +127,7 @@ impl Wake for WakeEvent {
 /// A vhost-user device; see the module documentation.
 pub struct VhostUser {
     offer: Offer,
+    is_up: bool,
     endpoint: Endpoint,
     peer: Option<Peer>,
     control: Control,
@@ -151,12 +155,8 @@ impl VhostUser {
     /// # Panics
     /// If `offer` has no pair of queues, or too many.
     pub fn listen(path: &Path, offer: Offer) -> Result<Self, VhostUserError> {
-        let listener = Listener::bind(path)?;
-        let mut device = Self::new(Endpoint::Nowhere, offer)?;
-        // Edge-triggered: a front end that cannot be accepted now must not be reported again and
-        // again.
-        device.reactor.add(&listener, TOKEN_ENDPOINT, Interest::READ, true)?;
-        device.endpoint = Endpoint::Server(listener);
+        let mut device = Self::new(Endpoint::Server(None, path.to_owned()), offer)?;
+        device.open_socket()?;
         Ok(device)
     }
 
@@ -199,6 +199,7 @@ impl VhostUser {
         reactor.add(&event, TOKEN_WAKE, Interest::READ, true)?;
         Ok(Self {
             offer,
+            is_up: true,
             endpoint,
             peer: None,
             control: Control::new(),
@@ -409,8 +410,10 @@ impl VhostUser {
     fn part(&mut self, peer: Peer, end: SessionEnd, now: Instant) {
         self.unwatch_kicks();
         self.control = Control::new();
-        if end != ChannelError::Closed.into() {
-            self.counters.sent_away += 1;
+        let is_ours = end != ChannelError::Closed.into();
+        self.counters.sent_away += u64::from(is_ours);
+        self.counters.link_down += u64::from(end == SessionEnd::LinkDown);
+        if is_ours || peer.channel.has_back() {
             self.hang_up(peer.channel);
         }
         self.event_log.put(DeviceEvent::Ended(end));

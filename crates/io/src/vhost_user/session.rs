@@ -163,8 +163,12 @@ pub struct Session {
     protocol_features: u64,
     rings: Box<[Ring]>,
     status: u8,
+    /// The MTU in the configuration space.
     mtu: u16,
+    /// The front end has set it.
+    has_set_mtu: bool,
     mac: [u8; 6],
+    is_up: bool,
 }
 
 impl Session {
@@ -182,7 +186,9 @@ impl Session {
             rings: (0..rings).map(|_| Ring::default()).collect(),
             status: 0,
             mtu: offer.mtu,
+            has_set_mtu: false,
             mac: offer.mac.unwrap_or_default(),
+            is_up: true,
         }
     }
 
@@ -246,6 +252,7 @@ impl Session {
             Request::GetQueueNum => Reply::Number(self.ring_count().into()).into(),
             Request::SendRarp(mac) => Effect::Announce(mac).into(),
             Request::NetSetMtu(mtu) => self.set_mtu(mtu)?.into(),
+            Request::SetBackendChannel => Effect::Done.into(),
             Request::GetConfig(range) => self.config(range).into(),
             Request::SetConfig(offset, bytes, restore) => {
                 self.set_config(offset, &bytes, restore)?.into()
@@ -335,9 +342,28 @@ impl Session {
         self.rings[usize::from(ring)].error.as_ref().map(AsFd::as_fd)
     }
 
-    /// The MTU reported to the guest.
+    /// Largest IP packet that the guest gets.
     pub fn mtu(&self) -> u16 {
-        self.mtu
+        self.mtu.min(self.offer.mtu)
+    }
+
+    /// Changes the largest MTU. One that the front end has set, or that the guest may have read,
+    /// stays until a reset (virtio 1.2 §5.1.4.1: it must not change).
+    pub fn set_mtu_max(&mut self, mtu: u16) {
+        self.offer.mtu = mtu;
+        if !self.has_set_mtu && self.features & feature::MTU == 0 {
+            self.mtu = mtu;
+        }
+    }
+
+    /// Changes the link status in the configuration space.
+    pub fn set_link(&mut self, is_up: bool) {
+        self.is_up = is_up;
+    }
+
+    /// True if the front end reads the configuration space and takes reports of its changes.
+    pub fn takes_reports(&self) -> bool {
+        self.require(protocol::CONFIG | protocol::BACKEND_REQ).is_ok()
     }
 
     /// Negotiated features.
@@ -399,17 +425,18 @@ impl Session {
         if !(MTU_MIN..=self.offer.mtu).contains(&mtu) {
             return Err(Refusal::Mtu(mtu));
         }
-        self.mtu = mtu;
+        (self.mtu, self.has_set_mtu) = (mtu, true);
         Ok(Effect::Done)
     }
 
     /// virtio 1.2 §5.1.4: address, status, pairs, MTU. Fields whose features are not offered read
     /// as zeros.
     fn config(&self, range: ConfigRange) -> Reply {
-        const LINK_UP: u16 = 1;
+        // VIRTIO_NET_S_LINK_UP
+        let status = u16::from(self.is_up);
         let mut space = Vec::with_capacity(range.offset + range.bytes);
         space.extend(self.mac);
-        for field in [LINK_UP, self.offer.pairs, self.mtu] {
+        for field in [status, self.offer.pairs, self.mtu] {
             space.extend(field.to_le_bytes());
         }
         space.resize(space.len().max(range.offset + range.bytes), 0);
@@ -435,7 +462,7 @@ impl Session {
 
     fn reset(&mut self) -> Effect {
         let protocol_features = self.protocol_features;
-        *self = Self { protocol_features, ..Self::new(self.offer) };
+        *self = Self { protocol_features, is_up: self.is_up, ..Self::new(self.offer) };
         Effect::Reset
     }
 
@@ -459,6 +486,7 @@ fn needed(request: &Request) -> u64 {
         Request::SetLogBase(..) => protocol::LOG_SHMFD,
         Request::SendRarp(_) => protocol::RARP,
         Request::NetSetMtu(_) => protocol::MTU,
+        Request::SetBackendChannel => protocol::BACKEND_REQ,
         Request::GetInflightFd(_) | Request::SetInflightFd(..) => protocol::INFLIGHT_SHMFD,
         Request::ResetDevice => protocol::RESET_DEVICE,
         Request::GetMaxMemSlots | Request::AddMemReg(..) | Request::RemMemReg(_) => {

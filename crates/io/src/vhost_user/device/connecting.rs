@@ -17,7 +17,8 @@ impl VhostUser {
     pub(super) fn meet(&mut self, socket: OwnedFd) -> Result<(), VhostUserError> {
         prepare()?;
         self.reactor.add(&socket, TOKEN_CHANNEL, Interest::READ, false)?;
-        let (channel, session) = (Channel::new(socket), Session::new(self.offer));
+        let (channel, mut session) = (Channel::new(socket), Session::new(self.offer));
+        session.set_link(self.is_up);
         self.peer = Some(Peer { channel, session, pending: None });
         self.counters.sessions += 1;
         self.event_log.put(DeviceEvent::Began);
@@ -32,7 +33,7 @@ impl VhostUser {
                 self.accept_at = Some(now + RETRY_INTERVAL);
                 return Ok(());
             }
-            let Endpoint::Server(listener) = &self.endpoint else { return Ok(()) };
+            let Endpoint::Server(Some(listener), _) = &self.endpoint else { return Ok(()) };
             match listener.accept() {
                 Ok(Some(socket)) if self.peer.is_some() => {
                     self.counters.turned_away += 1;
@@ -54,7 +55,7 @@ impl VhostUser {
     /// attempt.
     pub(super) fn call_again(&mut self, now: Instant) -> Result<Option<Instant>, VhostUserError> {
         let Endpoint::Client(path, at) = &mut self.endpoint else { return Ok(None) };
-        if self.peer.is_some() {
+        if self.peer.is_some() || !self.is_up {
             return Ok(None);
         }
         if *at > now {

@@ -37,6 +37,8 @@ pub mod protocol {
     pub const REPLY_ACK: u64 = 1 << 3;
     /// The front end sets the MTU.
     pub const MTU: u64 = 1 << 4;
+    /// The back end reports changes on a channel of its own.
+    pub const BACKEND_REQ: u64 = 1 << 5;
     /// The back end has the configuration space.
     pub const CONFIG: u64 = 1 << 9;
     /// The in-flight region survives a crash of the back end.
@@ -101,7 +103,9 @@ impl Offer {
 
     /// All offered protocol features.
     pub fn protocol_features(&self) -> u64 {
-        let config = if self.mac.is_some() { protocol::CONFIG } else { 0 };
+        // Changes of the configuration space are all that a back end of this kind reports.
+        let has_config = self.mac.is_some();
+        let config = if has_config { protocol::CONFIG | protocol::BACKEND_REQ } else { 0 };
         protocol::ALWAYS | config
     }
 }

@@ -198,6 +198,7 @@ struct Sink {
 impl Egress for Sink {
     fn transmit(&mut self, port: PortId, burst: &mut Burst, _: &mut Context<'_>) {
         let (_, config) = self.configs.iter().find(|(id, _)| *id == port).expect("a port");
+        assert!(config.is_up);
         for _ in 0..self.room.min(burst.len()) {
             let packet = burst.pop().expect("counted");
             check(&packet, config);
@@ -287,9 +288,11 @@ fn port_config(input: &mut Input<'_>) -> PortConfig {
         let address = IpAddr::from([10, 0, 0, input.u8()]);
         guard.addresses = vec![Prefix { address, len: input.u8() }];
     }
+    let role = input.u8();
     PortConfig {
+        is_up: role < 0xe0,
         vlans,
-        role: [Role::Station, Role::Isolated, Role::Uplink][usize::from(input.u8() % 3)],
+        role: [Role::Station, Role::Isolated, Role::Uplink][usize::from(role % 3)],
         guard,
         is_trusted: bit(5),
         storm,

@@ -140,10 +140,13 @@ impl Switch {
     }
 
     /// Changes a port while packets flow. Its counters continue. Its learned stations are forgotten
-    /// if its VLANs or guard change, or if there are more than it may have now.
+    /// if its VLANs or guard change, if its link goes down, or if there are more than it may have
+    /// now.
     pub fn set_port(&mut self, id: PortId, config: PortConfig) -> Result<(), PortError> {
         let before = self.config_of(id).ok_or(PortError::Unknown)?;
-        let forgets = config.vlans != before.vlans || config.guard != before.guard;
+        let forgets = config.vlans != before.vlans
+            || config.guard != before.guard
+            || before.is_up && !config.is_up;
         self.check_config(&config, Some(id))?;
         if self.fdb.static_count(id.0) > config.addresses_max {
             return Err(PortError::TableFull);
@@ -199,10 +202,10 @@ impl Switch {
         cx: &mut Context<'_>,
         out: &mut impl Egress,
     ) -> u64 {
-        if self.config_of(from).is_none() {
+        let Some(&PortConfig { is_up, .. }) = self.config_of(from) else {
             burst.clear();
             return 0;
-        }
+        };
         let (mut packets, mut super_packets, mut bytes) = (0, 0, 0);
         let mut recent = Recent::NOTHING;
         while let Some(mut packet) = burst.pop() {
@@ -210,7 +213,11 @@ impl Switch {
             packets += 1;
             super_packets += u64::from(packet.offload().gso.is_some());
             bytes += packet.len() as u64;
-            match self.classify(from, &mut packet, &mut recent, cx, out) {
+            let judged = match is_up {
+                true => self.classify(from, &mut packet, &mut recent, cx, out),
+                false => Err(PortDrop::LinkDown),
+            };
+            match judged {
                 Ok(verdict) => self.act(from, packet, &verdict, cx, out),
                 Err(reason) => self.port_mut(from).counters.drop(reason),
             }

@@ -82,6 +82,8 @@ impl Default for StormRates {
 pub struct PortConfig {
     /// Capabilities of the port's device. What it sends is checked packet by packet.
     pub caps: Caps,
+    /// Its link is up. Otherwise all packets from it and to it are dropped.
+    pub is_up: bool,
     /// VLANs of the port.
     pub vlans: PortVlans,
     /// Which ports it may send to.
@@ -108,6 +110,7 @@ impl PortConfig {
     pub fn new(caps: Caps) -> Self {
         Self {
             caps,
+            is_up: true,
             vlans: PortVlans::Access(Vid::DEFAULT),
             role: Role::Station,
             guard: Guard::default(),
@@ -293,15 +296,18 @@ impl Port {
         }
     }
 
-    /// Hands out the queued packets.
+    /// Hands out the queued packets, or drops them if the link is down.
     pub(super) fn flush(&mut self, id: PortId, cx: &mut Context<'_>, out: &mut impl Egress) {
-        out.transmit(id, &mut self.pending, cx);
+        if self.config.is_up {
+            out.transmit(id, &mut self.pending, cx);
+        }
+        let reason = if self.config.is_up { PortDrop::QueueFull } else { PortDrop::LinkDown };
         let counters = &mut self.counters;
         while let Some(packet) = self.pending.pop() {
             counters.packets_out -= packet.frames() as u64;
             counters.bytes_out -= packet.frame_bytes() as u64;
             counters.super_packets_out -= u64::from(packet.offload().gso.is_some());
-            counters.drops.count(PortDrop::QueueFull, packet.frames());
+            counters.drops.count(reason, packet.frames());
         }
     }
 }

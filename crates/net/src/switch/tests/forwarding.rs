@@ -94,6 +94,27 @@ fn isolated_ports_reach_uplinks_only() {
     t.end();
 }
 
+/// Goal: a port whose link is down takes no packet and sends none, each is counted, and its
+/// stations are forgotten. It takes part again once its link is up.
+#[test]
+fn a_port_whose_link_is_down_takes_no_part() {
+    let mut t = Harness::new([port(), port(), port()]);
+    t.send(0, &plain(99, 1));
+    t.send(1, &plain(99, 2));
+    assert_eq!(t.leaves_by(0, &plain(2, 1)), [1]);
+    t.switch.set_port(t.ports[1], PortConfig { is_up: false, ..port() }).expect("may be");
+    t.expect_drop(1, &plain(1, 2), PortDrop::LinkDown);
+    let sent = t.counters(1).packets_out;
+    assert_eq!(t.leaves_by(0, &plain(2, 1)), [2], "its station is forgotten");
+    assert_eq!(t.counters(1).dropped(PortDrop::LinkDown), 3, "two from it, one to it");
+    assert_eq!(t.counters(1).packets_out, sent);
+    t.switch.set_port(t.ports[1], port()).expect("may be");
+    assert_eq!(t.leaves_by(0, &plain(2, 1)), [1, 2]);
+    assert_eq!(t.leaves_by(1, &plain(1, 2)), [0]);
+    assert_eq!(t.leaves_by(0, &plain(2, 1)), [1]);
+    t.end();
+}
+
 /// MAC flooding: one port sends from many addresses. Goal: other stations stay known, and so does
 /// the station known behind the flooding port.
 #[test]

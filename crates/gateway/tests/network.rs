@@ -7,7 +7,9 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 
 use towpath_gateway::capture::CaptureSettings;
-use towpath_gateway::network::{Attachment, Network, NetworkConfig, PortReport, PortSettings};
+use towpath_gateway::network::{
+    Attachment, Network, NetworkConfig, PortError, PortReport, PortSettings, check_port,
+};
 use towpath_io::endpoint::Connection;
 use towpath_io::vhost_user::driver::{DriverQueue, FrontEnd, GuestRam};
 use towpath_io::vhost_user::virtq::Segment;
@@ -386,4 +388,16 @@ fn a_slow_receive_queue_delays_no_other() {
     rig.turn();
     assert!(machine.received(0).into_iter().eq(0..COUNT), "what waited arrives in order");
     assert_eq!(rig.port("machine").waiting, 0);
+}
+
+/// Goal: an interface of the host has the MTU that it has; a setting of the port is an error, when
+/// it is checked and when the port is made.
+#[test]
+fn an_uplink_has_no_mtu_of_its_own() {
+    let attachment = Attachment::Packet("lo".to_owned());
+    let settings = PortSettings { mtu: Some(1400), ..PortSettings::default() };
+    let checked = check_port("a", &attachment, &settings);
+    assert!(matches!(checked, Err(PortError::UplinkMtu)), "{checked:?}");
+    let added = Rig::new().network.add_port("a", attachment, settings);
+    assert!(matches!(added, Err(PortError::UplinkMtu)), "{added:?}");
 }

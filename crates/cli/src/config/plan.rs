@@ -273,8 +273,8 @@ impl Plan {
         for (at, operation) in &self.operations {
             let wrong = |error: &dyn Display| anyhow!("{at}: {error}");
             match operation {
-                Operation::Add { name, settings, .. } => {
-                    check_port(name, settings).map_err(|error| wrong(&error))?;
+                Operation::Add { name, attachment, settings } => {
+                    check_port(name, attachment, settings).map_err(|error| wrong(&error))?;
                     if is_full(&names) {
                         return Err(wrong(&PortError::TooMany));
                     }

@@ -141,7 +141,7 @@ impl Network {
     pub fn set_services(&mut self, mut services: Services) {
         for (index, port) in self.ports.iter().enumerate() {
             if let Some(port) = port {
-                services.name_port(index as u32, &port.name);
+                port.introduce(index, &mut services);
             }
         }
         self.services = Some(services);
@@ -220,7 +220,7 @@ impl Network {
         }
         port.id = Some(id);
         if let Some(services) = &mut self.services {
-            services.name_port(index as u32, name);
+            port.introduce(index, services);
         }
         if self.ports.len() <= index {
             self.ports.resize_with(index + 1, || None);
@@ -246,14 +246,15 @@ impl Network {
         let index = self.find(name)?;
         let Some(port) = &mut self.ports[index] else { return Ok(()) };
         let before = port.settings.clone();
-        port.resize(settings.queue_len)?;
-        port.settings = settings;
+        port.change(settings, &self.config)?;
         let Some(id) = port.id else { return Ok(()) };
         if let Err(error) = self.switch.set_port(id, port.switch_config()) {
-            // It had room for as many before.
-            let _ = port.resize(before.queue_len);
-            port.settings = before;
+            // It had these settings before.
+            let _ = port.change(before, &self.config);
             return Err(error.into());
+        }
+        if let Some(services) = &mut self.services {
+            port.introduce(index, services);
         }
         Ok(())
     }

@@ -7,13 +7,14 @@ use towpath_net::switch::{self, PortId, Role, Switch};
 use towpath_net::time::{Instant, earliest};
 use towpath_packet::{Burst, Caps, Context, Device, Input};
 
-use super::config::{Attachment, NetworkConfig, PortError, PortSettings};
+use super::config::{self, Attachment, NetworkConfig, PortError, PortSettings};
 use super::device::PortDevice;
 use super::lane::{Driver, Lane};
 use super::report::PortReport;
 use super::share::PortShare;
 use super::{RETRY, Tell};
 use crate::capture::Mirrors;
+use crate::services::Services;
 
 /// Packets that may wait for a port while memory is short. With as many ports as a switch has, they
 /// are half of all packets.
@@ -28,6 +29,8 @@ pub(super) struct Port {
     lanes: Box<[Lane]>,
     attachment: Attachment,
     device: PortDevice,
+    /// The link of the device is up. It follows the settings in the next turn.
+    is_up: bool,
     /// Its file was readable, and it has had no turn since.
     pub(super) has_news: bool,
     /// There may be packets to receive, or room for waiting packets.
@@ -51,6 +54,7 @@ impl Port {
         settings: PortSettings,
         network: &NetworkConfig,
     ) -> Result<Self, PortError> {
+        config::check_mtu(&attachment, &settings)?;
         let device = PortDevice::open(&attachment, &settings, network)?;
         let queues = 0..device.queue_count(&settings);
         let lanes = queues.map(|_| Lane::new(settings.queue_len)).collect::<Result<_, _>>()?;
@@ -61,6 +65,7 @@ impl Port {
             lanes,
             attachment,
             device,
+            is_up: true,
             // It may have been readable before it was watched.
             has_news: true,
             is_ready: true,
@@ -75,6 +80,7 @@ impl Port {
     /// Returns its configuration for the switch.
     pub(super) fn switch_config(&self) -> switch::PortConfig {
         switch::PortConfig {
+            is_up: self.settings.is_up,
             vlans: self.settings.vlans.clone(),
             role: match self.settings.role {
                 Role::Station if self.attachment.is_uplink() => Role::Uplink,
@@ -93,8 +99,36 @@ impl Port {
         self.device.caps()
     }
 
+    /// Tells the services what they have to know about it.
+    pub(super) fn introduce(&self, index: usize, services: &mut Services) {
+        services.name_port(index as u32, &self.name);
+        services.set_port_mtu(index as u32, self.settings.mtu);
+    }
+
+    /// Changes its settings. A link that goes down stays up for its device until the next turn, so
+    /// that until then the change can be taken back.
+    ///
+    /// # Errors
+    /// [`PortError`]; the settings are the former ones.
+    pub(super) fn change(
+        &mut self,
+        settings: PortSettings,
+        network: &NetworkConfig,
+    ) -> Result<(), PortError> {
+        config::check_mtu(&self.attachment, &settings)?;
+        (self.has_news, self.deadline) = (true, Some(Instant::START));
+        if settings.is_up && !self.is_up {
+            self.device.set_link(true)?;
+            self.is_up = true;
+        }
+        self.resize(settings.queue_len)?;
+        self.device.set_mtu(settings.mtu.unwrap_or(network.mtu));
+        self.settings = settings;
+        Ok(())
+    }
+
     /// Changes how many packets may wait for each queue.
-    pub(super) fn resize(&mut self, queue_len: usize) -> Result<(), PortError> {
+    fn resize(&mut self, queue_len: usize) -> Result<(), PortError> {
         let before = self.settings.queue_len;
         let result = self.lanes.iter_mut().try_for_each(|lane| lane.resize(queue_len));
         if result.is_err() {
@@ -126,10 +160,20 @@ impl Port {
         if self.failure.is_some() {
             return false;
         }
+        let link = self.follow_link();
         let result = self.device.turn(true, cx);
         self.deadline = self.device.next_deadline();
-        self.note(result);
+        self.note(link.and(result));
         true
+    }
+
+    /// Sets the link of the device down if the settings say so.
+    fn follow_link(&mut self) -> Result<(), PortError> {
+        if self.is_up && !self.settings.is_up {
+            self.is_up = false;
+            self.device.set_link(false)?;
+        }
+        Ok(())
     }
 
     /// Adds received packets to `burst`, which must be empty.

@@ -128,6 +128,9 @@ impl fmt::Display for PortReport {
 impl PortReport {
     /// Returns the state of a port that has not failed, in words.
     pub fn state(&self) -> &'static str {
+        if !self.settings.is_up {
+            return "the link is down";
+        }
         match (&self.device, self.is_connected) {
             (DeviceReport::Uplink(..), true) => "up",
             (DeviceReport::Uplink(..), false) => "the interface is down",

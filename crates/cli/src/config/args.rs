@@ -334,8 +334,10 @@ pub(crate) enum AddOrDel {
 /// use; packets with other addresses are dropped as spoofed; an empty list allows all. `router
 /// yes|no`: whether the machine may send router advertisements and DHCP replies. `flood-rate N`:
 /// packets per second that the machine may send as broadcast, as multicast and to unknown
-/// addresses, each; 0 for no limit [default: 10000, 20000 and 20000]. `queue-pairs N`: with `add`
-/// only. `set` leaves other settings unchanged.
+/// addresses, each; 0 for no limit [default: 10000, 20000 and 20000]. `mtu N`: largest IP packet to
+/// the machine, which gets a smaller one than the network's by DHCP. `link up|down`: with the link
+/// down, no packet passes, and a vhost-user port has no connection; QEMU, with `reconnect=1`,
+/// reports that to the machine. `queue-pairs N`: with `add` only. `set` leaves others unchanged.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct PortArguments {

@@ -160,6 +160,8 @@ fn port(report: &PortReport) -> Value {
         "isolated": settings.role == Role::Isolated,
         "router": settings.is_router,
         "flood-rate": flood_rate(&settings.storm),
+        "mtu": report.caps.mtu,
+        "link": if settings.is_up { "up" } else { "down" },
         "macs": settings.guard.macs.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "addresses": settings.guard.addresses.iter().map(allowed).collect::<Vec<_>>(),
     });

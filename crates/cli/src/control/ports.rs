@@ -270,6 +270,7 @@ fn absolute(path: &Path) -> anyhow::Result<String> {
 fn port_line(pid: i32, port: &Value) -> String {
     let state = match (&port["failure"], port["connected"].as_bool()) {
         (Value::String(_), _) => plain(&port["failure"]),
+        _ if port["link"] == "down" => "link down".to_owned(),
         (_, Some(true)) => "connected".to_owned(),
         _ => "disconnected".to_owned(),
     };

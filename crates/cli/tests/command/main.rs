@@ -23,6 +23,7 @@ mod guest6;
 mod isolation;
 mod joined_udp;
 mod limits;
+mod link;
 mod manual;
 mod mirrored;
 mod multicast;

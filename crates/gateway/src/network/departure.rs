@@ -22,7 +22,7 @@ impl Network {
 
     /// Rings once when a machine has gone, if that matters.
     pub(super) fn tell_departure(&mut self) {
-        let has_one = || self.ports.iter().flatten().any(Port::has_ended);
+        let has_one = || self.ports.iter().any(Port::has_ended);
         if let Some(bell) = self.departed.take_if(|_| has_one()) {
             bell.ring();
         }

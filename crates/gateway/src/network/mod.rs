@@ -31,8 +31,10 @@ mod device;
 mod gateway_port;
 mod lane;
 mod lease_file;
+mod member;
 mod outputs;
 mod port;
+mod ports;
 mod queue;
 mod report;
 mod senders;
@@ -56,21 +58,22 @@ use std::path::Path;
 
 use towpath_io::doorbell::EventDoorbell;
 use towpath_io::pcapng::Direction;
-use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_net::counters::PortDrop;
 use towpath_net::fragment;
 use towpath_net::switch::{self, Switch};
-use towpath_net::time::{Duration, Instant};
+use towpath_net::time::{Duration, Instant, earliest};
 use towpath_packet::{Burst, Caps, Context, Device, Input, Site};
 
-use crate::capture::{CAPTURES_MAX, CaptureSettings, Mirrors, Sniffer};
+use crate::capture::{CAPTURES_MAX, CaptureSettings, Sniffer};
 use crate::report::Report;
 use crate::services::{self, Services};
 use crate::worker::Inside;
 use gateway_port::GatewayPort;
 use lease_file::LeaseFile;
+use member::{Member, switch_config};
 use outputs::Outputs;
 use port::Port;
+use ports::{Forwarded, Ports};
 use senders::Senders;
 
 /// Delay until a full device that cannot report room is tried again.
@@ -81,27 +84,19 @@ pub const BURSTS_PER_TURN: usize = 4;
 pub const GATEWAY_QUEUE_LEN: usize = 4096;
 /// Name of the gateway's port in captures, unless another port has this name.
 pub const GATEWAY_NAME: &str = "gateway";
-/// Token of the doorbell that captures ring when their readers are gone; tokens of ports are
-/// smaller.
-const CAPTURE_ENDED: u64 = u64::MAX;
 
 /// A network: a switch with its ports.
 pub struct Network {
     config: NetworkConfig,
     switch: Switch,
-    /// The ports, by their numbers in the switch.
-    ports: Vec<Option<Port>>,
+    /// All ports, by their numbers in the switch.
+    members: Vec<Option<Member>>,
+    /// What moves their packets.
+    ports: Ports,
     gateway: Option<GatewayPort>,
     services: Option<Services>,
     lease_file: Option<LeaseFile>,
-    reactor: Reactor,
-    events: Box<Events>,
-    received: Burst,
-    /// The port to be read first, which changes so that none is always last.
-    first: usize,
     tell: Option<Box<Tell>>,
-    /// Rung by captures that end; made with the first capture.
-    capture_ended: Option<EventDoorbell>,
     departed: Option<EventDoorbell>,
 }
 
@@ -122,16 +117,12 @@ impl Network {
         let gateway = config.gateway.map(|mac| GatewayPort::new(&mut switch, mac, config.mtu));
         Ok(Self {
             switch,
-            ports: Vec::new(),
+            members: Vec::new(),
+            ports: Ports::new()?,
             gateway: gateway.transpose()?,
             services: None,
             lease_file: None,
-            reactor: Reactor::new()?,
-            events: Box::default(),
-            received: Burst::new(),
-            first: 0,
             tell: None,
-            capture_ended: None,
             departed: None,
             config,
         })
@@ -139,10 +130,8 @@ impl Network {
 
     /// Sets the services that give guests addresses, routers and names.
     pub fn set_services(&mut self, mut services: Services) {
-        for (index, port) in self.ports.iter().enumerate() {
-            if let Some(port) = port {
-                services.name_port(index as u32, &port.name);
-            }
+        for member in self.members.iter().flatten() {
+            services.name_port(member.id.index() as u32, &member.name);
         }
         self.services = Some(services);
     }
@@ -208,24 +197,25 @@ impl Network {
         if self.find(name).is_ok() {
             return Err(PortError::Exists(name.to_owned()));
         }
-        if self.ports.iter().flatten().count() >= NETWORK_PORTS_MAX {
+        if self.port_count() >= NETWORK_PORTS_MAX {
             return Err(PortError::TooMany);
         }
-        let mut port = Port::open(name, attachment, settings, &self.config)?;
-        let id = self.switch.add_port(port.switch_config())?;
+        let mut port = Port::open(&attachment, &settings, &self.config)?;
+        let id = self.switch.add_port(switch_config(&attachment, &settings, port.caps()))?;
+        port.id = Some(id);
         let index = id.index();
-        if let Err(error) = self.reactor.add(&port, index as u64, Interest::READ, false) {
+        if let Err(error) = self.ports.add(index, port) {
             let _ = self.switch.remove_port(id);
             return Err(error.into());
         }
-        port.id = Some(id);
         if let Some(services) = &mut self.services {
             services.name_port(index as u32, name);
         }
-        if self.ports.len() <= index {
-            self.ports.resize_with(index + 1, || None);
+        if self.members.len() <= index {
+            self.members.resize_with(index + 1, || None);
         }
-        self.ports[index] = Some(port);
+        let name = name.to_owned();
+        self.members[index] = Some(Member { name, id, attachment, settings, is_leaving: false });
         Ok(())
     }
 
@@ -244,17 +234,18 @@ impl Network {
     /// [`PortError`]; nothing was changed.
     pub fn set_port(&mut self, name: &str, settings: PortSettings) -> Result<(), PortError> {
         let index = self.find(name)?;
-        let Some(port) = &mut self.ports[index] else { return Ok(()) };
-        let before = port.settings.clone();
+        let Self { members, ports, switch, .. } = self;
+        let (Some(member), Some(port)) = (&mut members[index], ports.get_mut(index)) else {
+            return Ok(());
+        };
         port.resize(settings.queue_len)?;
-        port.settings = settings;
-        let Some(id) = port.id else { return Ok(()) };
-        if let Err(error) = self.switch.set_port(id, port.switch_config()) {
+        let config = switch_config(&member.attachment, &settings, port.caps());
+        if let Err(error) = switch.set_port(member.id, config) {
             // It had room for as many before.
-            let _ = port.resize(before.queue_len);
-            port.settings = before;
+            let _ = port.resize(member.settings.queue_len);
             return Err(error.into());
         }
+        member.settings = settings;
         Ok(())
     }
 
@@ -269,21 +260,13 @@ impl Network {
         settings: CaptureSettings,
         cx: &Context<'_>,
     ) -> Result<Sniffer, CaptureError> {
-        let ended = match &self.capture_ended {
-            Some(ended) => ended.clone(),
-            None => {
-                let ended = EventDoorbell::new().map_err(io::Error::from)?;
-                self.reactor.add(&ended, CAPTURE_ENDED, Interest::READ, false)?;
-                self.capture_ended.insert(ended).clone()
-            }
-        };
-        self.reap_captures();
-        if self.mirrors().map(|mirrors| mirrors.len()).sum::<usize>() == CAPTURES_MAX {
+        let ended = self.ports.capture_bell()?;
+        if self.reap_captures() == CAPTURES_MAX {
             return Err(CaptureError::TooMany);
         }
         let mirrors = match (self.find(name), &mut self.gateway) {
             (Err(_), Some(gateway)) if name == GATEWAY_NAME => &mut gateway.mirrors,
-            (found, _) => &mut self.ports[found?].as_mut().expect("it was found").mirrors,
+            (found, _) => &mut self.ports.get_mut(found?).expect("it was found").mirrors,
         };
         Ok(mirrors.add(settings, cx.memory.capacity_bytes(), Some(ended))?)
     }
@@ -294,21 +277,20 @@ impl Network {
     /// [`PortError::Unknown`].
     pub fn settings(&self, name: &str) -> Result<&PortSettings, PortError> {
         let index = self.find(name)?;
-        Ok(&self.ports[index].as_ref().expect("it was found").settings)
+        Ok(&self.members[index].as_ref().expect("it was found").settings)
     }
 
     /// Returns the number of ports, without the gateway's.
     pub fn port_count(&self) -> usize {
-        self.ports.iter().flatten().count()
+        self.members.iter().flatten().count()
     }
 
     /// Returns the counters so far.
     pub fn report(&self, now: Instant) -> NetworkReport {
-        let ports = self.ports.iter().flatten();
         let stations = self.switch.stations(now).count();
         let gateway = self.gateway.as_ref().map(|gateway| gateway.id);
         NetworkReport {
-            ports: ports.map(|port| port.report(&self.switch)).collect(),
+            ports: self.port_reports().collect(),
             gateway: gateway.and_then(|id| self.switch.counters_of(id)).cloned(),
             gateway_no_memory: self.gateway.as_ref().map_or(0, |gateway| gateway.no_memory),
             stations,
@@ -316,119 +298,60 @@ impl Network {
         }
     }
 
+    fn port_reports(&self) -> impl Iterator<Item = PortReport> {
+        self.members.iter().flatten().filter_map(|member| {
+            let state = self.ports.get(member.id.index())?.state();
+            let counters = self.switch.counters_of(member.id).cloned().unwrap_or_default();
+            Some(member.report(state, counters))
+        })
+    }
+
     fn find(&self, name: &str) -> Result<usize, PortError> {
-        let is_it = |port: &Port| port.name == name && !port.is_leaving;
-        let found = self.ports.iter().position(|port| port.as_ref().is_some_and(is_it));
+        let is_it = |member: &Member| member.name == name && !member.is_leaving;
+        let found = self.members.iter().position(|member| member.as_ref().is_some_and(is_it));
         found.ok_or_else(|| PortError::Unknown { name: name.to_owned(), known: self.names() })
     }
 
     /// Returns the sorted names of the ports, for the error about an unknown one.
     fn names(&self) -> Vec<String> {
-        let ports = self.ports.iter().flatten().filter(|port| !port.is_leaving);
-        let mut names: Vec<String> = ports.map(|port| port.name.clone()).collect();
+        let members = self.members.iter().flatten().filter(|member| !member.is_leaving);
+        let mut names: Vec<String> = members.map(|member| member.name.clone()).collect();
         names.sort_unstable();
         names
     }
 
-    fn mirrors(&mut self) -> impl Iterator<Item = &mut Mirrors> {
-        let ports = self.ports.iter_mut().flatten().map(|port| &mut port.mirrors);
-        ports.chain(self.gateway.as_mut().map(|gateway| &mut gateway.mirrors))
-    }
-
-    fn reap_captures(&mut self) {
-        self.capture_ended.iter().for_each(EventDoorbell::clear);
-        self.mirrors().for_each(Mirrors::reap);
+    /// Removes captures whose readers are gone. Returns the number of the others.
+    fn reap_captures(&mut self) -> usize {
+        let of_gateway = self.gateway.as_mut().map_or(0, |gateway| {
+            gateway.mirrors.reap();
+            gateway.mirrors.len()
+        });
+        of_gateway + self.ports.reap_captures()
     }
 
     fn remove_at(&mut self, index: usize) -> Result<(), PortError> {
-        let Some(port) = self.ports[index].take() else { return Ok(()) };
-        // The port is registered and still open.
-        let _ = self.reactor.remove(&port);
-        if let Some(id) = port.id {
-            self.switch.remove_port(id)?;
-            self.gateway.iter_mut().for_each(|gateway| gateway.forget(id));
-        }
+        let Some(Member { id, .. }) = self.members[index].take() else { return Ok(()) };
+        drop(self.ports.remove(index));
+        self.switch.remove_port(id)?;
+        self.gateway.iter_mut().for_each(|gateway| gateway.forget(id));
         if let Some(services) = &mut self.services {
             services.forget_port(index as u32);
         }
         Ok(())
     }
 
-    /// Checks each port for work, and marks those that have some for the next turn. Returns true if
-    /// there are any.
-    fn look(&mut self, has_work: impl Fn(&mut Port) -> bool) -> bool {
-        let mut any = false;
-        for port in self.ports.iter_mut().flatten() {
-            if has_work(port) {
-                (port.is_ready, any) = (true, true);
-            }
-        }
-        any
-    }
-
-    /// Collects which files are readable.
-    fn hear(&mut self) -> io::Result<()> {
-        self.reactor.wait(Some(Duration::ZERO), &mut self.events)?;
-        if self.events.iter().any(|event| event.token == CAPTURE_ENDED) {
-            self.reap_captures();
-        }
-        for event in self.events.iter() {
-            let Some(Some(port)) = self.ports.get_mut(event.token as usize) else { continue };
-            let is_of_use = !port.has_failed();
-            (port.has_news, port.is_ready) = (is_of_use, is_of_use);
-            if !is_of_use {
-                // The file of a failed port stays readable. It is registered and still open.
-                let _ = self.reactor.remove(&*port);
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads a port that is ready, and forwards its packets. `is_shared`: several ports use the
-    /// gateway.
-    fn read(&mut self, index: usize, is_shared: bool, cx: &mut Context<'_>) -> Input {
-        let Self { ports, switch, gateway, received, services, config, .. } = self;
-        for _ in 0..BURSTS_PER_TURN {
-            let Some(port) = &mut ports[index] else { return Input::Done };
-            let Some(id) = port.id.filter(|_| port.is_ready) else { return Input::Done };
-            let room = port.share.room(is_shared, cx.now);
-            if room == 0 {
-                // There is a next turn as long as packets wait for the gateway.
-                return Input::Done;
-            }
-            received.limit(room);
-            let waited = GatewayPort::waiting(gateway);
-            let input = port.receive(received, cx);
-            // A burst that is not full has emptied the port; its file reports when there is more.
-            port.is_ready = received.is_full();
-            if received.is_empty() {
-                return input;
-            }
-            let (packets, now) = (received.len(), cx.now);
-            let is_short = outputs::is_short(cx.memory);
-            let mut outputs = Outputs { ports, gateway, services, config, now, is_short };
-            let bytes = outputs.forward(switch, id, received, cx);
-            if let Some(port) = &mut ports[index] {
-                let waiting = GatewayPort::waiting(gateway) - waited;
-                port.share.came(packets, bytes as usize, waiting, now);
-            }
-            if input == Input::NoMemory {
-                return input;
-            }
-        }
-        Input::Done
-    }
-
     /// Adds packets that wait for the gateway to `burst`, as a device delivers them. Messages to a
     /// service are answered here.
     fn receive_for_gateway(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
-        let Self { switch, ports, gateway: Some(gateway), services, lease_file, .. } = self else {
+        let Self { switch, members, ports, gateway: Some(gateway), services, lease_file, .. } =
+            self
+        else {
             return;
         };
         let mut replies = Burst::new();
         let mut senders = Senders::default();
         while !burst.is_full()
-            && let Some(packet) = gateway.take(ports)
+            && let Some(packet) = gateway.take(ports.places_mut())
         {
             if packet.is_inline() {
                 cx.ledger.count(Site::GuestSmall, packet.len());
@@ -437,16 +360,14 @@ impl Network {
                 gateway.no_memory += 1;
                 continue;
             };
-            let port = packet.ingress().and_then(|port| ports.get(usize::from(port))?.as_ref());
-            if let (Some(services), Some(port)) = (&mut *services, port)
-                && let Some(id) = port.id
-            {
+            let from = packet.ingress().and_then(|port| members.get(usize::from(port))?.as_ref());
+            if let (Some(services), Some(from)) = (&mut *services, from) {
                 let headers = packet.peek_headers();
-                if !senders.allows(headers, port, services, cx.now) {
-                    switch.count_drop(id, PortDrop::AddressSpoofed);
+                if !senders.allows(headers, from, services, cx.now) {
+                    switch.count_drop(from.id, PortDrop::AddressSpoofed);
                     continue;
                 }
-                let number = id.index() as u32;
+                let number = from.id.index() as u32;
                 if services::concerns(headers)
                     && services.intercept(number, &mut packet, cx, &mut replies)
                 {
@@ -468,19 +389,18 @@ impl Network {
 
     /// Sends packets from the gateway's port.
     fn send(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
-        let Self { switch, ports, gateway, services, config, .. } = self;
+        let Self { switch, members, ports, gateway, services, config, .. } = self;
         let Some(from) = gateway.as_mut() else { return burst.clear() };
         from.mirrors.see(Direction::Inbound, burst.iter());
         let (id, now, is_short) = (from.id, cx.now, outputs::is_short(cx.memory));
-        let mut outputs = Outputs { ports, gateway, services, config, now, is_short };
+        let ports = ports.places_mut();
+        let mut outputs = Outputs { ports, members, gateway, services, config, now, is_short };
         outputs.forward(switch, id, burst, cx);
     }
 
     /// Offers waiting packets to the devices again.
     fn flush(&mut self, cx: &mut Context<'_>) {
-        for port in self.ports.iter_mut().flatten() {
-            port.flush(cx);
-        }
+        self.ports.flush(cx);
         self.tell_departure();
     }
 }
@@ -489,7 +409,7 @@ impl Device for Network {
     type Error = io::Error;
 
     fn file(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.reactor.as_fd())
+        Some(self.ports.as_fd())
     }
 
     fn caps(&self) -> Caps {
@@ -498,14 +418,14 @@ impl Device for Network {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let ports = self.ports.iter().flatten();
-        let is_left =
-            GatewayPort::waiting(&self.gateway) > 0 || ports.clone().any(|port| port.is_ready);
-        let at_once = is_left.then(|| Instant::from_micros(0));
-        let ports = ports.filter_map(|port| port.deadline);
-        let services = self.services.as_ref().and_then(Services::next_deadline);
-        let file = self.lease_file.as_ref().and_then(LeaseFile::deadline);
-        ports.chain(at_once).chain(self.switch.next_deadline()).chain(services).chain(file).min()
+        let is_left = GatewayPort::waiting(&self.gateway) > 0;
+        earliest([
+            is_left.then_some(Instant::START),
+            self.ports.next_deadline(),
+            self.switch.next_deadline(),
+            self.services.as_ref().and_then(Services::next_deadline),
+            self.lease_file.as_ref().and_then(LeaseFile::deadline),
+        ])
     }
 
     fn busy_poll(&self) -> Duration {
@@ -513,30 +433,26 @@ impl Device for Network {
     }
 
     fn poll(&mut self) -> bool {
-        self.look(Port::poll)
+        self.ports.look(Port::poll)
     }
 
     fn arm(&mut self) -> bool {
-        self.look(Port::arm)
+        self.ports.look(Port::arm)
     }
 
     fn turn(&mut self, is_readable: bool, cx: &mut Context<'_>) -> io::Result<()> {
-        if is_readable {
-            self.hear()?;
+        if is_readable && self.ports.hear()? {
+            self.reap_captures();
         }
-        for port in self.ports.iter_mut().flatten() {
-            let is_due = port.deadline.is_some_and(|at| at <= cx.now);
-            if (port.has_news || is_due)
-                && port.turn(cx)
-                && let Some(id) = port.id
-            {
-                // It is a port of the switch, so this cannot fail.
-                let _ = self.switch.set_caps(id, port.caps());
-                if let Some(tell) = &mut self.tell {
-                    port.report_events(tell);
-                }
+        let Self { members, ports, switch, tell, .. } = self;
+        ports.turn(cx, |index, port| {
+            let Some(member) = &members[index] else { return };
+            // It is a port of the switch, so this cannot fail.
+            let _ = switch.set_caps(member.id, port.caps());
+            if let Some(tell) = tell {
+                port.take_events(|event| tell(&member.name, event));
             }
-        }
+        });
         if self.switch.next_deadline().is_some_and(|at| at <= cx.now) {
             self.switch.expire(cx.now);
         }
@@ -555,19 +471,19 @@ impl Device for Network {
     }
 
     fn receive(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> io::Result<Input> {
-        let mut input = Input::Done;
-        let count = self.ports.len();
-        let users = self.ports.iter().flatten().filter(|port| port.share.is_used(cx.now));
-        let is_shared = users.take(2).count() > 1;
-        for step in 0..count {
-            let index = (self.first + step) % count;
-            if self.read(index, is_shared, cx) == Input::NoMemory {
-                input = Input::NoMemory;
-                self.first = index;
-                break;
-            }
-        }
-        self.first = (self.first + 1) % count.max(1);
+        let is_shared = self.ports.gateway_users(cx.now) > 1;
+        let Self { members, ports, switch, gateway, services, config, .. } = self;
+        let input = ports.read(is_shared, cx, |ports, index, burst, cx| {
+            let Some(Member { id, .. }) = members[index] else {
+                burst.clear();
+                return Forwarded { bytes: 0, to_gateway: 0 };
+            };
+            let waited = GatewayPort::waiting(gateway);
+            let (now, is_short) = (cx.now, outputs::is_short(cx.memory));
+            let mut outputs = Outputs { ports, members, gateway, services, config, now, is_short };
+            let bytes = outputs.forward(switch, id, burst, cx);
+            Forwarded { bytes, to_gateway: GatewayPort::waiting(gateway) - waited }
+        });
         self.flush(cx);
         self.receive_for_gateway(burst, cx);
         Ok(input)
@@ -580,9 +496,7 @@ impl Device for Network {
     }
 
     fn rest(&mut self) {
-        for port in self.ports.iter_mut().flatten() {
-            port.rest();
-        }
+        self.ports.rest();
     }
 }
 
@@ -592,8 +506,7 @@ impl Inside for Network {
     }
 
     fn add_to(&self, report: &mut Report) {
-        let ports = self.ports.iter().flatten().map(|port| port.report(&self.switch));
-        let lent = ports.filter_map(|port| port.device.lent());
+        let lent = self.port_reports().filter_map(|port| port.device.lent());
         report.recalled = lent.map(|(_, recalled)| recalled).sum();
     }
 }

@@ -11,12 +11,14 @@ use towpath_packet::{Burst, Context, Memory};
 
 use super::NetworkConfig;
 use super::gateway_port::GatewayPort;
+use super::member::Member;
 use super::port::Port;
 use crate::services::Services;
 
 /// Where packets leave the switch, and the owners of addresses.
 pub(super) struct Outputs<'a> {
     pub(super) ports: &'a mut [Option<Port>],
+    pub(super) members: &'a [Option<Member>],
     pub(super) gateway: &'a mut Option<GatewayPort>,
     pub(super) services: &'a Option<Services>,
     pub(super) config: &'a NetworkConfig,
@@ -45,6 +47,10 @@ impl Outputs<'_> {
     ) -> u64 {
         switch.forward(from, burst, cx, self)
     }
+
+    fn id_of(&self, port: u32) -> Option<PortId> {
+        Some(self.members.get(port as usize)?.as_ref()?.id)
+    }
 }
 
 impl Egress for Outputs<'_> {
@@ -68,13 +74,12 @@ impl Egress for Outputs<'_> {
             return Some(gateway.id);
         }
         let port = self.services.as_ref()?.holder(address, self.now)?;
-        self.ports.get(port as usize)?.as_ref()?.id
+        self.id_of(port)
     }
 
     /// Returns the port of a station that has a lease: the port of the lease.
     fn home(&self, vid: Vid, station: MacAddr) -> Option<PortId> {
         let services = self.services.as_ref().filter(|_| vid == Vid::DEFAULT)?;
-        let port = services.port_of(station, self.now)?;
-        self.ports.get(port as usize)?.as_ref()?.id
+        self.id_of(services.port_of(station, self.now)?)
     }
 }

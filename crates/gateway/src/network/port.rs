@@ -1,33 +1,36 @@
 //! A port: its device, and a lane for each queue of the device.
 
+use std::fmt::Display;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use towpath_io::pcapng::Direction;
-use towpath_net::switch::{self, PortId, Role, Switch};
+use towpath_net::switch::PortId;
 use towpath_net::time::{Instant, earliest};
 use towpath_packet::{Burst, Caps, Context, Device, Input};
 
+use super::RETRY;
 use super::config::{Attachment, NetworkConfig, PortError, PortSettings};
 use super::device::PortDevice;
 use super::lane::{Driver, Lane};
-use super::report::PortReport;
+use super::report::PortState;
 use super::share::PortShare;
-use super::{RETRY, Tell};
 use crate::capture::Mirrors;
 
 /// Packets that may wait for a port while memory is short. With as many ports as a switch has, they
 /// are half of all packets.
 pub(super) const QUEUE_LEN_SHORT: usize = 16;
 
-/// A port of a network.
+/// The part of a port that moves packets. What the network knows about the port besides is a
+/// [`Member`](super::member::Member).
 pub(super) struct Port {
-    pub(super) name: String,
     pub(super) id: Option<PortId>,
-    pub(super) settings: PortSettings,
     /// The packets that wait, for each queue of the device.
     lanes: Box<[Lane]>,
-    attachment: Attachment,
+    /// Packets that may wait for each queue.
+    queue_len: usize,
     device: PortDevice,
+    /// Guests connect to it, one after the other.
+    is_listening: bool,
     /// Its file was readable, and it has had no turn since.
     pub(super) has_news: bool,
     /// There may be packets to receive, or room for waiting packets.
@@ -37,8 +40,6 @@ pub(super) struct Port {
     pub(super) deadline: Option<Instant>,
     /// Why it has failed.
     failure: Option<String>,
-    /// The current transaction has removed it.
-    pub(super) is_leaving: bool,
     /// Captures of its packets.
     pub(super) mirrors: Mirrors,
 }
@@ -46,46 +47,30 @@ pub(super) struct Port {
 impl Port {
     /// Opens the device. The port does not belong to a switch yet.
     pub(super) fn open(
-        name: &str,
-        attachment: Attachment,
-        settings: PortSettings,
+        attachment: &Attachment,
+        settings: &PortSettings,
         network: &NetworkConfig,
     ) -> Result<Self, PortError> {
-        let device = PortDevice::open(&attachment, &settings, network)?;
-        let queues = 0..device.queue_count(&settings);
+        let device = PortDevice::open(attachment, settings, network)?;
+        let queues = 0..device.queue_count(settings);
         let lanes = queues.map(|_| Lane::new(settings.queue_len)).collect::<Result<_, _>>()?;
         Ok(Self {
-            name: name.to_owned(),
             id: None,
-            settings,
             lanes,
-            attachment,
+            queue_len: settings.queue_len,
             device,
+            is_listening: !matches!(
+                attachment,
+                Attachment::VhostUserFd(_) | Attachment::StreamFd(_)
+            ),
             // It may have been readable before it was watched.
             has_news: true,
             is_ready: true,
             share: PortShare::new(),
             deadline: None,
             failure: None,
-            is_leaving: false,
             mirrors: Mirrors::default(),
         })
-    }
-
-    /// Returns its configuration for the switch.
-    pub(super) fn switch_config(&self) -> switch::PortConfig {
-        switch::PortConfig {
-            vlans: self.settings.vlans.clone(),
-            role: match self.settings.role {
-                Role::Station if self.attachment.is_uplink() => Role::Uplink,
-                role => role,
-            },
-            guard: self.settings.guard.clone(),
-            respects_owners: true,
-            is_router: self.settings.is_router,
-            storm: self.settings.storm,
-            ..switch::PortConfig::new(self.caps())
-        }
     }
 
     /// Returns what its device takes now.
@@ -95,11 +80,11 @@ impl Port {
 
     /// Changes how many packets may wait for each queue.
     pub(super) fn resize(&mut self, queue_len: usize) -> Result<(), PortError> {
-        let before = self.settings.queue_len;
         let result = self.lanes.iter_mut().try_for_each(|lane| lane.resize(queue_len));
-        if result.is_err() {
+        match result {
+            Ok(()) => self.queue_len = queue_len,
             // Each had room for as many before.
-            self.lanes.iter_mut().for_each(|lane| drop(lane.resize(before)));
+            Err(_) => self.lanes.iter_mut().for_each(|lane| drop(lane.resize(self.queue_len))),
         }
         result
     }
@@ -212,9 +197,9 @@ impl Port {
         }
     }
 
-    /// Reports the events since the last call.
-    pub(super) fn report_events(&mut self, tell: &mut Tell) {
-        self.device.take_events(|event| tell(&self.name, event));
+    /// Passes each event of the device since the last call to `tell`.
+    pub(super) fn take_events(&mut self, tell: impl FnMut(&dyn Display)) {
+        self.device.take_events(tell);
     }
 
     /// Releases what is kept ready for reads.
@@ -222,17 +207,12 @@ impl Port {
         self.device.rest();
     }
 
-    pub(super) fn report(&self, switch: &Switch) -> PortReport {
-        let counters = self.id.and_then(|id| switch.counters_of(id)).cloned().unwrap_or_default();
-        PortReport {
-            name: self.name.clone(),
-            attachment: self.attachment.clone(),
-            settings: self.settings.clone(),
+    pub(super) fn state(&self) -> PortState {
+        PortState {
             caps: self.caps(),
             is_connected: self.device.is_connected() && self.failure.is_none(),
             failure: self.failure.clone(),
             waiting: self.waiting(),
-            counters,
             device: self.device.report(),
         }
     }
@@ -244,9 +224,7 @@ impl Port {
 
     /// Returns true if a machine was connected and has gone, or the port has failed.
     pub(super) fn has_ended(&self) -> bool {
-        let is_listening =
-            !matches!(self.attachment, Attachment::VhostUserFd(_) | Attachment::StreamFd(_));
-        self.has_failed() || self.device.has_ended(is_listening)
+        self.has_failed() || self.device.has_ended(self.is_listening)
     }
 
     /// Records an error, which ends this port's traffic and nothing else. Waiting packets are

@@ -51,6 +51,16 @@ pub struct PortReport {
     pub device: DeviceReport,
 }
 
+/// State of a port, as the thread knows it that moves its packets.
+#[derive(Clone, Debug)]
+pub(super) struct PortState {
+    pub(super) caps: Caps,
+    pub(super) is_connected: bool,
+    pub(super) failure: Option<String>,
+    pub(super) waiting: usize,
+    pub(super) device: DeviceReport,
+}
+
 /// Counters of a device.
 #[derive(Clone, Copy, Debug)]
 pub enum DeviceReport {

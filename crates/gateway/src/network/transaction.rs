@@ -233,8 +233,8 @@ impl Network {
     }
 
     fn set_leaving(&mut self, index: usize, is_leaving: bool) {
-        if let Some(port) = &mut self.ports[index] {
-            port.is_leaving = is_leaving;
+        if let Some(member) = &mut self.members[index] {
+            member.is_leaving = is_leaving;
         }
     }
 }

@@ -154,7 +154,8 @@ impl fmt::Display for PortError {
 
 impl core::error::Error for PortError {}
 
-/// Counters of a port. Plain numbers: one thread writes them, and reports copy them.
+/// Counters of a port. Plain numbers: each thread has its own, and reports add them
+/// ([`PortCounters::add`]).
 ///
 /// Each received packet is either dropped with a reason of kind *In*, or passed to one or more
 /// ports. Each of these ports counts it as sent, perhaps as several segments, or drops it with a
@@ -202,8 +203,51 @@ impl PortCounters {
         self.drops.iter()
     }
 
+    /// Adds the counters of another thread for the same port.
+    pub fn add(&mut self, other: &Self) {
+        self.packets_in += other.packets_in;
+        self.bytes_in += other.bytes_in;
+        self.super_packets_in += other.super_packets_in;
+        self.packets_out += other.packets_out;
+        self.bytes_out += other.bytes_out;
+        self.super_packets_out += other.super_packets_out;
+        self.flooded += other.flooded;
+        self.cut += other.cut;
+        self.checksums += other.checksums;
+        self.learned += other.learned;
+        self.learn_refused += other.learn_refused;
+        self.moves += other.moves;
+        self.moves_refused += other.moves_refused;
+        for (reason, count) in other.drops.iter() {
+            self.drops.count(reason, count as usize);
+        }
+    }
+
     pub(super) fn drop(&mut self, reason: PortDrop) {
         self.drops.count(reason, 1);
+    }
+
+    pub(super) fn count_in(&mut self, traffic: &Traffic) {
+        self.packets_in += traffic.packets;
+        self.super_packets_in += traffic.super_packets;
+        self.bytes_in += traffic.bytes;
+    }
+}
+
+/// Received packets that are counted together.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Traffic {
+    packets: u64,
+    super_packets: u64,
+    pub(super) bytes: u64,
+}
+
+impl Traffic {
+    #[inline]
+    pub(super) fn add(&mut self, packet: &Packet) {
+        self.packets += 1;
+        self.super_packets += u64::from(packet.offload().gso.is_some());
+        self.bytes += packet.len() as u64;
     }
 }
 
@@ -227,10 +271,11 @@ pub trait Egress {
     }
 }
 
-/// A port of the switch.
+/// A port of the switch, as one thread has it.
 pub(super) struct Port {
     pub(super) config: PortConfig,
     pub(super) counters: PortCounters,
+    /// Used by the owner only, like `moves`.
     pub(super) storms: Storms,
     pub(super) moves: Bucket,
     /// Packets that are not handed out yet. Empty between calls.

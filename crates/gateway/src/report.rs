@@ -2,10 +2,14 @@
 
 use crate::flows::{Gateway, GatewayCounters, LentNow};
 use std::fmt;
+use std::time::Duration;
 use towpath_io::tap::{Features, TapCounters};
 use towpath_net::counters::Counters;
 use towpath_net::stack::{Conflict, Stack};
 use towpath_packet::{Ledger, Site};
+
+/// How long to wait for the reports of all other workers; packets of the first worker wait as well.
+pub const REPORT_PATIENCE: Duration = Duration::from_millis(100);
 
 /// A copy of all counters at one moment.
 #[derive(Clone, Debug)]

@@ -6,6 +6,7 @@ use towpath_io::doorbell::EventDoorbell;
 use towpath_packet::ring::Doorbell;
 
 use super::Network;
+use super::crew::Crew;
 use super::port::Port;
 
 impl Network {
@@ -17,6 +18,7 @@ impl Network {
     pub fn departure(&mut self) -> io::Result<EventDoorbell> {
         let bell = EventDoorbell::new()?;
         self.departed = Some(bell.clone());
+        self.crew.iter().try_for_each(Crew::tell_departure)?;
         Ok(bell)
     }
 

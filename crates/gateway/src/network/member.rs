@@ -11,6 +11,8 @@ use super::report::{PortReport, PortState};
 pub(super) struct Member {
     pub(super) name: String,
     pub(super) id: PortId,
+    /// The number of the worker that moves its packets, from 0.
+    pub(super) worker: usize,
     pub(super) attachment: Attachment,
     pub(super) settings: PortSettings,
     /// The current transaction has removed it.
@@ -22,6 +24,7 @@ impl Member {
         let PortState { caps, is_connected, failure, waiting, device } = state;
         PortReport {
             name: self.name.clone(),
+            worker: self.worker,
             attachment: self.attachment.clone(),
             settings: self.settings.clone(),
             caps,

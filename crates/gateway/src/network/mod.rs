@@ -3,13 +3,14 @@
 //!
 //! # Theory of operation
 //!
-//! A [`Network`] is the [`Inside`] of a worker, so one thread owns all ports. It reads the ready
-//! ports in turn, one burst at a time, and runs each burst to completion: the switch passes it to
-//! the devices of other ports before the next one is read. Packets that a device does not take at
-//! once wait in a queue of its port; packets that find no room are dropped and counted. The
-//! gateway's queue leads to the worker's stack. All ports share it. So a port with a burst waiting
-//! there is not read until less waits: further packets of its guest wait in the guest, and not in
-//! front of other guests' packets.
+//! A [`Network`] is the [`Inside`] of a worker, so one thread owns all ports, unless
+//! [`Network::set_workers`] distributes them. It reads the ready ports in turn, one burst at a
+//! time, and runs each burst to completion: the switch passes it to the devices of other ports
+//! before the next one is read. Packets that a device does not take at once wait in a queue of its
+//! port; packets that find no room are dropped and counted. The gateway's queue leads to the
+//! worker's stack. All ports share it. So a port with a burst waiting there is not read until less
+//! waits: further packets of its guest wait in the guest, and not in front of other guests'
+//! packets.
 //!
 //! All files are registered in a reactor of the network's own, which the worker watches as one
 //! file. While it pays, the worker polls the rings of guests. A full TAP device is tried again
@@ -26,11 +27,14 @@
 //! and of captures.
 
 mod config;
+mod crew;
 mod departure;
 mod device;
 mod gateway_port;
+mod helper;
 mod lane;
 mod lease_file;
+mod links;
 mod member;
 mod outputs;
 mod port;
@@ -38,6 +42,7 @@ mod ports;
 mod queue;
 mod report;
 mod senders;
+mod several;
 mod share;
 mod transaction;
 
@@ -68,11 +73,12 @@ use crate::capture::{CAPTURES_MAX, CaptureSettings, Sniffer};
 use crate::report::Report;
 use crate::services::{self, Services};
 use crate::worker::Inside;
+use crew::Crew;
 use gateway_port::GatewayPort;
 use lease_file::LeaseFile;
 use member::{Member, switch_config};
 use outputs::Outputs;
-use port::Port;
+use port::{Port, is_short};
 use ports::{Forwarded, Ports};
 use senders::Senders;
 
@@ -98,6 +104,10 @@ pub struct Network {
     lease_file: Option<LeaseFile>,
     tell: Option<Box<Tell>>,
     departed: Option<EventDoorbell>,
+    /// The other workers, if there are any.
+    crew: Option<Crew>,
+    /// Numbers of removed ports become free once the ring of the first worker is empty.
+    has_numbers_to_release: bool,
 }
 
 /// Called for events at a port, with its name and a description.
@@ -124,6 +134,8 @@ impl Network {
             lease_file: None,
             tell: None,
             departed: None,
+            crew: None,
+            has_numbers_to_release: false,
             config,
         })
     }
@@ -201,11 +213,13 @@ impl Network {
             return Err(PortError::TooMany);
         }
         let mut port = Port::open(&attachment, &settings, &self.config)?;
+        let worker = self.least_busy();
         let id = self.switch.add_port(switch_config(&attachment, &settings, port.caps()))?;
         port.id = Some(id);
         let index = id.index();
-        if let Err(error) = self.ports.add(index, port) {
+        if let Err(error) = self.hand_out(port, index, worker) {
             let _ = self.switch.remove_port(id);
+            self.has_numbers_to_release = self.crew.is_some();
             return Err(error.into());
         }
         if let Some(services) = &mut self.services {
@@ -215,7 +229,9 @@ impl Network {
             self.members.resize_with(index + 1, || None);
         }
         let name = name.to_owned();
-        self.members[index] = Some(Member { name, id, attachment, settings, is_leaving: false });
+        let is_leaving = false;
+        let member = Member { name, id, worker, attachment, settings, is_leaving };
+        self.members[index] = Some(member);
         Ok(())
     }
 
@@ -234,15 +250,13 @@ impl Network {
     /// [`PortError`]; nothing was changed.
     pub fn set_port(&mut self, name: &str, settings: PortSettings) -> Result<(), PortError> {
         let index = self.find(name)?;
-        let Self { members, ports, switch, .. } = self;
-        let (Some(member), Some(port)) = (&mut members[index], ports.get_mut(index)) else {
-            return Ok(());
-        };
-        port.resize(settings.queue_len)?;
-        let config = switch_config(&member.attachment, &settings, port.caps());
-        if let Err(error) = switch.set_port(member.id, config) {
+        let caps = self.resize(index, settings.queue_len)?;
+        let Some(member) = &mut self.members[index] else { return Ok(()) };
+        let config = switch_config(&member.attachment, &settings, caps);
+        if let Err(error) = self.switch.set_port(member.id, config) {
+            let before = member.settings.queue_len;
             // It had room for as many before.
-            let _ = port.resize(member.settings.queue_len);
+            let _ = self.resize(index, before);
             return Err(error.into());
         }
         member.settings = settings;
@@ -260,15 +274,17 @@ impl Network {
         settings: CaptureSettings,
         cx: &Context<'_>,
     ) -> Result<Sniffer, CaptureError> {
-        let ended = self.ports.capture_bell()?;
-        if self.reap_captures() == CAPTURES_MAX {
+        if self.reap_captures()? == CAPTURES_MAX {
             return Err(CaptureError::TooMany);
         }
-        let mirrors = match (self.find(name), &mut self.gateway) {
-            (Err(_), Some(gateway)) if name == GATEWAY_NAME => &mut gateway.mirrors,
-            (found, _) => &mut self.ports.get_mut(found?).expect("it was found").mirrors,
-        };
-        Ok(mirrors.add(settings, cx.memory.capacity_bytes(), Some(ended))?)
+        let bytes = cx.memory.capacity_bytes();
+        match (self.find(name), &mut self.gateway) {
+            (Err(_), Some(gateway)) if name == GATEWAY_NAME => {
+                let ended = self.ports.capture_bell()?;
+                Ok(gateway.mirrors.add(settings, bytes, Some(ended))?)
+            }
+            (found, _) => Ok(self.capture_port(found?, settings, bytes)?),
+        }
     }
 
     /// Returns the settings of a port.
@@ -287,23 +303,15 @@ impl Network {
 
     /// Returns the counters so far.
     pub fn report(&self, now: Instant) -> NetworkReport {
-        let stations = self.switch.stations(now).count();
-        let gateway = self.gateway.as_ref().map(|gateway| gateway.id);
+        let (ports, gateway) = self.figures(&self.other_reports());
         NetworkReport {
-            ports: self.port_reports().collect(),
-            gateway: gateway.and_then(|id| self.switch.counters_of(id)).cloned(),
+            workers: self.crew.as_ref().map_or(1, Crew::workers),
+            ports,
+            gateway,
             gateway_no_memory: self.gateway.as_ref().map_or(0, |gateway| gateway.no_memory),
-            stations,
+            stations: self.switch.stations(now).count(),
             services: self.services.as_ref().map(Services::counters),
         }
-    }
-
-    fn port_reports(&self) -> impl Iterator<Item = PortReport> {
-        self.members.iter().flatten().filter_map(|member| {
-            let state = self.ports.get(member.id.index())?.state();
-            let counters = self.switch.counters_of(member.id).cloned().unwrap_or_default();
-            Some(member.report(state, counters))
-        })
     }
 
     fn find(&self, name: &str) -> Result<usize, PortError> {
@@ -320,38 +328,31 @@ impl Network {
         names
     }
 
-    /// Removes captures whose readers are gone. Returns the number of the others.
-    fn reap_captures(&mut self) -> usize {
-        let of_gateway = self.gateway.as_mut().map_or(0, |gateway| {
-            gateway.mirrors.reap();
-            gateway.mirrors.len()
-        });
-        of_gateway + self.ports.reap_captures()
-    }
-
     fn remove_at(&mut self, index: usize) -> Result<(), PortError> {
-        let Some(Member { id, .. }) = self.members[index].take() else { return Ok(()) };
-        drop(self.ports.remove(index));
+        let Some(Member { id, worker, .. }) = self.members[index].take() else { return Ok(()) };
+        let ended = self.end_port(index, worker);
         self.switch.remove_port(id)?;
         self.gateway.iter_mut().for_each(|gateway| gateway.forget(id));
         if let Some(services) = &mut self.services {
             services.forget_port(index as u32);
         }
-        Ok(())
+        ended?;
+        self.settle(index)
     }
 
     /// Adds packets that wait for the gateway to `burst`, as a device delivers them. Messages to a
     /// service are answered here.
     fn receive_for_gateway(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
-        let Self { switch, members, ports, gateway: Some(gateway), services, lease_file, .. } =
-            self
+        let Self {
+            switch, members, ports, gateway: Some(gateway), services, lease_file, crew, ..
+        } = self
         else {
             return;
         };
         let mut replies = Burst::new();
         let mut senders = Senders::default();
         while !burst.is_full()
-            && let Some(packet) = gateway.take(ports.places_mut())
+            && let Some(packet) = gateway.take(ports.places_mut(), crew.as_ref())
         {
             if packet.is_inline() {
                 cx.ledger.count(Site::GuestSmall, packet.len());
@@ -389,13 +390,10 @@ impl Network {
 
     /// Sends packets from the gateway's port.
     fn send(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
-        let Self { switch, members, ports, gateway, services, config, .. } = self;
-        let Some(from) = gateway.as_mut() else { return burst.clear() };
+        let Some(from) = self.gateway.as_mut() else { return burst.clear() };
         from.mirrors.see(Direction::Inbound, burst.iter());
-        let (id, now, is_short) = (from.id, cx.now, outputs::is_short(cx.memory));
-        let ports = ports.places_mut();
-        let mut outputs = Outputs { ports, members, gateway, services, config, now, is_short };
-        outputs.forward(switch, id, burst, cx);
+        let id = from.id;
+        self.forward(id, burst, cx);
     }
 
     /// Offers waiting packets to the devices again.
@@ -418,7 +416,8 @@ impl Device for Network {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let is_left = GatewayPort::waiting(&self.gateway) > 0;
+        let is_left = GatewayPort::waiting(&self.gateway) > 0
+            || self.crew.as_ref().is_some_and(Crew::has_packets);
         earliest([
             is_left.then_some(Instant::START),
             self.ports.next_deadline(),
@@ -433,22 +432,33 @@ impl Device for Network {
     }
 
     fn poll(&mut self) -> bool {
-        self.ports.look(Port::poll)
+        let has_packets = self.crew.as_mut().is_some_and(Crew::look);
+        self.ports.look(Port::poll) || has_packets
     }
 
     fn arm(&mut self) -> bool {
-        self.ports.look(Port::arm)
+        let has_packets = self.crew.as_mut().is_some_and(Crew::arm);
+        self.ports.look(Port::arm) || has_packets
     }
 
     fn turn(&mut self, is_readable: bool, cx: &mut Context<'_>) -> io::Result<()> {
-        if is_readable && self.ports.hear()? {
-            self.reap_captures();
+        if is_readable {
+            let heard = self.ports.hear()?;
+            if heard.capture_ended {
+                self.gateway.iter_mut().for_each(|gateway| gateway.mirrors.reap());
+            }
+            if heard.bell {
+                self.hear_news()?;
+            }
         }
         let Self { members, ports, switch, tell, .. } = self;
         ports.turn(cx, |index, port| {
             let Some(member) = &members[index] else { return };
-            // It is a port of the switch, so this cannot fail.
-            let _ = switch.set_caps(member.id, port.caps());
+            let caps = port.caps();
+            if switch.config_of(member.id).is_some_and(|config| config.caps != caps) {
+                // It is a port of the switch, so this cannot fail.
+                let _ = switch.set_caps(member.id, caps);
+            }
             if let Some(tell) = tell {
                 port.take_events(|event| tell(&member.name, event));
             }
@@ -471,18 +481,25 @@ impl Device for Network {
     }
 
     fn receive(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> io::Result<Input> {
-        let is_shared = self.ports.gateway_users(cx.now) > 1;
-        let Self { members, ports, switch, gateway, services, config, .. } = self;
+        self.take_packets(cx);
+        let users = self.ports.gateway_users(cx.now);
+        let Self { members, ports, switch, gateway, services, config, crew, .. } = self;
+        let links = crew.as_ref().map(|crew| &crew.links);
+        let is_shared = links.map_or(users > 1, |links| links.share_gateway(users));
         let input = ports.read(is_shared, cx, |ports, index, burst, cx| {
             let Some(Member { id, .. }) = members[index] else {
                 burst.clear();
-                return Forwarded { bytes: 0, to_gateway: 0 };
+                return Forwarded { bytes: 0, to_gateway: 0, to_judge: 0 };
             };
             let waited = GatewayPort::waiting(gateway);
-            let (now, is_short) = (cx.now, outputs::is_short(cx.memory));
-            let mut outputs = Outputs { ports, members, gateway, services, config, now, is_short };
+            let is_short = is_short(cx.memory);
+            let is_short = links.map_or(is_short, |links| links.share_shortage(is_short));
+            let now = cx.now;
+            let mut outputs =
+                Outputs { ports, members, gateway, services, config, now, is_short, links };
             let bytes = outputs.forward(switch, id, burst, cx);
-            Forwarded { bytes, to_gateway: GatewayPort::waiting(gateway) - waited }
+            let to_gateway = GatewayPort::waiting(gateway) - waited;
+            Forwarded { bytes, to_gateway, to_judge: 0 }
         });
         self.flush(cx);
         self.receive_for_gateway(burst, cx);
@@ -506,7 +523,6 @@ impl Inside for Network {
     }
 
     fn add_to(&self, report: &mut Report) {
-        let lent = self.port_reports().filter_map(|port| port.device.lent());
-        report.recalled = lent.map(|(_, recalled)| recalled).sum();
+        self.add_figures(report);
     }
 }

@@ -7,10 +7,11 @@ use towpath_net::switch::vlan::Vid;
 use towpath_net::switch::{Egress, PortId, Switch};
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
-use towpath_packet::{Burst, Context, Memory};
+use towpath_packet::{Burst, Context};
 
 use super::NetworkConfig;
 use super::gateway_port::GatewayPort;
+use super::links::Links;
 use super::member::Member;
 use super::port::Port;
 use crate::services::Services;
@@ -25,15 +26,8 @@ pub(super) struct Outputs<'a> {
     pub(super) now: Instant,
     /// Memory is short: no port with `QUEUE_LEN_SHORT` waiting packets may get more of them.
     pub(super) is_short: bool,
-}
-
-/// Free share of frames, in 1/256, below which memory is short. Packets that wait for ports leave
-/// this share to others.
-const SHORT_SHARE: u32 = 160;
-
-/// Returns true if packets that wait for ports must leave the rest of the memory to others.
-pub(super) fn is_short(memory: &mut Memory) -> bool {
-    memory.packets.free_count() < memory.packets.capacity() / 2 || !memory.has_free(SHORT_SHARE)
+    /// The way to ports of other workers, if there are any.
+    pub(super) links: Option<&'a Links>,
 }
 
 impl Outputs<'_> {
@@ -61,6 +55,8 @@ impl Egress for Outputs<'_> {
             _ => {
                 if let Some(port) = self.ports.get_mut(id.index()).and_then(Option::as_mut) {
                     port.transmit(burst, self.is_short, cx);
+                } else if let Some(links) = self.links {
+                    links.deliver(id, burst);
                 }
             }
         }

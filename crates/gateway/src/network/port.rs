@@ -4,9 +4,9 @@ use std::fmt::Display;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use towpath_io::pcapng::Direction;
-use towpath_net::switch::PortId;
+use towpath_net::switch::{PortCounters, PortId};
 use towpath_net::time::{Instant, earliest};
-use towpath_packet::{Burst, Caps, Context, Device, Input};
+use towpath_packet::{Burst, Caps, Context, Device, Input, Memory};
 
 use super::RETRY;
 use super::config::{Attachment, NetworkConfig, PortError, PortSettings};
@@ -35,6 +35,8 @@ pub(super) struct Port {
     pub(super) has_news: bool,
     /// There may be packets to receive, or room for waiting packets.
     pub(super) is_ready: bool,
+    /// It is not read: enough of its packets wait for another thread.
+    pub(super) is_held: bool,
     pub(super) share: PortShare,
     /// When its device needs a turn, or is tried again.
     pub(super) deadline: Option<Instant>,
@@ -42,6 +44,53 @@ pub(super) struct Port {
     failure: Option<String>,
     /// Captures of its packets.
     pub(super) mirrors: Mirrors,
+    /// What the device takes, as another worker has last reported it to the first one.
+    pub(super) reported: Option<Caps>,
+    /// Packets that another thread's forwarder counted as sent, and that found no room.
+    pub(super) returned: Returned,
+}
+
+/// Packets that count as sent and were not.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Returned {
+    pub(super) packets: u64,
+    pub(super) super_packets: u64,
+    pub(super) bytes: u64,
+}
+
+impl Returned {
+    /// Counts the packets in a burst.
+    pub(super) fn of(burst: &Burst) -> Self {
+        let mut counts = Self { packets: burst.frames() as u64, ..Self::default() };
+        for packet in burst.iter() {
+            counts.super_packets += u64::from(packet.offload().gso.is_some());
+            counts.bytes += packet.frame_bytes() as u64;
+        }
+        counts
+    }
+
+    pub(super) fn add(&mut self, other: &Self) {
+        self.packets += other.packets;
+        self.super_packets += other.super_packets;
+        self.bytes += other.bytes;
+    }
+
+    /// Subtracts them from what counts as sent. The counters of several threads are not from the
+    /// same moment.
+    pub(super) fn take_from(&self, counters: &mut PortCounters) {
+        counters.packets_out = counters.packets_out.saturating_sub(self.packets);
+        counters.super_packets_out = counters.super_packets_out.saturating_sub(self.super_packets);
+        counters.bytes_out = counters.bytes_out.saturating_sub(self.bytes);
+    }
+}
+
+/// Free share of frames, in 1/256, below which memory is short. Packets that wait for ports leave
+/// this share to others.
+const SHORT_SHARE: u32 = 160;
+
+/// Returns true if packets that wait for ports must leave the rest of the memory to others.
+pub(super) fn is_short(memory: &mut Memory) -> bool {
+    memory.packets.free_count() < memory.packets.capacity() / 2 || !memory.has_free(SHORT_SHARE)
 }
 
 impl Port {
@@ -66,10 +115,13 @@ impl Port {
             // It may have been readable before it was watched.
             has_news: true,
             is_ready: true,
+            is_held: false,
             share: PortShare::new(),
             deadline: None,
             failure: None,
             mirrors: Mirrors::default(),
+            reported: None,
+            returned: Returned::default(),
         })
     }
 
@@ -156,6 +208,21 @@ impl Port {
                 burst.push(packet).expect("it came from this burst");
             }
         }
+    }
+
+    /// Passes packets that came from another thread on, as [`Port::transmit`] does. Drops those
+    /// without room, and returns the number of their frames.
+    pub(super) fn deliver(
+        &mut self,
+        burst: &mut Burst,
+        is_short: bool,
+        cx: &mut Context<'_>,
+    ) -> usize {
+        self.transmit(burst, is_short, cx);
+        let refused = Returned::of(burst);
+        self.returned.add(&refused);
+        burst.clear();
+        refused.packets as usize
     }
 
     /// Passes packets from the front of `burst` to one queue. At most `most` packets wait for the

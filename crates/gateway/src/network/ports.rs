@@ -8,15 +8,21 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use towpath_io::doorbell::EventDoorbell;
 use towpath_io::reactor::{Events, Interest, Reactor};
+use towpath_io::thread::Rest;
 use towpath_net::time::{Duration, Instant};
 use towpath_packet::{Burst, Context, Input};
 
 use super::BURSTS_PER_TURN;
-use super::port::Port;
+use super::links::UnderWay;
+use super::port::{Port, Returned};
+use super::report::PortState;
+use crate::capture::{CaptureSettings, Sniffer};
 
 /// Token of the doorbell that captures ring when their readers are gone; tokens of ports are
 /// smaller.
 const CAPTURE_ENDED: u64 = u64::MAX;
+/// Token of the doorbell that other threads ring.
+const BELL: u64 = u64::MAX - 1;
 
 /// The ports of one thread.
 pub(super) struct Ports {
@@ -36,6 +42,19 @@ pub(super) struct Forwarded {
     pub(super) bytes: u64,
     /// Packets of it that wait for the gateway.
     pub(super) to_gateway: usize,
+    /// Packets of it that wait for another thread to judge them.
+    pub(super) to_judge: usize,
+}
+
+/// Which of the files are readable.
+#[derive(Clone, Copy)]
+pub(super) struct Heard {
+    /// One or more.
+    pub(super) any: bool,
+    /// The doorbell that other threads ring.
+    pub(super) bell: bool,
+    /// That of captures.
+    pub(super) capture_ended: bool,
 }
 
 impl Ports {
@@ -48,6 +67,14 @@ impl Ports {
             first: 0,
             capture_ended: None,
         })
+    }
+
+    /// Watches the doorbell that other threads ring.
+    ///
+    /// # Errors
+    /// The error of the system call that failed.
+    pub(super) fn watch(&self, bell: &EventDoorbell) -> io::Result<()> {
+        self.reactor.add(bell, BELL, Interest::READ, false)
     }
 
     /// Adds a port, which has this number.
@@ -89,34 +116,58 @@ impl Ports {
     }
 
     /// Checks each port for work, and marks those that have some for the next turn. Returns true if
-    /// there are any.
+    /// there are any. Ports that are [held](Ports::hold) do not count.
     pub(super) fn look(&mut self, has_work: impl Fn(&mut Port) -> bool) -> bool {
         let mut any = false;
         for port in self.places.iter_mut().flatten() {
             if has_work(port) {
-                (port.is_ready, any) = (true, true);
+                (port.is_ready, any) = (true, any | !port.is_held);
             }
         }
         any
     }
 
-    /// Collects which files are readable. Returns true if a capture has ended.
-    pub(super) fn hear(&mut self) -> io::Result<bool> {
+    /// Collects which files are readable.
+    pub(super) fn hear(&mut self) -> io::Result<Heard> {
         self.reactor.wait(Some(Duration::ZERO), &mut self.events)?;
-        let has_ended = self.events.iter().any(|event| event.token == CAPTURE_ENDED);
-        if has_ended {
-            self.reap_captures();
-        }
-        for event in self.events.iter() {
-            let Some(Some(port)) = self.places.get_mut(event.token as usize) else { continue };
-            let is_of_use = !port.has_failed();
-            (port.has_news, port.is_ready) = (is_of_use, is_of_use);
-            if !is_of_use {
-                // The file of a failed port stays readable. It is registered and still open.
-                let _ = self.reactor.remove(&*port);
+        Ok(self.sort())
+    }
+
+    /// Sleeps until a file is readable, for `timeout` at most. Also returns true if the rest
+    /// begins, see [`Rest::wait`].
+    pub(super) fn sleep(
+        &mut self,
+        rest: &mut Rest,
+        timeout: Option<Duration>,
+    ) -> io::Result<(bool, Heard)> {
+        let rests = rest.wait(&mut self.reactor, timeout, &mut self.events)?;
+        Ok((rests, self.sort()))
+    }
+
+    /// Notes which files are readable.
+    fn sort(&mut self) -> Heard {
+        let Self { places, reactor, events, .. } = self;
+        let mut heard = Heard { any: !events.is_empty(), bell: false, capture_ended: false };
+        for event in events.iter() {
+            match event.token {
+                CAPTURE_ENDED => heard.capture_ended = true,
+                BELL => heard.bell = true,
+                token => {
+                    let Some(Some(port)) = places.get_mut(token as usize) else { continue };
+                    let is_of_use = !port.has_failed();
+                    (port.has_news, port.is_ready) = (is_of_use, is_of_use);
+                    if !is_of_use {
+                        // The file of a failed port stays readable. It is registered and still
+                        // open.
+                        let _ = reactor.remove(&*port);
+                    }
+                }
             }
         }
-        Ok(has_ended)
+        if heard.capture_ended {
+            self.reap_captures();
+        }
+        heard
     }
 
     /// Gives devices that need one a turn, and shows each to `turned` afterwards.
@@ -184,9 +235,11 @@ impl Ports {
                 return input;
             }
             let packets = received.len();
-            let Forwarded { bytes, to_gateway } = forward(places, index, received, cx);
+            let forwarded = forward(places, index, received, cx);
             if let Some(port) = &mut places[index] {
+                let Forwarded { bytes, to_gateway, to_judge } = forwarded;
                 port.share.came(packets, bytes as usize, to_gateway, cx.now);
+                port.share.wait_for(to_judge);
             }
             if input == Input::NoMemory {
                 return input;
@@ -202,17 +255,69 @@ impl Ports {
         }
     }
 
+    /// Holds ports back of whose packets the first worker has not finished enough, as `under_way`
+    /// says for each port: they are not read before the bell rings, which it does once fewer are
+    /// left.
+    pub(super) fn hold<'a>(
+        &mut self,
+        is_shared: bool,
+        now: Instant,
+        under_way: impl Fn(usize) -> &'a UnderWay,
+    ) {
+        for (index, port) in self.places.iter_mut().enumerate() {
+            if let Some(port) = port
+                && port.is_ready
+            {
+                port.is_held = port.share.hold(is_shared, now, under_way(index));
+            }
+        }
+    }
+
+    /// Lets ports that are held be read again.
+    pub(super) fn release_held(&mut self) {
+        self.places.iter_mut().flatten().for_each(|port| port.is_held = false);
+    }
+
     /// When a device needs a turn, or a port is to be read or tried again.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        if self.iter().any(|port| port.is_ready) {
+        if self.iter().any(|port| port.is_ready && !port.is_held) {
             return Some(Instant::START);
         }
+        self.device_deadline()
+    }
+
+    /// When a device needs a turn, or is tried again.
+    pub(super) fn device_deadline(&self) -> Option<Instant> {
         self.iter().filter_map(|port| port.deadline).min()
+    }
+
+    /// Returns the states of the ports, by their numbers.
+    pub(super) fn states(&self) -> impl Iterator<Item = (usize, (PortState, Returned))> {
+        let ports = self.places.iter().enumerate();
+        ports.filter_map(|(index, port)| {
+            let port = port.as_ref()?;
+            Some((index, (port.state(), port.returned)))
+        })
     }
 
     /// Releases what is kept ready for reads.
     pub(super) fn rest(&mut self) {
         self.places.iter_mut().flatten().for_each(Port::rest);
+    }
+
+    /// Begins a capture of a port of this thread.
+    ///
+    /// # Errors
+    /// The error of the system call that failed.
+    pub(super) fn capture(
+        &mut self,
+        index: usize,
+        settings: CaptureSettings,
+        frame_bytes: usize,
+    ) -> io::Result<Sniffer> {
+        let ended = self.capture_bell()?;
+        let port = self.get_mut(index).expect("a port of this thread");
+        port.mirrors.add(settings, frame_bytes, Some(ended))
     }
 
     /// Returns the doorbell for a capture to ring when its reader is gone.

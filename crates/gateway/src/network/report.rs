@@ -16,6 +16,8 @@ use crate::services;
 /// A copy of all counters at one moment.
 #[derive(Clone, Debug)]
 pub struct NetworkReport {
+    /// Number of workers.
+    pub workers: usize,
     /// The ports, in the order of their numbers.
     pub ports: Vec<PortReport>,
     /// The gateway's port, if there is one.
@@ -33,6 +35,8 @@ pub struct NetworkReport {
 pub struct PortReport {
     /// Its name.
     pub name: String,
+    /// The number of the worker that moves its packets, from 0.
+    pub worker: usize,
     /// Its device.
     pub attachment: Attachment,
     /// Its settings.
@@ -84,6 +88,9 @@ pub enum DeviceReport {
 impl fmt::Display for NetworkReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "stations          {}", self.stations)?;
+        if self.workers > 1 {
+            write!(f, "\nworkers           {}", self.workers)?;
+        }
         if let Some(services) = &self.services {
             write!(
                 f,
@@ -120,6 +127,9 @@ impl fmt::Display for PortReport {
         }
         if let DeviceReport::Uplink(_, way) = &self.device {
             write!(f, ", {way}")?;
+        }
+        if self.worker > 0 {
+            write!(f, ", worker {}", self.worker)?;
         }
         fmt_counters(&self.counters, f)?;
         if let Some((lent, recalled)) = self.device.lent() {

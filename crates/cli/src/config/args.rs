@@ -23,8 +23,7 @@ pub(crate) use machine::{DaemonArguments, MachineArguments};
 pub(crate) use publish::PublishArguments;
 pub(crate) use top::TopArguments;
 pub(crate) use uplinks::{PortUplink, UplinkArguments};
-pub(crate) use workers::Workers;
-use workers::parse_workers;
+pub(crate) use workers::{NetworkWorkers, Workers, parse_workers};
 
 mod attach;
 mod capture;
@@ -215,6 +214,9 @@ pub(crate) struct UpArguments {
     #[arg(long, value_name = "MICROSECONDS", value_parser = parse_busy_poll,
           help_heading = "Network")]
     pub(crate) busy_poll: Option<Duration>,
+
+    #[command(flatten)]
+    pub(crate) workers: NetworkWorkers,
 
     /// Copy payload out of the machines' memory at the switch, to measure the cost of the copy.
     #[arg(long, help_heading = "Diagnosis")]

@@ -153,6 +153,7 @@ fn port(report: &PortReport) -> Value {
         "name": report.name,
         "attachment": kind,
         "at": at,
+        "worker": report.worker,
         "connected": report.is_connected,
         "failure": report.failure,
         "waiting": report.waiting,
@@ -220,6 +221,7 @@ fn figures(worker: &Worker<Network>) -> Value {
     let mut object = figures::object(&worker.report());
     let with_device = |port: &PortReport| {
         let mut object = counters(&port.counters);
+        object["worker"] = port.worker.into();
         object["dropped"]["device"] = port.device.dropped().into();
         if let Some((packets, recalled)) = port.device.lent() {
             object["lent"] = json!({ "packets": packets, "recalled": recalled });

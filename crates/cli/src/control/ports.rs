@@ -279,9 +279,11 @@ fn port_line(pid: i32, port: &Value) -> String {
     };
     let reach = if port["isolated"] == true { "isolated" } else { "open" };
     let [name, kind, at] = ["name", "attachment", "at"].map(|key| plain(&port[key]));
+    let worker = plain(&port["worker"]);
     let [waiting, len] = ["waiting", "queue-len"].map(|key| plain(&port[key]));
     format!(
-        "{pid:>8} {name:<15} {state:<12} {waiting:>5}/{len:<5} {vlans:<10} {reach:<8} {kind} {at}"
+        "{pid:>8} {name:<15} {state:<12} {waiting:>5}/{len:<5} {vlans:<10} {reach:<8} \
+         worker {worker} {kind} {at}"
     )
 }
 
